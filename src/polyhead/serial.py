@@ -1,0 +1,100 @@
+"""Frozen dataclasses to JSON values and back.
+
+A dataclass becomes an object with its class name under "kind"; reading checks every field, kind and type, and names the field
+that is wrong.  Only classes the caller lists can be built, so a file from a stranger runs no code.
+"""
+
+import dataclasses
+import json
+import pathlib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from polyhead.shapes import one_of
+
+
+def to_dict(config: Any, *, semantic: bool = False) -> Any:
+    """`config` as JSON values; with `semantic`, without the fields that cannot change a result."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        fields = [f for f in dataclasses.fields(config) if not semantic or f.metadata.get("semantic", True)]
+        values = {f.name: to_dict(getattr(config, f.name), semantic=semantic) for f in fields}
+        return {"kind": type(config).__name__, **values}
+    if isinstance(config, (list, tuple)):
+        return [to_dict(item, semantic=semantic) for item in config]
+    return config
+
+
+def read(path: str | pathlib.Path) -> Any:
+    """The JSON or YAML values in a file."""
+    import yaml
+
+    path = pathlib.Path(path)
+    try:
+        text = path.read_text()
+        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path}: not valid {path.suffix[1:].upper() or 'YAML'} ({reason})") from None
+
+
+def build(data: Any, wanted: Any, known: Mapping[str, type], where: str) -> Any:
+    if not isinstance(data, dict):
+        raise ValueError(f"{where}: an object with fields was wanted but {data!r} came")
+    data = dict(data)
+    kind = data.pop("kind", None)
+    cls = known[one_of(where, "kind", kind, known)] if kind is not None else wanted
+    if cls is None or not dataclasses.is_dataclass(cls):
+        raise ValueError(f'{where}: "kind" is missing (choose from {", ".join(known)})')
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]
+    values = {n: _value(data[n], hints[one_of(where, "field", n, names)], known, f"{where}: {n}") for n in data}
+    missing = [f.name for f in dataclasses.fields(cls) if f.name not in values and _required(f)]
+    if missing:
+        raise ValueError(f"{where}: {cls.__name__} needs {', '.join(missing)}")
+    try:
+        return cls(**values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _required(f: "dataclasses.Field[Any]") -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _value(data: Any, hint: Any, known: Mapping[str, type], where: str) -> Any:
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if data is None and type(None) in options:
+        return None
+    if isinstance(data, dict):
+        classes = [o for o in options if dataclasses.is_dataclass(o)]
+        built = build(data, classes[0] if len(classes) == 1 else None, known, where)
+        if not any(isinstance(built, c) for c in classes if isinstance(c, type)):
+            names = " or ".join(getattr(c, "__name__", str(c)) for c in classes)
+            raise ValueError(f"{where}: {names or hint} was wanted but {type(built).__name__} came")
+        return built
+    if isinstance(data, (list, tuple)) and any(typing.get_origin(o) is tuple for o in options):
+        inner = next((a for o in options for a in typing.get_args(o)), Any)
+        return tuple(_value(item, _item(item, options, inner), known, where) for item in data)
+    return _scalar(data, options, where)
+
+
+def _item(item: Any, options: tuple[Any, ...], inner: Any) -> Any:
+    """The type of one entry of a tuple field; a list inside a list takes the nested option."""
+    nested = [a for o in options for a in typing.get_args(o) if typing.get_origin(a) is tuple]
+    return nested[0] if isinstance(item, (list, tuple)) and nested else inner
+
+
+def _scalar(data: Any, options: tuple[Any, ...], where: str) -> Any:
+    if any(isinstance(o, type) and type(data) is o for o in options):
+        return data
+    if float in options and isinstance(data, (int, str)) and not isinstance(data, bool):
+        try:
+            return float(data)  # YAML reads 3e-4 as a string, and 1 is a fine learning rate
+        except ValueError:
+            pass
+    wanted = " or ".join(getattr(o, "__name__", str(o)) for o in options)
+    raise ValueError(f"{where}: {wanted} was wanted but {data!r} came")

@@ -1,0 +1,88 @@
+"""The declarative table: what each mechanism computes, in einsum strings, axes and words.
+
+The PyTorch ops, their JAX twins, the converters, `polyhead list` and the docs are all held to this one page; none of them shares
+a body of code.  This file imports neither torch nor jax.
+"""
+
+from dataclasses import dataclass
+
+NORMALISE = ("softmax", "rms_heads", "identity", "softmax_rms_heads")
+"""How scores become the latent code: over keys, over the heads of a group, not at all, or over keys and then over heads."""
+
+ACTS = ("identity", "relu", "gelu", "gelu_tanh", "silu")
+"""Pointwise activations, by name: values of linear attention, value networks of HYLA, feed-forward layers."""
+
+RMS_HEADS_EPS = 1e-6
+"""Inside the root of the mean square over heads; no gain (Schug et al., code: Flax RMSNorm without scale)."""
+
+AXES = {
+    "q": "b t h d",
+    "k": "b s g d",
+    "v": "b s g e",
+    "bias": "b|1 h|1 t s, or by offset: h t+s-1 (column j - i + t - 1 is key j for query i)",
+    "mask": "broadcasts to b h t s; True where looking is allowed",
+    "keep": "b|1 h|1 t s; 0 or 1 / (1 - rate), multiplies the code",
+    "scores": "b h t s",
+    "code": "b h t s",
+    "out": "b t h e",
+}
+
+MASKED_PAIR = "score -inf before a softmax over keys, otherwise 0; its code is exactly 0"
+MASKED_ROW = "a query that may look nowhere gives an output of exactly 0 and no NaN gradient"
+CAUSAL = "the last query is aligned with the last key: key j is visible to query i when j <= i + s - t"
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One row of the table of mechanisms.
+
+    `steps` are einsum strings in order of application; `parameters` maps a name to its axes (per group of heads, beside the
+    projections that all mechanisms share); `cost` is the number of multiply-adds per query-key pair, for h heads.
+    """
+
+    op: str
+    config: str
+    summary: str
+    equation: str
+    normalise: str
+    steps: tuple[str, ...]
+    parameters: dict[str, str]
+    cost: str
+    source: str
+
+
+MECHANISMS = (
+    Mechanism(
+        op="softmax_attention",
+        config="Softmax",
+        summary="each head mixes values with weights that sum to one over the keys",
+        equation="y_t = sum_h W_out_h sum_s a_hts v_sh,   a = softmax_s(q_th . k_sh / sqrt(d))",
+        normalise="softmax",
+        steps=("b t h d, b s h d -> b h t s", "b h t s, b s h e -> b t h e"),
+        parameters={},
+        cost="h (d + e)",
+        source="Vaswani et al. 2017, eq. 1",
+    ),
+    Mechanism(
+        op="linear_attention",
+        config="Linear",
+        summary="the same sum with unnormalised scores: O(t) time and memory when nothing is added to them",
+        equation="y_t = sum_h W_out_h sum_s a_hts act(v_sh),   a = q_th . k_sh / sqrt(d)",
+        normalise="identity",
+        steps=("b t h d, b s h d -> b h t s", "b h t s, b s h e -> b t h e"),
+        parameters={},
+        cost="h (d + e)",
+        source="Schug et al., eq. 3 without the softmax",
+    ),
+    Mechanism(
+        op="hyla",
+        config="Hyla",
+        summary="the code over heads picks a two-layer value network for each query-key pair",
+        equation="y_t = sum_s (sum_h a_hts W_out_h) act(sum_h a_hts v_sh),   a = rms_heads(q_th . k_sh / sqrt(d))",
+        normalise="rms_heads",
+        steps=("b t h d, b s h d -> b h t s", "b h t s, b s h e -> b t s e", "b h t s, b t s e -> b t h e"),
+        parameters={"value_weight": "h e e (value_depth 2 only; head, out, in: eq. 10)"},
+        cost="h (d + 2 e)",
+        source="Schug et al., eq. 6",
+    ),
+)
