@@ -1,0 +1,65 @@
+"""What tasks share: named streams within a draw, checks of splits and of outputs, the score of a baseline."""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyhead.config import Batch, Task, stream
+from polyhead.shapes import one_of
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric over `count` sequences: its mean and the standard error of that mean.
+
+    `identified`: of an exact ceiling only, the fraction of sequences whose context leaves a single function.
+    """
+
+    mean: float
+    standard_error: float
+    count: int
+    identified: float | None = None
+
+    @classmethod
+    def of(cls, values: Tensor, identified: float | None = None) -> "Score":
+        """The score of per-sequence `values` (b)."""
+        values = values.double()
+        error = values.std(correction=1) / len(values) ** 0.5 if len(values) > 1 else torch.tensor(float("nan"))
+        return cls(values.mean().item(), error.item(), len(values), identified)
+
+
+def check_split(task: Task, split: str) -> str:
+    """`split` if `task` has it; otherwise a ValueError that lists those it has, the nearest first."""
+    return one_of(type(task).__name__, "split", split, task.splits)
+
+
+def check_draw(task: Task, split: str, batch_size: int) -> None:
+    """Raise a ValueError unless `task` can draw `batch_size` sequences of `split`."""
+    check_split(task, split)
+    if batch_size < 1:
+        raise ValueError(f"{type(task).__name__}: batch_size must be at least 1 but is {batch_size}")
+
+
+def check_outputs(task: Task, outputs: Tensor, batch: Batch) -> None:
+    """Raise a ValueError unless outputs and targets have one shape (a difference would broadcast to a wrong loss)."""
+    if outputs.shape != batch.targets.shape:
+        wanted, came = tuple(batch.targets.shape), tuple(outputs.shape)
+        raise ValueError(f"{type(task).__name__}: outputs must have the targets' shape {wanted} but have {came}")
+
+
+def fork(generator: torch.Generator, name: str) -> torch.Generator:
+    """A generator for one consumer of randomness, named `name`, on the same device.
+
+    Forks of one state under two names share no draws: a validation split drawn from a generator in the same state as
+    training is still new data.  `generator` is left as it was; call `advance` when all forks of a draw are taken.
+    """
+    # A state lives in CPU memory for every kind of device, so reading it never waits for an accelerator.
+    state = hashlib.blake2b(generator.get_state().numpy().tobytes(), digest_size=8).hexdigest()
+    return torch.Generator(generator.device).manual_seed(stream(0, f"{state}/{name}"))
+
+
+def advance(generator: torch.Generator) -> None:
+    """Move `generator` on, so that the next forks differ."""
+    torch.rand(1, generator=generator, device=generator.device)
