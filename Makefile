@@ -1,0 +1,41 @@
+# Two commands do everything on a fresh machine with Python 3.11+ and make:
+#   make demo    environment, install, the main job (train and compare mechanisms on fuzzy logic), report
+#   make test    environment, install, all tests
+# PY=python3.12 picks another Python; TORCH=... another torch build.
+
+PY ?= python3
+TORCH ?= $(shell grep -E '^torch==' constraints.txt | cut -d' ' -f1)
+BIN := .venv/bin
+export JAX_PLATFORMS ?= cpu
+
+.PHONY: demo test lint format bench campaign clean
+
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11+ is needed: make demo PY=python3.12")'
+	@echo "setting up .venv (once, about a minute)"
+	@test -x $(BIN)/python || $(PY) -m venv .venv
+	@$(BIN)/python -m pip install --disable-pip-version-check -qq $(TORCH)
+	@$(BIN)/python -m pip install --disable-pip-version-check -qq -c constraints.txt -e '.[test,dev]'
+	@touch $@
+
+demo: .venv/.ready
+	@$(BIN)/polyhead demo
+
+test: .venv/.ready
+	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
+	@$(BIN)/mypy
+	$(BIN)/python -m pytest -q -n 2 -m 'not compile' --jaxtyping-packages=polyhead,beartype.beartype
+	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -q -n 2 -m compile
+
+lint: .venv/.ready
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+format: .venv/.ready
+	@$(BIN)/ruff check -q --fix . ; $(BIN)/ruff format -q .
+
+bench: .venv/.ready
+	$(BIN)/python benchmarks/bench_hyla.py
+	$(BIN)/python benchmarks/bench_training.py
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,1 @@
+"""Modules: parameters around an op.  Plain keyword arguments; usable without our configuration."""

@@ -1,0 +1,280 @@
+"""Multi-head attention over any list of head groups, side by side.
+
+    y = W_out [group_1(q, k, v) | group_2(q, k, v) | ...],    [q | k | v] = W_qkv x
+
+One matrix multiply makes all queries, keys and values (two in cross-attention), one makes the output.  The rows of `qkv` are
+[queries of all groups | keys of all groups | values of all groups], head after head.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyhead import config
+from polyhead.layers.heads import HeadGroup, build
+from polyhead.layers.norms import LayerNorm
+from polyhead.layers.positions import AlibiBias, RelativePositionBias, RotaryEmbedding
+from polyhead.layers.taps import GroupTaps, Taps
+from polyhead.ops.code import latent_code
+
+Positions = config.Rotary | config.RelativeBias | config.Alibi | nn.ModuleDict | None
+
+
+def rotary_tables(
+    layers: Sequence[Sequence[config.Mechanism]],
+    dim: int,
+    *,
+    theta: float = 1e4,
+    layout: str = "interleaved",
+    max_length: int = 512,
+    device: torch.device | str | None = None,
+) -> nn.ModuleDict:
+    """One rotary table per head width, to be shared by all layers."""
+    widths = {group.dim or dim // sum(g.heads for g in heads) for heads in layers for group in heads}
+    tables = {str(d): RotaryEmbedding(d, theta, max_length, layout=layout, device=device) for d in sorted(widths)}
+    return nn.ModuleDict(tables)
+
+
+class MultiHeadAttention(nn.Module):
+    """Self- or cross-attention with any mixture of heads.
+
+    >>> attention = MultiHeadAttention(64, [Softmax(4), Hyla(4)], causal=True)
+    >>> attention(torch.randn(2, 10, 64)).shape
+    torch.Size([2, 10, 64])
+
+    `dim` is the model width; heads that name no width of their own get dim // (all heads).  `positions`: Rotary, RelativeBias or
+    Alibi, or rotary tables shared with other layers.  `dropout` is a rate on the latent code, one draw per element or, with
+    `dropout_shared`, one mask for the batch and all heads.  `qk_norm`: LayerNorm without bias on q and k, per head.  `window`: a
+    query sees only keys less than `window` positions away.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: Sequence[config.Mechanism],
+        *,
+        causal: bool = False,
+        positions: Positions = None,
+        bias: bool = False,
+        window: int | None = None,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
+        dropout_shared: bool = False,
+        max_length: int = 512,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"MultiHeadAttention: dropout must be in [0, 1) but is {dropout}")
+        if window is not None and window < 1:
+            raise ValueError(f"MultiHeadAttention: window must be at least 1 but is {window}")
+        heads = (heads,) if isinstance(heads, config.Mechanism) else tuple(heads)
+        self.dim, self.causal, self.window = dim, causal, window
+        self.dropout, self.dropout_shared = dropout, dropout_shared
+        self.total_heads = sum(group.heads for group in heads)
+        default = dim // self.total_heads if self.total_heads and dim % self.total_heads == 0 else None
+        groups = [build(mechanism, default, device=device, dtype=dtype) for mechanism in heads]
+        self.groups = nn.ModuleList(groups)
+        self.widths = [sum(group.sizes.widths[i] for group in groups) for i in range(3)]
+        self.qkv = nn.Linear(dim, sum(self.widths), bias=bias, device=device, dtype=dtype)
+        values = sum(group.sizes.heads * group.sizes.value_dim for group in groups)
+        self.out = nn.Linear(values, dim, bias=bias, device=device, dtype=dtype)
+        self._add_positions(positions, heads, max_length, device, dtype)
+        norms = [LayerNorm(g.sizes.dim, eps=1e-6, bias=False, device=device, dtype=dtype) for g in groups * 2]
+        self.qk_norms = nn.ModuleList(norms) if qk_norm else None
+
+    def _add_positions(self, positions: Positions, heads: Sequence[config.Mechanism], length: int, *to: object) -> None:
+        device, dtype = to
+        self.rotary: nn.ModuleDict | None = None
+        self.relative: RelativePositionBias | AlibiBias | None = None
+        if isinstance(positions, nn.ModuleDict):
+            self.rotary = positions
+        elif isinstance(positions, config.Rotary):
+            theta, layout = positions.theta, positions.layout
+            self.rotary = rotary_tables([heads], self.dim, theta=theta, layout=layout, max_length=length, device=device)
+        elif isinstance(positions, config.RelativeBias):
+            buckets = positions.buckets or length
+            distance = positions.max_distance or buckets
+            both = positions.bidirectional
+            self.relative = RelativePositionBias(
+                self.total_heads, buckets, distance, bidirectional=both, device=device, dtype=dtype
+            )
+        elif isinstance(positions, config.Alibi):
+            self.relative = AlibiBias(self.total_heads, device=device)
+        elif positions is not None:
+            kind = getattr(positions, "__name__", type(positions).__name__)
+            raise ValueError(f"MultiHeadAttention: positions must be Rotary, RelativeBias or Alibi but is {kind}")
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t m"],
+        context: Float[Tensor, "b s m"] | None = None,
+        *,
+        mask: Bool[Tensor, "..."] | None = None,
+        bias: Float[Tensor, "..."] | None = None,
+        positions: Int[Tensor, "#b t"] | None = None,
+        return_code: bool = False,
+        taps: list[Taps] | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """y (b t m); with `return_code` also the code of all pairs (b h t s), before dropout.
+
+        `mask` is boolean, True where looking is allowed, and broadcasts to (b h t s).  `bias` adds to the scores: (b|1 h|1 t s), or
+        by offset (h, t+s-1).  `positions` are those of x (default 0, 1, ...); a context counts from 0.
+        """
+        source = x if context is None else context
+        self._check(x, source, mask, bias)
+        projected = self._project(x, context)
+        bias = self._bias(bias, x, source, context is None, positions)
+        mask = self._window(mask, x.shape[1], source.shape[1], x.device)
+        keep = self._keep(x, source, self.total_heads)
+        outputs, codes, seen, first = [], [], [], 0
+        for i, group in enumerate(self.groups):
+            last = first + group.sizes.heads
+            q, k, v = self._place(i, projected[i], positions, context is None)
+            its_bias, its_mask, its_keep = (_heads(a, first, last) for a in (bias, mask, keep))
+            y = group(q, k, v, bias=its_bias, mask=its_mask, causal=self.causal, keep=its_keep)
+            outputs.append(y.flatten(2))
+            if return_code:
+                how = group.normalise
+                codes.append(latent_code(q, k, normalise=how, bias=its_bias, mask=its_mask, causal=self.causal))
+            if taps is not None:
+                seen.append(self._tap(i, (q, k, v, y), its_bias, its_mask))
+            first = last
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+        result = self.out(joined)
+        if taps is not None:
+            taps.append(Taps(x=x, context=source, output=result, b_out=self.out.bias, groups=tuple(seen)))
+        return (result, torch.cat(codes, dim=1)) if return_code else result
+
+    def _check(self, x: Tensor, source: Tensor, mask: Tensor | None, bias: Tensor | None) -> None:
+        for name, array in (("x (b t m)", x), ("context (b s m)", source)):
+            if array.ndim != 3 or array.shape[-1] != self.dim:
+                raise ValueError(f"MultiHeadAttention: m = {self.dim} but {name} = {tuple(array.shape)}")
+        if x.shape[0] != source.shape[0]:
+            raise ValueError(f"MultiHeadAttention: b = {x.shape[0]} in x but {source.shape[0]} in context")
+        wanted = (x.shape[0], self.total_heads, x.shape[1], source.shape[1])
+        if mask is not None:
+            if mask.dtype != torch.bool:
+                raise ValueError(f"MultiHeadAttention: mask must be boolean, True where looking is allowed, but is {mask.dtype}")
+            if not _broadcasts(mask.shape, wanted):
+                raise ValueError(f"MultiHeadAttention: mask must broadcast to (b h t s) = {wanted} but is {tuple(mask.shape)}")
+        if bias is not None and not (bias.ndim == 4 and _broadcasts(bias.shape, wanted)):
+            by_offset = (wanted[1], wanted[2] + wanted[3] - 1)
+            if tuple(bias.shape) != by_offset:
+                shape = tuple(bias.shape)
+                raise ValueError(f"MultiHeadAttention: bias must be (b h t s) = {wanted} or (h t+s-1) = {by_offset} but is {shape}")
+
+    def _project(self, x: Tensor, context: Tensor | None) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """q (b t h d), k (b s g d), v (b s g e) of each group."""
+        queries = self.widths[0]
+        if context is None:
+            parts = self.qkv(x).split(self.widths, dim=-1)
+        else:
+            weight, offset = self.qkv.weight, self.qkv.bias
+            q = F.linear(x, weight[:queries], None if offset is None else offset[:queries])
+            kv = F.linear(context, weight[queries:], None if offset is None else offset[queries:])
+            parts = (q, *kv.split(self.widths[1:], dim=-1))
+        if len(self.groups) == 1:
+            split = [[part] for part in parts]
+        else:
+            split = [part.split([g.sizes.widths[i] for g in self.groups], dim=-1) for i, part in enumerate(parts)]
+        sizes = [group.sizes for group in self.groups]
+        return [
+            (
+                q.unflatten(-1, (size.heads, size.dim)),
+                k.unflatten(-1, (size.kv_heads, size.dim)),
+                v.unflatten(-1, (size.kv_heads, size.value_dim)),
+            )
+            for size, q, k, v in zip(sizes, *split, strict=True)
+        ]
+
+    def _place(
+        self, i: int, qkv: tuple[Tensor, Tensor, Tensor], positions: Tensor | None, own: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalise and rotate the queries and keys of group `i`."""
+        q, k, v = qkv
+        if self.qk_norms is not None:
+            q, k = self.qk_norms[2 * i](q), self.qk_norms[2 * i + 1](k)
+        if self.rotary is not None:
+            rotate = self.rotary[str(q.shape[-1])]
+            where = torch.arange(q.shape[1], device=q.device)[None] if positions is None else positions
+            whence = where if own else torch.arange(k.shape[1], device=k.device)[None]
+            q, k = rotate(q, where[..., None]), rotate(k, whence[..., None])
+        return q, k, v
+
+    def _bias(self, bias: Tensor | None, x: Tensor, source: Tensor, own: bool, positions: Tensor | None) -> Tensor | None:
+        """The sum of the given bias and the position bias; by offset (h, t+s-1) unless one of them is dense."""
+        if self.relative is None:
+            return bias
+        t, s = x.shape[1], source.shape[1]
+        if positions is None:
+            relative = self.relative(t, s, offset=s - t if self.causal else 0).to(x.dtype)
+        else:
+            keys = positions if own else torch.arange(s, device=x.device)[None]
+            relative = self.relative.dense(positions, keys).to(x.dtype)
+        if bias is None:
+            return relative
+        if bias.ndim != relative.ndim:
+            bias, relative = (a if a.ndim == 4 else dense_bias(a, t, s) for a in (bias, relative))
+        return bias + relative
+
+    def _window(self, mask: Tensor | None, t: int, s: int, device: torch.device) -> Tensor | None:
+        if self.window is None:
+            return mask
+        shift = s - t if self.causal else 0
+        distance = torch.arange(t, device=device)[:, None] + shift - torch.arange(s, device=device)
+        near = distance.abs() < self.window
+        return near if mask is None else mask & near
+
+    def _keep(self, x: Tensor, source: Tensor, heads: int) -> Tensor | None:
+        if not self.training or self.dropout == 0.0:
+            return None
+        b, h = (1, 1) if self.dropout_shared else (x.shape[0], heads)
+        draw = torch.rand(b, h, x.shape[1], source.shape[1], device=x.device)
+        return (draw >= self.dropout).to(x.dtype) / (1.0 - self.dropout)
+
+    def _tap(self, i: int, qkvy: tuple[Tensor, ...], bias: Tensor | None, mask: Tensor | None) -> GroupTaps:
+        group: HeadGroup = self.groups[i]  # type: ignore[assignment]
+        size = group.sizes
+        before = [g.sizes for g in self.groups[:i]]
+        row = self.widths[0] + self.widths[1] + sum(other.widths[2] for other in before)
+        rows = slice(row, row + size.widths[2])
+        column = sum(other.heads * other.value_dim for other in before)
+        columns = self.out.weight[:, column : column + size.heads * size.value_dim]
+        offset = self.qkv.bias
+        return GroupTaps(
+            *(group.kind, group.normalise, group.act, group.depth),
+            *qkvy,
+            bias=bias,
+            mask=mask,
+            causal=self.causal,
+            scale=size.dim**-0.5,
+            w_value=self.qkv.weight[rows].unflatten(0, (size.kv_heads, size.value_dim)),
+            b_value=None if offset is None else offset[rows].unflatten(0, (size.kv_heads, size.value_dim)),
+            w_out=columns.unflatten(1, (size.heads, size.value_dim)).transpose(0, 1),
+            value_weight=group.value_weight,
+        )
+
+
+def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    sizes = zip(reversed(shape), reversed(wanted), strict=False)
+    return len(shape) <= len(wanted) and all(size in (1, want) for size, want in sizes)
+
+
+def _heads(array: Tensor | None, first: int, last: int) -> Tensor | None:
+    """The heads `first` to `last` of a bias (b h t s) or (h t+s-1), a mask of 1 to 4 dimensions or a dropout mask."""
+    if array is None or array.ndim == 1:
+        return array
+    if array.ndim == 2:  # by offset if floating; a (t s) mask is for all heads
+        return array[first:last] if array.is_floating_point() else array
+    return array if array.shape[-3] == 1 else array[..., first:last, :, :]
+
+
+def dense_bias(bias: Float[Tensor, "h t+s-1"], t: int, s: int) -> Float[Tensor, "1 h t s"]:
+    """A bias by offset, spread out over all pairs."""
+    i, j = torch.arange(t, device=bias.device)[:, None], torch.arange(s, device=bias.device)
+    return bias[:, j - i + t - 1][None]

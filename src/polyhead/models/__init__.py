@@ -1,0 +1,1 @@
+"""The one transformer, its two ends, its initialisation and its size."""

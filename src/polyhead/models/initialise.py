@@ -1,0 +1,64 @@
+"""Initialisation presets, one per paper.
+
+`hyla`  (Schug et al., code: Flax defaults) matrices N(0, 1/fan_in) cut at two standard deviations and rescaled; biases 0;
+        relative-bias tables N(0, 1/buckets); token tables N(0, 1/width).
+`cs336` (course handout 3.4.1) matrices N(0, 2/(in + out)) cut at three standard deviations; token tables N(0, 1) cut at three;
+        norms 1, biases 0.
+
+The joint q/k/v matrix is filled as the three separate projections would be.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.feedforward import MixtureOfExperts
+from polyhead.layers.heads import HylaHeads
+from polyhead.layers.norms import LayerNorm, RMSNorm
+from polyhead.layers.positions import LearnedPositions, RelativePositionBias
+from polyhead.shapes import one_of
+
+TRUNCATION = 0.87962566103423978
+"""Standard deviation of a unit normal cut at +-2."""
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, preset: str) -> None:
+    """Fill all parameters of `model` from torch's default generator."""
+    one_of("initialise", "preset", preset, ("hyla", "cs336"))
+    inside = {id(m.qkv) for m in model.modules() if isinstance(m, MultiHeadAttention)}
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):
+            for rows in module.qkv.weight.split(module.widths):
+                _matrix(rows, module.dim, rows.shape[0], preset)
+            _zero(module.qkv.bias)
+        elif isinstance(module, nn.Linear) and id(module) not in inside:
+            _matrix(module.weight, module.in_features, module.out_features, preset)
+            _zero(module.bias)
+        elif isinstance(module, nn.Embedding):
+            if preset == "hyla":
+                nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+            else:
+                nn.init.trunc_normal_(module.weight, a=-3.0, b=3.0)
+        elif isinstance(module, HylaHeads) and module.value_weight is not None:
+            e = module.sizes.value_dim
+            _matrix(module.value_weight, e, e, preset)
+        elif isinstance(module, (RMSNorm, LayerNorm)):
+            nn.init.ones_(module.weight)
+            _zero(getattr(module, "bias", None))
+        elif isinstance(module, (RelativePositionBias, LearnedPositions, MixtureOfExperts)):
+            module.reset_parameters()
+
+
+def _matrix(weight: Tensor, fan_in: int, fan_out: int, preset: str) -> None:
+    if preset == "hyla":
+        std = fan_in**-0.5 / TRUNCATION
+        nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+    else:
+        std = (2.0 / (fan_in + fan_out)) ** 0.5
+        nn.init.trunc_normal_(weight, std=std, a=-3 * std, b=3 * std)
+
+
+def _zero(bias: Tensor | None) -> None:
+    if bias is not None:
+        nn.init.zeros_(bias)

@@ -1,0 +1,153 @@
+"""The one transformer: encoder or causal decoder, any list of heads in every layer.
+
+    x = inputs(tokens or vectors) (+ positions);   x = block_1(x) ... block_l(x);   outputs(norm(x))
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from polyhead import config
+from polyhead.config import TransformerConfig
+from polyhead.layers.attention import MultiHeadAttention, Positions, rotary_tables
+from polyhead.layers.block import TransformerBlock, build_norm
+from polyhead.layers.feedforward import MLP, MixtureOfExperts, SwiGLU
+from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
+from polyhead.layers.taps import Taps
+from polyhead.models.ends import build_input, build_output
+from polyhead.models.initialise import initialise
+
+
+class Transformer(nn.Module):
+    """
+    >>> model = Transformer(TransformerConfig(Tokens(100), Logits(100), dim=64, layers=2, heads=[Softmax(4), Hyla(4)], causal=True))
+    >>> model(torch.randint(100, (2, 16))).shape
+    torch.Size([2, 16, 100])
+    """
+
+    def __init__(
+        self,
+        settings: TransformerConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = settings
+        self.inputs = build_input(settings.inputs, settings.dim, device=device, dtype=dtype)
+        self.positions = _input_positions(settings, device, dtype)
+        shared = _layer_positions(settings, device)
+        self.blocks = nn.ModuleList(_block(settings, i, shared, device, dtype) for i in range(settings.layers))
+        last = settings.norm_order == "pre"
+        norm, eps = settings.norm, settings.norm_eps
+        self.norm = build_norm(norm, settings.dim, eps, device=device, dtype=dtype) if last else nn.Identity()
+        self.outputs = build_output(settings.outputs, self.inputs, settings.dim, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Fill all parameters by the preset `config.init`, from torch's default generator."""
+        initialise(self, self.config.init)
+
+    def forward(
+        self,
+        inputs: Float[Tensor, "b t c"] | Int[Tensor, "b t"],
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+        positions: Int[Tensor, "#b t"] | None = None,
+        taps: list[Taps] | None = None,
+    ) -> Float[Tensor, "b t c"]:
+        """`mask` is True at real tokens, `positions` default to 0, 1, ...; `taps` collects one Taps per layer."""
+        x = self.inputs(inputs)
+        if mask is not None:
+            mask = _key_mask(mask, x)
+        if self.positions is not None:
+            where = torch.arange(x.shape[1], device=x.device)[None] if positions is None else positions
+            x = x + self.positions(where).to(x.dtype)
+        for block in self.blocks:
+            x = block(x, mask=mask, positions=positions, taps=taps)
+        return self.outputs(self.norm(x))
+
+    def auxiliary_loss(self) -> Tensor | float:
+        """What the last forward adds to the loss beside the task's: the load balance of mixtures of experts, else 0."""
+        if not isinstance(self.config.feedforward, config.Experts):
+            return 0.0
+        total = sum(block.feedforward.balance_loss for block in self.blocks)
+        return self.config.feedforward.balance * total
+
+
+def _key_mask(mask: Tensor, x: Tensor) -> Tensor:
+    if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
+        raise ValueError(
+            f"Transformer: mask must be boolean (b t) = {tuple(x.shape[:2])}, True at real tokens, "
+            f"but is {mask.dtype} {tuple(mask.shape)}"
+        )
+    return mask[:, None, None, :]
+
+
+def _input_positions(
+    settings: TransformerConfig, device: torch.device | str | None, dtype: torch.dtype | None
+) -> LearnedPositions | SinusoidalPositions | None:
+    if isinstance(settings.positions, config.Learned):
+        return LearnedPositions(settings.max_length, settings.dim, device=device, dtype=dtype)
+    if isinstance(settings.positions, config.Sinusoidal):
+        return SinusoidalPositions(settings.max_length, settings.dim, device=device)
+    return None
+
+
+def _layer_positions(settings: TransformerConfig, device: torch.device | str | None) -> Positions:
+    """What every layer gets: rotary tables made once and shared; a relative bias is each layer's own."""
+    positions = settings.positions
+    if isinstance(positions, config.Rotary):
+        layers = [settings.layer_heads(i) for i in range(settings.layers)]
+        theta, layout, length = positions.theta, positions.layout, settings.max_length
+        return rotary_tables(layers, settings.dim, theta=theta, layout=layout, max_length=length, device=device)
+    return positions if isinstance(positions, (config.RelativeBias, config.Alibi)) else None
+
+
+def _block(
+    settings: TransformerConfig,
+    layer: int,
+    positions: Positions,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> TransformerBlock:
+    attention = MultiHeadAttention(
+        settings.dim,
+        settings.layer_heads(layer),
+        causal=settings.causal,
+        positions=positions,
+        bias=settings.bias,
+        qk_norm=settings.qk_norm,
+        dropout=settings.dropout,
+        dropout_shared=settings.dropout_shared,
+        max_length=settings.max_length,
+        device=device,
+        dtype=dtype,
+    )
+    return TransformerBlock(
+        attention,
+        _feedforward(settings, device, dtype),
+        norm=settings.norm,
+        norm_eps=settings.norm_eps,
+        norm_order=settings.norm_order,
+        dropout=settings.residual_dropout,
+        device=device,
+        dtype=dtype,
+    )
+
+
+def _feedforward(
+    settings: TransformerConfig, device: torch.device | str | None, dtype: torch.dtype | None
+) -> MLP | SwiGLU | MixtureOfExperts:
+    kind, dim = settings.feedforward, settings.dim
+    if isinstance(kind, config.Swiglu):
+        return SwiGLU(dim, kind.hidden, device=device, dtype=dtype)
+    if isinstance(kind, config.Experts):
+        return MixtureOfExperts(
+            *(dim, kind.experts, kind.top_k, kind.hidden),
+            act=kind.act,
+            bias=kind.bias,
+            device=device,
+            dtype=dtype,
+        )
+    return MLP(dim, kind.hidden, act=kind.act, bias=kind.bias, device=device, dtype=dtype)

@@ -1,0 +1,195 @@
+"""The shape of the house (docs/design.md): sizes, names and the ladder of imports, read from the source."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "polyhead"
+FILES = sorted(PACKAGE.rglob("*.py"))
+EVERYTHING = [p for d in ("src", "tests", "benchmarks", "examples") for p in sorted((ROOT / d).rglob("*.py"))]
+
+LADDER = {
+    **dict.fromkeys(("shapes", "spec", "serial"), 0),
+    "config": 1,
+    "ops": 2,
+    "layers": 3,
+    **dict.fromkeys(("models", "tasks"), 4),
+    "train": 5,
+    **dict.fromkeys(("recipes", "analysis", "compat", "jaxside"), 6),
+    **dict.fromkeys(("cli", "report", "explore", "claims"), 7),
+}
+ONLY_IN = {"plotly": ("report", "explore"), "matplotlib": ("analysis/figures.py",), "tyro": ("cli",)}
+
+
+def tree(path):
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def functions(path):
+    return [n for n in ast.walk(tree(path)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
+def imports(path):
+    """(module, line) of every import, also inside functions."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            yield node.module, node.lineno
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def rung(module):
+    """The rung of `polyhead.layers.attention` is that of "layers"; None outside the package and for the package itself."""
+    parts = module.split(".")
+    if parts[0] != "polyhead" or len(parts) == 1:
+        return None
+    name = parts[1].split("_")[0] if parts[1].startswith(("report_", "cli_", "explore_")) else parts[1]
+    return LADDER.get(name)
+
+
+def module_of(path):
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def violations(path):
+    """Every broken rule of one file, in words."""
+    where = path.relative_to(PACKAGE.parent) if path.is_relative_to(PACKAGE.parent) else path.name
+    text = path.read_text()
+    if text.count("\n") > 400:
+        yield f"{where}: {text.count(chr(10))} lines"
+    if path.name == "utils.py":
+        yield f"{where}: no file is called utils"
+    for f in functions(path):
+        yield from _function_violations(where, f)
+
+
+def _function_violations(where, f):
+    length = f.end_lineno - f.lineno + 1
+    if length > 50:
+        yield f"{where}:{f.lineno}: {f.name} has {length} lines"
+    a = f.args
+    names = [arg.arg for arg in a.posonlyargs + a.args]
+    positional = len(names) - (names[:1] in (["self"], ["cls"], ["ctx"]))
+    if positional > 6:
+        yield f"{where}:{f.lineno}: {f.name} has {positional} positional arguments"
+    if positional + len(a.kwonlyargs) > 14:
+        yield f"{where}:{f.lineno}: {f.name} has {positional + len(a.kwonlyargs)} arguments"
+    allowed = "compat" in str(where) or (str(where).endswith("shapes.py") and f.name == "checked")
+    if a.kwarg is not None and not allowed:
+        yield f"{where}:{f.lineno}: {f.name} takes **{a.kwarg.arg}"
+
+
+def ladder_violations(path, module=None):
+    mine = module or module_of(path)
+    own = rung(mine)
+    if own is None:
+        return
+    for name, line in imports(path):
+        theirs = rung(name)
+        if theirs is not None and theirs > own:
+            yield f"{mine}:{line}: {mine.split('.')[1]} may not import {name.split('.')[1]}"
+        if theirs == own and _sideways(mine, name):
+            yield f"{mine}:{line}: {mine} may not import {name}"
+
+
+def _sideways(mine, theirs):
+    """tasks know no network; an op's backend knows neither another backend nor the reference."""
+    a, b = mine.split("."), theirs.split(".")
+    if {a[1], b[1]} == {"models", "tasks"}:
+        return True
+    if a[1] == b[1] == "ops" and "_" in a[-1] and len(b) > 2:
+        return b[2] not in ("code", *(t for t in ("tiles", "tiles_triton"))) and b[2] != a[2]
+    return False
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_the_file_keeps_the_rules(path):
+    assert not list(violations(path))
+    assert not list(ladder_violations(path))
+
+
+def test_every_file_of_the_package_has_a_rung():
+    homeless = [str(p) for p in FILES if p.parent != PACKAGE or p.name != "__init__.py" if rung(module_of(p)) is None]
+    assert not homeless
+
+
+@pytest.mark.parametrize("path", [p for p in EVERYTHING if p not in FILES], ids=lambda p: str(p.relative_to(ROOT)))
+def test_tests_and_benchmarks_are_short_too(path):
+    assert path.read_text().count("\n") <= 400
+
+
+def test_libraries_stay_in_their_room():
+    for path in FILES:
+        name = str(path.relative_to(PACKAGE))
+        for module, line in imports(path):
+            rooms = ONLY_IN.get(module.split(".")[0])
+            assert rooms is None or name.startswith(rooms), f"{name}:{line} imports {module}"
+
+
+def test_a_module_inherits_from_module_only():
+    for path in FILES:
+        for node in ast.walk(tree(path)):
+            bases = [ast.unparse(b) for b in node.bases] if isinstance(node, ast.ClassDef) else []
+            assert "nn.Module" not in bases or bases == ["nn.Module"], f"{path}:{node.lineno}"
+
+
+def test_every_backend_has_a_reference_and_a_test():
+    from polyhead.ops.dispatch import BACKENDS
+
+    for op in BACKENDS:
+        assert (PACKAGE / "ops" / f"{op}.py").exists()
+        assert "def reference(" in (PACKAGE / "ops" / f"{op}.py").read_text()
+        assert (ROOT / "tests" / "ops" / f"test_{op}.py").exists()
+
+
+def test_a_reference_is_at_most_ten_lines_after_its_arguments():
+    for path in (PACKAGE / "ops").glob("*.py"):
+        for f in functions(path):
+            if f.name == "reference":
+                body = f.body[1:] if isinstance(f.body[0], ast.Expr) else f.body
+                assert body[-1].end_lineno - body[0].lineno + 1 <= 10, path.name
+
+
+def test_the_rules_catch_planted_faults(tmp_path):
+    bad = tmp_path / "code.py"
+    many = ", ".join(f"a{i}" for i in range(7))
+    bad.write_text(f"import polyhead.layers.heads\ndef f({many}, **rest):\n" + "    x = 1\n" * 51)
+    found = "\n".join([*violations(bad), *ladder_violations(bad, "polyhead.ops.code")])
+    for fault in ("ops may not import layers", "7 positional", "takes **rest", "has 52 lines"):
+        assert fault in found
+    bad.write_text("from polyhead.ops import hyla\n" + "\n" * 401)
+    assert "401 lines" in "".join(violations(bad)) or "402 lines" in "".join(violations(bad))
+    assert "may not import" in "".join(ladder_violations(bad, "polyhead.ops.hyla_blocked"))
+    bad.write_text("from polyhead.models import transformer\n")
+    assert "may not import" in "".join(ladder_violations(bad, "polyhead.tasks.fuzzy_logic"))
+
+
+def test_import_is_lazy():
+    code = "import polyhead, sys; print(*(m for m in ('torch', 'numpy', 'sklearn', 'plotly', 'tyro') if m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stdout.split()
+
+
+def test_the_layers_need_little_more_than_torch():
+    code = (
+        "import torch, sys; before = set(sys.modules)\n"
+        "import polyhead as ph; ph.MultiHeadAttention(8, [ph.Softmax(2), ph.Hyla(2)]); ph.ops.hyla\n"
+        "heavy = {'sklearn', 'scipy', 'plotly', 'matplotlib', 'tyro', 'rich', 'tqdm', 'pandas', 'yaml'}\n"
+        "print(*sorted({m.split('.')[0] for m in set(sys.modules) - before} & heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stdout.split()
+
+
+def test_nothing_speaks_of_the_place_it_was_made_in():
+    words = ("/work/" + "main", "/opt/" + "wheels", ".lib" + "rary", "/tmp/" + "lab")
+    for path in ROOT.rglob("*"):
+        if path.suffix in (".py", ".md", ".toml", ".yaml", ".yml", ".txt") and ".venv" not in path.parts:
+            text = path.read_text()
+            assert not [w for w in words if w in text], path
