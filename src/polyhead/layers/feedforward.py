@@ -1,0 +1,149 @@
+"""Feed-forward layers: what a block does to each token on its own.
+
+MLP(x)     = W_down act(W_up x)
+SwiGLU(x)  = W2 (silu(W1 x) * W3 x)                                               (Shazeer 2020)
+experts(x) = sum_{i in top k} p_i MLP_i(x),   p = softmax over the chosen k of W_gate x
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from polyhead.ops.code import act as activation
+from polyhead.ops.norms import at_least_float32
+from polyhead.ops.plain import silu
+
+Device = torch.device | str | None
+
+
+class MLP(nn.Module):
+    """`W_down act(W_up x)`; `hidden` defaults to 4 dim."""
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: int | None = None,
+        act: str = "gelu",
+        bias: bool = True,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.act, self._act = act, activation(act)
+        hidden = 4 * dim if hidden is None else hidden
+        self.up = nn.Linear(dim, hidden, bias=bias, device=device, dtype=dtype)
+        self.down = nn.Linear(hidden, dim, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
+        return self.down(self._act(self.up(x)))
+
+    def extra_repr(self) -> str:
+        return f"act={self.act!r}"
+
+
+def swiglu_width(dim: int) -> int:
+    """floor(8/3 dim), down to a multiple of 64, at least 64.
+
+    >>> swiglu_width(64), swiglu_width(512)
+    (128, 1344)
+    """
+    return max(64, 8 * dim // 3 // 64 * 64)
+
+
+class SwiGLU(nn.Module):
+    """`w2(silu(w1 x) * w3 x)`, no biases; `hidden` defaults to `swiglu_width(dim)`."""
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: int | None = None,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        hidden = swiglu_width(dim) if hidden is None else hidden
+        self.w1 = nn.Linear(dim, hidden, bias=False, device=device, dtype=dtype)
+        self.w2 = nn.Linear(hidden, dim, bias=False, device=device, dtype=dtype)
+        self.w3 = nn.Linear(dim, hidden, bias=False, device=device, dtype=dtype)
+
+    def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
+        return self.w2(silu(self.w1(x)) * self.w3(x))
+
+
+class MixtureOfExperts(nn.Module):
+    """Each token goes to the `top_k` experts its gate likes best, weighted by the softmax over those k scores; no
+    noise.
+
+    After a forward pass `balance_loss` is `experts * sum_i f_i P_i`, f_i the share of choices that fell on expert i
+    and P_i its mean probability under the softmax over all experts: 1 when the load is even, `experts` when one
+    expert takes all at k = 1 (Fedus et al. 2022, eq. 4, with the k choices counted alike).
+
+    All experts are computed for all tokens in one batched multiply and the unchosen weigh 0: no sorting, no
+    data-dependent shape, the same bits each time.
+    """
+
+    balance_loss: Tensor | None
+
+    def __init__(
+        self,
+        dim: int,
+        experts: int = 4,
+        top_k: int = 2,
+        hidden: int | None = None,
+        act: str = "gelu",
+        bias: bool = True,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not 1 <= top_k <= experts:
+            raise ValueError(f"MixtureOfExperts: top_k must be 1 to {experts} (experts) but is {top_k}")
+        self.experts, self.top_k, self.act, self._act = experts, top_k, act, activation(act)
+        hidden = 4 * dim if hidden is None else hidden
+        self.gate = nn.Linear(dim, experts, bias=False, device=device, dtype=dtype)
+        self.up = nn.Parameter(torch.empty(experts, hidden, dim, device=device, dtype=dtype))
+        self.down = nn.Parameter(torch.empty(experts, dim, hidden, device=device, dtype=dtype))
+        for name, width in (("up_bias", hidden), ("down_bias", dim)):
+            empty = nn.Parameter(torch.empty(experts, width, device=device, dtype=dtype)) if bias else None
+            self.register_parameter(name, empty)
+        self.balance_loss = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Matrices N(0, 1 / fan_in), biases 0."""
+        for matrix in (self.gate.weight, self.up, self.down):
+            nn.init.normal_(matrix, std=matrix.shape[-1] ** -0.5)
+        for bias in (self.up_bias, self.down_bias):
+            if bias is not None:
+                nn.init.zeros_(bias)
+
+    def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
+        flat = x.flatten(0, -2)
+        scores = self.gate(flat)
+        scores = scores.to(at_least_float32(scores.dtype))
+        best, chosen = scores.topk(self.top_k, dim=-1)
+        self.balance_loss = self._balance(scores, chosen)
+        weight = torch.zeros_like(scores).scatter(-1, chosen, best.softmax(-1)).to(self.gate.weight.dtype)
+        hidden = torch.einsum("nm,xfm->xnf", flat, self.up)
+        if self.up_bias is not None:
+            hidden = hidden + self.up_bias[:, None]
+        # The gate weighs the hidden layer, so that the sum over experts is one multiply: W_down is linear.
+        hidden = self._act(hidden) * weight.T[..., None]
+        out = torch.einsum("xnf,xmf->nm", hidden, self.down)
+        if self.down_bias is not None:
+            out = out + weight @ self.down_bias
+        return out.view(x.shape)
+
+    def _balance(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        share = torch.zeros_like(scores).scatter(-1, chosen, 1.0 / self.top_k).mean(0)
+        return self.experts * (share * scores.softmax(-1).mean(0)).sum()
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without `balance_loss`, whose graph can be neither copied nor pickled."""
+        return {**self.__dict__, "balance_loss": None}
+
+    def extra_repr(self) -> str:
+        return f"experts={self.experts}, top_k={self.top_k}, act={self.act!r}"

@@ -1,0 +1,292 @@
+"""Where a token is: rotary embedding, T5 relative bias, ALiBi, learned and sinusoidal vectors.
+
+Constants (angles, bucket numbers, slopes) are no parameters: they are absent from the state dict, and are made anew
+whenever the module is moved, cast or materialised, so that they are never rounded to half precision nor left
+unfilled.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from polyhead.ops.norms import at_least_float32
+from polyhead.ops.rope import LAYOUTS, check_even, check_positions, check_range, rope, rope_angles, rotate
+from polyhead.shapes import one_of
+
+Device = torch.device | str | None
+
+
+class Constant(nn.Module):
+    """`make()`, computed on the CPU in float64 or int64 and kept as `.value` on the module's device, in at least
+    float32.
+
+    `make` must be picklable.  After `.to(device)`, `.half()`, `.double()` or `.to_empty()` the value is made anew.
+    """
+
+    value: Tensor
+
+    def __init__(self, make: Callable[[], Tensor], device: Device = None) -> None:
+        super().__init__()
+        self.make = make
+        where = torch.get_default_device() if device is None else device
+        like = torch.empty(0, device=where, dtype=at_least_float32(torch.get_default_dtype()))
+        self.register_buffer("value", self._made(like), persistent=False)
+
+    def _made(self, like: Tensor) -> Tensor:
+        with torch.device("cpu"):
+            value = self.make()
+        dtype = at_least_float32(like.dtype) if value.is_floating_point() and like.is_floating_point() else None
+        return value.to(device=like.device, dtype=dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self.value = self._made(self.value)
+        return self
+
+    def forward(self, like: Tensor) -> Tensor:
+        """The value; also where the module was filled by `load_state_dict(assign=True)` and left on the meta device."""
+        if self.value.is_meta and not like.is_meta and not torch.compiler.is_compiling():
+            self.value = self._made(torch.empty_like(self.value, device=like.device))
+        return self.value
+
+
+def _angle_table(dim: int, theta: float, length: int) -> Tensor:
+    angles = rope_angles(torch.arange(length), dim, theta)
+    return torch.cat((angles.cos(), angles.sin()), -1)
+
+
+class RotaryEmbedding(nn.Module):
+    """`ops.rope` from a table of `max_length` positions; it has no parameters and may be shared by all layers.
+
+    >>> rotary = RotaryEmbedding(16, max_length=128)
+    >>> q, where = torch.randn(2, 10, 4, 16), torch.arange(10)
+    >>> rotary(q, where[:, None]).shape
+    torch.Size([2, 10, 4, 16])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        theta: float = 1e4,
+        max_length: int = 2048,
+        layout: str = "interleaved",
+        device: Device = None,
+    ) -> None:
+        super().__init__()
+        one_of("RotaryEmbedding", "layout", layout, LAYOUTS)
+        check_even("RotaryEmbedding", dim)
+        self.dim, self.theta, self.max_length, self.layout = dim, float(theta), max_length, layout
+        self.table = Constant(functools.partial(_angle_table, dim, self.theta, max_length), device)
+
+    def forward(self, x: Float[Tensor, "... d"], positions: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
+        """`x` turned by its positions, which are integers in [0, max_length) and broadcast to `x.shape[:-1]`.
+
+        Raises ValueError for another width, positions that do not fit and, in eager mode, positions out of range.
+        """
+        if x.shape[-1] != self.dim:
+            raise ValueError(f"RotaryEmbedding: d = {self.dim} but x (... d) = {tuple(x.shape)}")
+        check_positions("RotaryEmbedding", positions, tuple(x.shape[:-1]), self.max_length)
+        table = self.table(x)
+        if at_least_float32(x.dtype) != table.dtype:  # a float64 input of a float32 module still gets float64 angles
+            return rope(x, positions, theta=self.theta, layout=self.layout)
+        cos, sin = table[positions.long()].chunk(2, -1)
+        return rotate(x, cos, sin, self.layout)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, theta={self.theta:g}, max_length={self.max_length}, layout={self.layout!r}"
+
+
+# ----------------------------------------------------------------------------------------------------- relative biases
+def relative_buckets(distance: Tensor, buckets: int, max_distance: int, bidirectional: bool = False) -> Tensor:
+    """The T5 bucket of each `distance` = query position - key position.
+
+    With `m = buckets // 2`: n < m has bucket n; beyond, buckets grow with the logarithm up to `max_distance`,
+    `m + floor(log(n / m + eps) / log(max_distance / m) * (buckets - m))`, and the last bucket takes the rest.  n is
+    the distance clipped at 0, so that the query itself and all keys after it share bucket 0; if bidirectional, n is
+    its absolute value and the keys after the query have the upper half of the buckets to themselves.
+
+    float32 and eps = 2^-23, as in the original (Raffel et al. 2020; code of Schug et al.).
+    """
+    after = torch.zeros_like(distance)
+    if bidirectional:
+        buckets //= 2
+        after = (distance < 0) * buckets
+        n = distance.abs()
+    else:
+        n = distance.clamp(min=0)
+    exact = buckets // 2
+    if max_distance <= exact:
+        return after + n.clamp(max=buckets - 1)
+    eps = torch.finfo(torch.float32).eps
+    ratio = torch.log(n.float() / exact + eps) / torch.log(torch.tensor(max_distance / exact, dtype=torch.float32))
+    large = exact + (ratio * (buckets - exact)).clamp(max=buckets).long()
+    return after + torch.where(n < exact, n, large.clamp(max=buckets - 1))
+
+
+def _bucket_table(buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
+    """The buckets of the distances -reach ... reach, beyond which nothing changes."""
+    reach = max(buckets, max_distance)
+    return relative_buckets(torch.arange(-reach, reach + 1), buckets, max_distance, bidirectional)
+
+
+class RelativePositionBias(nn.Module):
+    """T5's learned bias on the scores: one number per head and bucket of distances (see `relative_buckets`).
+
+    `table` is (heads, buckets).  The bias comes by offset, so that no t x s tensor is needed.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = False,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        least = 4 if bidirectional else 2
+        if buckets < least or (bidirectional and buckets % 2):
+            raise ValueError(
+                f"RelativePositionBias: buckets must be {'even and ' * bidirectional}at least {least} but is {buckets}"
+            )
+        if max_distance < 1:
+            raise ValueError(f"RelativePositionBias: max_distance must be at least 1 but is {max_distance}")
+        self.heads, self.buckets, self.max_distance, self.bidirectional = heads, buckets, max_distance, bidirectional
+        self.table = nn.Parameter(torch.empty(heads, buckets, device=device, dtype=dtype))
+        self.bucket = Constant(functools.partial(_bucket_table, buckets, max_distance, bidirectional), device)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """N(0, 1 / buckets), not truncated."""
+        nn.init.normal_(self.table, std=self.buckets**-0.5)
+
+    def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h t+s-1"]:
+        """Column j - i + t - 1 is the bias of key j for query i; `offset` is query 0's position minus key 0's.
+
+        Causal attention, which aligns the last query with the last key, wants `offset = s - t`.
+        """
+        return self._rows(_distances(t, s, offset, self.table.device)).T
+
+    def dense(self, queries: Int[Tensor, "#b t"], keys: Int[Tensor, "#b s"]) -> Float[Tensor, "#b h t s"]:
+        """The bias between the given positions."""
+        return self._rows(queries[..., :, None] - keys[..., None, :]).movedim(-1, -3)
+
+    def _rows(self, distance: Tensor) -> Tensor:
+        reach = max(self.buckets, self.max_distance)
+        bucket = self.bucket(self.table)[distance.clamp(-reach, reach) + reach]
+        return F.embedding(bucket, self.table.T)
+
+    def extra_repr(self) -> str:
+        return f"{self.heads}, {self.buckets}, max_distance={self.max_distance}, bidirectional={self.bidirectional}"
+
+
+def _distances(t: int, s: int, offset: int, device: torch.device) -> Tensor:
+    """Query position minus key position in each column of a bias by offset."""
+    return offset + t - 1 - torch.arange(t + s - 1, device=device)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """`2^(-8 i / heads)` for i = 1 .. heads; if heads is no power of two, those of the power p below, then every
+    second one of 2 p (Press et al. 2022, appendix).
+
+    >>> alibi_slopes(3)
+    [0.0625, 0.00390625, 0.25]
+    """
+    power = 2 ** int(math.log2(heads))
+    slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
+    return slopes + [2.0 ** (-4.0 * i / power) for i in range(1, 2 * (heads - power), 2)]
+
+
+def _slope_table(heads: int) -> Tensor:
+    return torch.tensor(alibi_slopes(heads), dtype=torch.float64)
+
+
+class AlibiBias(nn.Module):
+    """`-slope_h |i - j|` on the scores: no parameters, no longest sequence (Press et al. 2022)."""
+
+    def __init__(self, heads: int, *, device: Device = None) -> None:
+        super().__init__()
+        if heads < 1:
+            raise ValueError(f"AlibiBias: heads must be at least 1 but is {heads}")
+        self.heads = heads
+        self.slopes = Constant(functools.partial(_slope_table, heads), device)
+
+    def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h t+s-1"]:
+        """By offset, as in `RelativePositionBias`."""
+        slopes = self.slopes.value
+        return -slopes[:, None] * _distances(t, s, offset, slopes.device).abs()
+
+    def dense(self, queries: Int[Tensor, "#b t"], keys: Int[Tensor, "#b s"]) -> Float[Tensor, "#b h t s"]:
+        """The bias between the given positions."""
+        distance = (queries[..., :, None] - keys[..., None, :]).abs()
+        return -self.slopes(queries)[:, None, None] * distance[..., None, :, :]
+
+    def extra_repr(self) -> str:
+        return f"{self.heads}"
+
+
+# -------------------------------------------------------------------------------------------------- vectors for inputs
+class LearnedPositions(nn.Module):
+    """A learned vector per position, to be added to the inputs; `table` is (max_length, dim)."""
+
+    def __init__(self, max_length: int, dim: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.max_length, self.dim = max_length, dim
+        self.table = nn.Parameter(torch.empty(max_length, dim, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """N(0, 0.02^2), as in GPT-2."""
+        nn.init.normal_(self.table, std=0.02)
+
+    def forward(self, positions: Int[Tensor, "..."]) -> Float[Tensor, "... m"]:
+        """The vectors of `positions`, integers in [0, max_length); out of range raises ValueError in eager mode."""
+        check_range("LearnedPositions", positions, self.max_length)
+        return F.embedding(positions.long(), self.table)
+
+    def extra_repr(self) -> str:
+        return f"{self.max_length}, {self.dim}"
+
+
+def _sinusoidal_table(dim: int, theta: float, length: int) -> Tensor:
+    angles = rope_angles(torch.arange(length), dim, theta)
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
+
+
+class SinusoidalPositions(nn.Module):
+    """`sin(w), cos(w)` in turn, w = position * theta^(-2 j / dim), to be added to the inputs (Vaswani et al. 2017,
+    §3.5)."""
+
+    like: Tensor
+
+    def __init__(
+        self,
+        max_length: int,
+        dim: int,
+        theta: float = 1e4,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_even("SinusoidalPositions", dim)
+        self.max_length, self.dim, self.theta = max_length, dim, float(theta)
+        self.table = Constant(functools.partial(_sinusoidal_table, dim, self.theta, max_length), device)
+        self.register_buffer("like", torch.empty(0, device=device, dtype=dtype), persistent=False)
+
+    def forward(self, positions: Int[Tensor, "..."]) -> Float[Tensor, "... m"]:
+        """The vectors of `positions`, integers in [0, max_length), in the module's dtype; out of range raises in
+        eager mode."""
+        check_range("SinusoidalPositions", positions, self.max_length)
+        return self.table(positions)[positions.long()].to(self.like.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.max_length}, {self.dim}, theta={self.theta:g}"

@@ -1,0 +1,54 @@
+"""Normalisation of a width, computed in at least float32.
+
+rms_norm(x)   = x / sqrt(mean(x^2) + eps) * weight                    (Zhang and Sennrich 2019, eq. 4)
+layer_norm(x) = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias    (Ba et al. 2016; var divides by the width)
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from polyhead.shapes import shaped
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to compute in: float32 for float16 and bfloat16, otherwise `dtype` itself."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _wide(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if parameter is None else parameter.to(dtype)
+
+
+@shaped
+def rms_norm(
+    x: Float[Tensor, "... d"], weight: Float[Tensor, " d"] | None, eps: float = 1e-5
+) -> Float[Tensor, "... d"]:
+    """Divide each vector by its root mean square: `x / sqrt(mean(x^2) + eps) * weight`; eps is inside the root.
+
+    float16 and bfloat16 are computed in float32, gain included, and rounded once at the end.
+
+    >>> rms_norm(torch.tensor([3.0, 4.0]), None, eps=0.0)       # root mean square sqrt(12.5)
+    tensor([0.8485, 1.1314])
+    """
+    wide = at_least_float32(x.dtype)
+    return F.rms_norm(x.to(wide), (x.shape[-1],), _wide(weight, wide), eps).to(x.dtype)
+
+
+@shaped
+def layer_norm(
+    x: Float[Tensor, "... d"],
+    weight: Float[Tensor, " d"] | None,
+    bias: Float[Tensor, " d"] | None = None,
+    eps: float = 1e-5,
+) -> Float[Tensor, "... d"]:
+    """Shift each vector to mean 0 and scale it to variance 1, then `* weight + bias`.
+
+    float16 and bfloat16 are computed in float32 and rounded once at the end.
+
+    >>> layer_norm(torch.tensor([1.0, 3.0]), None, eps=0.0)
+    tensor([-1.,  1.])
+    """
+    wide = at_least_float32(x.dtype)
+    return F.layer_norm(x.to(wide), (x.shape[-1],), _wide(weight, wide), _wide(bias, wide), eps).to(x.dtype)

@@ -1,0 +1,112 @@
+"""Rotary position embedding: each pair of a vector's components is turned by an angle proportional to the position.
+
+    (x_a, x_b) -> (x_a cos w - x_b sin w, x_a sin w + x_b cos w),   w = position * theta^(-2 j / d),   j = 0 .. d/2 - 1
+
+`layout` says which components form pair j: (2j, 2j + 1) for "interleaved" (the paper), (j, j + d/2) for "half".
+Source: Su et al. 2021, eq. 34; positions count from 0.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polyhead.ops.norms import at_least_float32
+from polyhead.shapes import one_of, shaped
+
+LAYOUTS = ("interleaved", "half")
+
+
+@shaped
+def rope(
+    x: Float[Tensor, "... d"], positions: Int[Tensor, "..."], *, theta: float = 1e4, layout: str = "interleaved"
+) -> Float[Tensor, "... d"]:
+    """Turn `x` by its positions, so that a dot product of two turned vectors depends on the difference of positions
+    only.
+
+    `positions` are integers from 0 and broadcast to `x.shape[:-1]`: `(t,)` for x `(b t d)`, `(t, 1)` or `(b, t, 1)` for
+    `(b t h d)`.  Angles and products are in at least float32; the result has the dtype of `x`.
+
+    Raises ValueError for an odd width, an unknown layout, positions that do not fit, and (in eager mode only, because
+    it reads data) a negative position.
+
+    >>> rope(torch.tensor([1.0, 0.0]), torch.tensor(1))         # one pair, turned by one radian
+    tensor([0.5403, 0.8415])
+    """
+    one_of("rope", "layout", layout, LAYOUTS)
+    check_even("rope", x.shape[-1])
+    check_positions("rope", positions, tuple(x.shape[:-1]))
+    angles = rope_angles(positions, x.shape[-1], theta)
+    wide = at_least_float32(x.dtype)
+    return rotate(x, angles.cos().to(wide), angles.sin().to(wide), layout)
+
+
+def rope_angles(positions: Tensor, dim: int, theta: float = 1e4) -> Tensor:
+    """`positions * theta^(-2 j / dim)` for j = 0 .. dim/2 - 1: (...) -> (..., dim/2).
+
+    In float64 (a float32 angle is off by 0.006 at position 100,000), except where the device has none.
+    """
+    wide = torch.float32 if positions.device.type == "mps" else torch.float64
+    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=wide) / -dim
+    return positions.to(wide)[..., None] * theta**exponents
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """Turn the pairs of `x` (..., d) by the angles whose `cos` and `sin` (..., d/2) are given; returns the dtype of
+    `x`."""
+    interleaved = layout == "interleaved"
+    wide = x.to(cos.dtype)
+    a, b = wide.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else wide.chunk(2, -1)
+    turned = (a * cos - b * sin, a * sin + b * cos)
+    return (torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)).to(x.dtype)
+
+
+def layout_permutation(dim: int, *, source: str, target: str) -> Tensor:
+    """The index that carries a vector from one layout to the other: `x_target = x_source[..., index]`.
+
+    >>> layout_permutation(6, source="interleaved", target="half")
+    tensor([0, 2, 4, 1, 3, 5])
+    """
+    for layout in (source, target):
+        one_of("layout_permutation", "layout", layout, LAYOUTS)
+    check_even("layout_permutation", dim)
+    index = torch.arange(dim)
+    if source == target:
+        return index
+    return index.view(-1, 2).T.flatten() if source == "interleaved" else index.view(2, -1).T.flatten()
+
+
+def convert_layout(weight: Tensor, dim: int, *, source: str, target: str) -> Tensor:
+    """Reorder the rows of a query or key projection (heads * dim, ...), or its bias, for use with the other layout.
+
+    Scores are unchanged when both q and k are converted: the layouts differ only in the order of the components.
+    """
+    if weight.shape[0] % dim:
+        raise ValueError(f"convert_layout: {weight.shape[0]} rows are not a multiple of the head width {dim}")
+    index = layout_permutation(dim, source=source, target=target).to(weight.device)
+    return weight.unflatten(0, (-1, dim))[:, index].flatten(0, 1)
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+def check_even(who: str, dim: int) -> None:
+    """Pairs need an even width."""
+    if dim % 2:
+        raise ValueError(f"{who}: the width must be even but is {dim}")
+
+
+def check_positions(who: str, positions: Tensor, shape: tuple[int, ...], limit: int | None = None) -> None:
+    """Positions broadcast to `shape` and lie in [0, limit); the values are read in eager mode only."""
+    lead = len(shape) - positions.dim()
+    if lead < 0 or any(n not in (1, m) for n, m in zip(positions.shape, shape[lead:], strict=True)):
+        raise ValueError(f"{who}: positions of shape {tuple(positions.shape)} do not broadcast to {shape}")
+    check_range(who, positions, limit)
+
+
+def check_range(who: str, positions: Tensor, limit: int | None = None) -> None:
+    """Positions lie in [0, limit).  Compiled code and the meta device skip the check: they must not read data."""
+    if torch.compiler.is_compiling() or positions.is_meta or not positions.numel():
+        return
+    low, high = (int(end) for end in positions.aminmax())
+    if low < 0:
+        raise ValueError(f"{who}: positions must not be negative but hold {low}")
+    if limit is not None and high >= limit:
+        raise ValueError(f"{who}: positions must be below max_length = {limit} but reach {high}")
