@@ -1,0 +1,26 @@
+"""Pure functions on (b t h d) tensors: no parameters, no configuration, no modules.
+
+Three files are called like their function (hyla.py, softmax.py, rope.py).  All files are loaded here, and the names
+bound after that, so `polyhead.ops.hyla` is always the function; import from `polyhead.ops.hyla` to reach into the
+file.
+"""
+
+from polyhead.ops.code import latent_code
+from polyhead.ops.hyla import hyla
+from polyhead.ops.linear import linear_attention
+from polyhead.ops.norms import rms_norm
+from polyhead.ops.plain import scaled_dot_product_attention, silu, softmax
+from polyhead.ops.rope import rope
+from polyhead.ops.softmax import softmax_attention
+
+__all__ = [
+    "hyla",
+    "latent_code",
+    "linear_attention",
+    "rms_norm",
+    "rope",
+    "scaled_dot_product_attention",
+    "silu",
+    "softmax",
+    "softmax_attention",
+]

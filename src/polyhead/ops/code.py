@@ -1,0 +1,146 @@
+"""Scores and the latent code: what all mechanisms do before they touch a value.
+
+    s_hij = q_ih . k_jh / sqrt(d) + bias_hij                          scores
+    a_hij = softmax over keys j | rms over heads h | identity of s    the code of the pair (i, j): one number per head
+
+Vaswani et al. 2017, eq. 1 (softmax); Schug et al. 2024, "Attention as a hypernetwork", eq. 3 to 6 (the code, rms over
+heads).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from einops import einsum
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from polyhead.shapes import one_of, shaped
+from polyhead.spec import NORMALISE, RMS_HEADS_EPS
+
+Bias = Float[Tensor, "#b #h t s"] | Float[Tensor, "h t+s-1"]
+"""Dense, or by offset: column j - i + t - 1 is the bias of key j for query i."""
+
+Mask = Bool[Tensor, "#b #h #t #s"] | Bool[Tensor, "#h #t #s"] | Bool[Tensor, "#t #s"] | Bool[Tensor, "#s"]
+"""True where looking is allowed."""
+
+Keep = Float[Tensor, "#b #h t s"]
+"""Dropout of the code: 0 or 1 / (1 - rate)."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a backend may look at to take or refuse a call: shapes, dtypes, device, options, and what is None."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None = None
+    mask: Tensor | None = None
+    keep: Tensor | None = None
+    causal: bool = False
+    normalise: str = "softmax"
+    value_weight: Tensor | None = None
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+_ACTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": _same,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+def act(name: str) -> Callable[[Tensor], Tensor]:
+    """The pointwise activation of that name (spec.ACTS)."""
+    return _ACTS[one_of("polyhead.ops", "act", name, _ACTS)]
+
+
+def wide(x: Tensor) -> Tensor:
+    """`x` in at least float32: statistics of half-precision numbers are taken there."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def share(x: Tensor, heads: int) -> Tensor:
+    """Grouped keys or values (b s g d), one copy per query head: head i reads group i // (h / g)."""
+    groups = x.shape[2]
+    return x if groups == heads else x.repeat_interleave(heads // groups, dim=2, output_size=heads)
+
+
+def dense(bias: Tensor, t: int, s: int) -> Tensor:
+    """A bias by offset (h t+s-1), spelled out as (h t s); a dense one is returned as it is."""
+    return bias.unfold(-1, s, 1).flip(-2) if bias.ndim == 2 else bias
+
+
+def diagonal(t: int, s: int, device: torch.device) -> Tensor:
+    """(t s), True where key j <= i + s - t: the last query is aligned with the last key."""
+    return torch.arange(s, device=device) <= torch.arange(s - t, s, device=device)[:, None]
+
+
+def visible(mask: Tensor | None, causal: bool, t: int, s: int, device: torch.device) -> Tensor | None:
+    """Where looking is allowed, with 2 to 4 dimensions that broadcast to (b h t s); None means everywhere."""
+    if not causal:
+        return mask
+    past = diagonal(t, s, device)
+    return past if mask is None else past & mask
+
+
+def drop(code: Tensor, keep: Tensor | None) -> Tensor:
+    """Dropout of the code, after it is normalised."""
+    return code if keep is None else code * keep.to(code.dtype)
+
+
+def softmax_keys(scores: Tensor, look: Tensor | None) -> Tensor:
+    """Softmax over the keys a query may look at; a query that may look nowhere gets zeros and no gradient."""
+    if look is None:
+        return scores.softmax(-1)
+    # The smallest finite number instead of -inf: its exponential is 0 all the same, and an empty row holds no NaN.
+    return scores.masked_fill(~look, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(~look, 0)
+
+
+def rms_heads(scores: Tensor) -> Tensor:
+    """s / sqrt(mean over heads of s^2 + eps), for (b h t s) scores; zero where all heads are zero."""
+    return scores * torch.rsqrt(scores.square().mean(1, keepdim=True) + RMS_HEADS_EPS)
+
+
+def normalised(scores: Tensor, normalise: str, look: Tensor | None) -> Tensor:
+    """The code of (b h t s) scores: -inf at masked pairs before a softmax over keys, otherwise 0."""
+    if normalise in ("softmax", "softmax_rms_heads"):
+        code = softmax_keys(scores, look)
+    else:
+        code = scores if look is None else scores.masked_fill(~look, 0)
+    return rms_heads(code) if normalise in ("rms_heads", "softmax_rms_heads") else code
+
+
+@shaped
+def latent_code(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    *,
+    normalise: str,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Float[Tensor, "b h t s"]:
+    """The code of every query-key pair: what the heads say about it, before any value is read.
+
+    normalise: "softmax" over keys, "rms_heads" over the heads of this call, "identity", or "softmax_rms_heads" (over
+    keys, then over heads).  A masked pair has the code 0.  Normalising is done in at least float32; the result has
+    the dtype of the scores.
+
+    >>> latent_code(q, k, normalise="softmax", causal=True).sum(-1)      # all ones
+    """
+    one_of("latent_code", "normalise", normalise, NORMALISE)
+    t, h, s = q.shape[1], q.shape[2], k.shape[1]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = einsum(q * scale, share(k, h), "b t h d, b s h d -> b h t s")
+    biased = wide(scores) if bias is None else wide(scores) + dense(bias, t, s)
+    return normalised(biased, normalise, visible(mask, causal, t, s, q.device)).to(scores.dtype)

@@ -1,0 +1,68 @@
+"""Which code computes an op: the table of backends, and the choice among them.
+
+A name fixes the meaning, `impl` picks the code.  An explicit impl that cannot take the inputs is an error, never a
+silent fallback; "auto" is the first of the table that takes them and is not measured to be slower there.  The choice
+is a pure function of shapes, dtype, device and which arguments are None: nothing is imported and no data is read, so
+it survives `torch.compile`.
+"""
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from polyhead.ops.code import Inputs
+from polyhead.shapes import one_of
+
+BACKENDS: dict[str, tuple[str, ...]] = {
+    "softmax": ("sdpa", "reference"),
+    "linear": ("chunked", "recurrent", "reference"),
+    "hyla": ("blocked", "reference"),
+}
+"""Op (the name of its file) -> impls, in the order in which "auto" asks them."""
+
+PUBLIC = {"softmax": "softmax_attention", "linear": "linear_attention", "hyla": "hyla"}
+"""Op -> name of its public function, in its file."""
+
+IN_OP_FILE = ("reference", "recurrent")
+"""Impls that live beside the public function; any other is `forward` in ops/{op}_{impl}.py."""
+
+_MODULES: dict[str, ModuleType] = {}
+
+
+def load(op: str) -> None:
+    """Import every candidate of an op; each op's file does this last, as `torch.compile` allows no import in a call."""
+    _MODULES[op] = importlib.import_module(f"polyhead.ops.{op}")
+    for impl in BACKENDS[op]:
+        if impl not in IN_OP_FILE:
+            _MODULES[f"{op}_{impl}"] = importlib.import_module(f"polyhead.ops.{op}_{impl}")
+
+
+def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
+    """A function with the signature of the op's reference; "auto" gives the public function, which chooses per call.
+
+    Raises ValueError, naming the nearest valid name, if there is no such op or impl.
+    """
+    one_of("polyhead.ops", "op", op, BACKENDS)
+    if op not in _MODULES:
+        load(op)
+    if impl == "auto":
+        return getattr(_MODULES[op], PUBLIC[op])
+    one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
+    return getattr(_MODULES[op], impl) if impl in IN_OP_FILE else _MODULES[f"{op}_{impl}"].forward
+
+
+def choose(op: str, impl: str, inputs: Inputs) -> Callable[..., Tensor]:
+    """`resolve`, with "auto" replaced by the first impl that takes the inputs and is worth it there."""
+    if impl != "auto":
+        return resolve(op, impl)
+    for name in BACKENDS[op]:
+        if name not in IN_OP_FILE and _takes(_MODULES[f"{op}_{name}"], inputs):
+            return _MODULES[f"{op}_{name}"].forward
+    return _MODULES[op].reference
+
+
+def _takes(backend: Any, inputs: Inputs) -> bool:
+    return backend.refusal(inputs) is None and backend.worth(inputs)

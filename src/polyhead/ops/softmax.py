@@ -1,0 +1,57 @@
+"""Softmax attention: every head mixes values with weights that sum to one over the keys.
+
+    out_ih = sum_j a_hij v_jh,      a_hij = softmax_j(q_ih . k_jh / sqrt(d) + bias_hij)
+
+Vaswani et al. 2017, "Attention is all you need", eq. 1.
+"""
+
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from polyhead.ops.code import Bias, Inputs, Keep, Mask, drop, latent_code, share
+from polyhead.ops.dispatch import choose, load
+from polyhead.shapes import shaped
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    keep: Tensor | None = None,
+) -> Tensor:
+    """The equation, as it stands."""
+    code = latent_code(q, k, normalise="softmax", bias=bias, mask=mask, causal=causal, scale=scale)
+    return einsum(drop(code, keep), share(v, q.shape[2]), "b h t s, b s h e -> b t h e")
+
+
+@shaped
+def softmax_attention(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    v: Float[Tensor, "b s g e"],
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+) -> Float[Tensor, "b t h e"]:
+    """Softmax attention, `out = softmax(q k^T / sqrt(d) + bias) v` per head.
+
+    Query head i reads group i // (h / g) of keys and values.  A query that may look nowhere gets exactly 0.
+    ValueError if an explicit impl cannot take the inputs.  Vaswani et al. 2017, eq. 1.
+
+    >>> softmax_attention(q, k, v, causal=True)      # (b t h e)
+    """
+    run = choose("softmax", impl, Inputs(q, k, v, bias, mask, keep, causal))
+    return run(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale, keep=keep)
+
+
+load("softmax")
