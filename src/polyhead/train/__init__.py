@@ -1,0 +1,33 @@
+"""Training: `run` trains one run in its folder, `sweep` many side by side, `load_model` reads one back.
+
+Names are imported on first use, so that the worker and the command line start quickly.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyhead.train.checkpoint import load_model
+    from polyhead.train.evaluation import evaluate
+    from polyhead.train.folder import Result, read_config, read_result
+    from polyhead.train.sweep import Failure, sweep
+    from polyhead.train.trainer import Interrupted, run
+
+_HOMES = {
+    "load_model": "checkpoint",
+    "evaluate": "evaluation",
+    "Result": "folder",
+    "read_config": "folder",
+    "read_result": "folder",
+    "Failure": "sweep",
+    "sweep": "sweep",
+    "Interrupted": "trainer",
+    "run": "trainer",
+}
+__all__ = ["Failure", "Interrupted", "Result", "evaluate", "load_model", "read_config", "read_result", "run", "sweep"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,59 @@
+"""Scores of a model on a named split of its task."""
+
+import contextlib
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.config import Task
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
+    """The forward pass in mixed precision; fp32 costs nothing."""
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=_DTYPES[precision])
+
+
+def evaluate(
+    model: nn.Module,
+    task: Task,
+    split: str,
+    *,
+    batches: int = 16,
+    batch_size: int = 128,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    precision: str = "fp32",
+) -> dict[str, float]:
+    """Loss, and for each metric of the task its mean over sequences and the standard error `<metric>_se` of that mean.
+
+    The batches are numbers 0 to `batches` - 1 of the split's own stream: the same for every model with this seed.
+    """
+    device = torch.device(device)
+    losses: list[Tensor] = []
+    values: dict[str, list[Tensor]] = defaultdict(list)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for i in range(batches):
+                batch = task.batch(split, batch_size, seed=seed, step=i, device=device)
+                with autocast(device, precision):
+                    outputs = model(batch.inputs, mask=batch.mask)
+                outputs = outputs if precision == "fp32" else outputs.float()
+                losses.append(task.loss(outputs, batch))
+                for name, value in task.metrics(outputs, batch).items():
+                    values[name].append(value)
+    finally:
+        model.train(training)
+    scores = {"loss": torch.stack(losses).cpu().double().mean().item()}
+    for name, parts in values.items():
+        value = torch.cat(parts).cpu().double()
+        scores[name] = value.mean().item()
+        scores[f"{name}_se"] = value.std().item() / len(value) ** 0.5 if len(value) > 1 else 0.0
+    return {**scores, "sequences": batches * batch_size}

@@ -1,0 +1,202 @@
+"""A run folder: config.json, metrics.jsonl, checkpoint.safetensors, result.json, and who may write there."""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from polyhead import config as configs
+from polyhead.config import Run
+
+CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.safetensors", "result.json"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run leaves.  `scores[split]`: loss, and of each metric mean and standard error `<metric>_se`."""
+
+    name: str
+    digest: str
+    steps: int
+    seconds: float
+    parameters: int
+    scores: dict[str, dict[str, float]]
+    command: str
+    environment: dict[str, Any]
+    folder: pathlib.Path = pathlib.Path()
+
+
+def folder_of(config: Run) -> pathlib.Path:
+    """`config.folder`, or runs/NAME-DIGEST: two different runs never share the default."""
+    return pathlib.Path(config.folder or f"runs/{config.name}-{configs.digest(config)}")
+
+
+def read_config(folder: str | pathlib.Path) -> Run:
+    """The run of a folder (or of a config file), with `folder` set to where it lies now."""
+    from polyhead.tasks import KINDS
+
+    path = pathlib.Path(folder)
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        if not path.is_dir():
+            raise ValueError(f"run folder: {path} does not exist")
+        path = path / CONFIG
+        if not path.is_file():
+            raise ValueError(f"run folder: {path.parent} holds no {CONFIG}, so it is not a run")
+    config = configs.load(path, KINDS)
+    if not isinstance(config, Run):
+        raise ValueError(f"{path}: a Run was wanted but a {type(config).__name__} came")
+    return dataclasses.replace(config, folder=str(path.parent)) if path.name == CONFIG else config
+
+
+def read_result(folder: str | pathlib.Path) -> Result | None:
+    """The result of a finished run, or None while it is not finished."""
+    path = pathlib.Path(folder) / RESULT
+    if not path.is_file():
+        return None
+    try:
+        return Result(**json.loads(path.read_text()), folder=path.parent)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: not a result ({error})") from None
+
+
+def write_result(result: Result) -> None:
+    values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "folder"}
+    write(result.folder / RESULT, (json.dumps(values, indent=2) + "\n").encode())
+
+
+def write(path: pathlib.Path, data: bytes) -> None:
+    """Replace `path` by `data` in one step: after a crash or on a full disk the old file is whole.  Raises OSError."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise OSError(error.errno, f"{path}: cannot be written ({error.strerror})") from None
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: pathlib.Path) -> None:
+    with contextlib.suppress(OSError):  # not every system can open a folder
+        handle = os.open(folder, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
+    """Hold `folder` for `config`: nobody else trains there meanwhile, and it belongs to this run and no other."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"run folder: {folder} cannot be made ({error.strerror})") from None
+    with _locked(folder):
+        path, mine = folder / CONFIG, configs.digest(config)
+        if path.exists():
+            theirs = configs.digest(read_config(folder))
+            if theirs != mine:
+                held = f"{folder} already holds another run ({theirs}, not {mine})"
+                raise ValueError(f"run folder: {held}; choose another folder or delete it")
+        text = json.dumps(configs.to_dict(dataclasses.replace(config, folder=None)), indent=2)
+        write(path, (text + "\n").encode())
+        yield
+
+
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:  # Windows: no lock
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ValueError(f"run folder: another process is training in {folder}") from None
+    finally:
+        os.close(handle)
+
+
+def clear(folder: pathlib.Path) -> None:
+    """Forget all training in `folder`."""
+    for name in (METRICS, CHECKPOINT, RESULT):
+        (folder / name).unlink(missing_ok=True)
+
+
+class Metrics:
+    """The rows of metrics.jsonl.  Opening keeps what `keep` wants, without a last line that a crash cut short."""
+
+    def __init__(self, folder: pathlib.Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+        self.path = folder / METRICS
+        kept = [row for row in read_metrics(folder) if keep(row)]
+        write(self.path, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open for the whole run)
+
+    def add(self, row: dict[str, Any]) -> None:
+        try:
+            self.file.write((json.dumps(row) + "\n").encode())
+        except OSError as error:
+            raise OSError(error.errno, f"{self.path}: cannot be written ({error.strerror})") from None
+
+    def sync(self) -> None:
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
+    """The whole rows of metrics.jsonl so far."""
+    path = pathlib.Path(folder) / METRICS
+    rows = []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int) and "kind" in row:
+            rows.append(row)
+    return rows
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Where a run ran: versions, machine, threads, device, date."""
+    try:
+        version = metadata.version("polyhead")
+    except metadata.PackageNotFoundError:  # running from the source tree
+        version = "source"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "polyhead": version,
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": f"{device.type} ({name})" if name else device.type,
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+
+
+def _cpu() -> str:
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,90 @@
+"""AdamW with decay on weight matrices only, and the schedule: linear warm-up from 0, cosine to a floor.
+
+    lr(t) = lr t / warmup                                                               t < warmup
+    lr(t) = lr (final + (1 - final) (1 + cos(pi (t - warmup) / (end - warmup))) / 2)    warmup <= t < end
+    lr(t) = lr final                                                                    t >= end
+
+t counts updates from 0, so the first moves nothing.  `end` is the last update, steps - 1; with `early_floor` it is
+steps - warmup: the original HYLA code counted warm-up twice.
+Which parameter is decayed follows from the type of the module that owns it, never from its name.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+from polyhead.config import Decay, Train
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.feedforward import MixtureOfExperts
+from polyhead.layers.heads import HylaHeads
+from polyhead.layers.norms import LayerNorm, RMSNorm
+from polyhead.layers.positions import LearnedPositions, RelativePositionBias
+
+FUSED = ("cpu", "cuda", "mps")
+"""Devices with a fused AdamW; on one CPU core it takes 0.2 ms where the loop over parameters takes 0.8."""
+
+
+def build(model: nn.Module, train: Train) -> torch.optim.AdamW:
+    """AdamW over two groups: decayed and not."""
+    kinds = parameter_kinds(model)
+    decayed: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            decayed[_decays(kinds[name], train.decay)].append(parameter)
+    groups = [
+        {"params": decayed[True], "weight_decay": train.weight_decay},
+        {"params": decayed[False], "weight_decay": 0.0},
+    ]
+    device = next(model.parameters()).device.type
+    # `lr` is set before every update; 0 here keeps a forgotten schedule from passing unnoticed.
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=0.0, betas=train.betas, eps=train.eps, fused=device in FUSED)
+
+
+def _decays(kind: str, decay: Decay) -> bool:
+    return kind == "weights" or getattr(decay, kind)
+
+
+def parameter_kinds(model: nn.Module) -> dict[str, str]:
+    """Each parameter's kind by name: `weights`, or the field of `Decay` that governs it.
+
+    Raises ValueError for a parameter whose owner is not in the table: a new layer must say what it holds.
+    """
+    qkv = {id(m.qkv.bias) for m in model.modules() if isinstance(m, MultiHeadAttention) and m.qkv.bias is not None}
+    kinds: dict[int, str] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in kinds:  # a tied table is an embedding: its first owner
+                kinds[id(parameter)] = "qkv_biases" if id(parameter) in qkv else _kind(module, name, parameter, path)
+    return {name: kinds[id(parameter)] for name, parameter in model.named_parameters()}
+
+
+def _kind(owner: nn.Module, name: str, parameter: nn.Parameter, path: str) -> str:
+    if isinstance(owner, nn.Linear):
+        return "weights" if parameter is owner.weight else "biases"
+    if isinstance(owner, MixtureOfExperts):
+        return "weights" if parameter.ndim == 3 else "biases"  # stacked over experts: matrices (n f m), biases (n f)
+    if isinstance(owner, HylaHeads):
+        return "weights"
+    if isinstance(owner, (LayerNorm, RMSNorm)):
+        return "norms"
+    if isinstance(owner, RelativePositionBias):
+        return "relative_bias"
+    if isinstance(owner, (nn.Embedding, LearnedPositions)):
+        return "embeddings"
+    owned = f"{path}.{name}" if path else name
+    raise ValueError(
+        f"optimiser: parameter {owned!r} belongs to {type(owner).__name__}, of which no decay rule is known"
+    )
+
+
+def learning_rate(step: int, train: Train) -> float:
+    """The rate of update number `step`, from 0."""
+    if step < train.warmup:
+        return train.lr * step / train.warmup
+    end = train.steps - train.warmup if train.early_floor else train.steps - 1
+    if step >= end:
+        return train.lr * train.final
+    cosine = 0.5 * (1.0 + math.cos(math.pi * (step - train.warmup) / (end - train.warmup)))
+    return train.lr * (train.final + (1.0 - train.final) * cosine)

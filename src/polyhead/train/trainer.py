@@ -1,0 +1,290 @@
+"""A plain training loop that can be killed at any moment and goes on as if nothing had happened.
+
+Everything random is a pure function of (seed, name, step): the initial parameters of stream(seed, "init"), batch i of
+the task's own stream, dropout in step i of stream(seed, "dropout", i).  So a checkpoint holds no generator state.
+"""
+
+import contextlib
+import math
+import os
+import pathlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+
+from polyhead import config as configs
+from polyhead.config import Run, stream
+from polyhead.models.transformer import Transformer
+from polyhead.shapes import one_of
+from polyhead.train import optimiser
+from polyhead.train.checkpoint import load_optimiser, load_weights, read_checkpoint, save_checkpoint
+from polyhead.train.evaluation import autocast, evaluate
+from polyhead.train.folder import (
+    CHECKPOINT,
+    CONFIG,
+    Metrics,
+    Result,
+    claim,
+    clear,
+    environment,
+    folder_of,
+    read_result,
+    write_result,
+)
+from polyhead.train.progress import Progress
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM: the run has saved itself.  The text says how to go on."""
+
+
+def run(config: Run, *, progress: bool = True, resume: bool = False, again: bool = False) -> Result:
+    """Train `config` in its folder and return what it reached; a finished run is returned as it is.
+
+    `resume`: go on from the folder's checkpoint if there is one.  `again`: forget what is there and start over.
+    Raises ValueError when the folder holds another run, or an unfinished one and neither is asked for; OSError when the
+    disk is full (the last good checkpoint survives); Interrupted after Ctrl-C or SIGTERM, when everything is saved.
+    """
+    _check(config)
+    folder = folder_of(config)
+    with claim(config, folder):
+        if again:
+            clear(folder)
+        if (done := read_result(folder)) is not None:
+            return done
+        if (folder / CHECKPOINT).exists() and not resume:
+            raise ValueError(
+                f"train: {folder} holds an unfinished run; go on with `polyhead resume {folder}`, or train again"
+            )
+        with _process(config) as device, _Stop() as stop:
+            loop = _Loop(config, folder, device, progress)
+            try:
+                return loop.fit(stop)
+            finally:
+                loop.close()
+
+
+def _check(config: Run) -> None:
+    """Everything that would otherwise fail after the first hour."""
+    for split in config.train.evaluate:
+        one_of(type(config.task).__name__, "split", split, config.task.splits)
+    for gives, takes, what in zip(
+        config.task.ends, (config.model.inputs, config.model.outputs), ("in", "out"), strict=True
+    ):
+        if type(gives) is not type(takes) or _size(gives) != _size(takes):
+            raise ValueError(f"train: the task's {what}puts are {gives} but the model's are {takes}")
+
+
+def _size(end: configs.Tokens | configs.Vectors | configs.Logits | configs.Values) -> int:
+    return end.count if isinstance(end, (configs.Tokens, configs.Logits)) else end.size
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is cuda, else mps, else cpu.  Raises ValueError for a device this machine lacks."""
+    one_of("device", "device", name.partition(":")[0], ("auto", "cpu", "cuda", "mps"))
+    mps = torch.backends.mps.is_available()
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "mps" if mps else "cpu")
+    if (name.startswith("cuda") and not torch.cuda.is_available()) or (name == "mps" and not mps):
+        raise ValueError(f"device: this machine has no {name} (choose auto or cpu)")
+    return torch.device(name)
+
+
+@contextlib.contextmanager
+def _process(config: Run) -> Iterator[torch.device]:
+    """The process as the run wants it, and afterwards as the caller had it: threads, determinism, random state."""
+    device = pick_device(config.device)
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type != "cpu" else [], device_type=device.type):
+            yield device
+    finally:
+        torch.use_deterministic_algorithms(strict)
+        torch.set_num_threads(threads)
+
+
+class _Stop:
+    """SIGINT and SIGTERM ask the loop to save and stop; a second one stops at once."""
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Stop":
+        if threading.current_thread() is threading.main_thread():
+            self.before = {number: signal.signal(number, self._ask) for number in self.signals}
+        return self
+
+    def _ask(self, number: int, frame: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+class _Loop:
+    """The state of one run: model, optimiser, `step` updates done."""
+
+    def __init__(self, config: Run, folder: pathlib.Path, device: torch.device, progress: bool) -> None:
+        self.config, self.folder, self.device, self.train = config, folder, device, config.train
+        torch.manual_seed(stream(config.seed, "init"))
+        self.model = Transformer(config.model).to(device)
+        self.optimiser = optimiser.build(self.model, self.train)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.train.precision == "fp16")
+        self.step, self.seconds, self.saved = 0, 0.0, 0
+        self.norm: Tensor | None = None  # of the gradient before clipping
+        if (folder / CHECKPOINT).exists():
+            self._load()
+        if config.compile:
+            self.model.compile()
+        self.metrics = Metrics(folder, self._is_past)
+        metric = config.task.metric
+        self.progress = Progress(config.name, metric, start=self.step, steps=self.train.steps, enabled=progress)
+        self.started = self.ticked = time.perf_counter()
+        self.counted = 0  # steps since `ticked`
+
+    def fit(self, stop: _Stop) -> Result:
+        train, scores = self.train, {}
+        self.model.train()
+        while self.step < train.steps:
+            outputs, batch, loss = self._update()
+            self.progress.step()
+            last = self.step == train.steps
+            if last or self.step == 1 or self.step % train.log_every == 0:
+                self._log(outputs, batch, loss)
+            if last or self.step % train.eval_every == 0:
+                scores = self._evaluate()
+            if last or stop.asked or self.step % train.save_every == 0:
+                self._save(loss)
+            if stop.asked and not last:
+                raise Interrupted(f"stopped and saved at step {self.step}; go on with: polyhead resume {self.folder}")
+        return self._finish(scores or self._evaluate())
+
+    def _update(self) -> tuple[Tensor, configs.Batch, Tensor]:
+        """One step of AdamW.  Nothing here waits for the device."""
+        train, config = self.train, self.config
+        rate = optimiser.learning_rate(self.step, train)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        batch = config.task.batch("train", train.batch_size, seed=config.seed, step=self.step, device=self.device)
+        torch.manual_seed(stream(config.seed, "dropout", self.step))
+        self.optimiser.zero_grad(set_to_none=True)
+        with autocast(self.device, train.precision):
+            outputs = self.model(batch.inputs, mask=batch.mask)
+        outputs = outputs if train.precision == "fp32" else outputs.float()
+        loss = config.task.loss(outputs, batch) + self.model.auxiliary_loss()
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimiser)
+        if train.clip is not None:
+            self.norm = clip_grad_norm_(self.model.parameters(), train.clip)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.step += 1
+        self.counted += 1
+        return outputs, batch, loss
+
+    def _log(self, outputs: Tensor, batch: configs.Batch, loss: Tensor) -> None:
+        """A row of training: the loss and metrics of this step's batch."""
+        norm = self.norm if self.norm is not None else get_total_norm([p.grad for p in self._trained()])
+        with torch.no_grad():
+            scores = {name: value.mean().item() for name, value in self.config.task.metrics(outputs, batch).items()}
+        row = {"kind": "train", "step": self.step, "loss": loss.item(), **scores}
+        row |= {"lr": optimiser.learning_rate(self.step - 1, self.train), "grad_norm": norm.item()}
+        row |= {"steps_per_second": self.counted / (time.perf_counter() - self.ticked), "seconds": self._elapsed()}
+        self._check_finite(row["loss"])
+        self.metrics.add(row)
+        self.progress.trained(row)
+        self._tick()
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [p for p in self.model.parameters() if p.grad is not None]
+
+    def _evaluate(self) -> dict[str, dict[str, float]]:
+        """A row for each split."""
+        scores, train, began = {}, self.train, time.perf_counter()
+        for split in train.evaluate:
+            scores[split] = evaluate(
+                self.model,
+                self.config.task,
+                split,
+                batches=train.eval_batches,
+                batch_size=train.batch_size,
+                seed=self.config.seed,
+                device=self.device,
+                precision=train.precision,
+            )
+            row = {"kind": "eval", "step": self.step, "split": split, **scores[split], "seconds": self._elapsed()}
+            self.metrics.add(row)
+            self.progress.evaluated(row)
+        self.ticked += time.perf_counter() - began
+        return scores
+
+    def _save(self, loss: Tensor) -> None:
+        began = time.perf_counter()
+        self._check_finite(loss.item())
+        self.metrics.sync()  # rows before the checkpoint that vouches for them
+        metadata = {"digest": configs.digest(self.config), "step": self.step, "seconds": self._elapsed()}
+        save_checkpoint(self.folder, self.model, self.optimiser, {**metadata, "scaler": self.scaler.state_dict()})
+        self.saved = self.step
+        self.ticked += time.perf_counter() - began
+
+    def _load(self) -> None:
+        path = self.folder / CHECKPOINT
+        tensors, metadata = read_checkpoint(self.folder, configs.digest(self.config))
+        load_weights(self.model, tensors, path)
+        load_optimiser(self.model, self.optimiser, tensors, path)
+        if metadata["scaler"]:
+            self.scaler.load_state_dict(metadata["scaler"])
+        self.step = self.saved = metadata["step"]
+        self.seconds = metadata["seconds"]
+
+    def _is_past(self, row: dict[str, Any]) -> bool:
+        """Rows that stay when the run goes on: up to the checkpoint, except a final evaluation, which is done again."""
+        return row["step"] <= self.step and not (row["kind"] == "eval" and row["step"] == self.train.steps)
+
+    def _check_finite(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            kept = f"the checkpoint of step {self.saved} is kept" if self.saved else "there is no checkpoint yet"
+            what = f"the loss of {self.config.name} is {loss} at step {self.step}"
+            raise ValueError(f"train: {what}; {kept}; lower train.lr or set train.clip")
+
+    def _elapsed(self) -> float:
+        return self.seconds + time.perf_counter() - self.started
+
+    def _tick(self) -> None:
+        self.ticked, self.counted = time.perf_counter(), 0
+
+    def _finish(self, scores: dict[str, dict[str, float]]) -> Result:
+        result = Result(
+            name=self.config.name,
+            digest=configs.digest(self.config),
+            steps=self.step,
+            seconds=self._elapsed(),
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            scores=scores,
+            command=f"python -m polyhead.train {self.folder / CONFIG}",
+            environment=environment(self.device),
+            folder=self.folder,
+        )
+        write_result(result)
+        return result
+
+    def close(self) -> None:
+        self.metrics.close()
+        self.progress.close()
