@@ -53,11 +53,11 @@ class FuzzyLogic(Task):
         compositional   the `held_out` rest: unseen combinations of terms that each occur in training
         novel           combinations of reserved terms only (mixed combinations belong to no split)
 
-    split: "covered" is random, with every known term in training, for any `split_seed`.  "legacy" and "partitionable" are
-        the splits of the original code under JAX before and since 0.5 (4 variables, 2 terms, seeds 0, 1, 2, 2024), the
-        former the paper's.  They are not covered: with seed 2 and 0.7 held out, terms 5 and 6 never occur in training.
-    inputs: "uniform" in [0, 1); for analysis "fixed_context" (one set of context inputs for all sequences of a split, while
-        the targets follow each function) or "fixed_query" (one query).
+    split: "covered" is random, with every known term in training, for any `split_seed`.  "legacy" and "partitionable"
+        are the splits of the original code under JAX before and since 0.5 (4 variables, 2 terms, seeds 0, 1, 2, 2024),
+        the former the paper's.  They are not covered: with seed 2 and 0.7 held out, terms 5 and 6 never occur in training.
+    inputs: "uniform" in [0, 1); for analysis "fixed_context" (one set of context inputs for all sequences of a split,
+        while the targets follow each function) or "fixed_query" (one query).
     length: tokens in a sequence, the query included.
 
     >>> FuzzyLogic().sample("compositional", 8, torch.Generator().manual_seed(0)).inputs.shape
@@ -100,8 +100,8 @@ class FuzzyLogic(Task):
         most = max(known, reserved)
         if math.comb(most, self.terms) > MOST:
             raise ValueError(
-                f"FuzzyLogic: {math.comb(most, self.terms)} combinations of {self.terms} in {most} terms, but at most {MOST} "
-                "can be listed; use fewer variables or terms"
+                f"FuzzyLogic: {math.comb(most, self.terms)} combinations of {self.terms} in {most} terms, but at most "
+                f"{MOST} can be listed; use fewer variables or terms"
             )
         if self.split != "covered" and (self.variables, self.terms, self.known) != (4, 2, 12):
             raise ValueError(
@@ -173,7 +173,7 @@ class FuzzyLogic(Task):
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """R² of baselines that compose nothing, and the exact ceiling: see `polyhead.tasks.floors`."""
-        from polyhead.tasks import floors  # scikit-learn stays out of the import of a task
+        from polyhead.tasks import floors  # a floor knows the task, not the task its floors
 
         return floors.floors(self, split, sequences=sequences, seed=seed)
 
@@ -216,13 +216,13 @@ def _split(
     known: int, terms: int, held_out: float, split: str, seed: int
 ) -> tuple[tuple[Combination, ...], tuple[Combination, ...]]:
     """Training and held-out combinations of `known` terms."""
-    rows = list(itertools.combinations(range(known), terms))
+    rows: list[Combination] = list(itertools.combinations(range(known), terms))
     held = _floor(held_out * len(rows))
     if not 0 < held < len(rows):
         raise ValueError(f"FuzzyLogic: held_out={held_out} of {len(rows)} combinations leaves one split empty")
     if split != "covered":
-        order = _legacy(split, seed)
-        return tuple(rows[i] for i in order[held:]), tuple(rows[i] for i in order[:held])
+        order = [rows[rank] for rank in _legacy(split, seed)]
+        return tuple(order[held:]), tuple(order[:held])
     if (len(rows) - held) * terms < known:
         raise ValueError(
             f"FuzzyLogic: held_out={held_out} leaves {len(rows) - held} training functions of {terms} terms, "
