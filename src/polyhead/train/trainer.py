@@ -201,19 +201,18 @@ class _Loop:
 
     def _log(self, outputs: Tensor, batch: configs.Batch, loss: Tensor) -> None:
         """A row of training: the loss and metrics of this step's batch."""
-        norm = self.norm if self.norm is not None else get_total_norm([p.grad for p in self._trained()])
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = get_total_norm(gradients) if self.norm is None else self.norm
+        value = loss.item()
+        self._check_finite(value)
         with torch.no_grad():
             scores = {name: value.mean().item() for name, value in self.config.task.metrics(outputs, batch).items()}
-        row = {"kind": "train", "step": self.step, "loss": loss.item(), **scores}
+        row: dict[str, Any] = {"kind": "train", "step": self.step, "loss": value, **scores}
         row |= {"lr": optimiser.learning_rate(self.step - 1, self.train), "grad_norm": norm.item()}
         row |= {"steps_per_second": self.counted / (time.perf_counter() - self.ticked), "seconds": self._elapsed()}
-        self._check_finite(row["loss"])
         self.metrics.add(row)
         self.progress.trained(row)
         self._tick()
-
-    def _trained(self) -> list[torch.nn.Parameter]:
-        return [p for p in self.model.parameters() if p.grad is not None]
 
     def _evaluate(self) -> dict[str, dict[str, float]]:
         """A row for each split."""
