@@ -1,0 +1,107 @@
+"""What went through every attention layer, and the latent code of the pairs one asks for.
+
+Nothing is hooked: layers hand out q, k, v on request, and the code of a pair is recomputed from them by the same
+`latent_code` that the equations use.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from polyhead.config import Batch
+from polyhead.layers.taps import GroupTaps, Taps
+from polyhead.ops.code import latent_code
+
+OVER_KEYS = ("softmax", "softmax_rms_heads")
+"""The normalisations that read a query's whole row of scores; for the others one pair is enough."""
+
+
+def capture(model: nn.Module, batch: Batch) -> list[Taps]:
+    """One forward pass of `batch`, without dropout or gradients: the taps of every layer, first to last.
+
+    Each has q, k, v, bias, mask and output.  The model is left in the mode (train or eval, module by module) it was
+    found in; the batch moves to the model's device.
+
+    >>> taps = capture(model, task.batch("compositional", 64, seed=0, step=0))
+    >>> codes(taps[-1], -1, -1)      # (b h): the last token attending to itself, last layer
+    """
+    modes = {module: module.training for module in model.modules()}
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    taps: list[Taps] = []
+    try:
+        model.eval()
+        with torch.no_grad():
+            mask = None if batch.mask is None else batch.mask.to(device)
+            model(batch.inputs.to(device), mask=mask, taps=taps)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return taps
+
+
+def codes(
+    taps: Taps, q_index: int | Sequence[int], k_index: int | Sequence[int], *, group: int | None = None
+) -> Float[Tensor, "b h"] | Float[Tensor, "b n h"]:
+    """The latent code of chosen pairs: query `q_index` attending to key `k_index`, all heads.
+
+    Two integers give (b h); two lists of equal length n give n pairs (b n h).  Negative indices count from the end.
+    Heads are those of all groups side by side, or of one `group`.  Costs one row of scores per pair where the code is
+    normalised over keys, and one score per head otherwise; never t x s.
+    """
+    groups = taps.groups if group is None else (taps.groups[_within("group", group, len(taps.groups))],)
+    if isinstance(q_index, int) and isinstance(k_index, int):
+        return torch.cat([_pair(g, q_index, k_index) for g in groups], dim=-1)
+    if isinstance(q_index, int) or isinstance(k_index, int) or len(q_index) != len(k_index):
+        raise ValueError(
+            f"codes: two integers or two lists of one length were wanted but {q_index!r} and {k_index!r} came"
+        )
+    pairs = zip(q_index, k_index, strict=True)
+    return torch.stack([torch.cat([_pair(g, i, j) for g in groups], dim=-1) for i, j in pairs], dim=1)
+
+
+def _within(what: str, index: int, size: int) -> int:
+    if not -size <= index < size:
+        raise ValueError(f"codes: {what} must be in [{-size}, {size}) but is {index}")
+    return index % size
+
+
+def _pair(taps: GroupTaps, i: int, j: int) -> Float[Tensor, "b h"]:
+    """The code of one pair; `latent_code` sees one query, and one key or all of them."""
+    t, s = taps.q.shape[1], taps.k.shape[1]
+    i, j = _within("q_index", i, t), _within("k_index", j, s)
+    keys = slice(0, s) if taps.normalise in OVER_KEYS else slice(j, j + 1)
+    visible = _mask_row(taps, i, t, s)
+    code = latent_code(
+        taps.q[:, i : i + 1],
+        taps.k[:, keys],
+        normalise=taps.normalise,
+        bias=None if taps.bias is None else _bias_row(taps.bias, i, t, s)[..., keys],
+        mask=None if visible is None else visible[..., keys],
+        scale=taps.scale,
+    )
+    return code[:, :, 0, j - keys.start]
+
+
+def _bias_row(bias: Tensor, i: int, t: int, s: int) -> Float[Tensor, "#b #h 1 s"]:
+    """Row `i` of a bias; by offset, key j of query i is in column j - i + t - 1."""
+    if bias.ndim == 2:
+        return bias[None, :, None, t - 1 - i : t - 1 - i + s]
+    return _row(bias, i, s)
+
+
+def _row(array: Tensor, i: int, s: int) -> Tensor:
+    """Row `i` of something that broadcasts to (b h t s), with all its keys."""
+    array = array[(None,) * (4 - array.ndim)]
+    row = array if array.shape[2] == 1 else array[:, :, i : i + 1]
+    return row.expand(*row.shape[:3], s)
+
+
+def _mask_row(taps: GroupTaps, i: int, t: int, s: int) -> Tensor | None:
+    """What query `i` may look at, causality included: one query alone would count as the last."""
+    visible = None if taps.mask is None else _row(taps.mask, i, s)
+    if taps.causal:
+        past = torch.arange(s, device=taps.k.device) <= i + s - t
+        visible = past[None, None, None] if visible is None else visible & past
+    return visible

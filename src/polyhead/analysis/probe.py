@@ -1,0 +1,200 @@
+"""How much of a task can be read off the latent code: linear probes, and the score that guessing would get.
+
+Schug et al. 2025, section 3.2 and figure 2B: per layer and term, a logistic regression from the code of the query
+attending to itself (a vector over heads) to the term, fitted on training tasks, scored by F1 on unseen tasks.  The
+paper leaves averaging, regularisation and scaling open: here F1 is the macro average, the classifier is
+scikit-learn's default (L2 with C = 1) on standardised codes.
+"""
+
+import pathlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from polyhead.analysis.capture import capture, codes
+from polyhead.config import Batch, Task, stream
+from polyhead.shapes import shaped
+
+Array = np.ndarray
+Index = Array | Tensor | slice | list[int]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The outcome of one probe.
+
+    `f1`: macro F1 on the held-out part, over the classes that occur there.  `chance`: the exact expectation of that
+    figure for a guesser who draws every label from the label frequencies of the fitting part and never looks at the
+    codes.  `n`: held-out items.  `classes`: the classes averaged over.  `predictions`: the predicted labels of the
+    held-out part, in order.
+    """
+
+    f1: float
+    chance: float
+    n: int
+    classes: int
+    predictions: Array
+
+
+@shaped
+def probe(
+    codes: Float[Tensor, "b h"] | Float[Array, "b h"],
+    labels: Int[Tensor, " b"] | Int[Array, " b"],
+    *,
+    train: Index,
+    test: Index,
+) -> Probe:
+    """Fit a multinomial logistic regression on the items `train`, score it on the items `test` (indices, masks or
+    slices).
+
+    >>> probe(codes, labels, train=slice(0, 1000), test=slice(1000, 2000)).f1
+
+    A held-out class that the fitting part lacks counts as F1 = 0: nothing could have been learned about it.
+    ValueError: fewer than two classes to fit, an empty part, parts that share items, or codes that are not finite.
+    """
+    x, y = _array(codes).astype(np.float64), _array(labels)
+    fit, held = _chosen(train, len(x)), _chosen(test, len(x))
+    _check(x, y, fit, held)
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import f1_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
+    guess = classifier.fit(x[fit], y[fit]).predict(x[held])
+    occurring = np.unique(y[held])
+    f1 = f1_score(y[held], guess, labels=occurring, average="macro", zero_division=0.0)
+    return Probe(float(f1), chance_f1(y[fit], y[held]), len(held), len(occurring), guess)
+
+
+def chance_f1(fit: Int[Array, " b"], held: Int[Array, " s"]) -> float:
+    """Expected macro F1 of guessing every held-out label from the label frequencies of the fitting part.
+
+    With m guesses of a class in all, the number that is right has mean m k / n for a class that holds k of the n
+    items, so
+
+        E[F1] = sum_m Binomial(m; n, p) * 2 (m k / n) / (m + k),    p = frequency of the class in the fitting part,
+
+    exactly; the macro average runs over the classes of the held-out part.
+    """
+    n = len(held)
+    m = torch.arange(n + 1, dtype=torch.float64)
+    total = torch.tensor(float(n), dtype=torch.float64)
+    choose = torch.lgamma(total + 1) - torch.lgamma(m + 1) - torch.lgamma(total - m + 1)
+    scores = []
+    for label in np.unique(held):
+        k, p = float((held == label).sum()), torch.tensor(float((fit == label).mean()), dtype=torch.float64)
+        mass = torch.exp(choose + torch.xlogy(m, p) + torch.xlogy(total - m, 1 - p))
+        scores.append(float((mass * 2 * m * (k / n) / (m + k)).sum()))
+    return float(np.mean(scores))
+
+
+def targets(latents: dict[str, Tensor]) -> dict[str, Array]:
+    """The labels a task offers, by name: integer latents `terms` (b k) become "term 1", "term 2", ..., (b,) keep
+    their name.
+    """
+    found: dict[str, Array] = {}
+    for name, value in latents.items():
+        if value.is_floating_point() or value.dtype == torch.bool or value.ndim > 2:
+            continue
+        if value.ndim == 1:
+            found[name] = _array(value)
+        else:
+            found |= {f"{name.removesuffix('s')} {i + 1}": _array(column) for i, column in enumerate(value.T)}
+    return found
+
+
+def draws(task: Task, split: str, sequences: int, *, seed: int, purpose: str, device: Any = "cpu") -> Iterator[Batch]:
+    """`sequences` sequences of `split` in batches of at most 512, from a seed stream of their own."""
+    for step, start in enumerate(range(0, sequences, 512)):
+        generator = torch.Generator(device).manual_seed(stream(seed, f"{task.name}/{split}/{purpose}", step))
+        yield task.sample(split, min(512, sequences - start), generator)
+
+
+def query_codes(
+    model: nn.Module,
+    task: Task,
+    split: str,
+    sequences: int,
+    *,
+    seed: int = 0,
+    purpose: str = "probe",
+    device: Any = "cpu",
+) -> tuple[list[Float[Array, "b h"]], Batch]:
+    """The code of the last token attending to itself, per layer (all groups of heads), and the sequences it is from."""
+    layers: list[list[Tensor]] = []
+    batches = list(draws(task, split, sequences, seed=seed, purpose=purpose, device=device))
+    for batch in batches:
+        found = [codes(taps, -1, -1) for taps in capture(model, batch)]
+        layers = layers or [[] for _ in found]
+        for layer, code in zip(layers, found, strict=True):
+            layer.append(code)
+    return [_array(torch.cat(layer)) for layer in layers], _joined(batches)
+
+
+def probe_run(
+    folder: str | pathlib.Path, *, sequences: int = 4096, seed: int = 0, device: Any = "cpu"
+) -> list[dict[str, Any]]:
+    """Probe every layer of a finished run for every part of its tasks: rows {layer, target, f1, chance, n, classes}.
+
+    Fitted on `sequences` sequences of training tasks (split `iid`), scored on as many of unseen tasks
+    (`compositional`), from streams that neither training nor evaluation reads.  The terms of a fuzzy-logic task are
+    sorted, so "term 1" and "term 2" have different priors and different sets of possible classes: compare each with
+    its own chance level, not with each other.
+    """
+    from polyhead.train import load_model
+
+    run, model = load_model(folder, device=device)
+    return probe_model(model, run.task, sequences=sequences, seed=seed, device=device)
+
+
+def probe_model(
+    model: nn.Module, task: Task, *, sequences: int = 4096, seed: int = 0, device: Any = "cpu"
+) -> list[dict[str, Any]]:
+    """`probe_run` for a model in memory."""
+    fit, seen = query_codes(model, task, "iid", sequences, seed=seed, device=device)
+    held, unseen = query_codes(model, task, "compositional", sequences, seed=seed, device=device)
+    known, labels = targets(seen.latents), targets(unseen.latents)
+    rows: list[dict[str, Any]] = []
+    for layer, (a, b) in enumerate(zip(fit, held, strict=True)):
+        for name in known:
+            x, y = np.concatenate([a, b]), np.concatenate([known[name], labels[name]])
+            result = probe(x, y, train=slice(0, len(a)), test=slice(len(a), len(x)))
+            scores = {"f1": result.f1, "chance": result.chance, "n": result.n, "classes": result.classes}
+            rows.append({"layer": layer, "target": name, **scores})
+    return rows
+
+
+def _joined(batches: list[Batch]) -> Batch:
+    first = batches[0]
+    return Batch(
+        inputs=torch.cat([b.inputs for b in batches]),
+        targets=torch.cat([b.targets for b in batches]),
+        mask=None if first.mask is None else torch.cat([b.mask for b in batches if b.mask is not None]),
+        scored=torch.cat([b.scored for b in batches]),
+        latents={name: torch.cat([b.latents[name] for b in batches]) for name in first.latents},
+    )
+
+
+def _array(value: Any) -> Array:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+def _chosen(index: Index, n: int) -> Array:
+    return np.arange(n)[index if isinstance(index, slice) else _array(index)]
+
+
+def _check(x: Array, y: Array, fit: Array, held: Array) -> None:
+    if not len(fit) or not len(held):
+        raise ValueError(f"probe: both parts need items but train has {len(fit)} and test {len(held)}")
+    if shared := len(np.intersect1d(fit, held)):
+        raise ValueError(f"probe: train and test must not overlap but share {shared} items")
+    if len(np.unique(y[fit])) < 2:
+        raise ValueError(f"probe: at least 2 classes are needed in train but all labels are {y[fit][0]}")
+    if not np.isfinite(x).all():
+        raise ValueError(f"probe: codes must be finite but {int((~np.isfinite(x)).any(1).sum())} of {len(x)} are not")

@@ -1,0 +1,90 @@
+"""The value network: what a layer computes for one query-key pair, with its weights written by the latent code.
+
+Schug et al. 2025, with a_h the code of the pair and x the key's input:
+
+    softmax, linear (eq. 2-5):   (sum_h a_h W_out_h W_value_h) x                                     one matrix
+    HYLA (eq. 6-7):              (sum_h a_h W_out_h) act((sum_h a_h W_value_h) x)                    two
+    HYLA, deep (eq. 10):         (sum_h a_h W_out_h) act((sum_h a_h W'_h) act((sum_h a_h W_value_h) x))   three
+
+Linear attention with `act` on its values cannot merge its two maps: [W_value_h stacked over heads], then [a_h W_out_h
+side by side], with `act` between.  Heads that share a value head read the same W_value.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polyhead.analysis.capture import codes
+from polyhead.layers.taps import GroupTaps, Taps
+from polyhead.ops.code import act as activation
+
+
+class ValueNetwork(list[Tensor]):
+    """The matrices [out, in] in order of application, with what stands between them.
+
+    `biases`: one vector [out] per matrix, zero where the layer has none (the value bias enters as sum_h a_h b_h,
+    through W_out where the two maps merge).  `act`: the function between matrices.  Calling it applies the network to
+    inputs (..., m); summed over keys and groups this is the layer's output without its output bias, which is added
+    once per query.
+    """
+
+    def __init__(self, matrices: Sequence[Tensor], biases: Sequence[Tensor], act: str) -> None:
+        super().__init__(matrices)
+        self.biases = list(biases)
+        self.act = act
+
+    def __call__(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
+        function = activation(self.act)
+        for i, (matrix, bias) in enumerate(zip(self, self.biases, strict=True)):
+            x = (x if i == 0 else function(x)) @ matrix.mT + bias
+        return x
+
+
+def value_network(taps: Taps, q_index: int, k_index: int, *, sample: int = 0, group: int = 0) -> ValueNetwork:
+    """The matrices that one layer applies to the input of key `k_index` on behalf of query `q_index`, in order of
+    application.
+
+    >>> layer = capture(model, batch)[0]
+    >>> network = value_network(layer, -1, -1)
+    >>> [tuple(matrix.shape) for matrix in network]        # HYLA, width 64, value width 8 per head
+    [(8, 64), (64, 8)]
+    >>> network(layer.context[0, -1])                      # this pair's share of the layer's output
+
+    `sample` is the sequence of the batch; a layer that mixes groups of heads has one value network per `group`, and
+    adds them.
+    """
+    code = codes(taps, q_index, k_index, group=group)
+    if not -len(code) <= sample < len(code):
+        raise ValueError(f"value_network: sample must be in [{-len(code)}, {len(code)}) but is {sample}")
+    heads = taps.groups[group]
+    a = code[sample].to(heads.w_out.dtype)
+    return _hyla(heads, a) if heads.kind == "hyla" else _sums(heads, a)
+
+
+def _per_head(heads: GroupTaps) -> tuple[Float[Tensor, "h e m"], Float[Tensor, "h e"]]:
+    """The value map and bias each query head reads."""
+    h, g = heads.w_out.shape[0], heads.w_value.shape[0]
+    bias = heads.w_value.new_zeros(heads.w_value.shape[:2]) if heads.b_value is None else heads.b_value
+    return heads.w_value.repeat_interleave(h // g, dim=0), bias.repeat_interleave(h // g, dim=0)
+
+
+def _sums(heads: GroupTaps, a: Float[Tensor, " h"]) -> ValueNetwork:
+    w_value, b_value = _per_head(heads)
+    scaled = a[:, None, None] * heads.w_out
+    if heads.kind == "softmax" or heads.act == "identity":
+        matrix = torch.einsum("h m e, h e c -> m c", scaled, w_value)
+        return ValueNetwork([matrix], [torch.einsum("h m e, h e -> m", scaled, b_value)], "identity")
+    wide = scaled.transpose(0, 1).flatten(1)  # (m, h e)
+    return ValueNetwork([w_value.flatten(0, 1), wide], [b_value.flatten(), wide.new_zeros(len(wide))], heads.act)
+
+
+def _hyla(heads: GroupTaps, a: Float[Tensor, " h"]) -> ValueNetwork:
+    w_value, b_value = _per_head(heads)
+    first, last = torch.einsum("h, h e m -> e m", a, w_value), torch.einsum("h, h m e -> m e", a, heads.w_out)
+    matrices = [first, last]
+    if heads.value_weight is not None:
+        matrices.insert(1, torch.einsum("h, h e c -> e c", a, heads.value_weight))
+    biases = [a @ b_value, *(matrix.new_zeros(len(matrix)) for matrix in matrices[1:])]
+    return ValueNetwork(matrices, biases, heads.act)

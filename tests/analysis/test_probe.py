@@ -1,0 +1,114 @@
+import numpy as np
+import pytest
+import torch
+
+from polyhead.analysis import probe as run_probe
+from polyhead.analysis.probe import chance_f1, targets
+
+
+def clusters(n: int, classes: int, noise: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Codes that sit around one point per class."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, n)
+    return np.eye(classes)[labels] + noise * rng.normal(size=(n, classes)), labels
+
+
+def test_separable_codes_are_read_and_noise_is_at_chance() -> None:
+    codes, labels = clusters(1200, 5, 0.05)
+    found = run_probe(codes, labels, train=slice(0, 800), test=slice(800, 1200))
+    assert found.f1 > 0.99
+    assert (found.n, found.classes) == (400, 5)
+    assert (found.predictions == labels[800:]).mean() > 0.99
+    noise = np.random.default_rng(1).normal(size=codes.shape)
+    blind = run_probe(noise, labels, train=slice(0, 800), test=slice(800, 1200))
+    assert abs(blind.f1 - blind.chance) < 0.08
+    assert blind.chance == pytest.approx(found.chance)
+
+
+def test_the_test_part_is_held_out() -> None:
+    """Labels of the held-out part decide the score and nothing else."""
+    codes, labels = clusters(600, 3, 0.05)
+    shuffled = labels.copy()
+    shuffled[400:] = np.random.default_rng(2).permutation(labels[400:])
+    honest = run_probe(codes, labels, train=slice(0, 400), test=slice(400, 600))
+    fooled = run_probe(codes, shuffled, train=slice(0, 400), test=slice(400, 600))
+    assert (honest.predictions == fooled.predictions).all()
+    assert honest.f1 > 0.99
+    assert fooled.f1 < 0.5
+
+
+def test_f1_is_the_macro_average_over_held_out_classes() -> None:
+    """Against F1 from counts of true and false positives, with a class that was never fitted."""
+    codes, labels = clusters(900, 4, 0.6)
+    fit = np.flatnonzero((np.arange(900) < 600) & (labels != 3))
+    held = np.arange(600, 900)
+    found = run_probe(codes, labels, train=fit, test=held)
+    scores = []
+    for label in range(4):
+        mine, truth = found.predictions == label, labels[held] == label
+        scores.append(2 * (mine & truth).sum() / (mine.sum() + truth.sum()))
+    assert scores[3] == 0
+    assert found.f1 == pytest.approx(np.mean(scores))
+
+
+def test_scale_of_a_head_does_not_matter() -> None:
+    codes, labels = clusters(900, 4, 0.4)
+    parts = {"train": slice(0, 600), "test": slice(600, 900)}
+    stretched = codes * np.array([1e-3, 1, 50, 1e4]) + 7
+    assert run_probe(stretched, labels, **parts).f1 == pytest.approx(run_probe(codes, labels, **parts).f1, abs=1e-3)
+
+
+def test_chance_is_the_mean_over_many_guessers() -> None:
+    rng = np.random.default_rng(0)
+    fit = rng.choice(4, 500, p=[0.5, 0.3, 0.15, 0.05])
+    held = rng.choice(4, 60, p=[0.1, 0.2, 0.3, 0.4])
+    frequency = np.bincount(fit, minlength=4) / len(fit)
+    scores = []
+    for _ in range(6000):
+        guess = rng.choice(4, len(held), p=frequency)
+        each = [2 * ((guess == c) & (held == c)).sum() / ((guess == c).sum() + (held == c).sum()) for c in range(4)]
+        scores.append(np.mean(each))
+    error = np.std(scores) / len(scores) ** 0.5
+    assert error < 1e-3
+    assert abs(chance_f1(fit, held) - np.mean(scores)) < 4 * error
+
+
+def test_chance_at_the_edges() -> None:
+    assert chance_f1(np.zeros(10, int), np.zeros(7, int)) == pytest.approx(1.0)
+    assert chance_f1(np.zeros(10, int), np.ones(7, int)) == 0.0
+    assert chance_f1(np.array([0, 1]), np.array([0, 1] * 4000)) == pytest.approx(0.5, abs=1e-4)
+
+
+def test_tensors_masks_and_indices_name_the_same_parts() -> None:
+    codes, labels = clusters(300, 3, 0.3)
+    mask = np.arange(300) < 200
+    by_slice = run_probe(codes, labels, train=slice(0, 200), test=slice(200, 300))
+    by_mask = run_probe(torch.tensor(codes), torch.tensor(labels), train=torch.tensor(mask), test=~mask)
+    assert by_slice.f1 == by_mask.f1
+
+
+def test_targets_names_every_integer_latent() -> None:
+    latents = {"terms": torch.tensor([[1, 5], [2, 3]]), "rule": torch.tensor([4, 4]), "noise": torch.rand(2, 3)}
+    found = targets(latents)
+    assert {name: values.tolist() for name, values in found.items()} == {
+        "term 1": [1, 2],
+        "term 2": [5, 3],
+        "rule": [4, 4],
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"labels": np.zeros(299, int)}, r"probe: b = 300 in codes but 299 in labels \(b\) = \(299,\)"),
+        ({"labels": np.ones(300, int)}, "probe: at least 2 classes are needed in train but all labels are 1"),
+        ({"train": slice(0, 0)}, "probe: both parts need items but train has 0 and test 100"),
+        ({"train": slice(0, 201)}, "probe: train and test must not overlap but share 1 items"),
+        ({"codes": np.full((300, 3), np.nan)}, "probe: codes must be finite but 300 of 300 are not"),
+    ],
+)
+def test_mistakes(change: dict, text: str) -> None:
+    codes, labels = clusters(300, 3, 0.3)
+    arguments = {"codes": codes, "labels": labels, "train": slice(0, 200), "test": slice(200, 300)} | change
+    with pytest.raises(ValueError, match="^" + text + "$"):
+        run_probe(**arguments)

@@ -1,0 +1,224 @@
+"""The value network and the code of chosen pairs, against the layer they are read from."""
+
+import dataclasses
+import itertools
+import sys
+
+import pytest
+import torch
+
+import polyhead as ph
+from polyhead.analysis import capture, codes, value_network
+from polyhead.config import Batch
+from polyhead.spec import ACTS, NORMALISE
+
+T, DIM = 8, 12
+
+MIXTURES = {
+    "softmax": [ph.Softmax(4, dim=3, value_dim=5)],
+    "softmax, shared values": [ph.Softmax(4, dim=3, value_dim=5, kv_heads=2)],
+    **{
+        f"linear {n} {a}": [ph.Linear(4, normalise=n, act=a)]
+        for n, a in itertools.product(NORMALISE, ("identity", "gelu"))
+    },
+    **{f"linear {a}": [ph.Linear(4, act=a)] for a in ACTS},
+    **{
+        f"hyla {n} {a}": [ph.Hyla(4, normalise=n, act=a)] for n, a in itertools.product(NORMALISE, ("relu", "identity"))
+    },
+    **{f"hyla {a}": [ph.Hyla(4, act=a)] for a in ACTS},
+    "hyla, one value head": [ph.Hyla(4, dim=2, value_dim=3, kv_heads=1)],
+    "linear act, shared values": [ph.Linear(4, act="relu", kv_heads=2)],
+    "hyla deep": [ph.Hyla(4, value_depth=2)],
+    "hyla deep, shared values": [ph.Hyla(4, value_depth=2, kv_heads=2, act="silu")],
+    "mixture": [
+        ph.Softmax(2, dim=3, value_dim=5),
+        ph.Hyla(3, dim=2, value_dim=4),
+        ph.Linear(2, dim=4, value_dim=2, act="relu"),
+    ],
+}
+POSITIONS = {"none": None, "by offset": ph.RelativeBias(bidirectional=True), "rotary": ph.Rotary()}
+
+
+def layer(heads: list, *, causal: bool = False, positions: object = None, bias: bool = True) -> ph.MultiHeadAttention:
+    torch.manual_seed(0)
+    attention = ph.MultiHeadAttention(
+        DIM, heads, causal=causal, positions=positions, bias=bias, max_length=T, dtype=torch.float64
+    )
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+    return attention
+
+
+def tap(attention: ph.MultiHeadAttention, x: torch.Tensor, **options: object) -> ph.Taps:
+    taps: list[ph.Taps] = []
+    with torch.no_grad():
+        attention(x, taps=taps, **options)
+    return taps[0]
+
+
+def rebuilt(taps: ph.Taps, sample: int) -> torch.Tensor:
+    """The layer's output from its value networks, matrices applied by hand: sum over keys and groups, plus the output
+    bias.
+    """
+    rows = []
+    for i in range(taps.x.shape[1]):
+        total = torch.zeros_like(taps.x[sample, 0]) if taps.b_out is None else taps.b_out.clone()
+        for g, j in itertools.product(range(len(taps.groups)), range(taps.context.shape[1])):
+            network = value_network(taps, i, j, sample=sample, group=g)
+            y = taps.context[sample, j]
+            for n, (matrix, bias) in enumerate(zip(network, network.biases, strict=True)):
+                y = matrix @ (y if n == 0 else ph.ops.code.act(network.act)(y)) + bias
+            assert torch.allclose(y, network(taps.context[sample, j]), rtol=1e-12, atol=1e-12)
+            total = total + y
+        rows.append(total)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_value_networks_summed_over_keys_are_the_layer(name: str) -> None:
+    attention = layer(MIXTURES[name])
+    taps = tap(attention, torch.randn(2, T, DIM, dtype=torch.float64))
+    with torch.no_grad():
+        torch.testing.assert_close(rebuilt(taps, 1), taps.output[1], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("name", ["softmax", "linear softmax_rms_heads gelu", "hyla relu", "mixture"])
+def test_with_positions_causality_and_masks(name: str, positions: str) -> None:
+    """Query 0 may look nowhere under this mask; its output is the output bias."""
+    heads = [dataclasses.replace(group, dim=4) for group in MIXTURES[name]]  # rotary wants an even width
+    for causal in (False, True):
+        attention = layer(heads, causal=causal, positions=POSITIONS[positions])
+        mask = torch.ones(2, 1, 1, T, dtype=torch.bool)
+        mask[0, ..., :3] = False
+        taps = tap(attention, torch.randn(2, T, DIM, dtype=torch.float64), mask=mask)
+        with torch.no_grad():
+            torch.testing.assert_close(rebuilt(taps, 0), taps.output[0], rtol=1e-9, atol=1e-9)
+            if causal:
+                assert torch.allclose(taps.output[0, 0], attention.out.bias)
+
+
+def test_cross_attention_and_no_biases() -> None:
+    attention = layer([ph.Hyla(3)], bias=False)
+    x, context = torch.randn(2, 4, DIM, dtype=torch.float64), torch.randn(2, T, DIM, dtype=torch.float64)
+    taps: list[ph.Taps] = []
+    with torch.no_grad():
+        attention(x, context, taps=taps)
+        torch.testing.assert_close(rebuilt(taps[0], 0), taps[0].output[0], rtol=1e-9, atol=1e-9)
+
+
+def test_number_and_shape_of_the_matrices() -> None:
+    def shapes(heads: list) -> list[tuple[int, ...]]:
+        taps = tap(layer(heads), torch.randn(1, T, DIM, dtype=torch.float64))
+        return [tuple(matrix.shape) for matrix in value_network(taps, -1, 0)]
+
+    assert shapes([ph.Softmax(4, value_dim=5)]) == [(DIM, DIM)]
+    assert shapes([ph.Linear(4, value_dim=5)]) == [(DIM, DIM)]
+    assert shapes([ph.Linear(4, value_dim=5, kv_heads=2, act="relu")]) == [(20, DIM), (DIM, 20)]
+    assert shapes([ph.Hyla(4, value_dim=5)]) == [(5, DIM), (DIM, 5)]
+    assert shapes([ph.Hyla(4, value_dim=5, value_depth=2)]) == [(5, DIM), (5, 5), (DIM, 5)]
+
+
+def test_hyla_matrices_are_equation_6() -> None:
+    """Spelled out with loops over heads, from the layer's own weights."""
+    attention = layer([ph.Hyla(3, dim=2, value_dim=4)])
+    x = torch.randn(1, T, DIM, dtype=torch.float64)
+    _, code = attention(x, return_code=True)
+    first, second = value_network(tap(attention, x), 2, 5)
+    value, out = attention.qkv.weight[12:], attention.out.weight
+    a = code[0, :, 2, 5]
+    assert torch.allclose(first, sum(a[h] * value[4 * h : 4 * h + 4] for h in range(3)), atol=1e-12)
+    assert torch.allclose(second, sum(a[h] * out[:, 4 * h : 4 * h + 4] for h in range(3)), atol=1e-12)
+
+
+# --------------------------------------------------------------------------------------------------------------- codes
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("positions", ["none", "by offset"])
+@pytest.mark.parametrize("name", [*list(MIXTURES)[:2], "mixture", *(f"hyla {n} relu" for n in NORMALISE)])
+def test_codes_of_pairs_are_those_of_all_pairs(name: str, positions: str, causal: bool) -> None:
+    attention = layer(MIXTURES[name], causal=causal, positions=POSITIONS[positions])
+    x, mask = torch.randn(2, T, DIM, dtype=torch.float64), torch.rand(2, attention.total_heads, T, T) > 0.2
+    bias = torch.randn(1, attention.total_heads, T, T, dtype=torch.float64)
+    for options in ({}, {"mask": mask}, {"mask": mask[0, 0], "bias": bias}, {"mask": mask[0, 0, 0]}):
+        _, every = attention(x, return_code=True, **options)
+        taps = tap(attention, x, **options)
+        queries, keys = zip(*itertools.product(range(-T, T), range(-T, T)), strict=True)
+        found = codes(taps, queries, keys)
+        wanted = every[:, :, [i % T for i in queries], [j % T for j in keys]].transpose(1, 2)
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+        assert torch.equal(codes(taps, -1, -1), codes(taps, T - 1, T - 1))
+
+
+def test_codes_never_build_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = sys.modules["polyhead.analysis.capture"]  # the package's name `capture` is the function
+    plain, seen = home.latent_code, []
+
+    def watched(q: torch.Tensor, k: torch.Tensor, **options: object) -> torch.Tensor:
+        seen.append((q.shape[1], k.shape[1]))
+        return plain(q, k, **options)
+
+    monkeypatch.setattr(home, "latent_code", watched)
+    heads = [ph.Softmax(2, dim=3, value_dim=3), ph.Hyla(2, dim=3, value_dim=3)]
+    taps = tap(layer(heads), torch.randn(1, T, DIM, dtype=torch.float64))
+    codes(taps, [0, 3], [1, 1])
+    assert seen == [(1, T), (1, 1)] * 2
+
+
+def test_one_group_of_a_mixture() -> None:
+    attention = layer(MIXTURES["mixture"])
+    taps = tap(attention, torch.randn(2, T, DIM, dtype=torch.float64))
+    parts = [codes(taps, 1, 2, group=g) for g in range(3)]
+    assert [part.shape[1] for part in parts] == [2, 3, 2]
+    assert torch.equal(torch.cat(parts, dim=1), codes(taps, 1, 2))
+
+
+# -------------------------------------------------------------------------------------------------------------- capture
+def small_model(**options: object) -> ph.Transformer:
+    torch.manual_seed(0)
+    heads = [[ph.Softmax(4)], [ph.Softmax(2), ph.Hyla(2)]]
+    return ph.Transformer(ph.TransformerConfig(ph.Vectors(5), ph.Values(1), dim=16, layers=2, heads=heads, **options))
+
+
+def batch(mask: torch.Tensor | None = None) -> Batch:
+    x = torch.randn(3, 6, 5, generator=torch.Generator().manual_seed(1))
+    return Batch(x, x[..., :1], mask, torch.ones(3, 6, dtype=torch.bool), {})
+
+
+def test_capture_reads_every_layer_without_dropout_or_gradients() -> None:
+    model = small_model(dropout=0.5, residual_dropout=0.5)
+    model.train()
+    model.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    first, again = capture(model, batch()), capture(model, batch())
+    assert [module.training for module in model.modules()] == modes
+    assert [len(taps.groups) for taps in first] == [1, 2]
+    assert not first[1].output.requires_grad
+    assert all(torch.equal(a.output, b.output) for a, b in zip(first, again, strict=True))
+    assert first[0].q.shape == (3, 6, 4, 4)
+
+
+def test_capture_passes_the_mask_and_restores_the_mode_after_an_error() -> None:
+    model = small_model().train()
+    mask = torch.ones(3, 6, dtype=torch.bool)
+    mask[:, 0] = False
+    code = codes(capture(model, batch(mask))[0], -1, 0)
+    assert (code == 0).all()
+    assert (codes(capture(model, batch())[0], -1, 0) != 0).all()
+    with pytest.raises(ValueError, match="mask"):
+        capture(model, batch(mask.float()))
+    assert all(module.training for module in model.modules())
+
+
+def test_mistakes() -> None:
+    taps = tap(layer(MIXTURES["mixture"]), torch.randn(2, T, DIM, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"^codes: q_index must be in \[-8, 8\) but is 8$"):
+        codes(taps, 8, 0)
+    with pytest.raises(ValueError, match=r"^codes: k_index must be in \[-8, 8\) but is -9$"):
+        codes(taps, 0, -9)
+    with pytest.raises(ValueError, match=r"^codes: group must be in \[-3, 3\) but is 3$"):
+        codes(taps, 0, 0, group=3)
+    with pytest.raises(ValueError, match=r"^codes: two integers or two lists of one length were wanted but"):
+        codes(taps, [1], 2)
+    with pytest.raises(ValueError, match=r"^value_network: sample must be in \[-2, 2\) but is 2$"):
+        value_network(taps, 0, 0, sample=2)
