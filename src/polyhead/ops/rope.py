@@ -51,13 +51,24 @@ def rope_angles(positions: Tensor, dim: int, theta: float = 1e4) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """Turn the pairs of `x` (..., d) by the angles whose `cos` and `sin` (..., d/2) are given; returns the dtype of
-    `x`."""
-    interleaved = layout == "interleaved"
+    """Turn the pairs of `x` (..., d) by the angles whose `cos` and `sin` (..., d/2) are given, in their dtype.
+
+    Returns the dtype of `x`.
+    """
     wide = x.to(cos.dtype)
-    a, b = wide.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else wide.chunk(2, -1)
-    turned = (a * cos - b * sin, a * sin + b * cos)
-    return (torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)).to(x.dtype)
+    if layout == "interleaved" and _viewable_as_complex(wide):
+        turned = torch.view_as_complex(wide.unflatten(-1, (-1, 2))) * torch.complex(cos, sin)
+        return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+    a, b = wide.unflatten(-1, (-1, 2)).unbind(-1) if layout == "interleaved" else wide.chunk(2, -1)
+    pair = (a * cos - b * sin, a * sin + b * cos)
+    return (torch.stack(pair, -1).flatten(-2) if layout == "interleaved" else torch.cat(pair, -1)).to(x.dtype)
+
+
+def _viewable_as_complex(x: Tensor) -> bool:
+    """One complex product is ten times faster than four real ones in eager mode; compilers prefer the latter."""
+    if torch.compiler.is_compiling() or x.device.type not in ("cpu", "cuda"):
+        return False
+    return x.stride(-1) == 1 and all(n % 2 == 0 for n in (x.storage_offset(), *x.stride()[:-1]))
 
 
 def layout_permutation(dim: int, *, source: str, target: str) -> Tensor:

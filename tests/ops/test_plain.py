@@ -1,0 +1,202 @@
+"""softmax, silu and attention in the course's form, against NumPy loops in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from polyhead.ops.plain import scaled_dot_product_attention, silu, softmax
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def draw(*shape, seed=1, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def attention_oracle(q, k, v, mask):
+    """Query by query: a sum over the keys it may see; 0 if there are none."""
+    batch = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2], mask.shape[:-2])
+    q, k, v = (np.broadcast_to(a, (*batch, *a.shape[-2:])) for a in (q, k, v))
+    mask = np.broadcast_to(mask, (*batch, q.shape[-2], k.shape[-2]))
+    out = np.zeros((*batch, q.shape[-2], v.shape[-1]))
+    for index in np.ndindex(*batch, q.shape[-2]):
+        keys = [j for j in range(k.shape[-2]) if mask[(*index, j)]]
+        scores = [sum(a * b for a, b in zip(q[index], k[(*index[:-1], j)], strict=True)) for j in keys]
+        weights = [math.exp((a - max(scores)) / math.sqrt(q.shape[-1])) for a in scores]
+        for j, weight in zip(keys, weights, strict=True):
+            out[index] += weight / sum(weights) * v[(*index[:-1], j)]
+    return out
+
+
+# -------------------------------------------------------------------------------------------------------------- softmax
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
+def test_softmax_by_the_definition(dim):
+    x = draw(3, 4, 5)
+    parts = np.exp(x.numpy())
+    expected = torch.tensor(parts / parts.sum(axis=dim, keepdims=True))
+    torch.testing.assert_close(softmax(x, dim), expected, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_softmax_at_logits_of_1e4(dtype, dim):
+    x = torch.tensor([1e4, 1e4 - 8, -1e4, 0.0, 1e4], dtype=dtype)
+    x = x.view(*(5 if axis == dim else 1 for axis in range(3))).expand(*(5 if axis == dim else 2 for axis in range(3)))
+    wide = x.double()
+    parts = torch.exp(wide - wide.amax(dim, keepdim=True))
+    expected = parts / parts.sum(dim, keepdim=True)
+    actual = softmax(x, dim)
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual.double(), expected, atol=torch.finfo(dtype).eps / 2, rtol=0)
+
+
+def test_softmax_agrees_with_pytorch_in_the_course_test():
+    x = draw(3, 5, dtype=torch.float32)
+    for shift in (0, 100):
+        np.testing.assert_allclose(
+            softmax(x + shift, dim=-1), F.softmax(x, dim=-1), atol=1e-6, rtol=2e-5 if shift else 1e-7
+        )
+
+
+def test_softmax_of_nothing():
+    x = torch.tensor([[-torch.inf, -torch.inf], [0.0, -torch.inf]])
+    assert torch.equal(softmax(x, 1).isnan(), torch.tensor([[True, True], [False, False]]))
+    assert softmax(x, 1)[1].tolist() == [1.0, 0.0]
+    assert softmax(torch.zeros(0, 3), 1).shape == (0, 3)
+
+
+def test_softmax_gradient():
+    assert torch.autograd.gradcheck(lambda a: softmax(a, 1), (draw(2, 3, 2).requires_grad_(),))
+
+
+@pytest.mark.parametrize("dim", [2, -3, 17])
+def test_softmax_of_an_unknown_dim(dim):
+    with pytest.raises(ValueError, match=rf"^softmax: dim must be in \[-2, 2\) for x of shape \(3, 5\) but is {dim}$"):
+        softmax(torch.zeros(3, 5), dim)
+
+
+# ----------------------------------------------------------------------------------------------------------------- silu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_silu(dtype):
+    x = torch.cat((torch.linspace(-12, 12, 101), torch.tensor([-1e4, 1e4]))).to(dtype)
+    expected = [a / (1 + math.exp(-a)) if a > -700 else 0.0 for a in x.tolist()]
+    actual = silu(x)
+    assert actual.dtype == dtype
+    ulp = torch.finfo(dtype).eps
+    torch.testing.assert_close(actual.double(), torch.tensor(expected, dtype=torch.float64), atol=2 * ulp, rtol=2 * ulp)
+
+
+# ------------------------------------------------------------------------------------------------------------ attention
+SHAPES = [
+    ((5, 4), (7, 4), (7, 3), (5, 7)),
+    ((4, 12, 16), (4, 16, 16), (4, 16, 16), (4, 12, 16)),
+    ((2, 2, 12, 8), (2, 2, 16, 8), (2, 2, 16, 8), (2, 2, 12, 16)),
+    ((2, 1, 3, 5, 4), (2, 2, 1, 7, 4), (1, 2, 3, 7, 3), (5, 7)),
+    ((2, 3, 1, 4), (2, 3, 1, 4), (2, 3, 1, 4), (2, 1, 1, 1)),
+    ((2, 5, 4), (7, 4), (7, 4), (3, 1, 5, 7)),
+    ((2, 5, 4), (2, 7, 4), (2, 7, 4), (2, 1, 7)),
+    ((2, 5, 4), (2, 7, 4), (2, 7, 4), (5, 1)),
+]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("q", "k", "v", "mask"), SHAPES)
+def test_attention_by_the_definition(q, k, v, mask, masked):
+    q, k, v = draw(*q, seed=1), draw(*k, seed=2), draw(*v, seed=3)
+    allowed = draw(*mask, seed=5) > 0.5
+    every = torch.ones(1, 1, dtype=torch.bool)
+    expected = attention_oracle(q.numpy(), k.numpy(), v.numpy(), (allowed if masked else every).numpy())
+    actual = scaled_dot_product_attention(q, k, v, allowed if masked else None)
+    torch.testing.assert_close(actual, torch.tensor(expected), atol=1e-12, rtol=0)
+    single = scaled_dot_product_attention(q.float(), k.float(), v.float(), allowed if masked else None)
+    np.testing.assert_allclose(single, expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_query_that_may_look_nowhere_gets_exactly_zero(dtype):
+    q, k, v = (draw(2, 3, n, 8, seed=n, dtype=dtype).requires_grad_() for n in (5, 7, 7))
+    mask = torch.ones(2, 1, 5, 7, dtype=torch.bool)
+    mask[0, :, 2] = False
+    mask[1, :, :, 3] = False
+    out = scaled_dot_product_attention(q, k, v, mask)
+    assert out.dtype == dtype
+    assert (out[0, :, 2] == 0).all()
+    assert (out[0, :, 3] != 0).any()
+    (out.double() ** 2).sum().backward()
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        assert tensor.grad.isfinite().all(), name
+    assert (q.grad[0, :, 2] == 0).all()
+    assert (k.grad[1, :, 3] == 0).all()
+    assert (v.grad[1, :, 3] == 0).all()
+    assert (v.grad[0] != 0).any()
+
+
+def test_no_query_may_look_anywhere():
+    q, k, v = (draw(2, 3, 4, seed=n).requires_grad_() for n in (1, 2, 3))
+    out = scaled_dot_product_attention(q, k, v, torch.zeros(3, 3, dtype=torch.bool))
+    out.sum().backward()
+    assert (out == 0).all()
+    assert all((x.grad == 0).all() for x in (q, k, v))
+
+
+def test_gradients():
+    q, k, v = (draw(2, n, 3, seed=n).requires_grad_() for n in (2, 4, 4))
+    mask = torch.tensor([[True, False, True, True], [False, False, False, False]])
+    assert torch.autograd.gradcheck(scaled_dot_product_attention, (q, k, v))
+    assert torch.autograd.gradcheck(lambda *a: scaled_dot_product_attention(*a, mask), (q, k, v))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_of_1e4(dtype):
+    q, k = torch.tensor([[200.0], [-200.0]], dtype=dtype), torch.tensor([[50.0], [-50.0], [50.0]], dtype=dtype)
+    v = torch.tensor([[1.0], [2.0], [3.0]], dtype=dtype)
+    assert scaled_dot_product_attention(q, k, v).tolist() == [[2.0], [2.0]]
+    v = torch.tensor([[1.0], [5.0], [3.0]], dtype=dtype)
+    assert scaled_dot_product_attention(q, k, v).tolist() == [[2.0], [5.0]]
+
+
+def test_empty_sizes():
+    q, k, v = torch.zeros(2, 5, 4), torch.zeros(2, 0, 4), torch.zeros(2, 0, 3)
+    for mask in (None, torch.ones(5, 0, dtype=torch.bool)):
+        out = scaled_dot_product_attention(q, k, v, mask)
+        assert out.shape == (2, 5, 3)
+        assert (out == 0).all()
+    assert scaled_dot_product_attention(q[:, :0], q, q).shape == (2, 0, 4)
+    assert scaled_dot_product_attention(q[:0], q[:0], q[:0]).shape == (0, 5, 4)
+
+
+def test_mistakes_are_one_line():
+    who = "^scaled_dot_product_attention: "
+    q, k, v = torch.zeros(2, 5, 4), torch.zeros(2, 7, 4), torch.zeros(2, 7, 3)
+    mask = torch.ones(5, 7)
+    with pytest.raises(ValueError, match=who + r"mask must be boolean but is torch.float32$"):
+        scaled_dot_product_attention(q, k, v, mask)
+    with pytest.raises(ValueError, match=who + r"t = 5 in q but 7 in mask \(\.\.\. #t #s\) = \(7, 5\)$"):
+        scaled_dot_product_attention(q, k, v, mask.T.bool())
+    with pytest.raises(ValueError, match=who + r"d = 4 in q but 6 in k \(\.\.\. s d\) = \(2, 7, 6\)$"):
+        scaled_dot_product_attention(q, torch.zeros(2, 7, 6), v)
+    with pytest.raises(ValueError, match=who + r"s = 7 in k but 6 in v \(\.\.\. s e\) = \(2, 6, 3\)$"):
+        scaled_dot_product_attention(q, k, v[:, :6])
+    with pytest.raises(ValueError, match=who + r"batch dimensions do not broadcast: \(2,\), \(3,\), \(2,\)$"):
+        scaled_dot_product_attention(q, torch.zeros(3, 7, 4), v)
+    with pytest.raises(
+        ValueError, match=who + r"q, k and v must share a dtype but are torch.float32, torch.float64 and "
+    ):
+        scaled_dot_product_attention(q, k.double(), v)
+    with pytest.raises(ValueError, match=who + r"mask must be \(\.\.\. #t #s\) but has shape \(7,\)$"):
+        scaled_dot_product_attention(q, k, v, torch.ones(7, dtype=torch.bool))
+
+
+@pytest.mark.compile
+def test_compiles_whole():
+    def everything(q, k, v, mask):
+        return silu(softmax(scaled_dot_product_attention(q, k, v, mask), dim=1))
+
+    compiled = torch.compile(everything, fullgraph=True, dynamic=True)
+    for t in (3, 6):
+        q, k, v = (draw(2, 2, n, 8, seed=n, dtype=torch.float32) for n in (t, 5, 5))
+        mask = draw(t, 5) > 0
+        torch.testing.assert_close(compiled(q, k, v, mask), everything(q, k, v, mask))

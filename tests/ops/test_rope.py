@@ -1,0 +1,153 @@
+"""Rotary embedding against explicit 2 x 2 rotations in NumPy float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from polyhead.ops.rope import convert_layout, layout_permutation, rope
+
+LAYOUTS = ("interleaved", "half")
+
+
+def oracle(x, positions, theta, layout):
+    """Every pair of every vector, one multiplication by a rotation matrix at a time."""
+    d = x.shape[-1]
+    positions = np.broadcast_to(positions, x.shape[:-1])
+    out = np.empty(x.shape)
+    for index in np.ndindex(x.shape[:-1]):
+        for j in range(d // 2):
+            a, b = (2 * j, 2 * j + 1) if layout == "interleaved" else (j, j + d // 2)
+            angle = float(positions[index]) * theta ** (-2 * j / d)
+            turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+            out[(*index, a)], out[(*index, b)] = turn @ [x[(*index, a)], x[(*index, b)]]
+    return out
+
+
+def draw(*shape, dtype=torch.float64, scale=1.0):
+    generator = torch.Generator().manual_seed(3)
+    return (torch.randn(*shape, generator=generator, dtype=torch.float64) * scale).to(dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("theta", [1e4, 100.0])
+@pytest.mark.parametrize(
+    ("shape", "positions"),
+    [
+        ((2,), torch.tensor(3)),
+        ((5, 6), torch.arange(5)),
+        ((2, 5, 8), torch.arange(5)),
+        ((2, 5, 8), torch.tensor([[4, 3, 2, 1, 0], [0, 0, 7, 9, 2]])),
+        ((2, 5, 3, 8), torch.tensor([[4, 3, 2, 1, 0], [0, 0, 7, 9, 2]])[..., None]),
+        ((2, 5, 3, 8), torch.arange(5)[None, :, None]),
+        ((2, 3, 2, 5, 4), torch.arange(5)[None]),
+    ],
+)
+def test_float64_equals_the_rotation_matrices(layout, theta, shape, positions):
+    x = draw(*shape)
+    actual = rope(x, positions, theta=theta, layout=layout)
+    expected = torch.tensor(oracle(x.numpy(), positions.numpy(), theta, layout))
+    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
+
+
+def test_defaults_are_interleaved_theta_1e4():
+    x, positions = draw(5, 8), torch.arange(5)
+    assert torch.equal(rope(x, positions), rope(x, positions, theta=1e4, layout="interleaved"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_angles_are_never_rounded_to_half(dtype, layout):
+    """At position 2049, beyond the integers of float16 and bfloat16, and at activations of 1e3."""
+    positions = torch.tensor([0, 1, 257, 2049, 100_003])
+    x = draw(5, 64, dtype=dtype, scale=1e3)
+    actual = rope(x, positions, layout=layout)
+    assert actual.dtype == dtype
+    expected = torch.tensor(oracle(x.double().numpy(), positions.numpy(), 1e4, layout))
+    ulp = torch.finfo(dtype).eps
+    torch.testing.assert_close(actual.double(), expected, atol=2e-4, rtol=1.01 * ulp)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scores_depend_on_the_difference_of_positions_only(layout):
+    q, k = draw(1, 16), draw(2, 16)[1:]
+    near = rope(q, torch.tensor([7]), layout=layout) @ rope(k, torch.tensor([2]), layout=layout).T
+    far = rope(q, torch.tensor([1007]), layout=layout) @ rope(k, torch.tensor([1002]), layout=layout).T
+    other = rope(q, torch.tensor([8]), layout=layout) @ rope(k, torch.tensor([2]), layout=layout).T
+    torch.testing.assert_close(near, far, atol=1e-10, rtol=0)
+    assert (near - other).abs() > 1e-3
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_memory_layout_does_not_matter(layout):
+    """Odd offsets and strides, transposed and expanded inputs take another path through the same numbers."""
+    base = draw(2, 5, 3, 11)
+    positions = torch.arange(5)[:, None]
+    for x in (base[..., 1:9], base[..., :8], draw(5, 3, 8).expand(2, 5, 3, 8)):
+        expected = torch.tensor(oracle(x.numpy(), positions.numpy(), 1e4, layout))
+        torch.testing.assert_close(rope(x, positions, layout=layout), expected, atol=1e-12, rtol=0)
+    strided = draw(2, 5, 3, 16)[..., ::2]
+    expected = torch.tensor(oracle(strided.numpy(), positions.numpy(), 1e4, layout))
+    torch.testing.assert_close(rope(strided, positions, layout=layout), expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients(layout):
+    positions = torch.arange(3)[:, None]
+    for x in (draw(3, 2, 4), draw(3, 2, 5)[..., 1:]):
+        assert torch.autograd.gradcheck(lambda a: rope(a, positions, layout=layout), (x.requires_grad_(),))
+
+
+def test_layouts_convert_exactly():
+    heads, d, m, t = 3, 6, 10, 5
+    x, positions = draw(t, m), torch.arange(t)[:, None]
+    weight = draw(heads * d, m)
+    turned = {}
+    for layout in LAYOUTS:
+        rows = convert_layout(weight, d, source="interleaved", target=layout)
+        turned[layout] = rope((x @ rows.T).view(t, heads, d), positions, layout=layout)
+    index = layout_permutation(d, source="interleaved", target="half")
+    torch.testing.assert_close(turned["half"], turned["interleaved"][..., index], atol=1e-12, rtol=0)
+    there = convert_layout(weight, d, source="interleaved", target="half")
+    assert torch.equal(convert_layout(there, d, source="half", target="interleaved"), weight)
+    assert torch.equal(convert_layout(weight, d, source="half", target="half"), weight)
+    bias = draw(heads * d)
+    assert torch.equal(
+        convert_layout(bias, d, source="interleaved", target="half").view(heads, d), bias.view(heads, d)[:, index]
+    )
+
+
+def test_mistakes_are_one_line():
+    x = torch.zeros(2, 5, 4)
+    with pytest.raises(ValueError, match=r"^rope: the width must be even but is 3$"):
+        rope(torch.zeros(5, 3), torch.arange(5))
+    with pytest.raises(
+        ValueError, match=r"^rope: unknown layout 'halve'; did you mean 'half'\? \(choose from interleaved, half\)$"
+    ):
+        rope(x, torch.arange(5), layout="halve")
+    for shape in ((4,), (1, 2, 5), (3, 5), (5, 1), (0,)):
+        with pytest.raises(ValueError, match=r"^rope: positions of shape \(.*\) do not broadcast to \(2, 5\)$"):
+            rope(x, torch.zeros(shape, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"^rope: positions must not be negative but hold -2$"):
+        rope(x, torch.tensor([0, 1, -2, 3, 4]))
+    with pytest.raises(ValueError, match=r"^rope: positions must be of an integer dtype but is torch.float32$"):
+        rope(x, torch.arange(5.0))
+    with pytest.raises(ValueError, match=r"^convert_layout: 7 rows are not a multiple of the head width 4$"):
+        convert_layout(torch.zeros(7, 2), 4, source="half", target="interleaved")
+    with pytest.raises(ValueError, match=r"^layout_permutation: unknown layout 'neox'"):
+        layout_permutation(4, source="neox", target="half")
+
+
+def test_nothing_to_turn():
+    assert rope(torch.zeros(0, 4), torch.arange(0)).shape == (0, 4)
+    assert rope(torch.zeros(2, 4, device="meta"), torch.arange(2, device="meta")).shape == (2, 4)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_compiles_whole(layout):
+    compiled = torch.compile(lambda x, p: rope(x, p, layout=layout), fullgraph=True, dynamic=True)
+    for t in (3, 6):
+        x, positions = draw(2, t, 3, 8, dtype=torch.float32), torch.arange(t)[:, None]
+        torch.testing.assert_close(compiled(x, positions), rope(x, positions, layout=layout))
