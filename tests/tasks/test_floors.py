@@ -1,0 +1,147 @@
+"""Floors and ceiling: against scikit-learn, against brute force, and against the known figures."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF
+from sklearn.linear_model import Ridge
+from sklearn.neighbors import KNeighborsRegressor
+
+from polyhead.config import Batch
+from polyhead.tasks import FuzzyLogic, Score
+from polyhead.tasks.floors import FLOORS, ceiling, floors, predictions
+from polyhead.tasks.fuzzy_logic import zadeh
+
+NAMES = ["context_mean", "nearest_neighbour", "ridge", "gaussian_process"]
+
+
+# ------------------------------------------------------------------------------------------ predictions
+@pytest.mark.parametrize("size", [2, 5, 31])
+def test_every_floor_is_scikit_learns(size):
+    generator = torch.Generator().manual_seed(size)
+    x = torch.rand(12, size, 4, generator=generator, dtype=torch.float64)
+    y = torch.rand(12, size, generator=generator, dtype=torch.float64)
+    query = torch.rand(12, 4, generator=generator, dtype=torch.float64)
+    found = {name: floor(x, y, query).numpy() for name, floor in FLOORS.items()}
+    assert list(found) == NAMES
+    for b in range(12):
+        one, values, point = x[b].numpy(), y[b].numpy(), query[b : b + 1].numpy()
+        process = GaussianProcessRegressor(RBF(0.5), alpha=0.01, optimizer=None).fit(one, values - values.mean())
+        wanted = {
+            "context_mean": values.mean(),
+            "nearest_neighbour": KNeighborsRegressor(1).fit(one, values).predict(point)[0],
+            "ridge": Ridge(alpha=1.0).fit(one, values).predict(point)[0],
+            "gaussian_process": process.predict(point)[0] + values.mean(),
+        }
+        for name in NAMES:
+            assert found[name][b] == pytest.approx(wanted[name], abs=1e-9), name
+
+
+def test_both_libraries_give_one_table():
+    task = FuzzyLogic()
+    ours, theirs = (floors(task, "novel", sequences=20, library=library) for library in ("torch", "sklearn"))
+    assert list(ours) == list(theirs) == [*NAMES, "ceiling"]
+    for name, score in ours.items():
+        assert score.mean == pytest.approx(theirs[name].mean, abs=1e-7)
+
+
+def test_a_floor_sees_the_context_alone():
+    task = FuzzyLogic(length=8)
+    batch = task.batch("iid", 6, seed=0, step=0)
+    blind = Batch(batch.inputs, torch.full_like(batch.targets, float("nan")), None, batch.scored, {})
+    shown = batch.inputs.clone()
+    shown[:, -1, -1] = 0.7  # whatever stands in the place of the hidden target
+    cheat = Batch(shown, batch.targets, None, batch.scored, {})
+    for name, guess in predictions(batch).items():
+        assert (predictions(blind)[name] == guess).all()
+        assert (predictions(cheat)[name] == guess).all()
+    assert (ceiling(task, blind)[0] == ceiling(task, cheat)[0]).all()
+
+
+# ------------------------------------------------------------------------------------------ figures
+@pytest.mark.parametrize(
+    ("length", "known"),
+    [
+        (16, {"context_mean": -0.133, "nearest_neighbour": 0.076, "ridge": 0.179, "gaussian_process": 0.50}),
+        (32, {"context_mean": -0.063, "nearest_neighbour": 0.379, "ridge": 0.336, "gaussian_process": 0.785}),
+        (64, {"context_mean": -0.026, "nearest_neighbour": 0.576, "ridge": 0.415, "gaussian_process": 0.905}),
+    ],
+)
+def test_the_known_figures_on_held_out_functions(length, known):
+    task = FuzzyLogic(length=length, held_out=0.7, split="partitionable")
+    found = task.floors("compositional", sequences=4000)
+    for name, figure in known.items():
+        assert abs(found[name].mean - figure) < 3 * found[name].standard_error, name
+        assert found[name].count == 4000
+    assert found["gaussian_process"].standard_error < 0.016
+
+
+def test_the_exact_ceiling_at_32_and_16_examples():
+    at_32 = floors(FuzzyLogic(), "compositional", sequences=1000)["ceiling"]
+    assert at_32 == Score(mean=1.0, standard_error=0.0, count=1000, identified=1.0)
+    at_16 = floors(FuzzyLogic(length=16), "compositional", sequences=4000)["ceiling"]
+    assert at_16.identified == pytest.approx(0.9925, abs=3 * (0.9925 * 0.0075 / 4000) ** 0.5)
+    assert 0.99 < at_16.mean < 1
+    table = floors(FuzzyLogic(length=8), "compositional", sequences=1000)
+    assert table["ceiling"].identified < 0.9
+    assert all(table["ceiling"].mean > table[name].mean for name in NAMES)
+    assert all(table[name].identified is None for name in NAMES)
+
+
+@pytest.mark.parametrize(("variables", "terms", "length"), [(4, 2, 3), (4, 2, 6), (4, 2, 16), (3, 2, 4), (4, 3, 7)])
+def test_the_ceiling_is_the_mean_over_all_functions_that_agree(variables, terms, length):
+    task = FuzzyLogic(variables=variables, terms=terms, length=length)
+    batch = task.batch("compositional", 40, seed=0, step=0)
+    everything = torch.tensor(list(itertools.combinations(range(2**variables), terms)))
+    found, count = ceiling(task, batch)
+    for b in range(40):
+        x = batch.inputs[b, :, :-1].expand(len(everything), -1, -1)
+        values = zadeh(x, everything)
+        agree = (values[:, :-1] == batch.targets[b, :-1, 0]).all(dim=1)
+        assert count[b] == agree.sum() >= 1
+        torch.testing.assert_close(found[b], values[agree, -1].double().mean())
+
+
+def test_a_larger_family_is_enumerated_too():
+    ceiling_ = floors(FuzzyLogic(variables=5, terms=3), "compositional", sequences=200)["ceiling"]
+    assert ceiling_.mean > 0.99
+    assert 0.95 < ceiling_.identified <= 1
+
+
+# ------------------------------------------------------------------------------------------ the surface
+def test_score_is_mean_and_standard_error():
+    values = torch.tensor([0.1, 0.5, 0.9, -0.3, 0.2])
+    score = Score.of(values)
+    assert score.mean == pytest.approx(values.mean().item())
+    assert score.standard_error == pytest.approx(np.std(values.numpy(), ddof=1) / 5**0.5)
+    assert score.count == 5
+    assert np.isnan(Score.of(values[:1]).standard_error)
+
+
+def test_sequences_are_drawn_in_chunks_and_repeat():
+    task = FuzzyLogic()
+    first = floors(task, "train", sequences=501, seed=3)
+    assert first["ridge"].count == 501
+    assert first == floors(task, "train", sequences=501, seed=3)
+    assert first["ridge"].mean != floors(task, "train", sequences=501, seed=4)["ridge"].mean
+
+
+def test_floors_of_sequences_that_share_a_query_or_a_context():
+    for inputs in ("fixed_query", "fixed_context"):
+        table = floors(FuzzyLogic(inputs=inputs), "compositional", sequences=50)
+        assert table["ceiling"].mean == 1.0
+
+
+def test_mistakes_are_one_clear_line():
+    task = FuzzyLogic()
+    with pytest.raises(ValueError, match=r"FuzzyLogic: unknown split 'test' .*choose from train, iid"):
+        floors(task, "test")
+    with pytest.raises(ValueError, match=r"floors: unknown library 'scikit' .*choose from torch, sklearn"):
+        floors(task, "iid", library="scikit")
+    with pytest.raises(ValueError, match=r"floors: sequences must be at least 1 but is 0"):
+        floors(task, "iid", sequences=0)
+    with pytest.raises(ValueError, match=r"floors: 1 examples leave \d+ functions of 3 terms possible.*longer context"):
+        floors(FuzzyLogic(variables=7, terms=3, length=2), "iid", sequences=50)
