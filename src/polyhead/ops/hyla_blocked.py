@@ -1,17 +1,401 @@
-"""placeholder"""
+"""HYLA tile by tile: memory grows with t, not with t^2, and the backward pass recomputes what it needs.
 
+One tile holds some queries i and keys j of all heads; a is its code, with dropout.
+
+    forward    z_ij = sum_h a_hij v_jh            y = act(z)              out_ih += sum_j a_hij y_ij
+    backward   dy_ij = sum_h a_hij dout_ih        dz = dy act'(z)         da_hij = dout_ih . y_ij + dz_ij . v_jh
+               dv_jh += sum_i a_hij dz_ij         ds = da through the normaliser, then dq, dk and dbias as everywhere
+    rms        a = c s,  c = (mean_h s^2 + eps)^(-1/2)                    ds = c (da - a mean_h(a da))
+    softmax    ds = a (da - sum_j a da): a tile of codes holds whole rows, which the values read in pieces
+
+Only the arguments are saved.  The scores are normalised before they meet a value, with statistics in at least float32: pulling
+the normaliser out of relu would save a multiply per pair but is infinite at masked pairs in half precision.
+Schug et al. 2024, "Attention as a hypernetwork", eq. 6 and 10.
+
+Memory order is (k b q h) for the code and (k b q e) for the pairs, so that "for every key" and "for every query" are both plain
+batched matrix multiplies without a copy.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
-from polyhead.ops.code import Inputs
+from polyhead.ops.code import Inputs, share, wide
+from polyhead.ops.tiles import Buffers, Scores, Tile, accumulate, activate, activate_backward, add_offsets
+from polyhead.shapes import one_of
+from polyhead.spec import ACTS, NORMALISE, RMS_HEADS_EPS
+
+QUERIES, KEYS = 128, 32
+"""Pairs of one tile of values."""
+
+PAIRS = 1 << 19
+"""Numbers in one tile of values over a chunk of the batch, at most (beyond a single sample)."""
+
+ROWS = 1 << 20
+"""Numbers in one tile of whole rows of codes, at most (beyond a single row)."""
 
 
 def refusal(inputs: Inputs) -> str | None:
-    return "is not written yet"
+    """Tiles take everything the reference takes."""
+    return None
 
 
 def worth(inputs: Inputs) -> bool:
-    return False
+    """Is it measured to be no slower than the reference?"""
+    return True
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    raise NotImplementedError
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    keep: Tensor | None = None,
+    normalise: str = "rms_heads",
+    act: str = "relu",
+    value_weight: Tensor | None = None,
+) -> Tensor:
+    """HYLA by tiles.  Gradients for q, k, v, bias and value_weight; a second derivative is refused."""
+    one_of("hyla", "normalise", normalise, NORMALISE)
+    one_of("hyla", "act", act, ACTS)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    absent = q.new_empty(0)
+    limits = [absent if x is None else x for x in (mask, keep)]
+    return torch.ops.polyhead.hyla_blocked(
+        q, k, v, bias, value_weight, limits, causal=causal, scale=scale, normalise=normalise, act=act
+    )
+
+
+@dataclass
+class Chunk:
+    """Some samples of the batch, laid out for the tiles."""
+
+    scores: Scores
+    v: Tensor  # (s b h e), contiguous
+    weight: Tensor | None  # (h e e)
+    normalise: str
+    act: str
+    tile_t: int
+    tile_s: int
+
+    @property
+    def buffers(self) -> Buffers:
+        return self.scores.buffers
+
+    def rows(self) -> Iterator[tuple[int, int, int]]:
+        """Tiles of queries, each with the number of keys any of them may see."""
+        t, s = self.scores.q.shape[1], self.scores.k.shape[1]
+        for q0 in range(0, t, self.tile_t):
+            q1 = min(q0 + self.tile_t, t)
+            yield q0, q1, max(0, min(s, q1 + s - t)) if self.scores.causal else s
+
+    def code_tiles(self, q0: int, q1: int, keys: int) -> Iterator[Tile]:
+        """Tiles of codes of some queries: whole rows if keys are normalised together."""
+        step = max(keys, 1) if "softmax" in self.normalise else self.tile_s
+        for k0 in range(0, keys, step):
+            yield Tile(q0, q1, k0, min(k0 + step, keys))
+
+    def value_tiles(self, at: Tile) -> Iterator[Tile]:
+        for k0 in range(at.k0, at.k1, self.tile_s):
+            yield Tile(at.q0, at.q1, k0, min(k0 + self.tile_s, at.k1))
+
+
+@dataclass
+class Code:
+    """The code of one tile: `a` (k b q h) with dropout, and what its backward pass needs."""
+
+    a: Tensor
+    before: Tensor  # (b h q k): masked scores, or their softmax
+    root: Tensor | None  # (b q k): one over the root of the mean square over heads
+    hidden: Tensor | None
+
+
+def code_tile(chunk: Chunk, at: Tile) -> Code:
+    """Scores, mask, normaliser, dropout."""
+    scores, softmax = chunk.scores, "softmax" in chunk.normalise
+    s, hidden = scores.tile(at), scores.hidden(at)
+    if hidden is not None:
+        s.masked_fill_(hidden, torch.finfo(s.dtype).min if softmax else 0)
+    if softmax:
+        s = s.softmax(-1)
+        s = s if hidden is None else s.masked_fill_(hidden, 0)
+    b, h, q, k = s.shape
+    a = chunk.buffers.take("code", (k, b, q, h), chunk.v.dtype)
+    root = None
+    if "rms_heads" in chunk.normalise:
+        square = torch.mul(s, s, out=chunk.buffers.take("square", (b, h, q, k), s.dtype))
+        root = square.mean(1).add_(RMS_HEADS_EPS).rsqrt_()
+        torch.mul(s.permute(3, 0, 2, 1), root.permute(2, 0, 1).unsqueeze(-1), out=a)
+    else:
+        a.copy_(s.permute(3, 0, 2, 1))
+    if scores.keep is not None:
+        a.mul_(scores.keep[:, :, at.q, at.k].permute(3, 0, 2, 1))
+    return Code(a, s, root, hidden)
+
+
+def code_backward(chunk: Chunk, at: Tile, code: Code, da: Tensor) -> Tensor:
+    """From the gradient (b h q k) of the code with dropout, overwritten, to that of the scores."""
+    s, keep = code.before, chunk.scores.keep
+    if keep is not None:
+        da.mul_(keep[:, :, at.q, at.k])
+    product = chunk.buffers.take("square", tuple(s.shape), s.dtype)
+    if code.root is not None:
+        mean = torch.mul(s, da, out=product).mean(1).mul_(code.root).mul_(code.root)
+        da.sub_(torch.mul(s, mean.unsqueeze(1), out=product)).mul_(code.root.unsqueeze(1))
+    if "softmax" in chunk.normalise:
+        da.sub_(torch.mul(s, da, out=product).sum(-1, keepdim=True)).mul_(s)
+    return da if code.hidden is None else da.masked_fill_(code.hidden, 0)
+
+
+@dataclass
+class Values:
+    """The value networks of one tile: `first` and `last` layer before `act`, and after it; (k (b q) e)."""
+
+    z: Tensor
+    y: Tensor
+    z2: Tensor | None
+    out: Tensor
+
+
+def value_tile(chunk: Chunk, a: Tensor, at: Tile) -> Values:
+    """Run every pair through its network."""
+    k, b, q, h = a.shape
+    v = chunk.v[at.k].flatten(0, 1)
+    z = chunk.buffers.take("hidden", (k * b, q, v.shape[-1]), v.dtype)
+    z = torch.bmm(a.view(k * b, q, h), v, out=z).view(k, b * q, -1)
+    y = activate(chunk.act, z)
+    if chunk.weight is None:
+        return Values(z, y, None, y)
+    z2 = torch.zeros_like(z)
+    flat, a = y.flatten(0, 1), a.view(-1, h)
+    for head, weight in enumerate(chunk.weight):
+        z2.view_as(flat).addcmul_(a[:, head : head + 1], flat @ weight.T)
+    return Values(z, y, z2, activate(chunk.act, z2))
+
+
+def forward_chunk(chunk: Chunk, out: Tensor) -> None:
+    """Fill `out` (b t h e)."""
+    for q0, q1, keys in chunk.rows():
+        b, h, e = out.shape[0], out.shape[2], out.shape[3]
+        total = torch.zeros(b * (q1 - q0), h, e, dtype=chunk.scores.stats, device=out.device)
+        for at in chunk.code_tiles(q0, q1, keys):
+            code = code_tile(chunk, at)
+            for part in chunk.value_tiles(at):
+                a = code.a[part.k0 - at.k0 : part.k1 - at.k0]
+                y = value_tile(chunk, a, part).out
+                accumulate(total, a.flatten(1, 2).permute(1, 2, 0), y.transpose(0, 1))
+        out[:, q0:q1] = total.view(b, q1 - q0, h, e)
+
+
+@dataclass
+class Grads:
+    """Where the gradients of a chunk gather, in the dtype of the statistics."""
+
+    q: Tensor  # ((b h) t d)
+    k: Tensor  # ((b h) s d)
+    v: Tensor  # (s b h e)
+    bias: Tensor | None
+    weight: Tensor | None
+
+
+def backward_chunk(chunk: Chunk, dout: Tensor, grads: Grads) -> None:
+    """Add the gradients of a chunk, given that of its output (b t h e)."""
+    for q0, q1, keys in chunk.rows():
+        d = dout[:, q0:q1].reshape(-1, *dout.shape[2:])
+        for at in chunk.code_tiles(q0, q1, keys):
+            code = code_tile(chunk, at)
+            da = chunk.buffers.take("dcode", tuple(code.before.shape), code.before.dtype)
+            for part in chunk.value_tiles(at):
+                own = slice(part.k0 - at.k0, part.k1 - at.k0)
+                value_backward(chunk, code.a[own], part, d, da[..., own], grads)
+            ds = code_backward(chunk, at, code, da)
+            score_backward(chunk, at, ds, grads)
+
+
+def value_backward(chunk: Chunk, a: Tensor, at: Tile, dout: Tensor, da: Tensor, grads: Grads) -> None:
+    """Write the gradient of the code of a tile to `da` (b h q k); add those of v and weight."""
+    k, b, q, h = a.shape
+    take, dtype, e = chunk.buffers.take, a.dtype, dout.shape[-1]
+    values = value_tile(chunk, a, at)
+    first = torch.bmm(dout, values.out.permute(1, 2, 0), out=take("first", (b * q, h, k), dtype))
+    dy = torch.bmm(a.flatten(1, 2).transpose(0, 1), dout, out=take("dy", (b * q, k, e), dtype)).transpose(0, 1)
+    dz, extra = take("dz", (k, b * q, e), dtype), None
+    if values.z2 is not None:
+        dy, extra = deep_backward(chunk, a, values, activate_backward(chunk.act, dy, values.z2, dz), grads)
+    activate_backward(chunk.act, dy, values.z, dz)
+    dz = dz.view(k * b, q, e)
+    v = chunk.v[at.k].flatten(0, 1)
+    second = torch.bmm(v, dz.transpose(1, 2), out=take("second", (k * b, h, q), dtype))
+    torch.add(first.view(b, q, h, k).transpose(1, 2), second.view(k, b, h, q).permute(1, 2, 3, 0), out=da)
+    if extra is not None:
+        da.add_(extra.view(k, b, q, h).permute(1, 3, 2, 0))
+    accumulate(grads.v[at.k].flatten(0, 1), a.view(k * b, q, h).transpose(1, 2), dz)
+
+
+def deep_backward(chunk: Chunk, a: Tensor, values: Values, dz: Tensor, grads: Grads) -> tuple[Tensor, Tensor]:
+    """Through the second layer sum_h a_h W_h y: gradients of y (k (b q) e) and of the code ((k b q) h)."""
+    assert chunk.weight is not None
+    assert grads.weight is not None
+    y, dz, a = values.y.flatten(0, 1), dz.flatten(0, 1), a.view(-1, a.shape[-1])
+    dy, da = torch.zeros_like(y), torch.empty_like(a)
+    for head, weight in enumerate(chunk.weight):
+        da[:, head] = (dz * (y @ weight.T)).sum(-1)
+        part = a[:, head : head + 1] * dz
+        dy.addmm_(part, weight)
+        grads.weight[head] += part.T @ y
+    return dy.view_as(values.y), da
+
+
+def score_backward(chunk: Chunk, at: Tile, ds: Tensor, grads: Grads) -> None:
+    """Add the gradients of q, k and bias, given that of the scores (b h q k)."""
+    scores = chunk.scores
+    if grads.bias is not None:
+        if grads.bias.ndim == 2:
+            add_offsets(grads.bias, ds.sum(0), at, scores.q.shape[1])
+        else:
+            target = grads.bias[:, :, at.q, at.k]
+            target += ds.sum_to_size(target.shape)
+    flat = ds.flatten(0, 1).to(scores.q.dtype)
+    accumulate(grads.q[:, at.q], flat, scores.k[:, at.k], scores.scale)
+    accumulate(grads.k[:, at.k], flat.transpose(1, 2), scores.q[:, at.q], scores.scale)
+
+
+# ------------------------------------------------------------------------------------------------------ chunks of a call
+@dataclass(frozen=True)
+class Options:
+    """What is not a tensor."""
+
+    causal: bool
+    scale: float
+    normalise: str
+    act: str
+
+
+def sizes(b: int, h: int, t: int, s: int, e: int, whole_rows: bool) -> tuple[int, int, int]:
+    """(samples per chunk, queries per tile, keys per tile of values)."""
+    tile_t, tile_s = min(QUERIES, t), min(KEYS, s)
+    if whole_rows:
+        tile_t = max(1, min(tile_t, ROWS // max(1, h * s)))
+    return max(1, min(b, PAIRS // max(1, tile_t * tile_s * max(h, e)))), max(1, tile_t), max(1, tile_s)
+
+
+def chunks(tensors: list[Tensor | None], options: Options) -> Iterator[tuple[slice, Chunk]]:
+    """The batch in pieces whose tiles stay in cache, each laid out for its matrix multiplies."""
+    q, k, v, bias, weight, mask, keep = tensors
+    assert q is not None
+    assert k is not None
+    assert v is not None
+    (b, t, h, _), s, e = q.shape, k.shape[1], v.shape[-1]
+    stats = wide(q).dtype if q.numel() else torch.float32
+    # CPUs multiply half precision no faster than float32; there all work is done in the wider type.
+    work = stats if q.device.type == "cpu" else q.dtype
+    q, k, v = q.to(work), share(k.to(work), h), share(v.to(work), h)
+    step, tile_t, tile_s = sizes(b, h, t, s, e, "softmax" in options.normalise)
+    full = [None if x is None or x.ndim == 2 else x.expand(b, h, t, s) for x in (bias, mask, keep)]
+    buffers = Buffers(q.device)
+    for b0 in range(0, b, step):
+        part = slice(b0, min(b0 + step, b))
+        limits = [None if x is None else x[part] for x in full]
+        scores = Scores(
+            q=q[part].transpose(1, 2).flatten(0, 1),
+            k=k[part].transpose(1, 2).flatten(0, 1),
+            heads=h,
+            scale=options.scale,
+            causal=options.causal,
+            bias=bias if bias is not None and bias.ndim == 2 else limits[0],
+            mask=limits[1],
+            keep=limits[2],
+            stats=stats,
+            buffers=buffers,
+        )
+        rows = v[part].transpose(0, 1).contiguous()
+        heads = None if weight is None else weight.to(work)
+        yield part, Chunk(scores, rows, heads, options.normalise, options.act, tile_t, tile_s)
+
+
+@torch.library.custom_op("polyhead::hyla_blocked", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    weight: Tensor | None,
+    limits: list[Tensor],
+    *,
+    causal: bool,
+    scale: float,
+    normalise: str,
+    act: str,
+) -> Tensor:
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    with torch.autocast(q.device.type, enabled=False):
+        for part, chunk in chunks([q, k, v, bias, weight, *_given(limits)], Options(causal, scale, normalise, act)):
+            forward_chunk(chunk, out[part])
+    return out
+
+
+@_forward.register_fake
+def _(q, k, v, bias, weight, limits, *, causal, scale, normalise, act):  # type: ignore[no-untyped-def]
+    return q.new_empty(*q.shape[:3], v.shape[-1])
+
+
+@torch.library.custom_op("polyhead::hyla_blocked_backward", mutates_args=())
+def _backward(
+    dout: Tensor, tensors: list[Tensor], limits: list[Tensor], *, causal: bool, scale: float, normalise: str, act: str
+) -> list[Tensor]:
+    """Gradients of q, k, v, bias and weight; empty for those that are not given."""
+    q, k, v, bias, weight = tensors
+    given = [q, k, v, *_given([bias, weight]), *_given(limits)]
+    (b, t, h, d), s, e = q.shape, k.shape[1], v.shape[-1]
+    wider = wide(q).dtype
+    dq, dk, dv = (q.new_zeros(size, dtype=wider) for size in ((b, h, t, d), (b, h, s, d), (s, b, h, e)))
+    dbias, dweight = torch.zeros_like(bias, dtype=wider), torch.zeros_like(weight, dtype=wider)
+    with torch.autocast(q.device.type, enabled=False):
+        for part, chunk in chunks(given, Options(causal, scale, normalise, act)):
+            dlimit = None if bias.numel() == 0 else dbias if bias.ndim == 2 or bias.shape[0] == 1 else dbias[part]
+            grads = Grads(dq[part].flatten(0, 1), dk[part].flatten(0, 1), dv[:, part], dlimit, dweight)
+            backward_chunk(chunk, dout[part].to(chunk.v.dtype), grads)
+    groups = k.shape[2]
+    dk, dv = (x.unflatten(2, (groups, -1)).sum(3) for x in (dk.transpose(1, 2), dv.transpose(0, 1)))
+    grad = zip((dq.transpose(1, 2), dk, dv, dbias, dweight), tensors, strict=True)
+    return [x.to(like.dtype, memory_format=torch.contiguous_format, copy=True) for x, like in grad]
+
+
+@_backward.register_fake
+def _(dout, tensors, limits, *, causal, scale, normalise, act):  # type: ignore[no-untyped-def]
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
+
+
+def _given(tensors: list[Tensor]) -> list[Tensor | None]:
+    return [x if x.numel() else None for x in tensors]
+
+
+def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
+    q, k, v, bias, weight, limits = inputs
+    absent = q.new_empty(0)
+    ctx.options = keyword_only_inputs
+    ctx.present = bias is not None, weight is not None
+    ctx.save_for_backward(q, k, v, absent if bias is None else bias, absent if weight is None else weight, *limits)
+
+
+def _grad(ctx, dout):  # type: ignore[no-untyped-def]
+    saved = ctx.saved_tensors
+    dq, dk, dv, dbias, dweight = torch.ops.polyhead.hyla_blocked_backward(
+        dout, list(saved[:5]), list(saved[5:]), **ctx.options
+    )
+    bias, weight = ctx.present
+    return dq, dk, dv, dbias if bias else None, dweight if weight else None, [None, None]
+
+
+def _no_second_derivative(ctx, *grads):  # type: ignore[no-untyped-def]
+    raise RuntimeError("hyla: impl 'blocked' has no second derivative; use impl='reference'")
+
+
+_forward.register_autograd(_grad, setup_context=_setup)
+_backward.register_autograd(_no_second_derivative)

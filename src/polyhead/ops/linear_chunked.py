@@ -3,7 +3,7 @@
     full     out_i = S q_i,                                              S   = sum over all keys of act(v_j) k_j^T
     causal   out_i = S_n q_i + sum_(own j <= i) (q_i . k_j) act(v_j),    S_n = the same sum over the chunks before n
 
-All chunks go through one batched matrix multiply; there is no loop.  Yang et al. 2024, "Gated linear attention", sec. 2.
+All chunks go through one batched multiply; there is no loop.  Yang et al. 2024, "Gated linear attention", sec. 2.
 """
 
 import torch

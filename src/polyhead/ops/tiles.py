@@ -1,8 +1,12 @@
 """Pieces that several backends share: refusals, masks of keys, tiles of biases, derivatives of activations."""
 
+import math
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
-from polyhead.ops.code import Inputs
+from polyhead.ops.code import Inputs, act
 
 
 def refuse(who: str, impl: str, reason: str | None) -> None:
@@ -35,3 +39,116 @@ def look_at_keys(k: Tensor, mask: Tensor | None) -> Tensor:
         return k
     keys = mask.reshape(-1, mask.shape[-1])
     return k.masked_fill(~keys[:, :, None, None], 0)
+
+
+def activate(name: str, z: Tensor) -> Tensor:
+    """act(z); z itself is overwritten where its derivative can be read off the result."""
+    return z.relu_() if name == "relu" else act(name)(z)
+
+
+def activate_backward(name: str, grad: Tensor, z: Tensor, out: Tensor) -> Tensor:
+    """grad * act'(z), written to `out`; for relu, z may be its own activation."""
+    aten = torch.ops.aten
+    if name == "identity":
+        return out.copy_(grad)
+    if name == "relu":
+        return aten.threshold_backward.grad_input(grad, z, 0, grad_input=out)
+    if name == "silu":
+        return aten.silu_backward.grad_input(grad, z, grad_input=out)
+    approximate = "tanh" if name == "gelu_tanh" else "none"
+    return aten.gelu_backward.grad_input(grad, z, approximate=approximate, grad_input=out)
+
+
+class Buffers:
+    """Memory that all tiles of a call share: what is taken under a name is overwritten when the name is taken again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.flat: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """An uninitialised contiguous tensor."""
+        size = math.prod(shape)
+        flat = self.flat.get(name)
+        if flat is None or flat.numel() < size:
+            flat = self.flat[name] = torch.empty(size, dtype=dtype, device=self.device)
+        return flat[:size].view(shape)
+
+
+def accumulate(out: Tensor, x: Tensor, y: Tensor, alpha: float = 1.0) -> None:
+    """out += alpha x @ y for (n i j) @ (n j k), where `out` may be wider than the factors."""
+    if out.dtype == x.dtype and out.is_contiguous():
+        torch.baddbmm(out, x, y, alpha=alpha, out=out)
+    else:
+        out.add_(torch.bmm(x, y), alpha=alpha)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Queries q0 to q1 and keys k0 to k1, ends excluded."""
+
+    q0: int
+    q1: int
+    k0: int
+    k1: int
+
+    @property
+    def q(self) -> slice:
+        return slice(self.q0, self.q1)
+
+    @property
+    def k(self) -> slice:
+        return slice(self.k0, self.k1)
+
+
+@dataclass
+class Scores:
+    """Tiles of scores of one chunk of the batch, and of the biases and masks on them.
+
+    q is ((b h) t d), k is ((b h) s d); bias, mask and keep are None or views of shape (b h t s), a bias by offset (h t+s-1).
+    """
+
+    q: Tensor
+    k: Tensor
+    heads: int
+    scale: float
+    causal: bool
+    bias: Tensor | None
+    mask: Tensor | None
+    keep: Tensor | None
+    stats: torch.dtype
+    buffers: Buffers
+
+    def tile(self, at: Tile) -> Tensor:
+        """(b h q k) scores of the tile, in the dtype of the statistics; valid until the next call."""
+        q, k = self.q[:, at.q], self.k[:, at.k].transpose(1, 2)
+        s = self.buffers.take("scores", (q.shape[0], q.shape[1], k.shape[2]), q.dtype)
+        s = torch.baddbmm(s, q, k, beta=0, alpha=self.scale, out=s).unflatten(0, (-1, self.heads)).to(self.stats)
+        return s if self.bias is None else s.add_(self.bias_tile(self.bias, at))
+
+    def bias_tile(self, bias: Tensor, at: Tile) -> Tensor:
+        """(b|1 h q k) of a bias; by offset, column j - i + t - 1."""
+        if bias.ndim == 4:
+            return bias[:, :, at.q, at.k]
+        t = self.q.shape[1]
+        return bias[:, at.k0 - at.q1 + t : at.k1 - at.q0 + t - 1].unfold(-1, at.k1 - at.k0, 1).flip(-2)
+
+    def hidden(self, at: Tile) -> Tensor | None:
+        """True at pairs of the tile that are masked, broadcasting to (b h q k); None if there are none by construction."""
+        t, s = self.q.shape[1], self.k.shape[1]
+        hidden = None if self.mask is None else ~self.mask[:, :, at.q, at.k]
+        if not self.causal or at.k1 - 1 <= at.q0 + s - t:
+            return hidden
+        device = self.q.device
+        last = torch.arange(at.q0 + s - t, at.q1 + s - t, device=device)[:, None]
+        future = torch.arange(at.k0, at.k1, device=device) > last
+        return future if hidden is None else future | hidden
+
+
+def add_offsets(grad: Tensor, ds: Tensor, at: Tile, t: int) -> None:
+    """Add the gradient (h q k) of a tile of scores to that of a bias by offset (h t+s-1): sums along diagonals."""
+    h, q, k = ds.shape
+    # Row i of the tile, shifted right by q - 1 - i, puts equal offsets into one column.
+    skewed = ds.new_zeros(h, q, q + k - 1)
+    skewed.as_strided((h, q, k), (q * (q + k - 1), q + k - 2, 1), q - 1).copy_(ds)
+    grad[:, at.k0 - at.q1 + t : at.k1 - at.q0 + t - 1] += skewed.sum(1)
