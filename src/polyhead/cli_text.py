@@ -1,0 +1,116 @@
+"""What the command line says: tables, and errors in one line."""
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyhead.config import Run
+
+WIDTH = 120  # where the output is not a terminal
+Row = Mapping[str, Any]
+
+
+def one_line(box: str, prog: str) -> str:
+    """What a box of the command-line library says, in one line."""
+    lines = [line.strip("│ ") for line in box.splitlines() if "──" not in line]
+    text = " ".join(" ".join(lines).split())
+    help_ = f"see {prog} --help"
+    if found := re.match(r"Unrecognized options: ([^\s,]+)", text):
+        what = "option" if found[1].startswith("-") else "argument"
+        near = re.search(r"Perhaps you meant: (--[\w.-]+)", text)
+        return f"{prog}: unknown {what} {found[1]}" + (f"; did you mean {near[1]}?" if near else f"; {help_}")
+    if found := re.match(r"Missing value for argument '([^']+)'. Expected (\S+)", text):
+        return f"{prog}: {found[1]} needs {'a value' if found[2] == '1' else f'{found[2]} values'}"
+    if found := re.match(r"Missing from [^:]+: (\S+)", text):
+        return f"{prog}: {found[1]} is missing; {help_}"
+    if found := re.match(r"Error parsing (\S+): (.*?) (?:Argument helptext: \S+ (\S+)|For full helptext)", text):
+        if found[3] is None:
+            return found[2]
+        came = re.findall(r"'([^']*)'", found[2].partition("Got errors")[0])
+        return f"{prog}: {found[1]} must be {found[3]} but is {came[-1] if came else 'not'!r}"
+    return f"{prog}: {text.partition(' For full helptext')[0]}"
+
+
+def table(title: str, rows: Sequence[Row]) -> None:
+    """Print `rows`, whose keys are the columns."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(
+        title=title, title_justify="left", show_lines=any("\n" in str(v) for row in rows for v in row.values())
+    )
+    for name in rows[0] if rows else ():
+        numbers = all(isinstance(row[name], (int, float)) for row in rows)
+        shown.add_column(str(name), justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*(_cell(value) for value in row.values()))
+    Console(width=None if sys.stdout.isatty() else WIDTH, markup=False, highlight=False).print(shown)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def scores(run: "Run", found: Mapping[str, Mapping[str, Row]], *, floors: bool = True, seed: int = 0) -> None:
+    """Print the metric of the task by run and split, over the floors and the ceiling that the task offers."""
+    metric = run.task.metric
+    splits = list(dict.fromkeys(split for by_split in found.values() for split in by_split))
+    rows = [{"": name, **{s: _score(by_split.get(s), metric) for s in splits}} for name, by_split in found.items()]
+    if floors and (offered := getattr(run.task, "floors", None)):
+        tables = {split: offered(split, seed=seed) for split in splits}
+        for name in next(iter(tables.values()), {}):
+            cells = {s: f"{tables[s][name].mean:.3f} ± {tables[s][name].standard_error:.3f}" for s in splits}
+            rows.append({"": name.replace("_", " "), **cells})
+    table(f"{metric} (mean ± standard error over sequences) on {run.task.name}", rows)
+
+
+def _score(row: Row | None, metric: str) -> str:
+    return "" if row is None else f"{row[metric]:.3f} ± {row[f'{metric}_se']:.3f}"
+
+
+def recipes() -> list[Row]:
+    from polyhead.recipes import RECIPES
+
+    rows: list[Row] = []
+    for name, function in RECIPES.items():
+        made = function()
+        count = len(made) if isinstance(made, tuple) else 1
+        rows.append({"recipe": name, "runs": count, "what": inspect.getdoc(function) or ""})
+    return rows
+
+
+def tasks() -> list[Row]:
+    from polyhead.tasks import KINDS
+
+    rows: list[Row] = []
+    for kind in KINDS:
+        task: Any = kind()
+        what = (inspect.getdoc(kind) or "").splitlines()[0]
+        row = {"task": kind.__name__, "what": what, "splits": ", ".join(task.splits), "metric": kind.metric}
+        fields = ", ".join(f"{f.name}={getattr(task, f.name)!r}" for f in dataclasses.fields(kind))
+        rows.append({**row, "fields": fields})
+    return rows
+
+
+def mechanisms() -> list[Row]:
+    from polyhead.spec import MECHANISMS
+
+    return [
+        {
+            "mechanism": m.config,
+            "equation": f"{m.equation}\n{m.summary} ({m.source})",
+            "parameters of its own": "; ".join(f"{k}: {v}" for k, v in m.parameters.items()) or "none",
+            "multiply-adds per pair": m.cost,
+        }
+        for m in MECHANISMS
+    ]
+
+
+def impls() -> list[Row]:
+    from polyhead.ops.dispatch import BACKENDS
+
+    return [{"op": op, "impls, in the order auto asks them": ", ".join(names)} for op, names in BACKENDS.items()]
