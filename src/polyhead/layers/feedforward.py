@@ -85,6 +85,8 @@ class MixtureOfExperts(nn.Module):
     """
 
     balance_loss: Tensor | None
+    up_bias: nn.Parameter | None
+    down_bias: nn.Parameter | None
 
     def __init__(
         self,

@@ -8,7 +8,6 @@ unfilled.
 import functools
 import math
 from collections.abc import Callable
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +43,7 @@ class Constant(nn.Module):
         dtype = at_least_float32(like.dtype) if value.is_floating_point() and like.is_floating_point() else None
         return value.to(device=like.device, dtype=dtype)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Constant":
         super()._apply(fn, recurse)
         self.value = self._made(self.value)
         return self
@@ -168,7 +167,7 @@ class RelativePositionBias(nn.Module):
         """N(0, 1 / buckets), not truncated."""
         nn.init.normal_(self.table, std=self.buckets**-0.5)
 
-    def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h t+s-1"]:
+    def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h {t}+{s}-1"]:
         """Column j - i + t - 1 is the bias of key j for query i; `offset` is query 0's position minus key 0's.
 
         Causal attention, which aligns the last query with the last key, wants `offset = s - t`.
@@ -219,7 +218,7 @@ class AlibiBias(nn.Module):
         self.heads = heads
         self.slopes = Constant(functools.partial(_slope_table, heads), device)
 
-    def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h t+s-1"]:
+    def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h {t}+{s}-1"]:
         """By offset, as in `RelativePositionBias`."""
         slopes = self.slopes.value
         return -slopes[:, None] * _distances(t, s, offset, slopes.device).abs()

@@ -1,0 +1,175 @@
+"""Feed-forward layers against explicit matrices; the mixture of experts against a loop over tokens."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+
+from polyhead.layers.feedforward import MLP, MixtureOfExperts, SwiGLU, swiglu_width
+
+ACTS = {
+    "identity": lambda a: a,
+    "relu": lambda a: a * (a > 0),
+    "gelu": lambda a: a * 0.5 * (1 + torch.erf(a / math.sqrt(2))),
+    "gelu_tanh": lambda a: a * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**3))),
+    "silu": lambda a: a / (1 + torch.exp(-a)),
+}
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def randomise(module):
+    """All parameters, so that no bias is zero."""
+    for i, parameter in enumerate(module.parameters()):
+        with torch.no_grad():
+            parameter.copy_(draw(*parameter.shape, seed=i) / parameter.shape[-1] ** 0.5)
+    return module
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("act", ACTS)
+def test_mlp(act, bias):
+    mlp = randomise(MLP(6, 10, act=act, bias=bias, dtype=torch.float64))
+    x = draw(2, 3, 6, seed=9)
+    up, down = (mlp.up.bias, mlp.down.bias) if bias else (0, 0)
+    expected = ACTS[act](x @ mlp.up.weight.T + up) @ mlp.down.weight.T + down
+    torch.testing.assert_close(mlp(x), expected, atol=1e-12, rtol=0)
+    assert len(list(mlp.parameters())) == (4 if bias else 2)
+    assert MLP(6).up.weight.shape == (24, 6)
+
+
+def test_swiglu():
+    swiglu = randomise(SwiGLU(6, 10, dtype=torch.float64))
+    assert {k: tuple(v.shape) for k, v in swiglu.state_dict().items()} == {
+        "w1.weight": (10, 6),
+        "w2.weight": (6, 10),
+        "w3.weight": (10, 6),
+    }
+    x = draw(2, 3, 6, seed=9)
+    expected = (ACTS["silu"](x @ swiglu.w1.weight.T) * (x @ swiglu.w3.weight.T)) @ swiglu.w2.weight.T
+    torch.testing.assert_close(swiglu(x), expected, atol=1e-12, rtol=0)
+
+
+def test_swiglu_width_is_rounded_down():
+    cases = {1: 64, 16: 64, 64: 128, 96: 256, 100: 256, 128: 320, 512: 1344, 768: 2048, 1600: 4224}
+    assert {dim: swiglu_width(dim) for dim in cases} == cases
+    assert SwiGLU(64).w1.weight.shape == (128, 64)
+
+
+# ------------------------------------------------------------------------------- mixture of experts
+def experts_oracle(moe, x):
+    """Token by token, expert by expert."""
+    out = torch.zeros_like(x)
+    for n, token in enumerate(x):
+        scores = moe.gate.weight @ token
+        chosen = sorted(range(moe.experts), key=lambda i: -scores[i].item())[: moe.top_k]
+        total = sum(torch.exp(scores[i]) for i in chosen)
+        for i in chosen:
+            hidden = moe.up[i] @ token + (0 if moe.up_bias is None else moe.up_bias[i])
+            y = moe.down[i] @ ACTS[moe.act](hidden) + (0 if moe.down_bias is None else moe.down_bias[i])
+            out[n] += torch.exp(scores[i]) / total * y
+    return out
+
+
+def balance_oracle(moe, x):
+    load, mean = [0.0] * moe.experts, [0.0] * moe.experts
+    for token in x:
+        scores = (moe.gate.weight @ token).tolist()
+        total = sum(math.exp(a) for a in scores)
+        chosen = sorted(range(moe.experts), key=lambda i: -scores[i])[: moe.top_k]
+        for i in range(moe.experts):
+            load[i] += (i in chosen) / moe.top_k / len(x)
+            mean[i] += math.exp(scores[i]) / total / len(x)
+    return moe.experts * sum(a * b for a, b in zip(load, mean, strict=True))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("experts", "top_k", "act"), [(4, 2, "gelu"), (5, 1, "relu"), (3, 3, "silu"), (1, 1, "gelu_tanh")]
+)
+def test_experts_by_the_definition(experts, top_k, act, bias):
+    moe = randomise(MixtureOfExperts(6, experts, top_k, 10, act, bias, dtype=torch.float64))
+    x = draw(11, 6, seed=9)
+    torch.testing.assert_close(moe(x), experts_oracle(moe, x), atol=1e-12, rtol=0)
+    assert abs(moe.balance_loss.item() - balance_oracle(moe, x)) < 1e-12
+    folded = draw(2, 5, 3, 6, seed=8)
+    torch.testing.assert_close(moe(folded).view(-1, 6), experts_oracle(moe, folded.view(-1, 6)), atol=1e-12, rtol=0)
+
+
+def test_expert_gradients_equal_the_loop():
+    moe = randomise(MixtureOfExperts(6, 4, 2, 10, dtype=torch.float64))
+    x = draw(11, 6, seed=9).requires_grad_()
+    probe = draw(11, 6, seed=10)
+    inputs = (x, *moe.parameters())
+    fast = torch.autograd.grad((moe(x) * probe).sum(), inputs)
+    slow = torch.autograd.grad((experts_oracle(moe, x) * probe).sum(), inputs)
+    torch.testing.assert_close(fast, slow, atol=1e-12, rtol=0)
+
+
+def test_balance_loss_is_one_when_even_and_has_a_gradient():
+    moe = MixtureOfExperts(4, 4, 1, 8, dtype=torch.float64)
+    with torch.no_grad():
+        moe.gate.weight.copy_(50 * torch.eye(4))
+    moe(torch.eye(4, dtype=torch.float64))
+    assert abs(moe.balance_loss.item() - 1) < 1e-12
+    moe(torch.eye(4, dtype=torch.float64)[:1].expand(7, 4))
+    assert abs(moe.balance_loss.item() - 4) < 1e-12
+    moe.balance_loss.backward()
+    assert moe.gate.weight.grad is not None
+    assert all(p.grad is None for n, p in moe.named_parameters() if n != "gate.weight")
+
+
+def test_twice_the_same_bits_and_copyable_after_a_forward_pass():
+    moe, x = MixtureOfExperts(6, 4, 2), draw(9, 6, dtype=torch.float32)
+    y = moe(x)
+    assert torch.equal(y, moe(x))
+    for twin in (copy.deepcopy(moe), pickle.loads(pickle.dumps(moe))):
+        assert twin.balance_loss is None
+        assert torch.equal(twin(x), y)
+    assert moe.balance_loss is not None
+    assert "balance_loss" not in moe.state_dict()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_gates_in_float32(dtype):
+    moe = randomise(MixtureOfExperts(8, 4, 2, dtype=torch.float64))
+    x = draw(2, 5, 8, seed=9)
+    low = copy.deepcopy(moe).to(dtype)
+    assert low(x.to(dtype)).dtype == dtype
+    assert low.balance_loss.dtype == torch.float32
+    torch.testing.assert_close(low(x.to(dtype)).double(), moe(x), atol=0.05, rtol=0.05)
+
+
+def test_autocast():
+    moe, x = MixtureOfExperts(8, 4, 2), draw(2, 5, 8, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = moe(x)
+    torch.testing.assert_close(y.float(), moe(x), atol=0.05, rtol=0.05)
+
+
+# ----------------------------------------------------------------------------------------- common
+@pytest.mark.parametrize("make", [MLP, SwiGLU, MixtureOfExperts])
+def test_meta_device_and_dtype(make):
+    module = make(8, device="meta", dtype=torch.bfloat16)
+    assert all(p.is_meta and p.dtype == torch.bfloat16 for p in module.parameters())
+    assert module(torch.zeros(2, 3, 8, device="meta", dtype=torch.bfloat16)).shape == (2, 3, 8)
+
+
+def test_mistakes_are_one_line():
+    with pytest.raises(ValueError, match=r"unknown act 'gelus'; did you mean 'gelu'\?"):
+        MLP(4, act="gelus")
+    with pytest.raises(ValueError, match=r"^MixtureOfExperts: top_k must be 1 to 4 \(experts\) but is 5$"):
+        MixtureOfExperts(4, 4, 5)
+
+
+@pytest.mark.compile
+def test_compiles_whole():
+    moe, mlp, swiglu = MixtureOfExperts(8, 4, 2), MLP(8), SwiGLU(8)
+    compiled = torch.compile(lambda x: moe(mlp(swiglu(x))), fullgraph=True, dynamic=True, backend="aot_eager")
+    for t in (3, 6):
+        x = draw(2, t, 8, dtype=torch.float32)
+        torch.testing.assert_close(compiled(x), moe(mlp(swiglu(x))))

@@ -1,0 +1,58 @@
+"""The layers around `ops.norms`: their gains, names, dtypes and the meta device."""
+
+import pytest
+import torch
+
+from polyhead.layers.norms import LayerNorm, RMSNorm
+from polyhead.ops.norms import layer_norm, rms_norm
+
+
+def draw(*shape, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+
+
+def test_rms_norm_uses_its_gain_and_eps():
+    norm = RMSNorm(6, eps=0.1, dtype=torch.float64)
+    assert list(norm.state_dict()) == ["weight"]
+    assert torch.equal(norm.weight, torch.ones(6, dtype=torch.float64))
+    torch.nn.init.normal_(norm.weight)
+    x = draw(2, 3, 6)
+    expected = x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt() * norm.weight
+    torch.testing.assert_close(norm(x), expected, atol=1e-13, rtol=0)
+    assert RMSNorm(4).eps == 1e-5
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_layer_norm_uses_its_gain_shift_and_eps(bias):
+    norm = LayerNorm(6, eps=0.1, bias=bias, dtype=torch.float64)
+    assert list(norm.state_dict()) == (["weight", "bias"] if bias else ["weight"])
+    x, mean = draw(2, 3, 6), draw(2, 3, 6).mean(-1, keepdim=True)
+    for parameter in norm.parameters():
+        torch.nn.init.normal_(parameter)
+    expected = (x - mean) / (x.var(-1, keepdim=True, correction=0) + 0.1).sqrt() * norm.weight
+    torch.testing.assert_close(norm(x), expected + (norm.bias if bias else 0), atol=1e-13, rtol=0)
+    assert LayerNorm(4).eps == 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_at_1e3(dtype):
+    x = (draw(4, 64) * 1e3).to(dtype)
+    exact = x.double()
+    for norm, op in ((RMSNorm(64, dtype=dtype), rms_norm), (LayerNorm(64, dtype=dtype), layer_norm)):
+        assert norm(x).dtype == dtype
+        expected = op(exact, norm.weight.double())
+        torch.testing.assert_close(norm(x).double(), expected, atol=1e-6, rtol=torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("kind", [RMSNorm, LayerNorm])
+def test_meta_device_then_reset(kind):
+    norm = kind(6, device="meta", dtype=torch.bfloat16)
+    assert all(p.is_meta and p.dtype == torch.bfloat16 for p in norm.parameters())
+    norm = norm.to_empty(device="cpu")
+    norm.reset_parameters()
+    assert torch.equal(norm(torch.ones(2, 6)), kind(6)(torch.ones(2, 6)))
+
+
+def test_wrong_width_is_one_line():
+    with pytest.raises(ValueError, match=r"^rms_norm: d = 5 in x but 6 in weight"):
+        RMSNorm(6)(torch.zeros(2, 5))

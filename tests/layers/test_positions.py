@@ -1,0 +1,284 @@
+"""Positions: constants that survive moving and casting, T5 buckets against the original, ALiBi, learned, sinusoidal."""
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from polyhead.layers.positions import (
+    AlibiBias,
+    LearnedPositions,
+    RelativePositionBias,
+    RotaryEmbedding,
+    SinusoidalPositions,
+    alibi_slopes,
+    relative_buckets,
+)
+from polyhead.ops.rope import rope
+
+
+def draw(*shape, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+
+
+def meta_then_cpu(make):
+    return make(device="meta").to_empty(device="cpu")
+
+
+def under_meta(make):
+    with torch.device("meta"):
+        module = make()
+    return module.to_empty(device="cpu")
+
+
+TRIPS = {
+    "plain": lambda make: make(),
+    "meta": meta_then_cpu,
+    "under meta": under_meta,
+    "bfloat16": lambda make: make().to(torch.bfloat16),
+    "half": lambda make: make().half(),
+    "half and back": lambda make: make().half().float(),
+    "type": lambda make: make().type(torch.float16),
+    "deepcopy": lambda make: copy.deepcopy(make().bfloat16()),
+    "pickle": lambda make: pickle.loads(pickle.dumps(make())),
+    "meta, then bfloat16": lambda make: meta_then_cpu(make).to(torch.bfloat16),
+    "to meta and back": lambda make: make().to("meta").to_empty(device="cpu"),
+}
+
+
+# -------------------------------------------------------------------------------------------------------------- rotary
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+@pytest.mark.parametrize("trip", TRIPS)
+def test_rotary_angles_survive(trip, layout):
+    """Position 1025 and its neighbours are one number in bfloat16: a rounded table or position is far off."""
+
+    def make(**to):
+        return RotaryEmbedding(8, 500.0, 1100, layout=layout, **to)
+
+    x, positions = draw(2, 5, 3, 8), torch.tensor([0, 1, 513, 1025, 1099])[:, None]
+    rotary = TRIPS[trip](make)
+    assert not rotary.state_dict()
+    assert not list(rotary.parameters())
+    expected = rope(x, positions, theta=500.0, layout=layout)
+    torch.testing.assert_close(rotary(x.float(), positions).double(), expected, atol=2e-6, rtol=0)
+    for dtype in (torch.bfloat16, torch.float16):
+        assert rotary(x.to(dtype), positions).dtype == dtype
+        exact = rope(x.to(dtype).double(), positions, theta=500.0, layout=layout)
+        ulp = torch.finfo(dtype).eps
+        torch.testing.assert_close(rotary(x.to(dtype), positions).double(), exact, atol=1e-5, rtol=0.51 * ulp)
+    torch.testing.assert_close(rotary(x, positions), expected, atol=1e-12, rtol=0)
+    rotary = rotary.double()
+    assert rotary.table.value.dtype == torch.float64
+    torch.testing.assert_close(rotary(x, positions), expected, atol=1e-12, rtol=0)
+
+
+def test_rotary_after_assigning_a_state_dict_to_a_meta_model():
+    """`load_state_dict(assign=True)` leaves the table on the meta device; the first call makes it."""
+    model = torch.nn.ModuleDict({"linear": torch.nn.Linear(4, 4), "rotary": RotaryEmbedding(4, max_length=8)})
+    with torch.device("meta"):
+        empty = copy.deepcopy(model).to("meta")
+    empty.load_state_dict(model.state_dict(), assign=True)
+    x, positions = draw(2, 8, 4, dtype=torch.float32), torch.arange(8)
+    assert torch.equal(empty["rotary"](x, positions), model["rotary"](x, positions))
+
+
+def test_rotary_equals_the_op():
+    x, positions = (
+        draw(2, 6, 3, 8, dtype=torch.float32),
+        torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])[..., None],
+    )
+    rotary = RotaryEmbedding(8, 1e4, 10)
+    assert torch.equal(rotary(x, positions), rope(x, positions))
+    assert torch.equal(rotary(x[:, :, 0], positions[..., 0]), rope(x[:, :, 0], positions[..., 0]))
+    assert torch.equal(rotary(x, positions.int()), rope(x, positions))
+
+
+def test_rotary_mistakes_are_one_line():
+    rotary, x = RotaryEmbedding(8, max_length=4), torch.zeros(2, 5, 8)
+    who = "^RotaryEmbedding: "
+    with pytest.raises(ValueError, match=who + r"positions must be below max_length = 4 but reach 4$"):
+        rotary(x, torch.arange(5))
+    with pytest.raises(ValueError, match=who + r"positions must not be negative but hold -1$"):
+        rotary(x, torch.arange(5) - 1)
+    assert rotary(x[:, :4], torch.arange(4)).shape == (2, 4, 8)  # as long as the table is fine
+    with pytest.raises(ValueError, match=who + r"positions of shape \(4,\) do not broadcast to \(2, 5\)$"):
+        rotary(x, torch.arange(4))
+    with pytest.raises(ValueError, match=who + r"d = 8 but x \(\.\.\. d\) = \(2, 5, 6\)$"):
+        rotary(torch.zeros(2, 5, 6), torch.arange(5))
+    with pytest.raises(ValueError, match=who + r"the width must be even but is 7$"):
+        RotaryEmbedding(7)
+    with pytest.raises(ValueError, match=who + r"unknown layout 'interleave'; did you mean 'interleaved'\?"):
+        RotaryEmbedding(8, layout="interleave")
+
+
+# --------------------------------------------------------------------------------------------------------- T5 relative
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("length", [16, 32, 36, 64, 96, 128])
+def test_buckets_equal_the_original_tables(fixtures, length, bidirectional):
+    expected = np.load(fixtures / "hyla_relpos_buckets.npz")[f"bucket_{'bidir_' * bidirectional}{length}"]
+    where = torch.arange(length)
+    actual = relative_buckets(where[:, None] - where, length, length, bidirectional)
+    np.testing.assert_array_equal(actual, expected)
+    bias = RelativePositionBias(2, length, length, bidirectional)
+    assert torch.equal(
+        spread(bias(length, length, offset=0), length, length), bias.table[:, torch.tensor(expected).long()]
+    )
+    assert torch.equal(bias.dense(where[None], where[None])[0], bias.table[:, torch.tensor(expected).long()])
+
+
+def test_beyond_the_longest_distance_is_the_last_bucket():
+    """8 exact buckets, 8 logarithmic ones up to 128, then the last: from the formula, by hand."""
+    cases = {-5: 0, 0: 0, 1: 1, 7: 7, 8: 8, 11: 8, 12: 9, 15: 9, 16: 10, 63: 13, 64: 14, 127: 15, 128: 15, 10**6: 15}
+    actual = relative_buckets(torch.tensor(list(cases)), 16, 128)
+    assert actual.tolist() == list(cases.values())
+    both = relative_buckets(torch.tensor([0, -1, 1, -(10**6), 10**6]), 16, 128, True)
+    assert both.tolist() == [0, 9, 1, 15, 7]
+
+
+def spread(by_offset, t, s):
+    """Key j for query i is column j - i + t - 1."""
+    assert by_offset.shape[-1] == t + s - 1
+    return torch.stack([torch.stack([by_offset[:, j - i + t - 1] for j in range(s)], -1) for i in range(t)], -2)
+
+
+def biases():
+    return (
+        RelativePositionBias(3, 8, 20, dtype=torch.float64),
+        RelativePositionBias(3, 8, 20, True, dtype=torch.float64),
+        RelativePositionBias(3, 12, 5, dtype=torch.float64),
+        AlibiBias(3),
+    )
+
+
+@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize(("t", "s", "offset"), [(5, 5, 0), (1, 1, 0), (3, 7, 4), (7, 3, -4), (4, 6, 0), (2, 40, 38)])
+def test_by_offset_equals_dense(index, t, s, offset):
+    bias = biases()[index]
+    queries, keys = torch.arange(t) + offset, torch.arange(s)
+    if index < 3:
+        two = index == 1
+        expected = torch.empty(3, t, s, dtype=torch.float64)
+        for i in range(t):
+            for j in range(s):
+                distance = torch.tensor(i + offset - j)
+                expected[:, i, j] = bias.table[:, relative_buckets(distance, bias.buckets, bias.max_distance, two)]
+    else:
+        slopes = torch.tensor([2**-4, 2**-8, 2**-2])
+        expected = -slopes[:, None, None] * (queries[:, None] - keys).abs()
+    assert torch.equal(spread(bias(t, s, offset=offset), t, s), expected)
+    assert torch.equal(bias.dense(queries[None], keys[None]), expected[None])
+    shifted = bias.dense(torch.stack((queries, queries + 9)), torch.stack((keys, keys + 9)))
+    assert torch.equal(shifted, expected.expand(2, -1, -1, -1))
+
+
+def test_bias_gradients_count_pairs():
+    bias = RelativePositionBias(2, 4, 4)
+    bias(3, 3, offset=0).sum().backward()
+    assert bias.table.grad.tolist() == [[3.0, 1.0, 1.0, 0.0]] * 2
+    bias.table.grad = None
+    bias.dense(torch.arange(3)[None], torch.arange(3)[None]).sum().backward()
+    assert bias.table.grad.tolist() == [[6.0, 2.0, 1.0, 0.0]] * 2
+
+
+def test_relative_bias_initialisation():
+    torch.manual_seed(0)
+    bias = RelativePositionBias(64, 100, 100)
+    assert list(bias.state_dict()) == ["table"]
+    assert bias.table.shape == (64, 100)
+    assert abs(bias.table.std().item() - 0.1) < 0.004
+    assert bias.table.abs().max() > 0.3  # not truncated
+
+
+@pytest.mark.parametrize("trip", TRIPS)
+def test_bucket_numbers_and_slopes_survive(trip):
+    relative = TRIPS[trip](lambda **to: RelativePositionBias(2, 256, 512, **to))
+    with torch.no_grad():
+        relative.table.copy_(torch.arange(256.0))
+    at = relative(1, 401, offset=400)[0].float().flip(0)
+    assert at.tolist() == relative_buckets(torch.arange(401), 256, 512).tolist()
+    alibi = TRIPS[trip](lambda **to: AlibiBias(6, **to))
+    assert not alibi.state_dict()
+    assert alibi(1, 1001, offset=1000)[:, 0].tolist() == [-1000 * slope for slope in alibi_slopes(6)]
+
+
+@pytest.mark.parametrize(
+    ("heads", "exponents"),
+    [
+        (1, [8]),
+        (2, [4, 8]),
+        (3, [4, 8, 2]),
+        (8, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (12, [1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5]),
+    ],
+)
+def test_alibi_slopes(heads, exponents):
+    assert alibi_slopes(heads) == [2.0**-e for e in exponents]
+
+
+def test_bias_mistakes_are_one_line():
+    with pytest.raises(ValueError, match=r"^RelativePositionBias: buckets must be at least 2 but is 1$"):
+        RelativePositionBias(2, 1, 8)
+    with pytest.raises(ValueError, match=r"^RelativePositionBias: buckets must be even and at least 4 but is 7$"):
+        RelativePositionBias(2, 7, 8, True)
+    with pytest.raises(ValueError, match=r"^RelativePositionBias: max_distance must be at least 1 but is 0$"):
+        RelativePositionBias(2, 4, 0)
+    with pytest.raises(ValueError, match=r"^AlibiBias: heads must be at least 1 but is 0$"):
+        AlibiBias(0)
+
+
+# -------------------------------------------------------------------------------------------------- vectors for inputs
+def test_learned_positions():
+    torch.manual_seed(0)
+    learned = LearnedPositions(200, 50)
+    assert list(learned.state_dict()) == ["table"]
+    assert abs(learned.table.std().item() - 0.02) < 0.001
+    where = torch.tensor([[0, 199, 3], [3, 3, 1]])
+    assert torch.equal(learned(where), learned.table[where])
+    with pytest.raises(ValueError, match=r"^LearnedPositions: positions must be below max_length = 200 but reach 200$"):
+        learned(torch.arange(201))
+    with pytest.raises(ValueError, match=r"^LearnedPositions: positions must not be negative but hold -1$"):
+        learned(torch.tensor([-1]))
+
+
+@pytest.mark.parametrize("trip", TRIPS)
+def test_sinusoidal_positions_survive(trip):
+    sinusoidal = TRIPS[trip](lambda **to: SinusoidalPositions(1100, 6, 100.0, **to))
+    assert not sinusoidal.state_dict()
+    where = [0, 1, 513, 1025, 1099]
+    angles = [[w * 100.0 ** (-2 * j / 6) for j in range(3)] for w in where]
+    expected = torch.tensor([[f(a) for a in row for f in (math.sin, math.cos)] for row in angles], dtype=torch.float64)
+    actual = sinusoidal(torch.tensor(where))
+    assert actual.dtype == sinusoidal.like.dtype
+    ulp = torch.finfo(actual.dtype).eps
+    torch.testing.assert_close(actual.double(), expected, atol=max(ulp / 4, 1e-7), rtol=0)
+    torch.testing.assert_close(sinusoidal.double()(torch.tensor(where)), expected, atol=1e-12, rtol=0)
+
+
+def test_sinusoidal_dtype_follows_the_module():
+    assert SinusoidalPositions(8, 4, dtype=torch.bfloat16)(torch.arange(8)).dtype == torch.bfloat16
+    assert SinusoidalPositions(8, 4).half()(torch.arange(8)).dtype == torch.float16
+    with pytest.raises(ValueError, match=r"^SinusoidalPositions: positions must be below max_length = 8 but reach 8$"):
+        SinusoidalPositions(8, 4)(torch.arange(9))
+    with pytest.raises(ValueError, match=r"^SinusoidalPositions: the width must be even but is 5$"):
+        SinusoidalPositions(8, 5)
+
+
+@pytest.mark.compile
+def test_compiles_whole():
+    """No data is read: one graph for all lengths."""
+    rotary, relative, alibi = RotaryEmbedding(8, max_length=64), RelativePositionBias(3, 8, 16), AlibiBias(3)
+    sinusoidal = SinusoidalPositions(64, 8)
+
+    def everything(x, where):
+        t = x.shape[1]
+        turned = rotary(x + sinusoidal(where)[:, None], where[:, None])
+        bias = relative(t, t + 1, offset=1) + alibi(t, t + 1, offset=1)
+        return turned, bias, relative.dense(where[None], where[None])
+
+    compiled = torch.compile(everything, fullgraph=True, dynamic=True, backend="aot_eager")
+    for t in (3, 6):
+        x, where = draw(2, t, 3, 8, dtype=torch.float32), torch.arange(t)
+        torch.testing.assert_close(compiled(x, where), everything(x, where))
