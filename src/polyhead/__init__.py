@@ -14,7 +14,20 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_MODULES = ("analysis", "compat", "config", "layers", "models", "ops", "recipes", "report", "shapes", "spec", "tasks", "train")
+_MODULES = (
+    "analysis",
+    "compat",
+    "config",
+    "layers",
+    "models",
+    "ops",
+    "recipes",
+    "report",
+    "shapes",
+    "spec",
+    "tasks",
+    "train",
+)
 
 _NAMES = {
     "polyhead.config": (
@@ -35,7 +48,7 @@ _NAMES = {
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = [*_MODULES, *_HOME]  # noqa: PLE0604
+__all__ = [*_MODULES, *_HOME]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """Frozen dataclasses to JSON values and back.
 
-A dataclass becomes an object with its class name under "kind"; reading checks every field, kind and type, and names the field
-that is wrong.  Only classes the caller lists can be built, so a file from a stranger runs no code.
+A dataclass becomes an object with its class name under "kind"; reading checks every field, kind and type, and names
+the field that is wrong.  Only classes the caller lists can be built, so a file from a stranger runs no code.
 """
 
 import dataclasses

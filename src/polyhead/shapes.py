@@ -1,8 +1,9 @@
 """The alphabet of the house, and `@shaped`, which holds a public function to it.
 
-Annotations such as `Float[Tensor, "b t h d"]` are read once, at import.  A call then compares sizes in plain Python, so the
-check costs microseconds, survives `torch.compile` and is always on.  Every mistake is one line: who, what was wanted, what came.
-This file imports neither torch nor jax: anything with `.shape` and `.dtype` is an array.
+Annotations such as `Float[Tensor, "b t h d"]` are read once, at import.  A call then compares sizes in plain
+Python, so the check costs microseconds, survives `torch.compile` and is always on.  Every mistake is one line: who,
+what was wanted, what came. This file imports neither torch nor jax: anything with `.shape` and `.dtype` is an
+array.
 """
 
 import difflib
@@ -39,7 +40,7 @@ def one_of(who: str, what: str, value: object, valid: Iterable[str]) -> str:
     """`value` if it is among `valid`; otherwise a ValueError that names the nearest valid one."""
     names = list(valid)
     if value in names:
-        return typing.cast(str, value)
+        return str(value)
     near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"{who}: unknown {what} {value!r}{hint} (choose from {', '.join(map(str, names))})")

@@ -1,13 +1,13 @@
 """The declarative table: what each mechanism computes, in einsum strings, axes and words.
 
-The PyTorch ops, their JAX twins, the converters, `polyhead list` and the docs are all held to this one page; none of them shares
-a body of code.  This file imports neither torch nor jax.
+The PyTorch ops, their JAX twins, the converters, `polyhead list` and the docs are all held to this one page; none
+of them shares a body of code.  This file imports neither torch nor jax.
 """
 
 from dataclasses import dataclass
 
 NORMALISE = ("softmax", "rms_heads", "identity", "softmax_rms_heads")
-"""How scores become the latent code: over keys, over the heads of a group, not at all, or over keys and then over heads."""
+"""How scores become the code: over keys, over the heads of a group, not at all, or over keys and then over heads."""
 
 ACTS = ("identity", "relu", "gelu", "gelu_tanh", "silu")
 """Pointwise activations, by name: values of linear attention, value networks of HYLA, feed-forward layers."""
@@ -36,8 +36,9 @@ CAUSAL = "the last query is aligned with the last key: key j is visible to query
 class Mechanism:
     """One row of the table of mechanisms.
 
-    `steps` are einsum strings in order of application; `parameters` maps a name to its axes (per group of heads, beside the
-    projections that all mechanisms share); `cost` is the number of multiply-adds per query-key pair, for h heads.
+    `steps` are einsum strings in order of application; `parameters` maps a name to its axes (per group of heads,
+    beside the projections that all mechanisms share); `cost` is the number of multiply-adds per query-key pair, for
+    h heads.
     """
 
     op: str

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
+
 from polyhead import config
 from polyhead.config import Alibi, Hyla, Linear, RelativeBias, Rotary, Softmax
 from polyhead.layers.attention import MultiHeadAttention, dense_bias
-from torch.testing import assert_close
 
 F64 = torch.float64
 MIXTURES = {
@@ -13,10 +14,21 @@ MIXTURES = {
     "linear": [Linear(4)],
     "hyla": [Hyla(4)],
     "deep": [Hyla(4, value_depth=2, act="silu")],
-    "all": [Softmax(2), Linear(2, normalise="rms_heads", act="relu"), Hyla(2, dim=4, value_dim=6), Hyla(2, normalise="softmax")],
+    "all": [
+        Softmax(2),
+        Linear(2, normalise="rms_heads", act="relu"),
+        Hyla(2, dim=4, value_dim=6),
+        Hyla(2, normalise="softmax"),
+    ],
     "grouped": [Softmax(4, kv_heads=2), Hyla(4, dim=6, value_dim=2, kv_heads=1)],
 }
-POSITIONS = {"none": None, "rotary": Rotary(), "t5": RelativeBias(), "t5_both": RelativeBias(8, bidirectional=True), "alibi": Alibi()}
+POSITIONS = {
+    "none": None,
+    "rotary": Rotary(),
+    "t5": RelativeBias(),
+    "t5_both": RelativeBias(8, bidirectional=True),
+    "alibi": Alibi(),
+}
 
 
 def make(mixture, *, dim=64, **options):
@@ -52,7 +64,10 @@ def oracle(attention, x, context, look):
     for group in attention.groups:
         size, d, e = group.sizes, group.sizes.dim, group.sizes.value_dim
         share = size.heads // size.kv_heads
-        q = [x @ q_rows[q0 + i * d : q0 + (i + 1) * d].T + q_bias[q0 + i * d : q0 + (i + 1) * d] for i in range(size.heads)]
+        q = [
+            x @ q_rows[q0 + i * d : q0 + (i + 1) * d].T + q_bias[q0 + i * d : q0 + (i + 1) * d]
+            for i in range(size.heads)
+        ]
         k = [context @ k_rows[k0 + i * d :][:d].T + k_bias[k0 + i * d :][:d] for i in range(size.kv_heads)]
         v = [context @ v_rows[v0 + i * e :][:e].T + v_bias[v0 + i * e :][:e] for i in range(size.kv_heads)]
         q0, k0, v0 = q0 + size.widths[0], k0 + size.widths[1], v0 + size.widths[2]
@@ -62,7 +77,9 @@ def oracle(attention, x, context, look):
             y = torch.zeros(len(x), e, dtype=F64)
             for t in range(len(x)):
                 for s in range(len(context)):
-                    y[t] += code[i, t, s] * _value(group, code[:, t, s], [v[j // share][s] for j in range(size.heads)], i)
+                    y[t] += code[i, t, s] * _value(
+                        group, code[:, t, s], [v[j // share][s] for j in range(size.heads)], i
+                    )
             outputs.append(y)
     return torch.cat(outputs, -1) @ attention.out.weight.T + attention.out.bias
 
@@ -196,7 +213,10 @@ ERRORS = {
     "wrong width": (lambda a, x: a(x[..., :3]), "m = 64 but x (b t m) = (2, 5, 3)"),
     "context of another batch": (lambda a, x: a(x, x[:1]), "b = 2 in x but 1 in context"),
     "float mask": (lambda a, x: a(x, mask=torch.ones(5, 5)), "mask must be boolean"),
-    "mask of the wrong size": (lambda a, x: a(x, mask=torch.ones(4, 5).bool()), "mask must broadcast to (b h t s) = (2, 4, 5, 5)"),
+    "mask of the wrong size": (
+        lambda a, x: a(x, mask=torch.ones(4, 5).bool()),
+        "mask must broadcast to (b h t s) = (2, 4, 5, 5)",
+    ),
     "bias of the wrong size": (lambda a, x: a(x, bias=torch.ones(4, 8, dtype=F64)), "(h t+s-1) = (4, 9) but is (4, 8)"),
 }
 

@@ -1,13 +1,15 @@
-"""The whole network against arrays computed with the HYLA paper's own code: outputs, gradients and five optimiser steps."""
+"""The whole network against arrays computed with the HYLA paper's own code: outputs, gradients and five optimiser
+steps."""
 
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
+
 from polyhead.config import Decay, Hyla, Mlp, RelativeBias, Train, TransformerConfig, Values, Vectors
 from polyhead.models.transformer import Transformer
 from polyhead.tasks import FuzzyLogic
 from polyhead.train.optimiser import build, learning_rate
-from torch.testing import assert_close
 
 SETTINGS = TransformerConfig(
     *(Vectors(5), Values(1)),
@@ -23,7 +25,8 @@ SETTINGS = TransformerConfig(
 
 
 def to_state(arrays, prefix):
-    """Flax parameters (in, ...) under `prefix` as our state dict: matrices transposed, q/k/v stacked head after head."""
+    """Flax parameters (in, ...) under `prefix` as our state dict: matrices transposed, q/k/v stacked head after
+    head."""
     p = {k.removeprefix(prefix): torch.from_numpy(arrays[k]) for k in arrays.files if k.startswith(prefix)}
     state = {
         "inputs.linear.weight": p["embedding/kernel"].T,
@@ -101,7 +104,14 @@ def test_every_gradient(model, original):
 
 def test_five_steps_of_the_original_optimiser(model, original):
     """AdamW with decay on everything that is not a Flax vector: matrices, relative-bias tables and the q/k/v biases."""
-    train = Train(steps=64, lr=1e-3, weight_decay=0.1, warmup=2, early_floor=True, decay=Decay(qkv_biases=True, relative_bias=True))
+    train = Train(
+        steps=64,
+        lr=1e-3,
+        weight_decay=0.1,
+        warmup=2,
+        early_floor=True,
+        decay=Decay(qkv_biases=True, relative_bias=True),
+    )
     optimiser = build(model, train)
     losses, schedule = [], []
     for step in range(5):
@@ -114,8 +124,12 @@ def test_five_steps_of_the_original_optimiser(model, original):
         optimiser.step()
         losses.append(loss.detach())
         schedule.append(rate)
-    assert_close(torch.tensor(schedule).double(), torch.from_numpy(original["lr_schedule"][:5]).double(), atol=1e-9, rtol=1e-5)
-    assert_close(torch.stack(losses).double(), torch.from_numpy(original["train_losses"]).double(), atol=1e-6, rtol=4e-5)
+    assert_close(
+        torch.tensor(schedule).double(), torch.from_numpy(original["lr_schedule"][:5]).double(), atol=1e-9, rtol=1e-5
+    )
+    assert_close(
+        torch.stack(losses).double(), torch.from_numpy(original["train_losses"]).double(), atol=1e-6, rtol=4e-5
+    )
     wanted = to_state(original, "final/")
     for name, parameter in model.state_dict().items():
         assert_close(parameter, wanted[name], atol=3e-6, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")

@@ -2,8 +2,8 @@
 
     y = W_out [group_1(q, k, v) | group_2(q, k, v) | ...],    [q | k | v] = W_qkv x
 
-One matrix multiply makes all queries, keys and values (two in cross-attention), one makes the output.  The rows of `qkv` are
-[queries of all groups | keys of all groups | values of all groups], head after head.
+One matrix multiply makes all queries, keys and values (two in cross-attention), one makes the output.  The rows of
+`qkv` are [queries of all groups | keys of all groups | values of all groups], head after head.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from polyhead.layers.positions import AlibiBias, RelativePositionBias, RotaryEmb
 from polyhead.layers.taps import GroupTaps, Taps
 from polyhead.ops.code import latent_code
 
+Device = torch.device | str | None
 Positions = config.Rotary | config.RelativeBias | config.Alibi | nn.ModuleDict | None
 
 
@@ -30,7 +31,7 @@ def rotary_tables(
     theta: float = 1e4,
     layout: str = "interleaved",
     max_length: int = 512,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> nn.ModuleDict:
     """One rotary table per head width, to be shared by all layers."""
     widths = {group.dim or dim // sum(g.heads for g in heads) for heads in layers for group in heads}
@@ -45,10 +46,10 @@ class MultiHeadAttention(nn.Module):
     >>> attention(torch.randn(2, 10, 64)).shape
     torch.Size([2, 10, 64])
 
-    `dim` is the model width; heads that name no width of their own get dim // (all heads).  `positions`: Rotary, RelativeBias or
-    Alibi, or rotary tables shared with other layers.  `dropout` is a rate on the latent code, one draw per element or, with
-    `dropout_shared`, one mask for the batch and all heads.  `qk_norm`: LayerNorm without bias on q and k, per head.  `window`: a
-    query sees only keys less than `window` positions away.
+    `dim` is the model width; heads that name no width of their own get dim // (all heads).  `positions`: Rotary,
+    RelativeBias or Alibi, or rotary tables shared with other layers.  `dropout` is a rate on the latent code, one
+    draw per element or, with `dropout_shared`, one mask for the batch and all heads.  `qk_norm`: LayerNorm without
+    bias on q and k, per head.  `window`: a query sees only keys less than `window` positions away.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         dropout_shared: bool = False,
         max_length: int = 512,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -79,6 +80,7 @@ class MultiHeadAttention(nn.Module):
         default = dim // self.total_heads if self.total_heads and dim % self.total_heads == 0 else None
         groups = [build(mechanism, default, device=device, dtype=dtype) for mechanism in heads]
         self.groups = nn.ModuleList(groups)
+        self.sizes = [group.sizes for group in groups]
         self.widths = [sum(group.sizes.widths[i] for group in groups) for i in range(3)]
         self.qkv = nn.Linear(dim, sum(self.widths), bias=bias, device=device, dtype=dtype)
         values = sum(group.sizes.heads * group.sizes.value_dim for group in groups)
@@ -87,8 +89,14 @@ class MultiHeadAttention(nn.Module):
         norms = [LayerNorm(g.sizes.dim, eps=1e-6, bias=False, device=device, dtype=dtype) for g in groups * 2]
         self.qk_norms = nn.ModuleList(norms) if qk_norm else None
 
-    def _add_positions(self, positions: Positions, heads: Sequence[config.Mechanism], length: int, *to: object) -> None:
-        device, dtype = to
+    def _add_positions(
+        self,
+        positions: Positions,
+        heads: Sequence[config.Mechanism],
+        length: int,
+        device: Device,
+        dtype: torch.dtype | None,
+    ) -> None:
         self.rotary: nn.ModuleDict | None = None
         self.relative: RelativePositionBias | AlibiBias | None = None
         if isinstance(positions, nn.ModuleDict):
@@ -122,8 +130,9 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """y (b t m); with `return_code` also the code of all pairs (b h t s), before dropout.
 
-        `mask` is boolean, True where looking is allowed, and broadcasts to (b h t s).  `bias` adds to the scores: (b|1 h|1 t s), or
-        by offset (h, t+s-1).  `positions` are those of x (default 0, 1, ...); a context counts from 0.
+        `mask` is boolean, True where looking is allowed, and broadcasts to (b h t s).  `bias` adds to the scores:
+        (b|1 h|1 t s), or by offset (h, t+s-1).  `positions` are those of x (default 0, 1, ...); a context counts
+        from 0.
         """
         source = x if context is None else context
         self._check(x, source, mask, bias)
@@ -132,8 +141,8 @@ class MultiHeadAttention(nn.Module):
         mask = self._window(mask, x.shape[1], source.shape[1], x.device)
         keep = self._keep(x, source, self.total_heads)
         outputs, codes, seen, first = [], [], [], 0
-        for i, group in enumerate(self.groups):
-            last = first + group.sizes.heads
+        for i, group in enumerate(self._groups()):
+            last = first + self.sizes[i].heads
             q, k, v = self._place(i, projected[i], positions, context is None)
             its_bias, its_mask, its_keep = (_heads(a, first, last) for a in (bias, mask, keep))
             y = group(q, k, v, bias=its_bias, mask=its_mask, causal=self.causal, keep=its_keep)
@@ -150,6 +159,9 @@ class MultiHeadAttention(nn.Module):
             taps.append(Taps(x=x, context=source, output=result, b_out=self.out.bias, groups=tuple(seen)))
         return (result, torch.cat(codes, dim=1)) if return_code else result
 
+    def _groups(self) -> list[HeadGroup]:
+        return list(self.groups)  # type: ignore[arg-type]
+
     def _check(self, x: Tensor, source: Tensor, mask: Tensor | None, bias: Tensor | None) -> None:
         for name, array in (("x (b t m)", x), ("context (b s m)", source)):
             if array.ndim != 3 or array.shape[-1] != self.dim:
@@ -159,14 +171,20 @@ class MultiHeadAttention(nn.Module):
         wanted = (x.shape[0], self.total_heads, x.shape[1], source.shape[1])
         if mask is not None:
             if mask.dtype != torch.bool:
-                raise ValueError(f"MultiHeadAttention: mask must be boolean, True where looking is allowed, but is {mask.dtype}")
+                raise ValueError(
+                    f"MultiHeadAttention: mask must be boolean, True where looking is allowed, but is {mask.dtype}"
+                )
             if not _broadcasts(mask.shape, wanted):
-                raise ValueError(f"MultiHeadAttention: mask must broadcast to (b h t s) = {wanted} but is {tuple(mask.shape)}")
+                raise ValueError(
+                    f"MultiHeadAttention: mask must broadcast to (b h t s) = {wanted} but is {tuple(mask.shape)}"
+                )
         if bias is not None and not (bias.ndim == 4 and _broadcasts(bias.shape, wanted)):
             by_offset = (wanted[1], wanted[2] + wanted[3] - 1)
             if tuple(bias.shape) != by_offset:
                 shape = tuple(bias.shape)
-                raise ValueError(f"MultiHeadAttention: bias must be (b h t s) = {wanted} or (h t+s-1) = {by_offset} but is {shape}")
+                raise ValueError(
+                    f"MultiHeadAttention: bias must be (b h t s) = {wanted} or (h t+s-1) = {by_offset} but is {shape}"
+                )
 
     def _project(self, x: Tensor, context: Tensor | None) -> list[tuple[Tensor, Tensor, Tensor]]:
         """q (b t h d), k (b s g d), v (b s g e) of each group."""
@@ -181,15 +199,14 @@ class MultiHeadAttention(nn.Module):
         if len(self.groups) == 1:
             split = [[part] for part in parts]
         else:
-            split = [part.split([g.sizes.widths[i] for g in self.groups], dim=-1) for i, part in enumerate(parts)]
-        sizes = [group.sizes for group in self.groups]
+            split = [part.split([size.widths[i] for size in self.sizes], dim=-1) for i, part in enumerate(parts)]
         return [
             (
                 q.unflatten(-1, (size.heads, size.dim)),
                 k.unflatten(-1, (size.kv_heads, size.dim)),
                 v.unflatten(-1, (size.kv_heads, size.value_dim)),
             )
-            for size, q, k, v in zip(sizes, *split, strict=True)
+            for size, q, k, v in zip(self.sizes, *split, strict=True)
         ]
 
     def _place(
@@ -206,7 +223,9 @@ class MultiHeadAttention(nn.Module):
             q, k = rotate(q, where[..., None]), rotate(k, whence[..., None])
         return q, k, v
 
-    def _bias(self, bias: Tensor | None, x: Tensor, source: Tensor, own: bool, positions: Tensor | None) -> Tensor | None:
+    def _bias(
+        self, bias: Tensor | None, x: Tensor, source: Tensor, own: bool, positions: Tensor | None
+    ) -> Tensor | None:
         """The sum of the given bias and the position bias; by offset (h, t+s-1) unless one of them is dense."""
         if self.relative is None:
             return bias
@@ -237,18 +256,25 @@ class MultiHeadAttention(nn.Module):
         draw = torch.rand(b, h, x.shape[1], source.shape[1], device=x.device)
         return (draw >= self.dropout).to(x.dtype) / (1.0 - self.dropout)
 
-    def _tap(self, i: int, qkvy: tuple[Tensor, ...], bias: Tensor | None, mask: Tensor | None) -> GroupTaps:
-        group: HeadGroup = self.groups[i]  # type: ignore[assignment]
-        size = group.sizes
-        before = [g.sizes for g in self.groups[:i]]
+    def _tap(
+        self, i: int, qkvy: tuple[Tensor, Tensor, Tensor, Tensor], bias: Tensor | None, mask: Tensor | None
+    ) -> GroupTaps:
+        group, size, before = self._groups()[i], self.sizes[i], self.sizes[:i]
         row = self.widths[0] + self.widths[1] + sum(other.widths[2] for other in before)
         rows = slice(row, row + size.widths[2])
         column = sum(other.heads * other.value_dim for other in before)
         columns = self.out.weight[:, column : column + size.heads * size.value_dim]
         offset = self.qkv.bias
+        q, k, v, y = qkvy
         return GroupTaps(
-            *(group.kind, group.normalise, group.act, group.depth),
-            *qkvy,
+            kind=group.kind,
+            normalise=group.normalise,
+            act=group.act,
+            depth=group.depth,
+            q=q,
+            k=k,
+            v=v,
+            output=y,
             bias=bias,
             mask=mask,
             causal=self.causal,

@@ -1,7 +1,7 @@
 """Transformer blocks.
 
-    pre-norm:   x = x + attention(norm1(x));   x = x + feedforward(norm2(x))     (a final norm follows the last block)
-    post-norm:  x = norm1(x + attention(x));   x = norm2(x + feedforward(x))     (Vaswani et al. 2017; no final norm)
+pre-norm:   x = x + attention(norm1(x));   x = x + feedforward(norm2(x))     (a final norm follows the last block)
+post-norm:  x = norm1(x + attention(x));   x = norm2(x + feedforward(x))     (Vaswani et al. 2017; no final norm)
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Head groups: the op of a mechanism with its sizes and its own parameters.
 
-A group reads queries (b t h d), keys (b s g d) and values (b s g e) from the layer's joint projection and returns (b t h e).
-Only what a mechanism adds to that (the second value matrix of HYLA) is a parameter here.
+A group reads queries (b t h d), keys (b s g d) and values (b s g e) from the layer's joint projection and returns
+(b t h e). Only what a mechanism adds to that (the second value matrix of HYLA) is a parameter here.
 """
 
 from collections.abc import Callable
@@ -162,7 +162,8 @@ def build(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> HeadGroup:
-    """The module of a mechanism.  `default_dim`: width of a head that names none; None where the heads do not divide it."""
+    """The module of a mechanism.  `default_dim`: width of a head that names none; None where the heads do not
+    divide it."""
     name = type(mechanism).__name__
     dim = default_dim if mechanism.dim is None else mechanism.dim
     value_dim = default_dim if mechanism.value_dim is None else mechanism.value_dim

@@ -1,6 +1,7 @@
 """What a layer lets one look at: q, k, v and its output, with the weights around them.
 
-Taps are copied out on request and never hook anything; the latent code is recomputed from them for the pairs one asks for.
+Taps are copied out on request and never hook anything; the latent code is recomputed from them for the pairs one
+asks for.
 """
 
 from dataclasses import dataclass
@@ -40,7 +41,8 @@ class GroupTaps:
 
 @dataclass(frozen=True)
 class Taps:
-    """One attention layer: its input `x` (keys and values come from `context` in cross-attention), its output, its groups."""
+    """One attention layer: its input `x` (keys and values come from `context` in cross-attention), its output, its
+    groups."""
 
     x: Float[Tensor, "b t m"]
     context: Float[Tensor, "b s m"]

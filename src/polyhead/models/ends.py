@@ -1,4 +1,5 @@
-"""The two ends of the transformer: what turns tokens or vectors into the model width, and what turns it into an answer."""
+"""The two ends of the transformer: what turns tokens or vectors into the model width, and what turns it into an
+answer."""
 
 import torch
 from jaxtyping import Float, Int
@@ -19,7 +20,9 @@ class TokenInput(nn.Module):
 
     def forward(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t m"]:
         if tokens.ndim != 2 or tokens.is_floating_point():
-            raise ValueError(f"Transformer: integer tokens (b t) were wanted but {tokens.dtype} {tuple(tokens.shape)} came")
+            raise ValueError(
+                f"Transformer: integer tokens (b t) were wanted but {tokens.dtype} {tuple(tokens.shape)} came"
+            )
         return self.table(tokens)
 
 

@@ -1,6 +1,6 @@
 """The one transformer: encoder or causal decoder, any list of heads in every layer.
 
-    x = inputs(tokens or vectors) (+ positions);   x = block_1(x) ... block_l(x);   outputs(norm(x))
+x = inputs(tokens or vectors) (+ positions);   x = block_1(x) ... block_l(x);   outputs(norm(x))
 """
 
 import torch
@@ -20,7 +20,7 @@ from polyhead.models.initialise import initialise
 
 class Transformer(nn.Module):
     """
-    >>> model = Transformer(TransformerConfig(Tokens(100), Logits(100), dim=64, layers=2, heads=[Softmax(4), Hyla(4)], causal=True))
+    >>> model = Transformer(TransformerConfig(Tokens(100), Logits(100), dim=64, heads=[Softmax(4), Hyla(4)]))
     >>> model(torch.randint(100, (2, 16))).shape
     torch.Size([2, 16, 100])
     """
@@ -71,7 +71,8 @@ class Transformer(nn.Module):
         """What the last forward adds to the loss beside the task's: the load balance of mixtures of experts, else 0."""
         if not isinstance(self.config.feedforward, config.Experts):
             return 0.0
-        total = sum(block.feedforward.balance_loss for block in self.blocks)
+        losses = [m.balance_loss for m in self.modules() if isinstance(m, MixtureOfExperts)]
+        total = torch.stack([loss for loss in losses if loss is not None]).sum()
         return self.config.feedforward.balance * total
 
 

@@ -1,0 +1,194 @@
+"""The one transformer: ends, stacks, positions, norms, devices and dtypes, causality, errors."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from polyhead import config
+from polyhead.config import (
+    Alibi,
+    Experts,
+    Hyla,
+    Learned,
+    Linear,
+    Logits,
+    Mlp,
+    RelativeBias,
+    Rotary,
+    Sinusoidal,
+    Softmax,
+    Swiglu,
+    Tokens,
+    TransformerConfig,
+    Values,
+    Vectors,
+)
+from polyhead.layers.positions import RotaryEmbedding
+from polyhead.models.size import parameters
+from polyhead.models.transformer import Transformer
+
+BASE = TransformerConfig(
+    Tokens(11), Logits(11), dim=32, layers=2, heads=[Softmax(2), Hyla(2)], max_length=24, feedforward=Swiglu()
+)
+VARIANTS = {
+    "rotary": replace(BASE, positions=Rotary()),
+    "half": replace(BASE, positions=Rotary(layout="half"), norm="rms"),
+    "t5": replace(BASE, positions=RelativeBias(), bias=True, init="hyla"),
+    "alibi": replace(BASE, positions=Alibi(), feedforward=Mlp(act="relu")),
+    "learned": replace(BASE, positions=Learned(), qk_norm=True),
+    "sinusoidal": replace(BASE, positions=Sinusoidal(), norm_order="post"),
+    "hybrid": replace(
+        BASE, heads=[[Linear(4)], [Hyla(2, dim=4, value_depth=2), Softmax(2, dim=6)]], positions=Rotary()
+    ),
+    "experts": replace(BASE, feedforward=Experts(3, 2, hidden=16)),
+    "tied": replace(BASE, outputs=Logits(11, tied=True, scaled=True), init="hyla"),
+    "vectors": replace(BASE, inputs=Vectors(5), outputs=Values(3)),
+}
+
+
+def inputs_of(settings, b=2, t=7, dtype=torch.float64):
+    torch.manual_seed(1)
+    if isinstance(settings.inputs, Tokens):
+        return torch.randint(settings.inputs.count, (b, t))
+    return torch.randn(b, t, settings.inputs.size, dtype=dtype)
+
+
+def build(settings, dtype=torch.float64, **options):
+    torch.manual_seed(0)
+    return Transformer(settings, dtype=dtype, **options).eval()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_causal_two_ways(name):
+    settings = replace(VARIANTS[name], causal=True)
+    model, x = build(settings), inputs_of(settings)
+    y = model(x)
+    for i in range(7):
+        assert_close(model(x[:, : i + 1])[:, i], y[:, i], atol=1e-9, rtol=1e-9)
+    if isinstance(settings.inputs, Vectors):
+        x = x.requires_grad_()
+        (gradient,) = torch.autograd.grad(model(x)[:, 3].sum(), x)
+        assert gradient[:, :4].ne(0).any(-1).all()
+        assert gradient[:, 4:].eq(0).all()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_built_on_the_meta_device_it_is_the_same_model(name):
+    settings = VARIANTS[name]
+    model, x = build(settings), inputs_of(settings)
+    empty = Transformer(settings, device="meta", dtype=torch.float64).to_empty(device="cpu")
+    empty.load_state_dict(model.state_dict())
+    assert_close(empty.eval()(x), model(x), atol=0, rtol=0)
+    assert parameters(settings) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_eval_is_repeatable_and_copies_are_equal(name):
+    settings = replace(VARIANTS[name], dropout=0.3, residual_dropout=0.2)
+    model, x = build(settings), inputs_of(settings)
+    assert torch.equal(model(x), model(x))
+    assert torch.equal(copy.deepcopy(model)(x), model(x))
+    assert not torch.equal(model.train()(x), model(x))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_taps_change_nothing(name):
+    settings = VARIANTS[name]
+    model, x, taps = build(settings), inputs_of(settings), []
+    assert torch.equal(model(x, taps=taps), model(x))
+    assert [len(t.groups) for t in taps] == [len(settings.layer_heads(i)) for i in range(2)]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_padding_is_never_read(name):
+    settings = VARIANTS[name]
+    model, x = build(settings), inputs_of(settings)
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[:, 5:] = False
+    short = model(x[:, :5])
+    assert_close(model(x, mask=mask)[:, :5], short, atol=1e-9, rtol=1e-9)
+    assert not torch.allclose(model(x)[:, :5], short)
+
+
+def test_one_rotary_table_for_all_layers_outside_the_state():
+    model = build(replace(VARIANTS["rotary"], layers=4))
+    assert len({id(m) for m in model.modules() if isinstance(m, RotaryEmbedding)}) == 1
+    assert not [k for k in model.state_dict() if "rotary" in k or "table" in k.replace("inputs.table", "")]
+
+
+@pytest.mark.parametrize("name", ["rotary", "half", "sinusoidal", "t5", "alibi"])
+def test_positions_survive_casting(name):
+    settings = replace(VARIANTS[name], max_length=2048)
+    model = build(settings, dtype=torch.float32)
+    there_and_back = copy.deepcopy(model).to(torch.bfloat16).to(torch.float32)
+    rounded = copy.deepcopy(model)
+    rounded.load_state_dict({k: v.bfloat16().float() for k, v in model.state_dict().items()})
+    x = torch.randint(11, (1, 1000))
+    assert torch.equal(there_and_back(x), rounded(x))
+    half = copy.deepcopy(model).to(torch.bfloat16)(x).float()
+    assert (half - model(x)).abs().max() < 0.2 * model(x).abs().max()
+
+
+def test_post_norm_has_no_final_norm():
+    assert isinstance(build(VARIANTS["sinusoidal"]).norm, torch.nn.Identity)
+    out = build(replace(VARIANTS["sinusoidal"], outputs=Values(32)))
+    assert out(inputs_of(BASE)).shape == (2, 7, 32)
+
+
+def test_experts_add_their_balance_to_the_loss():
+    model = build(VARIANTS["experts"])
+    model(inputs_of(BASE))
+    assert float(model.auxiliary_loss()) > 0
+    assert build(BASE).auxiliary_loss() == 0.0
+
+
+def test_initialisation_presets():
+    wide = replace(BASE, dim=512, heads=[Hyla(8, dim=16, value_depth=2)], layers=1, inputs=Tokens(600), bias=True)
+    hyla = build(replace(wide, init="hyla", positions=RelativeBias(64)), torch.float32)
+    block = hyla.blocks[0]
+    for rows in block.attention.qkv.weight.split(block.attention.widths):
+        assert rows.std().item() == pytest.approx(512**-0.5, rel=0.02)
+        assert rows.abs().max().item() <= 2.0001 * 512**-0.5 / 0.8796
+    assert block.attention.out.weight.std().item() == pytest.approx(128**-0.5, rel=0.03)
+    assert block.attention.relative.table.std().item() == pytest.approx(64**-0.5, rel=0.15)
+    assert block.attention.groups[0].value_weight.std().item() == pytest.approx(16**-0.5, rel=0.1)
+    assert hyla.inputs.table.weight.std().item() == pytest.approx(512**-0.5, rel=0.02)
+    assert block.attention.qkv.bias.eq(0).all()
+    course = build(replace(wide, init="cs336"), torch.float32)
+    q = course.blocks[0].attention.qkv.weight[:128]
+    assert q.std().item() == pytest.approx((2 / (512 + 128)) ** 0.5 * 0.9866, rel=0.02)
+    assert course.inputs.table.weight.abs().max() <= 3.0001
+    assert course.inputs.table.weight.std().item() == pytest.approx(0.9866, rel=0.02)
+
+
+def test_mistakes_give_one_clear_line():
+    model = build(BASE)
+    for call, text in (
+        (lambda: model(torch.randn(2, 3)), r"integer tokens \(b t\) were wanted"),
+        (lambda: build(VARIANTS["vectors"])(torch.randn(2, 3, 4)), r"inputs \(b t 5\) were wanted but \(2, 3, 4\)"),
+        (lambda: model(inputs_of(BASE), mask=torch.ones(2, 7)), r"mask must be boolean \(b t\) = \(2, 7\)"),
+        (lambda: replace(BASE, heads=[[Softmax(2)]]), "2 layers but 1 lists of heads"),
+        (lambda: replace(BASE, heads=[Softmax(2), [Hyla(2)]]), "not a mixture of both"),
+        (lambda: replace(BASE, heads=[]), "heads must be mechanisms"),
+        (lambda: replace(BASE, norm="rsm"), "did you mean 'rms'"),
+        (lambda: build(replace(BASE, outputs=Logits(7, tied=True))), r"tied logits need Tokens\(7\)"),
+        (lambda: build(VARIANTS["rotary"])(torch.zeros(1, 25, dtype=torch.long)), "24"),
+    ):
+        with pytest.raises(ValueError, match=text) as error:
+            call()
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", ["rotary", "t5", "hybrid"])
+def test_compiles_whole_for_any_length(name):
+    settings = replace(VARIANTS[name], causal=True)
+    model, other = build(settings), build(settings)
+    model.compile(fullgraph=True, dynamic=True)
+    for t in (7, 9, 12):
+        x = inputs_of(settings, t=t)
+        assert_close(model(x), other(x), atol=1e-9, rtol=1e-9)
+    assert config.digest(settings) == config.digest(replace(settings))
