@@ -103,11 +103,13 @@ def test_functions_and_inputs_are_uniform():
     assert torch.corrcoef(x.T).fill_diagonal_(0).abs().max() < 5 / len(x) ** 0.5
 
 
-def test_draws_ignore_and_spare_the_global_generator_and_dtype():
-    task = FuzzyLogic()
+@pytest.mark.parametrize("inputs", ["uniform", "fixed_context", "fixed_query"])
+def test_draws_ignore_and_spare_the_global_generator_and_dtype(inputs):
+    task = FuzzyLogic(inputs=inputs)
     torch.manual_seed(1)
     first, state = task.batch("train", 4, seed=0, step=0), torch.get_rng_state()
     torch.manual_seed(2)
+    fuzzy_logic._fixed.cache_clear()
     torch.set_default_dtype(torch.float64)
     try:
         second = task.batch("train", 4, seed=0, step=0)

@@ -46,6 +46,11 @@ def test_the_default_sizes_are_the_papers():
     assert sizes == {0.3: (47, 47, 19, 6), 0.5: (33, 33, 33, 6), 0.7: (20, 20, 46, 6)}
 
 
+def test_a_fraction_that_rounds_down_in_binary_still_counts_whole():
+    assert 11 / 276 * 276 < 11
+    assert len(FuzzyLogic(variables=5, held_out=11 / 276).functions("compositional")) == 11
+
+
 def test_splits_repeat_and_depend_on_their_seed():
     first = [functions(FuzzyLogic(split_seed=seed)) for seed in range(3)]
     fuzzy_logic._split.cache_clear()

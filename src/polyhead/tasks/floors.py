@@ -1,21 +1,21 @@
 """Floors and ceiling of in-context regression: what a score must beat to be evidence of composition, and its maximum.
 
-Each floor predicts the query from the context alone and knows nothing of terms.  On fuzzy logic a Gaussian process still
-scores an R² of 0.79 at 32 examples and 0.93 at 96, above some trained attention models.  All hyper-parameters are fixed in
-advance, none is tuned to the task:
+Each floor predicts the query from the context alone and knows nothing of terms.  On fuzzy logic a Gaussian process
+still scores an R² of 0.79 at 32 examples and 0.93 at 96, above some trained attention models.  All hyper-parameters are
+fixed in advance, none is tuned to the task:
 
     context_mean        mean of the context's targets
     nearest_neighbour   the target of the nearest context input (Euclidean)
     ridge               linear least squares with an intercept and penalty 1 (scikit-learn's default) on the slopes
-    gaussian_process    kernel exp(-|x - x'|² / (2 · 0.5²)), noise variance 0.01, prior mean = mean of the context.  A length
-                        of half the cube suits functions with a kink or two along each axis; there is no noise, and 0.01
-                        stands for the kinks, which no smooth kernel can follow.  The family's mean, 0.27, as the prior mean
-                        would add 0.002 at 32 examples and 0.01 at 16.
+    gaussian_process    kernel exp(-|x - x'|² / (2 · 0.5²)), noise variance 0.01, prior mean = mean of the context.  A
+                        length of half the cube suits functions with a kink or two along each axis; there is no noise,
+                        and 0.01 stands for the kinks, which no smooth kernel can follow.  The family's mean, 0.27, as
+                        the prior mean would add 0.002 at 32 examples and 0.01 at 16.
     ceiling             mean answer of all functions of the family that agree with the whole context exactly: the Bayes
                         estimate of a solver that knows the family, but not which combinations belong to the split
 
-The floors are batched closed forms in float64; `library="sklearn"` fits scikit-learn's estimators one sequence at a time
-instead, to the same numbers.
+The floors are batched closed forms in float64; `library="sklearn"` fits scikit-learn's estimators one sequence at a
+time instead, to the same numbers.
 """
 
 import functools
@@ -177,8 +177,8 @@ def _consistent(values: Tensor, y: Tensor, terms: int) -> Tensor:
     viable = (values[:-1] <= y[:, None]).all(dim=0).nonzero()[:, 0]
     if math.comb(len(viable), terms) > MOST:
         raise ValueError(
-            f"floors: {len(y)} examples leave {math.comb(len(viable), terms)} functions of {terms} terms possible, too many "
-            f"to enumerate for the ceiling (at most {MOST}); use a longer context"
+            f"floors: {len(y)} examples leave {math.comb(len(viable), terms)} functions of {terms} terms possible, "
+            f"but the ceiling can enumerate at most {MOST}; use a longer context"
         )
     candidates = _combinations(len(viable), terms)
     attained = values[:-1, viable] == y[:, None]

@@ -55,7 +55,7 @@ class FuzzyLogic(Task):
 
     split: "covered" is random, with every known term in training, for any `split_seed`.  "legacy" and "partitionable"
         are the splits of the original code under JAX before and since 0.5 (4 variables, 2 terms, seeds 0, 1, 2, 2024),
-        the former the paper's.  They are not covered: with seed 2 and 0.7 held out, terms 5 and 6 never occur in training.
+        the former the paper's.  They are not covered: seed 2 with 0.7 held out never trains on terms 5 and 6.
     inputs: "uniform" in [0, 1); for analysis "fixed_context" (one set of context inputs for all sequences of a split,
         while the targets follow each function) or "fixed_query" (one query).
     length: tokens in a sequence, the query included.
@@ -191,7 +191,7 @@ def zadeh(x: Float[Tensor, "b t c"], terms: Int[Tensor, "b _"]) -> Float[Tensor,
 
 
 def _floor(value: float) -> int:
-    return math.floor(value + 1e-9)  # 0.7 * 10 is 6.999...
+    return math.floor(value + 1e-9)  # 11 / 276 * 276 is 10.999...
 
 
 @functools.lru_cache(maxsize=64)
@@ -208,7 +208,8 @@ def _functions(task: FuzzyLogic, split: str, device: torch.device) -> Tensor:
 def _fixed(task: FuzzyLogic, split: str, device: torch.device) -> Tensor:
     """The inputs (t variables) that all sequences of `split` share; drawn on the CPU to be the same on every device."""
     seed = stream(task.split_seed, f"{task.name}/{split}/{task.inputs}")
-    return torch.rand(task.length, task.variables, generator=torch.Generator().manual_seed(seed)).to(device)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(task.length, task.variables, generator=generator, dtype=torch.float32).to(device)
 
 
 @functools.lru_cache(maxsize=64)
@@ -233,9 +234,8 @@ def _split(
         if len(set(itertools.chain(*order[held:]))) == known:
             return tuple(order[held:]), tuple(order[:held])
     cover = _cover(known, terms, stream(seed, "fuzzy_logic/cover"))
-    order = [row for row in _shuffled(rows, stream(seed, "fuzzy_logic/split", TRIES)) if row not in cover] + sorted(
-        cover
-    )
+    rest = [row for row in _shuffled(rows, stream(seed, "fuzzy_logic/split", TRIES)) if row not in cover]
+    order = rest + sorted(cover)
     return tuple(order[held:]), tuple(order[:held])
 
 
