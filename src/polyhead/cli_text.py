@@ -99,15 +99,12 @@ def tasks() -> list[Row]:
 def mechanisms() -> list[Row]:
     from polyhead.spec import MECHANISMS
 
-    return [
-        {
-            "mechanism": m.config,
-            "equation": f"{m.equation}\n{m.summary} ({m.source})",
-            "parameters of its own": "; ".join(f"{k}: {v}" for k, v in m.parameters.items()) or "none",
-            "multiply-adds per pair": m.cost,
-        }
-        for m in MECHANISMS
-    ]
+    rows: list[Row] = []
+    for m in MECHANISMS:
+        own = [f"{name}: {axes}" for name, axes in m.parameters.items()]
+        text = [m.equation, f"{m.summary} ({m.source})", *own]
+        rows.append({"mechanism": m.config, "equation": "\n".join(text), "multiply-adds per pair": m.cost})
+    return rows
 
 
 def impls() -> list[Row]:

@@ -72,6 +72,7 @@ def run(config: Run, *, progress: bool = True, resume: bool = False, again: bool
 
 def _check(config: Run) -> None:
     """Everything that would otherwise fail after the first hour."""
+    pick_device(config.device)
     for split in config.train.evaluate:
         one_of(type(config.task).__name__, "split", split, config.task.splits)
     for gives, takes, what in zip(
@@ -171,7 +172,7 @@ class _Loop:
             if last or self.step % train.eval_every == 0:
                 scores = self._evaluate()
             if last or stop.asked or self.step % train.save_every == 0:
-                self._save(loss)
+                self._save()
             if stop.asked and not last:
                 raise Interrupted(f"stopped and saved at step {self.step}; go on with: polyhead resume {self.folder}")
         return self._finish(scores or self._evaluate())
@@ -202,13 +203,16 @@ class _Loop:
     def _log(self, outputs: Tensor, batch: configs.Batch, loss: Tensor) -> None:
         """A row of training: the loss and metrics of this step's batch."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = get_total_norm(gradients) if self.norm is None else self.norm
+        norm = (get_total_norm(gradients) if self.norm is None else self.norm).item()
         value = loss.item()
-        self._check_finite(value)
+        self._check(math.isfinite(value), f"the loss of {self.config.name} is {value}")
         with torch.no_grad():
             scores = {name: value.mean().item() for name, value in self.config.task.metrics(outputs, batch).items()}
         row: dict[str, Any] = {"kind": "train", "step": self.step, "loss": value, **scores}
-        row |= {"lr": optimiser.learning_rate(self.step - 1, self.train), "grad_norm": norm.item()}
+        row |= {
+            "lr": optimiser.learning_rate(self.step - 1, self.train),
+            "grad_norm": norm if math.isfinite(norm) else None,
+        }
         row |= {"steps_per_second": self.counted / (time.perf_counter() - self.ticked), "seconds": self._elapsed()}
         self.metrics.add(row)
         self.progress.trained(row)
@@ -234,9 +238,10 @@ class _Loop:
         self.ticked += time.perf_counter() - began
         return scores
 
-    def _save(self, loss: Tensor) -> None:
+    def _save(self) -> None:
         began = time.perf_counter()
-        self._check_finite(loss.item())
+        whole = torch.stack([p.detach().isfinite().all() for p in self.model.parameters()]).all().item()
+        self._check(whole, f"parameters of {self.config.name} are not finite")
         self.metrics.sync()  # rows before the checkpoint that vouches for them
         metadata = {"digest": configs.digest(self.config), "step": self.step, "seconds": self._elapsed()}
         save_checkpoint(self.folder, self.model, self.optimiser, {**metadata, "scaler": self.scaler.state_dict()})
@@ -257,11 +262,10 @@ class _Loop:
         """Rows that stay when the run goes on: up to the checkpoint, except a final evaluation, which is done again."""
         return row["step"] <= self.step and not (row["kind"] == "eval" and row["step"] == self.train.steps)
 
-    def _check_finite(self, loss: float) -> None:
-        if not math.isfinite(loss):
+    def _check(self, fine: object, what: str) -> None:
+        if not fine:
             kept = f"the checkpoint of step {self.saved} is kept" if self.saved else "there is no checkpoint yet"
-            what = f"the loss of {self.config.name} is {loss} at step {self.step}"
-            raise ValueError(f"train: {what}; {kept}; lower train.lr or set train.clip")
+            raise ValueError(f"train: {what} at step {self.step}; {kept}; lower train.lr or set train.clip")
 
     def _elapsed(self) -> float:
         return self.seconds + time.perf_counter() - self.started

@@ -1,0 +1,350 @@
+"""One run: its arithmetic, its rows, its folder, and that it can be stopped at any moment."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import polyhead as ph
+from polyhead.train import Interrupted, evaluate, load_model, read_config, run
+from polyhead.train.folder import claim, read_metrics
+
+Tiny = Callable[..., Any]
+TIMES = ("seconds", "steps_per_second")
+
+
+def rows(folder: pathlib.Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """metrics.jsonl without the clock."""
+    found = [r for r in read_metrics(folder) if kind in (None, r["kind"])]
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in found]
+
+
+def parameters(folder: pathlib.Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoint.safetensors")
+
+
+def same(one: pathlib.Path, two: pathlib.Path) -> None:
+    """Two folders hold the same training to the last bit."""
+    assert rows(one) == rows(two)
+    a, b = parameters(one), parameters(two)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    scores = [json.loads((f / "result.json").read_text())["scores"] for f in (one, two)]
+    assert scores[0] == scores[1]
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The uninterrupted run that others are compared with."""
+    folder = tmp_path_factory.mktemp("whole")
+    run(tiny(folder), progress=False)
+    return folder
+
+
+# ----------------------------------------------------------------------------------------------------------- arithmetic
+def test_the_loop_is_the_plain_loop(tiny: Tiny, tmp_path: pathlib.Path):
+    """The same steps spelled out: batches, dropout, loss, AdamW with the decay of the equations."""
+    config = tiny(tmp_path, steps=4, warmup=1, weight_decay=0.3, lr=1e-2)
+    run(config, progress=False)
+    torch.manual_seed(ph.stream(7, "init"))
+    model = ph.Transformer(config.model)
+    moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in model.named_parameters()}
+    losses = []
+    for t in range(4):
+        torch.manual_seed(ph.stream(7, "dropout", t))
+        batch = config.task.batch("train", 4, seed=7, step=t)
+        loss = (model(batch.inputs)[:, -1] - batch.targets[:, -1]).square().mean()
+        model.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        rate = [0.0, 1e-2, 5.5e-3, 1e-3][t]
+        for name, p in model.named_parameters():
+            m, v = moments[name]
+            m.mul_(0.9).add_(0.1 * p.grad)
+            v.mul_(0.999).add_(0.001 * p.grad**2)
+            decay = 0.3 if p.ndim == 2 and "relative" not in name else 0.0
+            step = m / (1 - 0.9 ** (t + 1)) / ((v / (1 - 0.999 ** (t + 1))).sqrt() + 1e-8)
+            p.data.copy_(p * (1 - rate * decay) - rate * step)
+    assert [row["loss"] for row in rows(tmp_path, "train")] == pytest.approx(losses, rel=1e-5)
+    stored = parameters(tmp_path)
+    for name, p in model.named_parameters():
+        if name.endswith("qkv.bias"):
+            continue  # softmax does not see a key bias: its gradient is rounding noise, which Adam blows up
+        torch.testing.assert_close(stored[f"model/{name}"], p.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_only_what_is_semantic_changes_the_losses(tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path):
+    other = tiny(tmp_path, eval_every=1, save_every=100, name="another", deterministic=True)
+    run(other, progress=False)
+    assert rows(tmp_path, "train") == rows(whole, "train")
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("change", [{"seed": 8}, {"dropout": 0.0}, {"lr": 2e-3}, {"weight_decay": 0.9}])
+def test_what_is_semantic_does(tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, change: dict[str, Any]):
+    run(tiny(tmp_path, **change), progress=False)
+    assert rows(tmp_path, "train") != rows(whole, "train")
+
+
+def test_the_caller_keeps_its_threads_and_random_state(tiny: Tiny, tmp_path: pathlib.Path, at_step: Any):
+    torch.manual_seed(5)
+    wanted, threads = torch.rand(2), torch.get_num_threads()
+    torch.manual_seed(5)
+    seen: list[int] = []
+    at_step(0, lambda: seen.append(torch.get_num_threads()))
+    run(tiny(tmp_path, threads=2, steps=1), progress=False)
+    assert seen == [2]
+    assert torch.equal(torch.rand(2), wanted)
+    assert torch.get_num_threads() == threads
+
+
+def test_clipping_clips_and_reports_the_norm_before(tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path):
+    run(tiny(tmp_path, clip=1e-3, steps=1, warmup=0), progress=False)
+    first, wanted = rows(tmp_path, "train")[0], rows(whole, "train")[0]
+    assert first["grad_norm"] == pytest.approx(wanted["grad_norm"])
+    state = parameters(tmp_path)
+    total = sum(value.square().sum() for name, value in state.items() if name.endswith("/exp_avg")) ** 0.5
+    assert total.item() == pytest.approx(0.1 * 1e-3, rel=1e-3)  # one step of the first moment
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision(tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, precision: str):
+    run(tiny(tmp_path, precision=precision), progress=False)
+    losses = [row["loss"] for row in rows(tmp_path, "train")]
+    exact = [row["loss"] for row in rows(whole, "train")]
+    assert losses != exact
+    assert losses[0] == pytest.approx(exact[0], rel=0.05)
+    norms = [row["grad_norm"] for row in rows(tmp_path, "train")]  # fp16 skips the first updates, until the scale fits
+    first = next(i for i, norm in enumerate(norms) if norm is not None)
+    assert first < 6
+    assert norms[first] == pytest.approx(rows(whole, "train")[0]["grad_norm"], rel=0.9)  # and not 65536 times that
+    stored = parameters(tmp_path)
+    assert {value.dtype for name, value in stored.items() if name.startswith("model/")} == {torch.float32}
+
+
+def test_balance_loss_is_trained(tiny: Tiny, tmp_path: pathlib.Path):
+    for weight in (0.0, 10.0):
+        experts = ph.Experts(experts=3, top_k=1, hidden=8, balance=weight)
+        run(tiny(tmp_path / str(weight), feedforward=experts, steps=2), progress=False)
+    first = [rows(tmp_path / name, "train")[0]["loss"] for name in ("0.0", "10.0")]
+    assert first[1] > first[0] + 1
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
+    tiny: Tiny, tmp_path: pathlib.Path, at_step: Any, monkeypatch: pytest.MonkeyPatch
+):
+    plain = nn.Linear.forward
+    at_step(7, lambda: monkeypatch.setattr(nn.Linear, "forward", lambda self, x: plain(self, x) * float("nan")))
+    with pytest.raises(
+        ValueError, match=r"loss of tiny is nan at step 8; the checkpoint of step 5 is kept; lower train.lr"
+    ):
+        run(tiny(tmp_path, steps=30), progress=False)
+    assert all(torch.isfinite(value).all() for value in parameters(tmp_path).values())
+
+
+def test_parameters_that_are_not_finite_are_not_saved(tiny: Tiny, tmp_path: pathlib.Path, at_step: Any):
+    """The loss of step 10 is still fine, its update is not, and step 10 is saved."""
+    plain = torch.optim.AdamW.step
+
+    def step(self: Any, *args: Any) -> None:
+        plain(self, *args)
+        self.param_groups[0]["params"][0].data.fill_(float("inf"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(9, lambda: patch.setattr(torch.optim.AdamW, "step", step))
+        with pytest.raises(
+            ValueError, match=r"parameters of tiny are not finite at step 10; the checkpoint of step 5 is"
+        ):
+            run(tiny(tmp_path), progress=False)
+
+
+# ----------------------------------------------------------------------------------------------------------- evaluation
+def test_evaluation_is_the_mean_over_the_splits_own_stream(whole: pathlib.Path):
+    config, model = load_model(whole)
+    found = evaluate(model, config.task, "compositional", batches=3, batch_size=5, seed=7)
+    values, losses = [], []
+    for i in range(3):
+        batch = config.task.batch("compositional", 5, seed=7, step=i)
+        with torch.no_grad():
+            outputs = model(batch.inputs)
+        losses.append(config.task.loss(outputs, batch).item())
+        values += config.task.metrics(outputs, batch)["r2"].tolist()
+    mean = sum(values) / 15
+    spread = (sum((v - mean) ** 2 for v in values) / 14 / 15) ** 0.5
+    assert found["loss"] == pytest.approx(sum(losses) / 3)
+    assert found["r2"] == pytest.approx(mean)
+    assert found["r2_se"] == pytest.approx(spread)
+    assert found["sequences"] == 15
+
+
+def test_evaluation_is_without_dropout_and_leaves_the_mode(whole: pathlib.Path):
+    config, model = load_model(whole)
+    for mode in (True, False):
+        model.train(mode)
+        one, two = (evaluate(model, config.task, "iid", batches=1, batch_size=4) for _ in range(2))
+        assert one == two
+        assert model.training is mode
+
+
+def test_the_last_row_is_the_result_and_can_be_had_again(whole: pathlib.Path):
+    config, model = load_model(whole)
+    result = ph.train.read_result(whole)
+    assert result is not None
+    for split in ("iid", "compositional"):
+        row = [r for r in rows(whole, "eval") if r["split"] == split][-1]
+        assert row["step"] == 12
+        again = evaluate(model, config.task, split, batches=2, batch_size=4, seed=7)
+        assert again == result.scores[split] == {k: v for k, v in row.items() if k not in ("kind", "step", "split")}
+
+
+# ---------------------------------------------------------------------------------------------------------- the folder
+def test_rows_and_result(whole: pathlib.Path):
+    train, evals = rows(whole, "train"), rows(whole, "eval")
+    assert [row["step"] for row in train] == list(range(1, 13))
+    assert train[0]["lr"] == 0.0
+    assert train[11]["lr"] == pytest.approx(1e-4)
+    assert train[0].keys() == {"kind", "step", "loss", "r2", "mse", "lr", "grad_norm"}
+    assert [(row["step"], row["split"]) for row in evals] == [(s, p) for s in (6, 12) for p in ("iid", "compositional")]
+    result = json.loads((whole / "result.json").read_text())
+    assert result["digest"] == ph.digest(read_config(whole))
+    assert result["steps"] == 12
+    assert result["parameters"] == sum(v.numel() for n, v in parameters(whole).items() if n.startswith("model/"))
+    assert result["command"] == f"python -m polyhead.train {whole / 'config.json'}"
+    wanted = {"python", "torch", "polyhead", "platform", "cpu", "threads", "device", "date"}
+    assert wanted <= result["environment"].keys()
+    assert "folder" not in result
+
+
+def test_a_finished_run_is_not_trained_again_unless_asked(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: Any):
+    first = run(tiny(tmp_path, steps=3), progress=False)
+    written = (tmp_path / "checkpoint.safetensors").stat().st_mtime_ns
+    assert run(tiny(tmp_path, steps=3), progress=False) == first
+    assert (tmp_path / "checkpoint.safetensors").stat().st_mtime_ns == written
+    again = run(tiny(tmp_path, steps=3), progress=False, again=True)
+    assert (tmp_path / "checkpoint.safetensors").stat().st_mtime_ns > written
+    assert again.scores == first.scores
+
+
+def test_a_folder_belongs_to_one_run(tiny: Tiny, tmp_path: pathlib.Path):
+    run(tiny(tmp_path, steps=1), progress=False)
+    with pytest.raises(ValueError, match=r"already holds another run \([0-9a-f]{12}, not [0-9a-f]{12}\)"):
+        run(tiny(tmp_path, steps=1, seed=1), progress=False)
+    assert read_config(tmp_path).seed == 7
+
+
+def test_one_process_at_a_time(tiny: Tiny, tmp_path: pathlib.Path):
+    config = tiny(tmp_path)
+    with claim(config, tmp_path), pytest.raises(ValueError, match="another process is training in"):
+        run(config, progress=False)
+
+
+def test_the_default_folder_is_the_runs_own(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    config = dataclasses.replace(tiny(tmp_path, steps=1), folder=None)
+    assert run(config, progress=False).folder == pathlib.Path(f"runs/tiny-{ph.digest(config)}")
+
+
+def test_ends_that_do_not_fit_fail_before_training(tiny: Tiny, tmp_path: pathlib.Path):
+    config = tiny(tmp_path, inputs=ph.Vectors(6))
+    with pytest.raises(
+        ValueError, match=r"the task's inputs are Vectors\(size=5, .*\) but the model's are Vectors\(size=6"
+    ):
+        run(config, progress=False)
+    with pytest.raises(ValueError, match=r"FuzzyLogic: unknown split 'ood'"):
+        run(tiny(tmp_path, evaluate=("ood",)), progress=False)
+    with pytest.raises(ValueError, match=r"device: unknown device 'gpu'"):
+        run(tiny(tmp_path, device="gpu"), progress=False)
+    assert not (tmp_path / "config.json").exists()
+
+
+# ----------------------------------------------------------------------------------------------- stopping and resuming
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("step", [0, 7])
+def test_a_signal_saves_and_the_resumed_run_is_the_same(
+    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, at_step: Any, number: int, step: int
+):
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    at_step(step, lambda: os.kill(os.getpid(), number))
+    with pytest.raises(
+        Interrupted, match=rf"stopped and saved at step {step + 1}; go on with: polyhead resume {tmp_path}"
+    ):
+        run(tiny(tmp_path), progress=False)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    assert rows(tmp_path, "train")[-1]["step"] == step + 1
+    with pytest.raises(ValueError, match=r"holds an unfinished run; go on with `polyhead resume"):
+        run(tiny(tmp_path), progress=False)
+    run(tiny(tmp_path), progress=False, resume=True)
+    same(tmp_path, whole)
+
+
+KILLED = """
+import os, signal, sys
+import polyhead.train.folder as folder
+from polyhead.tasks import FuzzyLogic
+from polyhead.train.__main__ import main
+run, where, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+if where == "replace":                       # the new checkpoint is written but not yet in place
+    plain = os.replace
+    def replace(one, two):
+        global count
+        count -= str(two).endswith("safetensors")
+        die() if count == 0 else plain(one, two)
+    folder.os.replace = replace
+else:                                        # "train", "iid": while that split's batch is drawn
+    plain = FuzzyLogic.batch
+    def batch(task, split, size, **at):
+        global count
+        count -= split == where
+        if count == 0:
+            die()
+        return plain(task, split, size, **at)
+    FuzzyLogic.batch = batch
+sys.exit(main([run, "--quiet"]))
+"""
+
+
+def test_killed_at_any_moment_the_run_is_the_same(tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path):
+    """SIGKILL before the first checkpoint, while one is being written, and between two splits of an evaluation."""
+    with claim(tiny(tmp_path), tmp_path):
+        pass
+    seen = []
+    for where, count in (("train", 4), ("replace", 2), ("iid", 4)):
+        command = [sys.executable, "-c", KILLED, str(tmp_path), where, str(count)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        seen.append(rows(tmp_path)[-1]["step"])
+    assert seen == [3, 10, 12]
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "train", "step": 13, "lo')  # a row cut short
+    run(tiny(tmp_path), progress=False, resume=True)
+    same(tmp_path, whole)
+
+
+def test_fp16_resumes_with_its_loss_scale(tiny: Tiny, tmp_path: pathlib.Path, at_step: Any):
+    run(tiny(tmp_path / "whole", precision="fp16"), progress=False)
+    at_step(7, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Interrupted):
+        run(tiny(tmp_path / "cut", precision="fp16"), progress=False)
+    run(tiny(tmp_path / "cut", precision="fp16"), progress=False, resume=True)
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.compile
+def test_compiled_training_keeps_names_and_losses(tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path):
+    run(tiny(tmp_path, compile=True, dropout=0.0, residual_dropout=0.0, steps=3), progress=False)
+    run(tiny(tmp_path / "eager", dropout=0.0, residual_dropout=0.0, steps=3), progress=False)
+    losses = [[row["loss"] for row in rows(folder, "train")] for folder in (tmp_path, tmp_path / "eager")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert parameters(tmp_path).keys() == parameters(tmp_path / "eager").keys()
