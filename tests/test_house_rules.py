@@ -190,7 +190,7 @@ def test_the_layers_need_little_more_than_torch():
 
 
 def test_nothing_speaks_of_the_place_it_was_made_in():
-    words = ("/work/" + "main", "/opt/" + "wheels", ".lib" + "rary", "/tmp/" + "lab")
+    words = ("/work/" + "main", "/work/" + "shared", "/work/" + ".", "/opt/" + "wheels", "/tmp/" + "lab")
     for path in ROOT.rglob("*"):
         if path.suffix in (".py", ".md", ".toml", ".yaml", ".yml", ".txt") and ".venv" not in path.parts:
             text = path.read_text()

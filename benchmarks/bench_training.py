@@ -1,0 +1,214 @@
+"""Training steps of the fuzzy-logic model beside the plainest eager PyTorch network of the same shape, in one run.
+
+    python benchmarks/bench_training.py [--pairs 20] [--shape paper|demo] [--compile] [--json FILE]
+
+Both networks train on the same batches from the same initial parameters; a pair is one step of each, in alternating
+order.  Figures are process CPU time per step on one thread: median over pairs, and the ratio plain / ours with a
+95 % interval of the median (order statistics).  Nothing is timed unless both networks give the same loss first.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from polyhead.config import Hyla, Linear, Softmax, Train
+from polyhead.models.transformer import Transformer
+from polyhead.recipes.hyla import fuzzy_model
+from polyhead.tasks import FuzzyLogic
+from polyhead.train.optimiser import build, learning_rate
+
+SHAPES = {
+    "paper": {"dim": 128, "hidden": 256, "head": 2, "batch": 128},
+    "demo": {"dim": 64, "hidden": 128, "head": 8, "batch": 64},
+}
+GROUPS = {"softmax": Softmax, "linear": Linear, "hyla": Hyla}
+
+
+class PlainAttention(nn.Module):
+    """What one writes down first: three projections, einsum, the paper's equation."""
+
+    def __init__(self, kind, dim, heads, head_dim, length):
+        super().__init__()
+        self.kind, self.heads = kind, heads
+        self.q = nn.Linear(dim, heads * head_dim)
+        self.k = nn.Linear(dim, heads * head_dim)
+        self.v = nn.Linear(dim, heads * head_dim)
+        self.out = nn.Linear(heads * head_dim, dim)
+        self.table = nn.Parameter(torch.randn(heads, length) * length**-0.5)
+        i = torch.arange(length)
+        self.register_buffer("buckets", buckets((i[:, None] - i).clamp(min=0), length))
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        q, k, v = (f(x).view(b, t, self.heads, -1) for f in (self.q, self.k, self.v))
+        scores = torch.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5 + self.table[:, self.buckets]
+        if self.kind == "softmax":
+            out = torch.einsum("bhts,bshe->bthe", scores.softmax(-1), v)
+        elif self.kind == "linear":
+            out = torch.einsum("bhts,bshe->bthe", scores, v)
+        else:
+            code = scores / (scores.square().mean(1, keepdim=True) + 1e-6).sqrt()
+            hidden = torch.einsum("bhts,bshe->btse", code, v).relu()
+            out = torch.einsum("bhts,btse->bthe", code, hidden)
+        return self.out(out.flatten(2))
+
+
+def buckets(distance, count):
+    half = count // 2
+    far = half + ((distance.float() / half).log() / torch.tensor(2.0).log() * (count - half)).clamp(max=count).long()
+    return torch.where(distance < half, distance, far.clamp(max=count - 1))
+
+
+class PlainBlock(nn.Module):
+    def __init__(self, kind, dim, hidden, head_dim, length):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
+        self.attention = PlainAttention(kind, dim, 8, head_dim, length)
+        self.up, self.down = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class Plain(nn.Module):
+    def __init__(self, kind, dim, hidden, head_dim, length):
+        super().__init__()
+        self.embed = nn.Linear(5, dim)
+        self.blocks = nn.Sequential(*(PlainBlock(kind, dim, hidden, head_dim, length) for _ in range(2)))
+        self.norm, self.head = nn.LayerNorm(dim, eps=1e-6), nn.Linear(dim, 1)
+
+    def forward(self, x):
+        return self.head(self.norm(self.blocks(self.embed(x))))
+
+
+@torch.no_grad()
+def copy_into(plain, ours):
+    """The parameters of `ours`, laid out for the plain network."""
+    pairs = [(plain.embed, ours.inputs.linear), (plain.norm, ours.norm), (plain.head, ours.outputs.linear)]
+    for theirs, mine in zip(plain.blocks, ours.blocks, strict=True):
+        pairs += [(theirs.norm1, mine.norm1), (theirs.norm2, mine.norm2), (theirs.attention.out, mine.attention.out)]
+        pairs += [(theirs.up, mine.feedforward.up), (theirs.down, mine.feedforward.down)]
+        weights = mine.attention.qkv.weight.split(mine.attention.widths)
+        biases = mine.attention.qkv.bias.split(mine.attention.widths)
+        for f, w, b in zip((theirs.attention.q, theirs.attention.k, theirs.attention.v), weights, biases, strict=True):
+            f.weight.copy_(w)
+            f.bias.copy_(b)
+        theirs.attention.table.copy_(mine.attention.relative.table)
+    for target, source in pairs:
+        target.weight.copy_(source.weight)
+        target.bias.copy_(source.bias)
+
+
+def our_step(model, task, batch_size):
+    train = Train(batch_size=batch_size)
+    optimiser = build(model, train)
+
+    def step(i):
+        batch = task.batch("train", batch_size, seed=0, step=i)
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate(i, train)
+        loss = task.loss(model(batch.inputs), batch)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        return loss
+
+    return step
+
+
+def plain_step(model, task, batch_size):
+    train = Train(batch_size=batch_size)
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimiser = torch.optim.AdamW(groups, lr=1e-3)
+
+    def step(i):
+        batch = task.batch("train", batch_size, seed=0, step=i)
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate(i, train)
+        loss = (model(batch.inputs)[:, -1] - batch.targets[:, -1]).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        return loss
+
+    return step
+
+
+def seconds(step, i):
+    start = time.process_time()
+    step(i)
+    return time.process_time() - start
+
+
+def median_interval(values):
+    """The median with a 95 % interval by order statistics."""
+    ordered, n = sorted(values), len(values)
+    half = round(0.98 * n**0.5)
+    return statistics.median(ordered), ordered[max(0, n // 2 - half)], ordered[min(n - 1, n // 2 + half)]
+
+
+def measure(kind, shape, pairs, compiled):
+    torch.manual_seed(0)
+    task, size = FuzzyLogic(), SHAPES[shape]
+    group = GROUPS[kind](8, dim=size["head"], value_dim=size["head"])
+    ours = Transformer(fuzzy_model(task, group, dim=size["dim"], hidden=size["hidden"]))
+    plain = Plain(kind, size["dim"], size["hidden"], size["head"], task.length)
+    copy_into(plain, ours)
+    if compiled:
+        ours.compile()
+    steps = our_step(ours, task, size["batch"]), plain_step(plain, task, size["batch"])
+    first = [step(0).item() for step in steps]
+    if abs(first[0] - first[1]) > 1e-5 * abs(first[1]):
+        raise SystemExit(f"{kind}: parity is red, nothing is timed: losses {first[0]:.7f} and {first[1]:.7f}")
+    for i in range(1, 5):
+        for step in steps:
+            step(i)
+    times = ([], [])
+    for i in range(5, 5 + pairs):
+        for which in (0, 1) if i % 2 else (1, 0):
+            times[which].append(seconds(steps[which], i))
+    ratio, low, high = median_interval([b / a for a, b in zip(*times, strict=True)])
+    mine, theirs = (statistics.median(t) * 1e3 for t in times)
+    return {"mechanism": kind, "shape": shape, "compile": compiled, "ours_ms": mine, "plain_ms": theirs} | {
+        "ratio": ratio,
+        "low": low,
+        "high": high,
+        "pairs": pairs,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--shape", choices=SHAPES, default="paper")
+    parser.add_argument("--compile", action="store_true", help="compile our network (the plain one stays eager)")
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, one thread, {options.shape} shape")
+    rows = []
+    for kind in GROUPS:
+        row = measure(kind, options.shape, options.pairs, options.compile)
+        rows.append(row)
+        print(
+            f"{kind:8s} ours {row['ours_ms']:6.1f} ms  plain {row['plain_ms']:6.1f} ms  "
+            f"plain/ours {row['ratio']:.2f} [{row['low']:.2f}, {row['high']:.2f}]  ({options.pairs} pairs)",
+            flush=True,
+        )
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({"torch": torch.__version__, "rows": rows}, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()
