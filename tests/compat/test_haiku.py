@@ -1,0 +1,167 @@
+"""The tutorial's module, rewritten in NumPy, against ours with its parameters; biases are random: at init they are 0."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import polyhead as ph
+from polyhead.compat.haiku import from_haiku, from_haiku_mask, to_haiku, to_haiku_mask
+
+B, S, D, H = 2, 12, 64, 8
+
+
+def tree(dtype=np.float64, dim=D, name="mha"):
+    generator = np.random.default_rng(0)
+    return {
+        f"{name}/~/linear{suffix}": {
+            "w": (generator.standard_normal((dim, dim)) / math.sqrt(dim)).astype(dtype),
+            "b": generator.standard_normal(dim).astype(dtype),
+        }
+        for suffix in ("", "_1", "_2", "_3")
+    }
+
+
+def tutorial(params, q, k, v, mask=None, heads=H):
+    """`MultiheadAttention.__call__` of the tutorial: zip stops after three linears, the last one is the output."""
+    linears = [params[f"mha/~/linear{suffix}"] for suffix in ("", "_1", "_2", "_3")]
+    batch, length, dim = q.shape
+    q, k, v = (
+        (x @ p["w"] + p["b"]).reshape(batch, -1, heads, dim // heads).swapaxes(1, 2)
+        for x, p in zip((q, k, v), linears, strict=False)
+    )
+    scores = q @ k.swapaxes(-1, -2) / math.sqrt(dim // heads)
+    if mask is not None:
+        scores = np.where(np.expand_dims(mask, 1) == 0, -1e9, scores)
+    parts = np.exp(scores - scores.max(-1, keepdims=True))
+    attention = parts / parts.sum(-1, keepdims=True)
+    values = (attention @ v).transpose(0, 2, 1, 3).reshape(batch, length, dim)
+    return values @ linears[-1]["w"] + linears[-1]["b"], attention
+
+
+def inputs(dtype=np.float64):
+    generator = np.random.default_rng(1)
+    return generator.standard_normal((B, S, D)).astype(dtype), generator.standard_normal((B, S + 3, D)).astype(dtype)
+
+
+def masks(length):
+    generator = np.random.default_rng(2)
+    for shape in ((B, 1, length), (B, S, length), (1, S, length)):
+        mask = generator.integers(0, 2, shape)
+        mask[..., 0] = 1
+        yield mask
+        yield mask * 7
+        yield mask.astype(bool)
+
+
+@pytest.mark.parametrize("cross", [False, True])
+def test_ours_equals_the_tutorial(cross):
+    params, (x, other) = tree(), inputs()
+    attention = from_haiku(params, heads=H)
+    source = other if cross else x
+    context = torch.tensor(other) if cross else None
+    for mask in (None, *masks(source.shape[1])):
+        expected, weights = tutorial(params, x, source, source, mask)
+        allowed = None if mask is None else from_haiku_mask(mask)
+        out, code = attention(torch.tensor(x), context, mask=allowed, return_code=True)
+        np.testing.assert_allclose(out.detach(), expected, atol=1e-12, rtol=0)
+        np.testing.assert_allclose(code.detach(), weights, atol=1e-12, rtol=0)
+
+
+def test_float32():
+    params, (x, _) = tree(np.float32), inputs(np.float32)
+    wide = {k: {n: a.astype(np.float64) for n, a in p.items()} for k, p in params.items()}
+    expected, _ = tutorial(wide, *([x.astype(np.float64)] * 3))
+    np.testing.assert_allclose(from_haiku(params, heads=H)(torch.tensor(x)).detach(), expected, atol=2e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_there_and_back_are_the_same_bits(dtype):
+    params = tree(dtype)
+    back = to_haiku(from_haiku(params, heads=H))
+    assert list(back) == ["mha/~/linear", "mha/~/linear_1", "mha/~/linear_2", "mha/~/linear_3"]
+    for key, entry in params.items():
+        for part in ("w", "b"):
+            assert back[key][part].dtype == dtype
+            np.testing.assert_array_equal(back[key][part], entry[part])
+    torch.manual_seed(0)
+    ours = ph.MultiHeadAttention(16, [ph.Softmax(4)], bias=True)
+    for parameter in ours.parameters():
+        torch.nn.init.normal_(parameter)
+    twin = from_haiku(to_haiku(ours, name="encoder/~/mha"), heads=4)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), twin.parameters(), strict=True))
+
+
+def test_the_conversion_copies():
+    params = tree()
+    params["mha/~/linear"]["w"].flags.writeable = False  # as jax arrays are
+    attention = from_haiku(params, heads=H)
+    out = to_haiku(attention)
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.zero_()
+    assert np.abs(params["mha/~/linear_3"]["b"]).max() > 0
+    assert np.abs(out["mha/~/linear_3"]["b"]).max() > 0
+
+
+def test_a_query_that_may_look_nowhere_gets_the_output_bias():
+    """The one difference of meaning, stated: the tutorial averages the values."""
+    params, (x, _) = tree(), inputs()
+    mask = np.ones((B, S, S), dtype=int)
+    mask[0, 3] = 0
+    out = from_haiku(params, heads=H)(torch.tensor(x), mask=from_haiku_mask(mask))
+    np.testing.assert_array_equal(out.detach()[0, 3], params["mha/~/linear_3"]["b"])
+    expected, weights = tutorial(params, x, x, x, mask)
+    np.testing.assert_allclose(weights[0, :, 3], 1 / S)
+    others = np.ones((B, S), dtype=bool)
+    others[0, 3] = False
+    np.testing.assert_allclose(out.detach()[others], expected[others], atol=1e-12, rtol=0)
+
+
+def test_masks_there_and_back():
+    for mask in masks(S):
+        ours = from_haiku_mask(mask)
+        assert ours.shape == (mask.shape[0], 1, *mask.shape[1:])
+        np.testing.assert_array_equal(to_haiku_mask(ours), mask != 0)
+    assert from_haiku_mask(np.array([[[2, 0, -1]]])).tolist() == [[[[True, False, True]]]]
+
+
+def test_several_modules_need_a_name():
+    params = tree(name="encoder/~/mha") | tree(name="decoder/~/mha", dim=32)
+    assert from_haiku(params, heads=H, name="encoder/~/mha").dim == D
+    assert from_haiku(params, heads=H, name="decoder/~/mha").dim == 32
+    with pytest.raises(ValueError, match=r"^from_haiku: wanted one of decoder/~/mha, encoder/~/mha but there is "):
+        from_haiku(params, heads=H)
+    with pytest.raises(ValueError, match=r"^from_haiku: wanted one of .* but there is the name 'mha'$"):
+        from_haiku(params, heads=H, name="mha")
+
+
+def test_mistakes_are_one_line():
+    params = tree()
+    with pytest.raises(ValueError, match=r"^from_haiku: the number of heads must divide the width 64 but is 7$"):
+        from_haiku(params, heads=7)
+    with pytest.raises(ValueError, match=r"^from_haiku: mha/~/linear_1 must hold w and b but holds nothing$"):
+        from_haiku({k: v for k, v in params.items() if k != "mha/~/linear_1"}, heads=H)
+    with pytest.raises(ValueError, match=r"^from_haiku: mha/~/linear must hold w and b but holds w$"):
+        from_haiku(params | {"mha/~/linear": {"w": params["mha/~/linear"]["w"]}}, heads=H)
+    with pytest.raises(
+        ValueError, match=r"^from_haiku: mha/~/linear_2 must be w \(64, 64\) and b \(64,\) but is w \(32, 64\)"
+    ):
+        from_haiku(params | {"mha/~/linear_2": {"w": np.zeros((32, 64)), "b": np.zeros(64)}}, heads=H)
+    with pytest.raises(ValueError, match=r"^from_haiku: wanted a linear_3 but there is only mlp$"):
+        from_haiku({"mlp": {}}, heads=H)
+    with pytest.raises(
+        ValueError, match=r"^from_haiku_mask: mask must be \(b t s\) or \(b 1 s\) but has shape \(12, 12\)$"
+    ):
+        from_haiku_mask(np.ones((S, S), dtype=int))
+    for heads, settings in (
+        ([ph.Softmax(2), ph.Hyla(2)], {"bias": True}),
+        ([ph.Hyla(4)], {"bias": True}),
+        ([ph.Softmax(4, kv_heads=2)], {"bias": True}),
+        ([ph.Softmax(4)], {}),
+        ([ph.Softmax(4)], {"bias": True, "causal": True}),
+        ([ph.Softmax(4)], {"bias": True, "positions": ph.Alibi()}),
+    ):
+        with pytest.raises(ValueError, match=r"^to_haiku: the tutorial's module has .* but this one has not: width 16"):
+            to_haiku(ph.MultiHeadAttention(16, heads, **settings))
