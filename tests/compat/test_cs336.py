@@ -34,7 +34,7 @@ def state_dict(vocab=V, layers=L, dim=D, ff=FF):
         shapes |= {f"layers.{i}.ffn.w1.weight": (ff, dim), f"layers.{i}.ffn.w3.weight": (ff, dim)}
         shapes |= {f"layers.{i}.ffn.w2.weight": (dim, ff)}
     shapes |= {"ln_final.weight": (dim,), "lm_head.weight": (vocab, dim)}
-    sizes = {k: 1.0 if "token" in k else 1.5 * s[-1] ** -0.5 for k, s in shapes.items()}
+    sizes = {k: 1.0 if "token" in k else s[-1] ** -0.5 for k, s in shapes.items()}
     return {k: draw(i, *s) * sizes[k] + ("ln" in k) for i, (k, s) in enumerate(shapes.items())}
 
 
@@ -295,7 +295,9 @@ def test_load_mistakes_are_one_line():
         loading(layers__1__ffn__w2__weight=torch.zeros(64, 16))
     with pytest.raises(ValueError, match=r"^cs336.load: lm_head.weight must be \(50, 16\) but is \(51, 16\)$"):
         loading(lm_head__weight=torch.zeros(51, 16))
-    with pytest.raises(ValueError, match=r"^cs336.load: token_embeddings.weight must be "):
+    with pytest.raises(
+        ValueError, match=r"^cs336.load: tables must be \(c m\) and \(f m\) but are \(50,\) and \(64, 16\)$"
+    ):
         loading(token_embeddings__weight=torch.zeros(50))
     with pytest.raises(ValueError, match=r"^cs336: the number of heads must divide the width 16 but is 5$"):
         loading(heads=5)

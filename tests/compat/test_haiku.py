@@ -1,4 +1,4 @@
-"""The tutorial's module, rewritten in NumPy, against ours with its parameters; biases are random: at init they are 0."""
+"""The tutorial's module, in NumPy, against ours with its parameters; biases are random: at init they are 0."""
 
 import math
 

@@ -1,5 +1,6 @@
 """softmax, silu and attention in the course's form, against NumPy loops in float64."""
 
+import inspect
 import math
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import polyhead.ops
 from polyhead.ops.plain import scaled_dot_product_attention, silu, softmax
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -29,6 +31,12 @@ def attention_oracle(q, k, v, mask):
         for j, weight in zip(keys, weights, strict=True):
             out[index] += weight / sum(weights) * v[(*index[:-1], j)]
     return out
+
+
+def test_names_of_files_are_the_functions():
+    """`ops/softmax.py` and `ops/rope.py` must not hide the functions of the same name."""
+    assert [name for name in polyhead.ops.__all__ if not inspect.isfunction(getattr(polyhead.ops, name))] == []
+    assert polyhead.ops.softmax is softmax
 
 
 # -------------------------------------------------------------------------------------------------------------- softmax

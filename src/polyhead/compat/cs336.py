@@ -39,7 +39,11 @@ def load(state_dict: Mapping[str, Tensor], *, heads: int, theta: float, context:
     layers = len({key.split(".")[1] for key in state if key.startswith("layers.") and key.count(".") > 1})
     _compare_keys(set(state), layers)
     table, up = state["token_embeddings.weight"], state["layers.0.ffn.w1.weight"]
-    (count, dim), hidden = (*table.shape, 0, 0)[:2], (*up.shape, 0)[0]
+    if table.ndim != 2 or up.ndim != 2:
+        raise ValueError(
+            f"cs336.load: tables must be (c m) and (f m) but are {tuple(table.shape)} and {tuple(up.shape)}"
+        )
+    (count, dim), hidden = table.shape, up.shape[0]
     _compare_shapes(state, count, dim, hidden)
     settings = _course(count, dim, hidden, layers, heads, theta=theta, context=context)
     model = Transformer(settings, device="meta", dtype=table.dtype).to_empty(device=table.device)

@@ -5,6 +5,7 @@ bound after that, so `polyhead.ops.hyla` is always the function; import from `po
 file.
 """
 
+import polyhead.ops.softmax  # noqa: F401  (first, so that the function of plain.py takes its name and keeps it)
 from polyhead.ops.code import latent_code
 from polyhead.ops.hyla import hyla
 from polyhead.ops.linear import linear_attention
