@@ -76,7 +76,12 @@ def share(x: Tensor, heads: int) -> Tensor:
 
 def dense(bias: Tensor, t: int, s: int) -> Tensor:
     """A bias by offset (h t+s-1), spelled out as (h t s); a dense one is returned as it is."""
-    return bias.unfold(-1, s, 1).flip(-2) if bias.ndim == 2 else bias
+    if bias.ndim != 2:
+        return bias
+    # Reading rows of n numbers as rows of n - 1 moves each query one key further; lengths stay dynamic in a compiler.
+    h, n = bias.shape
+    rows = bias.unsqueeze(1).expand(h, t, n).flatten(1)
+    return rows[:, t - 1 : t * n - 1].unflatten(1, (t, n - 1))[:, :, :s] if t > 1 else bias.unsqueeze(1)
 
 
 def diagonal(t: int, s: int, device: torch.device) -> Tensor:

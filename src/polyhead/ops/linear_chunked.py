@@ -44,39 +44,40 @@ def forward(
 ) -> Tensor:
     """Linear attention by chunks; grouped heads read the state of their group."""
     refuse("linear_attention", "chunked", refusal(Inputs(q, k, v, bias, mask, keep, causal, normalise)))
-    t, h, s, g = q.shape[1], q.shape[2], k.shape[1], k.shape[2]
-    q = rearrange(q * (q.shape[-1] ** -0.5 if scale is None else scale), "b t (g r) d -> b t g r d", g=g)
+    t, s = q.shape[1], k.shape[1]
+    q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
     k, v = look_at_keys(k, mask), activation(act)(v)
     if not causal or t == 1:
-        out = einsum(q, _state(k, v).to(q.dtype), "b t g r d, b g d e -> b t g r e")
-    elif s >= t:
-        past, now = s - t, slice(s - t, None)
-        out = _square(q, k[:, now], v[:, now], _state(k[:, :past], v[:, :past]))
-    else:
-        # The first t - s queries see no key.
-        out = F.pad(_square(q[:, t - s :], k, v, None), (0, 0, 0, 0, 0, 0, t - s, 0))
-    return rearrange(out, "b t g r e -> b t (g r) e", r=h // g)
+        return _full(q, k, v)
+    if s >= t:
+        return _square(q, k[:, s - t :], v[:, s - t :], _state(k[:, : s - t], v[:, : s - t]))
+    # The first t - s queries see no key.
+    return F.pad(_square(q[:, t - s :], k, v, None), (0, 0, 0, 0, t - s, 0))
 
 
 def _state(k: Tensor, v: Tensor) -> Tensor:
     return einsum(wide(k), wide(v), "b s g d, b s g e -> b g d e")
 
 
+def _full(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    groups = rearrange(q, "b t (g r) d -> b g (r t) d", g=k.shape[2])
+    out = groups @ _state(k, v).to(q.dtype)
+    return rearrange(out, "b g (r t) e -> b t (g r) e", t=q.shape[1])
+
+
 def _square(q: Tensor, k: Tensor, v: Tensor, before: Tensor | None) -> Tensor:
     """Causal, as many queries as keys; `before` is the state of keys that all queries see."""
-    t = q.shape[1]
-    q, k, v = (_chunks(x) for x in (q, k, v))
-    lower = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
-    scores = einsum(q, k, "b n t g r d, b n s g d -> b n g r t s").masked_fill(~lower, 0)
-    own = einsum(scores, v, "b n g r t s, b n s g e -> b n t g r e")
-    steps = einsum(wide(k), wide(v), "b n s g d, b n s g e -> b n g d e")
-    states = steps.cumsum(1) - steps if before is None else steps.cumsum(1) - steps + before[:, None]
-    out = own + einsum(q, states.to(q.dtype), "b n t g r d, b n g d e -> b n t g r e")
-    return rearrange(out, "b n t g r e -> b (n t) g r e")[:, :t]
-
-
-def _chunks(x: Tensor) -> Tensor:
-    t = x.shape[1]
+    t, g = q.shape[1], k.shape[2]
     chunk = min(CHUNK, t)
-    x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, -t % chunk))
-    return x.unflatten(1, (-1, chunk))
+    q, k, v = (F.pad(x, (0, 0, 0, 0, 0, -t % chunk)) for x in (q, k, v))
+    q = rearrange(q, "b (n t) (g r) d -> b g n r t d", t=chunk, g=g)
+    r = q.shape[3]
+    q = q.flatten(3, 4)
+    k, v = (rearrange(x, "b (n s) g d -> b g n s d", s=chunk).contiguous() for x in (k, v))
+    lower = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
+    scores = (q @ k.mT).unflatten(3, (r, chunk)).masked_fill(~lower, 0).flatten(3, 4)
+    steps = wide(k).mT @ wide(v)
+    states = steps.cumsum(2) - steps
+    states = states if before is None else states + before.unsqueeze(2)
+    out = scores @ v + q @ states.to(q.dtype)
+    return rearrange(out.unflatten(3, (r, chunk)), "b g n r t e -> b (n t) (g r) e")[:, :t]

@@ -39,8 +39,10 @@ def forward(
     # Unequal widths fall silently to an O(t^2) path; zeros change neither the scores nor the sums.
     width = max(q.shape[-1], e)
     q, k, v = (_pad(x, width).transpose(1, 2) for x in (q, share(k, h), share(v, h)))
-    if bias is None and mask is None and (not causal or t in (1, s)):
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal and t > 1, scale=scale)
+    if t == 1:
+        causal = False  # a single query is the last one: it sees every key
+    if bias is None and mask is None and (not causal or t == s):
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
     else:
         out = _masked(q, k, v, bias, visible(mask, causal, t, s, q.device), scale)
     return out[..., :e].transpose(1, 2)
