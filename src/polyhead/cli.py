@@ -54,7 +54,8 @@ class Demo:
     def __call__(self) -> int:
         from polyhead import analysis, recipes, report
         from polyhead.cli_text import scores, table
-        from polyhead.train import Result, sweep
+        from polyhead.train import Result
+        from polyhead.train.sweep import sweep
 
         runs = recipes.RECIPES["demo"]()
         runs = runs if isinstance(runs, tuple) else (runs,)
@@ -186,7 +187,7 @@ class Report:
             raise ValueError("report: no run folder was given")
         for folder in folders:
             read_config(folder)
-        titled = {} if self.title is None else {"title": self.title}
+        titled: Any = {} if self.title is None else {"title": self.title}
         print(f"report: {report.write(folders, self.out, **titled)}")
         return 0
 
@@ -356,11 +357,12 @@ def _fitted(run: "Run", default: "Run") -> "Run":
 def _train(runs: Sequence["Run"], *, resume: bool = False, again: bool = False, workers: int | None = None) -> int:
     from polyhead import train
     from polyhead.cli_text import scores
+    from polyhead.train.sweep import sweep
 
     if len(runs) > 1:
         folders = {run.folder for run in runs}
         folder = next(iter(folders)) if len(folders) == 1 else None
-        outcomes = train.sweep(runs, folder or "runs", workers=workers)
+        outcomes = sweep(runs, folder or "runs", workers=workers)
     else:
         outcomes = [train.run(runs[0], resume=resume, again=again)]
     done = [outcome for outcome in outcomes if isinstance(outcome, train.Result)]

@@ -16,18 +16,19 @@ Row = Mapping[str, Any]
 
 def one_line(box: str, prog: str) -> str:
     """What a box of the command-line library says, in one line."""
-    lines = [line.strip("│ ") for line in box.splitlines() if "──" not in line]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    lines = [line.strip("│| ") for line in plain.splitlines() if "──" not in line and "---" not in line]  # no rules
     text = " ".join(" ".join(lines).split())
     help_ = f"see {prog} --help"
-    if found := re.match(r"Unrecognized options: ([^\s,]+)", text):
+    if found := re.search(r"Unrecognized options: ([^\s,]+)", text):
         what = "option" if found[1].startswith("-") else "argument"
         near = re.search(r"Perhaps you meant: (--[\w.-]+)", text)
         return f"{prog}: unknown {what} {found[1]}" + (f"; did you mean {near[1]}?" if near else f"; {help_}")
-    if found := re.match(r"Missing value for argument '([^']+)'. Expected (\S+)", text):
+    if found := re.search(r"Missing value for argument '([^']+)'. Expected (\S+)", text):
         return f"{prog}: {found[1]} needs {'a value' if found[2] == '1' else f'{found[2]} values'}"
-    if found := re.match(r"Missing from [^:]+: (\S+)", text):
+    if found := re.search(r"Missing from [^:]+: (\S+)", text):
         return f"{prog}: {found[1]} is missing; {help_}"
-    if found := re.match(r"Error parsing (\S+): (.*?) (?:Argument helptext: \S+ (\S+)|For full helptext)", text):
+    if found := re.search(r"Error parsing (\S+): (.*?) (?:Argument helptext: \S+ (\S+)|For full helptext)", text):
         if found[3] is None:
             return found[2]
         came = re.findall(r"'([^']*)'", found[2].partition("Got errors")[0])

@@ -1,4 +1,4 @@
-"""Training: `run` trains one run in its folder, `sweep` many side by side, `load_model` reads one back.
+"""Training: `run` trains one run in its folder, `sweep.sweep` many side by side, `load_model` reads one back.
 
 Names are imported on first use, so that the worker and the command line start quickly.
 """
@@ -7,10 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polyhead.train import sweep
     from polyhead.train.checkpoint import load_model
     from polyhead.train.evaluation import evaluate
     from polyhead.train.folder import Result, read_config, read_result
-    from polyhead.train.sweep import Failure, sweep
+    from polyhead.train.sweep import Failure
     from polyhead.train.trainer import Interrupted, run
 
 _HOMES = {
@@ -20,7 +21,6 @@ _HOMES = {
     "read_config": "folder",
     "read_result": "folder",
     "Failure": "sweep",
-    "sweep": "sweep",
     "Interrupted": "trainer",
     "run": "trainer",
 }
@@ -28,6 +28,8 @@ __all__ = ["Failure", "Interrupted", "Result", "evaluate", "load_model", "read_c
 
 
 def __getattr__(name: str) -> Any:
+    if name == "sweep":  # the module: a function of that name would be hidden by it
+        return importlib.import_module("polyhead.train.sweep")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

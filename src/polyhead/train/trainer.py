@@ -88,13 +88,15 @@ def _size(end: configs.Tokens | configs.Vectors | configs.Logits | configs.Value
 
 def pick_device(name: str) -> torch.device:
     """`auto` is cuda, else mps, else cpu.  Raises ValueError for a device this machine lacks."""
-    one_of("device", "device", name.partition(":")[0], ("auto", "cpu", "cuda", "mps"))
-    mps = torch.backends.mps.is_available()
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "mps" if mps else "cpu")
-    if (name.startswith("cuda") and not torch.cuda.is_available()) or (name == "mps" and not mps):
-        raise ValueError(f"device: this machine has no {name} (choose auto or cpu)")
-    return torch.device(name)
+    present = ["cpu"]
+    if torch.backends.mps.is_available():
+        present.insert(0, "mps")
+    if torch.cuda.is_available():
+        present[:0] = ["cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if name not in ("auto", *present):
+        one_of("device", "device", name.partition(":")[0], ("auto", "cpu", "cuda", "mps"))
+        raise ValueError(f"device: this machine has no {name} (choose from auto, {', '.join(present)})")
+    return torch.device(present[0] if name == "auto" else name)
 
 
 @contextlib.contextmanager
