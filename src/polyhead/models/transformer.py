@@ -55,7 +55,7 @@ class Transformer(nn.Module):
         mask: Bool[Tensor, "b t"] | None = None,
         positions: Int[Tensor, "#b t"] | None = None,
         taps: list[Taps] | None = None,
-    ) -> Float[Tensor, "b t c"]:
+    ) -> Float[Tensor, "b t _"]:
         """`mask` is True at real tokens, `positions` default to 0, 1, ...; `taps` collects one Taps per layer."""
         x = self.inputs(inputs)
         if mask is not None:
