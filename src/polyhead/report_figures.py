@@ -1,0 +1,292 @@
+"""The interactive figures of a report, as plotly figures.  Colours are the light theme's; the page maps them for
+the dark one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from polyhead.report_codes import Analysed, CodeMap
+from polyhead.report_data import Group, Summary
+from polyhead.report_text import floor_name, metric_name, with_error
+
+INK, FAINT, GRID = "#24292f", "#6e7781", "#e4e7eb"
+COLOURS = {"softmax": "#0072b2", "linear": "#d98c00", "hyla": "#009e73", "mixture": "#cc5f9f"}
+EXTRA = ("#d55e00", "#56a5d9", "#8a6fc4", "#8c8c1f", "#7a4a2b", "#4d4d4d")
+MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "star", "hexagon", "x")
+SHORT = {"context_mean": "mean", "nearest_neighbour": "1-NN", "gaussian_process": "GP"}
+DASHES = {"ceiling": "dot", "gaussian_process": "dash"}
+CLASSES = ("#0072b2", "#d98c00", "#009e73", "#cc5f9f", "#d55e00", "#56a5d9")
+SHAPES = ("circle", "diamond", "square", "triangle-up", "cross", "star", "x", "triangle-down")
+GLYPHS = ("●", "◆", "■", "▲", "✚", "★", "✖", "▼")
+Style = tuple[str, str]
+
+DARK = {
+    INK: "#e6e9ed",
+    FAINT: "#98a2ad",
+    GRID: "#333b44",
+    "#0072b2": "#4fa8e0",
+    "#d98c00": "#f0b030",
+    "#009e73": "#2bc79b",
+    "#cc5f9f": "#e58fc0",
+    "#d55e00": "#f58040",
+    "#56a5d9": "#8cc8f0",
+    "#8a6fc4": "#b39ddb",
+    "#8c8c1f": "#c5c552",
+    "#7a4a2b": "#c08a66",
+    "#4d4d4d": "#b0b0b0",
+}
+"""The dark theme's colour for each of the light theme's."""
+
+
+def styles(found: Sequence[Group]) -> dict[str, Style]:
+    """Colour and marker by label: a mechanism keeps its colour in every report, further variants get spare ones."""
+    chosen: dict[str, Style] = {}
+    spare = iter(EXTRA * len(found))
+    used: set[str] = set()
+    for i, group in enumerate(found):
+        colour = COLOURS.get(group.kind, FAINT)
+        colour = next(spare) if colour in used else colour
+        used.add(colour)
+        chosen[group.label] = (colour, MARKERS[i % len(MARKERS)])
+    return chosen
+
+
+def category(index: int) -> tuple[str, str, str]:
+    """Colour, marker and glyph of class `index`: 48 classes that do not rest on colour alone."""
+    shape = (index // len(CLASSES)) % len(SHAPES)
+    return CLASSES[index % len(CLASSES)], SHAPES[shape], GLYPHS[shape]
+
+
+def _figure(height: int, *, x: str = "", y: str = "", legend: bool = True) -> go.Figure:
+    axis = {"gridcolor": GRID, "linecolor": FAINT, "zerolinecolor": GRID, "ticks": "outside", "tickcolor": GRID}
+    axis |= {"title": {"standoff": 8}, "automargin": True}
+    figure = go.Figure()
+    figure.update_layout(
+        template="none",
+        height=height,
+        margin={"l": 8, "r": 12, "t": 12, "b": 8},
+        font={"family": "system-ui, sans-serif", "size": 13, "color": INK},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        hovermode="closest",
+        showlegend=legend,
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
+        xaxis={**axis, "title": {"text": x, "standoff": 8}},
+        yaxis={**axis, "title": {"text": y, "standoff": 8}},
+    )
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+def results(found: Sequence[Group], table: dict[str, dict[str, Summary]], metric: str) -> go.Figure:
+    """One row per mechanism, best on top, then the floors: compositional score (filled), iid (hollow), every seed
+    (dot)."""
+    style = styles(found)
+    scored = [group for group in found if group.score("compositional")]
+    scored.sort(key=lambda group: group.score("compositional").mean)  # type: ignore[union-attr]
+    floors = sorted((n for n in table if "compositional" in table[n]), key=lambda n: table[n]["compositional"].mean)
+    figure = _figure(90 + 34 * (len(scored) + len(floors)), x=metric_name(metric))
+    figure.update_yaxes(title=None, showgrid=False, type="category", ticks="")
+    order = [floor_name(n) for n in floors if n != "ceiling"] + [group.label for group in scored]
+    order += [floor_name("ceiling")] if "ceiling" in floors else []
+    figure.update_yaxes(categoryorder="array", categoryarray=order)
+    for name in floors:
+        row = table[name]["compositional"]
+        _point(figure, floor_name(name), row, (FAINT, "line-ns-open"), "floors and ceiling")
+        if name in DASHES:
+            figure.add_vline(row.mean, line={"color": FAINT, "width": 1.5, "dash": DASHES[name]})
+    for group in scored:
+        score, iid = group.score("compositional"), group.score("iid")
+        colour, marker = style[group.label]
+        if iid is not None:
+            _point(figure, group.label, iid, (colour, f"{marker}-open"), "known combinations (iid)")
+        if score is not None:
+            _point(figure, group.label, score, (colour, marker), "unseen combinations")
+            _seeds(figure, group.label, score, colour)
+    for name, marker in (("unseen combinations", "circle"), ("known combinations (iid)", "circle-open")):
+        look = {"color": INK, "symbol": marker, "size": 10, "line": {"width": 2, "color": INK}}
+        figure.add_scatter(x=[None], y=[None], mode="markers", name=name, marker=look)
+    return figure
+
+
+def _point(figure: go.Figure, row: str, score: Summary, style: Style, name: str) -> None:
+    spread = {"type": "data", "array": [score.error or 0.0], "thickness": 1.5, "width": 5, "color": style[0]}
+    figure.add_scatter(
+        x=[score.mean],
+        y=[row],
+        error_x=spread,
+        mode="markers",
+        showlegend=False,
+        marker={"color": style[0], "symbol": style[1], "size": 12, "line": {"width": 2, "color": style[0]}},
+        hovertemplate=f"{row}<br>{name}: {with_error(score)}<extra></extra>",
+    )
+
+
+def _seeds(figure: go.Figure, row: str, score: Summary, colour: str) -> None:
+    if score.n > 1:
+        figure.add_scatter(
+            x=list(score.values),
+            y=[row] * score.n,
+            mode="markers",
+            showlegend=False,
+            marker={"color": colour, "size": 5, "opacity": 0.6},
+            hovertemplate=f"{row}, one seed: %{{x:.3f}}<extra></extra>",
+        )
+
+
+# -------------------------------------------------------------------------------------------------------------- curves
+def losses(found: Sequence[Group]) -> go.Figure:
+    """Training loss over steps, one line per seed."""
+    figure = _figure(320, x="optimiser step", y="training loss (log scale)")
+    figure.update_yaxes(type="log", dtick=1)
+    _lines(figure, found, "train", "loss", None)
+    return figure
+
+
+def scores(found: Sequence[Group], split: str, table: dict[str, dict[str, Summary]], metric: str) -> go.Figure:
+    """The metric on one split over steps, one line per seed, with the floors and the ceiling."""
+    figure = _figure(320, x="optimiser step", y=f"{split} {metric_name(metric)}")
+    _lines(figure, found, "eval", metric, split)
+    rows = {name: row[split].mean for name, row in table.items() if split in row}
+    for name, value in rows.items():
+        bold = name in DASHES
+        width, opacity = (1.5, 1.0) if bold else (1.0, 0.6)
+        figure.add_hline(value, line={"color": FAINT, "width": width, "dash": DASHES.get(name, "dot")}, opacity=opacity)
+    seen = [min(values) for g in found for e in g.entries if (values := e.curve("eval", metric, split)[1])]
+    # A run that starts far below the floors would squeeze everything else.
+    low = min([*rows.values(), max(min(seen, default=0.0), -0.5)]) - 0.08
+    top = max([*rows.values(), 1.0 if metric == "r2" else max(seen, default=1.0)]) + 0.06
+    figure.update_yaxes(range=[low, top])
+    for name, height in spread(rows, 0.075 * (top - low)).items():
+        text = SHORT.get(name, name)
+        font = {"size": 11, "color": FAINT}
+        figure.add_annotation(xref="paper", x=1.01, y=height, text=text, font=font, showarrow=False, xanchor="left")
+    figure.update_layout(margin={"l": 8, "r": 58, "t": 12, "b": 8})
+    return figure
+
+
+def spread(heights: dict[str, float], least: float) -> dict[str, float]:
+    """The heights moved apart to be at least `least` from each other, each close to where it belongs."""
+    names = sorted(heights, key=lambda name: heights[name])
+    moved = [heights[name] for name in names]
+    for _ in range(20):
+        for i in range(len(moved) - 1):
+            if (lack := least - (moved[i + 1] - moved[i])) > 1e-9:
+                moved[i], moved[i + 1] = moved[i] - lack / 2, moved[i + 1] + lack / 2
+    return dict(zip(names, moved, strict=True))
+
+
+def _lines(figure: go.Figure, found: Sequence[Group], kind: str, value: str, split: str | None) -> None:
+    style = styles(found)
+    for group in found:
+        shown = False
+        for entry in group.entries:
+            steps, ys = entry.curve(kind, value, split)
+            if not steps:
+                continue
+            colour, marker = style[group.label]
+            figure.add_scatter(
+                x=steps,
+                y=ys,
+                mode="lines" if kind == "train" else "lines+markers",
+                name=group.label,
+                legendgroup=group.label,
+                showlegend=not shown,
+                line={"color": colour, "width": 2 if len(group.entries) == 1 else 1.4},
+                marker={"symbol": marker, "size": 6},
+                opacity=1.0 if entry.result else 0.5,
+                hovertemplate=f"{group.label}, seed {entry.run.seed}<br>step %{{x:,}}: %{{y:.4f}}<extra></extra>",
+            )
+            shown = True
+
+
+# --------------------------------------------------------------------------------------------------------------- codes
+def code_map(found: CodeMap, colour_by: str, names: dict[int, str]) -> go.Figure:
+    """One map of one layer, the t-SNE (the page holds the other one).  `names`: what to call the classes of a label."""
+    figure = _figure(230, legend=False)
+    right = 40 if colour_by == "target" else 4
+    plain = {"visible": False, "showgrid": False, "zeroline": False}
+    figure.update_layout(margin={"l": 4, "r": right, "t": 4, "b": 4}, xaxis=plain, yaxis=plain)
+    marker, text = _target_marks(found) if colour_by == "target" else _class_marks(found.labels[colour_by], names)
+    x, y = coordinates(found, "tsne")
+    figure.add_scatter(x=x, y=y, mode="markers", marker=marker, text=text, hovertemplate="%{text}<extra></extra>")
+    return figure
+
+
+def coordinates(found: CodeMap, method: str) -> tuple[list[float], list[float]]:
+    """x and y of a map; three digits of its extent are more than a pixel."""
+    points = found.points[method]
+    extent = float(np.abs(points).max()) or 1.0
+    x, y = np.round(points / extent, 3).T.tolist()
+    return x, y
+
+
+def _target_marks(found: CodeMap) -> tuple[dict[str, Any], list[str]]:
+    bar = {
+        "thickness": 8,
+        "len": 0.9,
+        "outlinewidth": 0,
+        "tickfont": {"size": 10, "color": FAINT},
+        "nticks": 4,
+        "x": 1.0,
+    }
+    values = [round(float(v), 3) for v in found.number]
+    marker = {"size": 5, "color": values, "colorscale": "Cividis", "showscale": True, "colorbar": bar}
+    return marker, [f"target {v}" for v in values]
+
+
+def _class_marks(labels: np.ndarray, names: dict[int, str]) -> tuple[dict[str, Any], list[str]]:
+    marks = [category(int(label)) for label in labels]
+    marker = {"size": 6, "color": [m[0] for m in marks], "symbol": [m[1] for m in marks], "opacity": 0.85}
+    return marker, [names.get(int(label), f"class {label}") for label in labels]
+
+
+# -------------------------------------------------------------------------------------------------------------- probes
+def probes(analysed: Sequence[Analysed], found: Sequence[Group]) -> go.Figure:
+    """F1 per layer and term, mean over seeds with its standard error; the bar is chance."""
+    figure = _figure(340, y="macro F1")
+    cells = probe_cells(analysed)
+    places = list(dict.fromkeys(place for _, place in cells))
+    ticks = [f"layer {layer + 1}<br>{target}" for layer, target in places]
+    for i, (label, (colour, marker)) in enumerate(styles(found).items()):
+        mine = [(k, cells[label, place]) for k, place in enumerate(places) if (label, place) in cells]
+        shift = (i - (len(found) - 1) / 2) * min(0.16, 0.6 / max(len(found), 1))
+        figure.add_scatter(
+            x=[k + shift for k, _ in mine],
+            y=[cell[0].mean for _, cell in mine],
+            error_y={"type": "data", "array": [c[0].error or 0.0 for _, c in mine], "thickness": 1.5, "width": 4},
+            mode="markers",
+            name=label,
+            marker={"color": colour, "symbol": marker, "size": 11},
+            text=[f"F1 {with_error(cell[0])}, chance {cell[1]:.3f}" for _, cell in mine],
+            hovertemplate=f"{label}<br>%{{text}}<extra></extra>",
+        )
+    for k, place in enumerate(places):
+        chance = float(np.mean([cell[1] for (_, where), cell in cells.items() if where == place]))
+        figure.add_shape(
+            type="line", x0=k - 0.4, x1=k + 0.4, y0=chance, y1=chance, line={"color": FAINT, "dash": "dash"}
+        )
+        if k == 0:
+            figure.add_annotation(x=k - 0.4, y=chance, text="chance", showarrow=False, yshift=9, xanchor="left")
+            figure.update_annotations(font={"size": 11, "color": FAINT})
+    figure.update_xaxes(tickmode="array", tickvals=list(range(len(places))), ticktext=ticks, showgrid=False)
+    figure.update_xaxes(range=[-0.6, len(places) - 0.4], zeroline=False)
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def probe_cells(analysed: Sequence[Analysed]) -> dict[tuple[str, tuple[int, str]], tuple[Summary, float, int]]:
+    """By (mechanism, (layer, target)): F1 over seeds, chance, held-out sequences per seed."""
+    rows: dict[tuple[str, tuple[int, str]], list[dict[str, Any]]] = {}
+    for one in analysed:
+        for row in one.rows:
+            rows.setdefault((one.group.label, (row["layer"], row["target"])), []).append(row)
+    cells = {}
+    for key, each in rows.items():
+        values = tuple(row["f1"] for row in each)
+        error = float(np.std(values, ddof=1)) / len(values) ** 0.5 if len(values) > 1 else None
+        chance = float(np.mean([row["chance"] for row in each]))
+        cells[key] = (Summary(float(np.mean(values)), error, values, "seeds"), chance, each[0]["n"])
+    return cells
