@@ -61,6 +61,16 @@ def test_softmax_at_logits_of_1e4(dtype, dim):
     torch.testing.assert_close(actual.double(), expected, atol=torch.finfo(dtype).eps / 2, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_softmax_is_rounded_once(dtype):
+    """A sum of 300 terms in half precision would be off by several units in the last place."""
+    x = draw(4, 300, dtype=dtype)
+    parts = torch.exp(x.double())
+    ulp = torch.finfo(dtype).eps
+    expected = parts / parts.sum(1, keepdim=True)
+    torch.testing.assert_close(softmax(x, 1).double(), expected, atol=2e-7, rtol=0.51 * ulp)
+
+
 def test_softmax_agrees_with_pytorch_in_the_course_test():
     x = draw(3, 5, dtype=torch.float32)
     for shift in (0, 100):
@@ -140,6 +150,24 @@ def test_a_query_that_may_look_nowhere_gets_exactly_zero(dtype):
     assert (k.grad[1, :, 3] == 0).all()
     assert (v.grad[1, :, 3] == 0).all()
     assert (v.grad[0] != 0).any()
+
+
+def test_no_kernel_ever_meets_a_row_without_keys(monkeypatch):
+    """The textbook recipe, -inf and softmax, gives NaN on such a row; some kernels do the same."""
+
+    def textbook(q, k, v, attn_mask=None):
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        return scores.masked_fill(~attn_mask, -torch.inf).softmax(-1) @ v
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", textbook)
+    q, k, v = (draw(3, 4, seed=n).requires_grad_() for n in (1, 2, 3))
+    mask = torch.tensor([[True, False, True], [False, False, False], [False, True, False]])
+    out = scaled_dot_product_attention(q, k, v, mask)
+    out.square().sum().backward()
+    assert (out[1] == 0).all()
+    assert (out[0] != 0).all()
+    assert (q.grad[1] == 0).all()
+    assert all(x.grad.isfinite().all() for x in (q, k, v))
 
 
 def test_no_query_may_look_anywhere():

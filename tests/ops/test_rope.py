@@ -129,8 +129,8 @@ def test_mistakes_are_one_line():
     for shape in ((4,), (1, 2, 5), (3, 5), (5, 1), (0,)):
         with pytest.raises(ValueError, match=r"^rope: positions of shape \(.*\) do not broadcast to \(2, 5\)$"):
             rope(x, torch.zeros(shape, dtype=torch.long))
-    with pytest.raises(ValueError, match=r"^rope: positions must not be negative but hold -2$"):
-        rope(x, torch.tensor([0, 1, -2, 3, 4]))
+    with pytest.raises(ValueError, match=r"^rope: positions must not be negative but hold -1$"):
+        rope(x, torch.tensor([0, 1, -1, 3, 4]))
     with pytest.raises(ValueError, match=r"^rope: positions must be of an integer dtype but is torch.float32$"):
         rope(x, torch.arange(5.0))
     with pytest.raises(ValueError, match=r"^convert_layout: 7 rows are not a multiple of the head width 4$"):
