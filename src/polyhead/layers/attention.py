@@ -300,7 +300,7 @@ def _heads(array: Tensor | None, first: int, last: int) -> Tensor | None:
     return array if array.shape[-3] == 1 else array[..., first:last, :, :]
 
 
-def dense_bias(bias: Float[Tensor, "h t+s-1"], t: int, s: int) -> Float[Tensor, "1 h t s"]:
+def dense_bias(bias: Float[Tensor, "h _"], t: int, s: int) -> Float[Tensor, "1 h t s"]:
     """A bias by offset, spread out over all pairs."""
     i, j = torch.arange(t, device=bias.device)[:, None], torch.arange(s, device=bias.device)
     return bias[:, j - i + t - 1][None]
