@@ -297,7 +297,8 @@ def chunks(tensors: list[Tensor | None], options: Options) -> Iterator[tuple[sli
     work = stats if q.device.type == "cpu" else q.dtype
     q, k, v = q.to(work), share(k.to(work), h), share(v.to(work), h)
     step, tile_t, tile_s = sizes(b, h, t, s, e, "softmax" in options.normalise)
-    full = [None if x is None or x.ndim == 2 else x.expand(b, h, t, s) for x in (bias, mask, keep)]
+    by_offset = bias is not None and bias.ndim == 2
+    full = [None if x is None else x.expand(b, h, t, s) for x in (None if by_offset else bias, mask, keep)]
     buffers = Buffers(q.device)
     for b0 in range(0, b, step):
         part = slice(b0, min(b0 + step, b))
@@ -308,7 +309,7 @@ def chunks(tensors: list[Tensor | None], options: Options) -> Iterator[tuple[sli
             heads=h,
             scale=options.scale,
             causal=options.causal,
-            bias=bias if bias is not None and bias.ndim == 2 else limits[0],
+            bias=bias if by_offset else limits[0],
             mask=limits[1],
             keep=limits[2],
             stats=stats,
