@@ -1,0 +1,244 @@
+"""The command line does what it says: every verb, its help, and the tables."""
+
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import polyhead as ph
+from polyhead import cli, cli_text, recipes, report
+from polyhead.config import save
+from polyhead.train import Result, read_config, read_result
+from polyhead.train.folder import read_metrics
+
+
+def small(name: str = "small", **changes: Any) -> Any:
+    task = ph.tasks.FuzzyLogic(length=6)
+    model = ph.TransformerConfig(*task.ends, dim=8, layers=1, heads=(ph.Hyla(2),), max_length=6)
+    train = ph.Train(steps=3, batch_size=2, warmup=1, eval_batches=1, log_every=1)
+    return replace(ph.Run(name=name, task=task, model=model, train=train), **changes)
+
+
+@pytest.fixture
+def recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """Recipes `small` and `pair`, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    floors = ph.tasks.FuzzyLogic.floors
+    monkeypatch.setattr(ph.tasks.FuzzyLogic, "floors", lambda *args, **more: floors(*args, **more, sequences=50))
+    monkeypatch.setitem(recipes.RECIPES, "small", small)
+    monkeypatch.setitem(recipes.RECIPES, "pair", lambda: (small("one"), small("two", seed=1)))
+
+
+def ask(capsys: Any, command: str) -> str:
+    """What a command prints; it must succeed."""
+    code = cli.main(shlex.split(command))
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    return said.out
+
+
+def only_run(tmp_path: pathlib.Path) -> pathlib.Path:
+    (folder,) = (path.parent for path in tmp_path.rglob("result.json"))
+    return folder
+
+
+# ----------------------------------------------------------------------------------------------------------------- help
+def test_help_is_quick_and_loads_no_torch():
+    code = (
+        "import sys; from polyhead.cli import main; code = main(['--help']); "
+        "print(code, sorted({'torch', 'numpy', 'plotly', 'sklearn'} & set(sys.modules)))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said[-1] == "0 []"
+    for verb in cli.VERBS:
+        assert any(line.startswith(f"  {verb} ") for line in said)
+
+
+@pytest.mark.parametrize("verb", list(cli.VERBS))
+def test_every_verb_explains_itself_with_examples(capsys: Any, verb: str):
+    text = ask(capsys, f"{verb} --help")
+    assert "usage: polyhead " + verb in text
+    assert "examples:\n  polyhead " + verb in text
+    if verb in ("demo", "resume", "eval", "probe"):
+        assert all(flag in text for flag in ("--device", "--seed", "--deterministic"))
+
+
+def test_a_recipe_lists_its_fields(capsys: Any):
+    text = ask(capsys, "train fuzzy-hyla --help")
+    for flag in (
+        "--train.lr",
+        "--model.heads.0.value-depth",
+        "--task.held-out",
+        "--seed",
+        "--device",
+        "--deterministic",
+    ):
+        assert flag in text
+    assert "--again" in text
+
+
+def test_no_command_is_a_mistake(capsys: Any):
+    assert cli.main([]) == 2
+    assert "usage: polyhead COMMAND" in capsys.readouterr().out
+
+
+def test_the_version(capsys: Any):
+    assert ask(capsys, "--version").strip() == ph.__version__
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+@pytest.mark.parametrize(
+    ("what", "wanted"),
+    [
+        ("recipes", ["demo", "fuzzy-hyla", "polyhead train fuzzy-hyla"]),
+        ("tasks", ["FuzzyLogic", "compositional", "held_out=0.5", "r2"]),
+        ("mechanisms", ["Softmax", "Linear", "Hyla", "rms_heads(q_th", "h (d + 2 e)", "value_weight"]),
+        ("impls", ["softmax", "sdpa, reference", "hyla", "blocked, reference"]),
+    ],
+)
+def test_lists(capsys: Any, what: str, wanted: list[str]):
+    text = " ".join(ask(capsys, f"list {what}").replace("│", " ").split())
+    assert all(word in text for word in wanted), text
+
+
+def test_a_table_keeps_brackets_and_rounds(capsys: Any):
+    cli_text.table("t", [{"a": "[red]x[/red]", "b": 0.12345}])
+    text = capsys.readouterr().out
+    assert "[red]x[/red]" in text
+    assert "0.123 " in text
+
+
+# ---------------------------------------------------------------------------------------------------------------- verbs
+@pytest.mark.usefixtures("recipe")
+def test_train_changes_any_field(capsys: Any, tmp_path: pathlib.Path):
+    model = "--model.dim 16 --model.heads.0.act silu --model.causal"
+    train = "--train.lr 3e-4 --train.clip 1 --train.evaluate novel --task.held-out 0.7"
+    said = ask(capsys, f"train small --seed 5 {model} {train} --threads 1 --device cpu --deterministic")
+    folder = only_run(tmp_path)
+    run = read_config(folder)
+    assert folder == tmp_path / "runs" / f"small-{ph.digest(run)}"
+    default = small()
+    wanted = replace(
+        default,
+        seed=5,
+        task=replace(default.task, held_out=0.7),
+        model=replace(default.model, dim=16, heads=(ph.Hyla(2, act="silu"),), causal=True),
+        train=replace(default.train, lr=3e-4, evaluate=("novel",), clip=1.0),
+    )
+    assert ph.digest(run) == ph.digest(wanted)
+    assert (run.device, run.deterministic, run.threads) == ("cpu", True, 1)
+    assert "novel" in said
+    assert "3 steps" in said
+
+
+@pytest.mark.usefixtures("recipe")
+def test_a_changed_task_changes_the_ends_and_the_length(capsys: Any, tmp_path: pathlib.Path):
+    ask(capsys, "train small --task.variables 3 --task.length 9 --threads 1")
+    run = read_config(only_run(tmp_path))
+    assert run.model.inputs == ph.Vectors(4)
+    assert run.model.max_length == 9
+
+
+@pytest.mark.usefixtures("recipe")
+def test_a_file_and_then_again(capsys: Any, tmp_path: pathlib.Path):
+    save(small(threads=1), "mine.json")
+    data = json.loads(pathlib.Path("mine.json").read_text())
+    data["train"]["lr"] = "2e-3"  # what YAML makes of 2e-3
+    pathlib.Path("mine.json").write_text(json.dumps(data))
+    ask(capsys, "train mine.json --folder here --seed 2")
+    run = read_config("here")
+    assert (run.train.lr, run.seed) == (2e-3, 2)
+    written = pathlib.Path("here/checkpoint.safetensors").stat().st_mtime_ns
+    ask(capsys, "train mine.json --folder here --seed 2")
+    ask(capsys, "resume here")
+    assert pathlib.Path("here/checkpoint.safetensors").stat().st_mtime_ns == written
+    ask(capsys, "train here/config.json --again")
+    assert pathlib.Path("here/checkpoint.safetensors").stat().st_mtime_ns > written
+
+
+@pytest.mark.usefixtures("recipe")
+def test_a_recipe_of_several_runs_is_a_sweep(capsys: Any, monkeypatch: pytest.MonkeyPatch):
+    def sweep(runs: Any, folder: Any, *, workers: Any = None) -> list[Any]:
+        assert ([run.name for run in runs], [run.seed for run in runs], folder, workers) == (
+            ["one", "two"],
+            [4, 4],
+            "out",
+            3,
+        )
+        return [ph.train.run(replace(run, folder=f"{folder}/{run.name}"), progress=False) for run in runs]
+
+    monkeypatch.setattr("polyhead.train.sweep.sweep", sweep)
+    said = ask(capsys, "train pair --seed 4 --workers 3 --folder out --threads 1")
+    assert "one: 3 steps" in said
+    assert "two: 3 steps" in said
+
+
+@pytest.mark.usefixtures("recipe")
+def test_eval_scores_splits_over_their_floors(capsys: Any):
+    ph.train.run(small(folder="here", threads=1, seed=3), progress=False)
+    before = {p.name: p.read_bytes() for p in pathlib.Path("here").iterdir()}
+    said = ask(capsys, "eval here --batches 1 --batch-size 2 --splits iid compositional --device cpu")
+    result = read_result("here")
+    assert result is not None
+    assert f"{result.scores['compositional']['r2']:.3f} ± {result.scores['compositional']['r2_se']:.3f}" in said
+    for name in ("context mean", "gaussian process", "ceiling"):
+        assert name in said
+    assert ask(capsys, "eval here --batches 1 --batch-size 2 --seed 9") != said
+    assert "novel" in ask(capsys, "eval here --batches 1 --batch-size 2")
+    assert {p.name: p.read_bytes() for p in pathlib.Path("here").iterdir()} == before
+
+
+@pytest.mark.usefixtures("recipe")
+def test_probe_and_report(capsys: Any, monkeypatch: pytest.MonkeyPatch):
+    ph.train.run(small(folder="here", threads=1), progress=False)
+    said = ask(capsys, "probe here --sequences 200 --seed 1")
+    assert "term 1" in said
+    assert "chance" in said
+    asked: list[Any] = []
+    monkeypatch.setattr(report, "write", lambda *args, **more: asked.append((args, more)) or args[1])
+    assert ask(capsys, "report here --out page.html --title Mine") == "report: page.html\n"
+    assert asked == [(([pathlib.Path("here")], pathlib.Path("page.html")), {"title": "Mine"})]
+
+
+@pytest.mark.usefixtures("recipe")
+def test_demo_ends_with_the_table_and_the_report(capsys: Any, monkeypatch: pytest.MonkeyPatch):
+    def sweep(runs: Any, folder: Any, *, workers: Any = None) -> list[Any]:
+        assert all(run.device == "cpu" and run.deterministic for run in runs)
+        return [ph.train.run(replace(run, folder=f"{folder}/{run.name}"), progress=False) for run in runs]
+
+    seen: list[Any] = []
+    monkeypatch.setattr("polyhead.train.sweep.sweep", sweep)
+    monkeypatch.setattr(report, "write", lambda folders, path, **more: seen.extend(folders) or path)
+    monkeypatch.setitem(recipes.RECIPES, "demo", lambda: (small("softmax-0", threads=1), small("hyla-0", threads=1)))
+    said = ask(capsys, "demo --folder out --seed 2 --device cpu --deterministic").splitlines()
+    assert said[-1] == "report: out/report.html"
+    table = "\n".join(said[-20:])
+    assert all(word in table for word in ("softmax-2", "hyla-2", "gaussian process", "ceiling", "compositional"))
+    assert seen == [pathlib.Path("out/softmax-2"), pathlib.Path("out/hyla-2")]
+    assert [read_config(folder).seed for folder in seen] == [2, 2]
+
+
+@pytest.mark.usefixtures("recipe")
+def test_a_failed_run_is_named_and_the_code_is_1(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+    failure = ph.train.Failure("one", tmp_path, -9, "killed by signal 9")
+    monkeypatch.setattr("polyhead.train.sweep.sweep", lambda runs, folder, **more: [failure])
+    assert cli.main(["train", "pair"]) == 1
+    assert "polyhead: one failed: killed by signal 9 (log in " in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("recipe")
+def test_resume_finishes(capsys: Any, tmp_path: pathlib.Path):
+    run = small(folder="here", threads=1)
+    done = ph.train.run(run, progress=False)
+    (tmp_path / "here" / "result.json").unlink()
+    said = ask(capsys, "resume here --seed 0 --device cpu")
+    assert "small: 3 steps" in said
+    again = read_result("here")
+    assert isinstance(again, Result)
+    assert again.scores == done.scores
+    assert len([row for row in read_metrics("here") if row["kind"] == "eval"]) == 2
