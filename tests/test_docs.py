@@ -1,0 +1,329 @@
+"""The documents tell the truth: code runs, commands parse, links lead somewhere, tables are whole."""
+
+import ast
+import doctest
+import importlib
+import inspect
+import pathlib
+import re
+import runpy
+import shlex
+import sys
+import tokenize
+
+import pytest
+import torch
+import yaml
+from jaxtyping import Float
+
+import polyhead as ph
+from polyhead import cli, config, shapes, spec
+from polyhead.ops.dispatch import BACKENDS
+from polyhead.tasks.floors import FLOORS
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "polyhead"
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+AMERICAN = re.compile(
+    r"\b(\w*(?:normaliz|optimiz|initializ|generaliz|regulariz|factoriz|recogniz|minimiz|maximiz|summariz|visualiz|materializ)"
+    r"\w*|behaviors?|colors?|colored|centers?|centered|analyz\w+|modeling|modeled|labeled|neighbors?|artifacts?|gray)\b",
+    re.I,
+)
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def blocks(text, language):
+    """(line, code) of every fenced block of a language."""
+    for found in re.finditer(rf"^```{language}\n(.*?)^```", text, re.M | re.S):
+        yield text[: found.start()].count("\n") + 2, found[1]
+
+
+def between(text, marker):
+    """What stands between `<!-- marker -->` and `<!-- /marker -->`."""
+    found = re.findall(rf"<!-- {marker} -->\n(.*?)<!-- /{marker} -->", text, re.S)
+    assert len(found) == 1, f"{len(found)} passages are marked {marker}"
+    return found[0].strip()
+
+
+def read(path):
+    return (ROOT / path).read_text()
+
+
+# ---------------------------------------------------------------------------------------------------- code in documents
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if list(blocks(p.read_text(), "python"))], ids=name)
+def test_python_blocks_run_in_order(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    namespace = {"__name__": "__document__"}
+    for line, code in blocks(path.read_text(), "python"):
+        exec(compile("\n" * (line - 1) + code, str(path), "exec"), namespace)
+
+
+def test_the_readme_has_code():
+    assert len(list(blocks(read("README.md"), "python"))) >= 5
+    first = next(code for _, code in blocks(read("README.md"), "python"))
+    assert len(first.strip().splitlines()) <= 13
+
+
+def test_the_example_runs(monkeypatch):
+    example = runpy.run_path(str(ROOT / "examples" / "swap_heads.py"))
+    change, losses = example["main"](steps=40)
+    assert change < 1e-5
+    assert sum(losses[-5:]) / 5 < 0.5 * losses[0]
+
+
+def test_the_example_replaces_every_layer_and_keeps_the_meaning_of_the_mask():
+    example = runpy.run_path(str(ROOT / "examples" / "swap_heads.py"))
+    model = example["Reader"](5).eval()
+    x, padding = torch.randn(2, 6, 5), torch.zeros(2, 6, dtype=torch.bool)
+    padding[:, :2] = True
+    old, blind = model(x, padding), model(x)
+    assert (old - blind).abs().max() > 1e-3
+    new = example["swap_heads"](model, [ph.Softmax(4)])
+    assert not [m for m in new.modules() if isinstance(m, torch.nn.MultiheadAttention)]
+    torch.testing.assert_close(new(x, padding), old)
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+def shell_lines(text):
+    for _, code in blocks(text, "bash"):
+        for line in code.splitlines():
+            if words := shlex.split(line, comments=True):
+                yield words
+
+
+def verb_examples():
+    """The `>>> polyhead ...` lines in the help of the command line."""
+    for kind in cli.VERBS.values():
+        yield from (shlex.split(found) for found in re.findall(r">>> (.*)", inspect.getdoc(kind)))
+
+
+@pytest.fixture
+def dry(monkeypatch, tmp_path):
+    """A command line that parses and checks what it is given, and then does nothing."""
+    monkeypatch.chdir(tmp_path)
+    config.save(ph.recipes.RECIPES["demo"]()[0], tmp_path / "mine.yaml")
+    monkeypatch.setattr(cli, "_train", lambda *_, **__: 0)
+    for kind in cli.VERBS.values():
+        if "__call__" in vars(kind):
+            monkeypatch.setattr(kind, "__call__", lambda self: 0)
+    return lambda words: cli.main(words[1:])
+
+
+COMMANDS = [words for path in DOCUMENTS for words in shell_lines(path.read_text()) if words[0] == "polyhead"]
+
+
+@pytest.mark.parametrize("words", [*COMMANDS, *verb_examples()], ids=" ".join)
+def test_commands_parse(words, dry):
+    assert words[0] == "polyhead"
+    assert dry(words) == 0
+
+
+def test_a_command_that_does_not_exist_is_noticed(dry, capsys):
+    assert dry(["polyhead", "train", "fuzzy-hyla", "--train.rate", "1"]) == 2
+    assert dry(["polyhead", "eval", "runs/a", "--split", "novel"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_every_verb_is_shown():
+    shown = {words[1] for words in COMMANDS} | {"demo"}
+    assert shown == set(cli.VERBS)
+    planned = re.search(r"^polyhead (.*)$", read("docs/design.md"), re.M)[1]
+    assert planned.split(" | ") == list(cli.VERBS)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_make_targets_and_programs_exist(path):
+    targets = set(re.findall(r"^(\w+):", read("Makefile"), re.M))
+    text = path.read_text()
+    for words in shell_lines(text):
+        if words[0].startswith(".venv/bin/"):
+            assert (pathlib.Path(sys.executable).parent / pathlib.Path(words[0]).name).exists(), words[0]
+        else:
+            assert words[0] in ("make", "polyhead", "pip"), words
+        for word in words:
+            if word.startswith(("tests/", "benchmarks/", "examples/")):
+                assert (ROOT / word).exists(), word
+    asked = {words[1] for words in shell_lines(text) if words[0] == "make"} | set(re.findall(r"`make (\w+)`", text))
+    assert asked <= targets
+
+
+# --------------------------------------------------------------------------------------------------- links and pictures
+def slug(heading):
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_links_lead_somewhere(path):
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        there = path.parent / file if file else path
+        assert there.exists(), f"{name(path)}: {target}"
+        if anchor:
+            assert anchor in {slug(h) for h in re.findall(r"^#+ (.*)", there.read_text(), re.M)}, target
+
+
+def test_results_and_figure_come_from_one_run():
+    """Both are placeholders until the demo has been run for the README, and neither afterwards."""
+    figure = ROOT / re.search(r"!\[[^]]+\]\(([^)]+)\)", read("README.md"))[1]
+    placeholder = "data-placeholder" in figure.read_text(errors="replace")
+    assert placeholder == (between(read("README.md"), "demo-results") == "")
+
+
+# -------------------------------------------------------------------------------------------------------- what they say
+def mechanisms_table():
+    rows = [f"| `{m.config}` | `{m.equation}` | `ops.{m.op}` | {m.source} |" for m in spec.MECHANISMS]
+    return "\n".join(["| heads | output of the layer | function | source |", "|---|---|---|---|", *rows])
+
+
+def test_the_table_of_mechanisms_is_the_spec():
+    """If this fails, the wanted table is in the message."""
+    assert between(read("README.md"), "mechanisms") == mechanisms_table(), "\n" + mechanisms_table()
+    assert "|" not in "".join(m.equation + m.source for m in spec.MECHANISMS)
+
+
+def test_the_layout_in_the_design_is_the_tree():
+    told = re.findall(r"[\w]+\.(?:py|css|js)\b", between(read("docs/design.md"), "layout"))
+    there = {p.name for p in PACKAGE.rglob("*") if p.suffix in (".py", ".css", ".js")}
+    assert set(told) == there
+    folders = re.findall(r"^  (\w+)/ ", between(read("docs/design.md"), "layout"), re.M)
+    assert set(folders) == {p.parent.name for p in PACKAGE.glob("*/__init__.py")}
+    assert set(re.findall(r"^  (\w+)/ ", read("README.md"), re.M)) == set(folders)
+
+
+def test_the_glossary_is_whole():
+    text = read("docs/glossary.md")
+    letters = dict(re.findall(r"^\| `(\w)` \| ([^,;|]*)", text, re.M))
+    assert {letter: axis.strip() for letter, axis in letters.items()} == shapes.LETTERS
+    names = {*spec.NORMALISE, *spec.ACTS, *FLOORS, "ceiling", "reference", "auto"}
+    names |= {impl for impls in BACKENDS.values() for impl in impls} | {m.config for m in spec.MECHANISMS}
+    names |= set(ph.tasks.FuzzyLogic().splits) | {"covered", "legacy", "partitionable", "interleaved", "half"}
+    names |= {"code", "scores", "mask", "keep", "scored", "latents", "value_weight", "value_depth"}
+    missing = {n for n in names if not re.search(rf"`{n}[`(]|^\| {n}\b|\| {n},", text, re.M)}
+    assert not missing
+
+
+def test_the_glossary_names_configurations_that_exist():
+    found = re.findall(r"\| `((?:Softmax|Linear|Hyla)\(.*?\))` \|", read("docs/glossary.md"))
+    assert len(found) == 11
+    made = [eval(text, {"Softmax": ph.Softmax, "Linear": ph.Linear, "Hyla": ph.Hyla}) for text in found]
+    assert len(set(made)) == len(made)
+
+
+def test_documents_are_short():
+    assert len(read("CONTRIBUTING.md").splitlines()) <= 60
+    assert len(read("README.md").splitlines()) <= 220
+
+
+def test_the_changelog_knows_this_version():
+    assert re.search(rf"^## \[{re.escape(ph.__version__)}\]", read("CHANGELOG.md"), re.M)
+    assert f'version = "{ph.__version__}"' in read("pyproject.toml")
+
+
+def test_hooks_are_local():
+    for repo in yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]:
+        assert repo["repo"] == "local"
+        for hook in repo["hooks"]:
+            assert hook["language"] == "system"
+            assert (pathlib.Path(sys.executable).parent / pathlib.Path(hook["entry"].split()[0]).name).exists()
+
+
+def prose(path):
+    """Documents without code; docstrings and comments of sources."""
+    if path.suffix == ".md":
+        text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+    else:
+        with open(path, "rb") as file:
+            comments = [t.string for t in tokenize.tokenize(file.readline) if t.type == tokenize.COMMENT]
+        text = "\n".join([*comments, *(doc for _, doc in docstrings(path))])
+    return re.sub(r"`[^`]*`|(?<!\*)\*[^*\n]+\*(?!\*)", "", text)  # neither code nor titles
+
+
+def test_the_spelling_is_british():
+    found = {name(p): words for p in (*DOCUMENTS, *SOURCES) if (words := AMERICAN.findall(prose(p)))}
+    assert not found
+
+
+# ----------------------------------------------------------------------------------------------------------- docstrings
+def docstrings(path):
+    """(qualified name, docstring) of a file and everything in it."""
+
+    def walk(node, prefix):
+        if doc := ast.get_docstring(node):
+            yield prefix or path.stem, doc
+        for child in node.body:
+            if isinstance(child, (ast.ClassDef, ast.FunctionDef)):
+                yield from walk(child, f"{prefix}.{child.name}" if prefix else child.name)
+
+    yield from walk(ast.parse(path.read_text()), "")
+
+
+@pytest.mark.parametrize("public", ph.__all__)
+def test_public_names_say_what_they_are(public):
+    doc = (getattr(ph, public).__doc__ or "").strip()
+    # A dataclass without a docstring is given its signature as one, and a module inherits nn.Module's.
+    assert doc
+    assert not doc.startswith((f"{public}(", ">>>"))
+    assert doc != (torch.nn.Module.__doc__ or "").strip()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_every_file_begins_with_what_it_is_for(path):
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+EXAMPLES = [
+    pytest.param(path, doc, id=f"{path.relative_to(PACKAGE)}:{owner}")
+    for path in SOURCES
+    for owner, doc in docstrings(path)
+    if re.search(r"^\s*>>> (?!polyhead )", doc, re.M) and path.name != "report.py"  # that one needs finished runs
+]
+
+
+def scene(module, doc):
+    """What an example in a docstring may take for granted: its file, the public names, and a small world."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 6, 4, 8)
+    task = ph.tasks.FuzzyLogic()
+    settings = ph.TransformerConfig(*task.ends, dim=64, heads=(ph.Hyla(8),), layers=1)
+    count = 2000 if "probe(" in doc else 40
+    data = {"q": q, "k": k, "v": v, "task": task, "model": ph.Transformer(settings)}
+    data |= {"batch": task.batch("iid", 4, seed=0, step=0), "labels": torch.randint(4, (count,))}
+    data |= {"targets": torch.rand(count).numpy(), "terms": torch.randint(4, (count, 2)).numpy(), "zeros": torch.zeros}
+    if not re.search(r"\bcodes\(", doc):  # otherwise it is the function of that name
+        data["codes"] = torch.randn(count, 8)
+    names = {key: value for key, value in vars(module).items() if not key.startswith("__")}
+    analysis = {key: getattr(ph.analysis, key) for key in ph.analysis.__all__}
+    tools = {"torch": torch, "Float": Float, "Tensor": torch.Tensor}
+    return {**analysis, **{key: getattr(ph, key) for key in ph.__all__}, **tools, **names, **data}
+
+
+def check_example(example, namespace, capsys):
+    """Run one `>>>` line; an output is compared where the docstring gives one."""
+    code = compile(example.source, "<docstring>", "single")
+    capsys.readouterr()
+    try:
+        exec(code, namespace)
+        said = capsys.readouterr().out
+    except ValueError as error:
+        said = f"ValueError: {error}\n"
+        assert example.want, said
+    if example.want:
+        flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        assert doctest.OutputChecker().check_output(example.want, said, flags), said
+
+
+@pytest.mark.parametrize(("path", "doc"), EXAMPLES)
+def test_examples_in_docstrings(path, doc, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
+    namespace = scene(module, doc)
+    for example in doctest.DocTestParser().get_examples(doc):
+        check_example(example, namespace, capsys)
