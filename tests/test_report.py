@@ -30,7 +30,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_of(kind: str, seed: int, task: FuzzyLogic = TASK, lr: float = 1e-3) -> ph.Run:
     inputs, outputs = task.ends
-    heads = [HEADS[kind]]
+    heads = (HEADS[kind],)
     model = ph.TransformerConfig(inputs, outputs, dim=16, layers=2, heads=heads, max_length=task.length)
     return ph.Run(name=kind, task=task, model=model, train=ph.Train(steps=100, lr=lr), seed=seed)
 
@@ -45,7 +45,7 @@ def fabricate(root: pathlib.Path, run: ph.Run, r2: float | None, *, checkpoint: 
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if r2 is not None:
         iid = {"loss": 0.1, "r2": 0.9, "r2_se": 0.011}
-        result = {"name": run.name, "digest": ph.digest(run), "steps": 100, "seconds": 60 + run.seed}
+        result = {"name": run.name, "digest": ph.digest(run), "steps": 100, "seconds": 60.0 + run.seed}
         result |= {"parameters": 1234, "scores": {"iid": iid, "compositional": {**iid, "r2": r2, "r2_se": 0.022}}}
         result |= {"command": f"polyhead train {run.name} <fast>", "environment": {"torch": "2.0"}}
         (folder / "result.json").write_text(json.dumps(result))
@@ -164,7 +164,7 @@ def test_headline_claims_what_the_seeds_carry(tmp_path: pathlib.Path, scores: di
 
 
 def test_welch_by_hand() -> None:
-    """t = (mean a - mean b) / sqrt(va / na + vb / nb), with Welch's degrees of freedom, by integrating Student's density."""
+    """t = (mean a - mean b) / sqrt(va / na + vb / nb), Welch's degrees of freedom, Student's density integrated."""
     va, vb = 0.01 / 3, 0.02 / 2
     t, freedom = 0.3 / math.sqrt(va + vb), (va + vb) ** 2 / (va**2 / 2 + vb**2 / 1)
     x = torch.linspace(-t, t, 20_001, dtype=torch.float64)

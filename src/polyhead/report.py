@@ -168,9 +168,7 @@ def _table_note(order: Sequence[Group], floors: bool) -> str:
     single = [group.label for group in order if len(group.finished) == 1]
     lines = []
     if single and len(single) == len(order):
-        lines.append(
-            "± is the standard error over test sequences: with one seed each, nothing is known about other seeds."
-        )
+        lines.append("± is over test sequences: with one seed each, nothing is known about other seeds.")
     elif single:
         lines.append(
             f"± is the standard error over seeds; for {', '.join(single)}, with one seed, over test sequences."

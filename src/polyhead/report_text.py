@@ -37,7 +37,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def with_error(summary: Summary, digits: int = 3) -> str:
-    if summary.error is None or not math.isfinite(summary.error):
+    if summary.error is None or not math.isfinite(summary.error) or not math.isfinite(summary.mean):
         return number(summary.mean, digits)
     return f"{number(summary.mean, digits)}\u00a0±\u00a0{number(summary.error, digits)}"  # no line break inside
 
@@ -56,11 +56,13 @@ def p_value(a: Summary, b: Summary) -> float | None:
     """Welch's t-test over seeds; None where one side has a single seed."""
     if a.n < 2 or b.n < 2:
         return None
-    from scipy.stats import ttest_ind
+    from scipy.stats import t as student
 
-    if not (a.error or b.error):  # no spread at all: the test divides by zero
+    va, vb = ((x.error or 0.0) ** 2 for x in (a, b))  # squared standard errors
+    if va + vb == 0.0:
         return 1.0 if a.mean == b.mean else 0.0
-    return float(ttest_ind(a.values, b.values, equal_var=False).pvalue)
+    freedom = (va + vb) ** 2 / (va**2 / (a.n - 1) + vb**2 / (b.n - 1))
+    return float(2 * student.sf(abs(a.mean - b.mean) / math.sqrt(va + vb), freedom))
 
 
 def compared(order: Sequence[Scored]) -> tuple[list[str], list[str], list[str]]:
