@@ -12,7 +12,7 @@ import hashlib
 import json
 import pathlib
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -96,7 +96,7 @@ class TransformerConfig:
     outputs: Logits | Values
     dim: int = 128
     layers: int = 2
-    heads: Heads | tuple[Heads, ...] = (Softmax(),)
+    heads: Mechanism | Sequence[Mechanism | Sequence[Mechanism]] = (Softmax(),)
     feedforward: FeedForward = Mlp()  # noqa: RUF009 (frozen)
     positions: Position | None = None
     max_length: int = 512
@@ -119,19 +119,23 @@ class TransformerConfig:
         for name in ("dim", "layers", "max_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"TransformerConfig: {name} must be at least 1 but is {getattr(self, name)}")
-        if self.per_layer and len(self.heads) != self.layers:
-            raise ValueError(f"TransformerConfig: {self.layers} layers but {len(self.heads)} lists of heads")
+        if self.per_layer and len(self._lists) != self.layers:
+            raise ValueError(f"TransformerConfig: {self.layers} layers but {len(self._lists)} lists of heads")
         one_of("TransformerConfig", "norm", self.norm, ("layer", "rms"))
         one_of("TransformerConfig", "norm_order", self.norm_order, ("pre", "post"))
         one_of("TransformerConfig", "init", self.init, ("hyla", "cs336"))
 
     @property
+    def _lists(self) -> tuple[Any, ...]:
+        return typing.cast(tuple[Any, ...], self.heads)  # __post_init__ made it a tuple
+
+    @property
     def per_layer(self) -> bool:
-        return isinstance(self.heads[0], tuple)
+        return isinstance(self._lists[0], tuple)
 
     def layer_heads(self, layer: int) -> Heads:
         """The head groups of layer `layer` (from 0)."""
-        return typing.cast(Heads, self.heads[layer] if self.per_layer else self.heads)
+        return typing.cast(Heads, self._lists[layer] if self.per_layer else self._lists)
 
 
 def _heads(heads: Any) -> Any:

@@ -9,7 +9,7 @@ import json
 import pathlib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyhead.shapes import one_of
@@ -76,16 +76,13 @@ def _value(data: Any, hint: Any, known: Mapping[str, type], where: str) -> Any:
             names = " or ".join(getattr(c, "__name__", str(c)) for c in classes)
             raise ValueError(f"{where}: {names or hint} was wanted but {type(built).__name__} came")
         return built
-    if isinstance(data, (list, tuple)) and any(typing.get_origin(o) is tuple for o in options):
-        inner = next((a for o in options for a in typing.get_args(o)), Any)
-        return tuple(_value(item, _item(item, options, inner), known, where) for item in data)
+    if isinstance(data, (list, tuple)) and (lists := [o for o in options if _is_list(o)]):
+        return tuple(_value(item, typing.get_args(lists[0])[0], known, where) for item in data)
     return _scalar(data, options, where)
 
 
-def _item(item: Any, options: tuple[Any, ...], inner: Any) -> Any:
-    """The type of one entry of a tuple field; a list inside a list takes the nested option."""
-    nested = [a for o in options for a in typing.get_args(o) if typing.get_origin(a) is tuple]
-    return nested[0] if isinstance(item, (list, tuple)) and nested else inner
+def _is_list(hint: Any) -> bool:
+    return typing.get_origin(hint) in (tuple, Sequence)
 
 
 def _scalar(data: Any, options: tuple[Any, ...], where: str) -> Any:

@@ -103,7 +103,8 @@ def shaped(function: Function) -> Function:
     parameters = inspect.signature(function).parameters
     names = list(parameters)
     patterns = {name: found for name in names if (found := _patterns(parameters[name].annotation))}
-    who = function.__name__
+    owner, _, name = function.__qualname__.rpartition(".")
+    who = owner if owner and name == "forward" else name  # of a module: its class
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:

@@ -211,7 +211,7 @@ def test_q_and_k_normalised_are_blind_to_their_scale():
 
 ERRORS = {
     "wrong width": (lambda a, x: a(x[..., :3]), "m = 64 but x (b t m) = (2, 5, 3)"),
-    "context of another batch": (lambda a, x: a(x, x[:1]), "b = 2 in x but 1 in context"),
+    "context of another batch": (lambda a, x: a(x, x[:1]), "b = 2 in x but 1 in context (b s m) = (1, 5, 64)"),
     "float mask": (lambda a, x: a(x, mask=torch.ones(5, 5)), "mask must be boolean"),
     "mask of the wrong size": (
         lambda a, x: a(x, mask=torch.ones(4, 5).bool()),

@@ -141,12 +141,14 @@ def test_post_norm_has_no_final_norm():
 def test_experts_add_their_balance_to_the_loss():
     model = build(VARIANTS["experts"])
     model(inputs_of(BASE))
-    assert float(model.auxiliary_loss()) > 0
+    assert model.auxiliary_loss().item() > 0
     assert build(BASE).auxiliary_loss() == 0.0
 
 
 def test_initialisation_presets():
-    wide = replace(BASE, dim=512, heads=[Hyla(8, dim=16, value_depth=2)], layers=1, inputs=Tokens(600), bias=True)
+    wide = replace(
+        BASE, dim=512, heads=[Hyla(8, dim=16, value_dim=16, value_depth=2)], layers=1, inputs=Tokens(600), bias=True
+    )
     hyla = build(replace(wide, init="hyla", positions=RelativeBias(64)), torch.float32)
     block = hyla.blocks[0]
     for rows in block.attention.qkv.weight.split(block.attention.widths):
@@ -167,9 +169,16 @@ def test_initialisation_presets():
 def test_mistakes_give_one_clear_line():
     model = build(BASE)
     for call, text in (
-        (lambda: model(torch.randn(2, 3)), r"integer tokens \(b t\) were wanted"),
+        (lambda: model(torch.randn(2, 3)), "Transformer: inputs must be of an integer dtype but is torch.float32"),
         (lambda: build(VARIANTS["vectors"])(torch.randn(2, 3, 4)), r"inputs \(b t 5\) were wanted but \(2, 3, 4\)"),
-        (lambda: model(inputs_of(BASE), mask=torch.ones(2, 7)), r"mask must be boolean \(b t\) = \(2, 7\)"),
+        (
+            lambda: model(inputs_of(BASE), mask=torch.ones(2, 7)),
+            "Transformer: mask must be boolean but is torch.float32",
+        ),
+        (
+            lambda: model(inputs_of(BASE), mask=torch.ones(2, 6).bool()),
+            r"t = 7 in inputs but 6 in mask \(b t\) = \(2, 6\)",
+        ),
         (lambda: replace(BASE, heads=[[Softmax(2)]]), "2 layers but 1 lists of heads"),
         (lambda: replace(BASE, heads=[Softmax(2), [Hyla(2)]]), "not a mixture of both"),
         (lambda: replace(BASE, heads=[]), "heads must be mechanisms"),

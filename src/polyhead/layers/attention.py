@@ -19,9 +19,10 @@ from polyhead.layers.norms import LayerNorm
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, RotaryEmbedding
 from polyhead.layers.taps import GroupTaps, Taps
 from polyhead.ops.code import latent_code
+from polyhead.shapes import shaped
 
 Device = torch.device | str | None
-Positions = config.Rotary | config.RelativeBias | config.Alibi | nn.ModuleDict | None
+Positions = config.Position | nn.ModuleDict | None
 
 
 def rotary_tables(
@@ -117,6 +118,7 @@ class MultiHeadAttention(nn.Module):
             kind = getattr(positions, "__name__", type(positions).__name__)
             raise ValueError(f"MultiHeadAttention: positions must be Rotary, RelativeBias or Alibi but is {kind}")
 
+    @shaped
     def forward(
         self,
         x: Float[Tensor, "b t m"],
@@ -163,21 +165,13 @@ class MultiHeadAttention(nn.Module):
         return list(self.groups)  # type: ignore[arg-type]
 
     def _check(self, x: Tensor, source: Tensor, mask: Tensor | None, bias: Tensor | None) -> None:
-        for name, array in (("x (b t m)", x), ("context (b s m)", source)):
-            if array.ndim != 3 or array.shape[-1] != self.dim:
-                raise ValueError(f"MultiHeadAttention: m = {self.dim} but {name} = {tuple(array.shape)}")
-        if x.shape[0] != source.shape[0]:
-            raise ValueError(f"MultiHeadAttention: b = {x.shape[0]} in x but {source.shape[0]} in context")
+        if x.shape[-1] != self.dim:
+            raise ValueError(f"MultiHeadAttention: m = {self.dim} but x (b t m) = {tuple(x.shape)}")
         wanted = (x.shape[0], self.total_heads, x.shape[1], source.shape[1])
-        if mask is not None:
-            if mask.dtype != torch.bool:
-                raise ValueError(
-                    f"MultiHeadAttention: mask must be boolean, True where looking is allowed, but is {mask.dtype}"
-                )
-            if not _broadcasts(mask.shape, wanted):
-                raise ValueError(
-                    f"MultiHeadAttention: mask must broadcast to (b h t s) = {wanted} but is {tuple(mask.shape)}"
-                )
+        if mask is not None and not _broadcasts(mask.shape, wanted):
+            raise ValueError(
+                f"MultiHeadAttention: mask must broadcast to (b h t s) = {wanted} but is {tuple(mask.shape)}"
+            )
         if bias is not None and not (bias.ndim == 4 and _broadcasts(bias.shape, wanted)):
             by_offset = (wanted[1], wanted[2] + wanted[3] - 1)
             if tuple(bias.shape) != by_offset:

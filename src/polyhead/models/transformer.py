@@ -16,10 +16,12 @@ from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
 from polyhead.layers.taps import Taps
 from polyhead.models.ends import build_input, build_output
 from polyhead.models.initialise import initialise
+from polyhead.shapes import shaped
 
 
 class Transformer(nn.Module):
-    """
+    """Blocks between two ends; encoder or causal decoder, any list of heads in every layer.
+
     >>> model = Transformer(TransformerConfig(Tokens(100), Logits(100), dim=64, heads=[Softmax(4), Hyla(4)]))
     >>> model(torch.randint(100, (2, 16))).shape
     torch.Size([2, 16, 100])
@@ -48,6 +50,7 @@ class Transformer(nn.Module):
         """Fill all parameters by the preset `config.init`, from torch's default generator."""
         initialise(self, self.config.init)
 
+    @shaped
     def forward(
         self,
         inputs: Float[Tensor, "b t c"] | Int[Tensor, "b t"],
@@ -59,7 +62,7 @@ class Transformer(nn.Module):
         """`mask` is True at real tokens, `positions` default to 0, 1, ...; `taps` collects one Taps per layer."""
         x = self.inputs(inputs)
         if mask is not None:
-            mask = _key_mask(mask, x)
+            mask = mask[:, None, None, :]
         if self.positions is not None:
             where = torch.arange(x.shape[1], device=x.device)[None] if positions is None else positions
             x = x + self.positions(where).to(x.dtype)
@@ -74,15 +77,6 @@ class Transformer(nn.Module):
         losses = [m.balance_loss for m in self.modules() if isinstance(m, MixtureOfExperts)]
         total = torch.stack([loss for loss in losses if loss is not None]).sum()
         return self.config.feedforward.balance * total
-
-
-def _key_mask(mask: Tensor, x: Tensor) -> Tensor:
-    if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
-        raise ValueError(
-            f"Transformer: mask must be boolean (b t) = {tuple(x.shape[:2])}, True at real tokens, "
-            f"but is {mask.dtype} {tuple(mask.shape)}"
-        )
-    return mask[:, None, None, :]
 
 
 def _input_positions(
