@@ -103,6 +103,7 @@ def test_rotary_mistakes_are_one_line():
         rotary(x, torch.arange(5))
     with pytest.raises(ValueError, match=who + r"positions must not be negative but hold -1$"):
         rotary(x, torch.arange(5) - 1)
+    assert torch.equal(rotary(x, torch.arange(5) % 4, check=False), rotary(x, torch.arange(5) % 4))
     assert rotary(x[:, :4], torch.arange(4)).shape == (2, 4, 8)  # as long as the table is fine
     with pytest.raises(ValueError, match=who + r"positions of shape \(4,\) do not broadcast to \(2, 5\)$"):
         rotary(x, torch.arange(4))

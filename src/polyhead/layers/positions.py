@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polyhead.ops.norms import at_least_float32
-from polyhead.ops.rope import LAYOUTS, check_even, check_positions, check_range, rope, rope_angles, rotate
+from polyhead.ops.rope import LAYOUTS, check_even, check_range, check_shape, rope, rope_angles, rotate
 from polyhead.shapes import one_of
 
 Device = torch.device | str | None
@@ -83,14 +83,20 @@ class RotaryEmbedding(nn.Module):
         self.dim, self.theta, self.max_length, self.layout = dim, float(theta), max_length, layout
         self.table = Constant(functools.partial(_angle_table, dim, self.theta, max_length), device)
 
-    def forward(self, x: Float[Tensor, "... d"], positions: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
+    def forward(
+        self, x: Float[Tensor, "... d"], positions: Int[Tensor, "..."], *, check: bool = True
+    ) -> Float[Tensor, "... d"]:
         """`x` turned by its positions, which are integers in [0, max_length) and broadcast to `x.shape[:-1]`.
+
+        `check=False`: the caller vouches for their range, so that no data is read (on a GPU, no wait for it).
 
         Raises ValueError for another width, positions that do not fit and, in eager mode, positions out of range.
         """
         if x.shape[-1] != self.dim:
             raise ValueError(f"RotaryEmbedding: d = {self.dim} but x (... d) = {tuple(x.shape)}")
-        check_positions("RotaryEmbedding", positions, tuple(x.shape[:-1]), self.max_length)
+        check_shape("RotaryEmbedding", positions, tuple(x.shape[:-1]))
+        if check:
+            check_range("RotaryEmbedding", positions, self.max_length)
         table = self.table(x)
         if at_least_float32(x.dtype) != table.dtype:  # a float64 input of a float32 module still gets float64 angles
             return rope(x, positions, theta=self.theta, layout=self.layout)

@@ -34,7 +34,8 @@ def rope(
     """
     one_of("rope", "layout", layout, LAYOUTS)
     check_even("rope", x.shape[-1])
-    check_positions("rope", positions, tuple(x.shape[:-1]))
+    check_shape("rope", positions, tuple(x.shape[:-1]))
+    check_range("rope", positions)
     angles = rope_angles(positions, x.shape[-1], theta)
     wide = at_least_float32(x.dtype)
     return rotate(x, angles.cos().to(wide), angles.sin().to(wide), layout)
@@ -104,12 +105,11 @@ def check_even(who: str, dim: int) -> None:
         raise ValueError(f"{who}: the width must be even but is {dim}")
 
 
-def check_positions(who: str, positions: Tensor, shape: tuple[int, ...], limit: int | None = None) -> None:
-    """Positions broadcast to `shape` and lie in [0, limit); the values are read in eager mode only."""
+def check_shape(who: str, positions: Tensor, shape: tuple[int, ...]) -> None:
+    """Positions broadcast to `shape`."""
     lead = len(shape) - positions.dim()
     if lead < 0 or any(n not in (1, m) for n, m in zip(positions.shape, shape[lead:], strict=True)):
         raise ValueError(f"{who}: positions of shape {tuple(positions.shape)} do not broadcast to {shape}")
-    check_range(who, positions, limit)
 
 
 def check_range(who: str, positions: Tensor, limit: int | None = None) -> None:
