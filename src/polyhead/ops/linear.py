@@ -13,7 +13,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Bias, Inputs, Keep, Mask, act, drop, latent_code, share
+from polyhead.ops.code import Bias, Inputs, Keep, Mask, act, drop, latent_code, share, wide
 from polyhead.ops.dispatch import choose, load
 from polyhead.ops.tiles import look_at_keys, refuse, stateless
 from polyhead.shapes import shaped
@@ -55,12 +55,13 @@ def recurrent(
     """The recurrent equation: keys enter the state one by one, each query reads the state of all keys it may see."""
     refuse("linear_attention", "recurrent", stateless(Inputs(q, k, v, bias, mask, keep, causal, normalise)))
     t, h, s = q.shape[1], q.shape[2], k.shape[1]
-    k, v = share(look_at_keys(k, mask), h), activation(act)(share(v, h))
-    states = [q.new_zeros(q.shape[0], h, q.shape[-1], v.shape[-1])]
+    k, v = wide(share(look_at_keys(k, mask), h)), wide(activation(act)(share(v, h)))
+    states = [k.new_zeros(q.shape[0], h, q.shape[-1], v.shape[-1])]
     for j in range(s):
         states.append(states[-1] + einsum(k[:, j], v[:, j], "b h d, b h e -> b h d e"))
     seen = torch.stack([states[max(0, i + 1 + s - t) if causal else s] for i in range(t)], dim=1)
-    return einsum(q * (q.shape[-1] ** -0.5 if scale is None else scale), seen, "b t h d, b t h d e -> b t h e")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return einsum(wide(q) * scale, seen, "b t h d, b t h d e -> b t h e").to(q.dtype)
 
 
 @shaped

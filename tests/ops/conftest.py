@@ -1,0 +1,129 @@
+"""The oracle of the ops: every sum written as a Python loop over explicit indices, in float64, without polyhead.
+
+`problem` makes random arguments; `oracle` answers them.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+ACTS = {
+    "identity": lambda x: x,
+    "relu": lambda x: max(x, 0.0),
+    "gelu": lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "silu": lambda x: x / (1 + math.exp(-x)),
+}
+
+
+class Oracle:
+    """Reads its arguments one number at a time."""
+
+    def __init__(self, q, k, v, *, bias=None, mask=None, causal=False, scale=None, keep=None):
+        self.q, self.k, self.v = (x.detach().double().numpy() for x in (q, k, v))
+        (self.b, self.t, self.h, self.d), (_, self.s, self.g, self.e) = self.q.shape, self.v.shape
+        self.bias = None if bias is None else bias.detach().double().numpy()
+        self.mask = None if mask is None else np.broadcast_to(mask.numpy(), (self.b, self.h, self.t, self.s))
+        self.keep = None if keep is None else np.broadcast_to(keep.numpy(), (self.b, self.h, self.t, self.s))
+        self.causal, self.scale = causal, 1 / math.sqrt(self.d) if scale is None else scale
+
+    def sees(self, b, h, i, j):
+        past = not self.causal or self.t - 1 - i <= self.s - 1 - j
+        return past and (self.mask is None or bool(self.mask[b, h, i, j]))
+
+    def score(self, b, h, i, j):
+        group = h // (self.h // self.g)
+        s = self.scale * sum(self.q[b, i, h, c] * self.k[b, j, group, c] for c in range(self.d))
+        if self.bias is None:
+            return s
+        if self.bias.ndim == 2:
+            return s + self.bias[h, j - i + self.t - 1]
+        return s + self.bias[min(b, self.bias.shape[0] - 1), min(h, self.bias.shape[1] - 1), i, j]
+
+    def code(self, normalise):
+        """a[b, h, i, j], before dropout."""
+        a = np.zeros((self.b, self.h, self.t, self.s))
+        for b, i in np.ndindex(self.b, self.t):
+            for h in range(self.h):
+                seen = {j: self.score(b, h, i, j) for j in range(self.s) if self.sees(b, h, i, j)}
+                if "softmax" in normalise and seen:
+                    top = max(seen.values())
+                    total = sum(math.exp(s - top) for s in seen.values())
+                    seen = {j: math.exp(s - top) / total for j, s in seen.items()}
+                for j, s in seen.items():
+                    a[b, h, i, j] = s
+            if "rms_heads" in normalise:
+                for j in range(self.s):
+                    square = sum(a[b, h, i, j] ** 2 for h in range(self.h)) / self.h
+                    a[b, :, i, j] = [a[b, h, i, j] / math.sqrt(square + 1e-6) for h in range(self.h)]
+        return a
+
+    def dropped(self, normalise):
+        return self.code(normalise) if self.keep is None else self.code(normalise) * self.keep
+
+    def values(self, normalise="softmax", act="identity"):
+        """sum_j a act(v): softmax and linear attention."""
+        a, out = self.dropped(normalise), np.zeros((self.b, self.t, self.h, self.e))
+        for b, i, h, c in np.ndindex(*out.shape):
+            group = h // (self.h // self.g)
+            out[b, i, h, c] = sum(a[b, h, i, j] * ACTS[act](self.v[b, j, group, c]) for j in range(self.s))
+        return out
+
+    def networks(self, normalise="rms_heads", act="relu", value_weight=None):
+        """Each pair builds its matrices from its code and runs them: HYLA."""
+        a, out = self.dropped(normalise), np.zeros((self.b, self.t, self.h, self.e))
+        for b, i, j in np.ndindex(self.b, self.t, self.s):
+            pair = [a[b, h, i, j] for h in range(self.h)]
+            own = [self.v[b, j, h // (self.h // self.g)] for h in range(self.h)]
+            z = [ACTS[act](sum(pair[h] * own[h][c] for h in range(self.h))) for c in range(self.e)]
+            if value_weight is not None:
+                w = value_weight.detach().numpy()
+                mix = [[sum(pair[h] * w[h, o, c] for h in range(self.h)) for c in range(self.e)] for o in range(self.e)]
+                z = [ACTS[act](sum(mix[o][c] * z[c] for c in range(self.e))) for o in range(self.e)]
+            for h in range(self.h):
+                out[b, i, h] += np.array([pair[h] * x for x in z])
+        return out
+
+
+@pytest.fixture
+def oracle():
+    return Oracle
+
+
+def make_bias(kind, b, h, t, s, dtype):
+    shapes = {"offset": (h, t + s - 1), "dense": (1, h, t, s), "per_sample": (b, 1, t, s)}
+    return None if kind is None else torch.randn(shapes[kind], dtype=dtype, requires_grad=True)
+
+
+def make_mask(kind, b, h, t, s):
+    """`rows`: one query of sample 0 may look nowhere, in all heads; `plane`: one of every sample; `keys`: padding."""
+    if kind is None:
+        return None
+    if kind == "keys":
+        mask = torch.rand(b, 1, 1, s) > 0.3
+        mask[..., -1] = True
+        return mask
+    mask = torch.rand((b, h, t, s) if kind == "rows" else (t, s)) > 0.4
+    (mask[0] if kind == "rows" else mask)[..., t // 2, :] = False
+    return mask
+
+
+def make_problem(t, s, *, bias=None, mask=None, causal=False, keep=False, b=2, h=4, g=2, d=3, e=5, dtype=torch.float64):
+    """q, k, v and the options of a call; the caller seeds."""
+    q, k, v = (
+        torch.randn(size, dtype=dtype, requires_grad=True) for size in ((b, t, h, d), (b, s, g, d), (b, s, g, e))
+    )
+    options = {
+        "bias": make_bias(bias, b, h, t, s, dtype),
+        "mask": make_mask(mask, b, h, t, s),
+        "causal": causal,
+        "keep": (torch.rand(1, 1, t, s) > 0.3).to(dtype) / 0.7 if keep else None,
+    }
+    return (q, k, v), options
+
+
+@pytest.fixture
+def problem():
+    return make_problem

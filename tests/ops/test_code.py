@@ -1,0 +1,110 @@
+"""Scores and the latent code against loops; masks, groups, biases by offset."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from polyhead import ops
+from polyhead.ops.code import act, dense, diagonal, share
+from polyhead.spec import ACTS, NORMALISE
+
+CASES = list(itertools.product((None, "offset", "dense", "per_sample"), (None, "rows", "keys", "plane"), (False, True)))
+
+
+@pytest.mark.parametrize("normalise", NORMALISE)
+@pytest.mark.parametrize(("t", "s"), [(1, 1), (1, 4), (5, 3), (3, 5)])
+def test_the_code_equals_the_loops(problem, oracle, normalise, t, s):
+    torch.manual_seed(t * 10 + s)
+    for bias, mask, causal in CASES[t % 2 :: 2]:
+        (q, k, v), options = problem(t, s, bias=bias, mask=mask, causal=causal)
+        del options["keep"]
+        code = ops.latent_code(q, k, normalise=normalise, **options)
+        wanted = oracle(q, k, v, **options).code(normalise)
+        assert_close(code.detach().numpy(), wanted, rtol=1e-9, atol=1e-9)
+        assert np.array_equal(code.detach().numpy() == 0, wanted == 0)
+
+
+@pytest.mark.parametrize("normalise", NORMALISE)
+def test_a_query_that_may_look_nowhere_has_no_code_and_no_gradient(problem, normalise):
+    torch.manual_seed(0)
+    (q, k, _), options = problem(4, 6, mask="rows", bias="offset")
+    code = ops.latent_code(q, k, normalise=normalise, bias=options["bias"], mask=options["mask"])
+    assert (code[0, :, 2] == 0).all()
+    with torch.autograd.set_detect_anomaly(True, check_nan=True):
+        grads = torch.autograd.grad(code.sum() + code.square().sum(), (q, k, options["bias"]))
+    assert all(g.isfinite().all() for g in grads)
+    assert (grads[0][0, 2] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_softmax_is_right_at_enormous_logits(dtype):
+    q = torch.tensor([100.0, -100.0], dtype=dtype)[None, :, None, None]
+    k = torch.tensor([100.0, 100.0, -100.0], dtype=dtype)[None, :, None, None]
+    code = ops.latent_code(q, k, normalise="softmax", scale=1.0)
+    assert code.dtype == dtype
+    assert_close(code[0, 0].double(), torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_statistics_are_taken_in_float32(dtype):
+    """The square of a score of 1e3 overflows float16."""
+    q = torch.tensor([1e3, -500.0], dtype=dtype)[None, None, :, None]
+    k = torch.ones(1, 1, 2, 1, dtype=dtype)
+    code = ops.latent_code(q, k, normalise="rms_heads").flatten().double()
+    wanted = torch.tensor([1e3, -500.0], dtype=torch.float64) / (1.25e6 / 2) ** 0.5
+    assert_close(code, wanted, rtol=5e-3, atol=0)
+
+
+def test_a_bias_by_offset_is_dense_along_diagonals():
+    for t, s in [(1, 1), (1, 4), (4, 1), (3, 5), (5, 3)]:
+        bias = torch.randn(2, t + s - 1)
+        wanted = torch.tensor([[[bias[h, j - i + t - 1] for j in range(s)] for i in range(t)] for h in range(2)])
+        assert torch.equal(dense(bias, t, s), wanted)
+
+
+def test_query_heads_read_their_group():
+    x = torch.arange(3.0)[None, None, :, None]
+    assert share(x, 6).flatten().tolist() == [0, 0, 1, 1, 2, 2]
+    assert share(x, 3) is x
+
+
+def test_the_last_query_is_aligned_with_the_last_key():
+    assert diagonal(2, 4, torch.device("cpu")).tolist() == [[True, True, True, False], [True] * 4]
+    assert diagonal(3, 2, torch.device("cpu")).tolist() == [[False, False], [True, False], [True, True]]
+
+
+def test_acts_are_the_table():
+    x = torch.linspace(-3, 3, 13, dtype=torch.float64)
+    assert all(act(name)(x).shape == x.shape for name in ACTS)
+    with pytest.raises(ValueError, match=r"^polyhead\.ops: unknown act 'rel'; did you mean 'relu'\?"):
+        act("rel")
+
+
+BAD = [
+    ({"normalise": "rms"}, "latent_code: unknown normalise 'rms'"),
+    ({"k": (2, 5, 2, 4)}, "latent_code: d = 3 in q but 4 in k (b s g d) = (2, 5, 2, 4)"),
+    ({"k": (2, 5, 3, 3)}, "latent_code: 4 heads in q but 3 in k (b s g d) = (2, 5, 3, 3)"),
+    ({"bias": (4, 7)}, "latent_code: t+s-1 = 8 but 7 in bias (h t+s-1) = (4, 7)"),
+    ({"bias": (3, 4, 5)}, "latent_code: bias must be (#b #h t s) or (h t+s-1) but has shape (3, 4, 5)"),
+    ({"mask": (3, 5)}, "latent_code: t = 4 in q but 3 in mask (#t #s) = (3, 5)"),
+    ({"float_mask": (4, 5)}, "latent_code: mask must be boolean but is torch.float32"),
+]
+
+
+@pytest.mark.parametrize(("change", "text"), BAD, ids=[text[13:45] for _, text in BAD])
+def test_mistakes_are_one_clear_line(change, text):
+    arguments = {"q": torch.zeros(2, 4, 4, 3), "k": torch.zeros(2, 5, 2, 3), "normalise": "softmax"}
+    for name, value in change.items():
+        if name == "float_mask":
+            arguments["mask"] = torch.ones(value)
+        elif name == "mask":
+            arguments["mask"] = torch.ones(value, dtype=torch.bool)
+        else:
+            arguments[name] = value if isinstance(value, str) else torch.zeros(value)
+    with pytest.raises(ValueError, match="^latent_code") as caught:
+        ops.latent_code(**arguments)
+    assert str(caught.value).startswith(text)
+    assert "\n" not in str(caught.value)

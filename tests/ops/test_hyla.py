@@ -1,0 +1,165 @@
+"""HYLA against loops over explicit indices, and all mechanisms against the original code's numbers."""
+
+import itertools
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from polyhead import ops
+from polyhead.ops.dispatch import BACKENDS
+from polyhead.spec import ACTS, NORMALISE
+
+CASES = list(
+    itertools.product(
+        (None, "offset", "dense", "per_sample"), (None, "rows", "keys", "plane"), (False, True), (False, True)
+    )
+)
+FILES = sorted((pathlib.Path(__file__).parents[1] / "fixtures").glob("hyla_attn_small_*.npz"))
+
+
+@pytest.mark.parametrize("normalise", NORMALISE)
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("deep", [False, True])
+def test_equals_the_loops(problem, oracle, normalise, act, deep):
+    torch.manual_seed(0)
+    weight = torch.randn(4, 5, 5, dtype=torch.float64) if deep else None
+    start = NORMALISE.index(normalise) + ACTS.index(act)
+    for (t, s), case in zip(itertools.cycle([(1, 4), (4, 4), (4, 3), (3, 4)]), CASES[start % 8 :: 8], strict=False):
+        bias, mask, causal, keep = case
+        qkv, options = problem(t, s, bias=bias, mask=mask, causal=causal, keep=keep, e=5)
+        wanted = torch.tensor(oracle(*qkv, **options).networks(normalise, act, weight))
+        for impl in ("auto", *BACKENDS["hyla"]):
+            out = ops.hyla(*qkv, **options, normalise=normalise, act=act, value_weight=weight, impl=impl)
+            assert_close(out.detach(), wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("impl", BACKENDS["hyla"])
+@pytest.mark.parametrize("normalise", NORMALISE)
+@pytest.mark.parametrize("act", ["relu", "gelu"])
+def test_a_query_that_may_look_nowhere_gets_zero_and_no_nan(problem, impl, normalise, act):
+    torch.manual_seed(0)
+    qkv, options = problem(4, 6, mask="rows", bias="offset")
+    weight = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True)
+    out = ops.hyla(*qkv, **options, normalise=normalise, act=act, value_weight=weight, impl=impl)
+    assert (out[0, 2] == 0).all()
+    grads = torch.autograd.grad(out.square().sum() + out.sum(), (*qkv, options["bias"], weight))
+    assert all(g.isfinite().all() for g in grads)
+    assert (grads[0][0, 2] == 0).all()
+
+
+def test_the_code_is_blind_to_the_size_of_the_scores(problem):
+    """rms over heads divides a common factor out (up to eps)."""
+    torch.manual_seed(0)
+    (q, k, v), _ = problem(4, 4, d=8)
+    assert_close(ops.hyla(q, 7 * k, v), ops.hyla(q, k, v), rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(ops.hyla(q, 7 * k, v, normalise="identity"), ops.hyla(q, k, v, normalise="identity"))
+
+
+def test_half_precision_survives_masked_pairs_and_large_scores(problem):
+    """1 / eps is infinite in float16, and so is the square of a score of 1e3."""
+    torch.manual_seed(0)
+    (q, k, v), options = problem(5, 5, mask="rows", dtype=torch.float16, d=4)
+    for impl in BACKENDS["hyla"]:
+        out = ops.hyla(q * 40, k * 40, v, mask=options["mask"], impl=impl)
+        grads = torch.autograd.grad(out.float().sum(), (q, k, v))
+        assert out.isfinite().all()
+        assert all(g.isfinite().all() for g in grads)
+
+
+def test_under_autocast_every_impl_works_in_its_dtype(problem):
+    torch.manual_seed(0)
+    (q, k, v), _ = problem(5, 5, dtype=torch.float32)
+    exact = ops.hyla(q, k, v)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for impl in BACKENDS["hyla"]:
+            out = ops.hyla(q, k, v, impl=impl)
+            assert_close(out.float(), exact, rtol=0.1, atol=0.1)
+
+
+def test_a_second_derivative_is_refused_by_the_tiles(problem):
+    (q, k, v), _ = problem(3, 3)
+    (grad,) = torch.autograd.grad(ops.hyla(q, k, v, impl="blocked").sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"hyla: impl 'blocked' has no second derivative; use impl='reference'"):
+        grad.sum().backward()
+    (grad,) = torch.autograd.grad(ops.hyla(q, k, v, impl="reference").sum(), q, create_graph=True)
+    grad.square().sum().backward()
+
+
+def test_mistakes_are_one_clear_line(problem):
+    (q, k, v), _ = problem(3, 3)
+    cases = [
+        ({"act": "rleu"}, "unknown act 'rleu'; did you mean 'relu'?"),
+        ({"normalise": "rms_head"}, "unknown normalise 'rms_head'; did you mean 'rms_heads'?"),
+        ({"impl": "block"}, "unknown impl 'block'; did you mean 'blocked'?"),
+        ({"value_weight": q.new_zeros(4, 5, 4)}, "e = 5 in v but 4 in value_weight (h e e) = (4, 5, 4)"),
+    ]
+    for extra, text in cases:
+        with pytest.raises(ValueError, match="^[a-z_.]+: ") as caught:
+            ops.hyla(q, k, v, **extra)
+        assert text in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+# --------------------------------------------------------------------------------------------- the original code's layer
+def original(file, impl, by_offset):
+    """The layer of a fixture on our op: output, code, and its parameters as leaves."""
+    data = np.load(file)
+    meta = json.loads(str(data["meta"])) if "meta" in data else {}
+    norms = {"softmax": "softmax", "rms_head": "rms_heads", "none": "identity"}
+    leaves = {
+        n.removeprefix("param/"): torch.tensor(data[n], requires_grad=True) for n in data if n.startswith("param/")
+    }
+    x = leaves["x"] = torch.tensor(data["x"], requires_grad=True)
+    q, k, v = (
+        torch.einsum("btm,mhd->bthd", x, leaves[f"{n}/kernel"]) + leaves[f"{n}/bias"] for n in ("query", "key", "value")
+    )
+    bias = torch.tensor(data["attention_bias"])
+    if by_offset:
+        t = x.shape[1]
+        i, j = torch.tensor([(max(0, t - 1 - n), max(0, n - t + 1)) for n in range(2 * t - 1)]).T
+        bias = bias[0, :, i, j]
+    options = {
+        "bias": bias,
+        "mask": torch.tensor(data["mask"]) if "mask" in data else None,
+        "normalise": norms[meta.get("attention_norm", "rms_head")],
+    }
+    code = ops.latent_code(q, k, **options)
+    keep = torch.tensor(data["keep_mask"]).float() / 0.9 if "keep_mask" in data else None
+    target, extra = meta.get("target_network", "mlp_relu"), {}
+    if target == "default":
+        op = {"softmax": ops.softmax_attention}.get(options["normalise"], ops.linear_attention)
+        if op is ops.softmax_attention:
+            del options["normalise"]
+    else:
+        op, extra = ops.hyla, {"act": {"mlp_relu": "relu", "mlp_linear": "identity"}[target], "impl": impl}
+    if "value2_kernel" in data:
+        extra["value_weight"] = torch.tensor(data["value2_kernel"]).mT  # stored [head, in, out]
+    out = op(q, k, v, keep=keep, **options, **extra)
+    return torch.einsum("bthe,hem->btm", out, leaves["out/kernel"]) + leaves["out/bias"], code, leaves, data
+
+
+@pytest.mark.parametrize("by_offset", [False, True], ids=["dense", "offset"])
+@pytest.mark.parametrize("impl", BACKENDS["hyla"])
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem.removeprefix("hyla_attn_small_"))
+def test_the_original_layer(file, impl, by_offset):
+    out, code, leaves, data = original(file, impl, by_offset)
+    assert_close(out.detach(), torch.tensor(data["out"]), rtol=1e-5, atol=1e-5)
+    if "attn_weights" in data:
+        assert_close(code.detach(), torch.tensor(data["attn_weights"]), rtol=1e-5, atol=1e-5)
+    else:
+        dropped = code * torch.tensor(data["keep_mask"]).float() / 0.9
+        assert_close(dropped.detach(), torch.tensor(data["attn_weights_after_dropout"]), rtol=1e-5, atol=1e-5)
+    if "cotangent" not in data:
+        return
+    out.backward(torch.tensor(data["cotangent"]))
+    for name, leaf in leaves.items():
+        wanted = torch.tensor(data["grad_x" if name == "x" else f"grad/{name}"])
+        assert_close(leaf.grad, wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().clamp(min=1).item())
+
+
+def test_all_fixtures_are_there():
+    assert len(FILES) == 19
