@@ -108,7 +108,7 @@ def test_mistakes_are_one_line():
 @pytest.mark.compile
 def test_compiles_whole():
     compiled = torch.compile(
-        lambda x, w: rms_norm(x, w) + layer_norm(x, w), fullgraph=True, dynamic=True, backend="aot_eager"
+        lambda x, w: rms_norm(x, w) + layer_norm(x, w), fullgraph=True, dynamic=True, backend="eager"
     )
     for n in (3, 5):
         x, weight = draw(n, 8, dtype=torch.float32), torch.ones(8)
