@@ -1,9 +1,14 @@
+import pathlib
+
 import numpy as np
 import pytest
 import torch
 
+import polyhead as ph
 from polyhead.analysis import probe as run_probe
+from polyhead.analysis import probe_run, query_codes
 from polyhead.analysis.probe import chance_f1, targets
+from polyhead.tasks import FuzzyLogic
 
 
 def clusters(n: int, classes: int, noise: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -112,3 +117,66 @@ def test_mistakes(change: dict, text: str) -> None:
     arguments = {"codes": codes, "labels": labels, "train": slice(0, 200), "test": slice(200, 300)} | change
     with pytest.raises(ValueError, match="^" + text + "$"):
         run_probe(**arguments)
+
+
+TASK = FuzzyLogic(variables=3, terms=2, length=8)
+
+
+def small_run(folder: object) -> ph.Run:
+    inputs, outputs = TASK.ends
+    heads = (ph.Softmax(2, dim=2, value_dim=2), ph.Hyla(3, dim=2, value_dim=2))
+    model = ph.TransformerConfig(inputs, outputs, dim=8, layers=2, heads=heads, max_length=TASK.length)
+    train = ph.Train(steps=2, batch_size=4, eval_batches=1, warmup=1)
+    return ph.Run(task=TASK, model=model, train=train, device="cpu", folder=str(folder))
+
+
+def test_probe_run_fits_known_and_scores_unseen_combinations(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ph.train.run(small_run(tmp_path / "run"), progress=False)
+    drawn, plain = [], FuzzyLogic.sample
+
+    def watched(self: FuzzyLogic, split: str, batch_size: int, generator: torch.Generator) -> ph.Batch:
+        drawn.append((split, batch_size))
+        return plain(self, split, batch_size, generator)
+
+    monkeypatch.setattr(FuzzyLogic, "sample", watched)
+    rows = probe_run(tmp_path / "run", sequences=700)
+    assert drawn == [("iid", 512), ("iid", 188), ("compositional", 512), ("compositional", 188)]
+    assert [(row["layer"], row["target"]) for row in rows] == [(i, f"term {k}") for i in (0, 1) for k in (1, 2)]
+    assert all(row["n"] == 700 and 0 <= row["f1"] <= 1 and 0 < row["chance"] < 1 for row in rows)
+    run, model = ph.train.load_model(tmp_path / "run")
+    (known, seen), (unseen, new) = (query_codes(model, run.task, s, 700) for s in ("iid", "compositional"))
+    terms = torch.cat([seen.latents["terms"], new.latents["terms"]])
+    both = np.concatenate([known[1], unseen[1]])
+    wanted = run_probe(both, terms[:, 1], train=slice(0, 700), test=slice(700, 1400))
+    assert (rows[3]["f1"], rows[3]["chance"]) == (wanted.f1, wanted.chance)
+    assert rows[0]["chance"] == rows[2]["chance"] != rows[1]["chance"]
+    assert rows == probe_run(tmp_path / "run", sequences=700)
+    assert rows != probe_run(tmp_path / "run", sequences=700, seed=1)
+
+
+def test_query_codes_are_those_of_the_last_token_and_all_groups() -> None:
+    """Against the codes that each layer itself returns for all pairs."""
+    model = ph.Transformer(small_run(None).model)
+    layers, batch = query_codes(model, TASK, "compositional", 600)
+    assert [code.shape for code in layers] == [(600, 5), (600, 5)]
+    x = model.inputs(batch.inputs)
+    for block, code in zip(model.blocks, layers, strict=True):
+        _, every = block.attention(block.norm1(x), return_code=True)
+        torch.testing.assert_close(torch.tensor(code), every[:, :, -1, -1].detach(), rtol=1e-4, atol=1e-5)
+        x = block(x)
+
+
+def test_a_term_written_into_the_code_is_found() -> None:
+    """A layer whose scores carry the first input variable; the label is that variable in four steps."""
+    torch.manual_seed(0)
+    model = ph.Transformer(small_run(None).model)
+    with torch.no_grad():
+        model.inputs.linear.weight[0] = torch.tensor([4.0, 0, 0, 0])
+    layers, batch = query_codes(model, TASK, "iid", 1500)
+    labels = (batch.inputs[:, -1, 0] * 4).long()
+    found = run_probe(layers[0], labels, train=slice(0, 1000), test=slice(1000, 1500))
+    other = run_probe(layers[0], labels.roll(1), train=slice(0, 1000), test=slice(1000, 1500))
+    assert found.f1 > 0.6
+    assert abs(other.f1 - other.chance) < 0.15

@@ -154,6 +154,19 @@ def test_codes_of_pairs_are_those_of_all_pairs(name: str, positions: str, causal
         assert torch.equal(codes(taps, -1, -1), found[:, 0])
 
 
+@pytest.mark.parametrize("positions", ["none", "by offset"])
+def test_codes_of_pairs_with_more_keys_than_queries(positions: str) -> None:
+    """Causal: the last query is aligned with the last key."""
+    attention = layer(MIXTURES["mixture"], causal=True, positions=POSITIONS[positions])
+    x, context = torch.randn(2, 3, DIM, dtype=torch.float64), torch.randn(2, T, DIM, dtype=torch.float64)
+    _, every = attention(x, context, return_code=True)
+    taps: list[ph.Taps] = []
+    attention(x, context, taps=taps)
+    queries, keys = zip(*itertools.product(range(3), range(T)), strict=True)
+    wanted = every[:, :, queries, keys].transpose(1, 2)
+    torch.testing.assert_close(codes(taps[0], queries, keys), wanted, rtol=1e-12, atol=1e-12)
+
+
 def test_codes_never_build_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     home = sys.modules["polyhead.analysis.capture"]  # the package's name `capture` is the function
     plain, seen = home.latent_code, []

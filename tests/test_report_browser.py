@@ -1,0 +1,129 @@
+"""The report as a reader sees it: two runs trained here, their page opened in Chromium with no network."""
+
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import polyhead as ph
+from polyhead import report, report_codes
+from polyhead.tasks import FuzzyLogic
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (apt-get install chromium)"),
+]
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A report on two seeds of softmax and one of HYLA, after a few steps each."""
+    root = tmp_path_factory.mktemp("runs")
+    task = FuzzyLogic(variables=3, terms=2, length=8)
+    inputs, outputs = task.ends
+    folders = []
+    for name, heads, seed in (("softmax", ph.Softmax(4), 0), ("softmax", ph.Softmax(4), 1), ("hyla", ph.Hyla(4), 0)):
+        model = ph.TransformerConfig(inputs, outputs, dim=16, layers=2, heads=(heads,), max_length=8)
+        train = ph.Train(steps=6, batch_size=8, warmup=2, eval_batches=1, eval_every=2, log_every=2)
+        folders.append(root / f"{name}-{seed}")
+        run = ph.Run(name=name, task=task, model=model, train=train, seed=seed, device="cpu", folder=str(folders[-1]))
+        ph.train.run(run, progress=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report_codes, "POINTS", 50)
+        patch.setattr(report_codes, "PROBED", 200)
+        patch.setattr(report, "SEQUENCES", 200)
+        return report.write(folders, root / "report.html", progress=False)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+def opened(
+    browser: Any, path: pathlib.Path, width: int = 1280, scheme: str = "light"
+) -> tuple[Any, list[str], list[str]]:
+    """The page with its figures drawn, what it requested beyond itself, and what went wrong."""
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    requests: list[str] = []
+    errors: list[str] = []
+    page.on("request", lambda request: requests.append(request.url) if request.url != path.as_uri() else None)
+    page.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-figures=done]", state="attached", timeout=120_000)
+    return page, [url for url in requests if not url.startswith("data:")], errors
+
+
+def undrawn(page: Any) -> list[str]:
+    """Figures in sight of a reader that hold no drawing, or an empty one."""
+    return page.evaluate(
+        """() => {
+            const shown = [...document.querySelectorAll('.plot')].filter(box => !box.closest('details:not([open])'));
+            const empty = box => box.querySelectorAll('.main-svg .trace path').length === 0 || box.clientHeight < 100;
+            return shown.filter(empty).map(box => box.id);
+        }"""
+    )
+
+
+def test_all_figures_are_drawn_without_requests_or_errors(browser: Any, page_file: pathlib.Path) -> None:
+    page, requests, errors = opened(browser, page_file)
+    assert page.locator(".plot").count() == 1 + 3 + 1 + 3 * 2 * 4
+    assert undrawn(page) == []
+    page.locator("details", has_text="Softmax, seed 1").locator("summary").click()
+    page.wait_for_function("() => document.querySelectorAll('.plot:not(.js-plotly-plot)').length === 0", timeout=60_000)
+    assert undrawn(page) == []
+    assert (requests, errors) == ([], [])
+    page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 420])
+def test_nothing_scrolls_sideways(browser: Any, page_file: pathlib.Path, width: int) -> None:
+    page, _, errors = opened(browser, page_file, width)
+    for box in page.locator("details > summary").all():
+        box.click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    wide = page.evaluate(
+        "() => [...document.querySelectorAll('body *:not(svg *)')]"
+        ".filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
+    )
+    assert (wide, errors) == ([], [])
+    page.close()
+
+
+def test_switch_between_tsne_and_pca(browser: Any, page_file: pathlib.Path) -> None:
+    page, _, errors = opened(browser, page_file)
+    first = "() => Array.from(document.querySelector('.maps .plot').data[0].x)"
+    tsne = page.evaluate(first)
+    page.get_by_label("PCA").check()
+    pca = page.evaluate(first)
+    page.get_by_label("t-SNE").check()
+    assert len(tsne) == len(pca) == 50
+    assert tsne != pca
+    assert page.evaluate(first) == tsne
+    assert errors == []
+    page.close()
+
+
+def test_dark_theme_changes_paper_and_figures(browser: Any, page_file: pathlib.Path) -> None:
+    look = (
+        "() => [getComputedStyle(document.body).backgroundColor, document.querySelector('.plot').layout.font.color,"
+        " getComputedStyle(document.querySelector('.swatch')).color]"
+    )
+    light, _, _ = opened(browser, page_file)
+    dark, _, errors = opened(browser, page_file, scheme="dark")
+    assert light.evaluate(look) == ["rgb(255, 255, 255)", "#24292f", "rgb(0, 114, 178)"]
+    assert dark.evaluate(look) == ["rgb(21, 25, 30)", "#e6e9ed", "rgb(79, 168, 224)"]
+    dark.emulate_media(color_scheme="light")
+    dark.wait_for_function("() => document.querySelector('.plot').layout.font.color === '#24292f'", timeout=30_000)
+    assert dark.evaluate(look) == light.evaluate(look)
+    assert errors == []
+    light.close()
+    dark.close()
