@@ -212,9 +212,14 @@ class MultiHeadAttention(nn.Module):
             q, k = self.qk_norms[2 * i](q), self.qk_norms[2 * i + 1](k)
         if self.rotary is not None:
             rotate = self.rotary[str(q.shape[-1])]
-            where = torch.arange(q.shape[1], device=q.device)[None] if positions is None else positions
-            whence = where if own else torch.arange(k.shape[1], device=k.device)[None]
-            q, k = rotate(q, where[..., None]), rotate(k, whence[..., None])
+            t, s = q.shape[1], k.shape[1]
+            if positions is None and max(t, s) > rotate.max_length:
+                raise ValueError(f"MultiHeadAttention: {max(t, s)} positions but max_length is {rotate.max_length}")
+            # Positions counted here are in range by the test above; reading them would wait for the device.
+            where = torch.arange(t, device=q.device)[None] if positions is None else positions
+            whence = where if own else torch.arange(s, device=k.device)[None]
+            q = rotate(q, where[..., None], check=positions is not None)
+            k = rotate(k, whence[..., None], check=positions is not None)
         return q, k, v
 
     def _bias(
