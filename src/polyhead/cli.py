@@ -52,8 +52,8 @@ class Demo:
     """Runs at a time (default: one per core)."""
 
     def __call__(self) -> int:
-        from polyhead import analysis, recipes, report
-        from polyhead.cli_text import scores, table
+        from polyhead import recipes, report
+        from polyhead.cli_text import scores
         from polyhead.train import Result
         from polyhead.train.sweep import sweep
 
@@ -62,9 +62,6 @@ class Demo:
         runs = tuple(_seeded(run, self.seed, device=self.device, deterministic=self.deterministic) for run in runs)
         outcomes = sweep(runs, self.folder, workers=self.workers)
         done = [outcome for outcome in outcomes if isinstance(outcome, Result)]
-        for result in done:
-            rows = analysis.probe_run(result.folder, device=_device(self.device))
-            table(f"Probes of the latent code: {result.name}", rows)
         if done:
             path = report.write([result.folder for result in done], self.folder / "report.html")
             scores(runs[0], {result.name: result.scores for result in done})

@@ -226,7 +226,8 @@ class _Screen:
         self.bars.start()
         for job in self.jobs:
             job.poll()
-            self.ids.append(self.bars.add_task(job.config.name, total=job.config.train.steps, text="waiting"))
+            total, text = job.config.train.steps, "waiting" if job.outcome is None else job.text()
+            self.ids.append(self.bars.add_task(job.config.name, total=total, completed=job.step, text=text))
             if job.outcome is not None:
                 self._line(f"{job.config.name}: already done")
         self.update()
