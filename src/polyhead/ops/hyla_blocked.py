@@ -30,7 +30,7 @@ from polyhead.spec import ACTS, NORMALISE, RMS_HEADS_EPS
 QUERIES, KEYS = 128, 32
 """Pairs of one tile of values."""
 
-PAIRS = 1 << 19
+PAIRS = 1 << 17
 """Numbers in one tile of values over a chunk of the batch, at most (beyond a single sample)."""
 
 ROWS = 1 << 20
