@@ -46,14 +46,18 @@ def test_what_fits_passes():
             lambda: attend(Q, K, bias=torch.zeros(3, 8, 5, 7)),
             "attend: b = 2 in q but 3 in bias (#b #h t s) = (3, 8, 5, 7)",
         ),
-        (lambda: attend(Q, K, mask=torch.zeros(5, 7)), "attend: mask must be boolean but is torch.float32"),
+        (
+            lambda: attend(Q, K, mask=torch.zeros(5, 7)),
+            "attend: mask must be boolean, True where looking is allowed, but is torch.float32",
+        ),
         (lambda: attend(Q, K, mask=torch.zeros(5, 6).bool()), "attend: s = 7 in k but 6 in mask (#t #s) = (5, 6)"),
         (lambda: attend(Q.long(), K), "attend: q must be of a floating dtype but is torch.int64"),
         (
             lambda: attend(Q, K, where=torch.zeros(2, 5)),
             "attend: where must be of an integer dtype but is torch.float32",
         ),
-        (lambda: attend(Q, [1, 2]), "attend: k must be a tensor (b s g d) but is a list"),
+        (lambda: attend(Q, [1, 2]), "attend: k must be a Tensor (b s g d) but is a list"),
+        (lambda: attend(Q, K.numpy()), "attend: k must be a Tensor (b s g d) but is a ndarray"),
     ],
 )
 def test_each_mistake_has_its_line(call, text):

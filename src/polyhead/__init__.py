@@ -31,7 +31,8 @@ _MODULES = (
 
 _NAMES = {
     "polyhead.config": (
-        *("Softmax", "Linear", "Hyla", "Rotary", "RelativeBias", "Alibi", "Learned", "Sinusoidal"),
+        *("Mechanism", "Softmax", "Linear", "Hyla"),
+        *("Rotary", "RelativeBias", "Alibi", "Learned", "Sinusoidal"),
         *("Mlp", "Swiglu", "Experts", "Tokens", "Vectors", "Logits", "Values"),
         *("TransformerConfig", "Batch", "Task", "Decay", "Train", "Run", "stream", "digest"),
     ),
@@ -60,4 +61,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted(__all__)

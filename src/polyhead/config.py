@@ -115,7 +115,7 @@ class TransformerConfig:
     init: str = "cs336"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "heads", _heads(self.heads))
+        object.__setattr__(self, "heads", _layers_of_heads(self.heads))
         for name in ("dim", "layers", "max_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"TransformerConfig: {name} must be at least 1 but is {getattr(self, name)}")
@@ -138,20 +138,24 @@ class TransformerConfig:
         return typing.cast(Heads, self._lists[layer] if self.per_layer else self._lists)
 
 
-def _heads(heads: Any) -> Any:
-    if isinstance(heads, Mechanism):
-        return (heads,)
-    if not isinstance(heads, (list, tuple)) or not heads:
-        raise ValueError(f"heads must be mechanisms such as [Softmax(4), Hyla(4)] but is {heads!r}")
-    nested = [isinstance(group, (list, tuple)) for group in heads]
-    if any(nested) and not all(nested):
-        raise ValueError("heads must be one list of mechanisms, or one such list per layer, not a mixture of both")
-    if all(nested):
-        return tuple(_heads(group) for group in heads)
-    strangers = [group for group in heads if not isinstance(group, Mechanism)]
+def head_list(who: str, heads: Any) -> Heads:
+    """`heads` as a tuple of mechanisms, a lone one included."""
+    groups = (heads,) if isinstance(heads, Mechanism) else heads
+    if not isinstance(groups, (list, tuple)) or not groups:
+        raise ValueError(f"{who}: heads must be mechanisms such as [Softmax(4), Hyla(4)] but is {heads!r}")
+    strangers = [group for group in groups if not isinstance(group, Mechanism)]
     if strangers:
-        raise ValueError(f"heads must be mechanisms such as Softmax(4) but holds {strangers[0]!r}")
-    return tuple(heads)
+        raise ValueError(f"{who}: heads must be mechanisms such as Softmax(4) but holds {strangers[0]!r}")
+    return tuple(groups)
+
+
+def _layers_of_heads(heads: Any) -> Any:
+    """One list of mechanisms, or a list per layer."""
+    who = "TransformerConfig"
+    nested = [isinstance(group, (list, tuple)) for group in heads] if isinstance(heads, (list, tuple)) else []
+    if any(nested) and not all(nested):
+        raise ValueError(f"{who}: heads must be one list of mechanisms or one list per layer, not a mixture of both")
+    return tuple(head_list(who, group) for group in heads) if any(nested) else head_list(who, heads)
 
 
 Array = Any

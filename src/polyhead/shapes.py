@@ -29,7 +29,7 @@ LETTERS = {
     "p": "relation width",
     "g": "key/value head",
     "n": "symbol",
-    "c": "class or token",
+    "c": "class, token or channel",
     "l": "layer",
 }
 
@@ -53,6 +53,7 @@ class Pattern:
     text: str
     dims: tuple[str, ...]
     dtypes: tuple[str, ...]
+    array: type  # of which the argument must be
     open: bool  # contains "...": any number of dimensions in front
 
 
@@ -65,7 +66,9 @@ def _patterns(annotation: object) -> list[Pattern]:
     dims = tuple(text.split())
     dtypes = getattr(annotation, "dtypes", ())
     names = tuple(dtypes) if isinstance(dtypes, (list, tuple)) else ()
-    return [Pattern(text, tuple(d for d in dims if d != "..."), names, "..." in dims)]
+    kind = getattr(annotation, "array_type", object)
+    array = kind if isinstance(kind, type) else object
+    return [Pattern(text, tuple(d for d in dims if d != "..."), names, array, "..." in dims)]
 
 
 def _is_dtype(array: Any, pattern: Pattern) -> bool:
@@ -112,10 +115,11 @@ def shaped(function: Function) -> Function:
         given = dict(zip(names, args, strict=False))
         for name, wanted in patterns.items():
             value = kwargs[name] if name in kwargs else given.get(name)
-            if value is not None and hasattr(value, "shape"):
+            if isinstance(value, wanted[0].array) and hasattr(value, "shape"):
                 _compare(who, name, value, wanted, sizes)
             elif value is not None:
-                raise ValueError(f"{who}: {name} must be a tensor ({_texts(wanted)}) but is a {type(value).__name__}")
+                array, came = wanted[0].array.__name__, type(value).__name__
+                raise ValueError(f"{who}: {name} must be a {array} ({_texts(wanted)}) but is a {came}")
         return function(*args, **kwargs)
 
     return typing.cast(Function, checked)
@@ -138,7 +142,8 @@ def _compare(who: str, name: str, array: Any, wanted: list[Pattern], sizes: dict
         raise ValueError(f"{who}: {name} must be ({_texts(wanted)}) but has shape {shape}")
     pattern = ranked[0]
     if not _is_dtype(array, pattern):
-        raise ValueError(f"{who}: {name} must be {_kind(pattern)} but is {array.dtype}")
+        hint = ", True where looking is allowed," if name == "mask" else ""
+        raise ValueError(f"{who}: {name} must be {_kind(pattern)}{hint} but is {array.dtype}")
     for dim, size in zip(pattern.dims, shape[len(shape) - len(pattern.dims) :], strict=True):
         letter = dim.lstrip("#")
         if (dim[0] == "#" and size == 1) or letter in ("_", "*"):

@@ -231,11 +231,21 @@ def test_a_mistake_gives_one_clear_line(name):
 
 
 def test_mistakes_when_building():
-    with pytest.raises(ValueError, match=r"do not divide the model width: give Softmax dim="):
+    with pytest.raises(ValueError, match=r"Softmax: 3 heads do not divide the model width 10: give dim="):
         MultiHeadAttention(10, [Softmax(3)])
+    for strange, came in (
+        ([], r"but is \[\]"),
+        (["softmax"], "holds 'softmax'"),
+        ([Softmax], "holds <class"),
+        (3, "but is 3"),
+    ):
+        with pytest.raises(ValueError, match=f"layer: heads must be mechanisms .*{came}"):
+            config.head_list("layer", strange)
     with pytest.raises(ValueError, match="did you mean 'blocked'"):
         MultiHeadAttention(8, [Hyla(2, impl="bloked")])
-    with pytest.raises(ValueError, match="positions must be Rotary, RelativeBias or Alibi but is Learned"):
+    with pytest.raises(
+        ValueError, match=r"positions must be Rotary\(\), RelativeBias\(\) or Alibi\(\) but is Learned\(\)"
+    ):
         MultiHeadAttention(8, [Hyla(2)], positions=config.Learned())
     with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\)"):
         MultiHeadAttention(8, [Hyla(2)], dropout=1.0)

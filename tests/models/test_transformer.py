@@ -173,12 +173,13 @@ def test_mistakes_give_one_clear_line():
         (lambda: build(VARIANTS["vectors"])(torch.randn(2, 3, 4)), r"inputs \(b t 5\) were wanted but \(2, 3, 4\)"),
         (
             lambda: model(inputs_of(BASE), mask=torch.ones(2, 7)),
-            "Transformer: mask must be boolean but is torch.float32",
+            "Transformer: mask must be boolean, True where looking is allowed, but is torch.float32",
         ),
         (
             lambda: model(inputs_of(BASE), mask=torch.ones(2, 6).bool()),
             r"t = 7 in inputs but 6 in mask \(b t\) = \(2, 6\)",
         ),
+        (lambda: model(torch.tensor([[3, 11]])), "Transformer: tokens must be 0 to 10 but 11 came"),
         (lambda: replace(BASE, heads=[[Softmax(2)]]), "2 layers but 1 lists of heads"),
         (lambda: replace(BASE, heads=[Softmax(2), [Hyla(2)]]), "not a mixture of both"),
         (lambda: replace(BASE, heads=[]), "heads must be mechanisms"),

@@ -56,7 +56,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(
         self,
         dim: int,
-        heads: Sequence[config.Mechanism],
+        heads: config.Mechanism | Sequence[config.Mechanism],
         *,
         causal: bool = False,
         positions: Positions = None,
@@ -74,12 +74,11 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"MultiHeadAttention: dropout must be in [0, 1) but is {dropout}")
         if window is not None and window < 1:
             raise ValueError(f"MultiHeadAttention: window must be at least 1 but is {window}")
-        heads = (heads,) if isinstance(heads, config.Mechanism) else tuple(heads)
+        heads = config.head_list("MultiHeadAttention", heads)
         self.dim, self.causal, self.window = dim, causal, window
         self.dropout, self.dropout_shared = dropout, dropout_shared
         self.total_heads = sum(group.heads for group in heads)
-        default = dim // self.total_heads if self.total_heads and dim % self.total_heads == 0 else None
-        groups = [build(mechanism, default, device=device, dtype=dtype) for mechanism in heads]
+        groups = [build(mechanism, dim, self.total_heads, device=device, dtype=dtype) for mechanism in heads]
         self.groups = nn.ModuleList(groups)
         self.sizes = [group.sizes for group in groups]
         self.widths = [sum(group.sizes.widths[i] for group in groups) for i in range(3)]
@@ -115,8 +114,9 @@ class MultiHeadAttention(nn.Module):
         elif isinstance(positions, config.Alibi):
             self.relative = AlibiBias(self.total_heads, device=device)
         elif positions is not None:
-            kind = getattr(positions, "__name__", type(positions).__name__)
-            raise ValueError(f"MultiHeadAttention: positions must be Rotary, RelativeBias or Alibi but is {kind}")
+            raise ValueError(
+                f"MultiHeadAttention: positions must be Rotary(), RelativeBias() or Alibi() but is {positions}"
+            )
 
     @shaped
     def forward(

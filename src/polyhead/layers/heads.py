@@ -157,7 +157,8 @@ HeadGroup = SoftmaxHeads | LinearHeads | HylaHeads
 
 def build(
     mechanism: config.Mechanism,
-    default_dim: int | None,
+    width: int,
+    total_heads: int,
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -165,10 +166,11 @@ def build(
     """The module of a mechanism.  `default_dim`: width of a head that names none; None where the heads do not
     divide it."""
     name = type(mechanism).__name__
-    dim = default_dim if mechanism.dim is None else mechanism.dim
-    value_dim = default_dim if mechanism.value_dim is None else mechanism.value_dim
-    if dim is None or value_dim is None:
-        raise ValueError(f"{name}: the heads do not divide the model width: give {name} dim= and value_dim= (per head)")
+    if width % total_heads and None in (mechanism.dim, mechanism.value_dim):
+        raise ValueError(
+            f"{name}: {total_heads} heads do not divide the model width {width}: give dim= and value_dim= (per head)"
+        )
+    dim, value_dim = mechanism.dim or width // total_heads, mechanism.value_dim or width // total_heads
     heads, kv_heads, impl = mechanism.heads, mechanism.kv_heads, mechanism.impl
     if isinstance(mechanism, config.Softmax):
         return SoftmaxHeads(heads, dim, value_dim, kv_heads=kv_heads, impl=impl)

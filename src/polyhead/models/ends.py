@@ -23,7 +23,12 @@ class TokenInput(nn.Module):
             raise ValueError(
                 f"Transformer: integer tokens (b t) were wanted but {tokens.dtype} {tuple(tokens.shape)} came"
             )
-        return self.table(tokens)
+        try:
+            return self.table(tokens)
+        except IndexError:  # looked at only now: reading tokens beforehand would wait for the device
+            count = self.table.num_embeddings
+            strange = tokens[(tokens < 0) | (tokens >= count)][0].item()
+            raise ValueError(f"Transformer: tokens must be 0 to {count - 1} but {strange} came") from None
 
 
 class VectorInput(nn.Module):
