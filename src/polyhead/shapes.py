@@ -115,10 +115,11 @@ def shaped(function: Function) -> Function:
         given = dict(zip(names, args, strict=False))
         for name, wanted in patterns.items():
             value = kwargs[name] if name in kwargs else given.get(name)
-            if isinstance(value, wanted[0].array) and hasattr(value, "shape"):
+            arrays = tuple(dict.fromkeys(pattern.array for pattern in wanted))
+            if isinstance(value, arrays) and hasattr(value, "shape"):
                 _compare(who, name, value, wanted, sizes)
             elif value is not None:
-                array, came = wanted[0].array.__name__, type(value).__name__
+                array, came = " or ".join(a.__name__ for a in arrays), type(value).__name__
                 raise ValueError(f"{who}: {name} must be a {array} ({_texts(wanted)}) but is a {came}")
         return function(*args, **kwargs)
 
