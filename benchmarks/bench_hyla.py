@@ -2,8 +2,8 @@
 
     python benchmarks/bench_hyla.py --t 2048 --json hyla.json
 
-Memory is the growth of the peak resident size of a fresh process during forward and backward.  Time is process CPU time, the
-median of interleaved repeats.  Nothing is timed unless both impls agree.
+Memory is the growth of the peak resident size of a fresh process during forward and backward.  Time is process CPU
+time, the median of interleaved repeats.  Nothing is timed unless both impls agree.
 """
 
 import argparse
@@ -108,7 +108,9 @@ def main() -> None:
     torch.set_num_threads(1)
     check(options)
     rows = {"memory": memory(options), **times(options)}
-    print(f"HYLA b {options.b} h {options.h} d {options.d} t {options.t} {'full' if options.full else 'causal'} float32")
+    print(
+        f"HYLA b {options.b} h {options.h} d {options.d} t {options.t} {'full' if options.full else 'causal'} float32"
+    )
     print(f"{'':18}{'reference':>12}{'blocked':>12}{'ratio':>9}{'target':>9}")
     for name, row in rows.items():
         unit, scale = ("MiB", 1) if name == "memory" else ("ms", 1e3)

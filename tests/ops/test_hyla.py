@@ -98,13 +98,13 @@ def test_mistakes_are_one_clear_line(problem):
         ({"value_weight": q.new_zeros(4, 5, 4)}, "e = 5 in v but 4 in value_weight (h e e) = (4, 5, 4)"),
     ]
     for extra, text in cases:
-        with pytest.raises(ValueError, match="^[a-z_.]+: ") as caught:
+        with pytest.raises(ValueError, match=r"^[a-z_.]+: ") as caught:
             ops.hyla(q, k, v, **extra)
         assert text in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
-# --------------------------------------------------------------------------------------------- the original code's layer
+# -------------------------------------------------------------------------------------------- the original code's layer
 def original(file, impl, by_offset):
     """The layer of a fixture on our op: output, code, and its parameters as leaves."""
     data = np.load(file)

@@ -1,6 +1,7 @@
 """Every backend of the table against its reference: output and every gradient, over all options.
 
-Registering a backend in dispatch.BACKENDS is enough to be tested here.  What a backend does not take, it must refuse in one line.
+Registering a backend in dispatch.BACKENDS is enough to be tested here.  What a backend does not take, it must refuse
+in one line.
 """
 
 import importlib

@@ -8,12 +8,12 @@ One tile holds some queries i and keys j of all heads; a is its code, with dropo
     rms        a = c s,  c = (mean_h s^2 + eps)^(-1/2)                    ds = c (da - a mean_h(a da))
     softmax    ds = a (da - sum_j a da): a tile of codes holds whole rows, which the values read in pieces
 
-Only the arguments are saved.  The scores are normalised before they meet a value, with statistics in at least float32: pulling
-the normaliser out of relu would save a multiply per pair but is infinite at masked pairs in half precision.
-Schug et al. 2024, "Attention as a hypernetwork", eq. 6 and 10.
+Only the arguments are saved.  The scores are normalised before they meet a value, with statistics in at least
+float32: pulling the normaliser out of relu would save a multiply per pair but is infinite at masked pairs in half
+precision.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6 and 10.
 
-Memory order is (k b q h) for the code and (k b q e) for the pairs, so that "for every key" and "for every query" are both plain
-batched matrix multiplies without a copy.
+Memory order is (k b q h) for the code and (k b q e) for the pairs, so that "for every key" and "for every query" are
+both plain batched matrix multiplies without a copy.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.code import Inputs, share, wide
-from polyhead.ops.tiles import Buffers, Scores, Tile, accumulate, activate, activate_backward, add_offsets
+from polyhead.ops.tiles import Buffers, Scores, Tile, accumulate, activate, activate_backward
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE, RMS_HEADS_EPS
 
@@ -43,8 +43,14 @@ def refusal(inputs: Inputs) -> str | None:
 
 
 def worth(inputs: Inputs) -> bool:
-    """Is it measured to be no slower than the reference?"""
-    return True
+    """Is it measured to be no slower than the reference?
+
+    Forward and backward, CPU seconds of the reference over those of tiles (one core, float32, 8 heads).  rms over
+    heads: 0.9 at 2^14 pairs b t s, 1.1 at 2^16 and 2^17 (t = 32, d = 2 and 8), 2.4 at 2^18 (causal).  Softmax: 0.7 at
+    2^16, 1.0 at 2^18.
+    """
+    pairs = inputs.q.shape[0] * inputs.q.shape[1] * inputs.k.shape[1]
+    return pairs >= (1 << 16 if inputs.normalise == "rms_heads" else 1 << 18)
 
 
 def forward(
@@ -215,7 +221,7 @@ def backward_chunk(chunk: Chunk, dout: Tensor, grads: Grads) -> None:
                 own = slice(part.k0 - at.k0, part.k1 - at.k0)
                 value_backward(chunk, code.a[own], part, d, da[..., own], grads)
             ds = code_backward(chunk, at, code, da)
-            score_backward(chunk, at, ds, grads)
+            chunk.scores.backward(at, ds, grads.q, grads.k, grads.bias)
 
 
 def value_backward(chunk: Chunk, a: Tensor, at: Tile, dout: Tensor, da: Tensor, grads: Grads) -> None:
@@ -252,21 +258,7 @@ def deep_backward(chunk: Chunk, a: Tensor, values: Values, dz: Tensor, grads: Gr
     return dy.view_as(values.y), da
 
 
-def score_backward(chunk: Chunk, at: Tile, ds: Tensor, grads: Grads) -> None:
-    """Add the gradients of q, k and bias, given that of the scores (b h q k)."""
-    scores = chunk.scores
-    if grads.bias is not None:
-        if grads.bias.ndim == 2:
-            add_offsets(grads.bias, ds.sum(0), at, scores.q.shape[1])
-        else:
-            target = grads.bias[:, :, at.q, at.k]
-            target += ds.sum_to_size(target.shape)
-    flat = ds.flatten(0, 1).to(scores.q.dtype)
-    accumulate(grads.q[:, at.q], flat, scores.k[:, at.k], scores.scale)
-    accumulate(grads.k[:, at.k], flat.transpose(1, 2), scores.q[:, at.q], scores.scale)
-
-
-# ------------------------------------------------------------------------------------------------------ chunks of a call
+# ---------------------------------------------------------------------------------------------------- chunks of a call
 @dataclass(frozen=True)
 class Options:
     """What is not a tensor."""

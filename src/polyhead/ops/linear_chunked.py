@@ -27,9 +27,9 @@ def refusal(inputs: Inputs) -> str | None:
 def worth(inputs: Inputs) -> bool:
     """Is it measured to be no slower than the reference?
 
-    Forward and backward, CPU seconds of the reference over those of chunks (one core, float32, 8 heads).  Full: 5.4 at
-    t = 32, d = 2; 1.3 to 3.0 at t = 32 to 256, d = 8 to 64.  Causal: 0.6 to 0.8 at t <= 64 and at t = 128, d = 64; 1.9 at
-    t = 128, d = 16; 1.4 at t = 256, d = 64; 2.8 at t = 256, d = 8.
+    Forward and backward, CPU seconds of the reference over those of chunks (one core, float32, 8 heads).  Full: 5.4
+    at t = 32, d = 2; 1.3 to 3.0 at t = 32 to 256, d = 8 to 64.  Causal: 0.6 to 0.8 at t <= 64 and at t = 128, d = 64;
+    1.9 at t = 128, d = 16; 1.4 at t = 256, d = 64; 2.8 at t = 256, d = 8.
     """
     t, d = inputs.q.shape[1], inputs.q.shape[-1]
     return not inputs.causal or t == 1 or t >= max(128, 4 * d)

@@ -19,8 +19,9 @@ def refusal(inputs: Inputs) -> str | None:
 def worth(inputs: Inputs) -> bool:
     """Is it measured to be no slower than the reference?
 
-    Forward and backward, CPU seconds of the reference over those of the kernel (one core, float32, 8 heads).  No bias: 1.1
-    to 1.7 at t = 32 to 256.  A bias that is learned takes the kernel's slow path: 0.8 at t = 32, 1.0 at t = 256.
+    Forward and backward, CPU seconds of the reference over those of the kernel (one core, float32, 8 heads).  No
+    bias: 1.1 to 1.7 at t = 32 to 256.  A bias that is learned takes the kernel's slow path: 0.8 at t = 32, 1.0 at t =
+    256.
     """
     return inputs.bias is None or inputs.q.shape[1] * inputs.k.shape[1] >= 256 * 256
 

@@ -105,7 +105,8 @@ class Tile:
 class Scores:
     """Tiles of scores of one chunk of the batch, and of the biases and masks on them.
 
-    q is ((b h) t d), k is ((b h) s d); bias, mask and keep are None or views of shape (b h t s), a bias by offset (h t+s-1).
+    q is ((b h) t d), k is ((b h) s d); bias, mask and keep are None or views of shape (b h t s), a bias by offset (h
+    t+s-1).
     """
 
     q: Tensor
@@ -133,8 +134,19 @@ class Scores:
         t = self.q.shape[1]
         return bias[:, at.k0 - at.q1 + t : at.k1 - at.q0 + t - 1].unfold(-1, at.k1 - at.k0, 1).flip(-2)
 
+    def backward(self, at: Tile, ds: Tensor, dq: Tensor, dk: Tensor, dbias: Tensor | None) -> None:
+        """Add the gradients of q ((b h) t d), k ((b h) s d) and bias, given that of a tile of scores (b h q k)."""
+        if dbias is not None and dbias.ndim == 2:
+            add_offsets(dbias, ds.sum(0), at, self.q.shape[1])
+        elif dbias is not None:
+            target = dbias[:, :, at.q, at.k]
+            target += ds.sum_to_size(target.shape)
+        flat = ds.flatten(0, 1).to(self.q.dtype)
+        accumulate(dq[:, at.q], flat, self.k[:, at.k], self.scale)
+        accumulate(dk[:, at.k], flat.transpose(1, 2), self.q[:, at.q], self.scale)
+
     def hidden(self, at: Tile) -> Tensor | None:
-        """True at pairs of the tile that are masked, broadcasting to (b h q k); None if there are none by construction."""
+        """True at masked pairs of the tile, broadcasting to (b h q k); None if there can be none."""
         t, s = self.q.shape[1], self.k.shape[1]
         hidden = None if self.mask is None else ~self.mask[:, :, at.q, at.k]
         if not self.causal or at.k1 - 1 <= at.q0 + s - t:
