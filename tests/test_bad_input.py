@@ -234,7 +234,7 @@ def test_ops_name_who_what_was_wanted_and_what_came(op: str, change: dict[str, A
 
 def test_layers_and_configurations():
     cases = [
-        (lambda: ph.MultiHeadAttention(30, [ph.Softmax(8)]), "the heads do not divide the model width"),
+        (lambda: ph.MultiHeadAttention(30, [ph.Softmax(8)]), "8 heads do not divide the model width 30"),
         (lambda: ph.Softmax(8, kv_heads=3), "Softmax: kv_heads must divide 8 heads but is 3"),
         (lambda: ph.Hyla(4, normalise="rms_head"), "Hyla: unknown normalise 'rms_head'; did you mean 'rms_heads'?"),
         (lambda: ph.MultiHeadAttention(8, [ph.Softmax(2)])(torch.randn(2, 3, 7)), "m = 8 but x (b t m) = (2, 3, 7)"),

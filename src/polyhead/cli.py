@@ -59,7 +59,8 @@ class Demo:
 
         runs = recipes.RECIPES["demo"]()
         runs = runs if isinstance(runs, tuple) else (runs,)
-        runs = tuple(_seeded(run, self.seed, device=self.device, deterministic=self.deterministic) for run in runs)
+        where: Any = {"device": self.device, "deterministic": self.deterministic}
+        runs = tuple(replace(_seeded(run, self.seed), **where) for run in runs)
         outcomes = sweep(runs, self.folder, workers=self.workers)
         done = [outcome for outcome in outcomes if isinstance(outcome, Result)]
         if done:
@@ -380,10 +381,10 @@ def _failed(outcomes: Iterable["Result | Failure"]) -> int:
     return 1 if failures else 0
 
 
-def _seeded(run: "Run", seed: int, **changes: Any) -> "Run":
-    """`run` with another seed, which its name ends with."""
+def _seeded(run: "Run", seed: int) -> "Run":
+    """`run` with its seed moved by `seed`; its name ends with the seed."""
     name = run.name.removesuffix(f"-{run.seed}")
-    return replace(run, name=f"{name}-{run.seed + seed}", seed=run.seed + seed, **changes)
+    return replace(run, name=f"{name}-{run.seed + seed}", seed=run.seed + seed)
 
 
 def _device(name: str, deterministic: bool = False) -> Any:
