@@ -106,6 +106,7 @@ def shaped(function: Function) -> Function:
     parameters = inspect.signature(function).parameters
     names = list(parameters)
     patterns = {name: found for name in names if (found := _patterns(parameters[name].annotation))}
+    kinds = {name: tuple(dict.fromkeys(pattern.array for pattern in found)) for name, found in patterns.items()}
     owner, _, name = function.__qualname__.rpartition(".")
     who = owner if owner and name == "forward" else name  # of a module: its class
 
@@ -115,11 +116,10 @@ def shaped(function: Function) -> Function:
         given = dict(zip(names, args, strict=False))
         for name, wanted in patterns.items():
             value = kwargs[name] if name in kwargs else given.get(name)
-            arrays = tuple(dict.fromkeys(pattern.array for pattern in wanted))
-            if isinstance(value, arrays) and hasattr(value, "shape"):
+            if isinstance(value, kinds[name]) and hasattr(value, "shape"):
                 _compare(who, name, value, wanted, sizes)
             elif value is not None:
-                array, came = " or ".join(a.__name__ for a in arrays), type(value).__name__
+                array, came = " or ".join(kind.__name__ for kind in kinds[name]), type(value).__name__
                 raise ValueError(f"{who}: {name} must be a {array} ({_texts(wanted)}) but is a {came}")
         return function(*args, **kwargs)
 
