@@ -197,6 +197,11 @@ class Task(abc.ABC):
     def length(self) -> int:
         """Tokens in a sequence."""
 
+    @property
+    def tail(self) -> int | None:
+        """How many positions at the end are ever scored; None when any may be."""
+        return None
+
     @abc.abstractmethod
     def sample(self, split: str, batch_size: int, generator: Any) -> Batch:
         """A batch on the generator's device."""

@@ -113,6 +113,28 @@ def test_padding_is_never_read(name):
     assert not torch.allclose(model(x)[:, :5], short)
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_tail_is_the_end_of_the_whole(name, causal):
+    settings = replace(VARIANTS[name], causal=causal)
+    model, x = build(settings), inputs_of(settings)
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[1, 2:4] = False
+    for tail in (1, 3, 7):
+        whole, end = model(x, mask=mask)[:, -tail:], model(x, mask=mask, tail=tail)
+        assert_close(end, whole, atol=1e-9, rtol=1e-9)
+        towards = torch.randn_like(whole)
+        for a, b in zip(gradients(model, end, towards), gradients(model, whole, towards), strict=True):
+            assert_close(a, b, atol=1e-9, rtol=1e-9)
+    where = torch.arange(7)[None] * 2
+    assert_close(model(x, positions=where, tail=2), model(x, positions=where)[:, -2:])
+
+
+def gradients(model, y, towards):
+    grads = torch.autograd.grad((y * towards).sum(), list(model.parameters()), allow_unused=True)
+    return [torch.zeros(()) if g is None else g for g in grads]
+
+
 def test_one_rotary_table_for_all_layers_outside_the_state():
     model = build(replace(VARIANTS["rotary"], layers=4))
     assert len({id(m) for m in model.modules() if isinstance(m, RotaryEmbedding)}) == 1
@@ -179,6 +201,7 @@ def test_mistakes_give_one_clear_line():
             lambda: model(inputs_of(BASE), mask=torch.ones(2, 6).bool()),
             r"t = 7 in inputs but 6 in mask \(b t\) = \(2, 6\)",
         ),
+        (lambda: model(inputs_of(BASE), tail=8), r"tail must be 1 to 7 \(the positions\) but is 8"),
         (lambda: model(torch.tensor([[3, 11]])), "Transformer: tokens must be 0 to 10 but 11 came"),
         (lambda: replace(BASE, heads=[[Softmax(2)]]), "2 layers but 1 lists of heads"),
         (lambda: replace(BASE, heads=[Softmax(2), [Hyla(2)]]), "not a mixture of both"),

@@ -59,9 +59,20 @@ class TransformerBlock(nn.Module):
         *,
         mask: Bool[Tensor, "..."] | None = None,
         positions: Int[Tensor, "#b t"] | None = None,
+        tail: int | None = None,
         taps: list[Taps] | None = None,
-    ) -> Float[Tensor, "b t m"]:
-        y = self.attention(self.norm1(x) if self.pre else x, mask=mask, positions=positions, taps=taps)
+    ) -> Float[Tensor, "b _ m"]:
+        """The block at all positions, or at the last `tail` of them, with nothing computed for the others but keys."""
+        source = self.norm1(x) if self.pre else x
+        if tail is None or tail == x.shape[1]:
+            y = self.attention(source, mask=mask, positions=positions, taps=taps)
+        else:
+            if positions is not None:
+                raise ValueError("TransformerBlock: tail counts positions from 0, so positions cannot be given")
+            where = torch.arange(x.shape[1] - tail, x.shape[1], device=x.device)[None]
+            rows = mask if mask is None or mask.ndim < 2 or mask.shape[-2] == 1 else mask[..., -tail:, :]
+            x = x[:, -tail:]
+            y = self.attention(source[:, -tail:], source, mask=rows, positions=where, taps=taps)
         x = x + self.dropout(y) if self.pre else self.norm1(x + self.dropout(y))
         z = self.feedforward(self.norm2(x) if self.pre else x)
         return x + self.dropout(z) if self.pre else self.norm2(x + self.dropout(z))

@@ -57,17 +57,27 @@ class Transformer(nn.Module):
         *,
         mask: Bool[Tensor, "b t"] | None = None,
         positions: Int[Tensor, "#b t"] | None = None,
+        tail: int | None = None,
         taps: list[Taps] | None = None,
-    ) -> Float[Tensor, "b t _"]:
-        """`mask` is True at real tokens, `positions` default to 0, 1, ...; `taps` collects one Taps per layer."""
+    ) -> Float[Tensor, "b _ _"]:
+        """`mask` is True at real tokens, `positions` default to 0, 1, ...; `taps` collects one Taps per layer.
+
+        `tail`: only the last that many positions are wanted, (b tail c); the last layer then computes no others.
+        """
         x = self.inputs(inputs)
         if mask is not None:
             mask = mask[:, None, None, :]
         if self.positions is not None:
             where = torch.arange(x.shape[1], device=x.device)[None] if positions is None else positions
             x = x + self.positions(where).to(x.dtype)
-        for block in self.blocks:
-            x = block(x, mask=mask, positions=positions, taps=taps)
+        if tail is not None and not 1 <= tail <= x.shape[1]:
+            raise ValueError(f"Transformer: tail must be 1 to {x.shape[1]} (the positions) but is {tail}")
+        wanted = (
+            tail if positions is None else None
+        )  # the last layer's keys need positions of their own: slice afterwards
+        for i, block in enumerate(self.blocks):
+            x = block(x, mask=mask, positions=positions, tail=wanted if i == len(self.blocks) - 1 else None, taps=taps)
+        x = x if tail is None else x[:, -tail:]
         return self.outputs(self.norm(x))
 
     def auxiliary_loss(self) -> Tensor | float:
