@@ -202,8 +202,8 @@ def test_maps_and_probes_of_every_layer(tmp_path: pathlib.Path) -> None:
     assert all(len(f["maps"][method][i]) == 40 for f in maps for method in ("tsne", "pca") for i in (0, 1))
     run, model = ph.train.load_model(made[1])
     rows = ph.analysis.probe_model(model, run.task, sequences=200, seed=0)
-    wanted = next(row for row in rows if row["layer"] == 1 and row["target"] == "term 2")
-    assert cells(page, "layer 2, term 2")[1:] == [f"{wanted['f1']:.3f}", f"{wanted['chance']:.3f}"]
+    wanted = next(row for row in rows if (row["query"], row["layer"], row["target"]) == ("fixed", 1, "term 2"))
+    assert cells(page, "layer 2, term 2 one query")[1:] == [f"{wanted['f1']:.3f}", f"{wanted['chance']:.3f}"]
     assert "scored on 200 of unseen combinations" in plain(page)
 
 
@@ -235,7 +235,9 @@ def test_probe_streams_are_their_own() -> None:
     for split in ("iid", "compositional"):
         name = f"{TASK.name}/{split}"
         used = {stream(0, name, step) for step in range(50)}
-        assert not used & {stream(0, f"{name}/{purpose}", step) for purpose in ("probe", "maps") for step in range(50)}
+        assert not used & {
+            stream(0, f"{name}/{purpose}", step) for purpose in ("probe", "queries", "maps") for step in range(50)
+        }
 
 
 # -------------------------------------------------------------------------------------------- unfinished, damaged, odd

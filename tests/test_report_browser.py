@@ -75,7 +75,7 @@ def undrawn(page: Any) -> list[str]:
 
 def test_all_figures_are_drawn_without_requests_or_errors(browser: Any, page_file: pathlib.Path) -> None:
     page, requests, errors = opened(browser, page_file)
-    assert page.locator(".plot").count() == 1 + 3 + 1 + 3 * 2 * 4
+    assert page.locator(".plot").count() == 1 + 3 + 2 + 3 * 2 * 4
     assert undrawn(page) == []
     page.locator("details", has_text="Softmax, seed 1").locator("summary").click()
     page.wait_for_function("() => document.querySelectorAll('.plot:not(.js-plotly-plot)').length === 0", timeout=60_000)

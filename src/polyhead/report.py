@@ -206,19 +206,29 @@ def _probes(out: Page, found: Sequence[Group], analysed: Sequence[Analysed]) -> 
             [
                 "A logistic regression reads each term of the function off the code of the query attending to itself, "
                 f"one number per head. It is fitted on {count:,} sequences of training tasks and scored on {count:,} "
-                "of unseen combinations."
+                "of unseen combinations. What a code says depends on the query it is asked about, so the terms are easier "
+                "to find when all sequences share one query (mean over several such probes) than when each has its own."
             ]
         )
     )
-    out.add(out.plot(figures.probes(analysed, found), "Macro F1 by layer and term. Dashed: chance."))
-    cells = figures.probe_cells(analysed)
-    labels, places = list(dict.fromkeys(k[0] for k in cells)), list(dict.fromkeys(k[1] for k in cells))
+    kinds = {"fixed": "one query for all sequences", "varies": "every sequence its own query"}
+    plots = [
+        out.plot(
+            figures.probes(analysed, found, kind), f"{words.capitalize()}: macro F1 by layer and term. Dashed: chance."
+        )
+        for kind, words in kinds.items()
+    ]
+    out.add(f'<div class="row">{"".join(plots)}</div>')
     rows = []
-    for place in places:
-        mine = [cells.get((label, place), None) for label in labels]
-        chance = [cell[1] for cell in mine if cell]
-        each = [text.with_error(cell[0]) if cell else "–" for cell in mine]
-        rows.append(("", [f"layer {place[0] + 1}, {escape(place[1])}", *each, text.number(sum(chance) / len(chance))]))
+    for kind, words in kinds.items():
+        cells = figures.probe_cells(analysed, kind)
+        labels, places = list(dict.fromkeys(k[0] for k in cells)), list(dict.fromkeys(k[1] for k in cells))
+        for place in places:
+            mine = [cells.get((label, place)) for label in labels]
+            chance = [cell[1] for cell in mine if cell]
+            each = [text.with_error(cell[0]) if cell else "–" for cell in mine]
+            name = f'layer {place[0] + 1}, {escape(place[1])}<span class="small">{words}</span>'
+            rows.append(("", [name, *each, text.number(sum(chance) / len(chance))]))
     out.add(page.table(["macro F1", *labels, "chance"], rows))
     out.add('<p class="note">± is the standard error over seeds, where there are several.</p>')
 
@@ -257,9 +267,7 @@ def _layer(out: Page, one: Analysed, layer: CodeMap) -> str:
     for name in by:
         names = _class_names(one.entry.run.task, layer, name)
         plots.append(out.plot(figures.code_map(layer, name, names), f"by {name}", maps=maps))
-    probed = [f"{r['target']} {r['f1']:.2f} (chance {r['chance']:.2f})" for r in one.rows if r["layer"] == layer.layer]
-    legend = f' <span class="note">probe F1: {escape(", ".join(probed))}</span>' if probed else ""
-    return f'<h4>Layer {layer.layer + 1}{legend}</h4><div class="maps">{"".join(plots)}</div>'
+    return f'<h4>Layer {layer.layer + 1}</h4><div class="maps">{"".join(plots)}</div>'
 
 
 def _class_names(task: Task, layer: CodeMap, colour_by: str) -> dict[int, str]:

@@ -16,7 +16,7 @@ from polyhead.train import load_model
 
 Array = np.ndarray
 POINTS = 500  # a map; enough to see clusters, few enough for a page of maps
-PROBED = 4096  # sequences to fit a probe, and as many to score it
+PROBED = 2048  # sequences to fit a probe, and as many to score it
 
 
 @dataclass(frozen=True)

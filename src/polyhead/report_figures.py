@@ -224,15 +224,10 @@ def coordinates(found: CodeMap, method: str) -> tuple[list[float], list[float]]:
 
 
 def _target_marks(found: CodeMap) -> tuple[dict[str, Any], list[str]]:
-    bar = {
-        "thickness": 8,
-        "len": 0.9,
-        "outlinewidth": 0,
-        "tickfont": {"size": 10, "color": FAINT},
-        "nticks": 4,
-        "x": 1.0,
-    }
     values = [round(float(v), 3) for v in found.number]
+    ends = [min(values), max(values)]
+    bar = {"thickness": 8, "len": 0.9, "outlinewidth": 0, "tickfont": {"size": 10, "color": FAINT}, "x": 1.0}
+    bar |= {"tickvals": ends, "ticktext": [f"{value:.2f}" for value in ends]}
     marker = {"size": 5, "color": values, "colorscale": "Cividis", "showscale": True, "colorbar": bar}
     return marker, [f"target {v}" for v in values]
 
@@ -244,10 +239,12 @@ def _class_marks(labels: np.ndarray, names: dict[int, str]) -> tuple[dict[str, A
 
 
 # -------------------------------------------------------------------------------------------------------------- probes
-def probes(analysed: Sequence[Analysed], found: Sequence[Group]) -> go.Figure:
-    """F1 per layer and term, mean over seeds with its standard error; the bar is chance."""
+def probes(analysed: Sequence[Analysed], found: Sequence[Group], query: str) -> go.Figure:
+    """F1 per layer and term, mean over seeds with its standard error; dashes are chance.  `query`: "fixed", "varies"."""
     figure = _figure(340, y="macro F1")
-    cells = probe_cells(analysed)
+    cells = probe_cells(analysed, query)
+    every = [cell for kind in ("fixed", "varies") for cell in probe_cells(analysed, kind).values()]
+    figure.update_yaxes(range=[0, 1.12 * max(max(cell[0].mean + (cell[0].error or 0.0), cell[1]) for cell in every)])
     places = list(dict.fromkeys(place for _, place in cells))
     ticks = [f"layer {layer + 1}<br>{target}" for layer, target in places]
     for i, (label, (colour, marker)) in enumerate(styles(found).items()):
@@ -273,15 +270,16 @@ def probes(analysed: Sequence[Analysed], found: Sequence[Group]) -> go.Figure:
             figure.update_annotations(font={"size": 11, "color": FAINT})
     figure.update_xaxes(tickmode="array", tickvals=list(range(len(places))), ticktext=ticks, showgrid=False)
     figure.update_xaxes(range=[-0.6, len(places) - 0.4], zeroline=False)
-    figure.update_yaxes(rangemode="tozero")
     return figure
 
 
-def probe_cells(analysed: Sequence[Analysed]) -> dict[tuple[str, tuple[int, str]], tuple[Summary, float, int]]:
+def probe_cells(
+    analysed: Sequence[Analysed], query: str
+) -> dict[tuple[str, tuple[int, str]], tuple[Summary, float, int]]:
     """By (mechanism, (layer, target)): F1 over seeds, chance, held-out sequences per seed."""
     rows: dict[tuple[str, tuple[int, str]], list[dict[str, Any]]] = {}
     for one in analysed:
-        for row in one.rows:
+        for row in (row for row in one.rows if row["query"] == query):
             rows.setdefault((one.group.label, (row["layer"], row["target"])), []).append(row)
     cells = {}
     for key, each in rows.items():

@@ -203,8 +203,9 @@ _TERMS = (
     (
         "Probe F1",
         "Macro F1 of a logistic regression (scikit-learn's defaults on standardised codes) from the code to a term, "
-        "fitted on iid sequences and scored on compositional ones. The terms of a function are sorted, so term 1 and "
-        "term 2 have different frequencies: compare each with its own chance.",
+        "fitted on iid sequences and scored on compositional ones, with one query token for all of them or each its "
+        "own. The terms of a function are sorted, so term 1 and term 2 have different frequencies: compare each with "
+        "its own chance.",
     ),
     (
         "Chance",

@@ -1,3 +1,4 @@
+import dataclasses
 import pathlib
 
 import numpy as np
@@ -6,8 +7,8 @@ import torch
 
 import polyhead as ph
 from polyhead.analysis import probe as run_probe
-from polyhead.analysis import probe_run, query_codes
-from polyhead.analysis.probe import chance_f1, targets
+from polyhead.analysis import probe_model, probe_run, query_codes
+from polyhead.analysis.probe import chance_f1, draws, targets
 from polyhead.tasks import FuzzyLogic
 
 
@@ -53,6 +54,20 @@ def test_f1_is_the_macro_average_over_held_out_classes() -> None:
         mine, truth = found.predictions == label, labels[held] == label
         scores.append(2 * (mine & truth).sum() / (mine.sum() + truth.sum()))
     assert scores[3] == 0
+    assert found.f1 == pytest.approx(np.mean(scores))
+
+
+def test_classes_that_no_held_out_item_has_do_not_count() -> None:
+    """Guessing a class that does not occur costs recall of the others, not a zero of its own."""
+    codes, labels = clusters(900, 4, 0.6)
+    held = np.flatnonzero((np.arange(900) >= 600) & (labels != 2))
+    found = run_probe(codes, labels, train=slice(0, 600), test=held)
+    assert (found.predictions == 2).any()
+    scores = []
+    for label in (0, 1, 3):
+        mine, truth = found.predictions == label, labels[held] == label
+        scores.append(2 * (mine & truth).sum() / (mine.sum() + truth.sum()))
+    assert found.classes == 3
     assert found.f1 == pytest.approx(np.mean(scores))
 
 
@@ -141,9 +156,11 @@ def test_probe_run_fits_known_and_scores_unseen_combinations(
         return plain(self, split, batch_size, generator)
 
     monkeypatch.setattr(FuzzyLogic, "sample", watched)
-    rows = probe_run(tmp_path / "run", sequences=700)
-    assert drawn == [("iid", 512), ("iid", 188), ("compositional", 512), ("compositional", 188)]
-    assert [(row["layer"], row["target"]) for row in rows] == [(i, f"term {k}") for i in (0, 1) for k in (1, 2)]
+    rows = probe_run(tmp_path / "run", sequences=700, queries=2)
+    once = [("iid", 512), ("iid", 188), ("compositional", 512), ("compositional", 188)]
+    assert drawn == [("iid", 2), *once * 3]
+    wanted = [(q, i, f"term {k}") for q in ("varies", "fixed") for i in (0, 1) for k in (1, 2)]
+    assert [(row["query"], row["layer"], row["target"]) for row in rows] == wanted
     assert all(row["n"] == 700 and 0 <= row["f1"] <= 1 and 0 < row["chance"] < 1 for row in rows)
     run, model = ph.train.load_model(tmp_path / "run")
     (known, seen), (unseen, new) = (query_codes(model, run.task, s, 700) for s in ("iid", "compositional"))
@@ -152,8 +169,29 @@ def test_probe_run_fits_known_and_scores_unseen_combinations(
     wanted = run_probe(both, terms[:, 1], train=slice(0, 700), test=slice(700, 1400))
     assert (rows[3]["f1"], rows[3]["chance"]) == (wanted.f1, wanted.chance)
     assert rows[0]["chance"] == rows[2]["chance"] != rows[1]["chance"]
-    assert rows == probe_run(tmp_path / "run", sequences=700)
-    assert rows != probe_run(tmp_path / "run", sequences=700, seed=1)
+    assert rows == probe_run(tmp_path / "run", sequences=700, queries=2)
+    assert rows != probe_run(tmp_path / "run", sequences=700, queries=2, seed=1)
+
+
+def test_a_fixed_query_is_the_last_token_of_every_sequence() -> None:
+    """The mean over queries of probes made by hand; the first layer's code of a linear head is then one and the same."""
+    torch.manual_seed(0)
+    run = small_run(None)
+    model = ph.Transformer(dataclasses.replace(run.model, heads=(ph.Linear(4),)))
+    (batch,) = draws(TASK, "iid", 2, seed=3, purpose="queries")
+    f1 = []
+    for token in batch.inputs[:, -1]:
+        (known, seen), (unseen, new) = (
+            query_codes(model, TASK, s, 300, seed=3, query=token) for s in ("iid", "compositional")
+        )
+        assert np.ptp(np.concatenate([known[0], unseen[0]]), axis=0).max() < 1e-6
+        assert np.ptp(known[1], axis=0).min() > 1e-6
+        labels = torch.cat([seen.latents["terms"], new.latents["terms"]])[:, 0]
+        codes = np.concatenate([known[1], unseen[1]])
+        f1.append(run_probe(codes, labels, train=slice(0, 300), test=slice(300, 600)).f1)
+    rows = probe_model(model, TASK, sequences=300, queries=2, seed=3)
+    row = next(r for r in rows if (r["query"], r["layer"], r["target"]) == ("fixed", 1, "term 1"))
+    assert row["f1"] == pytest.approx(np.mean(f1))
 
 
 def test_query_codes_are_those_of_the_last_token_and_all_groups() -> None:

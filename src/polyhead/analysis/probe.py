@@ -124,11 +124,18 @@ def query_codes(
     *,
     seed: int = 0,
     purpose: str = "probe",
+    query: Tensor | None = None,
     device: Any = "cpu",
 ) -> tuple[list[Float[Array, "b h"]], Batch]:
-    """The code of the last token attending to itself, per layer (all groups of heads), and the sequences it is from."""
+    """The code of the last token attending to itself, per layer (all groups of heads), and the sequences it is from.
+
+    `query`: one token (c,) or () that replaces the last of every sequence; the targets keep to the old ones.
+    """
     layers: list[list[Tensor]] = []
     batches = list(draws(task, split, sequences, seed=seed, purpose=purpose, device=device))
+    if query is not None:
+        for batch in batches:
+            batch.inputs[:, -1] = query
     for batch in batches:
         found = [codes(taps, -1, -1) for taps in capture(model, batch)]
         layers = layers or [[] for _ in found]
@@ -138,27 +145,52 @@ def query_codes(
 
 
 def probe_run(
-    folder: str | pathlib.Path, *, sequences: int = 4096, seed: int = 0, device: Any = "cpu"
+    folder: str | pathlib.Path, *, sequences: int = 4096, queries: int = 3, seed: int = 0, device: Any = "cpu"
 ) -> list[dict[str, Any]]:
-    """Probe every layer of a finished run for every part of its tasks: rows {layer, target, f1, chance, n, classes}.
+    """Probe every layer of a finished run for every part of its tasks.
+
+    Rows are {layer, target, query, f1, chance, n, classes}.
 
     Fitted on `sequences` sequences of training tasks (split `iid`), scored on as many of unseen tasks
-    (`compositional`), from streams that neither training nor evaluation reads.  The terms of a fuzzy-logic task are
-    sorted, so "term 1" and "term 2" have different priors and different sets of possible classes: compare each with
-    its own chance level, not with each other.
+    (`compositional`), from streams that neither training nor evaluation reads.  query "varies": every sequence has its
+    own; "fixed": all share one query token, and the figures are means over `queries` such probes.  What a code says
+    about the task depends on the query it is asked about, so a linear probe finds more at one query than across all.
+
+    The terms of a fuzzy-logic task are sorted, so "term 1" and "term 2" have different priors and different sets of
+    possible classes: compare each with its own chance level, not with each other.
     """
     from polyhead.train import load_model
 
     run, model = load_model(folder, device=device)
-    return probe_model(model, run.task, sequences=sequences, seed=seed, device=device)
+    return probe_model(model, run.task, sequences=sequences, queries=queries, seed=seed, device=device)
 
 
 def probe_model(
-    model: nn.Module, task: Task, *, sequences: int = 4096, seed: int = 0, device: Any = "cpu"
+    model: nn.Module,
+    task: Task,
+    *,
+    sequences: int = 4096,
+    queries: int = 3,
+    seed: int = 0,
+    device: Any = "cpu",
 ) -> list[dict[str, Any]]:
     """`probe_run` for a model in memory."""
-    fit, seen = query_codes(model, task, "iid", sequences, seed=seed, device=device)
-    held, unseen = query_codes(model, task, "compositional", sequences, seed=seed, device=device)
+    (batch,) = draws(task, "iid", max(queries, 1), seed=seed, purpose="queries", device=device)
+    size: dict[str, Any] = {"sequences": sequences, "seed": seed, "device": device}
+    rows = [{**row, "query": "varies"} for row in _probes(model, task, None, size)]
+    fixed = [_probes(model, task, token, size) for token in batch.inputs[:queries, -1]]
+    for same in zip(*fixed, strict=True):
+        means = {name: float(np.mean([row[name] for row in same])) for name in ("f1", "chance")}
+        rows.append({**same[0], **means, "query": "fixed"})
+    return [{name: row[name] for name in ("layer", "target", "query", "f1", "chance", "n", "classes")} for row in rows]
+
+
+def _probes(model: nn.Module, task: Task, query: Tensor | None, size: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row per layer and target; `size`: sequences, seed, device."""
+    (fit, seen), (held, unseen) = (
+        query_codes(model, task, split, size["sequences"], seed=size["seed"], query=query, device=size["device"])
+        for split in ("iid", "compositional")
+    )
     known, labels = targets(seen.latents), targets(unseen.latents)
     rows: list[dict[str, Any]] = []
     for layer, (a, b) in enumerate(zip(fit, held, strict=True)):
