@@ -240,7 +240,7 @@ def _class_marks(labels: np.ndarray, names: dict[int, str]) -> tuple[dict[str, A
 
 # -------------------------------------------------------------------------------------------------------------- probes
 def probes(analysed: Sequence[Analysed], found: Sequence[Group], query: str) -> go.Figure:
-    """F1 per layer and term, mean over seeds with its standard error; dashes are chance.  `query`: "fixed", "varies"."""
+    """F1 per layer and term, mean and standard error over seeds, beside chance.  `query`: "fixed", "varies"."""
     figure = _figure(340, y="macro F1")
     cells = probe_cells(analysed, query)
     every = [cell for kind in ("fixed", "varies") for cell in probe_cells(analysed, kind).values()]

@@ -174,7 +174,7 @@ def test_probe_run_fits_known_and_scores_unseen_combinations(
 
 
 def test_a_fixed_query_is_the_last_token_of_every_sequence() -> None:
-    """The mean over queries of probes made by hand; the first layer's code of a linear head is then one and the same."""
+    """The mean over queries of probes made by hand; the first layer's code of a linear head is then one for all."""
     torch.manual_seed(0)
     run = small_run(None)
     model = ph.Transformer(dataclasses.replace(run.model, heads=(ph.Linear(4),)))
