@@ -21,6 +21,7 @@ from polyhead.config import Hyla, Linear, Softmax, Train
 from polyhead.models.transformer import Transformer
 from polyhead.recipes.hyla import fuzzy_model
 from polyhead.tasks import FuzzyLogic
+from polyhead.train.evaluation import predict
 from polyhead.train.optimiser import build, learning_rate
 
 SHAPES = {
@@ -114,7 +115,7 @@ def our_step(model, task, batch_size):
         batch = task.batch("train", batch_size, seed=0, step=i)
         for group in optimiser.param_groups:
             group["lr"] = learning_rate(i, train)
-        loss = task.loss(model(batch.inputs), batch)
+        loss = task.loss(predict(model, task, batch), batch)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

@@ -118,6 +118,10 @@ class FuzzyLogic(Task):
         return Vectors(self.variables + 1), Values(1)
 
     @property
+    def tail(self) -> int:
+        return 1
+
+    @property
     def known(self) -> int:
         """How many terms are known: 0 to known - 1."""
         return 2**self.variables - _floor(self.unknown * 2**self.variables)

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from polyhead.config import Task
+from polyhead.config import Batch, Task
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -17,6 +18,16 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=_DTYPES[precision])
+
+
+def predict(model: nn.Module, task: Task, batch: Batch, precision: str = "fp32") -> Tensor:
+    """The model's outputs (b t c) in at least float32; 0 at positions the task never scores, which are not computed."""
+    with autocast(batch.inputs.device, precision):
+        outputs = model(batch.inputs, mask=batch.mask, tail=task.tail)
+    if precision != "fp32":
+        outputs = outputs.float()
+    before = batch.inputs.shape[1] - outputs.shape[1]
+    return F.pad(outputs, (0, 0, before, 0)) if before else outputs
 
 
 def evaluate(
@@ -43,9 +54,7 @@ def evaluate(
         with torch.no_grad():
             for i in range(batches):
                 batch = task.batch(split, batch_size, seed=seed, step=i, device=device)
-                with autocast(device, precision):
-                    outputs = model(batch.inputs, mask=batch.mask)
-                outputs = outputs if precision == "fp32" else outputs.float()
+                outputs = predict(model, task, batch, precision)
                 losses.append(task.loss(outputs, batch))
                 for name, value in task.metrics(outputs, batch).items():
                     values[name].append(value)

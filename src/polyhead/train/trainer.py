@@ -24,7 +24,7 @@ from polyhead.models.transformer import Transformer
 from polyhead.shapes import one_of
 from polyhead.train import optimiser
 from polyhead.train.checkpoint import load_optimiser, load_weights, read_checkpoint, save_checkpoint
-from polyhead.train.evaluation import autocast, evaluate
+from polyhead.train.evaluation import evaluate, predict
 from polyhead.train.folder import (
     CHECKPOINT,
     CONFIG,
@@ -188,9 +188,7 @@ class _Loop:
         batch = config.task.batch("train", train.batch_size, seed=config.seed, step=self.step, device=self.device)
         torch.manual_seed(stream(config.seed, "dropout", self.step))
         self.optimiser.zero_grad(set_to_none=True)
-        with autocast(self.device, train.precision):
-            outputs = self.model(batch.inputs, mask=batch.mask)
-        outputs = outputs if train.precision == "fp32" else outputs.float()
+        outputs = predict(self.model, config.task, batch, train.precision)
         loss = config.task.loss(outputs, batch) + self.model.auxiliary_loss()
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimiser)
