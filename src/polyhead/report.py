@@ -207,7 +207,8 @@ def _probes(out: Page, found: Sequence[Group], analysed: Sequence[Analysed]) -> 
                 "A logistic regression reads each term of the function off the code of the query attending to itself, "
                 f"one number per head. It is fitted on {count:,} sequences of training tasks and scored on {count:,} "
                 "of unseen combinations. What a code says depends on the query it is asked about, so the terms are "
-                "easier to find when all sequences share one query (mean over several such probes) than when each has its own."
+                "easier to find when all sequences share one query (mean over several such probes) than when each has "
+                "its own."
             ]
         )
     )
