@@ -18,7 +18,7 @@ from polyhead.shapes import one_of
 
 BACKENDS: dict[str, tuple[str, ...]] = {
     "softmax": ("sdpa", "reference"),
-    "linear": ("chunked", "recurrent", "reference"),
+    "linear": ("chunked", "reference", "recurrent"),
     "hyla": ("blocked", "reference"),
 }
 """Op (the name of its file) -> impls, in the order in which "auto" asks them."""
@@ -55,7 +55,14 @@ def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
 
 
 def choose(op: str, impl: str, inputs: Inputs) -> Callable[..., Tensor]:
-    """`resolve`, with "auto" replaced by the first impl that takes the inputs and is worth it there."""
+    """`resolve`, with "auto" replaced by the first impl that takes the inputs and is worth it there.
+
+    Raises ValueError unless q, k and v have one dtype and one device.
+    """
+    for what in ("dtype", "device"):
+        kinds = [getattr(x, what) for x in (inputs.q, inputs.k, inputs.v)]
+        if kinds[0] != kinds[1] or kinds[0] != kinds[2]:
+            raise ValueError(f"{PUBLIC[op]}: q, k and v must have one {what} but have {kinds[0]}, {kinds[1]}, {kinds[2]}")
     if impl != "auto":
         return resolve(op, impl)
     for name in BACKENDS[op]:
