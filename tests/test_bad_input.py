@@ -37,7 +37,8 @@ def mistake(capsys: Any, arguments: list[str]) -> str:
     assert main(arguments) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("polyhead: ")
+    assert said.err.startswith("polyhead")
+    assert not said.err.startswith("polyhead: polyhead")
     assert said.err.count("\n") == 1
     assert "Traceback" not in said.err
     return said.err.strip().removeprefix("polyhead: ")
@@ -49,7 +50,7 @@ def mistake(capsys: Any, arguments: list[str]) -> str:
     [
         (
             "trian fuzzy-hyla",
-            "polyhead: unknown command 'trian'; did you mean 'train'? (choose from demo, train, resume, ",
+            "unknown command 'trian'; did you mean 'train'? (choose from demo, train, resume, ",
         ),
         ("train", "polyhead train: RECIPE is missing; see polyhead list recipes"),
         ("train --seed 1", "polyhead train: RECIPE comes first but --seed came"),

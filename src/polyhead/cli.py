@@ -160,7 +160,7 @@ class Probe:
         run = read_config(self.run)
         device = _device(self.device, self.deterministic)
         rows = analysis.probe_run(self.run, sequences=self.sequences, seed=self.seed, device=device)
-        table(f"Probes of the latent code: {run.name}", rows)
+        table(f"Probes of the latent code: {run.name}", [{**row, "layer": row["layer"] + 1} for row in rows])
         return 0
 
 
@@ -252,7 +252,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say(text: str, code: int) -> int:
-    print(f"polyhead: {' '.join(text.split())}", file=sys.stderr)
+    line = " ".join(text.split())
+    print(line if line.startswith("polyhead") else f"polyhead: {line}", file=sys.stderr)
     return code
 
 
