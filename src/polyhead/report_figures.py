@@ -60,8 +60,8 @@ def category(index: int) -> tuple[str, str, str]:
 
 
 def _figure(height: int, *, x: str = "", y: str = "", legend: bool = True) -> go.Figure:
-    axis = {"gridcolor": GRID, "linecolor": FAINT, "zerolinecolor": GRID, "ticks": "outside", "tickcolor": GRID}
-    axis |= {"title": {"standoff": 8}, "automargin": True}
+    axis: dict[str, object] = {"title": {"standoff": 8}, "automargin": True, "ticks": "outside"}
+    axis |= {"gridcolor": GRID, "linecolor": FAINT, "zerolinecolor": GRID, "tickcolor": GRID}
     figure = go.Figure()
     figure.update_layout(
         template="none",

@@ -67,7 +67,9 @@ def p_value(a: Summary, b: Summary) -> float | None:
 
 def compared(order: Sequence[Scored]) -> tuple[list[str], list[str], list[str]]:
     """The rivals of the first: clearly beaten, too close to call, and not to be judged because a side has one seed."""
-    beaten, close, single = [], [], []
+    beaten: list[str] = []
+    close: list[str] = []
+    single: list[str] = []
     for group, other in order[1:]:
         p = p_value(order[0][1], other)
         (single if p is None else beaten if p < 0.05 else close).append(group.label)

@@ -75,7 +75,7 @@ class MultiHeadAttention(nn.Module):
         if window is not None and window < 1:
             raise ValueError(f"MultiHeadAttention: window must be at least 1 but is {window}")
         heads = config.head_list("MultiHeadAttention", heads)
-        self.dim, self.causal, self.window = dim, causal, window
+        self.dim, self.causal, self.window, self.max_length = dim, causal, window, max_length
         self.dropout, self.dropout_shared = dropout, dropout_shared
         self.total_heads = sum(group.heads for group in heads)
         groups = [build(mechanism, dim, self.total_heads, device=device, dtype=dtype) for mechanism in heads]
@@ -213,8 +213,8 @@ class MultiHeadAttention(nn.Module):
         if self.rotary is not None:
             rotate = self.rotary[str(q.shape[-1])]
             t, s = q.shape[1], k.shape[1]
-            if positions is None and max(t, s) > rotate.max_length:
-                raise ValueError(f"MultiHeadAttention: {max(t, s)} positions but max_length is {rotate.max_length}")
+            if positions is None and max(t, s) > self.max_length:
+                raise ValueError(f"MultiHeadAttention: {max(t, s)} positions but max_length is {self.max_length}")
             # Positions counted here are in range by the test above; reading them would wait for the device.
             where = torch.arange(t, device=q.device)[None] if positions is None else positions
             whence = where if own else torch.arange(s, device=k.device)[None]

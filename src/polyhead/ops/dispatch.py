@@ -62,7 +62,8 @@ def choose(op: str, impl: str, inputs: Inputs) -> Callable[..., Tensor]:
     for what in ("dtype", "device"):
         kinds = [getattr(x, what) for x in (inputs.q, inputs.k, inputs.v)]
         if kinds[0] != kinds[1] or kinds[0] != kinds[2]:
-            raise ValueError(f"{PUBLIC[op]}: q, k and v must have one {what} but have {kinds[0]}, {kinds[1]}, {kinds[2]}")
+            came = ", ".join(map(str, kinds))
+            raise ValueError(f"{PUBLIC[op]}: q, k and v must have one {what} but have {came}")
     if impl != "auto":
         return resolve(op, impl)
     for name in BACKENDS[op]:
