@@ -29,7 +29,7 @@ LETTERS = {
     "p": "relation width",
     "g": "key/value head",
     "n": "symbol",
-    "c": "class, token or channel",
+    "c": "class or token",
     "l": "layer",
 }
 
