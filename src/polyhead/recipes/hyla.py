@@ -19,6 +19,8 @@ from polyhead.config import (
 )
 from polyhead.tasks import FuzzyLogic
 
+SPLITS = ("iid", "compositional", "novel")
+
 
 def fuzzy_model(task: FuzzyLogic, group: Mechanism, *, dim: int, hidden: int) -> TransformerConfig:
     """The paper's network: two pre-norm layers, T5 relative bias per layer, biases, tanh GELU, LayerNorm eps 1e-6."""
@@ -41,7 +43,7 @@ def fuzzy_model(task: FuzzyLogic, group: Mechanism, *, dim: int, hidden: int) ->
 def _paper(name: str, group: Mechanism) -> Run:
     task = FuzzyLogic(variables=4, terms=2, length=32, held_out=0.7)
     model = fuzzy_model(task, group, dim=128, hidden=256)
-    train = Train(steps=50_000, batch_size=128, lr=1e-3, weight_decay=0.1, warmup=100, eval_every=5000, save_every=1000)
+    train = Train(steps=50_000, evaluate=SPLITS, eval_batches=125, eval_every=10_000, save_every=1000)
     return Run(name=name, task=task, model=model, train=train)
 
 
@@ -92,7 +94,7 @@ def demo(seeds: int = 2) -> tuple[Run, ...]:
     """
     task = FuzzyLogic(variables=4, terms=2, length=32, held_out=0.5)
     groups = {"hyla": Hyla(8), "softmax": Softmax(8), "linear": Linear(8)}  # the longest first: workers end together
-    train = Train(steps=3500, batch_size=64, lr=5e-3, weight_decay=0.1, warmup=100, eval_batches=32)
+    train = Train(steps=3500, batch_size=64, lr=5e-3, weight_decay=0.1, warmup=100, evaluate=SPLITS, eval_batches=32)
     return tuple(
         Run(
             name=f"{name}-{seed}",
