@@ -50,7 +50,7 @@ def _paper(name: str, group: Mechanism) -> Run:
 def fuzzy_softmax() -> Run:
     """Softmax attention at the setting of Table A1 (70 % of the combinations held out).
 
-    polyhead train fuzzy-softmax.  50,000 steps: about 90 minutes on two CPU cores.  Paper: compositional R2 0.633
+    polyhead train fuzzy-softmax.  50,000 steps.  Paper: compositional R2 0.633
     +- 0.023.
     """
     return _paper("fuzzy-softmax", Softmax(8, dim=2, value_dim=2))
@@ -59,7 +59,7 @@ def fuzzy_softmax() -> Run:
 def fuzzy_linear() -> Run:
     """Linear attention at the setting of Table A1.
 
-    polyhead train fuzzy-linear.  50,000 steps: about 90 minutes on two CPU cores.  Paper: compositional R2 0.599 +-
+    polyhead train fuzzy-linear.  50,000 steps.  Paper: compositional R2 0.599 +-
     0.052.
     """
     return _paper("fuzzy-linear", Linear(8, dim=2, value_dim=2))
@@ -68,7 +68,7 @@ def fuzzy_linear() -> Run:
 def fuzzy_hyla() -> Run:
     """HYLA at the setting of Table A1.
 
-    polyhead train fuzzy-hyla.  50,000 steps: about 90 minutes on two CPU cores.  Paper: compositional R2 0.811 +-
+    polyhead train fuzzy-hyla.  50,000 steps.  Paper: compositional R2 0.811 +-
     0.078.
     """
     return _paper("fuzzy-hyla", Hyla(8, dim=2, value_dim=2))
@@ -94,7 +94,9 @@ def demo(seeds: int = 2) -> tuple[Run, ...]:
     """
     task = FuzzyLogic(variables=4, terms=2, length=32, held_out=0.5)
     groups = {"hyla": Hyla(8), "softmax": Softmax(8), "linear": Linear(8)}  # the longest first: workers end together
-    train = Train(steps=3500, batch_size=64, lr=5e-3, weight_decay=0.1, warmup=100, evaluate=SPLITS, eval_batches=32)
+    train = Train(
+        steps=3500, batch_size=64, lr=5e-3, weight_decay=0.1, warmup=100, clip=1.0, evaluate=SPLITS, eval_batches=32
+    )
     return tuple(
         Run(
             name=f"{name}-{seed}",
