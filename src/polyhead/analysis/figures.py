@@ -15,6 +15,7 @@ INK, FAINT = "#24292f", "#6e7781"
 COLOURS = {"Softmax": "#0072b2", "Linear": "#d98c00", "HYLA": "#009e73"}
 SPARE = ("#cc5f9f", "#d55e00", "#56a5d9", "#8a6fc4")
 MARKERS = ("o", "s", "D", "^", "P", "v", "*")
+MARKS = {"HYLA": "o", "Softmax": "s", "Linear": "D"}  # as in the report
 LINES = {"Gaussian process": "--", "Exact ceiling": ":"}
 
 
@@ -95,7 +96,7 @@ def _classes(axes: Any, points: Array, values: Array) -> None:
 
 def _style(label: str, labels: Sequence[str]) -> tuple[str, str]:
     place = labels.index(label)
-    return COLOURS.get(label, SPARE[place % len(SPARE)]), MARKERS[place % len(MARKERS)]
+    return COLOURS.get(label, SPARE[place % len(SPARE)]), MARKS.get(label, MARKERS[place % len(MARKERS)])
 
 
 def _axes(width: float, height: float) -> tuple[Any, Any]:
