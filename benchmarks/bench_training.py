@@ -1,10 +1,12 @@
 """Training steps of the fuzzy-logic model beside the plainest eager PyTorch network of the same shape, in one run.
 
-    python benchmarks/bench_training.py [--pairs 20] [--shape paper|demo] [--compile] [--json FILE]
+    python benchmarks/bench_training.py [--pairs 20] [--shape paper|demo] [--compile] [--whole] [--json FILE]
 
 Both networks train on the same batches from the same initial parameters; a pair is one step of each, in alternating
 order.  Figures are process CPU time per step on one thread: median over pairs, and the ratio plain / ours with a
 95 % interval of the median (order statistics).  Nothing is timed unless both networks give the same loss first.
+
+Ours computes the last layer only where the task scores, as the trainer does; `--whole` switches that off.
 """
 
 import argparse
@@ -107,7 +109,7 @@ def copy_into(plain, ours):
         target.bias.copy_(source.bias)
 
 
-def our_step(model, task, batch_size):
+def our_step(model, task, batch_size, whole):
     train = Train(batch_size=batch_size)
     optimiser = build(model, train)
 
@@ -115,7 +117,8 @@ def our_step(model, task, batch_size):
         batch = task.batch("train", batch_size, seed=0, step=i)
         for group in optimiser.param_groups:
             group["lr"] = learning_rate(i, train)
-        loss = task.loss(predict(model, task, batch), batch)
+        outputs = model(batch.inputs) if whole else predict(model, task, batch)
+        loss = task.loss(outputs, batch)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -158,7 +161,7 @@ def median_interval(values):
     return statistics.median(ordered), ordered[max(0, n // 2 - half)], ordered[min(n - 1, n // 2 + half)]
 
 
-def measure(kind, shape, pairs, compiled):
+def measure(kind, shape, pairs, compiled, whole):
     torch.manual_seed(0)
     task, size = FuzzyLogic(), SHAPES[shape]
     group = GROUPS[kind](8, dim=size["head"], value_dim=size["head"])
@@ -167,7 +170,7 @@ def measure(kind, shape, pairs, compiled):
     copy_into(plain, ours)
     if compiled:
         ours.compile()
-    steps = our_step(ours, task, size["batch"]), plain_step(plain, task, size["batch"])
+    steps = our_step(ours, task, size["batch"], whole), plain_step(plain, task, size["batch"])
     first = [step(0).item() for step in steps]
     if abs(first[0] - first[1]) > 1e-5 * abs(first[1]):
         raise SystemExit(f"{kind}: parity is red, nothing is timed: losses {first[0]:.7f} and {first[1]:.7f}")
@@ -180,7 +183,14 @@ def measure(kind, shape, pairs, compiled):
             times[which].append(seconds(steps[which], i))
     ratio, low, high = median_interval([b / a for a, b in zip(*times, strict=True)])
     mine, theirs = (statistics.median(t) * 1e3 for t in times)
-    return {"mechanism": kind, "shape": shape, "compile": compiled, "ours_ms": mine, "plain_ms": theirs} | {
+    return {
+        "mechanism": kind,
+        "shape": shape,
+        "compile": compiled,
+        "whole": whole,
+        "ours_ms": mine,
+        "plain_ms": theirs,
+    } | {
         "ratio": ratio,
         "low": low,
         "high": high,
@@ -193,13 +203,14 @@ def main():
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--shape", choices=SHAPES, default="paper")
     parser.add_argument("--compile", action="store_true", help="compile our network (the plain one stays eager)")
+    parser.add_argument("--whole", action="store_true", help="compute the last layer at all positions")
     parser.add_argument("--json")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, one thread, {options.shape} shape")
     rows = []
     for kind in GROUPS:
-        row = measure(kind, options.shape, options.pairs, options.compile)
+        row = measure(kind, options.shape, options.pairs, options.compile, options.whole)
         rows.append(row)
         print(
             f"{kind:8s} ours {row['ours_ms']:6.1f} ms  plain {row['plain_ms']:6.1f} ms  "

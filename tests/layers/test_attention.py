@@ -6,7 +6,8 @@ from torch.testing import assert_close
 
 from polyhead import config
 from polyhead.config import Alibi, Hyla, Linear, RelativeBias, Rotary, Softmax
-from polyhead.layers.attention import MultiHeadAttention, dense_bias
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.ops.code import dense
 
 F64 = torch.float64
 MIXTURES = {
@@ -158,7 +159,7 @@ def test_biases_add_up_whatever_their_form():
     x = torch.randn(2, 5, 64, dtype=F64)
     attention = make("all", positions=RelativeBias())
     by_offset = torch.randn(attention.total_heads, 9, dtype=F64)
-    assert_close(attention(x, bias=by_offset), attention(x, bias=dense_bias(by_offset, 5, 5)))
+    assert_close(attention(x, bias=by_offset), attention(x, bias=dense(by_offset, 5, 5)[None]))
     assert not torch.allclose(attention(x, bias=by_offset), attention(x))
     plain = make("all")
     table = attention.relative(5, 5, offset=0)

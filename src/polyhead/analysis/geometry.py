@@ -1,6 +1,6 @@
 """The shape of a cloud of latent codes: two-dimensional maps, and how alike the mean codes of classes are.
 
-Schug et al. 2025, figures 2D, A2 (t-SNE of codes) and 5E (cosine similarity of mean codes).
+Schug et al. 2024, figures 2D, A2 (t-SNE of codes) and 5E (cosine similarity of mean codes).
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """How much of a task can be read off the latent code: linear probes, and the score that guessing would get.
 
-Schug et al. 2025, section 3.2 and figure 2B: per layer and term, a logistic regression from the code of the query
+Schug et al. 2024, section 3.2 and figure 2B: per layer and term, a logistic regression from the code of the query
 attending to itself (a vector over heads) to the term, fitted on training tasks, scored by F1 on unseen tasks.  The
 paper leaves averaging, regularisation and scaling open: here F1 is the macro average, the classifier is
 scikit-learn's default (L2 with C = 1) on standardised codes.

@@ -1,6 +1,6 @@
 """The value network: what a layer computes for one query-key pair, with its weights written by the latent code.
 
-Schug et al. 2025, with a_h the code of the pair and x the key's input:
+Schug et al. 2024, with a_h the code of the pair and x the key's input:
 
     softmax, linear (eq. 2-5):   (sum_h a_h W_out_h W_value_h) x                                     one matrix
     HYLA (eq. 6-7):              (sum_h a_h W_out_h) act((sum_h a_h W_value_h) x)                    two

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyhead.config import Softmax
+from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.heads import SoftmaxHeads
 
@@ -27,9 +28,7 @@ LINEARS = ("linear", "linear_1", "linear_2", "linear_3")
 Params = Mapping[str, Mapping[str, Any]]
 
 
-def from_haiku(
-    params: Params, *, heads: int, name: str | None = None, device: torch.device | str | None = None
-) -> MultiHeadAttention:
+def from_haiku(params: Params, *, heads: int, name: str | None = None, device: Device = None) -> MultiHeadAttention:
     """The module whose parameters are `params`: `MultiHeadAttention(dim, [Softmax(heads)], bias=True)`.
 
     `name` is the module's name in `params` ("mha", "encoder/~/mha"), needed where there are several.

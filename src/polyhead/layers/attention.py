@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead import config
+from polyhead.layers import Device
 from polyhead.layers.heads import HeadGroup, build
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, RotaryEmbedding
 from polyhead.layers.taps import GroupTaps, Taps
-from polyhead.ops.code import latent_code
+from polyhead.ops.code import dense, latent_code
 from polyhead.shapes import shaped
 
-Device = torch.device | str | None
 Positions = config.Position | nn.ModuleDict | None
 
 
@@ -237,7 +237,7 @@ class MultiHeadAttention(nn.Module):
         if bias is None:
             return relative
         if bias.ndim != relative.ndim:
-            bias, relative = (a if a.ndim == 4 else dense_bias(a, t, s) for a in (bias, relative))
+            bias, relative = (dense(a, t, s) for a in (bias, relative))
         return bias + relative
 
     def _window(self, mask: Tensor | None, t: int, s: int, device: torch.device) -> Tensor | None:
@@ -297,9 +297,3 @@ def _heads(array: Tensor | None, first: int, last: int) -> Tensor | None:
     if array.ndim == 2:  # by offset if floating; a (t s) mask is for all heads
         return array[first:last] if array.is_floating_point() else array
     return array if array.shape[-3] == 1 else array[..., first:last, :, :]
-
-
-def dense_bias(bias: Float[Tensor, "h _"], t: int, s: int) -> Float[Tensor, "1 h t s"]:
-    """A bias by offset, spread out over all pairs."""
-    i, j = torch.arange(t, device=bias.device)[:, None], torch.arange(s, device=bias.device)
-    return bias[:, j - i + t - 1][None]

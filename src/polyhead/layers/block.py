@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.taps import Taps
@@ -19,7 +20,7 @@ def build_norm(
     dim: int,
     eps: float,
     *,
-    device: torch.device | str | None = None,
+    device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> RMSNorm | LayerNorm:
     """`kind` is "layer" or "rms"."""
@@ -42,7 +43,7 @@ class TransformerBlock(nn.Module):
         norm_eps: float = 1e-5,
         norm_order: str = "pre",
         dropout: float = 0.0,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()

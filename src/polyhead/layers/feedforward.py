@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from polyhead.layers import Device
 from polyhead.ops.code import act as activation
-from polyhead.ops.norms import at_least_float32
+from polyhead.ops.code import wide
 from polyhead.ops.plain import silu
-
-Device = torch.device | str | None
 
 
 class MLP(nn.Module):
@@ -124,8 +123,7 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
         flat = x.flatten(0, -2)
-        scores = self.gate(flat)
-        scores = scores.to(at_least_float32(scores.dtype))
+        scores = wide(self.gate(flat))
         best, chosen = scores.topk(self.top_k, dim=-1)
         self.balance_loss = self._balance(scores, chosen)
         weight = torch.zeros_like(scores).scatter(-1, chosen, best.softmax(-1)).to(self.gate.weight.dtype)

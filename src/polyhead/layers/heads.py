@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyhead import config
+from polyhead.layers import Device
 from polyhead.ops.dispatch import resolve
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE
@@ -120,7 +121,7 @@ class HylaHeads(nn.Module):
         act: str = "relu",
         value_depth: int = 1,
         impl: str = "auto",
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -160,7 +161,7 @@ def build(
     width: int,
     total_heads: int,
     *,
-    device: torch.device | str | None = None,
+    device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> HeadGroup:
     """The module of a mechanism.  `default_dim`: width of a head that names none; None where the heads do not

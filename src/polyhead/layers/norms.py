@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from polyhead.layers import Device
 from polyhead.ops.norms import layer_norm, rms_norm
 
 
@@ -15,7 +16,7 @@ class RMSNorm(nn.Module):
         self,
         dim: int,
         eps: float = 1e-5,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -44,7 +45,7 @@ class LayerNorm(nn.Module):
         dim: int,
         eps: float = 1e-5,
         bias: bool = True,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()

@@ -14,11 +14,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from polyhead.ops.norms import at_least_float32
+from polyhead.layers import Device
+from polyhead.ops.code import at_least_float32
 from polyhead.ops.rope import LAYOUTS, check_even, check_range, check_shape, rope, rope_angles, rotate
 from polyhead.shapes import one_of
-
-Device = torch.device | str | None
 
 
 class Constant(nn.Module):

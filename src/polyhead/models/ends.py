@@ -7,14 +7,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead import config
+from polyhead.layers import Device
 
 
 class TokenInput(nn.Module):
     """Tokens (b t) through an embedding table of `count` rows."""
 
-    def __init__(
-        self, count: int, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, count: int, dim: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.table = nn.Embedding(count, dim, device=device, dtype=dtype)
 
@@ -40,7 +39,7 @@ class VectorInput(nn.Module):
         dim: int,
         *,
         bias: bool = True,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -62,7 +61,7 @@ class LinearOutput(nn.Module):
         size: int,
         *,
         bias: bool = True,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -88,7 +87,7 @@ def build_input(
     end: config.Tokens | config.Vectors,
     dim: int,
     *,
-    device: torch.device | str | None = None,
+    device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> TokenInput | VectorInput:
     if isinstance(end, config.Tokens):
@@ -101,7 +100,7 @@ def build_output(
     source: TokenInput | VectorInput,
     dim: int,
     *,
-    device: torch.device | str | None = None,
+    device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> LinearOutput | TiedOutput:
     if isinstance(end, config.Logits) and end.tied:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.config import TransformerConfig
+from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention, Positions, rotary_tables
 from polyhead.layers.block import TransformerBlock, build_norm
 from polyhead.layers.feedforward import MLP, MixtureOfExperts, SwiGLU
@@ -31,7 +32,7 @@ class Transformer(nn.Module):
         self,
         settings: TransformerConfig,
         *,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -90,7 +91,7 @@ class Transformer(nn.Module):
 
 
 def _input_positions(
-    settings: TransformerConfig, device: torch.device | str | None, dtype: torch.dtype | None
+    settings: TransformerConfig, device: Device, dtype: torch.dtype | None
 ) -> LearnedPositions | SinusoidalPositions | None:
     if isinstance(settings.positions, config.Learned):
         return LearnedPositions(settings.max_length, settings.dim, device=device, dtype=dtype)
@@ -99,7 +100,7 @@ def _input_positions(
     return None
 
 
-def _layer_positions(settings: TransformerConfig, device: torch.device | str | None) -> Positions:
+def _layer_positions(settings: TransformerConfig, device: Device) -> Positions:
     """What every layer gets: rotary tables made once and shared; a relative bias is each layer's own."""
     positions = settings.positions
     if isinstance(positions, config.Rotary):
@@ -113,7 +114,7 @@ def _block(
     settings: TransformerConfig,
     layer: int,
     positions: Positions,
-    device: torch.device | str | None,
+    device: Device,
     dtype: torch.dtype | None,
 ) -> TransformerBlock:
     attention = MultiHeadAttention(
@@ -142,7 +143,7 @@ def _block(
 
 
 def _feedforward(
-    settings: TransformerConfig, device: torch.device | str | None, dtype: torch.dtype | None
+    settings: TransformerConfig, device: Device, dtype: torch.dtype | None
 ) -> MLP | SwiGLU | MixtureOfExperts:
     kind, dim = settings.feedforward, settings.dim
     if isinstance(kind, config.Swiglu):

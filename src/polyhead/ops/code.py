@@ -63,9 +63,14 @@ def act(name: str) -> Callable[[Tensor], Tensor]:
     return _ACTS[one_of("polyhead.ops", "act", name, _ACTS)]
 
 
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to take statistics in: float32 for float16 and bfloat16, otherwise `dtype` itself."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def wide(x: Tensor) -> Tensor:
-    """`x` in at least float32: statistics of half-precision numbers are taken there."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    """`x` in at least float32."""
+    return x.to(at_least_float32(x.dtype))
 
 
 def share(x: Tensor, heads: int) -> Tensor:

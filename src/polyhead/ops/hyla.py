@@ -11,11 +11,10 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Bias, Inputs, Keep, Mask, act, drop, latent_code, share
+from polyhead.ops.code import Bias, Inputs, Keep, Mask, drop, latent_code, share
+from polyhead.ops.code import act as activation
 from polyhead.ops.dispatch import choose, load
 from polyhead.shapes import shaped
-
-activation = act
 
 
 def reference(

@@ -13,12 +13,11 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Bias, Inputs, Keep, Mask, act, drop, latent_code, share, wide
+from polyhead.ops.code import Bias, Inputs, Keep, Mask, drop, latent_code, share, wide
+from polyhead.ops.code import act as activation
 from polyhead.ops.dispatch import choose, load
 from polyhead.ops.tiles import look_at_keys, refuse, stateless
 from polyhead.shapes import shaped
-
-activation = act
 
 
 def reference(

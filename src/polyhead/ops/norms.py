@@ -4,21 +4,12 @@ rms_norm(x)   = x / sqrt(mean(x^2) + eps) * weight                    (Zhang and
 layer_norm(x) = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias    (Ba et al. 2016; var divides by the width)
 """
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from polyhead.ops.code import at_least_float32
 from polyhead.shapes import shaped
-
-
-def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to compute in: float32 for float16 and bfloat16, otherwise `dtype` itself."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _wide(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if parameter is None else parameter.to(dtype)
 
 
 @shaped
@@ -32,8 +23,9 @@ def rms_norm(
     >>> rms_norm(torch.tensor([3.0, 4.0]), None, eps=0.0)       # root mean square sqrt(12.5)
     tensor([0.8485, 1.1314])
     """
-    wide = at_least_float32(x.dtype)
-    return F.rms_norm(x.to(wide), (x.shape[-1],), _wide(weight, wide), eps).to(x.dtype)
+    dtype = at_least_float32(x.dtype)
+    gain = None if weight is None else weight.to(dtype)
+    return F.rms_norm(x.to(dtype), (x.shape[-1],), gain, eps).to(x.dtype)
 
 
 @shaped
@@ -50,5 +42,6 @@ def layer_norm(
     >>> layer_norm(torch.tensor([1.0, 3.0]), None, eps=0.0)
     tensor([-1.,  1.])
     """
-    wide = at_least_float32(x.dtype)
-    return F.layer_norm(x.to(wide), (x.shape[-1],), _wide(weight, wide), _wide(bias, wide), eps).to(x.dtype)
+    dtype = at_least_float32(x.dtype)
+    gain, shift = (None if parameter is None else parameter.to(dtype) for parameter in (weight, bias))
+    return F.layer_norm(x.to(dtype), (x.shape[-1],), gain, shift, eps).to(x.dtype)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polyhead.ops.norms import at_least_float32
+from polyhead.ops.code import at_least_float32
 from polyhead.shapes import one_of, shaped
 
 LAYOUTS = ("interleaved", "half")
@@ -37,8 +37,8 @@ def rope(
     check_shape("rope", positions, tuple(x.shape[:-1]))
     check_range("rope", positions)
     angles = rope_angles(positions, x.shape[-1], theta)
-    wide = at_least_float32(x.dtype)
-    return rotate(x, angles.cos().to(wide), angles.sin().to(wide), layout)
+    dtype = at_least_float32(x.dtype)
+    return rotate(x, angles.cos().to(dtype), angles.sin().to(dtype), layout)
 
 
 def rope_angles(positions: Tensor, dim: int, theta: float = 1e4) -> Tensor:
@@ -46,9 +46,9 @@ def rope_angles(positions: Tensor, dim: int, theta: float = 1e4) -> Tensor:
 
     In float64 (a float32 angle is off by 0.006 at position 100,000), except where the device has none.
     """
-    wide = torch.float32 if positions.device.type == "mps" else torch.float64
-    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=wide) / -dim
-    return positions.to(wide)[..., None] * theta**exponents
+    dtype = torch.float32 if positions.device.type == "mps" else torch.float64
+    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=dtype) / -dim
+    return positions.to(dtype)[..., None] * theta**exponents
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
