@@ -220,7 +220,7 @@ def test_mistakes_give_one_clear_line():
 def test_compiles_whole_for_any_length(name):
     settings = replace(VARIANTS[name], causal=True)
     model, other = build(settings), build(settings)
-    model.compile(fullgraph=True, dynamic=True)
+    model.compile(fullgraph=True, dynamic=True, backend="eager")  # graph breaks show in any backend
     for t in (7, 9, 12):
         x = inputs_of(settings, t=t)
         assert_close(model(x), other(x), atol=1e-9, rtol=1e-9)

@@ -1,5 +1,7 @@
 """Every op compiles as one graph for all lengths; the custom ops keep the rules of torch.library."""
 
+import shutil
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -53,6 +55,7 @@ def test_one_graph_with_a_bias_by_offset_and_a_mask(problem, op):
     check(lambda q, k, v, bias: function(q, k, v, bias=bias, mask=mask[..., : k.shape[1]]), make)
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler and there is no g++")
 def test_the_whole_way_through_the_compiler(problem):
     """Inductor, too; once, as it takes its time."""
     compiled = torch.compile(lambda q, k, v: ops.hyla(q, k, v, causal=True, impl="blocked").sin(), fullgraph=True)
