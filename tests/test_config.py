@@ -78,6 +78,7 @@ def test_a_run_cannot_be_changed():
 
 
 GOOD = {"kind": "Hyla", "heads": 4}
+ENDS = {"inputs": {"kind": "Tokens", "count": 3}, "outputs": {"kind": "Logits", "count": 3}}
 MISTAKES = [
     ({"kind": "Hylla"}, "unknown kind 'Hylla'; did you mean 'Hyla'"),
     (GOOD | {"head": 3}, "unknown field 'head'; did you mean 'heads'"),
@@ -89,6 +90,17 @@ MISTAKES = [
     ({"kind": "Train", "steps": 2.5}, "steps: int was wanted but 2.5 came"),
     ({"kind": "Train", "steps": True}, "steps: int was wanted but True came"),
     ({"kind": "Train", "steps": 0}, "steps must be at least 1 but is 0"),
+    *(
+        ({"kind": "Train", name: 0}, f"{name} must be at least 1 but is 0")
+        for name in ("batch_size", "eval_batches", "eval_every", "log_every", "save_every")
+    ),
+    *(
+        (
+            {"kind": "TransformerConfig", **ENDS, name: 0},
+            f"{name} must be at least 1 but is 0",
+        )
+        for name in ("dim", "layers", "max_length")
+    ),
     ({"kind": "Run"}, "Run needs task, model"),
     ([1], "an object with fields was wanted but [1] came"),
     (

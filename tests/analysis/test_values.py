@@ -31,6 +31,7 @@ MIXTURES = {
     "linear act, shared values": [ph.Linear(4, act="relu", kv_heads=2)],
     "hyla deep": [ph.Hyla(4, value_depth=2)],
     "hyla deep, shared values": [ph.Hyla(4, value_depth=2, kv_heads=2, act="silu")],
+    "mixture, shared values": [ph.Softmax(4, dim=3, value_dim=5, kv_heads=2), ph.Hyla(3, dim=2, value_dim=4)],
     "mixture": [
         ph.Softmax(2, dim=3, value_dim=5),
         ph.Hyla(3, dim=2, value_dim=4),

@@ -7,6 +7,8 @@ from torch.testing import assert_close
 from polyhead import config
 from polyhead.config import Alibi, Hyla, Linear, RelativeBias, Rotary, Softmax
 from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.block import TransformerBlock
+from polyhead.layers.feedforward import MLP
 from polyhead.ops.code import dense
 
 F64 = torch.float64
@@ -155,6 +157,14 @@ def test_positions_by_hand_equal_positions_by_default():
     assert not torch.allclose(t5(x, positions=where * 2), t5(x))
 
 
+@pytest.mark.parametrize("positions", ["none", "t5", "alibi"])
+@pytest.mark.parametrize("window", [None, 3])
+def test_causal_cross_attention_aligns_the_last_query_with_the_last_key(positions, window):
+    attention = make("all", causal=True, positions=POSITIONS[positions], window=window)
+    x = torch.randn(2, 7, 64, dtype=F64)
+    assert_close(attention(x[:, -3:], x), attention(x)[:, -3:])
+
+
 def test_biases_add_up_whatever_their_form():
     x = torch.randn(2, 5, 64, dtype=F64)
     attention = make("all", positions=RelativeBias())
@@ -185,12 +195,45 @@ def test_a_window_hides_distant_keys():
     assert code[0, :, ~near].eq(0).all()
 
 
+def test_a_window_narrows_a_mask_and_counts_positions():
+    attention = make("all", window=2)
+    x, mask = torch.randn(1, 6, 64, dtype=F64), torch.ones(6, dtype=torch.bool)
+    mask[2] = False
+    code = attention(x, mask=mask, return_code=True)[1]
+    near = (torch.arange(6)[:, None] - torch.arange(6)).abs() < 2
+    assert code[0].ne(0).any(0).equal(near & mask)
+    code = attention(x, positions=torch.arange(6)[None] * 2, return_code=True)[1]
+    assert code[0].ne(0).any(0).equal(torch.eye(6).bool())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_tail_of_a_block_with_a_window_is_the_end_of_the_whole(causal):
+    block = TransformerBlock(make("all", window=3, causal=causal), MLP(64, dtype=F64), dtype=F64)
+    x = torch.randn(2, 7, 64, dtype=F64)
+    assert_close(block(x, tail=2), block(x)[:, -2:])
+
+
+def test_dropout_reaches_its_head():
+    """One head of the second group is dropped: the output lacks that head and nothing else."""
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(64, [Softmax(2, value_dim=3), Linear(2, value_dim=5)], dropout=0.5, dtype=F64)
+    x, keep = torch.randn(2, 5, 64, dtype=F64), torch.ones(1, 4, 5, 5, dtype=F64)
+    keep[:, 2] = 0
+    attention._keep = lambda *_: keep
+    dropped = attention(x)
+    attention.eval()
+    attention._keep = lambda *_: None
+    with torch.no_grad():
+        attention.out.weight[:, 6:11] = 0
+    assert_close(dropped, attention(x))
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_dropout_on_the_code(shared):
     attention = make("hyla", dropout=0.5, dropout_shared=shared)
     x = torch.randn(3, 6, 64, dtype=F64)
     assert_close(attention(x), attention(x), atol=0, rtol=0)  # off in eval
-    keep = attention.train()._keep(x, x, attention.total_heads)
+    keep = attention.train()._keep(x, x)
     assert keep.shape == ((1, 1, 6, 6) if shared else (3, 4, 6, 6))
     assert set(keep.unique().tolist()) == {0.0, 2.0}
     torch.manual_seed(1)
@@ -210,6 +253,20 @@ def test_q_and_k_normalised_are_blind_to_their_scale():
     assert_close(attention(x, return_code=True)[1], before, atol=1e-4, rtol=1e-3)
 
 
+def test_q_and_k_have_norms_of_their_own():
+    """LayerNorm without bias, eps 1e-6 (the inputs are small enough to feel it), then the scores."""
+    attention = make("softmax", qk_norm=True)
+    x = torch.randn(2, 6, 64, dtype=F64) * 1e-3
+    q, k = (part.unflatten(-1, (4, 16)) for part in attention.qkv(x).split(attention.widths, -1)[:2])
+    gains = [norm.weight for norm in attention.qk_norms]
+    q, k = (
+        (a - a.mean(-1, keepdim=True)) / (a.var(-1, keepdim=True, correction=0) + 1e-6).sqrt() * gain
+        for a, gain in zip((q, k), gains, strict=True)
+    )
+    wanted = (torch.einsum("bthd,bshd->bhts", q, k) / 4).softmax(-1)
+    assert_close(attention(x, return_code=True)[1], wanted)
+
+
 ERRORS = {
     "wrong width": (lambda a, x: a(x[..., :3]), "m = 64 but x (b t m) = (2, 5, 3)"),
     "context of another batch": (lambda a, x: a(x, x[:1]), "b = 2 in x but 1 in context (b s m) = (1, 5, 64)"),
@@ -217,6 +274,10 @@ ERRORS = {
     "mask of the wrong size": (
         lambda a, x: a(x, mask=torch.ones(4, 5).bool()),
         "mask must broadcast to (b h t s) = (2, 4, 5, 5)",
+    ),
+    "context longer than the rotary table": (
+        lambda a, x: make("hyla", positions=Rotary())(x, torch.zeros(2, 33, 64, dtype=F64)),
+        "33 positions but max_length is 32",
     ),
     "bias of the wrong size": (lambda a, x: a(x, bias=torch.ones(4, 8, dtype=F64)), "(h t+s-1) = (4, 9) but is (4, 8)"),
 }

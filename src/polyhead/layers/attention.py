@@ -140,8 +140,8 @@ class MultiHeadAttention(nn.Module):
         self._check(x, source, mask, bias)
         projected = self._project(x, context)
         bias = self._bias(bias, x, source, context is None, positions)
-        mask = self._window(mask, x.shape[1], source.shape[1], x.device)
-        keep = self._keep(x, source, self.total_heads)
+        mask = self._window(mask, x, source, context is None, positions)
+        keep = self._keep(x, source)
         outputs, codes, seen, first = [], [], [], 0
         for i, group in enumerate(self._groups()):
             last = first + self.sizes[i].heads
@@ -240,18 +240,24 @@ class MultiHeadAttention(nn.Module):
             bias, relative = (dense(a, t, s) for a in (bias, relative))
         return bias + relative
 
-    def _window(self, mask: Tensor | None, t: int, s: int, device: torch.device) -> Tensor | None:
+    def _window(
+        self, mask: Tensor | None, x: Tensor, source: Tensor, own: bool, positions: Tensor | None
+    ) -> Tensor | None:
+        """`mask` without the keys that are `window` positions away or more."""
         if self.window is None:
             return mask
-        shift = s - t if self.causal else 0
-        distance = torch.arange(t, device=device)[:, None] + shift - torch.arange(s, device=device)
-        near = distance.abs() < self.window
+        t, s = x.shape[1], source.shape[1]
+        keys = torch.arange(s, device=x.device)[None]
+        queries = torch.arange(t, device=x.device)[None] + (s - t if self.causal else 0)
+        if positions is not None:
+            queries, keys = positions, positions if own else keys
+        near = (queries[:, None, :, None] - keys[:, None, None, :]).abs() < self.window
         return near if mask is None else mask & near
 
-    def _keep(self, x: Tensor, source: Tensor, heads: int) -> Tensor | None:
+    def _keep(self, x: Tensor, source: Tensor) -> Tensor | None:
         if not self.training or self.dropout == 0.0:
             return None
-        b, h = (1, 1) if self.dropout_shared else (x.shape[0], heads)
+        b, h = (1, 1) if self.dropout_shared else (x.shape[0], self.total_heads)
         draw = torch.rand(b, h, x.shape[1], source.shape[1], device=x.device)
         return (draw >= self.dropout).to(x.dtype) / (1.0 - self.dropout)
 
