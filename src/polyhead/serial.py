@@ -42,6 +42,10 @@ def read(path: str | pathlib.Path) -> Any:
 
 
 def build(data: Any, wanted: Any, known: Mapping[str, type], where: str) -> Any:
+    """The dataclass that `data` describes: of the class its "kind" names among `known`, by default `wanted`.
+
+    Raises ValueError, beginning with `where`, for unknown kinds and for unknown, missing or mistyped fields.
+    """
     if not isinstance(data, dict):
         raise ValueError(f"{where}: an object with fields was wanted but {data!r} came")
     data = dict(data)

@@ -1,3 +1,5 @@
+"""Still figures: formats, and that every measured number is drawn where it belongs."""
+
 import pathlib
 import sys
 

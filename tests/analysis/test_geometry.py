@@ -1,3 +1,5 @@
+"""Maps of codes keep what is apart apart; similarities by hand."""
+
 import numpy as np
 import pytest
 import torch

@@ -1,3 +1,5 @@
+"""Probes find what is in the code and nothing else; chance is what guessing scores."""
+
 import dataclasses
 import pathlib
 

@@ -164,8 +164,10 @@ def build(
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> HeadGroup:
-    """The module of a mechanism.  `default_dim`: width of a head that names none; None where the heads do not
-    divide it."""
+    """The module of a mechanism; a head that names no width gets width // total_heads.
+
+    Raises ValueError where one needs that and the heads do not divide the model width.
+    """
     name = type(mechanism).__name__
     if width % total_heads and None in (mechanism.dim, mechanism.value_dim):
         raise ValueError(

@@ -90,6 +90,7 @@ def build_input(
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> TokenInput | VectorInput:
+    """The module of an input end."""
     if isinstance(end, config.Tokens):
         return TokenInput(end.count, dim, device=device, dtype=dtype)
     return VectorInput(end.size, dim, bias=end.bias, device=device, dtype=dtype)
@@ -103,6 +104,10 @@ def build_output(
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> LinearOutput | TiedOutput:
+    """The module of an output end; tied logits share the table of `source`.
+
+    Raises ValueError where there is no such table, or one of another size.
+    """
     if isinstance(end, config.Logits) and end.tied:
         if not isinstance(source, TokenInput) or source.table.num_embeddings != end.count:
             raise ValueError(f"Transformer: tied logits need Tokens({end.count}) as inputs")

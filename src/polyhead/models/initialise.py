@@ -1,13 +1,11 @@
 """Initialisation presets, one per paper.
 
-`hyla`  (Schug et al., code: Flax defaults) matrices N(0, 1/fan_in) cut at two standard deviations and rescaled;
-biases 0;
-        relative-bias tables N(0, 1/buckets); token tables N(0, 1/width).
-`cs336` (course handout 3.4.1) matrices N(0, 2/(in + out)) cut at three standard deviations; token tables N(0, 1)
-cut at three;
-        norms 1, biases 0.
+    hyla     (Schug et al. 2024, code: Flax defaults) matrices N(0, 1/fan_in) cut at two standard deviations and
+             rescaled; token tables N(0, 1/width)
+    cs336    (course handout 3.4.1) matrices N(0, 2/(in + out)) and token tables N(0, 1), both cut at three
 
-The joint q/k/v matrix is filled as the three separate projections would be.
+In both, norms are 1, biases 0 and relative-bias tables N(0, 1/buckets).  The joint q/k/v matrix is filled as the
+three separate projections would be.
 """
 
 import torch

@@ -73,9 +73,8 @@ class Transformer(nn.Module):
             x = x + self.positions(where).to(x.dtype)
         if tail is not None and not 1 <= tail <= x.shape[1]:
             raise ValueError(f"Transformer: tail must be 1 to {x.shape[1]} (the positions) but is {tail}")
-        wanted = (
-            tail if positions is None else None
-        )  # the last layer's keys need positions of their own: slice afterwards
+        # Given positions are those of the keys, too: then the last layer computes all, and the end is cut out.
+        wanted = tail if positions is None else None
         for i, block in enumerate(self.blocks):
             x = block(x, mask=mask, positions=positions, tail=wanted if i == len(self.blocks) - 1 else None, taps=taps)
         x = x if tail is None else x[:, -tail:]
@@ -96,7 +95,7 @@ def _input_positions(
     if isinstance(settings.positions, config.Learned):
         return LearnedPositions(settings.max_length, settings.dim, device=device, dtype=dtype)
     if isinstance(settings.positions, config.Sinusoidal):
-        return SinusoidalPositions(settings.max_length, settings.dim, device=device)
+        return SinusoidalPositions(settings.max_length, settings.dim, device=device, dtype=dtype)
     return None
 
 

@@ -69,6 +69,7 @@ def read_result(folder: str | pathlib.Path) -> Result | None:
 
 
 def write_result(result: Result) -> None:
+    """The inverse of `read_result`."""
     values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "folder"}
     write(result.folder / RESULT, (json.dumps(values, indent=2) + "\n").encode())
 
@@ -148,6 +149,7 @@ class Metrics:
         self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open for the whole run)
 
     def add(self, row: dict[str, Any]) -> None:
+        """Append a row.  Raises OSError on a full disk."""
         try:
             self.file.write((json.dumps(row) + "\n").encode())
         except OSError as error:

@@ -205,7 +205,7 @@ class _Loop:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = (get_total_norm(gradients) if self.norm is None else self.norm).item()
         value = loss.item()
-        self._check(math.isfinite(value), f"the loss of {self.config.name} is {value}")
+        self._demand(math.isfinite(value), f"the loss of {self.config.name} is {value}")
         with torch.no_grad():
             scores = {name: value.mean().item() for name, value in self.config.task.metrics(outputs, batch).items()}
         row: dict[str, Any] = {"kind": "train", "step": self.step, "loss": value, **scores}
@@ -241,7 +241,7 @@ class _Loop:
     def _save(self) -> None:
         began = time.perf_counter()
         whole = torch.stack([p.detach().isfinite().all() for p in self.model.parameters()]).all().item()
-        self._check(whole, f"parameters of {self.config.name} are not finite")
+        self._demand(whole, f"parameters of {self.config.name} are not finite")
         self.metrics.sync()  # rows before the checkpoint that vouches for them
         metadata = {"digest": configs.digest(self.config), "step": self.step, "seconds": self._elapsed()}
         save_checkpoint(self.folder, self.model, self.optimiser, {**metadata, "scaler": self.scaler.state_dict()})
@@ -262,7 +262,8 @@ class _Loop:
         """Rows that stay when the run goes on: up to the checkpoint, except a final evaluation, which is done again."""
         return row["step"] <= self.step and not (row["kind"] == "eval" and row["step"] == self.train.steps)
 
-    def _check(self, fine: object, what: str) -> None:
+    def _demand(self, fine: object, what: str) -> None:
+        """Stop training, with advice, unless `fine`."""
         if not fine:
             kept = f"the checkpoint of step {self.saved} is kept" if self.saved else "there is no checkpoint yet"
             raise ValueError(f"train: {what} at step {self.step}; {kept}; lower train.lr or set train.clip")
