@@ -5,6 +5,7 @@ the field that is wrong.  Only classes the caller lists can be built, so a file 
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import types
@@ -19,11 +20,27 @@ def to_dict(config: Any, *, semantic: bool = False) -> Any:
     """`config` as JSON values; with `semantic`, without the fields that cannot change a result."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         fields = [f for f in dataclasses.fields(config) if not semantic or f.metadata.get("semantic", True)]
-        values = {f.name: to_dict(getattr(config, f.name), semantic=semantic) for f in fields}
+        hints = _hints(type(config))
+        values = {f.name: to_dict(_floats(getattr(config, f.name), hints[f.name]), semantic=semantic) for f in fields}
         return {"kind": type(config).__name__, **values}
     if isinstance(config, (list, tuple)):
         return [to_dict(item, semantic=semantic) for item in config]
     return config
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _floats(value: Any, hint: Any) -> Any:
+    """1 as 1.0 where a float is wanted: what is written, its digest and what is read back are then one value."""
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if type(value) is int and float in options and int not in options:
+        return float(value)
+    if isinstance(value, (list, tuple)) and (lists := [o for o in options if _is_list(o)]):
+        return [_floats(item, typing.get_args(lists[0])[0]) for item in value]
+    return value
 
 
 def read(path: str | pathlib.Path) -> Any:
@@ -53,7 +70,7 @@ def build(data: Any, wanted: Any, known: Mapping[str, type], where: str) -> Any:
     cls = known[one_of(where, "kind", kind, known)] if kind is not None else wanted
     if cls is None or not dataclasses.is_dataclass(cls):
         raise ValueError(f'{where}: "kind" is missing (choose from {", ".join(known)})')
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]
     values = {n: _value(data[n], hints[one_of(where, "field", n, names)], known, f"{where}: {n}") for n in data}
     missing = [f.name for f in dataclasses.fields(cls) if f.name not in values and _required(f)]
