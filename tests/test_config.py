@@ -138,8 +138,8 @@ def test_yaml_reads_numbers_as_people_write_them(tmp_path):
     assert config.load(tmp_path / "t.yaml") == Train(lr=3e-4, clip=1.0, betas=(0.9, 0.95))
 
 
-def test_whole_numbers_and_fractions_are_one_run(tmp_path, name="fuzzy-hyla"):
-    run = RECIPES[name]()
+def test_whole_numbers_and_fractions_are_one_run(tmp_path):
+    run = RECIPES["fuzzy-hyla"]()
     whole = replace(run, train=replace(run.train, weight_decay=0, clip=1, betas=(0, 0.9)))
     same = replace(run, train=replace(run.train, weight_decay=0.0, clip=1.0, betas=(0.0, 0.9)))
     config.save(whole, tmp_path / "run.json")

@@ -243,6 +243,12 @@ def test_a_folder_belongs_to_one_run(tiny: Tiny, tmp_path: pathlib.Path):
     assert read_config(tmp_path).seed == 7
 
 
+def test_a_folder_where_nothing_was_trained_is_free(tiny: Tiny, tmp_path: pathlib.Path):
+    with pytest.raises(ValueError, match="do not divide"):
+        run(tiny(tmp_path, steps=1, dim=5, heads=(ph.Softmax(2),)), progress=False)
+    assert run(tiny(tmp_path, steps=1), progress=False).steps == 1
+
+
 def test_one_process_at_a_time(tiny: Tiny, tmp_path: pathlib.Path):
     config = tiny(tmp_path)
     with claim(config, tmp_path), pytest.raises(ValueError, match="another process is training in"):

@@ -106,7 +106,8 @@ def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
         raise ValueError(f"run folder: {folder} cannot be made ({error.strerror})") from None
     with _locked(folder):
         path, mine = folder / CONFIG, configs.digest(config)
-        if path.exists():
+        trained = (folder / CHECKPOINT).exists() or (folder / RESULT).exists()  # a mistake mended may use its folder
+        if path.exists() and trained:
             theirs = configs.digest(read_config(folder))
             if theirs != mine:
                 held = f"{folder} already holds another run ({theirs}, not {mine})"
