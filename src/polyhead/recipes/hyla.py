@@ -50,8 +50,7 @@ def _paper(name: str, group: Mechanism) -> Run:
 def fuzzy_softmax() -> Run:
     """Softmax attention at the setting of Table A1 (70 % of the combinations held out).
 
-    polyhead train fuzzy-softmax.  50,000 steps.  Paper: compositional R2 0.633
-    +- 0.023.
+    polyhead train fuzzy-softmax.  50,000 steps.  Paper: compositional R² 0.633 ± 0.023.
     """
     return _paper("fuzzy-softmax", Softmax(8, dim=2, value_dim=2))
 
@@ -59,8 +58,7 @@ def fuzzy_softmax() -> Run:
 def fuzzy_linear() -> Run:
     """Linear attention at the setting of Table A1.
 
-    polyhead train fuzzy-linear.  50,000 steps.  Paper: compositional R2 0.599 +-
-    0.052.
+    polyhead train fuzzy-linear.  50,000 steps.  Paper: compositional R² 0.599 ± 0.052.
     """
     return _paper("fuzzy-linear", Linear(8, dim=2, value_dim=2))
 
@@ -68,8 +66,7 @@ def fuzzy_linear() -> Run:
 def fuzzy_hyla() -> Run:
     """HYLA at the setting of Table A1.
 
-    polyhead train fuzzy-hyla.  50,000 steps.  Paper: compositional R2 0.811 +-
-    0.078.
+    polyhead train fuzzy-hyla.  50,000 steps.  Paper: compositional R² 0.811 ± 0.078.
     """
     return _paper("fuzzy-hyla", Hyla(8, dim=2, value_dim=2))
 
