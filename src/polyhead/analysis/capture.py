@@ -5,7 +5,9 @@ Nothing is hooked: layers hand out q, k, v on request, and the code of a pair is
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -16,6 +18,11 @@ from polyhead.ops.code import latent_code
 
 OVER_KEYS = ("softmax", "softmax_rms_heads")
 """The normalisations that read a query's whole row of scores; for the others one pair is enough."""
+
+
+def as_array(value: Any) -> np.ndarray:
+    """A tensor of any device, or what NumPy takes, as a NumPy array."""
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
 
 
 def capture(model: nn.Module, batch: Batch) -> list[Taps]:

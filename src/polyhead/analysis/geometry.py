@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from polyhead.analysis.capture import as_array
 from polyhead.shapes import one_of, shaped
 
 Array = np.ndarray
@@ -53,7 +54,7 @@ def similarity(
 
     A class whose mean code is exactly zero has similarity 0 to every class, itself included.
     """
-    x, y = _array(codes).astype(np.float64), _array(labels)
+    x, y = as_array(codes).astype(np.float64), as_array(labels)
     classes = np.unique(y)
     means = np.stack([x[y == label].mean(0) for label in classes])
     norms = np.linalg.norm(means, axis=1, keepdims=True)
@@ -61,12 +62,8 @@ def similarity(
     return classes, unit @ unit.T
 
 
-def _array(value: Any) -> Array:
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
-
-
 def _checked(codes: Any) -> Array:
-    x = _array(codes).astype(np.float64)
+    x = as_array(codes).astype(np.float64)
     if len(x) < 4:
         raise ValueError(f"embed: at least 4 codes are needed for a map but {len(x)} came")
     if not np.isfinite(x).all():

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from polyhead.analysis.capture import capture, codes
+from polyhead.analysis.capture import as_array, capture, codes
 from polyhead.config import Batch, Task, stream
 from polyhead.shapes import shaped
 
@@ -57,7 +57,7 @@ def probe(
     A held-out class that the fitting part lacks counts as F1 = 0: nothing could have been learned about it.
     ValueError: fewer than two classes to fit, an empty part, parts that share items, or codes that are not finite.
     """
-    x, y = _array(codes).astype(np.float64), _array(labels)
+    x, y = as_array(codes).astype(np.float64), as_array(labels)
     fit, held = _chosen(train, len(x)), _chosen(test, len(x))
     _check(x, y, fit, held)
     from sklearn.linear_model import LogisticRegression
@@ -103,9 +103,9 @@ def targets(latents: dict[str, Tensor]) -> dict[str, Array]:
         if value.is_floating_point() or value.dtype == torch.bool or value.ndim > 2:
             continue
         if value.ndim == 1:
-            found[name] = _array(value)
+            found[name] = as_array(value)
         else:
-            found |= {f"{name.removesuffix('s')} {i + 1}": _array(column) for i, column in enumerate(value.T)}
+            found |= {f"{name.removesuffix('s')} {i + 1}": as_array(column) for i, column in enumerate(value.T)}
     return found
 
 
@@ -141,7 +141,7 @@ def query_codes(
         layers = layers or [[] for _ in found]
         for layer, code in zip(layers, found, strict=True):
             layer.append(code)
-    return [_array(torch.cat(layer)) for layer in layers], _joined(batches)
+    return [as_array(torch.cat(layer)) for layer in layers], _joined(batches)
 
 
 def probe_run(
@@ -213,12 +213,8 @@ def _joined(batches: list[Batch]) -> Batch:
     )
 
 
-def _array(value: Any) -> Array:
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
-
-
 def _chosen(index: Index, n: int) -> Array:
-    return np.arange(n)[index if isinstance(index, slice) else _array(index)]
+    return np.arange(n)[index if isinstance(index, slice) else as_array(index)]
 
 
 def _check(x: Array, y: Array, fit: Array, held: Array) -> None:
