@@ -198,6 +198,18 @@ def test_eval_scores_splits_over_their_floors(capsys: Any):
 
 
 @pytest.mark.usefixtures("recipe")
+def test_deterministic_reaches_eval_and_probe(capsys: Any, monkeypatch: pytest.MonkeyPatch):
+    ph.train.run(small(folder="here", threads=1), progress=False)
+    asked: list[bool] = []
+    monkeypatch.setattr("polyhead.train.trainer.be_deterministic", lambda: asked.append(True))
+    ask(capsys, "eval here --batches 1 --batch-size 2 --splits iid")
+    assert asked == []
+    ask(capsys, "eval here --batches 1 --batch-size 2 --splits iid --deterministic")
+    ask(capsys, "probe here --sequences 100 --deterministic")
+    assert asked == [True, True]
+
+
+@pytest.mark.usefixtures("recipe")
 def test_probe_and_report(capsys: Any, monkeypatch: pytest.MonkeyPatch):
     ph.train.run(small(folder="here", threads=1), progress=False)
     said = ask(capsys, "probe here --sequences 200 --seed 1")
@@ -237,7 +249,7 @@ def test_a_failed_run_is_named_and_the_code_is_1(capsys: Any, monkeypatch: pytes
 
 @pytest.mark.usefixtures("recipe")
 def test_resume_finishes(capsys: Any, tmp_path: pathlib.Path):
-    run = small(folder="here", threads=1)
+    run = small(folder="here", threads=1, deterministic=True)
     done = ph.train.run(run, progress=False)
     (tmp_path / "here" / "result.json").unlink()
     said = ask(capsys, "resume here --seed 0 --device cpu")
@@ -245,4 +257,5 @@ def test_resume_finishes(capsys: Any, tmp_path: pathlib.Path):
     again = read_result("here")
     assert isinstance(again, Result)
     assert again.scores == done.scores
+    assert read_config("here").deterministic
     assert len([row for row in read_metrics("here") if row["kind"] == "eval"]) == 2

@@ -55,7 +55,7 @@ def test_the_digest_changes_with_what_changes_results_only():
     assert base == digest(run_of())
     for same in (run_of(name="x"), run_of(device="cuda"), run_of(compile=True), run_of(folder="y"), run_of(threads=2)):
         assert digest(same) == base
-    assert digest(run_of(train=Train(clip=1.0, log_every=7))) == base
+    assert digest(run_of(train=Train(clip=1.0, log_every=7, eval_every=9, save_every=3))) == base
     assert digest(run_of(model=replace(run_of().model, heads=[Softmax(4, impl="reference")]))) == digest(
         run_of(model=replace(run_of().model, heads=[Softmax(4)]))
     )
@@ -89,6 +89,8 @@ MISTAKES = [
     (GOOD | {"value_depth": 3}, "value_depth must be 1 or 2 but is 3"),
     ({"kind": "Train", "steps": 2.5}, "steps: int was wanted but 2.5 came"),
     ({"kind": "Train", "steps": True}, "steps: int was wanted but True came"),
+    ({"kind": "Train", "lr": True}, "lr: float was wanted but True came"),
+    ({"kind": "Experts", "top_k": 0}, "top_k must be 1 to 4 (experts) but is 0"),
     ({"kind": "Train", "steps": 0}, "steps must be at least 1 but is 0"),
     *(
         ({"kind": "Train", name: 0}, f"{name} must be at least 1 but is 0")

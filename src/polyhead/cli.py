@@ -389,12 +389,9 @@ def _seeded(run: "Run", seed: int) -> "Run":
 
 
 def _device(name: str, deterministic: bool = False) -> Any:
-    import torch
-
-    from polyhead.train.trainer import pick_device
+    from polyhead.train.trainer import be_deterministic, pick_device
 
     device = pick_device(name)
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+        be_deterministic()
     return device

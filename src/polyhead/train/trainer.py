@@ -99,6 +99,12 @@ def pick_device(name: str) -> torch.device:
     return torch.device(present[0] if name == "auto" else name)
 
 
+def be_deterministic() -> None:
+    """Deterministic algorithms only, from here on in this process; an op that has none raises."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+
+
 @contextlib.contextmanager
 def _process(config: Run) -> Iterator[torch.device]:
     """The process as the run wants it, and afterwards as the caller had it: threads, determinism, random state."""
@@ -107,8 +113,7 @@ def _process(config: Run) -> Iterator[torch.device]:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+        be_deterministic()
     try:
         with torch.random.fork_rng(devices=[device] if device.type != "cpu" else [], device_type=device.type):
             yield device

@@ -1,0 +1,53 @@
+"""The recipes state the settings of Schug et al. 2024, table A1, and what the demo and the original code change."""
+
+from dataclasses import replace
+
+import pytest
+
+import polyhead as ph
+from polyhead.recipes import RECIPES
+
+HEADS = {"fuzzy-softmax": ph.Softmax, "fuzzy-linear": ph.Linear, "fuzzy-hyla": ph.Hyla}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_paper(name):
+    run = RECIPES[name]()
+    task = ph.tasks.FuzzyLogic(variables=4, terms=2, length=32, held_out=0.7)
+    model = ph.TransformerConfig(
+        *(ph.Vectors(5), ph.Values(1)),
+        dim=128,
+        layers=2,
+        heads=[HEADS[name](8, dim=2, value_dim=2)],
+        feedforward=ph.Mlp(256, "gelu_tanh"),
+        positions=ph.RelativeBias(),
+        max_length=32,
+        norm_eps=1e-6,
+        bias=True,
+        init="hyla",
+    )
+    assert (run.name, run.task, run.model) == (name, task, model)
+    train = run.train
+    assert (train.steps, train.batch_size, train.lr, train.warmup, train.final) == (50_000, 128, 1e-3, 100, 0.1)
+    assert (train.weight_decay, train.decay, train.clip) == (0.1, ph.Decay(), None)
+    assert train.evaluate == ("iid", "compositional", "novel")
+
+
+def test_the_original_code_differs_by_its_quirks():
+    run, paper = RECIPES["fuzzy-original"](), RECIPES["fuzzy-hyla"]()
+    assert run.task == replace(paper.task, split="legacy")
+    assert run.model == replace(paper.model, dropout=0.1, dropout_shared=True)
+    decay = ph.Decay(qkv_biases=True, relative_bias=True)
+    assert run.train == replace(paper.train, decay=decay, early_floor=True)
+
+
+def test_the_demo_compares_heads_and_nothing_else():
+    runs = RECIPES["demo"]()
+    kinds = {run.name.partition("-")[0]: run.model.heads for run in runs}
+    assert kinds == {"hyla": (ph.Hyla(8),), "softmax": (ph.Softmax(8),), "linear": (ph.Linear(8),)}
+    alike = {replace(run, name="", seed=0, model=replace(run.model, heads=(ph.Softmax(8),))) for run in runs}
+    assert len(alike) == 1
+    assert sorted((kind, run.seed) for run in runs for kind in [run.name.partition("-")[0]]) == [
+        (kind, seed) for kind in sorted(kinds) for seed in (0, 1)
+    ]
+    assert (runs[0].task.held_out, runs[0].model.dim) == (0.5, 64)
