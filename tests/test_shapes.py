@@ -38,6 +38,7 @@ def test_what_fits_passes():
     ("call", "text"),
     [
         (lambda: attend(Q, torch.zeros(2, 16, 3, 4)), "attend: 8 heads in q but 3 in k (b s g d) = (2, 16, 3, 4)"),
+        (lambda: attend(Q, torch.zeros(2, 16, 0, 4)), "attend: 8 heads in q but 0 in k (b s g d) = (2, 16, 0, 4)"),
         (lambda: attend(Q, torch.zeros(2, 16, 4, 5)), "attend: d = 4 in q but 5 in k (b s g d) = (2, 16, 4, 5)"),
         (lambda: attend(Q, torch.zeros(3, 16, 4, 4)), "attend: b = 2 in q but 3 in k (b s g d) = (3, 16, 4, 4)"),
         (lambda: attend(Q[0], K), "attend: q must be (b t h d) but has shape (5, 8, 4)"),

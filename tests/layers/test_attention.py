@@ -244,6 +244,14 @@ def test_dropout_on_the_code(shared):
     assert_close(attention(x), first, atol=0, rtol=0)
 
 
+def test_dropout_drops_its_rate_and_scales_the_rest():
+    attention, x = make("hyla", dropout=0.2).train(), torch.randn(40, 10, 64, dtype=F64)
+    torch.manual_seed(0)
+    keep = attention._keep(x, x)  # 16,000 draws
+    assert set(keep.unique().tolist()) == {0.0, 1 / (1 - 0.2)}
+    assert keep.eq(0).double().mean().item() == pytest.approx(0.2, abs=0.016)  # five standard deviations
+
+
 def test_q_and_k_normalised_are_blind_to_their_scale():
     attention = make("softmax", qk_norm=True)
     x = torch.randn(2, 6, 64, dtype=F64)
