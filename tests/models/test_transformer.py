@@ -82,6 +82,9 @@ def test_built_on_the_meta_device_it_is_the_same_model(name):
     empty = Transformer(settings, device="meta", dtype=torch.float64).to_empty(device="cpu")
     empty.load_state_dict(model.state_dict())
     assert_close(empty.eval()(x), model(x), atol=0, rtol=0)
+    assigned = Transformer(settings, device="meta", dtype=torch.float64)
+    assigned.load_state_dict(model.state_dict(), assign=True)
+    assert_close(assigned.eval()(x), model(x), atol=0, rtol=0)
     assert parameters(settings) == sum(p.numel() for p in model.parameters())
 
 

@@ -229,6 +229,8 @@ class MultiHeadAttention(nn.Module):
         if self.relative is None:
             return bias
         t, s = x.shape[1], source.shape[1]
+        if isinstance(self.relative, AlibiBias):
+            self.relative.slopes(x)  # it has no parameter that a state dict could bring from the meta device
         if positions is None:
             relative = self.relative(t, s, offset=s - t if self.causal else 0).to(x.dtype)
         else:
