@@ -86,7 +86,8 @@ class MultiHeadAttention(nn.Module):
         values = sum(group.sizes.heads * group.sizes.value_dim for group in groups)
         self.out = nn.Linear(values, dim, bias=bias, device=device, dtype=dtype)
         self._add_positions(positions, heads, max_length, device, dtype)
-        norms = [LayerNorm(g.sizes.dim, eps=1e-6, bias=False, device=device, dtype=dtype) for g in groups * 2]
+        widths = [group.sizes.dim for group in groups for _ in range(2)]  # q and k of one group, then the next
+        norms = [LayerNorm(d, eps=1e-6, bias=False, device=device, dtype=dtype) for d in widths]
         self.qk_norms = nn.ModuleList(norms) if qk_norm else None
 
     def _add_positions(

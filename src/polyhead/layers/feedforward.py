@@ -15,6 +15,11 @@ from polyhead.ops.code import wide
 from polyhead.ops.plain import silu
 
 
+def _check_width(who: str, wanted: int, x: Tensor) -> None:
+    if x.shape[-1] != wanted:
+        raise ValueError(f"{who}: m = {wanted} but x (... m) = {tuple(x.shape)}")
+
+
 class MLP(nn.Module):
     """`W_down act(W_up x)`; `hidden` defaults to 4 dim."""
 
@@ -35,6 +40,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(hidden, dim, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
+        _check_width("MLP", self.up.in_features, x)
         return self.down(self._act(self.up(x)))
 
     def extra_repr(self) -> str:
@@ -68,6 +74,7 @@ class SwiGLU(nn.Module):
         self.w3 = nn.Linear(dim, hidden, bias=False, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
+        _check_width("SwiGLU", self.w1.in_features, x)
         return self.w2(silu(self.w1(x)) * self.w3(x))
 
 
@@ -122,6 +129,7 @@ class MixtureOfExperts(nn.Module):
                 nn.init.zeros_(bias)
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
+        _check_width("MixtureOfExperts", self.gate.in_features, x)
         flat = x.flatten(0, -2)
         scores = wide(self.gate(flat))
         best, chosen = scores.topk(self.top_k, dim=-1)

@@ -47,7 +47,15 @@ class SoftmaxHeads(nn.Module):
     value_weight: Tensor | None = None
 
     def __init__(
-        self, heads: int, dim: int, value_dim: int | None = None, *, kv_heads: int | None = None, impl: str = "auto"
+        self,
+        heads: int,
+        dim: int,
+        value_dim: int | None = None,
+        *,
+        kv_heads: int | None = None,
+        impl: str = "auto",
+        device: torch.device | str | None = None,  # as every module takes them; these heads hold no tensor
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.sizes = _sizes("SoftmaxHeads", heads, dim, value_dim, kv_heads)
@@ -83,6 +91,8 @@ class LinearHeads(nn.Module):
         normalise: str = "identity",
         act: str = "identity",
         impl: str = "auto",
+        device: torch.device | str | None = None,  # as every module takes them; these heads hold no tensor
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.sizes = _sizes("LinearHeads", heads, dim, value_dim, kv_heads)
@@ -178,8 +188,13 @@ def build(
     if isinstance(mechanism, config.Softmax):
         return SoftmaxHeads(heads, dim, value_dim, kv_heads=kv_heads, impl=impl)
     if isinstance(mechanism, config.Linear):
-        choice = {"normalise": mechanism.normalise, "act": mechanism.act}
-        return LinearHeads(heads, dim, value_dim, kv_heads=kv_heads, impl=impl, **choice)
+        return LinearHeads(
+            *(heads, dim, value_dim),
+            kv_heads=kv_heads,
+            normalise=mechanism.normalise,
+            act=mechanism.act,
+            impl=impl,
+        )
     if isinstance(mechanism, config.Hyla):
         return HylaHeads(
             *(heads, dim, value_dim),

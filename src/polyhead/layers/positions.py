@@ -29,11 +29,11 @@ class Constant(nn.Module):
 
     value: Tensor
 
-    def __init__(self, make: Callable[[], Tensor], device: Device = None) -> None:
+    def __init__(self, make: Callable[[], Tensor], device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.make = make
         where = torch.get_default_device() if device is None else device
-        like = torch.empty(0, device=where, dtype=at_least_float32(torch.get_default_dtype()))
+        like = torch.empty(0, device=where, dtype=at_least_float32(dtype or torch.get_default_dtype()))
         self.register_buffer("value", self._made(like), persistent=False)
 
     def _made(self, like: Tensor) -> Tensor:
@@ -75,12 +75,13 @@ class RotaryEmbedding(nn.Module):
         max_length: int = 2048,
         layout: str = "interleaved",
         device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         one_of("RotaryEmbedding", "layout", layout, LAYOUTS)
         check_even("RotaryEmbedding", dim)
         self.dim, self.theta, self.max_length, self.layout = dim, float(theta), max_length, layout
-        self.table = Constant(functools.partial(_angle_table, dim, self.theta, max_length), device)
+        self.table = Constant(functools.partial(_angle_table, dim, self.theta, max_length), device, dtype)
 
     def forward(
         self, x: Float[Tensor, "... d"], positions: Int[Tensor, "..."], *, check: bool = True
@@ -216,12 +217,12 @@ def _slope_table(heads: int) -> Tensor:
 class AlibiBias(nn.Module):
     """`-slope_h |i - j|` on the scores: no parameters, no longest sequence (Press et al. 2022)."""
 
-    def __init__(self, heads: int, *, device: Device = None) -> None:
+    def __init__(self, heads: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         if heads < 1:
             raise ValueError(f"AlibiBias: heads must be at least 1 but is {heads}")
         self.heads = heads
-        self.slopes = Constant(functools.partial(_slope_table, heads), device)
+        self.slopes = Constant(functools.partial(_slope_table, heads), device, dtype)
 
     def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h {t}+{s}-1"]:
         """By offset, as in `RelativePositionBias`."""

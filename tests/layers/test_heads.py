@@ -1,0 +1,48 @@
+"""Head groups of unequal widths, and the arguments that every module takes."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from polyhead.config import Alibi, Hyla, Linear, Softmax
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.feedforward import MLP, MixtureOfExperts, SwiGLU
+from polyhead.layers.heads import HylaHeads, LinearHeads, SoftmaxHeads
+from polyhead.layers.positions import AlibiBias, RotaryEmbedding
+
+
+def test_groups_of_unequal_widths_have_norms_of_their_own_widths():
+    groups = [Softmax(2, dim=6, value_dim=3), Hyla(3, dim=4, value_dim=7), Linear(1, dim=2, value_dim=5)]
+    attention = MultiHeadAttention(16, groups, qk_norm=True, dtype=torch.float64)
+    x = torch.randn(2, 5, 16, dtype=torch.float64)
+    assert attention(x).shape == x.shape
+    assert attention.qk_norms is not None
+    assert [norm.weight.numel() for norm in attention.qk_norms] == [6, 6, 4, 4, 2, 2]
+
+
+@pytest.mark.parametrize("kind", [SoftmaxHeads, LinearHeads, HylaHeads])
+def test_every_group_takes_a_device_and_a_dtype(kind):
+    group = kind(4, 8, device="cpu", dtype=torch.float64)
+    q = torch.randn(2, 5, 4, 8, dtype=torch.float64)
+    assert group(q, q, q).dtype == torch.float64
+
+
+def test_positions_take_a_dtype_and_keep_at_least_float32():
+    for dtype, wanted in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        assert RotaryEmbedding(8, max_length=4, dtype=dtype).table.value.dtype == wanted
+        assert AlibiBias(4, dtype=dtype).slopes.value.dtype == wanted
+
+
+def test_alibi_after_assigning_a_state_dict_to_a_meta_model():
+    """Its slopes are in no state dict, so the first call makes them."""
+    model = MultiHeadAttention(16, [Softmax(4)], positions=Alibi())
+    empty = MultiHeadAttention(16, [Softmax(4)], positions=Alibi(), device="meta")
+    empty.load_state_dict(model.state_dict(), assign=True)
+    x = torch.randn(2, 5, 16)
+    assert_close(empty(x), model(x), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("layer", [MLP(16), SwiGLU(16), MixtureOfExperts(16)], ids=lambda layer: type(layer).__name__)
+def test_a_wrong_width_is_one_clear_line(layer):
+    with pytest.raises(ValueError, match=rf"^{type(layer).__name__}: m = 16 but x \(\.\.\. m\) = \(3, 8\)$"):
+        layer(torch.randn(3, 8))
