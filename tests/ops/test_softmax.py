@@ -57,3 +57,14 @@ def test_mistakes_are_one_clear_line(problem):
         ops.softmax_attention(q, k, v, keep=options["keep"], impl="sdpa")
     with pytest.raises(ValueError, match=r"^softmax_attention: s = 4 in k but 3 in v \(b s g e\) = \(2, 3, 2, 5\)$"):
         ops.softmax_attention(q, k, v[:, :3])
+
+
+@pytest.mark.parametrize("scale", [-0.7, 0.0])
+@pytest.mark.parametrize("mask", [None, "plane"])
+def test_a_scale_that_is_not_positive_keeps_the_future_hidden(problem, oracle, scale, mask):
+    """The kernel's own causal mask is -inf before it is scaled."""
+    qkv, options = problem(33, 33, mask=mask)
+    for impl in BACKENDS["softmax"]:
+        out = ops.softmax_attention(*qkv, mask=options["mask"], scale=scale, causal=True, impl=impl)
+        wanted = oracle(*qkv, mask=options["mask"], scale=scale, causal=True).values()
+        assert_close(out.detach(), torch.tensor(wanted), rtol=1e-9, atol=1e-9)

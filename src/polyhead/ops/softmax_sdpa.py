@@ -46,6 +46,8 @@ def forward(
     q, k, v = (_pad(x, width).transpose(1, 2) for x in (q, share(k, h), share(v, h)))
     if t == 1:
         causal = False  # a single query is the last one: it sees every key
+    if scale <= 0:
+        q, scale = q * scale, 1.0  # the kernels multiply the -inf of their own causal mask by the scale
     if bias is None and mask is None and (not causal or t == s):
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
     else:
