@@ -246,3 +246,33 @@ def test_layers_and_configurations():
         with pytest.raises(ValueError, match=re.escape(line)) as caught:
             make()
         assert "\n" not in str(caught.value)
+
+
+def test_arguments_of_another_kind():
+    q, positions = torch.randn(2, 5, 4, 8), torch.arange(5.0)
+    cases = [
+        (lambda: ph.Softmax(4.0), "Softmax: heads must be an integer but is 4.0"),  # type: ignore[arg-type]
+        (
+            lambda: ph.TransformerConfig(ph.Vectors(5), ph.Values(), positions="rotary"),  # type: ignore[arg-type]
+            "TransformerConfig: positions must be one of Rotary(), RelativeBias(), Alibi(), Learned(), Sinusoidal() "
+            "but is 'rotary'",
+        ),
+        (
+            lambda: ph.TransformerConfig(5, ph.Values()),  # type: ignore[arg-type]
+            "TransformerConfig: inputs must be one of Tokens(), Vectors() but is 5",
+        ),
+        (lambda: ph.ops.hyla(None, q, q), "hyla: q must be a Tensor (b t h d) but is a NoneType"),
+        (
+            lambda: ph.ops.latent_code(q, q.double(), normalise="softmax"),
+            "latent_code: q and k must have one dtype but have torch.float32, torch.float64",
+        ),
+        (
+            lambda: ph.compat.cs336.RotaryPositionalEmbedding(1e4, 8, 9)(q[:, :, 0], positions),
+            "RotaryEmbedding: positions must be of an integer dtype but are torch.float32",
+        ),
+        (lambda: ph.compat.cs336.SwiGLU(8, 16)(q[..., :3]), "Linear: m = 8 but x (... m) = (2, 5, 4, 3)"),
+    ]
+    for make, line in cases:
+        with pytest.raises(ValueError, match=re.escape(line)) as caught:
+            make()
+        assert "\n" not in str(caught.value)

@@ -87,6 +87,13 @@ def stream(seed: int, name: str, step: int = 0) -> int:
 
 Heads = tuple[Mechanism, ...]
 
+_PARTS: dict[str, tuple[type, ...]] = {
+    "inputs": (Tokens, Vectors),
+    "outputs": (Logits, Values),
+    "feedforward": typing.get_args(FeedForward),
+    "positions": (*typing.get_args(Position), type(None)),
+}
+
 
 @dataclass(frozen=True)
 class TransformerConfig:
@@ -116,6 +123,10 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", _layers_of_heads(self.heads))
+        for name, kinds in _PARTS.items():
+            if not isinstance(getattr(self, name), kinds):
+                names = ", ".join(f"{kind.__name__}()" for kind in kinds if kind is not type(None))
+                raise ValueError(f"TransformerConfig: {name} must be one of {names} but is {getattr(self, name)!r}")
         for name in ("dim", "layers", "max_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"TransformerConfig: {name} must be at least 1 but is {getattr(self, name)}")

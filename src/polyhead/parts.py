@@ -33,6 +33,8 @@ class Mechanism:
         who = type(self).__name__
         for name in ("heads", "dim", "value_dim", "kv_heads"):
             value = getattr(self, name)
+            if not isinstance(value, int) and (value is not None or name == "heads"):
+                raise ValueError(f"{who}: {name} must be an integer but is {value!r}")
             if value is not None and value < 1:
                 raise ValueError(f"{who}: {name} must be at least 1 but is {value}")
         if self.kv_heads is not None and self.heads % self.kv_heads:

@@ -107,6 +107,7 @@ def shaped(function: Function) -> Function:
     names = list(parameters)
     patterns = {name: found for name in names if (found := _patterns(parameters[name].annotation))}
     kinds = {name: tuple(dict.fromkeys(pattern.array for pattern in found)) for name, found in patterns.items()}
+    needed = {name for name in patterns if type(None) not in typing.get_args(parameters[name].annotation)}
     owner, _, name = function.__qualname__.rpartition(".")
     who = owner if owner and name == "forward" else name  # of a module: its class
 
@@ -118,7 +119,7 @@ def shaped(function: Function) -> Function:
             value = kwargs[name] if name in kwargs else given.get(name)
             if isinstance(value, kinds[name]) and hasattr(value, "shape"):
                 _compare(who, name, value, wanted, sizes)
-            elif value is not None:
+            elif value is not None or (name in needed and (name in kwargs or name in given)):
                 array, came = " or ".join(kind.__name__ for kind in kinds[name]), type(value).__name__
                 raise ValueError(f"{who}: {name} must be a {array} ({_texts(wanted)}) but is a {came}")
         return function(*args, **kwargs)

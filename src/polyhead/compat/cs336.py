@@ -170,6 +170,8 @@ class Linear(nn.Module):
         nn.init.trunc_normal_(self.weight, std=std, a=-3 * std, b=3 * std)
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... f"]:
+        if x.shape[-1] != self.weight.shape[1]:
+            raise ValueError(f"Linear: m = {self.weight.shape[1]} but x (... m) = {tuple(x.shape)}")
         return F.linear(x, self.weight)
 
 

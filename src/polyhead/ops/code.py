@@ -149,6 +149,8 @@ def latent_code(
     >>> latent_code(q, k, normalise="softmax", causal=True).sum(-1)      # all ones
     """
     one_of("latent_code", "normalise", normalise, NORMALISE)
+    if q.dtype != k.dtype:
+        raise ValueError(f"latent_code: q and k must have one dtype but have {q.dtype}, {k.dtype}")
     t, h, s = q.shape[1], q.shape[2], k.shape[1]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = einsum(q * scale, share(k, h), "b t h d, b s h d -> b h t s")

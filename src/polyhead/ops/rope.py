@@ -106,7 +106,9 @@ def check_even(who: str, dim: int) -> None:
 
 
 def check_shape(who: str, positions: Tensor, shape: tuple[int, ...]) -> None:
-    """Positions broadcast to `shape`."""
+    """Positions are integers and broadcast to `shape`."""
+    if positions.is_floating_point():
+        raise ValueError(f"{who}: positions must be of an integer dtype but are {positions.dtype}")
     lead = len(shape) - positions.dim()
     if lead < 0 or any(n not in (1, m) for n, m in zip(positions.shape, shape[lead:], strict=True)):
         raise ValueError(f"{who}: positions of shape {tuple(positions.shape)} do not broadcast to {shape}")
