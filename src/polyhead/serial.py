@@ -98,7 +98,10 @@ def _value(data: Any, hint: Any, known: Mapping[str, type], where: str) -> Any:
             raise ValueError(f"{where}: {names or hint} was wanted but {type(built).__name__} came")
         return built
     if isinstance(data, (list, tuple)) and (lists := [o for o in options if _is_list(o)]):
-        return tuple(_value(item, typing.get_args(lists[0])[0], known, where) for item in data)
+        inner = typing.get_args(lists[0])
+        if typing.get_origin(lists[0]) is tuple and inner[-1] is not ... and len(data) != len(inner):
+            raise ValueError(f"{where}: {len(inner)} values were wanted but {list(data)!r} came")
+        return tuple(_value(item, inner[0], known, where) for item in data)
     return _scalar(data, options, where)
 
 
