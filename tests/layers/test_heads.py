@@ -46,3 +46,16 @@ def test_alibi_after_assigning_a_state_dict_to_a_meta_model():
 def test_a_wrong_width_is_one_clear_line(layer):
     with pytest.raises(ValueError, match=rf"^{type(layer).__name__}: m = 16 but x \(\.\.\. m\) = \(3, 8\)$"):
         layer(torch.randn(3, 8))
+
+
+@pytest.mark.compile
+def test_linear_heads_by_chunks_compile_with_their_projection():
+    """No query is added to fill the last chunk; the gradient goes on to a matrix multiply."""
+    attention = MultiHeadAttention(16, [Linear(8, impl="chunked")], causal=True)
+    compiled = torch.compile(attention, fullgraph=True, dynamic=True, backend="aot_eager")
+    for b, t in ((7, 9), (3, 13)):
+        grads = []
+        for run in (compiled, attention):
+            x = torch.linspace(-1, 1, b * t * 16).view(b, t, 16).requires_grad_()
+            grads += torch.autograd.grad(run(x).square().sum(), x)
+        assert_close(*grads)

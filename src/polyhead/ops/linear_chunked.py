@@ -75,7 +75,8 @@ def _square(q: Tensor, k: Tensor, v: Tensor, before: Tensor | None) -> Tensor:
     """Causal, as many queries as keys; `before` is the state of keys that all queries see."""
     t, g = q.shape[1], k.shape[2]
     chunk = min(CHUNK, t)
-    q, k, v = (F.pad(x, (0, 0, 0, 0, 0, -t % chunk)) for x in (q, k, v))
+    # Not F.pad: where it adds nothing its gradient has other strides than a compiler expects.
+    q, k, v = (torch.cat((x, x.new_zeros(x.shape[0], -t % chunk, *x.shape[2:])), 1) for x in (q, k, v))
     q = rearrange(q, "b (n t) (g r) d -> b g n r t d", t=chunk, g=g)
     r = q.shape[3]
     q = q.flatten(3, 4)
