@@ -91,6 +91,7 @@ def mistake(capsys: Any, arguments: list[str]) -> str:
         ("eval RUN --sed 1", "polyhead eval: unknown option --sed; did you mean --seed?"),
         ("eval RUN --device mps:9", "device: this machine has no mps:9 (choose from auto, "),
         ("resume RUN --seed 9", "seed 0; another seed is another run"),
+        ("probe RUN --sequences -1", "probe: sequences must be at least 2 but is -1"),
         ("probe nowhere", "run folder: nowhere does not exist"),
         ("report", "report: no run folder was given"),
         ("report nowhere", "run folder: nowhere does not exist"),

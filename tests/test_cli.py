@@ -163,10 +163,10 @@ def test_a_file_and_then_again(capsys: Any, tmp_path: pathlib.Path):
 
 @pytest.mark.usefixtures("recipe")
 def test_a_recipe_of_several_runs_is_a_sweep(capsys: Any, monkeypatch: pytest.MonkeyPatch):
-    def sweep(runs: Any, folder: Any, *, workers: Any = None) -> list[Any]:
+    def sweep(runs: Any, folder: Any, *, workers: Any = None, again: bool = False) -> list[Any]:
         assert ([run.name for run in runs], [run.seed for run in runs], folder, workers) == (
             ["one", "two"],
-            [4, 4],
+            [4, 5],
             "out",
             3,
         )
@@ -176,6 +176,20 @@ def test_a_recipe_of_several_runs_is_a_sweep(capsys: Any, monkeypatch: pytest.Mo
     said = ask(capsys, "train pair --seed 4 --workers 3 --folder out --threads 1")
     assert "one: 3 steps" in said
     assert "two: 3 steps" in said
+
+
+@pytest.mark.parametrize(("asked", "seeds"), [("", [0, 1]), (" --seed 0", [0, 1]), (" --seed 4", [4, 5])])
+def test_a_seed_moves_the_seeds_of_a_recipe_that_has_several(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, asked: str, seeds: list[int]
+):
+    came: list[Any] = []
+    monkeypatch.setitem(recipes.RECIPES, "seeds", lambda: (small("a-0"), small("a-1", seed=1)))
+    monkeypatch.setattr(
+        "polyhead.train.sweep.sweep", lambda runs, folder, **options: came.extend([*runs, options]) or []
+    )
+    ask(capsys, "train seeds --again" + asked)
+    assert [(run.name, run.seed) for run in came[:2]] == [(f"a-{seed}", seed) for seed in seeds]
+    assert came[2] == {"workers": None, "again": True}
 
 
 @pytest.mark.usefixtures("recipe")
@@ -223,7 +237,7 @@ def test_probe_and_report(capsys: Any, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.usefixtures("recipe")
 def test_demo_ends_with_the_table_and_the_report(capsys: Any, monkeypatch: pytest.MonkeyPatch):
-    def sweep(runs: Any, folder: Any, *, workers: Any = None) -> list[Any]:
+    def sweep(runs: Any, folder: Any, *, workers: Any = None, again: bool = False) -> list[Any]:
         assert all(run.device == "cpu" and run.deterministic for run in runs)
         return [ph.train.run(replace(run, folder=f"{folder}/{run.name}"), progress=False) for run in runs]
 

@@ -91,6 +91,14 @@ MISTAKES = [
     ({"kind": "Train", "steps": True}, "steps: int was wanted but True came"),
     ({"kind": "Train", "lr": True}, "lr: float was wanted but True came"),
     ({"kind": "Experts", "top_k": 0}, "top_k must be 1 to 4 (experts) but is 0"),
+    ({"kind": "Train", "betas": [0.9]}, "betas: 2 values were wanted but [0.9] came"),
+    ({"kind": "Train", "betas": [0.9, 1]}, "betas must be two numbers in [0, 1) but are (0.9, 1.0)"),
+    ({"kind": "Train", "clip": 0}, "clip must be above 0, or None, but is 0.0"),
+    ({"kind": "Train", "lr": float("nan")}, "lr must be at least 0 but is nan"),
+    *(
+        ({"kind": "Train", name: -1}, f"{name} must be at least 0 but is -1")
+        for name in ("lr", "weight_decay", "warmup", "final", "eps")
+    ),
     ({"kind": "Train", "steps": 0}, "steps must be at least 1 but is 0"),
     *(
         ({"kind": "Train", name: 0}, f"{name} must be at least 1 but is 0")

@@ -58,12 +58,12 @@ class Demo:
         from polyhead.train.sweep import sweep
 
         runs = recipes.RECIPES["demo"]()
-        runs = runs if isinstance(runs, tuple) else (runs,)
         where: Any = {"device": self.device, "deterministic": self.deterministic}
-        runs = tuple(replace(_seeded(run, self.seed), **where) for run in runs)
+        runs = tuple(
+            replace(recipes.reseeded(run, self.seed), **where) for run in (runs if isinstance(runs, tuple) else (runs,))
+        )
         outcomes = sweep(runs, self.folder, workers=self.workers)
-        done = [outcome for outcome in outcomes if isinstance(outcome, Result)]
-        if done:
+        if done := [outcome for outcome in outcomes if isinstance(outcome, Result)]:
             path = report.write([result.folder for result in done], self.folder / "report.html")
             scores(runs[0], {result.name: result.scores for result in done})
             print(f"report: {path}")
@@ -288,14 +288,15 @@ def _help(kind: Any) -> str:
 
 def _parse(kind: Callable[..., Parsed], arguments: list[str], prog: str, text: str, default: Any = None) -> Parsed:
     """tyro, with its boxed errors turned into one line."""
-    options: dict[str, Any] = {} if default is None else {"default": default}
-    config = (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)
+    options: dict[str, Any] = {"prog": prog, "description": text, "args": arguments}
+    options |= {"config": (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)}
+    options |= {} if default is None else {"default": default}
     if {"-h", "--help"} & set(arguments):
-        return tyro.cli(kind, prog=prog, description=text, args=arguments, config=config, **options)
+        return tyro.cli(kind, **options)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(kind, prog=prog, description=text, args=arguments, config=config, **options)
+            return tyro.cli(kind, **options)
     except SystemExit:
         raise ValueError(one_line(said.getvalue(), prog)) from None
 
@@ -308,6 +309,8 @@ def _train_verb(arguments: list[str]) -> int:
             raise ValueError("polyhead train: RECIPE is missing; see polyhead list recipes")
         print(text)
         return 0
+    from polyhead.recipes import reseeded
+
     recipe, rest = arguments[0], arguments[1:]
     if recipe.startswith("-"):
         raise ValueError(f"polyhead train: RECIPE comes first but {recipe} came; see polyhead train --help")
@@ -315,6 +318,10 @@ def _train_verb(arguments: list[str]) -> int:
     kind = _training()
     asked = [_parse(kind, rest, f"polyhead train {recipe}", text, kind(run)) for run in defaults]
     runs = [_fitted(one.run, default) for one, default in zip(asked, defaults, strict=True)]
+    if len({default.seed for default in defaults}) > 1 and any(
+        run.seed != default.seed for run, default in zip(runs, defaults, strict=True)
+    ):  # one seed for all of them would train the same run twice
+        runs = [reseeded(replace(run, seed=base.seed), run.seed) for run, base in zip(runs, defaults, strict=True)]
     return _train(runs, again=asked[0].again, workers=asked[0].workers)
 
 
@@ -359,13 +366,10 @@ def _train(runs: Sequence["Run"], *, resume: bool = False, again: bool = False, 
     from polyhead.train.sweep import sweep
 
     if len(runs) > 1:
-        folders = {run.folder for run in runs}
-        folder = next(iter(folders)) if len(folders) == 1 else None
-        outcomes = sweep(runs, folder or "runs", workers=workers)
+        outcomes = sweep(runs, runs[0].folder or "runs", workers=workers, again=again)
     else:
         outcomes = [train.run(runs[0], resume=resume, again=again)]
-    done = [outcome for outcome in outcomes if isinstance(outcome, train.Result)]
-    if done:
+    if done := [outcome for outcome in outcomes if isinstance(outcome, train.Result)]:
         scores(runs[0], {result.name: result.scores for result in done}, floors=False)
     for result in done:
         size = f"{result.parameters} parameters"
@@ -380,12 +384,6 @@ def _failed(outcomes: Iterable["Result | Failure"]) -> int:
     for failure in failures:
         _say(f"{failure.name} failed: {failure.error} (log in {failure.folder})", 1)
     return 1 if failures else 0
-
-
-def _seeded(run: "Run", seed: int) -> "Run":
-    """`run` with its seed moved by `seed`; its name ends with the seed."""
-    name = run.name.removesuffix(f"-{run.seed}")
-    return replace(run, name=f"{name}-{run.seed + seed}", seed=run.seed + seed)
 
 
 def _device(name: str, deterministic: bool = False) -> Any:

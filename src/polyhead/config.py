@@ -273,6 +273,13 @@ class Train:
         for name in ("steps", "batch_size", "eval_batches", "eval_every", "log_every", "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Train: {name} must be at least 1 but is {getattr(self, name)}")
+        for name in ("lr", "weight_decay", "warmup", "final", "eps"):
+            if not getattr(self, name) >= 0:  # nan neither
+                raise ValueError(f"Train: {name} must be at least 0 but is {getattr(self, name)}")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"Train: clip must be above 0, or None, but is {self.clip}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"Train: betas must be two numbers in [0, 1) but are {self.betas}")
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,13 @@ def test_another_runs_or_another_versions_file(trained: pathlib.Path, changes: d
         load_model(trained)
 
 
+@pytest.mark.parametrize("text", ["[]", "{", '{"format": 1}'])
+def test_metadata_of_a_stranger(trained: pathlib.Path, text: str):
+    save_file({"a": torch.ones(3)}, trained / "checkpoint.safetensors", {"polyhead": text})
+    with pytest.raises(ValueError, match=r"is damaged \(its metadata"):
+        load_model(trained)
+
+
 def test_a_model_of_another_shape(trained: pathlib.Path):
     path = trained / "config.json"
     config = json.loads(path.read_text())

@@ -32,6 +32,8 @@ def test_results_failures_and_what_is_done(tiny: Tiny, tmp_path: pathlib.Path, c
     monkeypatch.setattr("polyhead.train.sweep.subprocess.Popen", None)
     assert sweep([good], tmp_path) == [done]
     assert "tiny: already done" in capfd.readouterr().err
+    with pytest.raises(TypeError):  # now it would be
+        sweep([good], tmp_path, again=True)
 
 
 def test_ctrl_c_saves_every_worker(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):

@@ -175,6 +175,9 @@ def probe_model(
     device: Any = "cpu",
 ) -> list[dict[str, Any]]:
     """`probe_run` for a model in memory."""
+    for name, value, least in (("sequences", sequences, 2), ("queries", queries, 0)):
+        if value < least:
+            raise ValueError(f"probe: {name} must be at least {least} but is {value}")
     (batch,) = draws(task, "iid", max(queries, 1), seed=seed, purpose="queries", device=device)
     size: dict[str, Any] = {"sequences": sequences, "seed": seed, "device": device}
     rows = [{**row, "query": "varies"} for row in _probes(model, task, None, size)]

@@ -76,7 +76,7 @@ def read_checkpoint(folder: pathlib.Path, digest: str) -> tuple[dict[str, Tensor
         raise ValueError(f"checkpoint: {path} is damaged (its metadata cannot be read)") from None
     if metadata.get("format") != FORMAT:
         raise ValueError(f"checkpoint: {path} has format {metadata.get('format')} but this version reads {FORMAT}")
-    if lost := [name for name in ("checksum", "digest", "step", "seconds", "scaler") if name not in metadata]:
+    if lost := [name for name in ("checksum", "digest", "step") if name not in metadata]:
         raise ValueError(f"checkpoint: {path} is damaged (its metadata lacks {lost[0]!r})")
     if metadata["checksum"] != _checksum(tensors):
         raise ValueError(f"checkpoint: {path} is damaged (its contents do not match their checksum)")

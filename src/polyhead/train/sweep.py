@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from polyhead import config as configs
 from polyhead.config import Run
-from polyhead.train.folder import METRICS, Result, claim, read_result
+from polyhead.train.folder import METRICS, Result, claim, clear, read_result
 from polyhead.train.progress import QUIET_SECONDS, duration
 from polyhead.train.trainer import Interrupted, pick_device
 
@@ -127,16 +127,22 @@ def sweep(
     workers: int | None = None,
     threads: int | None = None,
     progress: bool = True,
+    again: bool = False,
 ) -> list[Result | Failure]:
     """Train every run in `folder`/NAME-DIGEST; results or failures in the order of `runs`.
 
     `workers` run at once (default: one per core, one in all on an accelerator), each with `threads` threads (default:
-    the cores divided among them).  Raises Interrupted after Ctrl-C, when every worker has saved.
+    the cores divided among them).  `again`: forget what is there and start over.  Raises Interrupted after Ctrl-C, when
+    every worker has saved.
     """
     places = [pathlib.Path(folder) / f"{run.name}-{configs.digest(run)}" for run in runs]
     if len(set(places)) < len(places):
         twice = next(run.name for run, place in zip(runs, places, strict=True) if places.count(place) > 1)
         raise ValueError(f"sweep: the run {twice!r} occurs twice")
+    for run, place in zip(runs, places, strict=True):
+        if again and place.exists():
+            with claim(run, place):
+                clear(place)
     jobs = [_Worker(replace(run, folder=None), place) for run, place in zip(runs, places, strict=True)]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if workers is None:
