@@ -5,6 +5,7 @@ configuration and command of every run.  Every number is read from the run folde
 checkpoints and task.
 """
 
+import errno
 import json
 import os
 import pathlib
@@ -46,8 +47,10 @@ def write(
         if progress:
             print(f"report: {line}", file=sys.stderr, flush=True)
 
+    path = pathlib.Path(path)
     say("reading runs")
     entries = read(folders)
+    _check_place(path)
     found = groups(entries)
     splits = [s for s in SPLITS if any(group.score(s) for group in found)] or ["iid", "compositional"]
     try:
@@ -58,7 +61,6 @@ def write(
     analysed = analyse(found, say)
     notes += [note for entry in entries for note in entry.notes] + [one.note for one in analysed if one.note]
     content = _page(found, splits, table, analysed, notes, title)
-    path = pathlib.Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".partial")
@@ -68,6 +70,19 @@ def write(
         raise ValueError(f"report: {path} cannot be written ({error.strerror})") from None
     say(f"{path} ({len(content) / 1e6:.1f} MB)")
     return path
+
+
+def _check_place(path: pathlib.Path) -> None:
+    """Notice a place that cannot be written before the work, not after it.  Raises ValueError."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+        partial.unlink()
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    except OSError as error:
+        raise ValueError(f"report: {path} cannot be written ({error.strerror})") from None
 
 
 def _page(

@@ -86,4 +86,7 @@ def test_bad_sweeps(tiny: Tiny, tmp_path: pathlib.Path):
     with pytest.raises(ValueError, match="sweep: workers must be at least 1 but is 0"):
         sweep([run], tmp_path, workers=0)
     assert not os.listdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"sweep: \S+file cannot be made \(File exists\)"):
+        sweep([run], tmp_path / "file")
     assert sweep([], tmp_path) == []

@@ -236,6 +236,12 @@ def test_a_finished_run_is_not_trained_again_unless_asked(tiny: Tiny, tmp_path: 
     assert again.scores == first.scores
 
 
+def test_a_finished_run_may_lie_where_nobody_can_write(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: Any):
+    first = run(tiny(tmp_path, steps=1), progress=False)
+    monkeypatch.setattr("polyhead.train.folder.write", None)
+    assert run(tiny(tmp_path, steps=1), progress=False, resume=True) == first
+
+
 def test_a_folder_belongs_to_one_run(tiny: Tiny, tmp_path: pathlib.Path):
     run(tiny(tmp_path, steps=1), progress=False)
     with pytest.raises(ValueError, match=r"already holds another run \([0-9a-f]{12}, not [0-9a-f]{12}\)"):

@@ -112,8 +112,9 @@ def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
             if theirs != mine:
                 held = f"{folder} already holds another run ({theirs}, not {mine})"
                 raise ValueError(f"run folder: {held}; choose another folder or delete it")
-        text = json.dumps(configs.to_dict(dataclasses.replace(config, folder=None)), indent=2)
-        write(path, (text + "\n").encode())
+        text = json.dumps(configs.to_dict(dataclasses.replace(config, folder=None)), indent=2) + "\n"
+        if not path.exists() or path.read_bytes() != text.encode():  # a finished run may lie where nobody can write
+            write(path, text.encode())
         yield
 
 

@@ -143,6 +143,10 @@ def sweep(
         if again and place.exists():
             with claim(run, place):
                 clear(place)
+    try:
+        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"sweep: {folder} cannot be made ({error.strerror})") from None
     jobs = [_Worker(replace(run, folder=None), place) for run, place in zip(runs, places, strict=True)]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if workers is None:
