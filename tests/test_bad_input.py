@@ -249,6 +249,7 @@ def test_layers_and_configurations():
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.compile  # run without annotation checks, as users have it: those would catch some of these first
 def test_arguments_of_another_kind():
     q, positions = torch.randn(2, 5, 4, 8), torch.arange(5.0)
     cases = [
