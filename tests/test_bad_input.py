@@ -53,6 +53,8 @@ def mistake(capsys: Any, arguments: list[str]) -> str:
             "unknown command 'trian'; did you mean 'train'? (choose from demo, train, resume, ",
         ),
         ("train", "polyhead train: RECIPE is missing; see polyhead list recipes"),
+        ("train fuzzy-hyla --threads 0", "Run: threads must be at least 1, or None, but is 0"),
+        ("report RUN --out .", "report: . cannot be written (Is a directory)"),
         ("train --seed 1", "polyhead train: RECIPE comes first but --seed came"),
         ("train fuzzy-hila", "polyhead train: unknown recipe 'fuzzy-hila'; did you mean 'fuzzy-hyla'? (choose from "),
         (

@@ -297,6 +297,10 @@ class Run:
     threads: int | None = plain(None)
     folder: str | None = plain(None)
 
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"Run: threads must be at least 1, or None, but is {self.threads}")
+
 
 def digest(config: Any) -> str:
     """Twelve hex digits of the JSON of `config` without its non-semantic fields: the id of a run."""

@@ -48,9 +48,9 @@ def write(
             print(f"report: {line}", file=sys.stderr, flush=True)
 
     path = pathlib.Path(path)
+    _check_place(path)
     say("reading runs")
     entries = read(folders)
-    _check_place(path)
     found = groups(entries)
     splits = [s for s in SPLITS if any(group.score(s) for group in found)] or ["iid", "compositional"]
     try:
@@ -74,13 +74,13 @@ def write(
 
 def _check_place(path: pathlib.Path) -> None:
     """Notice a place that cannot be written before the work, not after it.  Raises ValueError."""
-    partial = path.with_name(path.name + ".partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.touch()
-        partial.unlink()
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        partial.touch()
+        partial.unlink()
     except OSError as error:
         raise ValueError(f"report: {path} cannot be written ({error.strerror})") from None
 
