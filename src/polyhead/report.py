@@ -223,8 +223,8 @@ def _probes(out: Page, found: Sequence[Group], analysed: Sequence[Analysed]) -> 
                 f"one number per head. It is fitted on {count:,} sequences of training tasks and scored on {count:,} "
                 "of unseen combinations. What a code says depends on the query it is asked about, so the terms are "
                 "easier to find when all sequences share one query (mean over several such probes) than when each has "
-                "its own. In layer 1 a code that is not normalised over keys depends on the query token alone: with one "
-                "query for all it is one code, from which nothing can be read."
+                "its own. In layer 1 a code that is not normalised over keys depends on the query token alone: with "
+                "one query for all it is one code, from which nothing can be read."
             ]
         )
     )
