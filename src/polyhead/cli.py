@@ -107,7 +107,7 @@ class Eval:
     run: Folder
     """The run folder."""
     splits: tuple[str, ...] = ()
-    """Default: all but train."""
+    """Default: all but train and validation."""
     batches: int = 16
     batch_size: int = 128
     seed: int | None = None
@@ -127,7 +127,7 @@ class Eval:
             if getattr(self, name) < 1:
                 raise ValueError(f"eval: {name} must be at least 1 but is {getattr(self, name)}")
         seed = run.seed if self.seed is None else self.seed
-        splits = self.splits or tuple(split for split in run.task.splits if split != "train")
+        splits = self.splits or tuple(split for split in run.task.splits if split not in ("train", "validation"))
         size: Any = {"batches": self.batches, "batch_size": self.batch_size}
         found = {s: evaluate(model, run.task, s, seed=seed, device=device, **size) for s in splits}
         scores(run, {run.name: found}, seed=seed)

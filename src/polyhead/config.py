@@ -196,7 +196,7 @@ class Task(abc.ABC):
     @property
     @abc.abstractmethod
     def splits(self) -> tuple[str, ...]:
-        """The splits it has: `train`, `iid`, `compositional`, `novel`."""
+        """The splits it has, of `train`, `validation`, `iid`, `compositional`, `novel`."""
 
     @property
     @abc.abstractmethod
@@ -212,6 +212,11 @@ class Task(abc.ABC):
     def tail(self) -> int | None:
         """How many positions at the end are ever scored; None when any may be."""
         return None
+
+    @property
+    def pairs(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """Named lists of (query, key) positions whose latent code is worth a look; by default the last token's own."""
+        return {"self": ((-1, -1),)}
 
     @abc.abstractmethod
     def sample(self, split: str, batch_size: int, generator: Any) -> Batch:

@@ -137,7 +137,7 @@ def test_floors_of_sequences_that_share_a_query_or_a_context():
 
 def test_mistakes_are_one_clear_line():
     task = FuzzyLogic()
-    with pytest.raises(ValueError, match=r"FuzzyLogic: unknown split 'test' .*choose from train, iid"):
+    with pytest.raises(ValueError, match=r"FuzzyLogic: unknown split 'test' .*choose from train, validation"):
         floors(task, "test")
     with pytest.raises(ValueError, match=r"floors: unknown library 'scikit' .*choose from torch, sklearn"):
         floors(task, "iid", library="scikit")

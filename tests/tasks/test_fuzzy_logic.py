@@ -14,7 +14,7 @@ from polyhead import config
 from polyhead.tasks import KINDS, FuzzyLogic, fuzzy_logic
 from polyhead.tasks.fuzzy_logic import zadeh
 
-SPLITS = ("train", "iid", "compositional", "novel")
+SPLITS = ("train", "validation", "iid", "compositional", "novel")
 
 
 def by_hand(x, terms, variables):

@@ -32,8 +32,8 @@ def test_splits_are_disjoint_covered_and_complete(setting):
     found = functions(task)
     known = 2**task.variables - math.floor(task.unknown * 2**task.variables)
     pairs = list(itertools.combinations(range(known), task.terms))
-    assert task.splits == ("train", "iid", "compositional", "novel")
-    assert found["iid"] == found["train"]
+    assert task.splits == ("train", "validation", "iid", "compositional", "novel")
+    assert found["validation"] == found["iid"] == found["train"]
     assert sorted(found["train"] + found["compositional"]) == pairs  # disjoint, and nothing is lost
     assert len(found["compositional"]) == math.floor(task.held_out * len(pairs) + 1e-9)
     assert set(itertools.chain(*found["train"])) == set(range(known))
@@ -43,7 +43,7 @@ def test_splits_are_disjoint_covered_and_complete(setting):
 
 def test_the_default_sizes_are_the_papers():
     sizes = {h: tuple(map(len, functions(FuzzyLogic(held_out=h)).values())) for h in (0.3, 0.5, 0.7)}
-    assert sizes == {0.3: (47, 47, 19, 6), 0.5: (33, 33, 33, 6), 0.7: (20, 20, 46, 6)}
+    assert sizes == {0.3: (47, 47, 47, 19, 6), 0.5: (33, 33, 33, 33, 6), 0.7: (20, 20, 20, 46, 6)}
 
 
 def test_a_fraction_that_rounds_down_in_binary_still_counts_whole():

@@ -49,7 +49,8 @@ class FuzzyLogic(Task):
     The last floor(unknown 2^variables) terms are reserved.  Combinations of the other, known, terms are split:
 
         train           33 of 66 by default: training tasks
-        iid             fresh samples of training tasks
+        validation      fresh samples of training tasks, to select hyper-parameters by
+        iid             fresh samples of training tasks, to report
         compositional   the `held_out` rest: unseen combinations of terms that each occur in training
         novel           combinations of reserved terms only (mixed combinations belong to no split)
 
@@ -111,7 +112,7 @@ class FuzzyLogic(Task):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        return ("train", "iid", "compositional", "novel")
+        return ("train", "validation", "iid", "compositional", "novel")
 
     @property
     def ends(self) -> tuple[Vectors, Values]:
