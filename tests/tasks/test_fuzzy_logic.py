@@ -208,7 +208,7 @@ def test_fixed_inputs_have_a_stream_per_split_and_seed(inputs, position):
         for split in SPLITS
         for seed in (0, 1)
     }
-    assert len(points) == 8
+    assert len(points) == 2 * len(SPLITS)
 
 
 # ------------------------------------------------------------------------------------------ loss and metrics
@@ -270,7 +270,7 @@ def test_an_unknown_split_lists_those_there_are():
     ):
         with pytest.raises(ValueError, match=r"FuzzyLogic: unknown split 'compositonal'; did you mean 'compositional'"):
             call()
-    with pytest.raises(ValueError, match=r"choose from train, iid, compositional, novel"):
+    with pytest.raises(ValueError, match=r"choose from train, validation, iid, compositional, novel"):
         FuzzyLogic().functions("ood")
     with pytest.raises(ValueError, match=r"FuzzyLogic: batch_size must be at least 1 but is 0"):
         FuzzyLogic().sample("train", 0, torch.Generator())
