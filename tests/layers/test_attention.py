@@ -23,6 +23,7 @@ MIXTURES = {
         Hyla(2, dim=4, value_dim=6),
         Hyla(2, normalise="softmax"),
     ],
+    "compete": [Linear(2, normalise="softmax_heads"), Hyla(2, normalise="softmax_heads")],
     "grouped": [Softmax(4, kv_heads=2), Hyla(4, dim=6, value_dim=2, kv_heads=1)],
 }
 POSITIONS = {
@@ -49,7 +50,8 @@ def act(name, x):
 def code_of(group, scores, look):
     """(h, t, s) scores to the code, by the definitions."""
     if "softmax" in group.normalise:
-        code = torch.softmax(scores.masked_fill(~look, -torch.inf), -1).nan_to_num(0.0)
+        dim = 0 if group.normalise == "softmax_heads" else -1
+        code = torch.softmax(scores.masked_fill(~look, -torch.inf), dim).nan_to_num(0.0)
     else:
         code = scores * look
     if "rms_heads" in group.normalise:
@@ -228,6 +230,28 @@ def test_dropout_reaches_its_head():
     assert_close(dropped, attention(x))
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_a_given_keep_is_read_instead_of_the_draw(training):
+    """Zero in a head takes that head away; a draw handed back gives what the layer's own draw gave."""
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(64, [Softmax(2, value_dim=3), Linear(2, value_dim=5)], dropout=0.5, dtype=F64)
+    attention.train(training)
+    x, context = torch.randn(2, 5, 64, dtype=F64), torch.randn(2, 7, 64, dtype=F64)
+    without = torch.ones(4, dtype=F64)
+    without[2] = 0
+    y = attention(x, context, keep=without.view(1, 4, 1, 1).expand(1, 4, 5, 7))
+    torch.manual_seed(3)
+    own = attention(x)
+    torch.manual_seed(3)
+    given = torch.ones(2, 4, 5, 5, dtype=F64) if not training else (torch.rand(2, 4, 5, 5) >= 0.5).to(F64) * 2
+    assert_close(attention(x, keep=given), own)
+    attention.eval()
+    assert_close(attention(x, context, keep=torch.ones(1, 1, 5, 7, dtype=F64)), attention(x, context))
+    with torch.no_grad():
+        attention.out.weight[:, 6:11] = 0
+    assert_close(y, attention(x, context))
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_dropout_on_the_code(shared):
     attention = make("hyla", dropout=0.5, dropout_shared=shared)
@@ -283,6 +307,12 @@ ERRORS = {
         lambda a, x: a(x, mask=torch.ones(4, 5).bool()),
         "mask must broadcast to (b h t s) = (2, 4, 5, 5)",
     ),
+    "keep without its queries": (
+        lambda a, x: a(x, keep=torch.ones(1, 4, 1, 1, dtype=F64)),
+        "keep must be (b|1 h|1 t s), here (2, 4, 5, 5), but is (1, 4, 1, 1)",
+    ),
+    "keep of other heads": (lambda a, x: a(x, keep=torch.ones(2, 3, 5, 5, dtype=F64)), "but is (2, 3, 5, 5)"),
+    "keep without its batch": (lambda a, x: a(x, keep=torch.ones(4, 5, 5, dtype=F64)), "but is (4, 5, 5)"),
     "context longer than the rotary table": (
         lambda a, x: make("hyla", positions=Rotary())(x, torch.zeros(2, 33, 64, dtype=F64)),
         "33 positions but max_length is 32",

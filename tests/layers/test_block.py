@@ -51,6 +51,16 @@ def test_the_tail_keeps_the_rows_of_its_mask(norm_order):
         assert_close(block(x, mask=mask, tail=2), block(x, mask=mask)[:, -2:])
 
 
+def test_the_tail_keeps_the_rows_of_its_dropout():
+    """`keep` may have the rows of all positions or those of the tail."""
+    block, x = make("pre").eval(), torch.randn(2, 6, 16, dtype=F64)
+    keep = torch.rand(2, 4, 6, 6, dtype=F64)
+    wanted = block(x, keep=keep)[:, -2:]
+    assert_close(block(x, tail=2, keep=keep), wanted)
+    assert_close(block(x, tail=2, keep=keep[:, :, -2:]), wanted)
+    assert not torch.allclose(block(x)[:, -2:], wanted)
+
+
 def test_mistakes_are_one_line():
     block, x = make("pre"), torch.randn(2, 6, 16, dtype=F64)
     with pytest.raises(ValueError, match=r"^TransformerBlock: tail counts positions from 0, so positions cannot"):

@@ -163,6 +163,17 @@ def test_post_norm_has_no_final_norm():
     assert out(inputs_of(BASE)).shape == (2, 7, 32)
 
 
+def test_every_layer_has_its_keep():
+    model, x = build(BASE), inputs_of(BASE)
+    assert torch.equal(model(x, keep=[None, None]), model(x))
+    keep = torch.rand(1, 4, 7, 7, dtype=torch.float64)
+    by_layer = [model(x, keep=which) for which in ([keep, None], [None, keep], [keep, keep])]
+    assert not any(torch.allclose(a, b) for a, b in ((by_layer[0], by_layer[1]), (by_layer[1], by_layer[2])))
+    seen = model.blocks[0](model.inputs(x))
+    assert torch.equal(by_layer[1], model.outputs(model.norm(model.blocks[1](seen, keep=keep))))
+    assert_close(model(x, keep=[keep, keep], tail=2), by_layer[2][:, -2:])
+
+
 def test_experts_add_their_balance_to_the_loss():
     model = build(VARIANTS["experts"])
     model(inputs_of(BASE))
@@ -205,6 +216,10 @@ def test_mistakes_give_one_clear_line():
             r"t = 7 in inputs but 6 in mask \(b t\) = \(2, 6\)",
         ),
         (lambda: model(inputs_of(BASE), tail=8), r"tail must be 1 to 7 \(the positions\) but is 8"),
+        (
+            lambda: model(inputs_of(BASE), keep=[None]),
+            "Transformer: keep must hold one tensor, or None, a layer: 2, not 1",
+        ),
         (lambda: model(torch.tensor([[3, 11]])), "Transformer: tokens must be 0 to 10 but 11 came"),
         (lambda: replace(BASE, heads=[[Softmax(2)]]), "2 layers but 1 lists of heads"),
         (lambda: replace(BASE, heads=[Softmax(2), [Hyla(2)]]), "not a mixture of both"),

@@ -128,6 +128,7 @@ class MultiHeadAttention(nn.Module):
         mask: Bool[Tensor, "..."] | None = None,
         bias: Float[Tensor, "..."] | None = None,
         positions: Int[Tensor, "#b t"] | None = None,
+        keep: Float[Tensor, "..."] | None = None,
         return_code: bool = False,
         taps: list[Taps] | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -135,14 +136,15 @@ class MultiHeadAttention(nn.Module):
 
         `mask` is boolean, True where looking is allowed, and broadcasts to (b h t s).  `bias` adds to the scores:
         (b|1 h|1 t s), or by offset (h, t+s-1).  `positions` are those of x (default 0, 1, ...); a context counts
-        from 0.
+        from 0.  `keep` (b|1 h|1 t s) multiplies the code in place of the layer's own dropout, in eval mode, too: 0 in
+        a head takes that head away.
         """
         source = x if context is None else context
-        self._check(x, source, mask, bias)
+        self._check(x, source, mask, bias, keep)
         projected = self._project(x, context)
         bias = self._bias(bias, x, source, context is None, positions)
         mask = self._window(mask, x, source, context is None, positions)
-        keep = self._keep(x, source)
+        keep = self._keep(x, source) if keep is None else keep
         outputs, codes, seen, first = [], [], [], 0
         for i, group in enumerate(self._groups()):
             last = first + self.sizes[i].heads
@@ -165,7 +167,7 @@ class MultiHeadAttention(nn.Module):
     def _groups(self) -> list[HeadGroup]:
         return list(self.groups)  # type: ignore[arg-type]
 
-    def _check(self, x: Tensor, source: Tensor, mask: Tensor | None, bias: Tensor | None) -> None:
+    def _check(self, x: Tensor, source: Tensor, mask: Tensor | None, bias: Tensor | None, keep: Tensor | None) -> None:
         if x.shape[-1] != self.dim:
             raise ValueError(f"MultiHeadAttention: m = {self.dim} but x (b t m) = {tuple(x.shape)}")
         wanted = (x.shape[0], self.total_heads, x.shape[1], source.shape[1])
@@ -180,6 +182,13 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError(
                     f"MultiHeadAttention: bias must be (b h t s) = {wanted} or (h t+s-1) = {by_offset} but is {shape}"
                 )
+        # Queries and keys written out, as the backends want them; only batch and heads may be shared.
+        if keep is not None and not (
+            keep.shape[-2:] == wanted[2:] and keep.ndim == 4 and _broadcasts(keep.shape, wanted)
+        ):
+            raise ValueError(
+                f"MultiHeadAttention: keep must be (b|1 h|1 t s), here {wanted}, but is {tuple(keep.shape)}"
+            )
 
     def _project(self, x: Tensor, context: Tensor | None) -> list[tuple[Tensor, Tensor, Tensor]]:
         """q (b t h d), k (b s g d), v (b s g e) of each group."""

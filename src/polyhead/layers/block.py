@@ -61,19 +61,24 @@ class TransformerBlock(nn.Module):
         mask: Bool[Tensor, "..."] | None = None,
         positions: Int[Tensor, "#b t"] | None = None,
         tail: int | None = None,
+        keep: Float[Tensor, "..."] | None = None,
         taps: list[Taps] | None = None,
     ) -> Float[Tensor, "b _ m"]:
-        """The block at all positions, or at the last `tail` of them, with nothing computed for the others but keys."""
+        """The block at all positions, or at the last `tail` of them, with nothing computed for the others but keys.
+
+        `keep` (b|1 h|1 t s) replaces the layer's dropout; of it, too, the last `tail` rows are read.
+        """
         source = self.norm1(x) if self.pre else x
         if tail is None or tail == x.shape[1]:
-            y = self.attention(source, mask=mask, positions=positions, taps=taps)
+            y = self.attention(source, mask=mask, positions=positions, keep=keep, taps=taps)
         else:
             if positions is not None:
                 raise ValueError("TransformerBlock: tail counts positions from 0, so positions cannot be given")
             where = torch.arange(x.shape[1] - tail, x.shape[1], device=x.device)[None]
             rows = mask if mask is None or mask.ndim < 2 or mask.shape[-2] == 1 else mask[..., -tail:, :]
+            keep = keep if keep is None else keep[..., -tail:, :]
             x = x[:, -tail:]
-            y = self.attention(source[:, -tail:], source, mask=rows, positions=where, taps=taps)
+            y = self.attention(source[:, -tail:], source, mask=rows, positions=where, keep=keep, taps=taps)
         x = x + self.dropout(y) if self.pre else self.norm1(x + self.dropout(y))
         z = self.feedforward(self.norm2(x) if self.pre else x)
         return x + self.dropout(z) if self.pre else self.norm2(x + self.dropout(z))

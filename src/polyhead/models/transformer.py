@@ -3,6 +3,8 @@
 x = inputs(tokens or vectors) (+ positions);   x = block_1(x) ... block_l(x);   outputs(norm(x))
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -59,11 +61,13 @@ class Transformer(nn.Module):
         mask: Bool[Tensor, "b t"] | None = None,
         positions: Int[Tensor, "#b t"] | None = None,
         tail: int | None = None,
+        keep: Sequence[Tensor | None] | None = None,
         taps: list[Taps] | None = None,
     ) -> Float[Tensor, "b _ _"]:
         """`mask` is True at real tokens, `positions` default to 0, 1, ...; `taps` collects one Taps per layer.
 
         `tail`: only the last that many positions are wanted, (b tail c); the last layer then computes no others.
+        `keep`: for each layer what multiplies its code, (b|1 h|1 t s), instead of its own dropout, or None.
         """
         x = self.inputs(inputs)
         if mask is not None:
@@ -73,10 +77,15 @@ class Transformer(nn.Module):
             x = x + self.positions(where).to(x.dtype)
         if tail is not None and not 1 <= tail <= x.shape[1]:
             raise ValueError(f"Transformer: tail must be 1 to {x.shape[1]} (the positions) but is {tail}")
+        if keep is not None and len(keep) != len(self.blocks):
+            raise ValueError(
+                f"Transformer: keep must hold one tensor, or None, a layer: {len(self.blocks)}, not {len(keep)}"
+            )
         # Given positions are those of the keys, too: then the last layer computes all, and the end is cut out.
         wanted = tail if positions is None else None
         for i, block in enumerate(self.blocks):
-            x = block(x, mask=mask, positions=positions, tail=wanted if i == len(self.blocks) - 1 else None, taps=taps)
+            its_tail, its_keep = wanted if i == len(self.blocks) - 1 else None, None if keep is None else keep[i]
+            x = block(x, mask=mask, positions=positions, tail=its_tail, keep=its_keep, taps=taps)
         x = x if tail is None else x[:, -tail:]
         return self.outputs(self.norm(x))
 
