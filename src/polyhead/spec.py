@@ -6,8 +6,12 @@ of them shares a body of code.  This file imports neither torch nor jax.
 
 from dataclasses import dataclass
 
-NORMALISE = ("softmax", "rms_heads", "identity", "softmax_rms_heads")
-"""How scores become the code: over keys, over the heads of a group, not at all, or over keys and then over heads."""
+NORMALISE = ("softmax", "rms_heads", "identity", "softmax_rms_heads", "softmax_heads")
+"""How scores become the code: softmax over keys, root mean square over the heads of a group, not at all, over keys and
+then over heads, or softmax over the heads of a group (they compete for the pair; ours, in no paper)."""
+
+SOFTMAX_AXIS = {"softmax": "s", "softmax_rms_heads": "s", "softmax_heads": "h"}
+"""The axis a softmax runs along, for the values of `normalise` that have one."""
 
 ACTS = ("identity", "relu", "gelu", "gelu_tanh", "silu")
 """Pointwise activations, by name: values of linear attention, value networks of HYLA, feed-forward layers."""
@@ -27,7 +31,7 @@ AXES = {
     "out": "b t h e",
 }
 
-MASKED_PAIR = "score -inf before a softmax over keys, otherwise 0; its code is exactly 0"
+MASKED_PAIR = "score -inf before a softmax, otherwise 0; its code is exactly 0"
 MASKED_ROW = "a query that may look nowhere gives an output of exactly 0 and no NaN gradient"
 CAUSAL = "the last query is aligned with the last key: key j is visible to query i when j <= i + s - t"
 

@@ -48,12 +48,17 @@ class Oracle:
         for b, i in np.ndindex(self.b, self.t):
             for h in range(self.h):
                 seen = {j: self.score(b, h, i, j) for j in range(self.s) if self.sees(b, h, i, j)}
-                if "softmax" in normalise and seen:
+                if normalise in ("softmax", "softmax_rms_heads") and seen:
                     top = max(seen.values())
                     total = sum(math.exp(s - top) for s in seen.values())
                     seen = {j: math.exp(s - top) / total for j, s in seen.items()}
                 for j, s in seen.items():
                     a[b, h, i, j] = s
+            if normalise == "softmax_heads":
+                for j in range(self.s):
+                    seen = [h for h in range(self.h) if self.sees(b, h, i, j)]
+                    total = sum(math.exp(a[b, h, i, j]) for h in seen)
+                    a[b, seen, i, j] = [math.exp(a[b, h, i, j]) / total for h in seen]
             if "rms_heads" in normalise:
                 for j in range(self.s):
                     square = sum(a[b, h, i, j] ** 2 for h in range(self.h)) / self.h

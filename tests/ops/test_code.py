@@ -48,6 +48,18 @@ def test_softmax_is_right_at_enormous_logits(dtype):
     assert_close(code[0, 0].double(), torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64))
 
 
+def test_heads_that_compete_share_every_pair_they_may_see(problem):
+    torch.manual_seed(0)
+    (q, k, _), options = problem(4, 6, mask="rows")
+    look = options["mask"]
+    code = ops.latent_code(q, k, normalise="softmax_heads", mask=look)
+    assert_close(code.sum(1), look.any(1).to(code.dtype))
+    assert (code[~look] == 0).all()
+    assert (ops.latent_code(q[:, :, :1], k[:, :, :1], normalise="softmax_heads") == 1).all()  # nobody to compete with
+    shifted = ops.latent_code(q, k, normalise="softmax_heads", bias=torch.full((1, 4, 4, 6), 1e3), mask=look)
+    assert_close(shifted, code, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_statistics_are_taken_in_float32(dtype):
     """The square of a score of 1e3 overflows float16."""

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from polyhead.config import Batch
 from polyhead.layers.taps import GroupTaps, Taps
 from polyhead.ops.code import latent_code
-
-OVER_KEYS = ("softmax", "softmax_rms_heads")
-"""The normalisations that read a query's whole row of scores; for the others one pair is enough."""
+from polyhead.spec import SOFTMAX_AXIS
 
 
 def as_array(value: Any) -> np.ndarray:
@@ -75,10 +73,10 @@ def _within(what: str, index: int, size: int) -> int:
 
 
 def _pair(taps: GroupTaps, i: int, j: int) -> Float[Tensor, "b h"]:
-    """The code of one pair; `latent_code` sees one query, and one key or all of them."""
+    """The code of one pair; `latent_code` sees one query, and one key or, where it is normalised over them, all."""
     t, s = taps.q.shape[1], taps.k.shape[1]
     i, j = _within("q_index", i, t), _within("k_index", j, s)
-    keys = slice(0, s) if taps.normalise in OVER_KEYS else slice(j, j + 1)
+    keys = slice(0, s) if SOFTMAX_AXIS.get(taps.normalise) == "s" else slice(j, j + 1)
     visible = _mask_row(taps, i, t, s)
     code = latent_code(
         taps.q[:, i : i + 1],

@@ -1,10 +1,11 @@
 """Scores and the latent code: what all mechanisms do before they touch a value.
 
     s_hij = q_ih . k_jh / sqrt(d) + bias_hij                          scores
-    a_hij = softmax over keys j | rms over heads h | identity of s    the code of the pair (i, j): one number per head
+    a_hij = softmax over keys j | rms over heads h | softmax over heads h | s itself
+                                                                      the code of the pair (i, j): one number per head
 
 Vaswani et al. 2017, eq. 1 (softmax); Schug et al. 2024, "Attention as a hypernetwork", eq. 3 to 6 (the code, rms over
-heads).
+heads).  The softmax over heads is ours.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from polyhead.shapes import one_of, shaped
-from polyhead.spec import NORMALISE, RMS_HEADS_EPS
+from polyhead.spec import NORMALISE, RMS_HEADS_EPS, SOFTMAX_AXIS
 
 Bias = Float[Tensor, "#b #h t s"] | Float[Tensor, "h t+s-1"]
 """Dense, or by offset: column j - i + t - 1 is the bias of key j for query i."""
@@ -107,12 +108,18 @@ def drop(code: Tensor, keep: Tensor | None) -> Tensor:
     return code if keep is None else code * keep.to(code.dtype)
 
 
-def softmax_keys(scores: Tensor, look: Tensor | None) -> Tensor:
-    """Softmax over the keys a query may look at; a query that may look nowhere gets zeros and no gradient."""
+def softmax_dim(normalise: str) -> int | None:
+    """The dimension of (b h t s) scores that a softmax runs along, or None."""
+    axis = SOFTMAX_AXIS.get(normalise)
+    return None if axis is None else "bhts".index(axis)
+
+
+def softmax_visible(scores: Tensor, look: Tensor | None, dim: int) -> Tensor:
+    """Softmax over those keys (or heads) of (b h t s) scores that may look; where none may, zeros and no gradient."""
     if look is None:
-        return scores.softmax(-1)
+        return scores.softmax(dim)
     # The smallest finite number instead of -inf: its exponential is 0 all the same, and an empty row holds no NaN.
-    return scores.masked_fill(~look, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(~look, 0)
+    return scores.masked_fill(~look, torch.finfo(scores.dtype).min).softmax(dim).masked_fill(~look, 0)
 
 
 def rms_heads(scores: Tensor) -> Tensor:
@@ -121,9 +128,10 @@ def rms_heads(scores: Tensor) -> Tensor:
 
 
 def normalised(scores: Tensor, normalise: str, look: Tensor | None) -> Tensor:
-    """The code of (b h t s) scores: -inf at masked pairs before a softmax over keys, otherwise 0."""
-    if normalise in ("softmax", "softmax_rms_heads"):
-        code = softmax_keys(scores, look)
+    """The code of (b h t s) scores: -inf at masked pairs before a softmax, otherwise 0."""
+    dim = softmax_dim(normalise)
+    if dim is not None:
+        code = softmax_visible(scores, look, dim)
     else:
         code = scores if look is None else scores.masked_fill(~look, 0)
     return rms_heads(code) if normalise in ("rms_heads", "softmax_rms_heads") else code
@@ -142,9 +150,10 @@ def latent_code(
 ) -> Float[Tensor, "b h t s"]:
     """The code of every query-key pair: what the heads say about it, before any value is read.
 
-    normalise: "softmax" over keys, "rms_heads" over the heads of this call, "identity", or "softmax_rms_heads" (over
-    keys, then over heads).  A masked pair has the code 0.  Normalising is done in at least float32; the result has
-    the dtype of the scores.
+    normalise: "softmax" over keys, "rms_heads" over the heads of this call, "identity", "softmax_rms_heads" (over
+    keys, then over heads), or "softmax_heads" (the heads of this call compete for the pair: their codes add up to 1,
+    so that a head alone has the code 1).  A masked pair has the code 0.  Normalising is done in at least float32; the
+    result has the dtype of the scores.
 
     >>> latent_code(q, k, normalise="softmax", causal=True).sum(-1)      # all ones
     """

@@ -6,7 +6,7 @@ One tile holds some queries i and keys j of all heads; a is its code, with dropo
     backward   dy_ij = sum_h a_hij dout_ih        dz = dy act'(z)         da_hij = dout_ih . y_ij + dz_ij . v_jh
                dv_jh += sum_i a_hij dz_ij         ds = da through the normaliser, then dq, dk and dbias as everywhere
     rms        a = c s,  c = (mean_h s^2 + eps)^(-1/2)                    ds = c (da - a mean_h(a da))
-    softmax    ds = a (da - sum_j a da): a tile of codes holds whole rows, which the values read in pieces
+    softmax    ds = a (da - sum a da) over keys j (a tile of codes holds whole rows, read in pieces) or heads h
 
 Only the arguments are saved.  The scores are normalised before they meet a value, with statistics in at least
 float32: pulling the normaliser out of relu would save a multiply per pair but is infinite at masked pairs in half
@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyhead.ops.code import Inputs, share, wide
+from polyhead.ops.code import Inputs, share, softmax_dim, wide
 from polyhead.ops.tiles import Buffers, Scores, Tile, accumulate, activate, activate_backward
 from polyhead.shapes import one_of
-from polyhead.spec import ACTS, NORMALISE, RMS_HEADS_EPS
+from polyhead.spec import ACTS, NORMALISE, RMS_HEADS_EPS, SOFTMAX_AXIS
 
 QUERIES, KEYS = 128, 32
 """Pairs of one tile of values."""
@@ -102,7 +102,7 @@ class Chunk:
 
     def code_tiles(self, q0: int, q1: int, keys: int) -> Iterator[Tile]:
         """Tiles of codes of some queries: whole rows if keys are normalised together."""
-        step = max(keys, 1) if "softmax" in self.normalise else self.tile_s
+        step = max(keys, 1) if SOFTMAX_AXIS.get(self.normalise) == "s" else self.tile_s
         for k0 in range(0, keys, step):
             yield Tile(q0, q1, k0, min(k0 + step, keys))
 
@@ -116,19 +116,19 @@ class Code:
     """The code of one tile: `a` (k b q h) with dropout, and what its backward pass needs."""
 
     a: Tensor
-    before: Tensor  # (b h q k): masked scores, or their softmax
+    before: Tensor  # (b h q k): masked scores, or their softmax over keys or heads
     root: Tensor | None  # (b q k): one over the root of the mean square over heads
     hidden: Tensor | None
 
 
 def code_tile(chunk: Chunk, at: Tile) -> Code:
     """Scores, mask, normaliser, dropout."""
-    scores, softmax = chunk.scores, "softmax" in chunk.normalise
+    scores, dim = chunk.scores, softmax_dim(chunk.normalise)
     s, hidden = scores.tile(at), scores.hidden(at)
     if hidden is not None:
-        s.masked_fill_(hidden, torch.finfo(s.dtype).min if softmax else 0)
-    if softmax:
-        s = s.softmax(-1)
+        s.masked_fill_(hidden, 0 if dim is None else torch.finfo(s.dtype).min)
+    if dim is not None:
+        s = s.softmax(dim)
         s = s if hidden is None else s.masked_fill_(hidden, 0)
     b, h, q, k = s.shape
     a = chunk.buffers.take("code", (k, b, q, h), chunk.v.dtype)
@@ -153,8 +153,9 @@ def code_backward(chunk: Chunk, at: Tile, code: Code, da: Tensor) -> Tensor:
     if code.root is not None:
         mean = torch.mul(s, da, out=product).mean(1).mul_(code.root).mul_(code.root)
         da.sub_(torch.mul(s, mean.unsqueeze(1), out=product)).mul_(code.root.unsqueeze(1))
-    if "softmax" in chunk.normalise:
-        da.sub_(torch.mul(s, da, out=product).sum(-1, keepdim=True)).mul_(s)
+    dim = softmax_dim(chunk.normalise)
+    if dim is not None:
+        da.sub_(torch.mul(s, da, out=product).sum(dim, keepdim=True)).mul_(s)
     return da if code.hidden is None else da.masked_fill_(code.hidden, 0)
 
 
@@ -287,7 +288,7 @@ def chunks(tensors: list[Tensor | None], options: Options) -> Iterator[tuple[sli
     # CPUs multiply half precision no faster than float32; there all work is done in the wider type.
     work = stats if q.device.type == "cpu" else q.dtype
     q, k, v = q.to(work), share(k.to(work), h), share(v.to(work), h)
-    step, tile_t, tile_s = sizes(b, h, t, s, e, "softmax" in options.normalise)
+    step, tile_t, tile_s = sizes(b, h, t, s, e, SOFTMAX_AXIS.get(options.normalise) == "s")
     by_offset = bias is not None and bias.ndim == 2
     full = [None if x is None else x.expand(b, h, t, s) for x in (None if by_offset else bias, mask, keep)]
     buffers = Buffers(q.device)
