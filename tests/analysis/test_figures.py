@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.collections import PathCollection
 
 from polyhead.analysis import figures
 
@@ -61,3 +62,130 @@ def test_mistakes(tmp_path: pathlib.Path) -> None:
 def test_no_global_state_of_matplotlib(tmp_path: pathlib.Path) -> None:
     figures.results({"HYLA": [0.5]}, tmp_path / "r.png")
     assert "matplotlib.pyplot" not in sys.modules
+
+
+# --------------------------------------------------------------------------------------------------------------- lines
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
+    kept: list = []
+    monkeypatch.setattr(figures, "_save", lambda figure, path: kept.append(figure) or pathlib.Path(path))
+    return kept
+
+
+def test_lines_go_through_means_with_the_seeds_standard_errors(drawn: list) -> None:
+    series = {"HYLA": {32: [0.7, 0.8, 0.9], 16: [0.6, 0.4]}, "Softmax": {16: [0.5], 32: [0.3]}}
+    figures.lines([("70 %", series, {})], "x.png", x_label="examples", y_label="R²")
+    axes = drawn[0].axes[0]
+    hyla, softmax = axes.containers
+    assert hyla.lines[0].get_xdata().tolist() == [16, 32]
+    assert hyla.lines[0].get_ydata() == pytest.approx([0.5, 0.8])
+    bars = [segment[:, 1] for segment in hyla.lines[2][0].get_segments()]
+    # deviations ±.1: variance .02, error sqrt(.02 / 2); deviations -.1 0 .1: variance .01, error sqrt(.01 / 3)
+    assert [tuple(bar) for bar in bars] == [
+        pytest.approx((0.4, 0.6)),
+        pytest.approx((0.8 - 0.0577, 0.8 + 0.0577), abs=1e-4),
+    ]
+    assert not softmax.has_yerr
+    dots = [
+        tuple(map(float, dot)) for c in axes.collections if isinstance(c, PathCollection) for dot in c.get_offsets()
+    ]
+    assert sorted(dots) == [(16, 0.4), (16, 0.6), (32, 0.7), (32, 0.8), (32, 0.9)]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["16", "32"]
+
+
+def test_floors_are_level_or_steps_half_way_to_the_next_place(drawn: list) -> None:
+    series = {"HYLA": {16: [0.5], 32: [0.6], 64: [0.7]}}
+    floors = {"Gaussian process": {16: 0.1, 64: 0.3}, "Exact ceiling": 1.0}
+    for log in (False, True):
+        figures.lines([("", series, floors)], "x.png", x_label="examples", log_x=log)
+    linear, log = (figure.axes[0] for figure in drawn)
+    steps = {
+        scale: [line for line in axes.lines if line.get_linestyle() == "--"] for scale, axes in ((0, linear), (1, log))
+    }
+    assert [list(line.get_ydata()) for line in steps[0]] == [[0.1, 0.1], [0.3, 0.3]]
+    assert [list(line.get_xdata()) for line in steps[0]] == [[8, 24], [48, 80]]
+    assert [list(line.get_xdata()) for line in steps[1]] == [
+        pytest.approx([16 / 2**0.5, 16 * 2**0.5]),
+        pytest.approx([64 / 2**0.5, 64 * 2**0.5]),
+    ]
+    assert [line.get_ydata()[0] for line in linear.lines if line.get_linestyle() == ":"] == [1.0]
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == [
+        "HYLA",
+        "Gaussian process",
+        "Exact ceiling",
+    ]
+
+
+def test_panels_share_the_vertical_axis_and_the_looks(drawn: list) -> None:
+    panels = [
+        ("a", {"HYLA": {1: [0.1]}, "MoE": {1: [0.2]}}, {}),
+        ("b", {"MoE": {1: [9.0]}}, {}),
+        ("c", {"new": {1: [1.0]}}, {}),
+    ]
+    figures.lines(panels, "x.png", x_label="heads", columns=2, limits=(0, None))
+    first, second, third, empty = drawn[0].axes
+    assert first.get_ylim() == second.get_ylim() == third.get_ylim()
+    assert first.get_ylim()[0] == 0
+    assert first.containers[1].lines[0].get_color() == second.containers[0].lines[0].get_color()
+    assert [axes.get_title() for axes in (first, second, third)] == ["a", "b", "c"]
+    assert not empty.axison
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["HYLA", "MoE", "new"]
+    looks = {(c.lines[0].get_color(), c.lines[0].get_marker()) for axes in (first, third) for c in axes.containers}
+    assert len(looks) == 3
+
+
+# ---------------------------------------------------------------------------------------------------------------- heat
+def test_heat_draws_every_cell_under_its_name(drawn: list) -> None:
+    values = np.array([[0.25, -0.5, np.nan], [0.001, 0.004, -0.001]])
+    figures.heat([("HYLA", values, ["layer 1", "layer 2"], ["1", "2", "all"])], "x.png", label="drop")
+    axes, bar = drawn[0].axes
+    (image,) = axes.images
+    assert image.get_array().filled(-9).tolist() == [[0.25, -0.5, -9], [0.001, 0.004, -0.001]]
+    assert (image.norm.vmin, image.norm.vmax) == (-0.5, 0.5)
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["layer 1", "layer 2"]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "2", "all"]
+    assert {(*t.get_position(), t.get_text()) for t in axes.texts} == {
+        (0, 0, ".25"),
+        (1, 0, "−.50"),
+        (0, 1, ".00"),
+        (1, 1, ".00"),
+        (2, 1, ".00"),
+    }
+    assert bar.get_ylabel() == "drop"
+
+
+def test_heat_names_equal_neighbours_once_and_parts_the_groups(drawn: list) -> None:
+    values = np.arange(10.0).reshape(2, 5)
+    figures.heat([("", values, ["1", "2"], ["sum", "sum", "+1", "+1", "+1"])], "x.png")
+    axes = drawn[0].axes[0]
+    assert list(axes.get_xticks()) == [0.5, 3.0]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["sum", "+1"]
+    assert [line.get_xdata()[0] for line in axes.lines] == [1.5]
+    assert (axes.images[0].norm.vmin, axes.images[0].norm.vmax) == (0, 9)
+
+
+def test_numbers_in_cells_stand_out_from_them(drawn: list) -> None:
+    figures.heat([("", np.array([[-1.0, 0.0, 1.0]]), ["a"], ["x", "y", "z"])], "x.png", limits=(-1, 1))
+    assert [t.get_color() for t in drawn[0].axes[0].texts] == ["white", figures.INK, "white"]
+
+
+def test_code_maps_name_their_classes(drawn: list) -> None:
+    points, classes = np.zeros((4, 2)), np.array([0, 5, 5, 7])
+    figures.code_maps([("by rule", points, classes)], "x.png", names={"by rule": {0: "constant", 5: "sum"}})
+    legend = drawn[0].axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["constant", "sum", "class 7"]
+
+
+def test_mistakes_in_panels() -> None:
+    point = {"HYLA": {1: [0.5]}}
+    cases = {
+        "lines: every panel needs at least one series with at least one measured point": [("", {}, {})],
+        "lines: every point needs at least one measured score": [("", point, {}), ("", {"HYLA": {1: []}}, {})],
+    }
+    for text, panels in cases.items():
+        with pytest.raises(ValueError, match=f"^{text}$"):
+            figures.lines(panels, "x.png", x_label="")
+    with pytest.raises(ValueError, match=r"^heat: \(1, 2\) names but values of shape \(2, 1\) in panel 'a'$"):
+        figures.heat([("a", np.zeros((2, 1)), ["x"], ["y", "z"])], "x.png")
+    with pytest.raises(ValueError, match=r"^heat: at least one panel was wanted but none came$"):
+        figures.heat([], "x.png")

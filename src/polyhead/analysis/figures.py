@@ -1,6 +1,11 @@
-"""Still figures (PNG, SVG, PDF) for papers and pages, by matplotlib: results beside their floors, and maps of codes.
+"""Still figures (PNG, SVG, PDF) for papers and pages, by matplotlib.
 
-They draw what they are given and compute nothing: pass measured values.
+results(measured, path)      one row per mechanism, beside floors and ceiling
+lines(panels, path)          scores over an axis (examples, heads, steps, ...), with seeds' standard errors
+heat(panels, path)           matrices with named rows and columns: similarities, codes, what zeroing a head costs
+code_maps(panels, path)      two-dimensional maps of codes
+
+They draw what they are given and compute no more than means and standard errors: pass measured values.
 """
 
 import pathlib
@@ -17,6 +22,10 @@ SPARE = ("#cc5f9f", "#d55e00", "#56a5d9", "#8a6fc4")
 MARKERS = ("o", "s", "D", "^", "P", "v", "*")
 MARKS = {"HYLA": "o", "Softmax": "s", "Linear": "D"}  # as in the report
 LINES = {"Gaussian process": "--", "Exact ceiling": ":"}
+DASHES = ("-.", (0, (1, 1)), (0, (6, 2, 1, 2, 1, 2)), (0, (8, 3)))
+Number = int | float
+Series = Mapping[str, Mapping[Number, Sequence[Number]]]
+Levels = Mapping[str, Number | Mapping[Number, Number]]
 
 
 def results(
@@ -57,13 +66,117 @@ def results(
     return _save(figure, path)
 
 
+def lines(
+    panels: Sequence[tuple[str, Series, Levels]],
+    path: str | pathlib.Path,
+    *,
+    x_label: str,
+    y_label: str = "",
+    log_x: bool = False,
+    limits: tuple[Number | None, Number | None] = (None, None),
+    columns: int = 3,
+) -> pathlib.Path:
+    """Panels side by side: (title, series, floors).  The vertical axis is shared, the legend too.
+
+    A series is {x: scores of the seeds}: a line through the means, the standard error where there are several seeds,
+    and a dot for each of them.  A floor (or ceiling) is one number, a horizontal line, or {x: number}, a step around
+    each x.  `limits` of the vertical axis: None leaves an end to the values.
+
+    >>> held_out = {"HYLA": {16: [0.61, 0.66], 32: [0.79, 0.76]}, "Softmax": {16: [0.5, 0.4], 32: [0.6, 0.7]}}
+    >>> floors = {"Gaussian process": {16: 0.50, 32: 0.79}, "Exact ceiling": 1.0}
+    >>> lines([("70 % held out", held_out, floors)], "2c.svg", x_label="examples", y_label="R²", log_x=True)
+    """
+    if not panels or not all(series and all(series.values()) for _, series, _ in panels):
+        raise ValueError("lines: every panel needs at least one series with at least one measured point")
+    if not all(len(values) for _, series, _ in panels for points in series.values() for values in points.values()):
+        raise ValueError("lines: every point needs at least one measured score")
+    labels = list(dict.fromkeys(label for _, series, _ in panels for label in series))
+    names = list(dict.fromkeys(name for _, _, floors in panels for name in floors))
+    rows, columns = -(-len(panels) // columns), min(columns, len(panels))
+    figure, grid = _grid(rows, columns, (3.0 if columns > 1 else 4.4, 2.9), sharey=True)
+    for axes, (title, series, floors) in zip(grid, panels, strict=False):
+        _plain_axes(axes, "both")
+        if log_x:
+            axes.set_xscale("log")
+        for label, points in series.items():
+            _line(axes, points, label, _style(label, labels))
+        xs = sorted({x for points in series.values() for x in points})
+        for name, level in floors.items():
+            _level(axes, level, xs, name, _dash(name, names), log_x)
+        if len(xs) <= 8:
+            axes.set_xticks(xs, [f"{x:g}" for x in xs])
+            axes.minorticks_off()
+        axes.set_title(title, fontsize=9, color=INK)
+        axes.set_xlabel(x_label, fontsize=9)
+    grid[0].set_ylim(*limits)
+    for axes in grid[::columns]:
+        axes.set_ylabel(y_label, fontsize=9)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    _legend(figure, grid[: len(panels)], [*labels, *names], columns)
+    return _save(figure, path)
+
+
+def heat(
+    panels: Sequence[tuple[str, Float[Array, "_ _"], Sequence[str], Sequence[str]]],
+    path: str | pathlib.Path,
+    *,
+    label: str = "",
+    limits: tuple[Number, Number] | None = None,
+    columns: int = 3,
+    numbers: bool = True,
+) -> pathlib.Path:
+    """Matrices side by side on one scale of colours: (title, values, names of rows, names of columns).
+
+    Equal names next to each other are one group: named once, with a line to the next group.  NaN is an empty cell.
+    `limits` default to the values' own; where they have both signs, 0 is white and both ends are as far from it.
+    `label` names the scale; `numbers` writes the values into matrices of up to 16 by 16.
+
+    >>> classes, matrix = similarity(codes, rules)
+    >>> names = [RULES[i] for i in classes]
+    >>> heat([("HYLA, last layer", matrix, names, names)], "5e.svg", label="cosine similarity", limits=(-1, 1))
+    """
+    if not panels:
+        raise ValueError("heat: at least one panel was wanted but none came")
+    for title, values, rows, names in panels:
+        if values.shape != (len(rows), len(names)):
+            wanted = (len(rows), len(names))
+            raise ValueError(f"heat: {wanted} names but values of shape {values.shape} in panel {title!r}")
+    low, high = limits or _extent([values for _, values, _, _ in panels])
+    named = [(rows, names) for _, _, rows, names in panels]
+    tall, wide = (max(len(_groups(names[i])) for names in named) for i in (0, 1))
+    size = 1.8 + 0.27 * min(max(wide, 5), 20), 1.3 + 0.27 * min(max(tall, 2), 20)
+    figure, grid = _grid(-(-len(panels) // columns), min(columns, len(panels)), size)
+    for axes, (title, values, rows, names) in zip(grid, panels, strict=False):
+        shown = np.ma.masked_invalid(values)
+        colours = "RdBu_r" if low < 0 < high else "cividis"
+        image = axes.imshow(shown, vmin=low, vmax=high, cmap=colours, aspect="auto", interpolation="nearest")
+        _names(axes.yaxis, axes.axhline, rows)
+        _names(axes.xaxis, axes.axvline, names)
+        axes.spines[:].set_visible(False)
+        axes.set_facecolor("#d0d4d9")  # an empty cell, never white, which is 0
+        axes.set_title(title, fontsize=9, color=INK)
+        if numbers and max(values.shape) <= 16:
+            _numbers(axes, values, image)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    bar = figure.colorbar(image, ax=grid, fraction=0.03, pad=0.02)
+    bar.set_label(label, fontsize=9)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=7)
+    return _save(figure, path)
+
+
 def code_maps(
     panels: Sequence[tuple[str, Float[Array, "b 2"], Float[Array, " b"] | Int[Array, " b"]]],
     path: str | pathlib.Path,
     *,
     columns: int = 4,
+    names: Mapping[str, Mapping[int, str]] | None = None,
 ) -> pathlib.Path:
     """Maps of codes side by side: (title, points, values).  Whole values are classes, others a scale.
+
+    `names`: by panel title, what to call its classes, in a legend under the panel.
 
     >>> code_maps([("by target", embed(codes), targets), ("by term 1", embed(codes), terms[:, 0])], "codes.png")
     """
@@ -73,7 +186,7 @@ def code_maps(
     figure, grid = _grid(rows, min(columns, len(panels)))
     for axes, (title, points, values) in zip(grid, panels, strict=False):
         if np.issubdtype(values.dtype, np.integer):
-            _classes(axes, points, values)
+            _classes(axes, points, values, (names or {}).get(title, {}))
         else:
             dots = axes.scatter(points[:, 0], points[:, 1], c=values, s=7, cmap="cividis", linewidths=0)
             bar = figure.colorbar(dots, ax=axes, fraction=0.05, pad=0.02)
@@ -85,13 +198,108 @@ def code_maps(
     return _save(figure, path)
 
 
-def _classes(axes: Any, points: Array, values: Array) -> None:
+def _classes(axes: Any, points: Array, values: Array, names: Mapping[int, str]) -> None:
     """Six colours times seven markers: no class rests on colour alone."""
     colours = (*COLOURS.values(), *SPARE[:3])
     for value in np.unique(values):
         mine = points[values == value]
         marker = MARKERS[int(value) // len(colours) % len(MARKERS)]
-        axes.scatter(mine[:, 0], mine[:, 1], s=9, color=colours[int(value) % len(colours)], marker=marker, linewidths=0)
+        look: dict[str, Any] = {"color": colours[int(value) % len(colours)], "marker": marker, "linewidths": 0}
+        axes.scatter(mine[:, 0], mine[:, 1], s=9, label=names.get(int(value), f"class {value}"), **look)
+    if names:
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncols": 2, "handletextpad": 0.2}
+        axes.legend(fontsize=6, frameon=False, columnspacing=0.6, **below)
+
+
+def _line(axes: Any, points: Mapping[Number, Sequence[Number]], label: str, style: tuple[str, str]) -> None:
+    """Means with standard errors over the values of each x, which are dots where there are several."""
+    colour, marker = style
+    xs = sorted(points)
+    values = [np.asarray(points[x], float) for x in xs]
+    means = [each.mean() for each in values]
+    errors = [each.std(ddof=1) / len(each) ** 0.5 if len(each) > 1 else 0.0 for each in values]
+    few = len(xs) <= 12
+    look = {"color": colour, "lw": 1.5, "label": label, "zorder": 3}
+    axes.errorbar(
+        xs, means, yerr=errors if any(errors) else None, fmt=marker if few else "", ls="-", ms=5, capsize=2, **look
+    )
+    for x, each in zip(xs, values, strict=True):
+        if few and len(each) > 1:
+            axes.scatter(np.full(len(each), x), each, s=6, color=colour, alpha=0.5, linewidths=0, zorder=2)
+
+
+def _level(
+    axes: Any, level: Number | Mapping[Number, Number], xs: Sequence[Number], name: str, dash: Any, log: bool
+) -> None:
+    """A floor or ceiling: one line across, or a step around each x that reaches half-way to the next."""
+    look = {"color": FAINT, "lw": 1.2, "ls": dash, "zorder": 1}
+    if not isinstance(level, Mapping):
+        axes.axhline(level, label=name, **look)
+        return
+    if len(xs) == 1:
+        axes.axhline(level[xs[0]], label=name, **look)
+        return
+    place = np.log(xs) if log else np.asarray(xs, float)
+    middle = (place[1:] + place[:-1]) / 2
+    edges = np.concatenate([[2 * place[0] - middle[0]], middle, [2 * place[-1] - middle[-1]]])
+    edges = np.exp(edges) if log else edges
+    for i, x in enumerate(xs):
+        if x in level:
+            axes.plot(edges[i : i + 2], [level[x]] * 2, label=name, **look)
+
+
+def _legend(figure: Any, grid: Sequence[Any], order: Sequence[str], columns: int) -> None:
+    """All labels once, under the panels."""
+    found: dict[str, Any] = {}
+    for axes in grid:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    found = {label: found[label] for label in order}
+    each = {"fontsize": 8, "frameon": False, "ncols": min(2 * columns, len(found))}
+    figure.legend(found.values(), found.keys(), loc="outside lower center", **each)
+
+
+def _dash(name: str, names: Sequence[str]) -> Any:
+    return LINES.get(name, DASHES[names.index(name) % len(DASHES)])
+
+
+def _extent(matrices: Sequence[Array]) -> tuple[float, float]:
+    """Smallest and largest finite value; symmetric about 0 where both signs occur."""
+    every = np.concatenate([values[np.isfinite(values)].ravel() for values in matrices])
+    low, high = (float(every.min()), float(every.max())) if len(every) else (0.0, 1.0)
+    return (-max(-low, high), max(-low, high)) if low < 0 < high else (low, high)
+
+
+def _groups(names: Sequence[str]) -> list[tuple[str, int, int]]:
+    """(name, first, last) of equal names in a row."""
+    found: list[tuple[str, int, int]] = []
+    for i, name in enumerate(names):
+        if found and found[-1][0] == name:
+            found[-1] = (name, found[-1][1], i)
+        else:
+            found.append((name, i, i))
+    return found
+
+
+def _names(axis: Any, line: Any, names: Sequence[str]) -> None:
+    """One tick per group of equal names, a white line between two groups where there are any."""
+    groups = _groups(names)
+    axis.set_ticks([(first + last) / 2 for _, first, last in groups], [name for name, _, _ in groups])
+    upright = axis.axis_name == "x" and max(len(name) for name, _, _ in groups) > 3
+    axis.set_tick_params(length=0, labelsize=7, rotation=90 if upright else 0)
+    if len(groups) < len(names):
+        for _, first, _ in groups[1:]:
+            line(first - 0.5, color="white", lw=1.5)
+
+
+def _numbers(axes: Any, values: Array, image: Any) -> None:
+    """The values in their cells, dark on light cells and light on dark ones."""
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            red, green, blue, _ = image.cmap(image.norm(value))
+            ink = INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
+            text = f"{round(value, 2) + 0.0:.2f}".replace("0.", ".", 1).replace("-", "−")  # no minus zero
+            axes.text(column, row, text, ha="center", va="center", fontsize=6, color=ink)
 
 
 def _style(label: str, labels: Sequence[str]) -> tuple[str, str]:
@@ -104,18 +312,25 @@ def _axes(width: float, height: float) -> tuple[Any, Any]:
 
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=INK, labelsize=9)
-    axes.grid(axis="x", color="#e4e7eb")
-    axes.set_axisbelow(True)
+    _plain_axes(axes, "x")
     return figure, axes
 
 
-def _grid(rows: int, columns: int) -> tuple[Any, list[Any]]:
+def _plain_axes(axes: Any, lines_along: str) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.grid(axis=lines_along, color="#e4e7eb")
+    axes.set_axisbelow(True)
+
+
+def _grid(
+    rows: int, columns: int, size: tuple[float, float] = (2.4, 2.3), *, sharey: bool = False
+) -> tuple[Any, list[Any]]:
+    """`size`: width and height of a panel in inches."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(2.4 * columns, 2.3 * rows), layout="constrained")
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
 
 
 def _save(figure: Any, path: str | pathlib.Path) -> pathlib.Path:
