@@ -33,6 +33,7 @@ import itertools
 import json
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,7 +44,7 @@ from torch.nn import functional as F
 
 from polyhead.config import Batch, Logits, Task, Vectors, stream
 from polyhead.shapes import one_of, shaped
-from polyhead.tasks.task import advance, check_draw, check_split, fork
+from polyhead.tasks.task import Score, advance, check_draw, check_split, fork
 
 RULES = (
     "constant",
@@ -59,7 +60,7 @@ STEPS = (0, 1, 2, -1, -2)  # per column, of rules 0 to 4
 SUM, DIFFERENCE, DISTRIBUTE = 5, 6, 7
 SPLITS = ("covered", "legacy", "partitionable")
 MOST = 2_000_000  # multisets that are still listed one by one
-TRIES = 1000  # random splits to look at before a covering one is given up
+TRIES = 1000  # random splits to look at before a covering one is given up; draws of an unambiguous instance
 BITS = 31  # of a random number; a die of n sides is fair to n / 2^31
 
 Multiset = tuple[int, ...]
@@ -80,6 +81,7 @@ class Sraven(Task):
     grid: 3 in the paper.  Another number makes rows and columns of that many panels: a sum is of all columns but the
         last, a difference takes them from the first, and as many distinct symbols are distributed.
     permuted: whether columns permute their features.  Without, features stand in the order of their rules.
+    reject_ambiguous: "code" or "text" draws ambiguous instances anew, in all splits (see `sraven_ambiguity`).
 
     >>> Sraven().sample("compositional", 16, torch.Generator().manual_seed(0)).inputs.shape
     torch.Size([16, 36, 8])
@@ -94,6 +96,7 @@ class Sraven(Task):
     split: str = "covered"
     split_seed: int = 0
     permuted: bool = True
+    reject_ambiguous: str | None = None
 
     name: ClassVar[str] = "sraven"
     metric: ClassVar[str] = "accuracy"
@@ -119,6 +122,11 @@ class Sraven(Task):
         if self.split != "covered" and self.features != 4:
             raise ValueError(f"Sraven: split={self.split!r} exists for 4 features, not for {self.features}")
         _split(self.features, self.held_out, self.split, self.split_seed)
+        if self.reject_ambiguous is not None:
+            from polyhead.tasks.sraven_ambiguity import DEFINITIONS, check_size  # which knows the task, not the task it
+
+            one_of("Sraven", "reject_ambiguous", self.reject_ambiguous, DEFINITIONS)
+            check_size(self)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -159,13 +167,30 @@ class Sraven(Task):
         Splits do not share draws, even from generators in the same state.
         """
         check_draw(self, split, batch_size)
-        stem = f"{self.name}/{split}"
-        picker, painter = fork(generator, f"{stem}/rules"), fork(generator, f"{stem}/grids")
-        advance(generator)
-        rules, order, panels = _draw(self, split, batch_size, picker, painter)
-        return self._batch(rules, order, panels)
+        multisets = _multisets(self, split, generator.device)
 
-    def _batch(self, rules: Tensor, order: Tensor, panels: Tensor) -> Batch:
+        def pick(picker: torch.Generator) -> Tensor:
+            return multisets[torch.randint(len(multisets), (batch_size,), generator=picker, device=picker.device)]
+
+        return self._batch(f"{self.name}/{split}", pick, generator)
+
+    @shaped
+    def of_rules(self, rules: Int[Tensor, "b m"], generator: torch.Generator) -> Batch:
+        """A batch of these multisets of rules, whatever split they belong to."""
+        if rules.shape[1] != self.features or not ((rules >= 0) & (rules < len(RULES))).all():
+            raise ValueError(f"of_rules: rules must be {self.features} numbers from 0 to {len(RULES) - 1} an instance")
+        rules = rules.to(generator.device).sort(dim=1).values
+        return self._batch(f"{self.name}/of_rules", lambda _: rules, generator)
+
+    def _batch(self, stem: str, pick: Callable[[torch.Generator], Tensor], generator: torch.Generator) -> Batch:
+        def draw(attempt: str) -> tuple[Tensor, Tensor, Tensor]:
+            rules = pick(fork(generator, f"{stem}/rules{attempt}"))
+            return _draw(self, rules, fork(generator, f"{stem}/grids{attempt}"))
+
+        rules, order, panels = draw("")
+        if self.reject_ambiguous is not None:
+            _redraw(self, (rules, order, panels), draw)
+        advance(generator)
         targets = panels.flatten(1)
         shown = targets.clone()
         shown[:, -self.features :] = self.values  # the row of zeros
@@ -193,6 +218,12 @@ class Sraven(Task):
         right = logits.argmax(dim=-1) == targets
         return {"accuracy": right.all(dim=-1).to(logits.dtype), "feature_accuracy": right.to(logits.dtype).mean(dim=-1)}
 
+    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """Accuracy of baselines that combine no rules, and of the Bayes-optimal solver: see `sraven_floors`."""
+        from polyhead.tasks import sraven_floors
+
+        return sraven_floors.floors(self, split, sequences=sequences, seed=seed)
+
     def _queries(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits (b features values) in at least float32 and targets (b features) of the query tokens."""
         wanted = (*batch.targets.shape, self.values)
@@ -210,13 +241,9 @@ def permute(features: Int[Tensor, "b g g m"], permutations: Int[Tensor, "b g m"]
 
 
 # ------------------------------------------------------------------------------------------------------------ generator
-def _draw(
-    task: Sraven, split: str, count: int, picker: torch.Generator, painter: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rules (b m), permutations (b g m) and panels (b g g m)."""
-    m, g, device = task.features, task.grid, painter.device
-    multisets = _multisets(task, split, device)
-    rules = multisets[torch.randint(len(multisets), (count,), generator=picker, device=device)]
+def _draw(task: Sraven, rules: Tensor, painter: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Rules (b m), as given, permutations (b g m) and panels (b g g m)."""
+    (count, m), g, device = rules.shape, task.grid, painter.device
     # One call draws all numbers, so that a smaller batch is the beginning of a larger one.
     cells, rest = m * g * (g - 1), m * g
     numbers = torch.randint(2**BITS, (count, cells + rest + g * (m - 1)), generator=painter, device=device)
@@ -230,6 +257,27 @@ def _draw(
         return rules, torch.arange(m, device=device).expand(count, g, m).contiguous(), grids
     order = _arrange(numbers[:, cells + rest :].view(count, g, m - 1), m, m)
     return rules, order, permute(grids, order)
+
+
+def _redraw(
+    task: Sraven, drawn: tuple[Tensor, Tensor, Tensor], draw: Callable[[str], tuple[Tensor, Tensor, Tensor]]
+) -> None:
+    """Replace ambiguous instances, in place, by others of their rank in later draws."""
+    from polyhead.tasks.sraven_ambiguity import ambiguous  # which knows the task, not the task it
+
+    definition = str(task.reject_ambiguous)
+    left = ambiguous(drawn[-1], task, definition).nonzero()[:, 0]
+    for attempt in range(1, TRIES):
+        if not len(left):
+            return
+        fresh = draw(f"/{attempt}")
+        for old, new in zip(drawn, fresh, strict=True):
+            old[left] = new[left]
+        left = left[ambiguous(drawn[-1][left], task, definition)]
+    if len(left):
+        raise ValueError(
+            f"Sraven: {TRIES} draws gave no instance without ambiguity by definition {definition!r}; use more values"
+        )
 
 
 def _grids(rules: Tensor, cells: Tensor, symbols: Tensor, values: int) -> Tensor:

@@ -1,0 +1,75 @@
+"""Floors and ceiling of SRAVEN: what accuracy says about composing rules, and the most there is.
+
+    chance               every symbol of the last panel at random: values^-features
+    copy_left            the panel to the left of the last one
+    same_slot            knows the rules, but takes the same slot of all columns for one feature: for each slot the
+                         most probable answer of a single rule, or the symbol to the left where none fits.  Only where
+                         columns are permuted; elsewhere that is no mistake
+    known_combinations   Bayes-optimal, but considers no multiset of rules outside the training split; copies the panel
+                         to the left where it cannot explain what it sees.  On compositional instances this is what
+                         remembering combinations is worth, on the others the very ceiling
+    ceiling              Bayes-optimal over all multisets of the family, which of them belong to a split unknown: what a
+                         solver reaches that combines rules freely (`sraven_ambiguity.bayes`)
+
+The last two search all correspondences; where there are too many (`sraven_ambiguity.MOST`), they are left out.
+"""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from polyhead.tasks.sraven import Sraven
+from polyhead.tasks.sraven_ambiguity import bayes, chances, hypotheses, searchable, straight
+from polyhead.tasks.task import Score, check_split
+
+CHUNK = 500  # sequences at once
+
+
+def floors(task: Sraven, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+    """Accuracy on `split` of every floor and of the ceiling, over `sequences` sequences of stream `seed`.
+
+    Raises ValueError for an unknown split, or no sequences.
+    """
+    check_split(task, split)
+    if sequences < 1:
+        raise ValueError(f"floors: sequences must be at least 1 but is {sequences}")
+    scores: dict[str, list[Tensor]] = {}
+    single = []
+    for step, start in enumerate(range(0, sequences, CHUNK)):
+        panels = task.batch(split, min(CHUNK, sequences - start), seed=seed, step=step).latents["panels"]
+        copied = hits(copy_left(panels), panels)
+        found = {"copy_left": copied}
+        if task.permuted:
+            found["same_slot"] = hits(same_slot(panels, task), panels)
+        if searchable(task):
+            remembered, answers = bayes(panels, task, rules=task.rules("train"))
+            found["known_combinations"] = torch.where(answers == 0, copied, remembered)
+            found["ceiling"], answers = bayes(panels, task)
+            single.append(answers == 1)
+        for name, values in found.items():
+            scores.setdefault(name, []).append(values)
+    table = {"chance": Score(float(task.values) ** -task.features, 0.0, sequences)}
+    table |= {name: Score.of(torch.cat(parts)) for name, parts in scores.items()}
+    if single:
+        table["ceiling"] = Score.of(torch.cat(scores["ceiling"]), torch.cat(single).double().mean().item())
+    return table
+
+
+def hits(answers: Int[Tensor, "b m"], panels: Int[Tensor, "b g g m"]) -> Tensor:
+    """1 where the whole last panel is right (b)."""
+    return (answers == panels[:, -1, -1]).all(dim=-1).double()
+
+
+def copy_left(panels: Int[Tensor, "b g g m"]) -> Int[Tensor, "b m"]:
+    """The panel to the left of the last one."""
+    return panels[:, -1, -2]
+
+
+def same_slot(panels: Int[Tensor, "b g g m"], task: Sraven) -> Int[Tensor, "b m"]:
+    """By slot, the most probable answer under a single rule, as if no column were permuted."""
+    fits, answers = hypotheses(panels, task, distinct=True)
+    slots, features = straight(task, panels.device), torch.arange(task.features, device=panels.device)
+    fits, answers = fits[:, features, slots], answers[:, features, slots]  # (b m r)
+    mass = torch.zeros(*fits.shape[:2], task.values, dtype=torch.float64, device=panels.device)
+    mass = mass.scatter_add(2, answers, fits * chances(task, panels.device))
+    return torch.where(fits.any(dim=-1), mass.argmax(dim=-1), copy_left(panels))

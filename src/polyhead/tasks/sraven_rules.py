@@ -1,0 +1,60 @@
+"""SRAVEN: do panels obey the rules they claim to?  In plain Python, cell by cell, and with nothing of the generator.
+
+>>> obeys([[1, 2, 3], [7, 0, 1], [4, 5, 6]], 1, values=8)       # rule 1 adds 1 per column, modulo 8
+True
+>>> violations([[[[4, 1], [2, 4], [4, 3]], [[0, 6], [7, 0], [0, 0]], [[5, 2], [3, 5], [5, 5]]]],
+...            [[0, 1]], [[[0, 1], [1, 0], [0, 1]]], values=8)
+['instance 0: feature 1 breaks rule 1: [[1, 2, 3], [6, 7, 0], [2, 3, 5]]']
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+Grid = Sequence[Sequence[int]]
+"""The symbols of one feature, by row and column."""
+
+
+def obeys(grid: Grid, rule: int, *, values: int) -> bool:
+    """Whether one feature obeys rule number `rule` in all rows.
+
+    Raises ValueError for a number that is no rule.
+    """
+    if any(not 0 <= symbol < values for row in grid for symbol in row):
+        return False
+    if rule == 0:
+        return all(symbol == row[0] for row in grid for symbol in row)
+    if rule in (1, 2, 3, 4):
+        step = {1: 1, 2: 2, 3: -1, 4: -2}[rule]
+        return all(row[i] == (row[0] + i * step) % values for row in grid for i in range(len(row)))
+    if rule == 5:
+        return all(row[-1] == sum(row[:-1]) % values for row in grid)
+    if rule == 6:
+        return all(row[-1] == (row[0] - sum(row[1:-1])) % values for row in grid)
+    if rule == 7:
+        symbols = set(grid[0])
+        return len(symbols) == len(grid[0]) and all(sorted(row) == sorted(symbols) for row in grid)
+    raise ValueError(f"obeys: rule must be 0 to 7 but is {rule}")
+
+
+def violations(panels: Any, rules: Any, permutations: Any, *, values: int) -> list[str]:
+    """What is wrong with instances, in words; [] if nothing is.
+
+    panels (b g g m), the answer included, rules (b m), permutations (b g m), as `Batch.latents` of `Sraven` has them:
+    slot j of column c shows feature permutations[b, c, j], and feature i obeys rules[b, i].  Nested lists will do.
+    """
+    found = []
+    for number, (panel, rule, order) in enumerate(zip(*map(_list, (panels, rules, permutations)), strict=True)):
+        size, count = len(panel), len(rule)
+        if any(sorted(column) != list(range(count)) for column in order):
+            found.append(f"instance {number}: {order} are no permutations")
+            continue
+        for feature in range(count):
+            slots = [column.index(feature) for column in order]
+            grid = [[panel[row][column][slots[column]] for column in range(size)] for row in range(size)]
+            if not obeys(grid, rule[feature], values=values):
+                found.append(f"instance {number}: feature {feature} breaks rule {rule[feature]}: {grid}")
+    return found
+
+
+def _list(array: Any) -> Any:
+    return array.tolist() if hasattr(array, "tolist") else array
