@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyhead.analysis import embed, similarity
+from polyhead.analysis import embed, means, purity, similarity
 
 
 def two_clouds(n: int = 60, h: int = 8) -> tuple[np.ndarray, np.ndarray]:
@@ -64,3 +64,50 @@ def test_mistakes() -> None:
         embed(np.random.default_rng(0).normal(size=(9, 2)), "tnse")
     with pytest.raises(ValueError, match=r"^similarity: b = 3 in codes but 2 in labels \(b\) = \(2,\)$"):
         similarity(np.zeros((3, 2)), np.zeros(2, int))
+
+
+# -------------------------------------------------------------------------------------------------------------- purity
+def test_purity_by_loops() -> None:
+    rng = np.random.default_rng(0)
+    codes, labels = rng.normal(size=(600, 3)), rng.integers(0, 4, 600)
+    codes[:, 0] += 0.7 * labels
+    shares = []
+    for i in range(600):  # more than one block of distances
+        far = [(sum((a - b) ** 2 for a, b in zip(codes[i], codes[j], strict=True)), j) for j in range(600) if j != i]
+        shares.append(np.mean([labels[j] == labels[i] for _, j in sorted(far)[:7]]))
+    found, chance = purity(codes, labels, neighbours=7)
+    assert found == pytest.approx(np.mean(shares))
+    pairs = [labels[i] == labels[j] for i in range(600) for j in range(600) if i != j]
+    assert chance == pytest.approx(np.mean(pairs))
+    assert found > chance + 0.05
+
+
+def test_codes_that_do_not_differ_are_at_chance() -> None:
+    labels = np.array([0, 0, 0, 1, 1, 2])
+    for neighbours in (1, 3, 5):
+        found, chance = purity(np.ones((6, 2)), labels, neighbours=neighbours)
+        assert found == pytest.approx(chance)
+        assert chance == pytest.approx((3 * 2 + 2 * 1) / 30)
+
+
+def test_ties_share_the_last_places() -> None:
+    """Of the code at 0: one neighbour at distance 1 of its class, then two at distance 2, one of them of its class."""
+    codes = torch.tensor([[0.0], [1.0], [2.0], [-2.0]])
+    labels = torch.tensor([0, 0, 0, 1])
+    found, _ = purity(codes, labels, neighbours=2)
+    # at 0: (1 + 1/2) / 2; at 1: its two nearest are of class 0; at 2: 1 and 0; at -2: none
+    assert found == pytest.approx((0.75 + 1 + 1 + 0) / 4)
+
+
+def test_mistakes_of_purity() -> None:
+    codes, labels = np.zeros((4, 2)), np.zeros(4, int)
+    with pytest.raises(ValueError, match=r"^purity: neighbours must be 1 to 3, fewer than the 4 codes, but is 4$"):
+        purity(codes, labels, neighbours=4)
+    with pytest.raises(ValueError, match=r"^purity: codes must be finite but 4 of 4 are not$"):
+        purity(codes * np.nan, labels, neighbours=1)
+
+
+def test_means_are_of_each_class() -> None:
+    classes, found = means(np.array([[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]]), np.array([5, 5, 2]))
+    assert classes.tolist() == [2, 5]
+    assert found.tolist() == [[9, 9], [2, 3]]

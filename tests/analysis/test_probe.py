@@ -1,6 +1,7 @@
 """Probes find what is in the code and nothing else; chance is what guessing scores."""
 
 import dataclasses
+import importlib
 import pathlib
 
 import numpy as np
@@ -9,12 +10,12 @@ import torch
 
 import polyhead as ph
 from polyhead.analysis import probe as run_probe
-from polyhead.analysis import probe_model, probe_run, query_codes
-from polyhead.analysis.probe import chance_f1, draws, targets
-from polyhead.tasks import FuzzyLogic
+from polyhead.analysis import probe_model, probe_run, purity, query_codes
+from polyhead.analysis.probe import chance_f1, clusters, draws
+from polyhead.tasks import FuzzyLogic, Sraven
 
 
-def clusters(n: int, classes: int, noise: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def clouds(n: int, classes: int, noise: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Codes that sit around one point per class."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, classes, n)
@@ -22,7 +23,7 @@ def clusters(n: int, classes: int, noise: float, seed: int = 0) -> tuple[np.ndar
 
 
 def test_separable_codes_are_read_and_noise_is_at_chance() -> None:
-    codes, labels = clusters(1200, 5, 0.05)
+    codes, labels = clouds(1200, 5, 0.05)
     found = run_probe(codes, labels, train=slice(0, 800), test=slice(800, 1200))
     assert found.f1 > 0.99
     assert (found.n, found.classes) == (400, 5)
@@ -35,7 +36,7 @@ def test_separable_codes_are_read_and_noise_is_at_chance() -> None:
 
 def test_the_test_part_is_held_out() -> None:
     """Labels of the held-out part decide the score and nothing else."""
-    codes, labels = clusters(600, 3, 0.05)
+    codes, labels = clouds(600, 3, 0.05)
     shuffled = labels.copy()
     shuffled[400:] = np.random.default_rng(2).permutation(labels[400:])
     honest = run_probe(codes, labels, train=slice(0, 400), test=slice(400, 600))
@@ -47,7 +48,7 @@ def test_the_test_part_is_held_out() -> None:
 
 def test_f1_is_the_macro_average_over_held_out_classes() -> None:
     """Against F1 from counts of true and false positives, with a class that was never fitted."""
-    codes, labels = clusters(900, 4, 0.6)
+    codes, labels = clouds(900, 4, 0.6)
     fit = np.flatnonzero((np.arange(900) < 600) & (labels != 3))
     held = np.arange(600, 900)
     found = run_probe(codes, labels, train=fit, test=held)
@@ -61,7 +62,7 @@ def test_f1_is_the_macro_average_over_held_out_classes() -> None:
 
 def test_classes_that_no_held_out_item_has_do_not_count() -> None:
     """Guessing a class that does not occur costs recall of the others, not a zero of its own."""
-    codes, labels = clusters(900, 4, 0.6)
+    codes, labels = clouds(900, 4, 0.6)
     held = np.flatnonzero((np.arange(900) >= 600) & (labels != 2))
     found = run_probe(codes, labels, train=slice(0, 600), test=held)
     assert (found.predictions == 2).any()
@@ -74,7 +75,7 @@ def test_classes_that_no_held_out_item_has_do_not_count() -> None:
 
 
 def test_scale_of_a_head_does_not_matter() -> None:
-    codes, labels = clusters(900, 4, 0.4)
+    codes, labels = clouds(900, 4, 0.4)
     parts = {"train": slice(0, 600), "test": slice(600, 900)}
     stretched = codes * np.array([1e-3, 1, 50, 1e4]) + 7
     assert run_probe(stretched, labels, **parts).f1 == pytest.approx(run_probe(codes, labels, **parts).f1, abs=1e-3)
@@ -102,21 +103,11 @@ def test_chance_at_the_edges() -> None:
 
 
 def test_tensors_masks_and_indices_name_the_same_parts() -> None:
-    codes, labels = clusters(300, 3, 0.3)
+    codes, labels = clouds(300, 3, 0.3)
     mask = np.arange(300) < 200
     by_slice = run_probe(codes, labels, train=slice(0, 200), test=slice(200, 300))
     by_mask = run_probe(torch.tensor(codes), torch.tensor(labels), train=torch.tensor(mask), test=~mask)
     assert by_slice.f1 == by_mask.f1
-
-
-def test_targets_names_every_integer_latent() -> None:
-    latents = {"terms": torch.tensor([[1, 5], [2, 3]]), "rule": torch.tensor([4, 4]), "noise": torch.rand(2, 3)}
-    found = targets(latents)
-    assert {name: values.tolist() for name, values in found.items()} == {
-        "term 1": [1, 2],
-        "term 2": [5, 3],
-        "rule": [4, 4],
-    }
 
 
 @pytest.mark.parametrize(
@@ -130,7 +121,7 @@ def test_targets_names_every_integer_latent() -> None:
     ],
 )
 def test_mistakes(change: dict, text: str) -> None:
-    codes, labels = clusters(300, 3, 0.3)
+    codes, labels = clouds(300, 3, 0.3)
     arguments = {"codes": codes, "labels": labels, "train": slice(0, 200), "test": slice(200, 300)} | change
     with pytest.raises(ValueError, match="^" + text + "$"):
         run_probe(**arguments)
@@ -220,3 +211,69 @@ def test_a_term_written_into_the_code_is_found() -> None:
     other = run_probe(layers[0], labels.roll(1), train=slice(0, 1000), test=slice(1000, 1500))
     assert found.f1 > 0.6
     assert abs(other.f1 - other.chance) < 0.15
+
+
+# -------------------------------------------------------------------------------------------------------------- SRAVEN
+RAVEN = Sraven(features=2, values=5)
+MECHANISMS = [ph.Softmax(3), ph.Linear(3), ph.Hyla(3), ph.Hyla(3, value_depth=2), ph.Softmax(1)]
+
+
+def raven_model(*heads: object) -> ph.Transformer:
+    torch.manual_seed(0)
+    inputs, outputs = RAVEN.ends
+    at = {"positions": ph.RelativeBias(), "max_length": RAVEN.length}
+    return ph.Transformer(ph.TransformerConfig(inputs, outputs, dim=12, layers=2, heads=heads, **at)).eval()
+
+
+@pytest.mark.parametrize("heads", [(m,) for m in MECHANISMS] + [(ph.Linear(1), ph.Hyla(2))], ids=str)
+def test_codes_of_chosen_pairs_are_those_that_the_layer_returns(heads: tuple) -> None:
+    model = raven_model(*heads)
+    layers, batch = query_codes(model, RAVEN, "iid", 6, pairs=((-1, 3), (5, -2)))
+    row, _ = query_codes(model, RAVEN, "iid", 6, pairs="last_row")
+    x = model.inputs(batch.inputs)
+    for block, code, last in zip(model.blocks, layers, row, strict=True):
+        _, every = block.attention(block.norm1(x), return_code=True)
+        wanted = torch.cat([every[:, :, -1, 3], every[:, :, 5, -2]], dim=1).detach()
+        torch.testing.assert_close(torch.tensor(code), wanted, rtol=1e-4, atol=1e-5)
+        # the last row holds panels 6, 7 and the query: the last of two features of each is at 13 and 15
+        wanted = torch.cat([every[:, :, 17, 13], every[:, :, 17, 15]], dim=1).detach()
+        torch.testing.assert_close(torch.tensor(last), wanted, rtol=1e-4, atol=1e-5)
+        x = block(x)
+
+
+def test_unknown_pairs_are_named() -> None:
+    with pytest.raises(ValueError, match=r"^query_codes: unknown pairs 'last_rwo'; did you mean 'last_row'\?"):
+        query_codes(raven_model(ph.Linear(2)), RAVEN, "iid", 4, pairs="last_rwo")
+
+
+def test_sraven_is_probed_for_rule_and_value_in_both_views() -> None:
+    """The one query token is fixed; "last_row" is fitted and scored without permutations."""
+    model = raven_model(ph.Linear(4))
+    rows = probe_model(model, RAVEN, sequences=300, seed=1)
+    wanted = [(v, i, t, "fixed") for v in ("self", "last_row") for i in (0, 1) for t in ("rule", "target value")]
+    assert [(row["pairs"], row["layer"], row["target"], row["query"]) for row in rows] == wanted
+    plain = dataclasses.replace(RAVEN, permuted=False)
+    for name, task, row in (("self", RAVEN, rows[2]), ("last_row", plain, rows[6])):
+        parts = [query_codes(model, task, s, 300, pairs=name, seed=1) for s in ("iid", "compositional")]
+        both = np.concatenate([layers[1] for layers, _ in parts])
+        rules = torch.cat([batch.latents["query_rules"][:, -1] for _, batch in parts])
+        result = run_probe(both, rules, train=slice(0, 300), test=slice(300, 600))
+        assert (row["f1"], row["chance"], row["classes"]) == (result.f1, result.chance, result.classes)
+    assert (parts[0][1].latents["query_rules"][:, -1] == parts[0][1].latents["rules"][:, -1]).all()
+
+
+def test_clusters_follow_what_is_written_into_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes made of the rule in one layer and of the target value in the other, by hand."""
+    model = raven_model(ph.Linear(4))
+    _, batch = query_codes(model, RAVEN, "compositional", 200, purpose="maps")
+    value, rule = batch.targets[:, -1].numpy(), batch.latents["query_rules"][:, -1].numpy()
+    made = [np.eye(8)[value], np.eye(8)[rule]]
+    module = importlib.import_module("polyhead.analysis.probe")  # the package gives the function of that name
+    monkeypatch.setattr(module, "query_codes", lambda *_, **__: (made, batch))
+    rows = {(r["pairs"], r["layer"], r["target"]): r for r in clusters(model, RAVEN, sequences=200, neighbours=5)}
+    assert len(rows) == 2 * 2 * 2
+    assert rows["self", 0, "target value"]["purity"] == rows["self", 1, "rule"]["purity"] == 1.0
+    for layer, target, labels in ((0, "rule", rule), (1, "target value", value)):
+        row = rows["self", layer, target]
+        assert (row["purity"], row["chance"]) == purity(made[layer], labels, neighbours=5)
+        assert abs(row["purity"] - row["chance"]) < 0.1

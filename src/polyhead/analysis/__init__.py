@@ -5,23 +5,36 @@ codes(layers[-1], -1, -1)                          the latent code of the last t
 value_network(layers[-1], -1, -1)                  the matrices that this code makes
 probe(codes, labels, train=..., test=...)          what can be read off the code
 embed(codes)                                       a map of it
+zero_heads(model, task)                            what the score loses without a head
+
+`query_codes`, `probe_model` and `clusters` do it for the pairs that a task finds worth a look, `probe_run` for a run
+folder; `targets`, `views` and `class_name` say what there is to read, where, and what it is called.
 """
 
+from polyhead.analysis.ablate import zero_heads
 from polyhead.analysis.capture import capture, codes
-from polyhead.analysis.geometry import embed, similarity
-from polyhead.analysis.probe import Probe, probe, probe_model, probe_run, query_codes
+from polyhead.analysis.geometry import embed, means, purity, similarity
+from polyhead.analysis.labels import class_name, targets, views
+from polyhead.analysis.probe import Probe, clusters, probe, probe_model, probe_run, query_codes
 from polyhead.analysis.values import ValueNetwork, value_network
 
 __all__ = [
     "Probe",
     "ValueNetwork",
     "capture",
+    "class_name",
+    "clusters",
     "codes",
     "embed",
+    "means",
     "probe",
     "probe_model",
     "probe_run",
+    "purity",
     "query_codes",
     "similarity",
+    "targets",
     "value_network",
+    "views",
+    "zero_heads",
 ]

@@ -4,7 +4,8 @@ Nothing is hooked: layers hand out q, k, v on request, and the code of a pair is
 `latent_code` that the equations use.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,18 +33,25 @@ def capture(model: nn.Module, batch: Batch) -> list[Taps]:
     >>> taps = capture(model, task.batch("compositional", 64, seed=0, step=0))
     >>> codes(taps[-1], -1, -1)      # (b h): the last token attending to itself, last layer
     """
-    modes = {module: module.training for module in model.modules()}
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     taps: list[Taps] = []
+    with looking(model):
+        mask = None if batch.mask is None else batch.mask.to(device)
+        model(batch.inputs.to(device), mask=mask, taps=taps)
+    return taps
+
+
+@contextlib.contextmanager
+def looking(model: nn.Module) -> Iterator[None]:
+    """Without dropout or gradients; afterwards every module is in the mode it was found in."""
+    modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
         with torch.no_grad():
-            mask = None if batch.mask is None else batch.mask.to(device)
-            model(batch.inputs.to(device), mask=mask, taps=taps)
+            yield
     finally:
         for module, mode in modes.items():
             module.training = mode
-    return taps
 
 
 def codes(

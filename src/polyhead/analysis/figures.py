@@ -132,8 +132,8 @@ def heat(
     `limits` default to the values' own; where they have both signs, 0 is white and both ends are as far from it.
     `label` names the scale; `numbers` writes the values into matrices of up to 16 by 16.
 
-    >>> classes, matrix = similarity(codes, rules)
-    >>> names = [RULES[i] for i in classes]
+    >>> classes, matrix = similarity(codes, labels)
+    >>> names = [class_name(task, "rule", int(label)) for label in classes]
     >>> heat([("HYLA, last layer", matrix, names, names)], "5e.svg", label="cosine similarity", limits=(-1, 1))
     """
     if not panels:

@@ -1,11 +1,14 @@
-"""The shape of a cloud of latent codes: two-dimensional maps, and how alike the mean codes of classes are.
+"""The shape of a cloud of latent codes: two-dimensional maps, whether neighbours are of one class, and how alike the
+mean codes of classes are.
 
-Schug et al. 2024, figures 2D, A2 (t-SNE of codes) and 5E (cosine similarity of mean codes).
+Schug et al. 2024, figures 2D, A2 (t-SNE of codes), 5A, 5B (what the clusters follow) and 5E (cosine similarity of mean
+codes).
 """
 
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -25,7 +28,9 @@ def embed(
     Hinton 2008); `perplexity` is cut to (b - 1) / 3 when there are few codes.  Runs on one thread, so equal inputs
     give equal maps. ValueError: fewer than 4 codes, codes that are not finite, an unknown method.
     """
-    x = _checked(codes)
+    x = _checked(codes, "embed")
+    if len(x) < 4:
+        raise ValueError(f"embed: at least 4 codes are needed for a map but {len(x)} came")
     one_of("embed", "method", method, METHODS)
     from sklearn.decomposition import PCA
 
@@ -54,18 +59,58 @@ def similarity(
 
     A class whose mean code is exactly zero has similarity 0 to every class, itself included.
     """
-    x, y = as_array(codes).astype(np.float64), as_array(labels)
-    classes = np.unique(y)
-    means = np.stack([x[y == label].mean(0) for label in classes])
-    norms = np.linalg.norm(means, axis=1, keepdims=True)
-    unit = np.divide(means, norms, out=np.zeros_like(means), where=norms > 0)
+    classes, mean = means(codes, labels)
+    norms = np.linalg.norm(mean, axis=1, keepdims=True)
+    unit = np.divide(mean, norms, out=np.zeros_like(mean), where=norms > 0)
     return classes, unit @ unit.T
 
 
-def _checked(codes: Any) -> Array:
+@shaped
+def means(
+    codes: Float[Tensor, "b h"] | Float[Array, "b h"], labels: Int[Tensor, " b"] | Int[Array, " b"]
+) -> tuple[Int[Array, " c"], Float[Array, "c h"]]:
+    """The mean code of every class: (classes in ascending order, means)."""
+    x, y = as_array(codes).astype(np.float64), as_array(labels)
+    classes = np.unique(y)
+    return classes, np.stack([x[y == label].mean(0) for label in classes])
+
+
+@shaped
+def purity(
+    codes: Float[Tensor, "b h"] | Float[Array, "b h"],
+    labels: Int[Tensor, " b"] | Int[Array, " b"],
+    *,
+    neighbours: int = 10,
+) -> tuple[float, float]:
+    """Whether codes of one class lie together: the share of each code's nearest `neighbours` that have its label, on
+    average, and what that share would be if labels were dealt at random, sum_c n_c (n_c - 1) / (n (n - 1)).
+
+    Distances are Euclidean.  Codes equally far share what is left of the `neighbours` places, so that codes that do not
+    differ at all score exactly the chance level.
+
+    >>> purity(np.array([[0.0], [0.1], [5.0], [5.1]]), np.array([0, 0, 1, 1]), neighbours=1)
+    (1.0, 0.3333333333333333)
+    """
+    x, y = torch.as_tensor(_checked(codes, "purity")), torch.as_tensor(as_array(labels))
+    n = len(x)
+    if not 1 <= neighbours < n:
+        raise ValueError(f"purity: neighbours must be 1 to {n - 1}, fewer than the {n} codes, but is {neighbours}")
+    found = []
+    for start in range(0, n, 512):
+        far = torch.cdist(x[start : start + 512], x, compute_mode="donot_use_mm_for_euclid_dist")
+        rows = torch.arange(len(far))
+        far[rows, rows + start] = torch.inf  # not its own neighbour
+        border = far.kthvalue(neighbours, dim=1, keepdim=True).values
+        near, tied = far < border, far == border
+        left = (neighbours - near.sum(1)).double() / tied.sum(1)
+        same = y[start : start + 512, None] == y
+        found.append(((near & same).sum(1) + left * (tied & same).sum(1)) / neighbours)
+    counts = y.unique(return_counts=True)[1].double()
+    return float(torch.cat(found).mean()), float((counts * (counts - 1)).sum() / (n * (n - 1)))
+
+
+def _checked(codes: Any, who: str) -> Array:
     x = as_array(codes).astype(np.float64)
-    if len(x) < 4:
-        raise ValueError(f"embed: at least 4 codes are needed for a map but {len(x)} came")
     if not np.isfinite(x).all():
-        raise ValueError(f"embed: codes must be finite but {int((~np.isfinite(x)).any(1).sum())} of {len(x)} are not")
+        raise ValueError(f"{who}: codes must be finite but {int((~np.isfinite(x)).any(1).sum())} of {len(x)} are not")
     return x

@@ -1,9 +1,9 @@
 """How much of a task can be read off the latent code: linear probes, and the score that guessing would get.
 
-Schug et al. 2024, section 3.2 and figure 2B: per layer and term, a logistic regression from the code of the query
-attending to itself (a vector over heads) to the term, fitted on training tasks, scored by F1 on unseen tasks.  The
-paper leaves averaging, regularisation and scaling open: here F1 is the macro average, the classifier is
-scikit-learn's default (L2 with C = 1) on standardised codes.
+Schug et al. 2024, section 3.2, figures 2B and 5F: per layer, a logistic regression from the code of the query attending
+to itself (a vector over heads) to a term of its function (fuzzy logic) or to the rule behind it (SRAVEN), fitted on
+training tasks, scored by F1 on unseen tasks.  The paper leaves averaging, regularisation and scaling open: here F1 is
+the macro average, the classifier is scikit-learn's default (L2 with C = 1) on standardised codes.
 """
 
 import pathlib
@@ -17,8 +17,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polyhead.analysis.capture import as_array, capture, codes
+from polyhead.analysis.geometry import purity
+from polyhead.analysis.labels import Pairs, targets, views
 from polyhead.config import Batch, Task, stream
-from polyhead.shapes import shaped
+from polyhead.shapes import one_of, shaped
 
 Array = np.ndarray
 Index = Array | Tensor | slice | list[int]
@@ -94,21 +96,6 @@ def chance_f1(fit: Int[Array, " b"], held: Int[Array, " s"]) -> float:
     return float(np.mean(scores))
 
 
-def targets(latents: dict[str, Tensor]) -> dict[str, Array]:
-    """The labels a task offers, by name: integer latents `terms` (b k) become "term 1", "term 2", ..., (b,) keep
-    their name.
-    """
-    found: dict[str, Array] = {}
-    for name, value in latents.items():
-        if value.is_floating_point() or value.dtype == torch.bool or value.ndim > 2:
-            continue
-        if value.ndim == 1:
-            found[name] = as_array(value)
-        else:
-            found |= {f"{name.removesuffix('s')} {i + 1}": as_array(column) for i, column in enumerate(value.T)}
-    return found
-
-
 def draws(task: Task, split: str, sequences: int, *, seed: int, purpose: str, device: Any = "cpu") -> Iterator[Batch]:
     """`sequences` sequences of `split` in batches of at most 512, from a seed stream of their own."""
     for step, start in enumerate(range(0, sequences, 512)):
@@ -122,22 +109,32 @@ def query_codes(
     split: str,
     sequences: int,
     *,
+    pairs: str | Pairs = "self",
     seed: int = 0,
     purpose: str = "probe",
     query: Tensor | None = None,
     device: Any = "cpu",
-) -> tuple[list[Float[Array, "b h"]], Batch]:
-    """The code of the last token attending to itself, per layer (all groups of heads), and the sequences it is from.
+) -> tuple[list[Float[Array, "b _"]], Batch]:
+    """The code of chosen pairs, per layer (b n h), the n pairs one after the other, each with the heads of all groups;
+    and the sequences it is from.
 
-    `query`: one token (c,) or () that replaces the last of every sequence; the targets keep to the old ones.
+    `pairs`: (query, key) positions, or a name in `task.pairs`: "self" is the last token attending to itself.
+    `query`: one token (c,) or () that replaces the last of every sequence; the targets keep to the old ones.  What the
+    sequences are like is the task's business: `replace(task, inputs="fixed_context")`, `replace(task, permuted=False)`.
+
+    >>> layers, batch = query_codes(model, task, "compositional", 1000)
+    >>> unlike, batch = query_codes(model, task, "compositional", 1000, pairs=((-1, 0), (-1, 1)))      # (1000, 2 heads)
     """
+    if isinstance(pairs, str):
+        pairs = task.pairs[one_of("query_codes", "pairs", pairs, task.pairs)]
+    i, j = [query for query, _ in pairs], [key for _, key in pairs]
     layers: list[list[Tensor]] = []
     batches = list(draws(task, split, sequences, seed=seed, purpose=purpose, device=device))
     if query is not None:
         for batch in batches:
             batch.inputs[:, -1] = query
     for batch in batches:
-        found = [codes(taps, -1, -1) for taps in capture(model, batch)]
+        found = [codes(taps, i, j).flatten(1) for taps in capture(model, batch)]
         layers = layers or [[] for _ in found]
         for layer, code in zip(layers, found, strict=True):
             layer.append(code)
@@ -149,12 +146,15 @@ def probe_run(
 ) -> list[dict[str, Any]]:
     """Probe every layer of a finished run for every part of its tasks.
 
-    Rows are {layer, target, query, f1, chance, n, classes}.
+    Rows are {pairs, layer, target, query, f1, chance, n, classes}.
 
     Fitted on `sequences` sequences of training tasks (split `iid`), scored on as many of unseen tasks
     (`compositional`), from streams that neither training nor evaluation reads.  query "varies": every sequence has its
     own; "fixed": all share one query token, and the figures are means over `queries` such probes.  What a code says
     about the task depends on the query it is asked about, so a linear probe finds more at one query than across all.
+    Where the task has but one query token (the zeros of SRAVEN), it is "fixed", and there is one probe.
+
+    pairs: every view of the task, see `analysis.labels.views`: "self", and SRAVEN's "last_row".
 
     The terms of a fuzzy-logic task are sorted, so "term 1" and "term 2" have different priors and different sets of
     possible classes: compare each with its own chance level, not with each other.
@@ -178,31 +178,70 @@ def probe_model(
     for name, value, least in (("sequences", sequences, 2), ("queries", queries, 0)):
         if value < least:
             raise ValueError(f"probe: {name} must be at least {least} but is {value}")
-    (batch,) = draws(task, "iid", max(queries, 1), seed=seed, purpose="queries", device=device)
     size: dict[str, Any] = {"sequences": sequences, "seed": seed, "device": device}
-    rows = [{**row, "query": "varies"} for row in _probes(model, task, None, size)]
-    fixed = [_probes(model, task, token, size) for token in batch.inputs[:queries, -1]]
-    for same in zip(*fixed, strict=True):
-        means = {name: float(np.mean([row[name] for row in same])) for name in ("f1", "chance")}
-        rows.append({**same[0], **means, "query": "fixed"})
-    return [{name: row[name] for name in ("layer", "target", "query", "f1", "chance", "n", "classes")} for row in rows]
+    rows: list[dict[str, Any]] = []
+    for name, (drawn, _) in views(task).items():
+        (batch,) = draws(drawn, "iid", max(queries, 2), seed=seed, purpose="queries", device=device)
+        tokens = batch.inputs[:, -1]
+        alike = bool((tokens == tokens[0]).all())
+        kinds = {"fixed" if alike else "varies": [_probes(model, drawn, name, None, size)]}
+        if queries and not alike:
+            kinds["fixed"] = [_probes(model, drawn, name, token, size) for token in tokens[:queries]]
+        for kind, probes in kinds.items():
+            for same in zip(*probes, strict=True):
+                means = {figure: float(np.mean([row[figure] for row in same])) for figure in ("f1", "chance")}
+                rows.append({**same[0], "query": kind, **means})
+    order = ("pairs", "layer", "target", "query", "f1", "chance", "n", "classes")
+    return [{name: row[name] for name in order} for row in rows]
 
 
-def _probes(model: nn.Module, task: Task, query: Tensor | None, size: dict[str, Any]) -> list[dict[str, Any]]:
+def _probes(
+    model: nn.Module, task: Task, pairs: str, query: Tensor | None, size: dict[str, Any]
+) -> list[dict[str, Any]]:
     """One row per layer and target; `size`: sequences, seed, device."""
     (fit, seen), (held, unseen) = (
-        query_codes(model, task, split, size["sequences"], seed=size["seed"], query=query, device=size["device"])
+        query_codes(
+            model, task, split, size["sequences"], pairs=pairs, seed=size["seed"], query=query, device=size["device"]
+        )
         for split in ("iid", "compositional")
     )
-    known, labels = targets(seen.latents), targets(unseen.latents)
+    known, labels = targets(seen), targets(unseen)
     rows: list[dict[str, Any]] = []
     for layer, (a, b) in enumerate(zip(fit, held, strict=True)):
         for name in known:
             x, y = np.concatenate([a, b]), np.concatenate([known[name], labels[name]])
             result = probe(x, y, train=slice(0, len(a)), test=slice(len(a), len(x)))
             scores = {"f1": result.f1, "chance": result.chance, "n": result.n, "classes": result.classes}
-            rows.append({"layer": layer, "target": name, **scores})
+            rows.append({"pairs": pairs, "layer": layer, "target": name, **scores})
     return rows
+
+
+def clusters(
+    model: nn.Module,
+    task: Task,
+    split: str = "compositional",
+    *,
+    sequences: int = 1000,
+    neighbours: int = 10,
+    seed: int = 0,
+    device: Any = "cpu",
+) -> list[dict[str, Any]]:
+    """What the clusters of codes follow, layer by layer: the purity of a code's neighbours for every target.
+
+    Rows are {pairs, layer, target, purity, chance, n}: see `analysis.purity`.  On SRAVEN this puts a number on "early
+    layers cluster by magnitude, late ones by rule" (Schug et al. 2024, figures 5A, 5B, A6): compare "target value" with
+    "rule", each above its own chance.
+    """
+    rows: list[dict[str, Any]] = []
+    for name, (drawn, pairs) in views(task).items():
+        layers, batch = query_codes(
+            model, drawn, split, sequences, pairs=pairs, seed=seed, purpose="maps", device=device
+        )
+        for layer, found in enumerate(layers):
+            for target, labels in targets(batch).items():
+                share, chance = purity(found, labels, neighbours=neighbours)
+                rows.append({"pairs": name, "layer": layer, "target": target, "purity": share, "chance": chance})
+    return [{**row, "n": sequences} for row in rows]
 
 
 def _joined(batches: list[Batch]) -> Batch:

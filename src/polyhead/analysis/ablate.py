@@ -1,0 +1,79 @@
+"""What a head is for: the score of a model when the code of one head, or of a whole layer, is zeroed.
+
+A zeroed head writes no part of any value network: softmax and linear heads then add nothing to the output, and HYLA's
+layer composes its value network from the others alone.  Nothing is trained again: a drop says what the model lost, not
+what it could have done without.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyhead.analysis.capture import looking
+from polyhead.analysis.probe import draws
+from polyhead.config import Batch, Task
+from polyhead.models.transformer import Transformer
+from polyhead.tasks.task import Score, check_split
+
+
+def zero_heads(
+    model: Transformer,
+    task: Task,
+    split: str = "compositional",
+    *,
+    sequences: int = 1024,
+    seed: int = 0,
+    device: Any = "cpu",
+) -> list[dict[str, Any]]:
+    """The task's metric with nothing zeroed, then for every layer with each head's code zeroed and with all of them.
+
+    Rows are {layer, head, score, se, drop, drop_se, n}; head None is a whole layer, layer None is nothing zeroed.
+
+    `drop` is the fall of the score, `drop_se` the standard error of the mean of its n differences by sequence: all rows
+    are of the same `sequences` sequences, from a stream that neither training nor evaluation reads.
+
+    >>> rows = zero_heads(model, task)
+    >>> max((row for row in rows if row["head"] is not None), key=lambda row: row["drop"])      # matters most
+    """
+    check_split(task, split)
+    if sequences < 2:
+        raise ValueError(f"zero_heads: sequences must be at least 2 but is {sequences}")
+    batches = list(draws(task, split, sequences, seed=seed, purpose="zero", device=device))
+    with looking(model):
+        whole = _scores(model, task, batches, None, None)
+        rows = [_row(None, None, whole, whole)]
+        for layer in range(len(model.blocks)):
+            for head in (*range(_heads(model, layer)), None):
+                rows.append(_row(layer, head, _scores(model, task, batches, layer, head), whole))
+    return rows
+
+
+def _scores(model: Transformer, task: Task, batches: list[Batch], layer: int | None, head: int | None) -> Tensor:
+    """The metric by sequence (b), on the CPU."""
+    found = []
+    for batch in batches:
+        keep = None if layer is None else _keep(model, layer, head, batch.inputs)
+        outputs = model(batch.inputs, mask=batch.mask, tail=task.tail, keep=keep).float()
+        before = batch.inputs.shape[1] - outputs.shape[1]  # positions that the task never scores
+        found.append(task.metrics(F.pad(outputs, (0, 0, before, 0)), batch)[task.metric].cpu())
+    return torch.cat(found).double()
+
+
+def _heads(model: Transformer, layer: int) -> int:
+    return sum(group.heads for group in model.config.layer_heads(layer))
+
+
+def _keep(model: Transformer, layer: int, head: int | None, inputs: Tensor) -> list[Tensor | None]:
+    """1 for every head of `layer` but `head`, 0 for that one or, if it is None, for all."""
+    heads, t = _heads(model, layer), inputs.shape[1]
+    kept = torch.ones(1, heads, 1, 1, device=inputs.device, dtype=next(model.parameters()).dtype)
+    kept[:, slice(None) if head is None else head] = 0.0
+    return [kept.expand(1, heads, t, t) if i == layer else None for i in range(len(model.blocks))]
+
+
+def _row(layer: int | None, head: int | None, scores: Tensor, whole: Tensor) -> dict[str, Any]:
+    score, drop = Score.of(scores), Score.of(whole - scores)
+    errors = {"score": score.mean, "se": score.standard_error, "drop": drop.mean, "drop_se": drop.standard_error}
+    return {"layer": layer, "head": head, **errors, "n": len(scores)}

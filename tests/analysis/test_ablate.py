@@ -1,0 +1,130 @@
+"""Zeroing a head's code against weights of zero, and against the drop counted by hand."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import polyhead as ph
+from polyhead.analysis import zero_heads
+from polyhead.analysis.probe import draws
+from polyhead.config import Task
+from polyhead.tasks import FuzzyLogic, Sraven
+
+FUZZY, RAVEN = FuzzyLogic(variables=3, terms=2, length=8), Sraven(features=2, values=5)
+HEADS = [
+    (ph.Softmax(3),),
+    (ph.Linear(3),),
+    (ph.Linear(3, normalise="rms_heads"),),
+    (ph.Hyla(3),),
+    (ph.Hyla(3, value_depth=2),),
+    (ph.Softmax(1), ph.Hyla(2)),
+]
+
+
+def model_of(task: Task, *heads: object) -> ph.Transformer:
+    torch.manual_seed(0)
+    inputs, outputs = task.ends
+    at = {"positions": ph.RelativeBias(), "max_length": task.length, "bias": True}
+    return ph.Transformer(ph.TransformerConfig(inputs, outputs, dim=12, layers=2, heads=heads, dropout=0.5, **at))
+
+
+def scores(model: ph.Transformer, task: Task, n: int, seed: int = 0) -> torch.Tensor:
+    """By sequence, with whatever the model's weights are."""
+    model.eval()
+    with torch.no_grad():
+        parts = [
+            task.metrics(model(b.inputs), b)[task.metric]
+            for b in draws(task, "compositional", n, seed=seed, purpose="zero")
+        ]
+    return torch.cat(parts).double()
+
+
+def without(model: ph.Transformer, layer: int, head: int | None) -> None:
+    """Take heads away by their output weights: only where a head's value goes through its own rows of `out`."""
+    out = model.blocks[layer].attention.out.weight
+    each = out.shape[1] // model.blocks[layer].attention.total_heads
+    with torch.no_grad():
+        out[:, slice(None) if head is None else slice(head * each, (head + 1) * each)] = 0
+
+
+@pytest.mark.parametrize("task", [FUZZY, RAVEN], ids=["fuzzy", "sraven"])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_rows_are_every_head_and_layer_of_every_mechanism(task: Task, heads: tuple) -> None:
+    model = model_of(task, *heads)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    rows = zero_heads(model, task, sequences=40, seed=3)
+    count = sum(group.heads for group in heads)
+    places = [(None, None), *((layer, head) for layer in (0, 1) for head in (*range(count), None))]
+    assert [(row["layer"], row["head"]) for row in rows] == places
+    assert rows[0]["drop"] == rows[0]["drop_se"] == 0
+    whole = scores(model, task, 40, seed=3)
+    assert rows[0]["score"] == pytest.approx(whole.mean().item())
+    assert rows[0]["se"] == pytest.approx(whole.std().item() / 40**0.5)
+    assert all(row["drop"] == pytest.approx(rows[0]["score"] - row["score"], rel=1e-5, abs=1e-9) for row in rows)
+    assert rows == zero_heads(model, task, sequences=40, seed=3)
+    assert all((value == before[name]).all() for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("heads", [(ph.Softmax(3),), (ph.Linear(3),), (ph.Softmax(1), ph.Linear(2))], ids=str)
+def test_a_zeroed_head_is_a_head_without_output_weights(heads: tuple) -> None:
+    """Where heads only add, the code of one may as well be kept and its output thrown away."""
+    rows = zero_heads(model_of(FUZZY, *heads), FUZZY, sequences=600)
+    whole = scores(model_of(FUZZY, *heads), FUZZY, 600)
+    for row in rows[1:]:
+        model = model_of(FUZZY, *heads)
+        without(model, row["layer"], row["head"])
+        drops = whole - scores(model, FUZZY, 600)
+        assert row["drop"] == pytest.approx(drops.mean().item(), rel=1e-4)
+        assert row["drop_se"] == pytest.approx(drops.std().item() / 600**0.5, rel=1e-3)
+        assert row["n"] == 600
+
+
+def test_in_hyla_a_zeroed_head_leaves_both_maps_of_the_value_network() -> None:
+    """Against a layer that multiplies the code of the pair by hand, and not against a head without output weights."""
+    model = model_of(FUZZY, ph.Hyla(3))
+    row = next(r for r in zero_heads(model, FUZZY, sequences=50) if (r["layer"], r["head"]) == (1, 2))
+    (batch,) = draws(FUZZY, "compositional", 50, seed=0, purpose="zero")
+    model.eval()
+    with torch.no_grad():
+        x = model.blocks[0](model.inputs(batch.inputs))
+        block = model.blocks[1]
+        layer, source = block.attention, block.norm1(x)
+        _, code = layer(source, return_code=True)
+        code = code * torch.tensor([1.0, 1.0, 0.0])[:, None, None]
+        v = layer.qkv(source)[..., layer.widths[0] + layer.widths[1] :].unflatten(-1, (3, -1))
+        hidden = torch.einsum("bhts,bshe->btse", code, v).relu()
+        x = x + layer.out(torch.einsum("bhts,btse->bthe", code, hidden).flatten(2))
+        x = x + block.feedforward(block.norm2(x))
+        values = FUZZY.metrics(model.outputs(model.norm(x)), batch)["r2"]
+    assert row["score"] == pytest.approx(values.double().mean().item(), rel=1e-4)
+    without(model, 1, 2)
+    assert row["score"] != pytest.approx(scores(model, FUZZY, 50).mean().item(), rel=1e-3)
+
+
+def test_the_whole_layer_without_code_is_the_residual_alone() -> None:
+    model = model_of(RAVEN, ph.Hyla(3))
+    rows = zero_heads(model, RAVEN, sequences=60)
+    for layer in (0, 1):
+        bare = model_of(RAVEN, ph.Hyla(3))
+        bare.load_state_dict(model.state_dict())
+        without(bare, layer, None)
+        row = next(r for r in rows if (r["layer"], r["head"]) == (layer, None))
+        assert row["score"] == pytest.approx(scores(bare, RAVEN, 60).mean().item())
+
+
+def test_the_model_is_left_as_it_was_found_and_drops_nothing_out() -> None:
+    model = model_of(FUZZY, ph.Linear(2)).train()
+    first = zero_heads(model, FUZZY, sequences=20)
+    assert model.training
+    assert first == zero_heads(model, FUZZY, sequences=20)
+
+
+def test_mistakes() -> None:
+    model = model_of(FUZZY, ph.Linear(2))
+    with pytest.raises(ValueError, match=r"^zero_heads: sequences must be at least 2 but is 1$"):
+        zero_heads(model, FUZZY, sequences=1)
+    with pytest.raises(ValueError, match=r"^FuzzyLogic: unknown split 'compositonal'; did you mean 'compositional'"):
+        zero_heads(model, FUZZY, "compositonal")
+    with pytest.raises(ValueError, match=r"^Sraven: unknown split 'novel'"):
+        zero_heads(model_of(RAVEN, ph.Linear(2)), dataclasses.replace(RAVEN), "novel")
