@@ -167,6 +167,18 @@ def posterior(
     return kinds // task.values**task.features, kinds[:, None] // places % task.values, mass
 
 
+@shaped
+def causes(panels: Int[Tensor, "b g g m"], task: Sraven) -> Int[Tensor, "b"]:
+    """How many tasks (rules and correspondences) may have drawn the panels, the answer included."""
+    check_size(task)
+    counts = []
+    for part in panels.split(_at_once(task)):
+        fits, answers = hypotheses(part, task, distinct=True)
+        instance, _, _ = explanations(fits & (answers == _truth(part, task)), task)
+        counts.append(torch.bincount(instance, minlength=len(part)))
+    return torch.cat(counts)
+
+
 def _those(which: Tensor, instance: Tensor, slots: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return instance[which], slots[which], chosen[which]
 

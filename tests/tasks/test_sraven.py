@@ -1,0 +1,266 @@
+"""Symbolic Raven: what a batch holds, its streams, loss, metrics, instances drawn anew."""
+
+import dataclasses
+import doctest
+import itertools
+import math
+
+import pytest
+import torch
+
+from polyhead import config
+from polyhead.tasks import KINDS, Sraven, sraven
+from polyhead.tasks.sraven_ambiguity import ambiguous
+
+SPLITS = ("train", "validation", "iid", "compositional")
+SETTINGS = [
+    {},
+    {"permuted": False},
+    {"features": 2, "values": 5},
+    {"features": 3, "values": 4, "grid": 4, "held_out": 0.4},
+    {"features": 3, "values": 3, "grid": 2},
+    {"reject_ambiguous": "text"},
+]
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_worked_examples():
+    found = doctest.testmod(sraven)
+    assert found.attempted >= 3
+    assert found.failed == 0
+
+
+# ------------------------------------------------------------------------------------------ batches
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("split", SPLITS)
+def test_what_a_batch_holds(setting, split):
+    task = Sraven(**setting)
+    m, k, g = task.features, task.values, task.grid
+    batch = task.sample(split, 50, generator(3))
+    panels, rules, order = (batch.latents[name] for name in ("panels", "rules", "permutations"))
+    assert batch.inputs.shape == (50, g * g * m, k)
+    assert task.length == g * g * m
+    assert batch.inputs.dtype == torch.float32
+    assert batch.targets.dtype == torch.int64
+    assert batch.mask is None
+    assert set(batch.latents) == {"rules", "permutations", "panels", "query_rules"}
+    assert panels.shape == (50, g, g, m)
+    assert (batch.targets == panels.flatten(1)).all()  # panels in reading order, features as shown
+    assert (batch.inputs[:, -m:] == 0).all()
+    assert (batch.inputs[:, :-m].sum(dim=-1) == 1).all()
+    assert (batch.inputs[:, :-m].argmax(dim=-1) == batch.targets[:, :-m]).all()
+    assert batch.scored.dtype == torch.bool
+    assert batch.scored[:, -m:].all()
+    assert not batch.scored[:, :-m].any()
+    assert task.tail == m
+    assert rules.shape == (50, m)
+    assert (rules.diff(dim=1) >= 0).all()
+    assert set(map(tuple, rules.tolist())) <= set(map(tuple, task.rules(split).tolist()))
+    assert order.shape == (50, g, m)
+    assert (order.sort(dim=-1).values == torch.arange(m)).all()
+    assert (order == torch.arange(m)).all() == (not task.permuted)
+    for b, j in itertools.product(range(50), range(m)):
+        assert batch.latents["query_rules"][b, j] == rules[b, order[b, -1, j]]
+    assert task.ends == (config.Vectors(k), config.Logits(k, bias=True))
+
+
+def test_rules_and_permutations_are_uniform_and_independent():
+    task = Sraven()
+    latents = task.sample("train", 57_600, generator()).latents
+    code = latents["rules"] @ torch.tensor([512, 64, 8, 1])
+    counts = code.unique(return_counts=True)[1]
+    assert len(counts) == 248
+    assert (counts - 57_600 / 248).abs().max() < 5 * (57_600 / 248) ** 0.5
+    names = {order: i for i, order in enumerate(itertools.permutations(range(4)))}
+    orders = torch.tensor([[names[tuple(c)] for c in one] for one in latents["permutations"].tolist()])  # (b g)
+    for a, b in itertools.combinations(range(3), 2):
+        pairs = torch.bincount(orders[:, a] * 24 + orders[:, b], minlength=576)
+        assert (pairs - 100).abs().max() < 50  # five standard deviations
+    # All 24^3 triples alike: too many to look at one by one, so by the sum of squares.
+    triples = torch.bincount(orders @ torch.tensor([576, 24, 1]), minlength=24**3).double()
+    mean = 57_600 / 24**3
+    assert abs(((triples - mean) ** 2 / mean).mean() - 1) < 5 * (2 / 24**3) ** 0.5
+
+
+def test_draws_ignore_and_spare_the_global_generator_and_dtype():
+    task = Sraven()
+    torch.manual_seed(1)
+    first, state = task.batch("train", 4, seed=0, step=0), torch.get_rng_state()
+    torch.manual_seed(2)
+    sraven._vectors.cache_clear()
+    torch.set_default_dtype(torch.float64)
+    try:
+        second = task.batch("train", 4, seed=0, step=0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert second.inputs.dtype == torch.float32
+    assert (first.inputs == second.inputs).all()
+    torch.manual_seed(1)
+    assert (state == torch.get_rng_state()).all()
+
+
+def test_pairs_are_the_papers_and_its_codes():
+    assert Sraven().pairs == {"self": ((-1, -1),), "last_row": ((-1, 27), (-1, 31))}
+    assert Sraven(features=2, values=5).pairs["last_row"] == ((-1, 13), (-1, 15))
+    assert Sraven(features=3, grid=4).pairs["last_row"] == ((-1, 38), (-1, 41), (-1, 44))
+
+
+# ------------------------------------------------------------------------------------------ streams
+def rows(batch):
+    return set(map(tuple, batch.targets.tolist()))
+
+
+def test_a_batch_is_a_function_of_seed_split_and_step():
+    task = Sraven()
+    draws = {key: task.batch(key[1], 16, seed=key[0], step=key[2]) for key in itertools.product((0, 1), SPLITS, (0, 1))}
+    for seed, split, step in draws:
+        again = task.batch(split, 16, seed=seed, step=step)
+        assert (again.targets == draws[seed, split, step].targets).all()
+    for a, b in itertools.combinations(draws.values(), 2):
+        assert not rows(a) & rows(b)
+
+
+def test_splits_share_no_draws_even_from_generators_in_one_state():
+    draws = [Sraven().sample(split, 64, generator(5)) for split in SPLITS]
+    for a, b in itertools.combinations(draws, 2):
+        assert not rows(a) & rows(b)
+        assert (a.latents["permutations"] != b.latents["permutations"]).any()
+    assert (draws[0].latents["rules"] != draws[2].latents["rules"]).any()  # the same multisets in an order of their own
+
+
+def test_a_generator_moves_on_and_repeats():
+    source = generator(5)
+    draws = [Sraven().sample("train", 8, source) for _ in range(3)]
+    for a, b in itertools.combinations(draws, 2):
+        assert not rows(a) & rows(b)
+        assert (a.latents["rules"] != b.latents["rules"]).any()
+    source = generator(5)
+    for draw in draws:
+        assert (Sraven().sample("train", 8, source).targets == draw.targets).all()
+
+
+@pytest.mark.parametrize("setting", [{}, {"values": 4, "reject_ambiguous": "text"}], ids=str)
+@pytest.mark.parametrize("size", [1, 7, 16, 100])
+def test_a_smaller_batch_is_a_prefix_of_a_larger_one(setting, size):
+    task = Sraven(**setting)
+    whole, part = (task.batch("compositional", b, seed=4, step=9) for b in (128, size))
+    assert (part.inputs == whole.inputs[:size]).all()
+    assert (part.latents["rules"] == whole.latents["rules"][:size]).all()
+
+
+def test_the_first_draw_is_pinned():
+    latents = Sraven().batch("train", 1, seed=0, step=0).latents
+    assert latents["rules"].tolist() == PINNED["rules"]
+    assert latents["permutations"].tolist() == PINNED["permutations"]
+    assert latents["panels"].tolist() == PINNED["panels"]
+
+
+PINNED = {
+    "rules": [[3, 3, 4, 7]],
+    "permutations": [[[2, 3, 1, 0], [1, 3, 2, 0], [3, 2, 1, 0]]],
+    "panels": [
+        [
+            [[7, 6, 6, 2], [5, 4, 5, 1], [0, 3, 4, 0]],
+            [[0, 4, 3, 7], [2, 6, 6, 6], [0, 4, 1, 5]],
+            [[5, 6, 6, 1], [5, 0, 3, 0], [4, 1, 4, 7]],
+        ]
+    ],
+}
+
+
+# ------------------------------------------------------------------------------------------ rejection
+@pytest.mark.parametrize(("definition", "values"), [("code", 4), ("text", 4), ("text", 8)])
+@pytest.mark.parametrize("split", SPLITS)
+def test_ambiguous_instances_are_drawn_anew_and_no_others(definition, values, split):
+    task = Sraven(values=values, reject_ambiguous=definition)
+    plain = dataclasses.replace(task, reject_ambiguous=None)
+    batch, before = (one.batch(split, 200, seed=0, step=0) for one in (task, plain))
+    assert not ambiguous(batch.latents["panels"], task, definition).any()
+    bad = ambiguous(before.latents["panels"], task, definition)
+    assert bad.any()
+    assert ((batch.targets == before.targets).all(dim=1) == ~bad).all()
+    # What came instead is whole: latents, tokens and targets of one instance.
+    latents = batch.latents
+    assert (latents["panels"].flatten(1) == batch.targets).all()
+    assert (latents["query_rules"] == latents["rules"].gather(1, latents["permutations"][:, -1])).all()
+    assert (batch.inputs[:, : -task.tail].argmax(dim=-1) == batch.targets[:, : -task.tail]).all()
+
+
+def test_rules_that_are_always_ambiguous_are_an_error_not_an_endless_loop(monkeypatch):
+    monkeypatch.setattr(sraven, "TRIES", 5)
+    task = Sraven(features=2, values=8, grid=2, reject_ambiguous="text")  # one row shown whole says too little
+    with pytest.raises(ValueError, match=r"^Sraven: 5 draws gave no instance without ambiguity by definition 'text'"):
+        task.of_rules(torch.full((64, 2), 7), generator())
+
+
+# ------------------------------------------------------------------------------------------ given rules
+def test_instances_of_given_rules():
+    rules = torch.tensor([[7, 0, 3, 3], [1, 1, 1, 1]])
+    batch = Sraven().of_rules(rules, generator())
+    assert batch.latents["rules"].tolist() == [[0, 3, 3, 7], [1, 1, 1, 1]]
+    assert (Sraven().of_rules(rules, generator()).targets == batch.targets).all()
+    assert rules.tolist() == [[7, 0, 3, 3], [1, 1, 1, 1]]
+    for wrong in (torch.tensor([[0, 1, 2]]), torch.tensor([[0, 1, 2, 8]]), torch.tensor([[-1, 1, 2, 3]])):
+        with pytest.raises(ValueError, match=r"^of_rules: rules must be 4 numbers from 0 to 7 an instance"):
+            Sraven().of_rules(wrong, generator())
+
+
+# ------------------------------------------------------------------------------------------ loss and metrics
+def test_loss_is_the_mean_cross_entropy_of_the_query_tokens():
+    task = Sraven()
+    batch = task.batch("train", 6, seed=0, step=0)
+    outputs = torch.randn(6, 36, 8, generator=generator())
+    wanted = 0.0
+    for b, j in itertools.product(range(6), range(32, 36)):
+        logits = outputs[b, j].tolist()
+        wanted += math.log(sum(map(math.exp, logits))) - logits[batch.targets[b, j]]
+    outputs[:, :32] = float("nan")
+    outputs.requires_grad_()
+    loss = task.loss(outputs, batch)
+    assert loss.item() == pytest.approx(wanted / 24, rel=1e-5)
+    loss.backward()
+    assert (outputs.grad[:, :32] == 0).all()
+    assert (outputs.grad[:, 32:] != 0).all()
+
+
+def test_accuracy_wants_all_features_and_feature_accuracy_counts_them():
+    task = Sraven()
+    batch = task.batch("train", 5, seed=0, step=0)
+    outputs = torch.nn.functional.one_hot(batch.targets, 8).float()
+    for b in range(5):  # b of the four are wrong
+        outputs[b, 36 - b :] = outputs[b, 36 - b :].roll(1, dims=-1)
+    outputs[:, :32] = float("nan")
+    found = task.metrics(outputs, batch)
+    assert set(found) == {"accuracy", "feature_accuracy"}
+    assert found["accuracy"].tolist() == [1, 0, 0, 0, 0]
+    assert found["feature_accuracy"].tolist() == [1, 0.75, 0.5, 0.25, 0]
+    assert task.metric == "accuracy"
+
+
+def test_half_precision_outputs_are_scored_in_float32_and_double_stays_double():
+    task = Sraven()
+    batch = task.batch("train", 4, seed=0, step=0)
+    outputs = torch.randn(4, 36, 8, generator=generator()).bfloat16()
+    for dtype, wanted in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        assert task.loss(outputs.to(dtype), batch).dtype == wanted
+        assert task.metrics(outputs.to(dtype), batch)["accuracy"].dtype == wanted
+        torch.testing.assert_close(task.loss(outputs.to(dtype), batch).float(), task.loss(outputs.float(), batch))
+
+
+@pytest.mark.parametrize("shape", [(4, 36, 7), (4, 4, 8), (3, 36, 8)])
+def test_outputs_of_another_shape_are_one_clear_line(shape):
+    task = Sraven()
+    batch = task.batch("train", 4, seed=0, step=0)
+    for score in (task.loss, task.metrics):
+        with pytest.raises(ValueError, match=r"^Sraven: outputs must be logits \(4, 36, 8\) but have"):
+            score(torch.zeros(shape), batch)
+
+
+def test_the_task_is_known_to_configurations():
+    assert Sraven in KINDS
+    task = Sraven(features=2, values=5, reject_ambiguous="code", split_seed=3)
+    run = config.Run(task, config.TransformerConfig(*task.ends))
+    assert config.from_dict(config.to_dict(run), KINDS) == run

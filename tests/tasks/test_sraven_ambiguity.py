@@ -1,0 +1,261 @@
+"""Symbolic Raven: ambiguity by both definitions and the Bayes-optimal accuracy, against plain enumeration."""
+
+import functools
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+
+from polyhead.tasks import Sraven
+from polyhead.tasks.sraven_ambiguity import ambiguity, ambiguous, bayes, causes, check_size, explanations, hypotheses
+from polyhead.tasks.sraven_rules import obeys
+
+
+def panels_of(task, count, split="train"):
+    return task.batch(split, count, seed=0, step=0).latents["panels"]
+
+
+def orders(task):
+    """All permutations of all columns; the first column's, too."""
+    every = list(itertools.permutations(range(task.features))) if task.permuted else [tuple(range(task.features))]
+    return list(itertools.product(every, repeat=task.grid))
+
+
+def grid_of(panel, slots):
+    return tuple(tuple(row[c][slot] for c, slot in enumerate(slots)) for row in panel)
+
+
+# ------------------------------------------------------------------------------------------ both definitions, by hand
+def fitting(grid, values, distinct):
+    """The answers of the rules that fit a feature's symbols, the last of which is not looked at, in the original code's
+    terms: one cell after another."""
+    size = len(grid)
+    whole, last = grid[:-1], grid[-1][:-1]
+    answers = []
+    for step in (0, 1, 2, -1, -2):
+        rows = [*whole, last]
+        if all((row[i + 1] - row[i] - step) % values == 0 for row in rows for i in range(len(row) - 1)):
+            answers.append((last[-1] + step) % values)
+    if all(row[-1] == sum(row[:-1]) % values for row in whole):
+        answers.append(sum(last) % values)
+    if all(row[-1] == (row[0] - sum(row[1:-1])) % values for row in whole):
+        answers.append((last[0] - sum(last[1:])) % values)
+    symbols = sorted(whole[0])
+    all_differ = len(set(symbols)) == size and len(set(last)) == size - 1
+    if all(sorted(row) == symbols for row in whole) and set(last) <= set(symbols) and (all_differ or not distinct):
+        used = [last.count(symbol) for symbol in symbols]
+        answers.append(symbols[used.index(min(used))])
+    return answers
+
+
+def by_hand(panel, task, definition, distinct):
+    @functools.cache
+    def look(slots):
+        grid = grid_of(panel, slots)
+        answers = fitting(grid, task.values, distinct)
+        return bool(answers), any(answer != grid[-1][-1] for answer in answers)
+
+    for order in orders(task):
+        seen = [look(slots) for slots in zip(*order, strict=True)]
+        fits, wrong = ([one[i] for one in seen] for i in (0, 1))
+        if all(fits) and (all(wrong) if definition == "code" else any(wrong)):
+            return True
+    return False
+
+
+SETTINGS = [
+    {"features": 2, "values": 5},
+    {"features": 3, "values": 4},
+    {"features": 3, "values": 3},
+    {"features": 2, "values": 4, "grid": 4},
+    {"features": 3, "values": 4, "grid": 2},
+    {"features": 3, "values": 3, "permuted": False},
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize(("definition", "distinct"), [("code", False), ("text", False), ("text", True), ("code", True)])
+def test_ambiguity_is_what_listing_all_permutations_finds(setting, definition, distinct):
+    task = Sraven(**setting)
+    panels = panels_of(task, 60)
+    found = ambiguous(panels, task, definition, distinct=distinct)
+    wanted = [by_hand(panel, task, definition, distinct) for panel in panels.tolist()]
+    assert found.tolist() == wanted
+    if definition == "text" and task.grid > 2:  # with 2, one row shown whole leaves nearly everything open
+        assert 0 < sum(wanted) < 60
+
+
+def test_four_features_by_listing_all_permutations():
+    task = Sraven(values=4)
+    panels = panels_of(task, 6)
+    for definition in ("code", "text"):
+        wanted = [by_hand(panel, task, definition, False) for panel in panels.tolist()]
+        assert ambiguous(panels, task, definition).tolist() == wanted
+    assert len(set(wanted)) == 2
+
+
+def test_many_instances_at_once_are_as_many_alone():
+    task = Sraven(values=4)
+    panels = panels_of(task, 1100)
+    parts = panels.split(300)
+    assert (ambiguous(panels, task, "text") == torch.cat([ambiguous(part, task, "text") for part in parts])).all()
+    for which in (0, 1):
+        assert (bayes(panels, task)[which] == torch.cat([bayes(part, task)[which] for part in parts])).all()
+    assert (causes(panels, task) == torch.cat([causes(part, task) for part in parts])).all()
+
+
+def test_every_true_rule_fits_and_answers_right():
+    task = Sraven(features=3)
+    latents = task.batch("train", 300, seed=0, step=0).latents
+    panels, rules, order = (latents[name] for name in ("panels", "rules", "permutations"))
+    fits, answers = hypotheses(panels, task, distinct=True)
+    slots = order.argsort(dim=-1)  # by feature, its slot in each column
+    b = torch.arange(300)[:, None]
+    where = (b, slots[:, 0], slots[:, 1] * 3 + slots[:, 2], rules)
+    assert fits[where].all()
+    assert (answers[where] == panels[:, -1, -1].gather(1, slots[:, 2])).all()
+
+
+def test_explanations_are_all_matchings():
+    task = Sraven()
+    instance, slots, option = explanations(torch.ones(2, 4, 16, 1, dtype=torch.bool), task)
+    assert torch.bincount(instance).tolist() == [576, 576]
+    assert (option == 0).all()
+    assert len(torch.cat((instance[:, None], slots), dim=1).unique(dim=0)) == 1152
+    for column in (slots // 4, slots % 4):
+        assert (column.sort(dim=1).values == torch.arange(4)).all()
+
+
+# ------------------------------------------------------------------------------------------ Bayes, by hand
+@functools.cache
+def grids(values, size):
+    """For each rule all grids that obey it, as (symbols shown, answer), by trying all."""
+    found = {rule: [] for rule in range(8)}
+    rows = list(itertools.product(range(values), repeat=size))
+    for rule in range(8):
+        some = [row for row in rows if rule == 7 or obeys([row], rule, values=values)]
+        for grid in itertools.product(some, repeat=size):
+            if obeys(grid, rule, values=values):
+                found[rule].append((tuple(itertools.chain(*grid))[:-1], grid[-1][-1]))
+    return {rule: (Counter(of), len(of)) for rule, of in found.items()}
+
+
+def posterior_by_hand(panel, task, multisets):
+    """Probability of every answer, up to a factor: the generator's choices one after another."""
+    table = grids(task.values, task.grid)
+    mass = Counter()
+    for order in orders(task):
+        for rules in multisets:
+            options = [(1.0, ())]
+            for feature, rule in enumerate(rules):
+                slots = [column.index(feature) for column in order]
+                shown = tuple(itertools.chain(*grid_of(panel, slots)))[:-1]
+                counts, total = table[rule]
+                options = [
+                    (p * counts[shown, answer] / total, (*answers, (slots[-1], answer)))
+                    for p, answers in options
+                    for answer in range(task.values)
+                    if counts[shown, answer]
+                ]
+            for p, answers in options:
+                mass[tuple(answer for _, answer in sorted(answers))] += p
+    return mass
+
+
+def accuracy_by_hand(mass, truth):
+    best = [answer for answer, p in mass.items() if p > max(mass.values()) * (1 - 1e-9)]
+    return (truth in best) / len(best) if best else 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "count"),
+    [
+        ({"features": 2, "values": 3}, 40),
+        ({"features": 3, "values": 3}, 5),
+        ({"features": 2, "values": 4, "grid": 2}, 40),
+        ({"features": 3, "values": 3, "permuted": False}, 30),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("known", [False, True])
+def test_bayes_is_what_enumerating_the_generator_gives(setting, count, known):
+    task = Sraven(**setting)
+    multisets = list(itertools.combinations_with_replacement(range(8), task.features))
+    rules = task.rules("train") if known else None
+    panels = panels_of(task, count, "compositional")
+    accuracy, answers = bayes(panels, task, rules=rules)
+    partial = 0
+    for b, panel in enumerate(panels.tolist()):
+        mass = posterior_by_hand(panel, task, rules.tolist() if known else multisets)
+        assert answers[b] == len(mass)
+        wanted = accuracy_by_hand(mass, tuple(panel[-1][-1]))
+        assert accuracy[b].item() == pytest.approx(wanted)
+        partial += wanted < 1
+    assert partial
+
+
+def test_bayes_is_right_where_one_answer_is_possible():
+    task = Sraven()
+    accuracy, answers = bayes(panels_of(task, 500), task)
+    assert (answers >= 1).all()
+    assert (accuracy[answers == 1] == 1).all()
+    several = ambiguous(panels_of(task, 500), task, "text", distinct=True)
+    assert (several == (answers > 1)).all()
+
+
+# ------------------------------------------------------------------------------------------ possible causes
+def test_causes_by_hand():
+    task = Sraven(features=2, values=3)
+    panels = panels_of(task, 60)
+    found = causes(panels, task)
+    for b, panel in enumerate(panels.tolist()):
+        count = 0
+        for second, third in itertools.product(itertools.permutations(range(2)), repeat=2):
+            features = [grid_of(panel, slots) for slots in zip((0, 1), second, third, strict=True)]
+            fits = [[obeys(grid, rule, values=3) for rule in range(8)] for grid in features]
+            count += sum(fits[0]) * sum(fits[1])
+        assert found[b] == count
+    assert found.min() == 1
+    assert found.max() > 1
+
+
+# ------------------------------------------------------------------------------------------ Table A2
+@pytest.mark.parametrize(
+    ("values", "code", "text", "ceiling"),
+    [(4, (0.0522, 0.0762), 0.70, 0.77), (8, (0.0005, 0.006), 0.26, 0.92), (16, (0.0, 0.0015), 0.09, 0.98)],
+)
+def test_table_a2(values, code, text, ceiling):
+    found = ambiguity(Sraven(values=values), 4096)
+    assert set(found) == {"code", "text", "text_distinct", "bayes"}
+    assert code[0] <= found["code"].mean <= code[1]
+    assert abs(found["text"].mean - text) < 0.03
+    assert abs(found["bayes"].mean - ceiling) < 0.02
+    assert found["text_distinct"].mean <= found["text"].mean
+    assert found["bayes"].identified == pytest.approx(1 - found["text_distinct"].mean)
+    assert {score.count for score in found.values()} == {4096}
+
+
+def test_ambiguity_repeats_and_depends_on_seed_and_split():
+    task = Sraven(values=4)
+    first = ambiguity(task, 300)
+    assert ambiguity(task, 300) == first
+    assert ambiguity(task, 300, seed=1) != first
+    assert ambiguity(task, 300, split="iid") != first
+
+
+def test_bad_input():
+    task, panels = Sraven(), panels_of(Sraven(), 2)
+    with pytest.raises(ValueError, match=r"^Sraven: unknown split 'ood'"):
+        ambiguity(task, 10, split="ood")
+    with pytest.raises(ValueError, match=r"^ambiguity: instances must be at least 1 but is 0"):
+        ambiguity(task, 0)
+    with pytest.raises(ValueError, match=r"^ambiguous: unknown definition 'txt'; did you mean 'text'\?"):
+        ambiguous(panels, task, "txt")
+    message = r"^Sraven: 7 features on a grid of 3 have 25401600 correspondences, but at most 1000000 can be searched"
+    with pytest.raises(ValueError, match=message):
+        check_size(Sraven(features=7))
+    with pytest.raises(ValueError, match=r"^Sraven: 4 features of 20000 values have .* answers, too many to number"):
+        bayes(panels, Sraven(values=20_000))
+    with pytest.raises(ValueError, match=r"^bayes: panels must be \(b g g m\)"):
+        bayes(panels.flatten(1), task)

@@ -1,0 +1,156 @@
+"""Symbolic Raven: floors and ceiling, and how many tasks and instances there are."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from polyhead import cli_text, config
+from polyhead.tasks import Sraven, sraven_counts
+from polyhead.tasks.sraven_counts import Count
+from polyhead.tasks.sraven_floors import copy_left, floors, same_slot
+from polyhead.tasks.sraven_rules import obeys
+
+NAMES = ["chance", "copy_left", "same_slot", "known_combinations", "ceiling"]
+
+
+# ------------------------------------------------------------------------------------------ floors
+def test_floors_and_ceiling_of_the_paper_task():
+    task = Sraven()
+    seen, new = (task.floors(split, sequences=1000) for split in ("iid", "compositional"))
+    for table in (seen, new):
+        assert list(table) == NAMES
+        assert (table["chance"].mean, table["chance"].standard_error) == (8**-4, 0)
+        assert table["copy_left"].mean < 0.01
+        assert table["same_slot"].mean < 0.02
+        assert abs(table["ceiling"].mean - 0.92) < 0.03
+        assert 0.7 < table["ceiling"].identified < 0.8
+        assert {score.count for score in table.values()} == {1000}
+    assert seen["known_combinations"].mean >= seen["ceiling"].mean
+    assert 0.02 < new["known_combinations"].mean < 0.1  # remembered combinations do not help with others
+
+
+def test_floors_repeat_and_depend_on_their_seed():
+    task = Sraven(features=2, values=5)
+    assert floors(task, "iid", sequences=700) == floors(task, "iid", sequences=700)
+    assert floors(task, "iid", sequences=700, seed=1) != floors(task, "iid", sequences=700)
+
+
+def test_a_single_order_of_features_has_no_floor_that_ignores_it():
+    assert list(Sraven(permuted=False).floors("iid", sequences=50)) == [n for n in NAMES if n != "same_slot"]
+
+
+def test_too_many_correspondences_leave_the_floors_without_search():
+    table = Sraven(features=7, held_out=0.5).floors("iid", sequences=20)
+    assert list(table) == ["chance", "copy_left", "same_slot"]
+
+
+def test_same_slot_solves_what_is_not_permuted_and_copies_what_it_cannot_explain():
+    task = Sraven()
+    straight = Sraven(permuted=False).batch("iid", 400, seed=0, step=0).latents["panels"]
+    assert ((same_slot(straight, task) == straight[:, -1, -1]).all(dim=-1)).double().mean() > 0.9
+    none = torch.tensor([[[1, 2, 4], [7, 2, 6], [3, 5, 0]]])[..., None].expand(-1, -1, -1, 4)  # no rule fits
+    assert same_slot(none, task).tolist() == [[5, 5, 5, 5]] == copy_left(none).tolist()
+
+
+def test_same_slot_prefers_the_rule_that_says_more():
+    # Constant answers 1 and has probability 8^-3; sum would say 2 and difference 0, of 8^-6 each.
+    panels = torch.tensor([[[0, 0, 0], [0, 0, 0], [1, 1, 7]]])[..., None].expand(-1, -1, -1, 4)
+    assert same_slot(panels, Sraven()).tolist() == [[1, 1, 1, 1]]
+
+
+def test_the_command_line_prints_them(capsys):
+    task = Sraven(features=2, values=5)
+    run = config.Run(task, config.TransformerConfig(*task.ends))
+    row = {"accuracy": 0.5, "accuracy_se": 0.01}
+    cli_text.scores(run, {"mine": {"iid": row, "compositional": row}})
+    printed = capsys.readouterr().out
+    for text in ("accuracy", "chance", "0.040 ± 0.000", "same slot", "known combinations", "ceiling"):
+        assert text in printed
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match=r"^Sraven: unknown split 'novel'"):
+        Sraven().floors("novel")
+    with pytest.raises(ValueError, match=r"^floors: sequences must be at least 1 but is 0"):
+        Sraven().floors("iid", sequences=0)
+
+
+# ------------------------------------------------------------------------------------------ counts
+def test_the_papers_counts_of_tasks():
+    assert [sraven_counts.tasks(m).paper for m in range(1, 6)] == [0, 72, 3_960, 188_760, 11_400_840]
+
+
+@pytest.mark.parametrize(("features", "grid"), [(1, 3), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3)])
+def test_the_exact_count_of_tasks_is_that_of_what_the_generator_chooses(features, grid):
+    every = list(itertools.permutations(range(features)))
+    found = set()
+    for rules in itertools.combinations_with_replacement(range(8), features):
+        for columns in itertools.product(every, repeat=grid):
+            # A task is which rule governs the features, named by their slots, and which slots belong together.
+            found.add(frozenset((*(c.index(i) for c in columns), rules[i]) for i in range(features)))
+    assert sraven_counts.tasks(features, grid).exact == len(found)
+
+
+@pytest.mark.parametrize(("values", "grid"), [(3, 2), (4, 2), (3, 3)])
+def test_the_grids_of_one_feature_are_counted_by_trying_all(values, grid):
+    rows = list(itertools.product(range(values), repeat=grid))
+    for rule in range(8):
+        some = [row for row in rows if rule == 7 or obeys([row], rule, values=values)]
+        wanted = sum(obeys(one, rule, values=values) for one in itertools.product(some, repeat=grid))
+        assert sraven_counts.feature_grids(rule, values, grid) == wanted
+
+
+def every_instance(values, grid):
+    """Of two features: all (task, panels) and all panels, by listing them."""
+    rows = list(itertools.product(range(values), repeat=grid))
+    grids = [[g for g in itertools.product(rows, repeat=grid) if obeys(g, rule, values=values)] for rule in range(8)]
+    pairs, panels = set(), set()
+    for rules in itertools.product(range(8), repeat=2):
+        for first, second in itertools.product(grids[rules[0]], grids[rules[1]]):
+            for swaps in itertools.product((False, True), repeat=grid - 1):
+                slots = (False, *swaps)
+                shown = tuple(
+                    (second[r][c], first[r][c]) if slots[c] else (first[r][c], second[r][c])
+                    for r in range(grid)
+                    for c in range(grid)
+                )
+                pairs.add((rules, swaps, shown))
+                panels.add(shown)
+    return len(pairs), len(panels)
+
+
+@pytest.mark.parametrize("values", [2, 3])
+def test_instances_are_counted_by_listing_them(values):
+    pairs, panels = every_instance(values, 2)
+    assert sraven_counts.instances(2, values, 2).exact == pairs
+    share = sraven_counts.distinct(2, values, 2, samples=8192)
+    assert abs(share.mean * pairs - panels) < 4 * share.standard_error * pairs
+    assert panels < pairs
+
+
+def test_the_papers_instances_are_its_tasks_times_their_grids():
+    assert sraven_counts.instances(4, 8).paper == pytest.approx(2.5e22 * 572, rel=0.02)
+    assert sraven_counts.instances(1, 3) == Count(0, 1809)
+    grids = [sraven_counts.feature_grids(rule, 5) for rule in range(8)]
+    wanted = sum(a * b for i, a in enumerate(grids) for b in grids[i:])
+    assert sraven_counts.instances(2, 5).paper == wanted * (math.factorial(2) ** 2 - 2)
+
+
+def test_the_share_of_distinct_panels_grows_with_the_values():
+    shares = [sraven_counts.distinct(4, values, samples=1000).mean for values in (4, 8, 16)]
+    assert 0.5 < shares[0] < 0.7 < 0.9 < shares[1] < 0.98 < shares[2] < 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: sraven_counts.tasks(0), "counts: features must be at least 1 but is 0"),
+        (lambda: sraven_counts.tasks(2, 1), "counts: grid must be at least 2 but is 1"),
+        (lambda: sraven_counts.instances(2, 2), "instances: values must be at least 3, the grid, but is 2"),
+    ],
+)
+def test_counts_that_make_no_sense(call, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        call()
