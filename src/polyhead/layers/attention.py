@@ -269,9 +269,22 @@ class MultiHeadAttention(nn.Module):
     def _keep(self, x: Tensor, source: Tensor) -> Tensor | None:
         if not self.training or self.dropout == 0.0:
             return None
-        b, h = (1, 1) if self.dropout_shared else (x.shape[0], self.total_heads)
-        draw = torch.rand(b, h, x.shape[1], source.shape[1], device=x.device)
-        return (draw >= self.dropout).to(x.dtype) / (1.0 - self.dropout)
+        return self.draw_keep(x.shape[0], x.shape[1], source.shape[1], device=x.device, dtype=x.dtype)
+
+    def draw_keep(
+        self,
+        b: int,
+        t: int,
+        s: int,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, "_ _ {t} {s}"]:
+        """One draw of this layer's dropout, the `keep` of `forward`: 0 or 1 / (1 - rate)."""
+        shape = (1, 1, t, s) if self.dropout_shared else (b, self.total_heads, t, s)
+        draw = torch.rand(shape, generator=generator, device=device)
+        return (draw >= self.dropout).to(dtype or draw.dtype) / (1.0 - self.dropout)
 
     def _tap(
         self, i: int, qkvy: tuple[Tensor, Tensor, Tensor, Tensor], bias: Tensor | None, mask: Tensor | None

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +21,20 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
     return torch.autocast(device.type, dtype=_DTYPES[precision])
 
 
-def predict(model: nn.Module, task: Task, batch: Batch, precision: str = "fp32") -> Tensor:
-    """The model's outputs (b t c) in at least float32; 0 at positions the task never scores, which are not computed."""
+def predict(
+    model: Callable[..., Tensor],
+    task: Task,
+    batch: Batch,
+    precision: str = "fp32",
+    keep: Sequence[Tensor | None] | None = None,
+) -> Tensor:
+    """The model's outputs (b t c) in at least float32; 0 at positions the task never scores, which are not computed.
+
+    `keep`: what multiplies the code of each layer, see `Transformer.forward`.
+    """
+    given = {} if keep is None else {"keep": keep}  # not every model that can be scored has a code
     with autocast(batch.inputs.device, precision):
-        outputs = model(batch.inputs, mask=batch.mask, tail=task.tail)
+        outputs = model(batch.inputs, mask=batch.mask, tail=task.tail, **given)
     if precision != "fp32":
         outputs = outputs.float()
     before = batch.inputs.shape[1] - outputs.shape[1]
@@ -60,9 +71,14 @@ def evaluate(
                     values[name].append(value)
     finally:
         model.train(training)
+    return {**summary(losses, values), "sequences": batches * batch_size}
+
+
+def summary(losses: list[Tensor], values: Mapping[str, list[Tensor]]) -> dict[str, float]:
+    """The mean of the losses of batches; of each metric mean and standard error over the sequences of all batches."""
     scores = {"loss": torch.stack(losses).cpu().double().mean().item()}
     for name, parts in values.items():
         value = torch.cat(parts).cpu().double()
         scores[name] = value.mean().item()
         scores[f"{name}_se"] = value.std().item() / len(value) ** 0.5 if len(value) > 1 else 0.0
-    return {**scores, "sequences": batches * batch_size}
+    return scores

@@ -27,11 +27,11 @@ FUSED = ("cpu", "cuda", "mps")
 
 def build(model: nn.Module, train: Train) -> torch.optim.AdamW:
     """AdamW over two groups: decayed and not."""
-    kinds = parameter_kinds(model)
+    decays = is_decayed(model, train.decay)
     decayed: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            decayed[_decays(kinds[name], train.decay)].append(parameter)
+            decayed[decays[name]].append(parameter)
     groups = [
         {"params": decayed[True], "weight_decay": train.weight_decay},
         {"params": decayed[False], "weight_decay": 0.0},
@@ -42,8 +42,10 @@ def build(model: nn.Module, train: Train) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=0.0, betas=train.betas, eps=train.eps, fused=device in FUSED)
 
 
-def _decays(kind: str, decay: Decay) -> bool:
-    return kind == "weights" or getattr(decay, kind)
+def is_decayed(model: nn.Module, decay: Decay) -> dict[str, bool]:
+    """Whether weight decay touches a parameter, by name."""
+    kinds = parameter_kinds(model)
+    return {name: kind == "weights" or getattr(decay, kind) for name, kind in kinds.items()}
 
 
 def parameter_kinds(model: nn.Module) -> dict[str, str]:

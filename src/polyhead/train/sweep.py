@@ -135,18 +135,7 @@ def sweep(
     the cores divided among them).  `again`: forget what is there and start over.  Raises Interrupted after Ctrl-C, when
     every worker has saved.
     """
-    places = [pathlib.Path(folder) / f"{run.name}-{configs.digest(run)}" for run in runs]
-    if len(set(places)) < len(places):
-        twice = next(run.name for run, place in zip(runs, places, strict=True) if places.count(place) > 1)
-        raise ValueError(f"sweep: the run {twice!r} occurs twice")
-    for run, place in zip(runs, places, strict=True):
-        if again and place.exists():
-            with claim(run, place):
-                clear(place)
-    try:
-        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"sweep: {folder} cannot be made ({error.strerror})") from None
+    places = prepare("sweep", runs, folder, again=again)
     jobs = [_Worker(replace(run, folder=None), place) for run, place in zip(runs, places, strict=True)]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if workers is None:
@@ -166,6 +155,26 @@ def sweep(
         finally:
             _kill(jobs)
     return [job.outcome for job in jobs if job.outcome is not None]
+
+
+def prepare(who: str, runs: Sequence[Run], folder: str | pathlib.Path, *, again: bool) -> list[pathlib.Path]:
+    """The folder of each run, `folder`/NAME-DIGEST; with `again`, all training there is forgotten.
+
+    Raises ValueError for a run that occurs twice and where no folder can be made.
+    """
+    places = [pathlib.Path(folder) / f"{run.name}-{configs.digest(run)}" for run in runs]
+    if len(set(places)) < len(places):
+        twice = next(run.name for run, place in zip(runs, places, strict=True) if places.count(place) > 1)
+        raise ValueError(f"{who}: the run {twice!r} occurs twice")
+    for run, place in zip(runs, places, strict=True):
+        if again and place.exists():
+            with claim(run, place):
+                clear(place)
+    try:
+        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{who}: {folder} cannot be made ({error.strerror})") from None
+    return places
 
 
 def _work(jobs: list[_Worker], screen: "_Screen", workers: int, threads: int) -> None:

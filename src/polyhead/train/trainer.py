@@ -51,7 +51,7 @@ def run(config: Run, *, progress: bool = True, resume: bool = False, again: bool
     Raises ValueError when the folder holds another run, or an unfinished one and neither is asked for; OSError when the
     disk is full (the last good checkpoint survives); Interrupted after Ctrl-C or SIGTERM, when everything is saved.
     """
-    _check(config)
+    check(config)
     folder = folder_of(config)
     with claim(config, folder):
         if again:
@@ -62,7 +62,7 @@ def run(config: Run, *, progress: bool = True, resume: bool = False, again: bool
             raise ValueError(
                 f"train: {folder} holds an unfinished run; go on with `polyhead resume {folder}`, or train again"
             )
-        with _process(config) as device, _Stop() as stop:
+        with process(config) as device, Stop() as stop:
             loop = _Loop(config, folder, device, progress)
             try:
                 return loop.fit(stop)
@@ -70,7 +70,7 @@ def run(config: Run, *, progress: bool = True, resume: bool = False, again: bool
                 loop.close()
 
 
-def _check(config: Run) -> None:
+def check(config: Run) -> None:
     """Everything that would otherwise fail after the first hour."""
     pick_device(config.device)
     for split in config.train.evaluate:
@@ -106,7 +106,7 @@ def be_deterministic() -> None:
 
 
 @contextlib.contextmanager
-def _process(config: Run) -> Iterator[torch.device]:
+def process(config: Run) -> Iterator[torch.device]:
     """The process as the run wants it, and afterwards as the caller had it: threads, determinism, random state."""
     device = pick_device(config.device)
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
@@ -122,7 +122,13 @@ def _process(config: Run) -> Iterator[torch.device]:
         torch.set_num_threads(threads)
 
 
-class _Stop:
+def diverged(what: str, step: int, saved: int) -> str:
+    """The advice of a run whose loss or parameters (`what`) are not finite."""
+    kept = f"the checkpoint of step {saved} is kept" if saved else "there is no checkpoint yet"
+    return f"train: {what} at step {step}; {kept}; lower train.lr or set train.clip"
+
+
+class Stop:
     """SIGINT and SIGTERM ask the loop to save and stop; a second one stops at once."""
 
     signals = (signal.SIGINT, signal.SIGTERM)
@@ -131,7 +137,7 @@ class _Stop:
         self.asked = False
         self.before: dict[int, Any] = {}
 
-    def __enter__(self) -> "_Stop":
+    def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
             self.before = {number: signal.signal(number, self._ask) for number in self.signals}
         return self
@@ -167,7 +173,7 @@ class _Loop:
         self.started = self.ticked = time.perf_counter()
         self.counted = 0  # steps since `ticked`
 
-    def fit(self, stop: _Stop) -> Result:
+    def fit(self, stop: Stop) -> Result:
         train, scores = self.train, {}
         self.model.train()
         while self.step < train.steps:
@@ -270,8 +276,7 @@ class _Loop:
     def _demand(self, fine: object, what: str) -> None:
         """Stop training, with advice, unless `fine`."""
         if not fine:
-            kept = f"the checkpoint of step {self.saved} is kept" if self.saved else "there is no checkpoint yet"
-            raise ValueError(f"train: {what} at step {self.step}; {kept}; lower train.lr or set train.clip")
+            raise ValueError(diverged(what, self.step, self.saved))
 
     def _elapsed(self) -> float:
         return self.seconds + time.perf_counter() - self.started
