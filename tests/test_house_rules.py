@@ -22,7 +22,7 @@ LADDER = {
     **dict.fromkeys(("models", "tasks"), 4),
     "train": 5,
     **dict.fromkeys(("recipes", "analysis", "compat", "jaxside"), 6),
-    **dict.fromkeys(("cli", "report", "explore", "claims"), 7),
+    **dict.fromkeys(("cli", "report", "reproduce", "explore", "claims"), 7),
 }
 SEES = {
     "ops": {"ops", "shapes", "spec"},
@@ -31,7 +31,12 @@ SEES = {
 }
 """Folders that see even less than the rungs below them."""
 
-ONLY_IN = {"plotly": ("report", "explore"), "matplotlib": ("analysis/figures.py",), "tyro": ("cli.py",)}
+ONLY_IN = {
+    "plotly": ("report", "explore"),
+    "matplotlib": ("analysis/figures.py",),
+    "tyro": ("cli",),
+    "transformers": ("compat/huggingface.py",),
+}
 
 
 HOME = polyhead._HOME
@@ -215,7 +220,9 @@ def test_the_layers_need_little_more_than_torch():
     code = (
         "import torch, sys; before = set(sys.modules)\n"
         "import polyhead as ph; ph.MultiHeadAttention(8, [ph.Softmax(2), ph.Hyla(2)]); ph.ops.hyla\n"
-        "heavy = {'sklearn', 'scipy', 'plotly', 'matplotlib', 'tyro', 'rich', 'tqdm', 'pandas', 'yaml'}\n"
+        "ph.analysis, ph.compat.torch_mha, ph.compat.huggingface\n"
+        "heavy = {'sklearn', 'scipy', 'plotly', 'matplotlib', 'tyro', 'rich', 'tqdm', 'pandas', 'yaml', 'transformers'}"
+        "\n"
         "print(*sorted({m.split('.')[0] for m in set(sys.modules) - before} & heavy))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

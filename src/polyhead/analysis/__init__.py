@@ -4,6 +4,7 @@ layers = capture(model, batch)                     one Taps per layer
 codes(layers[-1], -1, -1)                          the latent code of the last token attending to itself, (b h)
 value_network(layers[-1], -1, -1)                  the matrices that this code makes
 probe(codes, labels, train=..., test=...)          what can be read off the code
+probe_layers(taps, labels, -1, -1)                 the same for any label, in every layer of any model
 embed(codes)                                       a map of it
 zero_heads(model, task)                            what the score loses without a head
 
@@ -15,6 +16,7 @@ from polyhead.analysis.ablate import zero_heads
 from polyhead.analysis.capture import capture, codes
 from polyhead.analysis.geometry import embed, means, purity, similarity
 from polyhead.analysis.labels import class_name, targets, views
+from polyhead.analysis.layers import probe_layers
 from polyhead.analysis.probe import Probe, clusters, probe, probe_model, probe_run, query_codes
 from polyhead.analysis.values import ValueNetwork, value_network
 
@@ -28,6 +30,7 @@ __all__ = [
     "embed",
     "means",
     "probe",
+    "probe_layers",
     "probe_model",
     "probe_run",
     "purity",

@@ -35,7 +35,7 @@ class ValueNetwork(list[Tensor]):
         self.biases = list(biases)
         self.act = act
 
-    def __call__(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
+    def __call__(self, x: Float[Tensor, "... _"]) -> Float[Tensor, "... m"]:
         function = activation(self.act)
         for i, (matrix, bias) in enumerate(zip(self, self.biases, strict=True)):
             x = (x if i == 0 else function(x)) @ matrix.mT + bias
@@ -59,20 +59,27 @@ def value_network(taps: Taps, q_index: int, k_index: int, *, sample: int = 0, gr
     if not -len(code) <= sample < len(code):
         raise ValueError(f"value_network: sample must be in [{-len(code)}, {len(code)}) but is {sample}")
     heads = taps.groups[group]
-    a = code[sample].to(heads.w_out.dtype)
-    return _hyla(heads, a) if heads.kind == "hyla" else _sums(heads, a)
+    for what, weight in (("values", heads.w_value), ("output", heads.w_out)):
+        if weight is None:
+            layer = f"layer {taps.name}" if taps.name else "this layer"
+            raise ValueError(
+                f"value_network: the {what} of {layer} must be one linear map of known weights but are not"
+            )
+    return _hyla(heads, code[sample]) if heads.kind == "hyla" else _sums(heads, code[sample])
 
 
-def _per_head(heads: GroupTaps) -> tuple[Float[Tensor, "h e m"], Float[Tensor, "h e"]]:
-    """The value map and bias each query head reads."""
+def _per_head(heads: GroupTaps) -> tuple[Float[Tensor, "h e _"], Float[Tensor, "h e"], Float[Tensor, "h m e"]]:
+    """The value map and bias each query head reads, and its output map."""
+    assert heads.w_value is not None
+    assert heads.w_out is not None
     h, g = heads.w_out.shape[0], heads.w_value.shape[0]
     bias = heads.w_value.new_zeros(heads.w_value.shape[:2]) if heads.b_value is None else heads.b_value
-    return heads.w_value.repeat_interleave(h // g, dim=0), bias.repeat_interleave(h // g, dim=0)
+    return heads.w_value.repeat_interleave(h // g, dim=0), bias.repeat_interleave(h // g, dim=0), heads.w_out
 
 
 def _sums(heads: GroupTaps, a: Float[Tensor, " h"]) -> ValueNetwork:
-    w_value, b_value = _per_head(heads)
-    scaled = a[:, None, None] * heads.w_out
+    w_value, b_value, w_out = _per_head(heads)
+    scaled = a[:, None, None].to(w_out.dtype) * w_out
     if heads.kind == "softmax" or heads.act == "identity":
         matrix = torch.einsum("h m e, h e c -> m c", scaled, w_value)
         return ValueNetwork([matrix], [torch.einsum("h m e, h e -> m", scaled, b_value)], "identity")
@@ -81,8 +88,9 @@ def _sums(heads: GroupTaps, a: Float[Tensor, " h"]) -> ValueNetwork:
 
 
 def _hyla(heads: GroupTaps, a: Float[Tensor, " h"]) -> ValueNetwork:
-    w_value, b_value = _per_head(heads)
-    first, last = torch.einsum("h, h e m -> e m", a, w_value), torch.einsum("h, h m e -> m e", a, heads.w_out)
+    w_value, b_value, w_out = _per_head(heads)
+    a = a.to(w_out.dtype)
+    first, last = torch.einsum("h, h e m -> e m", a, w_value), torch.einsum("h, h m e -> m e", a, w_out)
     matrices = [first, last]
     if heads.value_weight is not None:
         matrices.insert(1, torch.einsum("h, h e c -> e c", a, heads.value_weight))

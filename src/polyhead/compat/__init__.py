@@ -1,10 +1,11 @@
 """Other people's formats and interfaces, one file each: `cs336` (the Stanford course), `haiku` (a tutorial's
-parameter tree)."""
+parameter tree), and the latent codes of other people's models: `huggingface` (transformers), `torch_mha`
+(`nn.MultiheadAttention`)."""
 
 import importlib
 from typing import Any
 
-_MODULES = ("cs336", "haiku")
+_MODULES = ("cs336", "haiku", "huggingface", "torch_mha")
 
 __all__ = [*_MODULES]
 

@@ -28,9 +28,9 @@ class GroupTaps:
     mask: Bool[Tensor, "..."] | None
     causal: bool
     scale: float
-    w_value: Float[Tensor, "g e m"]
+    w_value: Float[Tensor, "g e _"] | None  # None where a foreign model does not let one know it
     b_value: Float[Tensor, "g e"] | None
-    w_out: Float[Tensor, "h m e"]
+    w_out: Float[Tensor, "h m e"] | None
     value_weight: Float[Tensor, "h e e"] | None
 
     def code(self) -> Float[Tensor, "b h t s"]:
@@ -41,14 +41,15 @@ class GroupTaps:
 
 @dataclass(frozen=True)
 class Taps:
-    """One attention layer: its input `x` (keys and values come from `context` in cross-attention), its output, its
-    groups."""
+    """One attention layer: its input `x` (values come from `context`, another tensor in cross-attention), its output,
+    its groups.  In a layer of a foreign model, what it does not let one know is None."""
 
-    x: Float[Tensor, "b t m"]
-    context: Float[Tensor, "b s m"]
-    output: Float[Tensor, "b t m"]
+    x: Float[Tensor, "b t _"] | None
+    context: Float[Tensor, "b s _"] | None
+    output: Float[Tensor, "b t m"] | None
     b_out: Float[Tensor, " m"] | None
     groups: tuple[GroupTaps, ...]
+    name: str = ""  # of the layer, in a foreign model
 
     def _only(self, name: str) -> GroupTaps:
         if len(self.groups) != 1:

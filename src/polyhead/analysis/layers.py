@@ -1,0 +1,63 @@
+"""Any label, probed in every layer of any model: what taps of other people's models are for."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+from torch import Tensor
+
+from polyhead.analysis.capture import as_array, codes
+from polyhead.analysis.probe import probe
+from polyhead.layers.taps import Taps
+
+Array = np.ndarray
+Labels = Int[Tensor, " b"] | Int[Tensor, "b n"] | Int[Array, " b"] | Int[Array, "b n"]
+
+
+def probe_layers(
+    taps: Iterable[Sequence[Taps]],
+    labels: Iterable[Labels],
+    q_index: int | Sequence[int],
+    k_index: int | Sequence[int],
+    *,
+    test: float = 0.5,
+) -> list[dict[str, Any]]:
+    """Probe the code of chosen pairs for a label of one's own, layer by layer.
+
+    `taps`: what `capture` gave for each batch of inputs; `labels`: for each batch one label per sequence (b), or (b n)
+    where the indices are n pairs; below 0 means no label.  Fitted on the first sequences, scored on the last ones, a
+    share `test` of all: no sequence is on both sides.  Rows are {layer, name, f1, chance, n, classes}.
+
+    >>> batches = [task.batch("iid", 60, seed=0, step=i) for i in range(2)]
+    >>> answers = [(batch.targets[:, -1, 0] > 0.5).long() for batch in batches]
+    >>> rows = probe_layers((capture(model, batch) for batch in batches), answers, -1, -1)
+
+    ValueError: batches of unlike layers, labels of another shape than their codes, and whatever `probe` refuses.
+    """
+    if not 0 < test < 1:
+        raise ValueError(f"probe_layers: test must be a share between 0 and 1 but is {test}")
+    found: list[list[Array]] = []
+    truth: list[Array] = []
+    names: list[str] = []
+    for i, (layers, wanted) in enumerate(zip(taps, labels, strict=True)):
+        names = names or [layer.name for layer in layers]
+        if [layer.name for layer in layers] != names:
+            raise ValueError(f"probe_layers: {len(names)} layers in batch 0 but {len(layers)} others in batch {i}")
+        found.append([as_array(codes(layer, q_index, k_index).double()) for layer in layers])
+        truth.append(as_array(wanted))
+        shape = found[i][0].shape[:-1]
+        if truth[i].shape != shape:
+            raise ValueError(f"probe_layers: {shape} codes in batch {i} but labels of shape {truth[i].shape}")
+    if not found:
+        raise ValueError("probe_layers: at least one batch was wanted but none came")
+    y = np.concatenate(truth)
+    known = y >= 0
+    held = np.broadcast_to((np.arange(len(y)) >= len(y) * (1 - test)).reshape(-1, *[1] * (y.ndim - 1)), y.shape)[known]
+    rows: list[dict[str, Any]] = []
+    for layer, name in enumerate(names):
+        x = np.concatenate([batch[layer] for batch in found])[known]
+        result = probe(x, y[known], train=~held, test=held)
+        scores = {"f1": result.f1, "chance": result.chance, "n": result.n, "classes": result.classes}
+        rows.append({"layer": layer, "name": name, **scores})
+    return rows

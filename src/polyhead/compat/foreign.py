@@ -1,0 +1,65 @@
+"""What the taps of other people's softmax attention share: masks that are added to the scores, and one group of heads.
+
+Every layer of a foreign model becomes a `Taps` with one group of softmax heads, which `polyhead.analysis` reads as it
+reads ours.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from polyhead.layers.taps import GroupTaps
+from polyhead.ops.softmax import softmax_attention
+
+
+def limits(
+    given: Sequence[Tensor], t: int, s: int, dtype: torch.dtype
+) -> tuple[Float[Tensor, "#b #h t s"] | None, Bool[Tensor, "..."] | None]:
+    """Our (bias, mask) of foreign masks (b|1 h|1 t|1 s), boolean with True where looking is allowed, or floating.
+
+    Floating masks are added to the scores; there -inf and the dtype's smallest number hide.  None says nothing.
+    """
+    bias = mask = None
+    for array in given:
+        look = array if array.dtype == torch.bool else array > torch.finfo(array.dtype).min
+        mask = look if mask is None else mask & look
+        if array.dtype != torch.bool:
+            added = array.masked_fill(~look, 0).to(dtype).expand(*array.shape[:2], t, s)
+            bias = added if bias is None else bias + added
+    return bias if bias is not None and bias.any() else None, mask if mask is not None and not mask.all() else None
+
+
+def softmax_group(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    v: Float[Tensor, "b s g e"],
+    *,
+    bias: Tensor | None,
+    mask: Bool[Tensor, "..."] | None,
+    scale: float | None = None,
+    w_value: Float[Tensor, "g e _"] | None = None,
+    b_value: Float[Tensor, "g e"] | None = None,
+    w_out: Float[Tensor, "h m e"] | None = None,
+) -> GroupTaps:
+    """The taps of a layer's heads, with the output they have."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return GroupTaps(
+        kind="softmax",
+        normalise="softmax",
+        act="identity",
+        depth=1,
+        q=q,
+        k=k,
+        v=v,
+        output=softmax_attention(q, k, v, bias=bias, mask=mask, scale=scale).contiguous(),
+        bias=bias,
+        mask=mask,
+        causal=False,  # foreign masks spell it out
+        scale=scale,
+        w_value=w_value,
+        b_value=b_value,
+        w_out=w_out,
+        value_weight=None,
+    )

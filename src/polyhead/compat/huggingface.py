@@ -1,0 +1,227 @@
+"""The latent code of any Hugging Face model that calls its attention through the interface of transformers.
+
+    taps = capture(model, input_ids=ids, attention_mask=mask)      one Taps per call of attention, in order
+    codes(taps[0], -1, -1)                                         polyhead.analysis reads them as it reads our own
+
+For one forward pass the model's attention is a function of ours, which computes the same softmax attention and keeps
+what it was given: q and k as the scores see them (after rotation and norms), v, mask and bias.
+
+The weights around the code are not looked up by name but followed: a linear layer is the value projection if v is a
+view of what it returned, and the output projection if it is given what attention returned.  Where something comes in
+between (a norm of values, a gate on the output, a cache) nothing is claimed, and the weights are None.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.analysis.capture import looking
+from polyhead.compat.foreign import limits, softmax_group
+from polyhead.layers.taps import Taps
+
+NAME = "polyhead"
+"""Of our function in the interface; no configuration keeps it."""
+
+REFUSED = ("softcap", "s_aux", "sinks", "head_mask", "indices", "block_indices")
+"""What some models pass to their attention that makes it something else than softmax(q k + bias) over the mask."""
+
+
+def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **inputs: Any) -> list[Taps]:
+    """One forward pass, without dropout, gradients or cache: the taps of every call of attention, in order.
+
+    `batch`: a mapping of inputs (what a tokeniser returns), or the model's main input alone; `inputs` by name add to
+    it.  Tensors move to the model's device.
+
+    >>> import transformers
+    >>> gpt = transformers.GPT2Model(transformers.GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=4))
+    >>> taps = capture(gpt, torch.randint(100, (3, 7)))
+    >>> [(layer.name, *layer.q.shape) for layer in taps]
+    [('h.0.attn', 3, 7, 4, 8), ('h.1.attn', 3, 7, 4, 8)]
+
+    `context` is what the values are made of.  A query that may look nowhere (padding on the left) has the code 0.
+    Afterwards the model is as it was: its attention, its configuration, its modes, no hooks.
+
+    ValueError: the model does not use the interface, or its attention is not plain softmax attention.
+    """
+    if isinstance(batch, Tensor):
+        batch = {getattr(model, "main_input_name", "input_ids"): batch}
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    given = {**(batch or {}), **inputs}
+    recorder = _Recorder({module: name for name, module in model.named_modules()})
+    with torch.inference_mode(False), _watched(model, recorder), looking(model):
+        model(**{name: x.to(device) if isinstance(x, Tensor) else x for name, x in given.items()})
+    if not recorder.found:
+        raise ValueError(
+            f"capture: {type(model).__name__} must call its attention through transformers' AttentionInterface "
+            "but called none"
+        )
+    return recorder.found
+
+
+@contextlib.contextmanager
+def _watched(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
+    """Attention is ours and linear layers are watched; afterwards configurations and hooks are what they were."""
+    linear = _interface()
+    configs = {id(c): c for module in model.modules() if hasattr(c := getattr(module, "config", None), _IMPL)}
+    ours = {_IMPL: NAME, "use_cache": False}  # a cache would copy keys and values
+    before = [(c, name, getattr(c, name)) for c in configs.values() for name in ours if hasattr(c, name)]
+    hooks = []
+    active = _ACTIVE.set(recorder)
+    try:
+        for config, name, _ in before:
+            setattr(config, name, ours[name])
+        for module in model.modules():
+            if type(module) in linear:  # a subclass may compute something else
+                hooks.append(module.register_forward_hook(recorder.linear, prepend=True))
+        yield
+    finally:
+        _ACTIVE.reset(active)
+        for hook in hooks:
+            hook.remove()
+        for config, name, value in before:
+            setattr(config, name, value)
+
+
+_IMPL = "_attn_implementation_internal"
+_ACTIVE: ContextVar["_Recorder"] = ContextVar("recorder")
+
+
+def _interface() -> tuple[type[nn.Module], ...]:
+    """Register our attention, with masks that are spelled out; returns the classes of linear layers."""
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+        from transformers.pytorch_utils import Conv1D
+    except ImportError as error:
+        text = f"polyhead.compat.huggingface needs transformers, pip install 'polyhead[hf]' ({error})"
+        raise ImportError(text) from None
+
+    def mask(*args: Any, **kwargs: Any) -> Tensor | None:
+        return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
+
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, mask)
+    return nn.Linear, Conv1D
+
+
+def _attend(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor, None]:
+    return _ACTIVE.get().attend(module, *tensors, **options), None
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """A call of a linear layer."""
+
+    module: nn.Module
+    x: Tensor
+    y: Tensor
+    version: int  # of y: a change in place is noticed
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in]; transformers' Conv1D keeps it the other way round."""
+        weight = self.module.get_parameter("weight").detach()
+        return weight if isinstance(self.module, nn.Linear) else weight.T
+
+    @property
+    def bias(self) -> Tensor | None:
+        bias = self.module.bias
+        return bias.detach() if isinstance(bias, Tensor) else None
+
+
+@dataclass
+class _Recorder:
+    """Follows one forward pass."""
+
+    names: dict[nn.Module, str]
+    found: list[Taps] = field(default_factory=list)
+    linears: list[_Linear] = field(default_factory=list)  # called since the last attention
+    version: int = 0  # of what the last attention returned
+
+    def linear(self, module: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> None:
+        """A hook on linear layers."""
+        if not args:
+            return
+        call = _Linear(module, args[0], y, y._version)
+        self.linears.append(call)
+        if self.found and self.found[-1].output is None and self._is_output(call):
+            taps = self.found[-1]
+            heads = taps.groups[0]
+            h, e = heads.output.shape[2:]
+            w_out = call.weight.unflatten(1, (h, e)).transpose(0, 1)
+            output = y.reshape(*heads.output.shape[:2], -1)
+            self.found[-1] = replace(taps, output=output, b_out=call.bias, groups=(replace(heads, w_out=w_out),))
+
+    def _is_output(self, call: _Linear) -> bool:
+        heads, x = self.found[-1].groups[0].output, call.x
+        same = x.data_ptr() == heads.data_ptr() and x.numel() == heads.numel() and x.is_contiguous()
+        return same and x.shape[-1] == heads.shape[2:].numel() and heads._version == self.version
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        position_bias: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """The function that the interface calls, on (b h t d) tensors; returns (b t h e)."""
+        name = self.names.get(module, type(module).__name__)
+        for option in REFUSED:
+            if options.get(option) is not None:
+                raise ValueError(f"capture: {name} must be plain softmax attention but {option} changes its code")
+        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        if attention_mask is None and causal and q.shape[1] > 1:
+            # As in transformers: no mask and a causal module mean the causal mask, aligned at the first key.
+            ones = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
+            attention_mask = ones.tril()[None, None]
+        given = [array[..., : k.shape[1]] for array in (attention_mask, position_bias) if array is not None]
+        if any(array.ndim != 4 for array in given):
+            raise ValueError(f"capture: {name} must have masks (b h t s) but one is {tuple(given[0].shape)}")
+        bias, mask = limits(given, q.shape[1], k.shape[1], q.dtype)
+        x, context, w_value, b_value = self._inputs(module, q, v)
+        group = softmax_group(q, k, v, bias=bias, mask=mask, scale=scaling, w_value=w_value, b_value=b_value)
+        self.version = group.output._version
+        self.linears.clear()
+        self.found.append(Taps(x=x, context=context, output=None, b_out=None, groups=(group,), name=name))
+        return group.output
+
+    def _inputs(self, module: nn.Module, q: Tensor, v: Tensor) -> tuple[Tensor | None, ...]:
+        """What the queries and the values are made of (b t m), (b s m), and the value projection, where known."""
+        (b, t, _, _), s = q.shape, v.shape[1]
+        inner = set(module.modules())
+        inputs = {id(call.x): call.x for call in self.linears if call.module in inner}
+        for call in reversed(self.linears):
+            rows = _columns(v, call)
+            if rows is None:
+                continue
+            others = [x for key, x in inputs.items() if key != id(call.x)] or [call.x]
+            x = others[0].reshape(b, t, -1) if len(others) == 1 and others[0].shape[:-1].numel() == b * t else None
+            bias = None if call.bias is None else call.bias[rows]
+            return x, call.x.reshape(b, s, -1), call.weight[rows], bias
+        return None, None, None, None
+
+
+def _columns(v: Tensor, call: _Linear) -> Tensor | None:
+    """(g e): the outputs of a linear layer (b s c) that v (b s g e) is a view of, or None if it is not."""
+    y = call.y
+    b, s, g, e = v.shape
+    c = y.shape[-1]
+    mine = y.untyped_storage().data_ptr() == v.untyped_storage().data_ptr() and y._version == call.version
+    rows = (b == 1 or v.stride(0) == s * c) and (s == 1 or v.stride(1) == c)
+    if not mine or not rows or not y.is_contiguous() or y.numel() != b * s * c:
+        return None
+    first, head, width = int(v.storage_offset() - y.storage_offset()), int(v.stride(2)), int(v.stride(3))
+    columns = torch.tensor([[first + i * head + j * width for j in range(e)] for i in range(g)], device=v.device)
+    return columns if columns.min() >= 0 and columns.max() < c else None

@@ -1,0 +1,73 @@
+"""Any label, probed layer by layer, against the probe made by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+import polyhead as ph
+from polyhead.analysis import codes, probe, probe_layers
+
+B, T = 24, 5
+PAIRS = [0, 2, -1], [1, 2, 0]
+
+
+@pytest.fixture
+def batches():
+    """(taps of two layers, labels of three pairs) of two batches; a pair's label is the token its query stands on."""
+    torch.manual_seed(0)
+    table, layers = torch.randn(3, 8), [ph.MultiHeadAttention(8, [ph.Softmax(2), ph.Hyla(2)]) for _ in range(2)]
+    found = []
+    for _ in range(2):
+        tokens, taps = torch.randint(3, (B, T)), []
+        with torch.no_grad():
+            for layer in layers:
+                layer(table[tokens], taps=taps)
+        found.append((taps, tokens[:, PAIRS[0]]))
+    return found
+
+
+def split(batches):
+    return [taps for taps, _ in batches], [labels for _, labels in batches]
+
+
+def test_it_is_the_probe_of_every_layer_on_whole_sequences(batches):
+    taps, labels = split(batches)
+    labels[1][3, 1] = labels[0][0, 0] = -1  # no label
+    rows = probe_layers(iter(taps), iter(labels), *PAIRS, test=0.25)
+    assert [row["layer"] for row in rows] == [0, 1]
+    y = torch.cat(labels).numpy()
+    held = np.repeat(np.arange(2 * B) >= 36, 3).reshape(2 * B, 3)[y >= 0]
+    for layer, row in enumerate(rows):
+        x = torch.cat([codes(seen[layer], *PAIRS) for seen in taps]).numpy()[y >= 0]
+        wanted = probe(x, y[y >= 0], train=~held, test=held)
+        assert (row["f1"], row["chance"], row["n"], row["classes"]) == (wanted.f1, wanted.chance, 36, 3)
+    assert (y[36:] >= 0).all()
+
+
+def test_one_pair_has_one_label_per_sequence(batches):
+    taps, labels = split(batches)
+    rows = probe_layers(taps, [tokens[:, 1] for tokens in labels], 2, 2)
+    assert rows[0]["n"] == B
+    assert rows[0]["f1"] > rows[0]["chance"]
+
+
+def test_mistakes(batches):
+    taps, labels = split(batches)
+    for wrong, line in (
+        (
+            lambda: probe_layers(taps, labels, -1, -1),
+            "probe_layers: (24,) codes in batch 0 but labels of shape (24, 3)",
+        ),
+        (lambda: probe_layers([], [], -1, -1), "probe_layers: at least one batch was wanted but none came"),
+        (
+            lambda: probe_layers([taps[0], taps[1][:1]], labels, *PAIRS),
+            "probe_layers: 2 layers in batch 0 but 1 others in batch 1",
+        ),
+        (
+            lambda: probe_layers(taps, labels, *PAIRS, test=1.0),
+            "probe_layers: test must be a share between 0 and 1 but is 1.0",
+        ),
+    ):
+        with pytest.raises(ValueError, match=r"^probe_layers: ") as caught:
+            wrong()
+        assert str(caught.value) == line

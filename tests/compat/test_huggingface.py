@@ -1,0 +1,272 @@
+"""Taps of Hugging Face models, made at random from a configuration, against what the models say of themselves."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from polyhead.analysis import codes, embed, probe_layers, similarity, value_network
+from polyhead.compat.huggingface import capture
+
+SMALL = {
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 16,
+    "pad_token_id": 0,
+}
+T5 = {"d_model": 24, "d_kv": 6, "d_ff": 32, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 0}
+GPT = {"n_embd": 24, "n_layer": 2, "n_head": 4, "scale_attn_by_inverse_layer_idx": True}
+MODELS = {
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"vocab_size": 50, "n_positions": 16, **GPT}),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", {**SMALL, "num_key_value_heads": 2, "attention_bias": True}),
+    "bert": ("BertModel", "BertConfig", SMALL),
+    "t5": ("T5ForConditionalGeneration", "T5Config", {**T5, "vocab_size": 50}),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {**SMALL, "num_key_value_heads": 2, "head_dim": 6}),
+    "bloom": ("BloomModel", "BloomConfig", {"vocab_size": 50, "hidden_size": 24, "n_layer": 1, "n_head": 4}),
+}
+EXACT = {"gpt2": 1e-12, "bert": 1e-12, "t5": 1e-6, "llama": 1e-6}
+"""The two others' eager attention takes its softmax in float32, whatever the model's dtype."""
+
+ATTENTION = ("GPT2Attention", "LlamaAttention", "BertAttention", "T5Attention")
+
+
+@pytest.fixture(scope="module")
+def library():
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    return transformers
+
+
+@pytest.fixture
+def make(library):
+    def make(name, dtype=torch.float64):
+        torch.manual_seed(0)
+        model, config, options = MODELS[name]
+        model = getattr(library, model)(getattr(library, config)(**options)).to(dtype)
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.3)
+        return model.eval()
+
+    return make
+
+
+def inputs(name, padding="right"):
+    """Two sequences, one of them padded."""
+    ids, mask = torch.randint(1, 50, (2, 7), generator=torch.Generator().manual_seed(1)), torch.ones(2, 7).long()
+    if padding == "right":
+        mask[0, 5:] = 0
+    elif padding == "left":
+        mask[0, :3] = 0
+    given = {"input_ids": ids} if padding is None else {"input_ids": ids, "attention_mask": mask}
+    return {**given, "decoder_input_ids": ids[:, :5]} if name == "t5" else given
+
+
+def attentions(model, given):
+    """The probabilities of the model's own eager attention, by layer: T5's encoder, decoder and cross-attention."""
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model(**given, output_attentions=True)
+    model.set_attn_implementation("sdpa")
+    if "encoder_attentions" in out:
+        return [*out.encoder_attentions, *out.decoder_attentions, *out.cross_attentions]
+    return out.attentions
+
+
+def layer_outputs(model, given):
+    """(Logits, what every attention layer puts out) in the model's own run."""
+    seen = []
+    parts = [m for m in model.modules() if type(m).__name__ in ATTENTION]
+    hooks = [m.register_forward_hook(lambda m, args, out: seen.append(out[0])) for m in parts]
+    with torch.no_grad():
+        logits = model(**given)[0]
+    for hook in hooks:
+        hook.remove()
+    return logits, seen
+
+
+def rebuilt(taps, sample, query):
+    """A row of the layer's output: the sum of its value networks over keys."""
+    total = 0 if taps.b_out is None else taps.b_out
+    for j in range(taps.context.shape[1]):
+        total = total + value_network(taps, query, j, sample=sample)(taps.context[sample, j])
+    return total
+
+
+@pytest.mark.parametrize("padding", [None, "right"], ids=str)
+@pytest.mark.parametrize("name", EXACT)
+def test_codes_and_value_networks_are_the_models_own(make, name, padding):
+    model, given = make(name), inputs(name, padding)
+    taps = capture(model, given)
+    wanted = attentions(model, given)
+    logits, outputs = layer_outputs(model, given)
+    assert len(taps) == len(wanted) == (3 if name == "t5" else 2)
+    for layer, own in zip(taps, wanted, strict=True):
+        pairs = [0, 3, -1, 4], [0, 1, 2, -1]
+        assert_close(layer.groups[0].code(), own, rtol=EXACT[name], atol=EXACT[name])
+        few = own[:, :, pairs[0], pairs[1]].transpose(1, 2)
+        assert_close(codes(layer, *pairs), few, rtol=EXACT[name], atol=EXACT[name])
+    for layer, output in zip(taps, outputs, strict=name != "bert"):
+        if name != "bert":  # its attention module adds a residual and a norm
+            assert_close(layer.output, output, rtol=1e-9, atol=1e-9)
+        rows = torch.stack([rebuilt(layer, b, 4) for b in range(2)])
+        assert_close(rows, layer.output[:, 4], rtol=1e-9, atol=1e-9)
+        assert layer.x.shape == (2, layer.q.shape[1], 24)
+    assert torch.equal(layer_outputs(model, given)[0], logits)
+
+
+def test_groups_rotation_and_names(make):
+    taps = capture(make("llama"), input_ids=inputs("llama")["input_ids"])
+    assert [layer.name for layer in taps] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    assert (taps[0].q.shape, taps[0].k.shape) == ((2, 7, 4, 6), (2, 7, 2, 6))
+    assert torch.equal(taps[0].x, taps[0].context)
+    weight = taps[0].groups[0].w_value
+    assert weight.shape == (2, 6, 24)
+    taps = capture(make("t5"), inputs("t5"))
+    assert [layer.name.rpartition(".")[2] for layer in taps] == ["SelfAttention", "SelfAttention", "EncDecAttention"]
+    assert (taps[2].x.shape, taps[2].context.shape) == ((2, 5, 24), (2, 7, 24))
+    assert taps[0].bias is not None  # relative positions
+    assert taps[2].bias is None
+
+
+def test_bert_adds_its_output_to_the_input_of_the_layer(make):
+    model, given = make("bert"), inputs("bert")
+    taps = capture(model, given)
+    norm = model.encoder.layer[0].attention.output.LayerNorm
+    with torch.no_grad():
+        assert_close(norm(taps[0].x + taps[0].output), layer_outputs(model, given)[1][0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_padding_on_the_left(make, name):
+    """Padded keys are hidden, padded queries look nowhere, and real tokens get what the model's own run gives them."""
+    model, given = make(name), inputs(name, "left")
+    taps = capture(model, given)
+    outputs = layer_outputs(model, given)[1]
+    for layer, output in zip(taps, outputs, strict=True):
+        code = layer.groups[0].code()[0]
+        assert (code[..., :3] == 0).all()
+        assert (code[:, :3] == 0).all()
+        assert_close(layer.output[:, 3:], output[:, 3:], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_nothing_is_changed_also_after_an_error(make, name, monkeypatch):
+    model, given = make(name), inputs(name)
+    before, state = layer_outputs(model, given)[0], {n: p.clone() for n, p in model.state_dict().items()}
+    config = model.config.to_dict()
+    model.train()
+    first = next(m for m in model.modules() if type(m) is nn.LayerNorm or "RMSNorm" in type(m).__name__)
+    first.eval()
+    modes = [m.training for m in model.modules()]
+
+    def restored():
+        assert [m.training for m in model.modules()] == modes
+        assert not any(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+        assert model.config._attn_implementation == "sdpa"
+        assert model.config.to_dict() == config
+        assert model.config.use_cache
+
+    assert torch.equal(capture(model, given)[1].output, capture(model, given)[1].output)  # no dropout
+    restored()
+
+    def broken(*_, **__):
+        raise KeyError("broken")
+
+    last = [m for m in model.modules() if type(m).__name__ in ATTENTION][-1]
+    with monkeypatch.context() as patch:
+        patch.setattr(last, "forward", broken)
+        with pytest.raises(KeyError):
+            capture(model, given)
+    restored()
+    model.eval()
+    assert torch.equal(layer_outputs(model, given)[0], before)
+    assert all(torch.equal(p, state[n]) for n, p in model.state_dict().items())
+
+
+def test_ways_to_give_the_inputs(make):
+    model, given = make("gpt2"), inputs("gpt2")
+    wanted = capture(model, given)[1].q
+    assert torch.equal(capture(model, given["input_ids"], attention_mask=given["attention_mask"])[1].q, wanted)
+    assert torch.equal(capture(model, **given)[1].q, wanted)
+    with torch.inference_mode():
+        assert torch.equal(capture(model, given)[1].q, wanted)
+    assert all(layer.groups[0].w_out is not None for layer in capture(model.half(), given))
+
+
+@pytest.mark.parametrize(
+    ("part", "hook", "what"),
+    [
+        ("v_proj", lambda module, args, y: 2 * y, "values"),
+        ("v_proj", lambda module, args, y: y.mul_(2), "values"),
+        ("o_proj", None, "output"),
+    ],
+    ids=["another tensor", "in place", "a gate"],
+)
+def test_weights_are_not_claimed_where_something_comes_in_between(make, part, hook, what):
+    model, given = make("llama"), inputs("llama")
+    module = getattr(model.model.layers[1].self_attn, part)
+    if hook is None:
+        module.register_forward_pre_hook(lambda module, args: (args[0] * 0.5,))
+    else:
+        module.register_forward_hook(hook)
+    taps = capture(model, given)
+    assert_close(taps[1].groups[0].code(), attentions(model, given)[1], rtol=1e-6, atol=1e-6)
+    assert rebuilt(taps[0], 0, 1).shape == (24,)
+    with pytest.raises(ValueError, match=r"^value_network: ") as caught:
+        value_network(taps[1], -1, -1)
+    line = f"value_network: the {what} of layer model.layers.1.self_attn must be one linear map of known weights"
+    assert str(caught.value) == f"{line} but are not"
+
+
+def test_keys_from_a_cache_have_codes_but_no_context(make):
+    model, given = make("llama"), inputs("llama", None)
+    with torch.no_grad():
+        past = model(given["input_ids"][:, :5], use_cache=True).past_key_values
+    whole, taps = capture(model, given), capture(model, given["input_ids"][:, 5:], past_key_values=past)
+    assert taps[1].k.shape == (2, 7, 2, 6)
+    assert_close(codes(taps[1], -1, 2), codes(whole[1], -1, 2), rtol=1e-9, atol=1e-9)
+    assert taps[1].context is None
+
+
+def test_the_analysis_reads_them(make):
+    """In the first layer the code of a token attending to itself is a function of the token (and of its position)."""
+    model = make("gpt2")
+    generator = torch.Generator().manual_seed(3)
+    batches = [torch.randint(4, (40, 3), generator=generator) for _ in range(3)]
+    second = [ids[:, 1] for ids in batches]
+    rows = probe_layers((capture(model, ids) for ids in batches), second, 1, 1)
+    assert [row["name"] for row in rows] == ["transformer.h.0.attn", "transformer.h.1.attn"]
+    assert rows[0]["f1"] > 0.9
+    assert rows[0]["chance"] < 0.4
+    code = codes(capture(model, batches[0])[0], 1, 1)
+    assert embed(code, "pca").shape == (40, 2)
+    assert similarity(code, second[0])[1].shape == (4, 4)
+
+
+REFUSED = {
+    "gemma2": "capture: model.layers.0.self_attn must be plain softmax attention but softcap changes its code",
+    "bloom": "capture: BloomModel must call its attention through transformers' AttentionInterface but called none",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_attention_is_one_clear_line(make, name):
+    model = make(name, torch.float32)
+    with pytest.raises(ValueError, match=r"^capture: ") as caught:
+        capture(model, inputs(name))
+    assert str(caught.value) == REFUSED[name]
+    assert model.config._attn_implementation != "polyhead"
+
+
+def test_without_transformers(make, monkeypatch):
+    model = make("gpt2")
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace())
+    with pytest.raises(ImportError, match=r"^polyhead.compat.huggingface needs transformers, pip install 'polyhead"):
+        capture(model, inputs("gpt2"))

@@ -1,0 +1,188 @@
+"""The code of nn.MultiheadAttention against the weights it gives itself, and value networks against its output."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from polyhead.analysis import codes, embed, value_network
+from polyhead.compat.torch_mha import capture
+
+F64 = torch.float64
+B, T, S, DIM, HEADS = 2, 4, 5, 12, 3
+KINDS = {
+    "self": {},
+    "cross": {},
+    "widths": {"kdim": 7, "vdim": 10},
+    "no biases": {"bias": False},
+}
+MASKS = ("none", "padding", "added padding", "pairs", "added pairs", "per head", "both", "bool and added")
+
+
+def make(kind, batch_first=True):
+    torch.manual_seed(1)
+    attention = nn.MultiheadAttention(DIM, HEADS, batch_first=batch_first, dropout=0.3, dtype=F64, **KINDS[kind])
+    for parameter in attention.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return attention
+
+
+def inputs(kind):
+    """query, key, value, batch first; in `cross` keys and values are different tensors."""
+    torch.manual_seed(2)
+    if kind in ("self", "no biases"):
+        return (torch.randn(B, S, DIM, dtype=F64),) * 3
+    k, v = KINDS[kind].get("kdim", DIM), KINDS[kind].get("vdim", DIM)
+    return tuple(torch.randn(B, n, m, dtype=F64) for n, m in ((T, DIM), (S, k), (S, v)))
+
+
+def masks(name, t):
+    """PyTorch's masks: True is hidden; key 0 is always visible, so that no row is NaN."""
+    torch.manual_seed(3)
+    padding, pairs, heads = torch.rand(B, S) > 0.6, torch.rand(t, S) > 0.6, torch.rand(B * HEADS, t, S) > 0.6
+    padding[:, 0], pairs[:, 0], heads[..., 0] = False, False, False
+    added = torch.randn(t, S, dtype=F64).masked_fill(pairs, -torch.inf)
+    options = {
+        "none": {},
+        "padding": {"key_padding_mask": padding},
+        "added padding": {"key_padding_mask": torch.zeros(B, S, dtype=F64).masked_fill(padding, -torch.inf)},
+        "pairs": {"attn_mask": pairs},
+        "added pairs": {"attn_mask": added},
+        "per head": {"attn_mask": torch.randn(B * HEADS, t, S, dtype=F64).masked_fill(heads, -torch.inf)},
+        "both": {"key_padding_mask": padding, "attn_mask": pairs},
+        "bool and added": {"key_padding_mask": torch.randn(B, S, dtype=F64), "attn_mask": added},
+    }
+    return options[name]
+
+
+def rebuilt(taps, sample, query):
+    """A row of the layer's output: the sum of its value networks over keys."""
+    total = 0 if taps.b_out is None else taps.b_out
+    for j in range(taps.context.shape[1]):
+        total = total + value_network(taps, query, j, sample=sample)(taps.context[sample, j])
+    return total
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("kind", "batch_first"), list(itertools.product(KINDS, (True, False))))
+def test_codes_and_value_networks_are_the_modules_own(kind, batch_first, mask):
+    attention = make(kind, batch_first).eval()
+    qkv = inputs(kind)
+    options = masks(mask, qkv[0].shape[1])
+    given = qkv if batch_first else [x.transpose(0, 1) for x in qkv]
+    (taps,) = capture(attention, *given, need_weights=False, **options)
+    with torch.no_grad():
+        output, weights = attention(*given, need_weights=True, average_attn_weights=False, **options)
+    output = output if batch_first else output.transpose(0, 1)
+    assert_close(taps.groups[0].code(), weights, rtol=1e-12, atol=1e-12)
+    pairs = [0, -1, 2], [1, 3, -1]
+    assert_close(codes(taps, *pairs), weights[:, :, pairs[0], pairs[1]].transpose(1, 2), rtol=1e-12, atol=1e-12)
+    assert_close(taps.output, output, rtol=1e-12, atol=1e-12)
+    assert_close(torch.stack([rebuilt(taps, b, 2) for b in range(B)]), output[:, 2], rtol=1e-9, atol=1e-9)
+    assert torch.equal(taps.x, qkv[0])
+    assert not any(x.requires_grad for x in (taps.q, taps.groups[0].w_out, taps.output))
+
+
+def test_one_sequence_without_a_batch():
+    attention = make("cross").eval()
+    query, key, value = (x[0] for x in inputs("cross"))
+    (taps,) = capture(attention, query, key, value=value)
+    with torch.no_grad():
+        output, weights = attention(query, key, value, average_attn_weights=False)
+    assert_close(taps.groups[0].code()[0], weights, rtol=1e-12, atol=1e-12)
+    assert_close(taps.output[0], output, rtol=1e-12, atol=1e-12)
+
+
+def encoder(**options):
+    torch.manual_seed(4)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.2, dtype=F64, **options)
+    return nn.TransformerEncoder(layer, 2)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # PyTorch's own, in the model's plain runs
+def test_the_fused_encoder_is_walked_layer_by_layer():
+    """In eval mode PyTorch runs a whole encoder layer as one kernel that calls no attention module."""
+    model, x = encoder().eval(), torch.randn(B, 6, 16, dtype=F64)
+    padding = torch.zeros(B, 6, dtype=torch.bool)
+    padding[0, 4:] = True
+    with torch.no_grad():
+        before = model(x, src_key_padding_mask=padding)
+    taps = capture(model, x, src_key_padding_mask=padding)
+    assert [layer.name for layer in taps] == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert (codes(taps[1], 0, 4)[0] == 0).all()
+    first = model.layers[0]
+    with torch.no_grad():
+        y = first.norm1(x + taps[0].output)
+        assert_close(taps[1].x, first.norm2(y + first.linear2(torch.relu(first.linear1(y)))), rtol=1e-9, atol=1e-9)
+        assert torch.equal(model(x, src_key_padding_mask=padding), before)
+    assert embed(codes(capture(model, torch.randn(9, 6, 16, dtype=F64))[1], -1, -1), "pca").shape == (9, 2)
+
+
+def test_encoder_and_decoder_with_a_causal_hint():
+    torch.manual_seed(5)
+    model = nn.Transformer(12, 4, 1, 1, 16, batch_first=True, dtype=F64)
+    source, target = torch.randn(B, S, 12, dtype=F64), torch.randn(B, T, 12, dtype=F64)
+    causal = nn.Transformer.generate_square_subsequent_mask(T, dtype=F64)
+    taps = capture(model, source, target, tgt_mask=causal, tgt_is_causal=True)
+    assert [layer.name.rpartition("layers.0.")[2] for layer in taps] == ["self_attn", "self_attn", "multihead_attn"]
+    code = taps[1].groups[0].code()
+    assert (code.triu(1) == 0).all()
+    assert_close(code.sum(-1), torch.ones(B, 4, T, dtype=F64))
+    with torch.no_grad():
+        assert_close(taps[2].context, model.eval().encoder(source), rtol=1e-9, atol=1e-9)
+
+
+def hooks(model):
+    return [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+
+
+def test_nothing_is_changed_also_after_an_error():
+    model, x = encoder(), torch.randn(B, 6, 16, dtype=F64)
+    model.layers[1].eval()
+    modes, state = [m.training for m in model.modules()], {n: p.clone() for n, p in model.state_dict().items()}
+
+    def restored():
+        assert [m.training for m in model.modules()] == modes
+        assert not any(hooks(model))
+        assert torch.backends.mha.get_fastpath_enabled()
+        assert all(torch.equal(p, state[n]) for n, p in model.state_dict().items())
+
+    first, again = capture(model, x), capture(model, x)
+    assert torch.equal(first[1].output, again[1].output)  # no dropout
+    restored()
+    with pytest.raises((AssertionError, RuntimeError)):
+        capture(model, x[..., :5])
+    restored()
+
+
+class OwnForward(nn.MultiheadAttention):
+    def forward(self, query, key, value):
+        return query, None
+
+
+@pytest.mark.parametrize(
+    ("make_model", "line"),
+    [
+        (lambda: nn.Linear(12, 12), "capture: Linear called none of 0 nn.MultiheadAttention"),
+        (
+            lambda: nn.Sequential(nn.MultiheadAttention(12, 3, add_bias_kv=True)),
+            "capture: 0 must have keys that its inputs make but has add_bias_kv=True",
+        ),
+        (
+            lambda: nn.MultiheadAttention(12, 3, add_zero_attn=True),
+            "capture: MultiheadAttention must have keys that its inputs make but has add_zero_attn=True",
+        ),
+        (
+            lambda: OwnForward(12, 3),
+            "capture: OwnForward must run nn.MultiheadAttention.forward but OwnForward has its own",
+        ),
+    ],
+)
+def test_mistakes_are_one_clear_line(make_model, line):
+    model = make_model()
+    with pytest.raises(ValueError, match=r"^capture: ") as caught:
+        capture(model, torch.zeros(2, 3, 12))
+    assert str(caught.value) == line
+    assert not any(hooks(model))
