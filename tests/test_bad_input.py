@@ -50,7 +50,7 @@ def mistake(capsys: Any, arguments: list[str]) -> str:
     [
         (
             "trian fuzzy-hyla",
-            "unknown command 'trian'; did you mean 'train'? (choose from demo, train, resume, ",
+            "unknown command 'trian'; did you mean 'train'? (choose from demo, train, sweep, ",
         ),
         ("train", "polyhead train: RECIPE is missing; see polyhead list recipes"),
         ("train fuzzy-hyla --threads 0", "Run: threads must be at least 1, or None, but is 0"),
@@ -101,7 +101,7 @@ def mistake(capsys: Any, arguments: list[str]) -> str:
         ("list", "polyhead list: WHAT is missing; see polyhead list --help"),
         (
             "list mechanism",
-            "polyhead list: unknown kind 'mechanism'; did you mean 'mechanisms'? (choose from recipes, tasks",
+            "polyhead list: unknown kind 'mechanism'; did you mean 'mechanisms'? (choose from recipes, figures, tasks",
         ),
     ],
 )

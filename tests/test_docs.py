@@ -17,7 +17,7 @@ import yaml
 from jaxtyping import Float
 
 import polyhead as ph
-from polyhead import cli, config, shapes, spec
+from polyhead import cli, cli_runs, config, shapes, spec
 from polyhead.ops.dispatch import BACKENDS
 from polyhead.tasks.floors import FLOORS
 
@@ -107,9 +107,12 @@ def dry(monkeypatch, tmp_path):
     """A command line that parses and checks what it is given, and then does nothing."""
     monkeypatch.chdir(tmp_path)
     config.save(ph.recipes.RECIPES["demo"]()[0], tmp_path / "mine.yaml")
-    monkeypatch.setattr(cli, "_train", lambda *_, **__: 0)
-    for kind in cli.VERBS.values():
-        if "__call__" in vars(kind):
+    grid = "recipe: fuzzy-hyla\nparameters: {seed: {values: [0, 1]}, train.lr: {values: [1e-3, 3e-3]}}\n"
+    (tmp_path / "grid.yaml").write_text(grid)
+    monkeypatch.setattr(cli_runs, "train", lambda *_, **__: 0)
+    monkeypatch.setattr(cli_runs, "side_by_side", lambda *_, **__: [])
+    for name, kind in cli.VERBS.items():
+        if name not in ("train", "sweep"):  # those two read their arguments when they are called
             monkeypatch.setattr(kind, "__call__", lambda self: 0)
     return lambda words: cli.main(words[1:])
 

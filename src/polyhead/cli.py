@@ -1,27 +1,23 @@
 """The command line.  Every mistake is one line on standard error and exit code 2; Ctrl-C saves, says so, and is 130.
 
-Verbs import what they need when they run, so that `polyhead --help` is quick.  This is the only file that knows tyro.
+Verbs import what they need when they run, so that `polyhead --help` is quick.  Only the files cli*.py know tyro.
 """
 
-import contextlib
-import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import tyro
 
-from polyhead.cli_text import one_line
+from polyhead.cli_parse import help_text, parse
+from polyhead.cli_runs import Sweep, Train, failed, train, usage
+from polyhead.cli_text import say
 from polyhead.shapes import one_of
 
-if TYPE_CHECKING:
-    from polyhead.config import Run
-    from polyhead.train import Failure, Result
-
-Parsed = TypeVar("Parsed")
+KINDS = ("recipes", "figures", "tasks", "mechanisms", "impls")
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 EXAMPLES = """\
 examples:
@@ -67,7 +63,7 @@ class Demo:
             path = report.write([result.folder for result in done], self.folder / "report.html")
             scores(runs[0], {result.name: result.scores for result in done})
             print(f"report: {path}")
-        return _failed(outcomes)
+        return failed(outcomes)
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,7 @@ class Resume:
         if self.seed not in (None, run.seed):
             raise ValueError(f"resume: {self.run} has seed {run.seed}; another seed is another run: use polyhead train")
         strict = self.deterministic or run.deterministic
-        return _train([replace(run, device=self.device or run.device, deterministic=strict)], resume=True)
+        return train([replace(run, device=self.device or run.device, deterministic=strict)], resume=True)
 
 
 @dataclass(frozen=True)
@@ -192,38 +188,66 @@ class Report:
 
 @dataclass(frozen=True)
 class List:
-    """Show what there is: recipes, tasks, mechanisms or impls.
+    """Show what there is: recipes, figures, tasks, mechanisms or impls.
 
     >>> polyhead list recipes
     >>> polyhead list mechanisms
     """
 
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
-    """recipes, tasks, mechanisms or impls."""
+    """recipes, figures, tasks, mechanisms or impls."""
 
     def __call__(self) -> int:
         from polyhead import cli_text
 
-        what = one_of("polyhead list", "kind", self.what, ("recipes", "tasks", "mechanisms", "impls"))
+        what = one_of("polyhead list", "kind", self.what, KINDS)
         cli_text.table(what.capitalize(), getattr(cli_text, what)())
         return 0
 
 
-class Train:
-    """Train a recipe, or a configuration file, with fields changed.  A recipe of several runs trains all of them.
+@dataclass(frozen=True)
+class Reproduce:
+    """Reproduce a figure or table of a paper: train its runs, draw it beside the paper's numbers, say what holds.
 
-    RECIPE is a name from `polyhead list recipes` or the path of a .json or .yaml file.  Its fields are listed by
-    `polyhead train RECIPE --help`.
+    Interrupted, the same command goes on where it stopped; figures share runs.  --scale small takes minutes on two CPU
+    cores, paper has the paper's settings, smoke only shows that everything runs.
 
-    >>> polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3
-    >>> polyhead train fuzzy-softmax --model.dim 64 --model.heads.0.heads 4 --device cpu --deterministic
-    >>> polyhead train mine.yaml --folder runs/mine
+    >>> polyhead reproduce table-a1 --scale small
+    >>> polyhead reproduce fig-2c --workers 2
     """
+
+    figure: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FIGURE")]
+    """A name from `polyhead list figures`."""
+    scale: str = "small"
+    """small, paper or smoke."""
+    folder: Path | None = None
+    """Where runs and results go (default: runs/reproduce/SCALE)."""
+    workers: int | None = None
+    """Runs at a time (default: one per core)."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    population: bool | None = None
+    """Train runs of one architecture at once in one process (default: on a GPU)."""
+
+    def __call__(self) -> int:
+        from polyhead.cli_text import table
+        from polyhead.reproduce import reproduce
+
+        where: Any = {"folder": self.folder, "workers": self.workers, "device": self.device}
+        page, outcome, failures = reproduce(self.figure, self.scale, population=self.population, **where)
+        if outcome.rows:
+            table(self.figure, [dict(zip(outcome.head, row, strict=True)) for row in outcome.rows])
+        for verdict in outcome.verdicts:
+            print(verdict)
+        print(f"page: {page}")
+        return failed(failures)
 
 
 VERBS: dict[str, Any] = {
     "demo": Demo,
     "train": Train,
+    "sweep": Sweep,
+    "reproduce": Reproduce,
     "resume": Resume,
     "eval": Eval,
     "probe": Probe,
@@ -239,22 +263,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except KeyboardInterrupt as stop:
-        return _say(str(stop) or "interrupted", 130)
+        return say(str(stop) or "interrupted", 130)
     except ValueError as error:
-        return _say(str(error), 2)
+        return say(str(error), 2)
     except BrokenPipeError:  # polyhead list recipes | head -1
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _say(error.strerror or str(error), 1)
+        return say(error.strerror or str(error), 1)
     except SystemExit as leave:  # --help
         return int(leave.code or 0)
-
-
-def _say(text: str, code: int) -> int:
-    line = " ".join(text.split())
-    print(line if line.startswith("polyhead") else f"polyhead: {line}", file=sys.stderr)
-    return code
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -267,123 +285,21 @@ def _dispatch(arguments: list[str]) -> int:
         print(__version__)
         return 0
     verb = one_of("polyhead", "command", arguments[0], VERBS)
-    if verb == "train":
-        return _train_verb(arguments[1:])
-    return _parse(VERBS[verb], arguments[1:], f"polyhead {verb}", _help(VERBS[verb]))()
+    rest = arguments[1:]
+    if verb in ("train", "sweep"):
+        if not rest:
+            raise ValueError(f"polyhead {verb}: RECIPE is missing; see polyhead list recipes")
+        if rest[0] in ("-h", "--help"):
+            print(usage(verb))
+            return 0
+        return VERBS[verb](rest)()
+    return parse(VERBS[verb], rest, f"polyhead {verb}", help_text(VERBS[verb]))()
 
 
 def _overview() -> str:
-    verbs = [f"  {name:<8} {kind.__doc__.splitlines()[0]}" for name, kind in VERBS.items()]
+    verbs = [f"  {name:<10} {kind.__doc__.splitlines()[0]}" for name, kind in VERBS.items()]
     head = "usage: polyhead COMMAND ...      polyhead COMMAND --help explains one"
     return "\n".join([head, "", "Multi-head attention: train it, compare it, look inside.", "", *verbs, "", EXAMPLES])
-
-
-def _help(kind: Any) -> str:
-    """The docstring of a verb as help text: `>>>` lines are examples."""
-    lines = [line.strip() for line in kind.__doc__.strip().splitlines()]
-    text = [line for line in lines if not line.startswith(">>>")]
-    examples = ["  " + line.removeprefix(">>> ") for line in lines if line.startswith(">>>")]
-    return "\n".join([*text, "examples:", *examples])
-
-
-def _parse(kind: Callable[..., Parsed], arguments: list[str], prog: str, text: str, default: Any = None) -> Parsed:
-    """tyro, with its boxed errors turned into one line."""
-    options: dict[str, Any] = {"prog": prog, "description": text, "args": arguments}
-    options |= {"config": (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)}
-    options |= {} if default is None else {"default": default}
-    if {"-h", "--help"} & set(arguments):
-        return tyro.cli(kind, **options)
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return tyro.cli(kind, **options)
-    except SystemExit:
-        raise ValueError(one_line(said.getvalue(), prog)) from None
-
-
-# ------------------------------------------------------------------------------------------------------------- training
-def _train_verb(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        text = f"usage: polyhead train RECIPE [--field value ...]\n\n{_help(Train)}"
-        if not arguments:
-            raise ValueError("polyhead train: RECIPE is missing; see polyhead list recipes")
-        print(text)
-        return 0
-    from polyhead.recipes import reseeded
-
-    recipe, rest = arguments[0], arguments[1:]
-    if recipe.startswith("-"):
-        raise ValueError(f"polyhead train: RECIPE comes first but {recipe} came; see polyhead train --help")
-    defaults, text = _resolve(recipe)
-    kind = _training()
-    asked = [_parse(kind, rest, f"polyhead train {recipe}", text, kind(run)) for run in defaults]
-    runs = [_fitted(one.run, default) for one, default in zip(asked, defaults, strict=True)]
-    if len({default.seed for default in defaults}) > 1 and any(
-        run.seed != default.seed for run, default in zip(runs, defaults, strict=True)
-    ):  # one seed for all of them would train the same run twice
-        runs = [reseeded(replace(run, seed=base.seed), run.seed) for run, base in zip(runs, defaults, strict=True)]
-    return _train(runs, again=asked[0].again, workers=asked[0].workers)
-
-
-def _training() -> Any:
-    """The options of `train`: the fields of a Run, and these.  Made on use, as a Run takes torch to import."""
-    from polyhead.config import Run
-
-    @dataclass(frozen=True)
-    class Training:
-        run: Annotated[Run, tyro.conf.arg(name="")]
-        again: Annotated[bool, tyro.conf.arg(help="forget what the run folder holds and start over")] = False
-        workers: Annotated[int | None, tyro.conf.arg(help="runs at a time (default: one per core)")] = None
-
-    return Training
-
-
-def _resolve(recipe: str) -> tuple[list["Run"], str]:
-    """The runs of a recipe or a file, and the help text."""
-    from polyhead.recipes import RECIPES
-    from polyhead.train import read_config
-
-    if recipe.endswith((".json", ".yaml", ".yml")):
-        return [read_config(recipe)], f"Train the run in {recipe}."
-    function = RECIPES[one_of("polyhead train", "recipe", recipe, RECIPES)]
-    runs = function()
-    return list(runs) if isinstance(runs, tuple) else [runs], function.__doc__ or ""
-
-
-def _fitted(run: "Run", default: "Run") -> "Run":
-    """A changed task changes what the model takes and gives, unless the recipe or the user chose that themselves."""
-    model, before = run.model, default.model
-    if (before.inputs, before.outputs) == default.task.ends and (model.inputs, model.outputs) == default.task.ends:
-        model = replace(model, inputs=run.task.ends[0], outputs=run.task.ends[1])
-    if before.max_length == default.task.length and model.max_length == before.max_length:
-        model = replace(model, max_length=run.task.length)
-    return replace(run, model=model)
-
-
-def _train(runs: Sequence["Run"], *, resume: bool = False, again: bool = False, workers: int | None = None) -> int:
-    from polyhead import train
-    from polyhead.cli_text import scores
-    from polyhead.train.sweep import sweep
-
-    if len(runs) > 1:
-        outcomes = sweep(runs, runs[0].folder or "runs", workers=workers, again=again)
-    else:
-        outcomes = [train.run(runs[0], resume=resume, again=again)]
-    if done := [outcome for outcome in outcomes if isinstance(outcome, train.Result)]:
-        scores(runs[0], {result.name: result.scores for result in done}, floors=False)
-    for result in done:
-        size = f"{result.parameters} parameters"
-        print(f"{result.name}: {result.steps} steps, {result.seconds:.0f} s, {size}, {result.folder}")
-    return _failed(outcomes)
-
-
-def _failed(outcomes: Iterable["Result | Failure"]) -> int:
-    from polyhead.train import Failure
-
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-    for failure in failures:
-        _say(f"{failure.name} failed: {failure.error} (log in {failure.folder})", 1)
-    return 1 if failures else 0
 
 
 def _device(name: str, deterministic: bool = False) -> Any:

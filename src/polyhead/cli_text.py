@@ -36,6 +36,13 @@ def one_line(box: str, prog: str) -> str:
     return f"{prog}: {text.partition(' For full helptext')[0]}"
 
 
+def say(text: str, code: int) -> int:
+    """One line on standard error; the exit code."""
+    line = " ".join(text.split())
+    print(line if line.startswith("polyhead") else f"polyhead: {line}", file=sys.stderr)
+    return code
+
+
 def table(title: str, rows: Sequence[Row]) -> None:
     """Print `rows`, whose keys are the columns."""
     from rich.console import Console
@@ -81,6 +88,19 @@ def recipes() -> list[Row]:
         made = function()
         count = len(made) if isinstance(made, tuple) else 1
         rows.append({"recipe": name, "runs": count, "what": inspect.getdoc(function) or ""})
+    return rows
+
+
+def figures() -> list[Row]:
+    from polyhead.recipes import STUDIES
+    from polyhead.reproduce import FIGURES
+
+    rows: list[Row] = []
+    for name, figure in FIGURES.items():
+        counts = {scale: len(STUDIES[name](scale)) if name in STUDIES else 0 for scale in ("small", "paper")}
+        runs = {f"runs, {scale}": count for scale, count in counts.items()}
+        what = inspect.getdoc(STUDIES[name]) or "" if name in STUDIES else ""
+        rows.append({"figure": name, **runs, "what": "\n".join(filter(None, [figure.title, what]))})
     return rows
 
 

@@ -43,9 +43,6 @@ class Page:
     def html(self, title: str, head: str) -> str:
         """The whole file; `head` comes before the links to the sections."""
         links = "".join(f'<a href="#{anchor}">{escape(heading)}</a>' for anchor, heading in self.sections)
-        data = json.dumps(
-            {"dark": DARK, "figures": self.figures}, separators=(",", ":"), allow_nan=False, ensure_ascii=False
-        )
         return "\n".join(
             [
                 '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -53,13 +50,26 @@ class Page:
                 '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">',
                 f"<title>{escape(title)}</title><style>{_resource('report.css')}</style></head><body>",
                 f"<header>{head}<nav>{links}</nav></header><main>",
-                "<noscript><p>The figures need JavaScript; tables and text do not.</p></noscript>",
+                *(
+                    ["<noscript><p>The figures need JavaScript; tables and text do not.</p></noscript>"]
+                    * bool(self.figures)
+                ),
                 *self.parts,
                 "</main>",
-                f'<script type="application/json" id="figures">{data.replace("</", "<" + chr(92) + "/")}</script>',
-                f"<script>{get_plotlyjs()}</script><script>{_resource('report.js')}</script></body></html>",
+                *([] if not self.figures else self._scripts()),
+                "</body></html>",
             ]
         )
+
+    def _scripts(self) -> list[str]:
+        """plotly and the figures; a page without any needs neither."""
+        data = json.dumps(
+            {"dark": DARK, "figures": self.figures}, separators=(",", ":"), allow_nan=False, ensure_ascii=False
+        )
+        return [
+            f'<script type="application/json" id="figures">{data.replace("</", "<" + chr(92) + "/")}</script>',
+            f"<script>{get_plotlyjs()}</script><script>{_resource('report.js')}</script>",
+        ]
 
 
 def escape(text: object) -> str:

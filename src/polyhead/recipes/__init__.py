@@ -7,16 +7,45 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from polyhead.config import Run
-from polyhead.recipes import hyla
+from polyhead.recipes import hyla, hyla_figures
 
-RECIPES: dict[str, Callable[[], Run | tuple[Run, ...]]] = {
+STUDIES: dict[str, Callable[[str], tuple[Run, ...]]] = {
+    "fig-2b": hyla_figures.fig_codes,
+    "fig-2c": hyla_figures.fig_2c,
+    "fig-2d": hyla_figures.fig_codes,
+    "fig-4a": hyla_figures.fig_4a,
+    "fig-4a-heads": hyla_figures.fig_4a_heads,
+    "fig-4b": hyla_figures.fig_4b,
+    "fig-5a": hyla_figures.fig_5_codes,
+    "fig-5b": hyla_figures.fig_5_codes,
+    "fig-5c": hyla_figures.fig_5c,
+    "fig-5d": hyla_figures.fig_5d,
+    "fig-5e": hyla_figures.fig_5_codes,
+    "fig-5f": hyla_figures.fig_5_codes,
+    "fig-a2": hyla_figures.fig_codes,
+    "fig-a3": hyla_figures.fig_2c,
+    "fig-a4": hyla_figures.fig_a4,
+    "fig-a5": hyla_figures.fig_a5,
+    "fig-a6": hyla_figures.fig_5_codes,
+    "fig-a7": hyla_figures.fig_a7,
+    "fig-a8": hyla_figures.fig_5_codes,
+    "table-a1": hyla_figures.table_a1,
+    "table-a3": hyla_figures.table_a3,
+}
+"""The runs of a figure or table, by scale; `polyhead.reproduce` draws them."""
+
+RECIPES: dict[str, Callable[..., Run | tuple[Run, ...]]] = {
     "demo": hyla.demo,
     "fuzzy-softmax": hyla.fuzzy_softmax,
     "fuzzy-linear": hyla.fuzzy_linear,
     "fuzzy-hyla": hyla.fuzzy_hyla,
     "fuzzy-original": hyla.fuzzy_original,
+    "sraven-softmax": hyla.sraven_softmax,
+    "sraven-linear": hyla.sraven_linear,
+    "sraven-hyla": hyla.sraven_hyla,
+    **STUDIES,
 }
-"""Name on the command line -> recipe."""
+"""Name on the command line -> recipe; those of figures take a scale, `small` without one."""
 
 
 def reseeded(run: Run, by: int) -> Run:

@@ -135,6 +135,15 @@ def _locked(folder: pathlib.Path) -> Iterator[None]:
         os.close(handle)
 
 
+def is_claimed(folder: pathlib.Path) -> bool:
+    """Whether a process trains in `folder` now."""
+    try:
+        with _locked(folder):
+            return False
+    except ValueError:
+        return True
+
+
 def clear(folder: pathlib.Path) -> None:
     """Forget all training in `folder`."""
     for name in (METRICS, CHECKPOINT, RESULT):

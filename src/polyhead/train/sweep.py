@@ -84,7 +84,7 @@ class _Worker:
         code = self.process.returncode
         self.outcome = read_result(self.folder) if code == 0 else None
         if self.outcome is None:
-            self.outcome = Failure(self.config.name, self.folder, code, _last_line(self.folder / LOG, code))
+            self.outcome = Failure(self.config.name, self.folder, code, last_line(self.folder / LOG, code))
         return True
 
     def _follow(self) -> None:
@@ -229,7 +229,8 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _last_line(path: pathlib.Path, code: int) -> str:
+def last_line(path: pathlib.Path, code: int) -> str:
+    """The last thing a worker's log says, or how the worker ended."""
     lines = path.read_text(errors="replace").strip().splitlines()
     said = lines[-1].removeprefix("polyhead: ") if lines else ""
     return said if code > 0 and said else f"killed by signal {-code}" if code < 0 else f"no result (exit code {code})"

@@ -1,0 +1,247 @@
+"""The verbs that take a recipe and the fields of its runs: train and sweep."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from polyhead.cli_parse import help_text, parse
+from polyhead.cli_text import say
+from polyhead.shapes import one_of
+
+if TYPE_CHECKING:
+    from polyhead.config import Run
+    from polyhead.train import Failure, Result
+
+FILES = (".json", ".yaml", ".yml")
+
+
+class Train:
+    """Train a recipe, or a configuration file, with fields changed.  A recipe of several runs trains all of them.
+
+    RECIPE is a name from `polyhead list recipes` or the path of a .json or .yaml file.  Its fields are listed by
+    `polyhead train RECIPE --help`.
+
+    >>> polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3
+    >>> polyhead train fuzzy-softmax --model.dim 64 --model.heads.0.heads 4 --device cpu --deterministic
+    >>> polyhead train mine.yaml --folder runs/mine
+    """
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.arguments = arguments
+
+    def __call__(self) -> int:
+        recipe, rest = _first("train", self.arguments)
+        runs, options = configured("train", recipe, [rest])
+        return train(runs, again=options.again, workers=options.workers)
+
+
+class Sweep:
+    """Train many runs side by side and show what is done, running, failed and to come.
+
+    RECIPE is as for train, or a grid file: {recipe: NAME, parameters: {FIELD: {values: [...]}}}.  A field with several
+    values, separated by commas, is a grid.  Interrupted, the same command goes on; a run's result is written once.
+    Runs lie in --folder (default: runs, or runs/reproduce/SCALE for a figure); --scale is a figure's: small or paper;
+    --status only shows the table; --population trains runs of one architecture at once in one process.
+
+    >>> polyhead sweep fuzzy-hyla --seed 0,1,2 --train.lr 1e-3,3e-3 --workers 2
+    >>> polyhead sweep table-a1 --scale small --status
+    >>> polyhead sweep grid.yaml --folder runs/grid
+    """
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.arguments = arguments
+
+    def __call__(self) -> int:
+        recipe, rest = _first("sweep", self.arguments)
+        rest, status = _flag(rest, "--status")
+        rest, population = _flag(rest, "--population")
+        rest, scale = _option(rest, "--scale")
+        if recipe.endswith(FILES):
+            recipe, given = grid_file(recipe)
+            rest = [*given, *rest]
+        runs, options = configured("sweep", recipe, grid(rest), scale)
+        folder = runs[0].folder or (f"runs/reproduce/{scale or 'small'}" if _scaled(recipe) else "runs")
+        code = 0
+        if not status:
+            code = failed(side_by_side(runs, folder, options, population))
+        from polyhead.cli_text import table
+        from polyhead.train.status import status as states
+
+        table(f"Runs in {folder}", states(runs, folder))
+        return code
+
+
+def side_by_side(runs: Sequence["Run"], folder: str, options: Any, population: bool) -> "Sequence[Result | Failure]":
+    """Train in worker processes, or all of one architecture at once."""
+    if population:
+        from polyhead.train import population as together
+
+        return together.train(runs, folder, again=options.again)
+    from polyhead.train.sweep import sweep
+
+    return sweep(runs, folder, workers=options.workers, again=options.again)
+
+
+def _first(verb: str, arguments: list[str]) -> tuple[str, list[str]]:
+    """The recipe, and the rest."""
+    recipe = arguments[0]
+    if recipe.startswith("-"):
+        raise ValueError(f"polyhead {verb}: RECIPE comes first but {recipe} came; see polyhead {verb} --help")
+    return recipe, arguments[1:]
+
+
+def _flag(arguments: list[str], name: str) -> tuple[list[str], bool]:
+    return [word for word in arguments if word != name], name in arguments
+
+
+def _option(arguments: list[str], name: str) -> tuple[list[str], str | None]:
+    words = [word for given in arguments for word in (given.split("=", 1) if given.startswith(f"{name}=") else [given])]
+    if name not in words:
+        return arguments, None
+    place = words.index(name)
+    if place + 1 == len(words):
+        raise ValueError(f"polyhead sweep: {name} needs a value")
+    return words[:place] + words[place + 2 :], words[place + 1]
+
+
+def grid(arguments: list[str]) -> list[list[str]]:
+    """All combinations of arguments whose values are separated by commas.
+
+    >>> grid(["--seed", "0,1", "--train.lr=1e-3,3e-3", "--again"])[1]
+    ['--seed', '0', '--train.lr=3e-3', '--again']
+    """
+    choices = []
+    for word in arguments:
+        name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        choices.append([f"{name}{equals}{one}" for one in value.split(",")] if value else [word])
+    return [list(words) for words in itertools.product(*choices)]
+
+
+def grid_file(path: str) -> tuple[str, list[str]]:
+    """The recipe of a grid file and its parameters as arguments; any other file is a configuration of its own.
+
+    The parameters have the shape of a W&B grid: {train.lr: {values: [1e-3, 3e-3]}, seed: {value: 0}}.
+    """
+    from polyhead import serial
+
+    found = serial.read(path)
+    if not isinstance(found, dict) or "parameters" not in found:
+        return path, []
+    recipe, parameters = found.get("recipe"), found["parameters"]
+    if not isinstance(recipe, str):
+        raise ValueError(f"{path}: a grid needs `recipe`, the name of a recipe or a file, but it is {recipe!r}")
+    if not isinstance(parameters, dict) or found.get("method", "grid") != "grid":
+        raise ValueError(f"{path}: a grid is `method: grid` and a mapping `parameters`")
+    words: list[str] = []
+    for name, entry in parameters.items():
+        values = (
+            entry.get("values", [entry["value"]] if "value" in entry else None) if isinstance(entry, dict) else None
+        )
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"{path}: {name} must be {{values: [...]}} or {{value: ...}} but is {entry!r}")
+        words += [f"--{name}", ",".join(str(value) for value in values)]
+    return recipe, words
+
+
+def configured(
+    verb: str, recipe: str, combinations: list[list[str]], scale: str | None = None
+) -> tuple[list["Run"], Any]:
+    """The runs of a recipe with each of the `combinations` of fields, and the options beside them."""
+    from polyhead.recipes import reseeded
+
+    defaults, text = _resolve(verb, recipe, scale)
+    kind = _training()
+    runs: list[Run] = []
+    options = kind(defaults[0])
+    for words in combinations:
+        if not words:
+            runs += defaults
+            continue
+        asked = [parse(kind, words, f"polyhead {verb} {recipe}", text, kind(run)) for run in defaults]
+        mine = [_fitted(one.run, default) for one, default in zip(asked, defaults, strict=True)]
+        if len({default.seed for default in defaults}) > 1 and any(
+            run.seed != default.seed for run, default in zip(mine, defaults, strict=True)
+        ):  # one seed for all of them would train the same run twice
+            mine = [reseeded(replace(run, seed=base.seed), run.seed) for run, base in zip(mine, defaults, strict=True)]
+        runs, options = runs + mine, asked[0]
+    return runs, options
+
+
+def _training() -> Any:
+    """The options of `train`: the fields of a Run, and these.  Made on use, as a Run takes torch to import."""
+    from polyhead.config import Run
+
+    @dataclass(frozen=True)
+    class Training:
+        run: Annotated[Run, tyro.conf.arg(name="")]
+        again: Annotated[bool, tyro.conf.arg(help="forget what the run folder holds and start over")] = False
+        workers: Annotated[int | None, tyro.conf.arg(help="runs at a time (default: one per core)")] = None
+
+    return Training
+
+
+def _scaled(recipe: str) -> bool:
+    from polyhead.recipes import STUDIES
+
+    return recipe in STUDIES
+
+
+def _resolve(verb: str, recipe: str, scale: str | None) -> tuple[list["Run"], str]:
+    """The runs of a recipe or a file, and the help text."""
+    from polyhead.recipes import RECIPES, STUDIES
+    from polyhead.train import read_config
+
+    if scale is not None and recipe not in STUDIES:
+        raise ValueError(f"polyhead {verb}: --scale is for the recipes of figures, not for {recipe}")
+    if recipe.endswith(FILES):
+        return [read_config(recipe)], f"Train the run in {recipe}."
+    name = one_of(f"polyhead {verb}", "recipe", recipe, RECIPES)
+    runs = RECIPES[name]() if scale is None else STUDIES[name](scale)
+    return list(runs) if isinstance(runs, tuple) else [runs], RECIPES[name].__doc__ or ""
+
+
+def _fitted(run: "Run", default: "Run") -> "Run":
+    """A changed task changes what the model takes and gives, unless the recipe or the user chose that themselves."""
+    model, before = run.model, default.model
+    if (before.inputs, before.outputs) == default.task.ends and (model.inputs, model.outputs) == default.task.ends:
+        model = replace(model, inputs=run.task.ends[0], outputs=run.task.ends[1])
+    if before.max_length == default.task.length and model.max_length == before.max_length:
+        model = replace(model, max_length=run.task.length)
+    return replace(run, model=model)
+
+
+def train(runs: Sequence["Run"], *, resume: bool = False, again: bool = False, workers: int | None = None) -> int:
+    """Train one run here or several side by side, print the scores; the exit code."""
+    from polyhead import train as training
+    from polyhead.cli_text import scores
+    from polyhead.train.sweep import sweep
+
+    if len(runs) > 1:
+        outcomes = sweep(runs, runs[0].folder or "runs", workers=workers, again=again)
+    else:
+        outcomes = [training.run(runs[0], resume=resume, again=again)]
+    if done := [outcome for outcome in outcomes if isinstance(outcome, training.Result)]:
+        scores(runs[0], {result.name: result.scores for result in done}, floors=False)
+    for result in done:
+        size = f"{result.parameters} parameters"
+        print(f"{result.name}: {result.steps} steps, {result.seconds:.0f} s, {size}, {result.folder}")
+    return failed(outcomes)
+
+
+def failed(outcomes: Iterable["Result | Failure"]) -> int:
+    """Say what failed; the exit code."""
+    from polyhead.train import Failure
+
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    for failure in failures:
+        say(f"{failure.name} failed: {failure.error} (log in {failure.folder})", 1)
+    return 1 if failures else 0
+
+
+def usage(verb: str) -> str:
+    """The help of a verb without a recipe."""
+    kind = {"train": Train, "sweep": Sweep}[verb]
+    return f"usage: polyhead {verb} RECIPE [--field value ...]\n\n{help_text(kind)}"

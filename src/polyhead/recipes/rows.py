@@ -1,0 +1,111 @@
+"""The fourteen models of Table A1 (Schug et al. 2024), and one of ours: a kind of heads and a feed-forward layer each.
+
+The original code has eight of them.  Where the paper is silent about the others, `choice` says how we read it and
+names the alternative.
+"""
+
+from dataclasses import dataclass, replace
+
+from polyhead.config import Experts, FeedForward, Hyla, Linear, Mechanism, Mlp, Run, Softmax
+
+EXPERTS, TOP_K = 4, 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model: `heads` without a size, `experts` in place of the feed-forward layer or not.
+
+    `fuzzy` and `sraven` are the paper's mean and standard error over three seeds: compositional R² x 100 on fuzzy
+    logic (32 tokens, 70 % held out) and compositional accuracy in per cent on SRAVEN (4 layers, 20 M instances).
+    """
+
+    label: str
+    heads: Mechanism
+    experts: bool = False
+    fuzzy: tuple[float, float] | None = None
+    sraven: tuple[float, float] | None = None
+    choice: str = ""
+
+    def sized(self, heads: int, dim: int) -> Mechanism:
+        """Its heads: `heads` of width `dim`."""
+        return replace(self.heads, heads=heads, dim=dim, value_dim=dim)
+
+    def feedforward(self, hidden: int) -> FeedForward:
+        """The paper's MLP, or experts of the same width."""
+        if self.experts:
+            return Experts(EXPERTS, TOP_K, hidden=hidden, act="gelu_tanh")
+        return Mlp(hidden, act="gelu_tanh")
+
+
+_MOE = (
+    f"{EXPERTS} experts of the MLP's width, {TOP_K} per token, weighted by the softmax over those {TOP_K}, with a "
+    "load-balance loss of weight 0.01 and no gate noise; the paper gives neither numbers nor losses. Alternative: "
+    "experts of 1 / top_k the width, at equal cost"
+)
+
+ROWS: dict[str, Row] = {
+    "softmax": Row("Softmax", Softmax(), fuzzy=(63.28, 2.31), sraven=(56.56, 1.05)),
+    "linear": Row("Linear", Linear(), fuzzy=(59.89, 5.22), sraven=(56.30, 1.11)),
+    "hyla": Row("HYLA", Hyla(), fuzzy=(81.13, 7.77), sraven=(69.13, 1.90)),
+    "linear-rms": Row("Linear + RMSHead", Linear(normalise="rms_heads"), fuzzy=(68.93, 5.10), sraven=(59.01, 2.50)),
+    "linear-rms-relu": Row(
+        "Linear + RMSHead + nonlinear value",
+        Linear(normalise="rms_heads", act="relu"),
+        fuzzy=(56.91, 4.25),
+        sraven=(55.38, 0.32),
+        choice="ReLU on each head's values, before the sum over keys. Alternative: on each head's sum over keys",
+    ),
+    "hyla-norms": Row("HYLA − RMSHead", Hyla(normalise="identity"), fuzzy=(81.27, 7.88), sraven=(62.53, 5.73)),
+    "hyla-linear": Row("HYLA − nonlinearity", Hyla(act="identity"), fuzzy=(84.54, 5.32), sraven=(56.54, 0.21)),
+    "hyla-linear-norms": Row(
+        "HYLA − nonlinearity − RMSHead",
+        Hyla(normalise="identity", act="identity"),
+        fuzzy=(79.42, 7.43),
+        sraven=(56.33, 1.41),
+    ),
+    "hyla-softmax": Row(
+        "HYLA − RMSHead + softmax", Hyla(normalise="softmax"), fuzzy=(70.98, 7.08), sraven=(38.21, 2.98)
+    ),
+    "hyla-deep": Row(
+        "HYLA + deep value",
+        Hyla(value_depth=2),
+        fuzzy=(87.65, 4.54),
+        sraven=(66.59, 0.08),
+        choice="equation 10, the second value matrix without a bias. Alternative: with one per head",
+    ),
+    "hyla-both": Row(
+        "HYLA + softmax",
+        Hyla(normalise="softmax_rms_heads"),
+        fuzzy=(82.47, 4.22),
+        sraven=(62.21, 3.08),
+        choice=(
+            "softmax over the keys, then RMSHead over the heads: there is another row named HYLA − RMSHead + softmax, "
+            "so this one has both. RMSHead brings a key that the softmax suppressed back to full strength. "
+            "Alternative: RMSHead first"
+        ),
+    ),
+    "softmax-moe": Row("Softmax + MoE", Softmax(), True, (63.83, 6.07), (57.68, 1.31), _MOE),
+    "linear-moe": Row("Linear + MoE", Linear(), True, (60.09, 6.16), (64.34, 4.30), _MOE),
+    "hyla-moe": Row("HYLA + MoE", Hyla(), True, (82.37, 6.55), (66.94, 3.94), _MOE),
+}
+"""Name -> model, in the order of the paper's table."""
+
+OURS: dict[str, Row] = {
+    "hyla-compete": Row(
+        "HYLA, softmax over heads (ours)",
+        Hyla(normalise="softmax_heads"),
+        choice="not in the paper: the heads compete for each query-key pair",
+    ),
+}
+"""Models beyond the paper."""
+
+
+def row_of(run: Run) -> str:
+    """The name of the row whose model `run` trains.  ValueError: none of them."""
+    groups = run.model.layer_heads(0)
+    if len(groups) == 1:
+        bare = replace(groups[0], heads=8, dim=None, value_dim=None, impl="auto")
+        for name, row in (ROWS | OURS).items():
+            if row.heads == bare and row.experts == isinstance(run.model.feedforward, Experts):
+                return name
+    raise ValueError(f"rows: {run.name} is none of the models of Table A1")

@@ -1,0 +1,95 @@
+"""What a figure or table comes to: pictures, a table, verdicts, and the numbers behind them."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyhead.claims import Estimate, Verdict
+from polyhead.config import Run
+from polyhead.reproduce.study import Cell, Study, label
+from polyhead.tasks import FuzzyLogic, Sraven
+
+FLOOR_SEQUENCES = 1000
+FLOORS = {"gaussian_process": "Gaussian process", "ceiling": "Exact ceiling"}
+"""The floors that are drawn: the best that composes nothing, and the most there is."""
+
+Levels = dict[str, Estimate]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`pictures`: (file stem, caption), each written as .png and .svg.  `table`: head and rows, as text; numbers in it
+    are measured unless the head says "paper".  `numbers`: JSON of what the pictures show."""
+
+    pictures: tuple[tuple[str, str], ...] = ()
+    head: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    notes: tuple[str, ...] = ()
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+
+def metric_name(task: str) -> str:
+    return "R²" if task == "fuzzy" else "accuracy"
+
+
+def floors(run: Run, split: str = "compositional") -> Levels:
+    """Floors and ceiling of a run's task on `split`, measured now; cached by the task's own function only."""
+    task = run.task
+    if not isinstance(task, (FuzzyLogic, Sraven)):
+        return {}
+    table = task.floors(split, sequences=FLOOR_SEQUENCES)
+    return {name: Estimate(score.mean, score.standard_error, score.count - 1) for name, score in table.items()}
+
+
+def drawn(levels: Levels) -> dict[str, float]:
+    """The floors that a picture shows, under the names a reader sees."""
+    return {FLOORS[name]: level.mean for name, level in levels.items() if name in FLOORS}
+
+
+def by_model(study: Study, *axes: str, task: str | None = None) -> dict[tuple[Any, ...], dict[str, Cell]]:
+    """Cells by the place on `axes`, and within one by model."""
+    found: dict[tuple[Any, ...], dict[str, Cell]] = {}
+    for place, cell in study.cells(*axes, "model", task=task).items():
+        found.setdefault(place[:-1], {})[place[-1]] = cell
+    return found
+
+
+def whole(cells: Mapping[Any, Mapping[str, Cell]]) -> bool:
+    """Whether every place has every model."""
+    models = {model for cell in cells.values() for model in cell}
+    return bool(cells) and all(set(cell) == models for cell in cells.values())
+
+
+def scores(cells: Mapping[str, Cell], split: str, metric: str | None = None) -> dict[str, Estimate]:
+    return {model: cell.score(split, metric) for model, cell in cells.items()}
+
+
+def series(
+    points: Mapping[Any, Mapping[str, Estimate]],
+) -> dict[str, dict[Any, list[float]]]:
+    """{label: {x: scores of the seeds}} from {x: {model: score}}."""
+    found: dict[str, dict[Any, list[float]]] = {}
+    for x, by in points.items():
+        for model, estimate in by.items():
+            found.setdefault(label(model), {})[x] = list(estimate.values.values())
+    return found
+
+
+def setting_text(cell: Cell) -> str:
+    """The setting selected: learning rate, weight decay, warm-up, of how many."""
+    s = cell.setting
+    return f"lr {s.lr:g}, wd {s.weight_decay:g}, warm-up {s.warmup} (of {cell.tried})"
+
+
+def numbers(estimate: Estimate) -> dict[str, Any]:
+    """As JSON: mean, standard error over seeds (null for one), values by seed."""
+    values = {str(seed): value for seed, value in estimate.values.items()}
+    error = None if estimate.error != estimate.error else estimate.error
+    return {"mean": estimate.mean, "standard_error": error, "by_seed": values}
+
+
+def both(stem: str, folder: pathlib.Path) -> Sequence[pathlib.Path]:
+    """The files of a picture."""
+    return [folder / f"{stem}.png", folder / f"{stem}.svg"]

@@ -1,0 +1,83 @@
+"""The page of one figure: verdicts first, then the pictures, the table beside the paper's numbers, and how it was made.
+
+Pictures are written into the page as SVG, so that it is one file that needs nothing.
+"""
+
+import base64
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from polyhead.claims import FAILS, HOLDS, Verdict
+from polyhead.report_page import Page, bullets, details, escape, facts, table
+from polyhead.reproduce.outcome import Outcome
+from polyhead.train.folder import write
+
+MARKS = {HOLDS: "●", FAILS: "✖"}
+
+
+def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome: Outcome) -> pathlib.Path:
+    """Write it; `about` is results.json."""
+    page = Page()
+    if outcome.verdicts:
+        page.section("verdicts", "Does the paper's claim hold here?", "Verdicts")
+        head = ["claim", "here", "measured", "the paper's own numbers, same test"]
+        page.add(table(head, [("", _cells(verdict)) for verdict in outcome.verdicts]))
+        page.add(f'<p class="note">{escape(_HOW)}</p>')
+    if outcome.pictures:
+        page.section("figures", "Figures" if len(outcome.pictures) > 1 else "Figure")
+        page.add("".join(_picture(path.parent / f"{stem}.svg", caption) for stem, caption in outcome.pictures))
+    if outcome.rows:
+        page.section("table", "Numbers", "Table")
+        page.add(table(list(outcome.head), [("", [escape(cell) for cell in row]) for row in outcome.rows]))
+        page.add('<p class="note">± is the standard error over seeds, of a floor over sequences.</p>')
+    page.add(bullets(outcome.notes, "notes"))
+    page.section("made", "How it was made", "Made")
+    _made(page, about)
+    kicker = f'<p class="kicker">polyhead reproduce, scale {escape(about["scale"])}</p>'
+    lead = "".join(f'<p class="lead">{escape(_line(v))}</p>' for v in outcome.verdicts[:1])
+    write(path, page.html(f"{title} ({about['scale']})", f"{kicker}<h1>{escape(title)}</h1>{lead}").encode())
+    return path
+
+
+_HOW = (
+    "A claim holds if the difference it speaks of is above zero beyond its one-sided 95 % interval (Student's t over "
+    "seeds, seed by seed where seeds are shared), does not hold if it is below, and otherwise there is not enough "
+    "evidence. A small scale is not the paper's: a verdict is about what was run here."
+)
+
+
+def _line(verdict: Verdict) -> str:
+    return f"{verdict.outcome.capitalize()}: {verdict.claim}."
+
+
+def _cells(verdict: Verdict) -> list[str]:
+    mark = MARKS.get(verdict.outcome, "○")
+    here = f'<span aria-hidden="true">{mark}</span> {escape(verdict.outcome)}'
+    return [escape(verdict.claim), here, escape(verdict.evidence), escape(verdict.printed or "–")]
+
+
+def _picture(path: pathlib.Path, caption: str) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    image = (
+        f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(caption)}" style="max-width:100%;background:#fff">'
+    )
+    return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _made(page: Page, about: Mapping[str, Any]) -> None:
+    runs = about["runs"]
+    seeds = sorted({run["seed"] for run in runs})
+    minutes = about["training_seconds"] / 60
+    values = {"command": about["command"], "date": about["date"]}
+    if runs:
+        values |= {"runs": len(runs), "seeds": ", ".join(map(str, seeds)), "training, core minutes": f"{minutes:.1f}"}
+    page.add(facts(values | about["environment"]))
+    if about["failures"]:
+        page.add("<p>Runs that failed and are left out:</p>")
+        page.add(bullets([f"{one['name']}: {one['error']}" for one in about["failures"]]))
+    if runs:
+        head = ["run", "seed", "lr", "weight decay", "warm-up", "steps", "seconds", "digest"]
+        keys = ("name", "seed", "lr", "weight_decay", "warmup", "steps", "seconds", "digest")
+        rows = [("", [escape(run[key]) for key in keys]) for run in runs]
+        page.add(details(f"All {len(runs)} runs", table(head, rows)))

@@ -1,0 +1,117 @@
+"""The finished runs of a figure as a table: axes of the figure, settings searched, the one selected on validation.
+
+A cell of a figure is one model at one point of the axes.  Among the settings that were searched there (learning rate,
+weight decay, warm-up) the one with the best mean validation score over seeds is reported; the reported splits are
+never looked at for that.
+"""
+
+import pathlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polyhead.claims import Estimate
+from polyhead.config import Run
+from polyhead.recipes.rows import OURS, ROWS, row_of
+from polyhead.recipes.scales import Setting
+from polyhead.train import Failure, Result
+from polyhead.train.folder import read_metrics
+
+AXES: dict[str, Callable[[Run], Any]] = {
+    "task": lambda run: "fuzzy" if run.task.name == "fuzzy_logic" else run.task.name,
+    "model": row_of,
+    "length": lambda run: run.task.length,
+    "held out": lambda run: getattr(run.task, "held_out", None),
+    "features": lambda run: getattr(run.task, "features", None),
+    "instances": lambda run: run.train.steps * run.train.batch_size,
+    "width": lambda run: run.model.dim,
+    "depth": lambda run: run.model.layers,
+    "heads": lambda run: sum(group.heads for group in run.model.layer_heads(0)),
+}
+"""What a figure may be drawn over."""
+
+LAST = 5  # logged training losses that are averaged
+
+
+def label(model: str) -> str:
+    """What a reader sees of a row of Table A1."""
+    return (ROWS | OURS)[model].label
+
+
+@dataclass(frozen=True)
+class Point:
+    """One finished run."""
+
+    run: Run
+    result: Result
+
+    @property
+    def setting(self) -> Setting:
+        train = self.run.train
+        return Setting(train.lr, train.weight_decay, train.warmup)
+
+    def score(self, split: str, metric: str | None = None) -> float:
+        return float(self.result.scores[split][metric or self.run.task.metric])
+
+    def training_loss(self) -> float:
+        """Mean of the last logged losses on training batches."""
+        rows = [row["loss"] for row in read_metrics(self.result.folder) if row["kind"] == "train"]
+        return float(sum(rows[-LAST:]) / len(rows[-LAST:]))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of the selected setting, one per seed, and how many settings there were to select from."""
+
+    setting: Setting
+    points: tuple[Point, ...]
+    tried: int
+    validation: Estimate
+
+    def score(self, split: str, metric: str | None = None) -> Estimate:
+        """Over seeds."""
+        return Estimate.of({point.run.seed: point.score(split, metric) for point in self.points})
+
+    def training_loss(self) -> Estimate:
+        return Estimate.of({point.run.seed: point.training_loss() for point in self.points})
+
+
+@dataclass(frozen=True)
+class Study:
+    """All runs of a figure that are finished, and those that failed."""
+
+    figure: str
+    scale: str
+    folder: pathlib.Path
+    points: tuple[Point, ...]
+    failures: tuple[Failure, ...] = ()
+
+    @classmethod
+    def of(
+        cls, figure: str, scale: str, folder: pathlib.Path, runs: Sequence[Run], outcomes: Sequence[Result | Failure]
+    ) -> "Study":
+        """From what a sweep returned, in its order."""
+        pairs = list(zip(runs, outcomes, strict=True))
+        points = tuple(Point(run, outcome) for run, outcome in pairs if isinstance(outcome, Result))
+        return cls(figure, scale, folder, points, tuple(o for _, o in pairs if isinstance(o, Failure)))
+
+    def cells(self, *axes: str, task: str | None = None) -> dict[tuple[Any, ...], Cell]:
+        """Selected cells by their place on `axes`, in the order of the runs; of one task only if `task` says so."""
+        found: dict[tuple[Any, ...], dict[Setting, list[Point]]] = defaultdict(lambda: defaultdict(list))
+        for point in self.points:
+            if task in (None, AXES["task"](point.run)):
+                found[tuple(AXES[axis](point.run) for axis in axes)][point.setting].append(point)
+        return {place: select(by_setting) for place, by_setting in found.items()}
+
+
+def select(by_setting: dict[Setting, list[Point]]) -> Cell:
+    """The setting with the best mean validation score among those with the most finished seeds."""
+    most = max(len(points) for points in by_setting.values())
+    whole = {setting: points for setting, points in by_setting.items() if len(points) == most}
+    scores = {
+        setting: Estimate.of({point.run.seed: point.score("validation") for point in points})
+        for setting, points in whole.items()
+    }
+    best = max(whole, key=lambda setting: scores[setting].mean)
+    return Cell(best, tuple(whole[best]), len(by_setting), scores[best])

@@ -1,0 +1,62 @@
+"""What has become of the runs of a sweep: done, running, failed (with the error), stopped, or still to come."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from polyhead.config import Run, digest, to_dict
+from polyhead.train.folder import is_claimed, read_metrics, read_result
+from polyhead.train.sweep import LOG, last_line
+
+DONE, RUNNING, FAILED, STOPPED, WAITING = "done", "running", "failed", "stopped", "to come"
+
+
+def status(runs: Sequence[Run], folder: str | pathlib.Path) -> list[dict[str, Any]]:
+    """A row for each run in `folder`/NAME-DIGEST: name, the fields in which the runs differ, state, step, the headline
+    metric of its last evaluated split, and the error of a failed one.
+
+    failed: it left an error and no process works on it; stopped: no error, a checkpoint to go on from.
+    """
+    rows = []
+    differing = _differing(runs)
+    for run, fields in zip(runs, differing, strict=True):
+        place = pathlib.Path(folder) / f"{run.name}-{digest(run)}"
+        state, step, detail = _state(run, place)
+        rows.append({"run": run.name, **fields, "state": state, "step": f"{step}/{run.train.steps}", "": detail})
+    return rows
+
+
+def _state(run: Run, place: pathlib.Path) -> tuple[str, int, str]:
+    result = read_result(place) if place.is_dir() else None
+    if result is not None:
+        split = run.train.evaluate[-1] if "compositional" not in run.train.evaluate else "compositional"
+        return DONE, result.steps, f"{split} {run.task.metric} {result.scores[split][run.task.metric]:.3f}"
+    if not place.is_dir():
+        return WAITING, 0, ""
+    rows = read_metrics(place)
+    step = max((row["step"] for row in rows), default=0)
+    if is_claimed(place):
+        return RUNNING, step, ""
+    log = place / LOG
+    said = last_line(log, 1) if log.is_file() and log.stat().st_size else ""
+    return (FAILED, step, said) if said and not said.startswith("stopped and saved") else (STOPPED, step, "")
+
+
+def _differing(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The fields, by dotted name, in which the runs differ, with the values of each."""
+    flat = [_flat(to_dict(run, semantic=True)) for run in runs]
+    names = dict.fromkeys(name for one in flat for name in one)
+    vary = [name for name in names if len({repr(one.get(name)) for one in flat}) > 1]
+    short = {name: name.rpartition(".")[2] for name in vary}
+    clear = {name: short[name] if list(short.values()).count(short[name]) == 1 else name for name in vary}
+    return [{clear[name]: one.get(name, "") for name in vary} for one in flat]
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        pairs = value.items()
+    elif isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value):
+        pairs = enumerate(value)  # type: ignore[assignment]
+    else:
+        return {prefix: value}
+    return {k: v for name, one in pairs for k, v in _flat(one, f"{prefix}.{name}" if prefix else str(name)).items()}
