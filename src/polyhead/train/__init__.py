@@ -1,4 +1,5 @@
-"""Training: `run` trains one run in its folder, `sweep.sweep` many side by side, `load_model` reads one back.
+"""Training: `run` trains one run in its folder, `sweep.sweep` many side by side, `population.train` many as one,
+`load_model` reads one back.
 
 Names are imported on first use, so that the worker and the command line start quickly.
 """
@@ -7,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyhead.train import sweep
+    from polyhead.train import population, sweep
     from polyhead.train.checkpoint import load_model
     from polyhead.train.evaluation import evaluate
     from polyhead.train.folder import Result, read_config, read_result
@@ -24,12 +25,23 @@ _HOMES = {
     "Interrupted": "trainer",
     "run": "trainer",
 }
-__all__ = ["Failure", "Interrupted", "Result", "evaluate", "load_model", "read_config", "read_result", "run", "sweep"]
+__all__ = [
+    "Failure",
+    "Interrupted",
+    "Result",
+    "evaluate",
+    "load_model",
+    "population",
+    "read_config",
+    "read_result",
+    "run",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "sweep":  # the module: a function of that name would be hidden by it
-        return importlib.import_module("polyhead.train.sweep")
+    if name in ("population", "sweep"):  # modules: a function of such a name would be hidden by its module
+        return importlib.import_module(f"polyhead.train.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

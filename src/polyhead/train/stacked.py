@@ -1,0 +1,296 @@
+"""Many networks of one architecture, each a row of one matrix, and AdamW on all rows.
+
+    rows (n p)     row i: the parameters of network i, those that weight decay touches first
+    loss_i         of row i on its own batch, under its own draw of dropout: what `trainer` computes for it alone
+    m = b1 m + (1 - b1) g     v = b2 v + (1 - b2) g^2     g = gradient of loss_i, clipped to its own norm
+    row = row (1 - lr wd) - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)       lr, wd, b1, b2, eps, clip of row i
+
+Loshchilov and Hutter 2019, algorithm 2.  `at_once` rows go through one vmapped pass; where that is one row, it goes
+through the model's ordinary kernels instead.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from polyhead.config import Batch, Mechanism, Run, Task, Train, TransformerConfig, stream
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.models.transformer import Transformer
+from polyhead.train import optimiser
+from polyhead.train.evaluation import evaluate, predict, summary
+
+WINDOW = 256
+"""Steps whose learning rates go to the device in one piece, so that no step waits for them."""
+
+
+class Stack:
+    """The networks of `runs`, which differ in seed and in what AdamW does to them: parameters, moments, one step.
+
+    Whoever steps it wants torch's generators back afterwards: parameters are drawn from the default one.
+    """
+
+    def __init__(self, runs: Sequence[Run], device: torch.device, at_once: int) -> None:
+        self.runs, self.device, self.at_once = list(runs), device, at_once
+        first = self.runs[0]
+        self.task, self.train = first.task, first.train
+        self.single = at_once == 1 and not first.compile
+        settings = first.model if self.single else _reference(first.model)
+        self.model = Transformer(settings).to(device).eval()  # in eval mode only a given `keep` drops anything
+        decayed = optimiser.is_decayed(self.model, self.train.decay)
+        named = sorted(self.model.named_parameters(), key=lambda item: not decayed[item[0]])
+        self.names, self.parameters = [name for name, _ in named], [parameter for _, parameter in named]
+        self.sizes = [parameter.numel() for parameter in self.parameters]
+        self.decayed = sum(size for name, size in zip(self.names, self.sizes, strict=True) if decayed[name])
+        drawn = {run.seed: self._drawn(run) for run in self.runs}
+        self.rows = torch.stack([drawn[run.seed] for run in self.runs])
+        self.exp_avg, self.exp_avg_sq, self.gradient = (torch.zeros_like(self.rows) for _ in range(3))
+        self.generator = torch.Generator(device)
+        self.losses: Callable[..., tuple[Tensor, Tensor]] = vmap(self._member)
+        self.adamw: Callable[..., None] = adamw_
+        if first.compile:
+            # A pass is nothing but launches: a GPU replays it as one graph.
+            self.losses = torch.compile(self.losses, mode="reduce-overhead" if device.type == "cuda" else None)
+            self.adamw = torch.compile(self.adamw)
+        self._plan()
+
+    def _drawn(self, run: Run) -> Tensor:
+        torch.manual_seed(stream(run.seed, "init"))
+        values = dict(Transformer(run.model).named_parameters())
+        return torch.cat([values[name].detach().flatten() for name in self.names]).to(self.device)
+
+    def _plan(self) -> None:
+        """All that follows from who is there."""
+        self.seeds = list(dict.fromkeys(run.seed for run in self.runs))
+        self.which = [self.seeds.index(run.seed) for run in self.runs]
+        trains = [run.train for run in self.runs]
+        clips = [float("inf") if train.clip is None else train.clip for train in trains]
+        self.clip = self._column(clips) if min(clips) < float("inf") else None
+        self.constants = tuple(
+            self._column(values)
+            for values in ([t.betas[0] for t in trains], [t.betas[1] for t in trains], [t.eps for t in trains])
+        )
+        self.table, self.table_start = self.rows.new_empty(0), 0
+
+    def _column(self, values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=self.rows.dtype, device=self.device)[:, None]
+
+    def select(self, which: list[int]) -> None:
+        """Go on with the networks `which` alone."""
+        index = torch.tensor(which, device=self.device)
+        self.rows, self.exp_avg, self.exp_avg_sq = (x[index] for x in (self.rows, self.exp_avg, self.exp_avg_sq))
+        self.gradient = torch.zeros_like(self.rows)
+        self.runs = [self.runs[i] for i in which]
+        self._plan()
+
+    # ------------------------------------------------------------------------------------------------------ one network
+    def views(self, row: Tensor) -> dict[str, Tensor]:
+        """The parameters in `row` (p), by name."""
+        parts = zip(self.names, row.split(self.sizes), self.parameters, strict=True)
+        return {name: part.view(like.shape) for name, part, like in parts}
+
+    def show(self, i: int) -> Transformer:
+        """The model with the parameters of network `i`: who writes to them writes to its row."""
+        for parameter, view in zip(self.parameters, self.views(self.rows[i]).values(), strict=True):
+            parameter.data = view
+        return self.model
+
+    def moments(self, i: int) -> dict[nn.Parameter, dict[str, Tensor]]:
+        """The moments of network `i` by parameter, as torch.optim.AdamW names them; views of its rows."""
+        first, second = self.views(self.exp_avg[i]).values(), self.views(self.exp_avg_sq[i]).values()
+        parts = zip(self.parameters, first, second, strict=True)
+        return {parameter: {"exp_avg": a, "exp_avg_sq": b} for parameter, a, b in parts}
+
+    def _loss(self, model: Callable[..., Tensor], batch: Batch, keep: Sequence[Tensor] | None) -> tuple[Tensor, Tensor]:
+        outputs = predict(model, self.task, batch, self.train.precision, keep)
+        return self.task.loss(outputs, batch) + self.model.auxiliary_loss(), outputs
+
+    def _call(self, row: Tensor) -> Callable[..., Tensor]:
+        parameters = self.views(row)
+
+        def call(inputs: Tensor, *, mask: Tensor | None, tail: int | None, keep: Any = None) -> Tensor:
+            options = {"mask": mask, "tail": tail, "keep": keep}
+            # Ends that share a table share the module, so that naming it once is enough.
+            return functional_call(self.model, parameters, (inputs,), options, tie_weights=False)
+
+        return call
+
+    def _member(self, row: Tensor, tensors: dict[str, Any], keep: list[Tensor]) -> tuple[Tensor, Tensor]:
+        return self._loss(self._call(row), _batch(tensors), keep or None)
+
+    def _outputs(self, row: Tensor, tensors: dict[str, Any]) -> Tensor:
+        return predict(self._call(row), self.task, _batch(tensors), self.train.precision)
+
+    # --------------------------------------------------------------------------------------------------------- one step
+    def step(self, number: int, *, wanted: bool = False) -> dict[str, Tensor]:
+        """Update number `number` (from 0) of every network; if `wanted`, loss, norm and metrics (n) before it."""
+        batch = draw(self.task, "train", self.train.batch_size, self.seeds, number, self.device)
+        scalars = self._scalars(number)
+        seen: list[dict[str, Tensor]] = []
+        start = 0
+        while start < len(self.runs):
+            rows = slice(start, min(start + self.at_once, len(self.runs)))
+            try:
+                losses, outputs = self._backward(rows, batch, number)
+            except torch.OutOfMemoryError:
+                if self.at_once == 1:
+                    raise
+                self.at_once = (rows.stop - start + 1) // 2
+                continue
+            norms = torch.linalg.vector_norm(self.gradient[rows], dim=1, keepdim=True)
+            if wanted:
+                seen.append({"loss": losses, "grad_norm": norms[:, 0], **self._metrics(rows, outputs, batch)})
+            if self.clip is not None:
+                self.gradient[rows] *= (self.clip[rows] / (norms + 1e-6)).clamp(max=1.0)
+            moments = self.exp_avg[rows], self.exp_avg_sq[rows]
+            constants = tuple(x[rows] for x in self.constants)
+            self.adamw(self.rows[rows], self.gradient[rows], moments, scalars[:, rows], constants, self.decayed)
+            start = rows.stop
+        return {name: torch.cat([part[name] for part in seen]) for name in seen[0]} if wanted else {}
+
+    def _backward(self, rows: slice, batch: Batch, number: int) -> tuple[Tensor, Tensor]:
+        """Losses (n) and outputs (n b t c) of `rows`, whose gradients are left in `self.gradient`."""
+        if self.single:
+            i = rows.start
+            keep = self._keep(self.runs[i].seed, batch, number)
+            loss, outputs = self._loss(self.show(i), _pick(batch, self.which[i]), keep or None)
+            grads = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+            torch.cat([grad.reshape(-1) for grad in grads], out=self.gradient[i])
+            return loss.detach()[None], outputs.detach()[None]
+        drawn = {seed: self._keep(seed, batch, number) for seed in dict.fromkeys(run.seed for run in self.runs[rows])}
+        layers = zip(*(drawn[run.seed] for run in self.runs[rows]), strict=True)
+        leaf = self.rows[rows].detach().requires_grad_()
+        if self.device.type == "cuda":
+            torch.compiler.cudagraph_mark_step_begin()
+        losses, outputs = self.losses(leaf, _tensors(self._own(batch, rows)), [torch.stack(layer) for layer in layers])
+        self.gradient[rows] = torch.autograd.grad(losses.sum(), leaf)[0]
+        return losses.detach(), outputs.detach()
+
+    def _own(self, batch: Batch, rows: slice) -> Batch:
+        """Of a draw with one batch per seed, that of each network in `rows`."""
+        if len(self.seeds) == len(self.runs):
+            return _pick(batch, rows)
+        return _pick(batch, torch.tensor(self.which[rows], device=self.device))
+
+    def _keep(self, seed: int, batch: Batch, number: int) -> list[Tensor]:
+        """The dropout of each layer as the trainer draws it in step `number` of a run with `seed`; [] without any."""
+        if self.model.config.dropout == 0.0:
+            return []
+        b, s = batch.inputs.shape[1:3]
+        like: dict[str, Any] = {"device": self.device, "dtype": self.rows.dtype, "generator": self.generator}
+        self.generator.manual_seed(stream(seed, "dropout", number))
+        layers = [cast(MultiHeadAttention, block.attention) for block in self.model.blocks]
+        tails = [s] * (len(layers) - 1) + [self.task.tail or s]
+        return [layer.draw_keep(b, t, s, **like) for layer, t in zip(layers, tails, strict=True)]
+
+    def _metrics(self, rows: slice, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        with torch.no_grad():
+            members = [self.task.metrics(outputs[j], _pick(batch, i)) for j, i in enumerate(self.which[rows])]
+            return {name: torch.stack([values[name].mean() for values in members]) for name in members[0]}
+
+    def _scalars(self, number: int) -> Tensor:
+        """(3 n 1): lr / (1 - b1^t), 1 / sqrt(1 - b2^t) and 1 - lr wd of update `number`."""
+        if not self.table_start <= number < self.table_start + len(self.table):
+            steps = range(number, min(number + WINDOW, self.train.steps))
+            kinds = list(dict.fromkeys(run.train for run in self.runs))
+            table = torch.tensor([[_rates(train, step) for train in kinds] for step in steps], dtype=self.rows.dtype)
+            own = table[:, [kinds.index(run.train) for run in self.runs]]
+            self.table, self.table_start = own.transpose(1, 2)[..., None].contiguous().to(self.device), number
+        return self.table[number - self.table_start]
+
+    # --------------------------------------------------------------------------------------------------------- scoring
+    def evaluate(self, split: str) -> list[dict[str, float]]:
+        """The scores of every network, as `evaluation.evaluate` gives them."""
+        train, count = self.train, self.train.eval_batches
+        if self.single:
+            how: dict[str, Any] = {"batches": count, "batch_size": train.batch_size, "precision": train.precision}
+            return [
+                evaluate(self.show(i), self.task, split, seed=run.seed, device=self.device, **how)
+                for i, run in enumerate(self.runs)
+            ]
+        losses: list[list[Tensor]] = [[] for _ in self.runs]
+        values: list[dict[str, list[Tensor]]] = [{} for _ in self.runs]
+        with torch.no_grad():
+            for number in range(count):
+                batch = draw(self.task, split, train.batch_size, self.seeds, number, self.device)
+                for rows in self._chunks():
+                    outputs = vmap(self._outputs)(self.rows[rows], _tensors(self._own(batch, rows)))
+                    for j, i in enumerate(range(rows.start, rows.stop)):
+                        own = _pick(batch, self.which[i])
+                        losses[i].append(self.task.loss(outputs[j], own))
+                        for name, value in self.task.metrics(outputs[j], own).items():
+                            values[i].setdefault(name, []).append(value)
+        sequences = count * train.batch_size
+        return [{**summary(a, b), "sequences": sequences} for a, b in zip(losses, values, strict=True)]
+
+    def _chunks(self) -> Iterator[slice]:
+        for start in range(0, len(self.runs), self.at_once):
+            yield slice(start, min(start + self.at_once, len(self.runs)))
+
+
+def adamw_(
+    rows: Tensor,
+    gradient: Tensor,
+    moments: tuple[Tensor, Tensor],
+    scalars: Tensor,
+    constants: tuple[Tensor, Tensor, Tensor],
+    decayed: int,
+) -> None:
+    """One update of `rows` (n p) and their moments (n p), in place; the first `decayed` columns decay.
+
+    scalars (3 n 1), see `Stack._scalars`; constants: b1, b2 and eps (n 1).
+    """
+    (exp_avg, exp_avg_sq), (size, root, shrink), (beta1, beta2, eps) = moments, scalars, constants
+    exp_avg.lerp_(gradient, 1 - beta1)
+    exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient * (1 - beta2))
+    rows[:, :decayed].mul_(shrink)
+    rows.addcdiv_(exp_avg * -size, exp_avg_sq.sqrt().mul_(root).add_(eps))
+
+
+def _rates(train: Train, step: int) -> tuple[float, float, float]:
+    rate, (beta1, beta2) = optimiser.learning_rate(step, train), train.betas
+    return rate / (1 - beta1 ** (step + 1)), (1 - beta2 ** (step + 1)) ** -0.5, 1 - rate * train.weight_decay
+
+
+# ------------------------------------------------------------------------------------------------------ stacked batches
+def draw(task: Task, split: str, batch_size: int, seeds: Sequence[int], step: int, device: torch.device) -> Batch:
+    """Batch number `step` of `split` for each seed, stacked: inputs (n b t c) and so on."""
+    parts = [task.batch(split, batch_size, seed=seed, step=step, device=device) for seed in seeds]
+
+    def stack(name: str) -> Tensor:
+        return torch.stack([getattr(part, name) for part in parts])
+
+    mask = None if parts[0].mask is None else stack("mask")
+    latents = {name: torch.stack([part.latents[name] for part in parts]) for name in parts[0].latents}
+    return Batch(stack("inputs"), stack("targets"), mask, stack("scored"), latents)
+
+
+def _pick(batch: Batch, which: int | slice | Tensor) -> Batch:
+    latents = {name: value[which] for name, value in batch.latents.items()}
+    mask = None if batch.mask is None else batch.mask[which]
+    return Batch(batch.inputs[which], batch.targets[which], mask, batch.scored[which], latents)
+
+
+def _tensors(batch: Batch) -> dict[str, Any]:
+    """The tensors of a batch: vmap knows no None."""
+    fields = {"inputs": batch.inputs, "targets": batch.targets, "scored": batch.scored, "latents": batch.latents}
+    return fields if batch.mask is None else {**fields, "mask": batch.mask}
+
+
+def _batch(tensors: dict[str, Any]) -> Batch:
+    mask, latents = tensors.get("mask"), tensors["latents"]
+    return Batch(tensors["inputs"], tensors["targets"], mask, tensors["scored"], latents)
+
+
+def _reference(settings: TransformerConfig) -> TransformerConfig:
+    """The same network computed by the equations as they stand: vmap knows no rule for the other backends."""
+    layers = [settings.layer_heads(i) for i in range(settings.layers)]
+    heads = [tuple(_plain(group) for group in layer) for layer in layers]
+    return dataclasses.replace(settings, heads=tuple(heads))
+
+
+def _plain(group: Mechanism) -> Mechanism:
+    return dataclasses.replace(group, impl="reference")
