@@ -21,9 +21,8 @@ import importlib.resources
 import itertools
 import json
 import math
-import random
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -31,7 +30,7 @@ from torch import Tensor
 
 from polyhead.config import Batch, Task, Values, Vectors, stream
 from polyhead.shapes import one_of, shaped
-from polyhead.tasks.task import Score, advance, check_draw, check_outputs, check_split, fork
+from polyhead.tasks.task import Score, advance, check_draw, check_outputs, check_split, fork, portion, shuffled
 
 SPLITS = ("covered", "legacy", "partitionable")
 INPUTS = ("uniform", "fixed_context", "fixed_query")
@@ -39,7 +38,6 @@ MOST = 2_000_000  # combinations that are still listed one by one
 TRIES = 100  # random splits to look at before a covering one is built
 
 Combination = tuple[int, ...]
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ class FuzzyLogic(Task):
     @property
     def known(self) -> int:
         """How many terms are known: 0 to known - 1."""
-        return 2**self.variables - _floor(self.unknown * 2**self.variables)
+        return 2**self.variables - portion(self.unknown, 2**self.variables)
 
     def functions(self, split: str) -> Int[Tensor, "_ _"]:
         """All term combinations of `split`, one a row, ascending within a row."""
@@ -195,10 +193,6 @@ def zadeh(x: Float[Tensor, "b t c"], terms: Int[Tensor, "b _"]) -> Float[Tensor,
     return literals.amin(dim=-1).amax(dim=-1)
 
 
-def _floor(value: float) -> int:
-    return math.floor(value + 1e-9)  # 11 / 276 * 276 is 10.999...
-
-
 @functools.lru_cache(maxsize=64)
 def _functions(task: FuzzyLogic, split: str, device: torch.device) -> Tensor:
     if split == "novel":
@@ -223,7 +217,7 @@ def _split(
 ) -> tuple[tuple[Combination, ...], tuple[Combination, ...]]:
     """Training and held-out combinations of `known` terms."""
     rows: list[Combination] = list(itertools.combinations(range(known), terms))
-    held = _floor(held_out * len(rows))
+    held = portion(held_out, len(rows))
     if not 0 < held < len(rows):
         raise ValueError(f"FuzzyLogic: held_out={held_out} of {len(rows)} combinations leaves one split empty")
     if split != "covered":
@@ -235,26 +229,20 @@ def _split(
             f"too few to cover {known} known terms"
         )
     for attempt in range(TRIES):
-        order = _shuffled(rows, stream(seed, "fuzzy_logic/split", attempt))
+        order = shuffled(rows, stream(seed, "fuzzy_logic/split", attempt))
         if len(set(itertools.chain(*order[held:]))) == known:
             return tuple(order[held:]), tuple(order[:held])
     cover = _cover(known, terms, stream(seed, "fuzzy_logic/cover"))
-    rest = [row for row in _shuffled(rows, stream(seed, "fuzzy_logic/split", TRIES)) if row not in cover]
+    rest = [row for row in shuffled(rows, stream(seed, "fuzzy_logic/split", TRIES)) if row not in cover]
     order = rest + sorted(cover)
     return tuple(order[held:]), tuple(order[:held])
 
 
 def _cover(known: int, terms: int, seed: int) -> set[Combination]:
     """As few combinations as hold every known term: a shuffled deck dealt in hands, the last one filled up."""
-    deck = _shuffled(list(range(known)), seed)
+    deck = shuffled(list(range(known)), seed)
     deck += deck[: -known % terms]
     return {tuple(sorted(deck[i : i + terms])) for i in range(0, len(deck), terms)}
-
-
-def _shuffled(items: list[Item], seed: int) -> list[Item]:
-    """A permutation that depends on `random.random()` alone, the one method Python promises never to change."""
-    key = random.Random(seed).random
-    return [item for _, item in sorted(((key(), item) for item in items), key=lambda pair: pair[0])]
 
 
 def _legacy(split: str, seed: int) -> list[int]:

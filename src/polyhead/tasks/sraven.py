@@ -32,7 +32,6 @@ import importlib.resources
 import itertools
 import json
 import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -44,7 +43,7 @@ from torch.nn import functional as F
 
 from polyhead.config import Batch, Logits, Task, Vectors, stream
 from polyhead.shapes import one_of, shaped
-from polyhead.tasks.task import Score, advance, check_draw, check_split, fork
+from polyhead.tasks.task import Score, advance, check_draw, check_split, fork, portion, shuffled
 
 RULES = (
     "constant",
@@ -179,7 +178,7 @@ class Sraven(Task):
         """A batch of these multisets of rules, whatever split they belong to."""
         if rules.shape[1] != self.features or not ((rules >= 0) & (rules < len(RULES))).all():
             raise ValueError(f"of_rules: rules must be {self.features} numbers from 0 to {len(RULES) - 1} an instance")
-        rules = rules.to(generator.device).sort(dim=1).values
+        rules = rules.to(generator.device, torch.int64).sort(dim=1).values
         return self._batch(f"{self.name}/of_rules", lambda _: rules, generator)
 
     def _batch(self, stem: str, pick: Callable[[torch.Generator], Tensor], generator: torch.Generator) -> Batch:
@@ -339,7 +338,7 @@ def _multisets(task: Sraven, split: str, device: torch.device) -> Tensor:
 def _split(features: int, held_out: float, split: str, seed: int) -> tuple[tuple[Multiset, ...], tuple[Multiset, ...]]:
     """Training and held-out multisets of rules."""
     rows = list(itertools.combinations_with_replacement(range(len(RULES)), features))
-    held = math.floor(held_out * len(rows) + 1e-9)  # 0.7 * 10 is 6.999...
+    held = portion(held_out, len(rows))
     if not 0 < held < len(rows):
         raise ValueError(f"Sraven: held_out={held_out} of {len(rows)} multisets of rules leaves one split empty")
     if split != "covered":
@@ -347,9 +346,7 @@ def _split(features: int, held_out: float, split: str, seed: int) -> tuple[tuple
         return tuple(order[held:]), tuple(order[:held])
     if (len(rows) - held) * features >= len(RULES):
         for attempt in range(TRIES):
-            # `random()` is the one method that Python promises never to change.
-            key = random.Random(stream(seed, "sraven/split", attempt)).random
-            order = [row for _, row in sorted((key(), row) for row in rows)]
+            order = shuffled(rows, stream(seed, "sraven/split", attempt))
             if len(set(itertools.chain(*order[held:]))) == len(RULES):
                 return tuple(order[held:]), tuple(order[:held])
     raise ValueError(

@@ -1,13 +1,20 @@
-"""What tasks share: named streams within a draw, checks of splits and of outputs, the score of a baseline."""
+"""What tasks share: named streams within a draw, random splits, checks of splits and of outputs, the score of a
+baseline."""
 
 import hashlib
+import math
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from polyhead.config import Batch, Task, stream
 from polyhead.shapes import one_of
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -63,3 +70,14 @@ def fork(generator: torch.Generator, name: str) -> torch.Generator:
 def advance(generator: torch.Generator) -> None:
     """Move `generator` on, so that the next forks differ."""
     torch.rand(1, generator=generator, device=generator.device)
+
+
+def portion(fraction: float, count: int) -> int:
+    """`fraction` of `count` things, rounded down: 11 / 276 of 276 is 11, although the product is 10.999..."""
+    return math.floor(fraction * count + 1e-9)
+
+
+def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
+    """A permutation that depends on `random.random()` alone, the one method Python promises never to change."""
+    key = random.Random(seed).random
+    return [item for _, item in sorted(((key(), item) for item in items), key=lambda pair: pair[0])]
