@@ -8,6 +8,7 @@ otherwise there is not enough evidence.  Where the paper prints the numbers (Tab
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from polyhead.recipes.rows import ROWS
 
@@ -38,12 +39,12 @@ class Estimate:
             raise ValueError("Estimate: at least one value is needed but none came")
         n, mean = len(values), math.fsum(values.values()) / len(values)
         square = math.fsum((value - mean) ** 2 for value in values.values())
-        return cls(mean, math.sqrt(square / (n - 1) / n) if n > 1 else math.nan, n - 1, dict(values))
+        return cls(mean, math.sqrt(square / (n - 1) / n) if n > 1 else math.nan, float(n - 1), dict(values))
 
     @classmethod
     def printed(cls, mean: float, error: float, seeds: int = 3) -> "Estimate":
         """A mean and standard error as a paper gives them."""
-        return cls(mean, error, seeds - 1)
+        return cls(mean, error, float(seeds - 1))
 
     def __neg__(self) -> "Estimate":
         return Estimate(-self.mean, self.error, self.freedom, {seed: -value for seed, value in self.values.items()})
@@ -203,7 +204,7 @@ def heads(scores: Mapping[int, Scores]) -> list[Verdict]:
     return [above("a single head hurts", parts)]
 
 
-def harder(scores: Mapping[float, Scores], what: str) -> list[Verdict]:
+def harder(scores: Mapping[Any, Scores], what: str) -> list[Verdict]:
     """The score falls from the least to the largest value of `what`."""
     points = sorted(scores)
     first, last = scores[points[0]], scores[points[-1]]

@@ -24,8 +24,10 @@ from polyhead.reproduce.page import write_page
 from polyhead.reproduce.study import AXES, Study
 from polyhead.shapes import one_of
 from polyhead.train import Failure, Result
+from polyhead.train import population as together
 from polyhead.train.folder import environment, write
 from polyhead.train.sweep import sweep
+from polyhead.train.trainer import pick_device
 
 FORMAT = 1
 """Of results.json: another number is another layout."""
@@ -140,6 +142,10 @@ def train(
     progress: bool = True,
 ) -> Sequence[Result | Failure]:
     """Side by side in workers, or, on a GPU, all seeds and settings of one architecture at once."""
+    if population is None:
+        population = bool(runs) and pick_device(runs[0].device).type != "cpu"
+    if population:
+        return together.train(runs, folder, progress=progress)
     return sweep(runs, folder, workers=workers, progress=progress)
 
 

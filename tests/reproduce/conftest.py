@@ -1,0 +1,34 @@
+"""Finished runs without training: results are planted."""
+
+import json
+
+import pytest
+
+from polyhead.config import digest
+from polyhead.recipes import STUDIES
+from polyhead.train.folder import METRICS, Result
+
+
+def planted(run, folder, score):
+    """A finished run of `folder` whose compositional score is `score`, a little better in distribution."""
+    place = folder / f"{run.name}-{digest(run)}"
+    place.mkdir(parents=True, exist_ok=True)
+    rows = [{"kind": "train", "step": i, "loss": 1.0 - score + 0.01 * i} for i in range(1, 9)]
+    (place / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = {"validation": score + 0.05, "iid": score + 0.04, "compositional": score, "novel": score - 0.5}
+    metric = run.task.metric
+    scores = {s: {metric: values[s], f"{metric}_se": 0.01, "loss": 1 - values[s]} for s in run.train.evaluate}
+    about = {"seconds": 2.0, "parameters": 10, "command": "", "environment": {"device": "cpu"}}
+    return Result(name=run.name, digest=digest(run), steps=run.train.steps, scores=scores, folder=place, **about)
+
+
+@pytest.fixture
+def study_of(tmp_path):
+    """The study of a figure at scale smoke, its scores planted by `score(run)`."""
+    from polyhead.reproduce.study import Study
+
+    def make(figure, score, scale="smoke"):
+        runs = STUDIES[figure](scale)
+        return Study.of(figure, scale, tmp_path, runs, [planted(run, tmp_path, score(run)) for run in runs])
+
+    return make
