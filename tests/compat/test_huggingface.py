@@ -27,13 +27,14 @@ MODELS = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", {**SMALL, "num_key_value_heads": 2, "attention_bias": True}),
     "bert": ("BertModel", "BertConfig", SMALL),
     "t5": ("T5ForConditionalGeneration", "T5Config", {**T5, "vocab_size": 50}),
+    "neox": ("GPTNeoXModel", "GPTNeoXConfig", SMALL),  # its rows are q, k, v of one head, then of the next
     "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {**SMALL, "num_key_value_heads": 2, "head_dim": 6}),
     "bloom": ("BloomModel", "BloomConfig", {"vocab_size": 50, "hidden_size": 24, "n_layer": 1, "n_head": 4}),
 }
-EXACT = {"gpt2": 1e-12, "bert": 1e-12, "t5": 1e-6, "llama": 1e-6}
-"""The two others' eager attention takes its softmax in float32, whatever the model's dtype."""
+EXACT = {"gpt2": 1e-12, "bert": 1e-12, "t5": 1e-6, "llama": 1e-6, "neox": 1e-6}
+"""The three others' eager attention takes its softmax in float32, whatever the model's dtype."""
 
-ATTENTION = ("GPT2Attention", "LlamaAttention", "BertAttention", "T5Attention")
+ATTENTION = ("GPT2Attention", "LlamaAttention", "BertAttention", "T5Attention", "GPTNeoXAttention")
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +120,14 @@ def test_codes_and_value_networks_are_the_models_own(make, name, padding):
         assert_close(rows, layer.output[:, 4], rtol=1e-9, atol=1e-9)
         assert layer.x.shape == (2, layer.q.shape[1], 24)
     assert torch.equal(layer_outputs(model, given)[0], logits)
+
+
+def test_a_layer_alone_is_causal_without_a_mask(make):
+    attention, x = make("gpt2").transformer.h[0].attn, torch.randn(2, 5, 24, dtype=torch.float64)
+    (taps,) = capture(attention, hidden_states=x)
+    assert (taps.groups[0].code().triu(1) == 0).all()
+    with torch.no_grad():
+        assert_close(taps.output, attention(x)[0], rtol=1e-9, atol=1e-9)
 
 
 def test_groups_rotation_and_names(make):

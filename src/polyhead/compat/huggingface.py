@@ -92,7 +92,7 @@ _ACTIVE: ContextVar["_Recorder"] = ContextVar("recorder")
 
 
 def _interface() -> tuple[type[nn.Module], ...]:
-    """Register our attention, with masks that are spelled out; returns the classes of linear layers."""
+    """Register our attention, which gets the masks that SDPA gets; returns the classes of linear layers."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
@@ -101,11 +101,8 @@ def _interface() -> tuple[type[nn.Module], ...]:
         text = f"polyhead.compat.huggingface needs transformers, pip install 'polyhead[hf]' ({error})"
         raise ImportError(text) from None
 
-    def mask(*args: Any, **kwargs: Any) -> Tensor | None:
-        return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
-
     AttentionInterface.register(NAME, _attend)
-    AttentionMaskInterface.register(NAME, mask)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
     return nn.Linear, Conv1D
 
 
@@ -183,7 +180,7 @@ class _Recorder:
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if attention_mask is None and causal and q.shape[1] > 1:
-            # As in transformers: no mask and a causal module mean the causal mask, aligned at the first key.
+            # As for SDPA: no mask and a causal module mean the causal mask, aligned at the first key.
             ones = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
             attention_mask = ones.tril()[None, None]
         given = [array[..., : k.shape[1]] for array in (attention_mask, position_bias) if array is not None]
