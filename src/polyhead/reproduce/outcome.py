@@ -40,7 +40,7 @@ def floors(run: Run, split: str = "compositional") -> Levels:
     if not isinstance(task, (FuzzyLogic, Sraven)):
         return {}
     table = task.floors(split, sequences=FLOOR_SEQUENCES)
-    return {name: Estimate(score.mean, score.standard_error, score.count - 1) for name, score in table.items()}
+    return {name: Estimate(score.mean, score.standard_error, float(score.count - 1)) for name, score in table.items()}
 
 
 def drawn(levels: Levels) -> dict[str, float]:
