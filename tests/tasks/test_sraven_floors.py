@@ -8,8 +8,9 @@ import torch
 
 from polyhead import cli_text, config
 from polyhead.tasks import Sraven, sraven_counts
+from polyhead.tasks.sraven_ambiguity import bayes
 from polyhead.tasks.sraven_counts import Count
-from polyhead.tasks.sraven_floors import copy_left, floors, same_slot
+from polyhead.tasks.sraven_floors import copy_left, floors, known_combinations, same_slot
 from polyhead.tasks.sraven_rules import obeys
 
 NAMES = ["chance", "copy_left", "same_slot", "known_combinations", "ceiling"]
@@ -58,6 +59,19 @@ def test_same_slot_prefers_the_rule_that_says_more():
     # Constant answers 1 and has probability 8^-3; sum would say 2 and difference 0, of 8^-6 each.
     panels = torch.tensor([[[0, 0, 0], [0, 0, 0], [1, 1, 7]]])[..., None].expand(-1, -1, -1, 4)
     assert same_slot(panels, Sraven()).tolist() == [[1, 1, 1, 1]]
+
+
+def test_remembered_combinations_explain_only_their_own_and_copy_elsewhere():
+    seed = next(s for s in range(99) if [0, 0] in Sraven(features=2, split_seed=s).rules("compositional").tolist())
+    task = Sraven(features=2, split_seed=seed)
+    panels = task.of_rules(torch.zeros(400, 2, dtype=torch.long), torch.Generator().manual_seed(0)).latents["panels"]
+    strange = bayes(panels, task, rules=task.rules("train"))[1] == 0
+    copied = (copy_left(panels) == panels[:, -1, -1]).all(dim=-1)
+    assert strange.sum() > 350
+    assert 100 < copied.sum() < 300
+    assert (known_combinations(panels, task) == copied)[strange].all()
+    known = task.batch("iid", 200, seed=0, step=0).latents["panels"]
+    assert (known_combinations(known, task) == bayes(known, task, rules=task.rules("train"))[0]).all()
 
 
 def test_the_command_line_prints_them(capsys):

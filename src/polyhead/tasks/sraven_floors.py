@@ -15,7 +15,7 @@ The last two search all correspondences; where there are too many (`sraven_ambig
 """
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from polyhead.tasks.sraven import Sraven
@@ -37,13 +37,11 @@ def floors(task: Sraven, split: str, *, sequences: int = 2000, seed: int = 0) ->
     single = []
     for step, start in enumerate(range(0, sequences, CHUNK)):
         panels = task.batch(split, min(CHUNK, sequences - start), seed=seed, step=step).latents["panels"]
-        copied = hits(copy_left(panels), panels)
-        found = {"copy_left": copied}
+        found = {"copy_left": hits(copy_left(panels), panels)}
         if task.permuted:
             found["same_slot"] = hits(same_slot(panels, task), panels)
         if searchable(task):
-            remembered, answers = bayes(panels, task, rules=task.rules("train"))
-            found["known_combinations"] = torch.where(answers == 0, copied, remembered)
+            found["known_combinations"] = known_combinations(panels, task)
             found["ceiling"], answers = bayes(panels, task)
             single.append(answers == 1)
         for name, values in found.items():
@@ -55,7 +53,13 @@ def floors(task: Sraven, split: str, *, sequences: int = 2000, seed: int = 0) ->
     return table
 
 
-def hits(answers: Int[Tensor, "b m"], panels: Int[Tensor, "b g g m"]) -> Tensor:
+def known_combinations(panels: Int[Tensor, "b g g m"], task: Sraven) -> Float[Tensor, "b"]:
+    """Accuracy on each instance of the solver that knows the training multisets only."""
+    remembered, answers = bayes(panels, task, rules=task.rules("train"))
+    return torch.where(answers == 0, hits(copy_left(panels), panels), remembered)
+
+
+def hits(answers: Int[Tensor, "b m"], panels: Int[Tensor, "b g g m"]) -> Float[Tensor, "b"]:
     """1 where the whole last panel is right (b)."""
     return (answers == panels[:, -1, -1]).all(dim=-1).double()
 
