@@ -1,5 +1,7 @@
 """Taps of Hugging Face models, made at random from a configuration, against what the models say of themselves."""
 
+import pathlib
+import runpy
 import sys
 from types import SimpleNamespace
 
@@ -257,6 +259,14 @@ def test_the_analysis_reads_them(make):
     code = codes(capture(model, batches[0])[0], 1, 1)
     assert embed(code, "pca").shape == (40, 2)
     assert similarity(code, second[0])[1].shape == (4, 4)
+
+
+def test_the_example_runs(library, tmp_path):
+    example = runpy.run_path(str(pathlib.Path(__file__).parents[2] / "examples" / "foreign_model.py"))
+    rows = example["main"](tmp_path / "codes.png", sequences=300)
+    assert [(row["model"], row["layer"]) for row in rows][1:3] == [("GPT-2", 1), ("nn.TransformerEncoder", 0)]
+    assert all(row["f1"] > row["chance"] + 0.3 for row in rows)
+    assert (tmp_path / "codes.png").read_bytes()[1:4] == b"PNG"
 
 
 REFUSED = {

@@ -12,7 +12,7 @@ from polyhead.analysis.probe import probe
 from polyhead.layers.taps import Taps
 
 Array = np.ndarray
-Labels = Int[Tensor, " b"] | Int[Tensor, "b n"] | Int[Array, " b"] | Int[Array, "b n"]
+Labels = Int[Tensor, "..."] | Int[Array, "..."]  # (b) or (b n); the last batch may be smaller
 
 
 def probe_layers(
