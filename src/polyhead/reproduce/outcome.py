@@ -11,8 +11,12 @@ from polyhead.reproduce.study import Cell, Study, label
 from polyhead.tasks import FuzzyLogic, Sraven
 
 FLOOR_SEQUENCES = 1000
-FLOORS = {"gaussian_process": "Gaussian process", "ceiling": "Exact ceiling"}
-"""The floors that are drawn: the best that composes nothing, and the most there is."""
+FLOORS = {
+    "gaussian_process": "Gaussian process",
+    "known_combinations": "Known combinations only",
+    "ceiling": "Exact ceiling",
+}
+"""The floors that are drawn: the best that composes nothing on either task, and the most there is."""
 
 Levels = dict[str, Estimate]
 
