@@ -172,7 +172,7 @@ def accuracy_by_hand(mass, truth):
     ("setting", "count"),
     [
         ({"features": 2, "values": 3}, 40),
-        ({"features": 3, "values": 3}, 5),
+        ({"features": 3, "values": 3}, 3),
         ({"features": 2, "values": 4, "grid": 2}, 40),
         ({"features": 3, "values": 3, "permuted": False}, 30),
     ],

@@ -117,7 +117,7 @@ def test_ten_thousand_instances_of_a_rule_set_obey_the_checker(rules):
 @pytest.mark.parametrize("split", ["train", "compositional"])
 def test_instances_of_a_split_obey_the_checker(split):
     task = Sraven()
-    batch = task.batch(split, 10_000, seed=0, step=0)
+    batch = task.batch(split, 4000, seed=0, step=0)
     assert check(task, batch) == []
     assert len(batch.latents["rules"].unique(dim=0)) == len(task.rules(split))  # every multiset
 
@@ -176,3 +176,13 @@ def test_features_of_one_instance_are_independent():
     starts = batch.latents["panels"][:, 0, 0]  # (b 2)
     pairs = torch.bincount(starts @ torch.tensor([8, 1]), minlength=64)
     assert (pairs - 625).abs().max() < 5 * 25
+
+
+@pytest.mark.parametrize("rule", [5, 7])
+def test_symbols_do_not_depend_on_the_permutations(rule):
+    _, batch = draw((rule,) * 3, 20_000)
+    order = batch.latents["permutations"]
+    symbols = permute(batch.latents["panels"], order.argsort(dim=-1))
+    columns = torch.cat((order.flatten(1), symbols.flatten(1)), dim=1).double()
+    between = torch.corrcoef(columns.T)[: order[0].numel(), order[0].numel() :]
+    assert between.abs().max() < 5 / 20_000**0.5

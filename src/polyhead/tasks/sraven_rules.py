@@ -19,7 +19,7 @@ def obeys(grid: Grid, rule: int, *, values: int) -> bool:
 
     Raises ValueError for a number that is no rule.
     """
-    if any(not 0 <= symbol < values for row in grid for symbol in row):
+    if min(map(min, grid)) < 0 or max(map(max, grid)) >= values:
         return False
     if rule == 0:
         return all(symbol == row[0] for row in grid for symbol in row)
