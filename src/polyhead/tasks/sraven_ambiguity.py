@@ -12,7 +12,7 @@ An instance is ambiguous by the definition of
 
 Both take the code's tests of the rules, where `distribute` does not ask for distinct symbols, though the generator
 draws no others; `distinct=True` does ask.  At 4 features and 8 values, 0.2 % of instances are ambiguous by the code's
-definition, which is the paper's "negligible", and 26 % by the text's.  `bayes` says what that costs.
+definition, which is the paper's "negligible", and 25 % by the text's.  `bayes` says what that costs.
 """
 
 import functools
