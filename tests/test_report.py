@@ -25,6 +25,7 @@ HEADS = {"softmax": ph.Softmax(4), "hyla": ph.Hyla(4), "linear": ph.Linear(4)}
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_codes, "POINTS", 40)
     monkeypatch.setattr(report_codes, "PROBED", 200)
+    monkeypatch.setattr(report_codes, "ZEROED", 30)
     monkeypatch.setattr(report, "SEQUENCES", 300)
 
 
@@ -210,13 +211,13 @@ def test_maps_and_probes_of_every_layer(tmp_path: pathlib.Path) -> None:
 def test_maps_are_of_unseen_combinations_with_one_context(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, original = [], report_codes.query_codes
 
-    def watched(model, task, split, sequences, *, seed, purpose):
-        seen.append((task.inputs, split, purpose))
-        return original(model, task, split, sequences, seed=seed, purpose=purpose)
+    def watched(model, task, split, sequences, *, pairs, seed, purpose):
+        seen.append((task.inputs, split, pairs, purpose))
+        return original(model, task, split, sequences, pairs=pairs, seed=seed, purpose=purpose)
 
     monkeypatch.setattr(report_codes, "query_codes", watched)
     found = report_codes.code_maps(ph.Transformer(run_of("hyla", 0).model), TASK, points=60)
-    assert seen == [("fixed_context", "compositional", "maps")]
+    assert seen == [("fixed_context", "compositional", ((-1, -1),), "maps")]
     labels = found[0].labels
     assert list(labels) == ["function", "term 1", "term 2"]
     pairs = list(zip(labels["term 1"].tolist(), labels["term 2"].tolist(), strict=True))
@@ -225,18 +226,15 @@ def test_maps_are_of_unseen_combinations_with_one_context(monkeypatch: pytest.Mo
     assert len(numbered) == len(set(pairs)) == len(set(labels["function"].tolist()))
 
 
-def test_terms_are_named_by_their_literals() -> None:
-    assert report.term(TASK, 0b011) == "¬x₁x₂x₃"
-    assert report.term(FuzzyLogic(), 0b1000) == "x₁¬x₂¬x₃¬x₄"
-
-
 def test_probe_streams_are_their_own() -> None:
     """No stream of the probes or maps is one that training or evaluation draws from."""
     for split in ("iid", "compositional"):
         name = f"{TASK.name}/{split}"
         used = {stream(0, name, step) for step in range(50)}
         assert not used & {
-            stream(0, f"{name}/{purpose}", step) for purpose in ("probe", "queries", "maps") for step in range(50)
+            stream(0, f"{name}/{purpose}", step)
+            for purpose in ("probe", "queries", "maps", "zero")
+            for step in range(50)
         }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import polyhead as ph
 from polyhead import report, report_codes
-from polyhead.tasks import FuzzyLogic
+from polyhead.tasks import FuzzyLogic, Sraven
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
@@ -19,15 +19,12 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def page_file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A report on two seeds of softmax and one of HYLA, after a few steps each."""
-    root = tmp_path_factory.mktemp("runs")
-    task = FuzzyLogic(variables=3, terms=2, length=8)
+def written(root: pathlib.Path, task: ph.Task, mechanisms: list[tuple[str, object, int]]) -> pathlib.Path:
+    """A report on runs of a few steps."""
     inputs, outputs = task.ends
     folders = []
-    for name, heads, seed in (("softmax", ph.Softmax(4), 0), ("softmax", ph.Softmax(4), 1), ("hyla", ph.Hyla(4), 0)):
-        model = ph.TransformerConfig(inputs, outputs, dim=16, layers=2, heads=(heads,), max_length=8)
+    for name, heads, seed in mechanisms:
+        model = ph.TransformerConfig(inputs, outputs, dim=16, layers=2, heads=(heads,), max_length=task.length)
         train = ph.Train(steps=6, batch_size=8, warmup=2, eval_batches=1, eval_every=2, log_every=2)
         folders.append(root / f"{name}-{seed}")
         run = ph.Run(name=name, task=task, model=model, train=train, seed=seed, device="cpu", folder=str(folders[-1]))
@@ -35,8 +32,17 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report_codes, "POINTS", 50)
         patch.setattr(report_codes, "PROBED", 200)
+        patch.setattr(report_codes, "ZEROED", 20)
         patch.setattr(report, "SEQUENCES", 200)
         return report.write(folders, root / "report.html", progress=False)
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A report on two seeds of softmax and one of HYLA."""
+    mechanisms = [("softmax", ph.Softmax(4), 0), ("softmax", ph.Softmax(4), 1), ("hyla", ph.Hyla(4), 0)]
+    task = FuzzyLogic(variables=3, terms=2, length=8)
+    return written(tmp_path_factory.mktemp("runs"), task, mechanisms)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +73,8 @@ def undrawn(page: Any) -> list[str]:
     return page.evaluate(
         """() => {
             const shown = [...document.querySelectorAll('.plot')].filter(box => !box.closest('details:not([open])'));
-            const empty = box => box.querySelectorAll('.main-svg .trace path').length === 0 || box.clientHeight < 100;
+            const marks = '.main-svg .trace path, .main-svg .hm image';
+            const empty = box => box.querySelectorAll(marks).length === 0 || box.clientHeight < 100;
             return shown.filter(empty).map(box => box.id);
         }"""
     )
@@ -75,11 +82,24 @@ def undrawn(page: Any) -> list[str]:
 
 def test_all_figures_are_drawn_without_requests_or_errors(browser: Any, page_file: pathlib.Path) -> None:
     page, requests, errors = opened(browser, page_file)
-    assert page.locator(".plot").count() == 1 + 3 + 2 + 3 * 2 * 4
+    # results, curves, two kinds of probes, clusters, and by run: zeroed heads, four maps a layer
+    assert page.locator(".plot").count() == 1 + 3 + 2 + 1 + 3 * (1 + 2 * 4)
     assert undrawn(page) == []
-    page.locator("details", has_text="Softmax, seed 1").locator("summary").click()
+    for box in page.locator("details", has_text="Softmax, seed 1").locator("summary").all():
+        box.click()
     page.wait_for_function("() => document.querySelectorAll('.plot:not(.js-plotly-plot)').length === 0", timeout=60_000)
     assert undrawn(page) == []
+    assert (requests, errors) == ([], [])
+    page.close()
+
+
+def test_sraven_on_a_phone(browser: Any, tmp_path: pathlib.Path) -> None:
+    """Results, curves, two views of probes and of clusters, heads; matrices by view; maps by view and layer."""
+    file = written(tmp_path, Sraven(features=2, values=5), [("hyla", ph.Hyla(4), 0)])
+    page, requests, errors = opened(browser, file, 420)
+    assert page.locator(".plot").count() == 1 + 3 + 2 + 2 + 1 + 2 * (2 * 2 + 2) + 2 * 2 * 2
+    assert undrawn(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 420
     assert (requests, errors) == ([], [])
     page.close()
 

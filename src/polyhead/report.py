@@ -1,8 +1,8 @@
-"""A report one can show: run folders in, one HTML file out that opens offline.
+"""A report one can show: run folders in, one HTML file out that opens offline, and its figures as files.
 
-Results beside floors and ceiling, learning curves, what the latent code says about the task, and the exact
-configuration and command of every run.  Every number is read from the run folders or computed now from their
-checkpoints and task.
+Results beside floors and ceiling, learning curves, what the latent code says about the task, what each head is worth,
+and the exact configuration and command of every run.  Every number is read from the run folders or computed now from
+their checkpoints and task.
 """
 
 import errno
@@ -11,6 +11,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -18,13 +19,27 @@ from polyhead import report_figures as figures
 from polyhead import report_page as page
 from polyhead import report_text as text
 from polyhead.config import Task, digest, to_dict
-from polyhead.report_codes import Analysed, CodeMap, analyse
-from polyhead.report_data import SPLITS, Entry, Group, Summary, baselines, groups, read, unequal
+from polyhead.report_codes import Analysed, analyse
+from polyhead.report_data import SPLITS, Entry, Group, Progress, Summary, baselines, groups, read, unequal
+from polyhead.report_export import FORMATS, draw
 from polyhead.report_page import Page, escape
+from polyhead.report_sections import sections
+from polyhead.shapes import one_of
 from polyhead.train.folder import environment
 
 SEQUENCES = 2000  # for the floors and the ceiling, per split
 Table = dict[str, dict[str, Summary]]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything a report says, before it is drawn."""
+
+    found: list[Group]
+    splits: list[str]
+    table: Table
+    analysed: list[Analysed]
+    notes: list[str]
 
 
 def write(
@@ -32,23 +47,67 @@ def write(
     path: str | pathlib.Path,
     *,
     title: str | None = None,
+    static: str | pathlib.Path | None = None,
     progress: bool = True,
 ) -> pathlib.Path:
     """Write the report on run `folders` to `path` and return that path.
 
     >>> write(["runs/softmax-0", "runs/hyla-0"], "runs/report.html")
 
-    `title` stands above the headline.  Unfinished runs show their curves only, and a note says so; so does one
-    whose checkpoint cannot be read.  ValueError: no folders, a folder that is no run, a damaged file, runs of
-    different tasks, or a path that cannot be written.
+    `title` stands above the headline.  `static`: a folder for every figure as PNG and SVG, too.  Unfinished runs show
+    their curves only, and a note says so; so does one whose checkpoint cannot be read.  ValueError: no folders, a
+    folder that is no run, a damaged file, runs of different tasks, or a path that cannot be written.
     """
+    path = pathlib.Path(path)
+    _check_place(path)
+    if static is not None:
+        _check_folder(pathlib.Path(static))
+    say = _speaker(progress)
+    findings = _gather(folders, say)
+    content = _page(findings, title)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(content, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise ValueError(f"report: {path} cannot be written ({error.strerror})") from None
+    say(f"{path} ({len(content) / 1e6:.1f} MB)")
+    if static is not None:
+        _draw(findings, pathlib.Path(static), say)
+    return path
 
+
+def export(
+    folders: Iterable[str | pathlib.Path],
+    directory: str | pathlib.Path,
+    *,
+    formats: Sequence[str] = FORMATS,
+    progress: bool = True,
+) -> list[pathlib.Path]:
+    """Write every figure of the report on `folders` into `directory`, as PNG and SVG (or PDF), without the page.
+
+    >>> export(["runs/softmax-0", "runs/hyla-0"], "figures")
+
+    Returns the files.  ValueError as in `write`.
+    """
+    for kind in formats:
+        one_of("export", "format", kind, (*FORMATS, "pdf"))
+    _check_folder(pathlib.Path(directory))
+    say = _speaker(progress)
+    return _draw(_gather(folders, say), pathlib.Path(directory), say, formats)
+
+
+def _speaker(progress: bool) -> Progress:
     def say(line: str) -> None:
         if progress:
             print(f"report: {line}", file=sys.stderr, flush=True)
 
-    path = pathlib.Path(path)
-    _check_place(path)
+    return say
+
+
+def _gather(folders: Iterable[str | pathlib.Path], say: Progress) -> Findings:
+    """Read the runs and compute what the report adds to them."""
     say("reading runs")
     entries = read(folders)
     found = groups(entries)
@@ -60,16 +119,22 @@ def write(
         table, notes = {}, [f"No floors and ceiling: {error}"]
     analysed = analyse(found, say)
     notes += [note for entry in entries for note in entry.notes] + [one.note for one in analysed if one.note]
-    content = _page(found, splits, table, analysed, notes, title)
+    return Findings(found, splits, table, analysed, notes)
+
+
+def _draw(
+    findings: Findings, directory: pathlib.Path, say: Progress, formats: Sequence[str] = FORMATS
+) -> list[pathlib.Path]:
+    say(f"figures in {directory}")
+    return draw(directory, findings.found, findings.splits, findings.table, findings.analysed, formats)
+
+
+def _check_folder(directory: pathlib.Path) -> None:
+    """Notice a folder that cannot be written before the work.  Raises ValueError."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(content, encoding="utf-8")
-        os.replace(partial, path)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"report: {path} cannot be written ({error.strerror})") from None
-    say(f"{path} ({len(content) / 1e6:.1f} MB)")
-    return path
+        raise ValueError(f"report: {directory} cannot be written ({error.strerror})") from None
 
 
 def _check_place(path: pathlib.Path) -> None:
@@ -85,28 +150,19 @@ def _check_place(path: pathlib.Path) -> None:
         raise ValueError(f"report: {path} cannot be written ({error.strerror})") from None
 
 
-def _page(
-    found: Sequence[Group],
-    splits: Sequence[str],
-    table: Table,
-    analysed: Sequence[Analysed],
-    notes: Sequence[str],
-    title: str | None,
-) -> str:
+def _page(findings: Findings, title: str | None) -> str:
+    found, splits, table = findings.found, findings.splits, findings.table
     out = Page()
     metric = found[0].task.metric
     headline = text.title(found)
-    if notes:
-        out.add(page.bullets(notes, "notes"))
+    if findings.notes:
+        out.add(page.bullets(findings.notes, "notes"))
     _results(out, found, splits, table, metric)
     _curves(out, found, splits, table, metric)
-    if any(one.rows for one in analysed):
-        _probes(out, found, analysed)
-    if any(one.maps for one in analysed):
-        _maps(out, analysed)
+    sections(out, found, findings.analysed)
     _runs(out, [entry for group in found for entry in group.entries])
     out.section("terms", "What the words mean", "Terms")
-    terms = text.definitions(_task_name(found[0].task), metric)
+    terms = text.definitions(found[0].task.name, metric)
     out.add("<dl>" + "".join(f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd></div>" for a, b in terms) + "</dl>")
     lines = text.verdict(found, table)
     kicker = f'<p class="kicker">{escape(title or "polyhead report")}</p>'
@@ -136,16 +192,14 @@ def _swatch(style: tuple[str, str]) -> str:
 # ------------------------------------------------------------------------------------------------------------- results
 def _results(out: Page, found: Sequence[Group], splits: Sequence[str], table: Table, metric: str) -> None:
     out.section("results", "Results")
+    name = text.metric_name(metric)
     if text.ranked(found):
-        caption = (
-            f"{text.metric_name(metric)} of each mechanism and of the floors, with standard errors. Dashed line: "
-            "Gaussian process, which composes nothing. Dotted line: exact ceiling."
-            if "gaussian_process" in table
-            else f"{text.metric_name(metric)} of each mechanism, with standard errors."
-        )
+        dashed = next((text.floor_name(n) for n in table if figures.DASHES.get(n) == "dash"), "")
+        caption = f"{name.capitalize()} of each mechanism{' and of the floors' * bool(dashed)}, with standard errors."
+        if dashed:
+            caption += f" Dashed line: {dashed}, which composes nothing new. Dotted line: exact ceiling."
         out.add(out.plot(figures.results(found, table, metric), caption))
     style = figures.styles(found)
-    name = text.metric_name(metric)
     head = ["mechanism", *(f"{split} {name}" for split in splits), "n", "parameters", "training, s"]
     rows: list[tuple[str, list[str]]] = []
     order = [group for group, _ in text.ranked(found)]
@@ -204,118 +258,11 @@ def _curves(out: Page, found: Sequence[Group], splits: Sequence[str], table: Tab
     parts = [out.plot(figures.losses(found), "Loss on training batches.")]
     for split in splits:
         if any(entry.curve("eval", metric, split)[0] for entry in entries):
-            caption = (
-                f"{text.metric_name(metric)} on {split} sequences; horizontal lines are the floors and the ceiling."
-            )
+            name = text.metric_name(metric).capitalize()
+            caption = f"{name} on {split} sequences; horizontal lines are the floors and the ceiling."
             parts.append(out.plot(figures.scores(found, split, table, metric), caption))
     out.add(f'<div class="row">{"".join(parts)}</div>')
     out.add('<p class="note">One line per seed; a faint line is a run that is not finished.</p>')
-
-
-# -------------------------------------------------------------------------------------------------------------- probes
-def _probes(out: Page, found: Sequence[Group], analysed: Sequence[Analysed]) -> None:
-    out.section("probes", "Can the terms be read off the latent code?", "Probes")
-    count = next(row["n"] for one in analysed for row in one.rows)
-    out.add(
-        page.paragraphs(
-            [
-                "A logistic regression reads each term of the function off the code of the query attending to itself, "
-                f"one number per head. It is fitted on {count:,} sequences of training tasks and scored on {count:,} "
-                "of unseen combinations. What a code says depends on the query it is asked about, so the terms are "
-                "easier to find when all sequences share one query (mean over several such probes) than when each has "
-                "its own. In layer 1 a code that is not normalised over keys depends on the query token alone: with "
-                "one query for all it is one code, from which nothing can be read."
-            ]
-        )
-    )
-    kinds = {"fixed": "one query for all sequences", "varies": "every sequence its own query"}
-    plots = [
-        out.plot(
-            figures.probes(analysed, found, kind), f"{words.capitalize()}: macro F1 by layer and term. Dashed: chance."
-        )
-        for kind, words in kinds.items()
-    ]
-    out.add(f'<div class="row">{"".join(plots)}</div>')
-    rows = []
-    for kind, words in kinds.items():
-        cells = figures.probe_cells(analysed, kind)
-        labels, places = list(dict.fromkeys(k[0] for k in cells)), list(dict.fromkeys(k[1] for k in cells))
-        for place in places:
-            mine = [cells.get((label, place)) for label in labels]
-            chance = [cell[1] for cell in mine if cell]
-            each = [text.with_error(cell[0]) if cell else "–" for cell in mine]
-            name = f'layer {place[0] + 1}, {escape(place[1])}<span class="small">{words}</span>'
-            rows.append(("", [name, *each, text.number(sum(chance) / len(chance))]))
-    out.add(page.table(["macro F1", *labels, "chance"], rows))
-    out.add('<p class="note">± is the standard error over seeds, where there are several.</p>')
-
-
-# ---------------------------------------------------------------------------------------------------------------- maps
-def _maps(out: Page, analysed: Sequence[Analysed]) -> None:
-    out.section("maps", "Maps of the latent code", "Code maps")
-    shown = [one for one in analysed if one.maps]
-    count = len(shown[0].maps[0].number)
-    out.add(
-        page.paragraphs(
-            [
-                f"Each point is the code of one query attending to itself: {count} sequences of unseen combinations, "
-                "all with the same context inputs. The same map is coloured several ways; clusters that follow the "
-                "function or a term rather than the target mean that the code says what to compute."
-            ]
-        )
-    )
-    radios = [("tsne", "t-SNE", " checked"), ("pca", "PCA", "")]
-    boxes = "".join(f'<label><input type="radio" name="method" value="{v}"{c}> {n}</label>' for v, n, c in radios)
-    out.add(f'<div class="switch" role="radiogroup" aria-label="Kind of map">{boxes}</div>')
-    out.add(_legend(shown[0]))
-    seen: set[str] = set()
-    for one in shown:
-        body = "".join(_layer(out, one, layer) for layer in one.maps)
-        heading = f"{one.group.label}, seed {one.entry.run.seed}"
-        first = one.group.label not in seen
-        seen.add(one.group.label)
-        out.add(f"<h3>{escape(heading)}</h3>{body}" if first else page.details(heading, body))
-
-
-def _layer(out: Page, one: Analysed, layer: CodeMap) -> str:
-    parts = [name for name in layer.labels if name != "function"]
-    by = ["target", *(["function"] if "function" in layer.labels else []), *parts]
-    plots, maps = [], {method: figures.coordinates(layer, method) for method in layer.points}
-    for name in by:
-        names = _class_names(one.entry.run.task, layer, name)
-        plots.append(out.plot(figures.code_map(layer, name, names), f"by {name}", maps=maps))
-    return f'<h4>Layer {layer.layer + 1}</h4><div class="maps">{"".join(plots)}</div>'
-
-
-def _class_names(task: Task, layer: CodeMap, colour_by: str) -> dict[int, str]:
-    """What a reader sees on a point: "¬x₁x₂x₃¬x₄", and such terms joined by "or" for a function."""
-    if colour_by == "target":
-        return {}
-    parts = [name for name in layer.labels if name != "function"]
-    if colour_by != "function":
-        return {int(i): term(task, int(i)) for i in set(layer.labels[colour_by].tolist())}
-    rows = zip(layer.labels["function"].tolist(), *(layer.labels[name].tolist() for name in parts), strict=True)
-    return {row[0]: " or ".join(term(task, i) for i in row[1:]) for row in rows}
-
-
-def term(task: Task, index: int) -> str:
-    """A term of fuzzy logic by its literals, first variable first; of other tasks its number."""
-    variables = getattr(task, "variables", None)
-    if variables is None:
-        return str(index)
-    bits = [(index >> (variables - 1 - v)) & 1 for v in range(variables)]
-    return "".join(("" if bit else "¬") + "x" + chr(0x2081 + v) for v, bit in enumerate(bits))
-
-
-def _legend(one: Analysed) -> str:
-    """The marks of the terms, shared by all maps."""
-    labels = [values for name, values in one.maps[0].labels.items() if name != "function"]
-    found = sorted({int(i) for values in labels for i in values})
-    items = []
-    for i in found:
-        colour, _, glyph = figures.category(i)
-        items.append(f"<span>{page.swatch(colour, glyph)}{escape(term(one.entry.run.task, i))}</span>")
-    return f'<p class="legend"><span>Terms:</span>{"".join(items)}</p>'
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs

@@ -58,6 +58,15 @@ class Summary:
         return len(self.values)
 
 
+def summary(values: Sequence[float], error: float | None) -> Summary:
+    """Of the figures of several seeds, or of one, whose standard error over sequences is `error`."""
+    if len(values) > 1:
+        return Summary(
+            float(np.mean(values)), float(np.std(values, ddof=1)) / len(values) ** 0.5, tuple(values), "seeds"
+        )
+    return Summary(values[0], None if error is None else float(error), tuple(values), "sequences")
+
+
 @dataclass(frozen=True)
 class Group:
     """Runs that differ in nothing but their seeds."""
@@ -80,11 +89,7 @@ class Group:
         found = [e.result.scores[split] for e in self.finished if e.result and metric in e.result.scores.get(split, {})]
         if not found:
             return None
-        values = tuple(float(scores[metric]) for scores in found)
-        if len(values) > 1:
-            return Summary(float(np.mean(values)), float(np.std(values, ddof=1)) / len(values) ** 0.5, values, "seeds")
-        error = found[0].get(f"{metric}_se")
-        return Summary(values[0], None if error is None else float(error), values, "sequences")
+        return summary([float(scores[metric]) for scores in found], found[0].get(f"{metric}_se"))
 
     def mean(self, name: str) -> float | None:
         """The mean over finished runs of a number in result.json."""

@@ -1,13 +1,10 @@
-"""The interactive figures of a report, as plotly figures.  Colours are the light theme's; the page maps them for
-the dark one."""
+"""The interactive figures of results and curves, as plotly figures, and the looks that all figures share.  Colours are
+the light theme's; the page maps them for the dark one."""
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 
-from polyhead.report_codes import Analysed, CodeMap
 from polyhead.report_data import Group, Summary
 from polyhead.report_text import floor_name, metric_name, with_error
 
@@ -16,7 +13,8 @@ COLOURS = {"softmax": "#0072b2", "linear": "#d98c00", "hyla": "#009e73", "mixtur
 EXTRA = ("#d55e00", "#56a5d9", "#8a6fc4", "#8c8c1f", "#7a4a2b", "#4d4d4d")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "star", "hexagon", "x")
 SHORT = {"context_mean": "mean", "nearest_neighbour": "1-NN", "gaussian_process": "GP"}
-DASHES = {"ceiling": "dot", "gaussian_process": "dash"}
+SHORT |= {"copy_left": "copy", "same_slot": "slot", "known_combinations": "known"}
+DASHES = {"ceiling": "dot", "gaussian_process": "dash", "known_combinations": "dash"}
 CLASSES = ("#0072b2", "#d98c00", "#009e73", "#cc5f9f", "#d55e00", "#56a5d9")
 SHAPES = ("circle", "diamond", "square", "triangle-up", "cross", "star", "x", "triangle-down")
 GLYPHS = ("●", "◆", "■", "▲", "✚", "★", "✖", "▼")
@@ -59,7 +57,7 @@ def category(index: int) -> tuple[str, str, str]:
     return CLASSES[index % len(CLASSES)], SHAPES[shape], GLYPHS[shape]
 
 
-def _figure(height: int, *, x: str = "", y: str = "", legend: bool = True) -> go.Figure:
+def blank(height: int, *, x: str = "", y: str = "", legend: bool = True) -> go.Figure:
     axis: dict[str, object] = {"title": {"standoff": 8}, "automargin": True, "ticks": "outside"}
     axis |= {"gridcolor": GRID, "linecolor": FAINT, "zerolinecolor": GRID, "tickcolor": GRID}
     figure = go.Figure()
@@ -87,7 +85,7 @@ def results(found: Sequence[Group], table: dict[str, dict[str, Summary]], metric
     scored = [group for group in found if group.score("compositional")]
     scored.sort(key=lambda group: group.score("compositional").mean)  # type: ignore[union-attr]
     floors = sorted((n for n in table if "compositional" in table[n]), key=lambda n: table[n]["compositional"].mean)
-    figure = _figure(90 + 34 * (len(scored) + len(floors)), x=metric_name(metric))
+    figure = blank(90 + 34 * (len(scored) + len(floors)), x=metric_name(metric))
     figure.update_yaxes(title=None, showgrid=False, type="category", ticks="")
     order = [floor_name(n) for n in floors if n != "ceiling"] + [group.label for group in scored]
     order += [floor_name("ceiling")] if "ceiling" in floors else []
@@ -139,15 +137,15 @@ def _seeds(figure: go.Figure, row: str, score: Summary, colour: str) -> None:
 # -------------------------------------------------------------------------------------------------------------- curves
 def losses(found: Sequence[Group]) -> go.Figure:
     """Training loss over steps, one line per seed."""
-    figure = _figure(320, x="optimiser step", y="training loss (log scale)")
-    figure.update_yaxes(type="log", dtick=1)
+    figure = blank(320, x="optimiser step", y="training loss (log scale)")
+    figure.update_yaxes(type="log", dtick="D2")
     _lines(figure, found, "train", "loss", None)
     return figure
 
 
 def scores(found: Sequence[Group], split: str, table: dict[str, dict[str, Summary]], metric: str) -> go.Figure:
     """The metric on one split over steps, one line per seed, with the floors and the ceiling."""
-    figure = _figure(320, x="optimiser step", y=f"{split} {metric_name(metric)}")
+    figure = blank(320, x="optimiser step", y=f"{split} {metric_name(metric)}")
     _lines(figure, found, "eval", metric, split)
     rows = {name: row[split].mean for name, row in table.items() if split in row}
     for name, value in rows.items():
@@ -200,91 +198,3 @@ def _lines(figure: go.Figure, found: Sequence[Group], kind: str, value: str, spl
                 hovertemplate=f"{group.label}, seed {entry.run.seed}<br>step %{{x:,}}: %{{y:.4f}}<extra></extra>",
             )
             shown = True
-
-
-# --------------------------------------------------------------------------------------------------------------- codes
-def code_map(found: CodeMap, colour_by: str, names: dict[int, str]) -> go.Figure:
-    """One map of one layer, the t-SNE (the page holds the other one).  `names`: what to call the classes of a label."""
-    figure = _figure(230, legend=False)
-    right = 40 if colour_by == "target" else 4
-    plain = {"visible": False, "showgrid": False, "zeroline": False}
-    figure.update_layout(margin={"l": 4, "r": right, "t": 4, "b": 4}, xaxis=plain, yaxis=plain)
-    marker, text = _target_marks(found) if colour_by == "target" else _class_marks(found.labels[colour_by], names)
-    x, y = coordinates(found, "tsne")
-    figure.add_scatter(x=x, y=y, mode="markers", marker=marker, text=text, hovertemplate="%{text}<extra></extra>")
-    return figure
-
-
-def coordinates(found: CodeMap, method: str) -> tuple[list[float], list[float]]:
-    """x and y of a map; three digits of its extent are more than a pixel."""
-    points = found.points[method]
-    extent = float(np.abs(points).max()) or 1.0
-    x, y = np.round(points / extent, 3).T.tolist()
-    return x, y
-
-
-def _target_marks(found: CodeMap) -> tuple[dict[str, Any], list[str]]:
-    values = [round(float(v), 3) for v in found.number]
-    ends = [min(values), max(values)]
-    bar = {"thickness": 8, "len": 0.9, "outlinewidth": 0, "tickfont": {"size": 10, "color": FAINT}, "x": 1.0}
-    bar |= {"tickvals": ends, "ticktext": [f"{value:.2f}" for value in ends]}
-    marker = {"size": 5, "color": values, "colorscale": "Cividis", "showscale": True, "colorbar": bar}
-    return marker, [f"target {v}" for v in values]
-
-
-def _class_marks(labels: np.ndarray, names: dict[int, str]) -> tuple[dict[str, Any], list[str]]:
-    marks = [category(int(label)) for label in labels]
-    marker = {"size": 6, "color": [m[0] for m in marks], "symbol": [m[1] for m in marks], "opacity": 0.85}
-    return marker, [names.get(int(label), f"class {label}") for label in labels]
-
-
-# -------------------------------------------------------------------------------------------------------------- probes
-def probes(analysed: Sequence[Analysed], found: Sequence[Group], query: str) -> go.Figure:
-    """F1 per layer and term, mean and standard error over seeds, beside chance.  `query`: "fixed", "varies"."""
-    figure = _figure(340, y="macro F1")
-    cells = probe_cells(analysed, query)
-    every = [cell for kind in ("fixed", "varies") for cell in probe_cells(analysed, kind).values()]
-    figure.update_yaxes(range=[0, 1.12 * max(max(cell[0].mean + (cell[0].error or 0.0), cell[1]) for cell in every)])
-    places = list(dict.fromkeys(place for _, place in cells))
-    ticks = [f"layer {layer + 1}<br>{target}" for layer, target in places]
-    for i, (label, (colour, marker)) in enumerate(styles(found).items()):
-        mine = [(k, cells[label, place]) for k, place in enumerate(places) if (label, place) in cells]
-        shift = (i - (len(found) - 1) / 2) * min(0.16, 0.6 / max(len(found), 1))
-        figure.add_scatter(
-            x=[k + shift for k, _ in mine],
-            y=[cell[0].mean for _, cell in mine],
-            error_y={"type": "data", "array": [c[0].error or 0.0 for _, c in mine], "thickness": 1.5, "width": 4},
-            mode="markers",
-            name=label,
-            marker={"color": colour, "symbol": marker, "size": 11},
-            text=[f"F1 {with_error(cell[0])}, chance {cell[1]:.3f}" for _, cell in mine],
-            hovertemplate=f"{label}<br>%{{text}}<extra></extra>",
-        )
-    for k, place in enumerate(places):
-        chance = float(np.mean([cell[1] for (_, where), cell in cells.items() if where == place]))
-        figure.add_shape(
-            type="line", x0=k - 0.4, x1=k + 0.4, y0=chance, y1=chance, line={"color": FAINT, "dash": "dash"}
-        )
-        if k == 0:
-            figure.add_annotation(x=k - 0.4, y=chance, text="chance", showarrow=False, yshift=9, xanchor="left")
-            figure.update_annotations(font={"size": 11, "color": FAINT})
-    figure.update_xaxes(tickmode="array", tickvals=list(range(len(places))), ticktext=ticks, showgrid=False)
-    figure.update_xaxes(range=[-0.6, len(places) - 0.4], zeroline=False)
-    return figure
-
-
-def probe_cells(
-    analysed: Sequence[Analysed], query: str
-) -> dict[tuple[str, tuple[int, str]], tuple[Summary, float, int]]:
-    """By (mechanism, (layer, target)): F1 over seeds, chance, held-out sequences per seed."""
-    rows: dict[tuple[str, tuple[int, str]], list[dict[str, Any]]] = {}
-    for one in analysed:
-        for row in (row for row in one.rows if row["query"] == query):
-            rows.setdefault((one.group.label, (row["layer"], row["target"])), []).append(row)
-    cells = {}
-    for key, each in rows.items():
-        values = tuple(row["f1"] for row in each)
-        error = float(np.std(values, ddof=1)) / len(values) ** 0.5 if len(values) > 1 else None
-        chance = float(np.mean([row["chance"] for row in each]))
-        cells[key] = (Summary(float(np.mean(values)), error, values, "seeds"), chance, each[0]["n"])
-    return cells

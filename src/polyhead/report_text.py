@@ -15,10 +15,28 @@ FLOORS = {
     "nearest_neighbour": ("Nearest neighbour", "copies the target of the closest example"),
     "ridge": ("Ridge regression", "fits a line to the examples"),
     "gaussian_process": ("Gaussian process", "interpolates smoothly between the examples"),
-    "ceiling": ("Exact ceiling", "knows the family of functions and enumerates those that fit the examples"),
+    "chance": ("Chance", "draws every symbol at random"),
+    "copy_left": ("Copy", "copies the panel to the left of the last one"),
+    "same_slot": ("Same slot", "knows the rules, but not that columns permute their features"),
+    "known_combinations": (
+        "Known combinations",
+        "knows the family, but no combination of rules beyond the training ones",
+    ),
+    "ceiling": ("Exact ceiling", "knows the whole family and weighs all its members that fit what is shown"),
 }
 METRICS = {"r2": "R²", "accuracy": "accuracy", "mse": "mean squared error"}
+PARTS = {"fuzzy_logic": "term", "sraven": "rule"}
+VIEWS = {
+    "self": "the last query token attending to itself, on the task as it was trained (the definition in the paper)",
+    "last_row": "the last query token attending to the last feature of each panel to its left, on sequences whose "
+    "columns permute nothing, so that all these tokens belong to one feature (the definition in the original code)",
+}
 Scored = tuple[Group, Summary]
+
+
+def part(task_name: str) -> str:
+    """What a task combines: terms, rules."""
+    return PARTS.get(task_name, "part")
 
 
 def floor_name(name: str) -> str:
@@ -142,8 +160,13 @@ def _p(p: float) -> str:
 def _against_floors(order: Sequence[Scored], table: dict[str, dict[str, Summary]]) -> list[str]:
     floors = {name: row["compositional"] for name, row in table.items() if "compositional" in row}
     ceiling = floors.pop("ceiling", None)
-    if not floors:
-        return []
+    lines = [_best_floor(order, floors)] if floors else []
+    if ceiling is not None:
+        lines.append(f"A solver that knows the whole family scores {number(ceiling.mean)}, the ceiling.")
+    return lines
+
+
+def _best_floor(order: Sequence[Scored], floors: dict[str, Summary]) -> str:
     name = max(floors, key=lambda key: floors[key].mean)
     floor = floors[name]
     sides: dict[str, list[str]] = {"above": [], "level with": [], "below": []}
@@ -153,10 +176,7 @@ def _against_floors(order: Sequence[Scored], table: dict[str, dict[str, Summary]
         sides["level with" if abs(apart) <= 2 * spread else "above" if apart > 0 else "below"].append(group.label)
     parts = [f"{_and(labels)} {_are(labels)} {side} it" for side, labels in sides.items() if labels]
     where = "; ".join(parts) + ("." if sides["above"] else ", so no score here is evidence of composition.")
-    lines = [f"The best predictor that composes nothing ({floor_name(name)}) scores {number(floor.mean)}: {where}"]
-    if ceiling is not None:
-        lines.append(f"A solver that knows the family of functions scores {number(ceiling.mean)}, the ceiling.")
-    return lines
+    return f"The best predictor that composes nothing new ({floor_name(name)}) scores {number(floor.mean)}: {where}"
 
 
 def _gap(order: Sequence[Scored]) -> list[str]:
@@ -175,43 +195,154 @@ def _and(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+# ------------------------------------------------------------------------------------------------------ latent codes
+def probing(part: str, count: int, *, several_queries: bool) -> list[str]:
+    """What a section on probes says first."""
+    what = {"term": "each term of the function", "rule": "the rule behind the query token, and the symbol to predict,"}
+    reads = (
+        f"A logistic regression reads {what.get(part, f'each {part}')} off the code of the last query token, one "
+        f"number per head. It is fitted on {count:,} sequences of training tasks and scored on {count:,} of unseen "
+        "combinations."
+    )
+    first = (
+        "In layer 1 a code that is not normalised over keys depends on the query token and its own position alone: "
+        "with one query for all, attending to itself, it is one code, from which nothing can be read."
+    )
+    own = (
+        f" What a code says depends on the query it is asked about, so the {part}s are easier to find when all "
+        "sequences share one query (mean over several such probes) than when each has its own. "
+    )
+    return [reads + (own if several_queries else " All sequences have the same query token. ") + first]
+
+
+def clustering(part: str, count: int) -> list[str]:
+    """What a section on clusters says first."""
+    share = (
+        f"Of each code's nearest neighbours among {count:,} sequences of unseen combinations, the share that have its "
+        "label: 1 where the codes of every label lie apart, the chance level where labels are mixed."
+    )
+    rule = (
+        " Compare the rule with the target value, each above its own chance: which of the two a layer's code follows."
+        if part == "rule"
+        else ""
+    )
+    return [share + rule]
+
+
+def zeroing(metric: str, count: int) -> list[str]:
+    """What a section on zeroed heads says first."""
+    return [
+        f"How far the {metric} on {count:,} sequences of unseen combinations falls when the latent code of one head is "
+        "zeroed, or of all heads of a layer: the same sequences each time, and no training in between. The head that "
+        "matters most was chosen by these very figures, so its fall is flattered."
+    ]
+
+
+ALIKE = (
+    "The mean code of every rule, on unseen combinations, and how alike these are: 1 where two rules have the same "
+    "direction of code, 0 where they have nothing in common. Rules with one code are computed by one value network.",
+    "Plain similarities, those of the paper, are all near 1 where the codes share a large part whatever the rule. The "
+    "centred ones are taken after the mean code of all rules is subtracted: which rules differ from the rest alike. Of "
+    "rules that do not differ they show noise, so read them beside the probes.",
+)
+
+
+def mapping(part: str, count: int) -> list[str]:
+    """What a section on maps says first."""
+    if part == "rule":
+        return [
+            f"Each point is the code of the last query token of one of {count:,} sequences of unseen combinations. The "
+            "same map is coloured by the symbol to predict and by the rule that gives it: clusters that follow the "
+            "rule rather than the symbol mean that the code says what to compute."
+        ]
+    return [
+        f"Each point is the code of one query attending to itself: {count} sequences of unseen combinations, all with "
+        "the same context inputs. The same map is coloured several ways; clusters that follow the function or a term "
+        "rather than the target mean that the code says what to compute."
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------- definitions
 def definitions(task_name: str, metric: str) -> list[tuple[str, str]]:
     """Terms of the report, each with its meaning."""
-    return [_METRIC if metric == "r2" else (metric_name(metric), f"The headline metric of {task_name}."), *_TERMS]
+    name = part(task_name)
+    return [
+        _METRICS.get(metric, (metric_name(metric), f"The headline metric of {task_name.replace('_', ' ')}.")),
+        ("iid", f"Fresh sequences of the training tasks: combinations of {name}s the model was trained on."),
+        (
+            "compositional",
+            f"Combinations of {name}s that never occurred together in training, although each {name} did.",
+        ),
+        *([("novel", "Combinations of terms that never occurred in training at all.")] if name == "term" else []),
+        _FLOORS.get(task_name, _FLOORS["fuzzy_logic"]),
+        *_TERMS,
+        _CODE_MAPS.get(task_name, _CODE_MAPS["fuzzy_logic"]),
+        _PROBE.get(task_name, _PROBE["fuzzy_logic"]),
+        *_MEASURES,
+    ]
 
 
-_METRIC = (
-    "R², per sequence",
-    "1 − (prediction − target)² / v, where v is the population variance of all targets of the same sequence, averaged "
-    "over sequences. 1 is perfect; predicting the mean of the examples scores slightly below 0.",
-)
-_TERMS = (
-    ("iid", "Fresh sequences of the training tasks: combinations of terms the model was trained on."),
-    ("compositional", "Combinations of terms that never occurred together in training, although each term did."),
-    ("novel", "Combinations of terms that never occurred in training at all."),
-    (
+_METRICS = {
+    "r2": (
+        "R², per sequence",
+        "1 − (prediction − target)² / v, where v is the population variance of all targets of the same sequence, "
+        "averaged over sequences. 1 is perfect; predicting the mean of the examples scores slightly below 0.",
+    ),
+    "accuracy": ("Accuracy", "The share of sequences in which every symbol of the last panel is right."),
+}
+_FLOORS = {
+    "fuzzy_logic": (
         "Floors",
         "Predictors that see the same examples and compose nothing. A score that does not exceed them is no evidence "
         "of composition. GP: Gaussian process; 1-NN: nearest neighbour.",
     ),
-    ("Ceiling", "The best possible answer: the mean prediction of all functions of the family that fit every example."),
+    "sraven": (
+        "Floors",
+        "Predictors that see the same panels and combine no rules that were not combined in training. A score that "
+        "does not exceed them is no evidence of composition. slot: same slot; known: known combinations, which on iid "
+        "sequences are all there is to know.",
+    ),
+}
+_TERMS = (
+    ("Ceiling", "The best possible answer: all members of the family that fit what is shown, weighed by probability."),
     ("±", "Standard error of the mean: over seeds where there are several, else over test sequences."),
     ("Latent code", "The attention scores of one query-key pair after normalising: one number per head."),
-    (
+)
+_CODE_MAPS = {
+    "fuzzy_logic": (
         "Code maps",
         "Codes of the query token attending to itself on unseen combinations, all with the same context inputs, in two "
         "dimensions (t-SNE or PCA). Distances between far clusters of a t-SNE map mean nothing.",
     ),
-    (
+    "sraven": (
+        "Code maps",
+        "Codes of the last query token on unseen combinations in two dimensions (t-SNE or PCA). Distances between far "
+        "clusters of a t-SNE map mean nothing.",
+    ),
+}
+_PROBE = {
+    "fuzzy_logic": (
         "Probe F1",
         "Macro F1 of a logistic regression (scikit-learn's defaults on standardised codes) from the code to a term, "
         "fitted on iid sequences and scored on compositional ones, with one query token for all of them or each its "
         "own. The terms of a function are sorted, so term 1 and term 2 have different frequencies: compare each with "
         "its own chance.",
     ),
+    "sraven": (
+        "Probe F1",
+        "Macro F1 of a logistic regression (scikit-learn's defaults on standardised codes) from the code to the rule "
+        "of the last query token, or to its symbol, fitted on iid sequences and scored on compositional ones.",
+    ),
+}
+_MEASURES = (
     (
         "Chance",
-        "The exact expected macro F1 of guessing each term with its frequency in the fitting sequences. A probe that "
-        "finds nothing in the code names the commonest terms only, which macro F1 puts below chance.",
+        "Of a probe, the exact expected macro F1 of guessing each class with its frequency in the fitting sequences; a "
+        "probe that finds nothing names the commonest classes only, which macro F1 puts below chance. Of purity, the "
+        "share of equal labels among all pairs of sequences.",
+    ),
+    (
+        "Purity",
+        "The share of the 10 nearest codes (Euclidean) with the same label, averaged over codes.",
     ),
 )

@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,15 +10,23 @@ from matplotlib.collections import PathCollection
 
 from polyhead.analysis import figures
 
+POINTS = np.random.default_rng(0).normal(size=(9, 2))
+KINDS = {
+    "results": lambda path: figures.results({"HYLA": [0.7, 0.8], "Softmax": [0.6]}, path, floors={"GP": 0.78}),
+    "lines": lambda path: figures.lines(
+        [("a", {"HYLA": {1: [0.1, 0.2], 2: [0.3]}}, {"GP": {1: 0.1}})], path, x_label="N"
+    ),
+    "heat": lambda path: figures.heat([("a", np.array([[0.1, np.nan]]), ["x"], ["y", "z"])], path, label="code"),
+    "code_maps": lambda path: figures.code_maps([("a", POINTS, np.arange(9))], path, names={"a": {0: "sum"}}),
+}
 
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_formats_and_repeatability(tmp_path: pathlib.Path, ending: str, start: bytes) -> None:
-    files = []
-    for name in ("a", "b"):
-        path = figures.results(
-            {"HYLA": [0.7, 0.8], "Softmax": [0.6]}, tmp_path / f"{name}.{ending}", floors={"GP": 0.78}
-        )
-        files.append(path.read_bytes())
+def test_formats_and_repeatability(
+    tmp_path: pathlib.Path, ending: str, start: bytes, make: Callable[[pathlib.Path], pathlib.Path]
+) -> None:
+    files = [make(tmp_path / f"{name}.{ending}").read_bytes() for name in ("a", "b")]
     assert files[0].startswith(start)
     assert files[0] == files[1]
 

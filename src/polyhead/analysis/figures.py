@@ -51,7 +51,6 @@ def results(
     figure, axes = _axes(6.4, 1.1 + 0.42 * len(order))
     for name, value in (floors or {}).items():
         axes.axvline(value, color=FAINT, lw=1.2, ls=LINES.get(name, "-."), zorder=1)
-        axes.annotate(name, (value, 1.0), (0, 4), xycoords=("data", "axes fraction"), textcoords="offset points")
     for row, label in enumerate(order):
         values, (colour, marker) = np.asarray(measured[label], float), _style(label, list(measured))
         error = (errors or {}).get(label, values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0)
@@ -61,8 +60,7 @@ def results(
     axes.set_yticks(range(len(order)), [f"{name} (n = {len(measured[name])})" for name in order])
     axes.set_ylim(-0.6, len(order) - 0.4)
     axes.set_xlabel(f"{metric} on unseen combinations" + (f"\n{title}" if title else ""))
-    for text in axes.texts:
-        text.set(ha="center", fontsize=8, color=FAINT)
+    _name_floors(axes, floors or {})
     return _save(figure, path)
 
 
@@ -299,12 +297,31 @@ def _numbers(axes: Any, values: Array, image: Any) -> None:
             red, green, blue, _ = image.cmap(image.norm(value))
             ink = INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
             text = f"{round(value, 2) + 0.0:.2f}".replace("0.", ".", 1).replace("-", "−")  # no minus zero
-            axes.text(column, row, text, ha="center", va="center", fontsize=6, color=ink)
+            written = axes.text(column, row, text, ha="center", va="center", fontsize=6, color=ink)
+            written.set_in_layout(False)  # it is inside; asking each of hundreds takes most of the time
+
+
+def _name_floors(axes: Any, floors: Mapping[str, float]) -> None:
+    """The names over their lines, each as low as it stands clear of the others."""
+    left, right = axes.get_xlim()
+    wide = (right - left) / 70  # of a letter, roughly
+    levels: list[float] = []  # where the last name of each level ends
+    for name, value in sorted(floors.items(), key=lambda pair: pair[1]):
+        start = value - wide * len(name) / 2
+        level = next((i for i, end in enumerate(levels) if end < start), len(levels))
+        levels[level : level + 1] = [start + wide * (len(name) + 1)]
+        at: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        axes.annotate(name, (value, 1.0), (0, 4 + 10 * level), ha="center", fontsize=8, color=FAINT, **at)
 
 
 def _style(label: str, labels: Sequence[str]) -> tuple[str, str]:
-    place = labels.index(label)
-    return COLOURS.get(label, SPARE[place % len(SPARE)]), MARKS.get(label, MARKERS[place % len(MARKERS)])
+    """A mechanism keeps its colour and mark in every figure; of several variants the plain one has them, or the
+    first."""
+    place, name = labels.index(label), label.partition(" ")[0]
+    kin = [other for other in labels if other.partition(" ")[0] == name]
+    if name in COLOURS and label == (name if name in kin else kin[0]):
+        return COLOURS[name], MARKS[name]
+    return SPARE[place % len(SPARE)], MARKERS[place % len(MARKERS)]
 
 
 def _axes(width: float, height: float) -> tuple[Any, Any]:

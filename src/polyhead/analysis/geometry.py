@@ -53,13 +53,19 @@ def embed(
 
 @shaped
 def similarity(
-    codes: Float[Tensor, "b h"] | Float[Array, "b h"], labels: Int[Tensor, " b"] | Int[Array, " b"]
+    codes: Float[Tensor, "b h"] | Float[Array, "b h"],
+    labels: Int[Tensor, " b"] | Int[Array, " b"],
+    *,
+    centred: bool = False,
 ) -> tuple[Int[Array, " c"], Float[Array, "c c"]]:
     """Cosine similarity between the mean codes of all classes: (classes in ascending order, matrix).
 
-    A class whose mean code is exactly zero has similarity 0 to every class, itself included.
+    `centred`: after subtracting the mean over classes.  What all classes share, as softmax codes do by being positive,
+    makes every plain similarity nearly 1; centred ones say which classes differ from the rest in the same way.  A class
+    whose mean code is exactly zero has similarity 0 to every class, itself included.
     """
     classes, mean = means(codes, labels)
+    mean = mean - mean.mean(0) if centred else mean
     norms = np.linalg.norm(mean, axis=1, keepdims=True)
     unit = np.divide(mean, norms, out=np.zeros_like(mean), where=norms > 0)
     return classes, unit @ unit.T
