@@ -96,7 +96,7 @@ def test_a_split_with_many_held_out_is_drawn_until_every_rule_is_in_training():
         ({"held_out": float("nan")}, r"held_out must lie between 0 and 1 but is nan"),
         ({"held_out": 0.003}, r"held_out=0.003 of 330 multisets of rules leaves one split empty"),
         ({"held_out": 0.999}, r"held_out=0.999 leaves 1 training multisets of 4 rules, too few to cover all 8 rules"),
-        ({"features": 1}, r"held_out=0.25 leaves 6 training multisets of 1 rules, too few to cover all 8 rules"),
+        ({"features": 2, "held_out": 0.95}, r"leaves 2 training multisets of 2 rules, too few to cover all 8 rules"),
         ({"features": 30}, r"10295472 multisets of 30 rules, but at most 2000000 can be listed"),
         ({"split": "legacy", "split_seed": 3}, r"split='legacy' exists for split_seed 0, 1, 2, 2024, not for 3"),
         ({"split": "partitionable", "features": 3}, r"split='partitionable' exists for 4 features, not for 3"),
@@ -123,3 +123,15 @@ def test_draws_that_cannot_be_made(split, size, message):
         Sraven().sample(split, size, torch.Generator())
     with pytest.raises(ValueError, match=r"^Sraven: unknown split 'ood'"):
         Sraven().rules("ood")
+
+
+def test_one_feature_holds_out_rules_not_combinations():
+    task = Sraven(features=1, held_out=0.25)
+    assert task.splits == ("train", "validation", "iid", "novel")
+    known, unknown = (set(task.rules(split).flatten().tolist()) for split in ("iid", "novel"))
+    assert (len(known), len(unknown), known & unknown) == (6, 2, set())
+    batch = task.batch("novel", 500, seed=0, step=0)
+    assert set(batch.latents["rules"].flatten().tolist()) == unknown
+    assert (batch.inputs.shape, batch.scored.sum(1).unique().tolist()) == ((500, 9, 8), [1])
+    with pytest.raises(ValueError, match=r"Sraven: unknown split 'compositional'"):
+        task.sample("compositional", 1, torch.Generator())

@@ -73,6 +73,7 @@ class Sraven(Task):
         validation      fresh samples of training tasks, to select hyper-parameters by
         iid             fresh samples of training tasks, to report
         compositional   the `held_out` rest: unseen combinations of rules that each occur in training
+        novel           with a single feature, in place of compositional: the held-out rules themselves
 
     split: "covered" is random, with every rule in training, for any `split_seed`.  "legacy" and "partitionable" are the
         splits of the original code under JAX before and since 0.5 (4 features, seeds 0, 1, 2, 2024), the former the
@@ -129,7 +130,8 @@ class Sraven(Task):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        return ("train", "validation", "iid", "compositional")
+        held_out = "novel" if self.features == 1 else "compositional"  # one rule alone combines with nothing
+        return ("train", "validation", "iid", held_out)
 
     @property
     def ends(self) -> tuple[Vectors, Logits]:
@@ -331,7 +333,7 @@ def _vectors(values: int, device: torch.device) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def _multisets(task: Sraven, split: str, device: torch.device) -> Tensor:
     train, held = _split(task.features, task.held_out, task.split, task.split_seed)
-    return torch.tensor(held if split == "compositional" else train, device=device)
+    return torch.tensor(held if split in ("compositional", "novel") else train, device=device)
 
 
 @functools.lru_cache(maxsize=64)
@@ -344,10 +346,10 @@ def _split(features: int, held_out: float, split: str, seed: int) -> tuple[tuple
     if split != "covered":
         order = [rows[rank] for rank in _legacy(split, seed)]
         return tuple(order[held:]), tuple(order[:held])
-    if (len(rows) - held) * features >= len(RULES):
+    if features == 1 or (len(rows) - held) * features >= len(RULES):
         for attempt in range(TRIES):
             order = shuffled(rows, stream(seed, "sraven/split", attempt))
-            if len(set(itertools.chain(*order[held:]))) == len(RULES):
+            if features == 1 or len(set(itertools.chain(*order[held:]))) == len(RULES):
                 return tuple(order[held:]), tuple(order[:held])
     raise ValueError(
         f"Sraven: held_out={held_out} leaves {len(rows) - held} training multisets of {features} rules, too few to "
