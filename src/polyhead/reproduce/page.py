@@ -21,15 +21,15 @@ def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome
     page = Page()
     if outcome.verdicts:
         page.section("verdicts", "Does the paper's claim hold here?", "Verdicts")
-        head = ["claim", "here", "measured", "the paper's own numbers, same test"]
-        page.add(table(head, [("", _cells(verdict)) for verdict in outcome.verdicts]))
+        page.add("".join(_verdict(verdict) for verdict in outcome.verdicts))
         page.add(f'<p class="note">{escape(_HOW)}</p>')
     if outcome.pictures:
         page.section("figures", "Figures" if len(outcome.pictures) > 1 else "Figure")
         page.add("".join(_picture(path.parent / f"{stem}.svg", caption) for stem, caption in outcome.pictures))
     if outcome.rows:
         page.section("table", "Numbers", "Table")
-        page.add(table(list(outcome.head), [("", [escape(cell) for cell in row]) for row in outcome.rows]))
+        rows = [("", [escape(cell) for cell in row]) for row in outcome.rows]
+        page.add(f'<div style="overflow-x:auto">{table(list(outcome.head), rows)}</div>')
         page.add('<p class="note">± is the standard error over seeds, of a floor over sequences.</p>')
     page.add(bullets(outcome.notes, "notes"))
     page.section("made", "How it was made", "Made")
@@ -51,10 +51,14 @@ def _line(verdict: Verdict) -> str:
     return f"{verdict.outcome.capitalize()}: {verdict.claim}."
 
 
-def _cells(verdict: Verdict) -> list[str]:
+def _verdict(verdict: Verdict) -> str:
+    """The outcome and the claim, and under it what was measured."""
     mark = MARKS.get(verdict.outcome, "○")
-    here = f'<span aria-hidden="true">{mark}</span> {escape(verdict.outcome)}'
-    return [escape(verdict.claim), here, escape(verdict.evidence), escape(verdict.printed or "–")]
+    parts = verdict.evidence.split("; ")
+    if verdict.printed:
+        parts.append(f"the same test on the paper's own numbers: {verdict.printed}")
+    outcome = f'<span aria-hidden="true">{mark}</span> <strong>{escape(verdict.outcome.capitalize())}</strong>'
+    return f"<p>{outcome}: {escape(verdict.claim)}</p>{bullets(parts)}"
 
 
 def _picture(path: pathlib.Path, caption: str) -> str:
@@ -80,4 +84,5 @@ def _made(page: Page, about: Mapping[str, Any]) -> None:
         head = ["run", "seed", "lr", "weight decay", "warm-up", "steps", "seconds", "digest"]
         keys = ("name", "seed", "lr", "weight_decay", "warmup", "steps", "seconds", "digest")
         rows = [("", [escape(run[key]) for key in keys]) for run in runs]
-        page.add(details(f"All {len(runs)} runs", table(head, rows)))
+        body = f'<div style="overflow-x:auto">{table(head, rows)}</div>'
+        page.add(details(f"All {len(runs)} runs", body))
