@@ -198,3 +198,32 @@ def test_mistakes_in_panels() -> None:
         figures.heat([("a", np.zeros((2, 1)), ["x"], ["y", "z"])], "x.png")
     with pytest.raises(ValueError, match=r"^heat: at least one panel was wanted but none came$"):
         figures.heat([], "x.png")
+
+
+# --------------------------------------------------------------------------------------------------------------- looks
+def test_names_of_floors_do_not_lie_on_each_other(drawn: list) -> None:
+    floors = {"Exact ceiling": 1.0, "Chance": 0.04, "Copy": 0.038, "Known combinations": 0.09, "Same slot": 0.6}
+    figures.results({"HYLA": [0.0], "Softmax": [1.0]}, "x.png", floors=floors)
+    axes = drawn[0].axes[0]
+    drawn[0].canvas.draw()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == 5
+    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[i + 1 :] if a.overlaps(b)]
+    assert {text.get_text(): text.xy[0] for text in axes.texts} == floors
+    heights = {text.get_text(): box.y0 for text, box in zip(axes.texts, boxes, strict=True)}
+    assert heights["Same slot"] == heights["Copy"] == heights["Exact ceiling"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "plain"),
+    [
+        (["Linear", "HYLA", "HYLA · lr 0.1"], ["Linear", "HYLA"]),
+        (["HYLA · lr 0.3", "HYLA · lr 0.1", "Softmax 4 + HYLA 4"], ["HYLA · lr 0.3", "Softmax 4 + HYLA 4"]),
+        (["Softmax + MoE", "Softmax"], ["Softmax"]),
+    ],
+)
+def test_the_plain_variant_of_a_mechanism_keeps_its_colour(drawn: list, labels: list[str], plain: list[str]) -> None:
+    figures.lines([("", {label: {1: [0.5]} for label in labels}, {})], "x.png", x_label="")
+    found = {c.get_label(): c.lines[0].get_color() for c in drawn[0].axes[0].containers}
+    assert [label for label in labels if found[label] in figures.COLOURS.values()] == plain
+    assert all(found[label] == figures.COLOURS[label.split()[0]] for label in plain)

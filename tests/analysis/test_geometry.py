@@ -111,3 +111,11 @@ def test_means_are_of_each_class() -> None:
     classes, found = means(np.array([[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]]), np.array([5, 5, 2]))
     assert classes.tolist() == [2, 5]
     assert found.tolist() == [[9, 9], [2, 3]]
+
+
+def test_centred_similarity_is_of_what_classes_do_not_share() -> None:
+    """Mean codes (5, 1), (5, -1), (5, 1), (5, -1): alike at first sight, opposites once the shared 5 is taken away."""
+    codes, labels = np.array([[5.0, 1.0], [5.0, -1.0], [5.0, 1.0], [5.0, -1.0]]), np.arange(4)
+    assert similarity(codes, labels)[1].min() == pytest.approx(24 / 26)
+    wanted = np.array([[1, -1, 1, -1], [-1, 1, -1, 1], [1, -1, 1, -1], [-1, 1, -1, 1]])
+    np.testing.assert_allclose(similarity(codes, labels, centred=True)[1], wanted, atol=1e-12)

@@ -7,7 +7,7 @@ the macro average, the classifier is scikit-learn's default (L2 with C = 1) on s
 """
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from polyhead.analysis.capture import as_array, capture, codes
 from polyhead.analysis.geometry import purity
-from polyhead.analysis.labels import Pairs, targets, views
+from polyhead.analysis.labels import targets, views
 from polyhead.config import Batch, Task, stream
 from polyhead.shapes import one_of, shaped
 
@@ -109,7 +109,7 @@ def query_codes(
     split: str,
     sequences: int,
     *,
-    pairs: str | Pairs = "self",
+    pairs: str | Sequence[tuple[int, int]] = "self",
     seed: int = 0,
     purpose: str = "probe",
     query: Tensor | None = None,
