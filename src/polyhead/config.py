@@ -12,7 +12,7 @@ import hashlib
 import json
 import pathlib
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -185,6 +185,24 @@ class Batch:
     scored: Array
     latents: dict[str, Array]
 
+    @classmethod
+    def stack(cls, batches: "Sequence[Batch]") -> "Batch":
+        """Batches of one shape along a new first dimension."""
+        import torch
+
+        def field(name: str) -> Array:
+            return torch.stack([getattr(batch, name) for batch in batches])
+
+        mask = None if batches[0].mask is None else field("mask")
+        latents = {name: torch.stack([batch.latents[name] for batch in batches]) for name in batches[0].latents}
+        return cls(field("inputs"), field("targets"), mask, field("scored"), latents)
+
+    def map(self, function: Callable[[Array], Array]) -> "Batch":
+        """The batch with `function` of every array it holds."""
+        mask = None if self.mask is None else function(self.mask)
+        latents = {name: function(value) for name, value in self.latents.items()}
+        return Batch(function(self.inputs), function(self.targets), mask, function(self.scored), latents)
+
 
 @dataclass(frozen=True)
 class Task(abc.ABC):
@@ -232,10 +250,20 @@ class Task(abc.ABC):
 
     def batch(self, split: str, batch_size: int, *, seed: int, step: int, device: Any = "cpu") -> Batch:
         """Batch number `step` of `split`: a pure function of (seed, split, step)."""
+        return self.sample(split, batch_size, self.generator(split, seed=seed, step=step, device=device))
+
+    def batches(self, split: str, batch_size: int, *, seeds: Sequence[int], step: int, device: Any = "cpu") -> Batch:
+        """`batch` for each of `seeds`, stacked: inputs (n b t c) and so on.
+
+        To be written anew by a task that can draw them together, to the same values: a GPU waits for every launch.
+        """
+        return Batch.stack([self.batch(split, batch_size, seed=seed, step=step, device=device) for seed in seeds])
+
+    def generator(self, split: str, *, seed: int, step: int, device: Any = "cpu") -> Any:
+        """The generator that batch number `step` of `split` is drawn from."""
         import torch
 
-        generator = torch.Generator(device).manual_seed(stream(seed, f"{self.name}/{split}", step))
-        return self.sample(split, batch_size, generator)
+        return torch.Generator(device).manual_seed(stream(seed, f"{self.name}/{split}", step))
 
 
 @dataclass(frozen=True)

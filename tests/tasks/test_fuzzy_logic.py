@@ -306,3 +306,20 @@ def test_a_batch_on_a_gpu(inputs):
         here = task.batch("train", 1, seed=0, step=0).inputs[0, :, :-1]
         fixed = slice(None, -1) if inputs == "fixed_context" else slice(-1, None)
         assert (batch.inputs[:, fixed, :-1].cpu() == here[fixed]).all()
+
+
+@pytest.mark.parametrize("inputs", fuzzy_logic.INPUTS)
+def test_batches_drawn_together_are_the_batches_of_their_seeds(inputs):
+    task = FuzzyLogic(length=6, inputs=inputs)
+    for split in SPLITS:
+        found = task.batches(split, 5, seeds=[3, 0, 3], step=2)
+        wanted = config.Task.batches(task, split, 5, seeds=[3, 0, 3], step=2)
+        for i, seed in enumerate((3, 0, 3)):
+            alone = task.batch(split, 5, seed=seed, step=2)
+            for batches in (found, wanted):
+                one = batches.map(lambda array, i=i: array[i])
+                assert one.mask is None
+                assert one.latents.keys() == alone.latents.keys()
+                for name in ("inputs", "targets", "scored"):
+                    assert torch.equal(getattr(one, name), getattr(alone, name))
+                assert all(torch.equal(one.latents[name], alone.latents[name]) for name in alone.latents)

@@ -21,6 +21,7 @@ import importlib.resources
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -136,21 +137,39 @@ class FuzzyLogic(Task):
         Splits do not share draws, even from generators in the same state.
         """
         check_draw(self, split, batch_size)
-        device, stem = generator.device, f"{self.name}/{split}"
-        functions = _functions(self, split, device)
-        picker, painter = fork(generator, f"{stem}/functions"), fork(generator, f"{stem}/inputs")
+        drawn = self._draw(split, batch_size, generator)
         advance(generator)
-        terms = functions[torch.randint(len(functions), (batch_size,), generator=picker, device=device)]
+        return self._batch(split, *drawn)
+
+    def batches(
+        self, split: str, batch_size: int, *, seeds: Sequence[int], step: int, device: str | torch.device = "cpu"
+    ) -> Batch:
+        """As of every task; only the random numbers are drawn seed by seed."""
+        check_draw(self, split, batch_size)
+        generators = [self.generator(split, seed=seed, step=step, device=device) for seed in seeds]
+        drawn = [self._draw(split, batch_size, generator) for generator in generators]
+        ranks, x = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+        return self._batch(split, ranks, x).map(lambda array: array.unflatten(0, (len(seeds), batch_size)))
+
+    def _draw(self, split: str, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """All that is random: the rank (b) of the function among those of the split, the inputs (b t variables)."""
+        device, stem = generator.device, f"{self.name}/{split}"
+        picker, painter = fork(generator, f"{stem}/functions"), fork(generator, f"{stem}/inputs")
+        count = len(_functions(self, split, device))
+        ranks = torch.randint(count, (batch_size,), generator=picker, device=device)
         shape = (batch_size, self.length, self.variables)
-        x = torch.rand(shape, generator=painter, device=device, dtype=torch.float32)
+        return ranks, torch.rand(shape, generator=painter, device=device, dtype=torch.float32)
+
+    def _batch(self, split: str, ranks: Tensor, x: Tensor) -> Batch:
+        terms = _functions(self, split, x.device)[ranks]
         if self.inputs == "fixed_context":
-            x[:, :-1] = _fixed(self, split, device)[:-1]
+            x[:, :-1] = _fixed(self, split, x.device)[:-1]
         elif self.inputs == "fixed_query":
-            x[:, -1] = _fixed(self, split, device)[-1]
+            x[:, -1] = _fixed(self, split, x.device)[-1]
         y = zadeh(x, terms)[..., None]
         inputs = torch.cat((x, y), dim=-1)
         inputs[:, -1, -1] = 0.0
-        scored = torch.zeros(shape[:2], dtype=torch.bool, device=device)
+        scored = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
         scored[:, -1] = True
         return Batch(inputs, y, None, scored, {"terms": terms})
 

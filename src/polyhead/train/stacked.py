@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from polyhead.config import Batch, Mechanism, Run, Task, Train, TransformerConfig, stream
+from polyhead.config import Batch, Mechanism, Run, Train, TransformerConfig, stream
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.models.transformer import Transformer
 from polyhead.train import optimiser
@@ -127,7 +127,7 @@ class Stack:
     # --------------------------------------------------------------------------------------------------------- one step
     def step(self, number: int, *, wanted: bool = False) -> dict[str, Tensor]:
         """Update number `number` (from 0) of every network; if `wanted`, loss, norm and metrics (n) before it."""
-        batch = draw(self.task, "train", self.train.batch_size, self.seeds, number, self.device)
+        batch = self._draw("train", number)
         scalars = self._scalars(number)
         seen: list[dict[str, Tensor]] = []
         start = 0
@@ -156,7 +156,7 @@ class Stack:
         if self.single:
             i = rows.start
             keep = self._keep(self.runs[i].seed, batch, number)
-            loss, outputs = self._loss(self.show(i), _pick(batch, self.which[i]), keep or None)
+            loss, outputs = self._loss(self.show(i), _at(batch, self.which[i]), keep or None)
             grads = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
             torch.cat([grad.reshape(-1) for grad in grads], out=self.gradient[i])
             return loss.detach()[None], outputs.detach()[None]
@@ -169,11 +169,16 @@ class Stack:
         self.gradient[rows] = torch.autograd.grad(losses.sum(), leaf)[0]
         return losses.detach(), outputs.detach()
 
+    def _draw(self, split: str, number: int) -> Batch:
+        """Batch `number` of `split` for every seed that somebody has, stacked."""
+        size = self.train.batch_size
+        return self.task.batches(split, size, seeds=self.seeds, step=number, device=self.device)
+
     def _own(self, batch: Batch, rows: slice) -> Batch:
         """Of a draw with one batch per seed, that of each network in `rows`."""
         if len(self.seeds) == len(self.runs):
-            return _pick(batch, rows)
-        return _pick(batch, torch.tensor(self.which[rows], device=self.device))
+            return _at(batch, rows)
+        return _at(batch, torch.tensor(self.which[rows], device=self.device))
 
     def _keep(self, seed: int, batch: Batch, number: int) -> list[Tensor]:
         """The dropout of each layer as the trainer draws it in step `number` of a run with `seed`; [] without any."""
@@ -188,7 +193,7 @@ class Stack:
 
     def _metrics(self, rows: slice, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         with torch.no_grad():
-            members = [self.task.metrics(outputs[j], _pick(batch, i)) for j, i in enumerate(self.which[rows])]
+            members = [self.task.metrics(outputs[j], _at(batch, i)) for j, i in enumerate(self.which[rows])]
             return {name: torch.stack([values[name].mean() for values in members]) for name in members[0]}
 
     def _scalars(self, number: int) -> Tensor:
@@ -215,11 +220,11 @@ class Stack:
         values: list[dict[str, list[Tensor]]] = [{} for _ in self.runs]
         with torch.no_grad():
             for number in range(count):
-                batch = draw(self.task, split, train.batch_size, self.seeds, number, self.device)
+                batch = self._draw(split, number)
                 for rows in self._chunks():
                     outputs = vmap(self._outputs)(self.rows[rows], _tensors(self._own(batch, rows)))
                     for j, i in enumerate(range(rows.start, rows.stop)):
-                        own = _pick(batch, self.which[i])
+                        own = _at(batch, self.which[i])
                         losses[i].append(self.task.loss(outputs[j], own))
                         for name, value in self.task.metrics(outputs[j], own).items():
                             values[i].setdefault(name, []).append(value)
@@ -255,23 +260,9 @@ def _rates(train: Train, step: int) -> tuple[float, float, float]:
     return rate / (1 - beta1 ** (step + 1)), (1 - beta2 ** (step + 1)) ** -0.5, 1 - rate * train.weight_decay
 
 
-# ------------------------------------------------------------------------------------------------------ stacked batches
-def draw(task: Task, split: str, batch_size: int, seeds: Sequence[int], step: int, device: torch.device) -> Batch:
-    """Batch number `step` of `split` for each seed, stacked: inputs (n b t c) and so on."""
-    parts = [task.batch(split, batch_size, seed=seed, step=step, device=device) for seed in seeds]
-
-    def stack(name: str) -> Tensor:
-        return torch.stack([getattr(part, name) for part in parts])
-
-    mask = None if parts[0].mask is None else stack("mask")
-    latents = {name: torch.stack([part.latents[name] for part in parts]) for name in parts[0].latents}
-    return Batch(stack("inputs"), stack("targets"), mask, stack("scored"), latents)
-
-
-def _pick(batch: Batch, which: int | slice | Tensor) -> Batch:
-    latents = {name: value[which] for name, value in batch.latents.items()}
-    mask = None if batch.mask is None else batch.mask[which]
-    return Batch(batch.inputs[which], batch.targets[which], mask, batch.scored[which], latents)
+def _at(batch: Batch, which: int | slice | Tensor) -> Batch:
+    """Of stacked batches the one, or those, at `which`."""
+    return batch.map(lambda array: array[which])
 
 
 def _tensors(batch: Batch) -> dict[str, Any]:

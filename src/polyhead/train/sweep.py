@@ -40,7 +40,7 @@ class Failure:
     error: str
 
 
-_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "33554432"}
+MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "33554432"}
 """glibc keeps freed memory instead of asking for it anew in every step: 12 % of a HYLA step at the paper's shape."""
 
 
@@ -63,7 +63,7 @@ class _Worker:
             return
         source = str(pathlib.Path(configs.__file__).parents[1])
         paths = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
-        settings = {**_MEMORY, **os.environ, "PYTHONPATH": paths}
+        settings = {**MEMORY, **os.environ, "PYTHONPATH": paths}
         settings |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
         with open(self.folder / LOG, "ab") as log:
             self.process = subprocess.Popen(
