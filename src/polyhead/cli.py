@@ -165,12 +165,15 @@ class Report:
     """Write one self-contained HTML page about runs: scores with floors, curves, code maps, probes, configurations.
 
     >>> polyhead report runs/demo/* --out report.html
+    >>> polyhead report runs/demo/* --static figures
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
     """Run folders."""
     out: Path = Path("report.html")
     title: str | None = None
+    static: Path | None = None
+    """A folder for every figure as PNG and SVG, too."""
 
     def __call__(self) -> int:
         from polyhead import report
@@ -181,8 +184,9 @@ class Report:
             raise ValueError("report: no run folder was given")
         for folder in folders:
             read_config(folder)
-        titled: Any = {} if self.title is None else {"title": self.title}
-        print(f"report: {report.write(folders, self.out, **titled)}")
+        asked = {"title": self.title, "static": self.static}
+        given: Any = {name: value for name, value in asked.items() if value is not None}
+        print(f"report: {report.write(folders, self.out, **given)}")
         return 0
 
 
