@@ -238,15 +238,13 @@ class _Population:
             self.progress.step()
             if wanted:
                 self._log(values)
-            if not self.members:
-                return
-            if scored := last or self.step % train.eval_every == 0:
+            if self.members and (scored := last or self.step % train.eval_every == 0):
                 self._evaluate()
-            if last or stop.asked or self.step % train.save_every == 0:
+            if self.members and (last or stop.asked or self.step % train.save_every == 0):
                 self._save()
             if stop.asked and not last:
                 raise Interrupted("stopped and saved")
-        if not scored:
+        if self.members and not scored:
             self._evaluate()
         for member in self.members:
             self._finish(member)
@@ -298,7 +296,7 @@ class _Population:
         model = self.stack.show(i)
         adamw = optimiser.build(model, member.config.train)
         for parameter, state in self.stack.moments(i).items():
-            adamw.state[parameter] = {**state, "step": torch.tensor(float(self.step))}
+            adamw.state[parameter] = {**state, "step": torch.tensor(float(self.step), dtype=torch.float32)}
         return model, adamw
 
     def _load(self, i: int, member: _Member) -> None:

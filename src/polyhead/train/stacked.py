@@ -19,6 +19,7 @@ from torch.func import functional_call, vmap
 
 from polyhead.config import Batch, Mechanism, Run, Train, TransformerConfig, stream
 from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.models.transformer import Transformer
 from polyhead.train import optimiser
 from polyhead.train.evaluation import evaluate, predict, summary
@@ -40,6 +41,7 @@ class Stack:
         self.single = at_once == 1 and not first.compile
         settings = first.model if self.single else _reference(first.model)
         self.model = Transformer(settings).to(device).eval()  # in eval mode only a given `keep` drops anything
+        self.experts = [layer for layer in self.model.modules() if isinstance(layer, MixtureOfExperts)]
         decayed = optimiser.is_decayed(self.model, self.train.decay)
         named = sorted(self.model.named_parameters(), key=lambda item: not decayed[item[0]])
         self.names, self.parameters = [name for name, _ in named], [parameter for _, parameter in named]
@@ -106,7 +108,10 @@ class Stack:
 
     def _loss(self, model: Callable[..., Tensor], batch: Batch, keep: Sequence[Tensor] | None) -> tuple[Tensor, Tensor]:
         outputs = predict(model, self.task, batch, self.train.precision, keep)
-        return self.task.loss(outputs, batch) + self.model.auxiliary_loss(), outputs
+        loss = self.task.loss(outputs, batch) + self.model.auxiliary_loss()
+        for layer in self.experts:
+            layer.balance_loss = None  # what is left on a module outlives the vmapped pass, where it has no meaning
+        return loss, outputs
 
     def _call(self, row: Tensor) -> Callable[..., Tensor]:
         parameters = self.views(row)
