@@ -37,5 +37,16 @@ bench: .venv/.ready
 	$(BIN)/python benchmarks/bench_hyla.py
 	$(BIN)/python benchmarks/bench_training.py
 
+# Hours of training: the figures of docs/results at the small scale.  Interrupted, it goes on.
+STUDY := table-a2 fig-a9 table-a1 fig-2c fig-a3 fig-2b fig-2d fig-a2 fig-5a fig-5b fig-5e fig-5f fig-a6 fig-a8 fig-5c
+
+campaign: .venv/.ready
+	@for figure in $(STUDY); do \
+		$(BIN)/polyhead reproduce $$figure --scale small && mkdir -p docs/results/small && \
+		rm -rf docs/results/small/$$figure && cp -r runs/reproduce/small/$$figure docs/results/small/ || exit 1; \
+	done
+	$(BIN)/python benchmarks/bench_sraven.py
+	$(BIN)/python benchmarks/bench_population.py
+
 clean:
 	rm -rf .venv runs

@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 _MODULES = (
     "analysis",
+    "claims",
     "compat",
     "config",
     "layers",
@@ -23,6 +24,7 @@ _MODULES = (
     "ops",
     "recipes",
     "report",
+    "reproduce",
     "shapes",
     "spec",
     "tasks",

@@ -190,11 +190,22 @@ class Batch:
         """Batches of one shape along a new first dimension."""
         import torch
 
+        return cls._joined(batches, torch.stack)
+
+    @classmethod
+    def cat(cls, batches: "Sequence[Batch]") -> "Batch":
+        """Batches one after the other along their first dimension."""
+        import torch
+
+        return cls._joined(batches, torch.cat)
+
+    @classmethod
+    def _joined(cls, batches: "Sequence[Batch]", join: Callable[[list[Array]], Array]) -> "Batch":
         def field(name: str) -> Array:
-            return torch.stack([getattr(batch, name) for batch in batches])
+            return join([getattr(batch, name) for batch in batches])
 
         mask = None if batches[0].mask is None else field("mask")
-        latents = {name: torch.stack([batch.latents[name] for batch in batches]) for name in batches[0].latents}
+        latents = {name: join([batch.latents[name] for batch in batches]) for name in batches[0].latents}
         return cls(field("inputs"), field("targets"), mask, field("scored"), latents)
 
     def map(self, function: Callable[[Array], Array]) -> "Batch":

@@ -1,7 +1,7 @@
 """Runs of one architecture trained together in one process: all seeds and hyper-parameters of a figure at once.
 
-`groups` says who goes together: runs that differ in name, seed and what AdamW does (learning rate, warm-up, decay,
-clipping) alone.  Each member writes the folder it would have written alone, so that afterwards it is an ordinary run:
+`groups` says who goes together: runs that differ in name, seed, the `split_seed` of their task and what AdamW does
+(learning rate, warm-up, decay, clipping) alone.  Each member writes the folder it would have written alone, so that afterwards it is an ordinary run:
 it can be evaluated, resumed, or continued in another population.  Its losses are those it has alone, to rounding: the
 batches, the initial parameters and the draws of dropout are the same functions of its own seed.
 
@@ -101,7 +101,10 @@ def _kind(config: Run) -> str:
     """All of a run that its population shares, as text."""
     some, own = configs.Train(), ("lr", "weight_decay", "warmup", "final", "early_floor", "clip", "betas", "eps")
     train = dataclasses.replace(config.train, **{name: getattr(some, name) for name in own})
-    common = dataclasses.replace(config, name="", seed=0, folder=None, train=train)
+    task: Any = config.task
+    if hasattr(task, "split_seed"):  # what is held out is a matter of the data, which each member has its own of
+        task = dataclasses.replace(task, split_seed=0)
+    common = dataclasses.replace(config, name="", seed=0, folder=None, train=train, task=task)
     return json.dumps(configs.to_dict(common), sort_keys=True)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from polyhead.config import Batch, Mechanism, Run, Train, TransformerConfig, stream
+from polyhead.config import Batch, Mechanism, Run, Task, Train, TransformerConfig, stream
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.models.transformer import Transformer
@@ -66,8 +66,12 @@ class Stack:
 
     def _plan(self) -> None:
         """All that follows from who is there."""
-        self.seeds = list(dict.fromkeys(run.seed for run in self.runs))
-        self.which = [self.seeds.index(run.seed) for run in self.runs]
+        self.sources: dict[Task, list[int]] = {}  # the seeds of each task: what is held out may differ
+        for run in self.runs:
+            if run.seed not in (seeds := self.sources.setdefault(run.task, [])):
+                seeds.append(run.seed)
+        order = [(task, seed) for task, seeds in self.sources.items() for seed in seeds]
+        self.which = [order.index((run.task, run.seed)) for run in self.runs]
         trains = [run.train for run in self.runs]
         clips = [float("inf") if train.clip is None else train.clip for train in trains]
         self.clip = self._column(clips) if min(clips) < float("inf") else None
@@ -177,11 +181,13 @@ class Stack:
     def _draw(self, split: str, number: int) -> Batch:
         """Batch `number` of `split` for every seed that somebody has, stacked."""
         size = self.train.batch_size
-        return self.task.batches(split, size, seeds=self.seeds, step=number, device=self.device)
+        where: dict[str, Any] = {"step": number, "device": self.device}
+        parts = [task.batches(split, size, seeds=seeds, **where) for task, seeds in self.sources.items()]
+        return parts[0] if len(parts) == 1 else Batch.cat(parts)
 
     def _own(self, batch: Batch, rows: slice) -> Batch:
         """Of a draw with one batch per seed, that of each network in `rows`."""
-        if len(self.seeds) == len(self.runs):
+        if self.which == list(range(len(self.runs))):
             return _at(batch, rows)
         return _at(batch, torch.tensor(self.which[rows], device=self.device))
 
@@ -218,7 +224,7 @@ class Stack:
         if self.single:
             how: dict[str, Any] = {"batches": count, "batch_size": train.batch_size, "precision": train.precision}
             return [
-                evaluate(self.show(i), self.task, split, seed=run.seed, device=self.device, **how)
+                evaluate(self.show(i), run.task, split, seed=run.seed, device=self.device, **how)
                 for i, run in enumerate(self.runs)
             ]
         losses: list[list[Tensor]] = [[] for _ in self.runs]
