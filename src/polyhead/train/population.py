@@ -1,9 +1,10 @@
 """Runs of one architecture trained together in one process: all seeds and hyper-parameters of a figure at once.
 
 `groups` says who goes together: runs that differ in name, seed, the `split_seed` of their task and what AdamW does
-(learning rate, warm-up, decay, clipping) alone.  Each member writes the folder it would have written alone, so that afterwards it is an ordinary run:
-it can be evaluated, resumed, or continued in another population.  Its losses are those it has alone, to rounding: the
-batches, the initial parameters and the draws of dropout are the same functions of its own seed.
+(learning rate, warm-up, decay, clipping) alone.  Each member writes the folder it would have written alone, so that
+afterwards it is an ordinary run: it can be evaluated, resumed, or continued in another population.  Its losses are
+those it has alone, to rounding: the batches, the initial parameters and the draws of dropout are the same functions of
+its own seed.
 
 Members at different steps (a population that was cut short and a run that was not in it) are trained in populations of
 their own, one per step.  What fits into none is trained by `trainer.run`: a member without company, residual dropout,
