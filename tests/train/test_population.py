@@ -15,7 +15,8 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import polyhead as ph
-from polyhead.train import Failure, Interrupted, Result, evaluate, load_model, population, run
+from polyhead.train import Failure, Interrupted, Result, evaluate, load_model, population, run, stacked
+from polyhead.train.checkpoint import read_checkpoint
 from polyhead.train.folder import claim, read_metrics
 from polyhead.train.population import groups
 from polyhead.train.stacked import Stack, adamw_
@@ -49,7 +50,8 @@ def members(tiny: Tiny) -> Callable[..., list[Any]]:
 
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Everything in float64, batches included."""
+    """Everything in float64, batches included; learning rates are sent to the device six at a time."""
+    monkeypatch.setattr(stacked, "WINDOW", 6)
     for task in (ph.tasks.FuzzyLogic, ph.tasks.Sraven):
 
         def batch(self: Any, *args: Any, plain: Any = task._batch) -> Any:
@@ -187,6 +189,12 @@ def test_a_member_is_an_ordinary_run_afterwards(members: Any, tmp_path: pathlib.
         ]
     assert all(results[0].seconds == result.seconds > 0 for result in results)  # each its share
     assert population.train(runs, tmp_path) == results
+    before = [rows(result.folder) for result in results[:2]]
+    for result in results[:2]:
+        (result.folder / "result.json").unlink()  # killed between the last checkpoint and the result
+    anew = population.train(runs, tmp_path, progress=False, at_once=3)
+    assert [result.scores for result in anew] == [result.scores for result in results]
+    assert [rows(result.folder) for result in results[:2]] == before
     (again, *_) = population.train(runs[:1], tmp_path, again=True, progress=False)
     assert "population" not in again.environment
 
@@ -212,6 +220,9 @@ def test_stopped_at_any_step_it_goes_on_to_the_last_bit(
     cut(monkeypatch, 4)
     with pytest.raises(Interrupted, match=r"^stopped and saved; 0 of 3 runs are done, the same command goes on$"):
         population.train(runs, tmp_path / "cut", progress=False, at_once=at_once)
+    for config in runs:
+        folder = tmp_path / "cut" / f"{config.name}-{ph.digest(config)}"
+        assert read_checkpoint(folder, ph.digest(config))[1]["step"] == 5
     results = population.train(runs, tmp_path / "cut", progress=False, at_once=at_once)
     for one, two in zip(whole, results, strict=True):
         same(one.folder, two.folder)

@@ -189,7 +189,7 @@ class Stack:
         """Of a draw with one batch per seed, that of each network in `rows`."""
         if self.which == list(range(len(self.runs))):
             return _at(batch, rows)
-        return _at(batch, torch.tensor(self.which[rows], device=self.device))
+        return _at(batch, self.index[rows])
 
     def _keep(self, seed: int, batch: Batch, number: int) -> list[Tensor]:
         """The dropout of each layer as the trainer draws it in step `number` of a run with `seed`; [] without any."""
