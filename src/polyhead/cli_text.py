@@ -81,13 +81,17 @@ def _score(row: Row | None, metric: str) -> str:
 
 
 def recipes() -> list[Row]:
-    from polyhead.recipes import RECIPES
+    from polyhead.recipes import MINUTES, RECIPES, STUDIES, paper_cost
 
     rows: list[Row] = []
     for name, function in RECIPES.items():
         made = function()
         count = len(made) if isinstance(made, tuple) else 1
-        rows.append({"recipe": name, "runs": count, "what": inspect.getdoc(function) or ""})
+        cost = ""
+        if name in STUDIES:
+            ours = f"{MINUTES[name]:.0f} core minutes" if name in MINUTES else "not measured"
+            cost = f"paper: {paper_cost(name)}\nsmall: {count} runs, {ours}"
+        rows.append({"recipe": name, "runs": count, "cost": cost, "what": inspect.getdoc(function) or ""})
     return rows
 
 

@@ -3,6 +3,7 @@
 Each docstring gives the paper, the command, the minutes and the figure to expect.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -34,6 +35,13 @@ STUDIES: dict[str, Callable[[str], tuple[Run, ...]]] = {
 }
 """The runs of a figure or table, by scale; `polyhead.reproduce` draws them."""
 
+MINUTES: dict[str, float] = {}
+"""Core minutes that the runs of a figure took at the small scale, one thread each (docs/results/hyla.md).  Figures that
+are not named were not measured."""
+
+GPU_MINUTES = {"fuzzy_logic": "2-3", "sraven": "20-200"}
+"""Of one run at paper scale on an RTX 3090, by the paper's appendix D.1."""
+
 RECIPES: dict[str, Callable[..., Run | tuple[Run, ...]]] = {
     "demo": hyla.demo,
     "fuzzy-softmax": hyla.fuzzy_softmax,
@@ -46,6 +54,12 @@ RECIPES: dict[str, Callable[..., Run | tuple[Run, ...]]] = {
     **STUDIES,
 }
 """Name on the command line -> recipe; those of figures take a scale, `small` without one."""
+
+
+def paper_cost(name: str) -> str:
+    """What a figure's runs cost the authors: "168 x 2-3 + 168 x 20-200 GPU minutes"."""
+    counts = Counter(run.task.name for run in STUDIES[name]("paper"))
+    return " + ".join(f"{count} x {GPU_MINUTES[task]}" for task, count in counts.items()) + " GPU minutes"
 
 
 def reseeded(run: Run, by: int) -> Run:
