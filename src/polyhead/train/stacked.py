@@ -72,6 +72,7 @@ class Stack:
                 seeds.append(run.seed)
         order = [(task, seed) for task, seeds in self.sources.items() for seed in seeds]
         self.which = [order.index((run.task, run.seed)) for run in self.runs]
+        self.index = torch.tensor(self.which, device=self.device)
         trains = [run.train for run in self.runs]
         clips = [float("inf") if train.clip is None else train.clip for train in trains]
         self.clip = self._column(clips) if min(clips) < float("inf") else None
