@@ -250,12 +250,13 @@ def test_one_that_diverges_stays_alone(at_once: int, members: Any, tmp_path: pat
     bad = dataclasses.replace(good, name="bad", train=dataclasses.replace(good.train, lr=1e38, clip=None))
     results = population.train([good, bad, other], tmp_path, at_once=at_once)
     failed = results[1]
-    assert isinstance(failed, Failure)
-    assert (failed.name, failed.code, failed.folder) == ("bad", 2, tmp_path / f"bad-{ph.digest(bad)}")
+    assert failed == Failure("bad", tmp_path / f"bad-{ph.digest(bad)}", 2, failed.error)
     assert failed.error.startswith(
         "train: the loss of bad is nan at step 2; there is no checkpoint yet; lower train.lr"
     )
-    assert f"bad: failed: {failed.error}" in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == [f"m0 and 2 more: from step 0, {min(at_once, 3)} in a pass", f"bad: failed: {failed.error}"]
+    assert said[2:] == [f"{result.name}: done ({result.folder})" for result in (results[0], results[2])]
     assert [row["step"] for row in rows(failed.folder)] == [1]
     for config, result in zip((good, other), (results[0], results[2]), strict=True):
         (wanted,) = alone([config], tmp_path / "alone")
@@ -319,7 +320,6 @@ def test_what_fits_nowhere_is_trained_alone(tiny: Tiny, members: Any, tmp_path: 
     lonely, bad = tiny(None, name="lonely", steps=2), tiny(None, name="bad", lr=1e38, warmup=0)
     done, failed, *_ = population.train([lonely, bad, *members(steps=1)], tmp_path, progress=False)
     assert "population" not in done.environment
-    assert (failed.name, failed.code) == ("bad", 2)
     assert failed.error.startswith("train: the loss of bad is nan at step 2")
 
 

@@ -228,6 +228,7 @@ class _Population:
             self._load(i, member)
         name = f"{first.name} and {len(members) - 1} more"
         self.progress = Progress(name, self.task.metric, start=self.step, steps=self.train.steps, enabled=progress)
+        self.progress.line(f"{name}: from step {self.step}, {min(at_once, len(members))} in a pass")
         self.charged = self.ticked = time.perf_counter()
         self.counted = 0  # steps since `ticked`
 
@@ -252,6 +253,7 @@ class _Population:
             self._evaluate()
         for member in self.members:
             self._finish(member)
+            self.progress.line(f"{member.config.name}: done ({member.folder})")
         self.members = []
 
     def _log(self, values: dict[str, torch.Tensor]) -> None:
