@@ -148,9 +148,20 @@ def test_scaling_and_heads():
     assert claims.harder({2: large, 4: small}, "features")[0].outcome == HOLDS
 
 
+def test_a_claim_about_what_is_missing_is_left_out():
+    others = {"softmax": two(0.6), "linear": two(0.5)}
+    assert claims.fig_2c({(16, 0.3): others, (16, 0.7): others}) == []
+    assert claims.small_gaps(others, others) == []
+    assert [v.claim.split()[0] for v in claims.solves({1: others, 2: others})] == ["with"]  # not: HYLA is best
+    assert claims.heads({2: others, 8: others}) == []  # a single head was not measured
+
+
 def test_codes():
-    assert claims.decodable("rule", {"HYLA": two(0.5)}, {"HYLA": 0.1})[0].outcome == HOLDS
-    assert claims.decodable("rule", {"HYLA": two(0.1)}, {"HYLA": 0.3})[0].outcome == FAILS
+    assert claims.decodable("rule", {"HYLA": two(0.5)}, {"HYLA": two(0.1)})[0].outcome == HOLDS
+    assert claims.decodable("rule", {"HYLA": two(0.1)}, {"HYLA": two(0.3)})[0].outcome == FAILS
+    apart = {0: 0.2, 1: 0.4, 2: 0.6}  # far apart, but every seed is as much above its own chance level
+    scores, chance = Estimate.of(apart), Estimate.of({seed: value - 0.1 for seed, value in apart.items()})
+    assert claims.decodable("rule", {"HYLA": scores}, {"HYLA": chance})[0].outcome == HOLDS
     assert claims.order_of_layers({"HYLA": two(0.2)}, {"HYLA": two(-0.2)})[0].outcome == FAILS
     assert claims.shared_code(two(0.4))[0].outcome == HOLDS
 

@@ -227,3 +227,9 @@ def test_the_plain_variant_of_a_mechanism_keeps_its_colour(drawn: list, labels: 
     found = {c.get_label(): c.lines[0].get_color() for c in drawn[0].axes[0].containers}
     assert [label for label in labels if found[label] in figures.COLOURS.values()] == plain
     assert all(found[label] == figures.COLOURS[label.split()[0]] for label in plain)
+
+
+def test_lines_of_a_single_place_on_a_logarithmic_axis(tmp_path):
+    panel = ("16 tokens", {"HYLA": {16: [0.5, 0.6]}}, {"Exact ceiling": 1.0, "Gaussian process": {16: 0.4}})
+    path = figures.lines([panel], tmp_path / "one.svg", x_label="examples", log_x=True)
+    assert path.read_text().rstrip().endswith("</svg>")

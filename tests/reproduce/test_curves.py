@@ -1,5 +1,7 @@
 """Figures over an axis: what they write, and verdicts on planted scores."""
 
+from dataclasses import replace
+
 import pytest
 
 from polyhead.claims import FAILS, HOLDS, OPEN
@@ -101,3 +103,27 @@ def test_over_one_axis(figure, value, study_of, tmp_path):
 def test_heads_share_the_total_width(study_of):
     groups = [point.run.model.layer_heads(0)[0] for point in study_of("fig-5c", lambda run: 0.5).points]
     assert {group.heads * group.dim for group in groups} == {16}
+
+
+def without(study, lost):
+    return replace(study, points=tuple(point for point in study.points if not lost(point.run)))
+
+
+@pytest.mark.parametrize("figure", ["fig-2c", "fig-a3", "fig-4a"])
+def test_runs_that_failed_take_their_claims_with_them(figure, study_of, tmp_path):
+    """A whole model, one place of the grid, or one model there: the rest is drawn, and no verdict is of other settings
+    than it says."""
+    study = study_of(figure, lambda run: 0.5 + 0.01 * run.seed)
+    first = place(study.points[0].run)
+    for lost in (
+        lambda run: row_of(run) == "hyla",
+        lambda run: place(run) == first,
+        lambda run: place(run) == first and row_of(run) == "hyla",
+    ):
+        found = FIGURES[figure].draw(without(study, lost), tmp_path)
+        assert found.rows
+        assert not [verdict for verdict in found.verdicts if "HYLA" in verdict.claim]
+
+
+def place(run):
+    return run.task.length, run.task.held_out, run.train.steps, run.model.dim

@@ -149,3 +149,12 @@ def test_every_study_is_a_figure():
     assert set(FIGURES) - set(STUDIES) == {"fig-a9", "table-a2"}
     wanted = ("2b", "2c", "2d", "4a", "4b", *(f"5{x}" for x in "abcdef"), *(f"a{i}" for i in range(2, 10)))
     assert {f"fig-{name}" for name in wanted} | {"table-a1", "table-a2", "table-a3"} <= set(FIGURES)
+
+
+@pytest.mark.parametrize("figure", ["fig-a9", "fig-5c"])
+def test_a_folder_that_is_a_file_is_one_line(figure, tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    assert cli.main(["reproduce", figure, "--scale", "smoke", "--folder", str(tmp_path / "file")]) == 2
+    said = capsys.readouterr().err
+    assert said == f"polyhead: reproduce: {tmp_path}/file/{figure} cannot be made (Not a directory)\n"
+    assert (tmp_path / "file").read_text() == "mine"

@@ -46,6 +46,22 @@ def test_a_setting_with_fewer_finished_seeds_is_not_selected(study_of):
     assert {len(cell.points) for cell in cells.values()} == {2}
 
 
+def test_a_score_that_is_no_number_is_never_selected(study_of):
+    study = study_of("table-a1", by_rate(0.6, float("nan")))  # the first of the settings is the one without
+    assert {cell.setting.lr for cell in study.cells("model", task="fuzzy").values()} == {3e-3}
+
+
+def test_a_result_that_lacks_what_is_asked_is_one_line(study_of):
+    point = study_of("table-a1", by_rate(0.6, 0.2)).points[0]
+    bare = replace(point, result=replace(point.result, scores={"validation": {}}))
+    for split in ("validation", "iid"):
+        with pytest.raises(ValueError, match=rf"result\.json: no r2 on {split}, so it is not of this version"):
+            bare.score(split)
+    (point.result.folder / "metrics.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: no row of training"):
+        point.training_loss()
+
+
 def test_one_value_per_seed(study_of):
     cell = study_of("fig-2c", lambda run: 0.1 * run.seed).cells("length", "held out", "model")[16, 0.7, "softmax"]
     assert cell.score("compositional").values == pytest.approx({0: 0.0, 1: 0.1})

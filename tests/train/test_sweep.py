@@ -90,3 +90,12 @@ def test_bad_sweeps(tiny: Tiny, tmp_path: pathlib.Path):
     with pytest.raises(ValueError, match=r"sweep: \S+file cannot be made \(File exists\)"):
         sweep([run], tmp_path / "file")
     assert sweep([], tmp_path) == []
+
+
+@pytest.mark.parametrize(("field", "value"), [("scores", None), ("scores", {"iid": 0.5}), ("environment", [])])
+def test_a_result_of_another_shape_is_one_line(field, value, tmp_path):
+    fields = {"name": "a", "digest": "0", "steps": 1, "seconds": 1.0, "parameters": 1, "command": ""}
+    written = {**fields, "scores": {}, "environment": {}, field: value}
+    (tmp_path / "result.json").write_text(json.dumps(written))
+    with pytest.raises(ValueError, match=r"result\.json: not a result \(scores and environment must be tables\)"):
+        ph.train.read_result(tmp_path)

@@ -94,11 +94,11 @@ def lines(
     figure, grid = _grid(rows, columns, (3.0 if columns > 1 else 4.4, 2.9), sharey=True)
     for axes, (title, series, floors) in zip(grid, panels, strict=False):
         _plain_axes(axes, "both")
+        xs = sorted({x for points in series.values() for x in points})
         if log_x:
-            axes.set_xscale("log")
+            _logarithmic(axes, xs)
         for label, points in series.items():
             _line(axes, points, label, _style(label, labels))
-        xs = sorted({x for points in series.values() for x in points})
         for name, level in floors.items():
             _level(axes, level, xs, name, _dash(name, names), log_x)
         if len(xs) <= 8:
@@ -113,6 +113,12 @@ def lines(
         axes.set_axis_off()
     _legend(figure, grid[: len(panels)], [*labels, *names], columns)
     return _save(figure, path)
+
+
+def _logarithmic(axes: Any, xs: Sequence[Number]) -> None:
+    axes.set_xscale("log")
+    if len(xs) == 1:  # a place alone has no width that matplotlib could scale
+        axes.set_xlim(xs[0] / 2, xs[0] * 2)
 
 
 def heat(

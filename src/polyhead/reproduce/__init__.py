@@ -115,7 +115,10 @@ def reproduce(
     base = pathlib.Path(folder or f"runs/reproduce/{scale}")
     place = base / figure
     check(place / RESULTS)
-    place.mkdir(parents=True, exist_ok=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"reproduce: {place} cannot be made ({error.strerror})") from None
     runs: tuple[Run, ...] = ()
     outcomes: Sequence[Result | Failure] = ()
     if known.runs is not None:

@@ -50,22 +50,23 @@ def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
     def draw(study: Study, folder: pathlib.Path) -> Outcome:
         size = FIT.get(study.scale, 2048)
         found: dict[tuple[str, str, str], dict[str, dict[int, dict[int, float]]]] = defaultdict(dict)
-        chance: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
+        chance: dict[tuple[str, str, str], dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
         for model, point, network in models(study):
             for row in probe_model(network, point.run.task, sequences=size):
                 if wanted(row):
                     place, layer = (row["target"], row["pairs"], row["query"]), row["layer"] + 1
                     found[place].setdefault(model, {}).setdefault(layer, {})[point.run.seed] = row["f1"]
-                    chance[place][layer] = row["chance"]
+                    chance[place][layer][point.run.seed] = row["chance"]
+        guess = {place: {x: Estimate.of(by_seed) for x, by_seed in by.items()} for place, by in chance.items()}
         panels: list[Any] = []
         for place, by_model in found.items():
             lines = {label(m): {x: list(v.values()) for x, v in by.items()} for m, by in by_model.items()}
-            panels.append((_panel(place), lines, {"chance": chance[place]}))
+            panels.append((_panel(place), lines, {"chance": {x: e.mean for x, e in guess[place].items()}}))
         for path in both(study.figure, folder):
             figures.lines(panels, path, x_label="layer", y_label="macro F1", limits=(0.0, 1.02))
-        best, level = _best(found, chance)
+        best, level = _best(found, guess)
         rows = [
-            (f"{_panel(place)}, layer {x}", *(str(Estimate.of(by[m][x])) for m in by), f"{chance[place][x]:.3f}")
+            (f"{_panel(place)}, layer {x}", *(str(Estimate.of(by[m][x])) for m in by), f"{guess[place][x].mean:.3f}")
             for place, by in found.items()
             for x in next(iter(by.values()))
         ]
@@ -80,7 +81,7 @@ def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
             notes=(f"Fitted on {size} sequences of training tasks, scored on as many of unseen combinations.",),
             numbers={
                 f"{_panel(place)}, layer {x}": {m: numbers(Estimate.of(by[m][x])) for m in by}
-                | {"chance": chance[place][x]}
+                | {"chance": guess[place][x].mean}
                 for place, by in found.items()
                 for x in next(iter(by.values()))
             },
@@ -95,16 +96,17 @@ def _panel(place: tuple[str, str, str]) -> str:
     return ", ".join(part for part in (target, kind, "" if pairs == "self" else pairs.replace("_", " ")) if part)
 
 
-def _best(found: Any, chance: Any) -> tuple[dict[str, Estimate], dict[str, float]]:
+def _best(found: Any, guess: Any) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
     """Per model and target the best layer by mean F1, of the pairs and queries that the paper looks at."""
-    best, level = {}, {}
+    best: dict[str, Estimate] = {}
+    level: dict[str, Estimate] = {}
     for (target, pairs, query), by_model in found.items():
         if pairs != "self" or (target.startswith("term") and query != "varies"):
             continue
         for model, by_layer in by_model.items():
             layer = max(by_layer, key=lambda x: float(np.mean(list(by_layer[x].values()))))
             name = f"{target}, {label(model)}"
-            best[name], level[name] = Estimate.of(by_layer[layer]), chance[target, pairs, query][layer]
+            best[name], level[name] = Estimate.of(by_layer[layer]), guess[target, pairs, query][layer]
     return best, level
 
 

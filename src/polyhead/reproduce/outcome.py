@@ -1,5 +1,6 @@
 """What a figure or table comes to: pictures, a table, verdicts, and the numbers behind them."""
 
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,9 +62,10 @@ def by_model(study: Study, *axes: str, task: str | None = None) -> dict[tuple[An
 
 
 def whole(cells: Mapping[Any, Mapping[str, Cell]]) -> bool:
-    """Whether every place has every model."""
+    """Whether every place has every model, and places are a whole grid: nothing is missing because its runs failed."""
     models = {model for cell in cells.values() for model in cell}
-    return bool(cells) and all(set(cell) == models for cell in cells.values())
+    full = math.prod(len(set(values)) for values in zip(*cells, strict=True))
+    return bool(cells) and len(cells) == full and all(set(cell) == models for cell in cells.values())
 
 
 def scores(cells: Mapping[str, Cell], split: str, metric: str | None = None) -> dict[str, Estimate]:

@@ -5,6 +5,7 @@ weight decay, warm-up) the one with the best mean validation score over seeds is
 never looked at for that.
 """
 
+import math
 import pathlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from polyhead.config import Run
 from polyhead.recipes.rows import OURS, ROWS, row_of
 from polyhead.recipes.scales import Setting
 from polyhead.train import Failure, Result
-from polyhead.train.folder import read_metrics
+from polyhead.train.folder import METRICS, RESULT, read_metrics
 
 AXES: dict[str, Callable[[Run], Any]] = {
     "task": lambda run: "fuzzy" if run.task.name == "fuzzy_logic" else run.task.name,
@@ -52,11 +53,18 @@ class Point:
         return Setting(train.lr, train.weight_decay, train.warmup)
 
     def score(self, split: str, metric: str | None = None) -> float:
-        return float(self.result.scores[split][metric or self.run.task.metric])
+        name = metric or self.run.task.metric
+        if name not in self.result.scores.get(split, {}):
+            raise ValueError(
+                f"{self.result.folder / RESULT}: no {name} on {split}, so it is not of this version; delete it"
+            )
+        return float(self.result.scores[split][name])
 
     def training_loss(self) -> float:
         """Mean of the last logged losses on training batches."""
         rows = [row["loss"] for row in read_metrics(self.result.folder) if row["kind"] == "train"]
+        if not rows:
+            raise ValueError(f"{self.result.folder / METRICS}: no row of training; delete the folder to train again")
         return float(sum(rows[-LAST:]) / len(rows[-LAST:]))
 
 
@@ -113,5 +121,6 @@ def select(by_setting: dict[Setting, list[Point]]) -> Cell:
         setting: Estimate.of({point.run.seed: point.score("validation") for point in points})
         for setting, points in whole.items()
     }
-    best = max(whole, key=lambda setting: scores[setting].mean)
+    means = {setting: score.mean for setting, score in scores.items()}
+    best = max(whole, key=lambda setting: -math.inf if math.isnan(means[setting]) else means[setting])
     return Cell(best, tuple(whole[best]), len(by_setting), scores[best])

@@ -63,9 +63,13 @@ def read_result(folder: str | pathlib.Path) -> Result | None:
     if not path.is_file():
         return None
     try:
-        return Result(**json.loads(path.read_text()), folder=path.parent)
+        result = Result(**json.loads(path.read_text()), folder=path.parent)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: not a result ({error})") from None
+    tables = (result.scores, result.environment)
+    if not all(isinstance(x, dict) for x in tables) or not all(isinstance(x, dict) for x in result.scores.values()):
+        raise ValueError(f"{path}: not a result (scores and environment must be tables)")
+    return result
 
 
 def write_result(result: Result) -> None:
