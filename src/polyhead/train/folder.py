@@ -63,13 +63,15 @@ def read_result(folder: str | pathlib.Path) -> Result | None:
     if not path.is_file():
         return None
     try:
-        result = Result(**json.loads(path.read_text()), folder=path.parent)
+        values = json.loads(path.read_text())
+        given = values if isinstance(values, dict) else {"scores": values}
+        scores, about = (given.get(name, {}) for name in ("scores", "environment"))
+        tables = (scores, about, *(scores.values() if isinstance(scores, dict) else ()))
+        if not all(isinstance(table, dict) for table in tables):
+            raise TypeError("scores and environment must be tables")
+        return Result(**given, folder=path.parent)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: not a result ({error})") from None
-    tables = (result.scores, result.environment)
-    if not all(isinstance(x, dict) for x in tables) or not all(isinstance(x, dict) for x in result.scores.values()):
-        raise ValueError(f"{path}: not a result (scores and environment must be tables)")
-    return result
 
 
 def write_result(result: Result) -> None:

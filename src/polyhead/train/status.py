@@ -30,7 +30,8 @@ def _state(run: Run, place: pathlib.Path) -> tuple[str, int, str]:
     result = read_result(place) if place.is_dir() else None
     if result is not None:
         split = run.train.evaluate[-1] if "compositional" not in run.train.evaluate else "compositional"
-        return DONE, result.steps, f"{split} {run.task.metric} {result.scores[split][run.task.metric]:.3f}"
+        score = result.scores.get(split, {}).get(run.task.metric)  # of another version it may lack
+        return DONE, result.steps, "" if score is None else f"{split} {run.task.metric} {score:.3f}"
     if not place.is_dir():
         return WAITING, 0, ""
     rows = read_metrics(place)
