@@ -36,3 +36,22 @@ def test_tasks_that_differ_otherwise_stay_apart(tiny):
     task = ph.tasks.FuzzyLogic(length=8)
     runs = [tiny(None, task=one, residual_dropout=0.0) for one in (task, replace(task, held_out=0.3))]
     assert len(population.groups(runs)) == 2
+
+
+def test_a_gradient_too_large_to_measure_is_the_trouble_of_one_member(tiny, tmp_path, monkeypatch):
+    """Its loss is finite, its norm is not: the line for the person who watches is a mean of both."""
+    step = population.Stack.step
+
+    def overflowing(stack, number, *, wanted=False):
+        values = step(stack, number, wanted=wanted)
+        if wanted:
+            values["grad_norm"][1] = float("inf")
+        return values
+
+    monkeypatch.setattr(population.Stack, "step", overflowing)
+    runs = [tiny(None, seed=seed, residual_dropout=0.0) for seed in (0, 1)]
+    results = population.train(runs, tmp_path, progress=True)
+    assert all(isinstance(result, train.Result) for result in results)
+    norms = [[row["grad_norm"] for row in read_metrics(r.folder) if row["kind"] == "train"] for r in results]
+    assert None not in norms[0]
+    assert set(norms[1]) == {None}

@@ -359,9 +359,9 @@ class _Population:
 
 def _mean(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of numbers of all members, for the person who watches."""
-    return {
-        name: sum(row[name] for row in rows) / len(rows) for name, value in rows[0].items() if isinstance(value, float)
-    }
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    shown = {name: column for name, column in columns.items() if all(isinstance(value, float) for value in column)}
+    return {name: sum(column) / len(column) for name, column in shown.items()}  # the norm of a gradient may be None
 
 
 def _finite(value: float) -> bool:
