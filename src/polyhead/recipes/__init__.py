@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from polyhead.config import Run
 from polyhead.recipes import hyla, hyla_figures
+from polyhead.recipes.rows import OURS, row_of
 
 STUDIES: dict[str, Callable[[str], tuple[Run, ...]]] = {
     "fig-2b": hyla_figures.fig_codes,
@@ -39,8 +40,8 @@ MINUTES: dict[str, float] = {}
 """Core minutes that the runs of a figure took at the small scale, one thread each (docs/results/hyla.md).  Figures that
 are not named were not measured."""
 
-GPU_MINUTES = {"fuzzy_logic": "2-3", "sraven": "20-200"}
-"""Of one run at paper scale on an RTX 3090, by the paper's appendix D.1."""
+GPU_MINUTES = {"fuzzy_logic": ("2-3", "24 GPU hours"), "sraven": ("20-200", "10 GPU days")}
+"""Of one run on an RTX 3090 or 4090, and of all results on the task, by the paper's appendix D.1."""
 
 RECIPES: dict[str, Callable[..., Run | tuple[Run, ...]]] = {
     "demo": hyla.demo,
@@ -57,9 +58,13 @@ RECIPES: dict[str, Callable[..., Run | tuple[Run, ...]]] = {
 
 
 def paper_cost(name: str) -> str:
-    """What a figure's runs cost the authors: "168 x 2-3 + 168 x 20-200 GPU minutes"."""
-    counts = Counter(run.task.name for run in STUDIES[name]("paper"))
-    return " + ".join(f"{count} x {GPU_MINUTES[task]}" for task, count in counts.items()) + " GPU minutes"
+    """What a figure's runs cost by the paper: our models left out, a range per run, and the paper's total of a task."""
+    runs = [run for run in STUDIES[name]("paper") if row_of(run) not in OURS]
+    parts = []
+    for task, count in Counter(run.task.name for run in runs).items():
+        minutes, total = GPU_MINUTES[task]
+        parts.append(f"{count} runs of {minutes} GPU minutes (all its {task.replace('_', ' ')}: {total})")
+    return "; ".join(parts)
 
 
 def reseeded(run: Run, by: int) -> Run:

@@ -64,7 +64,7 @@ def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
             panels.append((_panel(place), lines, {"chance": {x: e.mean for x, e in guess[place].items()}}))
         for path in both(study.figure, folder):
             figures.lines(panels, path, x_label="layer", y_label="macro F1", limits=(0.0, 1.02))
-        best, level = _best(found, guess)
+        last, level = _last(found, guess)
         rows = [
             (f"{_panel(place)}, layer {x}", *(str(Estimate.of(by[m][x])) for m in by), f"{guess[place][x].mean:.3f}")
             for place, by in found.items()
@@ -77,7 +77,7 @@ def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
             ),
             head=("probe", *names, "chance"),
             rows=tuple(rows),
-            verdicts=tuple(claims.decodable(f"the {what}", best, level)),
+            verdicts=tuple(claims.decodable(f"the {what}", last, level)),
             notes=(f"Fitted on {size} sequences of training tasks, scored on as many of unseen combinations.",),
             numbers={
                 f"{_panel(place)}, layer {x}": {m: numbers(Estimate.of(by[m][x])) for m in by}
@@ -96,18 +96,17 @@ def _panel(place: tuple[str, str, str]) -> str:
     return ", ".join(part for part in (target, kind, "" if pairs == "self" else pairs.replace("_", " ")) if part)
 
 
-def _best(found: Any, guess: Any) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
-    """Per model and target the best layer by mean F1, of the pairs and queries that the paper looks at."""
-    best: dict[str, Estimate] = {}
+def _last(found: Any, guess: Any) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
+    """Per model and target the last layer, chosen beforehand, of the pairs and queries that the paper looks at."""
+    scores: dict[str, Estimate] = {}
     level: dict[str, Estimate] = {}
     for (target, pairs, query), by_model in found.items():
-        if pairs != "self" or (target.startswith("term") and query != "varies"):
+        if pairs != "self" or target == "target value" or (target.startswith("term") and query != "varies"):
             continue
         for model, by_layer in by_model.items():
-            layer = max(by_layer, key=lambda x: float(np.mean(list(by_layer[x].values()))))
-            name = f"{target}, {label(model)}"
-            best[name], level[name] = Estimate.of(by_layer[layer]), guess[target, pairs, query][layer]
-    return best, level
+            layer, name = max(by_layer), f"{target}, {label(model)}"
+            scores[name], level[name] = Estimate.of(by_layer[layer]), guess[target, pairs, query][layer]
+    return scores, level
 
 
 # ---------------------------------------------------------------------------------------------------------------- maps

@@ -59,7 +59,8 @@ def fig_a3(study: Study, folder: pathlib.Path) -> Outcome:
     biggest = max(cells, default=None)
     if biggest is not None:  # `levels` are those of the novel split
         novel = scores(cells[biggest], "novel")
-        verdicts += claims.novel(novel, levels[biggest]["gaussian_process"].mean)
+        where = f"{biggest[0]} tokens, {100 * biggest[1]:.0f} % held out"
+        verdicts += claims.novel(where, novel, levels[biggest]["gaussian_process"])
     table = _fuzzy_table(cells, {}, ("compositional", "iid", "novel", "training loss"))
     return Outcome(pictures=tuple(pictures), **table, verdicts=tuple(verdicts))
 

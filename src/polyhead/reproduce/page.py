@@ -41,9 +41,10 @@ def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome
 
 
 _HOW = (
-    "A claim holds if the difference it speaks of is above zero beyond its one-sided 95 % interval (Student's t over "
-    "seeds, seed by seed where seeds are shared), does not hold if it is below, and otherwise there is not enough "
-    "evidence. A small scale is not the paper's: a verdict is about what was run here."
+    "A claim holds if each difference it speaks of is above zero, or above the margin it names, beyond its one-sided "
+    "95 % interval (Student's t over seeds, seed by seed where seeds are shared), does not hold if one is below (at a "
+    "level that allows for their number), and otherwise there is not enough evidence. A small scale is not the "
+    "paper's: a verdict is about what was run here."
 )
 
 

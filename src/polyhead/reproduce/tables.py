@@ -11,7 +11,7 @@ from polyhead.claims import Estimate, Verdict
 from polyhead.recipes.rows import OURS, ROWS
 from polyhead.reproduce.outcome import FLOORS, Outcome, both, floors, metric_name, numbers, setting_text
 from polyhead.reproduce.study import AXES, Cell, Study, label
-from polyhead.tasks import Sraven, sraven_counts
+from polyhead.tasks import Score, Sraven, sraven_counts
 from polyhead.tasks.sraven_ambiguity import ambiguity
 
 TASKS = {"fuzzy": "fuzzy logic, R²", "sraven": "SRAVEN, accuracy"}
@@ -119,16 +119,21 @@ def table_a2(scale: str, folder: pathlib.Path) -> Outcome:
     for (features, values), (paper, error) in claims.TABLE_A2.items():
         task = Sraven(features=features, values=values)
         measured = ambiguity(task, count)
-        texts = [
-            f"{measured[name].mean:.4f} ± {measured[name].standard_error:.4f}" for name in ("code", "text", "bayes")
-        ]
+        texts = [_share(measured[name]) for name in ("code", "text", "bayes")]
         rows.append((str(features), str(values), *texts[:2], f"{paper:.4f} ± {error:.4f}", texts[2]))
         found[f"M {features}, K {values}"] = {name: vars(score) for name, score in measured.items()}
         if (features, values) == (4, 8):
             named = {"code": "the code's definition (every feature differs)", "text": "the text's (any answer differs)"}
             verdicts = [claims.ambiguity(words, measured[n].mean, measured[n].count) for n, words in named.items()]
     head = ("M", "K", "ambiguous, the code's definition", "ambiguous, the text's", "paper", "Bayes-optimal accuracy")
-    return Outcome(head=head, rows=tuple(rows), verdicts=tuple(verdicts), numbers=found)
+    note = f"{count} instances of the training split, seed 0."
+    return Outcome(head=head, rows=tuple(rows), verdicts=tuple(verdicts), notes=(note,), numbers=found)
+
+
+def _share(score: Score) -> str:
+    """A fraction; of none at all, what was looked at: a standard error of 0 would say too much."""
+    none = f"0 of {score.count}"
+    return none if score.mean == 0 else f"{score.mean:.4f} ± {score.standard_error:.4f}"
 
 
 def fig_a9(scale: str, folder: pathlib.Path) -> Outcome:
