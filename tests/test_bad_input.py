@@ -280,3 +280,12 @@ def test_arguments_of_another_kind():
         with pytest.raises(ValueError, match=re.escape(line)) as caught:
             make()
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("task", [ph.tasks.FuzzyLogic, ph.tasks.Sraven])
+def test_sizes_of_tasks_that_are_no_integers(task):
+    field = "terms" if task is ph.tasks.FuzzyLogic else "features"
+    for value in (2.0, "8", None):
+        with pytest.raises(ValueError, match=rf"{task.__name__}: {field} must be at least 1 but is {value!r}"):
+            task(**{field: value})

@@ -31,7 +31,17 @@ from torch import Tensor
 
 from polyhead.config import Batch, Task, Values, Vectors, stream
 from polyhead.shapes import one_of, shaped
-from polyhead.tasks.task import Score, advance, check_draw, check_outputs, check_split, fork, portion, shuffled
+from polyhead.tasks.task import (
+    Score,
+    advance,
+    check_draw,
+    check_integers,
+    check_outputs,
+    check_split,
+    fork,
+    portion,
+    shuffled,
+)
 
 SPLITS = ("covered", "legacy", "partitionable")
 INPUTS = ("uniform", "fixed_context", "fixed_query")
@@ -81,9 +91,7 @@ class FuzzyLogic(Task):
     def __post_init__(self) -> None:
         one_of("FuzzyLogic", "split", self.split, SPLITS)
         one_of("FuzzyLogic", "inputs", self.inputs, INPUTS)
-        for field, least in (("variables", 1), ("terms", 1), ("length", 2)):
-            if getattr(self, field) < least:
-                raise ValueError(f"FuzzyLogic: {field} must be at least {least} but is {getattr(self, field)}")
+        check_integers(self, {"variables": 1, "terms": 1, "length": 2})
         for field in ("held_out", "unknown"):
             if not 0 < getattr(self, field) < 1:
                 raise ValueError(f"FuzzyLogic: {field} must lie between 0 and 1 but is {getattr(self, field)}")

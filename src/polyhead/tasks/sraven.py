@@ -43,7 +43,7 @@ from torch.nn import functional as F
 
 from polyhead.config import Batch, Logits, Task, Vectors, stream
 from polyhead.shapes import one_of, shaped
-from polyhead.tasks.task import Score, advance, check_draw, check_split, fork, portion, shuffled
+from polyhead.tasks.task import Score, advance, check_draw, check_integers, check_split, fork, portion, shuffled
 
 RULES = (
     "constant",
@@ -103,9 +103,7 @@ class Sraven(Task):
 
     def __post_init__(self) -> None:
         one_of("Sraven", "split", self.split, SPLITS)
-        for field, least in (("features", 1), ("values", 2), ("grid", 2)):
-            if getattr(self, field) < least:
-                raise ValueError(f"Sraven: {field} must be at least {least} but is {getattr(self, field)}")
+        check_integers(self, {"features": 1, "values": 2, "grid": 2})
         if self.values < self.grid:
             raise ValueError(
                 f"Sraven: distribute needs {self.grid} distinct symbols, so values must be at least {self.grid}, the "

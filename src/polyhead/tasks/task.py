@@ -42,6 +42,14 @@ def check_split(task: Task, split: str) -> str:
     return one_of(type(task).__name__, "split", split, task.splits)
 
 
+def check_integers(task: Task, least: dict[str, int]) -> None:
+    """Raise a ValueError unless each field in `least` is an integer and at least that."""
+    for field, bound in least.items():
+        value = getattr(task, field)
+        if not isinstance(value, int) or value < bound:
+            raise ValueError(f"{type(task).__name__}: {field} must be at least {bound} but is {value!r}")
+
+
 def check_draw(task: Task, split: str, batch_size: int) -> None:
     """Raise a ValueError unless `task` can draw `batch_size` sequences of `split`."""
     check_split(task, split)
