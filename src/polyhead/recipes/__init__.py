@@ -36,8 +36,13 @@ STUDIES: dict[str, Callable[[str], tuple[Run, ...]]] = {
 }
 """The runs of a figure or table, by scale; `polyhead.reproduce` draws them."""
 
-MINUTES: dict[str, float] = {}
-"""Core minutes that the runs of a figure took at the small scale, one thread each (docs/results/hyla.md).  Figures that
+MINUTES: dict[str, float] = {
+    "table-a1": 185.6,
+    **dict.fromkeys(("fig-2c", "fig-a3"), 42.3),
+    **dict.fromkeys(("fig-2b", "fig-2d", "fig-a2"), 8.4),
+    **dict.fromkeys(("fig-5a", "fig-5b", "fig-5e", "fig-5f", "fig-a6", "fig-a8"), 5.8),
+}
+"""Core minutes that the runs of a figure took at the small scale, one thread each, on a busy machine (docs/results/hyla.md).  Figures that
 are not named were not measured."""
 
 GPU_MINUTES = {"fuzzy_logic": ("2-3", "24 GPU hours"), "sraven": ("20-200", "10 GPU days")}
