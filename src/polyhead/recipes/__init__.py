@@ -42,8 +42,8 @@ MINUTES: dict[str, float] = {
     **dict.fromkeys(("fig-2b", "fig-2d", "fig-a2"), 8.4),
     **dict.fromkeys(("fig-5a", "fig-5b", "fig-5e", "fig-5f", "fig-a6", "fig-a8"), 5.8),
 }
-"""Core minutes that the runs of a figure took at the small scale, one thread each, on a busy machine (docs/results/hyla.md).  Figures that
-are not named were not measured."""
+"""Core minutes that the runs of a figure took at the small scale, one thread each, on a busy machine: see
+docs/results/hyla.md.  Figures that are not named were not measured."""
 
 GPU_MINUTES = {"fuzzy_logic": ("2-3", "24 GPU hours"), "sraven": ("20-200", "10 GPU days")}
 """Of one run on an RTX 3090 or 4090, and of all results on the task, by the paper's appendix D.1."""
