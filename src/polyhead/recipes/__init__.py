@@ -38,6 +38,7 @@ STUDIES: dict[str, Callable[[str], tuple[Run, ...]]] = {
 
 MINUTES: dict[str, float] = {
     "table-a1": 185.6,
+    "fig-5c": 10.0,
     **dict.fromkeys(("fig-2c", "fig-a3"), 42.3),
     **dict.fromkeys(("fig-2b", "fig-2d", "fig-a2"), 8.4),
     **dict.fromkeys(("fig-5a", "fig-5b", "fig-5e", "fig-5f", "fig-a6", "fig-a8"), 5.8),
