@@ -138,7 +138,7 @@ def query_codes(
         layers = layers or [[] for _ in found]
         for layer, code in zip(layers, found, strict=True):
             layer.append(code)
-    return [as_array(torch.cat(layer)) for layer in layers], _joined(batches)
+    return [as_array(torch.cat(layer)) for layer in layers], Batch.cat(batches)
 
 
 def probe_run(
@@ -242,17 +242,6 @@ def clusters(
                 share, chance = purity(found, labels, neighbours=neighbours)
                 rows.append({"pairs": name, "layer": layer, "target": target, "purity": share, "chance": chance})
     return [{**row, "n": sequences} for row in rows]
-
-
-def _joined(batches: list[Batch]) -> Batch:
-    first = batches[0]
-    return Batch(
-        inputs=torch.cat([b.inputs for b in batches]),
-        targets=torch.cat([b.targets for b in batches]),
-        mask=None if first.mask is None else torch.cat([b.mask for b in batches if b.mask is not None]),
-        scored=torch.cat([b.scored for b in batches]),
-        latents={name: torch.cat([b.latents[name] for b in batches]) for name in first.latents},
-    )
 
 
 def _chosen(index: Index, n: int) -> Array:
