@@ -115,7 +115,7 @@ MISTAKES = [
     ([1], "an object with fields was wanted but [1] came"),
     (
         {"kind": "TransformerConfig", "inputs": {"kind": "Logits", "count": 3}},
-        "Tokens or Vectors was wanted but Logits",
+        "Tokens or Vectors or Patches was wanted but Logits",
     ),
 ]
 
@@ -171,3 +171,11 @@ def test_the_configuration_needs_neither_torch_nor_jax():
     code = "import polyhead.config, sys; print(*{'torch', 'jax', 'yaml', 'tyro'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not done.stdout.split()
+
+
+def test_a_late_field_leaves_old_digests_alone():
+    old = config.Softmax(4)
+    assert "share" not in config.to_dict(old, semantic=True)
+    assert config.to_dict(config.Softmax(4, share=True), semantic=True)["share"] is True
+    assert config.digest(old) != config.digest(config.Softmax(4, share=True))
+    assert "share" in config.to_dict(old)  # in the file it is spelled out

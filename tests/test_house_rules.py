@@ -16,7 +16,7 @@ EVERYTHING = [p for d in ("src", "tests", "benchmarks", "examples") for p in sor
 
 LADDER = {
     **dict.fromkeys(("shapes", "spec", "serial"), 0),
-    **dict.fromkeys(("parts", "config"), 1),
+    **dict.fromkeys(("mechanisms", "parts", "data", "config"), 1),
     "ops": 2,
     "layers": 3,
     **dict.fromkeys(("models", "tasks"), 4),
@@ -199,7 +199,7 @@ def test_the_rules_catch_planted_faults(tmp_path):
         ("from polyhead import ops", "ops.hyla_blocked"),
         ("from polyhead.ops.linear_chunked import forward", "ops.hyla_blocked"),
         ("import polyhead as ph", "analysis.probe"),
-        ("from polyhead.parts import Hyla", "serial"),
+        ("from polyhead.mechanisms import Hyla", "serial"),
         ("from polyhead.config import Run", "shapes"),
         ("from polyhead.train import run", "parts"),
         ("from polyhead.ops import hyla", "jaxside.ops"),

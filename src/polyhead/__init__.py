@@ -33,9 +33,10 @@ _MODULES = (
 
 _NAMES = {
     "polyhead.config": (
-        *("Mechanism", "Softmax", "Linear", "Hyla"),
+        *("Mechanism", "Softmax", "Linear", "Hyla", "Relational", "Disentangled", "Abstractor"),
+        *("SymbolicAttention", "RelationalSymbols", "PositionSymbols", "RelativeSymbols"),
         *("Rotary", "RelativeBias", "Alibi", "Learned", "Sinusoidal"),
-        *("Mlp", "Swiglu", "Experts", "Tokens", "Vectors", "Logits", "Values"),
+        *("Mlp", "Swiglu", "Experts", "Tokens", "Vectors", "Patches", "Logits", "Values", "Classes"),
         *("TransformerConfig", "Batch", "Task", "Decay", "Train", "Run", "stream", "digest"),
     ),
     "polyhead.layers.attention": ("MultiHeadAttention",),

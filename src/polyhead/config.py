@@ -7,59 +7,88 @@ as JSON (or read as YAML); only `cli.py` knows a command-line library.  Neither 
 sides share this file.
 """
 
-import abc
 import hashlib
 import json
 import pathlib
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from polyhead import serial
+from polyhead.data import Batch, Task, stream
+from polyhead.mechanisms import (
+    Abstractor,
+    Disentangled,
+    Hyla,
+    Linear,
+    Mechanism,
+    PositionSymbols,
+    Relational,
+    RelationalSymbols,
+    RelativeSymbols,
+    Softmax,
+    SymbolHeads,
+    SymbolicAttention,
+    Symbols,
+    SymbolSource,
+)
 from polyhead.parts import (
     Alibi,
+    Classes,
     Experts,
     FeedForward,
-    Hyla,
+    Input,
     Learned,
-    Linear,
     Logits,
-    Mechanism,
     Mlp,
+    Output,
+    Patches,
     Position,
     RelativeBias,
     Rotary,
     Sinusoidal,
-    Softmax,
     Swiglu,
     Tokens,
     Values,
     Vectors,
-    plain,
 )
-from polyhead.serial import to_dict
+from polyhead.serial import late, plain, to_dict
 from polyhead.shapes import one_of
 
 __all__ = [
+    "Abstractor",
     "Alibi",
     "Batch",
+    "Classes",
     "Decay",
+    "Disentangled",
     "Experts",
     "FeedForward",
     "Hyla",
+    "Input",
     "Learned",
     "Linear",
     "Logits",
     "Mechanism",
     "Mlp",
+    "Output",
+    "Patches",
     "Position",
+    "PositionSymbols",
+    "Relational",
+    "RelationalSymbols",
     "RelativeBias",
+    "RelativeSymbols",
     "Rotary",
     "Run",
     "Sinusoidal",
     "Softmax",
     "Swiglu",
+    "SymbolHeads",
+    "SymbolSource",
+    "SymbolicAttention",
+    "Symbols",
     "Task",
     "Tokens",
     "Train",
@@ -75,21 +104,11 @@ __all__ = [
 ]
 
 
-def stream(seed: int, name: str, step: int = 0) -> int:
-    """A seed of 63 bits for one consumer of randomness: `stream(0, "fuzzy_logic/compositional", 17)`.
-
-    Streams are counter-based: a batch is a pure function of (seed, name, step), so there is no generator state to
-    store, and two names never share draws.
-    """
-    digest = hashlib.blake2b(f"{seed}/{name}/{step}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
-
-
 Heads = tuple[Mechanism, ...]
 
 _PARTS: dict[str, tuple[type, ...]] = {
-    "inputs": (Tokens, Vectors),
-    "outputs": (Logits, Values),
+    "inputs": typing.get_args(Input),
+    "outputs": typing.get_args(Output),
     "feedforward": typing.get_args(FeedForward),
     "positions": (*typing.get_args(Position), type(None)),
 }
@@ -97,10 +116,14 @@ _PARTS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """The one transformer.  `heads`: one list of head groups for all layers, or one list per layer (hybrid stacks)."""
+    """The one transformer.  `heads`: one list of head groups for all layers, or one list per layer (hybrid stacks).
 
-    inputs: Tokens | Vectors
-    outputs: Logits | Values
+    With an `encoder`, every layer also looks at that model's output through `cross_heads` (default: as many softmax
+    heads as the layer has heads); the encoder's own outputs are not used.
+    """
+
+    inputs: Input
+    outputs: Output
     dim: int = 128
     layers: int = 2
     heads: Mechanism | Sequence[Mechanism | Sequence[Mechanism]] = (Softmax(),)
@@ -120,6 +143,10 @@ class TransformerConfig:
     """One dropout mask per layer, shared by batch and heads, instead of one per element."""
     residual_dropout: float = 0.0
     init: str = "cs336"
+    final_norm: bool | None = late(None)
+    """A norm after the last block; None: with pre-norm only."""
+    encoder: "TransformerConfig | None" = late(None)  # noqa: RUF009 (a field)
+    cross_heads: Mechanism | Sequence[Mechanism] | None = late(None)  # noqa: RUF009 (a field)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", _layers_of_heads(self.heads))
@@ -132,6 +159,12 @@ class TransformerConfig:
                 raise ValueError(f"TransformerConfig: {name} must be at least 1 but is {getattr(self, name)}")
         if self.per_layer and len(self._lists) != self.layers:
             raise ValueError(f"TransformerConfig: {self.layers} layers but {len(self._lists)} lists of heads")
+        if self.cross_heads is not None:
+            if self.encoder is None:
+                raise ValueError("TransformerConfig: cross_heads look at an encoder, but encoder is None")
+            object.__setattr__(self, "cross_heads", head_list("TransformerConfig", self.cross_heads))
+        if self.encoder is not None and self.encoder.dim != self.dim:
+            raise ValueError(f"TransformerConfig: the encoder's dim is {self.encoder.dim} but the decoder's {self.dim}")
         one_of("TransformerConfig", "norm", self.norm, ("layer", "rms"))
         one_of("TransformerConfig", "norm_order", self.norm_order, ("pre", "post"))
         one_of("TransformerConfig", "init", self.init, ("hyla", "cs336"))
@@ -167,114 +200,6 @@ def _layers_of_heads(heads: Any) -> Any:
     if any(nested) and not all(nested):
         raise ValueError(f"{who}: heads must be one list of mechanisms or one list per layer, not a mixture of both")
     return tuple(head_list(who, group) for group in heads) if any(nested) else head_list(who, heads)
-
-
-Array = Any
-"""A tensor of either side."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One draw of a task.  `inputs` (b t c) or (b t); `targets` (b t c) or (b t) at all positions; `mask` (b s): a
-    real token, None when all are; `scored` (b t): counts in loss and metric; `latents`: the task's ground truth, by
-    name, (b ...)."""
-
-    inputs: Array
-    targets: Array
-    mask: Array | None
-    scored: Array
-    latents: dict[str, Array]
-
-    @classmethod
-    def stack(cls, batches: "Sequence[Batch]") -> "Batch":
-        """Batches of one shape along a new first dimension."""
-        import torch
-
-        return cls._joined(batches, torch.stack)
-
-    @classmethod
-    def cat(cls, batches: "Sequence[Batch]") -> "Batch":
-        """Batches one after the other along their first dimension."""
-        import torch
-
-        return cls._joined(batches, torch.cat)
-
-    @classmethod
-    def _joined(cls, batches: "Sequence[Batch]", join: Callable[[list[Array]], Array]) -> "Batch":
-        def field(name: str) -> Array:
-            return join([getattr(batch, name) for batch in batches])
-
-        mask = None if batches[0].mask is None else field("mask")
-        latents = {name: join([batch.latents[name] for batch in batches]) for name in batches[0].latents}
-        return cls(field("inputs"), field("targets"), mask, field("scored"), latents)
-
-    def map(self, function: Callable[[Array], Array]) -> "Batch":
-        """The batch with `function` of every array it holds."""
-        mask = None if self.mask is None else function(self.mask)
-        latents = {name: function(value) for name, value in self.latents.items()}
-        return Batch(function(self.inputs), function(self.targets), mask, function(self.scored), latents)
-
-
-@dataclass(frozen=True)
-class Task(abc.ABC):
-    """A stream of data with a loss and metrics.  It knows no network."""
-
-    name: ClassVar[str]  # of its seed streams: "fuzzy_logic"
-    metric: ClassVar[str]  # the headline among `metrics`; higher is better
-
-    @property
-    @abc.abstractmethod
-    def splits(self) -> tuple[str, ...]:
-        """The splits it has, of `train`, `validation`, `iid`, `compositional`, `novel`."""
-
-    @property
-    @abc.abstractmethod
-    def ends(self) -> tuple[Tokens | Vectors, Logits | Values]:
-        """What a transformer needs at its two ends."""
-
-    @property
-    @abc.abstractmethod
-    def length(self) -> int:
-        """Tokens in a sequence."""
-
-    @property
-    def tail(self) -> int | None:
-        """How many positions at the end are ever scored; None when any may be."""
-        return None
-
-    @property
-    def pairs(self) -> dict[str, tuple[tuple[int, int], ...]]:
-        """Named lists of (query, key) positions whose latent code is worth a look; by default the last token's own."""
-        return {"self": ((-1, -1),)}
-
-    @abc.abstractmethod
-    def sample(self, split: str, batch_size: int, generator: Any) -> Batch:
-        """A batch on the generator's device."""
-
-    @abc.abstractmethod
-    def loss(self, outputs: Array, batch: Batch) -> Array:
-        """Mean loss over scored positions: a scalar."""
-
-    @abc.abstractmethod
-    def metrics(self, outputs: Array, batch: Batch) -> dict[str, Array]:
-        """Per-sequence scores (b,) by name: their mean over batches is the reported figure."""
-
-    def batch(self, split: str, batch_size: int, *, seed: int, step: int, device: Any = "cpu") -> Batch:
-        """Batch number `step` of `split`: a pure function of (seed, split, step)."""
-        return self.sample(split, batch_size, self.generator(split, seed=seed, step=step, device=device))
-
-    def batches(self, split: str, batch_size: int, *, seeds: Sequence[int], step: int, device: Any = "cpu") -> Batch:
-        """`batch` for each of `seeds`, stacked: inputs (n b t c) and so on.
-
-        To be written anew by a task that can draw them together, to the same values: a GPU waits for every launch.
-        """
-        return Batch.stack([self.batch(split, batch_size, seed=seed, step=step, device=device) for seed in seeds])
-
-    def generator(self, split: str, *, seed: int, step: int, device: Any = "cpu") -> Any:
-        """The generator that batch number `step` of `split` is drawn from."""
-        import torch
-
-        return torch.Generator(device).manual_seed(stream(seed, f"{self.name}/{split}", step))
 
 
 @dataclass(frozen=True)
@@ -353,8 +278,9 @@ def digest(config: Any) -> str:
 
 
 _KINDS = (
-    *(Softmax, Linear, Hyla, *typing.get_args(Position), *typing.get_args(FeedForward)),
-    *(Tokens, Vectors, Logits, Values, TransformerConfig, Decay, Train, Run),
+    *(Softmax, Linear, Hyla, Relational, Disentangled, Abstractor, *typing.get_args(SymbolSource)),
+    *(*typing.get_args(Position), *typing.get_args(FeedForward), *typing.get_args(Input), *typing.get_args(Output)),
+    *(TransformerConfig, Decay, Train, Run),
 )
 
 

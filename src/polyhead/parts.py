@@ -1,78 +1,14 @@
-"""The parts a model is made of, as frozen dataclasses: mechanisms, positions, feed-forward layers and ends.
+"""The parts of a model around its heads, as frozen dataclasses: positions, feed-forward layers and ends.
 
-`config.py` is the door: it gives all of them, with the transformer, the task and the run they enter.
+`config.py` is the door: it gives all of them, with the mechanisms, the transformer, the task and the run they enter.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
+from polyhead.mechanisms import integers
+from polyhead.serial import late
 from polyhead.shapes import one_of
-from polyhead.spec import ACTS, NORMALISE
-
-
-def plain(default: Any) -> Any:
-    """A field that cannot change the result of a run: it stays out of the digest."""
-    return field(default=default, kw_only=True, metadata={"semantic": False})
-
-
-@dataclass(frozen=True)
-class Mechanism:
-    """A group of heads of one kind.  `dim` (query/key) and `value_dim` are per head; by default model width //
-    total heads.
-
-    `kv_heads`: keys and values are shared by heads // kv_heads query heads (grouped attention).
-    """
-
-    heads: int = 8
-    dim: int | None = None
-    value_dim: int | None = None
-    kv_heads: int | None = None
-    impl: str = plain("auto")
-
-    def __post_init__(self) -> None:
-        who = type(self).__name__
-        for name in ("heads", "dim", "value_dim", "kv_heads"):
-            value = getattr(self, name)
-            if not isinstance(value, int) and (value is not None or name == "heads"):
-                raise ValueError(f"{who}: {name} must be an integer but is {value!r}")
-            if value is not None and value < 1:
-                raise ValueError(f"{who}: {name} must be at least 1 but is {value}")
-        if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise ValueError(f"{who}: kv_heads must divide {self.heads} heads but is {self.kv_heads}")
-
-
-@dataclass(frozen=True)
-class Softmax(Mechanism):
-    """Softmax attention (Vaswani et al. 2017)."""
-
-
-@dataclass(frozen=True)
-class Linear(Mechanism):
-    """Linear attention: scores are used as they are.  `act` acts on the values."""
-
-    normalise: str = "identity"
-    act: str = "identity"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("Linear", "normalise", self.normalise, NORMALISE)
-        one_of("Linear", "act", self.act, ACTS)
-
-
-@dataclass(frozen=True)
-class Hyla(Mechanism):
-    """Hypernetwork linear attention (Schug et al., eq. 6; `value_depth=2` is the deep value network of eq. 10)."""
-
-    normalise: str = "rms_heads"
-    act: str = "relu"
-    value_depth: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("Hyla", "normalise", self.normalise, NORMALISE)
-        one_of("Hyla", "act", self.act, ACTS)
-        if self.value_depth not in (1, 2):
-            raise ValueError(f"Hyla: value_depth must be 1 or 2 but is {self.value_depth}")
+from polyhead.spec import ACTS
 
 
 @dataclass(frozen=True)
@@ -128,9 +64,10 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Swiglu:
-    """W2(silu(W1 x) * W3 x), no biases.  `hidden` defaults to floor(8/3 width) down to a multiple of 64."""
+    """W2(silu(W1 x) * W3 x).  `hidden` defaults to floor(8/3 width) down to a multiple of 64."""
 
     hidden: int | None = None
+    bias: bool = late(False)
 
 
 @dataclass(frozen=True)
@@ -155,9 +92,10 @@ FeedForward = Mlp | Swiglu | Experts
 
 @dataclass(frozen=True)
 class Tokens:
-    """Integer tokens (b t) through an embedding table of `count` rows."""
+    """Integer tokens (b t) through an embedding table of `count` rows; `scaled` multiplies them by sqrt(width)."""
 
     count: int
+    scaled: bool = late(False)
 
 
 @dataclass(frozen=True)
@@ -166,6 +104,40 @@ class Vectors:
 
     size: int
     bias: bool = True
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Images (b c height width) cut into patches, each through a linear map: one token per patch, row by row.
+
+    `image`: channels, height, width; `patch`: height, width.  `norm`: LayerNorms before and after the map.
+    `class_token`: a learned token in front.
+    """
+
+    image: tuple[int, int, int]
+    patch: tuple[int, int]
+    norm: bool = False
+    class_token: bool = False
+
+    def __post_init__(self) -> None:
+        for name, count in (("image", 3), ("patch", 2)):
+            value = getattr(self, name)
+            if len(value) != count or not all(isinstance(size, int) and size > 0 for size in value):
+                raise ValueError(f"Patches: {name} must be {count} positive integers but is {value!r}")
+            object.__setattr__(self, name, tuple(value))
+        if self.image[1] % self.patch[0] or self.image[2] % self.patch[1]:
+            raise ValueError(
+                f"Patches: patches of {self.patch[0]} x {self.patch[1]} do not divide an image of "
+                f"{self.image[1]} x {self.image[2]} (height x width)"
+            )
+
+    @property
+    def count(self) -> int:
+        """Tokens of an image."""
+        return (self.image[1] // self.patch[0]) * (self.image[2] // self.patch[1]) + self.class_token
+
+
+Input = Tokens | Vectors | Patches
 
 
 @dataclass(frozen=True)
@@ -185,3 +157,19 @@ class Values:
 
     size: int = 1
     bias: bool = True
+
+
+@dataclass(frozen=True)
+class Classes:
+    """`count` logits per sequence, (b 1 count): of the mean over its tokens, or of its first token (`pool="class"`)."""
+
+    count: int
+    pool: str = "mean"
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        integers(self, "count")
+        one_of("Classes", "pool", self.pool, ("mean", "class"))
+
+
+Output = Logits | Values | Classes

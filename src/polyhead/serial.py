@@ -16,16 +16,31 @@ from typing import Any
 from polyhead.shapes import one_of
 
 
+def plain(default: Any) -> Any:
+    """A field that cannot change the result of a run: it stays out of the digest."""
+    return dataclasses.field(default=default, kw_only=True, metadata={"semantic": False})
+
+
+def late(default: Any) -> Any:
+    """A field that came when runs had been made: at its default it stays out of the digest, so they keep their id."""
+    return dataclasses.field(default=default, kw_only=True, metadata={"late": True})
+
+
 def to_dict(config: Any, *, semantic: bool = False) -> Any:
     """`config` as JSON values; with `semantic`, without the fields that cannot change a result."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        fields = [f for f in dataclasses.fields(config) if not semantic or f.metadata.get("semantic", True)]
+        fields = [f for f in dataclasses.fields(config) if not semantic or _counts(config, f)]
         hints = _hints(type(config))
         values = {f.name: to_dict(_floats(getattr(config, f.name), hints[f.name]), semantic=semantic) for f in fields}
         return {"kind": type(config).__name__, **values}
     if isinstance(config, (list, tuple)):
         return [to_dict(item, semantic=semantic) for item in config]
     return config
+
+
+def _counts(config: Any, f: "dataclasses.Field[Any]") -> bool:
+    """Whether a field can change a result, and is no later addition that is left at its default."""
+    return f.metadata.get("semantic", True) and not (f.metadata.get("late") and getattr(config, f.name) == f.default)
 
 
 @functools.cache

@@ -16,6 +16,12 @@ SOFTMAX_AXIS = {"softmax": "s", "softmax_rms_heads": "s", "softmax_heads": "h"}
 ACTS = ("identity", "relu", "gelu", "gelu_tanh", "silu")
 """Pointwise activations, by name: values of linear attention, value networks of HYLA, feed-forward layers."""
 
+RELATION_ACTS = ("identity", "relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "softmax")
+"""What relations, and the scores of the Abstractor, go through: pointwise, or softmax over the keys one may see."""
+
+RELATION_INIT = ("balanced", "paper", "package")
+"""How the map from relations to a head's output begins."""
+
 RMS_HEADS_EPS = 1e-6
 """Inside the root of the mean square over heads; no gain (Schug et al., code: Flax RMSNorm without scale)."""
 

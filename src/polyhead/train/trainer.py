@@ -82,8 +82,11 @@ def check(config: Run) -> None:
             raise ValueError(f"train: the task's {what}puts are {gives} but the model's are {takes}")
 
 
-def _size(end: configs.Tokens | configs.Vectors | configs.Logits | configs.Values) -> int:
-    return end.count if isinstance(end, (configs.Tokens, configs.Logits)) else end.size
+def _size(end: configs.Input | configs.Output) -> int | tuple[int, ...]:
+    """What a task and a model must agree on; how an image is cut into patches is the model's choice."""
+    if isinstance(end, configs.Patches):
+        return end.image
+    return end.size if isinstance(end, (configs.Vectors, configs.Values)) else end.count
 
 
 def pick_device(name: str) -> torch.device:
