@@ -6,18 +6,25 @@ file.
 """
 
 import polyhead.ops.softmax  # noqa: F401  (first, so that the function of plain.py takes its name and keeps it)
-from polyhead.ops.code import latent_code
+from polyhead.ops.abstractor import abstractor_attention
+from polyhead.ops.code import latent_code, relations
+from polyhead.ops.disentangled import disentangled_attention
 from polyhead.ops.hyla import hyla
 from polyhead.ops.linear import linear_attention
 from polyhead.ops.norms import rms_norm
 from polyhead.ops.plain import scaled_dot_product_attention, silu, softmax
+from polyhead.ops.relational import relational_attention
 from polyhead.ops.rope import rope
 from polyhead.ops.softmax import softmax_attention
 
 __all__ = [
+    "abstractor_attention",
+    "disentangled_attention",
     "hyla",
     "latent_code",
     "linear_attention",
+    "relational_attention",
+    "relations",
     "rms_norm",
     "rope",
     "scaled_dot_product_attention",

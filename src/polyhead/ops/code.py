@@ -1,11 +1,13 @@
-"""Scores and the latent code: what all mechanisms do before they touch a value.
+"""Scores, the latent code and relations: what all mechanisms do before they touch a value.
 
-    s_hij = q_ih . k_jh / sqrt(d) + bias_hij                          scores
-    a_hij = softmax over keys j | rms over heads h | softmax over heads h | s itself
+    s_hij   = q_ih . k_jh / sqrt(d) + bias_hij                        scores
+    a_hij   = softmax over keys j | rms over heads h | softmax over heads h | s itself
                                                                       the code of the pair (i, j): one number per head
+    rel_rij = act(q_rel_ir . k_rel_jr / sqrt(p))                      the relations of the pair: r numbers
 
 Vaswani et al. 2017, eq. 1 (softmax); Schug et al. 2024, "Attention as a hypernetwork", eq. 3 to 6 (the code, rms over
-heads).  The softmax over heads is ours.
+heads); Altabaa and Lafferty 2024, "Disentangling and integrating relational and sensory information in transformer
+architectures" (relations).  The softmax over heads is ours.
 """
 
 from collections.abc import Callable
@@ -19,10 +21,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from polyhead.shapes import one_of, shaped
-from polyhead.spec import NORMALISE, RMS_HEADS_EPS, SOFTMAX_AXIS
+from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
 
 Bias = Float[Tensor, "#b #h t s"] | Float[Tensor, "h t+s-1"]
 """Dense, or by offset: column j - i + t - 1 is the bias of key j for query i."""
+
+Symbols = Float[Tensor, "b s g e"] | Float[Tensor, "t+s-1 g e"]
+"""By key, or by offset: row j - i + t - 1 is the symbol of key j for query i."""
 
 Mask = Bool[Tensor, "#b #h #t #s"] | Bool[Tensor, "#h #t #s"] | Bool[Tensor, "#t #s"] | Bool[Tensor, "#s"]
 """True where looking is allowed."""
@@ -44,6 +49,15 @@ class Inputs:
     causal: bool = False
     normalise: str = "softmax"
     value_weight: Tensor | None = None
+    q_rel: Tensor | None = None
+    k_rel: Tensor | None = None
+    relation_weight: Tensor | None = None
+    act: str = "identity"
+
+    @property
+    def symbols(self) -> Tensor:
+        """The values of relational mechanisms."""
+        return self.v
 
 
 def _same(x: Tensor) -> Tensor:
@@ -56,12 +70,20 @@ _ACTS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
 }
 
 
 def act(name: str) -> Callable[[Tensor], Tensor]:
     """The pointwise activation of that name (spec.ACTS)."""
-    return _ACTS[one_of("polyhead.ops", "act", name, _ACTS)]
+    return _ACTS[one_of("polyhead.ops", "act", name, ACTS)]
+
+
+def relate(scores: Tensor, act: str, look: Tensor | None) -> Tensor:
+    """A relation's activation (spec.RELATION_ACTS) of (b r t s) inner products: a softmax runs over visible keys."""
+    one_of("polyhead.ops", "relation_act", act, RELATION_ACTS)
+    return softmax_visible(wide(scores), look, 3).to(scores.dtype) if act == "softmax" else _ACTS[act](scores)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -106,6 +128,20 @@ def visible(mask: Tensor | None, causal: bool, t: int, s: int, device: torch.dev
 def drop(code: Tensor, keep: Tensor | None) -> Tensor:
     """Dropout of the code, after it is normalised."""
     return code if keep is None else code * keep.to(code.dtype)
+
+
+def by_pair(symbols: Tensor, t: int, s: int) -> Tensor:
+    """Symbols by offset (t+s-1 g e), one for each pair: (t s g e)."""
+    pairs = dense(symbols.flatten(1).transpose(0, 1), t, s)
+    return pairs.movedim(0, -1).unflatten(-1, symbols.shape[1:])
+
+
+def retrieve(code: Tensor, symbols: Tensor) -> Tensor:
+    """(b t h e), what (b h t s) codes say of symbols by key or by offset."""
+    h, t, s = code.shape[1:]
+    if symbols.ndim == 4:
+        return einsum(code, share(symbols, h), "b h t s, b s h e -> b t h e")
+    return einsum(code, share(by_pair(symbols, t, s), h), "b h t s, t s h e -> b t h e")
 
 
 def softmax_dim(normalise: str) -> int | None:
@@ -165,3 +201,25 @@ def latent_code(
     scores = einsum(q * scale, share(k, h), "b t h d, b s h d -> b h t s")
     biased = wide(scores) if bias is None else wide(scores) + dense(bias, t, s)
     return normalised(biased, normalise, visible(mask, causal, t, s, q.device)).to(scores.dtype)
+
+
+@shaped
+def relations(
+    q_rel: Float[Tensor, "b t r p"],
+    k_rel: Float[Tensor, "b s r p"],
+    *,
+    relation_act: str,
+    mask: Mask | None = None,
+    causal: bool = False,
+) -> Float[Tensor, "b r t s"]:
+    """The relations of every query-key pair, `act(q_rel . k_rel / sqrt(p))`.
+
+    relation_act: pointwise, of all pairs whatever the mask, or "softmax" over the keys a query may see
+    (spec.RELATION_ACTS).  A mask that differs between heads hides from relations what it hides from all of them.
+
+    >>> relations(q_rel, k_rel, relation_act="softmax", causal=True).sum(-1)      # all ones
+    """
+    look = visible(mask, causal, q_rel.shape[1], k_rel.shape[1], q_rel.device)
+    if look is not None and look.ndim > 2 and look.shape[-3] != 1:
+        look = look.any(-3, keepdim=True)
+    return relate(einsum(q_rel * q_rel.shape[-1] ** -0.5, k_rel, "b t r p, b s r p -> b r t s"), relation_act, look)

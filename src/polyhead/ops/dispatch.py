@@ -20,11 +20,30 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "softmax": ("sdpa", "reference"),
     "linear": ("chunked", "reference", "recurrent"),
     "hyla": ("blocked", "reference"),
+    "relational": ("reference",),
+    "disentangled": ("reference",),
+    "abstractor": ("reference",),
 }
 """Op (the name of its file) -> impls, in the order in which "auto" asks them."""
 
-PUBLIC = {"softmax": "softmax_attention", "linear": "linear_attention", "hyla": "hyla"}
+PUBLIC = {
+    "softmax": "softmax_attention",
+    "linear": "linear_attention",
+    "hyla": "hyla",
+    "relational": "relational_attention",
+    "disentangled": "disentangled_attention",
+    "abstractor": "abstractor_attention",
+}
 """Op -> name of its public function, in its file."""
+
+RELATED = ("q", "k", "q_rel", "k_rel", "symbols")
+TENSORS = {
+    **dict.fromkeys(("softmax", "linear", "hyla"), ("q", "k", "v")),
+    "relational": (*RELATED, "relation_weight"),
+    "disentangled": RELATED,
+    "abstractor": ("q", "k", "symbols"),
+}
+"""Op -> its tensors, as they are called; all are of one dtype and on one device."""
 
 IN_OP_FILE = ("reference", "recurrent")
 """Impls that live beside the public function; any other is `forward` in ops/{op}_{impl}.py."""
@@ -57,13 +76,14 @@ def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
 def choose(op: str, impl: str, inputs: Inputs) -> Callable[..., Tensor]:
     """`resolve`, with "auto" replaced by the first impl that takes the inputs and is worth it there.
 
-    Raises ValueError unless q, k and v have one dtype and one device.
+    Raises ValueError unless the op's tensors have one dtype and one device.
     """
     for what in ("dtype", "device"):
-        kinds = [getattr(x, what) for x in (inputs.q, inputs.k, inputs.v)]
-        if kinds[0] != kinds[1] or kinds[0] != kinds[2]:
+        kinds = [getattr(getattr(inputs, name), what) for name in TENSORS[op]]
+        if any(kind != kinds[0] for kind in kinds):
+            *names, last = TENSORS[op]
             came = ", ".join(map(str, kinds))
-            raise ValueError(f"{PUBLIC[op]}: q, k and v must have one {what} but have {came}")
+            raise ValueError(f"{PUBLIC[op]}: {', '.join(names)} and {last} must have one {what} but have {came}")
     if impl != "auto":
         return resolve(op, impl)
     for name in BACKENDS[op]:

@@ -1,0 +1,62 @@
+"""Relational cross-attention of the Abstractor: attention whose values are symbols.
+
+    out_ih = sum_j act(s_ij)_h symbols_jh,      s_hij = q_ih . k_jh / sqrt(d) + bias_hij
+
+With `act` softmax the inner products only select; with a pointwise act they are the relations themselves.  Altabaa,
+Webb, Cohen and Lafferty 2024, "Abstractors and relational cross-attention", eq. 4.
+"""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from polyhead.ops.code import Bias, Inputs, Keep, Mask, Symbols, drop, latent_code, relate, retrieve, visible
+from polyhead.ops.dispatch import choose, load
+from polyhead.shapes import shaped
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    symbols: Tensor,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    keep: Tensor | None = None,
+    act: str = "softmax",
+) -> Tensor:
+    """The equation, as it stands."""
+    look = visible(mask, causal, q.shape[1], k.shape[1], q.device)
+    a = relate(latent_code(q, k, normalise="identity", bias=bias, scale=scale), act, look)
+    return retrieve(drop(a if look is None else a.masked_fill(~look, 0), keep), symbols)
+
+
+@shaped
+def abstractor_attention(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    symbols: Symbols,
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+    act: str = "softmax",
+) -> Float[Tensor, "b t h e"]:
+    """Relational cross-attention, `out_h = sum_s act(q k^T / sqrt(d))_h symbols_h`.
+
+    symbols: values by key, or by offset (row j - i + t - 1 is the symbol of key j for query i); act:
+    spec.RELATION_ACTS, of the scores with their bias; nothing is normalised unless it is softmax.  A masked pair
+    counts 0, a query that may look nowhere gets exactly 0.  ValueError if an explicit impl cannot take the inputs.
+    Altabaa et al. 2024, eq. 4.
+
+    >>> abstractor_attention(q, k, symbols, causal=True, act="sigmoid")      # (b t h e)
+    """
+    run = choose("abstractor", impl, Inputs(q, k, symbols, bias, mask, keep, causal, act=act))
+    return run(q, k, symbols, bias=bias, mask=mask, causal=causal, scale=scale, keep=keep, act=act)
+
+
+load("abstractor")

@@ -1,0 +1,71 @@
+"""Disentangled relational cross-attention: attention selects, a relation of the head's own says what it means.
+
+    out_ih  = sum_j a_hij rel_hij symbols_jh,      a_hij = softmax_j(q_ih . k_jh / sqrt(d) + bias_hij)
+    rel_hij = act(q_rel_ih . k_rel_jh / sqrt(p))
+
+The product form of relational attention (there the two are added, and relations are shared by the heads), from an
+earlier draft of Altabaa and Lafferty 2024 (arXiv 2405.16727); with the relation 1 throughout it is softmax attention
+to symbols.
+"""
+
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from polyhead.ops.code import Bias, Inputs, Keep, Mask, Symbols, drop, latent_code, relate, retrieve, share, visible
+from polyhead.ops.dispatch import choose, load
+from polyhead.shapes import shaped
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    q_rel: Tensor,
+    k_rel: Tensor,
+    symbols: Tensor,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    keep: Tensor | None = None,
+    relation_act: str = "identity",
+) -> Tensor:
+    """The equation, as it stands."""
+    look = visible(mask, causal, q.shape[1], k.shape[1], q.device)
+    code = latent_code(q, k, normalise="softmax", bias=bias, mask=mask, causal=causal, scale=scale)
+    inner = einsum(q_rel * q_rel.shape[-1] ** -0.5, share(k_rel, q.shape[2]), "b t h p, b s h p -> b h t s")
+    return retrieve(drop(code * relate(inner, relation_act, look), keep), symbols)
+
+
+@shaped
+def disentangled_attention(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    q_rel: Float[Tensor, "b t h p"],
+    k_rel: Float[Tensor, "b s g p"],
+    symbols: Symbols,
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+    relation_act: str = "identity",
+) -> Float[Tensor, "b t h e"]:
+    """Disentangled relational attention, `out_h = sum_s a_h act(q_rel_h k_rel_h) symbols_h`.
+
+    symbols: values by key, or by offset (row j - i + t - 1 is the symbol of key j for query i); relation_act:
+    spec.RELATION_ACTS, a softmax runs over the keys a query may see.  `bias` and `mask` act on the scores, `keep`
+    multiplies the product.  A query that may look nowhere gets exactly 0.  ValueError if an explicit impl cannot take
+    the inputs.  Altabaa and Lafferty 2024, an earlier draft.
+
+    >>> disentangled_attention(q, k, q_rel, k_rel, symbols, causal=True)      # (b t h e)
+    """
+    inputs = Inputs(q, k, symbols, bias, mask, keep, causal, q_rel=q_rel, k_rel=k_rel, act=relation_act)
+    run, given = choose("disentangled", impl, inputs), (q, k, q_rel, k_rel, symbols)
+    return run(*given, bias=bias, mask=mask, causal=causal, scale=scale, keep=keep, relation_act=relation_act)
+
+
+load("disentangled")

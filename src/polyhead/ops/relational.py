@@ -1,0 +1,74 @@
+"""Relational attention: what a head retrieves are symbols, and the relations of the receiver to what it looks at.
+
+    out_ih  = sum_j a_hij symbols_jh + W_h sum_j a_hij rel_ij,      a_hij = softmax_j(q_ih . k_jh / sqrt(d) + bias_hij)
+    rel_ijr = act(q_rel_ir . k_rel_jr / sqrt(p))                    r relations, the same for all heads
+
+The sensory content of the senders never enters, only how the receiver compares with them.  Altabaa and Lafferty 2024,
+"Disentangling and integrating relational and sensory information in transformer architectures" (arXiv 2405.16727),
+eq. 4 and 5.
+"""
+
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from polyhead.ops.code import Bias, Inputs, Keep, Mask, Symbols, drop, latent_code, relations, retrieve
+from polyhead.ops.dispatch import choose, load
+from polyhead.shapes import shaped
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    q_rel: Tensor,
+    k_rel: Tensor,
+    symbols: Tensor,
+    relation_weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    keep: Tensor | None = None,
+    relation_act: str = "identity",
+) -> Tensor:
+    """The equation, as it stands."""
+    code = latent_code(q, k, normalise="softmax", bias=bias, mask=mask, causal=causal, scale=scale)
+    a, rel = drop(code, keep), relations(q_rel, k_rel, relation_act=relation_act, mask=mask, causal=causal)
+    related = einsum(a, rel, "b h t s, b r t s -> b t h r")
+    return retrieve(a, symbols) + einsum(relation_weight, related, "h e r, b t h r -> b t h e")
+
+
+@shaped
+def relational_attention(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    q_rel: Float[Tensor, "b t r p"],
+    k_rel: Float[Tensor, "b s r p"],
+    symbols: Symbols,
+    relation_weight: Float[Tensor, "h e r"],
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+    relation_act: str = "identity",
+) -> Float[Tensor, "b t h e"]:
+    """Relational attention, `out_h = sum_s a_h symbols_h + W_h sum_s a_h act(q_rel k_rel)`.
+
+    symbols: values by key, or by offset (row j - i + t - 1 is the symbol of key j for query i); relation_act:
+    spec.RELATION_ACTS, a softmax runs over the keys a query may see.  `bias` and `mask` act on the scores, `keep`
+    multiplies the code at both uses.  A query that may look nowhere gets exactly 0.  ValueError if an explicit impl
+    cannot take the inputs.  Altabaa and Lafferty 2024, eq. 4 and 5.
+
+    >>> relational_attention(q, k, q_rel, k_rel, symbols, relation_weight, causal=True)      # (b t h e)
+    """
+    more = {"q_rel": q_rel, "k_rel": k_rel, "relation_weight": relation_weight}
+    inputs = Inputs(q, k, symbols, bias, mask, keep, causal, act=relation_act, **more)
+    run, given = choose("relational", impl, inputs), (q, k, q_rel, k_rel, symbols, relation_weight)
+    return run(*given, bias=bias, mask=mask, causal=causal, scale=scale, keep=keep, relation_act=relation_act)
+
+
+load("relational")
