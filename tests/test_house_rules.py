@@ -16,7 +16,7 @@ EVERYTHING = [p for d in ("src", "tests", "benchmarks", "examples") for p in sor
 
 LADDER = {
     **dict.fromkeys(("shapes", "spec", "serial"), 0),
-    **dict.fromkeys(("mechanisms", "parts", "data", "config"), 1),
+    **dict.fromkeys(("mechanisms", "parts", "data", "baselines", "config"), 1),
     "ops": 2,
     "layers": 3,
     **dict.fromkeys(("models", "tasks"), 4),

@@ -1,0 +1,67 @@
+"""The published images of relational games (Shanahan et al. 2020), read from a folder of their npz files.
+
+    same_pentos.npz  occurs_hexos.npz  xoccurs_stripes.npz  1task_between_pentos.npz  1task_match_patt_pentos.npz ...
+
+Each holds `images` (n 36 36 3), 0 to 255, and `labels` (n) or (n 1), 0 or 1.  Nothing in them is unpickled.
+"""
+
+import functools
+import pathlib
+import zipfile
+
+import torch
+from torch import Tensor
+
+from polyhead.config import stream
+
+FILES = {
+    "same": "same",
+    "occurs": "occurs",
+    "xoccurs": "xoccurs",
+    "between": "1task_between",
+    "match_pattern": "1task_match_patt",
+}
+SETS = {"pentominoes": "pentos", "hexominoes": "hexos", "stripes": "stripes"}
+
+
+@functools.lru_cache(maxsize=4)
+def load(folder: str, game: str, shapes: str) -> tuple[Tensor, Tensor]:
+    """All images of a file (n 3 36 36), bytes, and their labels (n)."""
+    import numpy as np
+
+    path = pathlib.Path(folder).expanduser() / f"{FILES[game]}_{SETS[shapes]}.npz"
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            absent = [name for name in ("images", "labels") if name not in file]
+            if absent:
+                raise ValueError(f"RelationalGames: {path} has no array {absent[0]!r}")
+            images, labels = file["images"], file["labels"].squeeze()
+    except FileNotFoundError:
+        raise ValueError(f"RelationalGames: {path} does not exist; data='original' needs the published file") from None
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"RelationalGames: {path} cannot be read ({' '.join(str(error).split())})") from None
+    except ValueError as error:
+        if str(error).startswith("RelationalGames"):
+            raise
+        raise ValueError(f"RelationalGames: {path} is no npz file of plain arrays") from None
+    if images.shape[1:] != (36, 36, 3) or labels.shape != images.shape[:1]:
+        raise ValueError(
+            f"RelationalGames: {path} must hold images (n 36 36 3) and labels (n) but has {images.shape} and "
+            f"{labels.shape}"
+        )
+    if not np.isin(labels, (0, 1)).all() or images.min() < 0 or images.max() > 255:
+        raise ValueError(f"RelationalGames: {path} must hold labels 0 or 1 and pixels of 0 to 255")
+    pixels = torch.from_numpy(images.astype(np.uint8)).permute(0, 3, 1, 2).contiguous()
+    return pixels, torch.from_numpy(labels.astype(np.int64))
+
+
+@functools.lru_cache(maxsize=16)
+def rows(folder: str, game: str, split: str, examples: int, seed: int) -> Tensor:
+    """Which images of pentominoes make up `split`: `examples` for training, of the rest a third for validation."""
+    total = len(load(folder, game, "pentominoes")[1])
+    if total < examples + 3:
+        raise ValueError(f"RelationalGames: {examples} examples, but {FILES[game]}_pentos.npz has {total} images")
+    generator = torch.Generator().manual_seed(stream(seed, f"relational_games/{game}/original"))
+    order = torch.randperm(total, generator=generator)
+    train, rest = order[:examples], order[examples:]
+    return {"train": train, "validation": rest[::3], "iid": torch.cat((rest[1::3], rest[2::3]))}[split]

@@ -1,0 +1,93 @@
+"""The objects of relational games: polyominoes and striped squares, in colours, drawn into cells of 12 x 12 pixels.
+
+A cell is one empty pixel, 3 x 3 blocks of 3 x 3 pixels, two empty pixels (the grid of the original images).  So
+pentominoes and hexominoes are those that fit into 3 x 3 blocks, every turn and reflection a shape of its own; stripes
+fill the same 9 x 9 pixels.  The F pentomino:
+
+    . # #
+    # # .
+    . # .
+"""
+
+import functools
+import itertools
+
+import torch
+from torch import Tensor
+
+SHAPES = ("pentominoes", "hexominoes", "stripes")
+CELL, BLOCK, BLOCKS, MARGIN = 12, 3, 3, 1
+
+COLOURS = tuple(rgb for rgb in itertools.product((0, 128, 255), repeat=3) if sum(rgb) >= 200)
+"""23 colours, none so dark that it is lost on black."""
+
+
+@functools.lru_cache(maxsize=16)
+def masks(shapes: str, device: torch.device) -> Tensor:
+    """The shapes of a set as boolean cells (n 12 12), and last an empty cell: shape -1."""
+    squares = _stripes() if shapes == "stripes" else _blocks(_polyominoes(5 if shapes == "pentominoes" else 6))
+    cells = torch.zeros(len(squares) + 1, CELL, CELL, dtype=torch.bool)
+    inside = slice(MARGIN, MARGIN + BLOCK * BLOCKS)
+    cells[:-1, inside, inside] = squares
+    return cells.to(device)
+
+
+@functools.lru_cache(maxsize=8)
+def palette(device: torch.device) -> Tensor:
+    """The colours (n 3) in [0, 1], and last black: colour -1."""
+    return (torch.tensor([*COLOURS, (0, 0, 0)], dtype=torch.float32) / 255).to(device)
+
+
+def count(shapes: str) -> int:
+    """How many shapes a set has."""
+    return len(masks(shapes, torch.device("cpu"))) - 1
+
+
+def draw(shapes: str, shape: Tensor, colour: Tensor) -> Tensor:
+    """Images (b 3 36 36) in [0, 1] of grids of 3 x 3 cells: `shape` and `colour` (b 9), -1 where a cell is empty."""
+    mask = masks(shapes, shape.device)[shape]  # (b 9 12 12)
+    cells = mask[:, :, None] * palette(shape.device)[colour][..., None, None]  # (b 9 3 12 12)
+    rows = cells.unflatten(1, (3, 3)).permute(0, 3, 1, 4, 2, 5)  # (b 3 row 12 column 12)
+    return rows.reshape(len(shape), 3, 3 * CELL, 3 * CELL)
+
+
+def _polyominoes(size: int) -> list[tuple[tuple[int, int], ...]]:
+    """Every polyomino of `size` squares that fits into 3 x 3, once for each turn and reflection, at the top left."""
+    found = set()
+    board = [(row, column) for row in range(BLOCKS) for column in range(BLOCKS)]
+    for squares in itertools.combinations(board, size):
+        if _connected(set(squares)):
+            top, left = (min(square[i] for square in squares) for i in (0, 1))
+            found.add(tuple((row - top, column - left) for row, column in squares))
+    return sorted(found)
+
+
+def _connected(squares: set[tuple[int, int]]) -> bool:
+    """Whether all squares can be reached from one of them."""
+    reached, edge = set(), [min(squares)]
+    while edge:
+        row, column = edge.pop()
+        reached.add((row, column))
+        beside = ((row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1))
+        edge += [square for square in beside if square in squares and square not in reached]
+    return reached == squares
+
+
+def _blocks(polyominoes: list[tuple[tuple[int, int], ...]]) -> Tensor:
+    """Polyominoes as squares of pixels (n 9 9)."""
+    blocks = torch.zeros(len(polyominoes), BLOCKS, BLOCKS, dtype=torch.bool)
+    for i, squares in enumerate(polyominoes):
+        for row, column in squares:
+            blocks[i, row, column] = True
+    return blocks.repeat_interleave(BLOCK, 1).repeat_interleave(BLOCK, 2)
+
+
+def _stripes() -> Tensor:
+    """Squares (n 9 9) of stripes in four directions and three widths, each with its negative.
+
+    Slanting ones begin at two pixels: at one, both slants are the same chequers.
+    """
+    row, column = torch.meshgrid(torch.arange(9), torch.arange(9), indexing="ij")
+    straight = [along // width for along in (row, column) for width in (1, 2, 3)]
+    slanting = [along // width for along in (row + column, row - column + 9) for width in (2, 3, 4)]
+    return torch.stack([stripe % 2 == phase for stripe in straight + slanting for phase in (0, 1)])

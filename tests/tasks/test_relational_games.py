@@ -1,0 +1,271 @@
+"""Relational games: the rules checked on pixels, the sets of shapes, the splits, loss and metrics."""
+
+import dataclasses
+import doctest
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+
+from polyhead import config
+from polyhead.tasks import KINDS, RelationalGames, relational_games
+from polyhead.tasks.relational_games import GAMES, distinct
+from polyhead.tasks.relational_games_shapes import COLOURS, SHAPES, count, draw, masks
+
+CPU = torch.device("cpu")
+OCCUPIED = {"same": 2, "occurs": 4, "xoccurs": 4, "between": 3, "match_pattern": 6}
+LINES = [{0, 1, 2}, {3, 4, 5}, {6, 7, 8}, {0, 3, 6}, {1, 4, 7}, {2, 5, 8}, {0, 4, 8}, {2, 4, 6}]
+
+
+# ------------------------------------------------------------------------------------------ the rules, from pixels
+def cells_of(image):
+    """The pixels of the nine cells of an image (3 36 36); None where nothing is drawn."""
+    cells = []
+    for row, column in itertools.product(range(3), range(3)):
+        pixels = image[:, 12 * row : 12 * row + 12, 12 * column : 12 * column + 12]
+        cells.append(tuple(pixels.flatten().tolist()) if pixels.any() else None)
+    return cells
+
+
+def pattern(row):
+    return tuple(row.index(item) for item in row)
+
+
+def truth(game, cells):
+    """The class of an image by the rule of its game, from its cells."""
+    there = [i for i, cell in enumerate(cells) if cell is not None]
+    objects = [cells[i] for i in there]
+    if game == "same":
+        return int(objects[0] == objects[1])
+    if game in ("occurs", "xoccurs"):
+        (above,) = [cell for cell in cells[:3] if cell is not None]
+        times = cells[6:].count(above)
+        return int(times >= 1 if game == "occurs" else times == 1)
+    if game == "between":
+        assert set(there) in LINES
+        first, middle, last = objects
+        return int(first == last != middle)
+    return int(pattern(cells[:3]) == pattern(cells[6:]))
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "iid", "novel", "novel_hexominoes", "novel_stripes"])
+@pytest.mark.parametrize("game", GAMES)
+def test_every_label_follows_from_the_pixels(game, split):
+    task = RelationalGames(game, examples=60)
+    batch = task.batch(split, 80, seed=3, step=1)
+    assert batch.inputs.shape == (80, 3, 36, 36)
+    assert batch.inputs.dtype == torch.float32
+    assert batch.targets.shape == batch.scored.shape == (80, 1)
+    assert batch.scored.all()
+    for image, label, there in zip(batch.inputs, batch.targets[:, 0].tolist(), batch.latents["cells"], strict=True):
+        cells = cells_of(image)
+        assert [cell is not None for cell in cells] == there.tolist()
+        assert sum(there.tolist()) == OCCUPIED[game]
+        assert truth(game, cells) == label
+
+
+def test_the_checker_knows_the_examples_of_the_docstring():
+    text = relational_games.__doc__.splitlines()
+    at = next(i for i, line in enumerate(text) if line.split() == ["same", "occurs", "xoccurs", "between", GAMES[-1]])
+    for i, game in enumerate(GAMES):
+        letters = [cell for line in text[at + 1 : at + 4] for cell in line.split()[3 * i : 3 * i + 3]]
+        cells = [None if letter == "." else letter for letter in letters]
+        assert truth(game, cells) == 1
+        assert truth(game, [None if cell is None else f"{cell}{j}" for j, cell in enumerate(cells)]) == (
+            1 if game == "match_pattern" else 0  # all different is a pattern, too
+        )
+    assert doctest.testmod(relational_games).failed == 0
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_half_of_the_images_of_every_split_are_of_class_1(game):
+    task = RelationalGames(game, examples=100)
+    for split in task.splits[1:]:
+        assert task.batch(split, 64, seed=0, step=0).targets.sum() == 32
+    labels = task.batch("train", 4000, seed=0, step=0).targets.double()
+    assert abs(labels.mean() - 0.5) < 0.04
+
+
+def test_what_the_rule_does_not_compare_says_nothing():
+    alike = {}
+    for game, label in itertools.product(("occurs", "xoccurs"), (0, 1)):
+        batch = RelationalGames(game).batch("iid", 200, seed=0, step=0)
+        below = [cells_of(image)[6:] for image in batch.inputs[batch.targets[:, 0] == label]]
+        alike[game, label] = Counter(len(set(three)) for three in below)
+    assert alike["occurs", 0] == alike["occurs", 1] == {3: 100}
+    assert alike["xoccurs", 0] == alike["xoccurs", 1] == {3: 50, 2: 50}
+
+
+def test_all_kinds_of_a_class_occur():
+    batch = RelationalGames("match_pattern").batch("iid", 800, seed=0, step=0)
+    rows = [(pattern(c[:3]), pattern(c[6:])) for c in map(cells_of, batch.inputs)]
+    assert {above == below for above, below in rows} == {True, False}
+    assert len(set(rows)) == 25
+    batch = RelationalGames("between").batch("iid", 800, seed=0, step=0)
+    lines, negatives = Counter(), Counter()
+    for cells, label in zip(map(cells_of, batch.inputs), batch.targets[:, 0].tolist(), strict=True):
+        lines[tuple(i for i, cell in enumerate(cells) if cell is not None)] += 1
+        negatives[pattern([cell for cell in cells if cell is not None])] += 1 - label
+    assert len(lines) == 8
+    assert min(lines.values()) > 60
+    assert negatives[0, 1, 2] == 200
+    assert min(negatives[0, 0, 2], negatives[0, 1, 1]) > 70
+    assert negatives[0, 1, 0] == negatives[0, 0, 0] == 0
+    batch = RelationalGames("occurs").batch("iid", 400, seed=0, step=0)
+    where = Counter(c[6:].index(next(filter(None, c[:3]))) for c in map(cells_of, batch.inputs[1::2]))
+    assert min(where[i] for i in range(3)) > 45
+
+
+def test_different_numbers_are_equally_likely():
+    found = Counter(map(tuple, distinct(6000, 2, 4, torch.Generator().manual_seed(0)).tolist()))
+    assert set(found) == set(itertools.permutations(range(4), 2))
+    assert all(abs(times - 500) < 100 for times in found.values())
+    assert (distinct(50, 5, 5, torch.Generator()).sort(dim=1).values == torch.arange(5)).all()
+
+
+# ------------------------------------------------------------------------------------------ shapes
+def blocks(mask):
+    """The 3 x 3 blocks of a cell (12 12), each of one kind of pixel."""
+    assert not mask[0].any()
+    assert not mask[:, 0].any()
+    assert not mask[10:].any()
+    assert not mask[:, 10:].any()
+    inside = mask[1:10, 1:10].unflatten(0, (3, 3)).unflatten(2, (3, 3)).transpose(1, 2).flatten(2)
+    assert (inside.all(-1) | ~inside.any(-1)).all()
+    return inside.all(-1)
+
+
+@pytest.mark.parametrize(("shapes", "size", "number"), [("pentominoes", 5, 37), ("hexominoes", 6, 46)])
+def test_polyominoes_are_all_that_fit(shapes, size, number):
+    found = set()
+    for mask in masks(shapes, CPU)[:-1]:
+        squares = {(int(r), int(c)) for r, c in blocks(mask).nonzero()}
+        assert len(squares) == size
+        grown = {min(squares)}
+        for _ in range(size):  # a neighbour more at every turn
+            grown |= {s for s in squares for g in grown if abs(s[0] - g[0]) + abs(s[1] - g[1]) == 1}
+        assert grown == squares
+        assert min(r for r, _ in squares) == min(c for _, c in squares) == 0
+        found.add(frozenset(squares))
+    assert len(found) == count(shapes) == number
+    for squares in found:  # with every turn and reflection of itself
+        turned = [(c, -r) for r, c in squares]
+        flipped = [(r, -c) for r, c in squares]
+        for other in (turned, flipped):
+            top, left = (min(square[i] for square in other) for i in (0, 1))
+            assert frozenset((r - top, c - left) for r, c in other) in found
+
+
+def test_sets_of_shapes_share_nothing_and_repeat_nothing():
+    every = [tuple(mask.flatten().tolist()) for shapes in SHAPES for mask in masks(shapes, CPU)[:-1]]
+    assert len(set(every)) == len(every) == 37 + 46 + 24
+    assert all(any(mask) for mask in every)
+    assert len(set(COLOURS)) == len(COLOURS) == 23
+
+
+def test_an_image_is_its_cells_in_their_colours():
+    shape, colour = torch.full((1, 9), -1), torch.full((1, 9), -1)
+    shape[0, 5], colour[0, 5] = 3, COLOURS.index((0, 128, 255))
+    (image,) = draw("hexominoes", shape, colour)
+    wanted = torch.zeros(3, 36, 36)
+    for channel, value in enumerate((0.0, 128 / 255, 1.0)):
+        wanted[channel, 12:24, 24:36] = masks("hexominoes", CPU)[3] * value
+    torch.testing.assert_close(image, wanted, rtol=0, atol=0)
+
+
+# ------------------------------------------------------------------------------------------ splits and streams
+def images(batch):
+    return {image.numpy().tobytes() for image in batch.inputs}
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_training_is_a_set_of_so_many_images_and_no_other_split_shows_them(game):
+    task = RelationalGames(game, examples=12_000 if game == "same" else 300)
+    if game == "same":  # of the images of class 1 it takes so many that chance would show some
+        grids, _ = relational_games._pool(task, CPU)
+        pool = {tuple(grid) for grid in grids.tolist()}
+        batch = task.batch("iid", 400, seed=0, step=0)
+        grids = torch.where(batch.latents["cells"], batch.latents["shapes"] * 23 + batch.latents["colours"], -1)
+        assert len(pool) == 12_000
+        assert not pool & {tuple(grid) for grid in grids.tolist()}
+        return
+    seen = set().union(*(images(task.batch("train", 500, seed=seed, step=0)) for seed in range(9)))
+    assert len(seen) == 300
+    for split in ("validation", "iid"):
+        assert not seen & images(task.batch(split, 300, seed=0, step=0))
+
+
+def test_the_training_set_hangs_on_its_own_seed_alone():
+    def seen(task, seed):
+        return images(task.batch("train", 400, seed=seed, step=2))
+
+    task, other = RelationalGames(examples=20), RelationalGames(examples=20, split_seed=1)
+    assert seen(task, 0) == seen(task, 1)
+    assert not seen(task, 0) & seen(other, 0)
+
+
+@pytest.mark.parametrize("split", RelationalGames().splits)
+def test_a_batch_is_a_function_of_seed_split_and_step(split):
+    task = RelationalGames("between", examples=200)
+    first = task.batch(split, 16, seed=0, step=0)
+    again = RelationalGames("between", examples=200).batch(split, 16, seed=0, step=0)
+    torch.testing.assert_close(first.inputs, again.inputs, rtol=0, atol=0)
+    for other in ({"seed": 1, "step": 0}, {"seed": 0, "step": 1}):
+        assert not torch.equal(first.inputs, task.batch(split, 16, **other).inputs)
+    for name in set(task.splits) - {split}:
+        assert not images(first) & images(task.sample(name, 16, torch.Generator().manual_seed(0)))
+
+
+def test_novel_shapes_are_those_never_trained_on():
+    task = RelationalGames(examples=50)
+    hexominoes, stripes = ({tuple(m.flatten().tolist()) for m in masks(s, CPU)[:-1]} for s in SHAPES[1:])
+    for split, sets in (
+        ("novel", (hexominoes, stripes)),
+        ("novel_hexominoes", (hexominoes, hexominoes)),
+        ("novel_stripes", (stripes, stripes)),
+    ):
+        for i, image in enumerate(task.batch(split, 41, seed=0, step=0).inputs):
+            for cell in filter(None, cells_of(image)):
+                mask = torch.tensor(cell).unflatten(0, (3, 12, 12)).any(dim=0)
+                assert tuple(mask.flatten().tolist()) in sets[i % 2]
+
+
+# ------------------------------------------------------------------------------------------ loss, metrics, settings
+def test_loss_and_accuracy_by_hand():
+    task = RelationalGames()
+    batch = task.batch("iid", 4, seed=0, step=0)
+    assert batch.targets[:, 0].tolist() == [0, 1, 0, 1]
+    outputs = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 1.0]])[:, None]
+    assert task.metrics(outputs, batch)["accuracy"].tolist() == [1.0, 0.0, 0.0, 1.0]
+    wanted = torch.nn.functional.softplus(torch.tensor([-2.0, 2.0, 1.0, -1.0])).mean()
+    torch.testing.assert_close(task.loss(outputs, batch), wanted)
+    with pytest.raises(ValueError, match=r"RelationalGames: outputs must be logits \(4, 1, 2\) but have \(4, 1, 3\)"):
+        task.loss(torch.zeros(4, 1, 3), batch)
+
+
+def test_the_folder_is_no_part_of_a_run_but_the_data_are():
+    assert RelationalGames in KINDS
+    model = config.TransformerConfig(*RelationalGames().ends)
+    run = config.Run(RelationalGames("occurs", folder="here"), model)
+    assert config.from_dict(config.to_dict(run), KINDS) == run
+    moved = dataclasses.replace(run, task=dataclasses.replace(run.task, folder="there"))
+    original = dataclasses.replace(run, task=dataclasses.replace(run.task, data="original"))
+    assert config.digest(run) == config.digest(moved) != config.digest(original)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"game": "ocurs"}, "unknown game 'ocurs'; did you mean 'occurs'"),
+        ({"data": "npz"}, "unknown data 'npz'"),
+        ({"examples": 1}, "examples must be at least 2 but is 1"),
+        ({"examples": 30_001}, "examples must be at most 30000 but is 30001"),
+    ],
+)
+def test_settings_that_cannot_be_met(settings, text):
+    with pytest.raises(ValueError, match=f"^RelationalGames: {text}") as error:
+        RelationalGames(**settings)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="unknown split 'test'"):
+        RelationalGames().batch("test", 4, seed=0, step=0)
