@@ -1,11 +1,13 @@
 """Head groups: the op of a mechanism with its sizes and its own parameters.
 
 A group reads queries (b t h d), keys (b s g d) and values (b s g e) from the layer's joint projection and returns
-(b t h e). Only what a mechanism adds to that (the second value matrix of HYLA) is a parameter here.
+(b t h e). Only what a mechanism adds to that (the second value matrix of HYLA) is a parameter here.  Groups whose
+values are symbols are in heads_symbols.py.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -13,31 +15,11 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.layers import Device
+from polyhead.layers.heads_symbols import AbstractorHeads, DisentangledHeads, RelationalHeads
+from polyhead.layers.sizes import Sizes, sizes
 from polyhead.ops.dispatch import resolve
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Per head: `dim` of queries and keys, `value_dim` of values; `kv_heads` divides `heads`."""
-
-    heads: int
-    dim: int
-    value_dim: int
-    kv_heads: int
-
-    @property
-    def widths(self) -> tuple[int, int, int]:
-        """Rows this group takes of the query, key and value projections."""
-        return self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.value_dim
-
-
-def _sizes(who: str, heads: int, dim: int, value_dim: int | None, kv_heads: int | None) -> Sizes:
-    kv_heads = heads if kv_heads is None else kv_heads
-    if heads < 1 or kv_heads < 1 or heads % kv_heads:
-        raise ValueError(f"{who}: kv_heads must divide {heads} heads but is {kv_heads}")
-    return Sizes(heads, dim, dim if value_dim is None else value_dim, kv_heads)
 
 
 class SoftmaxHeads(nn.Module):
@@ -53,12 +35,13 @@ class SoftmaxHeads(nn.Module):
         value_dim: int | None = None,
         *,
         kv_heads: int | None = None,
+        share: bool = False,
         impl: str = "auto",
         device: torch.device | str | None = None,  # as every module takes them; these heads hold no tensor
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.sizes = _sizes("SoftmaxHeads", heads, dim, value_dim, kv_heads)
+        self.sizes = sizes("SoftmaxHeads", heads, dim, value_dim, kv_heads, takes="v" if share else "qkv")
         self.attend: Callable[..., Tensor] = resolve("softmax", impl)
 
     def forward(
@@ -88,6 +71,7 @@ class LinearHeads(nn.Module):
         value_dim: int | None = None,
         *,
         kv_heads: int | None = None,
+        share: bool = False,
         normalise: str = "identity",
         act: str = "identity",
         impl: str = "auto",
@@ -95,7 +79,7 @@ class LinearHeads(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.sizes = _sizes("LinearHeads", heads, dim, value_dim, kv_heads)
+        self.sizes = sizes("LinearHeads", heads, dim, value_dim, kv_heads, takes="v" if share else "qkv")
         self.normalise = one_of("LinearHeads", "normalise", normalise, NORMALISE)
         self.act = one_of("LinearHeads", "act", act, ACTS)
         self.attend: Callable[..., Tensor] = resolve("linear", impl)
@@ -127,6 +111,7 @@ class HylaHeads(nn.Module):
         value_dim: int | None = None,
         *,
         kv_heads: int | None = None,
+        share: bool = False,
         normalise: str = "rms_heads",
         act: str = "relu",
         value_depth: int = 1,
@@ -135,7 +120,7 @@ class HylaHeads(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.sizes = _sizes("HylaHeads", heads, dim, value_dim, kv_heads)
+        self.sizes = sizes("HylaHeads", heads, dim, value_dim, kv_heads, takes="v" if share else "qkv")
         self.normalise = one_of("HylaHeads", "normalise", normalise, NORMALISE)
         self.act = one_of("HylaHeads", "act", act, ACTS)
         if value_depth not in (1, 2):
@@ -163,7 +148,8 @@ class HylaHeads(nn.Module):
         return self.attend(q, k, v, bias=bias, mask=mask, causal=causal, scale=None, keep=keep, **choice)
 
 
-HeadGroup = SoftmaxHeads | LinearHeads | HylaHeads
+SymbolGroup = RelationalHeads | DisentangledHeads | AbstractorHeads
+HeadGroup = SoftmaxHeads | LinearHeads | HylaHeads | SymbolGroup
 
 
 def build(
@@ -171,10 +157,13 @@ def build(
     width: int,
     total_heads: int,
     *,
+    bias: bool = False,
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> HeadGroup:
     """The module of a mechanism; a head that names no width gets width // total_heads.
+
+    `bias`: on the maps of symbols and of hidden features, which the joint projection does not make.
 
     Raises ValueError where one needs that and the heads do not divide the model width.
     """
@@ -184,26 +173,46 @@ def build(
             f"{name}: {total_heads} heads do not divide the model width {width}: give dim= and value_dim= (per head)"
         )
     dim, value_dim = mechanism.dim or width // total_heads, mechanism.value_dim or width // total_heads
-    heads, kv_heads, impl = mechanism.heads, mechanism.kv_heads, mechanism.impl
+    heads, impl = mechanism.heads, mechanism.impl
+    how: dict[str, Any] = {"impl": impl, "device": device, "dtype": dtype}
+    if isinstance(mechanism, config.SymbolHeads):
+        return _symbol_group(mechanism, width, sizes(name, heads, dim, value_dim, mechanism.kv_heads), bias, how)
+    how |= {"kv_heads": mechanism.kv_heads, "share": mechanism.share}
     if isinstance(mechanism, config.Softmax):
-        return SoftmaxHeads(heads, dim, value_dim, kv_heads=kv_heads, impl=impl)
+        return SoftmaxHeads(heads, dim, value_dim, **how)
     if isinstance(mechanism, config.Linear):
-        return LinearHeads(
-            *(heads, dim, value_dim),
-            kv_heads=kv_heads,
-            normalise=mechanism.normalise,
-            act=mechanism.act,
-            impl=impl,
-        )
+        return LinearHeads(heads, dim, value_dim, normalise=mechanism.normalise, act=mechanism.act, **how)
     if isinstance(mechanism, config.Hyla):
-        return HylaHeads(
-            *(heads, dim, value_dim),
-            kv_heads=kv_heads,
-            normalise=mechanism.normalise,
-            act=mechanism.act,
-            value_depth=mechanism.value_depth,
-            impl=impl,
-            device=device,
-            dtype=dtype,
-        )
-    raise ValueError(f"heads: {name} is not a mechanism (choose from Softmax, Linear, Hyla)")
+        choice = {"normalise": mechanism.normalise, "act": mechanism.act, "value_depth": mechanism.value_depth}
+        return HylaHeads(heads, dim, value_dim, **choice, **how)
+    names = "Softmax, Linear, Hyla, Relational, Disentangled, Abstractor"
+    raise ValueError(f"heads: {name} is not a mechanism (choose from {names})")
+
+
+def _symbol_group(
+    mechanism: config.SymbolHeads, width: int, size: Sizes, bias: bool, how: dict[str, Any]
+) -> SymbolGroup:
+    size = dataclasses.replace(size, takes="" if mechanism.share or mechanism.hidden else "qk")
+    how = {"hidden": mechanism.hidden, "symbol_dim": mechanism.symbols.dim, "bias": bias, **how}
+    if isinstance(mechanism, config.Abstractor):
+        return AbstractorHeads(width, size, act=mechanism.act, **how)
+    assert isinstance(mechanism, (config.Relational, config.Disentangled))
+    how |= {"relation_dim": mechanism.relation_dim, "relation_act": mechanism.relation_act}
+    if isinstance(mechanism, config.Disentangled):
+        return DisentangledHeads(width, size, symmetric=mechanism.symmetric, **how)
+    how |= {"relations": mechanism.relations, "relation_init": mechanism.relation_init}
+    return RelationalHeads(width, size, symmetric=mechanism.symmetric, **how)
+
+
+def shared_groups(heads: Sequence[config.Mechanism], groups: Sequence[HeadGroup]) -> list[bool]:
+    """Which groups read the queries and keys of the group before them.  ValueError unless that one has as many."""
+    for i, mechanism in enumerate(heads):
+        wanted = [(g.sizes.heads, g.sizes.dim, g.sizes.kv_heads) for g in groups[max(0, i - 1) : i + 1]]
+        if mechanism.share and (i == 0 or wanted[0] != wanted[1]):
+            h, d, g = wanted[-1]
+            came = "there is none" if i == 0 else "it has {}, {} and {}".format(*wanted[0])
+            raise ValueError(
+                f"MultiHeadAttention: {type(mechanism).__name__}(share=True) needs a group before it of {h} heads, "
+                f"dim {d} and kv_heads {g} but {came}"
+            )
+    return [mechanism.share for mechanism in heads]

@@ -7,13 +7,14 @@ unfilled.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from polyhead import config
 from polyhead.layers import Device
 from polyhead.ops.code import at_least_float32
 from polyhead.ops.rope import LAYOUTS, check_even, check_range, check_shape, rope, rope_angles, rotate
@@ -105,6 +106,21 @@ class RotaryEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.dim}, theta={self.theta:g}, max_length={self.max_length}, layout={self.layout!r}"
+
+
+def rotary_tables(
+    layers: Sequence[Sequence[config.Mechanism]],
+    dim: int,
+    *,
+    theta: float = 1e4,
+    layout: str = "interleaved",
+    max_length: int = 512,
+    device: Device = None,
+) -> nn.ModuleDict:
+    """One rotary table per head width, to be shared by all layers."""
+    widths = {group.dim or dim // sum(g.heads for g in heads) for heads in layers for group in heads}
+    tables = {str(d): RotaryEmbedding(d, theta, max_length, layout=layout, device=device) for d in sorted(widths)}
+    return nn.ModuleDict(tables)
 
 
 # ----------------------------------------------------------------------------------------------------- relative biases

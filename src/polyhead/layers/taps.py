@@ -9,34 +9,75 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from polyhead.ops.code import latent_code
+from polyhead.layers.heads import HeadGroup
+from polyhead.ops.code import latent_code, relate, relations, share, visible
 
 
 @dataclass(frozen=True)
 class GroupTaps:
-    """One group of heads in one layer.  q and k are what the scores are made of: after normalisation and rotation."""
+    """One group of heads in one layer.  q and k are what the scores are made of: after normalisation and rotation.
 
-    kind: str  # "softmax", "linear" or "hyla"
+    Of relational heads v are symbols as they enter the sum, by key or by offset (row j - i + t - 1 is the symbol of
+    key j for query i); relations are recomputed from q_rel and k_rel.
+    """
+
+    kind: str  # "softmax", "linear", "hyla", "relational", "disentangled" or "abstractor"
     normalise: str
     act: str
     depth: int  # of the value network
     q: Float[Tensor, "b t h d"]
     k: Float[Tensor, "b s g d"]
-    v: Float[Tensor, "b s g e"]
+    v: Float[Tensor, "b s g e"] | Float[Tensor, "_ g e"]
     output: Float[Tensor, "b t h e"]
     bias: Tensor | None  # (b|1 h|1 t s) or by offset (h t+s-1)
     mask: Bool[Tensor, "..."] | None
     causal: bool
     scale: float
-    w_value: Float[Tensor, "g e _"] | None  # None where a foreign model does not let one know it
+    w_value: Float[Tensor, "g e _"] | None  # None of symbols, and where a foreign model does not let one know it
     b_value: Float[Tensor, "g e"] | None
     w_out: Float[Tensor, "h m e"] | None
     value_weight: Float[Tensor, "h e e"] | None
 
+    q_rel: Float[Tensor, "b t r p"] | None = None
+    k_rel: Float[Tensor, "b s _ p"] | None = None
+    relation_act: str | None = None  # of relations; of an Abstractor's scores
+    relation_weight: Float[Tensor, "h e r"] | None = None
+
     def code(self) -> Float[Tensor, "b h t s"]:
         """The latent code of all pairs."""
-        bias, mask, causal, scale = self.bias, self.mask, self.causal, self.scale
-        return latent_code(self.q, self.k, normalise=self.normalise, bias=bias, mask=mask, causal=causal, scale=scale)
+        return code_of(self, self.q, self.k, self.bias, self.mask, self.causal, scale=self.scale)
+
+    def relations(self) -> Float[Tensor, "b r t s"]:
+        """The relations of all pairs: those that the heads share or, of disentangled heads, one for each.
+
+        ValueError for heads that have none; the Abstractor's relations are its code.
+        """
+        if self.q_rel is None or self.k_rel is None or self.relation_act is None:
+            raise ValueError(f"GroupTaps: {self.kind} heads have no relations beside their code")
+        k_rel = share(self.k_rel, self.q_rel.shape[2])
+        if self.kind == "relational":
+            return relations(self.q_rel, k_rel, relation_act=self.relation_act, mask=self.mask, causal=self.causal)
+        look = visible(self.mask, self.causal, self.q_rel.shape[1], k_rel.shape[1], k_rel.device)
+        return relate(relations(self.q_rel, k_rel, relation_act="identity"), self.relation_act, look)
+
+
+def code_of(
+    group: GroupTaps | HeadGroup,
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    bias: Tensor | None,
+    mask: Bool[Tensor, "..."] | None,
+    causal: bool,
+    *,
+    scale: float | None = None,
+) -> Float[Tensor, "b h t s"]:
+    """The latent code of all pairs, of a group of heads: by its normalisation or, of an Abstractor, its activation."""
+    code = latent_code(q, k, normalise=group.normalise, bias=bias, mask=mask, causal=causal, scale=scale)
+    if group.kind != "abstractor" or group.normalise == "softmax":
+        return code
+    look, act = visible(mask, causal, q.shape[1], k.shape[1], q.device), str(group.relation_act)  # type: ignore
+    code = relate(code, act, look)
+    return code if look is None else code.masked_fill(~look, 0)
 
 
 @dataclass(frozen=True)

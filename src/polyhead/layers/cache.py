@@ -1,0 +1,86 @@
+"""What layers remember of the tokens they have seen, so that decoding computes the new ones only.
+
+Keys, values, relation keys and symbols of earlier tokens are kept as they entered the equation (normalised, turned by
+their positions, projected), so that a cached step is the uncached one: nothing is approximated.
+"""
+
+from collections.abc import Callable, Hashable, Iterator
+
+import torch
+from torch import Tensor
+
+
+class LayerCache:
+    """The memory of one layer: of its self-attention and, in `.cross`, of its attention to another sequence.
+
+    >>> cache = LayerCache()
+    >>> cache.extend("k", torch.zeros(1, 3, 2)).shape, cache.extend("k", torch.zeros(1, 1, 2)).shape
+    (torch.Size([1, 3, 2]), torch.Size([1, 4, 2]))
+
+    `length`: tokens whose keys are kept; in `.cross`, tokens that have asked.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._kept: dict[Hashable, Tensor] = {}
+        self._made: dict[Hashable, dict[str, Tensor]] = {}
+        self._cross: LayerCache | None = None
+
+    @property
+    def cross(self) -> "LayerCache":
+        """The memory of the layer's cross-attention."""
+        if self._cross is None:
+            self._cross = LayerCache()
+        return self._cross
+
+    def __contains__(self, name: Hashable) -> bool:
+        return name in self._kept
+
+    def extend(self, name: Hashable, new: Tensor) -> Tensor:
+        """`new` (b t ...) after all that came under that name before: (b s ...).  ValueError if they do not fit."""
+        old = self._kept.get(name)
+        if old is not None and (old.shape[0], *old.shape[2:]) != (new.shape[0], *new.shape[2:]):
+            was, came = tuple(old.shape), tuple(new.shape)
+            raise ValueError(f"LayerCache: what is kept of {name} is (b s ...) = {was} but what is new {came}")
+        self._kept[name] = new if old is None else torch.cat((old, new), dim=1)
+        return self._kept[name]
+
+    def last(self, name: Hashable, new: Tensor, count: int) -> Tensor:
+        """`new` (b t ...) after the last `count` tokens (or fewer, if there were not so many) that came before."""
+        seen = self.extend(name, new)
+        self._kept[name] = seen[:, max(0, seen.shape[1] - count) :]
+        return seen
+
+    def once(self, name: Hashable, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """What `make` gave when it was asked for first."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+
+class Cache:
+    """One `LayerCache` for each of `layers` layers.
+
+    >>> cache = Cache(2)
+    >>> first = model(prompt, cache=cache)             # fills it
+    >>> then = model(token, cache=cache)               # (b 1 c): reads and extends it
+    """
+
+    def __init__(self, layers: int) -> None:
+        if layers < 1:
+            raise ValueError(f"Cache: layers must be at least 1 but is {layers}")
+        self.layers = tuple(LayerCache() for _ in range(layers))
+
+    @property
+    def length(self) -> int:
+        """Tokens it holds."""
+        return self.layers[0].length
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, layer: int) -> LayerCache:
+        return self.layers[layer]
+
+    def __iter__(self) -> Iterator[LayerCache]:
+        return iter(self.layers)

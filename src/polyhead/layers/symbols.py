@@ -1,0 +1,283 @@
+"""Where relational heads take their symbols from: values that say which token is meant, and nothing of what it holds.
+
+    symbolic     s_i = sum_n softmax_n(query(x_i) . template_n / sqrt(d)) library_n             each head its own part
+    relational   the same, asked with softmax_n(q(x_i) . k(x_n)) over the neighbours n of i instead of with x_i
+    position     s_i = table_i
+    relative     s_ij = table_(j - i), clipped: the symbol of j for the token i that looks at it
+
+Altabaa and Lafferty 2024, "Disentangling and integrating relational and sensory information in transformer
+architectures", section 2.2; the relational one is from their code.  A source is called with the stream (b s m) and
+returns symbols by key, (b|1 s dim), or the table of a relative one, (2 distance + 1, dim).
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from polyhead import config
+from polyhead.layers import Device
+from polyhead.layers.cache import LayerCache
+from polyhead.shapes import shaped
+
+HEADS = 4
+"""Heads of symbolic attention by default, where they divide the widths."""
+
+
+def _heads(who: str, heads: int | None, *widths: int) -> int:
+    if heads is None:
+        return math.gcd(HEADS, *widths)
+    if any(width % heads for width in widths):
+        raise ValueError(f"{who}: heads must divide {' and '.join(map(str, dict.fromkeys(widths)))} but is {heads}")
+    return heads
+
+
+class SymbolicAttention(nn.Module):
+    """Every token picks from a library of `count` learned symbols, by softmax attention over their templates.
+
+    >>> SymbolicAttention(64, count=10)(torch.randn(2, 7, 64)).shape
+    torch.Size([2, 7, 64])
+
+    `symbol_dim`: width of a symbol, by default `dim`.  `trainable=False`: the library stays as it was drawn (it is in
+    the state dict, but no parameter); the templates are learned either way.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        symbol_dim: int | None = None,
+        *,
+        count: int = 64,
+        heads: int | None = None,
+        trainable: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.dim, self.symbol_dim = dim, dim if symbol_dim is None else symbol_dim
+        self.heads = _heads("SymbolicAttention", heads, self.dim, self.symbol_dim)
+        self.query = nn.Linear(dim, dim, device=device, dtype=dtype)
+        self.templates = nn.Parameter(torch.empty(count, dim, device=device, dtype=dtype))
+        library = torch.empty(count, self.symbol_dim, device=device, dtype=dtype)
+        self.library: Tensor
+        if trainable:
+            self.library = nn.Parameter(library)
+        else:
+            self.register_buffer("library", library)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Templates and library N(0, 1); the query map is filled as any other linear map."""
+        self.templates.normal_()
+        self.library.normal_()
+
+    @shaped
+    def assignments(self, x: Float[Tensor, "b s m"]) -> Float[Tensor, "b s h n"]:
+        """How much of each symbol every token takes, for each head; adds up to 1 over symbols."""
+        q = self.query(x).unflatten(-1, (self.heads, -1))
+        templates = self.templates.unflatten(-1, (self.heads, -1))
+        return (torch.einsum("bshd,nhd->bshn", q, templates) * q.shape[-1] ** -0.5).softmax(-1)
+
+    def forward(
+        self, x: Float[Tensor, "b s m"], *, first: int = 0, cache: LayerCache | None = None
+    ) -> Float[Tensor, "b s _"]:
+        """Symbols (b s symbol_dim), of each token by itself: neither `first` nor `cache` matters."""
+        if x.shape[-1] != self.dim:
+            raise ValueError(f"SymbolicAttention: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
+        library = self.library.unflatten(-1, (self.heads, -1))
+        return torch.einsum("bshn,nhe->bshe", self.assignments(x), library).flatten(2)
+
+    def extra_repr(self) -> str:
+        trainable = isinstance(self.library, nn.Parameter)
+        return f"count={len(self.templates)}, heads={self.heads}, trainable={trainable}"
+
+
+class RelationalSymbols(nn.Module):
+    """Symbolic attention that asks with a token's relations to its neighbours.
+
+    Token i compares itself with the `neighbours` tokens before it, nearest first (or, unless `causal`, with so many
+    on each side, left to right), and with itself if `include_self`; beyond the ends of the sequence the outermost
+    token stands in.  `relations` inner products with each, by `normalise` a softmax over them all at scale
+    (dim / relations) ** -0.5, go through a linear map to `symbolic`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        symbol_dim: int | None = None,
+        *,
+        count: int = 64,
+        heads: int | None = None,
+        trainable: bool = True,
+        neighbours: int = 2,
+        relations: int = 4,
+        include_self: bool = False,
+        normalise: bool = True,
+        causal: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if dim % relations:
+            raise ValueError(f"RelationalSymbols: relations must divide {dim} but is {relations}")
+        self.dim, self.neighbours, self.relations = dim, neighbours, relations
+        self.normalise, self.causal = normalise, causal
+        self.steps = neighbour_steps(neighbours, include_self, causal)
+        self.q, self.k = (nn.Linear(dim, dim, device=device, dtype=dtype) for _ in range(2))
+        self.map = nn.Linear(len(self.steps) * relations, dim, device=device, dtype=dtype)
+        how = {"device": device, "dtype": dtype}
+        self.symbolic = SymbolicAttention(dim, symbol_dim, count=count, heads=heads, trainable=trainable, **how)
+
+    @property
+    def symbol_dim(self) -> int:
+        return self.symbolic.symbol_dim
+
+    def _asked(self, x: Tensor, first: int, cache: LayerCache | None) -> Tensor:
+        """What stands for each token (b s m) when it asks for symbols."""
+        if cache is not None and not self.causal:
+            raise ValueError("RelationalSymbols: neighbours after a token are not known yet: a cache needs causal=True")
+        if cache is None and first:
+            raise ValueError(f"RelationalSymbols: tokens before the first, number {first}, are wanted: give cache=")
+        seen = x if cache is None else cache.last(self, x, self.neighbours)
+        own = torch.arange(seen.shape[1] - x.shape[1], seen.shape[1], device=x.device)
+        steps = torch.tensor(self.steps, device=x.device)
+        where = (own[:, None] + steps).clamp(0, seen.shape[1] - 1)
+        q = self.q(x).unflatten(-1, (self.relations, -1))
+        k = self.k(seen).unflatten(-1, (self.relations, -1))[:, where]
+        related = torch.einsum("bsrd,bsnrd->bsnr", q, k)
+        if self.normalise:
+            related = (related * q.shape[-1] ** -0.5).softmax(2)
+        return self.map(related.flatten(2))
+
+    def assignments(self, x: Float[Tensor, "b s m"]) -> Float[Tensor, "b s h n"]:
+        """How much of each symbol every token takes, for each head; adds up to 1 over symbols."""
+        return self.symbolic.assignments(self._asked(x, 0, None))
+
+    def forward(
+        self, x: Float[Tensor, "b s m"], *, first: int = 0, cache: LayerCache | None = None
+    ) -> Float[Tensor, "b s _"]:
+        """Symbols (b s symbol_dim); with a `cache`, of tokens that follow those it has seen."""
+        if x.shape[-1] != self.dim:
+            raise ValueError(f"RelationalSymbols: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
+        return self.symbolic(self._asked(x, first, cache))
+
+    def extra_repr(self) -> str:
+        return f"steps={list(self.steps)}, relations={self.relations}, normalise={self.normalise}"
+
+
+def neighbour_steps(neighbours: int, include_self: bool, causal: bool) -> tuple[int, ...]:
+    """Where the neighbours of a token are.
+
+    >>> neighbour_steps(2, False, True), neighbour_steps(1, True, False)
+    ((-1, -2), (-1, 0, 1))
+    """
+    if causal:
+        return tuple(-n for n in range(0 if include_self else 1, neighbours + 1))
+    return tuple(n for n in range(-neighbours, neighbours + 1) if n or include_self)
+
+
+class PositionSymbols(nn.Module):
+    """A learned symbol for each position; `table` is (max_length, dim)."""
+
+    def __init__(self, dim: int, max_length: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.symbol_dim, self.max_length = dim, max_length
+        self.table = nn.Parameter(torch.empty(max_length, dim, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """N(0, 1)."""
+        nn.init.normal_(self.table)
+
+    def forward(
+        self, x: Float[Tensor, "b s m"], *, first: int = 0, cache: LayerCache | None = None
+    ) -> Float[Tensor, "1 s _"]:
+        """The symbols of positions `first`, `first` + 1, ...: one for the whole batch."""
+        last = first + x.shape[1]
+        if last > self.max_length:
+            raise ValueError(f"PositionSymbols: {last} positions but max_length is {self.max_length}")
+        return self.table[None, first:last]
+
+    def extra_repr(self) -> str:
+        return f"{self.symbol_dim}, max_length={self.max_length}"
+
+
+class RelativeSymbols(nn.Module):
+    """A learned symbol for each offset j - i of key and query; `table` is (2 distance + 1, dim), row `distance` that of
+    offset 0.
+
+    `distance` None: max_length - 1, and longer sequences are an error; otherwise offsets beyond are clipped.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        max_length: int,
+        distance: int | None = None,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.symbol_dim, self.longest = dim, max_length if distance is None else None
+        self.distance = max_length - 1 if distance is None else distance
+        self.table = nn.Parameter(torch.empty(2 * self.distance + 1, dim, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform, of variance 2 / (rows + dim) (Glorot and Bengio 2010), as in the paper's code."""
+        nn.init.xavier_uniform_(self.table)
+
+    def forward(
+        self, x: Float[Tensor, "b s m"], *, first: int = 0, cache: LayerCache | None = None
+    ) -> Float[Tensor, "_ _"]:
+        """The table, by offset; `x` only says how far it must reach."""
+        last = first + x.shape[1]
+        if self.longest is not None and last > self.longest:
+            raise ValueError(
+                f"RelativeSymbols: {last} positions but max_length is {self.longest}: give distance= to clip offsets"
+            )
+        return self.table
+
+    def extra_repr(self) -> str:
+        return f"{self.symbol_dim}, distance={self.distance}"
+
+
+SymbolModule = SymbolicAttention | RelationalSymbols | PositionSymbols | RelativeSymbols
+
+
+def build_symbols(
+    source: config.SymbolSource,
+    dim: int,
+    *,
+    causal: bool = False,
+    max_length: int = 512,
+    device: Device = None,
+    dtype: torch.dtype | None = None,
+) -> SymbolModule:
+    """The module of a source of symbols for a model of width `dim`."""
+    width = source.dim or dim
+    if isinstance(source, config.PositionSymbols):
+        return PositionSymbols(width, max_length, device=device, dtype=dtype)
+    if isinstance(source, config.RelativeSymbols):
+        return RelativeSymbols(width, max_length, source.distance, device=device, dtype=dtype)
+    if isinstance(source, config.RelationalSymbols):
+        return RelationalSymbols(
+            *(dim, width),
+            count=source.count,
+            heads=source.heads,
+            trainable=source.trainable,
+            neighbours=source.neighbours,
+            relations=source.relations,
+            include_self=source.include_self,
+            normalise=source.normalise,
+            causal=causal,
+            device=device,
+            dtype=dtype,
+        )
+    if isinstance(source, config.SymbolicAttention):
+        how = {"count": source.count, "heads": source.heads, "trainable": source.trainable}
+        return SymbolicAttention(dim, width, **how, device=device, dtype=dtype)
+    raise ValueError(f"symbols: {source!r} is not a source such as SymbolicAttention()")
