@@ -205,11 +205,18 @@ def _resolve(verb: str, recipe: str, scale: str | None) -> tuple[list["Run"], st
 
 def _fitted(run: "Run", default: "Run") -> "Run":
     """A changed task changes what the model takes and gives, unless the recipe or the user chose that themselves."""
-    model, before = run.model, default.model
+    from polyhead.config import TransformerConfig
+
+    model: Any = run.model
+    before: Any = default.model
     if (before.inputs, before.outputs) == default.task.ends and (model.inputs, model.outputs) == default.task.ends:
         model = replace(model, inputs=run.task.ends[0], outputs=run.task.ends[1])
-    if before.max_length == default.task.length and model.max_length == before.max_length:
-        model = replace(model, max_length=run.task.length)
+    if isinstance(model, TransformerConfig) and isinstance(before, TransformerConfig):
+        if before.max_length == default.task.length and model.max_length == before.max_length:
+            model = replace(model, max_length=run.task.length)
+        encoder, source = model.encoder, run.task.source
+        if encoder is not None and source is not None and encoder.inputs == default.task.source:
+            model = replace(model, encoder=replace(encoder, inputs=source))
     return replace(run, model=model)
 
 

@@ -13,9 +13,10 @@ import pathlib
 import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from polyhead import serial
+from polyhead.baselines import AbstractorConfig, Baseline, CoRelNetConfig, PrediNetConfig
 from polyhead.data import Batch, Task, stream
 from polyhead.mechanisms import (
     Abstractor,
@@ -58,9 +59,11 @@ from polyhead.shapes import one_of
 
 __all__ = [
     "Abstractor",
+    "AbstractorConfig",
     "Alibi",
     "Batch",
     "Classes",
+    "CoRelNetConfig",
     "Decay",
     "Disentangled",
     "Experts",
@@ -72,10 +75,12 @@ __all__ = [
     "Logits",
     "Mechanism",
     "Mlp",
+    "Model",
     "Output",
     "Patches",
     "Position",
     "PositionSymbols",
+    "PrediNetConfig",
     "Relational",
     "RelationalSymbols",
     "RelativeBias",
@@ -122,6 +127,8 @@ class TransformerConfig:
     heads as the layer has heads); the encoder's own outputs are not used.
     """
 
+    usual: ClassVar[bool] = True  # a file that gives a model without a kind means this one
+
     inputs: Input
     outputs: Output
     dim: int = 128
@@ -145,7 +152,7 @@ class TransformerConfig:
     init: str = "cs336"
     final_norm: bool | None = late(None)
     """A norm after the last block; None: with pre-norm only."""
-    encoder: "TransformerConfig | None" = late(None)  # noqa: RUF009 (a field)
+    encoder: "TransformerConfig | AbstractorConfig | None" = late(None)  # noqa: RUF009 (a field)
     cross_heads: Mechanism | Sequence[Mechanism] | None = late(None)  # noqa: RUF009 (a field)
 
     def __post_init__(self) -> None:
@@ -163,11 +170,33 @@ class TransformerConfig:
             if self.encoder is None:
                 raise ValueError("TransformerConfig: cross_heads look at an encoder, but encoder is None")
             object.__setattr__(self, "cross_heads", head_list("TransformerConfig", self.cross_heads))
-        if self.encoder is not None and self.encoder.dim != self.dim:
-            raise ValueError(f"TransformerConfig: the encoder's dim is {self.encoder.dim} but the decoder's {self.dim}")
+        self._check_encoder()
+        self._check_classes()
         one_of("TransformerConfig", "norm", self.norm, ("layer", "rms"))
         one_of("TransformerConfig", "norm_order", self.norm_order, ("pre", "post"))
         one_of("TransformerConfig", "init", self.init, ("hyla", "cs336"))
+
+    def _check_encoder(self) -> None:
+        if self.encoder is None:
+            return
+        if self.encoder.dim != self.dim:
+            raise ValueError(f"TransformerConfig: the encoder's dim is {self.encoder.dim} but the decoder's {self.dim}")
+        if getattr(self.encoder, "encoder", None) is not None:
+            raise ValueError("TransformerConfig: an encoder has no encoder of its own")
+        for group in self.layer_cross_heads(0):
+            if isinstance(group, SymbolHeads) and isinstance(group.symbols, RelativeSymbols):
+                raise ValueError(
+                    "TransformerConfig: cross_heads look at another sequence: RelativeSymbols() has no use"
+                )
+
+    def _check_classes(self) -> None:
+        """Whether there is a first token that stands for all."""
+        if not isinstance(self.outputs, Classes) or self.outputs.pool == "mean":
+            return
+        if isinstance(self.inputs, Patches) and not self.inputs.class_token:
+            raise ValueError('TransformerConfig: Classes(pool="class") needs Patches(class_token=True)')
+        if self.causal:
+            raise ValueError('TransformerConfig: with causal=True the first token sees no other: Classes(pool="mean")')
 
     @property
     def _lists(self) -> tuple[Any, ...]:
@@ -180,6 +209,14 @@ class TransformerConfig:
     def layer_heads(self, layer: int) -> Heads:
         """The head groups of layer `layer` (from 0)."""
         return typing.cast(Heads, self._lists[layer] if self.per_layer else self._lists)
+
+    def layer_cross_heads(self, layer: int) -> Heads:
+        """The head groups that look at the encoder in layer `layer`; none without an encoder."""
+        if self.encoder is None:
+            return ()
+        if self.cross_heads is None:
+            return (Softmax(sum(group.heads for group in self.layer_heads(layer))),)
+        return typing.cast(Heads, self.cross_heads)
 
 
 def head_list(who: str, heads: Any) -> Heads:
@@ -200,6 +237,10 @@ def _layers_of_heads(heads: Any) -> Any:
     if any(nested) and not all(nested):
         raise ValueError(f"{who}: heads must be one list of mechanisms or one list per layer, not a mixture of both")
     return tuple(head_list(who, group) for group in heads) if any(nested) else head_list(who, heads)
+
+
+Model = TransformerConfig | Baseline
+"""What a run can train: `models.build` knows the network of each."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +297,7 @@ class Run:
     """One training run, whole."""
 
     task: Task
-    model: TransformerConfig
+    model: Model
     name: str = plain("run")
     train: Train = Train()
     seed: int = 0
@@ -270,6 +311,13 @@ class Run:
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"Run: threads must be at least 1, or None, but is {self.threads}")
 
+    @property
+    def transformer(self) -> TransformerConfig:
+        """The model, of a run that trains a transformer; of any other a ValueError."""
+        if not isinstance(self.model, TransformerConfig):
+            raise ValueError(f"{self.name}: a transformer was wanted but the model is a {type(self.model).__name__}")
+        return self.model
+
 
 def digest(config: Any) -> str:
     """Twelve hex digits of the JSON of `config` without its non-semantic fields: the id of a run."""
@@ -280,7 +328,7 @@ def digest(config: Any) -> str:
 _KINDS = (
     *(Softmax, Linear, Hyla, Relational, Disentangled, Abstractor, *typing.get_args(SymbolSource)),
     *(*typing.get_args(Position), *typing.get_args(FeedForward), *typing.get_args(Input), *typing.get_args(Output)),
-    *(TransformerConfig, Decay, Train, Run),
+    *(*typing.get_args(Model), Decay, Train, Run),
 )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from polyhead.config import Mechanism, Run, Task, digest, to_dict
+from polyhead.config import Mechanism, Run, Task, TransformerConfig, digest, to_dict
 from polyhead.train.folder import METRICS, Result, read_config, read_metrics, read_result
 
 NAMES = {"Softmax": "Softmax", "Linear": "Linear", "Hyla": "HYLA"}
@@ -192,6 +192,8 @@ def groups(entries: Sequence[Entry]) -> list[Group]:
 def mechanism(run: Run) -> str:
     """ "HYLA", "Linear (normalise rms_heads)", "Softmax 4 + HYLA 4", or one such name per layer."""
     model = run.model
+    if not isinstance(model, TransformerConfig):
+        return type(model).__name__
     layers = [_heads(model.layer_heads(i)) for i in range(model.layers)]
     return layers[0] if len(set(layers)) == 1 else ", then ".join(layers)
 
@@ -211,7 +213,10 @@ def _heads(heads: Sequence[Mechanism]) -> str:
 
 
 def _kind(run: Run) -> str:
-    kinds = {type(g).__name__.lower() for i in range(run.model.layers) for g in run.model.layer_heads(i)}
+    model = run.model
+    if not isinstance(model, TransformerConfig):
+        return type(model).__name__.lower()
+    kinds = {type(g).__name__.lower() for i in range(model.layers) for g in model.layer_heads(i)}
     return kinds.pop() if len(kinds) == 1 else "mixture"
 
 

@@ -107,7 +107,8 @@ def _value(data: Any, hint: Any, known: Mapping[str, type], where: str) -> Any:
         return None
     if isinstance(data, dict):
         classes = [o for o in options if dataclasses.is_dataclass(o)]
-        built = build(data, classes[0] if len(classes) == 1 else None, known, where)
+        usual = [o for o in classes if len(classes) == 1 or getattr(o, "usual", False)]  # what need not name its kind
+        built = build(data, usual[0] if usual else None, known, where)
         if not any(isinstance(built, c) for c in classes if isinstance(c, type)):
             names = " or ".join(getattr(c, "__name__", str(c)) for c in classes)
             raise ValueError(f"{where}: {names or hint} was wanted but {type(built).__name__} came")

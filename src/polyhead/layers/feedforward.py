@@ -57,21 +57,22 @@ def swiglu_width(dim: int) -> int:
 
 
 class SwiGLU(nn.Module):
-    """`w2(silu(w1 x) * w3 x)`, no biases; `hidden` defaults to `swiglu_width(dim)`."""
+    """`w2(silu(w1 x) * w3 x)`; `hidden` defaults to `swiglu_width(dim)`.  `bias`: of all three maps."""
 
     def __init__(
         self,
         dim: int,
         hidden: int | None = None,
+        bias: bool = False,
         *,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         hidden = swiglu_width(dim) if hidden is None else hidden
-        self.w1 = nn.Linear(dim, hidden, bias=False, device=device, dtype=dtype)
-        self.w2 = nn.Linear(hidden, dim, bias=False, device=device, dtype=dtype)
-        self.w3 = nn.Linear(dim, hidden, bias=False, device=device, dtype=dtype)
+        self.w1 = nn.Linear(dim, hidden, bias=bias, device=device, dtype=dtype)
+        self.w2 = nn.Linear(hidden, dim, bias=bias, device=device, dtype=dtype)
+        self.w3 = nn.Linear(dim, hidden, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
         _check_width("SwiGLU", self.w1.in_features, x)

@@ -1,20 +1,31 @@
-"""The two ends of the transformer: what turns tokens or vectors into the model width, and what turns it into an
+"""The two ends of a model: what turns tokens, vectors or images into the model width, and what turns it into an
 answer."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead import config
 from polyhead.layers import Device
+from polyhead.layers.norms import LayerNorm
+from polyhead.shapes import one_of
 
 
 class TokenInput(nn.Module):
-    """Tokens (b t) through an embedding table of `count` rows."""
+    """Tokens (b t) through an embedding table of `count` rows; `scaled` multiplies them by sqrt(dim)."""
 
-    def __init__(self, count: int, dim: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        count: int,
+        dim: int,
+        *,
+        scaled: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
+        self.factor = dim**0.5 if scaled else 1.0
         self.table = nn.Embedding(count, dim, device=device, dtype=dtype)
 
     def forward(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t m"]:
@@ -23,7 +34,8 @@ class TokenInput(nn.Module):
                 f"Transformer: integer tokens (b t) were wanted but {tokens.dtype} {tuple(tokens.shape)} came"
             )
         try:
-            return self.table(tokens)
+            x = self.table(tokens)
+            return x if self.factor == 1.0 else x * self.factor
         except IndexError:  # looked at only now: reading tokens beforehand would wait for the device
             count = self.table.num_embeddings
             strange = tokens[(tokens < 0) | (tokens >= count)][0].item()
@@ -50,6 +62,54 @@ class VectorInput(nn.Module):
         if vectors.ndim != 3 or vectors.shape[-1] != self.size:
             raise ValueError(f"Transformer: inputs (b t {self.size}) were wanted but {tuple(vectors.shape)} came")
         return self.linear(vectors)
+
+
+class PatchInput(nn.Module):
+    """Images (b c height width), cut into patches, through a linear map: one token per patch, row by row.
+
+    A patch is the vector of its pixels, row by row, the channels of a pixel side by side.  `norm`: LayerNorms before
+    and after the map.  `class_token`: a learned token in front.
+
+    >>> PatchInput((3, 36, 36), (12, 12), 64, class_token=True)(torch.randn(2, 3, 36, 36)).shape
+    torch.Size([2, 10, 64])
+    """
+
+    def __init__(
+        self,
+        image: tuple[int, int, int],
+        patch: tuple[int, int],
+        dim: int,
+        *,
+        norm: bool = False,
+        class_token: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.image, self.patch = image, patch
+        size = image[0] * patch[0] * patch[1]
+        self.norm = LayerNorm(size, device=device, dtype=dtype) if norm else None
+        self.linear = nn.Linear(size, dim, device=device, dtype=dtype)
+        self.norm_out = LayerNorm(dim, device=device, dtype=dtype) if norm else None
+        self.class_token = nn.Embedding(1, dim, device=device, dtype=dtype) if class_token else None
+
+    def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b t m"]:
+        if tuple(images.shape[1:]) != self.image or not images.is_floating_point():
+            came = f"{images.dtype} {tuple(images.shape)}"
+            wanted = ", ".join(map(str, self.image))
+            raise ValueError(
+                f"Transformer: floating images (b, {wanted}) (b c height width) were wanted but {came} came"
+            )
+        (c, height, width), (p, q) = self.image, self.patch
+        cut = images.reshape(-1, c, height // p, p, width // q, q).permute(0, 2, 4, 3, 5, 1)
+        patches = cut.reshape(len(images), -1, p * q * c)
+        x = self.linear(patches if self.norm is None else self.norm(patches))
+        x = x if self.norm_out is None else self.norm_out(x)
+        return x if self.class_token is None else torch.cat((self._first(x), x), dim=1)
+
+    def _first(self, x: Tensor) -> Tensor:
+        assert self.class_token is not None
+        return self.class_token.weight.to(x.dtype).expand(len(x), 1, -1)
 
 
 class LinearOutput(nn.Module):
@@ -83,27 +143,66 @@ class TiedOutput(nn.Module):
         return F.linear(x, self.table.weight) * self.factor
 
 
+class ClassOutput(nn.Module):
+    """`count` logits per sequence, (b 1 count): of the mean over its real tokens or, `pool="class"`, of its first."""
+
+    def __init__(
+        self,
+        dim: int,
+        count: int,
+        *,
+        pool: str = "mean",
+        bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.pool = one_of("ClassOutput", "pool", pool, ("mean", "class"))
+        self.linear = nn.Linear(dim, count, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b 1 c"]:
+        return self.linear(x[:, :1] if self.pool == "class" else mean_of_tokens(x, mask))
+
+    def extra_repr(self) -> str:
+        return f"pool={self.pool!r}"
+
+
+def mean_of_tokens(x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None) -> Float[Tensor, "b 1 m"]:
+    """The mean over the real tokens of a sequence, where `mask` is True; 0 where there are none."""
+    if mask is None:
+        return x.mean(1, keepdim=True)
+    total = x.masked_fill(~mask[..., None], 0.0).sum(1, keepdim=True)
+    return total / mask.sum(1).clamp(min=1)[:, None, None].to(x.dtype)
+
+
+InputEnd = TokenInput | VectorInput | PatchInput
+OutputEnd = LinearOutput | TiedOutput | ClassOutput
+
+
 def build_input(
-    end: config.Tokens | config.Vectors,
+    end: config.Input,
     dim: int,
     *,
     device: Device = None,
     dtype: torch.dtype | None = None,
-) -> TokenInput | VectorInput:
+) -> InputEnd:
     """The module of an input end."""
     if isinstance(end, config.Tokens):
-        return TokenInput(end.count, dim, device=device, dtype=dtype)
+        return TokenInput(end.count, dim, scaled=end.scaled, device=device, dtype=dtype)
+    if isinstance(end, config.Patches):
+        norm, first = end.norm, end.class_token
+        return PatchInput(end.image, end.patch, dim, norm=norm, class_token=first, device=device, dtype=dtype)
     return VectorInput(end.size, dim, bias=end.bias, device=device, dtype=dtype)
 
 
 def build_output(
-    end: config.Logits | config.Values,
-    source: TokenInput | VectorInput,
+    end: config.Output,
+    source: InputEnd,
     dim: int,
     *,
     device: Device = None,
     dtype: torch.dtype | None = None,
-) -> LinearOutput | TiedOutput:
+) -> OutputEnd:
     """The module of an output end; tied logits share the table of `source`.
 
     Raises ValueError where there is no such table, or one of another size.
@@ -112,5 +211,7 @@ def build_output(
         if not isinstance(source, TokenInput) or source.table.num_embeddings != end.count:
             raise ValueError(f"Transformer: tied logits need Tokens({end.count}) as inputs")
         return TiedOutput(source, scaled=end.scaled)
+    if isinstance(end, config.Classes):
+        return ClassOutput(dim, end.count, pool=end.pool, bias=end.bias, device=device, dtype=dtype)
     size = end.count if isinstance(end, config.Logits) else end.size
     return LinearOutput(dim, size, bias=end.bias, device=device, dtype=dtype)

@@ -81,7 +81,7 @@ def fuzzy_original() -> Run:
     run = fuzzy_hyla()
     task = FuzzyLogic(variables=4, terms=2, length=32, held_out=0.7, split="legacy")
     train = replace(run.train, decay=Decay(qkv_biases=True, relative_bias=True), early_floor=True)
-    model = replace(run.model, dropout=0.1, dropout_shared=True)
+    model = replace(run.transformer, dropout=0.1, dropout_shared=True)
     return replace(run, name="fuzzy-original", task=task, model=model, train=train)
 
 

@@ -6,7 +6,7 @@ names the alternative.
 
 from dataclasses import dataclass, replace
 
-from polyhead.config import Experts, FeedForward, Hyla, Linear, Mechanism, Mlp, Run, Softmax
+from polyhead.config import Experts, FeedForward, Hyla, Linear, Mechanism, Mlp, Run, Softmax, TransformerConfig
 
 EXPERTS, TOP_K = 4, 2
 
@@ -102,10 +102,10 @@ OURS: dict[str, Row] = {
 
 def row_of(run: Run) -> str:
     """The name of the row whose model `run` trains.  ValueError: none of them."""
-    groups = run.model.layer_heads(0)
+    groups = run.model.layer_heads(0) if isinstance(run.model, TransformerConfig) else ()
     if len(groups) == 1:
         bare = replace(groups[0], heads=8, dim=None, value_dim=None, impl="auto")
         for name, row in (ROWS | OURS).items():
-            if row.heads == bare and row.experts == isinstance(run.model.feedforward, Experts):
+            if row.heads == bare and row.experts == isinstance(run.transformer.feedforward, Experts):
                 return name
     raise ValueError(f"rows: {run.name} is none of the models of Table A1")

@@ -13,11 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyhead.claims import Estimate
-from polyhead.config import Run
+from polyhead.config import Run, TransformerConfig
 from polyhead.recipes.rows import OURS, ROWS, row_of
 from polyhead.recipes.scales import Setting
 from polyhead.train import Failure, Result
 from polyhead.train.folder import METRICS, RESULT, read_metrics
+
+
+def _heads(model: TransformerConfig) -> int:
+    return sum(group.heads for group in model.layer_heads(0))
+
 
 AXES: dict[str, Callable[[Run], Any]] = {
     "task": lambda run: "fuzzy" if run.task.name == "fuzzy_logic" else run.task.name,
@@ -26,9 +31,9 @@ AXES: dict[str, Callable[[Run], Any]] = {
     "held out": lambda run: getattr(run.task, "held_out", None),
     "features": lambda run: getattr(run.task, "features", None),
     "instances": lambda run: run.train.steps * run.train.batch_size,
-    "width": lambda run: run.model.dim,
-    "depth": lambda run: run.model.layers,
-    "heads": lambda run: sum(group.heads for group in run.model.layer_heads(0)),
+    "width": lambda run: getattr(run.model, "dim", None),
+    "depth": lambda run: getattr(run.model, "layers", None),
+    "heads": lambda run: _heads(run.model) if isinstance(run.model, TransformerConfig) else None,
 }
 """What a figure may be drawn over."""
 

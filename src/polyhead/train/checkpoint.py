@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from polyhead import config as configs
 from polyhead.config import Run
-from polyhead.models.transformer import Transformer
+from polyhead.models.build import build
 from polyhead.train.folder import CHECKPOINT, read_config, write
 
 FORMAT = 1
@@ -119,12 +119,12 @@ def load_optimiser(
         optimiser.state[parameter] = {key: value.to(place[key], copy=True) for key, value in state.items()}
 
 
-def load_model(folder: str | pathlib.Path, device: str | torch.device = "cpu") -> tuple[Run, Transformer]:
+def load_model(folder: str | pathlib.Path, device: str | torch.device = "cpu") -> tuple[Run, Any]:
     """The run of a folder and its trained model, in eval mode on `device`."""
     config = read_config(folder)
     path = pathlib.Path(config.folder or folder)
     tensors, _ = read_checkpoint(path, configs.digest(config))
     with torch.random.fork_rng(devices=[]):
-        model = Transformer(config.model)
+        model = build(config.model)
     load_weights(model, tensors, path / CHECKPOINT)
     return config, model.to(device).eval()

@@ -28,17 +28,25 @@ def predict(
     precision: str = "fp32",
     keep: Sequence[Tensor | None] | None = None,
 ) -> Tensor:
-    """The model's outputs (b t c) in at least float32; 0 at positions the task never scores, which are not computed.
+    """The model's outputs in at least float32: (b t c), 0 at positions the task never scores, which are not computed;
+    of a task that classifies (b 1 c).
 
     `keep`: what multiplies the code of each layer, see `Transformer.forward`.
     """
-    given = {} if keep is None else {"keep": keep}  # not every model that can be scored has a code
+    # Not every model that can be scored has a code, an encoder or an end that can be had alone.
+    given: dict[str, Any] = sources(batch) | ({} if keep is None else {"keep": keep})
+    given |= {} if task.tail is None else {"tail": task.tail}
     with autocast(batch.inputs.device, precision):
-        outputs = model(batch.inputs, mask=batch.mask, tail=task.tail, **given)
+        outputs = model(batch.inputs, mask=batch.mask, **given)
     if precision != "fp32":
         outputs = outputs.float()
-    before = batch.inputs.shape[1] - outputs.shape[1]
+    before = 0 if task.tail is None else batch.inputs.shape[1] - outputs.shape[1]
     return F.pad(outputs, (0, 0, before, 0)) if before else outputs
+
+
+def sources(batch: Batch) -> dict[str, Tensor | None]:
+    """What a batch has for an encoder to read, as `Transformer.forward` names it."""
+    return {} if batch.source is None else {"source": batch.source, "source_mask": batch.source_mask}
 
 
 def evaluate(

@@ -20,6 +20,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from polyhead import config as configs
 from polyhead.config import Run, stream
+from polyhead.models.build import build
 from polyhead.models.transformer import Transformer
 from polyhead.shapes import one_of
 from polyhead.train import optimiser
@@ -75,17 +76,21 @@ def check(config: Run) -> None:
     pick_device(config.device)
     for split in config.train.evaluate:
         one_of(type(config.task).__name__, "split", split, config.task.splits)
-    for gives, takes, what in zip(
-        config.task.ends, (config.model.inputs, config.model.outputs), ("in", "out"), strict=True
-    ):
-        if type(gives) is not type(takes) or _size(gives) != _size(takes):
-            raise ValueError(f"train: the task's {what}puts are {gives} but the model's are {takes}")
+    encoder = config.model.encoder if isinstance(config.model, configs.TransformerConfig) else None
+    gives = dict(zip(("inputs", "outputs"), config.task.ends, strict=True)) | {"source": config.task.source}
+    takes = {"inputs": config.model.inputs, "outputs": config.model.outputs}
+    takes |= {"source": None if encoder is None else encoder.inputs}
+    for what, given in gives.items():
+        taken = takes[what]
+        if type(given) is not type(taken) or _size(given) != _size(taken):
+            verb = "is" if what == "source" else "are"
+            raise ValueError(f"train: the task's {what} {verb} {given} but the model's {verb} {taken}")
 
 
-def _size(end: configs.Input | configs.Output) -> int | tuple[int, ...]:
+def _size(end: configs.Input | configs.Output | None) -> int | tuple[int, ...] | None:
     """What a task and a model must agree on; how an image is cut into patches is the model's choice."""
-    if isinstance(end, configs.Patches):
-        return end.image
+    if end is None or isinstance(end, configs.Patches):
+        return None if end is None else end.image
     return end.size if isinstance(end, (configs.Vectors, configs.Values)) else end.count
 
 
@@ -161,7 +166,7 @@ class _Loop:
     def __init__(self, config: Run, folder: pathlib.Path, device: torch.device, progress: bool) -> None:
         self.config, self.folder, self.device, self.train = config, folder, device, config.train
         torch.manual_seed(stream(config.seed, "init"))
-        self.model = Transformer(config.model).to(device)
+        self.model = build(config.model).to(device)
         self.optimiser = optimiser.build(self.model, self.train)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.train.precision == "fp16")
         self.step, self.seconds, self.saved = 0, 0.0, 0
@@ -203,7 +208,9 @@ class _Loop:
         torch.manual_seed(stream(config.seed, "dropout", self.step))
         self.optimiser.zero_grad(set_to_none=True)
         outputs = predict(self.model, config.task, batch, train.precision)
-        loss = config.task.loss(outputs, batch) + self.model.auxiliary_loss()
+        loss = config.task.loss(outputs, batch)
+        if isinstance(self.model, Transformer):
+            loss = loss + self.model.auxiliary_loss()
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimiser)
         if train.clip is not None:

@@ -1,0 +1,30 @@
+"""The network of a configuration: the one table of what a run can train."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from polyhead.config import Model, TransformerConfig
+from polyhead.layers import Device
+from polyhead.models.transformer import Transformer
+
+NETWORKS: dict[type, Callable[..., nn.Module]] = {
+    TransformerConfig: Transformer,
+}
+"""The network of each kind of model: called with the configuration, `device` and `dtype`.
+
+Its forward takes `inputs` and `mask` (True at real tokens, or None) and, where a task has them, `tail`, `source` and
+`source_mask`; it returns (b t c), or (b 1 c) for `Classes`.
+"""
+
+
+def build(settings: Model, *, device: Device = None, dtype: torch.dtype | None = None) -> nn.Module:
+    """The network that `settings` describe, its parameters drawn from torch's default generator.
+
+    Raises ValueError for a configuration that no network belongs to.
+    """
+    if (network := NETWORKS.get(type(settings))) is None:
+        names = ", ".join(kind.__name__ for kind in NETWORKS)
+        raise ValueError(f"build: a model was wanted ({names}) but a {type(settings).__name__} came")
+    return network(settings, device=device, dtype=dtype)
