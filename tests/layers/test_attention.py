@@ -257,7 +257,7 @@ def test_dropout_on_the_code(shared):
     attention = make("hyla", dropout=0.5, dropout_shared=shared)
     x = torch.randn(3, 6, 64, dtype=F64)
     assert_close(attention(x), attention(x), atol=0, rtol=0)  # off in eval
-    keep = attention.train()._keep(x, x)
+    keep = attention.train()._keep(x, 6)
     assert keep.shape == ((1, 1, 6, 6) if shared else (3, 4, 6, 6))
     assert set(keep.unique().tolist()) == {0.0, 2.0}
     torch.manual_seed(1)
@@ -271,7 +271,7 @@ def test_dropout_on_the_code(shared):
 def test_dropout_drops_its_rate_and_scales_the_rest():
     attention, x = make("hyla", dropout=0.2).train(), torch.randn(40, 10, 64, dtype=F64)
     torch.manual_seed(0)
-    keep = attention._keep(x, x)  # 16,000 draws
+    keep = attention._keep(x, 10)  # 16,000 draws
     assert set(keep.unique().tolist()) == {0.0, 1 / (1 - 0.2)}
     assert keep.eq(0).double().mean().item() == pytest.approx(0.2, abs=0.016)  # five standard deviations
 

@@ -35,12 +35,14 @@ def heads_of(array: Tensor | None, first: int, last: int) -> Tensor | None:
     return array if array.shape[-3] == 1 else array[..., first:last, :, :]
 
 
-def symbols_of(symbols: Tensor | Sequence[Tensor | None], widths: Sequence[int | None], b: int, s: int) -> list[Tensor]:
+def symbols_of(
+    symbols: Tensor | Sequence[Tensor | None], widths: Sequence[int | None], b: int, s: int
+) -> Sequence[Tensor | None]:
     """The symbols of each group, whose width is in `widths` (None: it takes none).
 
     Raises ValueError unless each is (b|1 s m) or a table of 2 distance + 1 rows.
     """
-    each = [symbols] * len(widths) if isinstance(symbols, Tensor) else list(symbols)
+    each: Sequence[Tensor | None] = [symbols] * len(widths) if isinstance(symbols, Tensor) else list(symbols)
     if len(each) != len(widths):
         raise ValueError(f"{WHO}: symbols must be one tensor or one (or None) a group: {len(widths)}, not {len(each)}")
     for i, (given, width) in enumerate(zip(each, widths, strict=True)):

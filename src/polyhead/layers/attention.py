@@ -231,15 +231,14 @@ class MultiHeadAttention(nn.Module):
         who = "MultiHeadAttention"
         if x.shape[-1] != self.dim:
             raise ValueError(f"{who}: m = {self.dim} but x (b t m) = {tuple(x.shape)}")
-        own = context is None
-        if cache is not None and self.causal != own:
-            wanted = "be causal" if own else "not be causal, to another sequence"
+        if cache is not None and self.causal != (context is None):
+            wanted = "be causal" if context is None else "not be causal, to another sequence"
             raise ValueError(f"{who}: attention with a cache must {wanted}")
-        memory = cache if cache is None or own else cache.cross
+        memory = cache if cache is None or context is None else cache.cross
         past = 0 if memory is None else memory.length
-        s = past + x.shape[1] if own else context.shape[1]
-        keys = positions if own else None
-        if memory is not None and own:
+        s = past + x.shape[1] if context is None else context.shape[1]
+        keys = positions if context is None else None
+        if memory is not None and context is None:
             if past and ("positions" in memory) != (positions is not None):
                 raise ValueError(f"{who}: with a cache, positions must be given in every call or in none")
             keys = None if positions is None else memory.extend("positions", positions)

@@ -183,8 +183,8 @@ def build(
     if isinstance(mechanism, config.Linear):
         return LinearHeads(heads, dim, value_dim, normalise=mechanism.normalise, act=mechanism.act, **how)
     if isinstance(mechanism, config.Hyla):
-        choice = {"normalise": mechanism.normalise, "act": mechanism.act, "value_depth": mechanism.value_depth}
-        return HylaHeads(heads, dim, value_dim, **choice, **how)
+        how |= {"normalise": mechanism.normalise, "act": mechanism.act, "value_depth": mechanism.value_depth}
+        return HylaHeads(heads, dim, value_dim, **how)
     names = "Softmax, Linear, Hyla, Relational, Disentangled, Abstractor"
     raise ValueError(f"heads: {name} is not a mechanism (choose from {names})")
 

@@ -127,8 +127,9 @@ class RelationalSymbols(nn.Module):
         self.steps = neighbour_steps(neighbours, include_self, causal)
         self.q, self.k = (nn.Linear(dim, dim, device=device, dtype=dtype) for _ in range(2))
         self.map = nn.Linear(len(self.steps) * relations, dim, device=device, dtype=dtype)
-        how = {"device": device, "dtype": dtype}
-        self.symbolic = SymbolicAttention(dim, symbol_dim, count=count, heads=heads, trainable=trainable, **how)
+        self.symbolic = SymbolicAttention(
+            dim, symbol_dim, count=count, heads=heads, trainable=trainable, device=device, dtype=dtype
+        )
 
     @property
     def symbol_dim(self) -> int:
@@ -278,6 +279,12 @@ def build_symbols(
             dtype=dtype,
         )
     if isinstance(source, config.SymbolicAttention):
-        how = {"count": source.count, "heads": source.heads, "trainable": source.trainable}
-        return SymbolicAttention(dim, width, **how, device=device, dtype=dtype)
+        return SymbolicAttention(
+            *(dim, width),
+            count=source.count,
+            heads=source.heads,
+            trainable=source.trainable,
+            device=device,
+            dtype=dtype,
+        )
     raise ValueError(f"symbols: {source!r} is not a source such as SymbolicAttention()")

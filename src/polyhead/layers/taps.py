@@ -42,6 +42,7 @@ class GroupTaps:
     k_rel: Float[Tensor, "b s _ p"] | None = None
     relation_act: str | None = None  # of relations; of an Abstractor's scores
     relation_weight: Float[Tensor, "h e r"] | None = None
+    assignments: Float[Tensor, "b s _ n"] | None = None  # of a token to symbols, by head of symbolic attention
 
     def code(self) -> Float[Tensor, "b h t s"]:
         """The latent code of all pairs."""
@@ -75,7 +76,7 @@ def code_of(
     code = latent_code(q, k, normalise=group.normalise, bias=bias, mask=mask, causal=causal, scale=scale)
     if group.kind != "abstractor" or group.normalise == "softmax":
         return code
-    look, act = visible(mask, causal, q.shape[1], k.shape[1], q.device), str(group.relation_act)  # type: ignore
+    look, act = visible(mask, causal, q.shape[1], k.shape[1], q.device), str(group.relation_act)
     code = relate(code, act, look)
     return code if look is None else code.masked_fill(~look, 0)
 
@@ -90,7 +91,7 @@ class Taps:
     output: Float[Tensor, "b t m"] | None
     b_out: Float[Tensor, " m"] | None
     groups: tuple[GroupTaps, ...]
-    name: str = ""  # of the layer, in a foreign model
+    name: str = ""  # of the layer, in a foreign model and in an encoder-decoder
 
     def _only(self, name: str) -> GroupTaps:
         if len(self.groups) != 1:

@@ -5,7 +5,8 @@
     cs336    (course handout 3.4.1) matrices N(0, 2/(in + out)) and token tables N(0, 1), both cut at three
 
 In both, norms are 1, biases 0 and relative-bias tables N(0, 1/buckets).  The joint q/k/v matrix is filled as the
-three separate projections would be.
+three separate projections would be.  Libraries, templates and positions of symbols are N(0, 1), relative ones uniform
+of variance 2/(rows + width); relation weights are filled last, by their own rule, which looks at the maps around them.
 """
 
 import torch
@@ -14,9 +15,17 @@ from torch import Tensor, nn
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.layers.heads import HylaHeads
+from polyhead.layers.heads_symbols import RelationalHeads
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.positions import LearnedPositions, RelativePositionBias
+from polyhead.layers.symbols import PositionSymbols, RelativeSymbols, SymbolicAttention
 from polyhead.shapes import one_of
+
+OWN_RULE = (
+    *(RelativePositionBias, LearnedPositions, MixtureOfExperts),
+    *(SymbolicAttention, PositionSymbols, RelativeSymbols),
+)
+"""Modules that fill their own tables, whatever the preset."""
 
 TRUNCATION = 0.87962566103423978
 """Standard deviation of a unit normal cut at +-2."""
@@ -46,7 +55,10 @@ def initialise(model: nn.Module, preset: str) -> None:
         elif isinstance(module, (RMSNorm, LayerNorm)):
             nn.init.ones_(module.weight)
             _zero(getattr(module, "bias", None))
-        elif isinstance(module, (RelativePositionBias, LearnedPositions, MixtureOfExperts)):
+        elif isinstance(module, OWN_RULE):
+            module.reset_parameters()
+    for module in model.modules():
+        if isinstance(module, RelationalHeads):
             module.reset_parameters()
 
 
