@@ -2,7 +2,11 @@
 
 pre-norm:   x = x + attention(norm1(x));   x = x + feedforward(norm2(x))     (a final norm follows the last block)
 post-norm:  x = norm1(x + attention(x));   x = norm2(x + feedforward(x))     (Vaswani et al. 2017; no final norm)
+
+A decoder's block looks at another sequence in between, through `norm_cross` and `cross`, in the same two ways.
 """
+
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,9 +14,13 @@ from torch import Tensor, nn
 
 from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.cache import LayerCache
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.taps import Taps
 from polyhead.shapes import one_of
+
+Symbols = Tensor | Sequence[Tensor | None] | None
+"""What `MultiHeadAttention.forward` takes as `symbols`."""
 
 
 def build_norm(
@@ -29,16 +37,24 @@ def build_norm(
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a feed-forward layer, each around a residual.
+    """Attention and a feed-forward layer, each around a residual; with `cross`, attention to a context between them.
 
     >>> block = TransformerBlock(MultiHeadAttention(64, [Hyla(8)]), SwiGLU(64), norm="rms")
+    >>> decoder = TransformerBlock(
+    ...     MultiHeadAttention(64, Softmax(8), causal=True), MLP(64), cross=MultiHeadAttention(64, Softmax(8))
+    ... )
+    >>> decoder(torch.randn(2, 5, 64), torch.randn(2, 9, 64)).shape
+    torch.Size([2, 5, 64])
     """
+
+    cross: MultiHeadAttention | None
 
     def __init__(
         self,
         attention: MultiHeadAttention,
         feedforward: nn.Module,
         *,
+        cross: MultiHeadAttention | None = None,
         norm: str = "layer",
         norm_eps: float = 1e-5,
         norm_order: str = "pre",
@@ -50,6 +66,9 @@ class TransformerBlock(nn.Module):
         self.pre = one_of("TransformerBlock", "norm_order", norm_order, ("pre", "post")) == "pre"
         self.norm1 = build_norm(norm, attention.dim, norm_eps, device=device, dtype=dtype)
         self.attention = attention
+        self.cross = cross
+        if cross is not None:
+            self.norm_cross = build_norm(norm, attention.dim, norm_eps, device=device, dtype=dtype)
         self.norm2 = build_norm(norm, attention.dim, norm_eps, device=device, dtype=dtype)
         self.feedforward = feedforward
         self.dropout = nn.Dropout(dropout)
@@ -57,28 +76,47 @@ class TransformerBlock(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b t m"],
+        context: Float[Tensor, "b s m"] | None = None,
         *,
         mask: Bool[Tensor, "..."] | None = None,
+        context_mask: Bool[Tensor, "..."] | None = None,
         positions: Int[Tensor, "#b t"] | None = None,
         tail: int | None = None,
         keep: Float[Tensor, "..."] | None = None,
+        symbols: Symbols = None,
+        context_symbols: Symbols = None,
+        cache: LayerCache | None = None,
         taps: list[Taps] | None = None,
     ) -> Float[Tensor, "b _ m"]:
         """The block at all positions, or at the last `tail` of them, with nothing computed for the others but keys.
 
-        `keep` (b|1 h|1 t s) replaces the layer's dropout; of it, too, the last `tail` rows are read.
+        `keep` (b|1 h|1 t s) replaces the dropout of the self-attention; of it, too, the last `tail` rows are read.
+        `context` is what `cross` looks at, where `context_mask` (as `mask`, but over the context) allows.  `symbols`
+        are those of x, `context_symbols` those of the context, see `MultiHeadAttention`.
         """
+        if (context is None) != (self.cross is None):
+            wanted = "no context was wanted but one" if self.cross is None else "a context was wanted but none"
+            raise ValueError(f"TransformerBlock: {wanted} came")
         source = self.norm1(x) if self.pre else x
         if tail is None or tail == x.shape[1]:
-            y = self.attention(source, mask=mask, positions=positions, keep=keep, taps=taps)
+            y = self.attention(
+                source, mask=mask, positions=positions, keep=keep, symbols=symbols, cache=cache, taps=taps
+            )
         else:
-            if positions is not None:
-                raise ValueError("TransformerBlock: tail counts positions from 0, so positions cannot be given")
-            where = torch.arange(x.shape[1] - tail, x.shape[1], device=x.device)[None]
+            if positions is not None or cache is not None:
+                what = "positions" if cache is None else "a cache"
+                raise ValueError(f"TransformerBlock: tail counts positions from 0, so {what} cannot be given")
+            first = x.shape[1] - tail
+            where = torch.arange(first, x.shape[1], device=x.device)[None]
             rows = mask if mask is None or mask.ndim < 2 or mask.shape[-2] == 1 else mask[..., -tail:, :]
             keep = keep if keep is None else keep[..., -tail:, :]
-            x = x[:, -tail:]
-            y = self.attention(source[:, -tail:], source, mask=rows, positions=where, keep=keep, taps=taps)
+            x, end = x[:, -tail:], source[:, -tail:]
+            own = {"symbols": symbols, "first": first}  # relative symbols count from where the tail is
+            y = self.attention(end, source, mask=rows, positions=where, keep=keep, **own, taps=taps)
         x = x + self.dropout(y) if self.pre else self.norm1(x + self.dropout(y))
+        if self.cross is not None:
+            asking = self.norm_cross(x) if self.pre else x
+            y = self.cross(asking, context, mask=context_mask, symbols=context_symbols, cache=cache, taps=taps)
+            x = x + self.dropout(y) if self.pre else self.norm_cross(x + self.dropout(y))
         z = self.feedforward(self.norm2(x) if self.pre else x)
         return x + self.dropout(z) if self.pre else self.norm2(x + self.dropout(z))

@@ -1,12 +1,94 @@
-"""How large a model is, counted on the meta device: nothing is allocated."""
+"""How large a model is, counted on the meta device (nothing is allocated), and the width that makes it as large as
+another."""
+
+import dataclasses
+import math
+from typing import Any
 
 import torch
 
-from polyhead.config import TransformerConfig
-from polyhead.models.transformer import Transformer
+from polyhead.config import Experts, Mlp, Model, Swiglu, TransformerConfig
+from polyhead.models.build import build
+
+MOST = 1 << 16
+"""The widest that `match` looks at."""
 
 
-def parameters(settings: TransformerConfig) -> int:
-    """The number of parameters of a transformer; tied tables count once."""
+def parameters(settings: Model) -> int:
+    """The number of parameters of a model; tied tables count once."""
     with torch.device("meta"):
-        return sum(p.numel() for p in Transformer(settings, device="meta").parameters())
+        return sum(p.numel() for p in build(settings, device="meta").parameters())
+
+
+def match(settings: Model, target: int, *, field: str = "dim", tolerance: float = 0.01) -> Any:
+    """`settings` with the width whose number of parameters is nearest `target`; no further from it than `tolerance`.
+
+    `field`: "dim", the model width (of an encoder, too), in steps that the heads divide; "hidden", that of the
+    feed-forward layers (of an encoder, too); "both", the nearest dim and then the nearest hidden; of another kind of
+    model, any of its integers.  Widths that the settings name, such as the `dim` of a head, stay.
+
+    >>> dual = TransformerConfig(Tokens(50), Logits(50), dim=64, heads=[Softmax(2), Relational(2)])
+    >>> softmax = match(dataclasses.replace(dual, heads=Softmax(4)), parameters(dual), field="hidden")
+    >>> softmax.feedforward.hidden, parameters(softmax) / parameters(dual)      # doctest: +SKIP
+
+    Raises ValueError when no width comes that near.
+    """
+    if field == "both":
+        wide = _nearest(settings, target, "dim")[0]
+        return match(wide, target, field="hidden", tolerance=tolerance)
+    found, others = _nearest(settings, target, field)
+    count = parameters(found)
+    if abs(count - target) > tolerance * target:
+        tried = ", ".join(f"{_value(s, field)} has {parameters(s):,}" for s in others)
+        raise ValueError(f"match: no {field} gives {target:,} parameters within {tolerance:.1%}: {tried}")
+    return found
+
+
+def _nearest(settings: Any, target: int, field: str) -> tuple[Any, list[Any]]:
+    """The settings nearest `target`, and all that surround it (one or two)."""
+    step = _step(settings, field)
+    low, high = 0, 1  # in steps: too small (or nothing at all), and not too small
+    while _count(settings, field, high * step) < target and high * step < MOST:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _count(settings, field, middle * step) < target else (low, middle)
+    around = [resized(settings, field, n * step) for n in (low, high) if n]
+    return min(around, key=lambda s: abs(parameters(s) - target)), around
+
+
+def _count(settings: Any, field: str, width: int) -> int:
+    return parameters(resized(settings, field, width))
+
+
+def _step(settings: Any, field: str) -> int:
+    """The smallest width, of which all others are multiples."""
+    if field != "dim" or not isinstance(settings, TransformerConfig):
+        return 1
+    parts = [settings, settings.encoder] if isinstance(settings.encoder, TransformerConfig) else [settings]
+    layers = [part.layer_heads(i) for part in parts for i in range(part.layers)]
+    layers += [settings.layer_cross_heads(i) for i in range(settings.layers)] if settings.encoder else []
+    # Twice the heads: rotary and sinusoidal positions want even widths.
+    return math.lcm(*(2 * sum(group.heads for group in heads) for heads in layers))
+
+
+def resized(settings: Any, field: str, width: int) -> Any:
+    """`settings` with another `field`, see `match`.  ValueError for a field that it does not have."""
+    if not isinstance(settings, TransformerConfig):
+        if not isinstance(getattr(settings, field, None), (int, type(None))) or not hasattr(settings, field):
+            raise ValueError(f"match: {type(settings).__name__} has no integer {field!r}")
+        return dataclasses.replace(settings, **{field: width})
+    if field not in ("dim", "hidden"):
+        raise ValueError(f'match: field must be "dim", "hidden" or "both" but is {field!r}')
+    changes: dict[str, Any] = {"dim": width}
+    if field == "hidden":
+        changes = {"feedforward": dataclasses.replace(settings.feedforward, hidden=width)}
+    if settings.encoder is not None:
+        changes["encoder"] = resized(settings.encoder, field, width)
+    return dataclasses.replace(settings, **changes)
+
+
+def _value(settings: Any, field: str) -> str:
+    feedforward: Mlp | Swiglu | Experts | None = getattr(settings, "feedforward", None)
+    width = feedforward.hidden if field == "hidden" and feedforward is not None else getattr(settings, field)
+    return f"{field} {width}"

@@ -1,9 +1,13 @@
-"""The one transformer: encoder or causal decoder, any list of heads in every layer.
+"""The one transformer: encoder, causal decoder, or both; any list of heads in every layer.
 
-x = inputs(tokens or vectors) (+ positions);   x = block_1(x) ... block_l(x);   outputs(norm(x))
+x = inputs(tokens, vectors or images) (+ positions);   x = block_1(x) ... block_l(x);   outputs(norm(x))
+
+With an encoder, every block also looks at encoder(source), the stream after the encoder's last norm.
 """
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,88 +18,233 @@ from polyhead.config import TransformerConfig
 from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention, Positions, rotary_tables
 from polyhead.layers.block import TransformerBlock, build_norm
+from polyhead.layers.cache import Cache
 from polyhead.layers.feedforward import MLP, MixtureOfExperts, SwiGLU
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
 from polyhead.layers.taps import Taps
-from polyhead.models.ends import build_input, build_output
+from polyhead.models.ends import ClassOutput, build_input, build_output
 from polyhead.models.initialise import initialise
+from polyhead.models.sources import Sources
 from polyhead.shapes import shaped
 
 
 class Transformer(nn.Module):
-    """Blocks between two ends; encoder or causal decoder, any list of heads in every layer.
+    """Blocks between two ends: encoder, causal decoder or, with `encoder`, both; any list of heads in every layer.
 
     >>> model = Transformer(TransformerConfig(Tokens(100), Logits(100), dim=64, heads=[Softmax(4), Hyla(4)]))
     >>> model(torch.randint(100, (2, 16))).shape
     torch.Size([2, 16, 100])
+    >>> reads = TransformerConfig(Tokens(50), Logits(50), dim=64, heads=[Softmax(4), Relational(4)])
+    >>> writes = TransformerConfig(Tokens(100), Logits(100, tied=True), dim=64, causal=True, encoder=reads)
+    >>> model = Transformer(writes)
+    >>> model(torch.randint(100, (2, 16)), source=torch.randint(50, (2, 9))).shape
+    torch.Size([2, 16, 100])
+
+    `outputs=False`: without an output end; what comes out is the stream after the last norm, as an encoder gives it.
     """
+
+    encoder: nn.Module | None
 
     def __init__(
         self,
         settings: TransformerConfig,
         *,
+        outputs: bool = True,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.config = settings
+        self.encoder = _encoder(settings.encoder, device, dtype)
         self.inputs = build_input(settings.inputs, settings.dim, device=device, dtype=dtype)
         self.positions = _input_positions(settings, device, dtype)
+        layers = [settings.layer_heads(i) for i in range(settings.layers)]
+        crossing = [settings.layer_cross_heads(i) for i in range(settings.layers)]
+        self._own = Sources(settings, layers, device=device, dtype=dtype)
+        self._across = Sources(settings, crossing, cross=True, device=device, dtype=dtype)
+        self.symbols, self.cross_symbols = self._own.shared, self._across.shared
         shared = _layer_positions(settings, device)
         self.blocks = nn.ModuleList(_block(settings, i, shared, device, dtype) for i in range(settings.layers))
-        last = settings.norm_order == "pre"
+        for block, *sources in zip(self.blocks, self._own.own, self._across.own, strict=True):
+            for name, own in zip(("symbols", "cross_symbols"), sources, strict=True):
+                if len(own):
+                    block.add_module(name, own)
+        last = settings.norm_order == "pre" if settings.final_norm is None else settings.final_norm
         norm, eps = settings.norm, settings.norm_eps
         self.norm = build_norm(norm, settings.dim, eps, device=device, dtype=dtype) if last else nn.Identity()
-        self.outputs = build_output(settings.outputs, self.inputs, settings.dim, device=device, dtype=dtype)
+        end = settings.outputs
+        self.outputs: nn.Module = nn.Identity()
+        if outputs:
+            self.outputs = build_output(end, self.inputs, settings.dim, device=device, dtype=dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fill all parameters by the preset `config.init`, from torch's default generator."""
+        """Fill all parameters by the preset `config.init` (an encoder by its own), from torch's default generator."""
         initialise(self, self.config.init)
+        if isinstance(self.encoder, Transformer):
+            self.encoder.reset_parameters()
+
+    def length(self, inputs: Tensor) -> int:
+        """How many tokens `inputs` become."""
+        return inputs.shape[1] if not isinstance(self.config.inputs, config.Patches) else self.config.inputs.count
+
+    @shaped
+    def encode(
+        self,
+        source: Float[Tensor, "b s _"] | Int[Tensor, "b s"] | Float[Tensor, "b _ _ _"],
+        mask: Bool[Tensor, "b s"] | None = None,
+        *,
+        taps: list[Taps] | None = None,
+    ) -> Float[Tensor, "b _ m"]:
+        """What the decoder looks at: the output of the encoder (b s m) for `source`, real where `mask` is True."""
+        if self.encoder is None:
+            raise ValueError("Transformer: it has no encoder, so no source was wanted but one came")
+        if taps is None:
+            return self.encoder(source, mask=mask)
+        seen: list[Taps] = []
+        encoded = self.encoder(source, mask=mask, taps=seen)
+        taps.extend(dataclasses.replace(layer, name=f"encoder {i}") for i, layer in enumerate(seen))
+        return encoded
 
     @shaped
     def forward(
         self,
-        inputs: Float[Tensor, "b t c"] | Int[Tensor, "b t"],
+        inputs: Float[Tensor, "b t c"] | Int[Tensor, "b t"] | Float[Tensor, "b c height width"],
         *,
         mask: Bool[Tensor, "b t"] | None = None,
         positions: Int[Tensor, "#b t"] | None = None,
         tail: int | None = None,
         keep: Sequence[Tensor | None] | None = None,
+        source: Float[Tensor, "b s _"] | Int[Tensor, "b s"] | Float[Tensor, "b _ _ _"] | None = None,
+        source_mask: Bool[Tensor, "b _"] | None = None,
+        encoded: Float[Tensor, "b _ m"] | None = None,
+        cache: Cache | None = None,
         taps: list[Taps] | None = None,
     ) -> Float[Tensor, "b _ _"]:
-        """`mask` is True at real tokens, `positions` default to 0, 1, ...; `taps` collects one Taps per layer.
+        """`mask` is True at real tokens, `positions` default to 0, 1, ...; `taps` collects one Taps per layer (those of
+        an encoder first, then self- and cross-attention of each layer in turn, by name).
 
         `tail`: only the last that many positions are wanted, (b tail c); the last layer then computes no others.
         `keep`: for each layer what multiplies its code, (b|1 h|1 t s), instead of its own dropout, or None.
+        `source` is what the encoder reads, real where `source_mask` is True; `encoded`, in its place, what `encode`
+        made of it.  `cache` holds the tokens before `inputs` and takes these.
         """
-        x = self.inputs(inputs)
-        if mask is not None:
-            mask = mask[:, None, None, :]
-        if self.positions is not None:
-            where = torch.arange(x.shape[1], device=x.device)[None] if positions is None else positions
-            x = x + self.positions(where).to(x.dtype)
+        self._check(source, encoded, keep, tail, mask, cache)
+        if source is not None:
+            encoded = self.encode(source, source_mask, taps=taps)
+        x = self._embed(inputs, positions, cache)
         if tail is not None and not 1 <= tail <= x.shape[1]:
             raise ValueError(f"Transformer: tail must be 1 to {x.shape[1]} (the positions) but is {tail}")
+        # Given positions are those of the keys, too: then the last layer computes all, and the end is cut out.
+        wanted = tail if positions is None and cache is None else None
+        x = self._through(x, _Given(mask, positions, keep, encoded, source_mask, cache), wanted, taps)
+        x = self.norm(x if tail is None else x[:, -tail:])
+        return self.outputs(x, mask) if isinstance(self.outputs, ClassOutput) else self.outputs(x)
+
+    def _check(
+        self,
+        source: Tensor | None,
+        encoded: Tensor | None,
+        keep: Sequence[Tensor | None] | None,
+        tail: int | None,
+        mask: Tensor | None,
+        cache: Cache | None,
+    ) -> None:
+        if self.encoder is None and (source is not None or encoded is not None):
+            raise ValueError("Transformer: it has no encoder, so no source was wanted but one came")
+        if self.encoder is not None and (source is None) == (encoded is None):
+            raise ValueError("Transformer: its encoder reads a source: source or, once encoded, encoded must be given")
         if keep is not None and len(keep) != len(self.blocks):
             raise ValueError(
                 f"Transformer: keep must hold one tensor, or None, a layer: {len(self.blocks)}, not {len(keep)}"
             )
-        # Given positions are those of the keys, too: then the last layer computes all, and the end is cut out.
-        wanted = tail if positions is None else None
+        if tail is not None and isinstance(self.outputs, ClassOutput):
+            raise ValueError(f"Transformer: a class is read off all positions, so tail must be None but is {tail}")
+        if cache is not None and (len(cache) != len(self.blocks) or not self.config.causal or mask is not None):
+            raise ValueError(
+                f"Transformer: a cache of {len(self.blocks)} layers, causal=True and no mask go together but "
+                f"{len(cache)} layers, causal={self.config.causal} and {'no' if mask is None else 'a'} mask came"
+            )
+
+    def _embed(self, inputs: Tensor, positions: Tensor | None, cache: Cache | None) -> Tensor:
+        x = self.inputs(inputs)
+        if self.positions is None:
+            return x
+        first = 0 if cache is None else cache.length
+        where = torch.arange(first, first + x.shape[1], device=x.device)[None] if positions is None else positions
+        return x + self.positions(where).to(x.dtype)
+
+    def _through(self, x: Tensor, given: "_Given", tail: int | None, taps: list[Taps] | None) -> Tensor:
+        """All blocks; the last computes nothing but the tail."""
+        context, masks = given.context, (given.mask, given.context_mask)
+        mask, context_mask = (None if m is None else m[:, None, None, :] for m in masks)
+        embedded = x
+        made: dict[int, Tensor] = {}
+        made_of_context: dict[int, Tensor] = {}
         for i, block in enumerate(self.blocks):
-            its_tail, its_keep = wanted if i == len(self.blocks) - 1 else None, None if keep is None else keep[i]
-            x = block(x, mask=mask, positions=positions, tail=its_tail, keep=its_keep, taps=taps)
-        x = x if tail is None else x[:, -tail:]
-        return self.outputs(self.norm(x))
+            cache, across, stream = None if given.cache is None else given.cache[i], None, (x, embedded)
+            symbols = self._own.read(i, *stream, made, mask=given.mask, cache=cache)
+            if context is not None:
+                across = self._across.read(i, context, context, made_of_context, mask=given.context_mask, cache=cache)
+            seen: list[Taps] | None = None if taps is None else []
+            x = block(
+                *(x, context),
+                mask=mask,
+                context_mask=context_mask,
+                positions=given.positions,
+                tail=tail if i == len(self.blocks) - 1 else None,
+                keep=None if given.keep is None else given.keep[i],
+                symbols=symbols,
+                context_symbols=across,
+                cache=cache,
+                taps=seen,
+            )
+            if taps is not None and seen is not None:
+                taps += self._shown(i, seen, stream, given)
+        return x
+
+    def _shown(self, layer: int, seen: list[Taps], stream: tuple[Tensor, Tensor], given: "_Given") -> list[Taps]:
+        """The taps of a block with what its symbols are; of an encoder-decoder by name."""
+        if given.cache is None:  # which holds no stream to read symbols off
+            seen[0] = self._own.shown(seen[0], layer, *stream, given.mask)
+            if given.context is not None:
+                seen[1] = self._across.shown(seen[1], layer, given.context, given.context, given.context_mask)
+        if self.encoder is None:
+            return seen
+        names = (f"decoder {layer}", f"cross {layer}")
+        return [dataclasses.replace(taps, name=name) for taps, name in zip(seen, names, strict=True)]
 
     def auxiliary_loss(self) -> Tensor | float:
         """What the last forward adds to the loss beside the task's: the load balance of mixtures of experts, else 0."""
+        added = self.encoder.auxiliary_loss() if isinstance(self.encoder, Transformer) else 0.0
         if not isinstance(self.config.feedforward, config.Experts):
-            return 0.0
-        losses = [m.balance_loss for m in self.modules() if isinstance(m, MixtureOfExperts)]
+            return added
+        losses = [m.balance_loss for m in self.blocks.modules() if isinstance(m, MixtureOfExperts)]
         total = torch.stack([loss for loss in losses if loss is not None]).sum()
-        return self.config.feedforward.balance * total
+        return added + self.config.feedforward.balance * total
+
+
+class _Given(NamedTuple):
+    """What all blocks are given beside the stream."""
+
+    mask: Tensor | None
+    positions: Tensor | None
+    keep: Sequence[Tensor | None] | None
+    context: Tensor | None
+    context_mask: Tensor | None
+    cache: Cache | None
+
+
+def _encoder(
+    settings: TransformerConfig | config.AbstractorConfig | None, device: Device, dtype: torch.dtype | None
+) -> nn.Module | None:
+    if settings is None:
+        return None
+    if isinstance(settings, TransformerConfig):
+        return Transformer(settings, outputs=False, device=device, dtype=dtype)
+    from polyhead.models.build import build  # whose table holds this file's transformer, too
+
+    return build(settings, device=device, dtype=dtype)
 
 
 def _input_positions(
@@ -125,22 +274,19 @@ def _block(
     device: Device,
     dtype: torch.dtype | None,
 ) -> TransformerBlock:
+    how: dict[str, Any] = {"bias": settings.bias, "qk_norm": settings.qk_norm, "own_symbols": False}
+    how |= {"dropout": settings.dropout, "dropout_shared": settings.dropout_shared, "max_length": settings.max_length}
+    heads, cross_heads = settings.layer_heads(layer), settings.layer_cross_heads(layer)
     attention = MultiHeadAttention(
-        settings.dim,
-        settings.layer_heads(layer),
-        causal=settings.causal,
-        positions=positions,
-        bias=settings.bias,
-        qk_norm=settings.qk_norm,
-        dropout=settings.dropout,
-        dropout_shared=settings.dropout_shared,
-        max_length=settings.max_length,
-        device=device,
-        dtype=dtype,
+        *(settings.dim, heads), causal=settings.causal, positions=positions, **how, device=device, dtype=dtype
     )
+    cross = None
+    if cross_heads:  # of whose two sequences each counts its own positions
+        cross = MultiHeadAttention(settings.dim, cross_heads, **how, device=device, dtype=dtype)
     return TransformerBlock(
         attention,
         _feedforward(settings, device, dtype),
+        cross=cross,
         norm=settings.norm,
         norm_eps=settings.norm_eps,
         norm_order=settings.norm_order,
@@ -155,7 +301,7 @@ def _feedforward(
 ) -> MLP | SwiGLU | MixtureOfExperts:
     kind, dim = settings.feedforward, settings.dim
     if isinstance(kind, config.Swiglu):
-        return SwiGLU(dim, kind.hidden, device=device, dtype=dtype)
+        return SwiGLU(dim, kind.hidden, kind.bias, device=device, dtype=dtype)
     if isinstance(kind, config.Experts):
         return MixtureOfExperts(
             *(dim, kind.experts, kind.top_k, kind.hidden),

@@ -7,8 +7,8 @@ those it has alone, to rounding: the batches, the initial parameters and the dra
 its own seed.
 
 Members at different steps (a population that was cut short and a run that was not in it) are trained in populations of
-their own, one per step.  What fits into none is trained by `trainer.run`: a member without company, residual dropout,
-which has no draw that could be repeated from outside, and fp16, which skips steps of one member and not of another.
+their own, one per step.  What fits into none is trained by `trainer.run`: a member without company, and whatever
+`stacked.refusal` names.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from polyhead.train import optimiser
 from polyhead.train.checkpoint import load_optimiser, load_weights, read_checkpoint, save_checkpoint
 from polyhead.train.folder import CHECKPOINT, CONFIG, Metrics, Result, claim, environment, read_result, write_result
 from polyhead.train.progress import Progress
-from polyhead.train.stacked import Stack
+from polyhead.train.stacked import Stack, refusal
 from polyhead.train.sweep import MEMORY, Failure, prepare
 from polyhead.train.trainer import Interrupted, Stop, check, diverged, process, run
 
@@ -93,7 +93,7 @@ def groups(runs: Sequence[Run]) -> list[list[Run]]:
     """`runs` in groups that can be trained together, each in the order of its first run."""
     found: dict[object, list[Run]] = {}
     for i, config in enumerate(runs):
-        alone = config.model.residual_dropout > 0 or config.train.precision == "fp16"
+        alone = refusal(config) is not None
         found.setdefault(i if alone else _kind(config), []).append(config)
     return [group[i : i + MOST] for group in found.values() for i in range(0, len(group), MOST)]
 
@@ -175,7 +175,7 @@ def networks_at_once(config: Run, device: torch.device) -> int:
     """
     if device.type != "cpu" or config.compile:
         return MOST
-    model, length = config.model, config.task.length
+    model, length = config.transformer, config.task.length
     heads = max(sum(group.heads for group in model.layer_heads(i)) for i in range(model.layers))
     fit = CACHED // (config.train.batch_size * length * max(4 * model.dim, heads * length))
     return fit if fit >= FEW else 1

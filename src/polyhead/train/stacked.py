@@ -17,7 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from polyhead.config import Batch, Mechanism, Run, Task, Train, TransformerConfig, stream
+from polyhead.config import (
+    Batch,
+    Mechanism,
+    Run,
+    SymbolHeads,
+    SymbolicAttention,
+    Task,
+    Train,
+    TransformerConfig,
+    stream,
+)
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.models.transformer import Transformer
@@ -28,18 +38,41 @@ WINDOW = 256
 """Steps whose learning rates go to the device in one piece, so that no step waits for them."""
 
 
+def refusal(config: Run) -> str | None:
+    """Why a run cannot be a row of a stack, or None.
+
+    Residual dropout has no draw that could be repeated from outside, fp16 skips steps of one network and not of
+    another, frozen symbols are each network's own and yet no parameter that is learned.
+    """
+    model = config.model
+    if not isinstance(model, TransformerConfig):
+        return f"a {type(model).__name__} is no transformer"
+    if model.encoder is not None:
+        return "it is an encoder-decoder"
+    if model.residual_dropout > 0:
+        return "residual_dropout cannot be drawn for it"
+    if config.train.precision == "fp16":
+        return "fp16 skips steps"
+    sources = [g.symbols for i in range(model.layers) for g in model.layer_heads(i) if isinstance(g, SymbolHeads)]
+    frozen = any(isinstance(source, SymbolicAttention) and not source.trainable for source in sources)
+    return "its symbols are frozen" if frozen else None
+
+
 class Stack:
     """The networks of `runs`, which differ in seed and in what AdamW does to them: parameters, moments, one step.
 
-    Whoever steps it wants torch's generators back afterwards: parameters are drawn from the default one.
+    Raises ValueError for a run that no stack can hold, see `refusal`.  Whoever steps it wants torch's generators back
+    afterwards: parameters are drawn from the default one.
     """
 
     def __init__(self, runs: Sequence[Run], device: torch.device, at_once: int) -> None:
         self.runs, self.device, self.at_once = list(runs), device, at_once
         first = self.runs[0]
+        if (reason := refusal(first)) is not None:
+            raise ValueError(f"population: {first.name} must be trained alone: {reason}")
         self.task, self.train = first.task, first.train
         self.single = at_once == 1 and not first.compile
-        settings = first.model if self.single else _reference(first.model)
+        settings = first.transformer if self.single else _reference(first.transformer)
         self.model = Transformer(settings).to(device).eval()  # in eval mode only a given `keep` drops anything
         self.experts = [layer for layer in self.model.modules() if isinstance(layer, MixtureOfExperts)]
         decayed = optimiser.is_decayed(self.model, self.train.decay)
@@ -61,7 +94,7 @@ class Stack:
 
     def _drawn(self, run: Run) -> Tensor:
         torch.manual_seed(stream(run.seed, "init"))
-        values = dict(Transformer(run.model).named_parameters())
+        values = dict(Transformer(run.transformer).named_parameters())
         return torch.cat([values[name].detach().flatten() for name in self.names]).to(self.device)
 
     def _plan(self) -> None:
@@ -121,7 +154,7 @@ class Stack:
     def _call(self, row: Tensor) -> Callable[..., Tensor]:
         parameters = self.views(row)
 
-        def call(inputs: Tensor, *, mask: Tensor | None, tail: int | None, keep: Any = None) -> Tensor:
+        def call(inputs: Tensor, *, mask: Tensor | None, tail: int | None = None, keep: Any = None) -> Tensor:
             options = {"mask": mask, "tail": tail, "keep": keep}
             # Ends that share a table share the module, so that naming it once is enough.
             return functional_call(self.model, parameters, (inputs,), options, tie_weights=False)
@@ -196,7 +229,7 @@ class Stack:
         """The dropout of each layer as the trainer draws it in step `number` of a run with `seed`; [] without any."""
         if self.model.config.dropout == 0.0:
             return []
-        b, s = batch.inputs.shape[1:3]
+        b, s = batch.inputs.shape[1], self.model.length(batch.inputs[0])
         like: dict[str, Any] = {"device": self.device, "dtype": self.rows.dtype, "generator": self.generator}
         self.generator.manual_seed(stream(seed, "dropout", number))
         layers = [cast(MultiHeadAttention, block.attention) for block in self.model.blocks]

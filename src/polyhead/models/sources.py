@@ -1,0 +1,130 @@
+"""Which source of symbols every layer of a transformer reads, and what it gives there.
+
+Symbols are made from the raw residual stream, before a block's first norm; those of cross-attention from the context.
+A source that is `shared` is one module for all layers, others belong to a layer; self- and cross-attention never share.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from polyhead import config
+from polyhead.config import TransformerConfig
+from polyhead.layers import Device
+from polyhead.layers.cache import LayerCache
+from polyhead.layers.symbols import RelationalSymbols, SymbolicAttention, SymbolModule, build_symbols
+from polyhead.layers.taps import Taps
+
+
+class Sources:
+    """The sources that the groups of each layer read, numbered.  The modules are registered where they belong: in
+    `shared`, and in `own` of each layer.
+
+    `cross`: of a decoder's attention to its encoder.
+    """
+
+    def __init__(
+        self,
+        settings: TransformerConfig,
+        layers: Sequence[config.Heads],
+        *,
+        cross: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.cross = cross
+        self.shared, self.own = nn.ModuleList(), [nn.ModuleList() for _ in layers]
+        self.modules: list[SymbolModule] = []
+        self.once: list[bool] = []
+        self.reads: list[list[int | None]] = []
+        length = settings.encoder.max_length if cross and settings.encoder is not None else settings.max_length
+        causal = settings.causal and not cross
+        known: dict[object, int] = {}
+        for layer, heads in enumerate(layers):
+            self.reads.append([])
+            for group in heads:
+                if not isinstance(group, config.SymbolHeads):
+                    self.reads[layer].append(None)
+                    continue
+                source = group.symbols
+                key = source if source.shared else (source, layer)
+                if key not in known:
+                    known[key] = len(self.modules)
+                    module = build_symbols(
+                        source, settings.dim, causal=causal, max_length=length, device=device, dtype=dtype
+                    )
+                    self.modules.append(module)
+                    self.once.append(cross or getattr(source, "once", False))
+                    (self.shared if source.shared else self.own[layer]).append(module)
+                self.reads[layer].append(known[key])
+
+    def read(
+        self,
+        layer: int,
+        x: Float[Tensor, "b s m"],
+        embedded: Float[Tensor, "b s m"],
+        made: dict[int, Tensor],
+        *,
+        mask: Bool[Tensor, "b s"] | None = None,
+        cache: LayerCache | None = None,
+    ) -> list[Tensor | None] | None:
+        """The symbols of each group of a layer, None for groups without; None where no group has any.
+
+        `x` is what goes into the layer, or the context; sources that are asked once see `embedded`, and what they have
+        said is in `made`, to be kept from layer to layer.
+        """
+        reads = self.reads[layer]
+        if all(number is None for number in reads):
+            return None
+        given: dict[int, Tensor] = {}
+        for number in reads:
+            if number is None or number in given:  # asked twice, a cache would see the same tokens twice
+                continue
+            if number not in made or not self.once[number]:
+                made[number] = self._ask(number, embedded if self.once[number] else x, mask, cache)
+            given[number] = made[number]
+        return [None if number is None else given[number] for number in reads]
+
+    def _ask(self, number: int, x: Tensor, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
+        module = self.modules[number]
+        seen = _real(module, x, mask)
+        if cache is None:
+            return module(seen)
+        if self.cross:  # the context is the same in every step
+            return cache.cross.once(("symbols", number), lambda: {"symbols": module(seen)})["symbols"]
+        return module(seen, first=cache.length, cache=cache)
+
+    def shown(
+        self,
+        taps: Taps,
+        layer: int,
+        x: Float[Tensor, "b s m"],
+        embedded: Float[Tensor, "b s m"],
+        mask: Bool[Tensor, "b s"] | None,
+    ) -> Taps:
+        """`taps` of a layer with how much of each symbol every token takes, in groups with symbolic attention.
+
+        Tokens are `x` or, of sources that are asked once, `embedded`.
+        """
+        groups = list(taps.groups)
+        for i, number in enumerate(self.reads[layer]):
+            module = None if number is None else self.modules[number]
+            if number is not None and isinstance(module, (SymbolicAttention, RelationalSymbols)):
+                assigned = module.assignments(_real(module, embedded if self.once[number] else x, mask))
+                groups[i] = dataclasses.replace(groups[i], assignments=assigned)
+        return dataclasses.replace(taps, groups=tuple(groups))
+
+
+def _real(module: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+    """`x` as a source may see it: one that looks at neighbours meets, in place of padding, the real token next to it,
+    as it does beyond the ends of a sequence."""
+    if mask is None or not isinstance(module, RelationalSymbols):
+        return x
+    where = torch.arange(x.shape[1], device=x.device).expand(mask.shape)
+    last = torch.where(mask, where, -1).cummax(1).values  # of the real tokens so far
+    first = mask.int().argmax(1, keepdim=True)
+    index = torch.where(last < 0, first, last)
+    return x.gather(1, index[..., None].expand(x.shape))
