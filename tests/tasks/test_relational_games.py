@@ -10,7 +10,7 @@ import torch
 
 from polyhead import config
 from polyhead.tasks import KINDS, RelationalGames, relational_games
-from polyhead.tasks.relational_games import GAMES, distinct
+from polyhead.tasks.relational_games import GAMES
 from polyhead.tasks.relational_games_shapes import COLOURS, SHAPES, count, draw, masks
 
 CPU = torch.device("cpu")
@@ -115,13 +115,6 @@ def test_all_kinds_of_a_class_occur():
     batch = RelationalGames("occurs").batch("iid", 400, seed=0, step=0)
     where = Counter(c[6:].index(next(filter(None, c[:3]))) for c in map(cells_of, batch.inputs[1::2]))
     assert min(where[i] for i in range(3)) > 45
-
-
-def test_different_numbers_are_equally_likely():
-    found = Counter(map(tuple, distinct(6000, 2, 4, torch.Generator().manual_seed(0)).tolist()))
-    assert set(found) == set(itertools.permutations(range(4), 2))
-    assert all(abs(times - 500) < 100 for times in found.values())
-    assert (distinct(50, 5, 5, torch.Generator()).sort(dim=1).values == torch.arange(5)).all()
 
 
 # ------------------------------------------------------------------------------------------ shapes

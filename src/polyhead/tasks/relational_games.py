@@ -31,6 +31,7 @@ from torch import Tensor
 from polyhead.config import Batch, Classes, Patches, Task, plain, stream
 from polyhead.shapes import one_of, shaped
 from polyhead.tasks import classification, relational_games_original
+from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
 from polyhead.tasks.relational_games_shapes import COLOURS, count, draw
 from polyhead.tasks.task import advance, check_draw, check_integers, fork
 
@@ -109,7 +110,7 @@ class RelationalGames(Task):
             return self._original(split, batch_size, own)
         if split == "train":
             grids, labels = _pool(self, own.device)
-            rows = torch.randint(len(labels), (batch_size,), generator=own, device=own.device)
+            rows = picks(len(labels), batch_size, own)
             return _batch(("pentominoes",), grids[rows], labels[rows])
         kinds = torch.arange(batch_size, device=own.device)
         if len(SHAPES_OF[split]) > 1:
@@ -130,12 +131,9 @@ class RelationalGames(Task):
 
     def _fresh(self, shapes: str, kinds: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Grids (n 9) that are not in the training set, and their labels (n)."""
-        objects = count(shapes) * len(COLOURS)
-        grids = grids_of(self.game, kinds, objects, generator)
-        seen = _keys(_pool(self, kinds.device)[0]) if shapes == "pentominoes" else None
-        while seen is not None and bool((bad := torch.isin(_keys(grids), seen)).any()):
-            grids[bad] = grids_of(self.game, kinds[bad], objects, generator)
-        return grids, kinds % 2
+        draw = _drawer(self.game, shapes, generator)
+        novel = shapes != "pentominoes"
+        return draw(kinds) if novel else unseen(draw, kinds, _pool(self, kinds.device)[0]), kinds % 2
 
     def _original(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
         """A batch of the published images, on the generator's device."""
@@ -149,7 +147,7 @@ class RelationalGames(Task):
                 settings = (self.game, split, self.examples, self.split_seed)
                 chosen = relational_games_original.rows(self.folder, *settings)
             mine = labels[i :: len(sets)]
-            rows = chosen[torch.randint(len(chosen), (len(mine),), generator=generator, device=device).cpu()]
+            rows = chosen[picks(len(chosen), len(mine), generator).cpu()]
             images[i :: len(sets)], labels[i :: len(sets)] = pixels[rows].to(device), classes[rows].to(device)
         return classification.batch_of(images.float() / 255, labels, {})
 
@@ -163,6 +161,12 @@ def grids_of(game: str, kinds: Tensor, objects: int, generator: torch.Generator)
     cells, content = _GAMES[game](positive, other, objects, generator)
     grids = torch.full((len(kinds), 9), -1, device=kinds.device)
     return grids.scatter_(1, cells, content)
+
+
+def _drawer(game: str, shapes: str, generator: torch.Generator) -> Draw:
+    """What draws grids of kinds, with shapes of one set."""
+    objects = count(shapes) * len(COLOURS)
+    return lambda kinds: grids_of(game, kinds, objects, generator)
 
 
 def _same(positive: Tensor, other: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -216,20 +220,8 @@ def _match_pattern(positive: Tensor, other: Tensor, objects: int, generator: tor
 _GAMES = {"same": _same, "occurs": _occurs, "xoccurs": _xoccurs, "between": _between, "match_pattern": _match_pattern}
 
 
-def distinct(n: int, count: int, among: int, generator: torch.Generator) -> Tensor:
-    """`n` rows of `count` different numbers below `among`, every such row equally likely."""
-    chosen = torch.empty(n, 0, dtype=torch.long, device=generator.device)
-    for i in range(count):
-        number = torch.randint(among - i, (n,), generator=generator, device=generator.device)
-        for taken in chosen.sort(dim=1).values.unbind(1):  # ascending: the number-th of those not taken
-            number = number + (number >= taken)
-        chosen = torch.cat((chosen, number[:, None]), 1)
-    return chosen
-
-
 def _pick(table: tuple[tuple[int, ...], ...], n: int, generator: torch.Generator) -> Tensor:
-    rows = torch.randint(len(table), (n,), generator=generator, device=generator.device)
-    return torch.tensor(table, device=generator.device)[rows]
+    return torch.tensor(table, device=generator.device)[picks(len(table), n, generator)]
 
 
 def _in_turn(pair: tuple[Tensor, Tensor]) -> Tensor:
@@ -254,22 +246,5 @@ def _batch(sets: tuple[str, ...], grids: Tensor, labels: Tensor) -> Batch:
 def _pool(task: RelationalGames, device: torch.device) -> tuple[Tensor, Tensor]:
     """The training set: different grids (n 9) and their labels (n); drawn on the CPU to be the same everywhere."""
     generator = torch.Generator().manual_seed(stream(task.split_seed, f"{task.name}/{task.game}/examples"))
-    objects, kinds = count("pentominoes") * len(COLOURS), torch.arange(task.examples)
-    grids = grids_of(task.game, kinds, objects, generator)
-    while bool((bad := _repeated(_keys(grids))).any()):
-        grids[bad] = grids_of(task.game, kinds[bad], objects, generator)
-    return grids.to(device), (kinds % 2).to(device)
-
-
-def _keys(grids: Tensor) -> Tensor:
-    """A number (n) of 64 bits for each grid; two grids in 2^64 share one, which costs a fresh image at worst."""
-    factors = torch.tensor([stream(0, "relational_games/key", cell) | 1 for cell in range(9)], device=grids.device)
-    return ((grids + 1) * factors).sum(dim=1)
-
-
-def _repeated(keys: Tensor) -> Tensor:
-    """Where a key has come before."""
-    order = keys.argsort(stable=True)
-    again = torch.zeros(len(keys), dtype=torch.bool)
-    again[order[1:]] = keys[order[1:]] == keys[order[:-1]]
-    return again
+    grids = training_set(_drawer(task.game, "pentominoes", generator), task.examples)
+    return grids.to(device), (torch.arange(task.examples) % 2).to(device)

@@ -1,0 +1,58 @@
+"""Training sets of a given size: rows of integers drawn once, none twice, and fresh rows that are not among them."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from polyhead.config import stream
+
+Draw = Callable[[Tensor], Tensor]
+"""Rows (n k) of integers, one of each of the kinds (n) that are asked for."""
+
+
+def training_set(draw: Draw, count: int) -> Tensor:
+    """Rows of the kinds 0 to `count` - 1, all different.  There must be more than so many."""
+    kinds = torch.arange(count)
+    rows = draw(kinds)
+    while bool((bad := _repeated(_keys(rows))).any()):
+        rows[bad] = draw(kinds[bad])
+    return rows
+
+
+def unseen(draw: Draw, kinds: Tensor, seen: Tensor) -> Tensor:
+    """Rows of `kinds` (n) that are not among those of `seen`."""
+    rows, keys = draw(kinds), _keys(seen)
+    while bool((bad := torch.isin(_keys(rows), keys)).any()):
+        rows[bad] = draw(kinds[bad])
+    return rows
+
+
+def distinct(n: int, count: int, among: int, generator: torch.Generator) -> Tensor:
+    """`n` rows of `count` different numbers below `among`, every such row equally likely."""
+    chosen = torch.zeros(n, 0, dtype=torch.long, device=generator.device)
+    for i in range(count):
+        number = torch.randint(among - i, (n,), generator=generator, device=generator.device)
+        for taken in chosen.sort(dim=1).values.unbind(1):  # ascending: the number-th of those not taken
+            number = number + (number >= taken)
+        chosen = torch.cat((chosen, number[:, None]), 1)
+    return chosen
+
+
+def picks(count: int, n: int, generator: torch.Generator) -> Tensor:
+    """`n` of `count` rows, with replacement."""
+    return torch.randint(count, (n,), generator=generator, device=generator.device)
+
+
+def _keys(rows: Tensor) -> Tensor:
+    """A number (n) of 64 bits for each row; two rows in 2^64 share one, which costs a fresh row at worst."""
+    factors = [stream(0, "examples/key", column) | 1 for column in range(rows.shape[1])]
+    return ((rows + 1) * torch.tensor(factors, device=rows.device)).sum(dim=1)
+
+
+def _repeated(keys: Tensor) -> Tensor:
+    """Where a key has come before."""
+    order = keys.argsort(stable=True)
+    again = torch.zeros(len(keys), dtype=torch.bool)
+    again[order[1:]] = keys[order[1:]] == keys[order[:-1]]
+    return again
