@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from polyhead.analysis.capture import looking
 from polyhead.analysis.probe import draws
 from polyhead.config import Batch, Task
 from polyhead.models.transformer import Transformer
 from polyhead.tasks.task import Score, check_split
+from polyhead.train.evaluation import predict
 
 
 def zero_heads(
@@ -55,9 +55,8 @@ def _scores(model: Transformer, task: Task, batches: list[Batch], layer: int | N
     found = []
     for batch in batches:
         keep = None if layer is None else _keep(model, layer, head, batch.inputs)
-        outputs = model(batch.inputs, mask=batch.mask, tail=task.tail, keep=keep).float()
-        before = batch.inputs.shape[1] - outputs.shape[1]  # positions that the task never scores
-        found.append(task.metrics(F.pad(outputs, (0, 0, before, 0)), batch)[task.metric].cpu())
+        outputs = predict(model, task, batch, keep=keep).float()
+        found.append(task.metrics(outputs, batch)[task.metric].cpu())
     return torch.cat(found).double()
 
 
@@ -67,7 +66,7 @@ def _heads(model: Transformer, layer: int) -> int:
 
 def _keep(model: Transformer, layer: int, head: int | None, inputs: Tensor) -> list[Tensor | None]:
     """1 for every head of `layer` but `head`, 0 for that one or, if it is None, for all."""
-    heads, t = _heads(model, layer), inputs.shape[1]
+    heads, t = _heads(model, layer), model.length(inputs)
     kept = torch.ones(1, heads, 1, 1, device=inputs.device, dtype=next(model.parameters()).dtype)
     kept[:, slice(None) if head is None else head] = 0.0
     return [kept.expand(1, heads, t, t) if i == layer else None for i in range(len(model.blocks))]

@@ -17,6 +17,7 @@ from polyhead.config import Batch
 from polyhead.layers.taps import GroupTaps, Taps
 from polyhead.ops.code import latent_code
 from polyhead.spec import SOFTMAX_AXIS
+from polyhead.train.evaluation import sources
 
 
 def as_array(value: Any) -> np.ndarray:
@@ -27,8 +28,9 @@ def as_array(value: Any) -> np.ndarray:
 def capture(model: nn.Module, batch: Batch) -> list[Taps]:
     """One forward pass of `batch`, without dropout or gradients: the taps of every layer, first to last.
 
-    Each has q, k, v, bias, mask and output.  The model is left in the mode (train or eval, module by module) it was
-    found in; the batch moves to the model's device.
+    Each has q, k, v, bias, mask and output; an encoder-decoder gives those of its encoder, then self- and
+    cross-attention of each layer in turn, by name.  The model is left in the mode (train or eval, module by module) it
+    was found in; the batch moves to the model's device.
 
     >>> taps = capture(model, task.batch("compositional", 64, seed=0, step=0))
     >>> codes(taps[-1], -1, -1)      # (b h): the last token attending to itself, last layer
@@ -36,8 +38,8 @@ def capture(model: nn.Module, batch: Batch) -> list[Taps]:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     taps: list[Taps] = []
     with looking(model):
-        mask = None if batch.mask is None else batch.mask.to(device)
-        model(batch.inputs.to(device), mask=mask, taps=taps)
+        batch = batch.map(lambda array: array.to(device))
+        model(batch.inputs, mask=batch.mask, taps=taps, **sources(batch))
     return taps
 
 
