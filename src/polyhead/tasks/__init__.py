@@ -2,11 +2,26 @@
 
 from polyhead.config import Batch, Task
 from polyhead.tasks.fuzzy_logic import FuzzyLogic
+from polyhead.tasks.maths import Maths
+from polyhead.tasks.object_sorting import ObjectSorting
+from polyhead.tasks.pairwise_order import PairwiseOrder
 from polyhead.tasks.relational_games import RelationalGames
+from polyhead.tasks.set_cards import SetCards
 from polyhead.tasks.sraven import Sraven
 from polyhead.tasks.task import Score
 
-KINDS: tuple[type[Task], ...] = (FuzzyLogic, Sraven, RelationalGames)
+KINDS: tuple[type[Task], ...] = (FuzzyLogic, Sraven, RelationalGames, ObjectSorting, PairwiseOrder, SetCards, Maths)
 """The classes that a configuration file may name as its task."""
 
-__all__ = ["KINDS", "Batch", "FuzzyLogic", "RelationalGames", "Score", "Sraven"]
+__all__ = [
+    "KINDS",
+    "Batch",
+    "FuzzyLogic",
+    "Maths",
+    "ObjectSorting",
+    "PairwiseOrder",
+    "RelationalGames",
+    "Score",
+    "SetCards",
+    "Sraven",
+]

@@ -1,0 +1,164 @@
+"""Object sorting: put objects into an order that only examples tell (Altabaa et al. 2024).
+
+There are random vectors, the objects, with an order that was chosen without looking at them.  A model reads `length`
+different ones and writes, smallest first, the positions at which they stand (an argsort), one at a time.  Of objects
+that stand in the order 0 < 1 < 2 ...:
+
+>>> ranks(torch.tensor([[7, 2, 40, 9]]))
+tensor([[1, 0, 3, 2]])
+
+The decoder reads a start token (the number `length`) and then the positions already written: 4 1 0 3 here.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyhead.config import Batch, Logits, Task, Tokens, Vectors, stream
+from polyhead.shapes import one_of, shaped
+from polyhead.tasks.examples import distinct, picks, training_set, unseen
+from polyhead.tasks.task import advance, check_draw, check_integers, fork
+
+COUNTS = {"product": 48, "random": 64}
+WIDTHS = {"product": 12, "random": 8}
+ATTRIBUTES = ((4, 4), (12, 8))  # how many values, of what width: the first one decides, the second breaks ties
+
+
+@dataclass(frozen=True)
+class ObjectSorting(Task):
+    """Argsort of objects by an order to be learned, from a training set of a given size.
+
+        train              `examples` sequences, drawn once from `split_seed`; a batch samples them with replacement
+        validation, iid    fresh sequences, none of them in the training set
+        novel              fresh sequences, each vector N(0, noise^2) off
+
+    objects: "product": 48 pairs of one of 4 vectors N(0, I_4) and one of 12 vectors N(0, I_8), ordered by the first and
+        then by the second; "random": 64 vectors N(0, I_8).  The vectors, too, hang on `split_seed`.
+
+    >>> batch = ObjectSorting(length=4).batch("iid", 2, seed=0, step=0)
+    >>> batch.source.shape, batch.inputs.shape, batch.targets.shape
+    (torch.Size([2, 4, 12]), torch.Size([2, 4]), torch.Size([2, 4]))
+
+    Latents: `objects` (b t), each by its place in the order.
+    Raises ValueError for settings that cannot be met.
+    """
+
+    objects: str = "product"
+    length: int = 10
+    examples: int = 1000
+    noise: float = 0.3
+    split_seed: int = 0
+
+    name: ClassVar[str] = "object_sorting"
+    metric: ClassVar[str] = "accuracy"
+
+    def __post_init__(self) -> None:
+        one_of("ObjectSorting", "objects", self.objects, COUNTS)
+        check_integers(self, {"length": 2, "examples": 1, "split_seed": 0})
+        if self.length > COUNTS[self.objects]:
+            raise ValueError(
+                f"ObjectSorting: length must be at most {COUNTS[self.objects]} (objects) but is {self.length}"
+            )
+        sequences = 1
+        for taken in range(self.length):
+            sequences *= COUNTS[self.objects] - taken
+        if self.examples > sequences // 2:
+            raise ValueError(
+                f"ObjectSorting: examples must be at most {sequences // 2} (half of all sequences) "
+                f"but is {self.examples}"
+            )
+        if not self.noise >= 0:
+            raise ValueError(f"ObjectSorting: noise must be at least 0 but is {self.noise}")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("train", "validation", "iid", "novel")
+
+    @property
+    def ends(self) -> tuple[Tokens, Logits]:
+        return Tokens(self.length + 1), Logits(self.length)
+
+    @property
+    def source(self) -> Vectors:
+        return Vectors(WIDTHS[self.objects])
+
+    def vectors(self) -> Float[Tensor, "n c"]:
+        """The objects, smallest first."""
+        return _vectors(self.objects, self.split_seed, torch.device("cpu")).clone()
+
+    def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
+        """A batch on the generator's device: source (b t c), inputs and targets (b t).
+
+        Splits do not share draws, even from generators in the same state.
+        """
+        check_draw(self, split, batch_size)
+        own = fork(generator, f"{self.name}/{split}")
+        advance(generator)
+        device = own.device
+        pool = _pool(self, device)
+        if split == "train":
+            objects = pool[picks(len(pool), batch_size, own)]
+        else:
+            kinds = torch.arange(batch_size, device=device)
+            objects = unseen(lambda rows: distinct(len(rows), self.length, COUNTS[self.objects], own), kinds, pool)
+        source = _vectors(self.objects, self.split_seed, device)[objects]
+        if split == "novel":
+            source = source + self.noise * torch.randn(source.shape, generator=own, device=device)
+        targets = ranks(objects)
+        start = torch.full((batch_size, 1), self.length, device=device)
+        scored = torch.ones(targets.shape, dtype=torch.bool, device=device)
+        return Batch(torch.cat((start, targets[:, :-1]), 1), targets, None, scored, {"objects": objects}, source)
+
+    @shaped
+    def loss(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> Float[Tensor, ""]:
+        """Mean cross-entropy over all positions."""
+        return F.cross_entropy(self._logits(outputs, batch).flatten(0, 1), batch.targets.flatten())
+
+    @shaped
+    def metrics(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
+        """By sequence (b): `accuracy`, 1 where the whole order is right, and `element_accuracy`.
+
+        The decoder is shown the right positions before; a whole order that is right then is what it writes by itself,
+        too.
+        """
+        logits = self._logits(outputs, batch)
+        right = logits.argmax(dim=-1) == batch.targets
+        return {"accuracy": right.all(dim=-1).to(logits.dtype), "element_accuracy": right.to(logits.dtype).mean(dim=-1)}
+
+    def _logits(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Logits (b t c) in at least float32."""
+        wanted = (*batch.targets.shape, self.length)
+        if outputs.shape != wanted:
+            raise ValueError(f"ObjectSorting: outputs must be logits {wanted} but have {tuple(outputs.shape)}")
+        return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+
+
+@shaped
+def ranks(objects: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+    """The positions of the objects of each sequence, the smallest first."""
+    return objects.argsort(dim=1)
+
+
+@functools.lru_cache(maxsize=16)
+def _vectors(objects: str, seed: int, device: torch.device) -> Tensor:
+    """The objects (n c), smallest first; drawn on the CPU to be the same on every device."""
+    generator = torch.Generator().manual_seed(stream(seed, f"object_sorting/{objects}/vectors"))
+    if objects == "random":
+        shape = (COUNTS["random"], WIDTHS["random"])
+        return torch.randn(shape, generator=generator, dtype=torch.float32).to(device)
+    first, second = (torch.randn(shape, generator=generator, dtype=torch.float32) for shape in ATTRIBUTES)
+    rows = torch.cartesian_prod(torch.arange(len(first)), torch.arange(len(second)))
+    return torch.cat((first[rows[:, 0]], second[rows[:, 1]]), dim=1).to(device)
+
+
+@functools.lru_cache(maxsize=16)
+def _pool(task: ObjectSorting, device: torch.device) -> Tensor:
+    """The training set (n t): sequences of objects, all different."""
+    generator = torch.Generator().manual_seed(stream(task.split_seed, f"{task.name}/{task.objects}/examples"))
+    total = COUNTS[task.objects]
+    return training_set(lambda rows: distinct(len(rows), task.length, total, generator), task.examples).to(device)

@@ -1,0 +1,133 @@
+"""Pairwise order: which of two objects comes first, in an order that only examples tell (Altabaa et al. 2024).
+
+There are `objects` random vectors N(0, I), the k-th of them at place k of an order.  A pair (i, j) is of class 1 when
+i < j.  The pairs that are tested never occur in training, so that the order has to be inferred: from i < j and j < k
+follows i < k, and not j < i from i < j.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polyhead.config import Batch, Classes, Task, Vectors, stream
+from polyhead.shapes import one_of, shaped
+from polyhead.tasks import classification
+from polyhead.tasks.examples import picks
+from polyhead.tasks.task import advance, check_draw, check_integers, fork, portion
+
+SHARES = (0.5, 0.65)  # where the pairs are cut: 50 % training, 15 % validation, 35 % test
+
+
+@dataclass(frozen=True)
+class PairwiseOrder(Task):
+    """Classification of pairs of objects by an order to be learned.
+
+        train, validation    half of all pairs, and 15 %
+        compositional        the other 35 %: unseen pairs of objects that occur in training
+
+    split: "ordered" deals the pairs (i, j) and (j, i) apart, as in the paper, so that the reverse of half of the test
+        pairs is in training; "unordered" deals them together, so that only transitivity helps.
+    examples: how many of the training pairs are used (default: all).
+
+    >>> PairwiseOrder().sizes
+    {'train': 2016, 'validation': 604, 'compositional': 1412}
+
+    Latents: `objects` (b 2), each by its place in the order.
+    Raises ValueError for settings that cannot be met.
+    """
+
+    objects: int = 64
+    dim: int = 8
+    examples: int | None = None
+    split: str = "ordered"
+    split_seed: int = 0
+
+    name: ClassVar[str] = "pairwise_order"
+    metric: ClassVar[str] = "accuracy"
+
+    def __post_init__(self) -> None:
+        one_of("PairwiseOrder", "split", self.split, ("ordered", "unordered"))
+        check_integers(self, {"objects": 4, "dim": 1, "split_seed": 0})
+        most = len(_pairs(self.objects, self.split, self.split_seed)["train"])
+        if self.examples is not None:
+            check_integers(self, {"examples": 1})
+            if self.examples > most:
+                raise ValueError(f"PairwiseOrder: examples must be at most {most} (pairs) but is {self.examples}")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("train", "validation", "compositional")
+
+    @property
+    def ends(self) -> tuple[Vectors, Classes]:
+        return Vectors(self.dim), Classes(2)
+
+    @property
+    def length(self) -> int:
+        return 2
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many pairs each split has."""
+        return {split: len(self.pairs_of(split)) for split in self.splits}
+
+    def pairs_of(self, split: str) -> Tensor:
+        """The pairs (n 2) of a split."""
+        pairs = _pairs(self.objects, self.split, self.split_seed)[split]
+        return pairs[: self.examples] if split == "train" else pairs
+
+    def vectors(self) -> Float[Tensor, "n c"]:
+        """The objects, the first in the order first."""
+        return _vectors(self.objects, self.dim, self.split_seed, torch.device("cpu")).clone()
+
+    def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
+        """A batch on the generator's device: inputs (b 2 c), targets (b 1)."""
+        check_draw(self, split, batch_size)
+        own = fork(generator, f"{self.name}/{split}")
+        advance(generator)
+        pairs = _placed(self, split, own.device)
+        objects = pairs[picks(len(pairs), batch_size, own)]
+        inputs = _vectors(self.objects, self.dim, self.split_seed, own.device)[objects]
+        return classification.batch_of(inputs, objects[:, 0] < objects[:, 1], {"objects": objects})
+
+    @shaped
+    def loss(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> Float[Tensor, ""]:
+        """Mean cross-entropy."""
+        return classification.cross_entropy(self, outputs, batch)
+
+    @shaped
+    def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
+        """By pair (b): `accuracy`."""
+        return classification.accuracy(self, outputs, batch)
+
+
+@functools.lru_cache(maxsize=16)
+def _pairs(objects: int, split: str, seed: int) -> dict[str, Tensor]:
+    """All pairs of different objects, dealt to the splits."""
+    generator = torch.Generator().manual_seed(stream(seed, f"pairwise_order/{objects}/{split}"))
+    pairs = torch.combinations(torch.arange(objects))
+    if split == "ordered":
+        pairs = torch.cat((pairs, pairs.flip(1)))
+    pairs = pairs[torch.randperm(len(pairs), generator=generator)]
+    cuts = [portion(share, len(pairs)) for share in SHARES]
+    parts = pairs.tensor_split(cuts)
+    if split == "unordered":
+        both = [torch.stack((part, part.flip(1)), 1).flatten(0, 1) for part in parts]
+        parts = tuple(part[torch.randperm(len(part), generator=generator)] for part in both)
+    return dict(zip(("train", "validation", "compositional"), parts, strict=True))
+
+
+@functools.lru_cache(maxsize=16)
+def _placed(task: PairwiseOrder, split: str, device: torch.device) -> Tensor:
+    return task.pairs_of(split).to(device)
+
+
+@functools.lru_cache(maxsize=16)
+def _vectors(objects: int, dim: int, seed: int, device: torch.device) -> Tensor:
+    """The objects (n c); drawn on the CPU to be the same on every device."""
+    generator = torch.Generator().manual_seed(stream(seed, f"pairwise_order/{objects}/{dim}/vectors"))
+    return torch.randn(objects, dim, generator=generator, dtype=torch.float32).to(device)

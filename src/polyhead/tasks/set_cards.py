@@ -1,0 +1,135 @@
+"""SET: do three cards make a set? (Altabaa et al. 2024)
+
+There are 81 cards, of four attributes (number, colour, shading, shape) with three values each.  Three of them are a set
+when every attribute is the same on all three or different on all three:
+
+>>> is_set(torch.tensor([[[0, 1, 2, 0], [0, 2, 0, 1], [0, 0, 1, 2]], [[0, 1, 2, 0], [0, 2, 0, 1], [0, 0, 1, 1]]]))
+tensor([ True, False])
+
+Two cards have exactly one third: of the 85320 triples 1080 are sets.
+"""
+
+import functools
+import itertools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyhead.config import Batch, Classes, Task, Vectors, stream
+from polyhead.shapes import shaped
+from polyhead.tasks import classification
+from polyhead.tasks.examples import picks
+from polyhead.tasks.task import advance, check_draw, check_integers, fork
+
+CARDS = tuple(itertools.product(range(3), repeat=4))
+SETS, HELD = 1080, 540  # half of the sets are never for training
+VALIDATION = 162  # of the held-out: 15 % of all sets, as many as for pairwise order
+ORDERS = tuple(itertools.permutations(range(3)))
+
+
+@dataclass(frozen=True)
+class SetCards(Task):
+    """Classification of three cards, half of them sets, from a training set of a given size.
+
+        train            `examples` triples, every other one a set, drawn once from `split_seed`
+        validation       15 % of the sets, and as many other triples
+        compositional    35 % of the sets, and as many other triples: unseen triples of cards that occur in training
+
+    A card is four vectors of three numbers, one for each attribute and 1 at its value; the order of the three is random
+    in every batch.
+
+    >>> SetCards().batch("train", 8, seed=0, step=0).inputs.shape
+    torch.Size([8, 3, 12])
+
+    Latents: `cards` (b 3 4), the values of their attributes; `agree` (b 4): the attribute is that of a set.
+    Raises ValueError for settings that cannot be met.
+    """
+
+    examples: int = 1080
+    split_seed: int = 0
+
+    name: ClassVar[str] = "set_cards"
+    metric: ClassVar[str] = "accuracy"
+
+    def __post_init__(self) -> None:
+        check_integers(self, {"examples": 2, "split_seed": 0})
+        if self.examples > 2 * (SETS - HELD):
+            raise ValueError(
+                f"SetCards: examples must be at most {2 * (SETS - HELD)} (half of the sets, and as many others) "
+                f"but is {self.examples}"
+            )
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("train", "validation", "compositional")
+
+    @property
+    def ends(self) -> tuple[Vectors, Classes]:
+        return Vectors(12), Classes(2)
+
+    @property
+    def length(self) -> int:
+        return 3
+
+    def triples(self, split: str) -> Int[Tensor, "n 3"]:
+        """The triples of `split`, cards by number and ascending; every other one, from the second on, is a set."""
+        sets, others = _shuffled(self.split_seed)
+        if split == "train":
+            half = (self.examples + 1) // 2
+            return torch.stack((others[:half], sets[:half]), 1).flatten(0, 1)[: self.examples]
+        first = SETS - HELD + (VALIDATION if split == "compositional" else 0)
+        last = SETS if split == "compositional" else SETS - HELD + VALIDATION
+        return torch.stack((others[first:last], sets[first:last]), 1).flatten(0, 1)
+
+    def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
+        """A batch on the generator's device: inputs (b 3 12), targets (b 1)."""
+        check_draw(self, split, batch_size)
+        own = fork(generator, f"{self.name}/{split}")
+        advance(generator)
+        cards = _dealt(self, split, own.device)  # (n 3 4)
+        rows = picks(len(cards), batch_size, own)
+        order = torch.tensor(ORDERS, device=own.device)[picks(len(ORDERS), batch_size, own)]
+        drawn = cards[rows].take_along_dim(order[:, :, None], dim=1)
+        inputs = F.one_hot(drawn, 3).flatten(2).float()
+        return classification.batch_of(inputs, is_set(drawn), {"cards": drawn, "agree": _agree(drawn)})
+
+    @shaped
+    def loss(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> Float[Tensor, ""]:
+        """Mean cross-entropy."""
+        return classification.cross_entropy(self, outputs, batch)
+
+    @shaped
+    def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
+        """By triple (b): `accuracy`."""
+        return classification.accuracy(self, outputs, batch)
+
+
+@shaped
+def is_set(cards: Int[Tensor, "b 3 c"]) -> Bool[Tensor, "b"]:
+    """Whether three cards, given by their attributes, are a set."""
+    return _agree(cards).all(dim=-1)
+
+
+def _agree(cards: Tensor) -> Tensor:
+    """Whether an attribute is the same on all three cards or different on all (b c): its sum is then 0 modulo 3."""
+    return cards.sum(dim=1) % 3 == 0
+
+
+@functools.lru_cache(maxsize=16)
+def _shuffled(seed: int) -> tuple[Tensor, Tensor]:
+    """All sets (1080 3), and as many other triples, cards by number, in random order."""
+    generator = torch.Generator().manual_seed(stream(seed, "set_cards/split"))
+    triples = torch.combinations(torch.arange(len(CARDS)), 3)
+    triples = triples[torch.randperm(len(triples), generator=generator)]
+    right = is_set(torch.tensor(CARDS)[triples])
+    return triples[right], triples[~right][:SETS]
+
+
+@functools.lru_cache(maxsize=16)
+def _dealt(task: SetCards, split: str, device: torch.device) -> Tensor:
+    """The triples of a split as attributes (n 3 4)."""
+    return torch.tensor(CARDS)[task.triples(split)].to(device)
