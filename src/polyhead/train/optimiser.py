@@ -18,8 +18,10 @@ from polyhead.config import Decay, Train
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.layers.heads import HylaHeads
+from polyhead.layers.heads_symbols import RelationalHeads
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.positions import LearnedPositions, RelativePositionBias
+from polyhead.layers.symbols import PositionSymbols, RelativeSymbols, SymbolicAttention
 
 FUSED = ("cpu", "cuda", "mps")
 """Devices with a fused AdamW; on one CPU core it takes 0.2 ms where the loop over parameters takes 0.8."""
@@ -67,13 +69,13 @@ def _kind(owner: nn.Module, name: str, parameter: nn.Parameter, path: str) -> st
         return "weights" if parameter is owner.weight else "biases"
     if isinstance(owner, MixtureOfExperts):
         return "weights" if parameter.ndim == 3 else "biases"  # stacked over experts: matrices (n f m), biases (n f)
-    if isinstance(owner, HylaHeads):
+    if isinstance(owner, (HylaHeads, RelationalHeads)):
         return "weights"
     if isinstance(owner, (LayerNorm, RMSNorm)):
         return "norms"
     if isinstance(owner, RelativePositionBias):
         return "relative_bias"
-    if isinstance(owner, (nn.Embedding, LearnedPositions)):
+    if isinstance(owner, (nn.Embedding, LearnedPositions, SymbolicAttention, PositionSymbols, RelativeSymbols)):
         return "embeddings"
     owned = f"{path}.{name}" if path else name
     raise ValueError(
