@@ -176,8 +176,8 @@ class Relational(SymbolHeads):
 
     `relations` inner products per pair (default: one per head) of width `relation_dim` (default: heads x value_dim //
     relations), the same for all heads; `symmetric`: one map for both sides.  `relation_init`: "balanced" gives
-    relations and symbols one variance, "paper" is uniform within relations ** -0.5, "package" that over the root of
-    value_dim (as released).
+    relations the variance of normal symbols, "paper" is uniform within relations ** -0.5, "package" that over the root
+    of value_dim (as released).
     """
 
     relations: int | None = None
