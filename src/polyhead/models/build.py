@@ -5,12 +5,17 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from polyhead.config import Model, TransformerConfig
+from polyhead.config import AbstractorConfig, CoRelNetConfig, Model, PrediNetConfig, TransformerConfig
 from polyhead.layers import Device
+from polyhead.models.abstractor import Abstractor
+from polyhead.models.baselines import CoRelNet, PrediNet
 from polyhead.models.transformer import Transformer
 
 NETWORKS: dict[type, Callable[..., nn.Module]] = {
     TransformerConfig: Transformer,
+    AbstractorConfig: Abstractor,
+    CoRelNetConfig: CoRelNet,
+    PrediNetConfig: PrediNet,
 }
 """The network of each kind of model: called with the configuration, `device` and `dtype`.
 

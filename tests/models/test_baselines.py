@@ -1,0 +1,297 @@
+"""CoRelNet, PrediNet and the original Abstractor: against loops, their sizes, what they can and cannot see."""
+
+import math
+
+import pytest
+import torch
+
+from polyhead import config
+from polyhead.config import (
+    AbstractorConfig,
+    Classes,
+    CoRelNetConfig,
+    Learned,
+    Patches,
+    PositionSymbols,
+    PrediNetConfig,
+    RelativeSymbols,
+    SymbolicAttention,
+    Tokens,
+    TransformerConfig,
+    Vectors,
+)
+from polyhead.models.abstractor import Abstractor
+from polyhead.models.baselines import CoRelNet, PrediNet, places
+from polyhead.models.build import build
+from polyhead.tasks import KINDS, ObjectSorting, RelationalGames
+
+F64 = torch.float64
+IMAGES = Patches((3, 36, 36), (12, 12), norm=True)
+
+
+def randn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def stirred(settings):
+    """A network in float64 whose parameters, biases and gains too, are all at random."""
+    model = build(settings, dtype=F64).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=F64)
+    return model
+
+
+def softmax(numbers):
+    powers = [math.exp(number) for number in numbers]
+    return [power / sum(powers) for power in powers]
+
+
+def dot(a, b):
+    return sum(p * q for p, q in zip(a.tolist(), b.tolist(), strict=True))
+
+
+def norm(x, layer):
+    return (x - x.mean()) / (x.var(correction=0) + layer.eps).sqrt() * layer.weight + layer.bias
+
+
+# ------------------------------------------------------------------------------------------ loops
+@pytest.mark.parametrize("normalised", [True, False])
+def test_corelnet_is_its_equation(normalised):
+    model = stirred(CoRelNetConfig(Vectors(5), Classes(3), dim=6, length=4, hidden=7, softmax=normalised))
+    x = randn(2, 4, 5)
+    for row, found in zip(x, model(x), strict=True):
+        e = []
+        for thing in row:
+            hidden = model.embed.up.weight @ model.inputs.linear(thing) + model.embed.up.bias
+            e.append(model.embed.down.weight @ hidden.clamp(min=0) + model.embed.down.bias)
+        numbers = []
+        for i in range(4):
+            products = [dot(e[i], e[j]) for j in range(4)]
+            numbers += softmax(products) if normalised else products
+        y = (model.compare.weight @ torch.tensor(numbers, dtype=F64) + model.compare.bias).clamp(min=0)
+        y = (model.hidden.weight @ y + model.hidden.bias).clamp(min=0)
+        torch.testing.assert_close(found[0], model.outputs(y))
+
+
+def test_predinet_is_its_equation():
+    model = stirred(PrediNetConfig(Vectors(5), Classes(3), dim=6, length=4, heads=3, relations=2, key_dim=5))
+    x = randn(2, 4, 5)
+    for row, found in zip(x, model(x), strict=True):
+        where = [-1.0, -1 / 3, 1 / 3, 1.0]
+        objects = [torch.cat((model.inputs.linear(row[i]), torch.tensor([where[i]], dtype=F64))) for i in range(4)]
+        related = []
+        for head in range(3):
+            seen = []
+            for query in (model.query1, model.query2):
+                q = (query.weight @ torch.cat(objects))[5 * head : 5 * head + 5]
+                code = softmax([dot(q, model.key.weight @ thing) for thing in objects])
+                seen.append(sum(weight * thing for weight, thing in zip(code, objects, strict=True)))
+            compared = model.relations.weight @ (seen[0] - seen[1])
+            related += [compared, seen[0][-1:], seen[1][-1:]]
+        y = (model.hidden.weight @ torch.cat(related) + model.hidden.bias).clamp(min=0)
+        torch.testing.assert_close(found[0], model.outputs(y))
+
+
+ACTS = {"softmax": None, "sigmoid": lambda v: 1 / (1 + math.exp(-v)), "identity": lambda v: v}
+
+
+def abstractor_layer(layer, s, x, mask, act, heads, width):
+    """One layer by loops over heads and pairs; `s` and `x` lists of vectors."""
+
+    def attend(attention, asks, values, act):
+        rows, group = attention.qkv, attention.groups[0]
+        n = heads * width
+        out = []
+        for i in range(len(asks)):
+            parts = []
+            for h in range(heads):
+                at = slice(h * width, h * width + width)
+                q = (rows.weight[:n] @ asks[i] + rows.bias[:n])[at]
+                keys = [(rows.weight[n : 2 * n] @ a + rows.bias[n : 2 * n])[at] for a in asks]
+                if len(rows.weight) == 3 * n:
+                    v = [(rows.weight[2 * n :] @ a + rows.bias[2 * n :])[at] for a in values]
+                else:
+                    v = [group.value(a)[at] for a in values]
+                scores = [dot(q, key) * width**-0.5 for key in keys]
+                seen = [j for j in range(len(asks)) if mask[j]]
+                code = softmax([scores[j] for j in seen]) if act is None else [act(scores[j]) for j in seen]
+                parts.append(sum(weight * v[j] for weight, j in zip(code, seen, strict=True)))
+            out.append(attention.out.weight @ torch.cat(parts) + attention.out.bias)
+        return out
+
+    if layer.self_attention is not None:
+        y = attend(layer.self_attention, s, s, None)
+        s = [norm(a + b, layer.norm0) for a, b in zip(s, y, strict=True)]
+    y = attend(layer.relational_attention, x, s, ACTS[act])
+    s = [norm(a + b, layer.norm1) for a, b in zip(s, y, strict=True)]
+    up, down = layer.feedforward.up, layer.feedforward.down
+    y = [down.weight @ (up.weight @ a + up.bias).clamp(min=0) + down.bias for a in s]
+    return [norm(a + b, layer.norm2) for a, b in zip(s, y, strict=True)]
+
+
+@pytest.mark.parametrize("act", list(ACTS))
+@pytest.mark.parametrize("self_attention", [True, False])
+def test_the_abstractor_is_its_equation(act, self_attention):
+    settings = AbstractorConfig(
+        Vectors(5), dim=6, layers=2, heads=2, head_dim=4, hidden=7, act=act, self_attention=self_attention, max_length=5
+    )
+    model = stirred(settings)
+    vectors, mask = randn(2, 4, 5), torch.tensor([[True] * 4, [True, True, False, True]])
+    with torch.no_grad():
+        found = model(vectors, mask)
+        for b in range(2):
+            x = [model.inputs.linear(vector) for vector in vectors[b]]
+            s = list(model.symbols.table[:4])
+            for layer in model.layers:
+                s = abstractor_layer(layer, s, x, mask[b].tolist(), act, 2, 4)
+            torch.testing.assert_close(found[b], torch.stack(s))
+
+
+# ------------------------------------------------------------------------------------------ sizes
+def count(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_sizes():
+    assert count(CoRelNet(CoRelNetConfig(IMAGES, Classes(2)))) == 215_522  # the published comparison
+    embedding = 2 * 432 + (432 + 1) * 128 + 2 * 128
+    width = 128 + 2  # row and column
+    predinet = 2 * 9 * width * 16 * 8 + width * 8 + width * 8 + (16 * (8 + 4) + 1) * 128 + (128 + 1) * 2
+    assert count(PrediNet(PrediNetConfig(IMAGES, Classes(2)))) == embedding + predinet
+    layer = 2 * 4 * (128 + 1) * 128 + 3 * 2 * 128 + (128 + 1) * 256 + (256 + 1) * 128
+    settings = AbstractorConfig(IMAGES, Classes(2), head_dim=32, max_length=9)
+    assert count(Abstractor(settings)) == embedding + 2 * layer + 9 * 128 + 129 * 2
+
+
+# ------------------------------------------------------------------------------------------ what they see
+def test_corelnet_sees_inner_products_only():
+    model = stirred(CoRelNetConfig(Vectors(5), Classes(2), dim=6, length=4))
+    x = randn(3, 4, 5)
+    before = model(x)
+    turn, _ = torch.linalg.qr(randn(6, 6, seed=3))
+    down = model.embed.down
+    with torch.no_grad():
+        down.weight.copy_(turn @ down.weight)
+        down.bias.copy_(turn @ down.bias)
+    torch.testing.assert_close(model(x), before)
+
+
+@pytest.mark.parametrize("encoder_layers", [0, 1])
+def test_the_abstractor_sees_relations_only(encoder_layers):
+    """Turned queries with keys turned as much: other objects, the same relations, the same states."""
+    model = stirred(AbstractorConfig(Vectors(5), dim=6, heads=2, head_dim=3, encoder_layers=encoder_layers))
+    x = randn(2, 4, 5)
+    before = model(x)
+    assert (model(randn(2, 4, 5, seed=9)) - before).abs().max() > 1e-3
+    with torch.no_grad():  # with no relation at all, nothing of the objects is left
+        for layer in model.layers:
+            layer.relational_attention.qkv.weight.zero_()
+    torch.testing.assert_close(model(x), model(randn(2, 4, 5, seed=9)), rtol=0, atol=0)
+
+
+def test_places_of_patches_go_row_by_row():
+    found = places(PrediNetConfig(Patches((1, 4, 6), (2, 2)), Classes(2)), torch.device("cpu"))
+    assert found.tolist() == [[-1, -1], [-1, 0], [-1, 1], [1, -1], [1, 0], [1, 1]]
+
+
+def test_padding_changes_nothing():
+    model = stirred(AbstractorConfig(Vectors(5), Classes(2), dim=6, heads=2, encoder_layers=1))
+    x = randn(2, 5, 5)
+    mask = torch.tensor([[True] * 3 + [False] * 2] * 2)
+    torch.testing.assert_close(model(x, mask), model(x[:, :3]))
+
+
+def test_symbols_may_be_picked_by_the_objects():
+    model = stirred(AbstractorConfig(Tokens(9), Classes(2), dim=8, symbols=SymbolicAttention(count=5)))
+    tokens = torch.tensor([[3, 1, 4, 1], [5, 2, 6, 0]])
+    torch.testing.assert_close(model(tokens), model(tokens.flip(1)))  # a set: no place is told from another
+    ordered = stirred(AbstractorConfig(Tokens(9), Classes(2), dim=8))
+    assert (ordered(tokens) - ordered(tokens.flip(1))).abs().max() > 1e-3
+
+
+# ------------------------------------------------------------------------------------------ in a run
+BASELINES = (
+    CoRelNetConfig(IMAGES, Classes(2), dim=16, softmax=False),
+    PrediNetConfig(IMAGES, Classes(2), dim=16, heads=4),
+    AbstractorConfig(IMAGES, Classes(2), dim=16, heads=2, act="sigmoid", symbols=SymbolicAttention(count=4)),
+)
+
+
+@pytest.mark.parametrize("settings", BASELINES, ids=lambda s: type(s).__name__)
+def test_a_baseline_is_written_read_built_and_learns(settings):
+    task = RelationalGames(examples=16)
+    run = config.Run(task, settings)
+    assert config.from_dict(config.to_dict(run), KINDS) == run
+    torch.manual_seed(0)
+    model, batch = build(settings), task.batch("train", 16, seed=0, step=0)
+    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(60):
+        loss = task.loss(model(batch.inputs, mask=batch.mask), batch)
+        optimiser.zero_grad()
+        loss.backward()
+        assert all(p.grad is not None for p in model.parameters())
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.3 < losses[0]
+    model.eval()
+    torch.testing.assert_close(model(batch.inputs), model(batch.inputs), rtol=0, atol=0)
+
+
+def test_a_decoder_reads_the_abstract_states():
+    task = ObjectSorting(length=4, examples=8)
+    encoder = AbstractorConfig(task.source, dim=16, heads=2, layers=1)
+    settings = TransformerConfig(*task.ends, dim=16, positions=Learned(), causal=True, max_length=4, encoder=encoder)
+    assert config.from_dict(config.to_dict(config.Run(task, settings)), KINDS).model == settings
+    torch.manual_seed(0)
+    model, batch = build(settings).eval(), task.batch("train", 3, seed=0, step=0)
+    found = model(batch.inputs, source=batch.source)
+    states = model.encoder(batch.source)
+    assert states.shape == (3, 4, 16)
+    torch.testing.assert_close(model(batch.inputs, encoded=states), found)
+    assert (model(batch.inputs, encoded=states.flip(0)) - found).abs().max() > 1e-3
+    task.loss(model(batch.inputs, source=batch.source), batch).backward()
+    assert model.encoder.symbols.table.grad.abs().sum() > 0
+
+
+# ------------------------------------------------------------------------------------------ bad input
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: CoRelNetConfig(Vectors(5), Classes(2)),
+            "CoRelNetConfig: length (the number of objects) must be given",
+        ),
+        (lambda: CoRelNetConfig(IMAGES, Classes(2), length=8), "length is 8 but the image has 9 patches"),
+        pytest.param(
+            lambda: PrediNetConfig(IMAGES, config.Logits(2)),
+            "PrediNetConfig: outputs must be Classes() but is Logits",
+            marks=pytest.mark.compile,  # where annotations are checked they speak first
+        ),
+        (lambda: PrediNetConfig(IMAGES, Classes(2), heads=0), "heads must be an integer of at least 1 but is 0"),
+        (lambda: CoRelNetConfig(IMAGES, Classes(2, pool="class")), "outputs must be Classes(pool='mean')"),
+        (lambda: CoRelNetConfig(Patches((1, 2, 2), (1, 1), class_token=True), Classes(2)), "no class token"),
+        (lambda: AbstractorConfig(IMAGES, act="sofmax"), "unknown act 'sofmax'; did you mean 'softmax'"),
+        (lambda: AbstractorConfig(IMAGES, symbols=RelativeSymbols()), "symbols must be one for each object"),
+        (lambda: AbstractorConfig(IMAGES, symbols=PositionSymbols(8)), "symbols are its stream, of width 128, not 8"),
+        (lambda: AbstractorConfig(IMAGES, dropout=1.0), "dropout must lie in [0, 1) but is 1.0"),
+    ],
+)
+def test_settings_that_cannot_be_met(make, text):
+    with pytest.raises(ValueError, match="Config: ") as error:
+        make()
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_inputs_that_cannot_be_compared():
+    model = build(CoRelNetConfig(Vectors(5), Classes(2), length=4))
+    with pytest.raises(ValueError, match=r"CoRelNet: 4 objects were wanted \(length\) but 3 came"):
+        model(torch.zeros(2, 3, 5))
+    with pytest.raises(ValueError, match="CoRelNet: it compares 4 objects, all of them there, so mask must be None"):
+        model(torch.zeros(2, 4, 5), mask=torch.ones(2, 4, dtype=torch.bool))
+    long = build(AbstractorConfig(Vectors(5), dim=8, max_length=3))
+    with pytest.raises(ValueError, match="4 positions but max_length is 3"):
+        long(torch.zeros(2, 4, 5))
