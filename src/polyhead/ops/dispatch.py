@@ -20,7 +20,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "softmax": ("sdpa", "reference"),
     "linear": ("chunked", "reference", "recurrent"),
     "hyla": ("blocked", "reference"),
-    "relational": ("reference",),
+    "relational": ("blocked", "reference"),
     "disentangled": ("reference",),
     "abstractor": ("reference",),
 }

@@ -65,9 +65,9 @@ def relational_attention(
 
     >>> relational_attention(q, k, q_rel, k_rel, symbols, relation_weight, causal=True)      # (b t h e)
     """
-    more = {"q_rel": q_rel, "k_rel": k_rel, "relation_weight": relation_weight}
-    inputs = Inputs(q, k, symbols, bias, mask, keep, causal, act=relation_act, **more)
-    run, given = choose("relational", impl, inputs), (q, k, q_rel, k_rel, symbols, relation_weight)
+    given, limits = (q, k, q_rel, k_rel, symbols, relation_weight), (bias, mask, keep, causal)
+    inputs = Inputs(q, k, symbols, *limits, q_rel=q_rel, k_rel=k_rel, relation_weight=relation_weight, act=relation_act)
+    run = choose("relational", impl, inputs)
     return run(*given, bias=bias, mask=mask, causal=causal, scale=scale, keep=keep, relation_act=relation_act)
 
 

@@ -41,18 +41,23 @@ def look_at_keys(k: Tensor, mask: Tensor | None) -> Tensor:
     return k.masked_fill(~keys[:, :, None, None], 0)
 
 
+_IN_PLACE = {"relu": torch.relu_, "sigmoid": torch.sigmoid_, "tanh": torch.tanh_}
+
+
 def activate(name: str, z: Tensor) -> Tensor:
     """act(z); z itself is overwritten where its derivative can be read off the result."""
-    return z.relu_() if name == "relu" else act(name)(z)
+    return _IN_PLACE[name](z) if name in _IN_PLACE else act(name)(z)
 
 
 def activate_backward(name: str, grad: Tensor, z: Tensor, out: Tensor) -> Tensor:
-    """grad * act'(z), written to `out`; for relu, z may be its own activation."""
+    """grad * act'(z), written to `out`; z is what `activate` left of it."""
     aten = torch.ops.aten
     if name == "identity":
         return out.copy_(grad)
     if name == "relu":
         return aten.threshold_backward.grad_input(grad, z, 0, grad_input=out)
+    if name in _IN_PLACE:  # sigmoid, tanh
+        return getattr(aten, f"{name}_backward").grad_input(grad, z, grad_input=out)
     if name == "silu":
         return aten.silu_backward.grad_input(grad, z, grad_input=out)
     approximate = "tanh" if name == "gelu_tanh" else "none"
@@ -75,12 +80,26 @@ class Buffers:
         return flat[:size].view(shape)
 
 
+NARROW = 16
+"""Matrix libraries give a product with so few columns faster transposed (4 to 6 times at 4 and 8, 1.4 at 16)."""
+
+
+def is_narrow(x: Tensor, y: Tensor) -> bool:
+    """Is x @ y narrow, of long rows and columns?"""
+    return y.shape[2] <= NARROW < min(x.shape[1:])
+
+
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """x @ y for (n i j) @ (n j k)."""
+    return torch.bmm(y.mT, x.mT).mT if is_narrow(x, y) else torch.bmm(x, y)
+
+
 def accumulate(out: Tensor, x: Tensor, y: Tensor, alpha: float = 1.0) -> None:
-    """out += alpha x @ y for (n i j) @ (n j k), where `out` may be wider than the factors."""
-    if out.dtype == x.dtype and out.is_contiguous():
+    """out += alpha x @ y for (n i j) @ (n j k), where `out` may be of a wider dtype than the factors."""
+    if out.dtype == x.dtype and out.is_contiguous() and not is_narrow(x, y):
         torch.baddbmm(out, x, y, alpha=alpha, out=out)
     else:
-        out.add_(torch.bmm(x, y), alpha=alpha)
+        out.add_(product(x, y), alpha=alpha)
 
 
 @dataclass(frozen=True)
@@ -100,13 +119,18 @@ class Tile:
     def k(self) -> slice:
         return slice(self.k0, self.k1)
 
+    def offsets(self, t: int) -> slice:
+        """Columns j - i + t - 1 of something by offset."""
+        return slice(self.k0 - self.q1 + t, self.k1 - self.q0 + t - 1)
+
 
 @dataclass
 class Scores:
     """Tiles of scores of one chunk of the batch, and of the biases and masks on them.
 
     q is ((b h) t d), k is ((b h) s d); bias, mask and keep are None or views of shape (b h t s), a bias by offset (h
-    t+s-1).
+    t+s-1).  Samples and heads may change places throughout; `heads` counts the inner ones, a bias by offset is then
+    (h 1 t+s-1).
     """
 
     q: Tensor
@@ -132,12 +156,13 @@ class Scores:
         if bias.ndim == 4:
             return bias[:, :, at.q, at.k]
         t = self.q.shape[1]
-        return bias[:, at.k0 - at.q1 + t : at.k1 - at.q0 + t - 1].unfold(-1, at.k1 - at.k0, 1).flip(-2)
+        return bias[..., at.offsets(t)].unfold(-1, at.k1 - at.k0, 1).flip(-2)
 
     def backward(self, at: Tile, ds: Tensor, dq: Tensor, dk: Tensor, dbias: Tensor | None) -> None:
         """Add the gradients of q ((b h) t d), k ((b h) s d) and bias, given that of a tile of scores (b h q k)."""
-        if dbias is not None and dbias.ndim == 2:
-            add_offsets(dbias, ds.sum(0), at, self.q.shape[1])
+        if dbias is not None and dbias.ndim < 4:
+            offsets = (dbias, ds.sum(0)) if dbias.ndim == 2 else (dbias.squeeze(1), ds.sum(1))
+            add_offsets(*offsets, at, self.q.shape[1])
         elif dbias is not None:
             target = dbias[:, :, at.q, at.k]
             target += ds.sum_to_size(target.shape)
@@ -160,7 +185,13 @@ class Scores:
 def add_offsets(grad: Tensor, ds: Tensor, at: Tile, t: int) -> None:
     """Add the gradient (h q k) of a tile of scores to that of a bias by offset (h t+s-1): sums along diagonals."""
     h, q, k = ds.shape
-    # Row i of the tile, shifted right by q - 1 - i, puts equal offsets into one column.
-    skewed = ds.new_zeros(h, q, q + k - 1)
-    skewed.as_strided((h, q, k), (q * (q + k - 1), q + k - 2, 1), q - 1).copy_(ds)
-    grad[:, at.k0 - at.q1 + t : at.k1 - at.q0 + t - 1] += skewed.sum(1)
+    skewed = ds.new_zeros(h, 1, q, q + k - 1)
+    diagonals(skewed).copy_(ds.unsqueeze(1))
+    grad[:, at.offsets(t)] += skewed.sum((1, 2))
+
+
+def diagonals(skewed: Tensor) -> Tensor:
+    """A contiguous (h b q q+k-1), whose columns are offsets, read by key: (h b q k), and written through."""
+    h, b, q, n = skewed.shape
+    # Row i, shifted right by q - 1 - i, puts equal offsets into one column.
+    return skewed.as_strided((h, b, q, n - q + 1), (b * q * n, q * n, n - 1, 1), skewed.storage_offset() + q - 1)
