@@ -186,7 +186,7 @@ class TransformerConfig:
         for group in self.layer_cross_heads(0):
             if isinstance(group, SymbolHeads) and isinstance(group.symbols, RelativeSymbols):
                 raise ValueError(
-                    "TransformerConfig: cross_heads look at another sequence: RelativeSymbols() has no use"
+                    "TransformerConfig: cross_heads look at another sequence, which has no RelativeSymbols"
                 )
 
     def _check_classes(self) -> None:

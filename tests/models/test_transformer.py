@@ -9,23 +9,31 @@ from torch.testing import assert_close
 
 from polyhead import config
 from polyhead.config import (
+    Abstractor,
     Alibi,
+    Disentangled,
     Experts,
     Hyla,
     Learned,
     Linear,
     Logits,
     Mlp,
+    PositionSymbols,
+    Relational,
+    RelationalSymbols,
     RelativeBias,
+    RelativeSymbols,
     Rotary,
     Sinusoidal,
     Softmax,
     Swiglu,
+    SymbolicAttention,
     Tokens,
     TransformerConfig,
     Values,
     Vectors,
 )
+from polyhead.layers.norms import LayerNorm
 from polyhead.layers.positions import RotaryEmbedding
 from polyhead.models.size import parameters
 from polyhead.models.transformer import Transformer
@@ -46,6 +54,22 @@ VARIANTS = {
     "experts": replace(BASE, feedforward=Experts(3, 2, hidden=16)),
     "tied": replace(BASE, outputs=Logits(11, tied=True, scaled=True), init="hyla"),
     "vectors": replace(BASE, inputs=Vectors(5), outputs=Values(3)),
+    "scaled": replace(BASE, inputs=Tokens(11, scaled=True), final_norm=False, feedforward=Swiglu(24, bias=True)),
+    "dual": replace(BASE, heads=[Softmax(2), Relational(2, relations=3)], positions=Rotary(), init="hyla"),
+    "relative symbols": replace(
+        BASE,
+        heads=[
+            [Relational(2, symbols=RelativeSymbols(2)), Softmax(2)],
+            [Disentangled(2, symbols=PositionSymbols(5)), Abstractor(2, symbols=RelativeSymbols(), act="tanh")],
+        ],
+    ),
+    "symbols of each layer": replace(
+        BASE,
+        heads=[
+            [Softmax(2), Relational(2, symbols=SymbolicAttention(count=5, shared=False, trainable=False))],
+            [Relational(2, symbols=RelationalSymbols(count=5, once=True, neighbours=1)), Softmax(2)],
+        ],
+    ),
 }
 
 
@@ -157,8 +181,11 @@ def test_positions_survive_casting(name):
     assert (half - model(x)).abs().max() < 0.2 * model(x).abs().max()
 
 
-def test_post_norm_has_no_final_norm():
+def test_post_norm_has_no_final_norm_unless_asked_for():
     assert isinstance(build(VARIANTS["sinusoidal"]).norm, torch.nn.Identity)
+    assert isinstance(build(VARIANTS["scaled"]).norm, torch.nn.Identity)
+    assert isinstance(build(replace(VARIANTS["sinusoidal"], final_norm=True)).norm, LayerNorm)
+    assert isinstance(build(BASE).norm, LayerNorm)
     out = build(replace(VARIANTS["sinusoidal"], outputs=Values(32)))
     assert out(inputs_of(BASE)).shape == (2, 7, 32)
 
@@ -234,7 +261,7 @@ def test_mistakes_give_one_clear_line():
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", ["rotary", "t5", "hybrid"])
+@pytest.mark.parametrize("name", ["rotary", "t5", "hybrid", "dual", "symbols of each layer"])
 def test_compiles_whole_for_any_length(name):
     settings = replace(VARIANTS[name], causal=True)
     model, other = build(settings), build(settings)

@@ -1,0 +1,247 @@
+"""Encoder and decoder in one: its equation, who sees what, what is shared, dropout, compilation, errors."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from polyhead.config import (
+    Experts,
+    Hyla,
+    Logits,
+    Mlp,
+    PositionSymbols,
+    Relational,
+    RelationalSymbols,
+    RelativeSymbols,
+    Rotary,
+    Sinusoidal,
+    Softmax,
+    SymbolicAttention,
+    Tokens,
+    TransformerConfig,
+    Vectors,
+)
+from polyhead.models.size import parameters
+from polyhead.models.transformer import Transformer
+
+READS = TransformerConfig(
+    Tokens(7), Logits(7), dim=16, layers=1, heads=[Softmax(4)], max_length=12, feedforward=Mlp(20)
+)
+WRITES = replace(
+    READS,
+    inputs=Tokens(9, scaled=True),
+    outputs=Logits(9, tied=True),
+    layers=2,
+    causal=True,
+    encoder=READS,
+    positions=Sinusoidal(),
+)
+NEAR = Relational(2, symbols=RelationalSymbols(count=5, neighbours=1))
+VARIANTS = {
+    "softmax": WRITES,
+    "post": replace(WRITES, norm_order="post", final_norm=False, encoder=replace(READS, norm_order="post", norm="rms")),
+    "rotary": replace(WRITES, positions=Rotary(), encoder=replace(READS, positions=Rotary(), dim=16, layers=3)),
+    "dual": replace(
+        WRITES,
+        heads=[Softmax(2), Relational(2)],
+        cross_heads=[Softmax(1), Relational(3, symbols=SymbolicAttention(count=4))],
+        encoder=replace(READS, heads=[Hyla(2), NEAR], layers=2),
+    ),
+    "neighbours": replace(WRITES, cross_heads=[NEAR, Relational(2, symbols=PositionSymbols(shared=False))]),
+    "vectors": replace(WRITES, encoder=replace(READS, inputs=Vectors(3)), outputs=Logits(9, bias=True)),
+}
+
+
+def build(settings, dtype=torch.float64):
+    torch.manual_seed(0)
+    return Transformer(settings, dtype=dtype).eval()
+
+
+def data(settings, b=2, t=5, s=6):
+    torch.manual_seed(1)
+    x = torch.randint(settings.inputs.count, (b, t))
+    if isinstance(settings.encoder.inputs, Vectors):
+        return x, torch.randn(b, s, settings.encoder.inputs.size, dtype=torch.float64)
+    return x, torch.randint(settings.encoder.inputs.count, (b, s))
+
+
+@pytest.mark.parametrize("norm_order", ["pre", "post"])
+def test_it_is_its_equation(norm_order):
+    model = build(replace(WRITES, norm_order=norm_order, layers=1, final_norm=True))
+    x, source = data(WRITES)
+    encoder, block = model.encoder, model.blocks[0]
+    context = encoder.norm(encoder.blocks[0](encoder.inputs.table(source)))
+    y = model.inputs.table(x) * 4.0 + model.positions(torch.arange(5))
+    for norm, part in (
+        (block.norm1, block.attention),
+        (block.norm_cross, lambda z: block.cross(z, context)),
+        (block.norm2, block.feedforward),
+    ):
+        y = y + part(norm(y)) if norm_order == "pre" else norm(y + part(y))
+    wanted = model.norm(y) @ model.inputs.table.weight.T
+    assert_close(model(x, source=source), wanted, atol=1e-12, rtol=1e-12)
+    assert_close(model(x, encoded=model.encode(source)), wanted, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_token_sees_the_whole_source_and_no_later_token(name):
+    model, (x, source) = build(VARIANTS[name]), data(VARIANTS[name])
+    y = model(x, source=source)
+    for i in range(5):
+        assert_close(model(x[:, : i + 1], source=source)[:, i], y[:, i], atol=1e-9, rtol=1e-9)
+        assert_close(model(x[:, : i + 1], source=source, tail=1)[:, 0], y[:, i], atol=1e-9, rtol=1e-9)
+    for j in range(6):
+        other = source.clone()
+        other[:, j] = (source[:, j] + 1) % 7
+        assert (model(x, source=other) - y).abs().amax((0, 2)).gt(1e-9).all()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_padding_of_the_source_changes_nothing(name):
+    model, (x, source) = build(VARIANTS[name]), data(VARIANTS[name])
+    for first, last in ((0, 4), (2, 6)):  # padding behind, and before
+        mask = torch.zeros(2, 6, dtype=torch.bool)
+        mask[:, first:last] = True
+        padded = model(x, source=source, source_mask=mask)
+        other = torch.where(mask if source.ndim == 2 else mask[..., None], source, source.roll(1, 0).flip(1))
+        assert_close(model(x, source=other, source_mask=mask), padded, atol=0, rtol=0)
+        if first == 0:
+            assert_close(padded, model(x, source=source[:, :last]), atol=1e-9, rtol=1e-9)
+        assert not torch.allclose(padded, model(x, source=source))
+
+
+def test_tied_logits_and_the_table_are_one_parameter():
+    model, (x, source) = build(WRITES), data(WRITES)
+    assert model.outputs.table.weight is model.inputs.table.weight
+    assert sum(p.shape == (9, 16) for p in model.parameters()) == 1
+    untied = replace(WRITES, outputs=Logits(9))
+    assert parameters(untied) - parameters(WRITES) == 9 * 16
+    assert parameters(WRITES) == sum(p.numel() for p in model.parameters())
+    before = model(x, source=source)
+    with torch.no_grad():
+        model.outputs.table.weight[3] = torch.randn(16)
+    assert_close(model.inputs(torch.tensor([[3]]))[0, 0], model.outputs.table.weight[3] * 4.0)
+    assert not torch.allclose(model(x, source=source), before)
+
+
+def test_the_encoder_has_its_own_depth_and_no_output_end():
+    model = build(VARIANTS["rotary"])
+    assert (len(model.encoder.blocks), len(model.blocks)) == (3, 2)
+    assert not list(model.encoder.outputs.parameters())
+    assert all(block.cross.rotary is None for block in model.blocks)  # another sequence's positions
+    assert all(block.attention.rotary is not None for block in model.blocks)
+    assert build(VARIANTS["softmax"]).blocks[0].cross.total_heads == 4
+
+
+def test_an_encoder_is_initialised_by_its_own_preset():
+    wide = replace(READS, inputs=Tokens(500), dim=64, init="hyla")
+    model = build(replace(WRITES, inputs=Tokens(500), outputs=Logits(500), dim=64, encoder=wide), torch.float32)
+    assert model.inputs.table.weight.std().item() == pytest.approx(0.987, rel=0.02)
+    assert model.encoder.inputs.table.weight.std().item() == pytest.approx(1 / 8, rel=0.02)
+
+
+def test_sources_of_symbols():
+    """One for all layers and sides that say so; those of the context and of the encoder are others."""
+    model = build(VARIANTS["dual"])
+    assert (len(model.symbols), len(model.cross_symbols), len(model.encoder.symbols)) == (1, 1, 1)
+    own = Relational(2, symbols=SymbolicAttention(count=4, shared=False))
+    model = build(replace(WRITES, heads=own, cross_heads=[own, own]))
+    assert (len(model.symbols), len(model.cross_symbols)) == (0, 0)
+    assert [len(block.symbols) for block in model.blocks] == [1, 1]
+    assert [len(block.cross_symbols) for block in model.blocks] == [1, 1]
+    modules = [m for block in model.blocks for m in (*block.symbols, *block.cross_symbols)]
+    assert len({id(module) for module in modules}) == 4
+
+
+def test_taps_have_names_and_show_who_got_which_symbol():
+    model, (x, source), taps = build(VARIANTS["dual"]), data(VARIANTS["dual"]), []
+    assert torch.equal(model(x, source=source, taps=taps), model(x, source=source))
+    names = ["encoder 0", "encoder 1", "decoder 0", "cross 0", "decoder 1", "cross 1"]
+    assert [layer.name for layer in taps] == names
+    assert [[g.assignments is not None for g in layer.groups] for layer in taps] == [[False, True]] * 6
+    shapes = [tuple(layer.groups[1].assignments.shape) for layer in taps]
+    assert shapes == [(2, 6, 4, 5)] * 2 + [(2, 5, 4, 64), (2, 6, 4, 4)] * 2
+    encoded, embedded = model.encode(source), model.inputs(x) + model.positions(torch.arange(5))
+    assert_close(taps[3].groups[1].assignments, model.cross_symbols[0].assignments(encoded))
+    assert_close(taps[2].groups[1].assignments, model.symbols[0].assignments(embedded))
+    assert not torch.equal(taps[4].groups[1].assignments, taps[2].groups[1].assignments)
+    assert_close(taps[3].context, encoded)
+
+
+@pytest.mark.parametrize("which", ["dropout", "residual_dropout"])
+@pytest.mark.parametrize("where", ["encoder", "decoder"])
+def test_dropout_is_for_training(which, where):
+    settings = VARIANTS["dual"]
+    part = replace(settings.encoder, **{which: 0.5}) if where == "encoder" else None
+    settings = replace(settings, encoder=part) if part else replace(settings, **{which: 0.5})
+    model, (x, source) = build(settings), data(settings)
+    still = build(VARIANTS["dual"])(x, source=source)
+    assert torch.equal(model(x, source=source), still)
+    model.train()
+    assert not torch.allclose(model(x, source=source), still)
+
+
+def test_experts_of_both_sides_add_their_balance():
+    reads = replace(READS, feedforward=Experts(3, 1, hidden=8, balance=10.0))
+    writes = replace(WRITES, feedforward=Experts(3, 1, hidden=8, balance=0.1), encoder=reads)
+    model, (x, source) = build(writes), data(writes)
+    model(x, source=source)
+    loads = [b.feedforward.balance_loss for b in (*model.encoder.blocks, *model.blocks)]
+    assert_close(model.auxiliary_loss(), 10.0 * loads[0] + 0.1 * (loads[1] + loads[2]))
+    assert min(loads) > 0.1
+    model = build(replace(WRITES, encoder=reads))
+    model(x, source=source)
+    assert_close(model.auxiliary_loss(), 10.0 * model.encoder.blocks[0].feedforward.balance_loss)
+    assert build(WRITES).auxiliary_loss() == 0.0
+
+
+def test_copies_and_meta():
+    settings = VARIANTS["dual"]
+    model, (x, source) = build(settings), data(settings)
+    wanted = model(x, source=source)
+    assert torch.equal(copy.deepcopy(model)(x, source=source), wanted)
+    empty = Transformer(settings, device="meta", dtype=torch.float64).to_empty(device="cpu")
+    empty.load_state_dict(model.state_dict())
+    assert_close(empty.eval()(x, source=source), wanted, atol=0, rtol=0)
+    changed = copy.deepcopy(model)
+    with torch.no_grad():  # a copy reads its own symbols
+        changed.symbols[0].library.zero_()
+    assert not torch.allclose(changed(x, source=source), wanted)
+
+
+def test_mistakes_are_one_line():
+    model, (x, source) = build(WRITES), data(WRITES)
+    alone = build(replace(WRITES, encoder=None))
+    relative = Relational(4, symbols=RelativeSymbols())
+    for call, text in (
+        (lambda: model(x), "Transformer: its encoder reads a source: source or, once encoded, encoded must be given"),
+        (lambda: model(x, source=source, encoded=model.encode(source)), "source or, once encoded, encoded must be"),
+        (lambda: alone(x, source=source), "Transformer: it has no encoder, so no source was wanted but one came"),
+        (lambda: alone.encode(source), "Transformer: it has no encoder, so no source was wanted but one came"),
+        (lambda: model(x, source=source[:1]), r"b = 2 in inputs but 1 in source \(b s\) = \(1, 6\)"),
+        (lambda: model(x, source=source, source_mask=torch.ones(2, 6)), "source_mask must be boolean"),
+        (lambda: model(x, source=torch.full((2, 6), 8)), "tokens must be 0 to 6 but 8 came"),
+        (lambda: replace(WRITES, encoder=replace(READS, dim=8)), "the encoder's dim is 8 but the decoder's 16"),
+        (lambda: replace(WRITES, encoder=WRITES), "an encoder has no encoder of its own"),
+        (lambda: replace(READS, cross_heads=Softmax(4)), "cross_heads look at an encoder, but encoder is None"),
+        (lambda: replace(WRITES, cross_heads=relative), "another sequence, which has no RelativeSymbols"),
+    ):
+        with pytest.raises(ValueError, match=text) as error:
+            call()
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.compile
+def test_compiles_whole_for_any_length():
+    settings = VARIANTS["dual"]
+    model, other = build(settings), build(settings)
+    model.compile(fullgraph=True, dynamic=True, backend="eager")
+    for t, s in ((5, 6), (7, 9), (4, 11)):
+        x, source = data(settings, t=t, s=s)
+        mask = torch.rand(2, s) > 0.2
+        assert_close(
+            model(x, source=source, source_mask=mask), other(x, source=source, source_mask=mask), atol=1e-9, rtol=1e-9
+        )

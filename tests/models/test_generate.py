@@ -1,0 +1,175 @@
+"""Greedy decoding against the model's own outputs, with and without a cache; the cache against the whole sequence."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from polyhead.config import (
+    Abstractor,
+    Alibi,
+    Disentangled,
+    Hyla,
+    Learned,
+    Linear,
+    Logits,
+    PositionSymbols,
+    Relational,
+    RelationalSymbols,
+    RelativeBias,
+    RelativeSymbols,
+    Rotary,
+    Sinusoidal,
+    Softmax,
+    SymbolicAttention,
+    Tokens,
+    TransformerConfig,
+    Vectors,
+)
+from polyhead.layers.cache import Cache
+from polyhead.models.generate import greedy
+from polyhead.models.transformer import Transformer
+
+BASE = TransformerConfig(
+    Tokens(12), Logits(12), dim=16, layers=2, heads=[Softmax(2), Hyla(2)], max_length=16, causal=True
+)
+READS = replace(BASE, inputs=Tokens(7), causal=False, positions=Sinusoidal(), layers=1)
+VARIANTS = {
+    "rotary": replace(BASE, positions=Rotary()),
+    "t5": replace(BASE, positions=RelativeBias(), qk_norm=True),
+    "alibi": replace(BASE, positions=Alibi(), heads=[Linear(2), Softmax(2, kv_heads=1)]),
+    "learned": replace(BASE, positions=Learned()),
+    "dual": replace(BASE, positions=Sinusoidal(), heads=[Softmax(2), Relational(2)]),
+    "once": replace(
+        BASE,
+        heads=[[Softmax(4)], [Softmax(2), Relational(2, symbols=SymbolicAttention(count=5, once=True))]],
+    ),
+    "neighbours": replace(
+        BASE,
+        heads=[
+            Disentangled(2, symbols=RelationalSymbols(count=5, once=True)),
+            Relational(2, symbols=RelationalSymbols(count=5, shared=False)),
+            Relational(2, dim=4, value_dim=4, symbols=RelationalSymbols(count=5, shared=False)),
+        ],
+        dim=12,
+    ),
+    "relative symbols": replace(
+        BASE, heads=[Relational(2, symbols=RelativeSymbols(2)), Abstractor(2, symbols=PositionSymbols())]
+    ),
+    "encoder": replace(BASE, encoder=READS, positions=Rotary(), outputs=Logits(12, tied=True)),
+    "dual encoder": replace(
+        BASE,
+        heads=[Softmax(2), Relational(2, symbols=RelationalSymbols(count=5))],
+        cross_heads=[Softmax(2), Relational(2, symbols=SymbolicAttention(count=5))],
+        encoder=replace(READS, heads=[Softmax(2), Relational(2, symbols=PositionSymbols())]),
+    ),
+}
+
+
+def make(name):
+    """A model whose likeliest tokens vary, what it begins with, and what it reads."""
+    torch.manual_seed(0)
+    model = Transformer(VARIANTS[name], dtype=torch.float64)
+    with torch.no_grad():
+        for p in model.parameters():  # without a bias, which would make one token the likeliest everywhere
+            p.add_(torch.randn_like(p), alpha=0.5 if p.ndim > 1 else 0.0)
+    start = torch.randint(12, (3, 2))
+    if VARIANTS[name].encoder is None:
+        return model, start, {}
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    mask[1, 3:] = False
+    return model, start, {"source": torch.randint(7, (3, 5)), "source_mask": mask}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_cached_step_is_the_uncached_one(name):
+    """One token at a time, or several, after a prompt."""
+    model, _, given = make(name)
+    model.eval()
+    x, cache, parts = torch.randint(12, (3, 9)), Cache(2), []
+    if given:
+        encoded = model.encode(given["source"], given["source_mask"])
+        given = {"encoded": encoded, "source_mask": given["source_mask"]}
+    for first, last in ((0, 3), (3, 4), (4, 7), (7, 8), (8, 9)):
+        parts.append(model(x[:, first:last], cache=cache, **given))
+        assert cache.length == last
+    assert_close(torch.cat(parts, 1), model(x, **given), atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_greedy_takes_the_likeliest_token_cached_or_not(name):
+    model, start, given = make(name)
+    said = greedy(model, start, steps=9, **given)
+    assert torch.equal(said, greedy(model, start, steps=9, use_cache=False, **given))
+    assert said.shape == (3, 11)
+    assert torch.equal(said[:, :2], start)
+    model.eval()
+    assert torch.equal(model(said, **given)[:, 1:-1].argmax(-1), said[:, 2:])
+    assert len(said[:, 2:].unique()) > 1
+
+
+def test_each_sequence_stops_for_itself_and_all_together():
+    model, start, given = make("dual encoder")
+    free = greedy(model, start, steps=9, **given)[:, 2:]
+    stop = free[0, 2].item()
+    at = [row.tolist().index(stop) if stop in row else 9 for row in free]
+    assert len(set(at)) > 1
+    for use_cache in (True, False):
+        said = greedy(model, start, steps=9, stop=stop, use_cache=use_cache, **given)[:, 2:]
+        assert said.shape[1] == min(max(at) + 1, 9)
+        for row, whole, end in zip(said, free, at, strict=True):
+            assert torch.equal(row[: end + 1], whole[: said.shape[1]][: end + 1])
+            assert (row[end:] == stop).all()
+    alone = greedy(model, start[:1], steps=9, stop=stop, source=given["source"][:1])
+    assert alone.shape == (1, 2 + at[0] + 1)
+
+
+def test_a_model_in_training_is_left_there_and_drops_nothing():
+    model, start, _ = make("dual")
+    dropping = Transformer(replace(VARIANTS["dual"], dropout=0.5, residual_dropout=0.5), dtype=torch.float64)
+    dropping.load_state_dict(model.state_dict())
+    dropping.train()
+    dropping.blocks[0].eval()
+    assert torch.equal(greedy(dropping, start, steps=5), greedy(model, start, steps=5))
+    assert dropping.training
+    assert dropping.blocks[1].training
+    assert not dropping.blocks[0].training
+
+
+def test_a_cached_step_reads_its_own_token_only():
+    model, start, given = make("dual encoder")
+    seen = []
+    handles = [
+        b.attention.register_forward_pre_hook(lambda m, args: seen.append(args[0].shape[1])) for b in model.blocks
+    ]
+    encoders = []
+    handles.append(model.encoder.register_forward_pre_hook(lambda m, args: encoders.append(1)))
+    greedy(model, start, steps=4, **given)
+    assert seen == [2, 2, 1, 1, 1, 1, 1, 1]
+    assert len(encoders) == 1
+    for handle in handles:
+        handle.remove()
+
+
+def test_mistakes_are_one_line():
+    model, start, _ = make("dual")
+    both = make("encoder")[0]
+    for call, text in (
+        (lambda: greedy(model, start, steps=0), "greedy: steps must be at least 1 but is 0"),
+        (lambda: greedy(Transformer(replace(BASE, causal=False)), start, steps=1), "a causal model between Tokens"),
+        (
+            lambda: greedy(Transformer(replace(BASE, inputs=Vectors(3))), start, steps=1),
+            "a causal model between Tokens",
+        ),
+        (lambda: greedy(Transformer(replace(BASE, outputs=Logits(13))), start, steps=1), "knows 12 tokens but gives"),
+        (lambda: greedy(both, start, steps=1), "its encoder reads a source"),
+        (lambda: greedy(model, start, steps=1, source=start), "it has no encoder"),
+        (lambda: greedy(model, start, steps=16), "must be below max_length = 16 but reach 16"),
+        (lambda: model(start, cache=Cache(3)), "a cache of 2 layers, causal=True and no mask go together but 3 layers"),
+        (lambda: Transformer(replace(BASE, causal=False))(start, cache=Cache(2)), "causal=False and no mask came"),
+        (lambda: model(start, cache=Cache(2), mask=torch.ones(3, 2).bool()), "causal=True and a mask came"),
+    ):
+        with pytest.raises(ValueError, match=text) as error:
+            call()
+        assert "\n" not in str(error.value)
