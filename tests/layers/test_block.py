@@ -1,13 +1,14 @@
-"""Blocks against their two equations, dropout included; the tail under a mask of its own rows."""
+"""Blocks against their equations, dropout included; the tail under a mask of its own rows."""
 
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
-from polyhead.config import Hyla, Softmax
+from polyhead.config import Hyla, Relational, Softmax
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
+from polyhead.layers.cache import LayerCache
 from polyhead.layers.feedforward import MLP
 
 F64 = torch.float64
@@ -45,6 +46,40 @@ def test_a_block_is_its_equation(norm_order, norm):
 
 
 @pytest.mark.parametrize("norm_order", ["pre", "post"])
+def test_a_decoder_block_is_its_equation(norm_order):
+    """Cross-attention between the two, with a norm of its own; the masks are each for its own sequence."""
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(16, [Softmax(2), Hyla(2)], causal=True, dtype=F64)
+    cross = MultiHeadAttention(16, [Softmax(1), Relational(1)], own_symbols=False, dtype=F64)
+    options = {"norm_order": norm_order, "dropout": 0.5, "dtype": F64}
+    block = TransformerBlock(attention, MLP(16, dtype=F64), cross=cross, **options)
+    for parameter in block.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    block.dropout = Double()
+    x, context, symbols = (torch.randn(2, t, 16, dtype=F64) for t in (5, 7, 7))
+    mask, context_mask = torch.rand(5, 5) > 0.3, torch.rand(2, 1, 1, 7) > 0.3
+    y = x
+    for norm, part in (
+        (block.norm1, lambda z: attention(z, mask=mask)),
+        (block.norm_cross, lambda z: cross(z, context, mask=context_mask, symbols=symbols)),
+        (block.norm2, block.feedforward),
+    ):
+        y = y + 2 * part(norm(y)) if norm_order == "pre" else norm(y + 2 * part(y))
+    given = {"context_mask": context_mask, "context_symbols": symbols}
+    assert_close(block(x, context, mask=mask, **given), y)
+    assert_close(block(x, context, mask=mask, tail=2, **given), y[:, -2:])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_tail_of_relative_symbols_counts_from_where_it_is(causal):
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(16, Relational(4), causal=causal, own_symbols=False, dtype=F64)
+    block = TransformerBlock(attention, MLP(16, dtype=F64), dtype=F64)
+    x, table = torch.randn(2, 6, 16, dtype=F64), torch.randn(7, 16, dtype=F64)
+    assert_close(block(x, symbols=table, tail=2), block(x, symbols=table)[:, -2:])
+
+
+@pytest.mark.parametrize("norm_order", ["pre", "post"])
 def test_the_tail_keeps_the_rows_of_its_mask(norm_order):
     block, x = make(norm_order).eval(), torch.randn(2, 6, 16, dtype=F64)
     for mask in (torch.rand(6, 6) > 0.4, torch.rand(2, 4, 6, 6) > 0.4, torch.rand(6) > 0.4):
@@ -65,5 +100,11 @@ def test_mistakes_are_one_line():
     block, x = make("pre"), torch.randn(2, 6, 16, dtype=F64)
     with pytest.raises(ValueError, match=r"^TransformerBlock: tail counts positions from 0, so positions cannot"):
         block(x, positions=torch.arange(6)[None], tail=2)
+    with pytest.raises(ValueError, match=r"^TransformerBlock: no context was wanted but one came"):
+        block(x, x)
+    with pytest.raises(ValueError, match=r"^TransformerBlock: a context was wanted but none came"):
+        TransformerBlock(block.attention, block.feedforward, cross=block.attention)(x)
+    with pytest.raises(ValueError, match=r"^TransformerBlock: tail counts positions from 0, so a cache cannot"):
+        block(x, cache=LayerCache(), tail=2)
     with pytest.raises(ValueError, match=r"^TransformerBlock: unknown norm_order 'prae'; did you mean 'pre'\?"):
         make("prae")

@@ -2,7 +2,7 @@
 answer."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,7 +28,7 @@ class TokenInput(nn.Module):
         self.factor = dim**0.5 if scaled else 1.0
         self.table = nn.Embedding(count, dim, device=device, dtype=dtype)
 
-    def forward(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t m"]:
+    def forward(self, tokens: Tensor) -> Float[Tensor, "b t m"]:
         if tokens.ndim != 2 or tokens.is_floating_point():
             raise ValueError(
                 f"Transformer: integer tokens (b t) were wanted but {tokens.dtype} {tuple(tokens.shape)} came"
@@ -58,7 +58,7 @@ class VectorInput(nn.Module):
         self.size = size
         self.linear = nn.Linear(size, dim, bias=bias, device=device, dtype=dtype)
 
-    def forward(self, vectors: Float[Tensor, "b t size"]) -> Float[Tensor, "b t m"]:
+    def forward(self, vectors: Float[Tensor, "..."]) -> Float[Tensor, "b t m"]:
         if vectors.ndim != 3 or vectors.shape[-1] != self.size:
             raise ValueError(f"Transformer: inputs (b t {self.size}) were wanted but {tuple(vectors.shape)} came")
         return self.linear(vectors)
@@ -93,7 +93,7 @@ class PatchInput(nn.Module):
         self.norm_out = LayerNorm(dim, device=device, dtype=dtype) if norm else None
         self.class_token = nn.Embedding(1, dim, device=device, dtype=dtype) if class_token else None
 
-    def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b t m"]:
+    def forward(self, images: Float[Tensor, "..."]) -> Float[Tensor, "b t m"]:
         if tuple(images.shape[1:]) != self.image or not images.is_floating_point():
             came = f"{images.dtype} {tuple(images.shape)}"
             wanted = ", ".join(map(str, self.image))
@@ -101,8 +101,8 @@ class PatchInput(nn.Module):
                 f"Transformer: floating images (b, {wanted}) (b c height width) were wanted but {came} came"
             )
         (c, height, width), (p, q) = self.image, self.patch
-        cut = images.reshape(-1, c, height // p, p, width // q, q).permute(0, 2, 4, 3, 5, 1)
-        patches = cut.reshape(len(images), -1, p * q * c)
+        cut = images.reshape(len(images), c, height // p, p, width // q, q).permute(0, 2, 4, 3, 5, 1)
+        patches = cut.flatten(3).flatten(1, 2)
         x = self.linear(patches if self.norm is None else self.norm(patches))
         x = x if self.norm_out is None else self.norm_out(x)
         return x if self.class_token is None else torch.cat((self._first(x), x), dim=1)

@@ -64,8 +64,10 @@ def _count(settings: Any, field: str, width: int) -> int:
 
 def _step(settings: Any, field: str) -> int:
     """The smallest width, of which all others are multiples."""
-    if field != "dim" or not isinstance(settings, TransformerConfig):
+    if field != "dim":
         return 1
+    if not isinstance(settings, TransformerConfig):
+        return getattr(settings, "heads", 1)
     parts = [settings, settings.encoder] if isinstance(settings.encoder, TransformerConfig) else [settings]
     layers = [part.layer_heads(i) for part in parts for i in range(part.layers)]
     layers += [settings.layer_cross_heads(i) for i in range(settings.layers)] if settings.encoder else []
@@ -76,7 +78,7 @@ def _step(settings: Any, field: str) -> int:
 def resized(settings: Any, field: str, width: int) -> Any:
     """`settings` with another `field`, see `match`.  ValueError for a field that it does not have."""
     if not isinstance(settings, TransformerConfig):
-        if not isinstance(getattr(settings, field, None), (int, type(None))) or not hasattr(settings, field):
+        if not hasattr(settings, field) or type(getattr(settings, field)) not in (int, type(None)):
             raise ValueError(f"match: {type(settings).__name__} has no integer {field!r}")
         return dataclasses.replace(settings, **{field: width})
     if field not in ("dim", "hidden"):

@@ -1,0 +1,118 @@
+"""Images cut into patches, classes read off a sequence: against loops; scaled tokens; wrong images are one line."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from polyhead.config import Classes, Learned, Logits, Patches, Softmax, Tokens, TransformerConfig, Vectors
+from polyhead.models.ends import ClassOutput, PatchInput, TokenInput
+from polyhead.models.transformer import Transformer
+
+F64 = torch.float64
+IMAGES = TransformerConfig(
+    Patches((3, 4, 6), (2, 3), class_token=True), Classes(5), dim=16, layers=1, heads=Softmax(2), positions=Learned()
+)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("class_token", [False, True])
+def test_patches_go_row_by_row(norm, class_token):
+    torch.manual_seed(0)
+    end = PatchInput((3, 4, 6), (2, 3), 8, norm=norm, class_token=class_token, dtype=F64)
+    for parameter in end.parameters():
+        torch.nn.init.normal_(parameter)
+    images = torch.randn(2, 3, 4, 6, dtype=F64)
+    tokens = end(images)
+    wanted = [end.class_token.weight.expand(2, 8)] if class_token else []
+    for top in (0, 2):
+        for left in (0, 3):
+            pixels = [images[:, :, top + i, left + j] for i in range(2) for j in range(3)]  # channels side by side
+            x = torch.cat(pixels, dim=1)
+            if norm:
+                x = F.layer_norm(x, (18,), end.norm.weight, end.norm.bias)
+            x = x @ end.linear.weight.T + end.linear.bias
+            wanted.append(F.layer_norm(x, (8,), end.norm_out.weight, end.norm_out.bias) if norm else x)
+    assert_close(tokens, torch.stack(wanted, 1))
+    assert tokens.shape[1] == Patches((3, 4, 6), (2, 3), class_token=class_token).count
+
+
+def test_the_mean_is_over_real_tokens():
+    torch.manual_seed(0)
+    end = ClassOutput(8, 3, dtype=F64)
+    x, mask = torch.randn(3, 5, 8, dtype=F64), torch.ones(3, 5, dtype=torch.bool)
+    mask[1, 2:], mask[2] = False, False
+    x[1, 2:] = float("nan")  # never read
+    seen = torch.stack([x[0].mean(0), x[1, :2].mean(0), torch.zeros(8, dtype=F64)])
+    assert_close(end(x, mask), end.linear(seen)[:, None])
+    assert_close(end(x[:1]), end.linear(seen[:1])[:, None])
+    first = ClassOutput(8, 3, pool="class", dtype=F64)
+    assert_close(first(x, mask), first.linear(x[:, :1]))
+
+
+@pytest.mark.parametrize("pool", ["mean", "class"])
+def test_a_classifier_of_images(pool):
+    torch.manual_seed(0)
+    model = Transformer(replace(IMAGES, outputs=Classes(5, pool=pool)), dtype=F64).eval()
+    images = torch.randn(2, 3, 4, 6, dtype=F64)
+    x = model.blocks[0](model.inputs(images) + model.positions.table[:5])
+    x = model.norm(x)
+    assert_close(model(images), model.outputs.linear(x.mean(1, keepdim=True) if pool == "mean" else x[:, :1]))
+    assert model(images).shape == (2, 1, 5)
+    assert model.length(images) == 5
+    model.inputs.class_token.weight.requires_grad_()
+    assert torch.autograd.grad(model(images).sum(), model.inputs.class_token.weight)[0].ne(0).any()
+
+
+def test_a_classifier_of_sequences_reads_no_padding():
+    torch.manual_seed(0)
+    settings = TransformerConfig(Tokens(9), Classes(4), dim=16, layers=2, heads=Softmax(2), positions=Learned())
+    model = Transformer(settings, dtype=F64).eval()
+    x, mask = torch.randint(9, (2, 6)), torch.ones(2, 6, dtype=torch.bool)
+    mask[:, 4:] = False
+    assert_close(model(x, mask=mask), model(x[:, :4]))
+    assert not torch.allclose(model(x), model(x[:, :4]))
+
+
+def test_scaled_tokens():
+    torch.manual_seed(0)
+    end = TokenInput(7, 16, scaled=True, dtype=F64)
+    x = torch.randint(7, (2, 3))
+    assert_close(end(x), end.table.weight[x] * 4.0)
+    plain = TokenInput(7, 16, dtype=F64)
+    assert_close(plain(x), plain.table.weight[x])
+
+
+def test_mistakes_are_one_line():
+    model = Transformer(IMAGES)
+    token = Patches((3, 4, 6), (2, 3), class_token=True)
+    wanted = r"Transformer: floating images \(b, 3, 4, 6\) \(b c height width\) were wanted but "
+    for call, text in (
+        (lambda: model(torch.randn(2, 1, 4, 6)), wanted + r"torch.float32 \(2, 1, 4, 6\) came"),
+        (lambda: model(torch.randn(2, 3, 6, 4)), wanted + r"torch.float32 \(2, 3, 6, 4\) came"),
+        (lambda: model(torch.randn(2, 3, 24)), wanted + r"torch.float32 \(2, 3, 24\) came"),
+        (lambda: model(torch.zeros(2, 3, 4, 6).byte()), "inputs must be of a floating dtype but is torch.uint8"),
+        (lambda: model(torch.randn(3, 4, 6, 2, 1)), "inputs must be"),
+        (lambda: model(torch.randn(2, 3, 4, 6), tail=1), "read off all positions, so tail must be None but is 1"),
+        (lambda: Transformer(replace(IMAGES, inputs=Tokens(3)))(torch.randn(2, 3, 4, 6)), "integer tokens"),
+        (lambda: Transformer(replace(IMAGES, inputs=Vectors(3)))(torch.randn(2, 3, 4, 6)), r"\(b t 3\) were wanted"),
+        (lambda: Patches((3, 5, 6), (2, 3)), "patches of 2 x 3 do not divide an image of 5 x 6"),
+        (lambda: Patches((3, 0, 6), (2, 3)), "image must be 3 positive integers"),
+        (
+            lambda: replace(IMAGES, outputs=Classes(2, "class"), inputs=replace(token, class_token=False)),
+            "class_token=True",
+        ),
+        (lambda: replace(IMAGES, outputs=Classes(2, "class"), causal=True), "the first token sees no other"),
+        (
+            lambda: (
+                replace(IMAGES, outputs=Logits(5, tied=True))
+                and Transformer(replace(IMAGES, outputs=Logits(5, tied=True)))
+            ),
+            "tied",
+        ),
+    ):
+        with pytest.raises(ValueError, match=text) as error:
+            call()
+        assert "\n" not in str(error.value)

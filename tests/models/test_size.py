@@ -1,0 +1,106 @@
+"""Parameter counts, and the width that makes two models equally large."""
+
+import typing
+from dataclasses import replace
+
+import pytest
+
+from polyhead.config import (
+    Classes,
+    CoRelNetConfig,
+    Experts,
+    Logits,
+    Mlp,
+    Model,
+    Patches,
+    PrediNetConfig,
+    Relational,
+    Rotary,
+    Sinusoidal,
+    Softmax,
+    Swiglu,
+    Tokens,
+    TransformerConfig,
+    Values,
+    Vectors,
+)
+from polyhead.models.build import NETWORKS, build
+from polyhead.models.size import match, parameters
+from polyhead.models.transformer import Transformer
+
+DUAL = TransformerConfig(
+    Tokens(30),
+    Logits(30, tied=True),
+    dim=64,
+    heads=[Softmax(2), Relational(2)],
+    positions=Rotary(),
+    feedforward=Swiglu(),
+)
+SOFTMAX = replace(DUAL, heads=Softmax(4))
+
+
+def test_a_count_by_hand():
+    settings = TransformerConfig(Vectors(3), Values(2), dim=8, layers=1, heads=Softmax(2), feedforward=Mlp(5))
+    norms, attention, feedforward = 3 * 2 * 8, 4 * 8 * 8, 2 * 8 * 5 + 5 + 8
+    assert parameters(settings) == (3 + 1) * 8 + norms + attention + feedforward + (8 + 1) * 2
+
+
+@pytest.mark.parametrize("field", ["dim", "hidden", "both"])
+def test_softmax_heads_as_large_as_dual_ones(field):
+    target = parameters(DUAL)
+    assert parameters(SOFTMAX) < 0.99 * target
+    found = match(SOFTMAX, target, field=field, tolerance=0.2 if field == "dim" else 0.01)
+    near = abs(parameters(found) - target)
+    assert found.heads == SOFTMAX.heads
+    assert Transformer(found).config == found
+    if field == "dim":
+        assert (found.feedforward, found.dim % 8) == (Swiglu(), 0)
+        others = [replace(found, dim=found.dim + step) for step in (-8, 8)]
+    else:
+        assert found.dim == 64 or field == "both"
+        hidden = found.feedforward.hidden
+        others = [replace(found, feedforward=Swiglu(hidden + step)) for step in (-1, 1)]
+    assert all(near <= abs(parameters(other) - target) for other in others)
+
+
+def test_an_encoder_grows_with_its_decoder():
+    small = replace(DUAL, heads=Softmax(3), positions=Sinusoidal(), dim=12, causal=True)
+    model = replace(small, encoder=replace(small, heads=Softmax(2), outputs=Logits(30), causal=False))
+    target = parameters(replace(model, dim=36, encoder=replace(model.encoder, dim=36)))
+    found = match(model, target)
+    assert (found.dim, found.encoder.dim) == (36, 36)  # a multiple of 4 and of 6
+    found = match(model, target, field="hidden")
+    assert found.feedforward == found.encoder.feedforward
+    assert abs(parameters(found) / target - 1) < 0.01
+
+
+def test_other_feedforward_layers_and_models():
+    experts = replace(DUAL, feedforward=Experts(3))
+    assert match(experts, 300_000, field="hidden").feedforward.experts == 3
+    baseline = CoRelNetConfig(Patches((3, 8, 8), (4, 4)), Classes(2), dim=16)
+    assert abs(parameters(match(baseline, 20_000)) / 20_000 - 1) < 0.01
+    heads = PrediNetConfig(Patches((3, 8, 8), (4, 4)), Classes(2), heads=4)
+    assert match(heads, 20_000, tolerance=0.1).dim % 4 == 0
+    for field in ("depth", "softmax"):
+        with pytest.raises(ValueError, match=f"match: CoRelNetConfig has no integer '{field}'"):
+            match(baseline, 20_000, field=field)
+
+
+def test_when_no_width_is_near_the_error_says_how_near():
+    with pytest.raises(ValueError, match=r"match: no dim gives 20,000 parameters within 1.0%: dim") as error:
+        match(SOFTMAX, 20_000)
+    assert str(error.value).count("has") == 2
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=r"match: no hidden gives 10 parameters within 1.0%: hidden 1 has"):
+        match(SOFTMAX, 10, field="hidden")
+    with pytest.raises(ValueError, match='match: field must be "dim", "hidden" or "both" but is \'layers\''):
+        match(SOFTMAX, 10, field="layers")
+
+
+def test_build_knows_what_it_builds(monkeypatch):
+    assert isinstance(build(DUAL), Transformer)
+    assert next(build(DUAL, device="meta").parameters()).is_meta
+    assert set(NETWORKS) <= set(typing.get_args(Model))
+    monkeypatch.delitem(NETWORKS, TransformerConfig)
+    with pytest.raises(ValueError, match=r"build: a model was wanted (.*) but a TransformerConfig came"):
+        build(DUAL)
