@@ -1,0 +1,188 @@
+"""Decoding with a cache gives what the whole sequence gives, whatever the heads, positions and symbols."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from polyhead.config import (
+    Abstractor,
+    Alibi,
+    Disentangled,
+    Hyla,
+    Linear,
+    PositionSymbols,
+    Relational,
+    RelationalSymbols,
+    RelativeBias,
+    RelativeSymbols,
+    Rotary,
+    Softmax,
+    SymbolicAttention,
+)
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.cache import Cache, LayerCache
+from polyhead.layers.symbols import build_symbols
+
+F64 = torch.float64
+T, M = 9, 48
+MIXTURES = {
+    "softmax": [Softmax(4)],
+    "linear": [Linear(4)],
+    "linear grouped": [Linear(4, kv_heads=2, normalise="rms_heads", act="relu")],
+    "hyla": [Hyla(4)],
+    "hyla softmax": [Hyla(4, normalise="softmax", value_depth=2)],
+    "compete": [Linear(4, normalise="softmax_heads")],
+    "symbolic": [Relational(4, relations=3)],
+    "frozen": [Relational(4, symbols=SymbolicAttention(count=5, trainable=False, dim=12))],
+    "position": [Relational(4, kv_heads=2, symbols=PositionSymbols())],
+    "relative": [Relational(4, symbols=RelativeSymbols(distance=3))],
+    "relative far": [Relational(4, symbols=RelativeSymbols())],
+    "neighbours": [Relational(4, symbols=RelationalSymbols(neighbours=3, include_self=True))],
+    "softmax relations": [Relational(4, relation_act="softmax", symmetric=True)],
+    "hidden": [Relational(4, hidden=8, symbols=PositionSymbols(dim=5))],
+    "disentangled": [Disentangled(4, relation_act="softmax", kv_heads=2, symbols=RelativeSymbols(distance=2))],
+    "abstractor": [Abstractor(4, act="sigmoid", symbols=RelationalSymbols(neighbours=2))],
+    "dual": [Softmax(2), Relational(2)],
+    "shared": [Softmax(2), Relational(2, share=True), Linear(2, share=True), Disentangled(2, dim=8)],
+    "three": [Hyla(2), Relational(2, symbols=RelativeSymbols(distance=4)), Abstractor(2, symbols=PositionSymbols())],
+}
+POSITIONS = {"none": None, "rotary": Rotary(), "t5": RelativeBias(8, 8), "alibi": Alibi()}
+
+
+def make(heads, **options):
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(M, heads, max_length=16, bias=True, dtype=F64, **options)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return layer.eval()
+
+
+def in_pieces(layer, x, sizes, **options):
+    cache, pieces, first = LayerCache(), [], 0
+    for size in sizes:
+        assert cache.length == first
+        pieces.append(layer(x[:, first : first + size], cache=cache, **options))
+        first += size
+    assert cache.length == first == x.shape[1]
+    return torch.cat(pieces, 1)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_token_by_token_and_in_chunks(mixture, positions):
+    layer = make(MIXTURES[mixture], causal=True, positions=POSITIONS[positions], qk_norm=positions == "alibi")
+    x = torch.randn(2, T, M, dtype=F64)
+    whole = layer(x)
+    assert_close(in_pieces(layer, x, [1, 1, 1, 3, 1, 2]), whole, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("mixture", ["softmax", "dual", "three"])
+def test_a_window_and_positions_that_are_given(mixture, positions):
+    layer = make(MIXTURES[mixture], causal=True, window=3, positions=POSITIONS[positions])
+    x = torch.randn(2, T, M, dtype=F64)
+    assert_close(in_pieces(layer, x, [2, 1, 5, 1]), layer(x), atol=1e-10, rtol=1e-10)
+    where = torch.tensor([[0, 1, 3, 4, 5, 8, 9, 10, 12], [2, 3, 4, 5, 6, 7, 8, 9, 10]])
+    whole, cache, pieces = layer(x, positions=where), LayerCache(), []
+    for a, b in ((0, 4), (4, 5), (5, 9)):
+        pieces.append(layer(x[:, a:b], positions=where[:, a:b], cache=cache))
+    assert_close(torch.cat(pieces, 1), whole, atol=1e-10, rtol=1e-10)
+    with pytest.raises(ValueError, match="with a cache, positions must be given in every call or in none"):
+        layer(x[:, :1], cache=cache)
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_cross_attention_looks_at_its_context_once(mixture):
+    layer = make(MIXTURES[mixture], positions=RelativeBias(8, 8))
+    x, context = torch.randn(2, 6, M, dtype=F64), torch.randn(2, 4, M, dtype=F64)
+    mask = torch.tensor([[True, True, True, False], [True, True, False, False]])[:, None, None]
+    whole, cache, pieces = layer(x, context, mask=mask), LayerCache(), []
+    for i in range(0, 6, 2):
+        seen = context if i == 0 else torch.full_like(context, float("nan"))
+        pieces.append(layer(x[:, i : i + 2], seen, mask=mask, cache=cache))
+    assert_close(torch.cat(pieces, 1), whole, atol=1e-10, rtol=1e-10)
+    assert (cache.length, cache.cross.length) == (0, 6)
+
+
+def test_rotary_cross_attention_goes_on_counting():
+    layer = make([Softmax(2), Relational(2)], positions=Rotary())
+    x, context = torch.randn(2, 6, M, dtype=F64), torch.randn(2, 4, M, dtype=F64)
+    cache = LayerCache()
+    pieces = [layer(x[:, i : i + 1], context, cache=cache) for i in range(6)]
+    assert_close(torch.cat(pieces, 1), layer(x, context), atol=1e-10, rtol=1e-10)
+
+
+def test_symbols_that_are_given_are_those_of_the_new_tokens():
+    layer = make([Softmax(2), Relational(2), Relational(2)], causal=True, own_symbols=False)
+    x, by_key, table = (torch.randn(*shape, dtype=F64) for shape in ((2, T, M), (1, T, M), (5, M)))
+    whole, cache, pieces = layer(x, symbols=[None, by_key, table]), LayerCache(), []
+    for a, b in ((0, 4), (4, 5), (5, 9)):
+        pieces.append(layer(x[:, a:b], symbols=[None, by_key[:, a:b], table], cache=cache))
+    assert_close(torch.cat(pieces, 1), whole, atol=1e-10, rtol=1e-10)
+
+
+def test_masks_and_dropout_cover_all_keys():
+    layer = make([Softmax(2), Relational(2)], causal=True)
+    x, mask = torch.randn(2, T, M, dtype=F64), torch.rand(2, 1, 1, T) > 0.3
+    keep = (torch.rand(1, 4, T, T) > 0.3).to(F64)
+    whole, cache, pieces = layer(x, mask=mask, keep=keep), LayerCache(), []
+    for a, b in ((0, 4), (4, 5), (5, 9)):
+        pieces.append(layer(x[:, a:b], mask=mask[..., :b], keep=keep[:, :, a:b, :b], cache=cache))
+    assert_close(torch.cat(pieces, 1), whole, atol=1e-10, rtol=1e-10)
+    with pytest.raises(
+        ValueError, match=r"mask must broadcast to \(b h t s\) = \(2, 4, 1, 10\) but is \(1, 1, 1, 9\)"
+    ) as e:
+        layer(x[:, :1], mask=torch.ones(1, 1, 1, T).bool(), cache=cache)
+    assert "\n" not in str(e.value)
+
+
+def test_gradients_go_through_a_cache():
+    layer = make([Softmax(2), Relational(2)], causal=True)
+    x = torch.randn(2, T, M, dtype=F64, requires_grad=True)
+    wanted = torch.autograd.grad(layer(x).square().sum(), x)
+    assert_close(torch.autograd.grad(in_pieces(layer, x, [4, 5]).square().sum(), x), wanted)
+
+
+@pytest.mark.parametrize(
+    "source", [SymbolicAttention(), PositionSymbols(), RelativeSymbols(distance=2), RelationalSymbols(neighbours=3)]
+)
+def test_sources_of_symbols_go_on(source):
+    torch.manual_seed(0)
+    module = build_symbols(source, 16, causal=True, max_length=16)
+    x, cache = torch.randn(2, T, 16), LayerCache()
+    pieces = [module(x[:, i : i + 1], first=i, cache=cache) for i in range(T)]
+    together = pieces[0] if pieces[0].ndim == 2 else torch.cat(pieces, 1)
+    assert_close(together, module(x))
+
+
+def test_one_memory_for_each_layer():
+    cache = Cache(3)
+    assert (len(cache), cache.length, len(set(cache))) == (3, 0, 3)
+    assert cache[1].cross is cache[1].cross is not cache[2].cross
+    cache[0].length += 4
+    assert cache.length == 4
+    with pytest.raises(ValueError, match="layers must be at least 1 but is 0"):
+        Cache(0)
+
+
+def test_it_keeps_what_it_must_and_no_more():
+    cache = LayerCache()
+    for i in range(5):
+        assert cache.last("x", torch.full((1, 2, 3), float(i)), 3).shape[1] == min(2 * i, 3) + 2
+    assert cache.last("x", torch.zeros(1, 1, 3), 3)[0, :, 0].tolist() == [3, 4, 4, 0]
+    cache.extend("k", torch.zeros(2, 3, 4))
+    with pytest.raises(ValueError, match=r"of k is \(b s \.\.\.\) = \(2, 3, 4\) but what is new \(1, 1, 4\)"):
+        cache.extend("k", torch.zeros(1, 1, 4))
+
+
+def test_attention_that_cannot_be_cached_says_so():
+    x = torch.randn(1, 3, M, dtype=F64)
+    with pytest.raises(ValueError, match="attention with a cache must be causal"):
+        make([Softmax(4)])(x, cache=LayerCache())
+    with pytest.raises(ValueError, match="attention with a cache must not be causal, to another sequence"):
+        make([Softmax(4)], causal=True)(x, x, cache=LayerCache())
+    layer = make([Softmax(4)], causal=True, positions=Rotary())
+    cache = LayerCache()
+    layer(torch.randn(1, 16, M, dtype=F64), cache=cache)
+    with pytest.raises(ValueError, match="17 positions but max_length is 16"):
+        layer(x[:, :1], cache=cache)

@@ -1,0 +1,152 @@
+"""Sources of symbols: their definitions with Python loops, what they hold, how they begin, what they refuse."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from polyhead import config
+from polyhead.layers.cache import LayerCache
+from polyhead.layers.symbols import (
+    PositionSymbols,
+    RelationalSymbols,
+    RelativeSymbols,
+    SymbolicAttention,
+    build_symbols,
+)
+from polyhead.models.initialise import initialise
+
+F64 = torch.float64
+
+
+def softmax(scores):
+    e = [torch.exp(s - max(scores)) for s in scores]
+    return [a / sum(e) for a in e]
+
+
+def test_symbolic_attention_by_hand():
+    torch.manual_seed(0)
+    source = SymbolicAttention(8, 6, count=3, heads=2, dtype=F64)
+    x = torch.randn(2, 4, 8, dtype=F64)
+    got, weights = source(x), source.assignments(x)
+    assert got.shape == (2, 4, 6)
+    assert weights.shape == (2, 4, 2, 3)
+    q = x @ source.query.weight.T + source.query.bias
+    for b in range(2):
+        for i in range(4):
+            for h in range(2):
+                own = slice(4 * h, 4 * h + 4)
+                a = softmax([q[b, i, own] @ source.templates[n, own] / 2 for n in range(3)])
+                assert_close(weights[b, i, h], torch.stack(a))
+                symbol = sum(a[n] * source.library[n, 3 * h : 3 * h + 3] for n in range(3))
+                assert_close(got[b, i, 3 * h : 3 * h + 3], symbol)
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("include_self", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_relational_symbols_by_hand(causal, include_self, normalise):
+    torch.manual_seed(0)
+    options = {"neighbours": 2, "relations": 2, "include_self": include_self, "normalise": normalise}
+    source = RelationalSymbols(8, 6, count=3, heads=2, causal=causal, dtype=F64, **options)
+    x = torch.randn(1, 5, 8, dtype=F64)
+    q, k = source.q(x)[0], source.k(x)[0]
+    if causal:
+        steps = [0, -1, -2] if include_self else [-1, -2]
+    else:
+        steps = [-2, -1, 0, 1, 2] if include_self else [-2, -1, 1, 2]
+    asked = []
+    for i in range(5):
+        near = [min(max(i + step, 0), 4) for step in steps]
+        related = [[q[i, 4 * r : 4 * r + 4] @ k[j, 4 * r : 4 * r + 4] for j in near] for r in range(2)]
+        if normalise:
+            related = [softmax([score / 2 for score in scores]) for scores in related]
+        asked.append(torch.stack([related[r][n] for n in range(len(near)) for r in range(2)]))
+    asked = source.map(torch.stack(asked))[None]
+    assert_close(source(x), source.symbolic(asked))
+    assert_close(source.assignments(x), source.symbolic.assignments(asked))
+
+
+def test_positions_and_offsets():
+    x = torch.zeros(3, 4, 8)
+    position = PositionSymbols(5, 6)
+    assert_close(position(x), position.table[None, :4], atol=0, rtol=0)
+    assert_close(position(x[:, :2], first=4), position.table[None, 4:], atol=0, rtol=0)
+    relative = RelativeSymbols(5, 6)
+    assert_close(relative(x), relative.table, atol=0, rtol=0)
+    assert relative.table.shape == (11, 5)
+    assert RelativeSymbols(5, 6, 2).table.shape == (5, 5)
+
+
+@pytest.mark.parametrize("preset", [None, "hyla", "cs336"])
+def test_how_they_begin(preset):
+    torch.manual_seed(0)
+    how = {"max_length": 50, "causal": True}
+    frozen = build_symbols(config.SymbolicAttention(count=200, trainable=False), 32, **how)
+    position, relative = build_symbols(config.PositionSymbols(), 64, **how), build_symbols(config.RelativeSymbols(), 64)
+    neighbours = build_symbols(config.RelationalSymbols(count=100), 64, **how)
+    if preset is not None:
+        initialise(torch.nn.ModuleList([frozen, position, relative, neighbours]), preset)
+    for table in (frozen.library, frozen.templates, position.table, neighbours.symbolic.library):
+        assert table.std().item() == pytest.approx(1, abs=0.05)
+        assert table.mean().item() == pytest.approx(0, abs=0.05)
+    assert relative.table.abs().max() <= (6 / (1023 + 64)) ** 0.5
+    assert relative.table.std().item() == pytest.approx((2 / (1023 + 64)) ** 0.5, rel=0.02)
+    if preset is not None:
+        assert_close(neighbours.q.bias, torch.zeros(64))
+
+
+def test_a_frozen_library_is_kept_but_not_trained():
+    free, frozen = (SymbolicAttention(8, count=3, trainable=trainable) for trainable in (True, False))
+    assert "library" in dict(free.named_parameters())
+    assert "library" not in dict(frozen.named_parameters())
+    assert "library" in frozen.state_dict()
+    frozen.load_state_dict(free.state_dict())
+    x = torch.randn(1, 2, 8)
+    assert_close(frozen(x), free(x), atol=0, rtol=0)
+    assert frozen.double().library.dtype == F64
+
+
+def test_heads_by_default_divide_both_widths():
+    for dim, symbol_dim, heads in ((64, 64, 4), (6, 64, 2), (64, 9, 1), (12, 20, 4)):
+        assert build_symbols(config.SymbolicAttention(dim=symbol_dim), dim).heads == heads
+    with pytest.raises(ValueError, match="SymbolicAttention: heads must divide 12 and 9 but is 2"):
+        build_symbols(config.SymbolicAttention(dim=9, heads=2), 12)
+
+
+def test_eval_is_repeatable():
+    for source in (config.SymbolicAttention(), config.RelationalSymbols()):
+        module, x = build_symbols(source, 16).eval(), torch.randn(2, 5, 16)
+        assert_close(module(x), module(x), atol=0, rtol=0)
+
+
+ERRORS = {
+    "another width": (lambda x: SymbolicAttention(8)(x), "SymbolicAttention: m = 8 but x (b s m) = (1, 7, 4)"),
+    "neighbours, another width": (
+        lambda x: RelationalSymbols(8)(x),
+        "RelationalSymbols: m = 8 but x (b s m) = (1, 7, 4)",
+    ),
+    "too far": (lambda x: PositionSymbols(4, 6)(x), "PositionSymbols: 7 positions but max_length is 6"),
+    "too far by one": (lambda x: PositionSymbols(4, 6)(x[:, :3], first=4), "7 positions but max_length is 6"),
+    "beyond the offsets": (
+        lambda x: RelativeSymbols(4, 6)(x),
+        "RelativeSymbols: 7 positions but max_length is 6: give distance= to clip offsets",
+    ),
+    "later neighbours": (
+        lambda x: RelationalSymbols(4, causal=False)(x, cache=LayerCache()),
+        "neighbours after a token are not known yet: a cache needs causal=True",
+    ),
+    "no neighbours": (lambda x: RelationalSymbols(4)(x, first=2), "tokens before the first, number 2, are wanted"),
+    "relations": (lambda x: RelationalSymbols(6, relations=4), "relations must divide 6 but is 4"),
+    "no source": (lambda x: build_symbols("symbolic", 8), "'symbolic' is not a source such as SymbolicAttention()"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_a_mistake_gives_one_clear_line(name):
+    call, text = ERRORS[name]
+    if name == "no source" and hasattr(build_symbols, "__wrapped__"):
+        pytest.skip("the annotation speaks first where the tests check annotations")
+    with pytest.raises(ValueError, match=r"^\w+: ") as error:
+        call(torch.zeros(1, 7, 4))
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
