@@ -37,6 +37,7 @@ _NAMES = {
         *("SymbolicAttention", "RelationalSymbols", "PositionSymbols", "RelativeSymbols"),
         *("Rotary", "RelativeBias", "Alibi", "Learned", "Sinusoidal"),
         *("Mlp", "Swiglu", "Experts", "Tokens", "Vectors", "Patches", "Logits", "Values", "Classes"),
+        *("CoRelNetConfig", "PrediNetConfig", "AbstractorConfig"),
         *("TransformerConfig", "Batch", "Task", "Decay", "Train", "Run", "stream", "digest"),
     ),
     "polyhead.layers.attention": ("MultiHeadAttention",),
