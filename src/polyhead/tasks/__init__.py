@@ -2,6 +2,7 @@
 
 from polyhead.config import Batch, Task
 from polyhead.tasks.fuzzy_logic import FuzzyLogic
+from polyhead.tasks.images import Images
 from polyhead.tasks.maths import Maths
 from polyhead.tasks.object_sorting import ObjectSorting
 from polyhead.tasks.pairwise_order import PairwiseOrder
@@ -10,13 +11,23 @@ from polyhead.tasks.set_cards import SetCards
 from polyhead.tasks.sraven import Sraven
 from polyhead.tasks.task import Score
 
-KINDS: tuple[type[Task], ...] = (FuzzyLogic, Sraven, RelationalGames, ObjectSorting, PairwiseOrder, SetCards, Maths)
+KINDS: tuple[type[Task], ...] = (
+    FuzzyLogic,
+    Sraven,
+    RelationalGames,
+    ObjectSorting,
+    PairwiseOrder,
+    SetCards,
+    Maths,
+    Images,
+)
 """The classes that a configuration file may name as its task."""
 
 __all__ = [
     "KINDS",
     "Batch",
     "FuzzyLogic",
+    "Images",
     "Maths",
     "ObjectSorting",
     "PairwiseOrder",

@@ -1,0 +1,324 @@
+"""Images: which are held out, how training moves them, and the readers of other people's files."""
+
+import itertools
+import pickle
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from polyhead import config
+from polyhead.tasks import KINDS, Images, images, images_data
+from polyhead.tasks.images import moved, walk
+
+STILL = Images(shift=0)
+
+
+def everything(task, split, size):
+    return task.batch(split, size, seed=0, step=0)
+
+
+# ------------------------------------------------------------------------------------------------------------- digits
+def test_digits_are_those_of_scikit_learn_with_their_labels():
+    known = load_digits()
+    for split in STILL.splits:
+        batch = everything(STILL, split, 200)
+        number = batch.latents["image"].numpy()
+        wanted = torch.from_numpy(known.images[number]).float()[:, None] / 8 - 1
+        torch.testing.assert_close(batch.inputs, wanted)
+        assert batch.targets[:, 0].tolist() == known.target[number].tolist() == batch.latents["label"].tolist()
+        assert batch.targets.shape == batch.scored.shape == (200, 1)
+        assert batch.scored.all()
+        assert batch.mask is None
+    assert STILL.ends == (config.Patches((1, 8, 8), (2, 2)), config.Classes(10))
+    assert STILL.length == 16
+
+
+def test_splits_share_no_image_lose_none_and_depend_on_their_seed():
+    sizes = {"train": 1259, "validation": 179, "iid": 359}
+    found = {split: everything(STILL, split, n).latents["image"].tolist() for split, n in sizes.items()}
+    assert sorted(itertools.chain(*found.values())) == list(range(1797))
+    other = everything(Images(shift=0, split_seed=1), "iid", 359).latents["image"].tolist()
+    assert set(other) != set(found["iid"])
+    sampled = STILL.sample("iid", 500, torch.Generator().manual_seed(0)).latents["image"].tolist()
+    assert set(sampled) <= set(found["iid"])
+
+
+def test_a_walk_shows_each_image_once_before_any_again():
+    shown = torch.cat([walk(10, 4, seed=0, name="x", step=step) for step in range(10)])
+    for turn in shown.view(4, 10):
+        assert sorted(turn.tolist()) == list(range(10))
+    assert shown[:10].tolist() != shown[10:20].tolist()
+    assert (
+        walk(10, 25, seed=0, name="x", step=1).tolist()
+        == torch.cat([shown[25:40]]).tolist()[:15] + walk(10, 10, seed=0, name="x", step=4).tolist()
+    )
+    assert walk(10, 10, seed=1, name="x", step=0).tolist() != shown[:10].tolist()
+    assert walk(10, 10, seed=0, name="y", step=0).tolist() != shown[:10].tolist()
+
+
+def test_a_batch_is_a_function_of_seed_split_and_step():
+    task = Images(shift=1, flip=True)
+    for split in task.splits:
+        first = task.batch(split, 32, seed=0, step=2)
+        task.batch("train", 5, seed=1, step=0)
+        assert torch.equal(first.inputs, task.batch(split, 32, seed=0, step=2).inputs)
+        for other in ({"seed": 1, "step": 2}, {"seed": 0, "step": 3}):
+            assert not torch.equal(first.inputs, task.batch(split, 32, **other).inputs)
+    generator = torch.Generator().manual_seed(0)
+    assert not torch.equal(task.sample("iid", 9, generator).inputs, task.sample("iid", 9, generator).inputs)
+
+
+# ------------------------------------------------------------------------------------------------------- augmentation
+def test_moved_by_hand():
+    image = torch.arange(1, 7).view(1, 1, 2, 3)
+    cases = {
+        (0, 0): [[1, 2, 3], [4, 5, 6]],
+        (1, 0): [[0, 0, 0], [1, 2, 3]],
+        (-1, 0): [[4, 5, 6], [0, 0, 0]],
+        (0, 1): [[0, 1, 2], [0, 4, 5]],
+        (1, -2): [[0, 0, 0], [3, 0, 0]],
+        (5, 0): [[0, 0, 0], [0, 0, 0]],
+    }
+    by = torch.tensor(list(cases))
+    found = moved(image.expand(len(by), 2, -1, -1), by)
+    for i, wanted in enumerate(cases.values()):
+        assert found[i].tolist() == [wanted, wanted]
+
+
+def in_bytes(batch, top=255):
+    return ((batch.inputs + 1) * top / 2).round().to(torch.uint8)
+
+
+def ways(image, original, most, flips=(False,)):
+    """All (down, right, mirrored) that make `image` of `original`."""
+    by = torch.cartesian_prod(*[torch.arange(-most, most + 1)] * 2)
+    found = []
+    for flip in flips:
+        start = (original.flip(-1) if flip else original).expand(len(by), -1, -1, -1)
+        equal = (moved(start, by) == image).flatten(1).all(1)
+        found += [(y, x, flip) for y, x in by[equal].tolist()]
+    return found
+
+
+@pytest.mark.parametrize("shift", [1, 2])
+def test_training_moves_by_up_to_shift_and_nothing_else_moves(shift):
+    task, known = Images(shift=shift), images_data.digits().pixels
+    batch = task.batch("train", 200, seed=0, step=0)
+    pixels, plain = in_bytes(batch, 16), known[batch.latents["image"]]
+    found = [ways(*pair, shift + 1) for pair in zip(pixels, plain, strict=True)]
+    assert all(found)
+    clear = {way[0][:2] for way in found if len(way) == 1}
+    assert clear == {(y, x) for y in range(-shift, shift + 1) for x in range(-shift, shift + 1)}
+    for split in ("validation", "iid"):
+        batch = task.batch(split, 100, seed=0, step=0)
+        assert torch.equal(in_bytes(batch, 16), known[batch.latents["image"]])
+
+
+def test_digits_move_by_a_pixel_and_are_not_mirrored_unless_asked():
+    usual, asked = Images(), Images(shift=1, flip=False)
+    assert torch.equal(usual.batch("train", 9, seed=0, step=0).inputs, asked.batch("train", 9, seed=0, step=0).inputs)
+
+
+def test_training_mirrors_half_of_the_images():
+    batch = Images(shift=0, flip=True).batch("train", 400, seed=0, step=0)
+    plain = images_data.digits().pixels[batch.latents["image"]].float() * (2 / 16) - 1
+    same = (batch.inputs == plain).flatten(1).all(1)
+    mirrored = (batch.inputs == plain.flip(-1)).flatten(1).all(1)
+    assert (same | mirrored).all()
+    assert 160 < mirrored.sum() < 240
+
+
+# -------------------------------------------------------------------------------------------------------------- CIFAR
+def write_cifar(folder, data, per_file=30):
+    """Files of the binary layout; the image of record i is filled with i, its first red pixel with 255."""
+    inner, train, test, labels = images_data.CIFAR[data]
+    (folder / inner).mkdir()
+    classes = images_data.SOURCES[data].classes
+    for number, name in enumerate((*train, *test)):
+        records = np.zeros((per_file, labels + 3072), np.uint8)
+        records[:, :labels] = 9 if labels == 2 else 0  # a coarse label, which is not to be read
+        records[:, labels - 1] = (np.arange(per_file) + number) % classes
+        records[:, labels:] = np.arange(per_file)[:, None] + 10 * number
+        records[:, labels] = 255
+        records.tofile(folder / inner / name)
+    return folder / inner
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+def test_cifar_is_read_from_its_binary_version(tmp_path, data):
+    inner = write_cifar(tmp_path, data)
+    files = 5 if data == "cifar10" else 1
+    for folder in (tmp_path, inner):
+        task = Images(data, folder=str(folder), shift=0, flip=False)
+        assert task.ends == (config.Patches((3, 32, 32), (4, 4)), config.Classes(10 if data == "cifar10" else 100))
+        batch = everything(task, "iid", 30)
+        assert sorted(batch.latents["image"].tolist()) == list(range(30))
+        pixels = ((batch.inputs + 1) * 127.5).round().long()
+        number = batch.latents["image"]
+        assert (pixels[:, 0, 0, 0] == 255).all()
+        assert (pixels[:, :, 1:] == (number + 10 * files)[:, None, None, None]).all()
+        assert (pixels[:, 1:, 0, 0] == (number + 10 * files)[:, None]).all()
+        assert (batch.targets[:, 0] == (number + files) % task.classes).all()
+        train = {split: everything(task, split, n) for split, n in (("train", 27 * files), ("validation", 3 * files))}
+        rows = torch.cat([batch.latents["image"] for batch in train.values()])
+        assert sorted(rows.tolist()) == list(range(30 * files))
+        for batch in train.values():
+            file, number = batch.latents["image"] // 30, batch.latents["image"] % 30
+            assert (batch.targets[:, 0] == (number + file) % task.classes).all()
+
+
+def test_cifar_is_cropped_and_mirrored_in_training_as_the_paper_has_it(tmp_path):
+    write_cifar(tmp_path, "cifar10")
+    task = Images("cifar10", folder=str(tmp_path))
+    batch = task.batch("train", 135, seed=0, step=0)
+    plain = images_data.cifar("cifar10", str(tmp_path), "train").pixels[batch.latents["image"]]
+    found = [ways(*pair, 5, (False, True)) for pair in zip(in_bytes(batch), plain, strict=True)]
+    assert all(found)
+    for part in (0, 1):  # a way up loses the one pixel that tells left from right
+        told = [{way[part] for way in some} for some in found]
+        assert set().union(*(some for some in told if len(some) == 1)) == set(range(-4, 5))
+    assert {way[0][2] for way in found if len(way) == 1} == {False, True}
+    plain = images_data.cifar("cifar10", str(tmp_path), "test").pixels
+    batch = task.batch("iid", 30, seed=0, step=0)
+    assert torch.equal(in_bytes(batch), plain[batch.latents["image"]])
+
+
+def test_files_that_are_no_cifar_are_one_line(tmp_path):
+    def asked(folder, data="cifar10"):
+        with pytest.raises(ValueError, match=r"^Images: [^\n]*$") as caught:
+            Images(data, folder=str(folder)).batch("iid", 1, seed=0, step=0)
+        return str(caught.value)
+
+    told = asked(tmp_path / "nowhere")
+    assert told.endswith(
+        "cannot be read (No such file or directory); the binary version of cifar10 is wanted, "
+        "cifar-10-batches-bin, unpacked"
+    )
+    assert "test_batch.bin" in told
+    python = tmp_path / "python"
+    python.mkdir()
+    (python / "data_batch_1").write_bytes(pickle.dumps({"data": [1]}))
+    assert "the Python version is there, but its pickles could run code; the binary version" in asked(python)
+    short = tmp_path / "short"
+    short.mkdir()
+    (short / "test_batch.bin").write_bytes(b"\0" * 3074)
+    assert asked(short).endswith("test_batch.bin has 3074 bytes, no multiple of 3073, a record")
+    (short / "test_batch.bin").write_bytes(b"")
+    assert "has 0 bytes" in asked(short)
+    (short / "test_batch.bin").write_bytes(b"\x0a" + b"\0" * 3072)
+    images_data.cifar.cache_clear()
+    assert asked(short).endswith("has the label 10, but cifar10 has 10 classes")
+
+
+# ------------------------------------------------------------------------------------------------------------ folders
+def write_tree(folder, names=("cat", "dog"), count=20):
+    """Red cats, 30 x 20, and green dogs, 10 x 40, with a white frame that the middle square does not reach."""
+    for part, many in (("train", count), ("val", 3)):
+        for i, name in enumerate(names):
+            (folder / part / name).mkdir(parents=True)
+            for j in range(many):
+                size = (30, 20) if i == 0 else (10, 40)
+                pixels = np.full((size[1], size[0], 3), 255, np.uint8)
+                middle = (slice(None), slice(5, 25)) if i == 0 else (slice(15, 25), slice(None))
+                pixels[middle] = np.eye(3)[i % 3] * (100 + j)
+                Image.fromarray(pixels).save(folder / part / name / f"{j:02}.png")
+    (folder / "train" / names[0] / "readme.txt").write_text("no image")
+    return folder
+
+
+def test_a_folder_of_classes(tmp_path):
+    task = Images("folder", folder=str(write_tree(tmp_path)), size=8, patch=4, shift=0)
+    assert task.ends == (config.Patches((3, 8, 8), (4, 4)), config.Classes(2))
+    for split, count in (("train", 36), ("validation", 4), ("iid", 6)):
+        batch = everything(task, split, count)
+        assert len(set(batch.latents["image"].tolist())) == count
+        inside = 3 if split == "iid" else 20
+        label, number = batch.latents["image"] // inside, batch.latents["image"] % inside
+        assert batch.targets[:, 0].tolist() == label.tolist()
+        pixels = ((batch.inputs + 1) * 127.5).round().long()
+        for i in range(count):
+            colour = torch.eye(3, dtype=torch.long)[label[i]] * (100 + number[i])
+            assert (colour == pixels[i, :, 2:6, 2:6].flatten(1).T).all()  # the outermost pixels look beyond the square
+    grey = tmp_path / "train" / "cat" / "00.png"
+    Image.new("L", (8, 8), 51).save(grey)
+    assert (images_data.tree(str(tmp_path), "train", 8).read(torch.tensor([0])) == 51).all()
+
+
+def test_folders_that_do_not_fit_are_one_line(tmp_path):
+    def asked(folder, split="iid"):
+        task = Images("folder", folder=str(folder), size=8, patch=4)
+        with pytest.raises(ValueError, match=r"^Images: [^\n]*$") as caught:
+            task.batch(split, 50, seed=0, step=0)
+        images_data.tree.cache_clear()
+        images._images.cache_clear()
+        return str(caught.value)
+
+    assert "wanted are folder/train/CLASS/IMAGE" in asked(tmp_path / "nowhere")
+    folder = write_tree(tmp_path)
+    (folder / "val" / "doge").mkdir()
+    assert "unknown class 'doge'; did you mean 'dog'?" in asked(folder)
+    (folder / "val" / "doge").rmdir()
+    for path in (folder / "val").rglob("*.png"):
+        path.write_bytes(b"no png")
+    assert ".png cannot be read as an image (cannot identify image file" in asked(folder)
+    for path in (folder / "val").rglob("*.png"):
+        path.unlink()
+    assert "val has no image in its classes' folders (.png, .jpg" in asked(folder)
+    for path in (folder / "train" / "dog").iterdir():
+        path.unlink()
+    (folder / "train" / "dog").rmdir()
+    assert "train has 1 folders, but at least two classes" in asked(folder, "train")
+
+
+def test_a_folder_needs_pillow(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    task = Images("folder", folder=str(tmp_path), size=8, patch=4)
+    for part in ("train", "val"):
+        for name in "ab":
+            (tmp_path / part / name).mkdir(parents=True)
+            (tmp_path / part / name / "x.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"^Images: data='folder' needs Pillow; pip install pillow$"):
+        task.batch("iid", 1, seed=0, step=0)
+
+
+# -------------------------------------------------------------------------------------------------------- the surface
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"data": "cifar"}, r"unknown data 'cifar'; did you mean 'cifar10'\?"),
+        ({"patch": 3}, r"patches of 3 x 3 do not divide an image of 8 x 8"),
+        ({"patch": 0}, r"patch must be at least 1 but is 0"),
+        ({"shift": -1}, r"shift must be at least 0 but is -1"),
+        ({"size": 32}, r"size is of data='folder', but digits images are "),
+        ({"data": "folder", "size": 100}, r"patches of 16 x 16 do not divide an image of 100 x 100"),
+    ],
+)
+def test_settings_that_cannot_be_met(setting, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        Images(**setting)
+    assert "\n" not in str(caught.value)
+
+
+def test_scores_by_hand_and_calls_that_cannot_be_met():
+    batch = STILL.batch("iid", 4, seed=0, step=0)
+    outputs = torch.zeros(4, 1, 10)
+    outputs[torch.arange(4), 0, batch.targets[:, 0]] = torch.tensor([1.0, 1, 1, -1])
+    assert STILL.metrics(outputs, batch)["accuracy"].tolist() == [1, 1, 1, 0]
+    wanted = -outputs[:, 0].log_softmax(-1)[torch.arange(4), batch.targets[:, 0]].mean()
+    torch.testing.assert_close(STILL.loss(outputs, batch), wanted)
+    with pytest.raises(ValueError, match=r"Images: outputs must be logits \(4, 1, 10\) but have \(4, 1, 11\)"):
+        STILL.loss(torch.zeros(4, 1, 11), batch)
+    for call in (STILL.batch, lambda split, n, **_: STILL.sample(split, n, torch.Generator())):
+        with pytest.raises(ValueError, match=r"Images: unknown split 'test'.*choose from train, validation, iid"):
+            call("test", 1, seed=0, step=0)
+
+
+def test_it_survives_a_configuration_file():
+    task = Images("folder", folder="somewhere", size=64, shift=2)
+    assert Images in KINDS
+    run = config.Run(task=task, model=config.TransformerConfig(*Images().ends))
+    assert config.from_dict(config.to_dict(run), KINDS) == run
