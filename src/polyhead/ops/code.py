@@ -130,18 +130,19 @@ def drop(code: Tensor, keep: Tensor | None) -> Tensor:
     return code if keep is None else code * keep.to(code.dtype)
 
 
-def by_pair(symbols: Tensor, t: int, s: int) -> Tensor:
-    """Symbols by offset (t+s-1 g e), one for each pair: (t s g e)."""
-    pairs = dense(symbols.flatten(1).transpose(0, 1), t, s)
-    return pairs.movedim(0, -1).unflatten(-1, symbols.shape[1:])
+def by_offset(code: Tensor) -> Tensor:
+    """(b h t s) codes as (b h t t+s-1): that of key j for query i in column j - i + t - 1, elsewhere 0."""
+    (b, h, t, s), zeros = code.shape, code.new_zeros
+    # Reading rows of n numbers as rows of n + 1 moves each query one key nearer; lengths stay dynamic in a compiler.
+    rows = torch.cat((zeros(b, h, t, t - 1), code), -1).flatten(2)
+    return torch.cat((rows, zeros(b, h, t)), -1).unflatten(2, (t, t + s))[..., : t + s - 1]
 
 
 def retrieve(code: Tensor, symbols: Tensor) -> Tensor:
-    """(b t h e), what (b h t s) codes say of symbols by key or by offset."""
-    h, t, s = code.shape[1:]
+    """(b t h e), what (b h t s) codes read of symbols by key or by offset."""
     if symbols.ndim == 4:
-        return einsum(code, share(symbols, h), "b h t s, b s h e -> b t h e")
-    return einsum(code, share(by_pair(symbols, t, s), h), "b h t s, t s h e -> b t h e")
+        return einsum(code, share(symbols, code.shape[1]), "b h t s, b s h e -> b t h e")
+    return einsum(by_offset(code), share(symbols[None], code.shape[1])[0], "b h t n, n h e -> b t h e")
 
 
 def softmax_dim(normalise: str) -> int | None:

@@ -20,9 +20,9 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "softmax": ("sdpa", "reference"),
     "linear": ("chunked", "reference", "recurrent"),
     "hyla": ("blocked", "reference"),
-    "relational": ("blocked", "reference"),
+    "relational": ("sdpa", "blocked", "reference"),
     "disentangled": ("reference",),
-    "abstractor": ("reference",),
+    "abstractor": ("sdpa", "reference"),
 }
 """Op (the name of its file) -> impls, in the order in which "auto" asks them."""
 

@@ -228,10 +228,11 @@ class Grads:
 
     @classmethod
     def zeros(cls, chunk: Chunk, bias: Tensor | None) -> "Grads":
+        """Nothing yet, but for the bias, whose gradient all chunks share."""
         scores, relations = chunk.scores, chunk.relations
         given = (scores.q, scores.k, relations.q, relations.k, chunk.values.symbols)
         zeros = [torch.zeros(x.shape, dtype=wide(x).dtype, device=x.device) for x in given]
-        return cls(*zeros, bias=bias)
+        return cls(*zeros, bias)  # type: ignore[call-arg]
 
     def add_to(self, grads: list[Tensor], part: slice) -> None:
         """Add to gradients of the arguments (b t h d); heads that share a key add up."""
@@ -294,11 +295,12 @@ def _forward(
     tensors: list[Tensor], bias: Tensor | None, limits: list[Tensor], *, causal: bool, scale: float, act: str
 ) -> tuple[Tensor, Tensor]:
     q, _, q_rel, _, symbols = tensors
-    retrieved, related = (q.new_zeros(*q.shape[:3], n) for n in (symbols.shape[-1], q_rel.shape[2]))
+    wider = wide(q).dtype
+    retrieved, related = (q.new_zeros(*q.shape[:3], n, dtype=wider) for n in (symbols.shape[-1], q_rel.shape[2]))
     with torch.autocast(q.device.type, enabled=False):
         for part, chunk in chunks(tensors, [bias, *_given(limits)], Options(causal, scale, act)):
             chunk.forward(retrieved[part], related[part])
-    return retrieved, related
+    return retrieved.to(q.dtype), related.to(q.dtype)
 
 
 @_forward.register_fake

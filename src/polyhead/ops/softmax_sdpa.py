@@ -1,14 +1,9 @@
-"""Softmax attention through PyTorch's fused kernels: O(t) memory where the kernel needs no bias.
+"""Softmax attention through PyTorch's fused kernels: O(t) memory where the kernel needs no bias."""
 
-The kernels align a causal mask with the first key, want equal widths of keys and values and leave rows without keys
-undefined; the wrapper repairs all three.
-"""
-
-import torch.nn.functional as F
 from torch import Tensor
 
-from polyhead.ops.code import Inputs, dense, share, visible
-from polyhead.ops.tiles import refuse
+from polyhead.ops.code import Inputs
+from polyhead.ops.tiles import fused, refuse
 
 
 def refusal(inputs: Inputs) -> str | None:
@@ -39,39 +34,4 @@ def forward(
 ) -> Tensor:
     """Softmax attention as one call of `scaled_dot_product_attention`."""
     refuse("softmax_attention", "sdpa", refusal(Inputs(q, k, v, bias, mask, keep, causal)))
-    t, h, s, e = q.shape[1], q.shape[2], k.shape[1], v.shape[-1]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    # Unequal widths fall silently to an O(t^2) path; zeros change neither the scores nor the sums.
-    width = max(q.shape[-1], e)
-    q, k, v = (_pad(x, width).transpose(1, 2) for x in (q, share(k, h), share(v, h)))
-    if t == 1:
-        causal = False  # a single query is the last one: it sees every key
-    if scale <= 0:
-        q, scale = q * scale, 1.0  # the kernels multiply the -inf of their own causal mask by the scale
-    if bias is None and mask is None and (not causal or t == s):
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-    else:
-        out = _masked(q, k, v, bias, visible(mask, causal, t, s, q.device), scale)
-    return out[..., :e].transpose(1, 2)
-
-
-def _pad(x: Tensor, width: int) -> Tensor:
-    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
-
-
-def _masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, look: Tensor | None, scale: float) -> Tensor:
-    t, s = q.shape[2], k.shape[2]
-    nowhere = None
-    if look is not None:
-        look = look.reshape((1,) * (4 - look.ndim) + look.shape)
-        # A row without keys would be 0 / 0: let it look everywhere and erase the result, which also erases its
-        # gradient.
-        nowhere = ~look.any(-1, keepdim=True)
-        look = (look | nowhere).expand(*look.shape[:2], t, s)
-    attn_mask = look
-    if bias is not None:
-        bias = dense(bias, t, s).to(q.dtype)
-        bias = bias if bias.ndim == 4 else bias[None]
-        attn_mask = bias if look is None else bias.masked_fill(~look, float("-inf"))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, scale=scale)
-    return out if nowhere is None else out.masked_fill(nowhere, 0)
+    return fused(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale)
