@@ -7,6 +7,7 @@ probe(codes, labels, train=..., test=...)          what can be read off the code
 probe_layers(taps, labels, -1, -1)                 the same for any label, in every layer of any model
 embed(codes)                                       a map of it
 zero_heads(model, task)                            what the score loses without a head
+look(model, batch, sample=0)                       attention, relations and symbols of every layer, for one input
 
 `query_codes`, `probe_model` and `clusters` do it for the pairs that a task finds worth a look, `probe_run` for a run
 folder; `targets`, `views` and `class_name` say what there is to read, where, and what it is called.
@@ -18,6 +19,7 @@ from polyhead.analysis.geometry import embed, means, purity, similarity
 from polyhead.analysis.labels import class_name, targets, views
 from polyhead.analysis.layers import probe_layers
 from polyhead.analysis.probe import Probe, clusters, probe, probe_model, probe_run, query_codes
+from polyhead.analysis.relations import look
 from polyhead.analysis.values import ValueNetwork, value_network
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "clusters",
     "codes",
     "embed",
+    "look",
     "means",
     "probe",
     "probe_layers",

@@ -1,0 +1,175 @@
+"""What every layer does with one input: where its heads look, how its tokens relate, which symbols stand for them.
+
+    attention     the latent code of all pairs (h t s)
+    relations     of relational and disentangled heads, act(q_rel . k_rel / sqrt(p)) of all pairs (r t s)
+    assignments   of symbolic attention, how much of each symbol a token takes, by head (s h n)
+
+All of it is recomputed from the taps of one forward pass of that input alone, so that no layer keeps a t x s tensor.
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from polyhead.analysis.capture import as_array, capture
+from polyhead.config import Batch, Patches, Task, Tokens
+from polyhead.layers.taps import GroupTaps, Taps
+from polyhead.tasks.fuzzy_logic import FuzzyLogic
+from polyhead.tasks.maths import Maths
+from polyhead.tasks.maths_text import END, FIRST, PAD, START
+from polyhead.tasks.object_sorting import ObjectSorting
+from polyhead.tasks.pairwise_order import PairwiseOrder
+from polyhead.tasks.set_cards import SetCards
+from polyhead.tasks.sraven import Sraven
+
+Array = np.ndarray
+Names = tuple[str, ...]
+Picture = tuple[Float[Array, "height width 3"], int, int]
+MARKS = {PAD: "pad", START: "start", END: "end", ord(" ") - FIRST: "␣"}
+
+
+@dataclass(frozen=True)
+class GroupLook:
+    """One group of heads in one layer.  `relations` and `assignments` are None where it has none."""
+
+    kind: str  # "softmax", "relational", ...
+    attention: Float[Array, "h t s"]
+    relations: Float[Array, "r t s"] | None
+    assignments: Float[Array, "s _ n"] | None
+
+
+@dataclass(frozen=True)
+class LayerLook:
+    """One attention layer: who looks (`receivers`, t names), at whom (`senders`, s names), group by group."""
+
+    name: str  # "layer 1"; in an encoder-decoder "encoder 1", "decoder 1", "cross 1"
+    receivers: Names
+    senders: Names
+    groups: tuple[GroupLook, ...]
+
+
+def look(
+    model: nn.Module, batch: Batch, *, sample: int = 0, layer: int | None = None, task: Task | None = None
+) -> list[LayerLook]:
+    """Attention, relations and symbol assignments of every layer (or of `layer` alone) for one sample of `batch`.
+
+    >>> layers = look(model, batch, sample=1)
+    >>> layers[0].name, layers[0].groups[0].kind, layers[0].groups[0].attention.shape, layers[0].senders[:3]
+    ('layer 1', 'hyla', (8, 32, 32), ('1', '2', '3'))
+
+    An encoder-decoder gives the layers of its encoder, then self- and cross-attention of each layer in turn.  `task`
+    gives tokens the names its readers use: the characters of maths, the cards of SET.  Padding is left out: tokens
+    that the batch masks and, of a causal model, those behind the last one that is scored.  A layer's number may be
+    negative.  ValueError: a model without attention to show, or a sample or layer that is not there.
+    """
+    if "taps" not in inspect.signature(model.forward).parameters:
+        raise ValueError(f"look: a model with attention was wanted but a {type(model).__name__} came, without taps")
+    sample = _within("sample", sample, len(batch.inputs))
+    one = batch.map(lambda array: array[sample : sample + 1])
+    taps = capture(model, one)
+    chosen = range(len(taps)) if layer is None else [_within("layer", layer, len(taps))]
+    return [_layer(model, one, taps[i], i, task) for i in chosen]
+
+
+def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | None:
+    """The image that tokens are patches of, with colours from 0 to 1, and how many rows and columns of patches it has.
+
+    None for a model that reads no images.  Patch number n (from 1, row by row) is token n.
+    """
+    settings: Any = getattr(model, "config", None)
+    for end, inputs in ((_end(settings), batch.inputs), (_end(getattr(settings, "encoder", None)), batch.source)):
+        if isinstance(end, Patches) and inputs is not None:
+            pixels = as_array(inputs[_within("sample", sample, len(inputs))]).astype(float)
+            pixels = (pixels + 1) / 2 if pixels.min() < 0 else pixels
+            channels, height, width = end.image
+            colours = np.broadcast_to(pixels, (3, height, width)) if channels == 1 else pixels[[0, 1 % channels, -1]]
+            rows, columns = height // end.patch[0], width // end.patch[1]
+            return np.clip(colours, 0, 1).transpose(1, 2, 0), rows, columns
+    return None
+
+
+def characters(tokens: Sequence[int]) -> Names:
+    """What tokens of maths are called one by one: a blank can be seen, marks have names."""
+    return tuple(MARKS.get(token, chr(token + FIRST)) for token in tokens)
+
+
+def token_names(task: Task | None, batch: Batch, count: int, *, source: bool = False, end: Any = None) -> Names:
+    """The names of the `count` tokens of the only sample of `batch`, or of its source.
+
+    Objects have their number and their place in the order, symbols of Raven panel and feature; other tokens are called
+    what integers they are, vectors and patches are counted from 1.
+    """
+    tokens, latents = batch.source if source else batch.inputs, batch.latents
+    if isinstance(task, Maths):
+        return characters(_integers(tokens))
+    if isinstance(task, PairwiseOrder) or (isinstance(task, ObjectSorting) and source):
+        return tuple(f"{i + 1}: #{place}" for i, place in enumerate(_integers(latents["objects"])))
+    if isinstance(task, ObjectSorting):
+        return tuple("start" if place == task.length else str(place + 1) for place in _integers(tokens))
+    if isinstance(task, Sraven):
+        return tuple(f"{i // task.features + 1}.{i % task.features + 1}" for i in range(count))
+    if isinstance(task, SetCards):
+        return tuple("".join(map(str, card)) for card in as_array(latents["cards"])[0].tolist())
+    if isinstance(end, Tokens):
+        return tuple(map(str, _integers(tokens)))
+    first = ("class",) if isinstance(end, Patches) and end.class_token else ()
+    numbers = tuple(str(i + 1) for i in range(count - len(first)))
+    return (*numbers[:-1], "query") if isinstance(task, FuzzyLogic) else (*first, *numbers)
+
+
+def _integers(array: Tensor | None) -> list[int]:
+    return [] if array is None else as_array(array)[0].astype(int).tolist()
+
+
+def _end(settings: Any) -> Any:
+    return getattr(settings, "inputs", None)
+
+
+def _within(what: str, index: int, size: int) -> int:
+    if not -size <= index < size:
+        raise ValueError(f"look: {what} must be in [{-size}, {size}) but is {index}")
+    return index % size
+
+
+def _layer(model: nn.Module, batch: Batch, taps: Taps, number: int, task: Task | None) -> LayerLook:
+    where, _, own = taps.name.rpartition(" ")
+    name = f"{where or 'layer'} {int(own) + 1 if own.isdigit() else number + 1}"
+    (_, t), (_, s) = taps.groups[0].q.shape[:2], taps.groups[0].k.shape[:2]
+    to, at = where == "encoder", where in ("encoder", "cross")  # whose tokens look, and are looked at: the source's?
+    rows, columns = _real(model, batch, t, source=to), _real(model, batch, s, source=at)
+    receivers, senders = (
+        np.array(_names(model, batch, count, task, source=side), dtype=object) for count, side in ((t, to), (s, at))
+    )
+    groups = tuple(_group(group, rows, columns) for group in taps.groups)
+    return LayerLook(name, tuple(receivers[rows]), tuple(senders[columns]), groups)
+
+
+def _names(model: nn.Module, batch: Batch, count: int, task: Task | None, *, source: bool) -> Names:
+    settings: Any = getattr(model, "config", None)
+    end = _end(getattr(settings, "encoder", None) if source else settings)
+    names = token_names(task, batch, count, source=source, end=end)
+    return names if len(names) == count else tuple(str(i + 1) for i in range(count))
+
+
+def _real(model: nn.Module, batch: Batch, count: int, *, source: bool) -> Array:
+    """Which of `count` tokens are no padding."""
+    mask = batch.source_mask if source else batch.mask
+    real = np.ones(count, dtype=bool) if mask is None or mask.shape[1] != count else as_array(mask)[0].astype(bool)
+    if not source and getattr(getattr(model, "config", None), "causal", False) and batch.scored.shape[1] == count:
+        scored = np.flatnonzero(as_array(batch.scored)[0])
+        real &= np.arange(count) <= (scored[-1] if len(scored) else count)
+    return np.flatnonzero(real)
+
+
+def _group(group: GroupTaps, rows: Array, columns: Array) -> GroupLook:
+    def pairs(found: Tensor) -> Array:
+        return as_array(found.float())[0][:, rows][:, :, columns]
+
+    related = pairs(group.relations()) if group.q_rel is not None else None
+    assigned = None if group.assignments is None else as_array(group.assignments.float())[0][columns]
+    return GroupLook(group.kind, pairs(group.code()), related, assigned)

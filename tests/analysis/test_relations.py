@@ -1,0 +1,185 @@
+"""What one input makes of every layer: attention, relations and symbols, against loops over the weights; names."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import polyhead as ph
+from polyhead.analysis import look
+from polyhead.analysis.relations import picture
+from polyhead.models.build import build
+from polyhead.tasks import KINDS, FuzzyLogic, Images, Maths, ObjectSorting, RelationalGames, SetCards
+
+DUAL = (ph.Softmax(2), ph.Relational(2, symbols=ph.SymbolicAttention(count=6), relations=3))
+EASY = Maths(question=40, answer=8)
+
+
+def model_of(task: ph.Task, heads: Any = DUAL, cross: Any = None, **changes: Any) -> ph.Transformer:
+    """A small transformer for a task, in double precision; with an encoder where the task has a source."""
+    torch.manual_seed(0)
+    same: dict[str, Any] = {"dim": 16, "layers": 2, "heads": heads, "max_length": 64, **changes}
+    inputs, outputs = task.ends
+    if task.source is not None:
+        encoder = ph.TransformerConfig(task.source, outputs, **same)
+        same |= {"encoder": encoder, "causal": True, "cross_heads": cross}
+    return ph.Transformer(ph.TransformerConfig(inputs, outputs, **same), dtype=torch.float64)
+
+
+def batch_of(task: ph.Task, size: int = 3) -> ph.Batch:
+    batch = task.batch("train", size, seed=0, step=0)
+    return batch.map(lambda array: array.double() if array.is_floating_point() else array)
+
+
+def inputs_of(model: ph.Transformer, batch: ph.Batch, layer: int) -> torch.Tensor:
+    """What enters the first norm of a block, found by a hook: the library itself has none."""
+    seen: list[torch.Tensor] = []
+    handle = model.blocks[layer].norm1.register_forward_hook(lambda module, given, made: seen.append(given[0]))
+    with torch.no_grad():
+        model.eval()(batch.inputs, mask=batch.mask)
+    handle.remove()
+    return seen[0]
+
+
+def test_attention_relations_and_symbols_are_those_of_the_equations():
+    """One number after the other, from the weights of the second layer."""
+    model, batch = model_of(RelationalGames(), dropout=0.5), batch_of(RelationalGames())
+    found = look(model, batch, sample=1)[1]
+    x, block = inputs_of(model, batch, 1)[1], model.blocks[1]
+    attention, group = block.attention, block.attention.groups[1]
+    y = block.norm1(x)
+    qkv = y @ attention.qkv.weight.T
+    q, k = qkv[:, :16].view(9, 4, 4), qkv[:, 16:32].view(9, 4, 4)
+    q_rel, k_rel = (m(y).detach().view(9, 3, -1) for m in (group.q_rel, group.k_rel))
+    scores = torch.stack([torch.stack([(q[i] * k[j]).sum(-1) / 2 for j in range(9)]) for i in range(9)])  # (t s h)
+    code = scores.softmax(1).permute(2, 0, 1)
+    softmax, relational = found.groups
+    np.testing.assert_allclose(softmax.attention, code[:2].detach(), atol=1e-6)
+    np.testing.assert_allclose(relational.attention, code[2:].detach(), atol=1e-6)
+    assert (softmax.kind, softmax.relations, softmax.assignments) == ("softmax", None, None)
+    p = q_rel.shape[-1]
+    related = [[[q_rel[i, r] @ k_rel[j, r] / p**0.5 for j in range(9)] for i in range(9)] for r in range(3)]
+    np.testing.assert_allclose(relational.relations, torch.tensor(related), atol=1e-6)
+    source = model.symbols[0]
+    asked, templates = source.query(x).view(9, 4, 4), source.templates.view(6, 4, 4)
+    wanted = torch.einsum("shd,nhd->shn", asked, templates).div(2).softmax(-1)
+    np.testing.assert_allclose(relational.assignments, wanted.detach(), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_task_can_be_looked_at(kind: type[ph.Task]):
+    task = kind()
+    model, batch = model_of(task, layers=1, max_length=200), batch_of(task)
+    layers = look(model, batch, sample=-1, task=task)
+    wanted = ["layer 1"] if task.source is None else ["encoder 1", "decoder 1", "cross 1"]
+    assert [layer.name for layer in layers] == wanted
+    for layer in layers:
+        t, s = len(layer.receivers), len(layer.senders)
+        assert min(t, s) > 1
+        assert {group.attention.shape[1:] for group in layer.groups} == {(t, s)}
+        assert all(np.isfinite(group.attention).all() for group in layer.groups)
+        if layer.name != "cross 1":
+            relational = layer.groups[1]
+            assert relational.relations.shape == (3, t, s)
+            np.testing.assert_allclose(relational.assignments.sum(-1), np.ones((s, 4)), rtol=1e-5)
+    assert all(name == str(name) and name for layer in layers for name in (*layer.receivers, *layer.senders))
+
+
+def test_an_encoder_decoder_shows_the_characters_and_no_padding():
+    model, batch = model_of(EASY, cross=(ph.Relational(4, symbols=ph.SymbolicAttention(count=6)),)), batch_of(EASY)
+    layers = look(model, batch, sample=2, task=EASY)
+    question, answer = EASY.texts(batch)[2]
+    assert [layer.name for layer in layers[:4]] == ["encoder 1", "encoder 2", "decoder 1", "cross 1"]
+    encoder, decoder, cross = layers[0], layers[2], layers[3]
+    assert encoder.senders == encoder.receivers == cross.senders == tuple(question.replace(" ", "␣"))
+    assert decoder.senders == decoder.receivers == cross.receivers == ("start", *answer)
+    assert np.triu(decoder.groups[0].attention, 1).max() == 0
+    (crossing,) = cross.groups
+    assert crossing.relations.shape == (4, len(answer) + 1, len(question))
+    assert crossing.assignments.shape == (len(question), 4, 6)
+    np.testing.assert_allclose(crossing.attention.sum(-1), np.ones((4, len(answer) + 1)), rtol=1e-5)
+
+
+def test_one_layer_and_the_others_mechanisms():
+    task = FuzzyLogic(length=6)
+    heads = (ph.Disentangled(2, relation_act="softmax"), ph.Abstractor(1, act="sigmoid"), ph.Hyla(1))
+    model, batch = model_of(task, heads, causal=True), batch_of(task)
+    (found,) = look(model, batch, layer=-1)
+    every = look(model, batch)[1]
+    assert found.name == every.name == "layer 2"
+    disentangled, abstractor, hyla = found.groups
+    np.testing.assert_allclose(disentangled.relations.sum(-1), np.ones((2, 6)), rtol=1e-5)
+    assert np.triu(disentangled.relations, 1).max() == 0
+    assert abstractor.relations is None
+    assert 0 < abstractor.attention[0, 5].min() < abstractor.attention[0, 5].max() < 1
+    assert hyla.assignments is None
+    for a, b in zip(found.groups, every.groups, strict=True):
+        np.testing.assert_array_equal(a.attention, b.attention)
+    assert look(model, batch, task=task)[0].senders == ("1", "2", "3", "4", "5", "query")
+
+
+def test_padding_is_left_out():
+    model = ph.Transformer(ph.TransformerConfig(ph.Tokens(9), ph.Classes(2), dim=16, heads=DUAL)).double()
+    tokens, mask = torch.tensor([[3, 1, 4, 0], [1, 5, 0, 0]]), torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]).bool()
+    batch = ph.Batch(tokens, torch.zeros(2, 1), mask, torch.ones(2, 1).bool(), {})
+    found = look(model, batch, sample=0)[0]
+    alone = look(model, ph.Batch(tokens[:1, :3], torch.zeros(1, 1), None, torch.ones(1, 1).bool(), {}))[0]
+    assert found.senders == found.receivers == ("3", "1", "4")
+    for a, b in zip(found.groups, alone.groups, strict=True):
+        np.testing.assert_allclose(a.attention, b.attention, atol=1e-9)
+
+
+def test_names_that_readers_use():
+    cards, games = SetCards(), RelationalGames()
+    batch = batch_of(cards)
+    names = look(model_of(cards), batch, task=cards)[0].senders
+    assert names == tuple("".join(map(str, card)) for card in batch.latents["cards"][0].tolist())
+    task = ObjectSorting(length=4)
+    batch = batch_of(task)
+    layers = look(model_of(task), batch, task=task)
+    assert layers[0].senders == tuple(f"{i + 1}: #{n}" for i, n in enumerate(batch.latents["objects"][0].tolist()))
+    assert layers[-1].receivers == ("start", *(str(n + 1) for n in batch.targets[0, :-1].tolist()))
+    inputs = dataclasses.replace(games.ends[0], class_token=True)
+    model = ph.Transformer(ph.TransformerConfig(inputs, ph.Classes(2), dim=16, heads=DUAL))
+    assert look(model, games.batch("iid", 2, seed=0, step=0))[0].senders == ("class", *"123456789")
+
+
+def test_an_image_is_shown_as_it_is():
+    games, digits = batch_of(RelationalGames()), batch_of(Images())
+    image, rows, columns = picture(model_of(RelationalGames()), games, sample=1)
+    assert (rows, columns) == (3, 3)
+    np.testing.assert_allclose(image, games.inputs[1].permute(1, 2, 0))
+    image, rows, columns = picture(model_of(Images()), digits, sample=2)
+    assert (rows, columns, image.shape) == (4, 4, (8, 8, 3))
+    np.testing.assert_allclose(image[..., 1], (digits.inputs[2, 0] + 1) / 2)
+    assert picture(model_of(EASY), batch_of(EASY)) is None
+
+
+def test_the_original_abstractor_and_one_sample_of_many():
+    task = RelationalGames()
+    settings = ph.AbstractorConfig(task.ends[0], task.ends[1], dim=16, heads=2)
+    model, batch = build(settings), task.batch("iid", 5, seed=0, step=0)
+    model.train()
+    first = look(model, batch, sample=3)[0]
+    assert first.groups[0].kind == "abstractor"
+    assert first.groups[0].attention.shape == (2, 9, 9)
+    assert all(module.training for module in model.modules())
+    np.testing.assert_allclose(
+        first.groups[0].attention, look(model, batch.map(lambda x: x[3:4]))[0].groups[0].attention
+    )
+
+
+def test_mistakes_are_one_line():
+    task = RelationalGames()
+    model, batch = model_of(task), batch_of(task)
+    baseline = build(ph.CoRelNetConfig(*task.ends, dim=8))
+    for wrong, text in (
+        (lambda: look(model, batch, sample=3), r"look: sample must be in \[-3, 3\) but is 3"),
+        (lambda: look(model, batch, layer=2), r"look: layer must be in \[-2, 2\) but is 2"),
+        (lambda: picture(model, batch, sample=9), r"look: sample must be in \[-3, 3\) but is 9"),
+        (lambda: look(baseline, batch), r"look: a model with attention was wanted but a CoRelNet came, without taps"),
+    ):
+        with pytest.raises(ValueError, match=f"^{text}$"):
+            wrong()
