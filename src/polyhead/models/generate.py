@@ -26,8 +26,9 @@ def greedy(
     A sequence that has said `stop` goes on with `stop`; when all have, decoding ends.  With `use_cache` every step
     computes its own token only: the same tokens as without.
 
-    >>> greedy(model, torch.tensor([[1]]), steps=5, stop=0)
-    tensor([[1, 7, 3, 0]])
+    >>> model = Transformer(TransformerConfig(Tokens(9), Logits(9), dim=32, heads=Softmax(4), causal=True))
+    >>> greedy(model, torch.tensor([[1], [2]]), steps=5).shape
+    torch.Size([2, 6])
 
     Raises ValueError unless the model is causal, reads tokens and gives logits of as many.
     """

@@ -1,0 +1,108 @@
+"""Symbols of a transformer: read off the raw stream of each layer or once off the embedded input, by whom they are
+shared, and what a source of neighbours sees in place of padding."""
+
+from dataclasses import replace
+
+import torch
+from torch.testing import assert_close
+
+from polyhead.config import (
+    Learned,
+    Logits,
+    Relational,
+    RelationalSymbols,
+    RelativeSymbols,
+    Softmax,
+    SymbolicAttention,
+    Tokens,
+    TransformerConfig,
+)
+from polyhead.models.sources import Sources
+from polyhead.models.transformer import Transformer
+
+F64 = torch.float64
+BASE = TransformerConfig(Tokens(9), Logits(9), dim=16, layers=3, heads=Softmax(4), positions=Learned(), max_length=8)
+
+
+def layer_by_layer(model, x, symbols):
+    """The model with the symbols that `symbols(layer, stream, embedded)` names."""
+    stream = embedded = model.inputs(x) + model.positions.table[: x.shape[1]]
+    for i, block in enumerate(model.blocks):
+        stream = block(stream, symbols=symbols(i, stream, embedded))
+    return model.outputs(model.norm(stream))
+
+
+def make(*layers):
+    torch.manual_seed(0)
+    model = Transformer(replace(BASE, heads=layers), dtype=F64).eval()
+    return model, torch.randint(9, (2, 6))
+
+
+def test_a_shared_source_reads_every_stream_anew():
+    heads = [Softmax(2), Relational(2, symbols=SymbolicAttention(count=5))]
+    model, x = make(heads, heads, [Softmax(4)])
+    assert len(model.symbols) == 1
+    source = model.symbols[0]
+    wanted = layer_by_layer(model, x, lambda i, stream, embedded: [None, source(stream)] if i < 2 else None)
+    assert_close(model(x), wanted, atol=1e-12, rtol=1e-12)
+
+
+def test_once_is_off_the_embedded_input_also_in_later_layers():
+    once = Relational(2, symbols=SymbolicAttention(count=5, once=True))
+    own = Relational(2, symbols=SymbolicAttention(count=4, once=True, shared=False))
+    model, x = make([Softmax(4)], [once, own], [own, once])
+    blocks = model.blocks
+    wanted = layer_by_layer(
+        *(model, x),
+        lambda i, stream, embedded: (
+            None,
+            [model.symbols[0](embedded), blocks[1].symbols[0](embedded) if i == 1 else None],
+            [blocks[2].symbols[0](embedded) if i == 2 else None, model.symbols[0](embedded)],
+        )[i],
+    )
+    assert_close(model(x), wanted, atol=1e-12, rtol=1e-12)
+
+
+def test_equal_sources_are_one_and_others_are_not():
+    relative = Relational(2, symbols=RelativeSymbols(2))
+    library = Relational(2, symbols=SymbolicAttention(count=5))
+    own = Relational(2, symbols=SymbolicAttention(count=5, shared=False))
+    model, x = make([relative, library], [library, library], [own, own])
+    assert len(model.symbols) == 2
+    assert [len(getattr(block, "symbols", ())) for block in model.blocks] == [0, 0, 1]
+    names = [name for name, _ in model.named_parameters() if "library" in name or name.endswith("symbols.0.table")]
+    assert names == ["symbols.0.table", "symbols.1.library", "blocks.2.symbols.0.library"]
+    relative_table, source, last = model.symbols[0].table, model.symbols[1], model.blocks[2].symbols[0]
+    wanted = layer_by_layer(
+        *(model, x),
+        lambda i, stream, _: ([relative_table, source(stream)], source(stream), last(stream))[i],
+    )
+    assert_close(model(x), wanted, atol=1e-12, rtol=1e-12)
+
+
+def test_the_blocks_of_a_decoder_read_their_context_once():
+    torch.manual_seed(0)
+    reads = replace(BASE, layers=1)
+    cross = [Softmax(2), Relational(2, symbols=SymbolicAttention(count=5))]
+    model = Transformer(replace(BASE, causal=True, encoder=reads, cross_heads=cross), dtype=F64).eval()
+    asked = []
+    model.cross_symbols[0].register_forward_pre_hook(lambda module, args: asked.append(args[0]))
+    x, source = torch.randint(9, (2, 4)), torch.randint(9, (2, 6))
+    y = model(x, source=source)
+    assert len(asked) == 1
+    assert_close(asked[0], model.encode(source))
+    with torch.no_grad():
+        model.cross_symbols[0].library.mul_(2.0)
+    assert not torch.allclose(model(x, source=source), y)
+
+
+def test_neighbours_beyond_the_real_tokens_are_the_outermost_real_one():
+    torch.manual_seed(0)
+    heads = Relational(2, symbols=RelationalSymbols(count=5, neighbours=2))
+    sources = Sources(replace(BASE, dim=8), [(heads,)], dtype=F64)
+    x, mask = torch.randn(2, 6, 8, dtype=F64), torch.zeros(2, 6, dtype=torch.bool)
+    mask[0, :4], mask[1, 3:] = True, True
+    (symbols,) = sources.read(0, x, x, {}, mask=mask)
+    alone = [sources.modules[0](x[:1, :4]), sources.modules[0](x[1:, 3:])]
+    assert_close(symbols[:1, :4], alone[0])
+    assert_close(symbols[1:, 3:], alone[1])
