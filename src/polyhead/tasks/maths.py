@@ -47,7 +47,7 @@ class Maths(Task):
         five does).  "package" asks the authors' generator, mathematics-dataset, where it is installed.
     pool: 0 draws every batch afresh (10 000 to 60 000 questions a second); otherwise `pool` training questions, and a
         tenth for each other split, are made once per process, at first use, and batches draw from them.  The authors'
-        generator takes up to 10 ms a question and must have one.  Published data are a pool of their own.
+        generator takes up to 20 ms a question and must have one.  Published data are a pool of their own.
 
     >>> task = Maths("calculus__differentiate", "easy")
     >>> batch = task.batch("train", 2, seed=0, step=0)
@@ -76,7 +76,7 @@ class Maths(Task):
             one_of("Maths", "module", self.module, MODULES)
         if self.data == "package" and self.pool < 1:
             raise ValueError(
-                "Maths: data='package' needs a pool of at least 1 question (it makes 100 to 3000 a second)"
+                "Maths: data='package' needs a pool of at least 1 question (it takes up to 20 ms for one)"
             )
 
     @property
