@@ -154,6 +154,9 @@ class TransformerConfig:
     """A norm after the last block; None: with pre-norm only."""
     encoder: "TransformerConfig | AbstractorConfig | None" = late(None)  # noqa: RUF009 (a field)
     cross_heads: Mechanism | Sequence[Mechanism] | None = late(None)  # noqa: RUF009 (a field)
+    encoder_symbols: bool = late(False)
+    """The layers read the encoder's sources of symbols, which must be shared ones, in place of equal ones of their
+    own."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", _layers_of_heads(self.heads))
@@ -171,6 +174,8 @@ class TransformerConfig:
                 raise ValueError("TransformerConfig: cross_heads look at an encoder, but encoder is None")
             object.__setattr__(self, "cross_heads", head_list("TransformerConfig", self.cross_heads))
         self._check_encoder()
+        if self.encoder_symbols:
+            self._check_lender()
         self._check_classes()
         one_of("TransformerConfig", "norm", self.norm, ("layer", "rms"))
         one_of("TransformerConfig", "norm_order", self.norm_order, ("pre", "post"))
@@ -188,6 +193,21 @@ class TransformerConfig:
                 raise ValueError(
                     "TransformerConfig: cross_heads look at another sequence, which has no RelativeSymbols"
                 )
+
+    def _check_lender(self) -> None:
+        """Whether the encoder has every source that the layers want of it, and one that sees no later tokens."""
+        if not isinstance(self.encoder, TransformerConfig):
+            raise ValueError("TransformerConfig: encoder_symbols are those of an encoder that is a transformer")
+        lent = self.encoder._shared_sources()
+        for source in self._shared_sources():
+            if source not in lent:
+                raise ValueError(f"TransformerConfig: encoder_symbols, but the encoder has no shared {source}")
+            if isinstance(source, RelationalSymbols) and source.causal is None and self.causal != self.encoder.causal:
+                raise ValueError("TransformerConfig: RelationalSymbols that an encoder lends need causal=True or False")
+
+    def _shared_sources(self) -> list[Symbols]:
+        groups = [group for i in range(self.layers) for group in self.layer_heads(i) if isinstance(group, SymbolHeads)]
+        return [group.symbols for group in groups if group.symbols.shared]
 
     def _check_classes(self) -> None:
         """Whether there is a first token that stands for all."""

@@ -99,13 +99,15 @@ class SymbolicAttention(Symbols):
 
     `heads` defaults to 4 (where they do not divide the width: to what divides both).  `trainable`: the library; the
     templates always are.  `once`: symbols are read off the embedded input and kept for all layers, instead of off
-    each layer's own input.
+    each layer's own input.  `tied`: where every layer has a source of its own (`shared=False`), they have one library,
+    and queries and templates of their own.
     """
 
     count: int = 64
     heads: int | None = None
     trainable: bool = True
     once: bool = False
+    tied: bool = late(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,13 +119,14 @@ class RelationalSymbols(SymbolicAttention):
     """Symbolic attention that asks with a token's relations to its neighbours instead of with the token.
 
     `neighbours`: how many before it (and, unless causal, after it), with itself if `include_self`; `relations`: inner
-    products per neighbour; `normalise`: softmax of each over the neighbours.
+    products per neighbour; `normalise`: softmax of each over the neighbours.  `causal` None: as the model is.
     """
 
     neighbours: int = 2
     relations: int = 4
     include_self: bool = False
     normalise: bool = True
+    causal: bool | None = late(None)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -274,7 +274,7 @@ def build_symbols(
             relations=source.relations,
             include_self=source.include_self,
             normalise=source.normalise,
-            causal=causal,
+            causal=causal if source.causal is None else source.causal,
             device=device,
             dtype=dtype,
         )

@@ -2,6 +2,7 @@
 
 Symbols are made from the raw residual stream, before a block's first norm; those of cross-attention from the context.
 A source that is `shared` is one module for all layers, others belong to a layer; self- and cross-attention never share.
+A decoder may borrow the shared sources of its encoder.
 """
 
 import dataclasses
@@ -23,7 +24,8 @@ class Sources:
     """The sources that the groups of each layer read, numbered.  The modules are registered where they belong: in
     `shared`, and in `own` of each layer.
 
-    `cross`: of a decoder's attention to its encoder.
+    `cross`: of a decoder's attention to its encoder.  `lender`: the sources of the encoder, whose shared ones stand in
+    for equal ones here.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Sources:
         layers: Sequence[config.Heads],
         *,
         cross: bool = False,
+        lender: "Sources | None" = None,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -42,7 +45,8 @@ class Sources:
         self.reads: list[list[int | None]] = []
         length = settings.encoder.max_length if cross and settings.encoder is not None else settings.max_length
         causal = settings.causal and not cross
-        known: dict[object, int] = {}
+        self.known: dict[object, int] = {}
+        libraries: dict[object, torch.Tensor] = {}
         for layer, heads in enumerate(layers):
             self.reads.append([])
             for group in heads:
@@ -51,15 +55,19 @@ class Sources:
                     continue
                 source = group.symbols
                 key = source if source.shared else (source, layer)
-                if key not in known:
-                    known[key] = len(self.modules)
-                    module = build_symbols(
-                        source, settings.dim, causal=causal, max_length=length, device=device, dtype=dtype
-                    )
+                if key not in self.known:
+                    self.known[key] = len(self.modules)
+                    if lender is not None and source in lender.known:
+                        module = lender.modules[lender.known[source]]
+                    else:
+                        module = build_symbols(
+                            source, settings.dim, causal=causal, max_length=length, device=device, dtype=dtype
+                        )
+                    _tie(module, source, libraries)
                     self.modules.append(module)
                     self.once.append(cross or getattr(source, "once", False))
                     (self.shared if source.shared else self.own[layer]).append(module)
-                self.reads[layer].append(known[key])
+                self.reads[layer].append(self.known[key])
 
     def read(
         self,
@@ -116,6 +124,14 @@ class Sources:
                 assigned = module.assignments(_real(module, embedded if self.once[number] else x, mask))
                 groups[i] = dataclasses.replace(groups[i], assignments=assigned)
         return dataclasses.replace(taps, groups=tuple(groups))
+
+
+def _tie(module: SymbolModule, source: config.SymbolSource, libraries: dict[object, Tensor]) -> None:
+    """Give a source of one layer the library of the first that is like it, if its settings say so."""
+    if isinstance(source, config.SymbolicAttention) and source.tied:
+        owner = module.symbolic if isinstance(module, RelationalSymbols) else module
+        assert isinstance(owner, SymbolicAttention)
+        owner.library = libraries.setdefault(source, owner.library)
 
 
 def _real(module: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:

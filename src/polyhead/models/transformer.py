@@ -44,6 +44,7 @@ class Transformer(nn.Module):
     """
 
     encoder: nn.Module | None
+    _own: Sources
 
     def __init__(
         self,
@@ -60,7 +61,8 @@ class Transformer(nn.Module):
         self.positions = _input_positions(settings, device, dtype)
         layers = [settings.layer_heads(i) for i in range(settings.layers)]
         crossing = [settings.layer_cross_heads(i) for i in range(settings.layers)]
-        self._own = Sources(settings, layers, device=device, dtype=dtype)
+        lender = self.encoder._own if settings.encoder_symbols and isinstance(self.encoder, Transformer) else None
+        self._own = Sources(settings, layers, lender=lender, device=device, dtype=dtype)
         self._across = Sources(settings, crossing, cross=True, device=device, dtype=dtype)
         self.symbols, self.cross_symbols = self._own.shared, self._across.shared
         shared = _layer_positions(settings, device)
