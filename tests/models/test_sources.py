@@ -1,134 +1,108 @@
-"""Sources of symbols across layers and sides: libraries in common, a decoder that reads its encoder's, direction."""
+"""Symbols of a transformer: read off the raw stream of each layer or once off the embedded input, by whom they are
+shared, and what a source of neighbours sees in place of padding."""
 
 from dataclasses import replace
 
-import pytest
 import torch
 from torch.testing import assert_close
 
 from polyhead.config import (
+    Learned,
     Logits,
-    PositionSymbols,
     Relational,
     RelationalSymbols,
     RelativeSymbols,
-    Run,
     Softmax,
     SymbolicAttention,
     Tokens,
     TransformerConfig,
-    digest,
-    from_dict,
-    to_dict,
 )
-from polyhead.models.generate import greedy
-from polyhead.models.size import parameters
+from polyhead.models.sources import Sources
 from polyhead.models.transformer import Transformer
-from polyhead.tasks import PairwiseOrder
 
-LIBRARY = SymbolicAttention(count=5, shared=False)
-PLAIN = TransformerConfig(Tokens(7), Logits(7), dim=16, layers=3, heads=Relational(2, symbols=LIBRARY), max_length=9)
-
-
-def with_source(source, **fields):
-    return replace(PLAIN, heads=[Softmax(2), Relational(2, symbols=source)], **fields)
+F64 = torch.float64
+BASE = TransformerConfig(Tokens(9), Logits(9), dim=16, layers=3, heads=Softmax(4), positions=Learned(), max_length=8)
 
 
-def build(settings):
+def layer_by_layer(model, x, symbols):
+    """The model with the symbols that `symbols(layer, stream, embedded)` names."""
+    stream = embedded = model.inputs(x) + model.positions.table[: x.shape[1]]
+    for i, block in enumerate(model.blocks):
+        stream = block(stream, symbols=symbols(i, stream, embedded))
+    return model.outputs(model.norm(stream))
+
+
+def make(*layers):
     torch.manual_seed(0)
-    return Transformer(settings, dtype=torch.float64)
+    model = Transformer(replace(BASE, heads=layers), dtype=F64).eval()
+    return model, torch.randint(9, (2, 6))
 
 
-@pytest.mark.parametrize("source", [LIBRARY, RelationalSymbols(count=5, shared=False)])
-def test_a_tied_library_is_one_parameter_with_queries_and_templates_of_each_layer(source):
-    apart, tied = with_source(source), with_source(replace(source, tied=True))
-    assert parameters(apart) - parameters(tied) == 2 * 5 * 16
-    model = build(tied)
-    libraries = [p for name, p in model.named_parameters(remove_duplicate=False) if name.endswith("library")]
-    assert len(libraries) == 3
-    assert len({id(library) for library in libraries}) == 1
-    asking = [p for name, p in model.named_parameters(remove_duplicate=False) if name.endswith("templates")]
-    assert len({id(p) for p in asking}) == 3
-    same, tokens = build(apart), torch.randint(7, (2, 6))
-    same.load_state_dict(model.state_dict())
-    assert_close(model(tokens), same(tokens))
-    for each in (model, same):
-        each(tokens).square().sum().backward()
-    gradients = [p.grad for name, p in same.named_parameters() if name.endswith("library")]
-    assert_close(libraries[0].grad, sum(gradients))
-    assert all(g.abs().max() > 1e-6 for g in gradients)
+def test_a_shared_source_reads_every_stream_anew():
+    heads = [Softmax(2), Relational(2, symbols=SymbolicAttention(count=5))]
+    model, x = make(heads, heads, [Softmax(4)])
+    assert len(model.symbols) == 1
+    source = model.symbols[0]
+    wanted = layer_by_layer(model, x, lambda i, stream, embedded: [None, source(stream)] if i < 2 else None)
+    assert_close(model(x), wanted, atol=1e-12, rtol=1e-12)
 
 
-def test_a_frozen_library_may_be_tied():
-    model = build(with_source(replace(LIBRARY, tied=True, trainable=False)))
-    assert_close(model.blocks[0].symbols[0].library, model.blocks[2].symbols[0].library)
-    assert not [name for name, _ in model.named_parameters() if name.endswith("library")]
+def test_once_is_off_the_embedded_input_also_in_later_layers():
+    once = Relational(2, symbols=SymbolicAttention(count=5, once=True))
+    own = Relational(2, symbols=SymbolicAttention(count=4, once=True, shared=False))
+    model, x = make([Softmax(4)], [once, own], [own, once])
+    blocks = model.blocks
+    wanted = layer_by_layer(
+        *(model, x),
+        lambda i, stream, embedded: (
+            None,
+            [model.symbols[0](embedded), blocks[1].symbols[0](embedded) if i == 1 else None],
+            [blocks[2].symbols[0](embedded) if i == 2 else None, model.symbols[0](embedded)],
+        )[i],
+    )
+    assert_close(model(x), wanted, atol=1e-12, rtol=1e-12)
 
 
-SHARED = [SymbolicAttention(count=5), PositionSymbols(), RelativeSymbols(distance=3), RelationalSymbols(causal=True)]
+def test_equal_sources_are_one_and_others_are_not():
+    relative = Relational(2, symbols=RelativeSymbols(2))
+    library = Relational(2, symbols=SymbolicAttention(count=5))
+    own = Relational(2, symbols=SymbolicAttention(count=5, shared=False))
+    model, x = make([relative, library], [library, library], [own, own])
+    assert len(model.symbols) == 2
+    assert [len(getattr(block, "symbols", ())) for block in model.blocks] == [0, 0, 1]
+    names = [name for name, _ in model.named_parameters() if "library" in name or name.endswith("symbols.0.table")]
+    assert names == ["symbols.0.table", "symbols.1.library", "blocks.2.symbols.0.library"]
+    relative_table, source, last = model.symbols[0].table, model.symbols[1], model.blocks[2].symbols[0]
+    wanted = layer_by_layer(
+        *(model, x),
+        lambda i, stream, _: ([relative_table, source(stream)], source(stream), last(stream))[i],
+    )
+    assert_close(model(x), wanted, atol=1e-12, rtol=1e-12)
 
 
-def pair(source, **fields):
-    encoder = with_source(source, layers=1)
-    return with_source(source, causal=True, encoder=encoder, encoder_symbols=True, **fields)
+def test_the_blocks_of_a_decoder_read_their_context_once():
+    torch.manual_seed(0)
+    reads = replace(BASE, layers=1)
+    cross = [Softmax(2), Relational(2, symbols=SymbolicAttention(count=5))]
+    model = Transformer(replace(BASE, causal=True, encoder=reads, cross_heads=cross), dtype=F64).eval()
+    asked = []
+    model.cross_symbols[0].register_forward_pre_hook(lambda module, args: asked.append(args[0]))
+    x, source = torch.randint(9, (2, 4)), torch.randint(9, (2, 6))
+    y = model(x, source=source)
+    assert len(asked) == 1
+    assert_close(asked[0], model.encode(source))
+    with torch.no_grad():
+        model.cross_symbols[0].library.mul_(2.0)
+    assert not torch.allclose(model(x, source=source), y)
 
 
-@pytest.mark.parametrize("source", SHARED, ids=lambda s: type(s).__name__)
-def test_a_decoder_reads_the_sources_of_its_encoder(source):
-    settings = pair(source)
-    model, apart = build(settings), build(replace(settings, encoder_symbols=False))
-    assert model.symbols[0] is model.encoder.symbols[0]
-    assert apart.symbols[0] is not apart.encoder.symbols[0]
-    one = sum(p.numel() for p in model.symbols.parameters())
-    assert parameters(replace(settings, encoder_symbols=False)) - parameters(settings) == one > 0
-    apart.load_state_dict(model.state_dict())
-    tokens, words = torch.randint(7, (2, 8)), torch.randint(7, (2, 5))
-    assert_close(model(words, source=tokens), apart(words, source=tokens))
-    later = words.clone()
-    later[:, -1] = (later[:, -1] + 1) % 7
-    assert_close(model(later, source=tokens)[:, :-1], model(words, source=tokens)[:, :-1])
-    cached, not_cached = (greedy(model, words[:, :1], source=tokens, steps=5, use_cache=use) for use in (True, False))
-    assert torch.equal(cached, not_cached)
-    for p in model.parameters():
-        p.grad = None
-    model(words, source=tokens).square().sum().backward()
-    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.symbols.parameters())
-
-
-def test_neighbours_may_be_those_before_in_a_model_that_sees_all():
-    """`causal` of relational symbols: their own, or the model's."""
-    steps = {
-        (model, own): build(with_source(RelationalSymbols(causal=own), causal=model)).symbols[0].steps
-        for model in (False, True)
-        for own in (None, False, True)
-    }
-    before, around = (-1, -2), (-2, -1, 1, 2)
-    assert steps == {
-        (False, None): around,
-        (False, False): around,
-        (False, True): before,
-        (True, None): before,
-        (True, False): around,
-        (True, True): before,
-    }
-
-
-def test_new_fields_are_late_and_are_read_back():
-    task = PairwiseOrder()
-    for settings in (PLAIN, pair(SHARED[0]), with_source(replace(LIBRARY, tied=True)), pair(SHARED[3])):
-        run = Run(task=task, model=settings)
-        assert from_dict(to_dict(run), [PairwiseOrder]) == run
-    assert digest(replace(LIBRARY, tied=True)) != digest(LIBRARY)
-    assert digest(pair(SHARED[0])) != digest(replace(pair(SHARED[0]), encoder_symbols=False))
-    for default, name in ((LIBRARY, "tied"), (RelationalSymbols(), "causal"), (PLAIN, "encoder_symbols")):
-        assert name not in to_dict(default, semantic=True)
-
-
-def test_mistakes_are_one_line():
-    encoder = with_source(PositionSymbols(shared=False))
-    with pytest.raises(ValueError, match=r"^TransformerConfig: encoder_symbols, but the encoder has no shared Posit"):
-        with_source(PositionSymbols(), encoder=encoder, encoder_symbols=True)
-    with pytest.raises(ValueError, match=r"^TransformerConfig: encoder_symbols are those of an encoder that is a tr"):
-        with_source(PositionSymbols(), encoder_symbols=True)
-    with pytest.raises(ValueError, match=r"^TransformerConfig: RelationalSymbols that an encoder lends need causal="):
-        pair(RelationalSymbols())
+def test_neighbours_beyond_the_real_tokens_are_the_outermost_real_one():
+    torch.manual_seed(0)
+    heads = Relational(2, symbols=RelationalSymbols(count=5, neighbours=2))
+    sources = Sources(replace(BASE, dim=8), [(heads,)], dtype=F64)
+    x, mask = torch.randn(2, 6, 8, dtype=F64), torch.zeros(2, 6, dtype=torch.bool)
+    mask[0, :4], mask[1, 3:] = True, True
+    (symbols,) = sources.read(0, x, x, {}, mask=mask)
+    alone = [sources.modules[0](x[:1, :4]), sources.modules[0](x[1:, 3:])]
+    assert_close(symbols[:1, :4], alone[0])
+    assert_close(symbols[1:, 3:], alone[1])
