@@ -221,14 +221,14 @@ BASELINES = (
 
 @pytest.mark.parametrize("settings", BASELINES, ids=lambda s: type(s).__name__)
 def test_a_baseline_is_written_read_built_and_learns(settings):
-    task = RelationalGames(examples=16)
+    task = RelationalGames(examples=8)
     run = config.Run(task, settings)
     assert config.from_dict(config.to_dict(run), KINDS) == run
     torch.manual_seed(0)
-    model, batch = build(settings), task.batch("train", 16, seed=0, step=0)
-    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    model, batch = build(settings), task.batch("train", 8, seed=0, step=0)
+    optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
     losses = []
-    for _ in range(60):
+    for _ in range(40):
         loss = task.loss(model(batch.inputs, mask=batch.mask), batch)
         optimiser.zero_grad()
         loss.backward()
@@ -252,6 +252,10 @@ def test_a_decoder_reads_the_abstract_states():
     assert states.shape == (3, 4, 16)
     torch.testing.assert_close(model(batch.inputs, encoded=states), found)
     assert (model(batch.inputs, encoded=states.flip(0)) - found).abs().max() > 1e-3
+    taps = []
+    model(batch.inputs, source=batch.source, taps=taps)
+    assert [layer.name for layer in taps] == ["encoder 0", "decoder 0", "cross 0", "decoder 1", "cross 1"]
+    assert taps[0].groups[0].v.shape == (3, 4, 2, 16)  # symbols, through the heads' value maps
     task.loss(model(batch.inputs, source=batch.source), batch).backward()
     assert model.encoder.symbols.table.grad.abs().sum() > 0
 

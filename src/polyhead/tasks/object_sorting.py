@@ -51,7 +51,7 @@ class ObjectSorting(Task):
     objects: str = "product"
     length: int = 10
     examples: int = 1000
-    noise: float = 0.3
+    noise: float = 0.1
     split_seed: int = 0
 
     name: ClassVar[str] = "object_sorting"
