@@ -38,7 +38,15 @@ STUDIES: dict[str, Callable[[str], tuple[Run, ...]]] = {
 
 MINUTES: dict[str, float] = {
     "table-a1": 185.6,
+    "table-a3": 38.0,
+    "fig-4a": 50.4,
+    "fig-4a-heads": 67.0,
+    "fig-4b": 31.5,
+    "fig-a4": 72.3,
     "fig-5c": 10.0,
+    "fig-5d": 6.4,
+    "fig-a5": 10.1,
+    "fig-a7": 0.8,
     **dict.fromkeys(("fig-2c", "fig-a3"), 42.3),
     **dict.fromkeys(("fig-2b", "fig-2d", "fig-a2"), 8.4),
     **dict.fromkeys(("fig-5a", "fig-5b", "fig-5e", "fig-5f", "fig-a6", "fig-a8"), 5.8),
