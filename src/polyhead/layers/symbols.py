@@ -278,13 +278,11 @@ def build_symbols(
             device=device,
             dtype=dtype,
         )
-    if isinstance(source, config.SymbolicAttention):
-        return SymbolicAttention(
-            *(dim, width),
-            count=source.count,
-            heads=source.heads,
-            trainable=source.trainable,
-            device=device,
-            dtype=dtype,
-        )
-    raise ValueError(f"symbols: {source!r} is not a source such as SymbolicAttention()")
+    return SymbolicAttention(
+        *(dim, width),
+        count=source.count,
+        heads=source.heads,
+        trainable=source.trainable,
+        device=device,
+        dtype=dtype,
+    )
