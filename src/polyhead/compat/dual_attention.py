@@ -142,7 +142,10 @@ def save(model: Transformer) -> tuple[dict[str, Tensor], dict[str, Any]]:
         sides = {"": model.config, "decoder": model.config, "encoder": model.config.encoder}
         biases = {(side, kind): bool(getattr(its, "bias", False)) for side, its in sides.items() for kind in kinds}
         its, state = _written(model, ours, biases)
-        biases = {which: has and _any_bias(state, *which) for which, has in biases.items()}
+        shares = {side: _shares(its) for side, its in sides.items()}
+        biases = {
+            (side, kind): has and _any_bias(state, side, kind, shares[side]) for (side, kind), has in biases.items()
+        }
         its, state = _written(model, ours, biases)
     return state, its
 
@@ -163,10 +166,15 @@ def _written(
 _MODULES = {"sa": r"self_att\w+", "ra": r"relational_attention", "cross": r"cross_attn"}
 
 
-def _any_bias(state: Mapping[str, Tensor], side: str, kind: str) -> bool:
+def _shares(settings: Any) -> bool:
+    return isinstance(settings, TransformerConfig) and any(group.share for group in settings.layer_heads(0))
+
+
+def _any_bias(state: Mapping[str, Tensor], side: str, kind: str, shared: bool) -> bool:
+    """Whether a bias of these modules is anywhere not 0; shared keys are the relational module's."""
     module, _, what = kind.partition(".")
-    blocks = rf"{side}_blocks\." if side else ""
-    pattern = re.compile(rf"{blocks}.*{_MODULES[module]}\.{'wo' if what == 'out' else 'w[kv]'}\w*\.bias$")
+    letter = "wo" if what == "out" else "wv" if shared and module == "sa" else "w[kv]"
+    pattern = re.compile(rf"{side and side + '_blocks'}.*{_MODULES[module]}\.{letter}\w*\.bias$")
     return any(value.any() for key, value in state.items() if pattern.search(key))
 
 

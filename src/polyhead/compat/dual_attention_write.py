@@ -73,7 +73,7 @@ def _language(settings: TransformerConfig, biases: Biases) -> dict[str, Any]:
 def _vision(settings: TransformerConfig, biases: Biases) -> dict[str, Any]:
     own, inputs = _block(settings, biases, dual := _dual(settings)), settings.inputs
     assert isinstance(inputs, Patches)
-    for name in ("causal", "attn_kwargs", "share_attn_params"):
+    for name in ("causal", "share_attn_params"):
         if own.pop(name, None):
             raise ValueError(f"the package's vision models have no {name}")
     (c, height, width), patch = inputs.image, inputs.patch
@@ -156,7 +156,10 @@ def _block(settings: TransformerConfig, biases: Biases, dual: bool, side: str = 
         found["n_heads_cross"] = cross[0].heads
     if not dual:
         assert sa is not None
-        kwargs = _attention(sa, wide, biases[side, "sa.kv"], False)
+        told = side != "decoder" and not isinstance(settings.inputs, Patches)  # those are not asked about attention
+        kwargs = _attention(sa, wide, told and biases[side, "sa.kv"], False)
+        if kwargs and not told:
+            raise ValueError(f"the package has no {next(iter(kwargs))} in a plain decoder or vision model")
         found["bias"] = found["bias"] or biases[side, "sa.out"] or biases[side, "cross.out"]
         return found | {"n_heads": sa.heads} | ({"attn_kwargs": kwargs} if kwargs else {})
     found |= {"n_heads_sa": sa.heads if sa else 0, "n_heads_ra": ra.heads if ra else 0}
