@@ -104,6 +104,16 @@ def test_cross_attention_looks_at_its_context_once(mixture):
     assert (cache.length, cache.cross.length) == (0, 6)
 
 
+def test_symbols_of_a_context_are_made_once():
+    layer, asked = make([Softmax(2), Relational(2)]), []
+    for module in (layer.symbols[0], layer.groups[1].value, layer.groups[1].k_rel):
+        module.register_forward_hook(lambda module, *_: asked.append(module))
+    x, cache = torch.randn(2, 3, M, dtype=F64), LayerCache()
+    for i in range(3):
+        layer(x[:, i : i + 1], x, cache=cache)
+    assert asked == [layer.symbols[0], layer.groups[1].k_rel, layer.groups[1].value]
+
+
 def test_rotary_cross_attention_goes_on_counting():
     layer = make([Softmax(2), Relational(2)], positions=Rotary())
     x, context = torch.randn(2, 6, M, dtype=F64), torch.randn(2, 4, M, dtype=F64)

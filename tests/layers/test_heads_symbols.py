@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from polyhead.analysis import codes
 from polyhead.config import Abstractor, Disentangled, PositionSymbols, Relational, Softmax
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.heads_symbols import AbstractorHeads, DisentangledHeads, RelationalHeads
@@ -121,6 +122,7 @@ def test_what_one_can_look_at_makes_the_output(kind):
     y, code = layer(x, mask=mask, return_code=True, taps=taps)
     group = taps[0].groups[0]
     assert_close(group.code(), code, atol=0, rtol=0)
+    assert_close(codes(taps[0], [0, 3, 5], [2, 3, 0]), code[:, :, [0, 3, 5], [2, 3, 0]].mT)
     v = group.v.repeat_interleave(4 // group.v.shape[2], 2)
     if group.kind == "relational":
         heads = torch.einsum("bhts,bshe->bthe", code, v)

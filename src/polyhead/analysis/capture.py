@@ -14,8 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyhead.config import Batch
-from polyhead.layers.taps import GroupTaps, Taps
-from polyhead.ops.code import latent_code
+from polyhead.layers.taps import GroupTaps, Taps, code_of
 from polyhead.spec import SOFTMAX_AXIS
 from polyhead.train.evaluation import sources
 
@@ -83,17 +82,18 @@ def _within(what: str, index: int, size: int) -> int:
 
 
 def _pair(taps: GroupTaps, i: int, j: int) -> Float[Tensor, "b h"]:
-    """The code of one pair; `latent_code` sees one query, and one key or, where it is normalised over them, all."""
+    """The code of one pair; `code_of` sees one query, and one key or, where it is normalised over them, all."""
     t, s = taps.q.shape[1], taps.k.shape[1]
     i, j = _within("q_index", i, t), _within("k_index", j, s)
     keys = slice(0, s) if SOFTMAX_AXIS.get(taps.normalise) == "s" else slice(j, j + 1)
     visible = _mask_row(taps, i, t, s)
-    code = latent_code(
+    code = code_of(
+        taps,
         taps.q[:, i : i + 1],
         taps.k[:, keys],
-        normalise=taps.normalise,
         bias=None if taps.bias is None else _bias_row(taps.bias, i, t, s)[..., keys],
         mask=None if visible is None else visible[..., keys],
+        causal=False,
         scale=taps.scale,
     )
     return code[:, :, 0, j - keys.start]
