@@ -173,3 +173,12 @@ def test_compiles_whole():
     for t in (3, 6):
         x = draw(2, t, 8, dtype=torch.float32)
         torch.testing.assert_close(compiled(x), moe(mlp(swiglu(x))))
+
+
+def test_swiglu_with_biases():
+    torch.manual_seed(0)
+    layer = SwiGLU(8, 12, bias=True, dtype=torch.float64)
+    x = torch.randn(3, 8, dtype=torch.float64)
+    gate, value = (x @ w.weight.T + w.bias for w in (layer.w1, layer.w3))
+    torch.testing.assert_close(layer(x), (gate * gate.sigmoid() * value) @ layer.w2.weight.T + layer.w2.bias)
+    assert SwiGLU(8, 12).w2.bias is None

@@ -184,6 +184,14 @@ def test_dropout_is_for_training(which, where):
     assert not torch.allclose(model(x, source=source), still)
 
 
+def test_dropout_is_in_cross_attention_too():
+    model, (x, source) = build(replace(WRITES, dropout=0.5)), data(WRITES)
+    still = model(x, source=source)
+    for block in model.blocks:
+        block.cross.train()
+    assert not torch.allclose(model(x, source=source), still)
+
+
 def test_experts_of_both_sides_add_their_balance():
     reads = replace(READS, feedforward=Experts(3, 1, hidden=8, balance=10.0))
     writes = replace(WRITES, feedforward=Experts(3, 1, hidden=8, balance=0.1), encoder=reads)

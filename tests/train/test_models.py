@@ -159,8 +159,9 @@ def test_the_source_and_its_mask_reach_the_model():
     assert not torch.equal(predict(model, task, replace(batch, source_mask=None)), outputs)
 
 
-def test_outputs_of_classes_are_not_padded():
-    task, settings = MODELS["images"]
+@pytest.mark.parametrize("name", ["images", "tokens"])
+def test_outputs_of_classes_are_not_padded(name: str):
+    task, settings = MODELS[name]
     batch = task.batch("train", 8, seed=0, step=0)
     assert predict(Transformer(settings), task, batch).shape == (8, 1, 4)
 

@@ -63,7 +63,7 @@ def _decode(
         new = logits.argmax(-1).to(start.dtype)
         if stop is not None:
             new = new.masked_fill(ended[:, None], stop)
-            ended = ended | (new[:, 0] == stop)
+            ended = new[:, 0] == stop
         said = torch.cat((said, new), dim=1)
         if stop is not None and ended.all():
             break
