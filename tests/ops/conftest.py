@@ -15,6 +15,8 @@ ACTS = {
     "gelu": lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2))),
     "gelu_tanh": lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "silu": lambda x: x / (1 + math.exp(-x)),
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+    "tanh": math.tanh,
 }
 
 
@@ -23,7 +25,8 @@ class Oracle:
 
     def __init__(self, q, k, v, *, bias=None, mask=None, causal=False, scale=None, keep=None):
         self.q, self.k, self.v = (x.detach().double().numpy() for x in (q, k, v))
-        (self.b, self.t, self.h, self.d), (_, self.s, self.g, self.e) = self.q.shape, self.v.shape
+        (self.b, self.t, self.h, self.d), (_, self.s, self.g, _) = self.q.shape, self.k.shape
+        self.e = self.v.shape[-1]
         self.bias = None if bias is None else bias.detach().double().numpy()
         self.mask = None if mask is None else np.broadcast_to(mask.numpy(), (self.b, self.h, self.t, self.s))
         self.keep = None if keep is None else np.broadcast_to(keep.numpy(), (self.b, self.h, self.t, self.s))
@@ -91,6 +94,56 @@ class Oracle:
                 out[b, i, h] += np.array([pair[h] * x for x in z])
         return out
 
+    def symbol(self, b, h, i, j):
+        """By key, or by offset."""
+        group = h // (self.h // self.g)
+        return self.v[b, j, group] if self.v.ndim == 4 else self.v[j - i + self.t - 1, group]
+
+    def relation(self, q_rel, k_rel, act, sees):
+        """(b r t s) from (b t r p) and (b s r p); `sees(b, r, i, j)` says what a softmax runs over."""
+        q_rel, k_rel = (x.detach().double().numpy() for x in (q_rel, k_rel))
+        r, p = q_rel.shape[2:]
+        rel = np.zeros((self.b, r, self.t, self.s))
+        for b, c, i, j in np.ndindex(*rel.shape):
+            rel[b, c, i, j] = sum(q_rel[b, i, c, n] * k_rel[b, j, c, n] for n in range(p)) / math.sqrt(p)
+            if act != "softmax":
+                rel[b, c, i, j] = ACTS[act](rel[b, c, i, j])
+        if act == "softmax":
+            for b, c, i in np.ndindex(self.b, r, self.t):
+                seen = [j for j in range(self.s) if sees(b, c, i, j)]
+                total = sum(math.exp(rel[b, c, i, j]) for j in seen)
+                for j in range(self.s):
+                    rel[b, c, i, j] = math.exp(rel[b, c, i, j]) / total if j in seen else 0.0
+        return rel
+
+    def relational(self, q_rel, k_rel, weight, act="identity"):
+        """sum_j a symbols_j + W sum_j a rel_j."""
+        a, out = self.dropped("softmax"), np.zeros((self.b, self.t, self.h, self.e))
+        rel = self.relation(q_rel, k_rel, act, lambda b, r, i, j: any(self.sees(b, h, i, j) for h in range(self.h)))
+        weight = weight.detach().double().numpy()
+        for b, i, h, j in np.ndindex(self.b, self.t, self.h, self.s):
+            out[b, i, h] += a[b, h, i, j] * (self.symbol(b, h, i, j) + weight[h] @ rel[b, :, i, j])
+        return out
+
+    def disentangled(self, q_rel, k_rel, act="identity"):
+        """sum_j a rel_j symbols_j, a relation per head."""
+        a, out = self.dropped("softmax"), np.zeros((self.b, self.t, self.h, self.e))
+        rel = self.relation(q_rel, k_rel.repeat_interleave(self.h // self.g, 2), act, self.sees)
+        for b, i, h, j in np.ndindex(self.b, self.t, self.h, self.s):
+            out[b, i, h] += a[b, h, i, j] * rel[b, h, i, j] * self.symbol(b, h, i, j)
+        return out
+
+    def abstractor(self, act="softmax"):
+        """sum_j act(score_j) symbols_j."""
+        a = self.dropped("softmax" if act == "softmax" else "identity")
+        out = np.zeros((self.b, self.t, self.h, self.e))
+        for b, i, h, j in np.ndindex(self.b, self.t, self.h, self.s):
+            if act != "softmax":
+                keep = 1.0 if self.keep is None else self.keep[b, h, i, j]
+                a[b, h, i, j] = ACTS[act](self.score(b, h, i, j)) * keep if self.sees(b, h, i, j) else 0.0
+            out[b, i, h] += a[b, h, i, j] * self.symbol(b, h, i, j)
+        return out
+
 
 @pytest.fixture
 def oracle():
@@ -132,3 +185,23 @@ def make_problem(t, s, *, bias=None, mask=None, causal=False, keep=False, b=2, h
 @pytest.fixture
 def problem():
     return make_problem
+
+
+def make_arguments(op, qkv, *, offset=False, r=3, p=2, symmetric=False):
+    """The tensors of an op, in order, for such q, k, v: with relations and symbols where it has them."""
+    q, k, v = qkv
+    (b, t, h, _), (_, s, g, e) = q.shape, v.shape
+    how = {"dtype": q.dtype, "requires_grad": True}
+    symbols = torch.randn(t + s - 1, g, e, **how) if offset else v
+    if op not in ("relational", "disentangled"):
+        return [q, k, symbols]
+    sent = r if op == "relational" else g
+    q_rel = torch.randn(b, t, r if op == "relational" else h, p, **how)
+    k_rel = q_rel if symmetric and q_rel.shape == (b, s, sent, p) else torch.randn(b, s, sent, p, **how)
+    weight = [torch.randn(h, e, r, **how)] if op == "relational" else []
+    return [q, k, q_rel, k_rel, symbols, *weight]
+
+
+@pytest.fixture
+def arguments():
+    return make_arguments

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from polyhead.ops.dispatch import BACKENDS, resolve
+from polyhead.ops.dispatch import BACKENDS, TENSORS, resolve
 
 ALL = [(op, impl) for op, impls in BACKENDS.items() for impl in impls]
 
@@ -17,32 +17,44 @@ def _small_tiles(monkeypatch):
     blocked = importlib.import_module("polyhead.ops.hyla_blocked")
     monkeypatch.setattr(blocked, "QUERIES", 3)
     monkeypatch.setattr(blocked, "KEYS", 2)
+    monkeypatch.setattr(importlib.import_module("polyhead.ops.relational_blocked"), "QUERIES", 3)
+
+
+def sides(op, tensors):
+    """Those of the receivers, those of the senders, and symbols (or values)."""
+    given = dict(zip(TENSORS[op], tensors, strict=True))
+    ours = [x for name, x in given.items() if name.startswith("q")]
+    theirs = [x for name, x in given.items() if name.startswith("k")]
+    return ours, [*theirs, given.get("symbols", given.get("v"))]
 
 
 @pytest.mark.parametrize(("op", "impl"), ALL)
 @pytest.mark.parametrize(("t", "s"), [(7, 7), (5, 8), (7, 5)])
-def test_gradients_stop_at_the_present(problem, op, impl, t, s):
+def test_gradients_stop_at_the_present(problem, arguments, op, impl, t, s):
     torch.manual_seed(0)
-    (q, k, v), _ = problem(t, s)
-    out = resolve(op, impl)(q, k, v, causal=True)
+    tensors = arguments(op, problem(t, s)[0])
+    ours, theirs = sides(op, tensors)
+    out = resolve(op, impl)(*tensors, causal=True)
     for i in range(t):
-        grads = torch.autograd.grad(out[:, i].square().sum(), (q, k, v), retain_graph=True)
-        assert (grads[0][:, [j for j in range(t) if j != i]] == 0).all()
-        for g in grads[1:]:
+        grads = torch.autograd.grad(out[:, i].square().sum(), [*ours, *theirs], retain_graph=True)
+        for g in grads[: len(ours)]:
+            assert (g[:, [j for j in range(t) if j != i]] == 0).all()
+        for g in grads[len(ours) :]:
             assert (g[:, max(0, i + 1 + s - t) :] == 0).all()
         # A softmax over a single key does not depend on that key, but its value counts.
-        seen = grads[2].abs().sum((0, 2, 3)) > 0
+        seen = grads[-1].abs().sum((0, 2, 3)) > 0
         assert seen.tolist() == [j <= i + s - t for j in range(s)]
 
 
 @pytest.mark.parametrize(("op", "impl"), ALL)
 @pytest.mark.parametrize(("t", "s"), [(7, 7), (5, 8), (7, 5)])
-def test_outputs_equal_those_of_the_prefix(problem, op, impl, t, s):
+def test_outputs_equal_those_of_the_prefix(problem, arguments, op, impl, t, s):
     torch.manual_seed(1)
-    (q, k, v), _ = problem(t, s)
-    run = resolve(op, impl)
-    out = run(q, k, v, causal=True)
+    tensors, run = arguments(op, problem(t, s)[0]), resolve(op, impl)
+    out = run(*tensors, causal=True)
     for i in range(max(1, t - s + 1), t + 1):
         keys = i + s - t
-        prefix = run(q[:, :i], k[:, :keys], v[:, :keys], causal=True)
+        cut = {"q": i, "k": keys, "v": keys, "s": keys, "r": None}  # by first letter; weights stay whole
+        part = [x[:, : cut[name[0]]] for name, x in zip(TENSORS[op], tensors, strict=True)]
+        prefix = run(*part, causal=True)
         assert_close(prefix, out[:, :i], rtol=1e-12, atol=1e-12)

@@ -8,10 +8,12 @@ from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.dispatch import BACKENDS, PUBLIC
+from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, PUBLIC
+from polyhead.spec import RELATION_ACTS
 
 pytestmark = pytest.mark.compile
-PAIRS = [(op, impl) for op, impls in BACKENDS.items() for impl in ("auto", impls[0])]
+RELATED = ("relational", "disentangled", "abstractor")
+PAIRS = [(op, impl) for op, impls in BACKENDS.items() for impl in ("auto", *impls) if impl not in IN_OP_FILE]
 
 
 @pytest.fixture(autouse=True)
@@ -38,21 +40,24 @@ def check(run, make):
 
 
 @pytest.mark.parametrize(("op", "impl"), PAIRS)
-def test_one_graph_for_all_lengths(problem, op, impl):
+def test_one_graph_for_all_lengths(problem, arguments, op, impl):
     function = getattr(ops, PUBLIC[op])
-    check(lambda q, k, v: function(q * 1.5, k, v, causal=True, impl=impl).sin(), lambda t: problem(t, t, d=8, e=8)[0])
+    check(
+        lambda q, *rest: function(q * 1.5, *rest, causal=True, impl=impl).sin(),
+        lambda t: arguments(op, problem(t, t, d=8, e=8)[0]),
+    )
 
 
 @pytest.mark.parametrize("op", BACKENDS)
-def test_one_graph_with_a_bias_by_offset_and_a_mask(problem, op):
+def test_one_graph_with_a_bias_by_offset_and_a_mask(problem, arguments, op):
     function = getattr(ops, PUBLIC[op])
     mask = torch.rand(2, 1, 1, 64) > 0.3
 
     def make(t):
         qkv, options = problem(t, t, bias="offset")
-        return (*qkv, options["bias"])
+        return (options["bias"], *arguments(op, qkv, offset=op in RELATED))
 
-    check(lambda q, k, v, bias: function(q, k, v, bias=bias, mask=mask[..., : k.shape[1]]), make)
+    check(lambda bias, q, k, *rest: function(q, k, *rest, bias=bias, mask=mask[..., : k.shape[1]]), make)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler and there is no g++")
@@ -66,13 +71,17 @@ def test_the_whole_way_through_the_compiler(problem):
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_the_custom_op_keeps_the_rules(problem, full):
+def test_the_custom_ops_keep_the_rules(problem, arguments, full):
     (q, k, v), options = problem(3, 4, bias="offset", mask="rows", keep=True)
     absent = q.new_empty(0)
     weight = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True)
     more = (options["bias"], weight, [options["mask"], options["keep"]]) if full else (None, None, [absent, absent])
     keywords = {"causal": True, "scale": 0.5, "normalise": "rms_heads", "act": "relu"}
     torch.library.opcheck(torch.ops.polyhead.hyla_blocked, (q, k, v, *more), keywords)
+    *tensors, _ = arguments("relational", (q, k, v), offset=full)
+    bias, limits = (more[0], more[2])
+    keywords = {"causal": True, "scale": 0.5, "act": "tanh"}
+    torch.library.opcheck(torch.ops.polyhead.relational_blocked, (tensors, bias, limits), keywords)
 
 
 @pytest.mark.parametrize("act", ["identity", "gelu", "gelu_tanh", "silu"])
@@ -84,3 +93,15 @@ def test_gradients_equal_finite_differences(problem, act):
         return ops.hyla(q, k, v, **{**options, "bias": bias}, act=act, value_weight=weight, impl="blocked")
 
     assert torch.autograd.gradcheck(run, (q, k, v, options["bias"], weight), fast_mode=True)
+
+
+@pytest.mark.parametrize("act", [a for a in RELATION_ACTS if a != "softmax"])
+def test_gradients_of_relational_attention_equal_finite_differences(problem, arguments, act):
+    qkv, options = problem(3, 4, bias="offset", mask="rows", causal=True, keep=True)
+
+    def run(bias, *tensors):
+        options["bias"] = bias
+        return ops.relational_attention(*tensors, **options, relation_act=act, impl="blocked")
+
+    leaves = arguments("relational", qkv, offset=act in ("tanh", "identity"))
+    assert torch.autograd.gradcheck(run, (options["bias"], *leaves), fast_mode=True)

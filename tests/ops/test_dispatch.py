@@ -6,24 +6,28 @@ import torch
 from polyhead import ops
 from polyhead.ops import dispatch
 from polyhead.ops.code import Inputs
-from polyhead.ops.dispatch import BACKENDS, PUBLIC, choose, resolve
+from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, choose, resolve
 
 
 def qkv(t=5, s=5, d=4, e=4, b=1, h=2):
     return torch.zeros(b, t, h, d), torch.zeros(b, s, h, d), torch.zeros(b, s, h, e)
 
 
-def chosen(op, *, sizes=None, **options):
+def chosen(op, *, sizes=None, relations=(3, 2), **options):
     """Name of the impl that auto takes."""
-    run = choose(op, "auto", Inputs(*qkv(**(sizes or {})), **options))
+    q, k, v = qkv(**(sizes or {}))
+    if op in ("relational", "disentangled"):
+        options["q_rel"], options["k_rel"] = (x.new_zeros(*x.shape[:2], *relations) for x in (q, k))
+        options["relation_weight"] = q.new_zeros(2, 4, relations[0])
+    run = choose(op, "auto", Inputs(q, k, v, **options))
     return next(impl for impl in BACKENDS[op] if resolve(op, impl) is run)
 
 
-def test_every_op_has_a_reference_and_every_impl_can_be_called():
+def test_every_op_has_a_reference_and_every_impl_can_be_called(arguments):
     for op, impls in BACKENDS.items():
         assert "reference" in impls
         for impl in ("auto", *impls):
-            assert resolve(op, impl)(*qkv()).shape == (1, 5, 2, 4)
+            assert resolve(op, impl)(*arguments(op, qkv())).shape == (1, 5, 2, 4)
         assert resolve(op) is getattr(ops, PUBLIC[op])
 
 
@@ -43,6 +47,10 @@ def test_auto_takes_what_a_backend_refuses():
     assert chosen("softmax", keep=keep) == "reference"
     assert chosen("linear", keep=keep, normalise="identity") == "reference"
     assert chosen("linear", normalise="softmax") == "reference"
+    long = {"t": 512, "s": 512}
+    assert chosen("relational", sizes=long, act="softmax") == "reference"
+    assert chosen("relational", sizes=long, act="relu", relations=(3, 1)) == "blocked"
+    assert chosen("abstractor", act="relu") == "reference"
 
 
 def test_auto_is_fast_on_long_sequences():
@@ -50,13 +58,23 @@ def test_auto_is_fast_on_long_sequences():
     assert chosen("softmax", sizes=long, causal=True) == "sdpa"
     assert chosen("linear", sizes=long, causal=True, normalise="identity") == "chunked"
     assert chosen("hyla", sizes=long, causal=True, normalise="rms_heads") == "blocked"
+    assert chosen("relational", sizes=long, causal=True, relations=(8, 4)) == "blocked"
+    assert chosen("relational", sizes=long, causal=True, relations=(8, 1)) == "sdpa"
+    assert chosen("abstractor", sizes=long, causal=True, act="softmax") == "sdpa"
 
 
-def test_q_k_and_v_are_of_one_dtype():
-    q, k, v = qkv()
-    for op in BACKENDS:
-        with pytest.raises(ValueError, match=f"^{PUBLIC[op]}: q, k and v must have one dtype but have torch.float64,"):
-            resolve(op)(q.double(), k, v)
+@pytest.mark.parametrize("op", BACKENDS)
+def test_all_tensors_are_of_one_dtype(arguments, op):
+    tensors = arguments(op, qkv())
+    *names, last = TENSORS[op]
+    told = f"^{PUBLIC[op]}: {', '.join(names)} and {last} must have one dtype but have "
+    for i in range(len(tensors)):
+        mixed = [x.double() if i == j else x for j, x in enumerate(tensors)]
+        came = ", ".join(str(x.dtype) for x in mixed)
+        with pytest.raises(ValueError, match=f"{told}{came}$"):
+            resolve(op)(*mixed)
+    with pytest.raises(ValueError, match=told.replace("dtype", "device") + "cpu, meta"):
+        resolve(op)(tensors[0], tensors[1].to("meta"), *tensors[2:])
 
 
 def test_an_impl_that_cannot_take_the_inputs_never_falls_back():
@@ -64,11 +82,11 @@ def test_an_impl_that_cannot_take_the_inputs_never_falls_back():
         ops.softmax_attention(*qkv(), keep=torch.ones(1, 1, 5, 5), impl="sdpa")
 
 
-def test_the_choice_imports_nothing(monkeypatch):
+def test_the_choice_imports_nothing(monkeypatch, arguments):
     def forbidden(name):
         raise AssertionError(name)
 
     monkeypatch.setattr(dispatch.importlib, "import_module", forbidden)
     for op in BACKENDS:
         for impl in ("auto", *BACKENDS[op]):
-            getattr(ops, PUBLIC[op])(*qkv(), impl=impl)
+            getattr(ops, PUBLIC[op])(*arguments(op, qkv()), impl=impl)

@@ -12,9 +12,11 @@ import torch
 from torch.testing import assert_close
 
 from polyhead.ops.code import Inputs
-from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, resolve
-from polyhead.spec import ACTS, NORMALISE
+from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, TENSORS, resolve
+from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS
 
+RELATIONS = [(1, 5, False), (3, 1, True), (8, 2, False)]
+RELATED = [{"offset": o, "r": r, "p": p, "symmetric": y} for o in (False, True) for r, p, y in RELATIONS]
 PAIRS = [(op, impl) for op, impls in BACKENDS.items() for impl in impls if impl != "reference"]
 VARIANTS = {
     "softmax": [{}],
@@ -22,7 +24,11 @@ VARIANTS = {
     "hyla": [
         {"normalise": n, "act": a, "deep": deep} for n, a, deep in itertools.product(NORMALISE, ACTS, (False, True))
     ],
+    "relational": [{"relation_act": a, **x} for a, x in itertools.product(RELATION_ACTS, RELATED)],
+    "abstractor": [{"act": a, "offset": o} for a, o in itertools.product(RELATION_ACTS, (False, True))],
 }
+SHAPE = ("offset", "r", "p", "symmetric")
+"""Of a variant, what shapes the arguments; the rest are options of the op."""
 GRID = [(op, impl, variant) for op, impl in PAIRS for variant in VARIANTS[op]]
 SIZES = [(1, 1), (1, 6), (5, 5), (7, 4), (4, 9)]
 BIASES = (None, "offset", "dense", "per_sample")
@@ -36,7 +42,7 @@ def name(case):
 
 def stride(op):
     """Options x cases is large for HYLA: each of its variants takes every 7th case, and together they take all."""
-    return {"hyla": 7, "linear": 3}.get(op, 1)
+    return {"hyla": 7, "linear": 3, "relational": 23, "abstractor": 5}.get(op, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -46,55 +52,68 @@ def _small_tiles(monkeypatch):
     blocked = importlib.import_module("polyhead.ops.hyla_blocked")
     for constant, value in {"QUERIES": 3, "KEYS": 2, "PAIRS": 1, "ROWS": 50}.items():
         monkeypatch.setattr(blocked, constant, value)
+    blocked = importlib.import_module("polyhead.ops.relational_blocked")
+    for constant, value in {"QUERIES": 3, "PAIRS": 20, "ROWS": 50}.items():
+        monkeypatch.setattr(blocked, constant, value)
+    monkeypatch.setattr(importlib.import_module("polyhead.ops.relational_sdpa"), "WIDTH", 4)
 
 
-def refusal(op, impl, qkv, options, variant):
+def refusal(op, impl, tensors, options, variant):
     """Why the backend does not take the inputs, by its own account; recurrent takes what chunked takes."""
     file = f"{op}_{'chunked' if impl in IN_OP_FILE else impl}"
     parts = {key: options[key] for key in ("bias", "mask", "keep", "causal")}
-    normalise = variant.get("normalise", "softmax")
-    return importlib.import_module(f"polyhead.ops.{file}").refusal(Inputs(*qkv, **parts, normalise=normalise))
+    given = dict(zip(TENSORS[op], tensors, strict=True))
+    given = {"v" if name == "symbols" else name: x for name, x in given.items()}
+    act = variant.get("relation_act", variant.get("act", "identity"))
+    inputs = Inputs(**given, **parts, normalise=variant.get("normalise", "softmax"), act=act)
+    return importlib.import_module(f"polyhead.ops.{file}").refusal(inputs)
 
 
-def run(op, impl, qkv, options, variant, weight, cotangent):
+def shape(variant):
+    return {key: value for key, value in variant.items() if key in SHAPE}
+
+
+def run(op, impl, tensors, options, variant, weight, cotangent):
     """Output and gradients, one after the other."""
-    extra = {key: value for key, value in variant.items() if key != "deep"}
+    extra = {key: value for key, value in variant.items() if key not in (*SHAPE, "deep")}
     if variant.get("deep"):
         extra["value_weight"] = weight
-    out = resolve(op, impl)(*qkv, **options, **extra)
-    leaves = [*qkv, *(x for x in (options["bias"], extra.get("value_weight")) if x is not None)]
+    out = resolve(op, impl)(*tensors, **options, **extra)
+    leaves = [*tensors, *(x for x in (options["bias"], extra.get("value_weight")) if x is not None)]
     return [out, *torch.autograd.grad(out, leaves, cotangent)]
 
 
 @pytest.mark.parametrize("case", GRID, ids=name)
-def test_backend_equals_reference(problem, case):
+def test_backend_equals_reference(problem, arguments, case):
     op, impl, variant = case
     offset = GRID.index(case)
     torch.manual_seed(offset)
     weight = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True)
     for (t, s), bias, mask, keep, causal in CASES[offset % stride(op) :: stride(op)]:
         qkv, options = problem(t, s, bias=bias, mask=mask, keep=keep, causal=causal)
-        if refusal(op, impl, qkv, options, variant) is not None:
+        tensors = arguments(op, qkv, **shape(variant))
+        if refusal(op, impl, tensors, options, variant) is not None:
             with pytest.raises(ValueError, match=rf"impl '{impl}' takes .*; use impl='auto' or 'reference'$"):
-                run(op, impl, qkv, options, variant, weight, None)
+                run(op, impl, tensors, options, variant, weight, None)
             continue
         cotangent = torch.randn(2, t, 4, 5, dtype=torch.float64)
-        wanted = run(op, "reference", qkv, options, variant, weight, cotangent)
-        came = run(op, impl, qkv, options, variant, weight, cotangent)
+        wanted = run(op, "reference", tensors, options, variant, weight, cotangent)
+        came = run(op, impl, tensors, options, variant, weight, cotangent)
         where = f"t {t} s {s} bias {bias} mask {mask} keep {keep} causal {causal}"
         for x, y in zip(came, wanted, strict=True):
             assert_close(x, y, rtol=1e-9, atol=1e-9, msg=lambda text, where=where: f"{where}: {text}")
         if mask == "rows":
             assert (came[0][0, t // 2] == 0).all()
+        assert all(x.isfinite().all() for x in wanted)
 
 
-def test_the_grid_is_neither_empty_nor_refused_throughout(problem):
+def test_the_grid_is_neither_empty_nor_refused_throughout(problem, arguments):
     for op, impl in PAIRS:
-        taken = 0
+        taken, easy = 0, {"normalise": "identity", "act": "softmax" if op == "abstractor" else "identity"}
         for (t, s), bias, mask, keep, causal in CASES:
             qkv, options = problem(t, s, bias=bias, mask=mask, keep=keep, causal=causal)
-            taken += refusal(op, impl, qkv, options, {"normalise": "identity"}) is None
-        assert taken >= (len(CASES) if op == "hyla" else 12)
+            taken += refusal(op, impl, arguments(op, qkv), options, easy) is None
+        assert taken >= (len(CASES) if impl == "blocked" else 12)
 
 
 def error(came, exact):
@@ -104,14 +123,15 @@ def error(came, exact):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("op", "impl"), PAIRS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_half_precision_errs_at_most_twice_as_much_as_the_reference(problem, op, impl, dtype, causal):
+def test_half_precision_errs_at_most_twice_as_much_as_the_reference(problem, arguments, op, impl, dtype, causal):
     torch.manual_seed(5)
     qkv, options = problem(33, 33, causal=causal, d=8, e=8, h=4, g=4, dtype=dtype)
     cotangent = torch.randn(2, 33, 4, 8, dtype=dtype)
-    wide = [x.detach().double().requires_grad_() for x in qkv]
+    tensors = arguments(op, qkv, p=8)
+    wide = [x.detach().double().requires_grad_() for x in tensors]
     exact = run(op, "reference", wide, options, {}, None, cotangent.double())
-    budget = error(run(op, "reference", qkv, options, {}, None, cotangent), exact)
-    came = run(op, impl, qkv, options, {}, None, cotangent)
+    budget = error(run(op, "reference", tensors, options, {}, None, cotangent), exact)
+    came = run(op, impl, tensors, options, {}, None, cotangent)
     assert all(x.dtype == dtype for x in came)
     for mine, allowed in zip(error(came, exact), budget, strict=True):
         assert mine <= 2 * allowed

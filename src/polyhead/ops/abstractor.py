@@ -3,7 +3,7 @@
     out_ih = sum_j act(s_ij)_h symbols_jh,      s_hij = q_ih . k_jh / sqrt(d) + bias_hij
 
 With `act` softmax the inner products only select; with a pointwise act they are the relations themselves.  Altabaa,
-Webb, Cohen and Lafferty 2024, "Abstractors and relational cross-attention", eq. 4.
+Webb, Cohen and Lafferty 2024, "Abstractors and relational cross-attention".
 """
 
 from jaxtyping import Float
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from polyhead.ops.code import Bias, Inputs, Keep, Mask, Symbols, drop, latent_code, relate, retrieve, visible
 from polyhead.ops.dispatch import choose, load
-from polyhead.shapes import shaped
+from polyhead.shapes import one_of, shaped
+from polyhead.spec import RELATION_ACTS
 
 
 def reference(
@@ -51,10 +52,11 @@ def abstractor_attention(
     symbols: values by key, or by offset (row j - i + t - 1 is the symbol of key j for query i); act:
     spec.RELATION_ACTS, of the scores with their bias; nothing is normalised unless it is softmax.  A masked pair
     counts 0, a query that may look nowhere gets exactly 0.  ValueError if an explicit impl cannot take the inputs.
-    Altabaa et al. 2024, eq. 4.
+    Altabaa et al. 2024.
 
     >>> abstractor_attention(q, k, symbols, causal=True, act="sigmoid")      # (b t h e)
     """
+    one_of("abstractor_attention", "act", act, RELATION_ACTS)
     run = choose("abstractor", impl, Inputs(q, k, symbols, bias, mask, keep, causal, act=act))
     return run(q, k, symbols, bias=bias, mask=mask, causal=causal, scale=scale, keep=keep, act=act)
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from polyhead.ops.code import Bias, Inputs, Keep, Mask, Symbols, drop, latent_code, relate, retrieve, share, visible
 from polyhead.ops.dispatch import choose, load
-from polyhead.shapes import shaped
+from polyhead.shapes import one_of, shaped
+from polyhead.spec import RELATION_ACTS
 
 
 def reference(
@@ -63,6 +64,7 @@ def disentangled_attention(
 
     >>> disentangled_attention(q, k, q_rel, k_rel, symbols, causal=True)      # (b t h e)
     """
+    one_of("disentangled_attention", "relation_act", relation_act, RELATION_ACTS)
     inputs = Inputs(q, k, symbols, bias, mask, keep, causal, q_rel=q_rel, k_rel=k_rel, act=relation_act)
     run, given = choose("disentangled", impl, inputs), (q, k, q_rel, k_rel, symbols)
     return run(*given, bias=bias, mask=mask, causal=causal, scale=scale, keep=keep, relation_act=relation_act)

@@ -4,8 +4,7 @@
     rel_ijr = act(q_rel_ir . k_rel_jr / sqrt(p))                    r relations, the same for all heads
 
 The sensory content of the senders never enters, only how the receiver compares with them.  Altabaa and Lafferty 2024,
-"Disentangling and integrating relational and sensory information in transformer architectures" (arXiv 2405.16727),
-eq. 4 and 5.
+"Disentangling and integrating relational and sensory information in transformer architectures" (arXiv 2405.16727).
 """
 
 from einops import einsum
@@ -14,7 +13,8 @@ from torch import Tensor
 
 from polyhead.ops.code import Bias, Inputs, Keep, Mask, Symbols, drop, latent_code, relations, retrieve
 from polyhead.ops.dispatch import choose, load
-from polyhead.shapes import shaped
+from polyhead.shapes import one_of, shaped
+from polyhead.spec import RELATION_ACTS
 
 
 def reference(
@@ -61,10 +61,11 @@ def relational_attention(
     symbols: values by key, or by offset (row j - i + t - 1 is the symbol of key j for query i); relation_act:
     spec.RELATION_ACTS, a softmax runs over the keys a query may see.  `bias` and `mask` act on the scores, `keep`
     multiplies the code at both uses.  A query that may look nowhere gets exactly 0.  ValueError if an explicit impl
-    cannot take the inputs.  Altabaa and Lafferty 2024, eq. 4 and 5.
+    cannot take the inputs.  Altabaa and Lafferty 2024.
 
     >>> relational_attention(q, k, q_rel, k_rel, symbols, relation_weight, causal=True)      # (b t h e)
     """
+    one_of("relational_attention", "relation_act", relation_act, RELATION_ACTS)
     given, limits = (q, k, q_rel, k_rel, symbols, relation_weight), (bias, mask, keep, causal)
     inputs = Inputs(q, k, symbols, *limits, q_rel=q_rel, k_rel=k_rel, relation_weight=relation_weight, act=relation_act)
     run = choose("relational", impl, inputs)

@@ -3,7 +3,7 @@
     sum_j a_hij (q_rel_ir . k_rel_jr)  =  q_rel_ir . sum_j a_hij k_rel_jr
 
 so the relation keys are values, too, and only what a query reads of them meets its relation query.  Altabaa and
-Lafferty 2024 (arXiv 2405.16727), eq. 4 and 5 with the identity.
+Lafferty 2024 (arXiv 2405.16727), with the identity.
 """
 
 import torch
@@ -27,8 +27,15 @@ def refusal(inputs: Inputs) -> str | None:
 
 
 def worth(inputs: Inputs) -> bool:
-    """Is it measured to be no slower than the reference and tiles?"""
-    return False
+    """Is it measured to be no slower than the reference and tiles?  Only with narrow relations and no bias.
+
+    Forward and backward at t = 1024 (b = 4, h = 8, d = 32, float32, one core), CPU seconds of tiles over those of the
+    kernel, causal and full.  8 relations of width 1: 1.4 and 1.9; 64: 1.9 and 2.6; 16 of width 2: 1.1 causal; 2 of
+    width 8: 1.0 and 1.4; 8 of width 4: 0.9 and 1.3; 8 of width 32: 0.2 and 0.3.
+    """
+    assert inputs.q_rel is not None
+    (r, p), d = inputs.q_rel.shape[2:], inputs.q.shape[-1]
+    return inputs.bias is None and (p == 1 or (r * p <= d and (p == 2 or not inputs.causal)))
 
 
 def forward(
