@@ -114,6 +114,15 @@ def test_shared_queries_and_keys_are_those_of_the_group_before():
     assert one.qkv.out_features == two.qkv.out_features - q - k
 
 
+def test_taps_know_where_values_come_from():
+    """Of groups beside relational ones, too, which have no rows for values in the joint projection."""
+    layer, taps = make([Relational(2), Softmax(2, value_dim=5), Linear(2, kv_heads=1)], bias=True), []
+    x = torch.randn(2, 5, M, dtype=F64)
+    layer(x, taps=taps)
+    for group in taps[0].groups[1:]:
+        assert_close(torch.einsum("gem,bsm->bsge", group.w_value, x) + group.b_value, group.v)
+
+
 def test_rotary_turns_attention_and_not_relations():
     layer, x = make("dual", positions=Rotary()), torch.randn(1, 5, M, dtype=F64)
     seen = [[], []]
@@ -230,6 +239,10 @@ ERRORS = {
     "shared with others": (
         lambda a, x: make([Softmax(4, dim=6), Relational(2, dim=6, share=True)]),
         "Relational(share=True) needs a group before it of 2 heads, dim 6 and kv_heads 2 but it has 4, 6 and 4",
+    ),
+    "shared with other groups of keys": (
+        lambda a, x: make([Softmax(2, kv_heads=1), Relational(2, share=True)]),
+        "dim 6 and kv_heads 2 but it has 2, 6 and 1",
     ),
     "heads that do not fill the width": (
         lambda a, x: make([Softmax(2), Relational(3)]),
