@@ -309,9 +309,8 @@ def difference(wanted: Any, came: Any, path: str = "") -> str | None:
     Biases are no difference: those that only the package has are 0, those that only ours has are looked at by value.
     """
     if dataclasses.is_dataclass(wanted) and type(wanted) is type(came):
-        names = [f.name for f in dataclasses.fields(wanted)]
-        skipped = ("bias",) if isinstance(wanted, (TransformerConfig, Mlp, Swiglu)) else ()
-        pairs = [(f"{path}.{n}".lstrip("."), getattr(wanted, n), getattr(came, n)) for n in names if n not in skipped]
+        names = [f.name for f in dataclasses.fields(wanted) if f.name != "bias"]
+        pairs = [(f"{path}.{name}".lstrip("."), getattr(wanted, name), getattr(came, name)) for name in names]
     elif isinstance(wanted, tuple) and isinstance(came, tuple) and len(wanted) == len(came):
         pairs = [(f"{path}[{i}]", *both) for i, both in enumerate(zip(wanted, came, strict=True))]
     else:
