@@ -251,7 +251,7 @@ def test_unfinished_runs_show_curves_only(tmp_path: pathlib.Path) -> None:
 
 def test_no_finished_run_at_all(tmp_path: pathlib.Path) -> None:
     page, _ = written([fabricate(tmp_path / "runs", run_of("hyla", 0), None)], tmp_path)
-    assert "No finished run with a compositional score yet" in plain(page)
+    assert "No finished run with a score on unseen combinations yet" in plain(page)
 
 
 def test_torn_rows_and_missing_or_damaged_checkpoints_are_noted(tmp_path: pathlib.Path) -> None:
@@ -303,6 +303,8 @@ def test_mechanisms_are_named() -> None:
     assert name(ph.Linear(4, normalise="rms_heads")) == "Linear (normalise rms_heads)"
     assert name(ph.Softmax(2), ph.Hyla(2, value_depth=2)) == "Softmax 2 + HYLA 2 (value depth 2)"
     assert name((ph.Softmax(4),), (ph.Hyla(4),)) == "Softmax, then HYLA"
+    assert name(ph.Softmax(2), ph.Relational(2, relations=3)) == "Softmax 2 + Relational 2 (relations 3)"
+    assert name(ph.Relational(4, symbols=ph.PositionSymbols())) == "Relational (PositionSymbols)"
 
 
 def test_mistakes_are_one_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

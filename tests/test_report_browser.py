@@ -5,11 +5,14 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import polyhead as ph
 from polyhead import report, report_codes
-from polyhead.tasks import FuzzyLogic, Sraven
+from polyhead.analysis import look
+from polyhead.analysis.probe import draws
+from polyhead.tasks import FuzzyLogic, RelationalGames, Sraven
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
@@ -24,8 +27,10 @@ def written(root: pathlib.Path, task: ph.Task, mechanisms: list[tuple[str, objec
     inputs, outputs = task.ends
     folders = []
     for name, heads, seed in mechanisms:
-        model = ph.TransformerConfig(inputs, outputs, dim=16, layers=2, heads=(heads,), max_length=task.length)
-        train = ph.Train(steps=6, batch_size=8, warmup=2, eval_batches=1, eval_every=2, log_every=2)
+        heads = heads if isinstance(heads, tuple) else (heads,)
+        model = ph.TransformerConfig(inputs, outputs, dim=16, layers=2, heads=heads, max_length=task.length)
+        told = ("iid", "compositional" if "compositional" in task.splits else "novel")
+        train = ph.Train(steps=6, batch_size=8, warmup=2, eval_batches=1, eval_every=2, log_every=2, evaluate=told)
         folders.append(root / f"{name}-{seed}")
         run = ph.Run(name=name, task=task, model=model, train=train, seed=seed, device="cpu", folder=str(folders[-1]))
         ph.train.run(run, progress=False)
@@ -72,7 +77,8 @@ def undrawn(page: Any) -> list[str]:
     """Figures in sight of a reader that hold no drawing, or an empty one."""
     return page.evaluate(
         """() => {
-            const shown = [...document.querySelectorAll('.plot')].filter(box => !box.closest('details:not([open])'));
+            const away = 'details:not([open]), [hidden]';
+            const shown = [...document.querySelectorAll('.plot')].filter(box => !box.closest(away));
             const marks = '.main-svg .trace path, .main-svg .hm image';
             const empty = box => box.querySelectorAll(marks).length === 0 || box.clientHeight < 100;
             return shown.filter(empty).map(box => box.id);
@@ -82,13 +88,62 @@ def undrawn(page: Any) -> list[str]:
 
 def test_all_figures_are_drawn_without_requests_or_errors(browser: Any, page_file: pathlib.Path) -> None:
     page, requests, errors = opened(browser, page_file)
-    # results, curves, two kinds of probes, clusters, and by run: zeroed heads, four maps a layer
-    assert page.locator(".plot").count() == 1 + 3 + 2 + 1 + 3 * (1 + 2 * 4)
+    # results, curves, attention of both mechanisms, two kinds of probes, clusters, by run: zeroed heads, maps
+    assert page.locator(".plot").count() == 1 + 3 + 2 + 2 + 1 + 3 * (1 + 2 * 4)
     assert undrawn(page) == []
-    for box in page.locator("details", has_text="Softmax, seed 1").locator("summary").all():
+    for box in page.locator("details", has_text="seed").locator("summary").all():
         box.click()
     page.wait_for_function("() => document.querySelectorAll('.plot:not(.js-plotly-plot)').length === 0", timeout=60_000)
     assert undrawn(page) == []
+    assert (requests, errors) == ([], [])
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def games_file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A report on relational games: a layer of both kinds of heads, then one of softmax heads alone."""
+    relational = ph.Relational(1, symbols=ph.SymbolicAttention(count=5), relations=3)
+    mechanisms = [("dual", ((ph.Softmax(3), relational), (ph.Softmax(4),)), 0)]
+    return written(tmp_path_factory.mktemp("games"), RelationalGames(examples=20), mechanisms)
+
+
+LOOK = """() => {
+    const shown = (box) => box.getClientRects().length > 0, look = document.querySelector('.look');
+    const options = (name) => [...look.querySelector(`select[name=${name}]`).options].map(option => option.text);
+    const plots = [...look.querySelectorAll('.plot')].filter(shown).map(box => box.data[0]);
+    const images = [...look.querySelectorAll('.seen')].filter(shown).map(box => Number(box.dataset.example));
+    const [z, scales] = ['z', 'zmax'].map(name => plots.map(trace => trace[name]));
+    return {heads: options('attention'), z, scales, images};
+}"""
+
+
+@pytest.mark.parametrize("width", [1280, 420])
+def test_a_reader_chooses_what_to_look_at(browser: Any, games_file: pathlib.Path, width: int) -> None:
+    page, requests, errors = opened(browser, games_file, width, "dark")
+    assert undrawn(page) == []
+    first = page.evaluate(LOOK)
+    assert first["heads"] == ["head 1 (softmax)", "head 2 (softmax)", "head 3 (softmax)", "head 4 (relational)"]
+    assert [(len(z), len(z[0])) for z in first["z"]] == [(9, 9), (9, 9), (9, 5)]
+    assert all(abs(sum(row) - 1) < 0.01 for row in first["z"][0])
+    assert first["images"] == [0]
+    run, model = ph.train.load_model(games_file.parent / "dual-0")
+    (batch,) = draws(run.task, "novel", 3, seed=0, purpose="look")
+    page.locator("select[name=example]").select_option(index=1)
+    page.locator("select[name=attention]").select_option("head 4 (relational)")
+    page.locator("select[name=relations]").select_option("relation 3")
+    second, wanted = page.evaluate(LOOK), look(model, batch, sample=1)
+    relational = wanted[0].groups[1]
+    np.testing.assert_allclose(np.array(second["z"][0]), relational.attention[0], atol=1e-3)
+    np.testing.assert_allclose(np.array(second["z"][1]), relational.relations[2], atol=1e-3 * second["scales"][1])
+    assert second["images"] == [1]
+    page.locator("select[name=layer]").select_option("layer 2")
+    third = page.evaluate(LOOK)
+    assert (len(third["z"]), third["heads"][3]) == (1, "head 4")
+    np.testing.assert_allclose(np.array(third["z"][0]), wanted[1].groups[0].attention[3], atol=1e-3)
+    page.locator("select[name=layer]").select_option("layer 1")
+    assert len(page.evaluate(LOOK)["z"]) == 3
+    assert undrawn(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert (requests, errors) == ([], [])
     page.close()
 
@@ -97,7 +152,7 @@ def test_sraven_on_a_phone(browser: Any, tmp_path: pathlib.Path) -> None:
     """Results, curves, two views of probes and of clusters, heads; matrices by view; maps by view and layer."""
     file = written(tmp_path, Sraven(features=2, values=5), [("hyla", ph.Hyla(4), 0)])
     page, requests, errors = opened(browser, file, 420)
-    assert page.locator(".plot").count() == 1 + 3 + 2 + 2 + 1 + 2 * (2 * 2 + 2) + 2 * 2 * 2
+    assert page.locator(".plot").count() == 1 + 3 + 1 + 2 + 2 + 1 + 2 * (2 * 2 + 2) + 2 * 2 * 2
     assert undrawn(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 420
     assert (requests, errors) == ([], [])

@@ -205,6 +205,7 @@ def test_every_figure_as_png_and_svg(quick: None, folders: list[pathlib.Path], t
     for view in ("self", "last_row"):
         stems += [f"alike-hyla-seed-0-{view}", f"codes-hyla-seed-0-{view}"]
         stems += [f"map-hyla-seed-0-{view}-layer{layer}" for layer in (1, 2)]
+    stems += [f"look-hyla-seed-0-attention-layer{layer}" for layer in (1, 2)]
     assert {path.name for path in files} == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
 
 

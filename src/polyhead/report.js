@@ -26,7 +26,53 @@
     return Plotly.react(id, traces, layout, options);
   };
 
-  const hidden = (id) => document.getElementById(id).closest("details:not([open])") !== null;
+  const hidden = (id) => document.getElementById(id).closest("details:not([open]), [hidden]") !== null;
+
+  // A matrix that was chosen goes into its figure: whole numbers become values, names become ticks.
+  const place = (spec, map) => {
+    const [trace] = spec.data, { layout } = spec, unit = map.limit / page.steps;
+    const columns = map.columns ?? map.z[0].map((_, i) => i + 1);
+    const gap = (names) => (names.length > 32 ? 0 : 1);
+    Object.assign(trace, {
+      z: map.z.map((row) => row.map((value) => value * unit)),
+      text: map.rows.map((row) => columns.map((column) => `${row} → ${column}`)),
+      colorscale: page.scales[map.signed ? "signed" : "plain"],
+      zmin: map.signed ? -map.limit : 0, zmax: map.limit, xgap: gap(columns), ygap: gap(map.rows),
+    });
+    const ticks = (names) => ({
+      tickmode: "array", tickvals: names.map((_, i) => i), ticktext: names, tickfont: { size: names.length > 24 ? 9 : 11 },
+    });
+    Object.assign(layout.yaxis, ticks(map.rows));
+    if (map.columns) Object.assign(layout.xaxis, ticks(columns), { tickangle: columns.every((name) => name.length < 3) ? 0 : -60 });
+    else trace.x = columns;
+    layout.height = Math.max(200, Math.min(640, 96 + (map.rows.length > 24 ? 12 : 22) * map.rows.length));
+    document.getElementById(spec.id).style.height = `${layout.height}px`;
+  };
+  const fill = (select, names) => {
+    const old = Math.max(0, select.selectedIndex);
+    select.replaceChildren(...names.map((name) => new Option(name)));
+    select.selectedIndex = Math.min(old, names.length - 1);
+  };
+  const choose = (look) => {
+    const box = document.getElementById(look.id), pick = (name) => box.querySelector(`select[name=${name}]`);
+    const example = pick("example").selectedIndex, layer = look.examples[example][pick("layer").selectedIndex];
+    box.querySelectorAll("[data-example]").forEach((seen) => { seen.hidden = Number(seen.dataset.example) !== example; });
+    for (const [kind, id] of Object.entries(look.figures)) {
+      const maps = layer[kind], select = pick(kind);
+      select.parentElement.hidden = document.getElementById(id).parentElement.hidden = !maps;
+      if (!maps) continue;
+      fill(select, maps.map((map) => map.name));
+      place(specs.get(id), maps[select.selectedIndex]);
+    }
+  };
+  for (const look of page.looks) {
+    choose(look);
+    document.getElementById(look.id).addEventListener("change", () => {
+      choose(look);
+      Object.values(look.figures).filter((id) => !hidden(id)).forEach(draw);
+    });
+  }
+
   const drawVisible = async () => {
     document.documentElement.dataset.figures = "drawing";
     for (const id of specs.keys()) {

@@ -20,8 +20,10 @@ from polyhead import report_page as page
 from polyhead import report_text as text
 from polyhead.config import Task, digest, to_dict
 from polyhead.report_codes import Analysed, analyse
-from polyhead.report_data import SPLITS, Entry, Group, Progress, Summary, baselines, groups, read, unequal
+from polyhead.report_data import SPLITS, Entry, Group, Progress, Summary, baselines, groups, headline, read, unequal
 from polyhead.report_export import FORMATS, draw
+from polyhead.report_look_section import section as look_section
+from polyhead.report_looks import Looked, looks
 from polyhead.report_page import Page, escape
 from polyhead.report_sections import sections
 from polyhead.shapes import one_of
@@ -39,6 +41,7 @@ class Findings:
     splits: list[str]
     table: Table
     analysed: list[Analysed]
+    looked: list[Looked]
     notes: list[str]
 
 
@@ -118,15 +121,18 @@ def _gather(folders: Iterable[str | pathlib.Path], say: Progress) -> Findings:
     except ValueError as error:  # the ceiling of a long family cannot be enumerated
         table, notes = {}, [f"No floors and ceiling: {error}"]
     analysed = analyse(found, say)
-    notes += [note for entry in entries for note in entry.notes] + [one.note for one in analysed if one.note]
-    return Findings(found, splits, table, analysed, notes)
+    looked = looks(found, say)
+    notes += [note for entry in entries for note in entry.notes]
+    notes += [note for note in (*(one.note for one in analysed), *(one.note for one in looked)) if note]
+    return Findings(found, splits, table, analysed, looked, list(dict.fromkeys(notes)))
 
 
 def _draw(
     findings: Findings, directory: pathlib.Path, say: Progress, formats: Sequence[str] = FORMATS
 ) -> list[pathlib.Path]:
     say(f"figures in {directory}")
-    return draw(directory, findings.found, findings.splits, findings.table, findings.analysed, formats)
+    done = findings.analysed, findings.looked
+    return draw(directory, findings.found, findings.splits, findings.table, *done, formats=formats)
 
 
 def _check_folder(directory: pathlib.Path) -> None:
@@ -159,6 +165,7 @@ def _page(findings: Findings, title: str | None) -> str:
         out.add(page.bullets(findings.notes, "notes"))
     _results(out, found, splits, table, metric)
     _curves(out, found, splits, table, metric)
+    look_section(out, findings.looked)
     sections(out, found, findings.analysed)
     _runs(out, [entry for group in found for entry in group.entries])
     out.section("terms", "What the words mean", "Terms")
@@ -206,7 +213,8 @@ def _results(out: Page, found: Sequence[Group], splits: Sequence[str], table: Ta
     order += [group for group in found if group.finished and group not in order]
     for group in order:
         rows.append(("", _group_row(group, splits, style[group.label])))
-    floors = sorted(table, key=lambda n: -table[n].get("compositional", next(iter(table[n].values()))).mean)
+    split = headline(found)
+    floors = sorted(table, key=lambda n: -table[n].get(split, next(iter(table[n].values()))).mean)
     for i, floor in enumerate(floors):
         label = (
             f'{escape(text.floor_name(floor))}<span class="small">{escape(text.FLOORS.get(floor, ("", ""))[1])}</span>'
@@ -259,7 +267,8 @@ def _curves(out: Page, found: Sequence[Group], splits: Sequence[str], table: Tab
     for split in splits:
         if any(entry.curve("eval", metric, split)[0] for entry in entries):
             name = text.metric_name(metric).capitalize()
-            caption = f"{name} on {split} sequences; horizontal lines are the floors and the ceiling."
+            lines = "; horizontal lines are the floors and the ceiling" if table else ""
+            caption = f"{name} on {split} sequences{lines}."
             parts.append(out.plot(figures.scores(found, split, table, metric), caption))
     out.add(f'<div class="row">{"".join(parts)}</div>')
     out.add('<p class="note">One line per seed; a faint line is a run that is not finished.</p>')

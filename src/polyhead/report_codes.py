@@ -12,7 +12,7 @@ from polyhead.analysis.ablate import zero_heads
 from polyhead.analysis.geometry import METHODS, embed, purity
 from polyhead.analysis.labels import class_name, targets, views, with_field
 from polyhead.analysis.probe import probe_model, query_codes
-from polyhead.config import Task
+from polyhead.config import Classes, Run, Task, TransformerConfig
 from polyhead.report_data import Entry, Group, Progress
 from polyhead.train import load_model
 
@@ -83,8 +83,8 @@ def _one(entry: Entry, group: Group) -> Analysed:
     except (ValueError, OSError) as error:
         return Analysed(entry, group, note=f"{name}: no code maps and probes ({' '.join(str(error).split())})")
     task = run.task
-    if "compositional" not in task.splits:
-        return Analysed(entry, group, note=f"{name}: no code maps and probes (its task has no compositional split)")
+    if why := _unfit(run):
+        return Analysed(entry, group, note=why)
     try:
         rows = tuple(probe_model(model, task, sequences=PROBED, seed=run.seed))
         maps = tuple(code_maps(model, task, points=POINTS, seed=run.seed))
@@ -92,6 +92,16 @@ def _one(entry: Entry, group: Group) -> Analysed:
     except ValueError as error:
         return Analysed(entry, group, note=f"{name}: no code maps and probes ({' '.join(str(error).split())})")
     return Analysed(entry, group, maps, rows, zeroed)
+
+
+def _unfit(run: Run) -> str:
+    """Why the code of the last token says nothing about the task; "" where it does."""
+    task = f"No code maps and probes: {run.task.name.replace('_', ' ')} has no"
+    if run.task.source is not None or isinstance(run.task.ends[1], Classes):
+        return f"{task} token that stands for what is asked."
+    if "compositional" not in run.task.splits:
+        return f"{task} compositional split."
+    return "" if isinstance(run.model, TransformerConfig) else f"No code maps and probes of {type(run.model).__name__}."
 
 
 def code_maps(model: nn.Module, task: Task, *, points: int = POINTS, seed: int = 0) -> list[CodeMap]:

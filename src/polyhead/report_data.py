@@ -17,8 +17,11 @@ import numpy as np
 from polyhead.config import Mechanism, Run, Task, TransformerConfig, digest, to_dict
 from polyhead.train.folder import METRICS, Result, read_config, read_metrics, read_result
 
-NAMES = {"Softmax": "Softmax", "Linear": "Linear", "Hyla": "HYLA"}
-SPLITS = ("iid", "compositional", "novel")
+NAMES = {"Hyla": "HYLA"}
+CHOICES = ("normalise", "act", "value_depth", "relations", "relation_act", "symmetric", "relation_init")
+SPLITS = ("iid", "compositional", "novel", "novel_hexominoes", "novel_stripes")
+HEADLINE = ("compositional", "novel", "iid", "validation", "train")
+"""Splits by how much a score on them says, best first."""
 Progress = Callable[[str], None]
 
 
@@ -189,23 +192,37 @@ def groups(entries: Sequence[Entry]) -> list[Group]:
     return [Group(label, kind, group) for label, kind, group in zip(full, kinds, members, strict=True)]
 
 
+def headline(found: Sequence[Group]) -> str:
+    """The split that the headline is about: the most telling one that the task has and a finished run has a score
+    on."""
+    offered = [split for split in HEADLINE if split in found[0].task.splits]
+    return next((split for split in offered if any(group.score(split) for group in found)), [*offered, "iid"][0])
+
+
 def mechanism(run: Run) -> str:
-    """ "HYLA", "Linear (normalise rms_heads)", "Softmax 4 + HYLA 4", or one such name per layer."""
-    model = run.model
+    """ "HYLA", "Linear (normalise rms_heads)", "Softmax 4 + HYLA 4", or one such name per layer; of an encoder-decoder
+    that differs, "Softmax 2 + Relational 2, decoder Softmax"."""
+    return _network(run.model)
+
+
+def _network(model: Any) -> str:
     if not isinstance(model, TransformerConfig):
-        return type(model).__name__
+        return type(model).__name__.removesuffix("Config")
     layers = [_heads(model.layer_heads(i)) for i in range(model.layers)]
-    return layers[0] if len(set(layers)) == 1 else ", then ".join(layers)
+    name = layers[0] if len(set(layers)) == 1 else ", then ".join(layers)
+    encoder = name if model.encoder is None else _network(model.encoder)
+    return name if encoder == name else f"{encoder}, decoder {name}"
 
 
 def _heads(heads: Sequence[Mechanism]) -> str:
     names = []
     for group in heads:
-        default = type(group)()
-        changed = [
-            n for n in ("normalise", "act", "value_depth") if getattr(group, n, None) != getattr(default, n, None)
-        ]
-        options = ", ".join(f"{name.replace('_', ' ')} {getattr(group, name)}" for name in changed)
+        default: Any = type(group)()
+        changed = [n for n in CHOICES if getattr(group, n, None) != getattr(default, n, None)]
+        each = [f"{name.replace('_', ' ')} {getattr(group, name)}" for name in changed]
+        symbols = type(getattr(group, "symbols", None))
+        each += [symbols.__name__] if symbols is not type(getattr(default, "symbols", None)) else []
+        options = ", ".join(each)
         name = NAMES.get(type(group).__name__, type(group).__name__)
         count = f" {group.heads}" if len(heads) > 1 else ""
         names.append(name + count + (f" ({options})" if options else ""))
@@ -215,8 +232,9 @@ def _heads(heads: Sequence[Mechanism]) -> str:
 def _kind(run: Run) -> str:
     model = run.model
     if not isinstance(model, TransformerConfig):
-        return type(model).__name__.lower()
-    kinds = {type(g).__name__.lower() for i in range(model.layers) for g in model.layer_heads(i)}
+        return type(model).__name__.removesuffix("Config").lower()
+    stacks = [stack for stack in (model, model.encoder) if isinstance(stack, TransformerConfig)]
+    kinds = {type(g).__name__.lower() for stack in stacks for i in range(stack.layers) for g in stack.layer_heads(i)}
     return kinds.pop() if len(kinds) == 1 else "mixture"
 
 
@@ -231,9 +249,11 @@ def _difference(run: Run, twins: Sequence[Run]) -> str:
 def unequal(found: Sequence[Group]) -> list[str]:
     """Settings beside the heads in which compared groups differ: "train.lr: 0.001 (HYLA), 0.003 (Softmax)"."""
     flats = [flat(to_dict(_unseeded(group.entries[0].run), semantic=True)) for group in found]
-    names = sorted({n for values in flats for n in values if not n.startswith("model.heads")})
+    every = {name for values in flats for name in values if not name.startswith(("model.heads", "model.kind"))}
+    if len({values["model.kind"] for values in flats}) > 1:  # what only one kind of model has is no difference
+        every = {name for name in every if all(name in values for values in flats)}
     lines = []
-    for name in names:
+    for name in sorted(every):
         if len({values.get(name) for values in flats}) > 1:
             each = [f"{values.get(name)} ({group.label})" for values, group in zip(flats, found, strict=True)]
             lines.append(f"{name}: {', '.join(each)}")

@@ -13,7 +13,9 @@ from polyhead.analysis import figures
 from polyhead.analysis.geometry import means, similarity
 from polyhead.report_code_figures import Cells, probe_cells, purity_cells
 from polyhead.report_codes import Analysed, class_names, head_names, samples
-from polyhead.report_data import Group, Summary
+from polyhead.report_data import Group, Summary, headline
+from polyhead.report_look_section import still
+from polyhead.report_looks import Example, Looked
 
 FORMATS = ("png", "svg")
 Draw = Callable[[pathlib.Path], Any]
@@ -27,10 +29,12 @@ def draw(
     splits: Sequence[str],
     table: Table,
     analysed: Sequence[Analysed],
+    looked: Sequence[Looked],
+    *,
     formats: Sequence[str] = FORMATS,
 ) -> list[pathlib.Path]:
     """Write every figure into `directory`, once a format; the files, in the order of the report."""
-    wanted = _results(found, table) | _curves(found, splits, table) | _probes(analysed)
+    wanted = _results(found, table) | _curves(found, splits, table) | _looks(looked) | _probes(analysed)
     for one in analysed:
         if one.maps:
             wanted |= _zeroed(one) | _alike(one) | _maps(one)
@@ -46,9 +50,10 @@ def _results(found: Sequence[Group], table: Table) -> Files:
         return {}
     measured = {group.label: list(score.values) for group, score in order}
     errors = {group.label: score.error or 0.0 for group, score in order}
-    floors = {text.floor_name(name): row["compositional"].mean for name, row in table.items() if "compositional" in row}
-    metric = text.metric_name(order[0][0].task.metric)
-    return {"results": lambda path: figures.results(measured, path, errors=errors, floors=floors, metric=metric)}
+    split = headline(found)
+    floors = {text.floor_name(name): row[split].mean for name, row in table.items() if split in row}
+    metric = f"{text.metric_name(order[0][0].task.metric)} on {text.where(found)}"
+    return {"results": lambda path: figures.results(measured, path, errors=errors, floors=floors, score=metric)}
 
 
 def _curves(found: Sequence[Group], splits: Sequence[str], table: Table) -> Files:
@@ -157,5 +162,21 @@ def _map(panels: Any, names: dict[str, dict[int, str]], columns: int) -> Draw:
     return lambda path: figures.code_maps(panels, path, columns=columns, names=names)
 
 
-def _slug(one: Analysed) -> str:
+def _looks(looked: Sequence[Looked]) -> Files:
+    """Of each mechanism the first example: attention, relations and symbols, a file for each layer and kind."""
+    files: Files = {}
+    for one in looked:
+        for example in one.examples[:1]:
+            for name, (label, panels) in still(example).items():
+                files[f"look-{_slug(one)}-{name}"] = _look(panels, label, example)
+    return files
+
+
+def _look(panels: Sequence[Any], label: str, example: Example) -> Draw:
+    columns = 4 if max(panels[0][1].shape) <= 16 else 2
+    how: dict[str, Any] = {"columns": columns, "grouped": False, "numbers": False, "picture": example.image}
+    return lambda path: figures.heat(panels, path, label=label, **how)
+
+
+def _slug(one: Analysed | Looked) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", one.name.lower()).strip("-")

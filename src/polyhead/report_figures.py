@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from polyhead.report_data import Group, Summary
-from polyhead.report_text import floor_name, metric_name, with_error
+from polyhead.report_data import Group, Summary, headline
+from polyhead.report_text import KNOWN, floor_name, metric_name, where, with_error
 
 INK, FAINT, GRID = "#24292f", "#6e7781", "#e4e7eb"
-COLOURS = {"softmax": "#0072b2", "linear": "#d98c00", "hyla": "#009e73", "mixture": "#cc5f9f"}
+COLOURS = {"softmax": "#0072b2", "linear": "#d98c00", "hyla": "#009e73", "mixture": "#cc5f9f", "relational": "#d55e00"}
 EXTRA = ("#d55e00", "#56a5d9", "#8a6fc4", "#8c8c1f", "#7a4a2b", "#4d4d4d")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "star", "hexagon", "x")
 SHORT = {"context_mean": "mean", "nearest_neighbour": "1-NN", "gaussian_process": "GP"}
@@ -34,8 +34,15 @@ DARK = {
     "#8c8c1f": "#c5c552",
     "#7a4a2b": "#c08a66",
     "#4d4d4d": "#b0b0b0",
+    "#f4f6f8": "#232a32",
 }
 """The dark theme's colour for each of the light theme's."""
+
+SCALES = {
+    "plain": [[0.0, "#f4f6f8"], [1.0, "#0072b2"]],
+    "signed": [[0.0, "#0072b2"], [0.5, "#f4f6f8"], [1.0, "#d55e00"]],
+}
+"""The colours of matrices that a reader chooses from: zero is nearly the paper, in either theme."""
 
 
 def styles(found: Sequence[Group]) -> dict[str, Style]:
@@ -79,31 +86,32 @@ def blank(height: int, *, x: str = "", y: str = "", legend: bool = True) -> go.F
 
 # ------------------------------------------------------------------------------------------------------------- results
 def results(found: Sequence[Group], table: dict[str, dict[str, Summary]], metric: str) -> go.Figure:
-    """One row per mechanism, best on top, then the floors: compositional score (filled), iid (hollow), every seed
-    (dot)."""
-    style = styles(found)
-    scored = [group for group in found if group.score("compositional")]
-    scored.sort(key=lambda group: group.score("compositional").mean)  # type: ignore[union-attr]
-    floors = sorted((n for n in table if "compositional" in table[n]), key=lambda n: table[n]["compositional"].mean)
+    """One row per mechanism, best on top, then the floors: score on the headline's split (filled), iid (hollow), every
+    seed (dot)."""
+    style, split = styles(found), headline(found)
+    scored = [group for group in found if group.score(split)]
+    scored.sort(key=lambda group: group.score(split).mean)  # type: ignore[union-attr]
+    floors = sorted((n for n in table if split in table[n]), key=lambda n: table[n][split].mean)
+    unseen, known = where(found), KNOWN.get(found[0].task.name, "fresh data (iid)")
     figure = blank(90 + 34 * (len(scored) + len(floors)), x=metric_name(metric))
     figure.update_yaxes(title=None, showgrid=False, type="category", ticks="")
     order = [floor_name(n) for n in floors if n != "ceiling"] + [group.label for group in scored]
     order += [floor_name("ceiling")] if "ceiling" in floors else []
     figure.update_yaxes(categoryorder="array", categoryarray=order)
     for name in floors:
-        row = table[name]["compositional"]
+        row = table[name][split]
         _point(figure, floor_name(name), row, (FAINT, "line-ns-open"), "floors and ceiling")
         if name in DASHES:
             figure.add_vline(row.mean, line={"color": FAINT, "width": 1.5, "dash": DASHES[name]})
     for group in scored:
-        score, iid = group.score("compositional"), group.score("iid")
+        score, iid = group.score(split), group.score("iid")
         colour, marker = style[group.label]
-        if iid is not None:
-            _point(figure, group.label, iid, (colour, f"{marker}-open"), "known combinations (iid)")
+        if iid is not None and split != "iid":
+            _point(figure, group.label, iid, (colour, f"{marker}-open"), known)
         if score is not None:
-            _point(figure, group.label, score, (colour, marker), "unseen combinations")
+            _point(figure, group.label, score, (colour, marker), unseen)
             _seeds(figure, group.label, score, colour)
-    for name, marker in (("unseen combinations", "circle"), ("known combinations (iid)", "circle-open")):
+    for name, marker in ((unseen, "circle"), *(((known, "circle-open"),) if split != "iid" else ())):
         look = {"color": INK, "symbol": marker, "size": 10, "line": {"width": 2, "color": INK}}
         figure.add_scatter(x=[None], y=[None], mode="markers", name=name, marker=look)
     return figure
@@ -155,6 +163,7 @@ def scores(found: Sequence[Group], split: str, table: dict[str, dict[str, Summar
     seen = [min(values) for g in found for e in g.entries if (values := e.curve("eval", metric, split)[1])]
     # A run that starts far below the floors would squeeze everything else.
     low = min([*rows.values(), max(min(seen, default=0.0), -0.5)]) - 0.08
+    low = max(low, -0.03) if min([*rows.values(), *seen], default=-1.0) >= 0 else low
     top = max([*rows.values(), 1.0 if metric == "r2" else max(seen, default=1.0)]) + 0.06
     figure.update_yaxes(range=[low, top])
     for name, height in spread(rows, 0.075 * (top - low)).items():

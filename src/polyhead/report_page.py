@@ -12,18 +12,21 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from polyhead.report_figures import DARK
+from polyhead.report_figures import DARK, SCALES
 
+STEPS = 1000
+"""Matrices in `looks` hold whole numbers, this one for their largest value."""
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 class Page:
-    """HTML in order, and the figures it refers to."""
+    """HTML in order, the figures it refers to, and in `looks` the matrices that a reader chooses from."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
         self.figures: list[dict[str, Any]] = []
         self.sections: list[tuple[str, str]] = []
+        self.looks: list[dict[str, Any]] = []
 
     def add(self, text: str) -> None:
         self.parts.append(text)
@@ -63,9 +66,8 @@ class Page:
 
     def _scripts(self) -> list[str]:
         """plotly and the figures; a page without any needs neither."""
-        data = json.dumps(
-            {"dark": DARK, "figures": self.figures}, separators=(",", ":"), allow_nan=False, ensure_ascii=False
-        )
+        held = {"dark": DARK, "scales": SCALES, "steps": STEPS, "figures": self.figures, "looks": self.looks}
+        data = json.dumps(held, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
         return [
             f'<script type="application/json" id="figures">{data.replace("</", "<" + chr(92) + "/")}</script>',
             f"<script>{get_plotlyjs()}</script><script>{_resource('report.js')}</script>",

@@ -8,7 +8,7 @@ runs".
 import math
 from collections.abc import Sequence
 
-from polyhead.report_data import Group, Summary
+from polyhead.report_data import Group, Summary, headline
 
 FLOORS = {
     "context_mean": ("Context mean", "predicts the mean target of the examples"),
@@ -25,6 +25,19 @@ FLOORS = {
     "ceiling": ("Exact ceiling", "knows the whole family and weighs all its members that fit what is shown"),
 }
 METRICS = {"r2": "R²", "accuracy": "accuracy", "mse": "mean squared error"}
+WHERE = {
+    "compositional": "unseen combinations",
+    "novel": "what was never seen in training",
+    "iid": "fresh data",
+    ("maths", "compositional"): "longer questions than in training",
+    ("maths", "novel"): "larger numbers than in training",
+    ("relational_games", "novel"): "unseen shapes",
+    ("object_sorting", "novel"): "disturbed objects",
+    ("pairwise_order", "compositional"): "unseen pairs",
+    ("set_cards", "compositional"): "unseen triples",
+}
+"""What a split is, for a reader: of any task, or of one."""
+KNOWN = dict.fromkeys(("fuzzy_logic", "sraven"), "known combinations (iid)")
 PARTS = {"fuzzy_logic": "term", "sraven": "rule"}
 VIEWS = {
     "self": "the last query token attending to itself, on the task as it was trained (the definition in the paper)",
@@ -64,8 +77,15 @@ def seeds(n: int) -> str:
     return "one seed" if n == 1 else f"{n} seeds"
 
 
-def ranked(found: Sequence[Group], split: str = "compositional") -> list[Scored]:
-    """Groups with a finite score on `split`, best first."""
+def where(found: Sequence[Group]) -> str:
+    """What the headline's split is, for a reader."""
+    split = headline(found)
+    return WHERE.get((found[0].task.name, split)) or WHERE.get(split, f"the {split} split")
+
+
+def ranked(found: Sequence[Group], split: str | None = None) -> list[Scored]:
+    """Groups with a finite score on `split` (default: the headline's), best first."""
+    split = split or headline(found)
     scored = [(group, score) for group in found if (score := group.score(split)) and math.isfinite(score.mean)]
     return sorted(scored, key=lambda pair: -pair[1].mean)
 
@@ -98,18 +118,18 @@ def title(found: Sequence[Group]) -> str:
     """The headline, in one line."""
     order = ranked(found)
     if not order:
-        return "No finished run with a compositional score yet"
-    best, score = order[0]
+        return f"No finished run with a score on {where(found)} yet"
+    (best, score), unseen = order[0], where(found)
     at = f"{metric_name(best.task.metric)} {number(score.mean, 2)}"
     if len(order) == 1:
-        return f"{best.label} reaches {at} on unseen combinations"
+        return f"{best.label} reaches {at} on {unseen}"
     beaten, close, single = compared(order)
     if single:
-        return f"{best.label} is ahead on unseen combinations in these runs ({at})"
+        return f"{best.label} is ahead on {unseen} in these runs ({at})"
     if not beaten:
-        return f"{best.label} is ahead on unseen combinations ({at}), but the seeds do not settle it"
+        return f"{best.label} is ahead on {unseen} ({at}), but the seeds do not settle it"
     rest = f"; {_and(close)} {_are(close)} too close to call" if close else ""
-    return f"{best.label} beats {_and(beaten)} on unseen combinations ({at}){rest}"
+    return f"{best.label} beats {_and(beaten)} on {unseen} ({at}){rest}"
 
 
 def verdict(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> list[str]:
@@ -122,10 +142,11 @@ def verdict(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> lis
     each = [with_error(score) + (f" ({_basis(score)})" if len(bases) > 1 else "") for _, score in order]
     listed = "; ".join(f"{group.label} {value}" for (group, _), value in zip(order, each, strict=True))
     basis = f" ({bases[0]})" if len(bases) == 1 else ""
-    lines = [f"Compositional {metric}{basis}, best first: {listed}."]
+    split = headline(found)
+    lines = [f"{split.capitalize()} {metric}{basis}, best first: {listed}."]
     lines += _certainty(order)
-    lines += _against_floors(order, table)
-    return lines + _gap(order)
+    lines += _against_floors(order, table, split)
+    return lines + (_gap(order, where(found)) if split != "iid" else [])
 
 
 def _basis(score: Summary) -> str:
@@ -157,8 +178,8 @@ def _p(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def _against_floors(order: Sequence[Scored], table: dict[str, dict[str, Summary]]) -> list[str]:
-    floors = {name: row["compositional"] for name, row in table.items() if "compositional" in row}
+def _against_floors(order: Sequence[Scored], table: dict[str, dict[str, Summary]], split: str) -> list[str]:
+    floors = {name: row[split] for name, row in table.items() if split in row}
     ceiling = floors.pop("ceiling", None)
     lines = [_best_floor(order, floors)] if floors else []
     if ceiling is not None:
@@ -179,12 +200,13 @@ def _best_floor(order: Sequence[Scored], floors: dict[str, Summary]) -> str:
     return f"The best predictor that composes nothing new ({floor_name(name)}) scores {number(floor.mean)}: {where}"
 
 
-def _gap(order: Sequence[Scored]) -> list[str]:
+def _gap(order: Sequence[Scored], unseen: str) -> list[str]:
     gaps = [(group.label, iid.mean - score.mean) for group, score in order if (iid := group.score("iid"))]
     if not gaps:
         return []
     each = _and([f"{number(gap)} for {label}" for label, gap in gaps])
-    return [f"From known to unseen combinations the score falls by {each}."]
+    known = "known" if unseen == "unseen combinations" else "fresh data of the kind that was trained on"
+    return [f"From {known} to {unseen} the score falls by {each}."]
 
 
 def _are(names: Sequence[str]) -> str:
@@ -265,9 +287,11 @@ def mapping(part: str, count: int) -> list[str]:
 # -------------------------------------------------------------------------------------------------------- definitions
 def definitions(task_name: str, metric: str) -> list[tuple[str, str]]:
     """Terms of the report, each with its meaning."""
+    if task_name not in PARTS:
+        return _plain_definitions(task_name, metric)
     name = part(task_name)
     return [
-        _METRICS.get(metric, (metric_name(metric), f"The headline metric of {task_name.replace('_', ' ')}.")),
+        _METRICS.get(metric, (metric_name(metric), f"The score of {task_name.replace('_', ' ')}.")),
         ("iid", f"Fresh sequences of the training tasks: combinations of {name}s the model was trained on."),
         (
             "compositional",
@@ -282,6 +306,25 @@ def definitions(task_name: str, metric: str) -> list[tuple[str, str]]:
     ]
 
 
+def _plain_definitions(task_name: str, metric: str) -> list[tuple[str, str]]:
+    """Those of tasks whose codes are neither probed nor mapped."""
+    splits = {split: words for (task, split), words in _PAIRS if task == task_name}
+    return [
+        (
+            metric_name(metric).capitalize(),
+            _ANSWERS.get(metric, f"The headline metric of {task_name.replace('_', ' ')}."),
+        ),
+        ("iid", "Fresh data of the kind that was trained on."),
+        *((split, f"{words.capitalize()}.") for split, words in splits.items()),
+        *_TERMS[1:],
+    ]
+
+
+_PAIRS = [(key, words) for key, words in WHERE.items() if isinstance(key, tuple)]
+_ANSWERS = {
+    "accuracy": "The share of answers that are right.",
+    "exact_match": "The share of answers that are right to the last character, their end included.",
+}
 _METRICS = {
     "r2": (
         "R², per sequence",

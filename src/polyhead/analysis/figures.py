@@ -36,12 +36,13 @@ def results(
     floors: Mapping[str, float] | None = None,
     metric: str = "R²",
     title: str = "",
+    score: str = "",
 ) -> pathlib.Path:
     """One row per mechanism: a dot per seed and their mean, best on top; floors and ceiling are vertical lines.
 
     `measured`: label -> the scores of its seeds.  `errors`: label -> standard error, drawn as given; otherwise that
     over seeds is drawn where there are several.  `floors`: name -> score ("Gaussian process" dashed, "Exact ceiling"
-    dotted).
+    dotted).  `score`: the whole name of the axis, for another split.
 
     >>> results({"HYLA": [0.76, 0.78], "Softmax": [0.71, 0.69]}, "results.svg", floors={"Gaussian process": 0.78})
     """
@@ -59,7 +60,7 @@ def results(
             axes.scatter(values, np.full(len(values), row), s=12, color=colour, alpha=0.6, zorder=2, linewidths=0)
     axes.set_yticks(range(len(order)), [f"{name} (n = {len(measured[name])})" for name in order])
     axes.set_ylim(-0.6, len(order) - 0.4)
-    axes.set_xlabel(f"{metric} on unseen combinations" + (f"\n{title}" if title else ""))
+    axes.set_xlabel((score or f"{metric} on unseen combinations") + (f"\n{title}" if title else ""))
     _name_floors(axes, floors or {})
     return _save(figure, path)
 
@@ -129,10 +130,13 @@ def heat(
     limits: tuple[Number, Number] | None = None,
     columns: int = 3,
     numbers: bool = True,
+    grouped: bool = True,
+    picture: tuple[Float[Array, "height width 3"], int, int] | None = None,
 ) -> pathlib.Path:
     """Matrices side by side on one scale of colours: (title, values, names of rows, names of columns).
 
-    Equal names next to each other are one group: named once, with a line to the next group.  NaN is an empty cell.
+    Equal names next to each other are one group, if `grouped`: named once, with a line to the next group.  NaN is an
+    empty cell.  `picture`: an image in front, and its rows and columns of patches, which are numbered.
     `limits` default to the values' own; where they have both signs, 0 is white and both ends are as far from it.
     `label` names the scale; `numbers` writes the values into matrices of up to 16 by 16.
 
@@ -148,15 +152,18 @@ def heat(
             raise ValueError(f"heat: {wanted} names but values of shape {values.shape} in panel {title!r}")
     low, high = limits or _extent([values for _, values, _, _ in panels])
     named = [(rows, names) for _, _, rows, names in panels]
-    tall, wide = (max(len(_groups(names[i])) for names in named) for i in (0, 1))
+    tall, wide = (max(len(_groups(names[i], grouped)) for names in named) for i in (0, 1))
     size = 1.8 + 0.27 * min(max(wide, 5), 20), 1.3 + 0.27 * min(max(tall, 2), 20)
-    figure, grid = _grid(-(-len(panels) // columns), min(columns, len(panels)), size)
+    count = len(panels) + (picture is not None)
+    figure, grid = _grid(-(-count // columns), min(columns, count), size)
+    if picture is not None:
+        _patches(grid.pop(0), *picture)
     for axes, (title, values, rows, names) in zip(grid, panels, strict=False):
         shown = np.ma.masked_invalid(values)
         colours = "RdBu_r" if low < 0 < high else "cividis"
         image = axes.imshow(shown, vmin=low, vmax=high, cmap=colours, aspect="auto", interpolation="nearest")
-        _names(axes.yaxis, axes.axhline, rows)
-        _names(axes.xaxis, axes.axvline, names)
+        _names(axes.yaxis, axes.axhline, rows, grouped)
+        _names(axes.xaxis, axes.axvline, names, grouped)
         axes.spines[:].set_visible(False)
         axes.set_facecolor("#d0d4d9")  # an empty cell, never white, which is 0
         axes.set_title(title, fontsize=9, color=INK)
@@ -274,26 +281,39 @@ def _extent(matrices: Sequence[Array]) -> tuple[float, float]:
     return (-max(-low, high), max(-low, high)) if low < 0 < high else (low, high)
 
 
-def _groups(names: Sequence[str]) -> list[tuple[str, int, int]]:
+def _groups(names: Sequence[str], grouped: bool) -> list[tuple[str, int, int]]:
     """(name, first, last) of equal names in a row."""
     found: list[tuple[str, int, int]] = []
     for i, name in enumerate(names):
-        if found and found[-1][0] == name:
+        if grouped and found and found[-1][0] == name:
             found[-1] = (name, found[-1][1], i)
         else:
             found.append((name, i, i))
     return found
 
 
-def _names(axis: Any, line: Any, names: Sequence[str]) -> None:
+def _names(axis: Any, line: Any, names: Sequence[str], grouped: bool) -> None:
     """One tick per group of equal names, a white line between two groups where there are any."""
-    groups = _groups(names)
+    groups = _groups(names, grouped)
     axis.set_ticks([(first + last) / 2 for _, first, last in groups], [name for name, _, _ in groups])
     upright = axis.axis_name == "x" and max(len(name) for name, _, _ in groups) > 3
     axis.set_tick_params(length=0, labelsize=7, rotation=90 if upright else 0)
     if len(groups) < len(names):
         for _, first, _ in groups[1:]:
             line(first - 0.5, color="white", lw=1.5)
+
+
+def _patches(axes: Any, pixels: Array, rows: int, columns: int) -> None:
+    """An image with its patches numbered from 1, row by row."""
+    axes.imshow(pixels, extent=(0, columns, rows, 0), interpolation="nearest")
+    axes.set_xticks(range(columns + 1), [""] * (columns + 1))
+    axes.set_yticks(range(rows + 1), [""] * (rows + 1))
+    axes.grid(color="white", lw=0.5)
+    axes.tick_params(length=0)
+    box = {"facecolor": "black", "alpha": 0.45, "pad": 0.8, "linewidth": 0}
+    for i in range(rows * columns):
+        place = i % columns + 0.08, i // columns + 0.12
+        axes.text(*place, str(i + 1), ha="left", va="top", fontsize=6, color="white", bbox=box)
 
 
 def _numbers(axes: Any, values: Array, image: Any) -> None:

@@ -1,0 +1,281 @@
+"""The report's section on single inputs: the page holds what `analysis.look` finds, for runs of every task."""
+
+import base64
+import dataclasses
+import html
+import json
+import pathlib
+import re
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import polyhead as ph
+from polyhead import report, report_look_section, report_looks
+from polyhead.analysis import figures as still
+from polyhead.analysis import look
+from polyhead.analysis.probe import draws
+from polyhead.config import save
+from polyhead.models.build import build
+from polyhead.report_data import groups, headline, mechanism, read
+from polyhead.tasks import KINDS, Maths, RelationalGames, SetCards
+from polyhead.train import load_model
+from polyhead.train.checkpoint import save_checkpoint
+
+DUAL = (ph.Softmax(1), ph.Relational(1, symbols=ph.SymbolicAttention(count=5), relations=3))
+GAMES = RelationalGames(examples=20)
+SMALL = {"Maths": {"question": 30, "answer": 6}, "RelationalGames": {"examples": 20}, "Sraven": {"features": 2}}
+
+
+def task_of(kind: type[ph.Task]) -> ph.Task:
+    return kind(**SMALL.get(kind.__name__, {}))
+
+
+def model_of(task: ph.Task, heads: Any = DUAL) -> ph.TransformerConfig:
+    inputs, outputs = task.ends
+    same: dict[str, Any] = {"dim": 8, "layers": 1, "heads": heads, "max_length": 64}
+    if task.source is not None:
+        same |= {"causal": True, "encoder": ph.TransformerConfig(task.source, outputs, **same)}
+    return ph.TransformerConfig(inputs, outputs, **same)
+
+
+def fabricate(root: pathlib.Path, task: ph.Task, model: Any, seed: int = 0, name: str = "run") -> pathlib.Path:
+    """A finished run as the trainer leaves it, untrained."""
+    run = ph.Run(name=name, task=task, model=model, train=ph.Train(steps=10), seed=seed)
+    folder = root / f"{name}-{seed}"
+    folder.mkdir(parents=True)
+    save(run, folder / "config.json")
+    splits = [split for split in ("iid", "compositional", "novel") if split in task.splits]
+    scores = {split: {"loss": 0.1, task.metric: 0.6, f"{task.metric}_se": 0.01} for split in splits}
+    rows = [{"kind": "train", "step": s, "loss": 1.0 / s, "lr": 1e-3} for s in (1, 2)]
+    rows += [{"kind": "eval", "step": 2, "split": split, **scores[split]} for split in splits]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = {"name": name, "digest": ph.digest(run), "steps": 10, "seconds": 1.0, "parameters": 9, "scores": scores}
+    (folder / "result.json").write_text(json.dumps({**result, "command": "polyhead", "environment": {}}))
+    torch.manual_seed(seed)
+    made = build(model)
+    state = {"digest": ph.digest(run), "step": 10, "seconds": 1.0, "scale": None}
+    save_checkpoint(folder, made, torch.optim.AdamW(made.parameters()), state)
+    return folder
+
+
+def written(folders: list[pathlib.Path], path: pathlib.Path) -> tuple[str, dict[str, Any]]:
+    """The page in plain words, and what its scripts read."""
+    content = report.write(folders, path, progress=False).read_text(encoding="utf-8")
+    start = content.index('<script type="application/json" id="figures">') + 45
+    held = json.loads(content[start : content.index("</script>", start)].replace("<\\/", "</"))
+    body = re.sub(r"<[^>]+>", " ", content[content.index("<header>") : start])
+    return " ".join(html.unescape(body).split()), held
+
+
+def values(one: dict[str, Any]) -> np.ndarray:
+    return np.array(one["z"]) * one["limit"] / 1000
+
+
+@pytest.fixture(scope="module")
+def games(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, str, dict[str, Any]]:
+    folder = fabricate(tmp_path_factory.mktemp("runs"), GAMES, model_of(GAMES), name="dual")
+    return folder, *written([folder], folder.parent / "r.html")
+
+
+def test_the_page_holds_what_look_finds(games: tuple[pathlib.Path, str, dict[str, Any]]) -> None:
+    folder, words, held = games
+    (found,) = held["looks"]
+    _, model = load_model(folder)
+    (batch,) = draws(GAMES, "novel", 3, seed=0, purpose="look")
+    assert list(found["figures"]) == ["attention", "relations", "symbols"]
+    assert len(found["examples"]) == 3
+    for i, layers in enumerate(found["examples"]):
+        (wanted,), (layer,) = look(model, batch, sample=i), layers
+        assert [one["name"] for one in layer["attention"]] == ["head 1 (softmax)", "head 2 (relational)"]
+        assert [one["name"] for one in layer["relations"]] == ["relation 1", "relation 2", "relation 3"]
+        relational = wanted.groups[1]
+        for one, group in zip(layer["attention"], wanted.groups, strict=True):
+            np.testing.assert_allclose(values(one), group.attention[0], atol=1e-3)
+            assert (one["signed"], one["limit"]) == (False, pytest.approx(group.attention.max(), abs=1e-5))
+            assert one["rows"] == one["columns"] == list("123456789")
+        for one, related in zip(layer["relations"], relational.relations, strict=True):
+            np.testing.assert_allclose(values(one), related, atol=1e-3 * one["limit"])
+            assert one["signed"] == (relational.relations.min() < 0)
+        for head, one in enumerate(layer["symbols"]):
+            np.testing.assert_allclose(values(one), relational.assignments[:, head], atol=1e-3)
+            assert (one["columns"], len(one["z"][0])) == (None, 5)
+    assert "Where does it look, and what does it compare?" in words
+    said = [int(model(batch.inputs[i : i + 1]).argmax()) for i in range(3)]
+    assert all(f"Class {int(batch.targets[i, 0])}; the model says {said[i]}." in words for i in range(3))
+
+
+def test_the_image_is_in_the_page_with_its_patches_numbered(games: tuple[pathlib.Path, str, dict[str, Any]]) -> None:
+    folder, *_ = games
+    content = (folder.parent / "r.html").read_text(encoding="utf-8")
+    images = re.findall(r'<image href="data:image/png;base64,([^"]+)"', content)
+    (batch,) = draws(GAMES, "novel", 3, seed=0, purpose="look")
+    assert len(images) == 3
+    for image, pixels in zip(images, batch.inputs, strict=True):
+        np.testing.assert_array_equal(decoded(base64.b64decode(image)), (pixels * 255).round().permute(1, 2, 0))
+    numbers = re.findall(r"<text [^>]*>(\d+)</text>", content)
+    assert numbers == [str(i + 1) for i in range(9)] * 3
+
+
+def decoded(file: bytes) -> np.ndarray:
+    """The pixels of a PNG file of eight bits and three colours, without filters."""
+    assert file.startswith(b"\x89PNG\r\n\x1a\n")
+    place, parts = 8, {}
+    while place < len(file):
+        (size,) = struct.unpack(">I", file[place : place + 4])
+        name, data = file[place + 4 : place + 8], file[place + 8 : place + 8 + size]
+        assert struct.unpack(">I", file[place + 8 + size : place + 12 + size]) == (zlib.crc32(name + data),)
+        parts[name], place = data, place + 12 + size
+    width, height, *kind = struct.unpack(">IIBBBBB", parts[b"IHDR"])
+    assert kind == [8, 2, 0, 0, 0]
+    rows = np.frombuffer(zlib.decompress(parts[b"IDAT"]), np.uint8).reshape(height, 1 + 3 * width)
+    assert not rows[:, 0].any()
+    return rows[:, 1:].reshape(height, width, 3)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_run_of_any_task_can_be_shown(kind: type[ph.Task], tmp_path: pathlib.Path) -> None:
+    task = task_of(kind)
+    (found,) = groups(read([fabricate(tmp_path, task, model_of(task))]))
+    (one,) = report_looks.looks([found], lambda line: None)
+    assert one.note == ""
+    assert one.split == next(split for split in ("compositional", "novel", "iid") if split in task.splits)
+    assert len(one.examples) == 3
+    assert all("the model says" in example.text for example in one.examples)
+    packed = [report_look_section._packed(report_looks.maps(layer)) for layer in one.examples[0].layers]
+    assert all(part["attention"] for part in packed)
+    assert json.dumps(packed, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("task", "title", "term"),
+    [
+        (GAMES, "Softmax 1 + Relational 1 (relations 3) reaches accuracy 0.60 on unseen shapes", "Unseen shapes."),
+        (Maths(question=30, answer=6), "on longer questions than in training", "right to the last character"),
+        (SetCards(), "on unseen triples", "The share of answers that are right."),
+        (ph.tasks.Images(), "on fresh data", "The share of answers that are right."),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_the_page_of_a_task_whose_codes_are_not_probed(
+    task: ph.Task, title: str, term: str, tmp_path: pathlib.Path
+) -> None:
+    words, held = written([fabricate(tmp_path, task, model_of(task))], tmp_path / "r.html")
+    assert title in words
+    assert term in words
+    assert words.count("No code maps and probes: ") == 1
+    assert "Probe F1" not in words
+    assert len(held["looks"]) == 1
+
+
+def test_a_question_and_its_answer_are_written_out(tmp_path: pathlib.Path) -> None:
+    task = Maths(question=30, answer=6)
+    words, held = written([fabricate(tmp_path, task, model_of(task))], tmp_path / "r.html")
+    (batch,) = draws(task, "compositional", 3, seed=0, purpose="look")
+    layers = held["looks"][0]["examples"][1]
+    question, answer = task.texts(batch)[1]
+    assert f"{question} Answer {answer.replace('-', '−')}; the model says " in words
+    assert [layer["name"] for layer in layers] == ["encoder 1", "decoder 1", "cross 1"]
+    assert layers[2]["attention"][0]["rows"] == ["start", *answer]
+    assert layers[2]["attention"][0]["columns"] == list(question.replace(" ", "␣"))
+    assert ["relations" in layer for layer in layers] == [True, True, False]
+
+
+def test_what_cannot_be_shown_says_why_in_a_line(tmp_path: pathlib.Path) -> None:
+    folders = [
+        fabricate(tmp_path, GAMES, model_of(GAMES), name="dual"),
+        fabricate(tmp_path, GAMES, ph.CoRelNetConfig(*GAMES.ends, dim=8), name="corelnet"),
+        fabricate(tmp_path, GAMES, model_of(GAMES, (ph.Softmax(2),)), name="damaged"),
+        fabricate(tmp_path, GAMES, model_of(GAMES, (ph.Linear(2),)), name="burst"),
+    ]
+    path = folders[2] / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:-9])
+    run, model = load_model(folders[3])
+    with torch.no_grad():
+        model.blocks[0].attention.qkv.weight.fill_(torch.inf)
+    state = {"digest": ph.digest(run), "step": 10, "seconds": 1.0, "scale": None}
+    save_checkpoint(folders[3], model, torch.optim.AdamW(model.parameters()), state)
+    words, held = written(folders, tmp_path / "r.html")
+    why = "corelnet-0: no attention maps (look: a model with attention was wanted but a CoRelNet came, without taps)"
+    assert why in words
+    assert "damaged-0: no attention maps (" in words
+    assert "burst-0: no attention maps (its figures are not finite)" in words
+    assert len(held["looks"]) == 1
+    assert "CoRelNet" in [mechanism(run) for run in [groups(read(folders))[1].entries[0].run]]
+    assert "model.layers" not in words.split("Learning curves")[0].split("settings that differ")[-1]
+
+
+def test_one_seed_of_each_mechanism_and_relations_in_sight(tmp_path: pathlib.Path) -> None:
+    folders = [fabricate(tmp_path, GAMES, model_of(GAMES, (ph.Softmax(2),)), name="softmax")]
+    folders += [fabricate(tmp_path, GAMES, model_of(GAMES), seed, "dual") for seed in (0, 1)]
+    _, held = written(folders, tmp_path / "r.html")
+    content = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert len(held["looks"]) == 2
+    first = content.index('id="look-1"')
+    assert "Relational 1" in content[content.rindex("<h3>", 0, first) : first]
+    assert content.rindex("<details><summary>Softmax, seed 0", 0, content.index('id="look-2"')) > first
+    assert [list(one["figures"]) for one in held["looks"]] == [["attention", "relations", "symbols"], ["attention"]]
+
+
+def test_long_sequences_show_their_end_and_large_models_fewer_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = ph.tasks.FuzzyLogic(length=12)
+    model = ph.Transformer(model_of(task))
+    (batch,) = draws(task, "compositional", 3, seed=0, purpose="look")
+    monkeypatch.setattr(report_looks, "TOKENS", 8)
+    example = next(report_looks._examples(model, task, batch))
+    (layer,), (whole,) = example.layers, look(model, batch, task=task)
+    assert layer.senders == ("5", "6", "7", "8", "9", "10", "11", "query")
+    np.testing.assert_allclose(layer.groups[1].relations, whole.groups[1].relations[:, 4:, 4:])
+    np.testing.assert_allclose(layer.groups[1].assignments, whole.groups[1].assignments[4:])
+    size = 8 * 8 * (2 + 3) + 8 * 5 * 4
+    for cells, count in ((3 * size, 3), (3 * size - 1, 2), (size, 1), (size - 1, 1)):
+        monkeypatch.setattr(report_looks, "CELLS", cells)
+        found = list(report_looks._examples(model, task, batch))
+        assert len(found) == count
+    assert len(found[0].layers[0].senders) == 4
+
+
+def test_still_pictures_of_every_layer(
+    games: tuple[pathlib.Path, str, dict[str, Any]], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, *_ = games
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(
+        still, "heat", lambda panels, path, **more: drawn.setdefault(path.stem, (panels, more)) and path
+    )
+    report.export([folder], tmp_path, formats=("svg",), progress=False)
+    _, model = load_model(folder)
+    (batch,) = draws(GAMES, "novel", 3, seed=0, purpose="look")
+    (wanted,) = look(model, batch)
+    slug = "look-softmax-1-relational-1-relations-3-seed-0"
+    assert {f"{slug}-{kind}-layer1" for kind in report_looks.KINDS} <= set(drawn)
+    panels, more = drawn[f"{slug}-relations-layer1"]
+    assert [title for title, *_ in panels] == [f"layer 1, relation {i}" for i in (1, 2, 3)]
+    np.testing.assert_allclose(panels[2][1], wanted.groups[1].relations[2])
+    image, rows, columns = more["picture"]
+    np.testing.assert_allclose(image, batch.inputs[0].permute(1, 2, 0))
+    assert (rows, columns, more["grouped"]) == (3, 3, False)
+
+
+def test_the_headline_is_the_most_telling_split_that_was_scored(tmp_path: pathlib.Path) -> None:
+    folder = fabricate(tmp_path, GAMES, model_of(GAMES))
+    assert headline(groups(read([folder]))) == "novel"
+    result = json.loads((folder / "result.json").read_text())
+    del result["scores"]["novel"]
+    (folder / "result.json").write_text(json.dumps(result))
+    assert headline(groups(read([folder]))) == "iid"
+
+
+def test_an_encoder_that_differs_is_named() -> None:
+    task = Maths()
+    model = model_of(task, (ph.Softmax(2),))
+    run = ph.Run(task=task, model=model)
+    assert mechanism(run) == "Softmax"
+    changed = dataclasses.replace(model, encoder=dataclasses.replace(model.encoder, heads=DUAL))
+    assert (
+        mechanism(dataclasses.replace(run, model=changed)) == "Softmax 1 + Relational 1 (relations 3), decoder Softmax"
+    )
