@@ -70,7 +70,7 @@ def rung(module):
     parts = module.split(".")
     if parts[0] != "polyhead" or len(parts) == 1:
         return None
-    name = parts[1].split("_")[0] if parts[1].startswith(("report_", "cli_", "explore_")) else parts[1]
+    name = parts[1].split("_")[0] if parts[1].startswith(("report_", "cli_", "explore_", "claims_")) else parts[1]
     return LADDER.get(name)
 
 

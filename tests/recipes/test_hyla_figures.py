@@ -8,7 +8,8 @@ import torch
 import polyhead as ph
 from polyhead.config import digest
 from polyhead.models.size import parameters
-from polyhead.recipes import STUDIES, scales
+from polyhead.recipes import HYLA as STUDIES
+from polyhead.recipes import scales
 from polyhead.recipes.rows import OURS, ROWS, row_of
 from polyhead.recipes.scales import SCALES, Setting, fuzzy_task, sraven_task
 from polyhead.train import optimiser

@@ -15,9 +15,10 @@ def planted(run, folder, score):
     place.mkdir(parents=True, exist_ok=True)
     rows = [{"kind": "train", "step": i, "loss": 1.0 - score + 0.01 * i} for i in range(1, 9)]
     (place / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    values = {"validation": score + 0.05, "iid": score + 0.04, "compositional": score, "novel": score - 0.5}
+    more = {"validation": 0.05, "iid": 0.04, "novel": -0.5}
+    values = {split: score + more.get(split, 0.0) for split in run.train.evaluate}
     metric = run.task.metric
-    scores = {s: {metric: values[s], f"{metric}_se": 0.01, "loss": 1 - values[s]} for s in run.train.evaluate}
+    scores = {s: {metric: value, f"{metric}_se": 0.01, "loss": 1 - value} for s, value in values.items()}
     about = {"seconds": 2.0, "parameters": 10, "command": "", "environment": {"device": "cpu"}}
     return Result(name=run.name, digest=digest(run), steps=run.train.steps, scores=scores, folder=place, **about)
 

@@ -11,7 +11,7 @@ from polyhead import cli
 from polyhead import train as training
 from polyhead.claims import Verdict
 from polyhead.config import digest
-from polyhead.recipes import STUDIES
+from polyhead.recipes import DUAL, STUDIES
 from polyhead.reproduce import FIGURES, reproduce
 from polyhead.reproduce.outcome import Outcome
 from polyhead.reproduce.page import write_page
@@ -148,6 +148,7 @@ def test_every_study_is_a_figure():
     assert set(STUDIES) == {name for name, figure in FIGURES.items() if figure.runs is not None}
     assert set(FIGURES) - set(STUDIES) == {"fig-a9", "table-a2"}
     wanted = ("2b", "2c", "2d", "4a", "4b", *(f"5{x}" for x in "abcdef"), *(f"a{i}" for i in range(2, 10)))
+    assert set(DUAL) <= set(FIGURES)
     assert {f"fig-{name}" for name in wanted} | {"table-a1", "table-a2", "table-a3"} <= set(FIGURES)
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from polyhead.config import Run
-from polyhead.recipes import hyla, hyla_figures
+from polyhead.recipes import dual, hyla, hyla_figures
 from polyhead.recipes.rows import OURS, row_of
 
-STUDIES: dict[str, Callable[[str], tuple[Run, ...]]] = {
+HYLA: dict[str, Callable[[str], tuple[Run, ...]]] = {
     "fig-2b": hyla_figures.fig_codes,
     "fig-2c": hyla_figures.fig_2c,
     "fig-2d": hyla_figures.fig_codes,
@@ -34,7 +34,15 @@ STUDIES: dict[str, Callable[[str], tuple[Run, ...]]] = {
     "table-a1": hyla_figures.table_a1,
     "table-a3": hyla_figures.table_a3,
 }
-"""The runs of a figure or table, by scale; `polyhead.reproduce` draws them."""
+"""The runs of a figure or table of Schug et al. 2024, by scale; `polyhead.reproduce` draws them."""
+
+DUAL: dict[str, Callable[[str], tuple[Run, ...]]] = {
+    "games": dual.games,
+}
+"""Those of the dual-attention study."""
+
+STUDIES = HYLA | DUAL
+"""All that `polyhead reproduce` trains."""
 
 MINUTES: dict[str, float] = {
     "table-a1": 185.6,
@@ -52,7 +60,7 @@ MINUTES: dict[str, float] = {
     **dict.fromkeys(("fig-5a", "fig-5b", "fig-5e", "fig-5f", "fig-a6", "fig-a8"), 5.8),
 }
 """Core minutes that the runs of a figure took at the small scale, one thread each, on a busy machine: see
-docs/results/hyla.md.  Figures that are not named were not measured."""
+docs/results.  Figures that are not named were not measured."""
 
 GPU_MINUTES = {"fuzzy_logic": ("2-3", "24 GPU hours"), "sraven": ("20-200", "10 GPU days")}
 """Of one run on an RTX 3090 or 4090, and of all results on the task, by the paper's appendix D.1."""
@@ -73,6 +81,8 @@ RECIPES: dict[str, Callable[..., Run | tuple[Run, ...]]] = {
 
 def paper_cost(name: str) -> str:
     """What a figure's runs cost by the paper: our models left out, a range per run, and the paper's total of a task."""
+    if name in DUAL:
+        return f"{len(STUDIES[name]('paper'))} runs, whose time the papers do not give"
     runs = [run for run in STUDIES[name]("paper") if row_of(run) not in OURS]
     parts = []
     for task, count in Counter(run.task.name for run in runs).items():

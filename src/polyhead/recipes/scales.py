@@ -1,5 +1,5 @@
-"""The sizes at which the study is run: `paper`, `small` (two CPU cores), `smoke` (does everything run?), and one run
-of each.
+"""The sizes at which a study is run: `paper`, `small` (two CPU cores), `smoke` (does everything run?), and one run of
+the HYLA study at each; `dual.py` says what its own sizes mean.
 
 paper   the setting of Table A3: fuzzy logic 2 layers, 50,000 steps; SRAVEN 4 layers, 10 to 40 M instances.
 small   smaller networks, wider heads (8 instead of 2), fewer steps, gradients clipped at 1 (with few steps and high
@@ -53,6 +53,9 @@ class Scale:
     eval_batches: int
     seeds: int
     positions: Position = RelativeBias()  # noqa: RUF009 (frozen)
+    betas: tuple[float, float] = (0.9, 0.999)
+    final: float = 0.1
+    dropout: float = 0.0
 
     def grid(self) -> tuple[Setting, ...]:
         """All settings."""
@@ -71,20 +74,28 @@ SCALES: dict[str, dict[str, Scale]] = {
     "paper": {
         "fuzzy": Scale(128, 256, 2, 8, 2, 50_000, 128, (1e-3, 3e-3), (0.1, 0.03), (100,), None, 125, 3),
         "sraven": Scale(128, 256, 4, 16, 4, 156_250, 128, (1e-3, 3e-4), (0.1, 0.3), (1000, 3000), None, 400, 3),
+        "games": Scale(
+            *(128, 256, 2, 2, 64, 250, 512, (1e-3,), (0.0,), (0,), None, 20, 5, Learned()),
+            betas=(0.9, 0.99),
+            final=1.0,
+            dropout=0.1,
+        ),
     },
     "small": {
         "fuzzy": Scale(64, 128, 2, 8, 8, 2000, 64, (2e-3, 5e-3), (0.1,), (100,), 1.0, 32, 3),
         "sraven": Scale(64, 128, 2, 8, 8, 1500, 64, (1e-3, 3e-3), (0.1,), (100,), 1.0, 32, 3, Learned()),
+        "games": Scale(64, 128, 2, 2, 32, 600, 64, (2e-3,), (0.0,), (50,), 1.0, 16, 3, Learned()),
     },
     "smoke": {
         "fuzzy": Scale(16, 32, 1, 4, 4, 4, 8, (1e-3, 3e-3), (0.1,), (1,), 1.0, 2, 2),
         "sraven": Scale(16, 32, 1, 4, 4, 4, 8, (1e-3, 3e-3), (0.1,), (1,), 1.0, 2, 2, Learned()),
+        "games": Scale(16, 32, 2, 2, 8, 4, 8, (2e-3,), (0.0,), (1,), 1.0, 2, 2, Learned()),
     },
 }
 
 
 def size(scale: str, task: str) -> Scale:
-    """The size named `scale` for task `fuzzy` or `sraven`."""
+    """The size named `scale` for a task such as `fuzzy` or `games`."""
     return SCALES[one_of("recipes", "scale", scale, SCALES)][task]
 
 
@@ -120,21 +131,28 @@ def make(task: Task, row: str, shape: Scale, setting: Setting, seed: int) -> Run
         bias=True,
         init="hyla",
     )
-    train = Train(
+    train = training(shape, setting, FUZZY_SPLITS if isinstance(task, FuzzyLogic) else SRAVEN_SPLITS)
+    name = f"{_kind(task)}-{row}-{seed}"
+    return Run(name=name, task=task, model=model, train=train, seed=seed, threads=1)
+
+
+def training(shape: Scale, setting: Setting, splits: tuple[str, ...]) -> Train:
+    """How a run of that size is trained and on which splits it is scored."""
+    return Train(
         steps=shape.steps,
         batch_size=shape.batch_size,
         lr=setting.lr,
         weight_decay=setting.weight_decay,
+        betas=shape.betas,
         warmup=setting.warmup,
+        final=shape.final,
         clip=shape.clip,
-        evaluate=FUZZY_SPLITS if isinstance(task, FuzzyLogic) else SRAVEN_SPLITS,
+        evaluate=splits,
         eval_batches=shape.eval_batches,
         eval_every=max(shape.steps // 4, 1),
         log_every=max(shape.steps // 60, 1),
         save_every=max(shape.steps // 4, 1),
     )
-    name = f"{_kind(task)}-{row}-{seed}"
-    return Run(name=name, task=task, model=model, train=train, seed=seed, threads=1)
 
 
 def _kind(task: Task) -> str:

@@ -1,5 +1,5 @@
-"""Every figure and table of Schug et al. 2024 as one command: train or go on, draw, compare with the paper, say what
-holds.
+"""Every figure and table of Schug et al. 2024, and the dual-attention study, as one command: train or go on, draw,
+compare with the paper, say what holds.
 
 `reproduce("table-a1", "small")` is `polyhead reproduce table-a1 --scale small`.
 """
@@ -18,7 +18,7 @@ from polyhead import claims
 from polyhead.config import Run, digest, to_dict
 from polyhead.recipes import STUDIES
 from polyhead.recipes.scales import SCALES
-from polyhead.reproduce import code_figures, curves, tables
+from polyhead.reproduce import code_figures, curves, dual_curves, tables
 from polyhead.reproduce.outcome import Outcome
 from polyhead.reproduce.page import write_page
 from polyhead.reproduce.study import AXES, Study
@@ -85,6 +85,7 @@ _LISTED = (
     ("fig-a7", "Fig. A7: codes of a deep softmax model", code_figures.maps(_VALUES, layers="all")),
     ("fig-a8", "Fig. A8: SRAVEN codes, softmax", code_figures.similar("softmax", samples=True)),
     ("fig-a9", "Fig. A9: counts of tasks and instances", tables.fig_a9),
+    ("games", "Relational games: learning curves", dual_curves.games),
     ("table-a1", "Table A1: model ablations", tables.table_a1),
     ("table-a2", "Table A2: ambiguous instances", tables.table_a2),
     ("table-a3", "Table A3: the grid of settings", tables.table_a3),

@@ -14,10 +14,21 @@ from typing import Any
 
 from polyhead.claims import Estimate
 from polyhead.config import Run, TransformerConfig
+from polyhead.recipes import dual_models
 from polyhead.recipes.rows import OURS, ROWS, row_of
 from polyhead.recipes.scales import Setting
+from polyhead.tasks import FuzzyLogic, Sraven
 from polyhead.train import Failure, Result
 from polyhead.train.folder import METRICS, RESULT, read_metrics
+
+LABELS = {name: row.label for name, row in (ROWS | OURS).items()} | {
+    name: row.label for name, row in dual_models.ROWS.items()
+}
+
+
+def _model(run: Run) -> str:
+    """Its row, of the study that its task belongs to."""
+    return row_of(run) if isinstance(run.task, (FuzzyLogic, Sraven)) else dual_models.row_of(run)
 
 
 def _heads(model: TransformerConfig) -> int:
@@ -26,7 +37,9 @@ def _heads(model: TransformerConfig) -> int:
 
 AXES: dict[str, Callable[[Run], Any]] = {
     "task": lambda run: "fuzzy" if run.task.name == "fuzzy_logic" else run.task.name,
-    "model": row_of,
+    "model": _model,
+    "game": lambda run: getattr(run.task, "game", None),
+    "examples": lambda run: getattr(run.task, "examples", None),
     "length": lambda run: run.task.length,
     "held out": lambda run: getattr(run.task, "held_out", None),
     "features": lambda run: getattr(run.task, "features", None),
@@ -41,8 +54,8 @@ LAST = 5  # logged training losses that are averaged
 
 
 def label(model: str) -> str:
-    """What a reader sees of a row of Table A1."""
-    return (ROWS | OURS)[model].label
+    """What a reader sees of a row of Table A1, or of a model of the dual-attention study."""
+    return LABELS[model]
 
 
 @dataclass(frozen=True)
