@@ -92,7 +92,6 @@ def test_a_published_folder(tmp_path):
     assert not [name for name, _ in ours.named_parameters() if "library" in name], "frozen is frozen here, too"
     dual_attention.to_folder(ours, tmp_path / "again")
     assert len(load_file(tmp_path / "again" / "model.safetensors")) == 61
-    )
     again = dual_attention.from_folder(tmp_path / "again")
     assert torch.equal(again(tokens()), ours(tokens()))
 
