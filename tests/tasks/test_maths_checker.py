@@ -3,7 +3,7 @@
 import pytest
 
 from polyhead.tasks.maths_checker import CHECKS, fault, value
-from polyhead.tasks.maths_modules import DIFFICULTIES, LEVELS, MODULES, Dice, question
+from polyhead.tasks.maths_modules import DIFFICULTIES, LEVELS, MODULES, Dice, Level, question
 
 WRONG = [
     ("algebra__linear_1d", "Solve 2*x + 3 = 5 for x.", "2", "x = 2 does not solve it"),
@@ -65,6 +65,16 @@ def test_every_generated_answer_is_right(module, difficulty):
             if pair is not None:
                 found += 1
                 assert fault(module, *pair) is None
+
+
+def test_no_equation_is_solved_by_anything():
+    """Coefficients that cancel are rare, and small ones cancel most often."""
+    dice, level, found = Dice(0), Level((4, 4), 9), 0
+    while found < 200:
+        pair = question("algebra__linear_1d", (level,), dice)
+        if pair is not None:
+            found += 1
+            assert fault("algebra__linear_1d", *pair) is None
 
 
 def test_an_expression_is_no_program():
