@@ -110,7 +110,10 @@ def test_shared_queries_and_keys_are_those_of_the_group_before():
     state |= {f"qk_norms.{i + 2}.weight": state[f"qk_norms.{i}.weight"] for i in range(2)}
     two.load_state_dict(state)
     x = torch.randn(2, 5, M, dtype=F64)
-    assert_close(one(x), two(x))
+    y = one(x)
+    assert_close(y, two(x))
+    y.square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in one.parameters())
     assert one.qkv.out_features == two.qkv.out_features - q - k
 
 
