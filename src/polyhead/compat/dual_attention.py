@@ -1,13 +1,16 @@
 """The package `dual-attention` (Altabaa and Lafferty 2024): its models and state dicts as ours, and back.
 
-    load / save           a state dict and its model's arguments  <->  polyhead.Transformer
-    from_folder, to_folder    the same, as published: config.json and model.safetensors
-    load_block, load_attention    one of its blocks, or of its attention modules
+    load / save                     a state dict and its model's arguments  <->  polyhead.Transformer
+    from_folder, to_folder          the same, as published: config.json and model.safetensors
+    load_block, load_attention      one of its blocks, or of its attention modules
 
-    >>> config = {"vocab_size": 50, "d_model": 32, "n_layers": 2, "n_heads": 4, "dff": 64, "dropout_rate": 0.0}
-    >>> config |= {"activation": "swiglu", "norm_first": True, "max_block_size": 16, "pos_enc_type": "RoPE"}
-    >>> model = load(state_dict, config)           # of the package's TransformerLM(**config)
-    >>> theirs, its_arguments = save(model)
+    >>> parts = {"heads": Softmax(4), "positions": Rotary(), "feedforward": Swiglu(), "causal": True}
+    >>> model = Transformer(TransformerConfig(Tokens(50), Logits(50, tied=True), dim=32, **parts))
+    >>> state_dict, arguments = save(model)             # of the package's TransformerLM(**arguments)
+    >>> arguments["n_heads"], arguments["activation"], arguments["pos_enc_type"], len(state_dict)
+    (4, 'swiglu', 'RoPE', 26)
+    >>> load(state_dict, arguments)(torch.randint(50, (2, 9))).shape
+    torch.Size([2, 9, 50])
 
 Which model it is, its arguments say: vocab_size is a language model, image_shape a vision model, input_spec one from
 sequence to sequence, each with dual attention (n_heads_sa, n_heads_ra) or without (n_heads).
@@ -21,10 +24,11 @@ and a scale of symbolic attention goes into its query map; biases that it does n
 width comes before height in its image_shape; vectors of a sequence are multiplied by the root of the width in the map
 itself; in its state dict a shared tensor has several keys, of which a file may hold one.
 
-What it does and ours does not, all of it without effect on a model in evaluation: attention outputs are dropped twice,
-a decoder's feed-forward outputs never, and n_layers_dec of its dual model and `bias` of its dual language model are not
-read (nor are they here).  A symbolic attention with dropout, which the package applies in evaluation, too, and a
-softmax of relations under a causal mask, which there sees the future, are refused.
+What it does in training only, and ours does not: it drops attention outputs twice, a decoder's feed-forward outputs
+never.  What it ignores is ignored here, too: n_layers_dec of its dual model from sequence to sequence (it has as many
+layers as the encoder), n_heads_cross of the plain one, `bias` of its dual language model, tie_weights.  Refused are a
+symbolic attention with dropout, which the package applies in evaluation, too, and a softmax of relations under a causal
+mask, which there sees the future.
 """
 
 import contextlib
