@@ -170,13 +170,13 @@ def test_codes_of_pairs_with_more_keys_than_queries(positions: str) -> None:
 
 def test_codes_never_build_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     home = sys.modules["polyhead.analysis.capture"]  # the package's name `capture` is the function
-    plain, seen = home.latent_code, []
+    plain, seen = home.code_of, []
 
-    def watched(q: torch.Tensor, k: torch.Tensor, **options: object) -> torch.Tensor:
+    def watched(group: object, q: torch.Tensor, k: torch.Tensor, **options: object) -> torch.Tensor:
         seen.append((q.shape[1], k.shape[1]))
-        return plain(q, k, **options)
+        return plain(group, q, k, **options)
 
-    monkeypatch.setattr(home, "latent_code", watched)
+    monkeypatch.setattr(home, "code_of", watched)
     heads = [ph.Softmax(2, dim=3, value_dim=3), ph.Hyla(2, dim=3, value_dim=3)]
     taps = tap(layer(heads), torch.randn(1, T, DIM, dtype=torch.float64))
     codes(taps, [0, 3], [1, 1])

@@ -61,9 +61,11 @@ class LayerCache:
 class Cache:
     """One `LayerCache` for each of `layers` layers.
 
-    >>> cache = Cache(2)
-    >>> first = model(prompt, cache=cache)             # fills it
-    >>> then = model(token, cache=cache)               # (b 1 c): reads and extends it
+    >>> cache, layer = Cache(2), MultiHeadAttention(8, Softmax(2), causal=True)
+    >>> layer(torch.zeros(1, 3, 8), cache=cache[0]).shape, cache.length      # fills it
+    (torch.Size([1, 3, 8]), 3)
+    >>> layer(torch.zeros(1, 1, 8), cache=cache[0]).shape, cache.length      # reads and extends it
+    (torch.Size([1, 1, 8]), 4)
     """
 
     def __init__(self, layers: int) -> None:
