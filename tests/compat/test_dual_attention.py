@@ -281,3 +281,13 @@ def test_sequence_models(name):
 
 def test_the_dual_decoder_is_as_deep_as_its_encoder():
     assert compare(sequence(n_layers_enc=1, n_layers_dec=4)).config.layers == 1
+
+
+def test_other_positions_than_sines_are_refused():
+    state, key = model_of(plain_sequence()).state_dict(), "layers.source_pos_embedder.pe"
+    with pytest.raises(
+        ValueError, match=rf"^dual_attention\.load: {key} is not what the package computes, which is all"
+    ):
+        dual_attention.load({**state, key: state[key] + 0.01}, plain_sequence())
+    with pytest.raises(ValueError, match=rf"^dual_attention\.load: {key} must be \(10, 16\) but is \(9, 16\)$"):
+        dual_attention.load({**state, key: state[key][:9]}, plain_sequence())
