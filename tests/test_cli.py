@@ -9,10 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import polyhead as ph
-from polyhead import cli, cli_text, recipes, report
+from polyhead import cli, cli_text, recipes, report, spec
 from polyhead.config import save
+from polyhead.layers.symbols import SymbolicAttention
 from polyhead.train import Result, read_config, read_result
 from polyhead.train.folder import read_metrics
 
@@ -97,13 +100,69 @@ def test_the_version(capsys: Any):
     [
         ("recipes", ["demo", "fuzzy-hyla", "polyhead train fuzzy-hyla"]),
         ("tasks", ["FuzzyLogic", "compositional", "held_out=0.5", "r2"]),
-        ("mechanisms", ["Softmax", "Linear", "Hyla", "rms_heads(q_th", "h (d + 2 e)", "value_weight"]),
+        ("mechanisms", ["Softmax", "Linear", "Hyla", "rms_heads(q_th", "s (d + 2", "value_weight"]),
+        ("mechanisms", ["Relational", "= 12,416; 8 heads: 99,328", "m m + m + 2 n m = 32,896"]),
+        ("mechanisms --dim 64 --heads 4 --length 10", ["Disentangled", "; 4 heads: 24,576", "s: keys a token"]),
         ("impls", ["softmax", "sdpa, reference", "hyla", "blocked, reference"]),
     ],
 )
 def test_lists(capsys: Any, what: str, wanted: list[str]):
     text = " ".join(ask(capsys, f"list {what}").replace("│", " ").split())
     assert all(word in text for word in wanted), text
+
+
+def built(mechanism: Any, heads: int, dim: int) -> Any:
+    return ph.MultiHeadAttention(dim, [getattr(ph, mechanism.config)(heads)], own_symbols=False)
+
+
+@pytest.mark.parametrize("mechanism", spec.MECHANISMS, ids=lambda mechanism: mechanism.config)
+@pytest.mark.parametrize(("dim", "heads"), [(48, 4), (40, 2)])
+def test_the_listed_parameters_are_those_of_a_layer(mechanism: Any, dim: int, heads: int):
+    rows, _ = cli_text.mechanisms(dim, heads, 7)
+    text = next(row["parameters per head"] for row in rows if row["mechanism"] == mechanism.config)
+    count = sum(p.numel() for p in built(mechanism, heads, dim).parameters())
+    assert f"\n= {count // heads:,}; {heads} heads: {count:,}\n" in text + "\n"
+    symbols = sum(p.numel() for p in SymbolicAttention(dim).parameters())
+    assert text.endswith(f"layers:\nm m + m + 2 n m = {symbols:,}") == mechanism.reads_symbols
+
+
+@pytest.mark.parametrize(
+    "mechanism", [m for m in spec.MECHANISMS if m.config != "Linear"], ids=lambda mechanism: mechanism.config
+)
+def test_the_listed_work_is_what_the_equations_multiply(mechanism: Any):
+    """Matrix multiplications of the reference, counted as they run: each multiply-add is two operations."""
+    dim, heads, tokens = 24, 3, 5
+    layer = ph.MultiHeadAttention(dim, [getattr(ph, mechanism.config)(heads, impl="reference")], own_symbols=False)
+    x = torch.randn(1, tokens, dim)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        layer(x, symbols=x if mechanism.reads_symbols else None)
+    rows, _ = cli_text.mechanisms(dim, heads, tokens)
+    text = next(row["multiply-adds per head and token"] for row in rows if row["mechanism"] == mechanism.config)
+    assert f"{heads} heads: {counter.get_total_flops() // (2 * tokens):,}\n" in text + "\n"
+
+
+def test_a_source_of_symbols_works_as_listed():
+    source, x = SymbolicAttention(24), torch.randn(1, 5, 24)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        source(x)
+    rows, _ = cli_text.mechanisms(24, 3, 5)
+    assert rows[-1]["multiply-adds per head and token"].endswith(f" = {counter.get_total_flops() // 10:,}")
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("list tasks --dim 64", "polyhead list: --dim is for mechanisms but tasks were asked for"),
+        ("list mechanisms --dim 10", "polyhead list: --heads must divide --dim 10 but is 8"),
+        ("list mechanisms --length 0", "polyhead list: --length must be at least 1 but is 0"),
+        ("list mechanism", "polyhead list: unknown kind 'mechanism'; did you mean 'mechanisms'?"),
+    ],
+)
+def test_a_list_that_cannot_be(capsys: Any, command: str, text: str):
+    assert cli.main(shlex.split(command)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(text)
+    assert said.count("\n") == 1
 
 
 def test_a_table_keeps_brackets_and_rounds(capsys: Any):

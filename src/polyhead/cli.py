@@ -195,16 +195,30 @@ class List:
     """Show what there is: recipes, figures, tasks, mechanisms or impls.
 
     >>> polyhead list recipes
-    >>> polyhead list mechanisms
+    >>> polyhead list mechanisms --dim 512 --heads 8 --length 1024
     """
 
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
     """recipes, figures, tasks, mechanisms or impls."""
+    dim: int | None = None
+    """Of mechanisms: the model width their figures are for (default: 128)."""
+    heads: int | None = None
+    """Of mechanisms: heads in a layer (default: 8)."""
+    length: int | None = None
+    """Of mechanisms: tokens in a sequence (default: 256)."""
 
     def __call__(self) -> int:
         from polyhead import cli_text
 
         what = one_of("polyhead list", "kind", self.what, KINDS)
+        asked = {name: value for name in ("dim", "heads", "length") if (value := getattr(self, name)) is not None}
+        if what == "mechanisms":
+            rows, legend = cli_text.mechanisms(**asked)
+            cli_text.table(what.capitalize(), rows)
+            print(legend)
+            return 0
+        if asked:
+            raise ValueError(f"polyhead list: --{next(iter(asked))} is for mechanisms but {what} were asked for")
         cli_text.table(what.capitalize(), getattr(cli_text, what)())
         return 0
 

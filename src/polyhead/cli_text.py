@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from polyhead.config import Run
 
 WIDTH = 120  # where the output is not a terminal
+LETTERS = """\
+m: model width {dim}; h: heads {heads}; d, e: widths of queries and values {each}; s: keys a token looks at {length}
+(a causal one sees half of them on average); r: relations {heads}, of width p = {each}; n: symbols {symbols}."""
 Row = Mapping[str, Any]
 
 
@@ -121,15 +124,42 @@ def tasks() -> list[Row]:
     return rows
 
 
-def mechanisms() -> list[Row]:
-    from polyhead.spec import MECHANISMS
+def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[Row], str]:
+    """Equations, parameters and work, and what the letters mean.
+
+    The figures are those of a layer of `heads` heads of one kind, widths and relations as they come by default, for a
+    sequence of `length` tokens.
+    """
+    from polyhead.mechanisms import SymbolicAttention
+    from polyhead.spec import MECHANISMS, SYMBOLS, amount
+
+    for name, value in (("dim", dim), ("heads", heads), ("length", length)):
+        if value < 1:
+            raise ValueError(f"polyhead list: --{name} must be at least 1 but is {value}")
+    if dim % heads:
+        raise ValueError(f"polyhead list: --heads must divide --dim {dim} but is {heads}")
+    sizes = {"m": dim, "h": heads, "s": length, "r": heads, "n": SymbolicAttention().count}
+    sizes |= dict.fromkeys("dep", dim // heads)
+
+    def cell(formula: str, symbols: str, how_often: str) -> str:
+        value = amount(formula, sizes)
+        lines = [formula, f"= {value:,}; {heads} heads: {heads * value:,}"]
+        if symbols:
+            lines.append(f"symbols, {how_often}:\n{symbols} = {amount(symbols, sizes):,}")
+        return "\n".join(lines)
 
     rows: list[Row] = []
     for m in MECHANISMS:
         own = [f"{name}: {axes}" for name, axes in m.parameters.items()]
-        text = [m.equation, f"{m.summary} ({m.source})", *own]
-        rows.append({"mechanism": m.config, "equation": "\n".join(text), "multiply-adds per pair": m.cost})
-    return rows
+        text = "\n".join([m.equation, f"{m.summary} ({m.source})", *own])
+        size, work = (SYMBOLS[name] if m.reads_symbols else "" for name in ("size", "work"))
+        row = {
+            "mechanism": m.config,
+            "equation": text,
+            "parameters per head": cell(m.size, size, "once for all layers"),
+        }
+        rows.append({**row, "multiply-adds per head and token": cell(m.work, work, "every layer")})
+    return rows, LETTERS.format(dim=dim, heads=heads, length=length, each=dim // heads, symbols=sizes["n"])
 
 
 def impls() -> list[Row]:

@@ -20,7 +20,7 @@ from polyhead.train.folder import METRICS, Result, read_config, read_metrics, re
 NAMES = {"Hyla": "HYLA"}
 CHOICES = ("normalise", "act", "value_depth", "relations", "relation_act", "symmetric", "relation_init")
 SPLITS = ("iid", "compositional", "novel", "novel_hexominoes", "novel_stripes")
-HEADLINE = ("compositional", "novel", "iid", "validation", "train")
+HEADLINE = ("compositional", "novel", "novel_hexominoes", "novel_stripes", "iid", "validation", "train")
 """Splits by how much a score on them says, best first."""
 Progress = Callable[[str], None]
 

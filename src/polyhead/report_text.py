@@ -32,6 +32,8 @@ WHERE = {
     ("maths", "compositional"): "longer questions than in training",
     ("maths", "novel"): "larger numbers than in training",
     ("relational_games", "novel"): "unseen shapes",
+    ("relational_games", "novel_hexominoes"): "unseen shapes (hexominoes)",
+    ("relational_games", "novel_stripes"): "unseen shapes (stripes)",
     ("object_sorting", "novel"): "disturbed objects",
     ("pairwise_order", "compositional"): "unseen pairs",
     ("set_cards", "compositional"): "unseen triples",

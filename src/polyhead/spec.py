@@ -4,7 +4,11 @@ The PyTorch ops, their JAX twins, the converters, `polyhead list` and the docs a
 of them shares a body of code.  This file imports neither torch nor jax.
 """
 
+import ast
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 NORMALISE = ("softmax", "rms_heads", "identity", "softmax_rms_heads", "softmax_heads")
 """How scores become the code: softmax over keys, root mean square over the heads of a group, not at all, over keys and
@@ -24,6 +28,10 @@ RELATION_INIT = ("balanced", "paper", "package")
 
 RMS_HEADS_EPS = 1e-6
 """Inside the root of the mean square over heads; no gain (Schug et al., code: Flax RMSNorm without scale)."""
+
+SYMBOLS = {"size": "m m + m + 2 n m", "work": "m m + 2 n m"}
+"""The default source of symbols, as in a mechanism's row: its parameters, once for all layers (the query map with its
+bias, n templates and n symbols of width m), and its multiply-adds for one token, in every layer."""
 
 AXES = {
     "q": "b t h d",
@@ -47,8 +55,8 @@ class Mechanism:
     """One row of the table of mechanisms.
 
     `steps` are einsum strings in order of application; `parameters` maps a name to its axes (per group of heads,
-    beside the projections that all mechanisms share); `cost` is the number of multiply-adds per query-key pair, for
-    h heads.
+    beside the projections that all mechanisms share).  `size` is the number of parameters of one head, projections
+    included and biases not, `work` that of its multiply-adds for one token that looks at s keys: see `amount`.
     """
 
     op: str
@@ -58,8 +66,14 @@ class Mechanism:
     normalise: str
     steps: tuple[str, ...]
     parameters: dict[str, str]
-    cost: str
+    size: str
+    work: str
     source: str
+
+    @property
+    def reads_symbols(self) -> bool:
+        """Whether its values are symbols."""
+        return "symbol" in self.equation
 
 
 MECHANISMS = (
@@ -71,7 +85,8 @@ MECHANISMS = (
         normalise="softmax",
         steps=("b t h d, b s h d -> b h t s", "b h t s, b s h e -> b t h e"),
         parameters={},
-        cost="h (d + e)",
+        size="2 m (d + e)",
+        work="2 m (d + e) + s (d + e)",
         source="Vaswani et al. 2017, eq. 1",
     ),
     Mechanism(
@@ -82,7 +97,8 @@ MECHANISMS = (
         normalise="identity",
         steps=("b t h d, b s h d -> b h t s", "b h t s, b s h e -> b t h e"),
         parameters={},
-        cost="h (d + e)",
+        size="2 m (d + e)",
+        work="2 m (d + e) + 2 d e",
         source="Schug et al., eq. 3 without the softmax",
     ),
     Mechanism(
@@ -93,7 +109,68 @@ MECHANISMS = (
         normalise="rms_heads",
         steps=("b t h d, b s h d -> b h t s", "b h t s, b s h e -> b t s e", "b h t s, b t s e -> b t h e"),
         parameters={"value_weight": "h e e (value_depth 2 only; head, out, in: eq. 10)"},
-        cost="h (d + 2 e)",
+        size="2 m (d + e)",
+        work="2 m (d + e) + s (d + 2 e)",
         source="Schug et al., eq. 6",
     ),
+    Mechanism(
+        op="relational_attention",
+        config="Relational",
+        summary="heads retrieve symbols and, weighted alike, r relations of the pair: nothing of what a sender holds",
+        equation="y_t = sum_h W_out_h (sum_s a_hts symbol_sh + W_rel_h sum_s a_hts rel_ts),   a as in Softmax,   "
+        "rel_tsr = act(q_rel_tr . k_rel_sr / sqrt(p))",
+        normalise="softmax",
+        steps=(
+            *("b t h d, b s h d -> b h t s", "b t r p, b s r p -> b r t s", "b h t s, b s h e -> b t h e"),
+            *("b h t s, b r t s -> b t h r", "h e r, b t h r -> b t h e"),
+        ),
+        parameters={"q_rel, k_rel": "m r p (shared by the heads; symmetric: one)", "relation_weight": "h e r"},
+        size="2 m (d + e) + 2 m r p / h + e r",
+        work="2 m (d + e) + 2 m r p / h + e r + s (d + e + r + r p / h)",
+        source="Altabaa and Lafferty 2024, eq. 4 and 5",
+    ),
+    Mechanism(
+        op="disentangled_attention",
+        config="Disentangled",
+        summary="attention selects, a relation of the head's own multiplies the symbol that is selected",
+        equation="y_t = sum_h W_out_h sum_s a_hts rel_hts symbol_sh,   a as in Softmax,   "
+        "rel_hts = act(q_rel_th . k_rel_sh / sqrt(p))",
+        normalise="softmax",
+        steps=("b t h d, b s h d -> b h t s", "b t h p, b s h p -> b h t s", "b h t s, b s h e -> b t h e"),
+        parameters={"q_rel, k_rel": "m h p (symmetric: one)"},
+        size="2 m (d + e) + 2 m p",
+        work="2 m (d + e) + 2 m p + s (d + e + p)",
+        source="an earlier draft of Altabaa and Lafferty 2024",
+    ),
+    Mechanism(
+        op="abstractor_attention",
+        config="Abstractor",
+        summary="attention whose values are symbols: softmax over the keys, or any activation of the scores",
+        equation="y_t = sum_h W_out_h sum_s act(q_th . k_sh / sqrt(d)) symbol_sh",
+        normalise="softmax",
+        steps=("b t h d, b s h d -> b h t s", "b h t s, b s h e -> b t h e"),
+        parameters={},
+        size="2 m (d + e)",
+        work="2 m (d + e) + s (d + e)",
+        source="Altabaa et al. 2024, eq. 2",
+    ),
 )
+
+
+def amount(formula: str, sizes: Mapping[str, int]) -> int:
+    """The value of a formula of this table, such as a head's `size`; a blank between two factors multiplies.
+
+    >>> amount("2 m (d + e) + e r", {"m": 100, "d": 3, "e": 5, "r": 2})
+    1610
+    """
+    value = _value(ast.parse(re.sub(r"(?<=[\w)]) (?=[\w(])", "*", formula), mode="eval").body, sizes)
+    return round(value)
+
+
+def _value(node: ast.expr, sizes: Mapping[str, int]) -> Fraction:
+    if isinstance(node, ast.BinOp):
+        left, right = _value(node.left, sizes), _value(node.right, sizes)
+        if isinstance(node.op, ast.Add):
+            return left + right
+        return left * right if isinstance(node.op, ast.Mult) else left / right
+    return Fraction(sizes[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node))

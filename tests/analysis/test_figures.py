@@ -233,3 +233,27 @@ def test_lines_of_a_single_place_on_a_logarithmic_axis(tmp_path):
     panel = ("16 tokens", {"HYLA": {16: [0.5, 0.6]}}, {"Exact ceiling": 1.0, "Gaussian process": {16: 0.4}})
     path = figures.lines([panel], tmp_path / "one.svg", x_label="examples", log_x=True)
     assert path.read_text().rstrip().endswith("</svg>")
+
+
+def test_an_image_in_front_has_its_patches_numbered(tmp_path, monkeypatch):
+    """The panels follow it, and equal names next to each other each have a place of their own."""
+    drawn = []
+    monkeypatch.setattr(figures, "_save", lambda figure, path: drawn.append(figure) or path)
+    image = np.random.default_rng(0).random((4, 6, 3))
+    panel = ("head 1", np.eye(3), ["4", "4", "x"], ["4", "4", "x"])
+    figures.heat([panel], tmp_path / "a.svg", numbers=False, grouped=False, picture=(image, 2, 3))
+    first, second = drawn[0].axes[:2]
+    np.testing.assert_array_equal(first.images[0].get_array(), image)
+    assert [text.get_text() for text in first.texts] == [str(i + 1) for i in range(6)]
+    places = [(int(x), int(y)) for x, y in (text.get_position() for text in first.texts)]
+    assert places == [(i % 3, i // 3) for i in range(6)]
+    assert [tick.get_text() for tick in second.get_yticklabels()] == ["4", "4", "x"]
+    assert len(second.lines) == 0
+    np.testing.assert_array_equal(second.images[0].get_array(), np.eye(3))
+
+
+def test_the_axis_of_results_can_name_another_split(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "_save", lambda figure, path: drawn.append(figure) or path)
+    figures.results({"HYLA": [0.5]}, tmp_path / "a.svg", score="accuracy on unseen shapes")
+    assert drawn[0].axes[0].get_xlabel() == "accuracy on unseen shapes"

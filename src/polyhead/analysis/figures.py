@@ -144,12 +144,7 @@ def heat(
     >>> names = [class_name(task, "rule", int(label)) for label in classes]
     >>> heat([("HYLA, last layer", matrix, names, names)], "5e.svg", label="cosine similarity", limits=(-1, 1))
     """
-    if not panels:
-        raise ValueError("heat: at least one panel was wanted but none came")
-    for title, values, rows, names in panels:
-        if values.shape != (len(rows), len(names)):
-            wanted = (len(rows), len(names))
-            raise ValueError(f"heat: {wanted} names but values of shape {values.shape} in panel {title!r}")
+    _check_panels(panels)
     low, high = limits or _extent([values for _, values, _, _ in panels])
     named = [(rows, names) for _, _, rows, names in panels]
     tall, wide = (max(len(_groups(names[i], grouped)) for names in named) for i in (0, 1))
@@ -158,10 +153,10 @@ def heat(
     figure, grid = _grid(-(-count // columns), min(columns, count), size)
     if picture is not None:
         _patches(grid.pop(0), *picture)
+    colours = "RdBu_r" if low < 0 < high else "cividis"
     for axes, (title, values, rows, names) in zip(grid, panels, strict=False):
-        shown = np.ma.masked_invalid(values)
-        colours = "RdBu_r" if low < 0 < high else "cividis"
-        image = axes.imshow(shown, vmin=low, vmax=high, cmap=colours, aspect="auto", interpolation="nearest")
+        look: dict[str, Any] = {"vmin": low, "vmax": high, "cmap": colours, "aspect": "auto"}
+        image = axes.imshow(np.ma.masked_invalid(values), interpolation="nearest", **look)
         _names(axes.yaxis, axes.axhline, rows, grouped)
         _names(axes.xaxis, axes.axvline, names, grouped)
         axes.spines[:].set_visible(False)
@@ -176,6 +171,15 @@ def heat(
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=7)
     return _save(figure, path)
+
+
+def _check_panels(panels: Sequence[tuple[str, Array, Sequence[str], Sequence[str]]]) -> None:
+    if not panels:
+        raise ValueError("heat: at least one panel was wanted but none came")
+    for title, values, rows, names in panels:
+        if values.shape != (len(rows), len(names)):
+            wanted = (len(rows), len(names))
+            raise ValueError(f"heat: {wanted} names but values of shape {values.shape} in panel {title!r}")
 
 
 def code_maps(
