@@ -162,7 +162,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Report:
-    """Write one self-contained HTML page about runs: scores with floors, curves, code maps, probes, configurations.
+    """Write one self-contained HTML page about runs: scores, floors, curves, attention, relations, code maps, probes.
 
     >>> polyhead report runs/demo/* --out report.html
     >>> polyhead report runs/demo/* --static figures
