@@ -101,9 +101,9 @@ def test_all_figures_are_drawn_without_requests_or_errors(browser: Any, page_fil
 
 @pytest.fixture(scope="module")
 def games_file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A report on relational games: a layer of both kinds of heads, then one of softmax heads alone."""
+    """A report on relational games: a layer of softmax heads alone, then one of both kinds."""
     relational = ph.Relational(1, symbols=ph.SymbolicAttention(count=5), relations=3)
-    mechanisms = [("dual", ((ph.Softmax(3), relational), (ph.Softmax(4),)), 0)]
+    mechanisms = [("dual", ((ph.Softmax(4),), (ph.Softmax(3), relational)), 0)]
     return written(tmp_path_factory.mktemp("games"), RelationalGames(examples=20), mechanisms)
 
 
@@ -120,29 +120,30 @@ LOOK = """() => {
 @pytest.mark.parametrize("width", [1280, 420])
 def test_a_reader_chooses_what_to_look_at(browser: Any, games_file: pathlib.Path, width: int) -> None:
     page, requests, errors = opened(browser, games_file, width, "dark")
-    assert undrawn(page) == []
-    first = page.evaluate(LOOK)
-    assert first["heads"] == ["head 1 (softmax)", "head 2 (softmax)", "head 3 (softmax)", "head 4 (relational)"]
-    assert [(len(z), len(z[0])) for z in first["z"]] == [(9, 9), (9, 9), (9, 5)]
-    assert all(abs(sum(row) - 1) < 0.01 for row in first["z"][0])
-    assert first["images"] == [0]
     run, model = ph.train.load_model(games_file.parent / "dual-0")
     (batch,) = draws(run.task, "novel", 3, seed=0, purpose="look")
-    page.locator("select[name=example]").select_option(index=1)
-    page.locator("select[name=attention]").select_option("head 4 (relational)")
-    page.locator("select[name=relations]").select_option("relation 3")
-    second, wanted = page.evaluate(LOOK), look(model, batch, sample=1)
-    relational = wanted[0].groups[1]
-    np.testing.assert_allclose(np.array(second["z"][0]), relational.attention[0], atol=1e-3)
-    np.testing.assert_allclose(np.array(second["z"][1]), relational.relations[2], atol=1e-3 * second["scales"][1])
-    assert second["images"] == [1]
-    page.locator("select[name=layer]").select_option("layer 2")
-    third = page.evaluate(LOOK)
-    assert (len(third["z"]), third["heads"][3]) == (1, "head 4")
-    np.testing.assert_allclose(np.array(third["z"][0]), wanted[1].groups[0].attention[3], atol=1e-3)
-    page.locator("select[name=layer]").select_option("layer 1")
-    assert len(page.evaluate(LOOK)["z"]) == 3
+    first, wanted = page.evaluate(LOOK), [look(model, batch, sample=i) for i in (0, 1)]
     assert undrawn(page) == []
+    assert (first["heads"][3], first["images"], len(first["z"])) == ("head 4", [0], 1)
+    page.locator("select[name=attention]").select_option("head 4")
+    softmax = wanted[0][0].groups[0]
+    np.testing.assert_allclose(np.array(page.evaluate(LOOK)["z"][0]), softmax.attention[3], atol=1e-3)
+    page.locator("select[name=layer]").select_option("layer 2")
+    second = page.evaluate(LOOK)
+    assert second["heads"] == ["head 1 (softmax)", "head 2 (softmax)", "head 3 (softmax)", "head 4 (relational)"]
+    assert [(len(z), len(z[0])) for z in second["z"]] == [(9, 9), (9, 9), (9, 5)]
+    page.locator("select[name=example]").select_option(index=1)
+    page.locator("select[name=relations]").select_option("relation 3")
+    third, relational = page.evaluate(LOOK), wanted[1][1].groups[1]
+    np.testing.assert_allclose(np.array(third["z"][0]), relational.attention[0], atol=1e-3)
+    np.testing.assert_allclose(np.array(third["z"][1]), relational.relations[2], atol=1e-3 * third["scales"][1])
+    np.testing.assert_allclose(np.array(third["z"][2]), relational.assignments[:, 0], atol=1e-3)
+    assert third["images"] == [1]
+    assert undrawn(page) == []
+    fits = "box => box.querySelector('.main-svg').clientWidth === box.clientWidth"
+    page.wait_for_function(f"() => [...document.querySelectorAll('.look .plot')].every({fits})", timeout=10_000)
+    page.locator("select[name=layer]").select_option("layer 1")
+    assert len(page.evaluate(LOOK)["z"]) == 1
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert (requests, errors) == ([], [])
     page.close()

@@ -69,7 +69,8 @@
     choose(look);
     document.getElementById(look.id).addEventListener("change", () => {
       choose(look);
-      Object.values(look.figures).filter((id) => !hidden(id)).forEach(draw);
+      // A figure that comes or goes leaves the others another width.
+      Object.values(look.figures).filter((id) => !hidden(id)).forEach((id) => draw(id).then(() => Plotly.Plots.resize(id)));
     });
   }
 
