@@ -300,6 +300,8 @@ def scene(module, doc):
     data = {"q": q, "k": k, "v": v, "task": task, "model": ph.Transformer(settings)}
     data |= {"batch": task.batch("iid", 4, seed=0, step=0), "labels": torch.randint(4, (count,))}
     data |= {"targets": torch.rand(count).numpy(), "terms": torch.randint(4, (count, 2)).numpy(), "zeros": torch.zeros}
+    data |= dict(zip(("q_rel", "k_rel", "symbols"), torch.randn(3, 2, 6, 4, 8), strict=True))
+    data["relation_weight"] = torch.randn(4, 8, 4)
     if not re.search(r"\bcodes\(", doc):  # otherwise it is the function of that name
         data["codes"] = torch.randn(count, 8)
     names = {key: value for key, value in vars(module).items() if not key.startswith("__")}
