@@ -263,7 +263,7 @@ def test_arguments_of_another_kind():
         ),
         (
             lambda: ph.TransformerConfig(5, ph.Values()),  # type: ignore[arg-type]
-            "TransformerConfig: inputs must be one of Tokens(), Vectors() but is 5",
+            "TransformerConfig: inputs must be one of Tokens(), Vectors(), Patches() but is 5",
         ),
         (lambda: ph.ops.hyla(None, q, q), "hyla: q must be a Tensor (b t h d) but is a NoneType"),
         (
