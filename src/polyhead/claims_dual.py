@@ -5,6 +5,7 @@ See `claims` for when a claim holds.  A claim about learning curves is one about
 training set, seed by seed.  The papers print the games' numbers without standard errors, so no test can be put to them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 from polyhead.claims import Estimate, Scores, Verdict, above, mean
@@ -12,6 +13,9 @@ from polyhead.recipes.dual_models import ROWS
 
 Curve = Mapping[int, Scores]
 """Size of the training set -> the scores there, by model (a name of `recipes.dual_models`)."""
+
+RELATIVE = ("softmax-rope", "softmax-t5")
+"""Our controls."""
 
 _SIZES, _LARGE = (250, 500, 1000, 1500, 2000, 2500), (5000, 10_000, 15_000, 20_000, 25_000)
 
@@ -66,18 +70,55 @@ GAMES: dict[str, dict[str, dict[int, float]]] = {
 parameters (CoRelNet: 215,522)."""
 
 
+MATHS: dict[str, dict[str, tuple[float, float]]] = {
+    "algebra__linear_1d": {"softmax": (64.0, 1.5), "dual": (66.3, 1.7), "abstractor": (64.1, math.nan)},
+    "algebra__sequence_next_term": {"softmax": (91.4, 0.2), "dual": (92.1, 0.4), "abstractor": (94.9, math.nan)},
+    "calculus__differentiate": {"softmax": (99.9, math.nan), "dual": (100.0, math.nan), "abstractor": (99.9, math.nan)},
+    "polynomials__add": {"softmax": (84.5, 0.3), "dual": (85.9, math.nan), "abstractor": (86.9, math.nan)},
+    "polynomials__expand": {"softmax": (74.1, 0.6), "dual": (77.9, 0.1), "abstractor": (73.4, math.nan)},
+}
+"""Module -> model -> percentage of characters, interpolation, and its standard error where there is one: two layers
+each, softmax heads of 871 thousand parameters (width 144), dual attention 4 + 4 of 832 thousand; the authors' logs."""
+
+IMAGES: dict[str, dict[str, tuple[float, float]]] = {
+    "cifar10": {"softmax": (89.5, 0.1), "dual": (91.7, 0.1)},
+    "cifar100": {"softmax": (68.2, 0.1), "dual": (71.1, 0.1)},
+}
+"""Data -> model -> accuracy in per cent with AutoAugment: 7.1 million parameters, and 7.2 with ungrouped keys."""
+
+
 def game(name: str, curve: Curve) -> list[Verdict]:
-    """Dual attention beside softmax heads on one game: with learned positions, as in the paper, and with relative
-    ones.  Claims whose models were not run are left out."""
-    words, sizes = name.replace("_", " "), " and ".join(map(str, curve))
+    """Dual attention beside softmax heads on one game."""
+    return learns(name.replace("_", " "), curve)
+
+
+def learns(what: str, curve: Curve) -> list[Verdict]:
+    """Dual attention beside softmax heads, over the size of the training set: with learned positions, as in the paper,
+    and with relative ones.  Claims whose models were not run are left out."""
+    sizes = " and ".join(map(str, curve))
     verdicts = []
-    for others, what in ((("softmax",), ""), (("softmax-rope", "softmax-t5"), " that know relative positions")):
-        if not all({"dual", *others} <= set(scores) for scores in curve.values()):
-            continue
-        parts = {f"over {ROWS[other].label}, mean of n {sizes}": gap(curve, "dual", other) for other in others}
-        claim = f"dual attention learns {words} from fewer examples than softmax heads{what}"
-        verdicts.append(above(claim, parts))
+    for others, words in ((("softmax",), ""), (RELATIVE, " that know relative positions")):
+        found = [other for other in others if all({"dual", other} <= set(scores) for scores in curve.values())]
+        parts = {f"over {ROWS[other].label}, mean of n {sizes}": gap(curve, "dual", other) for other in found}
+        if parts:
+            claim = f"dual attention learns {what} from fewer examples than softmax heads{words}"
+            verdicts.append(above(claim, parts))
     return verdicts
+
+
+def better(what: str, one: str, others: Sequence[str], scores: Mapping[str, Scores]) -> list[Verdict]:
+    """`one` is better than each of `others` at what was scored, `scores[place]`, as the mean over the places that have
+    both.  Nothing where none has."""
+    parts = {}
+    for other in others:
+        those = [place for place, by in scores.items() if {one, other} <= set(by)]
+        if those:
+            of = f", mean of {', '.join(those)}" if len(scores) > 1 else ""
+            parts[f"over {ROWS[other].label}{of}"] = mean(
+                [scores[place][one] - scores[place][other] for place in those]
+            )
+    claim = f"{ROWS[one].label} is better than {' and '.join(ROWS[other].label for other in others)} at {what}"
+    return [above(claim, parts)] if parts else []
 
 
 def all_games(curves: Mapping[str, Curve], novel: Mapping[str, Mapping[str, Scores]]) -> list[Verdict]:
@@ -111,3 +152,54 @@ def all_games(curves: Mapping[str, Curve], novel: Mapping[str, Mapping[str, Scor
 def gap(curve: Curve, one: str, other: str) -> Estimate:
     """How far `one` is above `other`, as the mean over the sizes."""
     return mean([scores[one] - scores[other] for scores in curve.values()])
+
+
+# ---------------------------------------------------------------------------------------------------- what to choose
+Choice = tuple[str, str, bool, int]
+"""Symbols, positions, symmetric, relations."""
+
+
+def choices(scores: Mapping[Choice, Estimate]) -> list[Verdict]:
+    """`scores`: of each choice, the mean over the games.  Differences are means over all else that was varied."""
+    plain = {place[:1] + place[2:]: e for place, e in scores.items() if place[1] == "learned"}
+    verdicts = []
+    if pairs := [
+        (e, plain[s, False, n]) for (s, symmetric, n), e in plain.items() if symmetric and (s, False, n) in plain
+    ]:
+        parts = {"symmetric over not, mean of symbols and relations": mean([a - b for a, b in pairs])}
+        verdicts.append(above("symmetric relations learn faster", parts))
+    fewest, most = (pick({n for _, _, n in plain}, default=0) for pick in (min, max))
+    if pairs := [
+        (plain[s, y, most], e) for (s, y, n), e in plain.items() if n == fewest < most and (s, y, most) in plain
+    ]:
+        parts = {f"{most} over {fewest}, mean of symbols, symmetric or not": mean([a - b for a, b in pairs])}
+        verdicts.append(above("more relations than one per head help", parts))
+    others = [s for s in dict.fromkeys(s for s, _, _ in plain) if s != "by place"]
+    parts = {}
+    for other in others:
+        pairs = [
+            (e, plain[other, y, n]) for (s, y, n), e in plain.items() if s == "by place" and (other, y, n) in plain
+        ]
+        if pairs:
+            parts[f"over symbols {other}"] = mean([a - b for a, b in pairs])
+    return verdicts + ([above("symbols by place are the best on games", parts)] if parts else [])
+
+
+def splits(scores: Mapping[tuple[int, int], Estimate]) -> list[Verdict]:
+    """`scores[softmax, relational]`: by numbers of heads, the mean over the games."""
+    softmax = sorted(n for n, relational in scores if not relational)
+    halves = sorted(n for n, relational in scores if n == relational)
+    verdicts = []
+    if len(softmax) > 1:
+        few, many = softmax[0], softmax[-1]
+        parts = {f"{many} softmax heads over {few}": scores[many, 0] - scores[few, 0]}
+        verdicts.append(above("more softmax heads help", parts))
+    if softmax and halves:
+        least, many = halves[0], softmax[-1]
+        parts = {f"{least} + {least} heads over {many} softmax heads": scores[least, least] - scores[many, 0]}
+        verdicts.append(above("a few heads of both kinds are better than the most softmax heads", parts))
+    if len(halves) > 1:
+        few, many = halves[0], halves[-1]
+        parts = {f"{many} + {many} heads over {few} + {few}": scores[many, many] - scores[few, few]}
+        verdicts.append(above("more heads of both kinds keep helping", parts))
+    return verdicts

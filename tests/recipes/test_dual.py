@@ -9,33 +9,29 @@ import polyhead as ph
 from polyhead import train as training
 from polyhead.config import digest
 from polyhead.models.size import parameters
-from polyhead.recipes import DUAL, STUDIES
-from polyhead.recipes.dual_models import CLOSE, ROWS, Relations, encoder_of, heads_of, relational_of, row_of
-from polyhead.recipes.scales import SCALES, size
+from polyhead.recipes import DUAL
+from polyhead.recipes.dual_models import CLOSE, ROWS, Relations, encoder_of, heads_of, row_of, split_of
+from polyhead.recipes.scales import size
+from polyhead.reproduce.study import AXES
 from polyhead.tasks.relational_games import GAMES
 
 SMALL = {name: DUAL[name]("small") for name in DUAL}
-FREE = ()
+FREE = ("split",)
 """Studies whose very question is another number of parameters."""
 
 
 @pytest.mark.parametrize("name", DUAL)
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", ["small", "smoke"])
 def test_models_that_are_compared_have_equal_parameters_and_steps(name, scale):
-    alike = defaultdict(dict)
-    for run in DUAL[name](scale):
-        count = parameters_of(run.model)
-        alike[replace(run.task, split_seed=0) if hasattr(run.task, "split_seed") else run.task][row_of(run)] = (
-            count,
-            run.train.steps,
-            run.train.batch_size,
-        )
-    for by_row in alike.values():
-        counts, steps, batches = (set(values) for values in zip(*by_row.values(), strict=True))
-        assert len(steps) == len(batches) == 1
+    runs = SMALL[name] if scale == "small" else DUAL[name](scale)
+    alike = defaultdict(list)
+    for run in runs:
+        alike[replace(run.task, split_seed=0) if hasattr(run.task, "split_seed") else run.task].append(run)
+    for same in alike.values():
+        assert len({(run.train.steps, run.train.batch_size, run.train.lr) for run in same}) == 1
         if name not in FREE:
-            assert max(counts) - min(counts) <= 2 * CLOSE * by_row["dual"][0]
-            assert all(abs(count - by_row["dual"][0]) <= CLOSE * by_row["dual"][0] for count in counts)
+            plain = parameters_of(next(run.model for run in same if row_of(run) == "dual"))
+            assert all(abs(parameters_of(run.model) - plain) <= CLOSE * plain for run in same)
 
 
 COUNTED = {}
@@ -50,21 +46,20 @@ def parameters_of(model):
 
 @pytest.mark.parametrize("name", DUAL)
 def test_the_runs_of_a_study(name):
-    for scale in ("smoke", "small"):
-        runs = DUAL[name](scale)
+    for runs in (DUAL[name]("smoke"), SMALL[name]):
         assert len({digest(run) for run in runs}) == len(runs) == len({run.name for run in runs})
         for run in runs:
             assert run.name.endswith(f"-{run.seed}")
             assert row_of(run) in ROWS
             assert run.train.evaluate[0] == "validation"
             assert getattr(run.task, "split_seed", run.seed) == run.seed
-        assert {run.seed for run in SMALL[name]} == {0, 1, 2}
+    assert {run.seed for run in SMALL[name]} == {0, 1, 2}
 
 
 def test_runs_that_studies_share_have_one_name():
     named = {}
-    for name, study in STUDIES.items():
-        for run in SMALL.get(name) or study("small"):
+    for runs in SMALL.values():
+        for run in runs:
             assert named.setdefault(digest(run), run.name) == run.name
 
 
@@ -82,7 +77,8 @@ def test_every_model_of_a_study_trains(name, row, tmp_path):
 
 
 def games(scale):
-    return [run for run in DUAL["games"](scale) if run.seed == 0]
+    runs = SMALL["games"] if scale == "small" else DUAL["games"](scale)
+    return [run for run in runs if run.seed == 0]
 
 
 def test_games_are_the_papers():
@@ -128,8 +124,47 @@ def test_relations():
     shape = size("small", "games")
     softmax, relational = heads_of("dual", shape, Relations(relations=3, symmetric=False))
     assert (softmax.heads, relational.heads, relational.relations, relational.symmetric) == (1, 1, 3, False)
-    assert relational_of((softmax,)) is None
     assert heads_of("softmax", shape, Relations()) == (ph.Softmax(2, 32, 32),)
+
+
+def test_symbols_are_crossed_with_all_else():
+    runs = [run for run in SMALL["symbols"] if run.seed == 0 and run.task.game == "occurs"]
+    places = [tuple(AXES[axis](run) for axis in ("symbols", "positions", "symmetric", "relations")) for run in runs]
+    kinds = ("by place", "by offset", "library", "by neighbours")
+    grid = {(kind, "learned", same, count) for kind in kinds for same in (True, False) for count in (1, 4, 16)}
+    assert sorted(places) == sorted(grid | {(kind, "rotary", True, 1) for kind in kinds})
+    shared = {digest(run) for run in SMALL["symbols"]} & {digest(run) for run in SMALL["games"]}
+    assert len(shared) == 6  # the plain one, on two games, three seeds
+
+
+def test_splits_have_heads_of_one_width():
+    runs = [run for run in SMALL["split"] if run.seed == 0 and run.task.game == "occurs"]
+    assert {split_of(run) for run in runs} == {(2, 0), (4, 0), (8, 0), (1, 1), (2, 2), (4, 4), (3, 1), (1, 3), (0, 4)}
+    assert {(group.dim, group.value_dim) for run in runs for group in run.model.heads} == {(16, 16)}
+    assert {run.model.feedforward for run in runs} == {ph.Swiglu(128)}
+
+
+def test_writers():
+    one = {row_of(run): run.model for run in DUAL["maths"]("paper") if run.seed == 0 and "expand" in run.task.module}
+    dual = one["dual"]
+    heads = (ph.Softmax(4, 16, 16), ph.Relational(4, 16, 16, symbols=ph.RelativeSymbols()))
+    assert dual.heads == dual.encoder.heads == heads
+    assert dual.causal
+    assert not dual.encoder.causal
+    assert (dual.encoder.max_length, dual.max_length, dual.norm_order, dual.positions) == (
+        *(160, 31, "post"),
+        ph.Sinusoidal(),
+    )
+    assert one["abstractor"].heads == one["softmax"].heads == (ph.Softmax(8, 16, 16),)
+    assert isinstance(one["abstractor"].encoder, ph.AbstractorConfig)
+    assert (one["softmax-rope"].positions, one["softmax-rope"].encoder.positions) == (ph.Rotary(), ph.Rotary())
+
+
+def test_digits_keep_the_grey_of_their_patches():
+    run = SMALL["images"][0]
+    assert (run.task.data, run.model.inputs.norm) == ("digits", False)
+    assert all(run.model.inputs.norm for run in DUAL["images"]("paper"))
+    assert {run.task.data for run in DUAL["images"]("paper")} == {"cifar10", "cifar100"}
 
 
 def test_a_foreign_run_is_one_clear_line():

@@ -83,7 +83,7 @@ def test_the_table_of_games(study_of, tmp_path):
     assert row[3:6] == ("0.741 ± 0.001", "0.701 ± 0.001", "0.701 ± 0.001")
     assert row[6].startswith("0.619 (250), 0.775 (500)")
     assert row[7:] == ("10", "4")
-    cell = found.numbers["occurs, 32 images"]["dual"]["novel_stripes"]
+    cell = found.numbers["occurs, 32"]["dual"]["stripes"]
     assert cell["mean"] == pytest.approx(0.701)
     assert any("package" in note for note in found.notes)
 

@@ -112,6 +112,8 @@ class RelationalHeads(nn.Module):
         and symbols reach a head's output with one variance, where a head looks alike at PROBE tokens and inputs and
         symbols are normal: measured with the maps as they are, on inputs that draw from no generator of torch's.
         """
+        if self.relation_weight.is_meta:  # models that are only counted
+            return
         e, r = self.sizes.value_dim, self.relations
         if self.relation_init != "balanced":
             bound = (r if self.relation_init == "paper" else e * r) ** -0.5

@@ -49,6 +49,12 @@ def _nearest(settings: Any, target: int, field: str) -> tuple[Any, list[Any]]:
     """The settings nearest `target`, and all that surround it (one or two)."""
     step = _step(settings, field)
     low, high = 0, 1  # in steps: too small (or nothing at all), and not too small
+    if field != "dim" and (first := _count(settings, field, 1)) < target:  # most counts are a straight line
+        slope = max(_count(settings, field, 2) - first, 1)
+        low = min(1 + (target - first - 1) // slope, MOST)
+        high = low + 1
+        if low > 1 and _count(settings, field, low) >= target:
+            low, high = 1, low
     while _count(settings, field, high * step) < target and high * step < MOST:
         low, high = high, 2 * high
     while high - low > 1:

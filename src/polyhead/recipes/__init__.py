@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from polyhead.config import Run
-from polyhead.recipes import dual, hyla, hyla_figures
+from polyhead.recipes import dual, dual_questions, hyla, hyla_figures
 from polyhead.recipes.rows import OURS, row_of
 
 HYLA: dict[str, Callable[[str], tuple[Run, ...]]] = {
@@ -38,6 +38,13 @@ HYLA: dict[str, Callable[[str], tuple[Run, ...]]] = {
 
 DUAL: dict[str, Callable[[str], tuple[Run, ...]]] = {
     "games": dual.games,
+    "sorting": dual.sorting,
+    "order": dual.order,
+    "set": dual.set_cards,
+    "maths": dual.maths,
+    "images": dual.images,
+    "symbols": dual_questions.symbols,
+    "split": dual_questions.split,
 }
 """Those of the dual-attention study."""
 
@@ -55,7 +62,6 @@ MINUTES: dict[str, float] = {
     "fig-5d": 6.4,
     "fig-a5": 10.1,
     "fig-a7": 0.8,
-    "games": 73.5,
     **dict.fromkeys(("fig-2c", "fig-a3"), 42.3),
     **dict.fromkeys(("fig-2b", "fig-2d", "fig-a2"), 8.4),
     **dict.fromkeys(("fig-5a", "fig-5b", "fig-5e", "fig-5f", "fig-a6", "fig-a8"), 5.8),

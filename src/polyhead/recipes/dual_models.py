@@ -7,7 +7,6 @@ controls here do.
 """
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from polyhead.config import (
@@ -15,21 +14,26 @@ from polyhead.config import (
     Classes,
     CoRelNetConfig,
     Input,
+    Learned,
     Mechanism,
+    Mlp,
     Model,
     Output,
-    Patches,
     Position,
     PositionSymbols,
     PrediNetConfig,
     Relational,
+    RelationalSymbols,
     RelativeBias,
+    RelativeSymbols,
     Rotary,
     Run,
     Softmax,
     Swiglu,
+    SymbolicAttention,
     SymbolSource,
     TransformerConfig,
+    Values,
 )
 from polyhead.models.size import match, parameters
 from polyhead.recipes.scales import Scale
@@ -61,6 +65,15 @@ ROWS: dict[str, Row] = {
 """Name -> model."""
 
 
+SYMBOLS: dict[str, SymbolSource] = {
+    "by place": PositionSymbols(),
+    "by offset": RelativeSymbols(),
+    "library": SymbolicAttention(),
+    "by neighbours": RelationalSymbols(),
+}
+"""What a reader sees of where symbols come from."""
+
+
 @dataclass(frozen=True)
 class Relations:
     """What relational heads are given: where symbols come from, how many relations (None: one per head), how they
@@ -80,8 +93,11 @@ class Relations:
         return tuple(groups)
 
 
-BY_POSITION = Relations()
+BY_PLACE = Relations()
 """What the papers give on relational games."""
+
+BY_OFFSET = Relations(RelativeSymbols(), symmetric=False)
+"""What they give on maths and, symmetric or not, on images."""
 
 
 def heads_of(row: str, shape: Scale, relations: Relations) -> tuple[Mechanism, ...]:
@@ -101,15 +117,18 @@ def positions_of(row: str, shape: Scale, length: int) -> Position:
 
 @functools.cache
 def classifier(
-    ends: tuple[Input, Classes], length: int, row: str, shape: Scale, relations: Relations = BY_POSITION
+    ends: tuple[Input, Classes],
+    length: int,
+    row: str,
+    shape: Scale,
+    relations: Relations = BY_PLACE,
+    standard: Relations | None = None,
 ) -> Model:
-    """The model `row` of sequences of `length` with one class each, with as many parameters as dual attention has."""
+    """The model `row` of sequences of `length` with one class each, with as many parameters as dual attention has with
+    learned positions and `standard` relations (default: these)."""
     one_of("recipes", "model", row, ROWS)
     inputs, outputs = ends
-    inputs = replace(inputs, norm=True) if isinstance(inputs, Patches) else inputs
-    dual = _reader(inputs, outputs, length, "dual", shape, relations)
-    if row == "dual":
-        return dual
+    dual = _reader(inputs, outputs, length, "dual", replace(shape, positions=Learned()), standard or relations)
     target = parameters(dual)
     if row == "predinet":
         predinet = PrediNetConfig(inputs, outputs, shape.dim, length, heads=max(shape.dim // 8, 1))
@@ -119,7 +138,28 @@ def classifier(
         settings = CoRelNetConfig(inputs, outputs, shape.dim, length)
     if row == "abstractor":
         settings = _abstractor(inputs, outputs, length, shape)
-    return match(settings, target, field="hidden", tolerance=CLOSE)
+    return dual if settings == dual else match(settings, target, field="hidden", tolerance=CLOSE)
+
+
+@functools.cache
+def writer(
+    source: tuple[Input, int], ends: tuple[Input, Output, int], row: str, shape: Scale, relations: Relations
+) -> TransformerConfig:
+    """The model `row` that reads one sequence and writes another, with as many parameters as dual attention has.
+
+    `source`: the input end of the encoder and its length; `ends`: those of the decoder and its length.  Dual attention
+    has relational heads in encoder and decoder; the Abstractor is an encoder, and its decoder a transformer.
+    """
+    one_of("recipes", "model", row, ROWS)
+
+    def whole(name: str) -> TransformerConfig:
+        encoder: TransformerConfig | AbstractorConfig = _abstractor(source[0], None, source[1], shape)
+        if name != "abstractor":
+            encoder = _reader(source[0], Values(), source[1], name, shape, relations)
+        return replace(_reader(*ends, name, shape, relations), causal=True, encoder=encoder)
+
+    dual = whole("dual")
+    return dual if row == "dual" else match(whole(row), parameters(dual), field="hidden", tolerance=CLOSE)
 
 
 def _reader(
@@ -131,9 +171,10 @@ def _reader(
         dim=shape.dim,
         layers=shape.layers,
         heads=heads_of(row, shape, relations),
-        feedforward=Swiglu(shape.hidden),
+        feedforward=Swiglu(shape.hidden) if shape.act == "swiglu" else Mlp(shape.hidden, shape.act),
         positions=positions_of(row, shape, length),
         max_length=length,
+        norm_order=shape.norm_order,
         dropout=shape.dropout,
         residual_dropout=shape.dropout,
     )
@@ -159,8 +200,7 @@ def row_of(run: Run) -> str:
         if isinstance(model, kind) or isinstance(getattr(model, "encoder", None), kind):
             return name
     settings = encoder_of(run)
-    groups = settings.layer_heads(0)
-    relational = relational_of(groups)
+    groups, relational = settings.layer_heads(0), relational_of(run)
     if relational is None and all(isinstance(group, Softmax) for group in groups):
         return {Rotary: "softmax-rope", RelativeBias: "softmax-t5"}.get(type(settings.positions), "softmax")
     if relational is None:
@@ -176,6 +216,16 @@ def encoder_of(run: Run) -> TransformerConfig:
     return encoder if isinstance(encoder, TransformerConfig) else run.transformer
 
 
-def relational_of(groups: Sequence[Mechanism]) -> Relational | None:
-    """The relational heads among some groups."""
+def relational_of(run: Run) -> Relational | None:
+    """The relational heads of a transformer's first layer, of the one that reads; None of another model."""
+    groups = encoder_of(run).layer_heads(0) if isinstance(run.model, TransformerConfig) else ()
     return next((group for group in groups if isinstance(group, Relational)), None)
+
+
+def split_of(run: Run) -> tuple[int, int] | None:
+    """How many softmax and how many relational heads a layer has; None of another model than a transformer."""
+    if not isinstance(run.model, TransformerConfig):
+        return None
+    groups = encoder_of(run).layer_heads(0)
+    relational = sum(group.heads for group in groups if isinstance(group, Relational))
+    return sum(group.heads for group in groups) - relational, relational

@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from polyhead.config import Learned, Position, RelativeBias, Run, Task, Train, TransformerConfig
+from polyhead.config import Learned, Position, RelativeBias, Run, Sinusoidal, Task, Train, TransformerConfig
 from polyhead.recipes.rows import OURS, ROWS
 from polyhead.shapes import one_of
 from polyhead.tasks import FuzzyLogic, Sraven
@@ -56,6 +56,9 @@ class Scale:
     betas: tuple[float, float] = (0.9, 0.999)
     final: float = 0.1
     dropout: float = 0.0
+    act: str = "swiglu"
+    """Of the feed-forward layers of the dual-attention study; `norm_order`: of its transformers."""
+    norm_order: str = "pre"
 
     def grid(self) -> tuple[Setting, ...]:
         """All settings."""
@@ -80,16 +83,40 @@ SCALES: dict[str, dict[str, Scale]] = {
             final=1.0,
             dropout=0.1,
         ),
+        "objects": Scale(
+            *(64, 128, 2, 2, 32, 1600, 512, (1e-3,), (0.0,), (0,), None, 20, 10, Learned()),
+            final=1.0,
+            act="relu",
+        ),
+        "maths": Scale(
+            *(128, 256, 2, 8, 16, 390_600, 512, (6e-4,), (0.0,), (0,), None, 20, 5, Sinusoidal()),
+            betas=(0.9, 0.995),
+            final=1.0,
+            dropout=0.1,
+            act="relu",
+            norm_order="post",
+        ),
+        "images": Scale(
+            *(384, 384, 8, 12, 32, 35_200, 128, (1e-3,), (5e-5,), (1760,), None, 79, 10, Learned()),
+            final=0.01,
+            act="gelu",
+        ),
     },
     "small": {
         "fuzzy": Scale(64, 128, 2, 8, 8, 2000, 64, (2e-3, 5e-3), (0.1,), (100,), 1.0, 32, 3),
         "sraven": Scale(64, 128, 2, 8, 8, 1500, 64, (1e-3, 3e-3), (0.1,), (100,), 1.0, 32, 3, Learned()),
         "games": Scale(64, 128, 2, 2, 32, 600, 64, (2e-3,), (0.0,), (50,), 1.0, 16, 3, Learned()),
+        "objects": Scale(64, 128, 2, 4, 16, 1200, 64, (2e-3,), (0.0,), (100,), 1.0, 16, 3, Learned(), act="relu"),
+        "maths": Scale(64, 128, 2, 4, 16, 800, 32, (2e-3,), (0.0,), (100,), 1.0, 16, 3, Sinusoidal(), act="relu"),
+        "images": Scale(64, 128, 2, 4, 16, 3000, 64, (3e-3,), (0.0,), (100,), 1.0, 6, 3, Learned(), act="gelu"),
     },
     "smoke": {
         "fuzzy": Scale(16, 32, 1, 4, 4, 4, 8, (1e-3, 3e-3), (0.1,), (1,), 1.0, 2, 2),
         "sraven": Scale(16, 32, 1, 4, 4, 4, 8, (1e-3, 3e-3), (0.1,), (1,), 1.0, 2, 2, Learned()),
-        "games": Scale(16, 32, 2, 2, 8, 4, 8, (2e-3,), (0.0,), (1,), 1.0, 2, 2, Learned()),
+        "games": Scale(16, 96, 2, 2, 8, 4, 8, (2e-3,), (0.0,), (1,), 1.0, 2, 2, Learned()),
+        "objects": Scale(16, 32, 2, 2, 8, 4, 8, (2e-3,), (0.0,), (1,), 1.0, 2, 2, Learned(), act="relu"),
+        "maths": Scale(16, 32, 1, 2, 8, 4, 4, (2e-3,), (0.0,), (1,), 1.0, 2, 2, Sinusoidal(), act="relu"),
+        "images": Scale(16, 32, 2, 2, 8, 4, 8, (2e-3,), (0.0,), (1,), 1.0, 2, 2, Learned(), act="gelu"),
     },
 }
 

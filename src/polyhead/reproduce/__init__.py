@@ -18,7 +18,7 @@ from polyhead import claims
 from polyhead.config import Run, digest, to_dict
 from polyhead.recipes import STUDIES
 from polyhead.recipes.scales import SCALES
-from polyhead.reproduce import code_figures, curves, dual_curves, tables
+from polyhead.reproduce import code_figures, curves, dual_curves, dual_tables, tables
 from polyhead.reproduce.outcome import Outcome
 from polyhead.reproduce.page import write_page
 from polyhead.reproduce.study import AXES, Study
@@ -86,6 +86,13 @@ _LISTED = (
     ("fig-a8", "Fig. A8: SRAVEN codes, softmax", code_figures.similar("softmax", samples=True)),
     ("fig-a9", "Fig. A9: counts of tasks and instances", tables.fig_a9),
     ("games", "Relational games: learning curves", dual_curves.games),
+    ("sorting", "Object sorting: learning curves", dual_curves.sorting),
+    ("order", "Pairwise order", dual_tables.order),
+    ("set", "SET", dual_tables.set_cards),
+    ("maths", "Mathematics, character by character", dual_tables.maths),
+    ("images", "Images", dual_tables.images),
+    ("symbols", "Which symbols, positions and relations", dual_tables.symbols),
+    ("split", "Softmax heads, relational heads", dual_tables.split),
     ("table-a1", "Table A1: model ablations", tables.table_a1),
     ("table-a2", "Table A2: ambiguous instances", tables.table_a2),
     ("table-a3", "Table A3: the grid of settings", tables.table_a3),

@@ -1,10 +1,10 @@
-"""Figures and tables of the dual-attention study: scores over the size of the training set, or model by model.
+"""Learning curves of the dual-attention study: scores over the size of the training set, or over optimiser steps.
 
-A table has a line per model and place: how many parameters it has, how many steps it was trained, what it reached.
+A table has a line per model and place: what it reached, beside the paper's, with how many parameters and steps.
 """
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from polyhead import claims_dual
@@ -16,48 +16,25 @@ from polyhead.reproduce.study import Cell, Study, label
 
 Cells = Mapping[tuple[Any, ...], Mapping[str, Cell]]
 Panel = tuple[str, Mapping[str, Mapping[Any, list[float]]], Mapping[str, Any]]
-CHANCE = {"chance": 0.5}
-SPLITS = {"iid": "pentominoes", "novel_hexominoes": "hexominoes", "novel_stripes": "stripes"}
+Printed = Callable[[tuple[Any, ...], str], str]
+"""What the paper prints of a place and a model."""
+Columns = Sequence[tuple[str, str, str | None]]
+"""Head, split, and metric (None: the task's own)."""
+GAMES = (("pentominoes", "iid", None), ("hexominoes", "novel_hexominoes", None), ("stripes", "novel_stripes", None))
+SEEN = "standard errors over seeds, a dot per seed"
 
 
 def games(study: Study, folder: pathlib.Path) -> Outcome:
     """Accuracy over the number of training images, a panel per game: pentominoes, and the two unseen sets of shapes."""
     cells = by_model(study, "game", "examples")
     pictures = []
-    for split, words in SPLITS.items():
+    for words, split, _ in GAMES:
         stem = "games" if split == "iid" else f"games-{words}"
-        _draw(cells, split, folder / stem)
+        by_examples(cells, split, folder / stem, "training images", 0.5)
         unseen = "" if split == "iid" else ", never seen in training"
-        pictures.append((stem, f"Accuracy on {words}{unseen}; standard errors over seeds, a dot per seed."))
-    return Outcome(
-        pictures=tuple(pictures),
-        **_games_table(cells),
-        verdicts=tuple(_games_verdicts(cells)),
-    )
-
-
-def _draw(cells: Cells, split: str, stem: pathlib.Path) -> None:
-    panels: list[Panel] = []
-    for game in dict.fromkeys(place[0] for place in cells):
-        points = {n: scores(by, split) for (name, n), by in cells.items() if name == game}
-        panels.append((str(game).replace("_", " "), series(points), CHANCE))
-    for path in both(stem.name, stem.parent):
-        figures.lines(panels, path, x_label="training images", y_label="accuracy", log_x=True, limits=(0.4, 1.02))
-
-
-def _games_table(cells: Cells) -> dict[str, Any]:
-    head = ("game", "images", "model", *SPLITS.values(), "the paper's pentominoes", "parameters", "steps")
-    rows, found = [], {}
-    for (game, n), by in cells.items():
-        for model, cell in by.items():
-            values = [str(cell.score(split)) for split in SPLITS]
-            rows.append(
-                (game, f"{n}", label(model), *values, paper(claims_dual.GAMES[game].get(model, {})), *size(cell))
-            )
-        found[f"{game}, {n} images"] = {
-            m: {split: numbers(cell.score(split)) for split in SPLITS} for m, cell in by.items()
-        }
-    return {"head": head, "rows": tuple(rows), "numbers": found, "notes": notes(cells)}
+        pictures.append((stem, f"Accuracy on {words}{unseen}; {SEEN}."))
+    found = table(cells, ("game", "images"), GAMES, lambda at, m: paper(claims_dual.GAMES[at[0]].get(m, {})))
+    return Outcome(pictures=tuple(pictures), **found, verdicts=tuple(_games_verdicts(cells)))
 
 
 def _games_verdicts(cells: Cells) -> list[Verdict]:
@@ -68,9 +45,76 @@ def _games_verdicts(cells: Cells) -> list[Verdict]:
     verdicts = [verdict for name, curve in curves.items() for verdict in claims_dual.game(name, curve)]
     if not curves:
         return verdicts
-    unseen = [split for split in SPLITS if split != "iid"]
+    unseen = [split for _, split, _ in GAMES if split != "iid"]
     novel = {split: {name: scores(of[max(of)], split) for name, of in mine.items()} for split in unseen}
     return verdicts + claims_dual.all_games(curves, novel)
+
+
+def sorting(study: Study, folder: pathlib.Path) -> Outcome:
+    """Whole orders that are right, over the number of training sequences."""
+    placed = by_model(study, "task", "examples")
+    by_examples(placed, "iid", folder / "sorting", "training sequences", 0.0)
+    cells = {place[1:]: by for place, by in placed.items()}
+    columns = (("sorted", "iid", None), ("elements", "iid", "element_accuracy"), ("noisy objects", "novel", None))
+    verdicts: list[Verdict] = []
+    if whole(cells):
+        curve = {n: scores(by, "iid") for (n,), by in cells.items()}
+        verdicts = claims_dual.learns("sorting", curve)
+        at = {f"n {n}": found for n, found in curve.items()}
+        verdicts += claims_dual.better("sorting", "abstractor", ("softmax", "dual"), at)
+    caption = f"Sequences sorted without a mistake, as a decoder writes them; {SEEN}."
+    found = table(cells, ("sequences",), columns)
+    return Outcome(pictures=(("sorting", caption),), **found, verdicts=tuple(verdicts))
+
+
+def course(
+    axis: str, columns: Columns, claim: Callable[[Cells], list[Verdict]], printed: Printed
+) -> Callable[[Study, pathlib.Path], Outcome]:
+    """A figure of the score on `validation` over optimiser steps, a panel per value of `axis`, and the table."""
+
+    def draw(study: Study, folder: pathlib.Path) -> Outcome:
+        cells = by_model(study, axis)
+        panels: list[Panel] = []
+        for (value,), by in cells.items():
+            name = str(value).partition("__")[2] or str(value)
+            panels.append((name.replace("_", " "), {label(m): cell.course("validation") for m, cell in by.items()}, {}))
+        metric = study.points[0].run.task.metric.replace("_", " ")
+        for path in both(study.figure, folder):
+            figures.lines(panels, path, x_label="optimiser steps", y_label=metric, limits=(0.0, 1.02))
+        caption = f"{metric.capitalize()} on validation data in the course of training; {SEEN}."
+        verdicts = claim(cells) if whole(cells) else []
+        found = table(cells, (axis,), columns, printed)
+        return Outcome(pictures=((study.figure, caption),), **found, verdicts=tuple(verdicts))
+
+    return draw
+
+
+def by_examples(cells: Cells, split: str, stem: pathlib.Path, x_label: str, chance: float) -> None:
+    """A panel per first place, over the second: the number of examples."""
+    panels: list[Panel] = []
+    for name in dict.fromkeys(place[0] for place in cells):
+        points = {n: scores(by, split) for (which, n), by in cells.items() if which == name}
+        panels.append((str(name).replace("_", " "), series(points), {"chance": chance} if chance else {}))
+    low = chance - 0.1 if chance else 0.0
+    for path in both(stem.name, stem.parent):
+        figures.lines(panels, path, x_label=x_label, y_label="accuracy", log_x=True, limits=(low, 1.02))
+
+
+def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printed | None = None) -> dict[str, Any]:
+    """A line per place and model."""
+    head = (*axes, "model", *(name for name, _, _ in columns), *(["paper"] if printed else []), "parameters", "steps")
+    rows, found = [], {}
+    for place, by in cells.items():
+        where = [str(value).replace("__", ": ").replace("_", " ") for value in place]
+        for model, cell in by.items():
+            values = [str(cell.score(split, metric)) for _, split, metric in columns]
+            own = [printed(place, model)] if printed else []
+            rows.append((*where, label(model), *values, *own, *size(cell)))
+        found[", ".join(map(str, place))] = {
+            model: {name: numbers(cell.score(split, metric)) for name, split, metric in columns}
+            for model, cell in by.items()
+        }
+    return {"head": head, "rows": tuple(rows), "numbers": found, "notes": notes(cells)}
 
 
 def paper(values: Mapping[int, float]) -> str:

@@ -17,7 +17,7 @@ from polyhead.config import Run, TransformerConfig
 from polyhead.recipes import dual_models
 from polyhead.recipes.rows import OURS, ROWS, row_of
 from polyhead.recipes.scales import Setting
-from polyhead.tasks import FuzzyLogic, Sraven
+from polyhead.tasks import FuzzyLogic, Images, Sraven
 from polyhead.train import Failure, Result
 from polyhead.train.folder import METRICS, RESULT, read_metrics
 
@@ -35,11 +35,36 @@ def _heads(model: TransformerConfig) -> int:
     return sum(group.heads for group in model.layer_heads(0))
 
 
+def _symbols(run: Run) -> str | None:
+    """Where the symbols of its relational heads come from."""
+    group = dual_models.relational_of(run)
+    return None if group is None else {type(s): n for n, s in dual_models.SYMBOLS.items()}[type(group.symbols)]
+
+
+def _relations(run: Run) -> int | None:
+    group = dual_models.relational_of(run)
+    return None if group is None else group.relations or group.heads
+
+
+def _positions(run: Run) -> str | None:
+    """Of a model with relational heads."""
+    if dual_models.relational_of(run) is None:
+        return None
+    return type(dual_models.encoder_of(run).positions).__name__.lower()
+
+
 AXES: dict[str, Callable[[Run], Any]] = {
     "task": lambda run: "fuzzy" if run.task.name == "fuzzy_logic" else run.task.name,
     "model": _model,
     "game": lambda run: getattr(run.task, "game", None),
     "examples": lambda run: getattr(run.task, "examples", None),
+    "module": lambda run: getattr(run.task, "module", None),
+    "data": lambda run: run.task.data if isinstance(run.task, Images) else None,
+    "symbols": _symbols,
+    "relations": _relations,
+    "symmetric": lambda run: getattr(dual_models.relational_of(run), "symmetric", None),
+    "positions": _positions,
+    "split": lambda run: None if isinstance(run.task, (FuzzyLogic, Sraven)) else dual_models.split_of(run),
     "length": lambda run: run.task.length,
     "held out": lambda run: getattr(run.task, "held_out", None),
     "features": lambda run: getattr(run.task, "features", None),
@@ -78,6 +103,11 @@ class Point:
             )
         return float(self.result.scores[split][name])
 
+    def course(self, split: str) -> dict[int, float]:
+        """Its score on `split` by optimiser step, as it was evaluated in training."""
+        rows = [row for row in read_metrics(self.result.folder) if row["kind"] == "eval" and row["split"] == split]
+        return {row["step"]: float(row[self.run.task.metric]) for row in rows}
+
     def training_loss(self) -> float:
         """Mean of the last logged losses on training batches."""
         rows = [row["loss"] for row in read_metrics(self.result.folder) if row["kind"] == "train"]
@@ -98,6 +128,14 @@ class Cell:
     def score(self, split: str, metric: str | None = None) -> Estimate:
         """Over seeds."""
         return Estimate.of({point.run.seed: point.score(split, metric) for point in self.points})
+
+    def course(self, split: str) -> dict[int, list[float]]:
+        """Of its seeds, by optimiser step."""
+        found: dict[int, list[float]] = {}
+        for point in self.points:
+            for step, score in point.course(split).items():
+                found.setdefault(step, []).append(score)
+        return found
 
     def training_loss(self) -> Estimate:
         return Estimate.of({point.run.seed: point.training_loss() for point in self.points})
