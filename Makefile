@@ -38,8 +38,9 @@ bench: .venv/.ready
 	$(BIN)/python benchmarks/bench_training.py
 
 # Hours of training: the figures of docs/results at the small scale.  Interrupted, it goes on.
-STUDY := table-a2 fig-a9 table-a1 fig-2c fig-a3 fig-2b fig-2d fig-a2 fig-5a fig-5b fig-5e fig-5f fig-a6 fig-a8 fig-5c fig-5d fig-a5 fig-a7 table-a3 \
-	fig-4a fig-4a-heads fig-4b fig-a4
+STUDY := table-a2 fig-a9 table-a1 fig-2c fig-a3 fig-2b fig-2d fig-a2 fig-5a fig-5b fig-5e fig-5f fig-a6 fig-a8 fig-5c \
+	fig-5d fig-a5 fig-a7 table-a3 fig-4a fig-4a-heads fig-4b fig-a4 \
+	games sorting order set maths images symbols split
 
 campaign: .venv/.ready
 	@for figure in $(STUDY); do \

@@ -9,7 +9,7 @@ import polyhead as ph
 from polyhead import train as training
 from polyhead.config import digest
 from polyhead.models.size import parameters
-from polyhead.recipes import DUAL
+from polyhead.recipes import DUAL, RECIPES
 from polyhead.recipes.dual_models import CLOSE, ROWS, Relations, encoder_of, heads_of, row_of, split_of
 from polyhead.recipes.scales import size
 from polyhead.reproduce.study import AXES
@@ -175,3 +175,12 @@ def test_a_foreign_run_is_one_clear_line():
         row_of(strange)
     with pytest.raises(ValueError, match=r"recipes: unknown scale 'tiny'"):
         DUAL["games"]("tiny")
+
+
+def test_single_recipes_are_runs_of_the_studies():
+    for name, study in (("games", "games"), ("sorting", "sorting"), ("digits", "images"), ("maths", "maths")):
+        run = RECIPES[f"{name}-dual"]()
+        assert (run.name, row_of(run), run.threads) == (f"{name}-dual", "dual", None)
+        alike = [r for r in SMALL[study] if replace(r, train=run.train, name=run.name, threads=None) == run]
+        assert len(alike) == 1
+        assert (alike[0].train == run.train) == (name != "maths")

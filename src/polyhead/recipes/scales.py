@@ -107,7 +107,7 @@ SCALES: dict[str, dict[str, Scale]] = {
         "sraven": Scale(64, 128, 2, 8, 8, 1500, 64, (1e-3, 3e-3), (0.1,), (100,), 1.0, 32, 3, Learned()),
         "games": Scale(64, 128, 2, 2, 32, 600, 64, (2e-3,), (0.0,), (50,), 1.0, 16, 3, Learned()),
         "objects": Scale(64, 128, 2, 4, 16, 1200, 64, (2e-3,), (0.0,), (100,), 1.0, 16, 3, Learned(), act="relu"),
-        "maths": Scale(64, 128, 2, 4, 16, 800, 32, (2e-3,), (0.0,), (100,), 1.0, 16, 3, Sinusoidal(), act="relu"),
+        "maths": Scale(64, 128, 2, 4, 16, 800, 32, (3e-3,), (0.0,), (100,), 1.0, 16, 3, Sinusoidal(), act="relu"),
         "images": Scale(64, 128, 2, 4, 16, 3000, 64, (3e-3,), (0.0,), (100,), 1.0, 6, 3, Learned(), act="gelu"),
     },
     "smoke": {
