@@ -108,6 +108,10 @@ class Task(abc.ABC):
         """Named lists of (query, key) positions whose latent code is worth a look; by default the last token's own."""
         return {"self": ((-1, -1),)}
 
+    def count(self, split: str) -> int | None:
+        """How many sequences a held-out split has, each in one of its first batches; None when they are drawn anew."""
+        return None
+
     @abc.abstractmethod
     def sample(self, split: str, batch_size: int, generator: Any) -> Batch:
         """A batch on the generator's device."""

@@ -25,12 +25,12 @@ def everything(task, split, size):
 def test_digits_are_those_of_scikit_learn_with_their_labels():
     known = load_digits()
     for split in STILL.splits:
-        batch = everything(STILL, split, 200)
+        batch = everything(STILL, split, 150)
         number = batch.latents["image"].numpy()
         wanted = torch.from_numpy(known.images[number]).float()[:, None] / 8 - 1
         torch.testing.assert_close(batch.inputs, wanted)
         assert batch.targets[:, 0].tolist() == known.target[number].tolist() == batch.latents["label"].tolist()
-        assert batch.targets.shape == batch.scored.shape == (200, 1)
+        assert batch.targets.shape == batch.scored.shape == (150, 1)
         assert batch.scored.all()
         assert batch.mask is None
     assert STILL.ends == (config.Patches((1, 8, 8), (2, 2)), config.Classes(10))
@@ -48,16 +48,25 @@ def test_splits_share_no_image_lose_none_and_depend_on_their_seed():
 
 
 def test_a_walk_shows_each_image_once_before_any_again():
-    shown = torch.cat([walk(10, 4, seed=0, name="x", step=step) for step in range(10)])
-    for turn in shown.view(4, 10):
-        assert sorted(turn.tolist()) == list(range(10))
-    assert shown[:10].tolist() != shown[10:20].tolist()
-    assert (
-        walk(10, 25, seed=0, name="x", step=1).tolist()
-        == torch.cat([shown[25:40]]).tolist()[:15] + walk(10, 10, seed=0, name="x", step=4).tolist()
-    )
-    assert walk(10, 10, seed=1, name="x", step=0).tolist() != shown[:10].tolist()
-    assert walk(10, 10, seed=0, name="y", step=0).tolist() != shown[:10].tolist()
+    def some(first, many, seed=0, name="x"):
+        return walk(10, first, many, seed=seed, name=name).tolist()
+
+    shown = [row for step in range(10) for row in some(4 * step, 4)]
+    for turn in range(4):
+        assert sorted(shown[10 * turn : 10 * turn + 10]) == list(range(10))
+    assert shown[:10] != shown[10:20]
+    assert some(15, 25) == shown[15:]
+    assert some(0, 10, seed=1) != shown[:10]
+    assert some(0, 10, name="y") != shown[:10]
+
+
+def test_batches_of_a_held_out_split_end_with_it():
+    parts = [STILL.batch("iid", 64, seed=0, step=step).latents["image"] for step in range(12)]
+    assert [len(part) for part in parts] == [64, 64, 64, 64, 64, 39] * 2
+    for turn in (parts[:6], parts[6:]):
+        assert len(set(torch.cat(turn).tolist())) == 359
+    assert len(STILL.batch("iid", 500, seed=0, step=3).inputs) == 359
+    assert [len(STILL.batch("train", 1000, seed=0, step=step).inputs) for step in range(3)] == [1000] * 3
 
 
 def test_a_batch_is_a_function_of_seed_split_and_step():

@@ -9,7 +9,8 @@ it so, of CoRelNet that of its first MLP, of PrediNet the number of relations), 
 alone varies the number of heads.  `scales.py` has the sizes, `dual_models.py` the models, `dual_questions.py` the
 studies of what to choose.
 
-At small scale: gradients clipped at 1, a warm-up and a cosine to a tenth of the rate, no dropout, one rate for all.
+At small scale: gradients clipped at 1, a warm-up and a cosine to a tenth of the rate, one rate for all, and no dropout
+but on images.
 """
 
 import itertools
@@ -147,7 +148,8 @@ def images(scale: str = "small") -> tuple[Run, ...]:
 
     polyhead reproduce images.  Paper: 8 layers of width 384, 12 heads (6 + 6), patches of 4 x 4, symbols by offset,
     symmetric, GELU, rate 1e-3 with 5 epochs of warm-up and a cosine, 100 epochs of batches of 128, ten trials.  Small:
-    two layers of width 64, 4 heads, patches of 2 x 2, 3000 steps of 64, rate 3e-3, one-pixel shifts.
+    two layers of width 64, 4 heads, patches of 2 x 2, 3000 steps of 64, rate 3e-3, dropout and decay 0.1, one-pixel
+    shifts.
 
     Where the papers differ: they augment with CutMix or AutoAugment too [shifts and mirroring alone here], decay in the
     loss [AdamW], and group keys and values in most of their dual models [never here].
@@ -194,10 +196,11 @@ def maths_dual() -> Run:
 def digits_dual() -> Run:
     """Dual attention reads scikit-learn's digits: 16 patches of 2 x 2, one-pixel shifts in training.
 
-    polyhead train digits-dual.  3000 steps of 64, about a minute of one core.  Expect an accuracy of 0.97 on the test
-    images.
+    polyhead train digits-dual.  6000 steps of 64, about two minutes of one core.  Expect an accuracy of 0.98 on the
+    test images.
     """
-    return _single("digits-dual", images("small"), "digits-dual-0")
+    run = _single("digits-dual", images("small"), "digits-dual-0")
+    return replace(run, train=replace(run.train, steps=6000))
 
 
 def game_run(

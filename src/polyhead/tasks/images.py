@@ -35,7 +35,8 @@ class Images(Task):
         iid          the test images; of digits, a fifth of all
 
     Which images are held out depends on `split_seed`.  Batch after batch of one seed goes through a split in a random
-    order, and then through it again in another, so that consecutive batches show each image once.
+    order, and then through it again in another, so that consecutive batches show each image once.  Of a held-out split
+    the last batch before it begins again is short: as many batches as cover it score each image exactly once.
 
     data: "digits" (8 x 8, 1797 of them, in scikit-learn); "cifar10" or "cifar100", the binary version in `folder`;
         "folder", images of any sizes as `folder/train/CLASS/NAME.png` and `folder/val/CLASS/...` (needs Pillow), of
@@ -101,6 +102,9 @@ class Images(Task):
     def length(self) -> int:
         return self.patches.count
 
+    def count(self, split: str) -> int | None:
+        return None if split == "train" else len(_rows(self, split, torch.device("cpu")))
+
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
         """A batch on the generator's device: inputs (b c height width), targets (b 1); images may come twice."""
         check_draw(self, split, batch_size)
@@ -115,7 +119,12 @@ class Images(Task):
         check_draw(self, split, batch_size)
         generator = self.generator(split, seed=seed, step=step, device=device)
         rows = _rows(self, split, generator.device)
-        chosen = walk(len(rows), batch_size, seed=seed, name=f"{self.name}/{split}/order", step=step)
+        first = step * batch_size
+        if split != "train":  # batches of a pass over all: the last ends with it
+            number, place = divmod(step, -(-len(rows) // batch_size))
+            first = number * len(rows) + place * batch_size
+            batch_size = min(batch_size, len(rows) - place * batch_size)
+        chosen = walk(len(rows), first, batch_size, seed=seed, name=f"{self.name}/{split}/order")
         return self._batch(split, rows[chosen.to(rows.device)], fork(generator, "moves"))
 
     def _batch(self, split: str, rows: Tensor, mover: torch.Generator) -> Batch:
@@ -158,9 +167,9 @@ def moved(images: Tensor, by: Int[Tensor, "b 2"]) -> Tensor:
     return images
 
 
-def walk(count: int, batch_size: int, *, seed: int, name: str, step: int) -> Tensor:
-    """Which of `count` rows batch number `step` shows: in a random order, each once before any comes again."""
-    places = torch.arange(step * batch_size, (step + 1) * batch_size)
+def walk(count: int, first: int, many: int, *, seed: int, name: str) -> Tensor:
+    """The rows number `first` to `first + many` of a walk over `count` rows: each comes once before any comes again."""
+    places = torch.arange(first, first + many)
     rounds = range(int(places[0]) // count, int(places[-1]) // count + 1)
     order = torch.cat([_order(count, seed, name, number) for number in rounds])
     return order[places - rounds[0] * count]

@@ -62,31 +62,42 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss, and for each metric of the task its mean over sequences and the standard error `<metric>_se` of that mean.
 
-    The batches are numbers 0 to `batches` - 1 of the split's own stream: the same for every model with this seed.
+    The batches are numbers 0 to `batches` - 1 of the split's own stream: the same for every model with this seed.  A
+    split that has fewer ends there: each of its sequences is scored once.  `sequences` says how many there were.
     """
     device = torch.device(device)
     losses: list[Tensor] = []
+    sizes: list[int] = []
     values: dict[str, list[Tensor]] = defaultdict(list)
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            for i in range(batches):
+            for i in range(enough(task, split, batches, batch_size)):
                 batch = task.batch(split, batch_size, seed=seed, step=i, device=device)
                 outputs = predict(model, task, batch, precision)
                 losses.append(task.loss(outputs, batch))
+                sizes.append(len(batch.inputs))
                 for name, value in task.metrics(outputs, batch).items():
                     values[name].append(value)
     finally:
         model.train(training)
-    return {**summary(losses, values), "sequences": batches * batch_size}
+    return summary(losses, values, sizes)
 
 
-def summary(losses: list[Tensor], values: Mapping[str, list[Tensor]]) -> dict[str, float]:
-    """The mean of the losses of batches; of each metric mean and standard error over the sequences of all batches."""
-    scores = {"loss": torch.stack(losses).cpu().double().mean().item()}
+def enough(task: Task, split: str, batches: int, batch_size: int) -> int:
+    """So many batches, or fewer if these show all of a split once."""
+    count = task.count(split)
+    return batches if count is None else min(batches, -(-count // batch_size))
+
+
+def summary(losses: list[Tensor], values: Mapping[str, list[Tensor]], sizes: Sequence[int]) -> dict[str, float]:
+    """The mean of the losses of batches of these sizes; of each metric mean and standard error over the sequences of
+    all batches; and how many sequences those are."""
+    weights = torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
+    scores = {"loss": (torch.stack(losses).cpu().double() * weights).sum().item()}
     for name, parts in values.items():
         value = torch.cat(parts).cpu().double()
         scores[name] = value.mean().item()
         scores[f"{name}_se"] = value.std().item() / len(value) ** 0.5 if len(value) > 1 else 0.0
-    return scores
+    return {**scores, "sequences": sum(sizes)}

@@ -32,7 +32,7 @@ from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.models.transformer import Transformer
 from polyhead.train import optimiser
-from polyhead.train.evaluation import evaluate, predict, summary
+from polyhead.train.evaluation import enough, evaluate, predict, summary
 
 WINDOW = 256
 """Steps whose learning rates go to the device in one piece, so that no step waits for them."""
@@ -263,9 +263,11 @@ class Stack:
             ]
         losses: list[list[Tensor]] = [[] for _ in self.runs]
         values: list[dict[str, list[Tensor]]] = [{} for _ in self.runs]
+        sizes: list[int] = []
         with torch.no_grad():
-            for number in range(count):
+            for number in range(enough(self.task, split, count, train.batch_size)):
                 batch = self._draw(split, number)
+                sizes.append(len(_at(batch, self.which[0]).inputs))
                 for rows in self._chunks():
                     outputs = vmap(self._outputs)(self.rows[rows], _tensors(self._own(batch, rows)))
                     for j, i in enumerate(range(rows.start, rows.stop)):
@@ -273,8 +275,7 @@ class Stack:
                         losses[i].append(self.task.loss(outputs[j], own))
                         for name, value in self.task.metrics(outputs[j], own).items():
                             values[i].setdefault(name, []).append(value)
-        sequences = count * train.batch_size
-        return [{**summary(a, b), "sequences": sequences} for a, b in zip(losses, values, strict=True)]
+        return [summary(a, b, sizes) for a, b in zip(losses, values, strict=True)]
 
     def _chunks(self) -> Iterator[slice]:
         for start in range(0, len(self.runs), self.at_once):
