@@ -6,10 +6,12 @@ With `act` softmax the inner products only select; with a pointwise act they are
 Webb, Cohen and Lafferty 2024, "Abstractors and relational cross-attention".
 """
 
+from typing import Any
+
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Bias, Inputs, Keep, Mask, Symbols, drop, latent_code, relate, retrieve, visible
+from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, Symbols, drop, latent_code, relate, retrieve, visible
 from polyhead.ops.dispatch import choose, load
 from polyhead.shapes import one_of, shaped
 from polyhead.spec import RELATION_ACTS
@@ -23,12 +25,14 @@ def reference(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     keep: Tensor | None = None,
     act: str = "softmax",
 ) -> Tensor:
     """The equation, as it stands."""
-    look = visible(mask, causal, q.shape[1], k.shape[1], q.device)
+    look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
     a = relate(latent_code(q, k, normalise="identity", bias=bias, scale=scale), act, look)
     return retrieve(drop(a if look is None else a.masked_fill(~look, 0), keep), symbols)
 
@@ -42,6 +46,8 @@ def abstractor_attention(
     bias: Bias | None = None,
     mask: Mask | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
     scale: float | None = None,
     keep: Keep | None = None,
     impl: str = "auto",
@@ -50,15 +56,24 @@ def abstractor_attention(
     """Relational cross-attention, `out_h = sum_s act(q k^T / sqrt(d))_h symbols_h`.
 
     symbols: values by key, or by offset (row j - i + t - 1 is the symbol of key j for query i); act:
-    spec.RELATION_ACTS, of the scores with their bias; nothing is normalised unless it is softmax.  A masked pair
-    counts 0, a query that may look nowhere gets exactly 0.  ValueError if an explicit impl cannot take the inputs.
-    Altabaa et al. 2024.
+    spec.RELATION_ACTS, of the scores with their bias; nothing is normalised unless it is softmax. A masked pair
+    counts 0, a query that may look nowhere gets exactly 0. `window`: only keys less than so many places away, the
+    last query aligned with the last key; `cu_seqlens`: the one sample is several sequences, which do not see one
+    another. ValueError if an explicit impl cannot take the inputs. Altabaa et al. 2024.
 
     >>> abstractor_attention(q, k, symbols, causal=True, act="sigmoid")      # (b t h e)
     """
     one_of("abstractor_attention", "act", act, RELATION_ACTS)
-    run = choose("abstractor", impl, Inputs(q, k, symbols, bias, mask, keep, causal, act=act))
-    return run(q, k, symbols, bias=bias, mask=mask, causal=causal, scale=scale, keep=keep, act=act)
+    limits: dict[str, Any] = {
+        "bias": bias,
+        "mask": mask,
+        "causal": causal,
+        "window": window,
+        "cu_seqlens": cu_seqlens,
+        "keep": keep,
+    }
+    run = choose("abstractor", impl, Inputs(q, k, symbols, **limits, act=act))
+    return run(q, k, symbols, **limits, scale=scale, act=act)
 
 
 load("abstractor")

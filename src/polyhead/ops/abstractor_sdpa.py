@@ -28,10 +28,16 @@ def forward(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     keep: Tensor | None = None,
     act: str = "softmax",
 ) -> Tensor:
     """Relational cross-attention as one call of `scaled_dot_product_attention`."""
-    refuse("abstractor_attention", "sdpa", refusal(Inputs(q, k, symbols, bias, mask, keep, causal, act=act)))
-    return fused(q, k, symbols, bias=bias, mask=mask, causal=causal, scale=scale)
+    refuse(
+        "abstractor_attention",
+        "sdpa",
+        refusal(Inputs(q, k, symbols, bias, mask, keep, causal, window, cu_seqlens, act=act)),
+    )
+    return fused(q, k, symbols, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=scale)

@@ -10,14 +10,14 @@ heads); Altabaa and Lafferty 2024, "Disentangling and integrating relational and
 architectures" (relations).  The softmax over heads is ours.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from einops import einsum
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
 from polyhead.shapes import one_of, shaped
@@ -31,6 +31,9 @@ Symbols = Float[Tensor, "b s g e"] | Float[Tensor, "t+s-1 g e"]
 
 Mask = Bool[Tensor, "#b #h #t #s"] | Bool[Tensor, "#h #t #s"] | Bool[Tensor, "#t #s"] | Bool[Tensor, "#s"]
 """True where looking is allowed."""
+
+Packed = Int32[Tensor, "_"]
+"""Sequences one after the other in a single sample: number n is rows cu_seqlens[n] to cu_seqlens[n + 1]."""
 
 Keep = Float[Tensor, "#b #h t s"]
 """Dropout of the code: 0 or 1 / (1 - rate)."""
@@ -47,6 +50,8 @@ class Inputs:
     mask: Tensor | None = None
     keep: Tensor | None = None
     causal: bool = False
+    window: int | None = None
+    cu_seqlens: Tensor | None = None
     normalise: str = "softmax"
     value_weight: Tensor | None = None
     q_rel: Tensor | None = None
@@ -68,7 +73,7 @@ _ACTS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": _same,
     "relu": torch.relu,
     "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
@@ -117,12 +122,33 @@ def diagonal(t: int, s: int, device: torch.device) -> Tensor:
     return torch.arange(s, device=device) <= torch.arange(s - t, s, device=device)[:, None]
 
 
-def visible(mask: Tensor | None, causal: bool, t: int, s: int, device: torch.device) -> Tensor | None:
-    """Where looking is allowed, with 2 to 4 dimensions that broadcast to (b h t s); None means everywhere."""
-    if not causal:
-        return mask
-    past = diagonal(t, s, device)
-    return past if mask is None else past & mask
+def same_sequence(cu_seqlens: Tensor, t: int) -> Tensor:
+    """(t t), True where both tokens of a packed sample belong to one sequence."""
+    number = torch.bucketize(torch.arange(t, device=cu_seqlens.device), cu_seqlens[1:], right=True)
+    return number[:, None] == number
+
+
+def visible(
+    mask: Tensor | None,
+    causal: bool,
+    t: int,
+    s: int,
+    device: torch.device,
+    *,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor | None:
+    """Where looking is allowed, with 2 to 4 dimensions that broadcast to (b h t s); None means everywhere.
+
+    The last query is aligned with the last key.  Within a `window`, keys are less than so many places away.
+    """
+    limits = [diagonal(t, s, device)] if causal else []
+    if window is not None:
+        place, key = torch.arange(s - t, s, device=device)[:, None], torch.arange(s, device=device)
+        limits.append((place - key).abs() < window)
+    if cu_seqlens is not None:
+        limits.append(same_sequence(cu_seqlens, t))
+    return functools.reduce(torch.logical_and, limits + ([] if mask is None else [mask])) if limits else mask
 
 
 def drop(code: Tensor, keep: Tensor | None) -> Tensor:
@@ -183,6 +209,8 @@ def latent_code(
     bias: Bias | None = None,
     mask: Mask | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
     scale: float | None = None,
 ) -> Float[Tensor, "b h t s"]:
     """The code of every query-key pair: what the heads say about it, before any value is read.
@@ -201,7 +229,9 @@ def latent_code(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = einsum(q * scale, share(k, h), "b t h d, b s h d -> b h t s")
     biased = wide(scores) if bias is None else wide(scores) + dense(bias, t, s)
-    return normalised(biased, normalise, visible(mask, causal, t, s, q.device)).to(scores.dtype)
+    return normalised(
+        biased, normalise, visible(mask, causal, t, s, q.device, window=window, cu_seqlens=cu_seqlens)
+    ).to(scores.dtype)
 
 
 @shaped
@@ -212,6 +242,8 @@ def relations(
     relation_act: str,
     mask: Mask | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
 ) -> Float[Tensor, "b r t s"]:
     """The relations of every query-key pair, `act(q_rel . k_rel / sqrt(p))`.
 
@@ -220,7 +252,7 @@ def relations(
 
     >>> relations(q_rel, k_rel, relation_act="softmax", causal=True).sum(-1)      # all ones
     """
-    look = visible(mask, causal, q_rel.shape[1], k_rel.shape[1], q_rel.device)
+    look = visible(mask, causal, q_rel.shape[1], k_rel.shape[1], q_rel.device, window=window, cu_seqlens=cu_seqlens)
     if look is not None and look.ndim > 2 and look.shape[-3] != 1:
         look = look.any(-3, keepdim=True)
     return relate(einsum(q_rel * q_rel.shape[-1] ** -0.5, k_rel, "b t r p, b s r p -> b r t s"), relation_act, look)

@@ -8,11 +8,26 @@ earlier draft of Altabaa and Lafferty 2024 (arXiv 2405.16727); with the relation
 to symbols.
 """
 
+from typing import Any
+
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Bias, Inputs, Keep, Mask, Symbols, drop, latent_code, relate, retrieve, share, visible
+from polyhead.ops.code import (
+    Bias,
+    Inputs,
+    Keep,
+    Mask,
+    Packed,
+    Symbols,
+    drop,
+    latent_code,
+    relate,
+    retrieve,
+    share,
+    visible,
+)
 from polyhead.ops.dispatch import choose, load
 from polyhead.shapes import one_of, shaped
 from polyhead.spec import RELATION_ACTS
@@ -28,13 +43,15 @@ def reference(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     keep: Tensor | None = None,
     relation_act: str = "identity",
 ) -> Tensor:
     """The equation, as it stands."""
-    look = visible(mask, causal, q.shape[1], k.shape[1], q.device)
-    code = latent_code(q, k, normalise="softmax", bias=bias, mask=mask, causal=causal, scale=scale)
+    look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
+    code = latent_code(q, k, normalise="softmax", bias=bias, mask=look, scale=scale)
     inner = einsum(q_rel * q_rel.shape[-1] ** -0.5, share(k_rel, q.shape[2]), "b t h p, b s h p -> b h t s")
     return retrieve(drop(code * relate(inner, relation_act, look), keep), symbols)
 
@@ -50,6 +67,8 @@ def disentangled_attention(
     bias: Bias | None = None,
     mask: Mask | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
     scale: float | None = None,
     keep: Keep | None = None,
     impl: str = "auto",
@@ -58,16 +77,26 @@ def disentangled_attention(
     """Disentangled relational attention, `out_h = sum_s a_h act(q_rel_h k_rel_h) symbols_h`.
 
     symbols: values by key, or by offset (row j - i + t - 1 is the symbol of key j for query i); relation_act:
-    spec.RELATION_ACTS, a softmax runs over the keys a query may see.  `bias` and `mask` act on the scores, `keep`
-    multiplies the product.  A query that may look nowhere gets exactly 0.  ValueError if an explicit impl cannot take
-    the inputs.  Altabaa and Lafferty 2024, an earlier draft.
+    spec.RELATION_ACTS, a softmax runs over the keys a query may see. `bias` and `mask` act on the scores, `keep`
+    multiplies the product. A query that may look nowhere gets exactly 0. `window`: only keys less than so many
+    places away, the last query aligned with the last key; `cu_seqlens`: the one sample is several sequences, which
+    do not see one another. ValueError if an explicit impl cannot take the inputs. Altabaa and Lafferty 2024, an
+    earlier draft.
 
     >>> disentangled_attention(q, k, q_rel, k_rel, symbols, causal=True)      # (b t h e)
     """
     one_of("disentangled_attention", "relation_act", relation_act, RELATION_ACTS)
-    inputs = Inputs(q, k, symbols, bias, mask, keep, causal, q_rel=q_rel, k_rel=k_rel, act=relation_act)
-    run, given = choose("disentangled", impl, inputs), (q, k, q_rel, k_rel, symbols)
-    return run(*given, bias=bias, mask=mask, causal=causal, scale=scale, keep=keep, relation_act=relation_act)
+    limits: dict[str, Any] = {
+        "bias": bias,
+        "mask": mask,
+        "causal": causal,
+        "window": window,
+        "cu_seqlens": cu_seqlens,
+        "keep": keep,
+    }
+    inputs = Inputs(q, k, symbols, **limits, q_rel=q_rel, k_rel=k_rel, act=relation_act)
+    run = choose("disentangled", impl, inputs)
+    return run(q, k, q_rel, k_rel, symbols, **limits, scale=scale, relation_act=relation_act)
 
 
 load("disentangled")

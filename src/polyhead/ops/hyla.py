@@ -7,11 +7,13 @@
 with a_hij the rms over heads of the scores.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6; eq. 10 (deep).
 """
 
+from typing import Any
+
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Bias, Inputs, Keep, Mask, drop, latent_code, share
+from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, drop, latent_code, share, visible
 from polyhead.ops.code import act as activation
 from polyhead.ops.dispatch import choose, load
 from polyhead.shapes import shaped
@@ -25,6 +27,8 @@ def reference(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     keep: Tensor | None = None,
     normalise: str = "rms_heads",
@@ -33,7 +37,8 @@ def reference(
 ) -> Tensor:
     """Equation 6 (or 10), as it stands."""
     phi = activation(act)
-    code = latent_code(q, k, normalise=normalise, bias=bias, mask=mask, causal=causal, scale=scale)
+    look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
+    code = latent_code(q, k, normalise=normalise, bias=bias, mask=look, scale=scale)
     a = drop(code, keep)
     # Contiguous: mixed layouts make the gradient of act 40 times slower than one copy.
     z = phi(einsum(a, share(v, q.shape[2]), "b h t s, b s h e -> b t s e").contiguous())
@@ -51,6 +56,8 @@ def hyla(
     bias: Bias | None = None,
     mask: Mask | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
     scale: float | None = None,
     keep: Keep | None = None,
     impl: str = "auto",
@@ -61,26 +68,24 @@ def hyla(
     """HYLA, `out_h = sum_s a_h act(sum_h a_h v_h)`: the code of a pair picks the network its values go through.
 
     normalise: how scores become the code (spec.NORMALISE); act: inside the value network (spec.ACTS); value_weight:
-    [head, out, in], one more layer, `act(sum_h a_h W_h z)`.  `keep` multiplies the code at every use.  A query that
-    may look nowhere gets exactly 0.  ValueError if an explicit impl cannot take the inputs.  Schug et al., eq. 6; eq.
-    10 with value_weight.
+    [head, out, in], one more layer, `act(sum_h a_h W_h z)`. `keep` multiplies the code at every use. A query that
+    may look nowhere gets exactly 0. `window`: only keys less than so many places away, the last query aligned with
+    the last key; `cu_seqlens`: the one sample is several sequences, which do not see one another. ValueError if an
+    explicit impl cannot take the inputs. Schug et al., eq. 6; eq. 10 with value_weight.
 
     >>> hyla(q, k, v, causal=True)      # (b t h e)
     """
-    run = choose("hyla", impl, Inputs(q, k, v, bias, mask, keep, causal, normalise, value_weight))
-    return run(
-        q,
-        k,
-        v,
-        bias=bias,
-        mask=mask,
-        causal=causal,
-        scale=scale,
-        keep=keep,
-        normalise=normalise,
-        act=act,
-        value_weight=value_weight,
-    )
+    limits: dict[str, Any] = {
+        "bias": bias,
+        "mask": mask,
+        "causal": causal,
+        "window": window,
+        "cu_seqlens": cu_seqlens,
+        "keep": keep,
+    }
+    inputs = Inputs(q, k, v, **limits, normalise=normalise, value_weight=value_weight)
+    options = {"normalise": normalise, "act": act, "value_weight": value_weight}
+    return choose("hyla", impl, inputs)(q, k, v, **limits, scale=scale, **options)
 
 
 load("hyla")

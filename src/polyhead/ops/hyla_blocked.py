@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.code import Inputs, share, softmax_dim, wide
-from polyhead.ops.tiles import Buffers, Scores, Tile, accumulate, activate, activate_backward
+from polyhead.ops.tiles import Buffers, Scores, Tile, accumulate, activate, activate_backward, limited, refuse
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE, RMS_HEADS_EPS, SOFTMAX_AXIS
 
@@ -39,7 +39,7 @@ ROWS = 1 << 20
 
 def refusal(inputs: Inputs) -> str | None:
     """Tiles take everything the reference takes."""
-    return None
+    return limited(inputs)
 
 
 def worth(inputs: Inputs) -> bool:
@@ -60,6 +60,8 @@ def forward(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     keep: Tensor | None = None,
     normalise: str = "rms_heads",
@@ -69,6 +71,7 @@ def forward(
     """HYLA by tiles.  Gradients for q, k, v, bias and value_weight; a second derivative is refused."""
     one_of("hyla", "normalise", normalise, NORMALISE)
     one_of("hyla", "act", act, ACTS)
+    refuse("hyla", "blocked", refusal(Inputs(q, k, v, window=window, cu_seqlens=cu_seqlens)))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     absent = q.new_empty(0)
     limits = [absent if x is None else x for x in (mask, keep)]

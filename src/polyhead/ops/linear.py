@@ -8,12 +8,14 @@ other than identity are the ablations of its table A1.  Recurrent form: Katharop
 feature map here).
 """
 
+from typing import Any
+
 import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Bias, Inputs, Keep, Mask, drop, latent_code, share, wide
+from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, drop, latent_code, share, visible, wide
 from polyhead.ops.code import act as activation
 from polyhead.ops.dispatch import choose, load
 from polyhead.ops.tiles import look_at_keys, refuse, stateless
@@ -28,13 +30,16 @@ def reference(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     keep: Tensor | None = None,
     normalise: str = "identity",
     act: str = "identity",
 ) -> Tensor:
     """The parallel equation, as it stands."""
-    code = latent_code(q, k, normalise=normalise, bias=bias, mask=mask, causal=causal, scale=scale)
+    look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
+    code = latent_code(q, k, normalise=normalise, bias=bias, mask=look, scale=scale)
     return einsum(drop(code, keep), activation(act)(share(v, q.shape[2])), "b h t s, b s h e -> b t h e")
 
 
@@ -46,13 +51,19 @@ def recurrent(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     keep: Tensor | None = None,
     normalise: str = "identity",
     act: str = "identity",
 ) -> Tensor:
     """The recurrent equation: keys enter the state one by one, each query reads the state of all keys it may see."""
-    refuse("linear_attention", "recurrent", stateless(Inputs(q, k, v, bias, mask, keep, causal, normalise)))
+    refuse(
+        "linear_attention",
+        "recurrent",
+        stateless(Inputs(q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise)),
+    )
     t, h, s = q.shape[1], q.shape[2], k.shape[1]
     k, v = wide(share(look_at_keys(k, mask), h)), wide(activation(act)(share(v, h)))
     states = [k.new_zeros(q.shape[0], h, q.shape[-1], v.shape[-1])]
@@ -72,6 +83,8 @@ def linear_attention(
     bias: Bias | None = None,
     mask: Mask | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
     scale: float | None = None,
     keep: Keep | None = None,
     impl: str = "auto",
@@ -80,14 +93,24 @@ def linear_attention(
 ) -> Float[Tensor, "b t h e"]:
     """Linear attention, `out = (q k^T / sqrt(d) + bias) act(v)` per head: no feature map, no division.
 
-    normalise: how scores become the code (spec.NORMALISE); act: acts on the values (spec.ACTS).  O(t) time and memory
-    when nothing but a mask of keys touches the scores.  A query that may look nowhere gets exactly 0.  ValueError if
-    an explicit impl cannot take the inputs.  Schug et al., eq. 3 without the softmax.
+    normalise: how scores become the code (spec.NORMALISE); act: acts on the values (spec.ACTS). O(t) time and
+    memory when nothing but a mask of keys touches the scores. A query that may look nowhere gets exactly 0.
+    `window`: only keys less than so many places away, the last query aligned with the last key; `cu_seqlens`: the
+    one sample is several sequences, which do not see one another. ValueError if an explicit impl cannot take the
+    inputs. Schug et al., eq. 3 without the softmax.
 
     >>> linear_attention(q, k, v, causal=True)      # (b t h e)
     """
-    run = choose("linear", impl, Inputs(q, k, v, bias, mask, keep, causal, normalise))
-    return run(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale, keep=keep, normalise=normalise, act=act)
+    limits: dict[str, Any] = {
+        "bias": bias,
+        "mask": mask,
+        "causal": causal,
+        "window": window,
+        "cu_seqlens": cu_seqlens,
+        "keep": keep,
+    }
+    run = choose("linear", impl, Inputs(q, k, v, **limits, normalise=normalise))
+    return run(q, k, v, **limits, scale=scale, normalise=normalise, act=act)
 
 
 load("linear")

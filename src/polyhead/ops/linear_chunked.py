@@ -43,13 +43,17 @@ def forward(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     keep: Tensor | None = None,
     normalise: str = "identity",
     act: str = "identity",
 ) -> Tensor:
     """Linear attention by chunks; grouped heads read the state of their group."""
-    refuse("linear_attention", "chunked", refusal(Inputs(q, k, v, bias, mask, keep, causal, normalise)))
+    refuse(
+        "linear_attention", "chunked", refusal(Inputs(q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise))
+    )
     t, s = q.shape[1], k.shape[1]
     q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
     k, v = look_at_keys(k, mask), activation(act)(v)

@@ -7,11 +7,13 @@ The sensory content of the senders never enters, only how the receiver compares 
 "Disentangling and integrating relational and sensory information in transformer architectures" (arXiv 2405.16727).
 """
 
+from typing import Any
+
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Bias, Inputs, Keep, Mask, Symbols, drop, latent_code, relations, retrieve
+from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, Symbols, drop, latent_code, relations, retrieve, visible
 from polyhead.ops.dispatch import choose, load
 from polyhead.shapes import one_of, shaped
 from polyhead.spec import RELATION_ACTS
@@ -28,13 +30,16 @@ def reference(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     keep: Tensor | None = None,
     relation_act: str = "identity",
 ) -> Tensor:
     """The equation, as it stands."""
-    code = latent_code(q, k, normalise="softmax", bias=bias, mask=mask, causal=causal, scale=scale)
-    a, rel = drop(code, keep), relations(q_rel, k_rel, relation_act=relation_act, mask=mask, causal=causal)
+    look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
+    code = latent_code(q, k, normalise="softmax", bias=bias, mask=look, scale=scale)
+    a, rel = drop(code, keep), relations(q_rel, k_rel, relation_act=relation_act, mask=look)
     related = einsum(a, rel, "b h t s, b r t s -> b t h r")
     return retrieve(a, symbols) + einsum(relation_weight, related, "h e r, b t h r -> b t h e")
 
@@ -51,6 +56,8 @@ def relational_attention(
     bias: Bias | None = None,
     mask: Mask | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
     scale: float | None = None,
     keep: Keep | None = None,
     impl: str = "auto",
@@ -59,17 +66,25 @@ def relational_attention(
     """Relational attention, `out_h = sum_s a_h symbols_h + W_h sum_s a_h act(q_rel k_rel)`.
 
     symbols: values by key, or by offset (row j - i + t - 1 is the symbol of key j for query i); relation_act:
-    spec.RELATION_ACTS, a softmax runs over the keys a query may see.  `bias` and `mask` act on the scores, `keep`
-    multiplies the code at both uses.  A query that may look nowhere gets exactly 0.  ValueError if an explicit impl
-    cannot take the inputs.  Altabaa and Lafferty 2024.
+    spec.RELATION_ACTS, a softmax runs over the keys a query may see. `bias` and `mask` act on the scores, `keep`
+    multiplies the code at both uses. A query that may look nowhere gets exactly 0. `window`: only keys less than so
+    many places away, the last query aligned with the last key; `cu_seqlens`: the one sample is several sequences,
+    which do not see one another. ValueError if an explicit impl cannot take the inputs. Altabaa and Lafferty 2024.
 
     >>> relational_attention(q, k, q_rel, k_rel, symbols, relation_weight, causal=True)      # (b t h e)
     """
     one_of("relational_attention", "relation_act", relation_act, RELATION_ACTS)
-    given, limits = (q, k, q_rel, k_rel, symbols, relation_weight), (bias, mask, keep, causal)
-    inputs = Inputs(q, k, symbols, *limits, q_rel=q_rel, k_rel=k_rel, relation_weight=relation_weight, act=relation_act)
-    run = choose("relational", impl, inputs)
-    return run(*given, bias=bias, mask=mask, causal=causal, scale=scale, keep=keep, relation_act=relation_act)
+    limits: dict[str, Any] = {
+        "bias": bias,
+        "mask": mask,
+        "causal": causal,
+        "window": window,
+        "cu_seqlens": cu_seqlens,
+        "keep": keep,
+    }
+    related = {**limits, "q_rel": q_rel, "k_rel": k_rel, "relation_weight": relation_weight, "act": relation_act}
+    run = choose("relational", impl, Inputs(q, k, symbols, **related))
+    return run(q, k, q_rel, k_rel, symbols, relation_weight, **limits, scale=scale, relation_act=relation_act)
 
 
 load("relational")

@@ -30,6 +30,7 @@ from polyhead.ops.tiles import (
     activate,
     activate_backward,
     diagonals,
+    limited,
     product,
     refuse,
 )
@@ -48,7 +49,7 @@ PAIRS = 1 << 18
 
 def refusal(inputs: Inputs) -> str | None:
     """Why tiles cannot take the inputs, or None."""
-    return "takes no relation_act='softmax'" if inputs.act == "softmax" else None
+    return "takes no relation_act='softmax'" if inputs.act == "softmax" else limited(inputs)
 
 
 def worth(inputs: Inputs) -> bool:
@@ -74,13 +75,19 @@ def forward(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     keep: Tensor | None = None,
     relation_act: str = "identity",
 ) -> Tensor:
     """Relational attention by tiles.  Gradients for everything but masks; a second derivative is refused."""
     one_of("relational_attention", "relation_act", relation_act, RELATION_ACTS)
-    refuse("relational_attention", "blocked", refusal(Inputs(q, k, symbols, act=relation_act)))
+    refuse(
+        "relational_attention",
+        "blocked",
+        refusal(Inputs(q, k, symbols, window=window, cu_seqlens=cu_seqlens, act=relation_act)),
+    )
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     absent = q.new_empty(0)
     limits = [absent if x is None else x for x in (mask, keep)]

@@ -49,16 +49,24 @@ def forward(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     keep: Tensor | None = None,
     relation_act: str = "identity",
 ) -> Tensor:
     """Relational attention as few calls of `scaled_dot_product_attention`, with relation keys among the values."""
-    inputs = Inputs(q, k, symbols, bias, mask, keep, causal, act=relation_act)
+    inputs = Inputs(q, k, symbols, bias, mask, keep, causal, window, cu_seqlens, act=relation_act)
     refuse("relational_attention", "sdpa", refusal(inputs))
     h, p, e = q.shape[2], q_rel.shape[3], symbols.shape[-1]
     keys = k_rel.flatten(2).unsqueeze(2).expand(-1, -1, h, -1)
     values = torch.cat((share(symbols, h), keys), -1).split(WIDTH, dim=-1)
-    read = torch.cat([fused(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale) for v in values], -1)
+    read = torch.cat(
+        [
+            fused(q, k, v, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=scale)
+            for v in values
+        ],
+        -1,
+    )
     related = einsum(read[..., e:].unflatten(3, (-1, p)), q_rel * p**-0.5, "b t h r p, b t r p -> b t h r")
     return read[..., :e] + einsum(relation_weight, related, "h e r, b t h r -> b t h e")

@@ -5,11 +5,13 @@
 Vaswani et al. 2017, "Attention is all you need", eq. 1.
 """
 
+from typing import Any
+
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Bias, Inputs, Keep, Mask, drop, latent_code, share
+from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, drop, latent_code, share, visible
 from polyhead.ops.dispatch import choose, load
 from polyhead.shapes import shaped
 
@@ -22,11 +24,14 @@ def reference(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     keep: Tensor | None = None,
 ) -> Tensor:
     """The equation, as it stands."""
-    code = latent_code(q, k, normalise="softmax", bias=bias, mask=mask, causal=causal, scale=scale)
+    look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
+    code = latent_code(q, k, normalise="softmax", bias=bias, mask=look, scale=scale)
     return einsum(drop(code, keep), share(v, q.shape[2]), "b h t s, b s h e -> b t h e")
 
 
@@ -39,19 +44,31 @@ def softmax_attention(
     bias: Bias | None = None,
     mask: Mask | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
     scale: float | None = None,
     keep: Keep | None = None,
     impl: str = "auto",
 ) -> Float[Tensor, "b t h e"]:
     """Softmax attention, `out = softmax(q k^T / sqrt(d) + bias) v` per head.
 
-    Query head i reads group i // (h / g) of keys and values.  A query that may look nowhere gets exactly 0.
-    ValueError if an explicit impl cannot take the inputs.  Vaswani et al. 2017, eq. 1.
+    Query head i reads group i // (h / g) of keys and values. A query that may look nowhere gets exactly 0.
+    `window`: only keys less than so many places away, the last query aligned with the last key; `cu_seqlens`: the
+    one sample is several sequences, which do not see one another. ValueError if an explicit impl cannot take the
+    inputs. Vaswani et al. 2017, eq. 1.
 
     >>> softmax_attention(q, k, v, causal=True)      # (b t h e)
     """
-    run = choose("softmax", impl, Inputs(q, k, v, bias, mask, keep, causal))
-    return run(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale, keep=keep)
+    limits: dict[str, Any] = {
+        "bias": bias,
+        "mask": mask,
+        "causal": causal,
+        "window": window,
+        "cu_seqlens": cu_seqlens,
+        "keep": keep,
+    }
+    run = choose("softmax", impl, Inputs(q, k, v, **limits))
+    return run(q, k, v, **limits, scale=scale)
 
 
 load("softmax")

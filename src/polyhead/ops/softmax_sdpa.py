@@ -29,9 +29,11 @@ def forward(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     keep: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention as one call of `scaled_dot_product_attention`."""
-    refuse("softmax_attention", "sdpa", refusal(Inputs(q, k, v, bias, mask, keep, causal)))
-    return fused(q, k, v, bias=bias, mask=mask, causal=causal, scale=scale)
+    refuse("softmax_attention", "sdpa", refusal(Inputs(q, k, v, bias, mask, keep, causal, window, cu_seqlens)))
+    return fused(q, k, v, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=scale)

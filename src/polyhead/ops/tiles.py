@@ -21,6 +21,13 @@ def is_key_mask(mask: Tensor) -> bool:
     return all(size == 1 for size in mask.shape[-3:-1])
 
 
+def limited(inputs: Inputs) -> str | None:
+    """For backends that know neither windows nor packed sequences."""
+    if inputs.window is not None:
+        return "takes no window"
+    return None if inputs.cu_seqlens is None else "takes no cu_seqlens"
+
+
 def stateless(inputs: Inputs) -> str | None:
     """Why the keys cannot be summed into a state that knows nothing of the query, or None if they can."""
     if inputs.normalise != "identity":
@@ -29,6 +36,8 @@ def stateless(inputs: Inputs) -> str | None:
         return "takes no bias"
     if inputs.keep is not None:
         return "takes no keep"
+    if (reason := limited(inputs)) is not None:
+        return reason
     if inputs.mask is not None and not is_key_mask(inputs.mask):
         return f"takes masks of keys (b|1, 1, 1, s) only, not {tuple(inputs.mask.shape)}"
     return None
@@ -206,6 +215,8 @@ def fused(
     bias: Tensor | None,
     mask: Tensor | None,
     causal: bool,
+    window: int | None,
+    cu_seqlens: Tensor | None,
     scale: float | None,
 ) -> Tensor:
     """Softmax attention by PyTorch's kernels.
@@ -220,12 +231,14 @@ def fused(
     q, k, v = (_pad(x, width).transpose(1, 2) for x in (q, share(k, h), share(v, h)))
     if t == 1:
         causal = False  # a single query is the last one: it sees every key
+    limited = bias is not None or mask is not None or window is not None or cu_seqlens is not None
     if scale <= 0:
         q, scale = q * scale, 1.0  # the kernels multiply the -inf of their own causal mask by the scale
-    if bias is None and mask is None and (not causal or t == s):
+    if not limited and (not causal or t == s):
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
     else:
-        out = _masked(q, k, v, bias, visible(mask, causal, t, s, q.device), scale)
+        look = visible(mask, causal, t, s, q.device, window=window, cu_seqlens=cu_seqlens)
+        out = _masked(q, k, v, bias, look, scale)
     return out[..., :e].transpose(1, 2)
 
 
