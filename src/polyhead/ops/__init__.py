@@ -10,7 +10,7 @@ from polyhead.ops.abstractor import abstractor_attention
 from polyhead.ops.code import latent_code, relations
 from polyhead.ops.disentangled import disentangled_attention
 from polyhead.ops.hyla import hyla
-from polyhead.ops.linear import linear_attention
+from polyhead.ops.linear import linear_attention, linear_step
 from polyhead.ops.norms import rms_norm
 from polyhead.ops.plain import scaled_dot_product_attention, silu, softmax
 from polyhead.ops.relational import relational_attention
@@ -23,6 +23,7 @@ __all__ = [
     "hyla",
     "latent_code",
     "linear_attention",
+    "linear_step",
     "relational_attention",
     "relations",
     "rms_norm",

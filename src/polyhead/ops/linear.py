@@ -18,7 +18,8 @@ from torch import Tensor
 from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, drop, latent_code, share, visible, wide
 from polyhead.ops.code import act as activation
 from polyhead.ops.dispatch import choose, load
-from polyhead.ops.tiles import look_at_keys, refuse, stateless
+from polyhead.ops.linear_chunked import step
+from polyhead.ops.tiles import is_key_mask, look_at_keys, refuse, sequence_of, stateless
 from polyhead.shapes import shaped
 
 
@@ -66,12 +67,21 @@ def recurrent(
     )
     t, h, s = q.shape[1], q.shape[2], k.shape[1]
     k, v = wide(share(look_at_keys(k, mask), h)), wide(activation(act)(share(v, h)))
+    sequence = None if cu_seqlens is None else sequence_of(cu_seqlens, s)
     states = [k.new_zeros(q.shape[0], h, q.shape[-1], v.shape[-1])]
     for j in range(s):
-        states.append(states[-1] + einsum(k[:, j], v[:, j], "b h d, b h e -> b h d e"))
-    seen = torch.stack([states[max(0, i + 1 + s - t) if causal else s] for i in range(t)], dim=1)
+        before = states[-1]
+        if sequence is not None and j > 0:
+            before = torch.where(sequence[j] == sequence[j - 1], before, 0)
+        states.append(before + einsum(k[:, j], v[:, j], "b h d, b h e -> b h d e"))
+    if causal:
+        read = torch.arange(1 + s - t, 1 + s, device=q.device).clamp(min=0)
+    elif sequence is None:
+        read = torch.full((t,), s, device=q.device)
+    else:
+        read = torch.searchsorted(sequence, sequence, right=True)  # after the last key of the query's own sequence
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return einsum(wide(q) * scale, seen, "b t h d, b t h d e -> b t h e").to(q.dtype)
+    return einsum(wide(q) * scale, torch.stack(states, 1)[:, read], "b t h d, b t h d e -> b t h e").to(q.dtype)
 
 
 @shaped
@@ -111,6 +121,43 @@ def linear_attention(
     }
     run = choose("linear", impl, Inputs(q, k, v, **limits, normalise=normalise))
     return run(q, k, v, **limits, scale=scale, normalise=normalise, act=act)
+
+
+@shaped
+def linear_step(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b t g d"],
+    v: Float[Tensor, "b t g e"],
+    state: Float[Tensor, "b g d e"] | None = None,
+    *,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    act: str = "identity",
+) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b g d e"]]:
+    """Causal linear attention of t new tokens after others, which the state sums up: their outputs and the next state.
+
+    No state means no other tokens.  A step costs the same after any number of tokens, and any cut of a sequence into
+    steps gives what one causal call gives.  The state is in at least float32.  `mask` is one of the new keys,
+    (b|1, 1, 1, t); ValueError if it is any other.
+
+    >>> torch.manual_seed(0)
+    >>> q, k, v = torch.randn(3, 1, 5, 2, 4, dtype=torch.float64)      # b = 1, t = 5, h = 2, d = 4
+    >>> out, state = linear_step(q[:, :3], k[:, :3], v[:, :3])
+    >>> last, state = linear_step(q[:, 3:], k[:, 3:], v[:, 3:], state)
+    >>> torch.allclose(torch.cat((out, last), 1), linear_attention(q, k, v, causal=True))
+    True
+    """
+    _check_step(q, k, v, state, mask)
+    return step(q, look_at_keys(k, mask), activation(act)(v), state, scale)
+
+
+def _check_step(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, mask: Tensor | None) -> None:
+    if len({x.dtype for x in (q, k, v)}) > 1:
+        raise ValueError(f"linear_step: q, k and v must have one dtype but have {q.dtype}, {k.dtype}, {v.dtype}")
+    if state is not None and state.dtype != wide(q).dtype:
+        raise ValueError(f"linear_step: the state of {q.dtype} tokens must be {wide(q).dtype} but is {state.dtype}")
+    if mask is not None and not is_key_mask(mask):
+        raise ValueError(f"linear_step: mask must be one of keys (b|1, 1, 1, t) but is {tuple(mask.shape)}")
 
 
 load("linear")

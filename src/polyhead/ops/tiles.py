@@ -36,11 +36,16 @@ def stateless(inputs: Inputs) -> str | None:
         return "takes no bias"
     if inputs.keep is not None:
         return "takes no keep"
-    if (reason := limited(inputs)) is not None:
-        return reason
+    if inputs.window is not None:
+        return "takes no window"
     if inputs.mask is not None and not is_key_mask(inputs.mask):
         return f"takes masks of keys (b|1, 1, 1, s) only, not {tuple(inputs.mask.shape)}"
     return None
+
+
+def sequence_of(cu_seqlens: Tensor, rows: int) -> Tensor:
+    """(rows,) the number of the sequence that each row of a packed sample belongs to; rows after the last are one."""
+    return torch.bucketize(torch.arange(rows, device=cu_seqlens.device), cu_seqlens[1:], right=True)
 
 
 def look_at_keys(k: Tensor, mask: Tensor | None) -> Tensor:
