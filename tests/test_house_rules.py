@@ -128,7 +128,8 @@ def _sideways(mine, theirs):
     if {a[1], b[1]} == {"models", "tasks"}:
         return True
     if a[1] == b[1] == "ops" and "_" in a[-1]:
-        return len(b) == 2 or b[2] not in ("code", "tiles", "tiles_triton", a[2])
+        own = "_".join(a[2].split("_")[:2])  # a backend's kernels have a file of their own
+        return len(b) == 2 or not (b[2] in ("code", "tiles", "tiles_triton") or f"{b[2]}_".startswith(f"{own}_"))
     return False
 
 
