@@ -1,6 +1,8 @@
 """Pieces that several backends share: refusals, masks of keys, tiles of biases, derivatives of activations, kernels."""
 
+import importlib.util
 import math
+import os
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +28,18 @@ def limited(inputs: Inputs) -> str | None:
     if inputs.window is not None:
         return "takes no window"
     return None if inputs.cu_seqlens is None else "takes no cu_seqlens"
+
+
+TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Is there a compiler of kernels, and do they run in Python instead?  Read once, as a compiled model cannot ask."""
+
+
+def without_triton(inputs: Inputs) -> str | None:
+    """Why kernels in Triton cannot run on such tensors at all, or None."""
+    if not TRITON:
+        return "needs triton, which is not installed"
+    return None if inputs.q.is_cuda or INTERPRETED else "takes CUDA tensors only"
 
 
 def stateless(inputs: Inputs) -> str | None:
