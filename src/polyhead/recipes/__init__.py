@@ -64,6 +64,7 @@ MINUTES: dict[str, float] = {
     "fig-a7": 0.8,
     "games": 73.5,
     "symbols": 41.9,
+    "split": 14.8,
     **dict.fromkeys(("fig-2c", "fig-a3"), 42.3),
     **dict.fromkeys(("fig-2b", "fig-2d", "fig-a2"), 8.4),
     **dict.fromkeys(("fig-5a", "fig-5b", "fig-5e", "fig-5f", "fig-a6", "fig-a8"), 5.8),
