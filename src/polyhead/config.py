@@ -157,6 +157,11 @@ class TransformerConfig:
     encoder_symbols: bool = late(False)
     """The layers read the encoder's sources of symbols, which must be shared ones, in place of equal ones of their
     own."""
+    window: int | None = late(None)
+    """A token sees only those of its own sequence that are less than so many positions away."""
+    checkpoint: bool = plain(False)
+    """In training, keep what goes into each block only and compute the rest again in the backward pass: less memory,
+    one more forward pass, the same gradients."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", _layers_of_heads(self.heads))
@@ -164,9 +169,9 @@ class TransformerConfig:
             if not isinstance(getattr(self, name), kinds):
                 names = ", ".join(f"{kind.__name__}()" for kind in kinds if kind is not type(None))
                 raise ValueError(f"TransformerConfig: {name} must be one of {names} but is {getattr(self, name)!r}")
-        for name in ("dim", "layers", "max_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"TransformerConfig: {name} must be at least 1 but is {getattr(self, name)}")
+        for name in ("dim", "layers", "max_length", "window"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"TransformerConfig: {name} must be at least 1 but is {value}")
         if self.per_layer and len(self._lists) != self.layers:
             raise ValueError(f"TransformerConfig: {self.layers} layers but {len(self._lists)} lists of heads")
         if self.cross_heads is not None:

@@ -1,10 +1,98 @@
 """What a call of a layer is given beside its input: checked in one place, and cut up for its groups of heads."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from polyhead.layers.cache import LayerCache
+from polyhead.layers.positions import places_in
+from polyhead.ops.code import visible
+
 WHO = "MultiHeadAttention"
+
+
+@dataclass(frozen=True)
+class Call:
+    """Who looks at whom in one call: `t` queries of `x` at `s` keys, of `x` and what went before or of a context.
+
+    `past`: tokens of x that `memory` has seen before; `first`: what query 0 is among the keys, for relative symbols.
+    """
+
+    x: Tensor
+    context: Tensor | None
+    memory: LayerCache | None
+    past: int
+    s: int
+    first: int
+    positions: Tensor | None
+    key_positions: Tensor | None
+    cu_seqlens: Tensor | None
+
+    @property
+    def t(self) -> int:
+        return self.x.shape[1]
+
+    @property
+    def source(self) -> Tensor:
+        return self.x if self.context is None else self.context
+
+    @property
+    def new_senders(self) -> bool:
+        """Whether keys and values are still to be made: those of a context are made once."""
+        return self.context is None or self.memory is None or self.past == 0
+
+    def counted(self, *, queries: bool) -> Tensor:
+        """(1 t) or (1 s): where tokens are if no positions are given, those of packed sequences each in its own."""
+        if self.cu_seqlens is not None:
+            return places_in(self.cu_seqlens, self.t)
+        start = self.past if queries or self.context is None else 0
+        rows = self.t if queries or self.context is None else self.s
+        return torch.arange(start, start + rows, device=self.x.device)[None]
+
+    def where_keys_are(self) -> Tensor:
+        """(b|1 s), those of earlier tokens included."""
+        return torch.arange(self.s, device=self.x.device)[None] if self.key_positions is None else self.key_positions
+
+
+def call_of(
+    x: Tensor,
+    context: Tensor | None,
+    *,
+    dim: int,
+    causal: bool,
+    positions: Tensor | None,
+    first: int | None,
+    cu_seqlens: Tensor | None,
+    cache: LayerCache | None,
+) -> Call:
+    """The `Call` of a layer of width `dim`; what the cache remembers of positions grows.
+
+    Raises ValueError for another width, and for what does not go together with a cache or with packed sequences.
+    """
+    if x.shape[-1] != dim:
+        raise ValueError(f"{WHO}: m = {dim} but x (b t m) = {tuple(x.shape)}")
+    if cache is not None and causal != (context is None):
+        wanted = "be causal" if context is None else "not be causal, to another sequence"
+        raise ValueError(f"{WHO}: attention with a cache must {wanted}")
+    if cu_seqlens is not None and (context is not None or cache is not None or x.shape[0] != 1):
+        given = "no" if context is None and cache is None else "a cache" if context is None else "a context"
+        raise ValueError(
+            f"{WHO}: cu_seqlens cut x (1 t m) into sequences, without a context or a cache, "
+            f"but x (b t m) = {tuple(x.shape)} and {given} came"
+        )
+    memory = cache if cache is None or context is None else cache.cross
+    past = 0 if memory is None else memory.length
+    s = past + x.shape[1] if context is None else context.shape[1]
+    keys = positions if context is None else None
+    if memory is not None and context is None:
+        if past and ("positions" in memory) != (positions is not None):
+            raise ValueError(f"{WHO}: with a cache, positions must be given in every call or in none")
+        keys = None if positions is None else memory.extend("positions", positions)
+    first = (s - x.shape[1] if causal else past) if first is None else first
+    return Call(x, context, memory, past, s, first, positions, keys, cu_seqlens)
 
 
 def check(wanted: tuple[int, int, int, int], mask: Tensor | None, bias: Tensor | None, keep: Tensor | None) -> None:
@@ -24,6 +112,17 @@ def check(wanted: tuple[int, int, int, int], mask: Tensor | None, bias: Tensor |
 def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
     sizes = zip(reversed(shape), reversed(wanted), strict=False)
     return len(shape) <= len(wanted) and all(size in (1, want) for size, want in sizes)
+
+
+def limits_of(limits: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+    """`limits` with bias, mask and keep of the heads `first` to `last` only."""
+    return limits | {name: heads_of(limits[name], first, last) for name in ("bias", "mask", "keep")}
+
+
+def all_hidden(limits: dict[str, Any], call: Call) -> Tensor | None:
+    """The mask with what a window and packed sequences hide, too; not with the future."""
+    t, s, device = call.t, call.s, call.x.device
+    return visible(limits["mask"], False, t, s, device, window=limits["window"], cu_seqlens=limits["cu_seqlens"])
 
 
 def heads_of(array: Tensor | None, first: int, last: int) -> Tensor | None:

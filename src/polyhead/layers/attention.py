@@ -8,7 +8,7 @@ relational groups are symbols, which the layer's own sources make or the caller 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.layers import Device
-from polyhead.layers.arguments import check, heads_of, symbols_of
+from polyhead.layers.arguments import Call, all_hidden, call_of, check, limits_of, symbols_of
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.heads import HeadGroup, RelationalHeads, SymbolGroup, build, shared_groups
+from polyhead.layers.heads import HeadGroup, LinearHeads, RelationalHeads, SymbolGroup, build, shared_groups
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, rotary_tables
 from polyhead.layers.projection import (
@@ -33,40 +33,12 @@ from polyhead.layers.projection import (
 )
 from polyhead.layers.symbols import SymbolModule, build_symbols
 from polyhead.layers.taps import GroupTaps, Taps, code_of
-from polyhead.ops.code import dense
+from polyhead.ops.code import Packed, dense
 from polyhead.shapes import shaped
 
 Positions = config.Position | nn.ModuleDict | None
-
-
-@dataclass(frozen=True)
-class Call:
-    """Who looks at whom in one call: `t` queries of `x` at `s` keys, of `x` and what went before or of a context.
-
-    `past`: tokens of x that `memory` has seen before; `first`: what query 0 is among the keys, for relative symbols.
-    """
-
-    x: Tensor
-    context: Tensor | None
-    memory: LayerCache | None
-    past: int
-    s: int
-    first: int
-    positions: Tensor | None
-    key_positions: Tensor | None
-
-    @property
-    def t(self) -> int:
-        return self.x.shape[1]
-
-    @property
-    def source(self) -> Tensor:
-        return self.x if self.context is None else self.context
-
-    @property
-    def new_senders(self) -> bool:
-        """Whether keys and values are still to be made: those of a context are made once."""
-        return self.context is None or self.memory is None or self.past == 0
+Part = tuple[dict[str, Tensor], Tensor, dict[str, Any]]
+"""Of one group: what its op read, what came out (b t h*e), its limits."""
 
 
 class MultiHeadAttention(nn.Module):
@@ -115,6 +87,8 @@ class MultiHeadAttention(nn.Module):
         self.sizes = [group.sizes for group in groups]
         self.shared = shared_groups(heads, groups)
         self.widths = widths_of(self.sizes)
+        last = list(accumulate(size.heads for size in self.sizes))
+        self.heads_of = list(zip((0, *last), last, strict=False))
         self.qkv = linear(dim, sum(self.widths), bias=bias, **how)
         self.out = nn.Linear(sum(size.heads * size.value_dim for size in self.sizes), dim, bias=bias, **how)
         self._add_positions(positions, heads, max_length, device, dtype)
@@ -177,6 +151,7 @@ class MultiHeadAttention(nn.Module):
         keep: Float[Tensor, "..."] | None = None,
         symbols: Tensor | Sequence[Tensor | None] | None = None,
         first: int | None = None,
+        cu_seqlens: Packed | None = None,
         cache: LayerCache | None = None,
         return_code: bool = False,
         taps: list[Taps] | None = None,
@@ -188,62 +163,36 @@ class MultiHeadAttention(nn.Module):
         from 0.  `keep` (b|1 h|1 t s) multiplies the code in place of the layer's own dropout, in eval mode, too: 0 in
         a head takes that head away.  `symbols`, for all groups or one (or None) for each: (b|1 s symbol width), or by
         clipped offset a table of 2 distance + 1 rows; `first` is what query 0 is among the keys, for the latter
-        (default: the last query is the last key if causal, else query 0 is key 0).  With a `cache`, x are tokens that
-        follow those it has seen, s counts both, and symbols are those of x.
+        (default: the last query is the last key if causal, else query 0 is key 0).  `cu_seqlens` (int32, n + 1): x
+        (1 t m) is n sequences one after the other, number i rows cu_seqlens[i] to cu_seqlens[i + 1], each attended to
+        by itself and counted from 0.  With a `cache`, x are tokens that follow those it has seen, s counts both, and
+        symbols are those of x.
         """
-        call = self._call(x, context, positions, first, cache)
+        given: dict[str, Any] = {"positions": positions, "first": first, "cu_seqlens": cu_seqlens, "cache": cache}
+        call = call_of(x, context, dim=self.dim, causal=self.causal, **given)
         check((x.shape[0], self.total_heads, call.t, call.s), mask, bias, keep)
-        given = self._symbols(symbols, call)
+        senders = self._symbols(symbols, call)
         projected = project(self.qkv, self.sizes, x, context, senders=call.new_senders)
-        bias, mask = self._bias(bias, call), self._window(mask, call)
-        keep = self._keep(x, call.s) if keep is None else keep
-        outputs, codes, seen, head = [], [], [], 0
+        bias, keep = self._bias(bias, call), self._keep(x, call.s) if keep is None else keep
+        limits = {"bias": bias, "keep": keep, **self._limits(mask, call)}
+        plain = bias is None and mask is None and keep is None and not return_code and taps is None
+        parts: list[Part] = []
         made: dict[str, Tensor] = {}
         for i, group in enumerate(self._groups()):
-            made = self._inputs(i, projected[i], given[i], call, made)
-            last = head + self.sizes[i].heads
-            its_bias, its_mask, its_keep = (heads_of(a, head, last) for a in (bias, mask, keep))
-            y = group(**made, bias=its_bias, mask=its_mask, causal=self.causal, keep=its_keep)
-            outputs.append(y.flatten(2))
-            if return_code:
-                codes.append(code_of(group, made["q"], made["k"], its_bias, its_mask, self.causal))
-            if taps is not None:
-                seen.append(self._tap(i, made, y, its_bias, its_mask))
-            head = last
-        result = self.out(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1))
+            own, sums = limits_of(limits, *self.heads_of[i]), self._sums(i, call, plain)
+            made = {} if sums else self._inputs(i, projected[i], senders[i], call, made)
+            y = self._step(i, projected[i], call) if sums else group(**made, **own)
+            parts.append((made, y.flatten(2), own))
+        result = self.out(parts[0][1] if len(parts) == 1 else torch.cat([y for _, y, _ in parts], dim=-1))
         if call.memory is not None:
             call.memory.length += call.t
         if taps is not None:
-            taps.append(Taps(x=x, context=call.source, output=result, b_out=self.out.bias, groups=tuple(seen)))
-        return (result, torch.cat(codes, dim=1)) if return_code else result
+            seen = tuple(self._tap(i, *part, call) for i, part in enumerate(parts))
+            taps.append(Taps(x=x, context=call.source, output=result, b_out=self.out.bias, groups=seen))
+        return (result, self._code(parts, call)) if return_code else result
 
     def _groups(self) -> list[HeadGroup]:
         return list(self.groups)  # type: ignore[arg-type]
-
-    def _call(
-        self,
-        x: Tensor,
-        context: Tensor | None,
-        positions: Tensor | None,
-        first: int | None,
-        cache: LayerCache | None,
-    ) -> Call:
-        who = "MultiHeadAttention"
-        if x.shape[-1] != self.dim:
-            raise ValueError(f"{who}: m = {self.dim} but x (b t m) = {tuple(x.shape)}")
-        if cache is not None and self.causal != (context is None):
-            wanted = "be causal" if context is None else "not be causal, to another sequence"
-            raise ValueError(f"{who}: attention with a cache must {wanted}")
-        memory = cache if cache is None or context is None else cache.cross
-        past = 0 if memory is None else memory.length
-        s = past + x.shape[1] if context is None else context.shape[1]
-        keys = positions if context is None else None
-        if memory is not None and context is None:
-            if past and ("positions" in memory) != (positions is not None):
-                raise ValueError(f"{who}: with a cache, positions must be given in every call or in none")
-            keys = None if positions is None else memory.extend("positions", positions)
-        first = (s - x.shape[1] if self.causal else past) if first is None else first
-        return Call(x, context, memory, past, s, first, positions, keys)
 
     def _symbols(self, symbols: Tensor | Sequence[Tensor | None] | None, call: Call) -> Sequence[Tensor | None]:
         """The symbols of the senders that are new, for each group."""
@@ -256,7 +205,8 @@ class MultiHeadAttention(nn.Module):
         own = call.context is None
         sources: list[SymbolModule] = list(self.symbols)  # type: ignore[arg-type]
         first, cache = (call.past, call.memory) if own else (0, None)
-        made = [source(call.source, first=first, cache=cache) for source in sources]
+        where: dict[str, Any] = {"first": first, "cache": cache, "cu_seqlens": call.cu_seqlens}
+        made = [source(call.source, **where) for source in sources]
         return [None if which is None else made[which] for which in self.source_of]
 
     def _inputs(
@@ -307,14 +257,15 @@ class MultiHeadAttention(nn.Module):
             rows = self.qk_norms[which](rows)
         if self.rotary is None:
             return rows
-        reach = max(call.past + call.t, call.s)
-        if call.positions is None and reach > self.max_length:
+        beyond = max(call.past + call.t, call.s) > self.max_length
+        if beyond and call.positions is None and call.cu_seqlens is None:
+            reach = max(call.past + call.t, call.s)
             raise ValueError(f"MultiHeadAttention: {reach} positions but max_length is {self.max_length}")
-        # Positions counted here are in range by the test above; reading them would wait for the device.
-        start = call.past if which % 2 == 0 or call.context is None else 0
-        counted = torch.arange(start, start + rows.shape[1], device=rows.device)[None]
-        where = counted if positions is None else positions
-        return self.rotary[str(rows.shape[-1])](rows, where[..., None], check=positions is not None)
+        # Positions counted here are in range by the test above; reading them would wait for the device.  Those of
+        # packed sequences may be out of range only if all together are too long; a GPU's lookup then says so itself.
+        packed = beyond and call.cu_seqlens is not None and call.x.device.type == "cpu"
+        where = call.counted(queries=which % 2 == 0) if positions is None else positions
+        return self.rotary[str(rows.shape[-1])](rows, where[..., None], check=positions is not None or packed)
 
     def _bias(self, bias: Tensor | None, call: Call) -> Tensor | None:
         """The sum of the given bias and the position bias; by offset (h, t+s-1) unless one of them is dense."""
@@ -326,25 +277,57 @@ class MultiHeadAttention(nn.Module):
         if call.positions is None:
             relative = self.relative(t, s, offset=s - t if self.causal else call.past).to(x.dtype)
         else:
-            relative = self.relative.dense(call.positions, self._key_positions(call)).to(x.dtype)
+            relative = self.relative.dense(call.positions, call.where_keys_are()).to(x.dtype)
         if bias is None:
             return relative
         if bias.ndim != relative.ndim:
             bias, relative = (dense(a, t, s) for a in (bias, relative))
         return bias + relative
 
-    def _key_positions(self, call: Call) -> Tensor:
-        return torch.arange(call.s, device=call.x.device)[None] if call.key_positions is None else call.key_positions
+    def _limits(self, mask: Tensor | None, call: Call) -> dict[str, Any]:
+        """Who may look at whom, for the ops.  Where the window counts other places than those of queries and keys,
+        the mask hides what is `window` positions away or more, and no window is left to the op."""
+        if call.memory is not None and call.memory.real is not None and call.context is None:
+            real = call.memory.real[:, None, None]
+            mask = real if mask is None else mask & real
+        limits = {"mask": mask, "causal": self.causal, "window": self.window, "cu_seqlens": call.cu_seqlens}
+        aligned = self.causal or call.context is None or (call.t == call.s and call.past == 0)
+        if self.window is None or (call.positions is None and aligned):
+            return limits
+        queries = call.counted(queries=True) if call.positions is None else call.positions
+        near = (queries[:, None, :, None] - call.where_keys_are()[:, None, None, :]).abs() < self.window
+        return limits | {"mask": near if mask is None else mask & near, "window": None}
 
-    def _window(self, mask: Tensor | None, call: Call) -> Tensor | None:
-        """`mask` without the keys that are `window` positions away or more."""
-        if self.window is None:
-            return mask
-        t, start = call.t, call.s - call.t if self.causal else call.past
-        queries = torch.arange(start, start + t, device=call.x.device)[None]
-        queries = queries if call.positions is None else call.positions
-        near = (queries[:, None, :, None] - self._key_positions(call)[:, None, None, :]).abs() < self.window
-        return near if mask is None else mask & near
+    def _sums(self, i: int, call: Call, plain: bool) -> bool:
+        """Whether group `i` keeps the sum of all keys and values instead of each of them.
+
+        The first call with a cache decides.  `plain`: nothing but queries, keys and values matters in this call.
+        """
+        group, memory = self._groups()[i], call.memory
+        if memory is None or call.context is not None or not isinstance(group, LinearHeads):
+            return False
+        shares = self.shared[i] or any(self.shared[i + 1 : i + 2])
+        if not group.sums or shares or self.window is not None:
+            return False
+        if call.past == 0:
+            return plain
+        if (i, "state") in memory and not plain:
+            raise ValueError(
+                "MultiHeadAttention: linear heads keep the sum of earlier tokens, not each of them, so bias, mask, "
+                "keep, return_code and taps must be given in the first call with a cache or in none"
+            )
+        return (i, "state") in memory
+
+    def _step(self, i: int, rows: Rows, call: Call) -> Tensor:
+        """The output of group `i` for new tokens, whose keys and values go into its state."""
+        group, memory = self._groups()[i], call.memory
+        assert isinstance(group, LinearHeads)
+        assert memory is not None
+        q, k = (self._place(2 * i + n, rows[name], call, call.positions) for n, name in enumerate("qk"))
+        mask = None if memory.real is None else memory.real[:, None, None, -call.t :]
+        y, state = group.step(q, k, rows["v"], memory.state((i, "state")), mask=mask)
+        memory.put((i, "state"), state)
+        return y
 
     def _keep(self, x: Tensor, s: int) -> Tensor | None:
         if not self.training or self.dropout == 0.0:
@@ -366,9 +349,15 @@ class MultiHeadAttention(nn.Module):
         draw = torch.rand(shape, generator=generator, device=device)
         return (draw >= self.dropout).to(dtype or draw.dtype) / (1.0 - self.dropout)
 
-    def _tap(
-        self, i: int, made: dict[str, Tensor], output: Tensor, bias: Tensor | None, mask: Tensor | None
-    ) -> GroupTaps:
+    def _code(self, parts: list[Part], call: Call) -> Tensor:
+        """The code of all pairs (b h t s), of what each group was given."""
+        codes = [
+            code_of(group, made["q"], made["k"], own["bias"], all_hidden(own, call), self.causal)
+            for group, (made, _, own) in zip(self._groups(), parts, strict=True)
+        ]
+        return torch.cat(codes, dim=1)
+
+    def _tap(self, i: int, made: dict[str, Tensor], output: Tensor, own: dict[str, Any], call: Call) -> GroupTaps:
         group = self._groups()[i]
         w_value, b_value = value_weights(self.qkv, self.sizes, i)
         return GroupTaps(
@@ -376,9 +365,9 @@ class MultiHeadAttention(nn.Module):
             normalise=group.normalise,
             act=group.act,
             depth=group.depth,
-            output=output,
-            bias=bias,
-            mask=mask,
+            output=output.unflatten(-1, (self.sizes[i].heads, -1)),
+            bias=own["bias"],
+            mask=all_hidden(own, call),
             causal=self.causal,
             scale=self.sizes[i].dim ** -0.5,
             w_value=w_value,

@@ -7,6 +7,7 @@ A decoder's block looks at another sequence in between, through `norm_cross` and
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +18,7 @@ from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.taps import Taps
+from polyhead.ops.code import Packed
 from polyhead.shapes import one_of
 
 Symbols = Tensor | Sequence[Tensor | None] | None
@@ -85,6 +87,7 @@ class TransformerBlock(nn.Module):
         keep: Float[Tensor, "..."] | None = None,
         symbols: Symbols = None,
         context_symbols: Symbols = None,
+        cu_seqlens: Packed | None = None,
         cache: LayerCache | None = None,
         taps: list[Taps] | None = None,
     ) -> Float[Tensor, "b _ m"]:
@@ -92,27 +95,25 @@ class TransformerBlock(nn.Module):
 
         `keep` (b|1 h|1 t s) replaces the dropout of the self-attention; of it, too, the last `tail` rows are read.
         `context` is what `cross` looks at, where `context_mask` (as `mask`, but over the context) allows.  `symbols`
-        are those of x, `context_symbols` those of the context, see `MultiHeadAttention`.
+        are those of x, `context_symbols` those of the context, and `cu_seqlens` are the sequences that x holds, see
+        `MultiHeadAttention`; such sequences have no context, nor a tail.
         """
-        if (context is None) != (self.cross is None):
-            wanted = "no context was wanted but one" if self.cross is None else "a context was wanted but none"
-            raise ValueError(f"TransformerBlock: {wanted} came")
+        self._check(context, cu_seqlens, tail)
         source = self.norm1(x) if self.pre else x
         if tail is None or tail == x.shape[1]:
-            y = self.attention(
-                source, mask=mask, positions=positions, keep=keep, symbols=symbols, cache=cache, taps=taps
-            )
+            where: dict[str, Any] = {"positions": positions, "cu_seqlens": cu_seqlens, "cache": cache}
+            y = self.attention(source, mask=mask, keep=keep, symbols=symbols, **where, taps=taps)
         else:
             if positions is not None or cache is not None:
                 what = "positions" if cache is None else "a cache"
                 raise ValueError(f"TransformerBlock: tail counts positions from 0, so {what} cannot be given")
             first = x.shape[1] - tail
-            where = torch.arange(first, x.shape[1], device=x.device)[None]
+            where = {"positions": torch.arange(first, x.shape[1], device=x.device)[None]}
             rows = mask if mask is None or mask.ndim < 2 or mask.shape[-2] == 1 else mask[..., -tail:, :]
             keep = keep if keep is None else keep[..., -tail:, :]
             x, end = x[:, -tail:], source[:, -tail:]
             own = {"symbols": symbols, "first": first}  # relative symbols count from where the tail is
-            y = self.attention(end, source, mask=rows, positions=where, keep=keep, **own, taps=taps)
+            y = self.attention(end, source, mask=rows, keep=keep, **where, **own, taps=taps)
         x = x + self.dropout(y) if self.pre else self.norm1(x + self.dropout(y))
         if self.cross is not None:
             asking = self.norm_cross(x) if self.pre else x
@@ -120,3 +121,11 @@ class TransformerBlock(nn.Module):
             x = x + self.dropout(y) if self.pre else self.norm_cross(x + self.dropout(y))
         z = self.feedforward(self.norm2(x) if self.pre else x)
         return x + self.dropout(z) if self.pre else self.norm2(x + self.dropout(z))
+
+    def _check(self, context: Tensor | None, cu_seqlens: Tensor | None, tail: int | None) -> None:
+        if (context is None) != (self.cross is None):
+            wanted = "no context was wanted but one" if self.cross is None else "a context was wanted but none"
+            raise ValueError(f"TransformerBlock: {wanted} came")
+        if cu_seqlens is not None and (context is not None or tail is not None):
+            what = "context" if tail is None else "tail"
+            raise ValueError(f"TransformerBlock: with cu_seqlens x is several sequences, so {what} must be None")

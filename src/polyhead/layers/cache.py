@@ -1,7 +1,8 @@
 """What layers remember of the tokens they have seen, so that decoding computes the new ones only.
 
 Keys, values, relation keys and symbols of earlier tokens are kept as they entered the equation (normalised, turned by
-their positions, projected), so that a cached step is the uncached one: nothing is approximated.
+their positions, projected), so that a cached step is the uncached one: nothing is approximated.  Of linear heads whose
+scores are used as they are, the sum over all tokens is kept in their place: it does not grow with their number.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -17,11 +18,13 @@ class LayerCache:
     >>> cache.extend("k", torch.zeros(1, 3, 2)).shape, cache.extend("k", torch.zeros(1, 1, 2)).shape
     (torch.Size([1, 3, 2]), torch.Size([1, 4, 2]))
 
-    `length`: tokens whose keys are kept; in `.cross`, tokens that have asked.
+    `length`: tokens it has seen; in `.cross`, tokens that have asked.  `real`: which of them are no padding (b s), or
+    None if all are.
     """
 
     def __init__(self) -> None:
         self.length = 0
+        self.real: Tensor | None = None
         self._kept: dict[Hashable, Tensor] = {}
         self._made: dict[Hashable, dict[str, Tensor]] = {}
         self._cross: LayerCache | None = None
@@ -44,6 +47,21 @@ class LayerCache:
             raise ValueError(f"LayerCache: what is kept of {name} is (b s ...) = {was} but what is new {came}")
         self._kept[name] = new if old is None else torch.cat((old, new), dim=1)
         return self._kept[name]
+
+    def state(self, name: Hashable) -> Tensor | None:
+        """What was `put` under that name last."""
+        return self._kept.get(name)
+
+    def put(self, name: Hashable, state: Tensor) -> None:
+        """Keep `state` in place of what was under that name."""
+        self._kept[name] = state
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of what is kept, of the cross-attention, too."""
+        kept = [*self._kept.values(), *(tensor for made in self._made.values() for tensor in made.values())]
+        kept += [] if self.real is None else [self.real]
+        return sum(tensor.nbytes for tensor in kept) + (0 if self._cross is None else self._cross.nbytes)
 
     def last(self, name: Hashable, new: Tensor, count: int) -> Tensor:
         """`new` (b t ...) after the last `count` tokens (or fewer, if there were not so many) that came before."""
@@ -77,6 +95,27 @@ class Cache:
     def length(self) -> int:
         """Tokens it holds."""
         return self.layers[0].length
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all it keeps."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    def expect(self, mask: Tensor | None, like: Tensor) -> None:
+        """Take note of which tokens of a coming call (b t ...) are real: True in `mask` (b t), or all of them.
+
+        Padding stays hidden in all calls to come.  ValueError for another number of sequences than before.
+        """
+        before = self.layers[0].real
+        if mask is None and before is None:
+            return
+        b, t = like.shape[:2]
+        if before is not None and before.shape[0] != b:
+            raise ValueError(f"Cache: {before.shape[0]} sequences were wanted but {b} came")
+        new, old = (torch.ones(b, n, dtype=torch.bool, device=like.device) for n in (t, self.length))
+        real = torch.cat((old if before is None else before[:, : self.length], new if mask is None else mask), dim=1)
+        for layer in self.layers:
+            layer.real = real
 
     def __len__(self) -> int:
         return len(self.layers)

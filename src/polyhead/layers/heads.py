@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from polyhead import config
@@ -18,6 +18,7 @@ from polyhead.layers import Device
 from polyhead.layers.heads_symbols import AbstractorHeads, DisentangledHeads, RelationalHeads
 from polyhead.layers.sizes import Sizes, sizes
 from polyhead.ops.dispatch import resolve
+from polyhead.ops.linear import linear_step
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE
 
@@ -53,9 +54,12 @@ class SoftmaxHeads(nn.Module):
         bias: Tensor | None = None,
         mask: Tensor | None = None,
         causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"]:
-        return self.attend(q, k, v, bias=bias, mask=mask, causal=causal, scale=None, keep=keep)
+        seen = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+        return self.attend(q, k, v, bias=bias, **seen, scale=None, keep=keep)
 
 
 class LinearHeads(nn.Module):
@@ -93,10 +97,30 @@ class LinearHeads(nn.Module):
         bias: Tensor | None = None,
         mask: Tensor | None = None,
         causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"]:
         choice = {"normalise": self.normalise, "act": self.act}
-        return self.attend(q, k, v, bias=bias, mask=mask, causal=causal, scale=None, keep=keep, **choice)
+        seen = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+        return self.attend(q, k, v, bias=bias, **seen, scale=None, keep=keep, **choice)
+
+    @property
+    def sums(self) -> bool:
+        """Whether all that queries read of earlier tokens is one sum over them."""
+        return self.normalise == "identity"
+
+    def step(
+        self,
+        q: Float[Tensor, "b t h d"],
+        k: Float[Tensor, "b t g d"],
+        v: Float[Tensor, "b t g e"],
+        state: Float[Tensor, "b g d e"] | None,
+        *,
+        mask: Bool[Tensor, "b 1 1 t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b g d e"]]:
+        """Causal attention of tokens that follow those in `state`, and the state that has these, too."""
+        return linear_step(q, k, v, state, mask=mask, act=self.act)
 
 
 class HylaHeads(nn.Module):
@@ -142,10 +166,13 @@ class HylaHeads(nn.Module):
         bias: Tensor | None = None,
         mask: Tensor | None = None,
         causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"]:
         choice = {"normalise": self.normalise, "act": self.act, "value_weight": self.value_weight}
-        return self.attend(q, k, v, bias=bias, mask=mask, causal=causal, scale=None, keep=keep, **choice)
+        seen = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+        return self.attend(q, k, v, bias=bias, **seen, scale=None, keep=keep, **choice)
 
 
 SymbolGroup = RelationalHeads | DisentangledHeads | AbstractorHeads

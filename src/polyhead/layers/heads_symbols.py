@@ -157,9 +157,12 @@ class RelationalHeads(nn.Module):
         bias: Tensor | None = None,
         mask: Tensor | None = None,
         causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"]:
-        how = {"bias": bias, "mask": mask, "causal": causal, "scale": None, "keep": keep}
+        how = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+        how |= {"bias": bias, "scale": None, "keep": keep}
         return self.attend(q, k, q_rel, k_rel, v, self.relation_weight, relation_act=self.relation_act, **how)
 
 
@@ -230,9 +233,12 @@ class DisentangledHeads(nn.Module):
         bias: Tensor | None = None,
         mask: Tensor | None = None,
         causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"]:
-        how = {"bias": bias, "mask": mask, "causal": causal, "scale": None, "keep": keep}
+        how = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+        how |= {"bias": bias, "scale": None, "keep": keep}
         return self.attend(q, k, q_rel, k_rel, v, relation_act=self.relation_act, **how)
 
 
@@ -291,7 +297,10 @@ class AbstractorHeads(nn.Module):
         bias: Tensor | None = None,
         mask: Tensor | None = None,
         causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"]:
-        how = {"bias": bias, "mask": mask, "causal": causal, "scale": None, "keep": keep}
+        how = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+        how |= {"bias": bias, "scale": None, "keep": keep}
         return self.attend(q, k, v, act=self.relation_act, **how)

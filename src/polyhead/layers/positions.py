@@ -18,7 +18,22 @@ from polyhead import config
 from polyhead.layers import Device
 from polyhead.ops.code import at_least_float32
 from polyhead.ops.rope import LAYOUTS, check_even, check_range, check_shape, rope, rope_angles, rotate
+from polyhead.ops.tiles import sequence_of
 from polyhead.shapes import one_of
+
+
+def starts_in(cu_seqlens: Int[Tensor, "_"], t: int) -> Int[Tensor, "t"]:
+    """The row where the sequence of each of `t` packed tokens begins; rows after the last sequence are one, too."""
+    return cu_seqlens[sequence_of(cu_seqlens, t)]
+
+
+def places_in(cu_seqlens: Int[Tensor, "_"], t: int) -> Int[Tensor, "1 t"]:
+    """Which token of its own sequence each of `t` packed tokens is.
+
+    >>> places_in(torch.tensor([0, 3, 5]), 5)
+    tensor([[0, 1, 2, 0, 1]])
+    """
+    return (torch.arange(t, device=cu_seqlens.device) - starts_in(cu_seqlens, t))[None]
 
 
 class Constant(nn.Module):

@@ -7,7 +7,8 @@
 
 Altabaa and Lafferty 2024, "Disentangling and integrating relational and sensory information in transformer
 architectures", section 2.2; the relational one is from their code.  A source is called with the stream (b s m) and
-returns symbols by key, (b|1 s dim), or the table of a relative one, (2 distance + 1, dim).
+returns symbols by key, (b|1 s dim), or the table of a relative one, (2 distance + 1, dim).  With `cu_seqlens` the
+stream is several sequences, and each is counted and related by itself.
 """
 
 import math
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
+from polyhead.layers.positions import places_in, starts_in
+from polyhead.ops.rope import check_range
 from polyhead.shapes import shaped
 
 HEADS = 4
@@ -74,16 +77,21 @@ class SymbolicAttention(nn.Module):
         self.library.normal_()
 
     @shaped
-    def assignments(self, x: Float[Tensor, "b s m"]) -> Float[Tensor, "b s h n"]:
+    def assignments(self, x: Float[Tensor, "b s m"], *, cu_seqlens: Tensor | None = None) -> Float[Tensor, "b s h n"]:
         """How much of each symbol every token takes, for each head; adds up to 1 over symbols."""
         q = self.query(x).unflatten(-1, (self.heads, -1))
         templates = self.templates.unflatten(-1, (self.heads, -1))
         return (torch.einsum("bshd,nhd->bshn", q, templates) * q.shape[-1] ** -0.5).softmax(-1)
 
     def forward(
-        self, x: Float[Tensor, "b s m"], *, first: int = 0, cache: LayerCache | None = None
+        self,
+        x: Float[Tensor, "b s m"],
+        *,
+        first: int = 0,
+        cache: LayerCache | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Float[Tensor, "b s _"]:
-        """Symbols (b s symbol_dim), of each token by itself: neither `first` nor `cache` matters."""
+        """Symbols (b s symbol_dim), of each token by itself: nothing else matters."""
         if x.shape[-1] != self.dim:
             raise ValueError(f"SymbolicAttention: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
         library = self.library.unflatten(-1, (self.heads, -1))
@@ -135,7 +143,7 @@ class RelationalSymbols(nn.Module):
     def symbol_dim(self) -> int:
         return self.symbolic.symbol_dim
 
-    def _asked(self, x: Tensor, first: int, cache: LayerCache | None) -> Tensor:
+    def _asked(self, x: Tensor, first: int, cache: LayerCache | None, cu_seqlens: Tensor | None) -> Tensor:
         """What stands for each token (b s m) when it asks for symbols."""
         if cache is not None and not self.causal:
             raise ValueError("RelationalSymbols: neighbours after a token are not known yet: a cache needs causal=True")
@@ -145,6 +153,10 @@ class RelationalSymbols(nn.Module):
         own = torch.arange(seen.shape[1] - x.shape[1], seen.shape[1], device=x.device)
         steps = torch.tensor(self.steps, device=x.device)
         where = (own[:, None] + steps).clamp(0, seen.shape[1] - 1)
+        if cu_seqlens is not None:
+            starts = starts_in(cu_seqlens, x.shape[1])
+            last = torch.searchsorted(starts, starts, right=True) - 1
+            where = torch.minimum(torch.maximum(where, starts[:, None]), last[:, None])
         q = self.q(x).unflatten(-1, (self.relations, -1))
         k = self.k(seen).unflatten(-1, (self.relations, -1))[:, where]
         related = torch.einsum("bsrd,bsnrd->bsnr", q, k)
@@ -152,17 +164,22 @@ class RelationalSymbols(nn.Module):
             related = (related * q.shape[-1] ** -0.5).softmax(2)
         return self.map(related.flatten(2))
 
-    def assignments(self, x: Float[Tensor, "b s m"]) -> Float[Tensor, "b s h n"]:
+    def assignments(self, x: Float[Tensor, "b s m"], *, cu_seqlens: Tensor | None = None) -> Float[Tensor, "b s h n"]:
         """How much of each symbol every token takes, for each head; adds up to 1 over symbols."""
-        return self.symbolic.assignments(self._asked(x, 0, None))
+        return self.symbolic.assignments(self._asked(x, 0, None, cu_seqlens))
 
     def forward(
-        self, x: Float[Tensor, "b s m"], *, first: int = 0, cache: LayerCache | None = None
+        self,
+        x: Float[Tensor, "b s m"],
+        *,
+        first: int = 0,
+        cache: LayerCache | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Float[Tensor, "b s _"]:
         """Symbols (b s symbol_dim); with a `cache`, of tokens that follow those it has seen."""
         if x.shape[-1] != self.dim:
             raise ValueError(f"RelationalSymbols: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
-        return self.symbolic(self._asked(x, first, cache))
+        return self.symbolic(self._asked(x, first, cache, cu_seqlens))
 
     def extra_repr(self) -> str:
         return f"steps={list(self.steps)}, relations={self.relations}, normalise={self.normalise}"
@@ -193,10 +210,23 @@ class PositionSymbols(nn.Module):
         nn.init.normal_(self.table)
 
     def forward(
-        self, x: Float[Tensor, "b s m"], *, first: int = 0, cache: LayerCache | None = None
+        self,
+        x: Float[Tensor, "b s m"],
+        *,
+        first: int = 0,
+        cache: LayerCache | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Float[Tensor, "1 s _"]:
-        """The symbols of positions `first`, `first` + 1, ...: one for the whole batch."""
+        """The symbols of positions `first`, `first` + 1, ...: one for the whole batch.
+
+        ValueError (of packed sequences, in eager mode only) beyond max_length.
+        """
         last = first + x.shape[1]
+        if cu_seqlens is not None:
+            where = places_in(cu_seqlens, x.shape[1])
+            if last > self.max_length:  # else there is no need to read them
+                check_range("PositionSymbols", where, self.max_length)
+            return self.table[where]
         if last > self.max_length:
             raise ValueError(f"PositionSymbols: {last} positions but max_length is {self.max_length}")
         return self.table[None, first:last]
@@ -232,11 +262,19 @@ class RelativeSymbols(nn.Module):
         nn.init.xavier_uniform_(self.table)
 
     def forward(
-        self, x: Float[Tensor, "b s m"], *, first: int = 0, cache: LayerCache | None = None
+        self,
+        x: Float[Tensor, "b s m"],
+        *,
+        first: int = 0,
+        cache: LayerCache | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Float[Tensor, "_ _"]:
         """The table, by offset; `x` only says how far it must reach."""
         last = first + x.shape[1]
         if self.longest is not None and last > self.longest:
+            if cu_seqlens is not None:
+                check_range("RelativeSymbols", places_in(cu_seqlens, x.shape[1]), self.longest)
+                return self.table
             raise ValueError(
                 f"RelativeSymbols: {last} positions but max_length is {self.longest}: give distance= to clip offsets"
             )

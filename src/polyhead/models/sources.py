@@ -16,6 +16,7 @@ from polyhead import config
 from polyhead.config import TransformerConfig
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
+from polyhead.layers.positions import starts_in
 from polyhead.layers.symbols import RelationalSymbols, SymbolicAttention, SymbolModule, build_symbols
 from polyhead.layers.taps import Taps
 
@@ -77,6 +78,7 @@ class Sources:
         made: dict[int, Tensor],
         *,
         mask: Bool[Tensor, "b s"] | None = None,
+        cu_seqlens: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> list[Tensor | None] | None:
         """The symbols of each group of a layer, None for groups without; None where no group has any.
@@ -92,15 +94,19 @@ class Sources:
             if number is None or number in given:  # asked twice, a cache would see the same tokens twice
                 continue
             if number not in made or not self.once[number]:
-                made[number] = self._ask(number, embedded if self.once[number] else x, mask, cache)
+                made[number] = self._ask(number, embedded if self.once[number] else x, mask, cu_seqlens, cache)
             given[number] = made[number]
         return [None if number is None else given[number] for number in reads]
 
-    def _ask(self, number: int, x: Tensor, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
+    def _ask(
+        self, number: int, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, cache: LayerCache | None
+    ) -> Tensor:
         module = self.modules[number]
-        seen = _real(module, x, mask)
+        if cache is not None and cache.real is not None and not self.cross and isinstance(module, RelationalSymbols):
+            raise ValueError("Transformer: RelationalSymbols look at neighbours, so with a cache mask must be None")
+        seen = _real(module, x, mask, cu_seqlens)
         if cache is None:
-            return module(seen)
+            return module(seen, cu_seqlens=cu_seqlens)
         if self.cross:  # the context is the same in every step
             return cache.cross.once(("symbols", number), lambda: {"symbols": module(seen)})["symbols"]
         return module(seen, first=cache.length, cache=cache)
@@ -112,6 +118,7 @@ class Sources:
         x: Float[Tensor, "b s m"],
         embedded: Float[Tensor, "b s m"],
         mask: Bool[Tensor, "b s"] | None,
+        cu_seqlens: Tensor | None = None,
     ) -> Taps:
         """`taps` of a layer with how much of each symbol every token takes, in groups with symbolic attention.
 
@@ -121,7 +128,8 @@ class Sources:
         for i, number in enumerate(self.reads[layer]):
             module = None if number is None else self.modules[number]
             if number is not None and isinstance(module, (SymbolicAttention, RelationalSymbols)):
-                assigned = module.assignments(_real(module, embedded if self.once[number] else x, mask))
+                seen = _real(module, embedded if self.once[number] else x, mask, cu_seqlens)
+                assigned = module.assignments(seen, cu_seqlens=cu_seqlens)
                 groups[i] = dataclasses.replace(groups[i], assignments=assigned)
         return dataclasses.replace(taps, groups=tuple(groups))
 
@@ -134,13 +142,14 @@ def _tie(module: SymbolModule, source: config.SymbolSource, libraries: dict[obje
         owner.library = libraries.setdefault(source, owner.library)
 
 
-def _real(module: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-    """`x` as a source may see it: one that looks at neighbours meets, in place of padding, the real token next to it,
-    as it does beyond the ends of a sequence."""
+def _real(module: nn.Module, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+    """`x` as a source may see it: one that looks at neighbours meets, in place of padding, the real token of its
+    sequence next to it, as it does beyond the ends of a sequence."""
     if mask is None or not isinstance(module, RelationalSymbols):
         return x
     where = torch.arange(x.shape[1], device=x.device).expand(mask.shape)
     last = torch.where(mask, where, -1).cummax(1).values  # of the real tokens so far
-    first = mask.int().argmax(1, keepdim=True)
-    index = torch.where(last < 0, first, last)
+    following = torch.where(mask, where, x.shape[1] - 1).flip(1).cummin(1).values.flip(1)
+    starts = 0 if cu_seqlens is None else starts_in(cu_seqlens, x.shape[1])
+    index = torch.where(last < starts, following, last)
     return x.gather(1, index[..., None].expand(x.shape))

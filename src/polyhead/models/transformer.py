@@ -6,12 +6,14 @@ With an encoder, every block also looks at encoder(source), the stream after the
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from polyhead import config
 from polyhead.config import TransformerConfig
@@ -20,11 +22,12 @@ from polyhead.layers.attention import MultiHeadAttention, Positions, rotary_tabl
 from polyhead.layers.block import TransformerBlock, build_norm
 from polyhead.layers.cache import Cache
 from polyhead.layers.feedforward import MLP, MixtureOfExperts, SwiGLU
-from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
+from polyhead.layers.positions import LearnedPositions, SinusoidalPositions, places_in
 from polyhead.layers.taps import Taps
 from polyhead.models.ends import ClassOutput, build_input, build_output
 from polyhead.models.initialise import initialise
 from polyhead.models.sources import Sources
+from polyhead.ops.code import Packed
 from polyhead.shapes import shaped
 
 
@@ -120,6 +123,7 @@ class Transformer(nn.Module):
         source: Float[Tensor, "b s _"] | Int[Tensor, "b s"] | Float[Tensor, "b _ _ _"] | None = None,
         source_mask: Bool[Tensor, "b _"] | None = None,
         encoded: Float[Tensor, "b _ m"] | None = None,
+        cu_seqlens: Packed | None = None,
         cache: Cache | None = None,
         taps: list[Taps] | None = None,
     ) -> Float[Tensor, "b _ _"]:
@@ -129,32 +133,28 @@ class Transformer(nn.Module):
         `tail`: only the last that many positions are wanted, (b tail c); the last layer then computes no others.
         `keep`: for each layer what multiplies its code, (b|1 h|1 t s), instead of its own dropout, or None.
         `source` is what the encoder reads, real where `source_mask` is True; `encoded`, in its place, what `encode`
-        made of it.  `cache` holds the tokens before `inputs` and takes these.
+        made of it.  `cu_seqlens` (int32, n + 1): the one sample is n sequences one after the other, number i rows
+        cu_seqlens[i] to cu_seqlens[i + 1]; each gets what it gets alone.  `cache` holds the tokens before `inputs` and
+        takes these; `mask` is then that of the new tokens, and their padding stays hidden.
         """
-        self._check(source, encoded, keep, tail, mask, cache)
+        given = _Given(mask, positions, keep, encoded, source_mask, cu_seqlens, cache)
+        self._check(given, source, tail)
         if source is not None:
-            encoded = self.encode(source, source_mask, taps=taps)
-        x = self._embed(inputs, positions, cache)
+            given = given._replace(context=self.encode(source, source_mask, taps=taps))
+        x = self._embed(inputs, given)
         if tail is not None and not 1 <= tail <= x.shape[1]:
             raise ValueError(f"Transformer: tail must be 1 to {x.shape[1]} (the positions) but is {tail}")
         # Given positions are those of the keys, too: then the last layer computes all, and the end is cut out.
         wanted = tail if positions is None and cache is None else None
-        x = self._through(x, _Given(mask, positions, keep, encoded, source_mask, cache), wanted, taps)
+        x = self._through(x, given, wanted, taps)
         x = self.norm(x if tail is None else x[:, -tail:])
         return self.outputs(x, mask) if isinstance(self.outputs, ClassOutput) else self.outputs(x)
 
-    def _check(
-        self,
-        source: Tensor | None,
-        encoded: Tensor | None,
-        keep: Sequence[Tensor | None] | None,
-        tail: int | None,
-        mask: Tensor | None,
-        cache: Cache | None,
-    ) -> None:
-        if self.encoder is None and (source is not None or encoded is not None):
+    def _check(self, given: "_Given", source: Tensor | None, tail: int | None) -> None:
+        keep, cache, context = given.keep, given.cache, given.context
+        if self.encoder is None and (source is not None or context is not None):
             raise ValueError("Transformer: it has no encoder, so no source was wanted but one came")
-        if self.encoder is not None and (source is None) == (encoded is None):
+        if self.encoder is not None and (source is None) == (context is None):
             raise ValueError("Transformer: its encoder reads a source: source or, once encoded, encoded must be given")
         if keep is not None and len(keep) != len(self.blocks):
             raise ValueError(
@@ -162,34 +162,50 @@ class Transformer(nn.Module):
             )
         if tail is not None and isinstance(self.outputs, ClassOutput):
             raise ValueError(f"Transformer: a class is read off all positions, so tail must be None but is {tail}")
-        if cache is not None and (len(cache) != len(self.blocks) or not self.config.causal or mask is not None):
+        if cache is not None and (len(cache) != len(self.blocks) or not self.config.causal):
             raise ValueError(
-                f"Transformer: a cache of {len(self.blocks)} layers, causal=True and no mask go together but "
-                f"{len(cache)} layers, causal={self.config.causal} and {'no' if mask is None else 'a'} mask came"
+                f"Transformer: a cache of {len(self.blocks)} layers and causal=True go together but "
+                f"{len(cache)} layers and causal={self.config.causal} came"
             )
+        if given.cu_seqlens is None:
+            return
+        alone = {"tail": tail, "cache": cache, "encoder": self.encoder}
+        strange = [name for name, value in alone.items() if value is not None]
+        strange += ["Classes()"] if isinstance(self.outputs, ClassOutput) else []
+        if strange:
+            raise ValueError(f"Transformer: with cu_seqlens inputs are several sequences, without {strange[0]}")
 
-    def _embed(self, inputs: Tensor, positions: Tensor | None, cache: Cache | None) -> Tensor:
+    def _embed(self, inputs: Tensor, given: "_Given") -> Tensor:
         x = self.inputs(inputs)
+        if given.cache is not None:
+            given.cache.expect(given.mask, x)
         if self.positions is None:
             return x
-        first = 0 if cache is None else cache.length
-        where = torch.arange(first, first + x.shape[1], device=x.device)[None] if positions is None else positions
+        where = given.positions
+        if where is None and given.cu_seqlens is not None:
+            where = places_in(given.cu_seqlens, x.shape[1])
+        elif where is None:
+            first = 0 if given.cache is None else given.cache.length
+            where = torch.arange(first, first + x.shape[1], device=x.device)[None]
         return x + self.positions(where).to(x.dtype)
 
     def _through(self, x: Tensor, given: "_Given", tail: int | None, taps: list[Taps] | None) -> Tensor:
         """All blocks; the last computes nothing but the tail."""
-        context, masks = given.context, (given.mask, given.context_mask)
+        context, masks = given.context, (given.mask if given.cache is None else None, given.context_mask)
         mask, context_mask = (None if m is None else m[:, None, None, :] for m in masks)
+        # What is told of a layer, and what a cache takes, must not come twice.
+        again = self.config.checkpoint and self.training and taps is None and given.cache is None
         embedded = x
         made: dict[int, Tensor] = {}
         made_of_context: dict[int, Tensor] = {}
         for i, block in enumerate(self.blocks):
             cache, across, stream = None if given.cache is None else given.cache[i], None, (x, embedded)
-            symbols = self._own.read(i, *stream, made, mask=given.mask, cache=cache)
+            symbols = self._own.read(i, *stream, made, mask=given.mask, cu_seqlens=given.cu_seqlens, cache=cache)
             if context is not None:
                 across = self._across.read(i, context, context, made_of_context, mask=given.context_mask, cache=cache)
             seen: list[Taps] | None = None if taps is None else []
-            x = block(
+            run = functools.partial(checkpoint, block, use_reentrant=False) if again else block
+            x = run(
                 *(x, context),
                 mask=mask,
                 context_mask=context_mask,
@@ -198,6 +214,7 @@ class Transformer(nn.Module):
                 keep=None if given.keep is None else given.keep[i],
                 symbols=symbols,
                 context_symbols=across,
+                cu_seqlens=given.cu_seqlens,
                 cache=cache,
                 taps=seen,
             )
@@ -208,7 +225,7 @@ class Transformer(nn.Module):
     def _shown(self, layer: int, seen: list[Taps], stream: tuple[Tensor, Tensor], given: "_Given") -> list[Taps]:
         """The taps of a block with what its symbols are; of an encoder-decoder by name."""
         if given.cache is None:  # which holds no stream to read symbols off
-            seen[0] = self._own.shown(seen[0], layer, *stream, given.mask)
+            seen[0] = self._own.shown(seen[0], layer, *stream, given.mask, given.cu_seqlens)
             if given.context is not None:
                 seen[1] = self._across.shown(seen[1], layer, given.context, given.context, given.context_mask)
         if self.encoder is None:
@@ -234,6 +251,7 @@ class _Given(NamedTuple):
     keep: Sequence[Tensor | None] | None
     context: Tensor | None
     context_mask: Tensor | None
+    cu_seqlens: Tensor | None
     cache: Cache | None
 
 
@@ -280,7 +298,13 @@ def _block(
     how |= {"dropout": settings.dropout, "dropout_shared": settings.dropout_shared, "max_length": settings.max_length}
     heads, cross_heads = settings.layer_heads(layer), settings.layer_cross_heads(layer)
     attention = MultiHeadAttention(
-        *(settings.dim, heads), causal=settings.causal, positions=positions, **how, device=device, dtype=dtype
+        *(settings.dim, heads),
+        causal=settings.causal,
+        positions=positions,
+        window=settings.window,
+        **how,
+        device=device,
+        dtype=dtype,
     )
     cross = None
     if cross_heads:  # of whose two sequences each counts its own positions
