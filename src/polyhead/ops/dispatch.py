@@ -19,7 +19,7 @@ from polyhead.shapes import one_of
 BACKENDS: dict[str, tuple[str, ...]] = {
     "softmax": ("sdpa", "reference"),
     "linear": ("chunked", "reference", "recurrent"),
-    "hyla": ("blocked", "reference"),
+    "hyla": ("triton", "blocked", "reference"),
     "relational": ("sdpa", "blocked", "reference"),
     "disentangled": ("reference",),
     "abstractor": ("sdpa", "reference"),

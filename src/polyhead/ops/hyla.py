@@ -83,7 +83,7 @@ def hyla(
         "cu_seqlens": cu_seqlens,
         "keep": keep,
     }
-    inputs = Inputs(q, k, v, **limits, normalise=normalise, value_weight=value_weight)
+    inputs = Inputs(q, k, v, **limits, normalise=normalise, value_weight=value_weight, act=act)
     options = {"normalise": normalise, "act": act, "value_weight": value_weight}
     return choose("hyla", impl, inputs)(q, k, v, **limits, scale=scale, **options)
 

@@ -11,7 +11,7 @@ A kernel takes at most six arguments, by this convention:
     options    tuple: the scale as a `pair`, `Limits`, whatever else varies from call to call
     C          frozen dataclass of what is compiled in
 
-Offsets of samples and of first rows are 64 bit wide, offsets within a tile 32.
+Offsets of samples, heads and first rows are 64 bit wide, those of rows within a tile 32.
 """
 
 from collections.abc import Iterator
@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polyhead.ops.code import at_least_float32
+from polyhead.ops.tiles import sequence_of
 
 SMALLEST = 16
 """The matrix units multiply tiles of at least so many rows, columns and terms of 16 bits."""
@@ -104,7 +105,7 @@ def limits(mask: Tensor | None, cu_seqlens: Tensor | None, window: int | None, t
     """What a kernel needs of a mask of keys (b|1 s), of packed sequences and of a window."""
     first = end = None
     if cu_seqlens is not None:
-        number = torch.bucketize(torch.arange(t, device=cu_seqlens.device), cu_seqlens[1:], right=True)
+        number = sequence_of(cu_seqlens, t)
         edges = torch.cat((cu_seqlens.new_zeros(1), cu_seqlens[1:], cu_seqlens.new_full((1,), t)))
         first, end = edges[number], edges[number + 1]
     if mask is None:
@@ -179,7 +180,7 @@ def load_by_head(start, row, end, strides, B: tl.constexpr):
     h = tl.arange(0, B.heads_padded)[:, None, None]
     i = tl.arange(0, B.rows)[None, :, None]
     c = tl.arange(0, B.width_padded)[None, None, :]
-    at = start + tl.cast(row, tl.int64) * strides[1] + h // B.share * strides[2] + i * strides[1] + c
+    at = start + tl.cast(row, tl.int64) * strides[1] + tl.cast(h // B.share, tl.int64) * strides[2] + i * strides[1] + c
     return tl.load(at, mask=(h < B.heads) & (row + i < end) & (c < B.width), other=0.0)
 
 
@@ -189,7 +190,7 @@ def load_by_row(start, row, end, strides, B: tl.constexpr):
     i = tl.arange(0, B.rows)[:, None, None]
     h = tl.arange(0, B.heads_padded)[None, :, None]
     c = tl.arange(0, B.width_padded)[None, None, :]
-    at = start + tl.cast(row, tl.int64) * strides[1] + i * strides[1] + h // B.share * strides[2] + c
+    at = start + tl.cast(row, tl.int64) * strides[1] + tl.cast(h // B.share, tl.int64) * strides[2] + i * strides[1] + c
     return tl.load(at, mask=(h < B.heads) & (row + i < end) & (c < B.width), other=0.0)
 
 
@@ -199,7 +200,7 @@ def store_by_head(start, row, end, strides, x, B: tl.constexpr):
     h = tl.arange(0, B.heads_padded)[:, None, None]
     i = tl.arange(0, B.rows)[None, :, None]
     c = tl.arange(0, B.width_padded)[None, None, :]
-    at = start + tl.cast(row, tl.int64) * strides[1] + h * strides[2] + i * strides[1] + c
+    at = start + tl.cast(row, tl.int64) * strides[1] + tl.cast(h, tl.int64) * strides[2] + i * strides[1] + c
     tl.store(at, x.to(start.dtype.element_ty), mask=(h < B.heads) & (row + i < end) & (c < B.width))
 
 
@@ -209,7 +210,7 @@ def store_by_row(start, row, end, strides, x, B: tl.constexpr):
     i = tl.arange(0, B.rows)[:, None, None]
     h = tl.arange(0, B.heads_padded)[None, :, None]
     c = tl.arange(0, B.width_padded)[None, None, :]
-    at = start + tl.cast(row, tl.int64) * strides[1] + i * strides[1] + h * strides[2] + c
+    at = start + tl.cast(row, tl.int64) * strides[1] + tl.cast(h, tl.int64) * strides[2] + i * strides[1] + c
     tl.store(at, x.to(start.dtype.element_ty), mask=(h < B.heads) & (row + i < end) & (c < B.width))
 
 
@@ -262,7 +263,10 @@ def visible(b, q0, k0, lengths, limits, S: tl.constexpr):
 
 @triton.jit
 def keys_of(q0, lengths, limits, S: tl.constexpr):
-    """(first, end) of the keys that any query of a tile may see, as far as causality, window and packing say."""
+    """(first, end) of the keys that any query of a tile may see, as far as causality, window and packing say.
+
+    The first is a multiple of the tile's keys, so that programs which share out the keys cut them at the same places.
+    """
     t, s = lengths
     _look, _sample, first, end, window = limits
     last = tl.minimum(q0 + S.queries, t) - 1
@@ -276,7 +280,7 @@ def keys_of(q0, lengths, limits, S: tl.constexpr):
     if first is not None:
         low = tl.maximum(low, tl.load(first + q0))
         high = tl.minimum(high, tl.load(end + last))
-    return low, high
+    return low // S.keys * S.keys, high
 
 
 @triton.jit
@@ -295,7 +299,7 @@ def queries_of(k0, lengths, limits, S: tl.constexpr):
     if first is not None:
         low = tl.maximum(low, tl.load(first + k0))
         high = tl.minimum(high, tl.load(end + last))
-    return low, high
+    return low // S.queries * S.queries, high
 
 
 @triton.jit
@@ -313,5 +317,5 @@ def diagonals(x, HIGH: tl.constexpr):
     n: tl.constexpr = x.shape[1]
     i = tl.arange(0, n)[None, :, None]
     j = tl.arange(0, n)[None, None, :] + i + (HIGH * n - (n - 1))
-    at = tl.broadcast_to(tl.minimum(tl.maximum(j, 0), n - 1), x.shape[0], n, n)
+    at = tl.broadcast_to(tl.minimum(tl.maximum(j, 0), n - 1), (x.shape[0], n, n))
     return tl.sum(tl.where((j >= 0) & (j < n), tl.gather(x, at, 2), 0.0), 1)

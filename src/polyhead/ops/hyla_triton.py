@@ -1,0 +1,155 @@
+"""HYLA on CUDA: the equations of hyla_blocked.py, tile by tile within one kernel, in three kernels.
+
+A forward kernel, one for the gradients of queries and bias, one for those of keys and values; each recomputes the codes
+it needs, so only the arguments are saved.  Nothing is added atomically: gradients are the same every time.  Schug et
+al. 2024, "Attention as a hypernetwork", eq. 6.
+
+The kernels (hyla_triton_kernels.py) are imported where they run, as importing polyhead must not need triton.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyhead.ops.code import Inputs
+from polyhead.ops.tiles import is_key_mask, refuse, without_triton
+from polyhead.shapes import one_of
+from polyhead.spec import ACTS, NORMALISE
+
+HEADS = 128
+WIDTH = 2048
+"""Heads, and heads times width of queries and keys, padded to powers of two from 16 on: what a program can hold."""
+
+
+def refusal(inputs: Inputs) -> str | None:
+    """Why the kernels do not take the inputs, in part of a line, or None if they do."""
+    if (reason := without_triton(inputs)) is not None:
+        return reason
+    if inputs.normalise not in ("rms_heads", "identity"):
+        return f"takes normalise='rms_heads' or 'identity' only, not {inputs.normalise!r}"
+    if inputs.act not in ("relu", "identity"):
+        return f"takes act='relu' or 'identity' only, not {inputs.act!r}"
+    for name in ("value_weight", "keep"):
+        if getattr(inputs, name) is not None:
+            return f"takes no {name}"
+    if inputs.bias is not None and inputs.bias.ndim != 2:
+        return f"takes biases by offset (h t+s-1) only, not {tuple(inputs.bias.shape)}"
+    if inputs.mask is not None and not is_key_mask(inputs.mask):
+        return f"takes masks of keys (b|1, 1, 1, s) only, not {tuple(inputs.mask.shape)}"
+    return _too_large(*inputs.q.shape[2:])
+
+
+def _too_large(h: int, d: int) -> str | None:
+    heads, width = (max(16, 1 << (n - 1).bit_length()) for n in (h, d))
+    if heads <= HEADS and heads * width <= WIDTH:
+        return None
+    return f"takes at most {HEADS} heads, and heads x width up to {WIDTH} (padded), not {h} x {d}"
+
+
+def worth(inputs: Inputs) -> bool:
+    """On a GPU, except for small inputs in double precision.  Nothing was measured there."""
+    return inputs.q.is_cuda
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    keep: Tensor | None = None,
+    normalise: str = "rms_heads",
+    act: str = "relu",
+    value_weight: Tensor | None = None,
+) -> Tensor:
+    """HYLA by kernels.  Gradients for q, k, v and bias; a second derivative is refused."""
+    one_of("hyla", "normalise", normalise, NORMALISE)
+    one_of("hyla", "act", act, ACTS)
+    inputs = Inputs(q, k, v, bias, mask, keep, causal, normalise=normalise, act=act, value_weight=value_weight)
+    refuse("hyla", "triton", refusal(inputs))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    look = None if mask is None else mask.reshape(-1, mask.shape[-1])
+    options = {"causal": causal, "window": window or 0, "scale": scale, "normalise": normalise, "act": act}
+    return torch.ops.polyhead.hyla_triton(q, k, v, bias, look, cu_seqlens, **options)
+
+
+@torch.library.custom_op("polyhead::hyla_triton", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    look: Tensor | None,
+    cu_seqlens: Tensor | None,
+    *,
+    causal: bool,
+    window: int,
+    scale: float,
+    normalise: str,
+    act: str,
+) -> Tensor:
+    from polyhead.ops import hyla_triton_kernels as kernels
+
+    options: dict[str, Any] = {"causal": causal, "window": window, "scale": scale, "normalise": normalise, "act": act}
+    with torch.cuda.device_of(q):
+        return kernels.forward(kernels.prepare(q, k, v, bias, look, cu_seqlens, **options), kernels.Launch.__call__)
+
+
+@_forward.register_fake
+def _(q, k, v, bias, look, cu_seqlens, *, causal, window, scale, normalise, act):  # type: ignore[no-untyped-def]
+    return q.new_empty(*q.shape[:3], v.shape[-1])
+
+
+@torch.library.custom_op("polyhead::hyla_triton_backward", mutates_args=())
+def _backward(
+    dout: Tensor,
+    tensors: list[Tensor],
+    look: Tensor | None,
+    cu_seqlens: Tensor | None,
+    *,
+    causal: bool,
+    window: int,
+    scale: float,
+    normalise: str,
+    act: str,
+) -> list[Tensor]:
+    """Gradients of q, k, v and, if it is given, the bias."""
+    from polyhead.ops import hyla_triton_kernels as kernels
+
+    q, k, v, *bias = tensors
+    given = q, k, v, bias[0] if bias else None, look, cu_seqlens
+    options: dict[str, Any] = {"causal": causal, "window": window, "scale": scale, "normalise": normalise, "act": act}
+    with torch.cuda.device_of(q):
+        return list(kernels.backward(kernels.prepare(*given, **options), dout, kernels.Launch.__call__))
+
+
+@_backward.register_fake
+def _(dout, tensors, look, cu_seqlens, *, causal, window, scale, normalise, act):  # type: ignore[no-untyped-def]
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
+
+
+def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
+    q, k, v, bias, look, cu_seqlens = inputs
+    ctx.options = keyword_only_inputs
+    ctx.save_for_backward(q, k, v, bias, look, cu_seqlens)
+
+
+def _grad(ctx, dout):  # type: ignore[no-untyped-def]
+    *tensors, look, cu_seqlens = ctx.saved_tensors
+    given = [x for x in tensors if x is not None]
+    grads = torch.ops.polyhead.hyla_triton_backward(dout, given, look, cu_seqlens, **ctx.options)
+    return *grads, *(None for _ in range(6 - len(grads)))
+
+
+def _no_second_derivative(ctx, *grads):  # type: ignore[no-untyped-def]
+    raise RuntimeError("hyla: impl 'triton' has no second derivative; use impl='reference'")
+
+
+_forward.register_autograd(_grad, setup_context=_setup)
+_backward.register_autograd(_no_second_derivative)

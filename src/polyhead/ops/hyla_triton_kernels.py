@@ -1,0 +1,354 @@
+# mypy: disallow-untyped-defs=False
+"""The kernels of HYLA, and how they are launched: see hyla_blocked.py for the equations, tiles_triton.py for the style.
+
+One program holds a tile of queries (or, for the gradients of keys and values, of keys) with all heads, and goes
+through the tiles of the other side.  Sums over heads of a pair and sums over keys of a head are products of stacks of
+small matrices: the first has one matrix for each key, the second one for each query.
+
+    code        a [head, query, key]    = normalised q k^T                   stack of heads
+    forward     z [key, query, width]   = a^T v     y = act(z)               stack of keys
+                out [query, head, width] += a y                              stack of queries
+    backward    dy [query, key, width]  = a^T dout  dz = dy act'(z)          stack of queries
+                da [head, query, key]   = dout y^T + v dz^T                  stacks of queries and of keys
+                ds = root (da - a mean_h(a da)),  dq += ds k,  dk += ds^T q,  dv += a dz
+
+Wide values are cut: out is separable over their width, and the gradients of q, k and bias are sums over it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polyhead.ops.code import wide
+from polyhead.ops.tiles_triton import (
+    SMALLEST,
+    Block,
+    Dots,
+    Launch,
+    Limits,
+    Sight,
+    block,
+    by_offset,
+    diagonals,
+    dot,
+    dots,
+    keys_of,
+    limits,
+    load_by_head,
+    load_by_row,
+    number,
+    padded,
+    pair,
+    queries_of,
+    rms_root,
+    rowwise,
+    store_by_head,
+    store_by_row,
+    strides,
+    visible,
+)
+from polyhead.spec import RMS_HEADS_EPS
+
+WIDEST = 1024
+"""Padded heads times padded width of the values that one program holds; wider ones are cut."""
+
+QUERIES, KEYS = 16, 16
+"""Of a tile: what does not spill registers at 8 heads of width 64.  Both multiples of 16, and equal for a bias."""
+
+PROGRAMS = 256
+"""Where there would be fewer programs than half of these, they share out the keys of a query between them."""
+
+SPLIT = 128
+"""Keys of one share, at least."""
+
+PARTIAL = 1 << 26
+"""Numbers in the partial sums of a bias's gradient, at most (beyond a single tile of queries)."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is compiled in."""
+
+    q: Block
+    k: Block
+    v: Block
+    out: Block
+    sight: Sight
+    dots: Dots
+    rms: bool
+    relu: bool
+    eps: float
+
+
+# -------------------------------------------------------------------------------------------------------------- kernels
+@triton.jit
+def code_tile(queries, keys, bias, at, call, C: tl.constexpr):
+    """[head, query, key] code of a tile, and by what its scores were multiplied [query, key], 0 at masked pairs."""
+    b, q0, k0 = at
+    scale, lengths, limits = call
+    scores = dot(queries, tl.permute(keys, (0, 2, 1)), C.dots) * scale
+    if bias is not None:
+        scores += by_offset(bias, q0, k0, lengths, C.sight, C.q).to(C.dots.total)
+    seen = visible(b, q0, k0, lengths, limits, C.sight)
+    scores = tl.where(seen[None, :, :], scores, 0.0)
+    root = seen.to(C.dots.total)
+    if C.rms:
+        root = rms_root(scores, seen, C.q.heads, C.eps)
+    return scores * root[None, :, :], root
+
+
+@triton.jit
+def hyla_forward(tensors, strides, t, s, options, C: tl.constexpr):
+    """Output of a tile of queries, from all keys or (grid axis 1) from `share` of them."""
+    q, k, v, bias, out = tensors
+    to_q, to_k, to_v, to_out = strides
+    scale, limits, share = options
+    tiles = tl.cdiv(t, C.sight.queries)
+    q0 = (tiles - 1 - tl.program_id(0) % tiles) * C.sight.queries
+    b = tl.cast(tl.program_id(0) // tiles, tl.int64)
+    call = (number(scale, C.dots.total), (t, s), limits)
+    queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
+    total = tl.full([C.out.rows, C.out.heads_padded, C.out.width_padded], 0.0, C.dots.total)
+    low, high = keys_of(q0, (t, s), limits, C.sight)
+    if share is not None:
+        low = tl.maximum(low, tl.program_id(1) * share)
+        high = tl.minimum(high, (tl.program_id(1) + 1) * share)
+    for k0 in range(low, high, C.sight.keys):
+        keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
+        values = load_by_row(v + b * to_v[0], k0, s, to_v, C.v)
+        a, _ = code_tile(queries, keys, bias, (b, q0, k0), call, C)
+        a = a.to(values.dtype)
+        z = dot(tl.permute(a, (2, 1, 0)), values, C.dots)
+        if C.relu:
+            z = tl.maximum(z, 0.0)
+        y = tl.permute(z.to(values.dtype), (1, 0, 2))
+        total += dot(tl.permute(a, (1, 0, 2)), y, C.dots)
+    samples = tl.num_programs(0) // tiles
+    store_by_row(out + (b + tl.program_id(1) * samples) * to_out[0], q0, t, to_out, total, C.out)
+
+
+@triton.jit
+def pair_backward(loaded, bias, at, call, C: tl.constexpr):
+    """Of a tile: its code, the gradient of the hidden layers [key, query, width], that of the scores."""
+    queries, keys, values, grads = loaded
+    code, root = code_tile(queries, keys, bias, at, call, C)
+    a = code.to(values.dtype)
+    z = dot(tl.permute(a, (2, 1, 0)), values, C.dots)
+    dz = tl.permute(dot(tl.permute(a, (1, 2, 0)), grads, C.dots).to(values.dtype), (1, 0, 2))
+    y = z
+    if C.relu:
+        y = tl.maximum(z, 0.0)
+        dz = tl.where(z > 0, dz, tl.zeros_like(dz))
+    ds = tl.permute(dot(grads, tl.permute(y.to(values.dtype), (1, 2, 0)), C.dots), (1, 0, 2))
+    ds += tl.permute(dot(values, tl.permute(dz, (0, 2, 1)), C.dots), (1, 2, 0))
+    if C.rms:
+        ds -= code * (tl.sum(code * ds, 0) / C.q.heads)[None, :, :]
+    return a, dz, ds * root[None, :, :]
+
+
+@triton.jit
+def hyla_queries(tensors, strides, t, s, options, C: tl.constexpr):
+    """Gradient of a tile of queries; of the bias, what those queries add, in a row of partial sums of their own."""
+    q, k, v, bias, dout, dq, partial = tensors
+    to_q, to_k, to_v, to_out, to_dq = strides
+    scale, limits, first, rows = options
+    tiles = rows // C.sight.queries
+    q0 = first + (tiles - 1 - tl.program_id(0) % tiles) * C.sight.queries
+    b = tl.cast(tl.program_id(0) // tiles, tl.int64)
+    call = (number(scale, C.dots.total), (t, s), limits)
+    queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
+    grads = load_by_row(dout + b * to_out[0], q0, t, to_out, C.out)
+    total = tl.full([C.q.heads_padded, C.q.rows, C.q.width_padded], 0.0, C.dots.total)
+    low, high = keys_of(q0, (t, s), limits, C.sight)
+    # Columns of the bias: every tile of keys completes those it is the last to touch, and hands the others on.
+    carry = tl.full([C.q.heads_padded, C.sight.keys], 0.0, C.dots.total)
+    if bias is not None:
+        h = tl.arange(0, C.q.heads_padded)[:, None]
+        n = t + s - 1
+        column = low - q0 + t - C.sight.queries + tl.arange(0, C.sight.keys)[None, :]
+        row = partial + tl.cast(tl.program_id(0), tl.int64) * C.q.heads * n + h * n
+    for k0 in range(low, high, C.sight.keys):
+        keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
+        values = load_by_row(v + b * to_v[0], k0, s, to_v, C.v)
+        _, _, ds = pair_backward((queries, keys, values, grads), bias, (b, q0, k0), call, C)
+        total += dot(ds.to(keys.dtype), keys, C.dots)
+        if bias is not None:
+            at = column + (k0 - low)
+            tl.store(row + at, carry + diagonals(ds, 0), mask=(h < C.q.heads) & (at >= 0) & (at < n))
+            carry = diagonals(ds, 1)
+    if bias is not None:
+        at = column + tl.cdiv(tl.maximum(high - low, 0), C.sight.keys) * C.sight.keys
+        tl.store(row + at, carry, mask=(h < C.q.heads) & (at >= 0) & (at < n))
+    store_by_head(dq + b * to_dq[0], q0, t, to_dq, total * call[0], C.q)
+
+
+@triton.jit
+def hyla_keys(tensors, strides, t, s, options, C: tl.constexpr):
+    """Gradients of a tile of keys and of its values, for every query head."""
+    q, k, v, bias, dout, dk, dv = tensors
+    to_q, to_k, to_v, to_out, to_dk, to_dv = strides
+    scale, limits = options
+    tiles = tl.cdiv(s, C.sight.keys)
+    k0 = tl.program_id(0) % tiles * C.sight.keys
+    b = tl.cast(tl.program_id(0) // tiles, tl.int64)
+    call = (number(scale, C.dots.total), (t, s), limits)
+    keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
+    values = load_by_row(v + b * to_v[0], k0, s, to_v, C.v)
+    total_k = tl.full([C.k.heads_padded, C.k.rows, C.k.width_padded], 0.0, C.dots.total)
+    total_v = tl.full([C.v.rows, C.v.heads_padded, C.v.width_padded], 0.0, C.dots.total)
+    low, high = queries_of(k0, (t, s), limits, C.sight)
+    for q0 in range(low, high, C.sight.queries):
+        queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
+        grads = load_by_row(dout + b * to_out[0], q0, t, to_out, C.out)
+        a, dz, ds = pair_backward((queries, keys, values, grads), bias, (b, q0, k0), call, C)
+        total_v += dot(tl.permute(a, (2, 0, 1)), dz, C.dots)
+        total_k += dot(tl.permute(ds.to(queries.dtype), (0, 2, 1)), queries, C.dots)
+    store_by_head(dk + b * to_dk[0], k0, s, to_dk, total_k * call[0], C.k)
+    store_by_row(dv + b * to_dv[0], k0, s, to_dv, total_v, C.v)
+
+
+# ------------------------------------------------------------------------------------------------------------- launches
+Run = Callable[[Launch], None]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A call of the op."""
+
+    q: Tensor  # (b t h d)
+    k: Tensor  # (b s g d)
+    v: Tensor  # (b s g e)
+    bias: Tensor | None  # (h t+s-1)
+    limits: Limits
+    scale: float
+    causal: bool
+    rms: bool
+    relu: bool
+
+    def config(self, v: Tensor) -> Config:
+        """For values that are all or some of the width."""
+        h = self.q.shape[2]
+        values = block(v, KEYS, h)
+        return Config(
+            q=block(self.q, QUERIES, h),
+            k=block(self.k, KEYS, h),
+            v=values,
+            out=replace(values, rows=QUERIES, share=1),
+            sight=Sight(QUERIES, KEYS, self.causal),
+            dots=dots(v.dtype),
+            rms=self.rms,
+            relu=self.relu,
+            eps=RMS_HEADS_EPS,
+        )
+
+    def pieces(self) -> Iterator[slice]:
+        """The width of the values, cut into what one program can hold."""
+        e, step = self.v.shape[-1], max(SMALLEST, WIDEST // padded(self.q.shape[2]))
+        for first in range(0, max(e, 1), step):
+            yield slice(first, min(first + step, e))
+
+
+def prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    look: Tensor | None,
+    cu_seqlens: Tensor | None,
+    *,
+    causal: bool,
+    window: int,
+    scale: float,
+    normalise: str,
+    act: str,
+) -> Problem:
+    """From the arguments of the op: `look` is a mask of keys (b|1 s), and 0 is no window."""
+    q, k, v = rowwise(q), rowwise(k), rowwise(v)
+    bias = None if bias is None else bias.contiguous()
+    sight = limits(look, cu_seqlens, window or None, q.shape[1])
+    return Problem(q, k, v, bias, sight, scale, causal, normalise == "rms_heads", act == "relu")
+
+
+def how(dtype: torch.dtype, forward: bool) -> dict[str, int]:
+    """Threads of a program, and loads under way."""
+    return {"warps": 8, "stages": 2 if forward and dtype.itemsize == 2 else 1}
+
+
+def forward(problem: Problem, run: Run) -> Tensor:
+    """The output (b t h e); `run` is given every launch."""
+    q, k, v = problem.q, problem.k, problem.v
+    (b, t, h, _), s, e = q.shape, k.shape[1], v.shape[-1]
+    programs = b * triton.cdiv(t, QUERIES)
+    shares = 1 if 2 * programs >= PROGRAMS else max(1, min(PROGRAMS // max(1, programs), triton.cdiv(s, SPLIT)))
+    share = triton.cdiv(triton.cdiv(s, shares), KEYS) * KEYS
+    parts = torch.empty(shares, b, t, h, e, dtype=q.dtype if shares == 1 else wide(q).dtype, device=q.device)
+    for piece in problem.pieces():
+        values, out = v[..., piece], parts.flatten(0, 1)[..., piece]
+        tensors = q, k, values, problem.bias, out
+        options = pair(problem.scale), problem.limits, share if shares > 1 else None
+        args = tensors, (strides(q), strides(k), strides(v), strides(out)), t, s, options, problem.config(values)
+        run(Launch(hyla_forward, (programs, shares), args, **how(q.dtype, True)))
+    return parts[0] if shares == 1 else parts.sum(0).to(q.dtype)
+
+
+def backward(problem: Problem, dout: Tensor, run: Run) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v and, if there is one, the bias, given that of the output."""
+    q, k, v, bias = problem.q, problem.k, problem.v, problem.bias
+    (h, g), wider, pieces = (q.shape[2], k.shape[2]), wide(q).dtype, [*problem.pieces()]
+    dbias = None if bias is None else torch.zeros(bias.shape, dtype=wider, device=q.device)
+    dout, dv = rowwise(dout), _empty(v, h, v.dtype if h == g else wider)
+    dq = dk = None
+    for piece in pieces:
+        dq_part = _empty(q, h, q.dtype if len(pieces) == 1 else wider)
+        dk_part = _empty(k, h, k.dtype if len(pieces) == 1 and h == g else wider)
+        part, grad = replace(problem, v=v[..., piece]), dout[..., piece]
+        query_grads(part, grad, (dq_part, dbias), run)
+        key_grads(part, grad, (dk_part, dv[..., piece]), run)
+        dq, dk = (dq_part if dq is None else dq + dq_part), (dk_part if dk is None else dk + dk_part)
+    assert dq is not None
+    assert dk is not None
+    if h > g:
+        dk, dv = (x.unflatten(2, (g, -1)).sum(3) for x in (dk, dv))
+    found = [dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)]
+    return tuple(found if dbias is None or bias is None else [*found, dbias.to(bias.dtype)])
+
+
+def _empty(like: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+    """(b n h c), one for each query head."""
+    return torch.empty(*like.shape[:2], heads, like.shape[3], dtype=dtype, device=like.device)
+
+
+def query_grads(problem: Problem, dout: Tensor, grads: tuple[Tensor, Tensor | None], run: Run) -> None:
+    """Write the gradient of q; add that of the bias, some tiles of queries at a time so that partial sums stay few."""
+    q, k, v, (dq, dbias) = problem.q, problem.k, problem.v, grads
+    b, t, s, tiles = q.shape[0], q.shape[1], k.shape[1], triton.cdiv(q.shape[1], QUERIES)
+    each = tiles if dbias is None else max(1, min(tiles, PARTIAL // max(1, b * dbias.numel())))
+    for first in range(0, tiles, max(1, each)):
+        count = min(each, tiles - first)
+        partial = None if dbias is None else dbias.new_zeros(count * b, *dbias.shape)
+        tensors = q, k, v, problem.bias, dout, dq, partial
+        options = pair(problem.scale), problem.limits, first * QUERIES, count * QUERIES
+        args = tensors, tuple(map(strides, (q, k, v, dout, dq))), t, s, options, problem.config(v)
+        run(Launch(hyla_queries, (count * b,), args, **how(q.dtype, False)))
+        if dbias is not None and partial is not None:
+            dbias += partial.sum(0)
+
+
+def key_grads(problem: Problem, dout: Tensor, grads: tuple[Tensor, Tensor], run: Run) -> None:
+    """Write the gradients of k and v, for every query head."""
+    q, k, v = problem.q, problem.k, problem.v
+    tensors = q, k, v, problem.bias, dout, *grads
+    where, options = tuple(map(strides, (q, k, v, dout, *grads))), (pair(problem.scale), problem.limits)
+    args = tensors, where, q.shape[1], k.shape[1], options, problem.config(v)
+    run(Launch(hyla_keys, (triton.cdiv(k.shape[1], KEYS) * q.shape[0],), args, **how(q.dtype, False)))
+
+
+def launches(problem: Problem) -> list[Launch]:
+    """All that a call and its gradients launch, without launching it: meta tensors will do."""
+    found: list[Launch] = []
+    backward(problem, forward(problem, found.append), found.append)
+    return found
