@@ -1,0 +1,197 @@
+"""Relational attention by kernels in Triton, for relations through any pointwise activation: memory grows with t.
+
+    forward    retrieved_ih = sum_j a_hij symbols_jh         related_ih = sum_j a_hij act(u_ij)       and lse_ih
+    backward   p = exp(scores - lse)                         delta_ih = dretrieved . retrieved + drelated . related
+               da_hij = dretrieved_ih . symbols_jh + drelated_ih . act(u_ij)         ds = p (da - delta)
+               du_ij = act'(u_ij) sum_h p_hij drelated_ih
+               then dq and dq_rel by programs that own queries; dk, dk_rel and dsymbols by programs that own keys
+
+The softmax runs online, with statistics in at least float32; the map from relations to a head's output is left to
+autograd.  All heads of a tile lie in one program, because relations are shared by them and du sums over them.  That
+fits without spilling, so that the symbols need no second kernel: one through PyTorch's own attention would make a
+(t s) mask of every window, bias and packed sequence.  There are no atomics: gradients are deterministic.  The gradient
+of a bias by offset is summed per tile of 16 queries, a sixteenth of a dense one.
+
+No GPU has run this yet: it is checked by Triton's interpreter and by compiling it.  Altabaa and Lafferty 2024
+(arXiv 2405.16727).
+"""
+
+import torch
+from einops import einsum
+from torch import Tensor
+
+from polyhead.ops.code import Inputs, wide
+from polyhead.ops.tiles import given, is_key_mask, refuse, without_triton
+from polyhead.shapes import one_of
+from polyhead.spec import RELATION_ACTS
+
+WIDEST = 512
+"""Width of a head, of its symbols or of a relation that a tile holds in 16-bit numbers, at most."""
+
+
+def refusal(inputs: Inputs) -> str | None:
+    """Why the kernels cannot take the inputs, or None."""
+    if (reason := without_triton(inputs)) is not None:
+        return reason
+    if inputs.act == "softmax":
+        return "takes no relation_act='softmax'"
+    if inputs.keep is not None:
+        return "takes no keep"
+    if inputs.bias is not None and inputs.bias.ndim != 2:
+        return f"takes biases by offset (h, t + s - 1) only, not {tuple(inputs.bias.shape)}"
+    if inputs.mask is not None and not is_key_mask(inputs.mask):
+        return f"takes masks of keys (b|1, 1, 1, s) only, not {tuple(inputs.mask.shape)}"
+    if inputs.q.dtype == torch.float64 and inputs.q.is_cuda:
+        return "takes no float64"
+    most = WIDEST if inputs.q.dtype.itemsize == 2 else WIDEST // 2
+    widths = [x.shape[-1] for x in (inputs.q, inputs.symbols, inputs.q_rel) if x is not None]
+    return f"takes widths up to {most} in {inputs.q.dtype}, not {max(widths)}" if max(widths) > most else None
+
+
+def worth(inputs: Inputs) -> bool:
+    """On a GPU, where the alternative is tiles: a dozen launches each, and the activation in memory.
+
+    Nothing was measured there.  For relations without an activation "auto" asks PyTorch's own attention first.
+    """
+    return inputs.q.is_cuda
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    q_rel: Tensor,
+    k_rel: Tensor,
+    symbols: Tensor,
+    relation_weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    keep: Tensor | None = None,
+    relation_act: str = "identity",
+) -> Tensor:
+    """Relational attention by kernels.  Gradients for everything but masks; a second derivative is refused."""
+    one_of("relational_attention", "relation_act", relation_act, RELATION_ACTS)
+    inputs = Inputs(q, k, symbols, bias, mask, keep, causal, window, cu_seqlens, q_rel=q_rel, act=relation_act)
+    refuse("relational_attention", "triton", refusal(inputs))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    absent = q.new_empty(0)
+    limits = [absent if x is None else x for x in (mask, cu_seqlens)]
+    retrieved, related, _ = torch.ops.polyhead.relational_triton(
+        [q, k, q_rel, k_rel, symbols], bias, limits, causal=causal, window=window, scale=scale, act=relation_act
+    )
+    return retrieved + einsum(relation_weight, related, "h e r, b t h r -> b t h e")
+
+
+def _call(tensors: list[Tensor], bias: Tensor | None, limits: list[Tensor], options: dict):  # type: ignore
+    """The arguments as the kernels take them."""
+    from polyhead.ops.relational_triton_launches import Call
+    from polyhead.ops.tiles_triton import limits as limits_of
+    from polyhead.ops.tiles_triton import rowwise
+
+    q, k, q_rel, k_rel, symbols = map(rowwise, tensors)
+    by_offset = symbols.ndim == 3
+    if by_offset:
+        symbols = symbols.expand(q.shape[0], *symbols.shape)
+    mask, cu_seqlens = given(limits)
+    if mask is not None:
+        mask = mask.reshape(-1, mask.shape[-1]).contiguous()
+    bias = None if bias is None else bias.contiguous()
+    masks = limits_of(mask, cu_seqlens, options["window"], q.shape[1])
+    causal, scale, act = (options[name] for name in ("causal", "scale", "act"))
+    return Call(q, k, q_rel, k_rel, symbols, bias, masks, causal, scale, act, by_offset)
+
+
+@torch.library.custom_op("polyhead::relational_triton", mutates_args=())
+def _forward(
+    tensors: list[Tensor],
+    bias: Tensor | None,
+    limits: list[Tensor],
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    act: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    from polyhead.ops.relational_triton_launches import forward_launches
+
+    out = _outputs(tensors)
+    options = {"causal": causal, "window": window, "scale": scale, "act": act}
+    with torch.cuda.device_of(out[0]):
+        for launch in forward_launches(_call(tensors, bias, limits, options), out):
+            launch()
+    return out
+
+
+def _outputs(tensors: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    q, _, q_rel, _, symbols = tensors
+    b, t, h, _ = q.shape
+    lse = q.new_empty(b, h, t, dtype=wide(q.new_empty(0)).dtype)
+    return q.new_empty(b, t, h, symbols.shape[-1]), q.new_empty(b, t, h, q_rel.shape[2]), lse
+
+
+@_forward.register_fake
+def _(tensors, bias, limits, *, causal, window, scale, act):  # type: ignore[no-untyped-def]
+    return _outputs(tensors)
+
+
+@torch.library.custom_op("polyhead::relational_triton_backward", mutates_args=())
+def _backward(
+    douts: list[Tensor],
+    outs: list[Tensor],
+    tensors: list[Tensor],
+    limits: list[Tensor],
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    act: str,
+) -> list[Tensor]:
+    """Gradients of q, k, q_rel, k_rel, symbols and bias; empty if there is no bias."""
+    from polyhead.ops.relational_triton_launches import Above, Grads, backward_launches
+
+    retrieved, related, lse = outs
+    dretrieved, drelated = (x.contiguous() for x in douts)
+    delta = (wide(dretrieved) * retrieved).sum(-1) + (wide(drelated) * related).sum(-1)
+    above = Above(dretrieved, drelated, lse, delta.transpose(1, 2).contiguous())
+    options = {"causal": causal, "window": window, "scale": scale, "act": act}
+    call = _call(tensors[:5], given(tensors)[5], limits, options)
+    grads = Grads.empty(call)
+    with torch.cuda.device_of(retrieved):
+        for launch in backward_launches(call, above, grads):
+            launch()
+    totals = [*grads.total(call), tensors[5]][:6]
+    return [
+        x.to(like.dtype) if like.numel() else torch.empty_like(like) for x, like in zip(totals, tensors, strict=True)
+    ]
+
+
+@_backward.register_fake
+def _(douts, outs, tensors, limits, *, causal, window, scale, act):  # type: ignore[no-untyped-def]
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
+
+
+def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
+    tensors, bias, limits = inputs
+    ctx.options = keyword_only_inputs
+    ctx.biased = bias is not None
+    ctx.save_for_backward(*output, *tensors, tensors[0].new_empty(0) if bias is None else bias, *limits)
+
+
+def _grad(ctx, dretrieved, drelated, dlse):  # type: ignore[no-untyped-def]
+    saved = list(ctx.saved_tensors)
+    *grads, dbias = torch.ops.polyhead.relational_triton_backward(
+        [dretrieved, drelated], saved[:3], saved[3:9], saved[9:], **ctx.options
+    )
+    return grads, dbias if ctx.biased else None, [None, None]
+
+
+def _no_second_derivative(ctx, *grads):  # type: ignore[no-untyped-def]
+    raise RuntimeError("relational_attention: impl 'triton' has no second derivative; use impl='reference'")
+
+
+_forward.register_autograd(_grad, setup_context=_setup)
+_backward.register_autograd(_no_second_derivative)
