@@ -196,3 +196,87 @@ def test_attention_that_cannot_be_cached_says_so():
     layer(torch.randn(1, 16, M, dtype=F64), cache=cache)
     with pytest.raises(ValueError, match="17 positions but max_length is 16"):
         layer(x[:, :1], cache=cache)
+
+
+@pytest.mark.parametrize("positions", ["none", "rotary"])
+def test_linear_heads_keep_a_sum_that_does_not_grow(positions):
+    """Of keys of all kinds of heads every token's would be there: 2 samples, 4 heads, widths 12 and 12, 8 bytes."""
+    heads = [Linear(2, act="relu"), Linear(2, kv_heads=1, dim=6)]
+    layer = make(heads, causal=True, positions=POSITIONS[positions])
+    x, cache, sizes = torch.randn(2, 14, M, dtype=F64), LayerCache(), []
+    pieces = []
+    for first, last in ((0, 4), (4, 5), (5, 6), (6, 14)):
+        pieces.append(layer(x[:, first:last], cache=cache))
+        sizes.append(cache.nbytes)
+    assert_close(torch.cat(pieces, 1), layer(x), atol=1e-10, rtol=1e-10)
+    assert sizes == [2 * (2 * 12 * 12 + 1 * 6 * 12) * 8] * 4
+
+
+def test_heads_whose_codes_need_every_key_keep_them():
+    x = torch.randn(2, 4, M, dtype=F64)
+    for heads, options in (
+        ([Linear(4, normalise="rms_heads")], {}),
+        ([Linear(4)], {"window": 2}),
+        ([Linear(4)], {"positions": Alibi()}),
+        ([Softmax(4)], {}),
+        ([Linear(2), Softmax(2, share=True)], {}),
+        ([Softmax(2), Linear(2, share=True)], {}),
+    ):
+        layer, cache = make(heads, causal=True, **options), LayerCache()
+        whole = torch.cat([layer(x[:, :2], cache=cache), layer(x[:, 2:], cache=cache)], 1)
+        assert_close(whole, layer(x), atol=1e-10, rtol=1e-10)
+        tensors = 1.5 if len(heads) == 2 else 2  # keys that are shared are kept once
+        assert cache.nbytes == tensors * 2 * 4 * M * 8
+
+
+@pytest.mark.parametrize("given", ["mask", "bias", "keep"])
+def test_what_reaches_single_keys_is_given_from_the_first_call_on(given):
+    layer, x = make([Linear(4)], causal=True), torch.randn(2, 5, M, dtype=F64)
+    whole = {"mask": torch.rand(2, 1, 1, 5) > 0.4, "bias": torch.randn(1, 4, 5, 5, dtype=F64)}
+    whole["keep"] = (torch.rand(1, 4, 5, 5) > 0.4).to(F64)
+    cache, pieces = LayerCache(), []
+    for a, b in ((0, 3), (3, 5)):
+        rows = whole[given] if given == "mask" else whole[given][:, :, a:b]
+        pieces.append(layer(x[:, a:b], cache=cache, **{given: rows[..., :b]}))
+    assert_close(torch.cat(pieces, 1), layer(x, **{given: whole[given]}), atol=1e-10, rtol=1e-10)
+    cache = LayerCache()
+    layer(x[:, :3], cache=cache)
+    with pytest.raises(ValueError, match="linear heads keep the sum of earlier tokens, not each of them, so bias, mas"):
+        layer(x[:, 3:4], cache=cache, **{given: whole[given][:, :, -1:, :4]})
+
+
+def test_codes_and_taps_need_every_key():
+    layer, x = make([Linear(4)], causal=True), torch.randn(2, 5, M, dtype=F64)
+    cache, codes, taps = LayerCache(), [], []
+    for a, b in ((0, 3), (3, 5)):
+        codes.append(layer(x[:, a:b], cache=cache, return_code=True, taps=taps)[1])
+    whole = layer(x, return_code=True)[1]
+    assert_close(codes[1], whole[:, :, 3:])
+    assert_close(taps[1].groups[0].code(), whole[:, :, 3:])
+
+
+def test_gradients_go_through_a_sum():
+    layer = make([Linear(4, act="gelu")], causal=True, positions=Rotary())
+    x = torch.randn(2, T, M, dtype=F64, requires_grad=True)
+    wanted = torch.autograd.grad(layer(x).square().sum(), x)
+    assert_close(torch.autograd.grad(in_pieces(layer, x, [4, 1, 4]).square().sum(), x), wanted)
+
+
+def test_padding_stays_hidden():
+    """What the cache was told of the first tokens holds for all calls; what it was not told is real."""
+    layer = make([Linear(2), Softmax(2), Linear(2, normalise="rms_heads"), Hyla(2)], causal=True, positions=Rotary())
+    x, mask = torch.randn(2, 8, M, dtype=F64), torch.ones(2, 8, dtype=torch.bool)
+    mask[0, :2] = mask[1, 4:6] = False
+    for told in (((0, 3), (3, 6), (6, 8)), ((0, 6), (6, 7), (7, 8))):
+        cache, pieces = Cache(1), []
+        for a, b in told:
+            cache.expect(None if mask[:, a:b].all() else mask[:, a:b], x[:, a:b])
+            pieces.append(layer(x[:, a:b], cache=cache[0]))
+        assert_close(torch.cat(pieces, 1), layer(x, mask=mask[:, None, None]), atol=1e-10, rtol=1e-10)
+        assert torch.equal(cache[0].real, mask)
+    cache = Cache(1)
+    layer(x[:, :4], cache=cache[0])
+    cache.expect(mask[:, 4:], x[:, 4:])  # padding only later
+    assert_close(layer(x[:, 4:], cache=cache[0])[1:], layer(x, mask=mask[:, None, None])[1:, 4:])
+    with pytest.raises(ValueError, match="Cache: 2 sequences were wanted but 1 came"):
+        cache.expect(None, x[:1])

@@ -1,0 +1,175 @@
+"""Packed sequences, each as if alone, and windows that the ops see: every kind of heads, positions and symbols."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from polyhead.config import (
+    Abstractor,
+    Alibi,
+    Disentangled,
+    Hyla,
+    Linear,
+    PositionSymbols,
+    Relational,
+    RelationalSymbols,
+    RelativeBias,
+    RelativeSymbols,
+    Rotary,
+    Softmax,
+    SymbolicAttention,
+)
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.block import TransformerBlock
+from polyhead.layers.cache import LayerCache
+from polyhead.layers.feedforward import MLP
+from polyhead.layers.positions import places_in
+
+F64 = torch.float64
+M, LENGTHS = 48, (3, 0, 1, 6, 2)  # one is empty, one a single token
+CU = torch.tensor([0, 3, 3, 4, 10, 12], dtype=torch.int32)
+MIXTURES = {
+    "plain": [Softmax(2), Linear(2), Linear(2, normalise="rms_heads", act="relu"), Hyla(2)],
+    "other normalisers": [Hyla(2, normalise="softmax", value_depth=2), Linear(2, normalise="softmax_heads")],
+    "symbolic": [Relational(2, relations=3), Softmax(1, kv_heads=1), Relational(1, symbols=PositionSymbols())],
+    "neighbours": [
+        Relational(2, symbols=RelationalSymbols(count=5, neighbours=3, include_self=True)),
+        Disentangled(2, relation_act="softmax", symbols=RelationalSymbols(count=5)),
+    ],
+    "relative": [
+        Relational(2, symbols=RelativeSymbols()),
+        Disentangled(2, symbols=RelativeSymbols(distance=2)),
+        Abstractor(2, act="tanh", symbols=RelativeSymbols(distance=1)),
+    ],
+    "abstractor": [Abstractor(2, symbols=SymbolicAttention(count=5)), Softmax(2), Relational(2, share=True)],
+}
+POSITIONS = {"none": None, "rotary": Rotary(), "t5": RelativeBias(8, 8), "alibi": Alibi()}
+CASES = [(name, "rotary", causal) for name in MIXTURES for causal in (True, False)] + [
+    ("plain", position, True) for position in POSITIONS if position != "rotary"
+]
+
+
+def make(heads, *, max_length=8, **options):
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(M, heads, max_length=max_length, bias=True, dtype=F64, **options)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return layer.eval()
+
+
+def compare(together, alone, parameters, x):
+    """Equal outputs and gradients, of `x` and the parameters."""
+    assert_close(together, alone, atol=1e-9, rtol=1e-9)
+    towards = torch.randn_like(alone)
+    leaves = [x, *parameters]
+    grads = [torch.autograd.grad((y * towards).sum(), leaves, allow_unused=True) for y in (together, alone)]
+    for a, b in zip(*grads, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert_close(a, b, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize(("mixture", "positions", "causal"), CASES)
+def test_packed_sequences_are_what_they_are_alone(mixture, positions, causal, window):
+    """All together longer than max_length, which only each of them must keep to."""
+    layer = make(MIXTURES[mixture], causal=causal, positions=POSITIONS[positions], window=window)
+    x = torch.randn(1, 12, M, dtype=F64, requires_grad=True)
+    alone = torch.cat([layer(part) for part in x.split(LENGTHS, 1) if part.shape[1]], 1)
+    compare(layer(x, cu_seqlens=CU), alone, layer.parameters(), x)
+
+
+def test_a_mask_and_positions_of_packed_sequences():
+    layer = make(MIXTURES["plain"], positions=Rotary(), window=3)
+    x, mask = torch.randn(1, 12, M, dtype=F64, requires_grad=True), torch.rand(1, 1, 1, 12) > 0.4
+    where = torch.tensor([[0, 2, 3, 1, 0, 1, 2, 5, 6, 7, 4, 5]])
+    parts = zip(x.split(LENGTHS, 1), mask.split(LENGTHS, -1), where.split(LENGTHS, 1), strict=True)
+    alone = torch.cat([layer(p, mask=m, positions=w) for p, m, w in parts if p.shape[1]], 1)
+    compare(layer(x, mask=mask, positions=where, cu_seqlens=CU), alone, layer.parameters(), x)
+
+
+def test_codes_and_taps_show_nothing_of_other_sequences():
+    layer = make([Linear(2), Hyla(2), Relational(2, relation_act="softmax")], causal=True, window=2)
+    x, taps = torch.randn(1, 12, M, dtype=F64), []
+    y, code = layer(x, cu_seqlens=CU, return_code=True, taps=taps)
+    assert_close(y, layer(x, cu_seqlens=CU))
+    assert_close(torch.cat([group.code() for group in taps[0].groups], 1), code)
+    a, related = 0, taps[0].groups[-1].relations()
+    for part in x.split(LENGTHS, 1):
+        b = a + part.shape[1]
+        if b > a:
+            its = []
+            assert_close(code[:, :, a:b, a:b], layer(part, return_code=True, taps=its)[1])
+            assert_close(related[:, :, a:b, a:b], its[0].groups[-1].relations())
+        assert code[:, :, a:b, :a].eq(0).all()
+        assert code[:, :, a:b, b:].eq(0).all()
+        a = b
+
+
+@pytest.mark.parametrize("order", ["pre", "post"])
+def test_a_block(order):
+    block = TransformerBlock(make(MIXTURES["symbolic"], causal=True), MLP(M, dtype=F64), norm_order=order, dtype=F64)
+    x = torch.randn(1, 12, M, dtype=F64, requires_grad=True)
+    alone = torch.cat([block(part) for part in x.split(LENGTHS, 1) if part.shape[1]], 1)
+    compare(block(x, cu_seqlens=CU), alone, block.parameters(), x)
+
+
+def test_places_count_in_each_sequence():
+    assert places_in(CU, 12).tolist() == [[0, 1, 2, 0, 0, 1, 2, 3, 4, 5, 0, 1]]
+    assert places_in(CU[:3], 5).tolist() == [[0, 1, 2, 0, 1]]  # rows after the last sequence are one
+
+
+def seen_by_ops(layer, *args, **options):
+    """What each group's op was given as `window`, and whether it had a mask."""
+    seen = []
+    for group in layer.groups:
+        attend = group.attend
+        group.attend = lambda *a, its=attend, **k: seen.append((k["window"], k["mask"] is not None)) or its(*a, **k)
+    layer(*args, **options)
+    return seen
+
+
+def test_a_window_goes_to_the_op_unless_it_counts_other_places():
+    x, context = torch.randn(1, 6, M, dtype=F64), torch.randn(1, 4, M, dtype=F64)
+    where = torch.arange(6)[None]
+
+    def seen(*args, causal=True, **options):
+        layer = make([Softmax(2), Relational(2)], causal=causal, window=3, positions=Rotary())
+        return set(seen_by_ops(layer, *args, **options))
+
+    assert seen(x) == seen(x, causal=False) == seen(x, x, causal=False) == seen(x, cu_seqlens=CU[:3]) == {(3, False)}
+    assert seen(x, cache=LayerCache()) == {(3, False)}
+    assert seen(x, mask=torch.ones(6).bool()) == {(3, True)}
+    assert seen(x, context, causal=False) == {(None, True)}
+    assert seen(x, positions=where) == seen(x[:, 4:], x, positions=where[:, 4:]) == {(None, True)}
+    assert seen_by_ops(make([Softmax(2)]), x) == [(None, False)]
+
+
+def test_a_window_of_cross_attention_goes_on_counting():
+    """Two queries, two more, and two keys: in the second call t = s, but query 0 is not at key 0."""
+    layer = make([Softmax(2), Hyla(2)], window=2)
+    x, context, cache = torch.randn(1, 4, M, dtype=F64), torch.randn(1, 2, M, dtype=F64), LayerCache()
+    pieces = [layer(x[:, i : i + 2], context, cache=cache) for i in (0, 2)]
+    assert_close(torch.cat(pieces, 1), layer(x, context))
+    assert not torch.allclose(pieces[0], layer(x[:, 2:], context))
+
+
+def test_mistakes_are_one_line():
+    x = torch.randn(1, 12, M, dtype=F64)
+    layer = make([Softmax(2)], causal=True, positions=Rotary(), max_length=5)
+    block = TransformerBlock(make([Softmax(2)]), MLP(M, dtype=F64), dtype=F64)
+    far = make([Relational(2, symbols=RelativeSymbols())], max_length=5)
+    near = make([Relational(2, symbols=PositionSymbols())], max_length=5)
+    for call, text in (
+        (lambda: block.attention(x, x, cu_seqlens=CU), r"but x \(b t m\) = \(1, 12, 48\) and a context came"),
+        (lambda: layer(x, cache=LayerCache(), cu_seqlens=CU), "without a context or a cache, but .* and a cache came"),
+        (lambda: layer(x.expand(2, -1, -1), cu_seqlens=CU), r"x \(1 t m\) .* but x \(b t m\) = \(2, 12, 48\) and no"),
+        (lambda: layer(x, cu_seqlens=CU.float()), "cu_seqlens must be of an integer dtype but is torch.float32"),
+        (lambda: block(x, cu_seqlens=CU, tail=2), "x is several sequences, so tail must be None"),
+        (lambda: layer(x, cu_seqlens=CU), "positions must be below max_length = 5 but reach 5"),
+        (lambda: near(x, cu_seqlens=CU), "PositionSymbols: positions must be below max_length = 5 but reach 5"),
+        (lambda: far(x, cu_seqlens=CU), "RelativeSymbols: positions must be below max_length = 5 but reach 5"),
+    ):
+        with pytest.raises(ValueError, match=text) as error:
+            call()
+        assert "\n" not in str(error.value)
