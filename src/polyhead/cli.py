@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from polyhead.cli_bench import Bench
 from polyhead.cli_parse import help_text, parse
 from polyhead.cli_runs import Sweep, Train, failed, train, usage
 from polyhead.cli_text import say
@@ -270,6 +271,7 @@ VERBS: dict[str, Any] = {
     "eval": Eval,
     "probe": Probe,
     "report": Report,
+    "bench": Bench,
     "list": List,
 }
 

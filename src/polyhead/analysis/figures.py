@@ -72,6 +72,7 @@ def lines(
     x_label: str,
     y_label: str = "",
     log_x: bool = False,
+    log_y: bool = False,
     limits: tuple[Number | None, Number | None] = (None, None),
     columns: int = 3,
 ) -> pathlib.Path:
@@ -89,8 +90,7 @@ def lines(
         raise ValueError("lines: every panel needs at least one series with at least one measured point")
     if not all(len(values) for _, series, _ in panels for points in series.values() for values in points.values()):
         raise ValueError("lines: every point needs at least one measured score")
-    labels = list(dict.fromkeys(label for _, series, _ in panels for label in series))
-    names = list(dict.fromkeys(name for _, _, floors in panels for name in floors))
+    labels, names = (list(dict.fromkeys(name for panel in panels for name in panel[place])) for place in (1, 2))
     rows, columns = -(-len(panels) // columns), min(columns, len(panels))
     figure, grid = _grid(rows, columns, (3.0 if columns > 1 else 4.4, 2.9), sharey=True)
     for axes, (title, series, floors) in zip(grid, panels, strict=False):
@@ -107,6 +107,7 @@ def lines(
             axes.minorticks_off()
         axes.set_title(title, fontsize=9, color=INK)
         axes.set_xlabel(x_label, fontsize=9)
+    grid[0].set_yscale("log" if log_y else "linear")
     grid[0].set_ylim(*limits)
     for axes in grid[::columns]:
         axes.set_ylabel(y_label, fontsize=9)
