@@ -36,6 +36,7 @@ from polyhead.ops.tiles_triton import (
     diagonals,
     dot,
     dots,
+    jit,
     keys_of,
     limits,
     load_by_head,
@@ -85,7 +86,7 @@ class Config:
 
 
 # -------------------------------------------------------------------------------------------------------------- kernels
-@triton.jit
+@jit
 def code_tile(queries, keys, bias, at, call, C: tl.constexpr):
     """[head, query, key] code of a tile, and by what its scores were multiplied [query, key], 0 at masked pairs."""
     b, q0, k0 = at
@@ -101,7 +102,7 @@ def code_tile(queries, keys, bias, at, call, C: tl.constexpr):
     return scores * root[None, :, :], root
 
 
-@triton.jit
+@jit
 def hyla_forward(tensors, strides, t, s, options, C: tl.constexpr):
     """Output of a tile of queries, from all keys or (grid axis 1) from `share` of them."""
     q, k, v, bias, out = tensors
@@ -131,7 +132,7 @@ def hyla_forward(tensors, strides, t, s, options, C: tl.constexpr):
     store_by_row(out + (b + tl.program_id(1) * samples) * to_out[0], q0, t, to_out, total, C.out)
 
 
-@triton.jit
+@jit
 def pair_backward(loaded, bias, at, call, C: tl.constexpr):
     """Of a tile: its code, the gradient of the hidden layers [key, query, width], that of the scores."""
     queries, keys, values, grads = loaded
@@ -150,7 +151,7 @@ def pair_backward(loaded, bias, at, call, C: tl.constexpr):
     return a, dz, ds * root[None, :, :]
 
 
-@triton.jit
+@jit
 def hyla_queries(tensors, strides, t, s, options, C: tl.constexpr):
     """Gradient of a tile of queries; of the bias, what those queries add, in a row of partial sums of their own."""
     q, k, v, bias, dout, dq, partial = tensors
@@ -186,7 +187,7 @@ def hyla_queries(tensors, strides, t, s, options, C: tl.constexpr):
     store_by_head(dq + b * to_dq[0], q0, t, to_dq, total * call[0], C.q)
 
 
-@triton.jit
+@jit
 def hyla_keys(tensors, strides, t, s, options, C: tl.constexpr):
     """Gradients of a tile of keys and of its values, for every query head."""
     q, k, v, bias, dout, dk, dv = tensors

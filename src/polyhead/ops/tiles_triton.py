@@ -8,13 +8,15 @@ A kernel takes at most six arguments, by this convention:
     tensors    tuple of pointers; None where a tensor is absent
     strides    tuple of (sample, row, head) strides; the last dimension is contiguous
     t, s       numbers of queries and keys: never specialised, so that a new length compiles nothing
-    options    tuple: the scale as a `pair`, `Limits`, whatever else varies from call to call
+    settings   tuple: the scale as a `pair`, `Limits`, whatever else varies from call to call (`options` would be
+               a SyntaxError when a GPU launches it: triton's launcher has an argument of that name)
     C          frozen dataclass of what is compiled in
 
 Offsets of samples, heads and first rows are 64 bit wide, those of rows within a tile 32.
 """
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,6 +36,12 @@ POINTERS = {dtype: f"*{kind.name}" for dtype, kind in TYPES.items()} | {torch.in
 
 
 # ------------------------------------------------------------------------------------------------ what is compiled in
+def jit(f: Callable[..., Any]) -> Any:
+    """triton.jit for our convention; of `f` itself, as a wrapper that checks annotations has no source to compile."""
+    f = inspect.unwrap(f)
+    return triton.jit(f, do_not_specialize=[name for name in ("t", "s") if name in inspect.signature(f).parameters])
+
+
 @dataclass(frozen=True)
 class Block:
     """Sizes of one tile of a tensor (b n h d): those that are real, and the powers of two that hold them.
@@ -174,7 +182,7 @@ def _leaves(x: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], An
 
 
 # ------------------------------------------------------------------------------------------------------ inside kernels
-@triton.jit
+@jit
 def load_by_head(start, row, end, strides, B: tl.constexpr):
     """[head, row, width] of the rows from `row` on, zeros from `end` on; `start` is the sample's first number."""
     h = tl.arange(0, B.heads_padded)[:, None, None]
@@ -184,7 +192,7 @@ def load_by_head(start, row, end, strides, B: tl.constexpr):
     return tl.load(at, mask=(h < B.heads) & (row + i < end) & (c < B.width), other=0.0)
 
 
-@triton.jit
+@jit
 def load_by_row(start, row, end, strides, B: tl.constexpr):
     """[row, head, width]."""
     i = tl.arange(0, B.rows)[:, None, None]
@@ -194,7 +202,7 @@ def load_by_row(start, row, end, strides, B: tl.constexpr):
     return tl.load(at, mask=(h < B.heads) & (row + i < end) & (c < B.width), other=0.0)
 
 
-@triton.jit
+@jit
 def store_by_head(start, row, end, strides, x, B: tl.constexpr):
     """What `load_by_head` reads, written; every head of a kernel has a head of the tensor to itself."""
     h = tl.arange(0, B.heads_padded)[:, None, None]
@@ -204,7 +212,7 @@ def store_by_head(start, row, end, strides, x, B: tl.constexpr):
     tl.store(at, x.to(start.dtype.element_ty), mask=(h < B.heads) & (row + i < end) & (c < B.width))
 
 
-@triton.jit
+@jit
 def store_by_row(start, row, end, strides, x, B: tl.constexpr):
     """What `load_by_row` reads, written."""
     i = tl.arange(0, B.rows)[:, None, None]
@@ -214,7 +222,7 @@ def store_by_row(start, row, end, strides, x, B: tl.constexpr):
     tl.store(at, x.to(start.dtype.element_ty), mask=(h < B.heads) & (row + i < end) & (c < B.width))
 
 
-@triton.jit
+@jit
 def dot(x, y, D: tl.constexpr):
     """x @ y for stacks of matrices, summed in D.total."""
     if D.upcast:
@@ -223,13 +231,13 @@ def dot(x, y, D: tl.constexpr):
     return tl.dot(x, y, input_precision=D.precision, out_dtype=D.total)
 
 
-@triton.jit
+@jit
 def number(pair, dtype: tl.constexpr):
     """What `pair` took apart."""
     return tl.cast(pair[0], dtype) + tl.cast(pair[1], dtype)
 
 
-@triton.jit
+@jit
 def by_offset(start, q0, k0, lengths, S: tl.constexpr, B: tl.constexpr):
     """[head, query, key] of a bias by offset (h t+s-1): column key - query + t - 1; B tells the heads."""
     t, s = lengths
@@ -239,7 +247,7 @@ def by_offset(start, q0, k0, lengths, S: tl.constexpr, B: tl.constexpr):
     return tl.load(start + h * (t + s - 1) + j - i + t - 1, mask=(h < B.heads) & (i < t) & (j < s), other=0.0)
 
 
-@triton.jit
+@jit
 def visible(b, q0, k0, lengths, limits, S: tl.constexpr):
     """[query, key], True where looking is allowed; pairs outside the lengths are not."""
     t, s = lengths
@@ -261,7 +269,7 @@ def visible(b, q0, k0, lengths, limits, S: tl.constexpr):
     return seen
 
 
-@triton.jit
+@jit
 def keys_of(q0, lengths, limits, S: tl.constexpr):
     """(first, end) of the keys that any query of a tile may see, as far as causality, window and packing say.
 
@@ -283,7 +291,7 @@ def keys_of(q0, lengths, limits, S: tl.constexpr):
     return low // S.keys * S.keys, high
 
 
-@triton.jit
+@jit
 def queries_of(k0, lengths, limits, S: tl.constexpr):
     """(first, end) of the queries that may see any key of a tile."""
     t, s = lengths
@@ -302,13 +310,13 @@ def queries_of(k0, lengths, limits, S: tl.constexpr):
     return low // S.queries * S.queries, high
 
 
-@triton.jit
+@jit
 def rms_root(scores, seen, HEADS: tl.constexpr, EPS: tl.constexpr):
     """[query, key] one over the root of the mean square of HEADS heads; 0 at masked pairs."""
     return tl.where(seen, tl.rsqrt(tl.sum(scores * scores, 0) / HEADS + EPS), 0.0)
 
 
-@triton.jit
+@jit
 def diagonals(x, HIGH: tl.constexpr):
     """[head, column] sums along the diagonals of square [head, query, key] tiles of n queries and keys.
 
