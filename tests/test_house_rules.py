@@ -70,7 +70,8 @@ def rung(module):
     parts = module.split(".")
     if parts[0] != "polyhead" or len(parts) == 1:
         return None
-    name = parts[1].split("_")[0] if parts[1].startswith(("report_", "cli_", "explore_", "claims_", "bench_")) else parts[1]
+    of_one_family = parts[1].startswith(("report_", "cli_", "explore_", "claims_", "bench_"))
+    name = parts[1].split("_")[0] if of_one_family else parts[1]
     return LADDER.get(name)
 
 
