@@ -16,13 +16,13 @@ summed along diagonals per tile of queries, each in a row of its own.  Imports t
 kernel is about to run.
 """
 
-import triton
 import triton.language as tl
 
 from polyhead.ops.tiles_triton import (
     by_offset,
     diagonals,
     dot,
+    jit,
     keys_of,
     load_by_head,
     load_by_row,
@@ -35,7 +35,7 @@ from polyhead.ops.tiles_triton import (
 
 
 # --------------------------------------------------------------------------------------------------------- activations
-@triton.jit
+@jit
 def activate(u, ACT: tl.constexpr):
     """act(u); tanh(x) is 2 sigmoid(2 x) - 1."""
     y = u
@@ -54,7 +54,7 @@ def activate(u, ACT: tl.constexpr):
     return y
 
 
-@triton.jit
+@jit
 def slope(dy, u, ACT: tl.constexpr):
     """dy act'(u)."""
     if ACT == "relu":
@@ -78,7 +78,7 @@ def slope(dy, u, ACT: tl.constexpr):
 
 
 # ------------------------------------------------------------------------------------------------- sums that are short
-@triton.jit
+@jit
 def repeated(x, N: tl.constexpr):
     """[i, n, j] as [i, N, j]: every row several times, one after the other."""
     if x.shape[1] < N:
@@ -87,7 +87,7 @@ def repeated(x, N: tl.constexpr):
     return x
 
 
-@triton.jit
+@jit
 def spread(x, N: tl.constexpr):
     """[i, j, n] as [i, j, N], with zeros in between: its product with `repeated` is that of what both came from."""
     if x.shape[2] < N:
@@ -99,13 +99,13 @@ def spread(x, N: tl.constexpr):
 
 
 # ---------------------------------------------------------------------------------------------------- symbols by offset
-@triton.jit
+@jit
 def near(q0, k0, t, C: tl.constexpr):
     """The first offset of a tile of pairs for which there can be a symbol; C.symbols has rows for the rest."""
     return tl.maximum(k0 - (q0 + C.q.rows - 1) + t - 1, 0)
 
 
-@triton.jit
+@jit
 def skewed(code, shift, C: tl.constexpr):
     """[head, query, column] of codes [head, query, key]: column n of query i is key n + i + shift, or 0."""
     i = tl.arange(0, C.q.rows)[None, :, None]
@@ -115,7 +115,7 @@ def skewed(code, shift, C: tl.constexpr):
     return tl.where((j >= 0) & (j <= at), code, 0.0)
 
 
-@triton.jit
+@jit
 def unskewed(x, shift, C: tl.constexpr):
     """What `skewed` did undone: [head, own, other] of [head, query, column] or, if keys own, [head, column, query]."""
     i = tl.arange(0, C.q.rows)[None, :, None]
@@ -125,13 +125,13 @@ def unskewed(x, shift, C: tl.constexpr):
 
 
 # ------------------------------------------------------------------------------------------------------------- a tile
-@triton.jit
+@jit
 def inner(x, y, C: tl.constexpr):
     """[head, own, other] inner products of rows."""
     return dot(x, tl.permute(y, (0, 2, 1)), C.dots)
 
 
-@triton.jit
+@jit
 def limited(scores, bias, at, lengths, limits, C: tl.constexpr):
     """Scores with their bias, -inf where a pair is hidden."""
     b, q0, k0 = at
@@ -144,15 +144,15 @@ def limited(scores, bias, at, lengths, limits, C: tl.constexpr):
     return tl.where(seen, scores, float("-inf"))
 
 
-@triton.jit
-def statistic(start, stride, q0, t, OTHER: tl.constexpr, C: tl.constexpr):
-    """[head, query] of (b h t), OTHER where there is none."""
+@jit
+def statistic(start, q0, t, OTHER: tl.constexpr, C: tl.constexpr):
+    """[head, query] of (h t), OTHER where there is none."""
     h = tl.arange(0, C.q.heads_padded)[:, None]
     i = q0 + tl.arange(0, C.q.rows)[None, :]
-    return tl.load(start + h * stride[1] + i, mask=(h < C.q.heads) & (i < t), other=OTHER)
+    return tl.load(start + h * t + i, mask=(h < C.q.heads) & (i < t), other=OTHER)
 
 
-@triton.jit
+@jit
 def values_of(symbols, stride, at, lengths, C: tl.constexpr):
     """[head, key or offset, width]."""
     b, q0, k0 = at
@@ -162,7 +162,7 @@ def values_of(symbols, stride, at, lengths, C: tl.constexpr):
     return load_by_head(symbols + b * stride[0], row, end, stride, C.symbols)
 
 
-@triton.jit
+@jit
 def read(code, symbols, stride, at, lengths, C: tl.constexpr):
     """[head, query, width] of what codes [head, query, key] read."""
     _b, q0, k0 = at
@@ -172,22 +172,22 @@ def read(code, symbols, stride, at, lengths, C: tl.constexpr):
     return dot(code.to(values.dtype), values, C.dots)
 
 
-@triton.jit
+@jit
 def query_side(tensors, strides, b, q0, t, C: tl.constexpr):
     """Tiles of q, q_rel and the gradients of what was read (per query: those of what is related), lse and delta."""
     q, q_rel, dretrieved, drelated, lse, delta = tensors
-    stride, rel_stride, read_stride, related_stride, stat_stride = strides
+    stride, rel_stride, read_stride, related_stride, heads = strides
     return (
         load_by_head(q + b * stride[0], q0, t, stride, C.q),
         load_by_head(q_rel + b * rel_stride[0], q0, t, rel_stride, C.q_rel),
         load_by_head(dretrieved + b * read_stride[0], q0, t, read_stride, C.read),
         load_by_row(drelated + b * related_stride[0], q0, t, related_stride, C.related),
-        statistic(lse + b * stat_stride[0], stat_stride, q0, t, float("inf"), C),
-        statistic(delta + b * stat_stride[0], stat_stride, q0, t, 0.0, C),
+        statistic(lse + b * heads * t, q0, t, float("inf"), C),
+        statistic(delta + b * heads * t, q0, t, 0.0, C),
     )
 
 
-@triton.jit
+@jit
 def key_side(tensors, strides, b, k0, s, C: tl.constexpr):
     """Tiles of k and k_rel."""
     k, k_rel = tensors
@@ -198,7 +198,7 @@ def key_side(tensors, strides, b, k0, s, C: tl.constexpr):
     )
 
 
-@triton.jit
+@jit
 def attended(query_values, values, at, t, C: tl.constexpr):
     """[head, own, other] gradients of codes, as far as symbols were read."""
     _b, q0, k0 = at
@@ -206,29 +206,29 @@ def attended(query_values, values, at, t, C: tl.constexpr):
     return unskewed(x, near(q0, k0, t, C) - (t - 1) + q0 - k0, C) if C.by_offset else x
 
 
-@triton.jit
-def store_diagonals(start, stride, at, lengths, sums, C: tl.constexpr):
+@jit
+def store_diagonals(start, at, lengths, sums, C: tl.constexpr):
     """Write sums [head, column] over one tile of queries, the first column for the first query from below."""
     q0, k0 = at
     t, s = lengths
     h = tl.arange(0, C.q.heads_padded)[:, None]
     n = k0 - (q0 + C.q.rows - 1) + t - 1 + tl.arange(0, C.k.rows)[None, :]
-    tl.store(start + h * stride[2] + n, sums, mask=(h < C.q.heads) & (n >= 0) & (n < t + s - 1))
+    tl.store(start + h * (t + s - 1) + n, sums, mask=(h < C.q.heads) & (n >= 0) & (n < t + s - 1))
 
 
-@triton.jit
+@jit
 def per_query(x, C: tl.constexpr):
     """[n, own, other] as [query, n, key]."""
     return tl.permute(x, (2, 0, 1)) if C.own_keys else tl.permute(x, (1, 0, 2))
 
 
-@triton.jit
+@jit
 def per_head(x, C: tl.constexpr):
     """[query, n, key] as [n, own, other]."""
     return tl.permute(x, (1, 2, 0)) if C.own_keys else tl.permute(x, (1, 0, 2))
 
 
-@triton.jit
+@jit
 def pairs(p, da, u, drelated, delta, C: tl.constexpr):
     """Gradients of scores and of relations before their activation, given `da` so far; p sums up to 1."""
     dtype: tl.constexpr = drelated.dtype
@@ -242,12 +242,12 @@ def pairs(p, da, u, drelated, delta, C: tl.constexpr):
 
 
 # -------------------------------------------------------------------------------------------------------------- kernels
-@triton.jit(do_not_specialize=["t", "s"])
-def forward(tensors, strides, t, s, options, C: tl.constexpr):
+@jit
+def forward(tensors, strides, t, s, settings, C: tl.constexpr):
     """What a tile of queries retrieves (b t h e), to what it is related (b t h r), and its normaliser (b h t)."""
-    (q, q_rel), keys, (symbols, bias), (retrieved, related, lse) = tensors
-    (q_stride, q_rel_stride), key_strides, symbols_stride, (read_stride, related_stride, stat_stride) = strides
-    scale, rel_scale, limits = options
+    q, q_rel, keys, symbols, bias, retrieved, related, lse = tensors
+    q_stride, q_rel_stride, key_strides, symbols_stride, read_stride, related_stride, heads = strides
+    scale, rel_scale, limits = settings
     b = tl.cast(tl.program_id(1), tl.int64)
     q0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * C.q.rows  # the longest rows first
     own = load_by_head(q + b * q_stride[0], q0, t, q_stride, C.q)
@@ -281,19 +281,20 @@ def forward(tensors, strides, t, s, options, C: tl.constexpr):
         store_by_head(retrieved + b * read_stride[0], q0, t, read_stride, sum_read * over[:, :, None], C.read)
         h = tl.arange(0, C.q.heads_padded)[:, None]
         i = q0 + tl.arange(0, C.q.rows)[None, :]
-        at = lse + b * stat_stride[0] + h * stat_stride[1] + i
+        at = lse + b * heads * t + h * t + i
         tl.store(at, tl.where(nowhere, float("inf"), top - tl.log(over)), mask=(h < C.q.heads) & (i < t))
 
 
-@triton.jit(do_not_specialize=["t", "s"])
-def backward_queries(tensors, strides, t, s, options, C: tl.constexpr):
+@jit
+def backward_queries(tensors, strides, t, s, settings, C: tl.constexpr):
     """The gradients of a tile of q and q_rel, and its own sums along the diagonals for that of the bias."""
-    queries, keys, (symbols, bias), (dq, dq_rel, dbias) = tensors
-    query_strides, key_strides, symbols_stride, (dq_stride, dq_rel_stride, dbias_stride) = strides
-    scale, rel_scale, limits = options
+    queries, keys, symbols, bias, dq, dq_rel, dbias = tensors
+    query_strides, key_strides, symbols_stride, dq_stride, dq_rel_stride, heads = strides
+    scale, rel_scale, limits = settings
     b = tl.cast(tl.program_id(1), tl.int64)
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     q0 = tile * C.q.rows
+    row = (b * tl.num_programs(0) + tile) * heads * (t + s - 1)
     q, q_rel, dretrieved, drelated, lse, delta = query_side(queries, query_strides, b, q0, t, C)
     scale = number(scale, C.dots.total)
     rel_scale = number(rel_scale, C.dots.total)
@@ -314,23 +315,21 @@ def backward_queries(tensors, strides, t, s, options, C: tl.constexpr):
         sum_q += dot(ds.to(k.dtype), k, C.dots)
         sum_rel += dot(du.to(k.dtype), k_rel, C.dots)
         if dbias is not None:
-            row = dbias + b * dbias_stride[0] + tile * dbias_stride[1]
-            store_diagonals(row, dbias_stride, (q0, k0), (t, s), carried + diagonals(ds, 0), C)
+            store_diagonals(dbias + row, (q0, k0), (t, s), carried + diagonals(ds, 0), C)
             carried = diagonals(ds, 1)
     if dbias is not None:
         end = low + tl.maximum(0, tl.cdiv(high - low, C.k.rows)) * C.k.rows
-        row = dbias + b * dbias_stride[0] + tile * dbias_stride[1]
-        store_diagonals(row, dbias_stride, (q0, end), (t, s), carried, C)
+        store_diagonals(dbias + row, (q0, end), (t, s), carried, C)
     store_by_head(dq + b * dq_stride[0], q0, t, dq_stride, sum_q * scale, C.q)
     store_by_head(dq_rel + b * dq_rel_stride[0], q0, t, dq_rel_stride, sum_rel * rel_scale, C.q_rel)
 
 
-@triton.jit(do_not_specialize=["t", "s"])
-def backward_keys(tensors, strides, t, s, options, C: tl.constexpr):
+@jit
+def backward_keys(tensors, strides, t, s, settings, C: tl.constexpr):
     """The gradients of a tile of k, k_rel and symbols by key, in the heads of queries."""
-    queries, keys, (symbols, bias), (dk, dk_rel, dsymbols) = tensors
-    query_strides, key_strides, symbols_stride, (dk_stride, dk_rel_stride, dsymbols_stride) = strides
-    scale, rel_scale, limits = options
+    queries, keys, symbols, bias, dk, dk_rel, dsymbols = tensors
+    query_strides, key_strides, symbols_stride, dk_stride, dk_rel_stride, dsymbols_stride = strides
+    scale, rel_scale, limits = settings
     b = tl.cast(tl.program_id(1), tl.int64)
     k0 = tl.program_id(0) * C.k.rows
     k, k_rel = key_side(keys, key_strides, b, k0, s, C)
@@ -363,12 +362,12 @@ def backward_keys(tensors, strides, t, s, options, C: tl.constexpr):
         store_by_head(dsymbols + b * dsymbols_stride[0], k0, s, dsymbols_stride, sum_symbols, C.symbols)
 
 
-@triton.jit(do_not_specialize=["t", "s"])
-def backward_offsets(tensors, strides, t, s, options, C: tl.constexpr):
+@jit
+def backward_offsets(tensors, strides, t, s, settings, C: tl.constexpr):
     """The gradient of a tile of symbols by offset, per sample and in the heads of queries; C.k spans the diagonal."""
     q, k, bias, dretrieved, lse, dsymbols = tensors
-    q_stride, k_stride, read_stride, stat_stride, dsymbols_stride = strides
-    scale, limits = options
+    q_stride, k_stride, read_stride, heads, dsymbols_stride = strides
+    scale, limits = settings
     _, _, _, _, window = limits
     b = tl.cast(tl.program_id(1), tl.int64)
     n0 = tl.program_id(0) * C.symbols.rows
@@ -386,7 +385,7 @@ def backward_offsets(tensors, strides, t, s, options, C: tl.constexpr):
         dread = load_by_head(dretrieved + b * read_stride[0], q0, t, read_stride, C.read)
         scores = inner(own, other, C) * number(scale, C.dots.total)
         scores = limited(scores, bias, (b, q0, k0), (t, s), limits, C)
-        p = tl.exp(scores - statistic(lse + b * stat_stride[0], stat_stride, q0, t, float("inf"), C)[:, :, None])
+        p = tl.exp(scores - statistic(lse + b * heads * t, q0, t, float("inf"), C)[:, :, None])
         code = skewed(p, n0 - (t - 1) + q0 - k0, C).to(dread.dtype)
         sums += dot(tl.permute(code, (0, 2, 1)), dread, C.dots)
     store_by_head(dsymbols + b * dsymbols_stride[0], n0, t + s - 1, dsymbols_stride, sums, C.symbols)

@@ -133,12 +133,12 @@ class Call:
             reads=part.number[1] == 0,
         )
 
-    def key_side(self, part: Part) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor | None]]:
-        """Keys and relation keys; symbols and bias."""
+    def key_side(self, part: Part) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor | None]:
+        """Keys and relation keys, symbols, bias."""
         bias = None if self.bias is None else self.bias[part.heads]
-        return (part.keys(self.k), part.related(self.k_rel)), (part.keys(self.symbols), bias)
+        return (part.keys(self.k), part.related(self.k_rel)), part.keys(self.symbols), bias
 
-    def options(self) -> tuple[tuple[float, float], tuple[float, float], Limits]:
+    def settings(self) -> tuple[tuple[float, float], tuple[float, float], Limits]:
         return pair(self.scale), pair(self.q_rel.shape[-1] ** -0.5), self.limits
 
     def tiles(self, rows: int, tile: int) -> tuple[int, int]:
@@ -159,13 +159,12 @@ def forward_launches(call: Call, out: tuple[Tensor, Tensor, Tensor]) -> Iterator
         if not call.by_offset and size <= 2 * WIDE and C.related.heads_padded * C.related.width_padded <= RELATED // 2:
             C = call.plan(part, 2 * TILE)
         own = part.queries(call.q), part.related(call.q_rel)
-        keys, (symbols, bias) = call.key_side(part)
-        retrieved, related, lse = part.queries(out[0]), part.queries(out[1])[..., part.relations], out[2][:, part.heads]
-        filled = retrieved, related, lse
-        tensors = own, keys, (symbols, bias), filled
-        steps = all_strides(own), all_strides(keys), strides(symbols), all_strides(filled)
+        keys, symbols, bias = call.key_side(part)
+        filled = part.queries(out[0]), part.queries(out[1])[..., part.relations]
+        tensors = *own, keys, symbols, bias, *filled, out[2][:, part.heads]
+        steps = *all_strides(own), all_strides(keys), strides(symbols), *all_strides(filled), call.q.shape[2]
         yield Launch(
-            kernels.forward, call.tiles(t, C.q.rows), (tensors, steps, t, s, call.options(), C), *warps_stages(C, 2)
+            kernels.forward, call.tiles(t, C.q.rows), (tensors, steps, t, s, call.settings(), C), *warps_stages(C, 2)
         )
 
 
@@ -228,25 +227,24 @@ def dots_dtype(x: Tensor) -> torch.dtype:
 
 def backward_launches(call: Call, above: Above, grads: Grads) -> Iterator[Launch]:
     """Fill the gradients."""
-    t, s = call.q.shape[1], call.k.shape[1]
+    (_, t, heads, _), s = call.q.shape, call.k.shape[1]
     for part in call.parts():
         C, (n, m) = call.plan(part), part.number
         given = part.queries(above.dretrieved), part.queries(above.drelated)[..., part.relations]
         stats = above.lse[:, part.heads], above.delta[:, part.heads]
         own = part.queries(call.q), part.related(call.q_rel), *given, *stats
-        keys, (symbols, bias) = call.key_side(part)
+        keys, symbols, bias = call.key_side(part)
         dq, dk, dsymbols = (part.queries(x) for x in (grads.q[m], grads.k[m], grads.symbols))
         dq_rel, dk_rel = part.related(grads.q_rel[n]), part.related(grads.k_rel[n])
         dbias = None if grads.bias is None else grads.bias[m][:, :, part.heads]
-        given_steps = all_strides(own[:5]), all_strides(keys), strides(symbols)
-        given_tensors, rest = (own, keys, (symbols, bias)), (t, s, call.options())
-        dbias_steps = None if dbias is None else strides(dbias)
+        given_steps = (*all_strides(own[:4]), heads), all_strides(keys), strides(symbols)
+        given_tensors, rest = (own, keys, symbols, bias), (t, s, call.settings())
         filled: tuple[Any, ...] = (dq, dq_rel, dbias)
-        steps: tuple[Any, ...] = (strides(dq), strides(dq_rel), dbias_steps)
-        args: tuple[Any, ...] = ((*given_tensors, filled), (*given_steps, steps), *rest, C)
+        steps: tuple[Any, ...] = (strides(dq), strides(dq_rel), heads)
+        args: tuple[Any, ...] = ((*given_tensors, *filled), (*given_steps, *steps), *rest, C)
         yield Launch(kernels.backward_queries, call.tiles(t, TILE), args, *warps_stages(C, 1))
         filled = dk, dk_rel, dsymbols
-        args = (*given_tensors, filled), (*given_steps, all_strides(filled)), *rest, replace(C, own_keys=True)
+        args = (*given_tensors, *filled), (*given_steps, *all_strides(filled)), *rest, replace(C, own_keys=True)
         yield Launch(kernels.backward_keys, call.tiles(s, TILE), args, *warps_stages(C, 1))
         if call.by_offset and C.reads:
             yield offsets_launch(call, above, part, dsymbols, C)
@@ -258,10 +256,10 @@ def offsets_launch(call: Call, above: Above, part: Part, dsymbols: Tensor, C: Pl
     wide = triton.next_power_of_2(2 * TILE)  # keys that a tile of queries sees at a tile of offsets
     sight = replace(C.sight, keys=wide)
     C = replace(C, k=replace(C.k, rows=wide), symbols=replace(C.symbols, rows=TILE), sight=sight)
-    (k, _), (_, bias_of) = call.key_side(part)
+    (k, _), _, bias_of = call.key_side(part)
     read = part.queries(call.q), k, bias_of, part.queries(above.dretrieved), above.lse[:, part.heads], dsymbols
-    q, k, _, dretrieved, lse, _ = read
-    args = read, all_strides((q, k, dretrieved, lse, dsymbols)), t, s, (pair(call.scale), call.limits), C
+    steps = *all_strides((read[0], k, read[3])), call.q.shape[2], strides(dsymbols)
+    args = read, steps, t, s, (pair(call.scale), call.limits), C
     return Launch(kernels.backward_offsets, call.tiles(t + s - 1, TILE), args, *warps_stages(C, 1))
 
 
