@@ -176,9 +176,9 @@ def test_mistakes_are_one_line():
     model, batch = model_of(task), batch_of(task)
     baseline = build(ph.CoRelNetConfig(*task.ends, dim=8))
     for wrong, text in (
-        (lambda: look(model, batch, sample=3), r"look: sample must be in \[-3, 3\) but is 3"),
-        (lambda: look(model, batch, layer=2), r"look: layer must be in \[-2, 2\) but is 2"),
-        (lambda: picture(model, batch, sample=9), r"look: sample must be in \[-3, 3\) but is 9"),
+        (lambda: look(model, batch, sample=3), r"look: sample must be an integer in \[-3, 3\) but is 3"),
+        (lambda: look(model, batch, layer=2), r"look: layer must be an integer in \[-2, 2\) but is 2"),
+        (lambda: picture(model, batch, sample=9), r"look: sample must be an integer in \[-3, 3\) but is 9"),
         (lambda: look(baseline, batch), r"look: a model with attention was wanted but a CoRelNet came, without taps"),
     ):
         with pytest.raises(ValueError, match=f"^{text}$"):

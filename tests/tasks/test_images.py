@@ -302,6 +302,7 @@ def test_a_folder_needs_pillow(tmp_path, monkeypatch):
         ({"patch": 3}, r"patches of 3 x 3 do not divide an image of 8 x 8"),
         ({"patch": 0}, r"patch must be at least 1 but is 0"),
         ({"shift": -1}, r"shift must be at least 0 but is -1"),
+        ({"shift": 8}, r"shift must be below 8, the image's side, but is 8"),
         ({"size": 32}, r"size is of data='folder', but digits images are "),
         ({"data": "folder", "size": 100}, r"patches of 16 x 16 do not divide an image of 100 x 100"),
     ],

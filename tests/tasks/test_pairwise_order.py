@@ -53,6 +53,11 @@ def test_labels_follow_from_the_vectors(split):
     assert not torch.equal(first, other)
 
 
+@pytest.mark.parametrize(("objects", "split"), [(4, "ordered"), (5, "unordered")])
+def test_the_fewest_objects_leave_pairs_for_every_split(objects, split):
+    assert min(PairwiseOrder(objects, split=split).sizes.values()) > 0
+
+
 def test_loss_metrics_and_settings():
     task = PairwiseOrder()
     batch = task.batch("train", 50, seed=0, step=0)
@@ -66,6 +71,7 @@ def test_loss_metrics_and_settings():
         ({"examples": 2017}, "examples must be at most 2016"),
         ({"examples": 0}, "examples must be at least 1 but is 0"),
         ({"objects": 3}, "objects must be at least 4 but is 3"),
+        ({"objects": 4, "split": "unordered"}, "objects must be at least 5 but is 4"),
         ({"split": "order"}, "unknown split 'order'; did you mean 'ordered'"),
     ):
         with pytest.raises(ValueError, match=f"^PairwiseOrder: {text}"):

@@ -62,7 +62,7 @@ def test_files_that_cannot_be_used(folder, tmp_path):
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    assert "38 examples, but same_pentos.npz has 40 images" in said(examples=38)
+    assert "examples must leave at least 3 of the 40 images in same_pentos.npz but is 38" in said(examples=38)
     assert "occurs_pentos.npz does not exist" in said("occurs")
     path = tmp_path / "xoccurs_pentos.npz"
     path.write_bytes(b"not a zip file")
@@ -74,7 +74,14 @@ def test_files_that_cannot_be_used(folder, tmp_path):
         ({"images": images[:, :, :35], "labels": labels}, "must hold images"),
         ({"images": images, "labels": labels + 2}, "must hold labels 0 or 1"),
         ({"images": images.astype(int) - 1, "labels": labels}, "pixels of 0 to 255"),
+        ({"images": images + np.nan, "labels": labels}, "pixels of 0 to 255"),
+        ({"images": images + 0.5, "labels": labels}, "whole numbers"),
+        ({"images": images[:0], "labels": labels[:0]}, "must hold images"),
+        ({"images": np.array(3), "labels": labels}, "must hold images"),
         ({"images": images, "labels": np.array([{}] * 20)}, "no npz file of plain arrays"),
     ):
         np.savez(path, **wrong, allow_pickle=True)
         assert text in said("xoccurs"), text
+    with path.open("wb") as file:
+        np.save(file, images)
+    assert "no npz file of plain arrays" in said("xoccurs")

@@ -131,8 +131,8 @@ def _end(settings: Any) -> Any:
 
 
 def _within(what: str, index: int, size: int) -> int:
-    if not -size <= index < size:
-        raise ValueError(f"look: {what} must be in [{-size}, {size}) but is {index}")
+    if not isinstance(index, int) or not -size <= index < size:
+        raise ValueError(f"look: {what} must be an integer in [{-size}, {size}) but is {index!r}")
     return index % size
 
 

@@ -68,11 +68,16 @@ class Images(Task):
             name: least for name, least in (("patch", 1), ("shift", 0), ("size", 1)) if getattr(self, name) is not None
         }
         check_integers(self, {**given, "split_seed": 0})
+        if self.flip is not None and not isinstance(self.flip, bool):
+            raise ValueError(f"Images: flip must be True, False or None but is {self.flip!r}")
         if self.size is not None and self.data != "folder":
             raise ValueError(
                 f"Images: size is of data='folder', but {self.data} images are {self.image[1]} x {self.image[2]}"
             )
         self.patches  # noqa: B018 (it says what does not fit)
+        side = min(self.image[1:])
+        if self.shift is not None and self.shift >= side:
+            raise ValueError(f"Images: shift must be below {side}, the image's side, but is {self.shift}")
 
     @property
     def splits(self) -> tuple[str, ...]:

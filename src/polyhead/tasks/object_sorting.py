@@ -11,6 +11,7 @@ The decoder reads a start token (the number `length`) and then the positions alr
 """
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -72,8 +73,8 @@ class ObjectSorting(Task):
                 f"ObjectSorting: examples must be at most {sequences // 2} (half of all sequences) "
                 f"but is {self.examples}"
             )
-        if not self.noise >= 0:
-            raise ValueError(f"ObjectSorting: noise must be at least 0 but is {self.noise}")
+        if not isinstance(self.noise, (int, float)) or not 0 <= self.noise < math.inf:
+            raise ValueError(f"ObjectSorting: noise must be a finite number of at least 0 but is {self.noise!r}")
 
     @property
     def splits(self) -> tuple[str, ...]:

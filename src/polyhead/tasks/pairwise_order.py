@@ -51,7 +51,8 @@ class PairwiseOrder(Task):
 
     def __post_init__(self) -> None:
         one_of("PairwiseOrder", "split", self.split, ("ordered", "unordered"))
-        check_integers(self, {"objects": 4, "dim": 1, "split_seed": 0})
+        least = 4 if self.split == "ordered" else 5  # of fewer pairs none is left for validation
+        check_integers(self, {"objects": least, "dim": 1, "split_seed": 0})
         most = len(_pairs(self.objects, self.split, self.split_seed)["train"])
         if self.examples is not None:
             check_integers(self, {"examples": 1})

@@ -35,7 +35,9 @@ def load(folder: str, game: str, shapes: str) -> tuple[Tensor, Tensor]:
             absent = [name for name in ("images", "labels") if name not in file]
             if absent:
                 raise ValueError(f"RelationalGames: {path} has no array {absent[0]!r}")
-            images, labels = file["images"], file["labels"].squeeze()
+            images, labels = file["images"], file["labels"]
+    except (TypeError, AttributeError):  # a single array has no names
+        raise ValueError(f"RelationalGames: {path} is no npz file of plain arrays") from None
     except FileNotFoundError:
         raise ValueError(f"RelationalGames: {path} does not exist; data='original' needs the published file") from None
     except (OSError, EOFError, zipfile.BadZipFile) as error:
@@ -44,14 +46,18 @@ def load(folder: str, game: str, shapes: str) -> tuple[Tensor, Tensor]:
         if str(error).startswith("RelationalGames"):
             raise
         raise ValueError(f"RelationalGames: {path} is no npz file of plain arrays") from None
-    if images.shape[1:] != (36, 36, 3) or labels.shape != images.shape[:1]:
+    labels = labels[:, 0] if labels.shape[1:] == (1,) else labels
+    if not images.size or images.shape[1:] != (36, 36, 3) or labels.shape != images.shape[:1]:
         raise ValueError(
             f"RelationalGames: {path} must hold images (n 36 36 3) and labels (n) but has {images.shape} and "
             f"{labels.shape}"
         )
-    if not np.isin(labels, (0, 1)).all() or images.min() < 0 or images.max() > 255:
-        raise ValueError(f"RelationalGames: {path} must hold labels 0 or 1 and pixels of 0 to 255")
-    pixels = torch.from_numpy(images.astype(np.uint8)).permute(0, 3, 1, 2).contiguous()
+    known = images.dtype.kind in "biuf" and np.isin(labels, (0, 1)).all()
+    in_range = known and images.min() >= 0 and images.max() <= 255  # False of NaN
+    pixels = images.astype(np.uint8) if in_range else None
+    if pixels is None or not np.array_equal(pixels, images):  # or they were divided by 255 and would all be black
+        raise ValueError(f"RelationalGames: {path} must hold labels 0 or 1 and pixels of 0 to 255, whole numbers")
+    pixels = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
     return pixels, torch.from_numpy(labels.astype(np.int64))
 
 
@@ -60,7 +66,10 @@ def rows(folder: str, game: str, split: str, examples: int, seed: int) -> Tensor
     """Which images of pentominoes make up `split`: `examples` for training, of the rest a third for validation."""
     total = len(load(folder, game, "pentominoes")[1])
     if total < examples + 3:
-        raise ValueError(f"RelationalGames: {examples} examples, but {FILES[game]}_pentos.npz has {total} images")
+        name = f"{FILES[game]}_pentos.npz"
+        raise ValueError(
+            f"RelationalGames: examples must leave at least 3 of the {total} images in {name} but is {examples}"
+        )
     generator = torch.Generator().manual_seed(stream(seed, f"relational_games/{game}/original"))
     order = torch.randperm(total, generator=generator)
     train, rest = order[:examples], order[examples:]

@@ -46,8 +46,10 @@ def check_integers(task: Task, least: dict[str, int]) -> None:
     """Raise a ValueError unless each field in `least` is an integer and at least that."""
     for field, bound in least.items():
         value = getattr(task, field)
-        if not isinstance(value, int) or value < bound:
-            raise ValueError(f"{type(task).__name__}: {field} must be at least {bound} but is {value!r}")
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{type(task).__name__}: {field} must be an integer but is {value!r}")
+        if value < bound:
+            raise ValueError(f"{type(task).__name__}: {field} must be at least {bound} but is {value}")
 
 
 def check_draw(task: Task, split: str, batch_size: int) -> None:
