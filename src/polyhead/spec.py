@@ -127,7 +127,7 @@ MECHANISMS = (
         parameters={"q_rel, k_rel": "m r p (shared by the heads; symmetric: one)", "relation_weight": "h e r"},
         size="2 m (d + e) + 2 m r p / h + e r",
         work="2 m (d + e) + 2 m r p / h + e r + s (d + e + r + r p / h)",
-        source="Altabaa and Lafferty 2024, eq. 4 and 5",
+        source="Altabaa and Lafferty 2024",
     ),
     Mechanism(
         op="disentangled_attention",
@@ -152,7 +152,7 @@ MECHANISMS = (
         parameters={},
         size="2 m (d + e)",
         work="2 m (d + e) + s (d + e)",
-        source="Altabaa et al. 2024, eq. 2",
+        source="Altabaa et al. 2024",
     ),
 )
 

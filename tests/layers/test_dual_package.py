@@ -8,6 +8,8 @@ import itertools
 
 import pytest
 import torch
+
+pytest.importorskip("dual_attention", reason="the package dual-attention is not installed (extra `test`)")
 from dual_attention import model_utils, relational_attention, symbol_retrieval
 from dual_attention.attention_utils import precompute_freqs_cis
 from dual_attention.dual_attention import DualAttention

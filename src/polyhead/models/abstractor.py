@@ -4,7 +4,7 @@ Objects x (b s m) come from the input end, if asked for through transformer bloc
 for each object's place.  A layer, with the residual on the symbols:
 
     s = norm(s + self_attention(s))                                       if `self_attention`
-    s = norm(s + W_out sum_j act(q(x_i) . k(x_j) / sqrt(d)) v(s_j))       relational cross-attention (equation 2)
+    s = norm(s + W_out sum_j act(q(x_i) . k(x_j) / sqrt(d)) v(s_j))       relational cross-attention
     s = norm(s + feedforward(s))
 
 So nothing of an object reaches the output but through inner products with others: the relational bottleneck.  (The
