@@ -27,7 +27,7 @@ def test_every_op_has_a_reference_and_every_impl_can_be_called(arguments):
     for op, impls in BACKENDS.items():
         assert "reference" in impls
         for impl in ("auto", *impls):
-            assert resolve(op, impl)(*arguments(op, qkv())).shape == (1, 5, 2, 4)
+            assert resolve(op, impl)(*arguments(op, qkv()), causal=True).shape == (1, 5, 2, 4)
         assert resolve(op) is getattr(ops, PUBLIC[op])
 
 
@@ -89,4 +89,4 @@ def test_the_choice_imports_nothing(monkeypatch, arguments):
     monkeypatch.setattr(dispatch.importlib, "import_module", forbidden)
     for op in BACKENDS:
         for impl in ("auto", *BACKENDS[op]):
-            getattr(ops, PUBLIC[op])(*arguments(op, qkv()), impl=impl)
+            getattr(ops, PUBLIC[op])(*arguments(op, qkv()), causal=True, impl=impl)

@@ -18,7 +18,7 @@ from polyhead.shapes import one_of
 
 BACKENDS: dict[str, tuple[str, ...]] = {
     "softmax": ("sdpa", "reference"),
-    "linear": ("chunked", "reference", "recurrent"),
+    "linear": ("triton", "chunked", "reference", "recurrent"),
     "hyla": ("triton", "blocked", "reference"),
     "relational": ("sdpa", "blocked", "reference"),
     "disentangled": ("reference",),
