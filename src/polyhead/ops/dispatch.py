@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from polyhead.ops.code import Inputs
@@ -47,6 +48,10 @@ TENSORS = {
 
 IN_OP_FILE = ("reference", "recurrent")
 """Impls that live beside the public function; any other is `forward` in ops/{op}_{impl}.py."""
+
+PORTABLE = ("sdpa",)
+"""Impls that "auto" may choose in `torch.export`, beside the reference: made of PyTorch's own operations, so that the
+graph runs without this package, and for all lengths.  A choice by size would limit the graph to some of them."""
 
 _MODULES: dict[str, ModuleType] = {}
 
@@ -88,7 +93,7 @@ def choose(op: str, impl: str, inputs: Inputs) -> Callable[..., Tensor]:
     if impl != "auto":
         return resolve(op, impl)
     for name in BACKENDS[op]:
-        if name not in IN_OP_FILE and _takes(_MODULES[f"{op}_{name}"], inputs):
+        if name not in IN_OP_FILE and _takes(name, _MODULES[f"{op}_{name}"], inputs):
             return _MODULES[f"{op}_{name}"].forward
     return _MODULES[op].reference
 
@@ -102,5 +107,7 @@ def _check_limits(who: str, inputs: Inputs) -> None:
         raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
 
 
-def _takes(backend: Any, inputs: Inputs) -> bool:
-    return backend.refusal(inputs) is None and backend.worth(inputs)
+def _takes(name: str, backend: Any, inputs: Inputs) -> bool:
+    if backend.refusal(inputs) is not None:
+        return False
+    return name in PORTABLE if torch.compiler.is_exporting() else backend.worth(inputs)
