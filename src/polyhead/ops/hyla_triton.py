@@ -17,9 +17,8 @@ from polyhead.ops.tiles import is_key_mask, refuse, without_triton
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE
 
-HEADS = 128
-WIDTH = 2048
-"""Heads, and heads times width of queries and keys, padded to powers of two from 16 on: what a program can hold."""
+MOST = {2: (64, 2048), 4: (32, 1024), 8: (16, 256)}
+"""Bytes of a number: most heads, and most heads times width of queries, padded to powers of two from 16 on."""
 
 
 def refusal(inputs: Inputs) -> str | None:
@@ -37,14 +36,16 @@ def refusal(inputs: Inputs) -> str | None:
         return f"takes biases by offset (h t+s-1) only, not {tuple(inputs.bias.shape)}"
     if inputs.mask is not None and not is_key_mask(inputs.mask):
         return f"takes masks of keys (b|1, 1, 1, s) only, not {tuple(inputs.mask.shape)}"
-    return _too_large(*inputs.q.shape[2:])
+    return _too_large(inputs.q)
 
 
-def _too_large(h: int, d: int) -> str | None:
-    heads, width = (max(16, 1 << (n - 1).bit_length()) for n in (h, d))
-    if heads <= HEADS and heads * width <= WIDTH:
+def _too_large(q: Tensor) -> str | None:
+    heads, width = (max(16, 1 << (n - 1).bit_length()) for n in q.shape[2:])
+    most_heads, most = MOST[q.itemsize]
+    if heads <= most_heads and heads * width <= most:
         return None
-    return f"takes at most {HEADS} heads, and heads x width up to {WIDTH} (padded), not {h} x {d}"
+    came = f"{q.shape[2]} x {q.shape[3]}"
+    return f"takes at most {most_heads} heads and heads x width up to {most} (padded, {q.dtype}), not {came}"
 
 
 def worth(inputs: Inputs) -> bool:

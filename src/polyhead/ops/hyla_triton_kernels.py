@@ -17,6 +17,7 @@ Wide values are cut: out is separable over their width, and the gradients of q, 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
@@ -53,12 +54,6 @@ from polyhead.ops.tiles_triton import (
     visible,
 )
 from polyhead.spec import RMS_HEADS_EPS
-
-WIDEST = 1024
-"""Padded heads times padded width of the values that one program holds; wider ones are cut."""
-
-QUERIES, KEYS = 16, 16
-"""Of a tile: what does not spill registers at 8 heads of width 64.  Both multiples of 16, and equal for a bias."""
 
 PROGRAMS = 256
 """Where there would be fewer programs than half of these, they share out the keys of a query between them."""
@@ -154,9 +149,9 @@ def pair_backward(loaded, bias, at, call, C: tl.constexpr):
 @jit
 def hyla_queries(tensors, strides, t, s, options, C: tl.constexpr):
     """Gradient of a tile of queries; of the bias, what those queries add, in a row of partial sums of their own."""
-    q, k, v, bias, dout, dq, partial = tensors
+    q, k, v, bias, dout, dq = tensors
     to_q, to_k, to_v, to_out, to_dq = strides
-    scale, limits, first, rows = options
+    scale, limits, first, rows, partial = options
     tiles = rows // C.sight.queries
     q0 = first + (tiles - 1 - tl.program_id(0) % tiles) * C.sight.queries
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
@@ -217,6 +212,35 @@ Run = Callable[[Launch], None]
 
 
 @dataclass(frozen=True)
+class Tile:
+    """Pairs of a tile, threads of a program, loads under way."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def row(q: Tensor) -> tuple[int, bool]:
+    """Heads that one program holds, and whether a row of their queries is large."""
+    heads = padded(q.shape[2])
+    return heads, heads * padded(q.shape[3]) * q.itemsize > (2048 if q.itemsize == 2 else 1024)
+
+
+def tile(kernel: str, q: Tensor) -> Tile:
+    """What spills few registers and fits into shared memory, found by compiling: nothing is searched for at run time.
+
+    Products need 16 terms, so the other side of a tile has 16 rows; with a bias, queries are at most as many as keys.
+    """
+    heads, large = row(q)
+    if kernel == "forward":
+        return Tile(16, 16, 8, 2 if q.itemsize == 2 and not large else 1)
+    if kernel == "queries":
+        return Tile(8 if large else 16, 16, 8, 1)
+    return Tile(16, 8 if large or heads > 32 else 16, 8, 1)
+
+
+@dataclass(frozen=True)
 class Problem:
     """A call of the op."""
 
@@ -230,25 +254,34 @@ class Problem:
     rms: bool
     relu: bool
 
-    def config(self, v: Tensor) -> Config:
-        """For values that are all or some of the width."""
+    def config(self, size: Tile) -> Config:
         h = self.q.shape[2]
-        values = block(v, KEYS, h)
+        values = block(self.v, size.keys, h)
         return Config(
-            q=block(self.q, QUERIES, h),
-            k=block(self.k, KEYS, h),
+            q=block(self.q, size.queries, h),
+            k=block(self.k, size.keys, h),
             v=values,
-            out=replace(values, rows=QUERIES, share=1),
-            sight=Sight(QUERIES, KEYS, self.causal),
-            dots=dots(v.dtype),
+            out=replace(values, rows=size.queries, share=1),
+            sight=Sight(size.queries, size.keys, self.causal),
+            dots=dots(self.v.dtype),
             rms=self.rms,
             relu=self.relu,
             eps=RMS_HEADS_EPS,
         )
 
+    def launch(
+        self, kernel: Any, grid: tuple[int, ...], size: Tile, more: tuple[Tensor, ...], options: tuple[Any, ...]
+    ) -> Launch:
+        """Of a kernel that takes `more` tensors, with strides, and `options`."""
+        tensors, where = (self.q, self.k, self.v, self.bias, *more), (self.q, self.k, self.v, *more)
+        first = tensors, tuple(map(strides, where)), self.q.shape[1], self.k.shape[1]
+        args = *first, (pair(self.scale), self.limits, *options), self.config(size)
+        return Launch(kernel, grid, args, size.warps, size.stages)
+
     def pieces(self) -> Iterator[slice]:
         """The width of the values, cut into what one program can hold."""
-        e, step = self.v.shape[-1], max(SMALLEST, WIDEST // padded(self.q.shape[2]))
+        e, (heads, large) = self.v.shape[-1], row(self.q)
+        step = max(SMALLEST, (1024 if large else 2048) // (heads * self.q.itemsize))
         for first in range(0, max(e, 1), step):
             yield slice(first, min(first + step, e))
 
@@ -274,25 +307,17 @@ def prepare(
     return Problem(q, k, v, bias, sight, scale, causal, normalise == "rms_heads", act == "relu")
 
 
-def how(dtype: torch.dtype, forward: bool) -> dict[str, int]:
-    """Threads of a program, and loads under way."""
-    return {"warps": 8, "stages": 2 if forward and dtype.itemsize == 2 else 1}
-
-
 def forward(problem: Problem, run: Run) -> Tensor:
     """The output (b t h e); `run` is given every launch."""
-    q, k, v = problem.q, problem.k, problem.v
+    q, k, v, size = problem.q, problem.k, problem.v, tile("forward", problem.q)
     (b, t, h, _), s, e = q.shape, k.shape[1], v.shape[-1]
-    programs = b * triton.cdiv(t, QUERIES)
+    programs = b * triton.cdiv(t, size.queries)
     shares = 1 if 2 * programs >= PROGRAMS else max(1, min(PROGRAMS // max(1, programs), triton.cdiv(s, SPLIT)))
-    share = triton.cdiv(triton.cdiv(s, shares), KEYS) * KEYS
+    share = triton.cdiv(triton.cdiv(s, shares), size.keys) * size.keys
     parts = torch.empty(shares, b, t, h, e, dtype=q.dtype if shares == 1 else wide(q).dtype, device=q.device)
     for piece in problem.pieces():
-        values, out = v[..., piece], parts.flatten(0, 1)[..., piece]
-        tensors = q, k, values, problem.bias, out
-        options = pair(problem.scale), problem.limits, share if shares > 1 else None
-        args = tensors, (strides(q), strides(k), strides(v), strides(out)), t, s, options, problem.config(values)
-        run(Launch(hyla_forward, (programs, shares), args, **how(q.dtype, True)))
+        part, out = replace(problem, v=v[..., piece]), parts.flatten(0, 1)[..., piece]
+        run(part.launch(hyla_forward, (programs, shares), size, (out,), (share if shares > 1 else None,)))
     return parts[0] if shares == 1 else parts.sum(0).to(q.dtype)
 
 
@@ -325,27 +350,22 @@ def _empty(like: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
 
 def query_grads(problem: Problem, dout: Tensor, grads: tuple[Tensor, Tensor | None], run: Run) -> None:
     """Write the gradient of q; add that of the bias, some tiles of queries at a time so that partial sums stay few."""
-    q, k, v, (dq, dbias) = problem.q, problem.k, problem.v, grads
-    b, t, s, tiles = q.shape[0], q.shape[1], k.shape[1], triton.cdiv(q.shape[1], QUERIES)
-    each = tiles if dbias is None else max(1, min(tiles, PARTIAL // max(1, b * dbias.numel())))
-    for first in range(0, tiles, max(1, each)):
+    size, b, (dq, dbias) = tile("queries", problem.q), problem.q.shape[0], grads
+    tiles = triton.cdiv(problem.q.shape[1], size.queries)
+    each = max(1, tiles if dbias is None else min(tiles, PARTIAL // max(1, b * dbias.numel())))
+    for first in range(0, tiles, each):
         count = min(each, tiles - first)
         partial = None if dbias is None else dbias.new_zeros(count * b, *dbias.shape)
-        tensors = q, k, v, problem.bias, dout, dq, partial
-        options = pair(problem.scale), problem.limits, first * QUERIES, count * QUERIES
-        args = tensors, tuple(map(strides, (q, k, v, dout, dq))), t, s, options, problem.config(v)
-        run(Launch(hyla_queries, (count * b,), args, **how(q.dtype, False)))
+        options = first * size.queries, count * size.queries, partial
+        run(problem.launch(hyla_queries, (count * b,), size, (dout, dq), options))
         if dbias is not None and partial is not None:
             dbias += partial.sum(0)
 
 
 def key_grads(problem: Problem, dout: Tensor, grads: tuple[Tensor, Tensor], run: Run) -> None:
     """Write the gradients of k and v, for every query head."""
-    q, k, v = problem.q, problem.k, problem.v
-    tensors = q, k, v, problem.bias, dout, *grads
-    where, options = tuple(map(strides, (q, k, v, dout, *grads))), (pair(problem.scale), problem.limits)
-    args = tensors, where, q.shape[1], k.shape[1], options, problem.config(v)
-    run(Launch(hyla_keys, (triton.cdiv(k.shape[1], KEYS) * q.shape[0],), args, **how(q.dtype, False)))
+    size, (b, s) = tile("keys", problem.q), problem.k.shape[:2]
+    run(problem.launch(hyla_keys, (triton.cdiv(s, size.keys) * b,), size, (dout, *grads), ()))
 
 
 def launches(problem: Problem) -> list[Launch]:

@@ -318,12 +318,13 @@ def rms_root(scores, seen, HEADS: tl.constexpr, EPS: tl.constexpr):
 
 @jit
 def diagonals(x, HIGH: tl.constexpr):
-    """[head, column] sums along the diagonals of square [head, query, key] tiles of n queries and keys.
+    """[head, column] sums along the diagonals of [head, query, key] tiles of n queries and m keys, n <= m + 1.
 
-    Column c holds key - query = c - (n - 1), or with HIGH = 1 the next n of them, c + 1 (the last is empty).
+    Column c holds key - query = c - (n - 1), for m columns; with HIGH = 1 the next m, the last of which are empty.
     """
     n: tl.constexpr = x.shape[1]
+    m: tl.constexpr = x.shape[2]
     i = tl.arange(0, n)[None, :, None]
-    j = tl.arange(0, n)[None, None, :] + i + (HIGH * n - (n - 1))
-    at = tl.broadcast_to(tl.minimum(tl.maximum(j, 0), n - 1), (x.shape[0], n, n))
-    return tl.sum(tl.where((j >= 0) & (j < n), tl.gather(x, at, 2), 0.0), 1)
+    j = tl.arange(0, m)[None, None, :] + i + (HIGH * m - (n - 1))
+    at = tl.broadcast_to(tl.minimum(tl.maximum(j, 0), m - 1), x.shape[0], n, m)
+    return tl.sum(tl.where((j >= 0) & (j < m), tl.gather(x, at, 2), 0.0), 1)
