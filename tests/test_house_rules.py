@@ -130,7 +130,8 @@ def _sideways(mine, theirs):
         return True
     if a[1] == b[1] == "ops" and "_" in a[-1]:
         own = "_".join(a[2].split("_")[:2])  # a backend's kernels have a file of their own
-        return len(b) == 2 or not (b[2] in ("code", "tiles", "tiles_triton") or f"{b[2]}_".startswith(f"{own}_"))
+        shared = ("code", "tiles", "tiles_ops", "tiles_triton")
+        return len(b) == 2 or not (b[2] in shared or f"{b[2]}_".startswith(f"{own}_"))
     return False
 
 

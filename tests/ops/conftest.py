@@ -3,6 +3,7 @@
 `problem` makes random arguments; `oracle` answers them.
 """
 
+import itertools
 import math
 import os
 
@@ -26,7 +27,9 @@ ACTS = {
 class Oracle:
     """Reads its arguments one number at a time."""
 
-    def __init__(self, q, k, v, *, bias=None, mask=None, causal=False, scale=None, keep=None):
+    def __init__(
+        self, q, k, v, *, bias=None, mask=None, causal=False, window=None, cu_seqlens=None, scale=None, keep=None
+    ):
         self.q, self.k, self.v = (x.detach().double().numpy() for x in (q, k, v))
         (self.b, self.t, self.h, self.d), (_, self.s, self.g, _) = self.q.shape, self.k.shape
         self.e = self.v.shape[-1]
@@ -34,10 +37,14 @@ class Oracle:
         self.mask = None if mask is None else np.broadcast_to(mask.numpy(), (self.b, self.h, self.t, self.s))
         self.keep = None if keep is None else np.broadcast_to(keep.numpy(), (self.b, self.h, self.t, self.s))
         self.causal, self.scale = causal, 1 / math.sqrt(self.d) if scale is None else scale
+        self.window, self.edges = window, None if cu_seqlens is None else cu_seqlens.tolist()
 
     def sees(self, b, h, i, j):
-        past = not self.causal or self.t - 1 - i <= self.s - 1 - j
-        return past and (self.mask is None or bool(self.mask[b, h, i, j]))
+        behind = (self.s - 1 - j) - (self.t - 1 - i)  # how many places the key comes before the query
+        past = not self.causal or behind >= 0
+        near = self.window is None or -self.window < behind < self.window
+        own = self.edges is None or any({i, j} <= {*range(*ends)} for ends in itertools.pairwise(self.edges))
+        return past and near and own and (self.mask is None or bool(self.mask[b, h, i, j]))
 
     def score(self, b, h, i, j):
         group = h // (self.h // self.g)
@@ -171,8 +178,12 @@ def make_mask(kind, b, h, t, s):
     return mask
 
 
-def make_problem(t, s, *, bias=None, mask=None, causal=False, keep=False, b=2, h=4, g=2, d=3, e=5, dtype=torch.float64):
-    """q, k, v and the options of a call; the caller seeds."""
+def make_problem(
+    t, s, *, bias=None, mask=None, causal=False, window=None, edges=None, keep=False, b=2, h=4, g=2, d=3, e=5,
+    dtype=torch.float64,
+):  # fmt: skip
+    """q, k, v and the options of a call; the caller seeds.  With `edges`, a single sample of packed sequences."""
+    b = b if edges is None else 1
     q, k, v = (
         torch.randn(size, dtype=dtype, requires_grad=True) for size in ((b, t, h, d), (b, s, g, d), (b, s, g, e))
     )
@@ -180,6 +191,8 @@ def make_problem(t, s, *, bias=None, mask=None, causal=False, keep=False, b=2, h
         "bias": make_bias(bias, b, h, t, s, dtype),
         "mask": make_mask(mask, b, h, t, s),
         "causal": causal,
+        "window": window,
+        "cu_seqlens": None if edges is None else torch.tensor(edges, dtype=torch.int32),
         "keep": (torch.rand(1, 1, t, s) > 0.3).to(dtype) / 0.7 if keep else None,
     }
     return (q, k, v), options

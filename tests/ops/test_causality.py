@@ -1,6 +1,10 @@
-"""No query sees the future, for every op and impl, two ways: through gradients, and by cutting the sequence."""
+"""What no query may see, for every op and impl: the future, what lies beyond a window, other packed sequences.
+
+Two ways: through gradients, and by cutting the sequence.
+"""
 
 import importlib
+import itertools
 
 import pytest
 import torch
@@ -8,16 +12,16 @@ from torch.testing import assert_close
 
 from polyhead.ops.dispatch import BACKENDS, TENSORS, resolve
 
-ALL = [(op, impl) for op, impls in BACKENDS.items() for impl in impls]
+ALL = [(op, impl) for op, impls in BACKENDS.items() for impl in impls if impl != "triton"]
+"""Kernels have tests of their own, as their interpreter is slow."""
 
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
     monkeypatch.setattr(importlib.import_module("polyhead.ops.linear_chunked"), "CHUNK", 3)
-    blocked = importlib.import_module("polyhead.ops.hyla_blocked")
-    monkeypatch.setattr(blocked, "QUERIES", 3)
-    monkeypatch.setattr(blocked, "KEYS", 2)
-    monkeypatch.setattr(importlib.import_module("polyhead.ops.relational_blocked"), "QUERIES", 3)
+    for file, names in {"hyla_blocked": {"QUERIES": 3, "KEYS": 2}, "relational_blocked": {"QUERIES": 3}}.items():
+        for name, value in names.items():
+            monkeypatch.setattr(importlib.import_module(f"polyhead.ops.{file}"), name, value)
 
 
 def sides(op, tensors):
@@ -58,3 +62,50 @@ def test_outputs_equal_those_of_the_prefix(problem, arguments, op, impl, t, s):
         part = [x[:, : cut[name[0]]] for name, x in zip(TENSORS[op], tensors, strict=True)]
         prefix = run(*part, causal=True)
         assert_close(prefix, out[:, :i], rtol=1e-12, atol=1e-12)
+
+
+def limited(op, impl, tensors, **options):
+    """The output, or a skipped test where the impl refuses."""
+    try:
+        return resolve(op, impl)(*tensors, **options)
+    except ValueError as error:
+        assert "takes no " in str(error)  # noqa: PT017
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(("op", "impl"), ALL)
+@pytest.mark.parametrize(("t", "s"), [(7, 7), (5, 8), (7, 5)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_stop_at_the_window(problem, arguments, op, impl, t, s, causal):
+    torch.manual_seed(2)
+    tensors = arguments(op, problem(t, s)[0])
+    _, theirs = sides(op, tensors)
+    out = limited(op, impl, tensors, causal=causal, window=3)
+    for i in range(t):
+        grads = torch.autograd.grad(out[:, i].square().sum(), theirs, retain_graph=True)
+        near = [abs(j - place) < 3 and (j <= place or not causal) for place in [i + s - t] for j in range(s)]
+        for g in grads:
+            assert (g[:, [j for j in range(s) if not near[j]]] == 0).all()
+        assert (grads[-1].abs().sum((0, 2, 3)) > 0).tolist() == near
+
+
+@pytest.mark.parametrize(("op", "impl"), ALL)
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_sequences_equal_each_alone(problem, arguments, op, impl, window, causal):
+    """Output and gradients; the edges fall on those of tiles and between them."""
+    torch.manual_seed(3)
+    edges = (0, 3, 3, 4, 9, 14)
+    tensors = arguments(op, problem(14, 14, b=1)[0])
+    packed = torch.tensor(edges, dtype=torch.int32)
+    out = limited(op, impl, tensors, causal=causal, window=window, cu_seqlens=packed)
+    parts = [
+        [x if TENSORS[op][n] == "relation_weight" else x[:, a:b] for n, x in enumerate(tensors)]
+        for a, b in itertools.pairwise(edges)
+        if a < b
+    ]
+    alone = torch.cat([resolve(op, impl)(*part, causal=causal, window=window) for part in parts], 1)
+    assert_close(out, alone, rtol=1e-12, atol=1e-12)
+    cotangent = torch.randn_like(out)
+    for x, y in zip(*(torch.autograd.grad(o, tensors, cotangent) for o in (out, alone)), strict=True):
+        assert_close(x, y, rtol=1e-11, atol=1e-12)

@@ -75,13 +75,13 @@ def test_the_custom_ops_keep_the_rules(problem, arguments, full):
     (q, k, v), options = problem(3, 4, bias="offset", mask="rows", keep=True)
     absent = q.new_empty(0)
     weight = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True)
-    more = (options["bias"], weight, [options["mask"], options["keep"]]) if full else (None, None, [absent, absent])
+    bias, weight, *limits = (options["bias"], weight, options["mask"], options["keep"]) if full else [absent] * 4
     keywords = {"causal": True, "scale": 0.5, "normalise": "rms_heads", "act": "relu"}
-    torch.library.opcheck(torch.ops.polyhead.hyla_blocked, (q, k, v, *more), keywords)
+    limits = [*limits, absent]
+    torch.library.opcheck(torch.ops.polyhead.hyla_blocked, ([q, k, v, bias, weight], limits), keywords)
     *tensors, _ = arguments("relational", (q, k, v), offset=full)
-    bias, limits = (more[0], more[2])
     keywords = {"causal": True, "scale": 0.5, "act": "tanh"}
-    torch.library.opcheck(torch.ops.polyhead.relational_blocked, (tensors, bias, limits), keywords)
+    torch.library.opcheck(torch.ops.polyhead.relational_blocked, ([*tensors, bias], limits), keywords)
 
 
 @pytest.mark.parametrize("act", ["identity", "gelu", "gelu_tanh", "silu"])

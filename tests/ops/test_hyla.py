@@ -10,9 +10,13 @@ import torch
 from torch.testing import assert_close
 
 from polyhead import ops
+from polyhead.ops import hyla_blocked
+from polyhead.ops.code import visible
 from polyhead.ops.dispatch import BACKENDS
 from polyhead.spec import ACTS, NORMALISE
 
+IMPLS = [impl for impl in BACKENDS["hyla"] if impl != "triton"]
+"""Kernels have tests of their own, as their interpreter is slow."""
 CASES = list(
     itertools.product(
         (None, "offset", "dense", "per_sample"), (None, "rows", "keys", "plane"), (False, True), (False, True)
@@ -32,12 +36,12 @@ def test_equals_the_loops(problem, oracle, normalise, act, deep):
         bias, mask, causal, keep = case
         qkv, options = problem(t, s, bias=bias, mask=mask, causal=causal, keep=keep, e=5)
         wanted = torch.tensor(oracle(*qkv, **options).networks(normalise, act, weight))
-        for impl in ("auto", *BACKENDS["hyla"]):
+        for impl in ("auto", *IMPLS):
             out = ops.hyla(*qkv, **options, normalise=normalise, act=act, value_weight=weight, impl=impl)
             assert_close(out.detach(), wanted, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("impl", BACKENDS["hyla"])
+@pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("normalise", NORMALISE)
 @pytest.mark.parametrize("act", ["relu", "gelu"])
 def test_a_query_that_may_look_nowhere_gets_zero_and_no_nan(problem, impl, normalise, act):
@@ -63,7 +67,7 @@ def test_half_precision_survives_masked_pairs_and_large_scores(problem):
     """1 / eps is infinite in float16, and so is the square of a score of 1e3."""
     torch.manual_seed(0)
     (q, k, v), options = problem(5, 5, mask="rows", dtype=torch.float16, d=4)
-    for impl in BACKENDS["hyla"]:
+    for impl in IMPLS:
         out = ops.hyla(q * 40, k * 40, v, mask=options["mask"], impl=impl)
         grads = torch.autograd.grad(out.float().sum(), (q, k, v))
         assert out.isfinite().all()
@@ -75,7 +79,7 @@ def test_under_autocast_every_impl_works_in_its_dtype(problem):
     (q, k, v), _ = problem(5, 5, dtype=torch.float32)
     exact = ops.hyla(q, k, v)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        for impl in BACKENDS["hyla"]:
+        for impl in IMPLS:
             out = ops.hyla(q, k, v, impl=impl)
             assert_close(out.float(), exact, rtol=0.1, atol=0.1)
 
@@ -87,6 +91,42 @@ def test_a_second_derivative_is_refused_by_the_tiles(problem):
         grad.sum().backward()
     (grad,) = torch.autograd.grad(ops.hyla(q, k, v, impl="reference").sum(), q, create_graph=True)
     grad.square().sum().backward()
+
+
+LIMITS = [{}, {"causal": True}, {"window": 5}, {"causal": True, "window": 9}]
+LIMITS += [{"edges": (0, 5, 6, 20, 48), **x} for x in ({}, {"causal": True, "window": 7})]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize("normalise", ["rms_heads", "softmax"])
+def test_a_tile_without_a_visible_pair_is_never_computed(monkeypatch, problem, normalise, limits):
+    monkeypatch.setattr(hyla_blocked, "QUERIES", 9)
+    monkeypatch.setattr(hyla_blocked, "KEYS", 4)
+    (q, k, v), options = problem(48, 48, b=1, **limits)
+    look = visible(
+        None, options["causal"], 48, 48, q.device, window=options["window"], cu_seqlens=options["cu_seqlens"]
+    )
+    look = torch.ones(48, 48, dtype=torch.bool) if look is None else look
+    seen, compute = [], hyla_blocked.Scores.tile
+
+    def tile(scores, at):
+        seen.append(at)
+        return compute(scores, at)
+
+    monkeypatch.setattr(hyla_blocked.Scores, "tile", tile)
+    out = ops.hyla(q, k, v, **options, normalise=normalise, impl="blocked")
+    forward = len(seen)
+    torch.autograd.grad(out.sum(), q)
+    assert seen[:forward] == seen[forward:]
+    covered = torch.zeros(48, 48)
+    for at in seen[:forward]:
+        assert look[at.q, at.k].any(0).all()
+        assert look[at.q, at.k].any(1).all()
+        covered[at.q, at.k] += 1
+    assert (covered[look] == 1).all()
+    if normalise == "rms_heads":
+        needed = sum(-(-int(look[q0 : q0 + 9].any(0).sum()) // 4) for q0 in range(0, 48, 9))
+        assert forward == needed
 
 
 def test_mistakes_are_one_clear_line(problem):
@@ -143,7 +183,7 @@ def original(file, impl, by_offset):
 
 
 @pytest.mark.parametrize("by_offset", [False, True], ids=["dense", "offset"])
-@pytest.mark.parametrize("impl", BACKENDS["hyla"])
+@pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem.removeprefix("hyla_attn_small_"))
 def test_the_original_layer(file, impl, by_offset):
     out, code, leaves, data = original(file, impl, by_offset)

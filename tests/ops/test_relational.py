@@ -7,11 +7,13 @@ import torch
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.code import by_offset
+from polyhead.ops import relational_blocked
+from polyhead.ops.code import by_offset, visible
 from polyhead.ops.dispatch import BACKENDS
 from polyhead.spec import RELATION_ACTS
 
-IMPLS = BACKENDS["relational"]
+IMPLS = [impl for impl in BACKENDS["relational"] if impl != "triton"]
+"""Kernels have tests of their own, as their interpreter is slow."""
 CASES = list(itertools.product(RELATION_ACTS, (False, True), (None, "rows", "keys", "plane"), (False, True)))
 
 
@@ -115,6 +117,37 @@ def test_tiles_keep_no_pair_for_the_backward_pass(problem, arguments, offset):
             ops.relational_attention(*tensors, causal=True, relation_act="silu", impl="blocked")
         kept.append(sum(sizes.values()))
     assert kept[1] < 2.1 * kept[0]
+
+
+@pytest.mark.parametrize(
+    "limits", [{"window": 5}, {"causal": True, "window": 9}, {"edges": (0, 5, 6, 20, 48)}], ids=str
+)
+def test_a_tile_holds_visible_keys_only(monkeypatch, problem, arguments, limits):
+    """One piece of the relations at a time, forward and backward."""
+    monkeypatch.setattr(relational_blocked, "QUERIES", 8)
+    monkeypatch.setattr(relational_blocked, "PAIRS", 8 * 3 * 4)
+    qkv, options = problem(48, 48, b=1, **limits)
+    look = visible(
+        None, options["causal"], 48, 48, qkv[0].device, window=options["window"], cu_seqlens=options["cu_seqlens"]
+    )
+    pieces, compute = [], relational_blocked.Scores.tile
+
+    def tile(scores, at):
+        if scores.bias is None:  # a bias is on the scores, relations have none
+            pieces.append(at)
+        return compute(scores, at)
+
+    monkeypatch.setattr(relational_blocked.Scores, "tile", tile)
+    tensors = arguments("relational", qkv)
+    out = ops.relational_attention(*tensors, **{**options, "bias": torch.zeros(4, 95).double()}, impl="blocked")
+    forward = len(pieces)
+    torch.autograd.grad(out.sum(), tensors[0])
+    assert pieces[:forward] == pieces[forward:]
+    covered = torch.zeros(48, 48)
+    for at in pieces[:forward]:
+        covered[at.q, at.k] += 1
+    rows = [look[q0 : q0 + 8].any(0).expand(8, 48) for q0 in range(0, 48, 8)]
+    assert torch.equal(covered, torch.cat(rows).float())
 
 
 def test_a_second_derivative_is_refused(problem, arguments):

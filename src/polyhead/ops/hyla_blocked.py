@@ -23,12 +23,27 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.code import Inputs, share, softmax_dim, wide
-from polyhead.ops.tiles import Buffers, Scores, Tile, accumulate, activate, activate_backward, limited, refuse
+from polyhead.ops.tiles import (
+    Buffers,
+    Hidden,
+    Reach,
+    Scores,
+    Tile,
+    accumulate,
+    activate,
+    activate_backward,
+    given,
+    hide,
+)
+from polyhead.ops.tiles_ops import no_second_derivative, vmapped
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE, RMS_HEADS_EPS, SOFTMAX_AXIS
 
-QUERIES, KEYS = 128, 32
-"""Pairs of one tile of values."""
+QUERIES, KEYS = 127, 32
+"""Pairs of one tile of values, at most.
+
+Queries come in shares of odd size: with 128, what one query reads of all keys falls into one place of the cache.
+"""
 
 PAIRS = 1 << 17
 """Numbers in one tile of values over a chunk of the batch, at most (beyond a single sample)."""
@@ -39,7 +54,7 @@ ROWS = 1 << 20
 
 def refusal(inputs: Inputs) -> str | None:
     """Tiles take everything the reference takes."""
-    return limited(inputs)
+    return None
 
 
 def worth(inputs: Inputs) -> bool:
@@ -71,13 +86,11 @@ def forward(
     """HYLA by tiles.  Gradients for q, k, v, bias and value_weight; a second derivative is refused."""
     one_of("hyla", "normalise", normalise, NORMALISE)
     one_of("hyla", "act", act, ACTS)
-    refuse("hyla", "blocked", refusal(Inputs(q, k, v, window=window, cu_seqlens=cu_seqlens)))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     absent = q.new_empty(0)
-    limits = [absent if x is None else x for x in (mask, keep)]
-    return torch.ops.polyhead.hyla_blocked(
-        q, k, v, bias, value_weight, limits, causal=causal, scale=scale, normalise=normalise, act=act
-    )
+    limits = [absent if x is None else x for x in (bias, value_weight, mask, keep, cu_seqlens)]
+    options = {"causal": causal, "window": window, "scale": scale, "normalise": normalise, "act": act}
+    return torch.ops.polyhead.hyla_blocked([q, k, v, *limits[:2]], limits[2:], **options)
 
 
 @dataclass
@@ -96,18 +109,25 @@ class Chunk:
     def buffers(self) -> Buffers:
         return self.scores.buffers
 
-    def rows(self) -> Iterator[tuple[int, int, int]]:
-        """Tiles of queries, each with the number of keys any of them may see."""
-        t, s = self.scores.q.shape[1], self.scores.k.shape[1]
+    def rows(self) -> Iterator[slice]:
+        """Tiles of queries."""
+        t = self.scores.q.shape[1]
         for q0 in range(0, t, self.tile_t):
-            q1 = min(q0 + self.tile_t, t)
-            yield q0, q1, max(0, min(s, q1 + s - t)) if self.scores.causal else s
+            yield slice(q0, min(q0 + self.tile_t, t))
 
-    def code_tiles(self, q0: int, q1: int, keys: int) -> Iterator[Tile]:
-        """Tiles of codes of some queries: whole rows if keys are normalised together."""
-        step = max(keys, 1) if SOFTMAX_AXIS.get(self.normalise) == "s" else self.tile_s
-        for k0 in range(0, keys, step):
-            yield Tile(q0, q1, k0, min(k0 + step, keys))
+    def code_tiles(self, rows: slice) -> Iterator[tuple[Tile, slice]]:
+        """Tiles of codes, each with its place among ((b q)) rows: whole rows if keys are normalised together.
+
+        A single sample's tiles have only those of the queries that may look at any of their keys.
+        """
+        reach, b = self.scores.reach, self.v.shape[1]
+        first, end = reach.keys(rows.start, rows.stop)
+        step = max(end - first, 1) if SOFTMAX_AXIS.get(self.normalise) == "s" else self.tile_s
+        for k0 in range(first, end, step):
+            k1 = min(k0 + step, end)
+            near = reach.queries(k0, k1) if b == 1 else (rows.start, rows.stop)
+            at = Tile(max(near[0], rows.start), min(near[1], rows.stop), k0, k1)
+            yield at, slice((at.q0 - rows.start) * b, (at.q1 - rows.start) * b)
 
     def value_tiles(self, at: Tile) -> Iterator[Tile]:
         for k0 in range(at.k0, at.k1, self.tile_s):
@@ -121,18 +141,16 @@ class Code:
     a: Tensor
     before: Tensor  # (b h q k): masked scores, or their softmax over keys or heads
     root: Tensor | None  # (b q k): one over the root of the mean square over heads
-    hidden: Tensor | None
+    hidden: Hidden
 
 
 def code_tile(chunk: Chunk, at: Tile) -> Code:
     """Scores, mask, normaliser, dropout."""
     scores, dim = chunk.scores, softmax_dim(chunk.normalise)
     s, hidden = scores.tile(at), scores.hidden(at)
-    if hidden is not None:
-        s.masked_fill_(hidden, 0 if dim is None else torch.finfo(s.dtype).min)
+    hide(s, hidden, 0.0 if dim is None else torch.finfo(s.dtype).min)
     if dim is not None:
-        s = s.softmax(dim)
-        s = s if hidden is None else s.masked_fill_(hidden, 0)
+        s = hide(s.softmax(dim), hidden, 0.0)
     b, h, q, k = s.shape
     a = chunk.buffers.take("code", (k, b, q, h), chunk.v.dtype)
     root = None
@@ -159,7 +177,7 @@ def code_backward(chunk: Chunk, at: Tile, code: Code, da: Tensor) -> Tensor:
     dim = softmax_dim(chunk.normalise)
     if dim is not None:
         da.sub_(torch.mul(s, da, out=product).sum(dim, keepdim=True)).mul_(s)
-    return da if code.hidden is None else da.masked_fill_(code.hidden, 0)
+    return hide(da, code.hidden, 0.0)
 
 
 @dataclass
@@ -190,16 +208,16 @@ def value_tile(chunk: Chunk, a: Tensor, at: Tile) -> Values:
 
 def forward_chunk(chunk: Chunk, out: Tensor) -> None:
     """Fill `out` (b t h e)."""
-    for q0, q1, keys in chunk.rows():
-        b, h, e = out.shape[0], out.shape[2], out.shape[3]
-        total = torch.zeros(b * (q1 - q0), h, e, dtype=chunk.scores.stats, device=out.device)
-        for at in chunk.code_tiles(q0, q1, keys):
+    for rows in chunk.rows():
+        b, q, h, e = out[:, rows].shape
+        total = torch.zeros(b * q, h, e, dtype=chunk.scores.stats, device=out.device)
+        for at, own in chunk.code_tiles(rows):
             code = code_tile(chunk, at)
             for part in chunk.value_tiles(at):
-                a = code.a[part.k0 - at.k0 : part.k1 - at.k0]
+                a = code.a[part.within(at)]
                 y = value_tile(chunk, a, part).out
-                accumulate(total, a.flatten(1, 2).permute(1, 2, 0), y.transpose(0, 1))
-        out[:, q0:q1] = total.view(b, q1 - q0, h, e)
+                accumulate(total[own], a.flatten(1, 2).permute(1, 2, 0), y.transpose(0, 1))
+        out[:, rows] = total.view(b, q, h, e)
 
 
 @dataclass
@@ -210,19 +228,19 @@ class Grads:
     k: Tensor  # ((b h) s d)
     v: Tensor  # (s b h e)
     bias: Tensor | None
-    weight: Tensor | None
+    weight: Tensor
 
 
 def backward_chunk(chunk: Chunk, dout: Tensor, grads: Grads) -> None:
     """Add the gradients of a chunk, given that of its output (b t h e)."""
-    for q0, q1, keys in chunk.rows():
-        d = dout[:, q0:q1].reshape(-1, *dout.shape[2:])
-        for at in chunk.code_tiles(q0, q1, keys):
+    for rows in chunk.rows():
+        d = dout[:, rows].reshape(-1, *dout.shape[2:])
+        for at, own in chunk.code_tiles(rows):
             code = code_tile(chunk, at)
             da = chunk.buffers.take("dcode", tuple(code.before.shape), code.before.dtype)
             for part in chunk.value_tiles(at):
-                own = slice(part.k0 - at.k0, part.k1 - at.k0)
-                value_backward(chunk, code.a[own], part, d, da[..., own], grads)
+                keys = part.within(at)
+                value_backward(chunk, code.a[keys], part, d[own], da[..., keys], grads)
             ds = code_backward(chunk, at, code, da)
             chunk.scores.backward(at, ds, grads.q, grads.k, grads.bias)
 
@@ -250,7 +268,6 @@ def value_backward(chunk: Chunk, a: Tensor, at: Tile, dout: Tensor, da: Tensor, 
 def deep_backward(chunk: Chunk, a: Tensor, values: Values, dz: Tensor, grads: Grads) -> tuple[Tensor, Tensor]:
     """Through the second layer sum_h a_h W_h y: gradients of y (k (b q) e) and of the code ((k b q) h)."""
     assert chunk.weight is not None
-    assert grads.weight is not None
     y, dz, a = values.y.flatten(0, 1), dz.flatten(0, 1), a.view(-1, a.shape[-1])
     dy, da = torch.zeros_like(y), torch.empty_like(a)
     for head, weight in enumerate(chunk.weight):
@@ -267,6 +284,7 @@ class Options:
     """What is not a tensor."""
 
     causal: bool
+    window: int | None
     scale: float
     normalise: str
     act: str
@@ -274,18 +292,16 @@ class Options:
 
 def sizes(b: int, h: int, t: int, s: int, e: int, whole_rows: bool) -> tuple[int, int, int]:
     """(samples per chunk, queries per tile, keys per tile of values)."""
-    tile_t, tile_s = min(QUERIES, t), min(KEYS, s)
-    if whole_rows:
-        tile_t = max(1, min(tile_t, ROWS // max(1, h * s)))
-    return max(1, min(b, PAIRS // max(1, tile_t * tile_s * max(h, e)))), max(1, tile_t), max(1, tile_s)
+    most = max(1, min(QUERIES, ROWS // max(1, h * s)) if whole_rows else QUERIES)
+    tile_t = -(-t // max(1, -(-t // most))) | 1
+    tile_s = max(1, min(KEYS, s))
+    return max(1, min(b, PAIRS // max(1, min(tile_t, t) * tile_s * max(h, e)))), tile_t, tile_s
 
 
-def chunks(tensors: list[Tensor | None], options: Options) -> Iterator[tuple[slice, Chunk]]:
+def chunks(tensors: list[Tensor], limits: list[Tensor | None], options: Options) -> Iterator[tuple[slice, Chunk]]:
     """The batch in pieces whose tiles stay in cache, each laid out for its matrix multiplies."""
-    q, k, v, bias, weight, mask, keep = tensors
-    assert q is not None
-    assert k is not None
-    assert v is not None
+    q, k, v = tensors
+    bias, weight, mask, keep, cu_seqlens = limits
     (b, t, h, _), s, e = q.shape, k.shape[1], v.shape[-1]
     stats = wide(q).dtype if q.numel() else torch.float32
     # CPUs multiply half precision no faster than float32; there all work is done in the wider type.
@@ -295,21 +311,13 @@ def chunks(tensors: list[Tensor | None], options: Options) -> Iterator[tuple[sli
     by_offset = bias is not None and bias.ndim == 2
     full = [None if x is None else x.expand(b, h, t, s) for x in (None if by_offset else bias, mask, keep)]
     buffers = Buffers(q.device)
+    reach = Reach(t, s, q.device, causal=options.causal, window=options.window, cu_seqlens=cu_seqlens)
     for b0 in range(0, b, step):
         part = slice(b0, min(b0 + step, b))
-        limits = [None if x is None else x[part] for x in full]
-        scores = Scores(
-            q=q[part].transpose(1, 2).flatten(0, 1),
-            k=k[part].transpose(1, 2).flatten(0, 1),
-            heads=h,
-            scale=options.scale,
-            causal=options.causal,
-            bias=bias if by_offset else limits[0],
-            mask=limits[1],
-            keep=limits[2],
-            stats=stats,
-            buffers=buffers,
-        )
+        queries, keys = (x[part].transpose(1, 2).flatten(0, 1) for x in (q, k))
+        own = [None if x is None else x[part] for x in full]
+        own[0] = bias if by_offset else own[0]
+        scores = Scores(queries, keys, h, options.scale, reach, own[0], own[1], own[2], stats, buffers)
         rows = v[part].transpose(0, 1).contiguous()
         heads = None if weight is None else weight.to(work)
         yield part, Chunk(scores, rows, heads, options.normalise, options.act, tile_t, tile_s)
@@ -317,43 +325,51 @@ def chunks(tensors: list[Tensor | None], options: Options) -> Iterator[tuple[sli
 
 @torch.library.custom_op("polyhead::hyla_blocked", mutates_args=())
 def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    weight: Tensor | None,
+    tensors: list[Tensor],
     limits: list[Tensor],
     *,
     causal: bool,
+    window: int | None = None,
     scale: float,
     normalise: str,
     act: str,
 ) -> Tensor:
+    """Of q, k, v, bias, weight; mask, keep, cu_seqlens."""
+    q, _, v, *rest = tensors
+    options = Options(causal, window, scale, normalise, act)
     out = q.new_empty(*q.shape[:3], v.shape[-1])
     with torch.autocast(q.device.type, enabled=False):
-        for part, chunk in chunks([q, k, v, bias, weight, *_given(limits)], Options(causal, scale, normalise, act)):
+        for part, chunk in chunks(tensors[:3], given([*rest, *limits]), options):
             forward_chunk(chunk, out[part])
     return out
 
 
 @_forward.register_fake
-def _(q, k, v, bias, weight, limits, *, causal, scale, normalise, act):  # type: ignore[no-untyped-def]
-    return q.new_empty(*q.shape[:3], v.shape[-1])
+def _(tensors, limits, *, causal, window=None, scale, normalise, act):  # type: ignore[no-untyped-def]
+    return tensors[0].new_empty(*tensors[0].shape[:3], tensors[2].shape[-1])
 
 
 @torch.library.custom_op("polyhead::hyla_blocked_backward", mutates_args=())
 def _backward(
-    dout: Tensor, tensors: list[Tensor], limits: list[Tensor], *, causal: bool, scale: float, normalise: str, act: str
+    dout: Tensor,
+    tensors: list[Tensor],
+    limits: list[Tensor],
+    *,
+    causal: bool,
+    window: int | None = None,
+    scale: float,
+    normalise: str,
+    act: str,
 ) -> list[Tensor]:
     """Gradients of q, k, v, bias and weight; empty for those that are not given."""
     q, k, v, bias, weight = tensors
-    given = [q, k, v, *_given([bias, weight]), *_given(limits)]
+    optional = given([bias, weight, *limits])
     (b, t, h, d), s, e = q.shape, k.shape[1], v.shape[-1]
     wider = wide(q).dtype
     dq, dk, dv = (q.new_zeros(size, dtype=wider) for size in ((b, h, t, d), (b, h, s, d), (s, b, h, e)))
     dbias, dweight = torch.zeros_like(bias, dtype=wider), torch.zeros_like(weight, dtype=wider)
     with torch.autocast(q.device.type, enabled=False):
-        for part, chunk in chunks(given, Options(causal, scale, normalise, act)):
+        for part, chunk in chunks([q, k, v], optional, Options(causal, window, scale, normalise, act)):
             dlimit = None if bias.numel() == 0 else dbias if bias.ndim == 2 or bias.shape[0] == 1 else dbias[part]
             grads = Grads(dq[part].flatten(0, 1), dk[part].flatten(0, 1), dv[:, part], dlimit, dweight)
             backward_chunk(chunk, dout[part].to(chunk.v.dtype), grads)
@@ -364,34 +380,20 @@ def _backward(
 
 
 @_backward.register_fake
-def _(dout, tensors, limits, *, causal, scale, normalise, act):  # type: ignore[no-untyped-def]
+def _(dout, tensors, limits, *, causal, window=None, scale, normalise, act):  # type: ignore[no-untyped-def]
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
 
 
-def _given(tensors: list[Tensor]) -> list[Tensor | None]:
-    return [x if x.numel() else None for x in tensors]
-
-
 def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
-    q, k, v, bias, weight, limits = inputs
-    absent = q.new_empty(0)
     ctx.options = keyword_only_inputs
-    ctx.present = bias is not None, weight is not None
-    ctx.save_for_backward(q, k, v, absent if bias is None else bias, absent if weight is None else weight, *limits)
+    ctx.save_for_backward(*inputs[0], *inputs[1])
 
 
 def _grad(ctx, dout):  # type: ignore[no-untyped-def]
-    saved = ctx.saved_tensors
-    dq, dk, dv, dbias, dweight = torch.ops.polyhead.hyla_blocked_backward(
-        dout, list(saved[:5]), list(saved[5:]), **ctx.options
-    )
-    bias, weight = ctx.present
-    return dq, dk, dv, dbias if bias else None, dweight if weight else None, [None, None]
-
-
-def _no_second_derivative(ctx, *grads):  # type: ignore[no-untyped-def]
-    raise RuntimeError("hyla: impl 'blocked' has no second derivative; use impl='reference'")
+    tensors, limits = list(ctx.saved_tensors[:5]), list(ctx.saved_tensors[5:])
+    return torch.ops.polyhead.hyla_blocked_backward(dout, tensors, limits, **ctx.options), [None] * len(limits)
 
 
 _forward.register_autograd(_grad, setup_context=_setup)
-_backward.register_autograd(_no_second_derivative)
+_backward.register_autograd(no_second_derivative("hyla", "blocked"))
+_forward.register_vmap(vmapped(_forward))

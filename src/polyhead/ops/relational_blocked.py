@@ -24,16 +24,19 @@ from torch import Tensor
 from polyhead.ops.code import Inputs, share, wide
 from polyhead.ops.tiles import (
     Buffers,
+    Reach,
     Scores,
     Tile,
     accumulate,
     activate,
     activate_backward,
     diagonals,
-    limited,
+    given,
+    hide,
     product,
     refuse,
 )
+from polyhead.ops.tiles_ops import no_second_derivative, vmapped
 from polyhead.shapes import one_of
 from polyhead.spec import RELATION_ACTS
 
@@ -49,7 +52,7 @@ PAIRS = 1 << 18
 
 def refusal(inputs: Inputs) -> str | None:
     """Why tiles cannot take the inputs, or None."""
-    return "takes no relation_act='softmax'" if inputs.act == "softmax" else limited(inputs)
+    return "takes no relation_act='softmax'" if inputs.act == "softmax" else None
 
 
 def worth(inputs: Inputs) -> bool:
@@ -83,16 +86,12 @@ def forward(
 ) -> Tensor:
     """Relational attention by tiles.  Gradients for everything but masks; a second derivative is refused."""
     one_of("relational_attention", "relation_act", relation_act, RELATION_ACTS)
-    refuse(
-        "relational_attention",
-        "blocked",
-        refusal(Inputs(q, k, symbols, window=window, cu_seqlens=cu_seqlens, act=relation_act)),
-    )
+    refuse("relational_attention", "blocked", refusal(Inputs(q, k, symbols, act=relation_act)))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     absent = q.new_empty(0)
-    limits = [absent if x is None else x for x in (mask, keep)]
+    bias, *limits = (absent if x is None else x for x in (bias, mask, keep, cu_seqlens))
     retrieved, related = torch.ops.polyhead.relational_blocked(
-        [q, k, q_rel, k_rel, symbols], bias, limits, causal=causal, scale=scale, act=relation_act
+        [q, k, q_rel, k_rel, symbols, bias], limits, causal=causal, window=window, scale=scale, act=relation_act
     )
     return retrieved + einsum(relation_weight, related, "h e r, b t h r -> b t h e")
 
@@ -155,29 +154,24 @@ class Chunk:
         step = max(1, min(QUERIES, ROWS // max(1, heads * n * s)))
         for q0 in range(0, t, step):
             q1 = min(q0 + step, t)
-            keys = max(0, min(s, q1 + s - t)) if self.scores.causal else s
-            if keys:
-                yield Tile(q0, q1, 0, keys)
+            first, end = self.scores.reach.keys(q0, q1)
+            if first < end:
+                yield Tile(q0, q1, first, end)
 
     def pieces(self, at: Tile) -> Iterator[Tile]:
         """Of a tile, some keys at a time."""
         step = max(1, PAIRS // max(1, self.relations.q.shape[0] * (at.q1 - at.q0)))
-        for k0 in range(0, at.k1, step):
+        for k0 in range(at.k0, at.k1, step):
             yield Tile(at.q0, at.q1, k0, min(k0 + step, at.k1))
 
     def code(self, at: Tile) -> tuple[Tensor, Tensor]:
         """Softmax of the scores (h b q k), and its product with keep."""
-        scores, mask = self.scores, self.scores.mask
-        s = scores.tile(at)
-        t, keys = scores.q.shape[1], scores.k.shape[1]
-        # Without a mask only the last keys can be hidden, and a row is empty only if it precedes all keys.
-        first = 0 if mask is not None else max(0, min(at.q0 + keys - t + 1, at.k1 - 1))
-        hidden = scores.hidden(Tile(at.q0, at.q1, first, at.k1))
-        if hidden is not None:
-            s[..., first:].masked_fill_(hidden, torch.finfo(s.dtype).min)
+        scores = self.scores
+        s, hidden = scores.tile(at), scores.hidden(at)
+        hide(s, hidden, torch.finfo(s.dtype).min)
         p = torch.softmax(s, -1, out=scores.buffers.take("code", tuple(s.shape), s.dtype))
-        if hidden is not None and (mask is not None or t > keys):
-            p[..., first:].masked_fill_(hidden, 0)
+        if scores.mask is not None or scores.q.shape[1] > scores.k.shape[1]:
+            hide(p, hidden, 0.0)  # only here may a row be empty: other queries see at least the key in their own place
         if scores.keep is None:
             return p, p.to(scores.q.dtype)
         dropped = scores.buffers.take("dropped", tuple(s.shape), s.dtype)
@@ -190,7 +184,7 @@ class Chunk:
             retrieved[:, at.q] = self.values.read(at, a).permute(1, 2, 0, 3)
             for part in self.pieces(at):
                 rel = activate(self.act, self.relations.tile(part))
-                total = torch.bmm(by_query(a[..., part.k]), by_query(rel).mT)
+                total = torch.bmm(by_query(a[..., part.within(at)]), by_query(rel).mT)
                 related[:, at.q] += total.unflatten(0, (self.samples, -1))
 
     def backward(self, dretrieved: Tensor, drelated: Tensor, grads: "Grads") -> None:
@@ -201,7 +195,8 @@ class Chunk:
             da = self.values.backward(at, a, rows, grads.symbols)
             rows = drelated[:, at.q].flatten(0, 1)
             for part in self.pieces(at):
-                self.relations_backward(part, a[..., part.k], rows, da[..., part.k], grads)
+                own = part.within(at)
+                self.relations_backward(part, a[..., own], rows, da[..., own], grads)
             if self.scores.keep is not None:
                 da.mul_(self.scores.keep[:, :, at.q, at.k])
             aten, da = torch.ops.aten, da.to(p.dtype)
@@ -261,6 +256,7 @@ class Options:
     """What is not a tensor."""
 
     causal: bool
+    window: int | None
     scale: float
     act: str
 
@@ -287,51 +283,67 @@ def chunks(tensors: list[Tensor], limits: list[Tensor | None], options: Options)
     q, k, q_rel, k_rel = q.to(work), share(k.to(work), h), q_rel.to(work), k_rel.to(work)
     by_offset = symbols.ndim == 3
     symbols = share(symbols.to(work).unsqueeze(0) if by_offset else symbols.to(work), h)
-    bias, mask, keep = limits
+    bias, mask, keep, cu_seqlens = limits
     mask = None if mask is None else mask.expand(b, h, t, s)
     buffers = Buffers(q.device), Buffers(q.device)
+    reach = Reach(t, s, q.device, causal=options.causal, window=options.window, cu_seqlens=cu_seqlens)
+    full = Reach(t, s, q.device)
     step = max(1, min(b, PAIRS // max(1, min(t, QUERIES) * s * max(h, r))))
     for b0 in range(0, b, step):
         part = slice(b0, min(b0 + step, b))
         n = part.stop - b0
         extra = {"bias": by_head(bias, part), "mask": by_head(mask, part), "keep": by_head(keep, part)}
         queries, keys = heads_first(q[part]), heads_first(k[part])
-        scores = Scores(queries, keys, n, options.scale, options.causal, **extra, stats=stats, buffers=buffers[0])
+        scores = Scores(queries, keys, n, options.scale, reach, **extra, stats=stats, buffers=buffers[0])
         queries, keys = heads_first(q_rel[part]), heads_first(k_rel[part])
         scale, none = q_rel.shape[-1] ** -0.5, dict.fromkeys(("bias", "mask", "keep"))
-        relations = Scores(queries, keys, n, scale, False, **none, stats=work, buffers=buffers[1])
+        relations = Scores(queries, keys, n, scale, full, **none, stats=work, buffers=buffers[1])
         values = Values(heads_first(symbols if by_offset else symbols[part]), t, by_offset, buffers[0])
         yield part, Chunk(scores, relations, values, options.act, n)
 
 
 @torch.library.custom_op("polyhead::relational_blocked", mutates_args=())
 def _forward(
-    tensors: list[Tensor], bias: Tensor | None, limits: list[Tensor], *, causal: bool, scale: float, act: str
+    tensors: list[Tensor],
+    limits: list[Tensor],
+    *,
+    causal: bool,
+    window: int | None = None,
+    scale: float,
+    act: str,
 ) -> tuple[Tensor, Tensor]:
-    q, _, q_rel, _, symbols = tensors
-    wider = wide(q).dtype
+    """Of q, k, q_rel, k_rel, symbols, bias; mask, keep, cu_seqlens."""
+    q, _, q_rel, _, symbols, bias = tensors
+    wider, options = wide(q).dtype, Options(causal, window, scale, act)
     retrieved, related = (q.new_zeros(*q.shape[:3], n, dtype=wider) for n in (symbols.shape[-1], q_rel.shape[2]))
     with torch.autocast(q.device.type, enabled=False):
-        for part, chunk in chunks(tensors, [bias, *_given(limits)], Options(causal, scale, act)):
+        for part, chunk in chunks(tensors[:5], given([bias, *limits]), options):
             chunk.forward(retrieved[part], related[part])
     return retrieved.to(q.dtype), related.to(q.dtype)
 
 
 @_forward.register_fake
-def _(tensors, bias, limits, *, causal, scale, act):  # type: ignore[no-untyped-def]
-    q, _, q_rel, _, symbols = tensors
+def _(tensors, limits, *, causal, window=None, scale, act):  # type: ignore[no-untyped-def]
+    q, _, q_rel, _, symbols, _ = tensors
     return q.new_empty(*q.shape[:3], symbols.shape[-1]), q.new_empty(*q.shape[:3], q_rel.shape[2])
 
 
 @torch.library.custom_op("polyhead::relational_blocked_backward", mutates_args=())
 def _backward(
-    douts: list[Tensor], tensors: list[Tensor], limits: list[Tensor], *, causal: bool, scale: float, act: str
+    douts: list[Tensor],
+    tensors: list[Tensor],
+    limits: list[Tensor],
+    *,
+    causal: bool,
+    window: int | None = None,
+    scale: float,
+    act: str,
 ) -> list[Tensor]:
     """Gradients of q, k, q_rel, k_rel, symbols and bias; empty if there is no bias."""
-    *given, bias = tensors
+    bias = tensors[5]
     grads = [torch.zeros_like(x, dtype=wide(x).dtype, memory_format=torch.contiguous_format) for x in tensors]
     with torch.autocast(bias.device.type, enabled=False):
-        for part, chunk in chunks(given, _given([bias, *limits]), Options(causal, scale, act)):
+        for part, chunk in chunks(tensors[:5], given([bias, *limits]), Options(causal, window, scale, act)):
             own = Grads.zeros(chunk, by_head(grads[-1], part) if bias.numel() else None)
             dretrieved, drelated = (x[part].to(chunk.scores.q.dtype) for x in douts)
             chunk.backward(dretrieved, drelated, own)
@@ -340,30 +352,21 @@ def _backward(
 
 
 @_backward.register_fake
-def _(douts, tensors, limits, *, causal, scale, act):  # type: ignore[no-untyped-def]
+def _(douts, tensors, limits, *, causal, window=None, scale, act):  # type: ignore[no-untyped-def]
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
 
 
-def _given(tensors: list[Tensor]) -> list[Tensor | None]:
-    return [x if x.numel() else None for x in tensors]
-
-
 def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
-    tensors, bias, limits = inputs
     ctx.options = keyword_only_inputs
-    ctx.biased = bias is not None
-    ctx.save_for_backward(*tensors, tensors[0].new_empty(0) if bias is None else bias, *limits)
+    ctx.save_for_backward(*inputs[0], *inputs[1])
 
 
 def _grad(ctx, *douts):  # type: ignore[no-untyped-def]
-    saved = list(ctx.saved_tensors)
-    *grads, dbias = torch.ops.polyhead.relational_blocked_backward(list(douts), saved[:6], saved[6:], **ctx.options)
-    return grads, dbias if ctx.biased else None, [None, None]
-
-
-def _no_second_derivative(ctx, *grads):  # type: ignore[no-untyped-def]
-    raise RuntimeError("relational_attention: impl 'blocked' has no second derivative; use impl='reference'")
+    tensors, limits = list(ctx.saved_tensors[:6]), list(ctx.saved_tensors[6:])
+    grads = torch.ops.polyhead.relational_blocked_backward(list(douts), tensors, limits, **ctx.options)
+    return grads, [None] * len(limits)
 
 
 _forward.register_autograd(_grad, setup_context=_setup)
-_backward.register_autograd(_no_second_derivative)
+_backward.register_autograd(no_second_derivative("relational_attention", "blocked"))
+_forward.register_vmap(vmapped(_forward))

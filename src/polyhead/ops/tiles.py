@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import os
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 import torch
@@ -18,16 +19,14 @@ def refuse(who: str, impl: str, reason: str | None) -> None:
         raise ValueError(f"{who}: impl {impl!r} {reason}; use impl='auto' or 'reference'")
 
 
+def given(tensors: list[Tensor]) -> list[Tensor | None]:
+    """None for empty tensors, which stand for it in the lists that a custom op takes."""
+    return [x if x.numel() else None for x in tensors]
+
+
 def is_key_mask(mask: Tensor) -> bool:
     """Does the mask say the same for every head and query: (b|1, 1, 1, s) or fewer dimensions?"""
     return all(size == 1 for size in mask.shape[-3:-1])
-
-
-def limited(inputs: Inputs) -> str | None:
-    """For backends that know neither windows nor packed sequences."""
-    if inputs.window is not None:
-        return "takes no window"
-    return None if inputs.cu_seqlens is None else "takes no cu_seqlens"
 
 
 TRITON = importlib.util.find_spec("triton") is not None
@@ -148,9 +147,91 @@ class Tile:
     def k(self) -> slice:
         return slice(self.k0, self.k1)
 
+    def within(self, outer: "Tile") -> slice:
+        """The keys, counted from the first of a tile that holds this one."""
+        return slice(self.k0 - outer.k0, self.k1 - outer.k0)
+
     def offsets(self, t: int) -> slice:
         """Columns j - i + t - 1 of something by offset."""
         return slice(self.k0 - self.q1 + t, self.k1 - self.q0 + t - 1)
+
+
+def reach(
+    t: int, s: int, device: torch.device, *, causal: bool, window: int | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The first key each query may look at, and one past the last, masks aside: two (t) of int32 that never fall.
+
+    A query that may look nowhere has no key between them.
+    """
+    place = torch.arange(s - t, s, device=device, dtype=torch.int32)
+    first, end = torch.zeros_like(place), torch.full_like(place, s)
+    if causal:
+        end = place + 1
+    if window is not None:
+        window = min(window, t + s)  # the numbers are of 32 bits
+        first, end = place - (window - 1), torch.minimum(end, place + window)
+    if cu_seqlens is not None:
+        edges = F.pad(cu_seqlens[1:], (1, 0))  # what lies behind the last edge is one more sequence
+        number = sequence_of(cu_seqlens, t)
+        first, end = torch.maximum(first, edges[number]), torch.minimum(end, F.pad(edges[1:], (0, 1), value=t)[number])
+    return first.clamp_(min=0), end.clamp_(min=0, max=s)
+
+
+class Reach:
+    """`reach` for tiles: which of them hold a pair that may look, and which such a pair only, masks aside."""
+
+    def __init__(
+        self,
+        t: int,
+        s: int,
+        device: torch.device,
+        *,
+        causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> None:
+        self.t, self.s = t, s
+        self.limited = causal or window is not None or cu_seqlens is not None
+        if self.limited:
+            host = None if cu_seqlens is None else cu_seqlens.cpu()
+            ends = reach(t, s, torch.device("cpu"), causal=causal, window=window, cu_seqlens=host)
+            self.first, self.end = (x.tolist() for x in ends)
+            self.rows = [x.to(device) for x in ends]
+
+    def keys(self, q0: int, q1: int) -> tuple[int, int]:
+        """Of these queries, the first key that any may look at, and one past the last."""
+        return (self.first[q0], self.end[q1 - 1]) if self.limited else (0, self.s)
+
+    def queries(self, k0: int, k1: int) -> tuple[int, int]:
+        """The first query that may look at any of these keys, and one past the last."""
+        return (bisect_right(self.end, k0), bisect_left(self.first, k1)) if self.limited else (0, self.t)
+
+    def edges(self, at: Tile) -> list[Tile]:
+        """The parts of a tile, some keys of all its queries, where a pair may be hidden."""
+        if not self.limited:
+            return []
+        left, right = min(self.first[at.q1 - 1], at.k1), max(self.end[at.q0], at.k0)
+        if left >= right:
+            return [at]
+        parts = (at.k0, left), (right, at.k1)
+        return [Tile(at.q0, at.q1, k0, k1) for k0, k1 in parts if k0 < k1]
+
+    def hidden(self, at: Tile) -> Tensor:
+        """(q k), True where a pair may not look."""
+        first, end = (x[at.q, None] for x in self.rows)
+        keys = torch.arange(at.k0, at.k1, device=first.device)
+        return (keys < first) | (keys >= end)
+
+
+Hidden = list[tuple[slice, Tensor]]
+"""Some of the keys of a tile, and where among them no query may look; all others are visible to all queries."""
+
+
+def hide(x: Tensor, hidden: Hidden, value: float) -> Tensor:
+    """Overwrite hidden pairs of something (... q k)."""
+    for keys, where in hidden:
+        x[..., keys].masked_fill_(where, value)
+    return x
 
 
 @dataclass
@@ -166,7 +247,7 @@ class Scores:
     k: Tensor
     heads: int
     scale: float
-    causal: bool
+    reach: Reach
     bias: Tensor | None
     mask: Tensor | None
     keep: Tensor | None
@@ -199,16 +280,12 @@ class Scores:
         accumulate(dq[:, at.q], flat, self.k[:, at.k], self.scale)
         accumulate(dk[:, at.k], flat.transpose(1, 2), self.q[:, at.q], self.scale)
 
-    def hidden(self, at: Tile) -> Tensor | None:
-        """True at masked pairs of the tile, broadcasting to (b h q k); None if there can be none."""
-        t, s = self.q.shape[1], self.k.shape[1]
-        hidden = None if self.mask is None else ~self.mask[:, :, at.q, at.k]
-        if not self.causal or at.k1 - 1 <= at.q0 + s - t:
-            return hidden
-        device = self.q.device
-        last = torch.arange(at.q0 + s - t, at.q1 + s - t, device=device)[:, None]
-        future = torch.arange(at.k0, at.k1, device=device) > last
-        return future if hidden is None else future | hidden
+    def hidden(self, at: Tile) -> Hidden:
+        """Where pairs of the tile are masked or out of reach; masks broadcast to (b h q k)."""
+        if self.mask is None:
+            return [(part.within(at), self.reach.hidden(part)) for part in self.reach.edges(at)]
+        hidden = ~self.mask[:, :, at.q, at.k]
+        return [(slice(None), hidden | self.reach.hidden(at) if self.reach.edges(at) else hidden)]
 
 
 def add_offsets(grad: Tensor, ds: Tensor, at: Tile, t: int) -> None:
