@@ -14,7 +14,7 @@ import torch
 
 from polyhead import bench, bench_sides, cli
 from polyhead.bench_sides import Options
-from polyhead.ops.dispatch import BACKENDS
+from polyhead.ops.dispatch import BACKENDS, resolve
 
 SMALL = "--heads 2 --dim 4 --relations 2 --repeats 2"
 
@@ -98,6 +98,24 @@ def test_the_authors_package_takes_part_where_it_is_installed(
     monkeypatch.setitem(sys.modules, "dual_attention.relational_attention", None)
     absent = measured("relational", f"--lengths 8 {SMALL}")["left_out"]["dual-attention"]
     assert absent == "is not installed (pip install dual-attention)"
+
+
+def test_every_side_computes_what_was_asked_for():
+    for limits in ({"causal": True, "window": 3}, {"causal": True}, {"causal": False}):
+        options = Options("softmax", heads=2, dim=4, **limits).settled()
+        given = bench_sides.tensors(options, 9)
+        wanted = resolve("softmax", "reference")(given["q"], given["k"], given["v"], **limits)
+        found, absent = bench_sides.sides(options, given)
+        assert [side.name for side in found] == ["reference", "sdpa", "stock"]
+        assert not absent
+        for side in found if "window" not in limits else found[:2]:  # stock attention has no window
+            out, *gradients = side.both(given)
+            torch.testing.assert_close(out, wanted)
+            torch.testing.assert_close(side.forward(given), wanted)
+            leaves = [given[name] for name in "qkv"]
+            torch.testing.assert_close(
+                gradients, list(torch.autograd.grad(wanted, leaves, given["cotangent"], retain_graph=True))
+            )
 
 
 def test_what_an_impl_refuses_leaves_it_out(undrawn: None, capsys: Any):
