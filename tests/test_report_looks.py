@@ -22,7 +22,7 @@ from polyhead.analysis.probe import draws
 from polyhead.config import save
 from polyhead.models.build import build
 from polyhead.report_data import groups, headline, mechanism, read
-from polyhead.tasks import KINDS, Maths, RelationalGames, SetCards
+from polyhead.tasks import KINDS, Maths, ObjectSorting, RelationalGames, SetCards, relational_games
 from polyhead.train import load_model
 from polyhead.train.checkpoint import save_checkpoint
 
@@ -106,7 +106,11 @@ def test_the_page_holds_what_look_finds(games: tuple[pathlib.Path, str, dict[str
             assert (one["columns"], len(one["z"][0])) == (None, 5)
     assert "Where does it look, and what does it compare?" in words
     said = [int(model(batch.inputs[i : i + 1]).argmax()) for i in range(3)]
-    assert all(f"Class {int(batch.targets[i, 0])}; the model says {said[i]}." in words for i in range(3))
+    right, given = ("No", "Yes"), ("no", "yes")
+    assert set(report_looks.GAMES) == set(relational_games.GAMES)
+    for i in range(3):
+        told = f"{right[int(batch.targets[i, 0])]}; the model says {given[said[i]]}."
+        assert f"{report_looks.GAMES[GAMES.game]} {told}" in words
 
 
 def test_the_image_is_in_the_page_with_its_patches_numbered(games: tuple[pathlib.Path, str, dict[str, Any]]) -> None:
@@ -170,6 +174,16 @@ def test_the_page_of_a_task_whose_codes_are_not_probed(
     assert words.count("No code maps and probes: ") == 1
     assert "Probe F1" not in words
     assert len(held["looks"]) == 1
+
+
+def test_an_order_is_told_by_the_names_of_its_tokens(tmp_path: pathlib.Path) -> None:
+    task = ObjectSorting(length=4, examples=50)
+    words, held = written([fabricate(tmp_path, task, model_of(task))], tmp_path / "r.html")
+    encoder, decoder, _ = held["looks"][0]["examples"][0]
+    places = [int(name.split("#")[1]) for name in encoder["attention"][0]["rows"]]  # "1: #37", ...
+    answer = [str(place + 1) for place in np.argsort(places)]
+    assert decoder["attention"][0]["rows"] == ["start", *answer[:-1]]
+    assert f"Answer {' '.join(answer)}; the model says " in words
 
 
 def test_a_question_and_its_answer_are_written_out(tmp_path: pathlib.Path) -> None:
