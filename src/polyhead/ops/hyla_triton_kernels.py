@@ -98,11 +98,11 @@ def code_tile(queries, keys, bias, at, call, C: tl.constexpr):
 
 
 @jit
-def hyla_forward(tensors, strides, t, s, options, C: tl.constexpr):
+def hyla_forward(tensors, strides, t, s, settings, C: tl.constexpr):
     """Output of a tile of queries, from all keys or (grid axis 1) from `share` of them."""
     q, k, v, bias, out = tensors
     to_q, to_k, to_v, to_out = strides
-    scale, limits, share = options
+    scale, limits, share = settings
     tiles = tl.cdiv(t, C.sight.queries)
     q0 = (tiles - 1 - tl.program_id(0) % tiles) * C.sight.queries
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
@@ -147,11 +147,11 @@ def pair_backward(loaded, bias, at, call, C: tl.constexpr):
 
 
 @jit
-def hyla_queries(tensors, strides, t, s, options, C: tl.constexpr):
+def hyla_queries(tensors, strides, t, s, settings, C: tl.constexpr):
     """Gradient of a tile of queries; of the bias, what those queries add, in a row of partial sums of their own."""
     q, k, v, bias, dout, dq = tensors
     to_q, to_k, to_v, to_out, to_dq = strides
-    scale, limits, first, rows, partial = options
+    scale, limits, first, rows, partial = settings
     tiles = rows // C.sight.queries
     q0 = first + (tiles - 1 - tl.program_id(0) % tiles) * C.sight.queries
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
@@ -183,11 +183,11 @@ def hyla_queries(tensors, strides, t, s, options, C: tl.constexpr):
 
 
 @jit
-def hyla_keys(tensors, strides, t, s, options, C: tl.constexpr):
+def hyla_keys(tensors, strides, t, s, settings, C: tl.constexpr):
     """Gradients of a tile of keys and of its values, for every query head."""
     q, k, v, bias, dout, dk, dv = tensors
     to_q, to_k, to_v, to_out, to_dk, to_dv = strides
-    scale, limits = options
+    scale, limits = settings
     tiles = tl.cdiv(s, C.sight.keys)
     k0 = tl.program_id(0) % tiles * C.sight.keys
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
@@ -227,19 +227,6 @@ def row(q: Tensor) -> tuple[int, bool]:
     return heads, heads * padded(q.shape[3]) * q.itemsize > (2048 if q.itemsize == 2 else 1024)
 
 
-def tile(kernel: str, q: Tensor) -> Tile:
-    """What spills few registers and fits into shared memory, found by compiling: nothing is searched for at run time.
-
-    Products need 16 terms, so the other side of a tile has 16 rows; with a bias, queries are at most as many as keys.
-    """
-    heads, large = row(q)
-    if kernel == "forward":
-        return Tile(16, 16, 8, 2 if q.itemsize == 2 and not large else 1)
-    if kernel == "queries":
-        return Tile(8 if large else 16, 16, 8, 1)
-    return Tile(16, 8 if large or heads > 32 else 16, 8, 1)
-
-
 @dataclass(frozen=True)
 class Problem:
     """A call of the op."""
@@ -253,6 +240,7 @@ class Problem:
     causal: bool
     rms: bool
     relu: bool
+    shared: int = 227 << 10  # bytes of memory that a program can have on the card
 
     def config(self, size: Tile) -> Config:
         h = self.q.shape[2]
@@ -270,12 +258,12 @@ class Problem:
         )
 
     def launch(
-        self, kernel: Any, grid: tuple[int, ...], size: Tile, more: tuple[Tensor, ...], options: tuple[Any, ...]
+        self, kernel: Any, grid: tuple[int, ...], size: Tile, more: tuple[Tensor, ...], settings: tuple[Any, ...]
     ) -> Launch:
-        """Of a kernel that takes `more` tensors, with strides, and `options`."""
+        """Of a kernel that takes `more` tensors, with strides, and `settings`."""
         tensors, where = (self.q, self.k, self.v, self.bias, *more), (self.q, self.k, self.v, *more)
         first = tensors, tuple(map(strides, where)), self.q.shape[1], self.k.shape[1]
-        args = *first, (pair(self.scale), self.limits, *options), self.config(size)
+        args = *first, (pair(self.scale), self.limits, *settings), self.config(size)
         return Launch(kernel, grid, args, size.warps, size.stages)
 
     def pieces(self) -> Iterator[slice]:
@@ -284,6 +272,19 @@ class Problem:
         step = max(SMALLEST, (1024 if large else 2048) // (heads * self.q.itemsize))
         for first in range(0, max(e, 1), step):
             yield slice(first, min(first + step, e))
+
+
+def tile(kernel: str, problem: Problem) -> Tile:
+    """What spills few registers and fits into shared memory, found by compiling: nothing is searched for at run time.
+
+    Products need 16 terms, so the other side of a tile has 16 rows; with a bias, queries are at most as many as keys.
+    """
+    (heads, large), itemsize = row(problem.q), problem.q.itemsize
+    if kernel == "forward":
+        return Tile(16, 16, 8, 2 if itemsize == 2 and not large else 1)
+    if kernel == "queries":
+        return Tile(8 if large else 16, 16, 8, 1)
+    return Tile(16, 8 if large or heads > 32 or problem.shared < 200 << 10 else 16, 8, 1)
 
 
 def prepare(
@@ -304,12 +305,13 @@ def prepare(
     q, k, v = rowwise(q), rowwise(k), rowwise(v)
     bias = None if bias is None else bias.contiguous()
     sight = limits(look, cu_seqlens, window or None, q.shape[1])
-    return Problem(q, k, v, bias, sight, scale, causal, normalise == "rms_heads", act == "relu")
+    problem = Problem(q, k, v, bias, sight, scale, causal, normalise == "rms_heads", act == "relu")
+    return replace(problem, shared=triton.compiler.max_shared_mem(q.device.index)) if q.is_cuda else problem
 
 
 def forward(problem: Problem, run: Run) -> Tensor:
     """The output (b t h e); `run` is given every launch."""
-    q, k, v, size = problem.q, problem.k, problem.v, tile("forward", problem.q)
+    q, k, v, size = problem.q, problem.k, problem.v, tile("forward", problem)
     (b, t, h, _), s, e = q.shape, k.shape[1], v.shape[-1]
     programs = b * triton.cdiv(t, size.queries)
     shares = 1 if 2 * programs >= PROGRAMS else max(1, min(PROGRAMS // max(1, programs), triton.cdiv(s, SPLIT)))
@@ -350,21 +352,21 @@ def _empty(like: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
 
 def query_grads(problem: Problem, dout: Tensor, grads: tuple[Tensor, Tensor | None], run: Run) -> None:
     """Write the gradient of q; add that of the bias, some tiles of queries at a time so that partial sums stay few."""
-    size, b, (dq, dbias) = tile("queries", problem.q), problem.q.shape[0], grads
+    size, b, (dq, dbias) = tile("queries", problem), problem.q.shape[0], grads
     tiles = triton.cdiv(problem.q.shape[1], size.queries)
     each = max(1, tiles if dbias is None else min(tiles, PARTIAL // max(1, b * dbias.numel())))
     for first in range(0, tiles, each):
         count = min(each, tiles - first)
         partial = None if dbias is None else dbias.new_zeros(count * b, *dbias.shape)
-        options = first * size.queries, count * size.queries, partial
-        run(problem.launch(hyla_queries, (count * b,), size, (dout, dq), options))
+        settings = first * size.queries, count * size.queries, partial
+        run(problem.launch(hyla_queries, (count * b,), size, (dout, dq), settings))
         if dbias is not None and partial is not None:
             dbias += partial.sum(0)
 
 
 def key_grads(problem: Problem, dout: Tensor, grads: tuple[Tensor, Tensor], run: Run) -> None:
     """Write the gradients of k and v, for every query head."""
-    size, (b, s) = tile("keys", problem.q), problem.k.shape[:2]
+    size, (b, s) = tile("keys", problem), problem.k.shape[:2]
     run(problem.launch(hyla_keys, (triton.cdiv(s, size.keys) * b,), size, (dout, *grads), ()))
 
 
