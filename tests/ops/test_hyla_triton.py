@@ -191,7 +191,8 @@ for t, s, width, limited in (33, 48, 64, True), (1, 100, 5, False):
     how = dict(causal=True, window=5 * limited, scale=0.1, normalise="rms_heads", act="relu")
     for launch in launches(prepare(q, k, v, bias, look, None, **how)):
         kernel, threads = launch.kernel, dict(num_warps=launch.warps, num_stages=launch.stages)
-        bound, found, rest = create_function_from_signature(kernel.signature, kernel.params, backend)(*launch.args, **threads)
+        bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+        bound, found, rest = bind(*launch.args, **threads)
         compute_cache_key({}, found, rest)
         _, signature, constants, attributes = kernel._pack_args(backend, threads, bound, found, rest)
         source = launch.source()
