@@ -49,6 +49,7 @@ campaign: .venv/.ready
 	done
 	$(BIN)/python benchmarks/bench_sraven.py
 	$(BIN)/python benchmarks/bench_population.py
+	$(BIN)/python benchmarks/ahead_of_time.py --json docs/results/kernels/ahead_of_time.json
 
 clean:
 	rm -rf .venv runs

@@ -1,0 +1,228 @@
+"""Compile the Triton kernels for cards that need not be there, and hold what comes out to a recorded budget.
+
+    python benchmarks/ahead_of_time.py --json docs/results/kernels/ahead_of_time.json      # all that is shipped
+    python benchmarks/ahead_of_time.py --quick                                 # one configuration of each kernel
+
+For each kernel and configuration, on sm_80 (A100) and sm_90 (H100, H200): registers per thread, bytes of stack (what
+spills out of registers), shared memory, instructions that multiply matrices on tensor cores.  The exit code is 1 if
+any breaks ahead_of_time_budget.json: `stack` says how many bytes may spill, by the longest key that fits; `shared` is
+what a block may have on the card; 16-bit kernels must use tensor cores.  Nothing is run.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)  # kernels that run in Python cannot be compiled
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+
+from polyhead.ops.hyla_triton_kernels import launches as hyla_launches
+from polyhead.ops.hyla_triton_kernels import prepare
+from polyhead.ops.linear_triton import CHUNK
+from polyhead.ops.linear_triton_kernels import launches as linear_launches
+from polyhead.ops.relational_triton_launches import Above, Call, Grads, backward_launches, forward_launches
+from polyhead.ops.tiles_triton import Launch, limits
+
+CAPABILITIES = (80, 90)
+BUDGET = pathlib.Path(__file__).with_name("ahead_of_time_budget.json")
+T = 4096
+WIDE = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape that kernels are compiled for; `name` is what the budget and the table call it."""
+
+    op: str
+    name: str
+    dtype: torch.dtype
+    make: Callable[[], list[Launch]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a compiler made of one kernel."""
+
+    kernel: str
+    case: str
+    card: str
+    registers: int
+    stack: int
+    shared: int
+    tensor_cores: int
+    broken: str
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def packed() -> Tensor:
+    return empty(5, dtype=torch.int32)
+
+
+# ------------------------------------------------------------------------------------------------- what can be launched
+def hyla(h: int, d: int, dtype: torch.dtype, *, full: bool = False, causal: bool = True, act: str = "relu") -> Case:
+    """`full`: with a bias, a mask, packed sequences and a window."""
+
+    def make() -> list[Launch]:
+        q, k, v = (empty(1, T, h, d, dtype=dtype) for _ in range(3))
+        bias, look = (empty(h, 2 * T - 1, dtype=dtype), empty(1, T, dtype=torch.bool)) if full else (None, None)
+        options = {"causal": causal, "scale": d**-0.5, "normalise": "rms_heads" if act == "relu" else "identity"}
+        limited = (packed() if full else None), (512 if full else 0)
+        return hyla_launches(prepare(q, k, v, bias, look, limited[0], window=limited[1], act=act, **options))
+
+    extras = ", all limits" * full + ", not causal" * (not causal) + f", {act}" * (act != "relu")
+    return Case("hyla", f"{name(dtype)} h {h} d {d}{extras}", dtype, make)
+
+
+def relational(h: int, d: int, r: int, dtype: torch.dtype, *, full: bool = False, by_offset: bool = False) -> Case:
+    """r relations, of width d."""
+
+    def make() -> list[Launch]:
+        q, k = empty(1, T, h, d, dtype=dtype), empty(1, T, h, d, dtype=dtype)
+        q_rel, k_rel = empty(1, T, r, d, dtype=dtype), empty(1, T, r, d, dtype=dtype)
+        symbols = empty(1, 2 * T - 1 if by_offset else T, h, d, dtype=dtype)
+        bias, look = (empty(h, 2 * T - 1, dtype=dtype), empty(1, T, dtype=torch.bool)) if full else (None, None)
+        masks = limits(look, packed() if full else None, 512 if full else None, T)
+        call = Call(q, k, q_rel, k_rel, symbols, bias, masks, True, d**-0.5, "relu", by_offset)
+        stat = empty(1, h, T, dtype=torch.float32)
+        above = Above(empty(1, T, h, d, dtype=dtype), empty(1, T, h, r, dtype=dtype), stat, stat)
+        out = above.dretrieved, above.drelated, stat
+        return [*forward_launches(call, out), *backward_launches(call, above, Grads.empty(call))]
+
+    extras = ", all limits" * full + ", by offset" * by_offset
+    return Case("relational", f"{name(dtype)} h {h} d {d} r {r}{extras}", dtype, make)
+
+
+def linear(d: int, dtype: torch.dtype, *, full: bool = False) -> Case:
+    """`full`: packed sequences, the one limit that the kernels know."""
+
+    def make() -> list[Launch]:
+        q, k, v = (empty(1, T, 8, d, dtype=dtype) for _ in range(3))
+        return linear_launches(q, k, v, empty(T, dtype=torch.int32) if full else None, CHUNK)
+
+    return Case("linear", f"{name(dtype)} d {d}{', packed' * full}", dtype, make)
+
+
+def name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+QUICK = (
+    linear(64, torch.bfloat16, full=True),
+    hyla(8, 32, torch.bfloat16, full=True),
+    relational(8, 32, 8, torch.bfloat16, full=True, by_offset=True),
+)
+"""The first launch of each kernel in these."""
+
+
+def shipped() -> Iterator[Case]:
+    """Widths, dtypes and limits that are compiled apart."""
+    yield from QUICK
+    yield from (linear(d, dtype) for dtype in WIDE for d in (16, 32, 64, 128, 256))
+    yield from (hyla(h, d, dtype) for dtype in WIDE for h, d in ((8, 16), (8, 32), (8, 64), (16, 32), (16, 64)))
+    yield from (hyla(8, 64, torch.bfloat16, full=True), hyla(8, 64, torch.bfloat16, causal=False))
+    yield from (hyla(8, 64, torch.bfloat16, act="identity"), hyla(32, 32, torch.bfloat16), hyla(8, 128, torch.bfloat16))
+    yield from (relational(8, d, r, dtype) for dtype in WIDE for d, r in ((16, 8), (32, 8), (64, 8), (64, 32)))
+    yield from (relational(8, 64, 8, torch.bfloat16, full=True), relational(8, 64, 8, torch.bfloat16, by_offset=True))
+
+
+# ----------------------------------------------------------------------------------------------------- what comes of it
+def inspect(cubin: bytes) -> tuple[int, int, int]:
+    """Registers, bytes of stack, tensor-core instructions of a compiled kernel."""
+    tool = triton.knobs.nvidia.cuobjdump.path
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage, code = (
+            subprocess.run([tool, flag, file.name], capture_output=True, text=True, check=True).stdout
+            for flag in ("--dump-resource-usage", "-sass")
+        )
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    if found is None:
+        raise SystemExit(f"ahead_of_time: {tool} says nothing of registers: {usage[:200]}")
+    return int(found[1]), int(found[2]), len(re.findall(r"\b(?:HMMA|HGMMA)\b", code))
+
+
+def allowed(stack: dict[str, int], kernel: str, case: str, card: str) -> int:
+    """Bytes of stack, by the longest key of the budget that fits: words of the kernel, the case and the card."""
+    words = {*f"{kernel} {case} {card}".replace(",", "").split(), "any"}
+    return stack[max((key for key in stack if words.issuperset(key.split())), key=lambda key: (key != "any", len(key)))]
+
+
+def compiled(launch: Launch, case: Case, capability: int, budget: dict[str, Any]) -> Row:
+    """One kernel on one card."""
+    kernel, card = launch.kernel.fn.__name__, f"sm_{capability}"
+    kernel = kernel if kernel.startswith(case.op) else f"{case.op}_{kernel}"
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    try:
+        made = triton.compile(launch.source(), target=GPUTarget("cuda", capability, 32), options=options)
+        registers, stack, cores = inspect(made.asm["cubin"])
+    except Exception as error:
+        text = f"{type(error).__name__}: {str(error).splitlines()[-1]}"
+        return Row(kernel, case.name, card, 0, 0, 0, 0, f"does not compile: {text}")
+    shared, broken = made.metadata.shared, []
+    if stack > (most := allowed(budget["stack"], kernel, case.name, card)):
+        broken.append(f"{stack} bytes of stack, {most} allowed")
+    if shared > (most := budget["shared"][card]):
+        broken.append(f"{shared} bytes of shared memory, {most} allowed")
+    if cores == 0 and case.dtype.itemsize == 2:
+        broken.append("no tensor cores")
+    return Row(kernel, case.name, card, registers, stack, shared, cores, "; ".join(broken))
+
+
+def measure(cases: Iterable[Case], budget: dict[str, Any], *, quick: bool) -> Iterator[Row]:
+    """Each kernel of each case, or only the first of each kernel."""
+    seen = set()
+    for case in cases:
+        for launch in case.make():
+            what = launch.kernel if quick else (launch.kernel, launch.args[-1], str(launch.source().signature))
+            if what not in seen:
+                seen.add(what)
+                yield from (compiled(launch, case, capability, budget) for capability in CAPABILITIES)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one configuration of each kernel")
+    parser.add_argument("--only", default="", help="kernels whose name contains this")
+    parser.add_argument("--budget", type=pathlib.Path, default=BUDGET, help="another budget")
+    parser.add_argument("--json", type=pathlib.Path, help="write the table there")
+    options = parser.parse_args()
+    cases = (case for case in (QUICK if options.quick else shipped()) if options.only in case.op)
+    print(f"triton {triton.__version__}\n{'kernel':28} {'case':42} card   reg  stack  shared  cores")
+    rows = []
+    for row in measure(cases, json.loads(options.budget.read_text()), quick=options.quick):
+        rows.append(row)
+        numbers = f"{row.registers:3} {row.stack:6} {row.shared:7} {row.tensor_cores:6}"
+        print(f"{row.kernel:28} {row.case:42} {row.card} {numbers}  {row.broken}", flush=True)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        command = " ".join(["python", "benchmarks/ahead_of_time.py", *sys.argv[1:]])
+        found = {
+            "command": command,
+            "triton": triton.__version__,
+            "torch": torch.__version__,
+            "kernels": [asdict(row) for row in rows],
+        }
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    broken = [row for row in rows if row.broken]
+    print(f"{len(rows)} compiled, {len(broken)} over the budget")
+    return 1 if broken or not rows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
