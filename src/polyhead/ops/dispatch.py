@@ -21,7 +21,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "softmax": ("sdpa", "reference"),
     "linear": ("triton", "chunked", "reference", "recurrent"),
     "hyla": ("triton", "blocked", "reference"),
-    "relational": ("sdpa", "blocked", "reference"),
+    "relational": ("sdpa", "triton", "blocked", "reference"),
     "disentangled": ("reference",),
     "abstractor": ("sdpa", "reference"),
 }

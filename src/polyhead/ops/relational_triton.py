@@ -16,17 +16,20 @@ No GPU has run this yet: it is checked by Triton's interpreter and by compiling 
 (arXiv 2405.16727).
 """
 
+from typing import Any
+
 import torch
 from einops import einsum
 from torch import Tensor
 
-from polyhead.ops.code import Inputs, wide
+from polyhead.ops.code import Inputs, at_least_float32, wide
 from polyhead.ops.tiles import given, is_key_mask, refuse, without_triton
+from polyhead.ops.tiles_ops import no_second_derivative, vmapped
 from polyhead.shapes import one_of
 from polyhead.spec import RELATION_ACTS
 
-WIDEST = 512
-"""Width of a head, of its symbols or of a relation that a tile holds in 16-bit numbers, at most."""
+WIDEST = 128
+"""Width of a head, of its symbols or of a relation, at most: twice that compiles to kernels that live in memory."""
 
 
 def refusal(inputs: Inputs) -> str | None:
@@ -41,11 +44,10 @@ def refusal(inputs: Inputs) -> str | None:
         return f"takes biases by offset (h, t + s - 1) only, not {tuple(inputs.bias.shape)}"
     if inputs.mask is not None and not is_key_mask(inputs.mask):
         return f"takes masks of keys (b|1, 1, 1, s) only, not {tuple(inputs.mask.shape)}"
-    if inputs.q.dtype == torch.float64 and inputs.q.is_cuda:
-        return "takes no float64"
-    most = WIDEST if inputs.q.dtype.itemsize == 2 else WIDEST // 2
-    widths = [x.shape[-1] for x in (inputs.q, inputs.symbols, inputs.q_rel) if x is not None]
-    return f"takes widths up to {most} in {inputs.q.dtype}, not {max(widths)}" if max(widths) > most else None
+    widest = max(x.shape[-1] for x in (inputs.q, inputs.symbols, inputs.q_rel) if x is not None)
+    return (
+        f"takes widths of heads, symbols and relations up to {WIDEST} only, not {widest}" if widest > WIDEST else None
+    )
 
 
 def worth(inputs: Inputs) -> bool:
@@ -78,63 +80,61 @@ def forward(
     inputs = Inputs(q, k, symbols, bias, mask, keep, causal, window, cu_seqlens, q_rel=q_rel, act=relation_act)
     refuse("relational_attention", "triton", refusal(inputs))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    absent = q.new_empty(0)
-    limits = [absent if x is None else x for x in (mask, cu_seqlens)]
+    bias, *limits = (q.new_empty(0) if x is None else x for x in (bias, mask, cu_seqlens))
+    tensors = [q, k, q_rel, k_rel, symbols, bias]
     retrieved, related, _ = torch.ops.polyhead.relational_triton(
-        [q, k, q_rel, k_rel, symbols], bias, limits, causal=causal, window=window, scale=scale, act=relation_act
+        tensors, limits, causal=causal, window=window, scale=scale, act=relation_act
     )
     return retrieved + einsum(relation_weight, related, "h e r, b t h r -> b t h e")
 
 
-def _call(tensors: list[Tensor], bias: Tensor | None, limits: list[Tensor], options: dict):  # type: ignore
+def _call(tensors: list[Tensor], limits: list[Tensor], options: dict[str, Any]) -> Any:
     """The arguments as the kernels take them."""
     from polyhead.ops.relational_triton_launches import Call
     from polyhead.ops.tiles_triton import limits as limits_of
     from polyhead.ops.tiles_triton import rowwise
 
-    q, k, q_rel, k_rel, symbols = map(rowwise, tensors)
+    q, k, q_rel, k_rel, symbols = map(rowwise, tensors[:5])
     by_offset = symbols.ndim == 3
-    if by_offset:
-        symbols = symbols.expand(q.shape[0], *symbols.shape)
-    mask, cu_seqlens = given(limits)
-    if mask is not None:
-        mask = mask.reshape(-1, mask.shape[-1]).contiguous()
+    symbols = symbols.expand(q.shape[0], *symbols.shape) if by_offset else symbols
+    bias, mask, cu_seqlens = given([tensors[5], *limits])
+    mask = None if mask is None else mask.reshape(-1, mask.shape[-1]).contiguous()
     bias = None if bias is None else bias.contiguous()
     masks = limits_of(mask, cu_seqlens, options["window"], q.shape[1])
     causal, scale, act = (options[name] for name in ("causal", "scale", "act"))
     return Call(q, k, q_rel, k_rel, symbols, bias, masks, causal, scale, act, by_offset)
 
 
+def _outputs(tensors: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    q, _, q_rel, _, symbols, _ = tensors
+    b, t, h, _ = q.shape
+    lse = q.new_empty(b, h, t, dtype=at_least_float32(q.dtype))
+    return q.new_empty(b, t, h, symbols.shape[-1]), q.new_empty(b, t, h, q_rel.shape[2]), lse
+
+
 @torch.library.custom_op("polyhead::relational_triton", mutates_args=())
 def _forward(
     tensors: list[Tensor],
-    bias: Tensor | None,
     limits: list[Tensor],
     *,
     causal: bool,
-    window: int | None,
+    window: int | None = None,
     scale: float,
     act: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Of q, k, q_rel, k_rel, symbols, bias; mask, cu_seqlens."""
     from polyhead.ops.relational_triton_launches import forward_launches
 
     out = _outputs(tensors)
-    options = {"causal": causal, "window": window, "scale": scale, "act": act}
+    call = _call(tensors, limits, {"causal": causal, "window": window, "scale": scale, "act": act})
     with torch.cuda.device_of(out[0]):
-        for launch in forward_launches(_call(tensors, bias, limits, options), out):
+        for launch in forward_launches(call, out):
             launch()
     return out
 
 
-def _outputs(tensors: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    q, _, q_rel, _, symbols = tensors
-    b, t, h, _ = q.shape
-    lse = q.new_empty(b, h, t, dtype=wide(q.new_empty(0)).dtype)
-    return q.new_empty(b, t, h, symbols.shape[-1]), q.new_empty(b, t, h, q_rel.shape[2]), lse
-
-
 @_forward.register_fake
-def _(tensors, bias, limits, *, causal, window, scale, act):  # type: ignore[no-untyped-def]
+def _(tensors, limits, *, causal, window=None, scale, act):  # type: ignore[no-untyped-def]
     return _outputs(tensors)
 
 
@@ -146,7 +146,7 @@ def _backward(
     limits: list[Tensor],
     *,
     causal: bool,
-    window: int | None,
+    window: int | None = None,
     scale: float,
     act: str,
 ) -> list[Tensor]:
@@ -157,41 +157,33 @@ def _backward(
     dretrieved, drelated = (x.contiguous() for x in douts)
     delta = (wide(dretrieved) * retrieved).sum(-1) + (wide(drelated) * related).sum(-1)
     above = Above(dretrieved, drelated, lse, delta.transpose(1, 2).contiguous())
-    options = {"causal": causal, "window": window, "scale": scale, "act": act}
-    call = _call(tensors[:5], given(tensors)[5], limits, options)
+    call = _call(tensors, limits, {"causal": causal, "window": window, "scale": scale, "act": act})
     grads = Grads.empty(call)
     with torch.cuda.device_of(retrieved):
         for launch in backward_launches(call, above, grads):
             launch()
-    totals = [*grads.total(call), tensors[5]][:6]
-    return [
-        x.to(like.dtype) if like.numel() else torch.empty_like(like) for x, like in zip(totals, tensors, strict=True)
-    ]
+    totals = [*grads.total(call), tensors[5].clone()][:6]  # a clone of an absent bias
+    return [x.to(like.dtype) for x, like in zip(totals, tensors, strict=True)]
 
 
 @_backward.register_fake
-def _(douts, outs, tensors, limits, *, causal, window, scale, act):  # type: ignore[no-untyped-def]
+def _(douts, outs, tensors, limits, *, causal, window=None, scale, act):  # type: ignore[no-untyped-def]
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
 
 
 def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
-    tensors, bias, limits = inputs
     ctx.options = keyword_only_inputs
-    ctx.biased = bias is not None
-    ctx.save_for_backward(*output, *tensors, tensors[0].new_empty(0) if bias is None else bias, *limits)
+    ctx.save_for_backward(*output, *inputs[0], *inputs[1])
 
 
 def _grad(ctx, dretrieved, drelated, dlse):  # type: ignore[no-untyped-def]
     saved = list(ctx.saved_tensors)
-    *grads, dbias = torch.ops.polyhead.relational_triton_backward(
-        [dretrieved, drelated], saved[:3], saved[3:9], saved[9:], **ctx.options
-    )
-    return grads, dbias if ctx.biased else None, [None, None]
-
-
-def _no_second_derivative(ctx, *grads):  # type: ignore[no-untyped-def]
-    raise RuntimeError("relational_attention: impl 'triton' has no second derivative; use impl='reference'")
+    outs, tensors, limits = saved[:3], saved[3:9], saved[9:]
+    douts = [dretrieved, drelated]
+    grads = torch.ops.polyhead.relational_triton_backward(douts, outs, tensors, limits, **ctx.options)
+    return grads, [None] * len(limits)
 
 
 _forward.register_autograd(_grad, setup_context=_setup)
-_backward.register_autograd(_no_second_derivative)
+_backward.register_autograd(no_second_derivative("relational_attention", "triton"))
+_forward.register_vmap(vmapped(_forward))

@@ -16,7 +16,10 @@ from polyhead.ops import relational_triton_kernels as kernels
 from polyhead.ops.tiles_triton import SMALLEST, Block, Dots, Launch, Limits, Sight, dots, padded, pair, strides
 
 WIDE = 512
-"""Heads times their width, padded, that one program holds of 16-bit numbers, at most; of wider ones half as many."""
+"""Heads times their width, padded, that one program holds of 16-bit numbers, at most; of wider ones fewer.
+
+Half as many on a card with less than 128 KB of shared memory for a program.
+"""
 
 RELATED = 256
 """Heads times relations that one program holds, at most."""
@@ -86,7 +89,10 @@ class Call:
 
     def counts(self) -> tuple[int, int]:
         """Heads and relations of a part, at most."""
-        numbers = WIDE if self.q.dtype.itemsize == 2 else WIDE // 2
+        numbers = WIDE * 2 // self.q.dtype.itemsize
+        if self.q.is_cuda:
+            card: Any = torch.cuda.get_device_properties(self.q.device)
+            numbers = numbers if card.shared_memory_per_block_optin >= 1 << 17 else numbers // 2
         h, share = self.q.shape[2], self.q.shape[2] // self.k.shape[2]
         width = max(padded(self.q.shape[-1]), padded(self.symbols.shape[-1]))
         fit = [
@@ -155,8 +161,8 @@ def forward_launches(call: Call, out: tuple[Tensor, Tensor, Tensor]) -> Iterator
     t, s = call.q.shape[1], call.k.shape[1]
     for part in call.parts():
         C = call.plan(part)
-        size = C.q.heads_padded * C.q.width_padded + C.q_rel.heads_padded * C.q_rel.width_padded
-        if not call.by_offset and size <= 2 * WIDE and C.related.heads_padded * C.related.width_padded <= RELATED // 2:
+        few = C.related.heads_padded * C.related.width_padded <= RELATED // 2
+        if few and call.q.dtype.itemsize == 2 and not call.by_offset:
             C = call.plan(part, 2 * TILE)
         own = part.queries(call.q), part.related(call.q_rel)
         keys, symbols, bias = call.key_side(part)
