@@ -19,6 +19,7 @@ from torch import Tensor
 from polyhead.ops.code import Inputs, wide
 from polyhead.ops.code import act as activation
 from polyhead.ops.tiles import look_at_keys, refuse, sequence_of, stateless
+from polyhead.ops.tiles_ops import vmapped
 
 CHUNK = 64
 """Queries per chunk."""
@@ -82,9 +83,14 @@ def _state(k: Tensor, v: Tensor) -> Tensor:
     return einsum(wide(k), wide(v), "b s g d, b s g e -> b g d e")
 
 
+def _read(q: Tensor, states: Tensor) -> Tensor:
+    """A state may be larger than what half precision holds, and what is read of it small enough again."""
+    return (wide(q) @ states).to(q.dtype)
+
+
 def _full(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     groups = rearrange(q, "b t (g r) d -> b g (r t) d", g=k.shape[2])
-    out = groups @ _state(k, v).to(q.dtype)
+    out = _read(groups, _state(k, v))
     return rearrange(out, "b g (r t) e -> b t (g r) e", t=q.shape[1])
 
 
@@ -110,18 +116,18 @@ def _own(q: Tensor, k: Tensor, v: Tensor, look: Tensor) -> Tensor:
 def _square(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """Causal, as many queries as keys; `before` is the state of keys that all queries see.  Also the last state."""
     t, g = q.shape[1], k.shape[2]
-    chunk = min(CHUNK, t)
+    chunk = max(1, min(CHUNK, t))
     q, k, v = (_chunks(x, chunk, g) for x in (q, k, v))
     lower = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
     states = torch.cat((before.unsqueeze(2), wide(k).mT @ wide(v)), 2).cumsum(2)
-    out = _own(q, k, v, lower) + q @ states[:, :, :-1].to(q.dtype)
+    out = _own(q, k, v, lower) + _read(q, states[:, :, :-1])
     return _rows(out, chunk, t), states[:, :, -1]
 
 
 # ---------------------------------------------------------------------------------------------------- packed sequences
 def _packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool) -> Tensor:
     t, g = q.shape[1], k.shape[2]
-    chunk = min(CHUNK, t)
+    chunk = max(1, min(CHUNK, t))
     r = q.shape[2] // g
     q, k, v = (_chunks(x, chunk, g) for x in (q, k, v))
     number = sequence_of(cu_seqlens, q.shape[2] * chunk).unflatten(0, (-1, chunk))
@@ -136,7 +142,7 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool
 
 def _entering(q: Tensor, states: Tensor, reads: Tensor) -> Tensor:
     """What queries of the sequence that enters a chunk read of its state."""
-    return q.masked_fill(~reads.unsqueeze(-1), 0) @ states.to(q.dtype)
+    return _read(q.masked_fill(~reads.unsqueeze(-1), 0), states)
 
 
 def _before(k: Tensor, v: Tensor, number: Tensor) -> Tensor:
@@ -173,3 +179,4 @@ def _grad(ctx, dout):  # type: ignore[no-untyped-def]
 
 
 _sums_before.register_autograd(_grad, setup_context=_setup)
+_sums_before.register_vmap(vmapped(_sums_before))

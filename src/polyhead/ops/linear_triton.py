@@ -15,6 +15,7 @@ from torch import Tensor
 from polyhead.ops.code import Inputs
 from polyhead.ops.code import act as activation
 from polyhead.ops.tiles import look_at_keys, refuse, sequence_of, stateless, without_triton
+from polyhead.ops.tiles_ops import no_second_derivative, vmapped
 
 CHUNK = 64
 """Queries per chunk."""
@@ -55,20 +56,21 @@ def forward(
     )
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     k, v = look_at_keys(k, mask), activation(act)(v)
-    return torch.ops.polyhead.linear_triton(q, k, v, cu_seqlens, scale)
+    edges = q.new_empty(0, dtype=torch.int32) if cu_seqlens is None else cu_seqlens
+    return torch.ops.polyhead.linear_triton(q, k, v, edges, scale=scale)
 
 
-def _prepare(tensors: list[Tensor], cu_seqlens: Tensor | None) -> tuple[list[Tensor], Tensor | None]:
-    """Contiguous rows; the number of each row's sequence."""
-    sequence = None if cu_seqlens is None else sequence_of(cu_seqlens, tensors[0].shape[1]).to(torch.int32)
+def _prepare(tensors: list[Tensor], edges: Tensor) -> tuple[list[Tensor], Tensor | None]:
+    """Contiguous rows; the number of each row's sequence, unless there are no edges of any."""
+    sequence = sequence_of(edges, tensors[0].shape[1]).to(torch.int32) if edges.numel() else None
     return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors], sequence
 
 
 @torch.library.custom_op("polyhead::linear_triton", mutates_args=())
-def _forward(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, scale: float) -> Tensor:
+def _forward(q: Tensor, k: Tensor, v: Tensor, edges: Tensor, *, scale: float) -> Tensor:
     from polyhead.ops.linear_triton_kernels import forward_launches
 
-    (q, k, v), sequence = _prepare([q, k, v], cu_seqlens)
+    (q, k, v), sequence = _prepare([q, k, v], edges)
     # Queries before the first key are left out.
     out = (q.new_zeros if q.shape[1] > k.shape[1] else q.new_empty)(*q.shape[:3], v.shape[-1])
     with torch.cuda.device_of(q):
@@ -78,13 +80,13 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, scale: 
 
 
 @_forward.register_fake
-def _(q, k, v, cu_seqlens, scale):  # type: ignore[no-untyped-def]
+def _(q, k, v, edges, *, scale):  # type: ignore[no-untyped-def]
     return q.new_empty(*q.shape[:3], v.shape[-1])
 
 
 @torch.library.custom_op("polyhead::linear_triton_backward", mutates_args=())
 def _backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, scale: float
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, edges: Tensor, *, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     from polyhead.ops.linear_triton_kernels import backward_launches
 
@@ -93,7 +95,7 @@ def _backward(
         torch.empty_like(k, memory_format=torch.contiguous_format),
         torch.empty_like(v, memory_format=torch.contiguous_format),
     )
-    (q, k, v, dout), sequence = _prepare([q, k, v, dout], cu_seqlens)
+    (q, k, v, dout), sequence = _prepare([q, k, v, dout], edges)
     with torch.cuda.device_of(q):
         for launch in backward_launches((q, k, v, dout), sequence, grads, scale=scale, chunk=CHUNK):
             launch()
@@ -101,23 +103,20 @@ def _backward(
 
 
 @_backward.register_fake
-def _(dout, q, k, v, cu_seqlens, scale):  # type: ignore[no-untyped-def]
+def _(dout, q, k, v, edges, *, scale):  # type: ignore[no-untyped-def]
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
 
 
-def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    q, k, v, cu_seqlens, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, cu_seqlens)
+def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
+    ctx.options = keyword_only_inputs
+    ctx.save_for_backward(*inputs)
 
 
 def _grad(ctx, dout):  # type: ignore[no-untyped-def]
-    q, k, v, cu_seqlens = ctx.saved_tensors
-    return *torch.ops.polyhead.linear_triton_backward(dout, q, k, v, cu_seqlens, ctx.scale), None, None
-
-
-def _no_second_derivative(ctx, *grads):  # type: ignore[no-untyped-def]
-    raise RuntimeError("linear_attention: impl 'triton' has no second derivative; use impl='reference'")
+    return *torch.ops.polyhead.linear_triton_backward(dout, *ctx.saved_tensors, **ctx.options), None
 
 
 _forward.register_autograd(_grad, setup_context=_setup)
-_backward.register_autograd(_no_second_derivative)
+_forward.register_vmap(vmapped(_forward))
+_backward.register_autograd(no_second_derivative("linear_attention", "triton"))
+_backward.register_vmap(vmapped(_backward))

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polyhead.ops.tiles_triton import Dots, Launch, dot, dots, number, padded, pair, strides
+from polyhead.ops.tiles_triton import Dots, Launch, dot, dots, jit, number, padded, pair, strides
 
 WIDTH = {2: 64, 4: 32, 8: 32}
 """Columns of a state that one program adds up or reads, at most, by the bytes of a number."""
@@ -132,7 +132,7 @@ def launches(q: Tensor, k: Tensor, v: Tensor, sequence: Tensor | None, chunk: in
 
 
 # -------------------------------------------------------------------------------------------------------------- kernels
-@triton.jit
+@jit
 def rows(start, stride, where, c, C: tl.constexpr):
     """[row, column] of one head of a sample; zeros where not ok.  The chunk's first row may be negative."""
     head, row, ok = where
@@ -141,33 +141,33 @@ def rows(start, stride, where, c, C: tl.constexpr):
     return tl.load(at, mask=ok[:, None] & c[1][None, :], other=0.0)
 
 
-@triton.jit
+@jit
 def zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr, C: tl.constexpr):
     """[row, column] to add up in."""
     return tl.zeros((ROWS, COLUMNS), C.dots.total)
 
 
-@triton.jit
+@jit
 def columns(first, BLOCK: tl.constexpr, END: tl.constexpr):
     """Numbers of some columns, and which of them there are."""
     c = first + tl.arange(0, BLOCK)
     return c, c < END
 
 
-@triton.jit
+@jit
 def entering(sequence, p, s, C: tl.constexpr):
     """The sequence at the border over which a state enters the chunk at place p."""
     return tl.load(sequence + (tl.minimum(p + C.chunk, s) - 1 if C.backwards else p))
 
 
-@triton.jit
+@jit
 def leaving(sequence, p, s, C: tl.constexpr):
     """The sequence just beyond the other border of the chunk, or -1."""
     at = p - 1 if C.backwards else p + C.chunk
     return tl.load(sequence + at, mask=(at >= 0) & (at < s), other=-1)
 
 
-@triton.jit(do_not_specialize=["t", "s"])
+@jit
 def linear_sums(tensors, strides, t, s, options, C: tl.constexpr):
     x, y, sequence, states = tensors
     groups, share = options  # heads of the states, and heads of x and y for each of them
@@ -204,7 +204,7 @@ def linear_sums(tensors, strides, t, s, options, C: tl.constexpr):
             total += dot(tl.trans(own_x), own_y, C.dots)
 
 
-@triton.jit
+@jit
 def own_chunk(a, xs, strides, where, options, C: tl.constexpr):
     """[row, column] what a chunk reads of its own keys; `where` says at which rows, columns and pairs."""
     x, y = xs
@@ -224,7 +224,7 @@ def own_chunk(a, xs, strides, where, options, C: tl.constexpr):
     return total
 
 
-@triton.jit(do_not_specialize=["t", "s"])
+@jit
 def linear_read(tensors, strides, t, s, options, C: tl.constexpr):
     a, x, y, sequence, states, out = tensors
     scale, heads, per_state, share = options  # heads of a; of those, to each state; heads of x and y to each state

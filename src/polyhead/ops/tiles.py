@@ -65,7 +65,7 @@ def look_at_keys(k: Tensor, mask: Tensor | None) -> Tensor:
     """Keys (b s g d) with those that nobody may look at set to 0: their scores are 0."""
     if mask is None:
         return k
-    keys = mask.reshape(-1, mask.shape[-1])
+    keys = mask.reshape(mask.shape[0] if mask.ndim == 4 else 1, mask.shape[-1])
     return k.masked_fill(~keys[:, :, None, None], 0)
 
 
