@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
+SOFTMAX = {"normalise": "softmax"}
 PLAIN = {"b": 2, "h": 4, "g": 4, "d": 3, "e": 5}
 CASES = {
     "one pair": {"t": 1, "s": 1, "h": 1, "g": 1, "d": 1, "e": 1},
@@ -37,6 +38,10 @@ CASES = {
     "wide values, cut": {"t": 7, "s": 17, "h": 4, "g": 2, "e": 35, "bias": True},
     "few sums of biases at once": {"t": 33, "s": 18, "causal": True, "bias": True, "constants": {"PARTIAL": 1}},
     "decoding": {"t": 3, "s": 49, "causal": True, "window": 40, "hidden": True, "constants": {"SPLIT": 16}},
+    "softmax": {"t": 19, "s": 33, "g": 2, "e": 17, "causal": True, "window": 9, "bias": True, "hidden": True} | SOFTMAX,
+    "softmax, more queries than keys": {"t": 19, "s": 7, "h": 5, "g": 5, "causal": True, "act": "identity"} | SOFTMAX,
+    "softmax, packed": {"edges": (0, 0, 1, 12, 19), "h": 3, "g": 1, "bias": True, "tile": (16, 16)} | SOFTMAX,
+    "softmax, decoding": {"t": 1, "s": 49, "h": 8, "g": 8, "constants": {"SPLIT": 16}} | SOFTMAX,
     "other layouts": {"t": 17, "s": 18, "g": 2, "b": 3, "causal": True, "layouts": True},
 }
 
@@ -139,7 +144,7 @@ def test_sums_are_not_in_half_precision():
 
 
 REFUSED = [
-    ({"normalise": "softmax_heads"}, "normalise='rms_heads' or 'identity' only, not 'softmax_heads'"),
+    ({"normalise": "softmax_heads"}, "normalise='rms_heads', 'identity' or 'softmax' only, not 'softmax_heads'"),
     ({"act": "gelu"}, "act='relu' or 'identity' only, not 'gelu'"),
     ({"value_weight": torch.zeros(4, 5, 5)}, "no value_weight"),
     ({"keep": torch.ones(1, 1, 3, 6)}, "no keep"),

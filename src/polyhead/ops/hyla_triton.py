@@ -25,8 +25,8 @@ def refusal(inputs: Inputs) -> str | None:
     """Why the kernels do not take the inputs, in part of a line, or None if they do."""
     if (reason := without_triton(inputs)) is not None:
         return reason
-    if inputs.normalise not in ("rms_heads", "identity"):
-        return f"takes normalise='rms_heads' or 'identity' only, not {inputs.normalise!r}"
+    if inputs.normalise not in ("rms_heads", "identity", "softmax"):
+        return f"takes normalise='rms_heads', 'identity' or 'softmax' only, not {inputs.normalise!r}"
     if inputs.act not in ("relu", "identity"):
         return f"takes act='relu' or 'identity' only, not {inputs.act!r}"
     for name in ("value_weight", "keep"):

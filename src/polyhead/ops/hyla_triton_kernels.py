@@ -5,12 +5,12 @@ One program holds a tile of queries (or, for the gradients of keys and values, o
 through the tiles of the other side.  Sums over heads of a pair and sums over keys of a head are products of stacks of
 small matrices: the first has one matrix for each key, the second one for each query.
 
-    code        a [head, query, key]    = normalised q k^T                   stack of heads
+    code        a [head, query, key]    = normalised q k^T                   stack of heads (hyla_triton_code.py)
     forward     z [key, query, width]   = a^T v     y = act(z)               stack of keys
                 out [query, head, width] += a y                              stack of queries
     backward    dy [query, key, width]  = a^T dout  dz = dy act'(z)          stack of queries
                 da [head, query, key]   = dout y^T + v dz^T                  stacks of queries and of keys
-                ds = root (da - a mean_h(a da)),  dq += ds k,  dk += ds^T q,  dv += a dz
+                ds from da (hyla_triton_code.py),  dq += ds k,  dk += ds^T q,  dv += a dz
 
 Wide values are cut: out is separable over their width, and the gradients of q, k and bias are sums over it.
 """
@@ -25,15 +25,13 @@ import triton.language as tl
 from torch import Tensor
 
 from polyhead.ops.code import wide
+from polyhead.ops.hyla_triton_code import Config, code_tile, hyla_delta, hyla_lse, load_sums, pair_backward, score_grads
 from polyhead.ops.tiles_triton import (
     SMALLEST,
-    Block,
-    Dots,
     Launch,
     Limits,
     Sight,
     block,
-    by_offset,
     diagonals,
     dot,
     dots,
@@ -46,12 +44,10 @@ from polyhead.ops.tiles_triton import (
     padded,
     pair,
     queries_of,
-    rms_root,
     rowwise,
     store_by_head,
     store_by_row,
     strides,
-    visible,
 )
 from polyhead.spec import RMS_HEADS_EPS
 
@@ -65,48 +61,17 @@ PARTIAL = 1 << 26
 """Numbers in the partial sums of a bias's gradient, at most (beyond a single tile of queries)."""
 
 
-@dataclass(frozen=True)
-class Config:
-    """What is compiled in."""
-
-    q: Block
-    k: Block
-    v: Block
-    out: Block
-    sight: Sight
-    dots: Dots
-    rms: bool
-    relu: bool
-    eps: float
-
-
 # -------------------------------------------------------------------------------------------------------------- kernels
-@jit
-def code_tile(queries, keys, bias, at, call, C: tl.constexpr):
-    """[head, query, key] code of a tile, and by what its scores were multiplied [query, key], 0 at masked pairs."""
-    b, q0, k0 = at
-    scale, lengths, limits = call
-    scores = dot(queries, tl.permute(keys, (0, 2, 1)), C.dots) * scale
-    if bias is not None:
-        scores += by_offset(bias, q0, k0, lengths, C.sight, C.q).to(C.dots.total)
-    seen = visible(b, q0, k0, lengths, limits, C.sight)
-    scores = tl.where(seen[None, :, :], scores, 0.0)
-    root = seen.to(C.dots.total)
-    if C.rms:
-        root = rms_root(scores, seen, C.q.heads, C.eps)
-    return scores * root[None, :, :], root
-
-
 @jit
 def hyla_forward(tensors, strides, t, s, settings, C: tl.constexpr):
     """Output of a tile of queries, from all keys or (grid axis 1) from `share` of them."""
     q, k, v, bias, out = tensors
     to_q, to_k, to_v, to_out = strides
-    scale, limits, share = settings
+    scale, limits, lse, _delta, share = settings
     tiles = tl.cdiv(t, C.sight.queries)
     q0 = (tiles - 1 - tl.program_id(0) % tiles) * C.sight.queries
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
-    call = (number(scale, C.dots.total), (t, s), limits)
+    call = (number(scale, C.dots.total), (t, s), limits, lse)
     queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
     total = tl.full([C.out.rows, C.out.heads_padded, C.out.width_padded], 0.0, C.dots.total)
     low, high = keys_of(q0, (t, s), limits, C.sight)
@@ -128,37 +93,21 @@ def hyla_forward(tensors, strides, t, s, settings, C: tl.constexpr):
 
 
 @jit
-def pair_backward(loaded, bias, at, call, C: tl.constexpr):
-    """Of a tile: its code, the gradient of the hidden layers [key, query, width], that of the scores."""
-    queries, keys, values, grads = loaded
-    code, root = code_tile(queries, keys, bias, at, call, C)
-    a = code.to(values.dtype)
-    z = dot(tl.permute(a, (2, 1, 0)), values, C.dots)
-    dz = tl.permute(dot(tl.permute(a, (1, 2, 0)), grads, C.dots).to(values.dtype), (1, 0, 2))
-    y = z
-    if C.relu:
-        y = tl.maximum(z, 0.0)
-        dz = tl.where(z > 0, dz, tl.zeros_like(dz))
-    ds = tl.permute(dot(grads, tl.permute(y.to(values.dtype), (1, 2, 0)), C.dots), (1, 0, 2))
-    ds += tl.permute(dot(values, tl.permute(dz, (0, 2, 1)), C.dots), (1, 2, 0))
-    if C.rms:
-        ds -= code * (tl.sum(code * ds, 0) / C.q.heads)[None, :, :]
-    return a, dz, ds * root[None, :, :]
-
-
-@jit
 def hyla_queries(tensors, strides, t, s, settings, C: tl.constexpr):
     """Gradient of a tile of queries; of the bias, what those queries add, in a row of partial sums of their own."""
     q, k, v, bias, dout, dq = tensors
     to_q, to_k, to_v, to_out, to_dq = strides
-    scale, limits, first, rows, partial = settings
+    scale, limits, lse, delta, first, rows, partial = settings
     tiles = rows // C.sight.queries
     q0 = first + (tiles - 1 - tl.program_id(0) % tiles) * C.sight.queries
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
-    call = (number(scale, C.dots.total), (t, s), limits)
+    call = (number(scale, C.dots.total), (t, s), limits, lse)
     queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
     grads = load_by_row(dout + b * to_out[0], q0, t, to_out, C.out)
     total = tl.full([C.q.heads_padded, C.q.rows, C.q.width_padded], 0.0, C.dots.total)
+    own = total
+    if C.normalise == "softmax":
+        own = load_sums(delta, b, q0, t, C)
     low, high = keys_of(q0, (t, s), limits, C.sight)
     # Columns of the bias: every tile of keys completes those it is the last to touch, and hands the others on.
     carry = tl.full([C.q.heads_padded, C.sight.keys], 0.0, C.dots.total)
@@ -170,7 +119,8 @@ def hyla_queries(tensors, strides, t, s, settings, C: tl.constexpr):
     for k0 in range(low, high, C.sight.keys):
         keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
         values = load_by_row(v + b * to_v[0], k0, s, to_v, C.v)
-        _, _, ds = pair_backward((queries, keys, values, grads), bias, (b, q0, k0), call, C)
+        code, root, da, _ = pair_backward((queries, keys, values, grads), bias, (b, q0, k0), call, C)
+        ds = score_grads(code, root, da, own, C)
         total += dot(ds.to(keys.dtype), keys, C.dots)
         if bias is not None:
             at = column + (k0 - low)
@@ -187,11 +137,11 @@ def hyla_keys(tensors, strides, t, s, settings, C: tl.constexpr):
     """Gradients of a tile of keys and of its values, for every query head."""
     q, k, v, bias, dout, dk, dv = tensors
     to_q, to_k, to_v, to_out, to_dk, to_dv = strides
-    scale, limits = settings
+    scale, limits, lse, delta = settings
     tiles = tl.cdiv(s, C.sight.keys)
     k0 = tl.program_id(0) % tiles * C.sight.keys
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
-    call = (number(scale, C.dots.total), (t, s), limits)
+    call = (number(scale, C.dots.total), (t, s), limits, lse)
     keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
     values = load_by_row(v + b * to_v[0], k0, s, to_v, C.v)
     total_k = tl.full([C.k.heads_padded, C.k.rows, C.k.width_padded], 0.0, C.dots.total)
@@ -200,8 +150,12 @@ def hyla_keys(tensors, strides, t, s, settings, C: tl.constexpr):
     for q0 in range(low, high, C.sight.queries):
         queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
         grads = load_by_row(dout + b * to_out[0], q0, t, to_out, C.out)
-        a, dz, ds = pair_backward((queries, keys, values, grads), bias, (b, q0, k0), call, C)
-        total_v += dot(tl.permute(a, (2, 0, 1)), dz, C.dots)
+        code, root, da, dz = pair_backward((queries, keys, values, grads), bias, (b, q0, k0), call, C)
+        total_v += dot(tl.permute(code.to(values.dtype), (2, 0, 1)), dz, C.dots)
+        own = da
+        if C.normalise == "softmax":
+            own = load_sums(delta, b, q0, t, C)
+        ds = score_grads(code, root, da, own, C)
         total_k += dot(tl.permute(ds.to(queries.dtype), (0, 2, 1)), queries, C.dots)
     store_by_head(dk + b * to_dk[0], k0, s, to_dk, total_k * call[0], C.k)
     store_by_row(dv + b * to_dv[0], k0, s, to_dv, total_v, C.v)
@@ -238,8 +192,10 @@ class Problem:
     limits: Limits
     scale: float
     causal: bool
-    rms: bool
+    normalise: str
     relu: bool
+    lse: Tensor | None = None  # (b t h), of a softmax
+    delta: Tensor | None = None
     shared: int = 227 << 10  # bytes of memory that a program can have on the card
 
     def config(self, size: Tile) -> Config:
@@ -252,7 +208,7 @@ class Problem:
             out=replace(values, rows=size.queries, share=1),
             sight=Sight(size.queries, size.keys, self.causal),
             dots=dots(self.v.dtype),
-            rms=self.rms,
+            normalise=self.normalise,
             relu=self.relu,
             eps=RMS_HEADS_EPS,
         )
@@ -263,7 +219,7 @@ class Problem:
         """Of a kernel that takes `more` tensors, with strides, and `settings`."""
         tensors, where = (self.q, self.k, self.v, self.bias, *more), (self.q, self.k, self.v, *more)
         first = tensors, tuple(map(strides, where)), self.q.shape[1], self.k.shape[1]
-        args = *first, (pair(self.scale), self.limits, *settings), self.config(size)
+        args = *first, (pair(self.scale), self.limits, self.lse, self.delta, *settings), self.config(size)
         return Launch(kernel, grid, args, size.warps, size.stages)
 
     def pieces(self) -> Iterator[slice]:
@@ -305,12 +261,33 @@ def prepare(
     q, k, v = rowwise(q), rowwise(k), rowwise(v)
     bias = None if bias is None else bias.contiguous()
     sight = limits(look, cu_seqlens, window or None, q.shape[1])
-    problem = Problem(q, k, v, bias, sight, scale, causal, normalise == "rms_heads", act == "relu")
+    problem = Problem(q, k, v, bias, sight, scale, causal, normalise, act == "relu")
     return replace(problem, shared=triton.compiler.max_shared_mem(q.device.index)) if q.is_cuda else problem
+
+
+def with_lse(problem: Problem, run: Run) -> Problem:
+    """With the sums that a softmax needs before there is a code."""
+    if problem.normalise != "softmax":
+        return problem
+    size, (b, t, h, _) = tile("forward", problem), problem.q.shape
+    problem = replace(problem, lse=torch.empty(b, t, h, dtype=wide(problem.q).dtype, device=problem.q.device))
+    run(problem.launch(hyla_lse, (triton.cdiv(t, size.queries) * b,), size, (), ()))
+    return problem
+
+
+def with_delta(problem: Problem, dout: Tensor, run: Run) -> Problem:
+    """With the sums that the gradient of a softmax needs, of some of the width: all that follows is linear in them."""
+    if problem.lse is None:
+        return problem
+    size, (b, t) = tile("queries", problem), problem.q.shape[:2]
+    problem = replace(problem, delta=torch.empty_like(problem.lse))
+    run(problem.launch(hyla_delta, (triton.cdiv(t, size.queries) * b,), size, (dout,), ()))
+    return problem
 
 
 def forward(problem: Problem, run: Run) -> Tensor:
     """The output (b t h e); `run` is given every launch."""
+    problem = with_lse(problem, run)
     q, k, v, size = problem.q, problem.k, problem.v, tile("forward", problem)
     (b, t, h, _), s, e = q.shape, k.shape[1], v.shape[-1]
     programs = b * triton.cdiv(t, size.queries)
@@ -325,6 +302,7 @@ def forward(problem: Problem, run: Run) -> Tensor:
 
 def backward(problem: Problem, dout: Tensor, run: Run) -> tuple[Tensor, ...]:
     """Gradients of q, k, v and, if there is one, the bias, given that of the output."""
+    problem = with_lse(problem, run)
     q, k, v, bias = problem.q, problem.k, problem.v, problem.bias
     (h, g), wider, pieces = (q.shape[2], k.shape[2]), wide(q).dtype, [*problem.pieces()]
     dbias = None if bias is None else torch.zeros(bias.shape, dtype=wider, device=q.device)
@@ -333,7 +311,7 @@ def backward(problem: Problem, dout: Tensor, run: Run) -> tuple[Tensor, ...]:
     for piece in pieces:
         dq_part = _empty(q, h, q.dtype if len(pieces) == 1 else wider)
         dk_part = _empty(k, h, k.dtype if len(pieces) == 1 and h == g else wider)
-        part, grad = replace(problem, v=v[..., piece]), dout[..., piece]
+        part, grad = with_delta(replace(problem, v=v[..., piece]), dout[..., piece], run), dout[..., piece]
         query_grads(part, grad, (dq_part, dbias), run)
         key_grads(part, grad, (dk_part, dv[..., piece]), run)
         dq, dk = (dq_part if dq is None else dq + dq_part), (dk_part if dk is None else dk + dk_part)
