@@ -39,6 +39,10 @@ Keep = Float[Tensor, "#b #h t s"]
 """Dropout of the code: 0 or 1 / (1 - rate)."""
 
 
+for _like in (torch.zeros(1), torch.nn.Parameter(torch.zeros(1))):
+    einsum(_like, "one -> one")  # now einops knows both; if it met one later, a compiler would make its graph anew
+
+
 @dataclass(frozen=True)
 class Inputs:
     """What a backend may look at to take or refuse a call: shapes, dtypes, device, options, and what is None."""
