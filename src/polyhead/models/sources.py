@@ -6,11 +6,13 @@ A decoder may borrow the shared sources of its encoder.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from polyhead import config
 from polyhead.config import TransformerConfig
@@ -80,11 +82,13 @@ class Sources:
         mask: Bool[Tensor, "b s"] | None = None,
         cu_seqlens: Tensor | None = None,
         cache: LayerCache | None = None,
+        again: bool = False,
     ) -> list[Tensor | None] | None:
         """The symbols of each group of a layer, None for groups without; None where no group has any.
 
         `x` is what goes into the layer, or the context; sources that are asked once see `embedded`, and what they have
-        said is in `made`, to be kept from layer to layer.
+        said is in `made`, to be kept from layer to layer.  `again`: what a source computes is computed again in the
+        backward pass, not kept.
         """
         reads = self.reads[layer]
         if all(number is None for number in reads):
@@ -94,19 +98,19 @@ class Sources:
             if number is None or number in given:  # asked twice, a cache would see the same tokens twice
                 continue
             if number not in made or not self.once[number]:
-                made[number] = self._ask(number, embedded if self.once[number] else x, mask, cu_seqlens, cache)
+                seen = _real(self.modules[number], embedded if self.once[number] else x, mask, cu_seqlens)
+                made[number] = self._ask(number, seen, cu_seqlens, cache, again)
             given[number] = made[number]
         return [None if number is None else given[number] for number in reads]
 
     def _ask(
-        self, number: int, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, cache: LayerCache | None
+        self, number: int, seen: Tensor, cu_seqlens: Tensor | None, cache: LayerCache | None, again: bool
     ) -> Tensor:
         module = self.modules[number]
         if cache is not None and cache.real is not None and not self.cross and isinstance(module, RelationalSymbols):
             raise ValueError("Transformer: RelationalSymbols look at neighbours, so with a cache mask must be None")
-        seen = _real(module, x, mask, cu_seqlens)
         if cache is None:
-            return module(seen, cu_seqlens=cu_seqlens)
+            return recomputed(module, again)(seen, cu_seqlens=cu_seqlens)
         if self.cross:  # the context is the same in every step
             return cache.cross.once(("symbols", number), lambda: {"symbols": module(seen)})["symbols"]
         return module(seen, first=cache.length, cache=cache)
@@ -132,6 +136,11 @@ class Sources:
                 assigned = module.assignments(seen, cu_seqlens=cu_seqlens)
                 groups[i] = dataclasses.replace(groups[i], assignments=assigned)
         return dataclasses.replace(taps, groups=tuple(groups))
+
+
+def recomputed(module: nn.Module, again: bool) -> Callable[..., Tensor]:
+    """`module`, which keeps its inputs only and computes all else again in the backward pass, if `again`."""
+    return functools.partial(checkpoint, module, use_reentrant=False) if again else module
 
 
 def _tie(module: SymbolModule, source: config.SymbolSource, libraries: dict[object, Tensor]) -> None:

@@ -6,14 +6,12 @@ With an encoder, every block also looks at encoder(source), the stream after the
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from polyhead import config
 from polyhead.config import TransformerConfig
@@ -26,7 +24,7 @@ from polyhead.layers.positions import LearnedPositions, SinusoidalPositions, pla
 from polyhead.layers.taps import Taps
 from polyhead.models.ends import ClassOutput, build_input, build_output
 from polyhead.models.initialise import initialise
-from polyhead.models.sources import Sources
+from polyhead.models.sources import Sources, recomputed
 from polyhead.ops.code import Packed
 from polyhead.shapes import shaped
 
@@ -200,12 +198,12 @@ class Transformer(nn.Module):
         made_of_context: dict[int, Tensor] = {}
         for i, block in enumerate(self.blocks):
             cache, across, stream = None if given.cache is None else given.cache[i], None, (x, embedded)
-            symbols = self._own.read(i, *stream, made, mask=given.mask, cu_seqlens=given.cu_seqlens, cache=cache)
+            how: dict[str, Any] = {"cache": cache, "again": again}
+            symbols = self._own.read(i, *stream, made, mask=given.mask, cu_seqlens=given.cu_seqlens, **how)
             if context is not None:
-                across = self._across.read(i, context, context, made_of_context, mask=given.context_mask, cache=cache)
+                across = self._across.read(i, context, context, made_of_context, mask=given.context_mask, **how)
             seen: list[Taps] | None = None if taps is None else []
-            run = functools.partial(checkpoint, block, use_reentrant=False) if again else block
-            x = run(
+            x = recomputed(block, again)(
                 *(x, context),
                 mask=mask,
                 context_mask=context_mask,

@@ -1,0 +1,200 @@
+"""Whoever calls the transformer: a compiler, an exporter, vmap, checkpointing, backward passes twice and of backward
+passes."""
+
+import io
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch.func import functional_call, stack_module_state, vmap
+from torch.testing import assert_close
+
+from polyhead import config
+from polyhead.config import (
+    Abstractor,
+    Disentangled,
+    Experts,
+    Hyla,
+    Learned,
+    Linear,
+    Logits,
+    PositionSymbols,
+    Relational,
+    RelationalSymbols,
+    RelativeBias,
+    RelativeSymbols,
+    Rotary,
+    Softmax,
+    Tokens,
+    TransformerConfig,
+    Values,
+    Vectors,
+)
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.block import TransformerBlock
+from polyhead.models.transformer import Transformer
+
+F64 = torch.float64
+ALL = [
+    *(Softmax(1), Linear(1), Linear(1, normalise="rms_heads", act="relu"), Hyla(1), Hyla(1, impl="blocked")),
+    *(Relational(1, impl="reference"), Relational(1, impl="blocked", relation_act="tanh", symbols=PositionSymbols())),
+    *(Disentangled(1, symbols=RelationalSymbols(count=5)), Abstractor(1, act="tanh", symbols=RelativeSymbols())),
+]
+READS = TransformerConfig(
+    Vectors(5), Values(2), dim=24, layers=2, heads=[Hyla(2), Relational(1), Softmax(1)], positions=Rotary()
+)
+WRITES = replace(READS, inputs=Tokens(7), outputs=Logits(7), causal=True, positions=RelativeBias(8))
+
+
+def build(settings, dtype=F64):
+    torch.manual_seed(0)
+    return Transformer(settings, dtype=dtype).eval()
+
+
+def inputs_of(settings, t, b=2):
+    return torch.randint(7, (b, t)) if isinstance(settings.inputs, Tokens) else torch.randn(b, t, 5, dtype=F64)
+
+
+def one_graph(model, call, lengths):
+    """Compiled for one length it takes all: no break, no second graph, the same numbers."""
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")  # code generation is not the point
+    for t in lengths:
+        args, options = call(t)
+        assert_close(compiled(*args, **options), model(*args, **options), atol=1e-9, rtol=1e-9)
+        assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def cu_seqlens(t):
+    return torch.tensor([0, 2, t // 2, t] if t % 2 else [0, 1, 3, t // 2, t], dtype=torch.int32)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("kind", ["plain", "window", "packed"])
+def test_attention_with_heads_of_every_kind_is_one_graph(kind):
+    torch.manual_seed(0)
+    how = {"causal": kind != "window", "positions": Rotary(), "window": 5 if kind == "window" else None}
+    layer = MultiHeadAttention(36, ALL, **how, max_length=16, dtype=F64)
+
+    def call(t):
+        given = {"cu_seqlens": cu_seqlens(t)} if kind == "packed" else {}
+        return (torch.randn(1, t, 36, dtype=F64),), given
+
+    one_graph(layer, call, (9, 15, 12))
+
+
+@pytest.mark.compile
+def test_a_packed_transformer_with_a_window_is_one_graph():
+    settings = replace(READS, heads=[[Softmax(2), Hyla(2)], [Linear(2), Relational(2)]], positions=Learned(), window=4)
+    model = build(settings)
+    one_graph(model, lambda t: ((inputs_of(settings, t, 1),), {"cu_seqlens": cu_seqlens(t)}), (9, 15, 12))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("settings", [READS, WRITES], ids=["encoder", "decoder"])
+def test_exported_saved_and_loaded_it_takes_any_length(settings):
+    """Of 3 to 4096, beyond the sizes at which "auto" changes its mind; made of PyTorch's own operations only."""
+    settings = replace(settings, max_length=4096)
+    model, t = build(settings), torch.export.Dim("t", min=3, max=4096)
+    program = torch.export.export(model, (inputs_of(settings, 12),), dynamic_shapes={"inputs": {1: t}})
+    assert not [node for node in program.graph.nodes if "polyhead" in str(node.target)]
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    for length in (5, 400):
+        x = inputs_of(settings, length)
+        assert_close(loaded(x), model(x), atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's own kernels take one sample at a time
+@pytest.mark.parametrize("settings", [READS, WRITES], ids=["encoder", "decoder"])
+def test_vmap_over_inputs_and_over_models(settings):
+    models = [build(settings), Transformer(settings, dtype=F64).eval()]
+    xs = torch.stack([inputs_of(settings, 6) for _ in range(3)])
+    assert_close(vmap(models[0])(xs), torch.stack([models[0](x) for x in xs]))
+    parameters, buffers = stack_module_state(models)
+    both = vmap(lambda p, b: functional_call(models[0], (p, b), (xs[0],)))(parameters, buffers)
+    assert_close(both, torch.stack([model(xs[0]) for model in models]))
+
+
+# -------------------------------------------------------------------------------------------------------- checkpointing
+DROPS = replace(READS, dropout=0.3, residual_dropout=0.2, feedforward=Experts(3, 2, hidden=8))
+
+
+def loss_and_gradients(model, x):
+    torch.manual_seed(1)
+    loss = model(x).square().mean() + model.auxiliary_loss()
+    return [loss.detach(), *torch.autograd.grad(loss, [x, *model.parameters()])]
+
+
+def test_checkpointing_changes_no_bit():
+    """Dropout draws the same again, the balance of experts counts; every block runs twice, in training only."""
+    x, ran = inputs_of(DROPS, 6).requires_grad_(), []
+    plain, again = build(DROPS).train(), build(replace(DROPS, checkpoint=True)).train()
+    for block in again.blocks:
+        block.register_forward_pre_hook(lambda block, _: ran.append(list(again.blocks).index(block)))
+    for a, b in zip(loss_and_gradients(plain, x), loss_and_gradients(again, x), strict=True):
+        assert torch.equal(a, b)
+    assert ran == [0, 1, 1, 0]
+    ran.clear()
+    taps = []
+    again(x, taps=taps).sum().backward()
+    again.eval()(x).sum().backward()
+    assert ran == [0, 1, 0, 1]
+    assert len(taps) == 2
+    assert config.digest(replace(DROPS, checkpoint=True)) == config.digest(DROPS)
+
+
+def test_checkpointing_saves_memory():
+    """What autograd keeps of four blocks: their inputs only."""
+
+    def kept(settings):
+        model, x = build(replace(settings, layers=4)).train(), inputs_of(settings, 16)
+        total, seen = 0, {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+        def pack(tensor):
+            nonlocal total
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                total += storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(x)
+        return total
+
+    assert kept(replace(READS, checkpoint=True)) < kept(READS) / 10
+
+
+# ------------------------------------------------------------------------------------------------------------ gradients
+@pytest.mark.parametrize("packed", [False, True])
+def test_gradients_are_the_same_twice(packed):
+    """To the bit, and without an operation that PyTorch knows to be otherwise."""
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(36, ALL, causal=True, positions=RelativeBias(8), window=5, max_length=16)
+    block = TransformerBlock(layer, torch.nn.Linear(36, 36))
+    x, given = torch.randn(1, 12, 36, requires_grad=True), {"cu_seqlens": cu_seqlens(12)} if packed else {}
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = (torch.autograd.grad(block(x, **given).sin().sum(), [x, *block.parameters()]) for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("mechanism", [Hyla, Relational])
+def test_second_derivatives_need_the_reference(mechanism):
+    """Equal to finite differences; tiles say in one line that they have none."""
+    torch.manual_seed(0)
+    tiles, equation = (MultiHeadAttention(8, mechanism(2, impl=impl), dtype=F64) for impl in ("blocked", "reference"))
+    x = torch.randn(1, 3, 8, dtype=F64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(tiles(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="impl 'blocked' has no second derivative; use impl='reference'") as error:
+        torch.autograd.grad(gradient.sum(), x)
+    assert "\n" not in str(error.value)
+    assert torch.autograd.gradgradcheck(equation, x, fast_mode=True)
