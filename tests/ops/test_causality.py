@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from polyhead.ops.dispatch import BACKENDS, TENSORS, resolve
 
-ALL = [(op, impl) for op, impls in BACKENDS.items() for impl in impls if impl != "triton"]
+ALL = [(op, impl) for op, impls in BACKENDS.items() for impl in impls if impl not in ("triton", "state")]
 """Kernels have tests of their own, as their interpreter is slow."""
 
 

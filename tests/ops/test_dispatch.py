@@ -8,6 +8,9 @@ from polyhead.ops import dispatch
 from polyhead.ops.code import Inputs
 from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, choose, resolve
 
+PLAIN = {"state": {"normalise": "identity", "act": "identity"}}
+"""Options of an impl that refuses the defaults."""
+
 
 def qkv(t=5, s=5, d=4, e=4, b=1, h=2):
     return torch.zeros(b, t, h, d), torch.zeros(b, s, h, d), torch.zeros(b, s, h, e)
@@ -27,7 +30,7 @@ def test_every_op_has_a_reference_and_every_impl_can_be_called(arguments):
     for op, impls in BACKENDS.items():
         assert "reference" in impls
         for impl in ("auto", *impls):
-            assert resolve(op, impl)(*arguments(op, qkv()), causal=True).shape == (1, 5, 2, 4)
+            assert resolve(op, impl)(*arguments(op, qkv()), causal=True, **PLAIN.get(impl, {})).shape == (1, 5, 2, 4)
         assert resolve(op) is getattr(ops, PUBLIC[op])
 
 
@@ -89,4 +92,4 @@ def test_the_choice_imports_nothing(monkeypatch, arguments):
     monkeypatch.setattr(dispatch.importlib, "import_module", forbidden)
     for op in BACKENDS:
         for impl in ("auto", *BACKENDS[op]):
-            getattr(ops, PUBLIC[op])(*arguments(op, qkv()), causal=True, impl=impl)
+            getattr(ops, PUBLIC[op])(*arguments(op, qkv()), causal=True, impl=impl, **PLAIN.get(impl, {}))

@@ -15,7 +15,7 @@ from polyhead.ops.code import visible
 from polyhead.ops.dispatch import BACKENDS
 from polyhead.spec import ACTS, NORMALISE
 
-IMPLS = [impl for impl in BACKENDS["hyla"] if impl != "triton"]
+IMPLS = [impl for impl in BACKENDS["hyla"] if impl not in ("triton", "state")]
 """Kernels have tests of their own, as their interpreter is slow."""
 CASES = list(
     itertools.product(

@@ -10,6 +10,7 @@ from polyhead.ops.abstractor import abstractor_attention
 from polyhead.ops.code import latent_code, relations
 from polyhead.ops.disentangled import disentangled_attention
 from polyhead.ops.hyla import hyla
+from polyhead.ops.hyla_state import hyla_step
 from polyhead.ops.linear import linear_attention, linear_step
 from polyhead.ops.norms import rms_norm
 from polyhead.ops.plain import scaled_dot_product_attention, silu, softmax
@@ -21,6 +22,7 @@ __all__ = [
     "abstractor_attention",
     "disentangled_attention",
     "hyla",
+    "hyla_step",
     "latent_code",
     "linear_attention",
     "linear_step",

@@ -20,7 +20,7 @@ from polyhead.shapes import one_of
 BACKENDS: dict[str, tuple[str, ...]] = {
     "softmax": ("sdpa", "reference"),
     "linear": ("triton", "chunked", "reference", "recurrent"),
-    "hyla": ("triton", "blocked", "reference"),
+    "hyla": ("state", "triton", "blocked", "reference"),
     "relational": ("sdpa", "triton", "blocked", "reference"),
     "disentangled": ("reference",),
     "abstractor": ("sdpa", "reference"),
