@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from polyhead.ops import relational_triton_kernels as kernels
+from polyhead.ops.relational_triton_kernels import backward_keys, backward_offsets, backward_queries, forward
 from polyhead.ops.tiles_triton import SMALLEST, Block, Dots, Launch, Limits, Sight, dots, padded, pair, strides
 
 WIDE = 512
@@ -169,9 +169,7 @@ def forward_launches(call: Call, out: tuple[Tensor, Tensor, Tensor]) -> Iterator
         filled = part.queries(out[0]), part.queries(out[1])[..., part.relations]
         tensors = *own, keys, symbols, bias, *filled, out[2][:, part.heads]
         steps = *all_strides(own), all_strides(keys), strides(symbols), *all_strides(filled), call.q.shape[2]
-        yield Launch(
-            kernels.forward, call.tiles(t, C.q.rows), (tensors, steps, t, s, call.settings(), C), *warps_stages(C, 2)
-        )
+        yield Launch(forward, call.tiles(t, C.q.rows), (tensors, steps, t, s, call.settings(), C), *warps_stages(C, 2))
 
 
 @dataclass(frozen=True)
@@ -248,10 +246,10 @@ def backward_launches(call: Call, above: Above, grads: Grads) -> Iterator[Launch
         filled: tuple[Any, ...] = (dq, dq_rel, dbias)
         steps: tuple[Any, ...] = (strides(dq), strides(dq_rel), heads)
         args: tuple[Any, ...] = ((*given_tensors, *filled), (*given_steps, *steps), *rest, C)
-        yield Launch(kernels.backward_queries, call.tiles(t, TILE), args, *warps_stages(C, 1))
+        yield Launch(backward_queries, call.tiles(t, TILE), args, *warps_stages(C, 1))
         filled = dk, dk_rel, dsymbols
         args = (*given_tensors, *filled), (*given_steps, *all_strides(filled)), *rest, replace(C, own_keys=True)
-        yield Launch(kernels.backward_keys, call.tiles(s, TILE), args, *warps_stages(C, 1))
+        yield Launch(backward_keys, call.tiles(s, TILE), args, *warps_stages(C, 1))
         if call.by_offset and C.reads:
             yield offsets_launch(call, above, part, dsymbols, C)
 
@@ -266,7 +264,7 @@ def offsets_launch(call: Call, above: Above, part: Part, dsymbols: Tensor, C: Pl
     read = part.queries(call.q), k, bias_of, part.queries(above.dretrieved), above.lse[:, part.heads], dsymbols
     steps = *all_strides((read[0], k, read[3])), call.q.shape[2], strides(dsymbols)
     args = read, steps, t, s, (pair(call.scale), call.limits), C
-    return Launch(kernels.backward_offsets, call.tiles(t + s - 1, TILE), args, *warps_stages(C, 1))
+    return Launch(backward_offsets, call.tiles(t + s - 1, TILE), args, *warps_stages(C, 1))
 
 
 def warps_stages(C: Plan, stages: int) -> tuple[int, int]:
