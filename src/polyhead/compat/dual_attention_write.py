@@ -262,6 +262,7 @@ def plain(settings: TransformerConfig) -> TransformerConfig:
         init="cs336",
         dropout_shared=False,
         residual_dropout=settings.dropout,
+        checkpoint=False,
     )
 
 
