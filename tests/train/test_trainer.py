@@ -281,6 +281,23 @@ def test_ends_that_do_not_fit_fail_before_training(tiny: Tiny, tmp_path: pathlib
 
 
 # ----------------------------------------------------------------------------------------------- stopping and resuming
+def test_data_that_are_missing_are_missed_before_training(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: Any):
+    settings = tiny(folder=str(tmp_path))
+    task, seen = type(settings.task), []
+    draw = task.batch
+
+    def batch(self: Any, split: str, *args: Any, **how: Any) -> Any:
+        seen.append(split)
+        if split == settings.train.evaluate[-1]:
+            raise ValueError("no such file")
+        return draw(self, split, *args, **how)
+
+    monkeypatch.setattr(task, "batch", batch)
+    with pytest.raises(ValueError, match="no such file"):
+        run(settings, progress=False)
+    assert "train" not in seen
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("step", [0, 7])
 def test_a_signal_saves_and_the_resumed_run_is_the_same(

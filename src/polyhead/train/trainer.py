@@ -63,6 +63,7 @@ def run(config: Run, *, progress: bool = True, resume: bool = False, again: bool
             raise ValueError(
                 f"train: {folder} holds an unfinished run; go on with `polyhead resume {folder}`, or train again"
             )
+        read_all(config)
         with process(config) as device, Stop() as stop:
             loop = _Loop(config, folder, device, progress)
             try:
@@ -85,6 +86,12 @@ def check(config: Run) -> None:
         if type(given) is not type(taken) or _size(given) != _size(taken):
             verb = "is" if what == "source" else "are"
             raise ValueError(f"train: the task's {what} {verb} {given} but the model's {verb} {taken}")
+
+
+def read_all(config: Run) -> None:
+    """Draw a sequence of every split, so that data that are missing are missed now and not at the first evaluation."""
+    for split in config.train.evaluate:
+        config.task.batch(split, 1, seed=config.seed, step=0)
 
 
 def _size(end: configs.Input | configs.Output | None) -> int | tuple[int, ...] | None:
