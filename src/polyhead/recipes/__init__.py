@@ -63,6 +63,7 @@ MINUTES: dict[str, float] = {
     "fig-a5": 10.1,
     "fig-a7": 0.8,
     "games": 73.5,
+    "images": 20.8,
     "sorting": 14.6,
     "order": 1.3,
     "set": 1.4,
