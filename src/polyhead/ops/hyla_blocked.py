@@ -39,10 +39,10 @@ from polyhead.ops.tiles_ops import no_second_derivative, vmapped
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE, RMS_HEADS_EPS, SOFTMAX_AXIS
 
-QUERIES, KEYS = 127, 32
+QUERIES, KEYS = 191, 48
 """Pairs of one tile of values, at most.
 
-Queries come in shares of odd size: with 128, what one query reads of all keys falls into one place of the cache.
+Queries come in shares of odd size: with 192, what one query reads of all keys falls into one place of the cache.
 """
 
 PAIRS = 1 << 17
