@@ -20,11 +20,10 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from polyhead.bench import SMALL, Clock, parity, peak
+from polyhead.bench import SMALL, Clock, machine, parity, peak
 from polyhead.bench_sides import Options, sides, tensors
 from polyhead.config import Batch, Hyla, Logits, Mechanism, Rotary, Run, Softmax, Task, Tokens, Train, TransformerConfig
 from polyhead.models.size import parameters
-from polyhead.train.folder import environment
 from polyhead.train.trainer import _Loop, pick_device
 
 HEADS: dict[str, type[Mechanism]] = {"hyla": Hyla, "softmax": Softmax}
@@ -149,7 +148,7 @@ def main() -> None:
             )
     if options.json:
         given = {name: str(value) for name, value in vars(options).items()}
-        result = {"options": given, "size": size, "rows": rows, "environment": environment(options.device)}
+        result = {"options": given, "size": size, "rows": rows, "environment": machine(options.device)}
         pathlib.Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
 
 

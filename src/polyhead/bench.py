@@ -9,6 +9,7 @@ what they held before the call.  A reference that would not fit is skipped, and 
 import dataclasses
 import json
 import pathlib
+import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +58,7 @@ def run(asked: Options, folder: pathlib.Path, tell: Tell = lambda text, done, to
         result: dict[str, Any] = {
             "command": command(asked),
             "options": dataclasses.asdict(options),
-            "environment": environment(device),
+            "environment": machine(device),
             "parity": {"tokens": SMALL, "errors": parity(options, found, small)},
             "left_out": absent,
             "matrix_tflops": matrix_rate(device),
@@ -72,6 +73,11 @@ def run(asked: Options, folder: pathlib.Path, tell: Tell = lambda text, done, to
         return result
     finally:
         torch.set_num_threads(threads)
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Versions, machine, threads, date: what a figure is worth nothing without."""
+    return environment(device) | {"platform": f"{platform.system()} {platform.machine()}"}
 
 
 def chosen(options: Options, found: Sequence[Side], absent: Mapping[str, str]) -> list[Side]:
