@@ -104,7 +104,7 @@ def _forward(
     normalise: str,
     act: str,
 ) -> Tensor:
-    from polyhead.ops import hyla_triton_kernels as kernels
+    import polyhead.ops.hyla_triton_kernels as kernels
 
     options: dict[str, Any] = {"causal": causal, "window": window, "scale": scale, "normalise": normalise, "act": act}
     with torch.cuda.device_of(q):
@@ -130,7 +130,7 @@ def _backward(
     act: str,
 ) -> list[Tensor]:
     """Gradients of q, k, v and, if it is given, the bias."""
-    from polyhead.ops import hyla_triton_kernels as kernels
+    import polyhead.ops.hyla_triton_kernels as kernels
 
     q, k, v, *bias = tensors
     given = q, k, v, bias[0] if bias else None, look, cu_seqlens
