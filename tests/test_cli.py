@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import polyhead as ph
 from polyhead import cli, cli_text, recipes, report, spec
 from polyhead.config import save
-from polyhead.layers.symbols import SymbolicAttention
+from polyhead.layers.symbols import PositionSymbols
 from polyhead.train import Result, read_config, read_result
 from polyhead.train.folder import read_metrics
 
@@ -101,7 +101,7 @@ def test_the_version(capsys: Any):
         ("recipes", ["demo", "fuzzy-hyla", "polyhead train fuzzy-hyla"]),
         ("tasks", ["FuzzyLogic", "compositional", "held_out=0.5", "r2"]),
         ("mechanisms", ["Softmax", "Linear", "Hyla", "rms_heads(q_th", "s (d + 2", "value_weight"]),
-        ("mechanisms", ["Relational", "= 12,416; 8 heads: 99,328", "m m + m + 2 n m = 32,896"]),
+        ("mechanisms", ["Relational", "= 12,416; 8 heads: 99,328", "s m = 32,768"]),
         ("mechanisms --dim 64 --heads 4 --length 10", ["Disentangled", "; 4 heads: 24,576", "s: keys a token"]),
         ("impls", ["softmax", "sdpa, reference", "hyla", "blocked, reference"]),
     ],
@@ -122,8 +122,8 @@ def test_the_listed_parameters_are_those_of_a_layer(mechanism: Any, dim: int, he
     text = next(row["parameters per head"] for row in rows if row["mechanism"] == mechanism.config)
     count = sum(p.numel() for p in built(mechanism, heads, dim).parameters())
     assert f"\n= {count // heads:,}; {heads} heads: {count:,}\n" in text + "\n"
-    symbols = sum(p.numel() for p in SymbolicAttention(dim).parameters())
-    assert text.endswith(f"layers:\nm m + m + 2 n m = {symbols:,}") == mechanism.reads_symbols
+    symbols = sum(p.numel() for p in PositionSymbols(dim, max_length=7).parameters())
+    assert text.endswith(f"layers:\ns m = {symbols:,}") == mechanism.reads_symbols
 
 
 @pytest.mark.parametrize(
@@ -139,14 +139,6 @@ def test_the_listed_work_is_what_the_equations_multiply(mechanism: Any):
     rows, _ = cli_text.mechanisms(dim, heads, tokens)
     text = next(row["multiply-adds per head and token"] for row in rows if row["mechanism"] == mechanism.config)
     assert f"{heads} heads: {counter.get_total_flops() // (2 * tokens):,}\n" in text + "\n"
-
-
-def test_a_source_of_symbols_works_as_listed():
-    source, x = SymbolicAttention(24), torch.randn(1, 5, 24)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        source(x)
-    rows, _ = cli_text.mechanisms(24, 3, 5)
-    assert rows[-1]["multiply-adds per head and token"].endswith(f" = {counter.get_total_flops() // 10:,}")
 
 
 @pytest.mark.parametrize(

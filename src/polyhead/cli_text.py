@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 WIDTH = 120  # where the output is not a terminal
 LETTERS = """\
 m: model width {dim}; h: heads {heads}; d, e: widths of queries and values {each}; s: keys a token looks at {length}
-(a causal one sees half of them on average); r: relations {heads}, of width p = {each}; n: symbols {symbols}."""
+(a causal one sees half of them on average); r: relations {heads}, of width p = {each}."""
 Row = Mapping[str, Any]
 
 
@@ -130,7 +130,6 @@ def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[
     The figures are those of a layer of `heads` heads of one kind, widths and relations as they come by default, for a
     sequence of `length` tokens.
     """
-    from polyhead.mechanisms import SymbolicAttention
     from polyhead.spec import MECHANISMS, SYMBOLS, amount
 
     for name, value in (("dim", dim), ("heads", heads), ("length", length)):
@@ -138,7 +137,7 @@ def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[
             raise ValueError(f"polyhead list: --{name} must be at least 1 but is {value}")
     if dim % heads:
         raise ValueError(f"polyhead list: --heads must divide --dim {dim} but is {heads}")
-    sizes = {"m": dim, "h": heads, "s": length, "r": heads, "n": SymbolicAttention().count}
+    sizes = {"m": dim, "h": heads, "s": length, "r": heads}
     sizes |= dict.fromkeys("dep", dim // heads)
 
     def cell(formula: str, symbols: str, how_often: str) -> str:
@@ -159,7 +158,7 @@ def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[
             "parameters per head": cell(m.size, size, "once for all layers"),
         }
         rows.append({**row, "multiply-adds per head and token": cell(m.work, work, "every layer")})
-    return rows, LETTERS.format(dim=dim, heads=heads, length=length, each=dim // heads, symbols=sizes["n"])
+    return rows, LETTERS.format(dim=dim, heads=heads, length=length, each=dim // heads)
 
 
 def impls() -> list[Row]:

@@ -156,11 +156,14 @@ SymbolSource = SymbolicAttention | RelationalSymbols | PositionSymbols | Relativ
 class SymbolHeads(Mechanism):
     """What heads whose values are symbols have in common.
 
+    `symbols`: by place if nothing is said, which learned best in our study, with both kinds of positions (`polyhead
+    reproduce symbols`); a sequence may then have `max_length` tokens, without limit with the other sources.
+
     `hidden`: queries, keys and relations are linear maps of a hidden layer of so many units (gelu), so that each is an
     MLP of the token; None: linear maps of the token itself.
     """
 
-    symbols: SymbolSource = SymbolicAttention()
+    symbols: SymbolSource = PositionSymbols()
     hidden: int | None = None
 
     def __post_init__(self) -> None:
@@ -168,7 +171,7 @@ class SymbolHeads(Mechanism):
         who = type(self).__name__
         integers(self, "hidden")
         if not isinstance(self.symbols, typing.get_args(SymbolSource)):
-            raise ValueError(f"{who}: symbols must be a source such as SymbolicAttention() but is {self.symbols!r}")
+            raise ValueError(f"{who}: symbols must be a source such as PositionSymbols() but is {self.symbols!r}")
         if self.share and self.hidden is not None:
             raise ValueError(f"{who}: share takes another group's queries and keys, so hidden must be None")
 

@@ -29,9 +29,9 @@ RELATION_INIT = ("balanced", "paper", "package")
 RMS_HEADS_EPS = 1e-6
 """Inside the root of the mean square over heads; no gain (Schug et al., code: Flax RMSNorm without scale)."""
 
-SYMBOLS = {"size": "m m + m + 2 n m", "work": "m m + 2 n m"}
-"""The default source of symbols, as in a mechanism's row: its parameters, once for all layers (the query map with its
-bias, n templates and n symbols of width m), and its multiply-adds for one token, in every layer."""
+SYMBOLS = {"size": "s m", "work": ""}
+"""The default source of symbols, as in a mechanism's row: its parameters, once for all layers (a symbol of width m for
+each place), and its multiply-adds for one token (none: they are read off)."""
 
 AXES = {
     "q": "b t h d",

@@ -30,7 +30,7 @@ def match(settings: Model, target: int, *, field: str = "dim", tolerance: float 
     >>> dual = TransformerConfig(Tokens(50), Logits(50), dim=64, heads=[Softmax(2), Relational(2)])
     >>> softmax = match(dataclasses.replace(dual, heads=Softmax(4)), parameters(dual), field="hidden")
     >>> softmax.feedforward.hidden, parameters(softmax), parameters(dual)
-    (336, 126624, 126656)
+    (415, 147006, 147072)
 
     Raises ValueError when no width comes that near.
     """

@@ -186,11 +186,11 @@ def sorting_dual() -> Run:
 def maths_dual() -> Run:
     """Dual attention differentiates polynomials, character by character.
 
-    polyhead train maths-dual.  1500 steps of 32, about two minutes of one core.  Expect 0.98 of the answers exact on
+    polyhead train maths-dual.  2500 steps of 32, about four minutes of one core.  Expect 0.98 of the answers exact on
     questions like those of training, half of them on longer ones, none on larger numbers.
     """
     run = _single("maths-dual", maths("small"), "maths-calculus__differentiate-dual-0")
-    return replace(run, train=replace(run.train, steps=1500))
+    return replace(run, train=replace(run.train, steps=2500))
 
 
 def digits_dual() -> Run:
