@@ -11,6 +11,8 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():  # before a kernel is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 

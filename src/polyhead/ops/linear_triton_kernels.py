@@ -72,8 +72,8 @@ def read_launch(
     b, heads, groups = a.shape[0], a.shape[2], states.shape[1]
     t, s = (x.shape[1], a.shape[1]) if C.backwards else (a.shape[1], x.shape[1])
     grid = triton.cdiv(C.d if C.transposed else C.e, C.block_d if C.transposed else C.block_e)
-    options = pair(scale), heads, heads // groups, x.shape[2] // groups
-    args = (a, x, y, sequence, states, out), tuple(map(strides, (a, x, y, out))), t, s, options, C
+    sizes = pair(scale), heads, heads // groups, x.shape[2] // groups
+    args = (a, x, y, sequence, states, out), tuple(map(strides, (a, x, y, out))), t, s, sizes, C
     return Launch(linear_read, (grid * states.shape[2] * b * heads,), args, 4 if C.dots.precision == "ieee" else 8, 2)
 
 
@@ -168,9 +168,9 @@ def leaving(sequence, p, s, C: tl.constexpr):
 
 
 @jit
-def linear_sums(tensors, strides, t, s, options, C: tl.constexpr):
+def linear_sums(tensors, strides, t, s, sizes, C: tl.constexpr):
     x, y, sequence, states = tensors
-    groups, share = options  # heads of the states, and heads of x and y for each of them
+    groups, share = sizes  # heads of the states, and heads of x and y for each of them
     blocks_d: tl.constexpr = (C.d + C.block_d - 1) // C.block_d
     blocks_e: tl.constexpr = (C.e + C.block_e - 1) // C.block_e
     program = tl.program_id(0)
@@ -205,11 +205,11 @@ def linear_sums(tensors, strides, t, s, options, C: tl.constexpr):
 
 
 @jit
-def own_chunk(a, xs, strides, where, options, C: tl.constexpr):
+def own_chunk(a, xs, strides, where, sizes, C: tl.constexpr):
     """[row, column] what a chunk reads of its own keys; `where` says at which rows, columns and pairs."""
     x, y = xs
     at_a, head, row, ok, look, c = where
-    scale, share = options
+    scale, share = sizes
     inner: tl.constexpr = C.e if C.transposed else C.d
     block_inner: tl.constexpr = C.block_e if C.transposed else C.block_d
     total = zeros(C.chunk, c[0].shape[0], C)
@@ -225,9 +225,9 @@ def own_chunk(a, xs, strides, where, options, C: tl.constexpr):
 
 
 @jit
-def linear_read(tensors, strides, t, s, options, C: tl.constexpr):
+def linear_read(tensors, strides, t, s, sizes, C: tl.constexpr):
     a, x, y, sequence, states, out = tensors
-    scale, heads, per_state, share = options  # heads of a; of those, to each state; heads of x and y to each state
+    scale, heads, per_state, share = sizes  # heads of a; of those, to each state; heads of x and y to each state
     # Products of a and x run over `inner` columns, the output has `outer`.
     inner: tl.constexpr = C.e if C.transposed else C.d
     outer: tl.constexpr = C.d if C.transposed else C.e
