@@ -261,16 +261,3 @@ def test_a_mistake_gives_one_clear_line(name):
         call(make("dual"), torch.randn(2, 5, M, dtype=F64))
     assert text in str(error.value)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.compile
-def test_one_graph():
-    heads = [Softmax(2), Relational(2, share=True), Relational(2, symbols=RelativeSymbols(distance=2))]
-    layer = make(heads, causal=True, positions=Rotary())
-    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="eager")
-    for b, t in ((2, 5), (3, 9)):
-        grads = []
-        for run in (compiled, layer):
-            x = torch.linspace(-1, 1, b * t * M, dtype=F64).view(b, t, M).requires_grad_()
-            grads += torch.autograd.grad(run(x).square().sum(), x)
-        assert_close(*grads)
