@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)  # kernels that run in Python cannot be compiled
@@ -48,7 +48,7 @@ class Case:
     op: str
     name: str
     dtype: torch.dtype
-    make: Callable[[], list[Launch]]
+    make: Callable[[int], list[Launch]]  # given the shared memory of the card, as tiles may follow it
 
 
 @dataclass(frozen=True)
@@ -74,24 +74,35 @@ def packed() -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------- what can be launched
-def hyla(h: int, d: int, dtype: torch.dtype, *, full: bool = False, causal: bool = True, act: str = "relu") -> Case:
+def hyla(
+    h: int,
+    d: int,
+    dtype: torch.dtype,
+    *,
+    full: bool = False,
+    causal: bool = True,
+    normalise: str = "rms_heads",
+    act: str = "relu",
+) -> Case:
     """`full`: with a bias, a mask, packed sequences and a window."""
 
-    def make() -> list[Launch]:
+    def make(shared: int) -> list[Launch]:
         q, k, v = (empty(1, T, h, d, dtype=dtype) for _ in range(3))
         bias, look = (empty(h, 2 * T - 1, dtype=dtype), empty(1, T, dtype=torch.bool)) if full else (None, None)
-        options = {"causal": causal, "scale": d**-0.5, "normalise": "rms_heads" if act == "relu" else "identity"}
+        options = {"causal": causal, "scale": d**-0.5, "normalise": normalise}
         limited = (packed() if full else None), (512 if full else 0)
-        return hyla_launches(prepare(q, k, v, bias, look, limited[0], window=limited[1], act=act, **options))
+        problem = prepare(q, k, v, bias, look, limited[0], window=limited[1], act=act, **options)
+        return hyla_launches(replace(problem, shared=shared))
 
-    extras = ", all limits" * full + ", not causal" * (not causal) + f", {act}" * (act != "relu")
+    extras = ", all limits" * full + ", not causal" * (not causal)
+    extras += f", {normalise}" * (normalise != "rms_heads") + f", {act}" * (act != "relu")
     return Case("hyla", f"{name(dtype)} h {h} d {d}{extras}", dtype, make)
 
 
 def relational(h: int, d: int, r: int, dtype: torch.dtype, *, full: bool = False, by_offset: bool = False) -> Case:
     """r relations, of width d."""
 
-    def make() -> list[Launch]:
+    def make(_: int) -> list[Launch]:
         q, k = empty(1, T, h, d, dtype=dtype), empty(1, T, h, d, dtype=dtype)
         q_rel, k_rel = empty(1, T, r, d, dtype=dtype), empty(1, T, r, d, dtype=dtype)
         symbols = empty(1, 2 * T - 1 if by_offset else T, h, d, dtype=dtype)
@@ -110,7 +121,7 @@ def relational(h: int, d: int, r: int, dtype: torch.dtype, *, full: bool = False
 def linear(d: int, dtype: torch.dtype, *, full: bool = False) -> Case:
     """`full`: packed sequences, the one limit that the kernels know."""
 
-    def make() -> list[Launch]:
+    def make(_: int) -> list[Launch]:
         q, k, v = (empty(1, T, 8, d, dtype=dtype) for _ in range(3))
         return linear_launches(q, k, v, empty(T, dtype=torch.int32) if full else None, CHUNK)
 
@@ -124,6 +135,7 @@ def name(dtype: torch.dtype) -> str:
 QUICK = (
     linear(64, torch.bfloat16, full=True),
     hyla(8, 32, torch.bfloat16, full=True),
+    hyla(8, 32, torch.bfloat16, normalise="softmax"),
     relational(8, 32, 8, torch.bfloat16, full=True, by_offset=True),
 )
 """The first launch of each kernel in these."""
@@ -136,6 +148,7 @@ def shipped() -> Iterator[Case]:
     yield from (hyla(h, d, dtype) for dtype in WIDE for h, d in ((8, 16), (8, 32), (8, 64), (16, 32), (16, 64)))
     yield from (hyla(8, 64, torch.bfloat16, full=True), hyla(8, 64, torch.bfloat16, causal=False))
     yield from (hyla(8, 64, torch.bfloat16, act="identity"), hyla(32, 32, torch.bfloat16), hyla(8, 128, torch.bfloat16))
+    yield from (hyla(8, 64, torch.bfloat16, normalise=normalise) for normalise in ("softmax", "identity"))
     yield from (relational(8, d, r, dtype) for dtype in WIDE for d, r in ((16, 8), (32, 8), (64, 8), (64, 32)))
     yield from (relational(8, 64, 8, torch.bfloat16, full=True), relational(8, 64, 8, torch.bfloat16, by_offset=True))
 
@@ -185,14 +198,16 @@ def compiled(launch: Launch, case: Case, capability: int, budget: dict[str, Any]
 
 
 def measure(cases: Iterable[Case], budget: dict[str, Any], *, quick: bool) -> Iterator[Row]:
-    """Each kernel of each case, or only the first of each kernel."""
+    """Each kernel of each case, or only the first of each kernel, on each card."""
     seen = set()
     for case in cases:
-        for launch in case.make():
-            what = launch.kernel if quick else (launch.kernel, launch.args[-1], str(launch.source().signature))
-            if what not in seen:
-                seen.add(what)
-                yield from (compiled(launch, case, capability, budget) for capability in CAPABILITIES)
+        for capability in CAPABILITIES:
+            for launch in case.make(budget["shared"][f"sm_{capability}"]):
+                compiled_in = None if quick else (launch.args[-1], str(launch.source().signature))
+                what = launch.kernel, capability, compiled_in
+                if what not in seen:
+                    seen.add(what)
+                    yield compiled(launch, case, capability, budget)
 
 
 def main() -> int:
