@@ -157,10 +157,10 @@ def test_references_with_windows_and_packed_sequences_equal_the_loops(
 
 MAPPED = [
     ("hyla", {}, ()),
-    ("hyla", {"bias": (3, 4, 9), "window": 2}, ()),
+    ("hyla", {"bias": (3, 4, 9), "value_weight": (3, 4, 5, 5), "window": 2}, ()),
     ("hyla", {"bias": (4, 9)}, ("bias",)),
     ("hyla", {"bias": (3, 2, 1, 5, 5)}, ()),
-    ("hyla", {"bias": (3, 1, 4, 5, 5), "value_weight": (3, 4, 5, 5)}, ()),
+    ("hyla", {"bias": (3, 1, 4, 5, 5)}, ()),
     ("relational", {}, ("symbols",)),
     ("relational", {"mask": (3, 2, 1, 1, 5)}, ()),
 ]
@@ -191,6 +191,29 @@ def test_tiles_under_vmap(problem, arguments, op, extra, shared):
         learned = [x for x in leaves if x.requires_grad]
         came.append([out, *torch.autograd.grad(out.square().sum(), learned)])
     assert_close(*came)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("op", ["hyla", "relational"])
+def test_tiles_of_packed_sequences_compile(problem, arguments, op):
+    """In one graph, whatever the lengths and the number of sequences."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    run = resolve(op, "blocked")
+    compiled = torch.compile(
+        lambda packed, *tensors: run(*tensors, causal=True, window=3, cu_seqlens=packed).sin(),
+        fullgraph=True,
+        dynamic=True,
+        backend="aot_eager",
+    )
+    for edges in ((0, 4, 4, 5, 7, 8, 9), (0, 5, 11, 11, 12, 13, 15, 17)):  # a number that is not another size
+        qkv, options = problem(edges[-1], edges[-1], causal=True, window=3, edges=edges)
+        tensors = arguments(op, qkv)
+        outs = compiled(options["cu_seqlens"], *tensors), resolve(op, "reference")(*tensors, **options).sin()
+        assert_close(*outs)
+        assert_close(*(torch.autograd.grad(out.square().sum(), tensors) for out in outs))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 def error(came, exact):
