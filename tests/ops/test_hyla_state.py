@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 from polyhead import ops
@@ -98,13 +99,17 @@ def test_chosen_for_narrow_heads_and_long_sequences(monkeypatch, t, h, d, causal
 
 @pytest.mark.compile
 def test_one_graph_for_all_lengths(problem):
+    torch._dynamo.reset()
+    counters.clear()
     torch.manual_seed(0)
     run = torch.compile(
-        lambda q, k, v: ops.hyla(q * 1.5, k, v, causal=True, **PLAIN, impl="state").sin(),
-        fullgraph=True, dynamic=True, backend="aot_eager",
-    )  # fmt: skip
+        lambda q, k, v: ops.hyla(q * 1.5, k, v, causal=True, **PLAIN, impl="state"), fullgraph=True, backend="eager"
+    )
     for t in (9, 17):
         qkv, _ = problem(t, t)
-        out, wanted = run(*qkv), ops.hyla(qkv[0] * 1.5, *qkv[1:], causal=True, **PLAIN, impl="reference").sin()
-        assert_close(out, wanted)
-        assert_close(torch.autograd.grad(out.sum(), qkv), torch.autograd.grad(wanted.sum(), qkv))
+        for x in qkv:  # of all sizes only this one, which is enough to reason about
+            torch._dynamo.mark_dynamic(x, 1)
+        wanted = ops.hyla(qkv[0] * 1.5, *qkv[1:], causal=True, **PLAIN, impl="reference")
+        assert_close(run(*qkv), wanted)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]

@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 from polyhead import ops
@@ -191,3 +192,31 @@ def test_steps_refuse_what_does_not_fit(problem):
     ):
         with pytest.raises(ValueError, match=f"^linear_step: {told}"):
             ops.linear_step(*arguments, mask=mask)
+
+
+@pytest.mark.compile
+@pytest.mark.usefixtures("chunks_of_four")
+def test_packs_compile_for_all_lengths(problem):
+    """The lengths of the sequences are data: other ones compile nothing new."""
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    run = torch.compile(
+        lambda q, k, v, edges: ops.linear_attention(q * 1.5, k, v, causal=True, cu_seqlens=edges, impl="chunked").sin(),
+        fullgraph=True, backend="eager",
+    )  # fmt: skip
+    for edges in (0, 3, 3, 9), (0, 8, 10, 17), (0, 1, 2, 17):
+        qkv, options = problem(edges[-1], edges[-1], edges=edges)
+        for x in qkv:
+            torch._dynamo.mark_dynamic(x, 1)
+        out = run(*qkv, options["cu_seqlens"])
+        q, *kv = qkv
+        wanted = ops.linear_attention(q * 1.5, *kv, causal=True, cu_seqlens=options["cu_seqlens"], impl="reference")
+        assert_close(out, wanted.sin())
+        if edges[1] == 3:
+            graphs = counters["stats"]["unique_graphs"]
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert not counters["graph_break"]
+    torch.library.opcheck(
+        torch.ops.polyhead.sums_before, (torch.randn(1, 2, 3, 2, 2).requires_grad_(), torch.rand(3) > 0.5)
+    )

@@ -135,11 +135,10 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Te
     chunk = max(1, min(t, LARGE, max(SMALL, g * d)))
     # Not F.pad: where it adds nothing its gradient has other strides than a compiler expects.
     q, k, v = (torch.cat((x, x.new_zeros(x.shape[0], -t % chunk, *x.shape[2:])), 1) for x in (q, k, v))
-    q = rearrange(q, "b (n t) (g r) d -> b n t g r d", t=chunk, g=g)
-    k, v = (rearrange(x, "b (n s) g d -> b n s g d", s=chunk) for x in (k, v))
+    q, k, v = (x.unflatten(1, (-1, chunk)) for x in (q.unflatten(2, (g, -1)), k, v))
     states = torch.cat((before, _states(k, v)), 1).cumsum(1)
     lower = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
     code = einsum(q, k, "b n t g r d, b n s g d -> b n g r t s").masked_fill(~lower, 0)
     z = einsum(code.sum(3), v, "b n g t s, b n s g e -> b n t s e")
     out = einsum(code, z, "b n g r t s, b n t s e -> b n t g r e") + _read(q, states[:, :-1])
-    return rearrange(out, "b n t g r e -> b (n t) (g r) e")[:, :t], states[:, -1:]
+    return out.flatten(1, 2).flatten(2, 3)[:, :t], states[:, -1:]
