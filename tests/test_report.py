@@ -304,7 +304,7 @@ def test_mechanisms_are_named() -> None:
     assert name(ph.Softmax(2), ph.Hyla(2, value_depth=2)) == "Softmax 2 + HYLA 2 (value depth 2)"
     assert name((ph.Softmax(4),), (ph.Hyla(4),)) == "Softmax, then HYLA"
     assert name(ph.Softmax(2), ph.Relational(2, relations=3)) == "Softmax 2 + Relational 2 (relations 3)"
-    assert name(ph.Relational(4, symbols=ph.PositionSymbols())) == "Relational (PositionSymbols)"
+    assert name(ph.Relational(4, symbols=ph.RelativeSymbols())) == "Relational (RelativeSymbols)"
 
 
 def test_mistakes_are_one_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,13 @@ def test_a_run_of_any_task_can_be_shown(kind: type[ph.Task], tmp_path: pathlib.P
 @pytest.mark.parametrize(
     ("task", "title", "term"),
     [
-        (GAMES, "Softmax 1 + Relational 1 (relations 3) reaches accuracy 0.60 on unseen shapes", "Unseen shapes."),
+        (
+            *(
+                GAMES,
+                "Softmax 1 + Relational 1 (relations 3, SymbolicAttention) reaches accuracy 0.60 on unseen shapes",
+            ),
+            "Unseen shapes.",
+        ),
         (Maths(question=30, answer=6), "on longer questions than in training", "right to the last character"),
         (SetCards(), "on unseen triples", "The share of answers that are right."),
         (ph.tasks.Images(), "on fresh data", "The share of answers that are right."),
@@ -265,7 +271,7 @@ def test_still_pictures_of_every_layer(
     _, model = load_model(folder)
     (batch,) = draws(GAMES, "novel", 3, seed=0, purpose="look")
     (wanted,) = look(model, batch)
-    slug = "look-softmax-1-relational-1-relations-3-seed-0"
+    slug = "look-softmax-1-relational-1-relations-3-symbolicattention-seed-0"
     assert {f"{slug}-{kind}-layer1" for kind in report_looks.KINDS} <= set(drawn)
     panels, more = drawn[f"{slug}-relations-layer1"]
     assert [title for title, *_ in panels] == [f"layer 1, relation {i}" for i in (1, 2, 3)]
@@ -291,5 +297,6 @@ def test_an_encoder_that_differs_is_named() -> None:
     assert mechanism(run) == "Softmax"
     changed = dataclasses.replace(model, encoder=dataclasses.replace(model.encoder, heads=DUAL))
     assert (
-        mechanism(dataclasses.replace(run, model=changed)) == "Softmax 1 + Relational 1 (relations 3), decoder Softmax"
+        mechanism(dataclasses.replace(run, model=changed))
+        == "Softmax 1 + Relational 1 (relations 3, SymbolicAttention), decoder Softmax"
     )

@@ -166,6 +166,9 @@ def sides(options: Options, probe: Mapping[str, Tensor]) -> tuple[list[Side], di
     limits: Any = {"causal": options.causal, "window": options.window}
     takes = TENSORS[op]
     for impl in ("reference", *(name for name in BACKENDS[op] if name != "reference")):
+        if impl == "triton" and not probe["q"].is_cuda:  # its interpreter is for tests
+            absent[impl] = "takes CUDA tensors only"
+            continue
         side = Side(impl, functools.partial(resolve(op, impl), **limits), takes, square=impl == "reference")
         try:
             side.forward(probe)

@@ -192,9 +192,9 @@ def test_the_tail_of_a_block_is_the_end_of_the_whole(mixture):
 
 
 def test_own_sources_are_those_that_groups_name():
-    same, other = Relational(2), Relational(2, symbols=PositionSymbols())
+    same, other = Relational(2), Relational(2, symbols=SymbolicAttention())
     layer = make([same, other, Disentangled(2), Softmax(2)])
-    assert [type(source).__name__ for source in layer.symbols] == ["SymbolicAttention", "PositionSymbols"]
+    assert [type(source).__name__ for source in layer.symbols] == ["PositionSymbols", "SymbolicAttention"]
     bare = make([same, other, Disentangled(2), Softmax(2)], own_symbols=False)
     assert not any("symbols" in name for name in bare.state_dict())
     bare.load_state_dict({name: a for name, a in layer.state_dict().items() if not name.startswith("symbols")})
