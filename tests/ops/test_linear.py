@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 from polyhead import ops
 from polyhead.ops.dispatch import BACKENDS
+from polyhead.ops.tiles import INTERPRETED, TRITON
 from polyhead.spec import ACTS, NORMALISE
 
 IMPLS = [impl for impl in BACKENDS["linear"] if impl != "triton"]
@@ -163,6 +164,20 @@ def test_steps_are_the_whole_call_in_pieces(problem, cuts):
     came, grads = (torch.autograd.grad(x, qkv, cotangent) for x in (torch.cat(outs, 1), wanted))
     for x, y in zip(came, grads, strict=True):
         assert_close(x, y, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.usefixtures("chunks_of_four")
+@pytest.mark.parametrize("impl", ["chunked", "triton"] if TRITON and INTERPRETED else ["chunked"])
+@pytest.mark.parametrize("edges", [None, (0, 3, 9)])
+def test_vmap_is_a_call_for_each(problem, impl, edges):
+    torch.manual_seed(0)
+    each, options = zip(*(problem(9, 9, edges=edges, causal=True, b=1) for _ in range(2)), strict=True)
+    whole = [torch.stack(x) for x in zip(*each, strict=True)]
+
+    def run(*qkv):
+        return ops.linear_attention(*qkv, **options[0], impl=impl)
+
+    assert_close(torch.vmap(run)(*whole), torch.stack([run(*qkv) for qkv in each]))
 
 
 def test_the_state_of_half_precision_tokens_is_wider():

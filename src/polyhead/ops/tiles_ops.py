@@ -27,14 +27,15 @@ def vmapped(op: Callable[..., Any]) -> Callable[..., Any]:
         info: Any,
         in_dims: Any,
         *args: Any,
-        causal: bool,
+        causal: bool | None = None,
         window: int | None = None,
-        scale: float,
-        act: str,
+        scale: float | None = None,
+        act: str | None = None,
         normalise: str | None = None,
     ) -> tuple[Any, Any]:
-        options = {"causal": causal, "window": window, "scale": scale, "act": act}
-        options |= {} if normalise is None else {"normalise": normalise}
+        options = {"causal": causal, "scale": scale, "act": act, "normalise": normalise}
+        options = {name: x for name, x in options.items() if x is not None}  # what the op has
+        options |= {} if causal is None else {"window": window}
         (leaves, form), (dims, _), n = tree_flatten(args), tree_flatten(in_dims), info.batch_size
         paired = zip(leaves, dims, strict=True)
         whole = [x.expand(n, *x.shape) if dim is None else x.movedim(dim, 0) for x, dim in paired]
