@@ -31,7 +31,11 @@ CU = torch.tensor([0, 3, 3, 4, 10, 12], dtype=torch.int32)
 MIXTURES = {
     "plain": [Softmax(2), Linear(2), Linear(2, normalise="rms_heads", act="relu"), Hyla(2)],
     "other normalisers": [Hyla(2, normalise="softmax", value_depth=2), Linear(2, normalise="softmax_heads")],
-    "symbolic": [Relational(2, relations=3), Softmax(1, kv_heads=1), Relational(1, symbols=PositionSymbols())],
+    "symbolic": [
+        Relational(2, relations=3, symbols=SymbolicAttention()),
+        Softmax(1, kv_heads=1),
+        Relational(1, symbols=PositionSymbols()),
+    ],
     "neighbours": [
         Relational(2, symbols=RelationalSymbols(count=5, neighbours=3, include_self=True)),
         Disentangled(2, relation_act="softmax", symbols=RelationalSymbols(count=5)),

@@ -123,7 +123,9 @@ CACHED = {
     "window": replace(BASE, window=3, heads=[Linear(2), Hyla(2)], positions=Alibi()),
     "sums": replace(BASE, heads=[Linear(2), Linear(2, act="relu", kv_heads=1)]),
     "learned": replace(BASE, positions=Learned(), heads=[Linear(2), Softmax(2)]),
-    "dual": replace(BASE, heads=[Softmax(2), Relational(1), Relational(1, symbols=PositionSymbols())]),
+    "dual": replace(
+        BASE, heads=[Softmax(2), Relational(1, symbols=SymbolicAttention()), Relational(1, symbols=PositionSymbols())]
+    ),
 }
 
 

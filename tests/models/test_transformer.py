@@ -263,8 +263,7 @@ def test_mistakes_give_one_clear_line():
 @pytest.mark.compile
 def test_compiles_whole_for_any_length():
     """Heads of every kind, packed and in a window, are in test_callers.py."""
-    heads = [Relational(2, symbols=RelationalSymbols(count=5)), Hyla(2, value_depth=2)]
-    settings = replace(BASE, heads=heads, layers=1, causal=True, positions=RelativeBias())
+    settings = replace(BASE, heads=Hyla(4, value_depth=2), layers=1, causal=True, positions=RelativeBias())
     model, other = build(settings), build(settings)
     model.compile(fullgraph=True, dynamic=True, backend="eager")  # graph breaks show in any backend
     for t in (7, 12):
