@@ -287,5 +287,5 @@ def test_arguments_of_another_kind():
 def test_sizes_of_tasks_that_are_no_integers(task):
     field = "terms" if task is ph.tasks.FuzzyLogic else "features"
     for value in (2.0, "8", None):
-        with pytest.raises(ValueError, match=rf"{task.__name__}: {field} must be at least 1 but is {value!r}"):
+        with pytest.raises(ValueError, match=rf"{task.__name__}: {field} must be an integer but is {value!r}"):
             task(**{field: value})
