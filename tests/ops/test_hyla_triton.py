@@ -4,9 +4,6 @@ Only a few cases, each ugly in several ways at once: the interpreter takes a qua
 """
 
 import importlib
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -180,39 +177,6 @@ def test_a_second_derivative_is_refused(problem):
     first = torch.autograd.grad(hyla(*qkv, **options, impl="triton").sum(), qkv, create_graph=True)
     with pytest.raises(RuntimeError, match=r"^hyla: impl 'triton' has no second derivative; use impl='reference'$"):
         torch.autograd.grad(first[0].sum(), qkv)
-
-
-BINDS = """
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.compiler import make_backend
-from triton.runtime.jit import compute_cache_key, create_function_from_signature
-from polyhead.ops.hyla_triton_kernels import launches, prepare
-
-backend = make_backend(GPUTarget("cuda", 90, 32))
-for t, s, width, limited in (33, 48, 64, True), (1, 100, 5, False):
-    q, k, v = (torch.empty(1, n, h, width, dtype=torch.bfloat16) for n, h in ((t, 4), (s, 2), (s, 2)))
-    bias, look = (torch.empty(4, t + s - 1), torch.ones(1, s, dtype=torch.bool)) if limited else (None, None)
-    how = dict(causal=True, window=5 * limited, scale=0.1, normalise="rms_heads", act="relu")
-    for launch in launches(prepare(q, k, v, bias, look, None, **how)):
-        kernel, threads = launch.kernel, dict(num_warps=launch.warps, num_stages=launch.stages)
-        bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-        bound, found, rest = bind(*launch.args, **threads)
-        compute_cache_key({}, found, rest)
-        _, signature, constants, attributes = kernel._pack_args(backend, threads, bound, found, rest)
-        source = launch.source()
-        assert signature == source.signature, (signature, source.signature)
-        assert {x: str(y) for x, y in constants.items()} == {x: str(y) for x, y in source.constants.items()}
-        assert {x: y for x, y in attributes.items() if y} == source.attrs, (attributes, source.attrs)
-        print(kernel.__name__)
-"""
-
-
-def test_what_is_compiled_ahead_of_time_is_what_a_launch_compiles():
-    """Up to the compiler, a launch needs no GPU: triton names the types, ones and multiples of 16 of the arguments."""
-    clean = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", BINDS], env=clean, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == 2 * ["hyla_forward", "hyla_queries", "hyla_keys"], done.stderr
 
 
 @pytest.mark.compile
