@@ -146,7 +146,7 @@ def test_sums_are_not_in_half_precision():
 REFUSED = [
     ({"relation_act": "softmax"}, "no relation_act='softmax'"),
     ({"keep": torch.ones(1, 1, 3, 6)}, "no keep"),
-    ({"bias": torch.zeros(1, 4, 3, 6)}, r"biases by offset \(h, t \+ s - 1\) only, not \(1, 4, 3, 6\)"),
+    ({"bias": torch.zeros(1, 4, 3, 6)}, r"biases by offset \(h t\+s-1\) only, not \(1, 4, 3, 6\)"),
     ({"mask": torch.ones(3, 6, dtype=torch.bool)}, r"masks of keys \(b\|1, 1, 1, s\) only, not \(3, 6\)"),
 ]
 

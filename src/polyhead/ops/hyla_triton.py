@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.code import Inputs
-from polyhead.ops.tiles import is_key_mask, refuse, without_triton
+from polyhead.ops.tiles import dense_limits, refuse, without_triton
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE
 
@@ -29,14 +29,9 @@ def refusal(inputs: Inputs) -> str | None:
         return f"takes normalise='rms_heads', 'identity' or 'softmax' only, not {inputs.normalise!r}"
     if inputs.act not in ("relu", "identity"):
         return f"takes act='relu' or 'identity' only, not {inputs.act!r}"
-    for name in ("value_weight", "keep"):
-        if getattr(inputs, name) is not None:
-            return f"takes no {name}"
-    if inputs.bias is not None and inputs.bias.ndim != 2:
-        return f"takes biases by offset (h t+s-1) only, not {tuple(inputs.bias.shape)}"
-    if inputs.mask is not None and not is_key_mask(inputs.mask):
-        return f"takes masks of keys (b|1, 1, 1, s) only, not {tuple(inputs.mask.shape)}"
-    return _too_large(inputs.q)
+    if inputs.value_weight is not None:
+        return "takes no value_weight"
+    return dense_limits(inputs) or _too_large(inputs.q)
 
 
 def _row(q: Tensor) -> tuple[int, int]:

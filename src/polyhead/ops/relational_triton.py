@@ -23,7 +23,7 @@ from einops import einsum
 from torch import Tensor
 
 from polyhead.ops.code import Inputs, at_least_float32, wide
-from polyhead.ops.tiles import given, is_key_mask, refuse, without_triton
+from polyhead.ops.tiles import dense_limits, given, refuse, without_triton
 from polyhead.ops.tiles_ops import no_second_derivative, vmapped
 from polyhead.shapes import one_of
 from polyhead.spec import RELATION_ACTS
@@ -38,12 +38,8 @@ def refusal(inputs: Inputs) -> str | None:
         return reason
     if inputs.act == "softmax":
         return "takes no relation_act='softmax'"
-    if inputs.keep is not None:
-        return "takes no keep"
-    if inputs.bias is not None and inputs.bias.ndim != 2:
-        return f"takes biases by offset (h, t + s - 1) only, not {tuple(inputs.bias.shape)}"
-    if inputs.mask is not None and not is_key_mask(inputs.mask):
-        return f"takes masks of keys (b|1, 1, 1, s) only, not {tuple(inputs.mask.shape)}"
+    if (reason := dense_limits(inputs)) is not None:
+        return reason
     widest = max(x.shape[-1] for x in (inputs.q, inputs.symbols, inputs.q_rel) if x is not None)
     return (
         f"takes widths of heads, symbols and relations up to {WIDEST} only, not {widest}" if widest > WIDEST else None

@@ -41,6 +41,22 @@ def without_triton(inputs: Inputs) -> str | None:
     return None if inputs.q.is_cuda or INTERPRETED else "takes CUDA tensors only"
 
 
+def dense_limits(inputs: Inputs) -> str | None:
+    """Which limit on the scores has a number for each pair, or None: kernels read none of (b h t s)."""
+    if inputs.keep is not None:
+        return "takes no keep"
+    if inputs.bias is not None and inputs.bias.ndim != 2:
+        return f"takes biases by offset (h t+s-1) only, not {tuple(inputs.bias.shape)}"
+    return mask_of_pairs(inputs)
+
+
+def mask_of_pairs(inputs: Inputs) -> str | None:
+    """Why a mask is more than one of keys, or None."""
+    if inputs.mask is None or is_key_mask(inputs.mask):
+        return None
+    return f"takes masks of keys (b|1, 1, 1, s) only, not {tuple(inputs.mask.shape)}"
+
+
 def stateless(inputs: Inputs) -> str | None:
     """Why the keys cannot be summed into a state that knows nothing of the query, or None if they can."""
     if inputs.normalise != "identity":
@@ -51,9 +67,7 @@ def stateless(inputs: Inputs) -> str | None:
         return "takes no keep"
     if inputs.window is not None:
         return "takes no window"
-    if inputs.mask is not None and not is_key_mask(inputs.mask):
-        return f"takes masks of keys (b|1, 1, 1, s) only, not {tuple(inputs.mask.shape)}"
-    return None
+    return mask_of_pairs(inputs)
 
 
 def sequence_of(cu_seqlens: Tensor, rows: int) -> Tensor:
