@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.layers import Device
-from polyhead.ops.code import at_least_float32
+from polyhead.ops.code import at_least_float32, sequence_of
 from polyhead.ops.rope import LAYOUTS, check_even, check_range, check_shape, rope, rope_angles, rotate
-from polyhead.ops.tiles import sequence_of
 from polyhead.shapes import one_of
 
 

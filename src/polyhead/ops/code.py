@@ -126,9 +126,14 @@ def diagonal(t: int, s: int, device: torch.device) -> Tensor:
     return torch.arange(s, device=device) <= torch.arange(s - t, s, device=device)[:, None]
 
 
+def sequence_of(cu_seqlens: Tensor, rows: int) -> Tensor:
+    """(rows,) the number of the sequence that each row of a packed sample belongs to; rows after the last are one."""
+    return torch.bucketize(torch.arange(rows, device=cu_seqlens.device), cu_seqlens[1:], right=True)
+
+
 def same_sequence(cu_seqlens: Tensor, t: int) -> Tensor:
     """(t t), True where both tokens of a packed sample belong to one sequence."""
-    number = torch.bucketize(torch.arange(t, device=cu_seqlens.device), cu_seqlens[1:], right=True)
+    number = sequence_of(cu_seqlens, t)
     return number[:, None] == number
 
 

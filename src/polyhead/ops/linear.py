@@ -15,11 +15,11 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, drop, latent_code, share, visible, wide
+from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, drop, latent_code, sequence_of, share, visible, wide
 from polyhead.ops.code import act as activation
 from polyhead.ops.dispatch import choose, load
 from polyhead.ops.linear_chunked import step
-from polyhead.ops.tiles import is_key_mask, look_at_keys, refuse, sequence_of, stateless
+from polyhead.ops.tiles import is_key_mask, look_at_keys, refuse, stateless
 from polyhead.shapes import shaped
 
 

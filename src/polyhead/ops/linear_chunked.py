@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from einops import einsum, rearrange
 from torch import Tensor
 
-from polyhead.ops.code import Inputs, wide
+from polyhead.ops.code import Inputs, sequence_of, wide
 from polyhead.ops.code import act as activation
-from polyhead.ops.tiles import look_at_keys, refuse, sequence_of, stateless
+from polyhead.ops.tiles import look_at_keys, refuse, stateless
 from polyhead.ops.tiles_ops import vmapped
 
 CHUNK = 64

@@ -12,9 +12,9 @@ Yang et al. 2024, "Gated linear attention", sec. 2.
 import torch
 from torch import Tensor
 
-from polyhead.ops.code import Inputs
+from polyhead.ops.code import Inputs, sequence_of
 from polyhead.ops.code import act as activation
-from polyhead.ops.tiles import look_at_keys, refuse, sequence_of, stateless, without_triton
+from polyhead.ops.tiles import look_at_keys, refuse, stateless, without_triton
 from polyhead.ops.tiles_ops import no_second_derivative, vmapped
 
 CHUNK = 64

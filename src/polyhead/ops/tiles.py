@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyhead.ops.code import Inputs, act, dense, share, visible
+from polyhead.ops.code import Inputs, act, dense, sequence_of, share, visible
 
 
 def refuse(who: str, impl: str, reason: str | None) -> None:
@@ -68,11 +68,6 @@ def stateless(inputs: Inputs) -> str | None:
     if inputs.window is not None:
         return "takes no window"
     return mask_of_pairs(inputs)
-
-
-def sequence_of(cu_seqlens: Tensor, rows: int) -> Tensor:
-    """(rows,) the number of the sequence that each row of a packed sample belongs to; rows after the last are one."""
-    return torch.bucketize(torch.arange(rows, device=cu_seqlens.device), cu_seqlens[1:], right=True)
 
 
 def look_at_keys(k: Tensor, mask: Tensor | None) -> Tensor:

@@ -25,8 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polyhead.ops.code import at_least_float32
-from polyhead.ops.tiles import sequence_of
+from polyhead.ops.code import at_least_float32, sequence_of
 
 SMALLEST = 16
 """The matrix units multiply tiles of at least so many rows, columns and terms of 16 bits."""
