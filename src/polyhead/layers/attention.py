@@ -82,7 +82,9 @@ class MultiHeadAttention(nn.Module):
         self.dropout, self.dropout_shared = dropout, dropout_shared
         self.total_heads = sum(group.heads for group in heads)
         how: dict[str, Any] = {"device": device, "dtype": dtype}
-        groups = [build(mechanism, dim, self.total_heads, bias=bias, **how) for mechanism in heads]
+        groups = [
+            build(mechanism, dim, self.total_heads, bias=bias, max_length=max_length, **how) for mechanism in heads
+        ]
         self.groups = nn.ModuleList(groups)
         self.sizes = [group.sizes for group in groups]
         self.shared = shared_groups(heads, groups)

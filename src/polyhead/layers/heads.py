@@ -17,6 +17,7 @@ from polyhead import config
 from polyhead.layers import Device
 from polyhead.layers.heads_symbols import AbstractorHeads, DisentangledHeads, RelationalHeads
 from polyhead.layers.sizes import Sizes, sizes
+from polyhead.layers.symbols import symbol_std
 from polyhead.ops.dispatch import resolve
 from polyhead.ops.linear import linear_step
 from polyhead.shapes import one_of
@@ -185,12 +186,14 @@ def build(
     total_heads: int,
     *,
     bias: bool = False,
+    max_length: int = 512,
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> HeadGroup:
     """The module of a mechanism; a head that names no width gets width // total_heads.
 
-    `bias`: on the maps of symbols and of hidden features, which the joint projection does not make.
+    `bias`: on the maps of symbols and of hidden features, which the joint projection does not make.  `max_length`: of
+    the layer, by which relative symbols begin.
 
     Raises ValueError where one needs that and the heads do not divide the model width.
     """
@@ -203,7 +206,8 @@ def build(
     heads, impl = mechanism.heads, mechanism.impl
     how: dict[str, Any] = {"impl": impl, "device": device, "dtype": dtype}
     if isinstance(mechanism, config.SymbolHeads):
-        return _symbol_group(mechanism, width, sizes(name, heads, dim, value_dim, mechanism.kv_heads), bias, how)
+        size = sizes(name, heads, dim, value_dim, mechanism.kv_heads)
+        return _symbol_group(mechanism, width, size, bias, max_length, how)
     how |= {"kv_heads": mechanism.kv_heads, "share": mechanism.share}
     if isinstance(mechanism, config.Softmax):
         return SoftmaxHeads(heads, dim, value_dim, **how)
@@ -217,7 +221,7 @@ def build(
 
 
 def _symbol_group(
-    mechanism: config.SymbolHeads, width: int, size: Sizes, bias: bool, how: dict[str, Any]
+    mechanism: config.SymbolHeads, width: int, size: Sizes, bias: bool, max_length: int, how: dict[str, Any]
 ) -> SymbolGroup:
     size = dataclasses.replace(size, takes="" if mechanism.share or mechanism.hidden else "qk")
     how = {"hidden": mechanism.hidden, "symbol_dim": mechanism.symbols.dim, "bias": bias, **how}
@@ -228,6 +232,7 @@ def _symbol_group(
     if isinstance(mechanism, config.Disentangled):
         return DisentangledHeads(width, size, symmetric=mechanism.symmetric, **how)
     how |= {"relations": mechanism.relations, "relation_init": mechanism.relation_init}
+    how |= {"symbol_std": symbol_std(mechanism.symbols, width, max_length)}
     return RelationalHeads(width, size, symmetric=mechanism.symmetric, **how)
 
 

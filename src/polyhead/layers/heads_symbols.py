@@ -65,7 +65,8 @@ class RelationalHeads(nn.Module):
     """Relational attention (ops.relational_attention): `relations` inner products of width `relation_dim` per pair.
 
     By default one per head, as wide as the heads' values together over their number.  `relation_weight` (h e r) maps
-    them to the output of a head; how it begins is `relation_init`, see `reset_parameters`.
+    them to the output of a head; how it begins is `relation_init`, see `reset_parameters`, which goes by
+    `symbol_std`, the standard deviation that symbols begin with.
     """
 
     kind, normalise, act, depth = "relational", "softmax", "identity", 1
@@ -82,6 +83,7 @@ class RelationalHeads(nn.Module):
         symmetric: bool = False,
         relation_init: str = "balanced",
         symbol_dim: int | None = None,
+        symbol_std: float = 1.0,
         hidden: int | None = None,
         bias: bool = False,
         impl: str = "auto",
@@ -94,7 +96,7 @@ class RelationalHeads(nn.Module):
         self.relation_dim = p = max(1, heads * e // r) if relation_dim is None else relation_dim
         self.relation_act = one_of("RelationalHeads", "relation_act", relation_act, RELATION_ACTS)
         self.relation_init = one_of("RelationalHeads", "relation_init", relation_init, RELATION_INIT)
-        self.symbol_dim = width if symbol_dim is None else symbol_dim
+        self.symbol_dim, self.symbol_std = width if symbol_dim is None else symbol_dim, symbol_std
         self.hidden = HiddenMaps(width, hidden, sizes, bias=bias, device=device, dtype=dtype) if hidden else None
         wide = hidden or width
         self.q_rel = nn.Linear(wide, r * p, bias=False, device=device, dtype=dtype)
@@ -109,8 +111,9 @@ class RelationalHeads(nn.Module):
         """Fill `relation_weight`; the maps are filled as linear maps are, and before.
 
         "paper" is uniform within r^-1/2, "package" within (e r)^-1/2.  "balanced" is normal, so wide that relations
-        and symbols reach a head's output with one variance, where a head looks alike at PROBE tokens and inputs and
-        symbols are normal: measured with the maps as they are, on inputs that draw from no generator of torch's.
+        and symbols reach a head's output with one variance, where a head looks alike at PROBE tokens, inputs are
+        N(0, 1) and symbols N(0, symbol_std^2): measured with the maps as they are, on inputs that draw from no
+        generator of torch's.
         """
         if self.relation_weight.is_meta:  # models that are only counted
             return
@@ -125,7 +128,7 @@ class RelationalHeads(nn.Module):
         x, symbols = (torch.randn(1, PROBE, m, generator=draw, device="cpu").to(like) for m in (wide, self.symbol_dim))
         f = self.features(x)
         related = relate(self.receive(f)["q_rel"], self.send(f)["k_rel"], relation_act=self.relation_act).mean(-1)
-        retrieved = self.value(symbols).mean(1)
+        retrieved = self.value(symbols * self.symbol_std).mean(1)
         std = (retrieved.square().mean() / (r * related.square().mean()).clamp(min=1e-12)).sqrt()
         nn.init.normal_(self.relation_weight).mul_(std)
 
