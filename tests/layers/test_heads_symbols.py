@@ -196,7 +196,7 @@ def test_relations_and_symbols_begin_alike(preset, options):
 def test_relations_balance_the_symbols_of_every_source(source, length):
     """Of relative symbols, whose table begins far below 1, as of others; in a layer and as a model fills them.
 
-    A library's mixtures, narrower than N(0, 1), are not measured but taken as such: 2.1 and 2.3 here.
+    A library's mixtures, narrower than N(0, 1), are not measured but taken as such: 2 to 4 here.
     """
     torch.manual_seed(0)
     layer = MultiHeadAttention(64, [Softmax(4), Relational(4, symbols=source)], max_length=length)
@@ -207,7 +207,7 @@ def test_relations_balance_the_symbols_of_every_source(source, length):
             layer(torch.randn(8, 16, 64), taps=taps)
             group = taps[0].groups[1]
             relations = torch.einsum("her,bhts,brts->bthe", group.relation_weight, group.code(), group.relations())
-            assert 0.4 < relations.std() / (group.output - relations).std() < 3
+            assert 0.4 < relations.std() / (group.output - relations).std() < 5
 
 
 def test_relation_weights_of_the_paper_and_of_the_package():

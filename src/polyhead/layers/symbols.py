@@ -288,7 +288,7 @@ def symbol_std(source: config.SymbolSource, dim: int, max_length: int) -> float:
     """How far from 0 the symbols of a source begin, by which relations are balanced (layers/heads_symbols.py).
 
     Relative ones as their table is filled; 1 for all others, although a library's mixtures begin narrower: what they
-    have in common stays in the mean over tokens, so that they reach a head's output within a factor of about 2.
+    have in common stays in the mean over tokens, so that they reach a head's output within a factor of 2 to 4.
     """
     if not isinstance(source, config.RelativeSymbols):
         return 1.0
