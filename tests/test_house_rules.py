@@ -35,7 +35,7 @@ ONLY_IN = {
     "plotly": ("report", "explore"),
     "matplotlib": ("analysis/figures.py",),
     "tyro": ("cli",),
-    "transformers": ("compat/huggingface.py",),
+    "transformers": ("compat/huggingface",),
 }
 
 

@@ -76,7 +76,8 @@ class Task(abc.ABC):
     """A stream of data with a loss and metrics.  It knows no network."""
 
     name: ClassVar[str]  # of its seed streams: "fuzzy_logic"
-    metric: ClassVar[str]  # the headline among `metrics`; higher is better
+    metric: ClassVar[str]  # the headline among `metrics`
+    better: ClassVar[str] = "higher"  # or "lower": which scores of the headline are good
 
     @property
     @abc.abstractmethod

@@ -6,15 +6,38 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from polyhead.config import Batch, Task, stream
 from polyhead.shapes import one_of
 
 Item = TypeVar("Item")
+
+
+class LazyLogits(Protocol):
+    """Logits (b t c) that are never made as a whole: what a task may ask of them, of every position."""
+
+    def cross_entropy(self, targets: Tensor) -> Tensor:
+        """Nats that each of `targets` (b t) costs: (b t)."""
+
+    def argmax(self) -> Tensor:
+        """The likeliest class of each position: (b t)."""
+
+
+def token_losses(outputs: Tensor | LazyLogits, targets: Tensor) -> Tensor:
+    """Nats that each of `targets` (b t) costs under logits (b t c): (b t)."""
+    if isinstance(outputs, Tensor):
+        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+    return outputs.cross_entropy(targets)
+
+
+def token_guesses(outputs: Tensor | LazyLogits) -> Tensor:
+    """The likeliest class of each position: (b t)."""
+    return outputs.argmax(-1) if isinstance(outputs, Tensor) else outputs.argmax()
 
 
 @dataclass(frozen=True)
