@@ -2,6 +2,7 @@
 
 import abc
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -124,6 +125,13 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def metrics(self, outputs: Array, batch: Batch) -> dict[str, Array]:
         """Per-sequence scores (b,) by name: their mean over batches is the reported figure."""
+
+    def derived(self, scores: dict[str, float]) -> dict[str, float]:
+        """Scores that follow from those of a whole evaluation, `loss` and the means of the metrics: by default none."""
+        return {}
+
+    def keep(self, folder: str | os.PathLike[str]) -> None:  # noqa: B027 (most tasks have nothing to keep)
+        """Write into a run's folder, as the run begins, what its model needs to be used without the data."""
 
     def batch(self, split: str, batch_size: int, *, seed: int, step: int, device: Any = "cpu") -> Batch:
         """Batch number `step` of `split`: a pure function of (seed, split, step)."""
