@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from polyhead.shapes import one_of
 Item = TypeVar("Item")
 
 
+@runtime_checkable
 class LazyLogits(Protocol):
     """Logits (b t c) that are never made as a whole: what a task may ask of them, of every position."""
 

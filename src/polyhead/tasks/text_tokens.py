@@ -1,9 +1,10 @@
 """Text as tokens and back: bytes, a byte-pair encoding trained on the spot, or a tokenizer that exists."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Codec(Protocol):
     """What turns text into tokens 0 to `count` - 1 and back."""
 
