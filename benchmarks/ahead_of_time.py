@@ -3,7 +3,8 @@
     python benchmarks/ahead_of_time.py --json docs/results/kernels/ahead_of_time.json      # all that is shipped
     python benchmarks/ahead_of_time.py --quick                                 # one configuration of each kernel
 
-For each kernel and configuration, on sm_80 (A100) and sm_90 (H100, H200): registers per thread, bytes of stack (what
+For each kernel and configuration, on sm_80 (A100), sm_89 (cards with 99 KB of shared memory for a program, as most
+have; what the op refuses there is left out) and sm_90 (H100, H200): registers per thread, bytes of stack (what
 spills out of registers), shared memory, instructions that multiply matrices on tensor cores.  The exit code is 1 if
 any breaks ahead_of_time_budget.json: `stack` says how many bytes may spill, by the longest key that fits; `shared` is
 what a block may have on the card; 16-bit kernels must use tensor cores.  Nothing is run.
@@ -28,6 +29,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
+from polyhead.ops.hyla_triton import too_large_for
 from polyhead.ops.hyla_triton_kernels import launches as hyla_launches
 from polyhead.ops.hyla_triton_kernels import prepare
 from polyhead.ops.linear_triton import CHUNK
@@ -35,7 +37,8 @@ from polyhead.ops.linear_triton_kernels import launches as linear_launches
 from polyhead.ops.relational_triton_launches import Above, Call, Grads, backward_launches, forward_launches
 from polyhead.ops.tiles_triton import Launch, limits
 
-CAPABILITIES = (80, 90)
+CAPABILITIES = (80, 89, 90)
+QUICK_CAPABILITIES = (80, 90)
 BUDGET = pathlib.Path(__file__).with_name("ahead_of_time_budget.json")
 T = 4096
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
@@ -92,7 +95,7 @@ def hyla(
         options = {"causal": causal, "scale": d**-0.5, "normalise": normalise}
         limited = (packed() if full else None), (512 if full else 0)
         problem = prepare(q, k, v, bias, look, limited[0], window=limited[1], act=act, **options)
-        return hyla_launches(replace(problem, shared=shared))
+        return [] if too_large_for(q, shared) else hyla_launches(replace(problem, shared=shared))
 
     extras = ", all limits" * full + ", not causal" * (not causal)
     extras += f", {normalise}" * (normalise != "rms_heads") + f", {act}" * (act != "relu")
@@ -102,13 +105,13 @@ def hyla(
 def relational(h: int, d: int, r: int, dtype: torch.dtype, *, full: bool = False, by_offset: bool = False) -> Case:
     """r relations, of width d."""
 
-    def make(_: int) -> list[Launch]:
+    def make(shared: int) -> list[Launch]:
         q, k = empty(1, T, h, d, dtype=dtype), empty(1, T, h, d, dtype=dtype)
         q_rel, k_rel = empty(1, T, r, d, dtype=dtype), empty(1, T, r, d, dtype=dtype)
         symbols = empty(1, 2 * T - 1 if by_offset else T, h, d, dtype=dtype)
         bias, look = (empty(h, 2 * T - 1, dtype=dtype), empty(1, T, dtype=torch.bool)) if full else (None, None)
         masks = limits(look, packed() if full else None, 512 if full else None, T)
-        call = Call(q, k, q_rel, k_rel, symbols, bias, masks, True, d**-0.5, "relu", by_offset)
+        call = Call(q, k, q_rel, k_rel, symbols, bias, masks, True, d**-0.5, "relu", by_offset, shared)
         stat = empty(1, h, T, dtype=torch.float32)
         above = Above(empty(1, T, h, d, dtype=dtype), empty(1, T, h, r, dtype=dtype), stat, stat)
         out = above.dretrieved, above.drelated, stat
@@ -201,7 +204,7 @@ def measure(cases: Iterable[Case], budget: dict[str, Any], *, quick: bool) -> It
     """Each kernel of each case, or only the first of each kernel, on each card."""
     seen = set()
     for case in cases:
-        for capability in CAPABILITIES:
+        for capability in QUICK_CAPABILITIES if quick else CAPABILITIES:
             for launch in case.make(budget["shared"][f"sm_{capability}"]):
                 compiled_in = None if quick else (launch.args[-1], str(launch.source().signature))
                 what = launch.kernel, capability, compiled_in

@@ -39,6 +39,12 @@ CASES = {
     "softmax, more queries than keys": {"t": 19, "s": 7, "h": 5, "g": 5, "causal": True, "act": "identity"} | SOFTMAX,
     "softmax, packed": {"edges": (0, 0, 1, 12, 19), "h": 3, "g": 1, "bias": True, "tile": (16, 16)} | SOFTMAX,
     "softmax, decoding": {"t": 1, "s": 49, "h": 8, "g": 8, "constants": {"SPLIT": 16}} | SOFTMAX,
+    "a card with less memory": {
+        "t": 5,
+        "s": 18,
+        "bias": True,
+        "constants": {"shared_memory": lambda device: 163 << 10},
+    },
     "other layouts": {"t": 17, "s": 18, "g": 2, "b": 3, "causal": True, "layouts": True},
 }
 
@@ -165,6 +171,18 @@ def test_more_than_a_program_holds_is_refused(h, d, taken):
     reason = refusal(Inputs(q, q, v, normalise="rms_heads", act="relu"))
     told = f"takes at most 32 heads and heads x width up to 1024 (padded, torch.float32), not {h} x {d}"
     assert reason == (None if taken else told)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "taken"), [(torch.bfloat16, 32, True), (torch.bfloat16, 33, False), (torch.float32, 17, False)]
+)
+def test_a_card_with_too_little_memory_is_refused_before_it_is_asked(monkeypatch, dtype, d, taken):
+    """So that "auto" passes the kernels over on a card where they could not start."""
+    monkeypatch.setattr("polyhead.ops.hyla_triton.shared_memory", lambda device: 99 << 10)
+    x = torch.zeros(1, 4, 8, d, dtype=dtype)
+    most = 512 if dtype == torch.bfloat16 else 256
+    told = f"takes heads x width up to {most} on a card with 99 KB of shared memory, not 8 x {d} (padded, {dtype})"
+    assert refusal(Inputs(x, x, x, normalise="rms_heads", act="relu")) == (None if taken else told)
 
 
 def test_never_chosen_without_a_gpu(problem):

@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.code import Inputs
-from polyhead.ops.tiles import dense_limits, refuse, without_triton
+from polyhead.ops.tiles import dense_limits, refuse, shared_memory, without_triton
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE
 
 MOST = {2: (64, 2048), 4: (32, 1024), 8: (16, 256)}
 """Bytes of a number: most heads, and most heads times width of queries, padded to powers of two from 16 on."""
+
+ROW, MEMORY = 1024, 160 << 10
+"""Bytes of a row of queries, padded, that any card has room for; the shared memory that longer ones need."""
 
 
 def refusal(inputs: Inputs) -> str | None:
@@ -31,7 +34,7 @@ def refusal(inputs: Inputs) -> str | None:
         return f"takes act='relu' or 'identity' only, not {inputs.act!r}"
     if inputs.value_weight is not None:
         return "takes no value_weight"
-    return dense_limits(inputs) or _too_large(inputs.q)
+    return dense_limits(inputs) or _too_large(inputs.q) or too_large_for(inputs.q, shared_memory(inputs.q.device))
 
 
 def _row(q: Tensor) -> tuple[int, int]:
@@ -48,13 +51,22 @@ def _too_large(q: Tensor) -> str | None:
     return f"takes at most {most_heads} heads and heads x width up to {most} (padded, {q.dtype}), not {came}"
 
 
+def too_large_for(q: Tensor, shared: int) -> str | None:
+    """Why queries have no room on a card with so many bytes of shared memory for a program, or None."""
+    heads, width = _row(q)
+    if heads * width * q.itemsize <= ROW or shared >= MEMORY:
+        return None
+    came = f"not {q.shape[2]} x {q.shape[3]} (padded, {q.dtype})"
+    return f"takes heads x width up to {ROW // q.itemsize} on a card with {shared >> 10} KB of shared memory, {came}"
+
+
 def worth(inputs: Inputs) -> bool:
-    """On a GPU, in half precision, or with rows short enough for the shared memory of every card since sm_80.
+    """On a GPU, in half precision or with short rows.
 
     No kernel has been timed yet: that they win is a count of multiplies and bytes, not a measurement.
     """
     heads, width = _row(inputs.q)
-    return inputs.q.is_cuda and (inputs.q.itemsize == 2 or heads * width * inputs.q.itemsize <= 1024)
+    return inputs.q.is_cuda and (inputs.q.itemsize == 2 or heads * width * inputs.q.itemsize <= ROW)
 
 
 def forward(

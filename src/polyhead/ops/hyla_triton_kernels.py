@@ -26,6 +26,7 @@ from torch import Tensor
 
 from polyhead.ops.code import wide
 from polyhead.ops.hyla_triton_code import Config, code_tile, hyla_delta, hyla_lse, load_sums, pair_backward, score_grads
+from polyhead.ops.tiles import shared_memory
 from polyhead.ops.tiles_triton import (
     SMALLEST,
     Launch,
@@ -239,7 +240,8 @@ def tile(kernel: str, problem: Problem) -> Tile:
     if kernel == "forward":
         return Tile(16, 16, 8, 2 if itemsize == 2 and not large else 1)
     if kernel == "queries":
-        return Tile(8 if large else 16, 16, 8, 1)
+        wide = itemsize > 2 and problem.shared < 200 << 10
+        return Tile((2 if wide else 8) if large else 16, 16, 8, 1)
     return Tile(16, 8 if large or heads > 32 or problem.shared < 200 << 10 else 16, 8, 1)
 
 
@@ -261,8 +263,7 @@ def prepare(
     q, k, v = rowwise(q), rowwise(k), rowwise(v)
     bias = None if bias is None else bias.contiguous()
     sight = limits(look, cu_seqlens, window or None, q.shape[1])
-    problem = Problem(q, k, v, bias, sight, scale, causal, normalise, act == "relu")
-    return replace(problem, shared=triton.compiler.max_shared_mem(q.device.index)) if q.is_cuda else problem
+    return Problem(q, k, v, bias, sight, scale, causal, normalise, act == "relu", shared=shared_memory(q.device))
 
 
 def with_lse(problem: Problem, run: Run) -> Problem:

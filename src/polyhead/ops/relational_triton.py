@@ -23,7 +23,7 @@ from einops import einsum
 from torch import Tensor
 
 from polyhead.ops.code import Inputs, at_least_float32, wide
-from polyhead.ops.tiles import dense_limits, given, refuse, without_triton
+from polyhead.ops.tiles import dense_limits, given, refuse, shared_memory, without_triton
 from polyhead.ops.tiles_ops import no_second_derivative, vmapped
 from polyhead.shapes import one_of
 from polyhead.spec import RELATION_ACTS
@@ -98,7 +98,8 @@ def _call(tensors: list[Tensor], limits: list[Tensor], options: dict[str, Any]) 
     bias = None if bias is None else bias.contiguous()
     masks = limits_of(mask, cu_seqlens, options["window"], q.shape[1])
     causal, scale, act = (options[name] for name in ("causal", "scale", "act"))
-    return Call(q, k, q_rel, k_rel, symbols, bias, masks, causal, scale, act, by_offset)
+    shared = shared_memory(q.device)
+    return Call(q, k, q_rel, k_rel, symbols, bias, masks, causal, scale, act, by_offset, shared)
 
 
 def _outputs(tensors: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

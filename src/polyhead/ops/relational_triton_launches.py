@@ -86,13 +86,12 @@ class Call:
     scale: float
     act: str
     by_offset: bool
+    shared: int = 227 << 10  # bytes of memory that a program can have on the card
 
     def counts(self) -> tuple[int, int]:
         """Heads and relations of a part, at most."""
         numbers = WIDE * 2 // self.q.dtype.itemsize
-        if self.q.is_cuda:
-            card: Any = torch.cuda.get_device_properties(self.q.device)
-            numbers = numbers if card.shared_memory_per_block_optin >= 1 << 17 else numbers // 2
+        numbers = numbers if self.shared >= 1 << 17 else numbers // 2
         h, share = self.q.shape[2], self.q.shape[2] // self.k.shape[2]
         width = max(padded(self.q.shape[-1]), padded(self.symbols.shape[-1]))
         fit = [
