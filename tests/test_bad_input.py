@@ -255,7 +255,6 @@ def test_layers_and_configurations():
 def test_arguments_of_another_kind():
     q, positions = torch.randn(2, 5, 4, 8), torch.arange(5.0)
     cases = [
-        (lambda: ph.Softmax(4.0), "Softmax: heads must be an integer but is 4.0"),  # type: ignore[arg-type]
         (
             lambda: ph.TransformerConfig(ph.Vectors(5), ph.Values(), positions="rotary"),  # type: ignore[arg-type]
             "TransformerConfig: positions must be one of Rotary(), RelativeBias(), Alibi(), Learned(), Sinusoidal() "
@@ -289,3 +288,37 @@ def test_sizes_of_tasks_that_are_no_integers(task):
     for value in (2.0, "8", None):
         with pytest.raises(ValueError, match=rf"{task.__name__}: {field} must be an integer but is {value!r}"):
             task(**{field: value})
+
+
+KINDS = (
+    (ph.Softmax, "heads", (4.0, True, "8", None), "an integer"),
+    (ph.Softmax, "dim", (2.5,), "an integer or None"),
+    (ph.Softmax, "impl", (3,), "a string"),
+    (ph.Hyla, "value_depth", (True, 1.0), "an integer"),
+    (ph.Relational, "share", ("x", 1), "True or False"),
+    (ph.Relational, "symmetric", ("no", None), "True or False"),
+    (ph.Relational, "relation_dim", (2.5, True), "an integer or None"),
+    (ph.Disentangled, "hidden", ("8",), "an integer or None"),
+    (ph.SymbolicAttention, "trainable", ("no",), "True or False"),
+    (ph.SymbolicAttention, "shared", (3,), "True or False"),
+    (ph.RelationalSymbols, "causal", ("yes",), "True or False or None"),
+    (ph.RelativeSymbols, "distance", (2.5,), "an integer or None"),
+    (ph.Rotary, "theta", ("x", True), "a number"),
+    (ph.Train, "lr", ("fast", True), "a number"),
+    (ph.tasks.Images, "flip", ("maybe",), "True or False or None"),
+    (ph.tasks.Sraven, "permuted", (0,), "True or False"),
+)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("kind", "field", "values", "wanted"), KINDS, ids=lambda x: getattr(x, "__name__", None))
+def test_fields_of_another_type(kind: Any, field: str, values: tuple[Any, ...], wanted: str):
+    for value in values:
+        line = f"{kind.__name__}: {field} must be {wanted} but is {value!r}"
+        with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+            kind(**{field: value})
+
+
+@pytest.mark.compile
+def test_whole_numbers_where_any_are_wanted():
+    assert ph.Rotary(**{"theta": 1}) == ph.Rotary(1.0)  # noqa: PIE804

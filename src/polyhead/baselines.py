@@ -7,8 +7,9 @@ Each names its two ends as a transformer's configuration does.  The modules are 
 import typing
 from dataclasses import dataclass
 
-from polyhead.mechanisms import PositionSymbols, RelativeSymbols, SymbolSource, integers
+from polyhead.mechanisms import PositionSymbols, RelativeSymbols, SymbolSource, positive
 from polyhead.parts import Classes, Input, Patches
+from polyhead.serial import Checked
 from polyhead.shapes import one_of
 from polyhead.spec import RELATION_ACTS
 
@@ -27,7 +28,7 @@ def _check(part: "CoRelNetConfig | PrediNetConfig | AbstractorConfig") -> None:
 def _objects(part: "CoRelNetConfig | PrediNetConfig") -> int:
     """How many objects a model of a fixed number of them is for."""
     who = type(part).__name__
-    integers(part, "length")
+    positive(part, "length")
     if isinstance(part.inputs, Patches):
         if part.inputs.class_token:
             raise ValueError(f"{who}: every token is an object, so inputs must have no class token")
@@ -40,7 +41,7 @@ def _objects(part: "CoRelNetConfig | PrediNetConfig") -> int:
 
 
 @dataclass(frozen=True)
-class CoRelNetConfig:
+class CoRelNetConfig(Checked):
     """CoRelNet (Kerg et al. 2022): a classifier that sees nothing of its objects but their inner products.
 
     `length`: objects, needed unless the inputs are patches.  `hidden`: of the MLP that embeds each object, default
@@ -58,7 +59,8 @@ class CoRelNetConfig:
     softmax: bool = True
 
     def __post_init__(self) -> None:
-        integers(self, "dim", "hidden")
+        super().__post_init__()
+        positive(self, "dim", "hidden")
         _check(self)
         _objects(self)
 
@@ -69,7 +71,7 @@ class CoRelNetConfig:
 
 
 @dataclass(frozen=True)
-class PrediNetConfig:
+class PrediNetConfig(Checked):
     """PrediNet (Shanahan et al. 2020): each head looks at two objects and compares them along `relations` directions.
 
     `length`: objects, needed unless the inputs are patches.  `key_dim`: by default dim // heads.
@@ -84,7 +86,8 @@ class PrediNetConfig:
     key_dim: int | None = None
 
     def __post_init__(self) -> None:
-        integers(self, "dim", "heads", "relations", "key_dim")
+        super().__post_init__()
+        positive(self, "dim", "heads", "relations", "key_dim")
         _check(self)
         _objects(self)
 
@@ -95,7 +98,7 @@ class PrediNetConfig:
 
 
 @dataclass(frozen=True)
-class AbstractorConfig:
+class AbstractorConfig(Checked):
     """The original Abstractor (Altabaa et al. 2024): a stream of symbols that learns of its objects by relations only.
 
     With `outputs` a classifier; without them the encoder of a sequence-to-sequence `TransformerConfig`.  `heads` of
@@ -119,7 +122,8 @@ class AbstractorConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        integers(self, "dim", "layers", "heads", "head_dim", "hidden", "max_length")
+        super().__post_init__()
+        positive(self, "dim", "layers", "heads", "head_dim", "hidden", "max_length")
         _check(self)
         one_of("AbstractorConfig", "act", self.act, RELATION_ACTS)
         if not isinstance(self.symbols, typing.get_args(SymbolSource)) or isinstance(self.symbols, RelativeSymbols):
@@ -129,8 +133,8 @@ class AbstractorConfig:
             )
         if self.symbols.dim not in (None, self.dim):
             raise ValueError(f"AbstractorConfig: symbols are its stream, of width {self.dim}, not {self.symbols.dim}")
-        if not isinstance(self.encoder_layers, int) or self.encoder_layers < 0:
-            raise ValueError(f"AbstractorConfig: encoder_layers must be at least 0 but is {self.encoder_layers!r}")
+        if self.encoder_layers < 0:
+            raise ValueError(f"AbstractorConfig: encoder_layers must be at least 0 but is {self.encoder_layers}")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"AbstractorConfig: dropout must lie in [0, 1) but is {self.dropout}")
 

@@ -33,6 +33,7 @@ from polyhead.mechanisms import (
     SymbolicAttention,
     Symbols,
     SymbolSource,
+    positive,
 )
 from polyhead.parts import (
     Alibi,
@@ -54,7 +55,7 @@ from polyhead.parts import (
     Values,
     Vectors,
 )
-from polyhead.serial import late, plain, to_dict
+from polyhead.serial import Checked, late, plain, to_dict
 from polyhead.shapes import one_of
 
 __all__ = [
@@ -120,7 +121,7 @@ _PARTS: dict[str, tuple[type, ...]] = {
 
 
 @dataclass(frozen=True)
-class TransformerConfig:
+class TransformerConfig(Checked):
     """The one transformer.  `heads`: one list of head groups for all layers, or one list per layer (hybrid stacks).
 
     With an `encoder`, every layer also looks at that model's output through `cross_heads` (default: as many softmax
@@ -164,14 +165,13 @@ class TransformerConfig:
     one more forward pass, the same gradients."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "heads", _layers_of_heads(self.heads))
         for name, kinds in _PARTS.items():
             if not isinstance(getattr(self, name), kinds):
                 names = ", ".join(f"{kind.__name__}()" for kind in kinds if kind is not type(None))
                 raise ValueError(f"TransformerConfig: {name} must be one of {names} but is {getattr(self, name)!r}")
-        for name in ("dim", "layers", "max_length", "window"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"TransformerConfig: {name} must be at least 1 but is {value}")
+        positive(self, "dim", "layers", "max_length", "window")
         if self.per_layer and len(self._lists) != self.layers:
             raise ValueError(f"TransformerConfig: {self.layers} layers but {len(self._lists)} lists of heads")
         if self.cross_heads is not None:
@@ -269,7 +269,7 @@ Model = TransformerConfig | Baseline
 
 
 @dataclass(frozen=True)
-class Decay:
+class Decay(Checked):
     """Which parameters weight decay touches.  Weight matrices always; everything else only if asked."""
 
     biases: bool = False
@@ -280,7 +280,7 @@ class Decay:
 
 
 @dataclass(frozen=True)
-class Train:
+class Train(Checked):
     """AdamW, linear warm-up from 0, cosine to `final` x lr."""
 
     steps: int = 1000
@@ -304,10 +304,9 @@ class Train:
     save_every: int = plain(500)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("Train", "precision", self.precision, ("fp32", "bf16", "fp16"))
-        for name in ("steps", "batch_size", "eval_batches", "eval_every", "log_every", "save_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Train: {name} must be at least 1 but is {getattr(self, name)}")
+        positive(self, "steps", "batch_size", "eval_batches", "eval_every", "log_every", "save_every")
         for name in ("lr", "weight_decay", "warmup", "final", "eps"):
             if not getattr(self, name) >= 0:  # nan neither
                 raise ValueError(f"Train: {name} must be at least 0 but is {getattr(self, name)}")
@@ -318,7 +317,7 @@ class Train:
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Checked):
     """One training run, whole."""
 
     task: Task
@@ -333,6 +332,7 @@ class Run:
     folder: str | None = plain(None)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"Run: threads must be at least 1, or None, but is {self.threads}")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from polyhead.parts import Input, Output
+from polyhead.serial import Checked
 
 
 def stream(seed: int, name: str, step: int = 0) -> int:
@@ -73,7 +74,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Task(abc.ABC):
+class Task(Checked, abc.ABC):
     """A stream of data with a loss and metrics.  It knows no network."""
 
     name: ClassVar[str]  # of its seed streams: "fuzzy_logic"
@@ -130,7 +131,7 @@ class Task(abc.ABC):
         """Scores that follow from those of a whole evaluation, `loss` and the means of the metrics: by default none."""
         return {}
 
-    def keep(self, folder: str | os.PathLike[str]) -> None:  # noqa: B027 (most tasks have nothing to keep)
+    def keep(self, folder: str | os.PathLike[str]) -> None:
         """Write into a run's folder, as the run begins, what its model needs to be used without the data."""
 
     def batch(self, split: str, batch_size: int, *, seed: int, step: int, device: Any = "cpu") -> Batch:

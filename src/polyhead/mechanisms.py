@@ -4,21 +4,21 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from polyhead.serial import late, plain
+from polyhead.serial import Checked, late, plain
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RELATION_INIT
 
 
-def integers(part: Any, *names: str) -> None:
-    """Raise a ValueError unless each of these fields is None or an integer of at least 1."""
+def positive(part: Any, *names: str) -> None:
+    """Raise a ValueError unless each of these fields is None or at least 1."""
     for name in names:
         value = getattr(part, name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"{type(part).__name__}: {name} must be an integer of at least 1 but is {value!r}")
+        if value is not None and value < 1:
+            raise ValueError(f"{type(part).__name__}: {name} must be at least 1 but is {value}")
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class Mechanism(Checked):
     """A group of heads of one kind.  `dim` (query/key) and `value_dim` are per head; by default model width //
     total heads.
 
@@ -34,13 +34,9 @@ class Mechanism:
     impl: str = plain("auto")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         who = type(self).__name__
-        for name in ("heads", "dim", "value_dim", "kv_heads"):
-            value = getattr(self, name)
-            if not isinstance(value, int) and (value is not None or name == "heads"):
-                raise ValueError(f"{who}: {name} must be an integer but is {value!r}")
-            if value is not None and value < 1:
-                raise ValueError(f"{who}: {name} must be at least 1 but is {value}")
+        positive(self, "heads", "dim", "value_dim", "kv_heads")
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"{who}: kv_heads must divide {self.heads} heads but is {self.kv_heads}")
 
@@ -80,7 +76,7 @@ class Hyla(Mechanism):
 
 
 @dataclass(frozen=True)
-class Symbols:
+class Symbols(Checked):
     """Where relational heads take their symbols from: the values that carry no sensory content.
 
     `dim`: width of a symbol, by default the model's.  `shared`: one source for all layers, not one for each.
@@ -90,7 +86,8 @@ class Symbols:
     shared: bool = True
 
     def __post_init__(self) -> None:
-        integers(self, "dim")
+        super().__post_init__()
+        positive(self, "dim")
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,7 @@ class SymbolicAttention(Symbols):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integers(self, "count", "heads")
+        positive(self, "count", "heads")
 
 
 @dataclass(frozen=True)
@@ -130,7 +127,7 @@ class RelationalSymbols(SymbolicAttention):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integers(self, "neighbours", "relations")
+        positive(self, "neighbours", "relations")
 
 
 @dataclass(frozen=True)
@@ -146,7 +143,7 @@ class RelativeSymbols(Symbols):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integers(self, "distance")
+        positive(self, "distance")
 
 
 SymbolSource = SymbolicAttention | RelationalSymbols | PositionSymbols | RelativeSymbols
@@ -169,7 +166,7 @@ class SymbolHeads(Mechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         who = type(self).__name__
-        integers(self, "hidden")
+        positive(self, "hidden")
         if not isinstance(self.symbols, typing.get_args(SymbolSource)):
             raise ValueError(f"{who}: symbols must be a source such as PositionSymbols() but is {self.symbols!r}")
         if self.share and self.hidden is not None:
@@ -194,7 +191,7 @@ class Relational(SymbolHeads):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integers(self, "relations", "relation_dim")
+        positive(self, "relations", "relation_dim")
         one_of("Relational", "relation_act", self.relation_act, RELATION_ACTS)
         one_of("Relational", "relation_init", self.relation_init, RELATION_INIT)
 
@@ -209,7 +206,7 @@ class Disentangled(SymbolHeads):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integers(self, "relation_dim")
+        positive(self, "relation_dim")
         one_of("Disentangled", "relation_act", self.relation_act, RELATION_ACTS)
 
 

@@ -5,25 +5,26 @@
 
 from dataclasses import dataclass
 
-from polyhead.mechanisms import integers
-from polyhead.serial import late
+from polyhead.mechanisms import positive
+from polyhead.serial import Checked, late
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS
 
 
 @dataclass(frozen=True)
-class Rotary:
+class Rotary(Checked):
     """Rotary embedding of q and k.  `interleaved` turns pairs (2j, 2j+1), `half` turns pairs (j, j + d/2)."""
 
     theta: float = 1e4
     layout: str = "interleaved"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("Rotary", "layout", self.layout, ("interleaved", "half"))
 
 
 @dataclass(frozen=True)
-class RelativeBias:
+class RelativeBias(Checked):
     """T5 relative bias, one table per layer.  Defaults: as many buckets as positions; keys after the query share
     bucket 0."""
 
@@ -31,19 +32,23 @@ class RelativeBias:
     max_distance: int | None = None
     bidirectional: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "buckets")
+
 
 @dataclass(frozen=True)
-class Alibi:
+class Alibi(Checked):
     """Attention with linear biases: score - slope_h |i - j| (Press et al. 2022)."""
 
 
 @dataclass(frozen=True)
-class Learned:
+class Learned(Checked):
     """A learned vector per position, added to the inputs of the first layer."""
 
 
 @dataclass(frozen=True)
-class Sinusoidal:
+class Sinusoidal(Checked):
     """Sines and cosines of the position, added to the inputs of the first layer (Vaswani et al. 2017)."""
 
 
@@ -51,7 +56,7 @@ Position = Rotary | RelativeBias | Alibi | Learned | Sinusoidal
 
 
 @dataclass(frozen=True)
-class Mlp:
+class Mlp(Checked):
     """Two linear maps with `act` between them.  `hidden` defaults to 4 x width."""
 
     hidden: int | None = None
@@ -59,19 +64,25 @@ class Mlp:
     bias: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "hidden")
         one_of("Mlp", "act", self.act, ACTS)
 
 
 @dataclass(frozen=True)
-class Swiglu:
+class Swiglu(Checked):
     """W2(silu(W1 x) * W3 x).  `hidden` defaults to floor(8/3 width) down to a multiple of 64."""
 
     hidden: int | None = None
     bias: bool = late(False)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "hidden")
+
 
 @dataclass(frozen=True)
-class Experts:
+class Experts(Checked):
     """Mixture of expert MLPs: the top k of a linear gate, weighted by the softmax over those k; no noise."""
 
     experts: int = 4
@@ -82,6 +93,8 @@ class Experts:
     balance: float = 0.01  # weight of the load-balance loss
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "experts", "hidden")
         one_of("Experts", "act", self.act, ACTS)
         if not 1 <= self.top_k <= self.experts:
             raise ValueError(f"Experts: top_k must be 1 to {self.experts} (experts) but is {self.top_k}")
@@ -91,23 +104,31 @@ FeedForward = Mlp | Swiglu | Experts
 
 
 @dataclass(frozen=True)
-class Tokens:
+class Tokens(Checked):
     """Integer tokens (b t) through an embedding table of `count` rows; `scaled` multiplies them by sqrt(width)."""
 
     count: int
     scaled: bool = late(False)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "count")
+
 
 @dataclass(frozen=True)
-class Vectors:
+class Vectors(Checked):
     """Vectors (b t size) through a linear map."""
 
     size: int
     bias: bool = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "size")
+
 
 @dataclass(frozen=True)
-class Patches:
+class Patches(Checked):
     """Images (b c height width) cut into patches, each through a linear map: one token per patch, row by row.
 
     `image`: channels, height, width; `patch`: height, width.  `norm`: LayerNorms before and after the map.
@@ -120,9 +141,11 @@ class Patches:
     class_token: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, count in (("image", 3), ("patch", 2)):
             value = getattr(self, name)
-            if len(value) != count or not all(isinstance(size, int) and size > 0 for size in value):
+            sizes = value if isinstance(value, (list, tuple)) else ()
+            if len(sizes) != count or not all(type(size) is int and size > 0 for size in sizes):
                 raise ValueError(f"Patches: {name} must be {count} positive integers but is {value!r}")
             object.__setattr__(self, name, tuple(value))
         if self.image[1] % self.patch[0] or self.image[2] % self.patch[1]:
@@ -141,7 +164,7 @@ Input = Tokens | Vectors | Patches
 
 
 @dataclass(frozen=True)
-class Logits:
+class Logits(Checked):
     """`count` logits per position; `tied` reuses the token table, `scaled` divides by sqrt(width) (the HYLA paper's
     LM)."""
 
@@ -150,17 +173,25 @@ class Logits:
     tied: bool = False
     scaled: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "count")
+
 
 @dataclass(frozen=True)
-class Values:
+class Values(Checked):
     """`size` real numbers per position."""
 
     size: int = 1
     bias: bool = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "size")
+
 
 @dataclass(frozen=True)
-class Classes:
+class Classes(Checked):
     """`count` logits per sequence, (b 1 count): of the mean over its tokens, or of its first token (`pool="class"`)."""
 
     count: int
@@ -168,7 +199,8 @@ class Classes:
     bias: bool = True
 
     def __post_init__(self) -> None:
-        integers(self, "count")
+        super().__post_init__()
+        positive(self, "count")
         one_of("Classes", "pool", self.pool, ("mean", "class"))
 
 

@@ -26,6 +26,32 @@ def late(default: Any) -> Any:
     return dataclasses.field(default=default, kw_only=True, metadata={"late": True})
 
 
+class Checked:
+    """For frozen dataclasses: fields that are truth values, numbers or strings hold nothing else.
+
+    Raises ValueError when one is made with another value: `causal="no"` would be a yes.
+    """
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        hints = _hints(kind)
+        for f in dataclasses.fields(kind):
+            options, value = _options(hints[f.name]), getattr(self, f.name)
+            if _PLAIN.keys() >= set(options) and not any(_is(value, option) for option in options):
+                wanted = " or ".join(_PLAIN[option] for option in options)
+                raise ValueError(f"{type(self).__name__}: {f.name} must be {wanted} but is {value!r}")
+
+
+_PLAIN = {bool: "True or False", int: "an integer", float: "a number", str: "a string", type(None): "None"}
+
+
+def _is(value: Any, kind: type) -> bool:
+    """Whether a value is one of a plain type: a truth value is no number, an integer is."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
 def to_dict(config: Any, *, semantic: bool = False) -> Any:
     """`config` as JSON values; with `semantic`, without the fields that cannot change a result."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
@@ -48,9 +74,14 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
+def _options(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; of anything else, itself."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
 def _floats(value: Any, hint: Any) -> Any:
     """1 as 1.0 where a float is wanted: what is written, its digest and what is read back are then one value."""
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    options = _options(hint)
     if type(value) is int and float in options and int not in options:
         return float(value)
     if isinstance(value, (list, tuple)) and (lists := [o for o in options if _is_list(o)]):
@@ -102,7 +133,7 @@ def _required(f: "dataclasses.Field[Any]") -> bool:
 
 
 def _value(data: Any, hint: Any, known: Mapping[str, type], where: str) -> Any:
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    options = _options(hint)
     if data is None and type(None) in options:
         return None
     if isinstance(data, dict):

@@ -274,7 +274,7 @@ def test_a_decoder_reads_the_abstract_states():
             "PrediNetConfig: outputs must be Classes() but is Logits",
             marks=pytest.mark.compile,  # where annotations are checked they speak first
         ),
-        (lambda: PrediNetConfig(IMAGES, Classes(2), heads=0), "heads must be an integer of at least 1 but is 0"),
+        (lambda: PrediNetConfig(IMAGES, Classes(2), heads=0), "heads must be at least 1 but is 0"),
         (lambda: CoRelNetConfig(IMAGES, Classes(2, pool="class")), "outputs must be Classes(pool='mean')"),
         (lambda: CoRelNetConfig(Patches((1, 2, 2), (1, 1), class_token=True), Classes(2)), "no class token"),
         (lambda: AbstractorConfig(IMAGES, act="sofmax"), "unknown act 'sofmax'; did you mean 'softmax'"),

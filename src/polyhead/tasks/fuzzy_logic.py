@@ -89,6 +89,7 @@ class FuzzyLogic(Task):
     metric: ClassVar[str] = "r2"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("FuzzyLogic", "split", self.split, SPLITS)
         one_of("FuzzyLogic", "inputs", self.inputs, INPUTS)
         check_integers(self, {"variables": 1, "terms": 1, "length": 2})

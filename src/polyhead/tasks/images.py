@@ -63,6 +63,7 @@ class Images(Task):
     metric: ClassVar[str] = "accuracy"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("Images", "data", self.data, SOURCES)
         given = {
             name: least for name, least in (("patch", 1), ("shift", 0), ("size", 1)) if getattr(self, name) is not None

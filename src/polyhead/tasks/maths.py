@@ -68,6 +68,7 @@ class Maths(Task):
     metric: ClassVar[str] = "exact_match"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("Maths", "data", self.data, DATA)
         one_of("Maths", "difficulty", self.difficulty, DIFFICULTIES)
         check_integers(self, {"question": 1, "answer": 1, "pool": 0})

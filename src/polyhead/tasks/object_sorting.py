@@ -59,6 +59,7 @@ class ObjectSorting(Task):
     metric: ClassVar[str] = "accuracy"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("ObjectSorting", "objects", self.objects, COUNTS)
         check_integers(self, {"length": 2, "examples": 1, "split_seed": 0})
         if self.length > COUNTS[self.objects]:

@@ -50,6 +50,7 @@ class PairwiseOrder(Task):
     metric: ClassVar[str] = "accuracy"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("PairwiseOrder", "split", self.split, ("ordered", "unordered"))
         least = 4 if self.split == "ordered" else 5  # of fewer pairs none is left for validation
         check_integers(self, {"objects": least, "dim": 1, "split_seed": 0})

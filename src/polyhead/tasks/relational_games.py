@@ -80,6 +80,7 @@ class RelationalGames(Task):
     metric: ClassVar[str] = "accuracy"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("RelationalGames", "game", self.game, GAMES)
         one_of("RelationalGames", "data", self.data, ("generated", "original"))
         check_integers(self, {"examples": 2, "split_seed": 0})

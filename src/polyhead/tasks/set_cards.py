@@ -56,6 +56,7 @@ class SetCards(Task):
     metric: ClassVar[str] = "accuracy"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_integers(self, {"examples": 2, "split_seed": 0})
         if self.examples > 2 * (SETS - HELD):
             raise ValueError(

@@ -102,6 +102,7 @@ class Sraven(Task):
     metric: ClassVar[str] = "accuracy"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("Sraven", "split", self.split, SPLITS)
         check_integers(self, {"features": 1, "values": 2, "grid": 2})
         if self.values < self.grid:
