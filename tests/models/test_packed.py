@@ -163,7 +163,6 @@ def test_mistakes_are_one_line():
     x = torch.randn(1, 15, 5, dtype=torch.float64)
     reads = replace(BASE, causal=True, encoder=BASE)
     model = build(replace(BASE, causal=True))
-    neighbours = build(replace(VARIANTS["neighbours"], causal=True))
     several = "with cu_seqlens inputs are several sequences, without"
     for call, text in (
         (lambda: model(x, cu_seqlens=CU, tail=1), f"{several} tail"),
@@ -172,10 +171,6 @@ def test_mistakes_are_one_line():
         (lambda: build(replace(BASE, outputs=Classes(2)))(x, cu_seqlens=CU), rf"{several} Classes\(\)"),
         (lambda: model(x.expand(2, -1, -1), cu_seqlens=CU), r"x \(1 t m\) .* but x \(b t m\) = \(2, 15, 24\)"),
         (lambda: build(replace(BASE, positions=Learned(), max_length=6))(x, cu_seqlens=CU), "below max_length = 6"),
-        (
-            lambda: neighbours(x, cache=Cache(2), mask=torch.ones(1, 15).bool()),
-            "RelationalSymbols look at neighbours, so with a cache mask must be None",
-        ),
     ):
         with pytest.raises(ValueError, match=text) as error:
             call()

@@ -208,6 +208,7 @@ class MultiHeadAttention(nn.Module):
         sources: list[SymbolModule] = list(self.symbols)  # type: ignore[arg-type]
         first, cache = (call.past, call.memory) if own else (0, None)
         where: dict[str, Any] = {"first": first, "cache": cache, "cu_seqlens": call.cu_seqlens}
+        where |= {"positions": call.positions if own else None}
         made = [source(call.source, **where) for source in sources]
         return [None if which is None else made[which] for which in self.source_of]
 

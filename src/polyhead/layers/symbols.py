@@ -8,7 +8,8 @@
 Altabaa and Lafferty 2024, "Disentangling and integrating relational and sensory information in transformer
 architectures", section 2.2; the relational one is from their code.  A source is called with the stream (b s m) and
 returns symbols by key, (b|1 s dim), or the table of a relative one, (2 distance + 1, dim).  With `cu_seqlens` the
-stream is several sequences, and each is counted and related by itself.
+stream is several sequences, and each is counted and related by itself.  `positions` (b|1 s) are counted in place of
+0, 1, ... or `first`, ...; `mask` (b s) is True at real tokens.  All sources take all of these.
 """
 
 import math
@@ -77,7 +78,9 @@ class SymbolicAttention(nn.Module):
         self.library.normal_()
 
     @shaped
-    def assignments(self, x: Float[Tensor, "b s m"], *, cu_seqlens: Tensor | None = None) -> Float[Tensor, "b s h n"]:
+    def assignments(
+        self, x: Float[Tensor, "b s m"], *, cu_seqlens: Tensor | None = None, mask: Tensor | None = None
+    ) -> Float[Tensor, "b s h n"]:
         """How much of each symbol every token takes, for each head; adds up to 1 over symbols."""
         q = self.query(x).unflatten(-1, (self.heads, -1))
         templates = self.templates.unflatten(-1, (self.heads, -1))
@@ -90,6 +93,8 @@ class SymbolicAttention(nn.Module):
         first: int = 0,
         cache: LayerCache | None = None,
         cu_seqlens: Tensor | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> Float[Tensor, "b s _"]:
         """Symbols (b s symbol_dim), of each token by itself: nothing else matters."""
         if x.shape[-1] != self.dim:
@@ -107,8 +112,9 @@ class RelationalSymbols(nn.Module):
 
     Token i compares itself with the `neighbours` tokens before it, nearest first (or, unless `causal`, with so many
     on each side, left to right), and with itself if `include_self`; beyond the ends of the sequence the outermost
-    token stands in.  `relations` inner products with each, by `normalise` a softmax over them all at scale
-    (dim / relations) ** -0.5, go through a linear map to `symbolic`.
+    token stands in, and for padding the real one before it (or, if there is none, after it).  `relations` inner
+    products with each, by `normalise` a softmax over them all at scale (dim / relations) ** -0.5, go through a linear
+    map to `symbolic`.
     """
 
     def __init__(
@@ -143,13 +149,32 @@ class RelationalSymbols(nn.Module):
     def symbol_dim(self) -> int:
         return self.symbolic.symbol_dim
 
-    def _asked(self, x: Tensor, first: int, cache: LayerCache | None, cu_seqlens: Tensor | None) -> Tensor:
-        """What stands for each token (b s m) when it asks for symbols."""
-        if cache is not None and not self.causal:
+    def _seen(self, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, mask: Tensor | None) -> Tensor:
+        """`x` after the neighbours that the cache holds, with real tokens in place of padding."""
+        if cache is None:
+            return x if mask is None else in_place_of_padding(x, mask, cu_seqlens)[0]
+        if not self.causal:
             raise ValueError("RelationalSymbols: neighbours after a token are not known yet: a cache needs causal=True")
+        seen, known = cache.last(self, x, self.neighbours), cache.state((self, "known"))
+        if mask is None and known is None:
+            return seen
+        b, t = x.shape[:2]
+        old, new = (torch.ones(b, n, dtype=torch.bool, device=x.device) for n in (seen.shape[1] - t, t))
+        known = torch.cat((old if known is None else known, new if mask is None else mask), 1)
+        seen, known = in_place_of_padding(seen, known, None)
+        first = max(0, seen.shape[1] - self.neighbours)
+        cache.put(self, seen[:, first:])
+        cache.put((self, "known"), known[:, first:])
+        return seen
+
+    def _asked(
+        self, x: Tensor, first: int, cache: LayerCache | None, cu_seqlens: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
+        """What stands for each token (b s m) when it asks for symbols."""
         if cache is None and first:
             raise ValueError(f"RelationalSymbols: tokens before the first, number {first}, are wanted: give cache=")
-        seen = x if cache is None else cache.last(self, x, self.neighbours)
+        seen = self._seen(x, cache, cu_seqlens, mask)
+        x = seen[:, -x.shape[1] :]
         own = torch.arange(seen.shape[1] - x.shape[1], seen.shape[1], device=x.device)
         steps = torch.tensor(self.steps, device=x.device)
         where = (own[:, None] + steps).clamp(0, seen.shape[1] - 1)
@@ -164,9 +189,11 @@ class RelationalSymbols(nn.Module):
             related = (related * q.shape[-1] ** -0.5).softmax(2)
         return self.map(related.flatten(2))
 
-    def assignments(self, x: Float[Tensor, "b s m"], *, cu_seqlens: Tensor | None = None) -> Float[Tensor, "b s h n"]:
+    def assignments(
+        self, x: Float[Tensor, "b s m"], *, cu_seqlens: Tensor | None = None, mask: Tensor | None = None
+    ) -> Float[Tensor, "b s h n"]:
         """How much of each symbol every token takes, for each head; adds up to 1 over symbols."""
-        return self.symbolic.assignments(self._asked(x, 0, None, cu_seqlens))
+        return self.symbolic.assignments(self._asked(x, 0, None, cu_seqlens, mask))
 
     def forward(
         self,
@@ -175,14 +202,27 @@ class RelationalSymbols(nn.Module):
         first: int = 0,
         cache: LayerCache | None = None,
         cu_seqlens: Tensor | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> Float[Tensor, "b s _"]:
         """Symbols (b s symbol_dim); with a `cache`, of tokens that follow those it has seen."""
         if x.shape[-1] != self.dim:
             raise ValueError(f"RelationalSymbols: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
-        return self.symbolic(self._asked(x, first, cache, cu_seqlens))
+        return self.symbolic(self._asked(x, first, cache, cu_seqlens, mask))
 
     def extra_repr(self) -> str:
         return f"steps={list(self.steps)}, relations={self.relations}, normalise={self.normalise}"
+
+
+def in_place_of_padding(x: Tensor, real: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`x` (b s m) with, where `real` (b s) is False, the real token of its sequence before it or, if there is none,
+    after it; and which tokens have a real one at or before them."""
+    where = torch.arange(x.shape[1], device=x.device).expand(real.shape)
+    last = torch.where(real, where, -1).cummax(1).values  # of the real tokens so far
+    following = torch.where(real, where, x.shape[1] - 1).flip(1).cummin(1).values.flip(1)
+    known = last >= (0 if cu_seqlens is None else starts_in(cu_seqlens, x.shape[1]))
+    index = torch.where(known, last, following)
+    return x.gather(1, index[..., None].expand(x.shape)), known
 
 
 def neighbour_steps(neighbours: int, include_self: bool, causal: bool) -> tuple[int, ...]:
@@ -216,11 +256,16 @@ class PositionSymbols(nn.Module):
         first: int = 0,
         cache: LayerCache | None = None,
         cu_seqlens: Tensor | None = None,
-    ) -> Float[Tensor, "1 s _"]:
-        """The symbols of positions `first`, `first` + 1, ...: one for the whole batch.
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Float[Tensor, "_ s _"]:
+        """The symbols of positions `first`, `first` + 1, ...: one for the whole batch, (1 s dim); or of `positions`.
 
-        ValueError (of packed sequences, in eager mode only) beyond max_length.
+        ValueError (of these and of packed sequences, in eager mode only) beyond max_length.
         """
+        if positions is not None:
+            check_range("PositionSymbols", positions, self.max_length)
+            return self.table[positions.long()]
         last = first + x.shape[1]
         if cu_seqlens is not None:
             where = places_in(cu_seqlens, x.shape[1])
@@ -268,6 +313,8 @@ class RelativeSymbols(nn.Module):
         first: int = 0,
         cache: LayerCache | None = None,
         cu_seqlens: Tensor | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> Float[Tensor, "_ _"]:
         """The table, by offset; `x` only says how far it must reach."""
         last = first + x.shape[1]

@@ -18,7 +18,6 @@ from polyhead import config
 from polyhead.config import TransformerConfig
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.positions import starts_in
 from polyhead.layers.symbols import RelationalSymbols, SymbolicAttention, SymbolModule, build_symbols
 from polyhead.layers.taps import Taps
 
@@ -81,6 +80,7 @@ class Sources:
         *,
         mask: Bool[Tensor, "b s"] | None = None,
         cu_seqlens: Tensor | None = None,
+        positions: Tensor | None = None,
         cache: LayerCache | None = None,
         again: bool = False,
     ) -> list[Tensor | None] | None:
@@ -94,26 +94,25 @@ class Sources:
         if all(number is None for number in reads):
             return None
         given: dict[int, Tensor] = {}
+        where = {"mask": mask, "cu_seqlens": cu_seqlens, "positions": positions}
         for number in reads:
             if number is None or number in given:  # asked twice, a cache would see the same tokens twice
                 continue
             if number not in made or not self.once[number]:
-                seen = _real(self.modules[number], embedded if self.once[number] else x, mask, cu_seqlens)
-                made[number] = self._ask(number, seen, cu_seqlens, cache, again)
+                seen = embedded if self.once[number] else x
+                made[number] = self._ask(number, seen, where, cache, again)
             given[number] = made[number]
         return [None if number is None else given[number] for number in reads]
 
     def _ask(
-        self, number: int, seen: Tensor, cu_seqlens: Tensor | None, cache: LayerCache | None, again: bool
+        self, number: int, seen: Tensor, where: dict[str, Tensor | None], cache: LayerCache | None, again: bool
     ) -> Tensor:
         module = self.modules[number]
-        if cache is not None and cache.real is not None and not self.cross and isinstance(module, RelationalSymbols):
-            raise ValueError("Transformer: RelationalSymbols look at neighbours, so with a cache mask must be None")
         if cache is None:
-            return recomputed(module, again)(seen, cu_seqlens=cu_seqlens)
+            return recomputed(module, again)(seen, **where)
         if self.cross:  # the context is the same in every step
-            return cache.cross.once(("symbols", number), lambda: {"symbols": module(seen)})["symbols"]
-        return module(seen, first=cache.length, cache=cache)
+            return cache.cross.once(("symbols", number), lambda: {"symbols": module(seen, **where)})["symbols"]
+        return module(seen, first=cache.length, cache=cache, **where)
 
     def shown(
         self,
@@ -132,8 +131,8 @@ class Sources:
         for i, number in enumerate(self.reads[layer]):
             module = None if number is None else self.modules[number]
             if number is not None and isinstance(module, (SymbolicAttention, RelationalSymbols)):
-                seen = _real(module, embedded if self.once[number] else x, mask, cu_seqlens)
-                assigned = module.assignments(seen, cu_seqlens=cu_seqlens)
+                seen = embedded if self.once[number] else x
+                assigned = module.assignments(seen, mask=mask, cu_seqlens=cu_seqlens)
                 groups[i] = dataclasses.replace(groups[i], assignments=assigned)
         return dataclasses.replace(taps, groups=tuple(groups))
 
@@ -149,16 +148,3 @@ def _tie(module: SymbolModule, source: config.SymbolSource, libraries: dict[obje
         owner = module.symbolic if isinstance(module, RelationalSymbols) else module
         assert isinstance(owner, SymbolicAttention)
         owner.library = libraries.setdefault(source, owner.library)
-
-
-def _real(module: nn.Module, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
-    """`x` as a source may see it: one that looks at neighbours meets, in place of padding, the real token of its
-    sequence next to it, as it does beyond the ends of a sequence."""
-    if mask is None or not isinstance(module, RelationalSymbols):
-        return x
-    where = torch.arange(x.shape[1], device=x.device).expand(mask.shape)
-    last = torch.where(mask, where, -1).cummax(1).values  # of the real tokens so far
-    following = torch.where(mask, where, x.shape[1] - 1).flip(1).cummin(1).values.flip(1)
-    starts = 0 if cu_seqlens is None else starts_in(cu_seqlens, x.shape[1])
-    index = torch.where(last < starts, following, last)
-    return x.gather(1, index[..., None].expand(x.shape))

@@ -125,8 +125,11 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         taps: list[Taps] | None = None,
     ) -> Float[Tensor, "b _ _"]:
-        """`mask` is True at real tokens, `positions` default to 0, 1, ...; `taps` collects one Taps per layer (those of
-        an encoder first, then self- and cross-attention of each layer in turn, by name).
+        """`mask` is True at real tokens; `taps` collects one Taps per layer (those of an encoder first, then self- and
+        cross-attention of each layer in turn, by name).
+
+        `positions` are 0, 1, ... unless they are given: padding counts, too.  So rows of several lengths are padded on
+        the left, with a mask and positions that count real tokens (any number at padding), to get what they get alone.
 
         `tail`: only the last that many positions are wanted, (b tail c); the last layer then computes no others.
         `keep`: for each layer what multiplies its code, (b|1 h|1 t s), instead of its own dropout, or None.
@@ -199,7 +202,8 @@ class Transformer(nn.Module):
         for i, block in enumerate(self.blocks):
             cache, across, stream = None if given.cache is None else given.cache[i], None, (x, embedded)
             how: dict[str, Any] = {"cache": cache, "again": again}
-            symbols = self._own.read(i, *stream, made, mask=given.mask, cu_seqlens=given.cu_seqlens, **how)
+            own = {**how, "mask": given.mask, "positions": given.positions, "cu_seqlens": given.cu_seqlens}
+            symbols = self._own.read(i, *stream, made, **own)
             if context is not None:
                 across = self._across.read(i, context, context, made_of_context, mask=given.context_mask, **how)
             seen: list[Taps] | None = None if taps is None else []

@@ -1,0 +1,172 @@
+"""Rows of several lengths, padded on the left, get the logits that each gets alone: at once, and step by step."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from polyhead.config import (
+    Abstractor,
+    Alibi,
+    Disentangled,
+    Experts,
+    Hyla,
+    Learned,
+    Linear,
+    Logits,
+    PositionSymbols,
+    Relational,
+    RelationalSymbols,
+    RelativeBias,
+    RelativeSymbols,
+    Rotary,
+    Sinusoidal,
+    Softmax,
+    SymbolicAttention,
+    Tokens,
+    TransformerConfig,
+)
+from polyhead.layers.cache import Cache, LayerCache
+from polyhead.layers.symbols import build_symbols
+from polyhead.models.transformer import Transformer
+
+F64 = torch.float64
+BASE = TransformerConfig(Tokens(12), Logits(12), dim=16, layers=2, max_length=16, causal=True)
+POSITIONS = {
+    "none": None,
+    "rotary": Rotary(),
+    "learned": Learned(),
+    "sinusoidal": Sinusoidal(),
+    "t5": RelativeBias(8, 8),
+    "alibi": Alibi(),
+}
+HEADS = {
+    "softmax": Softmax(4, kv_heads=2),
+    "linear": Linear(4, act="relu"),
+    "linear rms": Linear(4, normalise="rms_heads"),
+    "hyla": Hyla(4, value_depth=2),
+    "hyla softmax": Hyla(4, normalise="softmax"),
+    "symbolic": Relational(4, symbols=SymbolicAttention(count=5, once=True), relation_act="softmax"),
+    "position": Relational(4, hidden=8, symbols=PositionSymbols()),
+    "relative": Relational(4, symbols=RelativeSymbols()),
+    "clipped": Relational(4, symbols=RelativeSymbols(6, distance=2)),
+    "neighbours": Relational(4, symbols=RelationalSymbols(count=5, neighbours=3)),
+    "neighbours once": Disentangled(4, symbols=RelationalSymbols(count=5, once=True, include_self=True)),
+    "disentangled": Disentangled(4, relation_act="softmax", symbols=PositionSymbols(shared=False)),
+    "abstractor": Abstractor(4, act="sigmoid", symbols=RelationalSymbols(count=5, shared=False, normalise=False)),
+    "mixture": [Softmax(1), Hyla(1), Relational(1, symbols=PositionSymbols()), Linear(1, dim=4)],
+    "shared": [Softmax(2), Relational(2, share=True, symbols=RelationalSymbols(count=5))],
+}
+LENGTHS = (9, 1, 4)
+T = max(LENGTHS)
+
+
+def make(heads, **options):
+    torch.manual_seed(0)
+    model = Transformer(replace(BASE, heads=heads, **options), dtype=F64).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3 if parameter.ndim > 1 else 0.0)
+    return model
+
+
+def padded(lengths=LENGTHS):
+    """Tokens, of which some are padding, which are real, and the place of each among the real ones of its row."""
+    x = torch.randint(12, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(1))
+    real = torch.arange(max(lengths)) >= max(lengths) - torch.tensor(lengths)[:, None]
+    return x, real, (real.cumsum(1) - 1).clamp(min=0)
+
+
+@torch.no_grad()
+def compare(model, logits, x, real):
+    for row, tokens, here in zip(logits, x, real, strict=True):
+        assert_close(row[here], model(tokens[here][None])[0], atol=1e-10, rtol=1e-10)
+
+
+# Every kind of heads with one kind of positions, some with all of them.
+PAIRS = [(heads, list(POSITIONS)[i % len(POSITIONS)]) for i, heads in enumerate(HEADS)]
+PAIRS += [pair for pair in itertools.product(("mixture", "neighbours once"), POSITIONS) if pair not in PAIRS]
+
+
+@pytest.mark.parametrize(("heads", "positions"), PAIRS)
+@torch.no_grad()
+def test_each_row_gets_what_it_gets_alone(heads, positions):
+    model = make(HEADS[heads], positions=POSITIONS[positions])
+    x, real, places = padded()
+    whole = model(x, mask=real, positions=places)
+    compare(model, whole, x, real)
+    assert_close(model(x, mask=real, positions=places, tail=2), whole[:, -2:])
+    cache, parts = Cache(2), []
+    for first, last in ((0, 2), (2, 6), (6, 7), (7, 9)):  # the row of one token is padding in three of these
+        here = slice(first, last)
+        mask = None if real[:, here].all() else real[:, here]
+        parts.append(model(x[:, here], mask=mask, positions=places[:, here], cache=cache))
+    compare(model, torch.cat(parts, 1), x, real)
+
+
+@pytest.mark.parametrize("heads", ["mixture", "neighbours"])
+@torch.no_grad()
+def test_windows_blocks_in_the_other_order_and_experts(heads):
+    model = make(
+        *(HEADS[heads],),
+        positions=Rotary(),
+        window=3,
+        norm_order="post",
+        qk_norm=True,
+        feedforward=Experts(3, 2),
+        outputs=Logits(12, tied=True),
+    )
+    x, real, places = padded()
+    compare(model, model(x, mask=real, positions=places), x, real)
+    cache = Cache(2)
+    parts = [model(x[:, :7], mask=real[:, :7], positions=places[:, :7], cache=cache)]
+    parts += [
+        model(x[:, i : i + 1], mask=real[:, i : i + 1], positions=places[:, i : i + 1], cache=cache) for i in (7, 8)
+    ]
+    compare(model, torch.cat(parts, 1), x, real)
+
+
+@torch.no_grad()
+def test_without_positions_padding_counts():
+    """Rows begin at the place where their first real token stands."""
+    x, real, _ = padded((4, 2))
+    model = make(Softmax(4), positions=Learned())
+    shifted = model(x, mask=real)
+    assert_close(shifted[0], model(x[:1])[0])
+    assert not torch.allclose(shifted[1, 2:], model(x[1:, 2:])[0])
+    assert_close(shifted[1, 2:], model(x[1:, 2:], positions=torch.tensor([[2, 3]]))[0])
+
+
+def test_what_is_padding_does_not_matter():
+    """Neither the tokens there nor the places: no gradient reaches what stands there."""
+    for name in ("neighbours", "mixture", "neighbours once"):
+        model = make(HEADS[name], positions=Learned())
+        x, real, places = padded()
+        wanted = model(x, mask=real, positions=places)[real]
+        other = torch.where(real, x, 11 - x), torch.where(real, places, 7)
+        assert_close(model(other[0], mask=real, positions=other[1])[real], wanted, atol=0.0, rtol=0.0)
+
+
+def test_symbols_of_given_positions():
+    source = build_symbols(PositionSymbols(), 6, max_length=5)
+    where = torch.tensor([[3, 0, 4], [1, 1, 2]])
+    assert_close(source(torch.zeros(2, 3, 6), positions=where), source.table[where])
+    with pytest.raises(ValueError, match="PositionSymbols: positions must be below max_length = 5 but reach 5"):
+        source(torch.zeros(1, 1, 6), positions=torch.tensor([[5]]))
+
+
+def test_neighbours_in_pieces_meet_no_padding():
+    """Padding in front and within, whatever the calls that bring it: as in one call with all of it."""
+    source = build_symbols(RelationalSymbols(count=5, neighbours=2, relations=2), 6, causal=True).double()
+    x, real = torch.randn(3, 9, 6, dtype=F64), torch.ones(3, 9, dtype=torch.bool)
+    real[0, :4] = real[1, 3:7] = False
+    whole = source(x, mask=real)
+    for cuts in ((0, 9), (0, 1, 2, 3, 4, 5, 6, 7, 8, 9), (0, 3, 5, 8, 9)):
+        cache, parts = LayerCache(), []
+        for a, b in itertools.pairwise(cuts):
+            mask = None if real[:, a:b].all() else real[:, a:b]
+            parts.append(source(x[:, a:b], mask=mask, cache=cache, first=a))
+        assert_close(torch.cat(parts, 1)[real], whole[real])
+    assert_close(whole[:1, 4:], source(x[:1, 4:]))
