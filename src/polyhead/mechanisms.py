@@ -149,12 +149,19 @@ class RelativeSymbols(Symbols):
 SymbolSource = SymbolicAttention | RelationalSymbols | PositionSymbols | RelativeSymbols
 
 
+def check_source(who: str, symbols: object) -> None:
+    """Raise a ValueError unless this is a source of symbols."""
+    if not isinstance(symbols, typing.get_args(SymbolSource)):
+        raise ValueError(f"{who}: symbols must be a source such as PositionSymbols() but is {symbols!r}")
+
+
 @dataclass(frozen=True)
 class SymbolHeads(Mechanism):
     """What heads whose values are symbols have in common.
 
-    `symbols`: by place if nothing is said, which learned best in our study, with both kinds of positions (`polyhead
-    reproduce symbols`); a sequence may then have `max_length` tokens, without limit with the other sources.
+    `symbols`: by place if nothing is said.  By place and by offset learned best in our study, with both kinds of
+    positions (`polyhead reproduce symbols`), and places, unlike offsets, another sequence has, too.  A sequence may
+    then have `max_length` tokens, without limit with the other sources.
 
     `hidden`: queries, keys and relations are linear maps of a hidden layer of so many units (gelu), so that each is an
     MLP of the token; None: linear maps of the token itself.
@@ -167,8 +174,7 @@ class SymbolHeads(Mechanism):
         super().__post_init__()
         who = type(self).__name__
         positive(self, "hidden")
-        if not isinstance(self.symbols, typing.get_args(SymbolSource)):
-            raise ValueError(f"{who}: symbols must be a source such as PositionSymbols() but is {self.symbols!r}")
+        check_source(who, self.symbols)
         if self.share and self.hidden is not None:
             raise ValueError(f"{who}: share takes another group's queries and keys, so hidden must be None")
 

@@ -1,5 +1,7 @@
 """Relational heads in a layer: beside others, causal, masked, with symbols from everywhere; errors; compilation."""
 
+import re
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -220,7 +222,8 @@ ERRORS = {
     "symbols of another batch": (lambda a, x: a(x, symbols=x.repeat(2, 1, 1)), "but are (4, 5, 24)"),
     "a symbol for each pair": (lambda a, x: a(x, symbols=torch.zeros(5, 5, M)), "but are (5, 5, 24)"),
     "an even table": (lambda a, x: a(x, symbols=x[0, :4]), "2 distance + 1 rows, an odd number, not 4"),
-    "integers": (lambda a, x: a(x, symbols=torch.zeros(2, 5, M).long()), "must be of a floating dtype but are"),
+    "integers": (lambda a, x: a(x, symbols=x.long()), "must have x's dtype, torch.float64, but are torch.int64"),
+    "another dtype": (lambda a, x: a(x, symbols=[None, x.float()]), "torch.float64, but are torch.float32"),
     "too few": (lambda a, x: a(x, symbols=[x]), "one tensor or one (or None) a group: 2, not 1"),
     "none for a group": (
         lambda a, x: a(x, symbols=[x, None]),
@@ -261,3 +264,21 @@ def test_a_mistake_gives_one_clear_line(name):
         call(make("dual"), torch.randn(2, 5, M, dtype=F64))
     assert text in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.compile  # without annotation checks, as users have it
+def test_symbols_that_are_no_tensor():
+    layer, x = make("dual"), torch.randn(2, 5, M, dtype=F64)
+    for symbols, text in (
+        (x.numpy(), "must be a Tensor, or a list of one (or None) a group, but are a ndarray"),
+        ([None, x.numpy()], "of group 1 must be a Tensor but are a ndarray"),
+        (PositionSymbols(), "but are a PositionSymbols"),
+    ):
+        with pytest.raises(ValueError, match=rf"^MultiHeadAttention: symbols .*{re.escape(text)}$"):
+            layer(x, symbols=symbols)
+
+
+def test_symbols_of_another_dtype_under_autocast():
+    layer, x = make("dual").float(), torch.randn(2, 5, M)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x, symbols=x.bfloat16()).shape == (2, 5, M)

@@ -147,3 +147,12 @@ def test_a_mistake_gives_one_clear_line(name):
         call(torch.zeros(1, 7, 4))
     assert text in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.compile  # without annotation checks, as users have it
+@pytest.mark.parametrize("source", ["position", config.PositionSymbols, None])
+def test_no_source_of_symbols(source):
+    with pytest.raises(
+        ValueError, match=r"^build_symbols: symbols must be a source such as PositionSymbols\(\) but is "
+    ):
+        build_symbols(source, 24)

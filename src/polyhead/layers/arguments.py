@@ -135,12 +135,15 @@ def heads_of(array: Tensor | None, first: int, last: int) -> Tensor | None:
 
 
 def symbols_of(
-    symbols: Tensor | Sequence[Tensor | None], widths: Sequence[int | None], b: int, s: int
+    symbols: Tensor | Sequence[Tensor | None], widths: Sequence[int | None], call: Call
 ) -> Sequence[Tensor | None]:
     """The symbols of each group, whose width is in `widths` (None: it takes none).
 
-    Raises ValueError unless each is (b|1 s m) or a table of 2 distance + 1 rows.
+    Raises ValueError unless each is (b|1 s m) or a table of 2 distance + 1 rows, of x's dtype.
     """
+    if not isinstance(symbols, (Tensor, list, tuple)):
+        kind = type(symbols).__name__
+        raise ValueError(f"{WHO}: symbols must be a Tensor, or a list of one (or None) a group, but are a {kind}")
     each: Sequence[Tensor | None] = [symbols] * len(widths) if isinstance(symbols, Tensor) else list(symbols)
     if len(each) != len(widths):
         raise ValueError(f"{WHO}: symbols must be one tensor or one (or None) a group: {len(widths)}, not {len(each)}")
@@ -149,14 +152,16 @@ def symbols_of(
             continue
         if given is None:
             raise ValueError(f"{WHO}: group {i} takes symbols, of width {width}, but there are none for it")
-        _check_symbols(given, width, b, s)
+        if not isinstance(given, Tensor):
+            raise ValueError(f"{WHO}: symbols of group {i} must be a Tensor but are a {type(given).__name__}")
+        _check_symbols(given, width, call)
     return each
 
 
-def _check_symbols(symbols: Tensor, width: int, b: int, s: int) -> None:
-    shape = tuple(symbols.shape)
-    if not symbols.is_floating_point():
-        raise ValueError(f"{WHO}: symbols must be of a floating dtype but are {symbols.dtype}")
+def _check_symbols(symbols: Tensor, width: int, call: Call) -> None:
+    shape, (b, s), dtype = tuple(symbols.shape), call.source.shape[:2], call.x.dtype
+    if symbols.dtype != dtype and not torch.is_autocast_enabled(call.x.device.type):
+        raise ValueError(f"{WHO}: symbols must have x's dtype, {dtype}, but are {symbols.dtype}")
     if symbols.ndim == 2 and shape[1] == width:
         if shape[0] % 2 == 0:
             raise ValueError(

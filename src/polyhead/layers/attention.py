@@ -201,7 +201,7 @@ class MultiHeadAttention(nn.Module):
         if all(dim is None for dim in self.symbol_dims) or not call.new_senders:
             return [None] * len(self.groups)
         if symbols is not None:
-            return symbols_of(symbols, self.symbol_dims, call.x.shape[0], call.source.shape[1])
+            return symbols_of(symbols, self.symbol_dims, call)
         if not self.symbols:
             raise ValueError("MultiHeadAttention: with own_symbols=False its relational heads need symbols=")
         own = call.context is None

@@ -22,6 +22,7 @@ from polyhead import config
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.positions import places_in, starts_in
+from polyhead.mechanisms import check_source
 from polyhead.ops.rope import check_range
 from polyhead.shapes import shaped
 
@@ -355,7 +356,8 @@ def build_symbols(
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> SymbolModule:
-    """The module of a source of symbols for a model of width `dim`."""
+    """The module of a source of symbols for a model of width `dim`; ValueError for anything else."""
+    check_source("build_symbols", source)
     width = source.dim or dim
     if isinstance(source, config.PositionSymbols):
         return PositionSymbols(width, max_length, device=device, dtype=dtype)
