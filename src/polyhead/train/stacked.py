@@ -323,7 +323,7 @@ def _batch(tensors: dict[str, Any]) -> Batch:
 
 
 def _reference(settings: TransformerConfig) -> TransformerConfig:
-    """The same network computed by the equations as they stand: vmap knows no rule for the other backends."""
+    """The same network computed by the equations as they stand: of other backends vmap would make a loop over rows."""
     layers = [settings.layer_heads(i) for i in range(settings.layers)]
     heads = [tuple(_plain(group) for group in layer) for layer in layers]
     return dataclasses.replace(settings, heads=tuple(heads))
