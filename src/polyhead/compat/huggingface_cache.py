@@ -1,0 +1,121 @@
+"""Our cache as `GenerationMixin` of transformers takes one: it knows its length, and its rows can be put in another
+order (beam search) or cut (assisted generation).
+
+What it keeps is polyhead's: keys and values, symbols and relation keys, or of linear heads a sum that does not grow.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from polyhead.layers.cache import Cache, LayerCache
+
+WHO = "PolyheadCache"
+
+
+class PolyheadCache(transformers.Cache):
+    """`memory`, a `polyhead.layers.cache.Cache` of as many layers, for `past_key_values=`.
+
+    >>> cache = PolyheadCache(2)
+    >>> len(cache), cache.get_seq_length()
+    (2, 0)
+    """
+
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers=[])
+        self.memory = Cache(layers)
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+    def __iter__(self) -> Iterator[LayerCache]:
+        return iter(self.memory)
+
+    def __repr__(self) -> str:
+        return f"PolyheadCache(layers={len(self)}, length={self.memory.length})"
+
+    @property
+    def is_compileable(self) -> bool:
+        """It grows, so no."""
+        return False
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether every layer keeps all tokens, each by itself."""
+        return all(_whole(name, kept, layer) for layer in self for name, kept in layer._kept.items())
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences it holds; -1 while it is empty."""
+        return max((kept.shape[0] for layer in self for kept in layer._kept.values()), default=-1)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens it holds, padding included."""
+        return self.memory[layer_idx].length
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """-1: no limit of its own."""
+        return -1
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        """-1: no limit of its own."""
+        return -1
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
+        """How long a mask is for so many new tokens, and where it begins."""
+        return self.memory.length + int(query_length), 0
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.memory = Cache(len(self.memory))
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes what row `beam_idx[i]` was."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every row `repeats` times, side by side."""
+        self.batch_select_indices(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows `indices`, in that order.  ValueError where one sequence should become several: what it shares
+        with others could not be told from what is its own."""
+        batch = self.batch_size
+        if batch < 0:
+            return
+        if batch == 1 and len(indices) > 1:
+            raise ValueError(
+                f"{WHO}: the cache of one sequence cannot become that of {len(indices)}: repeat the inputs instead"
+            )
+        self._each(lambda name, kept: kept if kept.shape[0] < batch else kept.index_select(0, indices.to(kept.device)))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget so many of the last tokens, counted as a negative number.
+
+        Raises ValueError where a sum stands for tokens (linear heads) or only the last are kept.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(f"{WHO}: crop takes minus the number of tokens to forget but {tokens_to_remove} came")
+        if tokens_to_remove == 0 or not self.memory.length:
+            return
+        if not self.is_croppable:
+            raise ValueError(f"{WHO}: some heads keep a sum of earlier tokens, of which none can be taken away")
+        left = self.memory.length + tokens_to_remove
+        self._each(lambda name, kept: kept[:, :left])
+        for layer in self:
+            layer.length = left
+
+    def _each(self, function: Callable[[Any, Tensor], Tensor]) -> None:
+        """Replace all that is kept, which mask of real tokens included; one that layers share stays shared."""
+        real = self.memory[0].real
+        real = real if real is None else function("real", real)
+        for layer in self:
+            layer._kept = {name: function(name, kept) for name, kept in layer._kept.items()}
+            layer.real = real
+
+
+def _whole(name: Any, kept: Tensor, layer: LayerCache) -> bool:
+    return not (isinstance(name, tuple) and name[-1] == "state") and kept.ndim > 1 and kept.shape[1] == layer.length

@@ -1,0 +1,110 @@
+"""Our configuration as one of Hugging Face's library: JSON of which every field is checked, and that runs no code."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import transformers
+
+from polyhead import config as configs
+from polyhead.config import Classes, Logits, Tokens, TransformerConfig
+
+
+class PolyheadConfig(transformers.PretrainedConfig):
+    """A `TransformerConfig` for the library: `transformer` holds its JSON, `settings` is the dataclass.
+
+    >>> config = PolyheadConfig(TransformerConfig(Tokens(256), Logits(256), heads=Hyla(4)))
+    >>> config.vocab_size, config.transformer["heads"][0]["kind"], config.settings.heads[0].act
+    (256, 'Hyla', 'relu')
+
+    Sizes are read off it; they cannot be set, but for `vocab_size`.  Raises ValueError, one line, for a field or kind
+    that does not exist, and where there is no `transformer`.
+    """
+
+    model_type = "polyhead"
+    has_no_defaults_at_init = True
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+
+    def __init__(self, transformer: TransformerConfig | Mapping[str, Any] | None = None, **others: Any) -> None:
+        if transformer is None:
+            raise ValueError(
+                "PolyheadConfig: `transformer`, the JSON of a TransformerConfig, was wanted but there is none: "
+                "this is no configuration of a polyhead model"
+            )
+        self.transformer = configs.to_dict(_settings(transformer))
+        self._check(others)
+        settings = self.settings
+        if isinstance(settings.outputs, Classes):
+            others.setdefault("num_labels", settings.outputs.count)
+        super().__init__(**others)
+        if isinstance(settings.outputs, Classes) and self.num_labels != settings.outputs.count:
+            raise ValueError(
+                f"PolyheadConfig: {self.num_labels} labels but the model has {settings.outputs.count} classes"
+            )
+
+    def _check(self, others: dict[str, Any]) -> None:
+        """Sizes that a file repeats must be those of `transformer`."""
+        for name in SIZES:
+            if name in others and (came := others.pop(name)) != getattr(self, name):
+                raise ValueError(
+                    f"PolyheadConfig: {name} is {getattr(self, name)!r} by its `transformer` but {came!r} came"
+                )
+
+    @property
+    def settings(self) -> TransformerConfig:
+        """The transformer, as we describe one."""
+        return _settings(self.transformer)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that go in; 0 of a model that reads no tokens."""
+        inputs = self.settings.inputs
+        return inputs.count if isinstance(inputs, Tokens) else 0
+
+    @vocab_size.setter
+    def vocab_size(self, count: int) -> None:
+        settings = self.settings
+        ends = {n: dataclasses.replace(getattr(settings, n), count=count) for n in ("inputs", "outputs")}
+        self.transformer = configs.to_dict(dataclasses.replace(settings, **ends))
+
+    @property
+    def hidden_size(self) -> int:
+        """The model width."""
+        return self.settings.dim
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Blocks."""
+        return self.settings.layers
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Heads of the first layer, of all kinds."""
+        return sum(group.heads for group in self.settings.layer_heads(0))
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """`max_length`."""
+        return self.settings.max_length
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        """Whether logits are made with the table of the tokens."""
+        return isinstance(self.settings.outputs, Logits) and self.settings.outputs.tied
+
+
+SIZES = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
+    "tie_word_embeddings",
+)
+
+
+def _settings(given: TransformerConfig | Mapping[str, Any]) -> TransformerConfig:
+    if isinstance(given, TransformerConfig):
+        return given
+    where = "PolyheadConfig: transformer"
+    data = {"kind": "TransformerConfig", **given} if isinstance(given, Mapping) else given
+    settings = configs.from_dict(data, where=where)
+    if not isinstance(settings, TransformerConfig):
+        raise ValueError(f"{where}: a TransformerConfig was wanted but a {type(settings).__name__} came")
+    return settings
