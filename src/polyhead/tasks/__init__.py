@@ -1,4 +1,4 @@
-"""Reasoning tasks: data, loss and metrics.  They know no network."""
+"""Reasoning tasks and language: data, loss and metrics.  They know no network."""
 
 from polyhead.config import Batch, Task
 from polyhead.tasks.fuzzy_logic import FuzzyLogic
@@ -10,6 +10,7 @@ from polyhead.tasks.relational_games import RelationalGames
 from polyhead.tasks.set_cards import SetCards
 from polyhead.tasks.sraven import Sraven
 from polyhead.tasks.task import Score
+from polyhead.tasks.text import Text
 
 KINDS: tuple[type[Task], ...] = (
     FuzzyLogic,
@@ -20,6 +21,7 @@ KINDS: tuple[type[Task], ...] = (
     SetCards,
     Maths,
     Images,
+    Text,
 )
 """The classes that a configuration file may name as its task."""
 
@@ -35,4 +37,5 @@ __all__ = [
     "Score",
     "SetCards",
     "Sraven",
+    "Text",
 ]

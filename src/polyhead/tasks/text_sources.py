@@ -1,0 +1,297 @@
+"""Where text comes from: the standard library, a file, folder or glob, a data set of the Hub; and what is held out.
+
+A source gives pieces, always the same in the same order.  A piece is part of a document and belongs to one split:
+
+    files       whole files are documents.  In the order of a hash of their path, a file goes to `validation` if there
+                is room for it in `held_out` of all bytes, else to `iid` if there is room, else to `train`
+    few files   (an average one would fill more than half of a held-out split) are cut into blocks, at ends of lines,
+                and these are dealt out in the same way
+    hub         each document by a hash of its text, so that a text that comes twice is in one split only
+"""
+
+import dataclasses
+import fnmatch
+import functools
+import glob
+import hashlib
+import os
+import pathlib
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+SPLITS = ("train", "validation", "iid")
+CHUNK = 1 << 20  # bytes of text that are turned into tokens at once
+SUFFIXES = (
+    *(".txt", ".text", ".md", ".rst", ".org", ".tex", ".bib", ".html", ".xml", ".toml", ".yaml", ".yml", ".sql"),
+    *(".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".cs", ".css", ".clj", ".go", ".hs", ".java", ".jl"),
+    *(".js", ".kt", ".lua", ".ml", ".php", ".pl", ".r", ".rb", ".rs", ".scala", ".sh", ".swift", ".ts", ".tsx", ".zig"),
+)
+"""Of files that a folder gives; a glob gives all that it matches."""
+
+NOT_LIBRARY = (
+    *("test", "tests", "idlelib", "idle_test", "lib2to3"),
+    *("*-packages", "config-*", "_sysconfig*"),
+)
+"""Folders and files of the standard library's path that differ between builds of one Python, or are many tests."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text of one split; `end`: its document ends here.  `name`: for errors."""
+
+    split: str
+    data: bytes
+    end: bool
+    name: str
+    start: int = 0  # where in its document
+
+
+class Source(Protocol):
+    """Text in pieces.  `listing`: what it is read from, as JSON values; `total`: bytes, for the progress line."""
+
+    listing: Any
+    total: int
+
+    def stem(self) -> str:
+        """A name that changes with the text, as far as can be told before it is read."""
+
+    def pieces(self, first: int = 0, read: int = 0) -> Iterator[Piece]:
+        """All from number `first` on, before which `read` bytes came."""
+
+
+def share(name: str) -> float:
+    """A number in [0, 1) that depends on `name` alone."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+@dataclass(frozen=True)
+class File:
+    """`size`: bytes that are taken, from its beginning; `whole` that it has; `changed`: when, in nanoseconds."""
+
+    path: pathlib.Path
+    name: str
+    size: int
+    whole: int
+    changed: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes `start` to `stop` of a file, all of one split."""
+
+    file: File
+    start: int
+    stop: int
+    split: str
+    end: bool
+
+
+class Files:
+    """Files on this machine.  `known`: an earlier listing, whose hashes hold for files that have not been touched."""
+
+    def __init__(self, files: Sequence[File], held_out: float, known: Any = None) -> None:
+        self.files, self.held_out = files, held_out
+        self.total = sum(file.size for file in files)
+        known = {entry[0]: entry for entry in known or []}
+        self.listing = [self._entry(file, known.get(file.name)) for file in files]
+
+    @staticmethod
+    def _entry(file: File, known: Any) -> list[Any]:
+        stamp = [file.name, file.whole, file.changed]
+        return [*stamp, known[3] if known and known[:3] == stamp else _hash(file.path), file.size]
+
+    def stem(self) -> str:
+        told = [(name, content, size) for name, _, _, content, size in self.listing]
+        return hashlib.blake2b(repr((told, self.held_out)).encode(), digest_size=8).hexdigest()
+
+    def pieces(self, first: int = 0, read: int = 0) -> Iterator[Piece]:
+        for part in self.parts[first:]:
+            try:
+                with part.file.path.open("rb") as handle:
+                    handle.seek(part.start)
+                    data = handle.read(part.stop - part.start)
+            except OSError as error:
+                raise ValueError(f"Text: {part.file.path} cannot be read ({error.strerror})") from None
+            if len(data) != part.stop - part.start:
+                raise ValueError(f"Text: {part.file.path} became shorter while it was read")
+            yield Piece(part.split, data, part.end, str(part.file.path), part.start)
+
+    @functools.cached_property
+    def parts(self) -> list[Part]:
+        quota = self.held_out * self.total
+        few = len(self.files) * self.held_out < 2
+        if not few:
+            splits = _deal([(file.name, file.size) for file in self.files], quota)
+            return [
+                Part(file, start, stop, split, stop == file.size)
+                for file, split in zip(self.files, splits, strict=True)
+                for start, stop in _cuts(file, CHUNK)
+            ]
+        block = max(1, min(int(quota / 4), CHUNK))
+        blocks = [(file, start, stop) for file in self.files for start, stop in _cuts(file, block)]
+        splits = _deal([(f"{file.name}/{start}", stop - start) for file, start, stop in blocks], quota)
+        following = [*zip([file for file, _, _ in blocks[1:]], splits[1:], strict=True), None]
+        return [
+            Part(*block, split, (block[0], split) != after)
+            for block, split, after in zip(blocks, splits, following, strict=True)
+        ]
+
+
+def _deal(named: Sequence[tuple[str, int]], quota: float) -> list[str]:
+    """The split of each of `named`, of which the sizes are given."""
+    room = {"validation": quota, "iid": quota}
+    splits = ["train"] * len(named)
+    for number in sorted(range(len(named)), key=lambda i: share(named[i][0])):
+        size = named[number][1]
+        split = next((split for split, left in room.items() if size <= left), None)
+        if split is not None:
+            room[split] -= size
+            splits[number] = split
+    return splits
+
+
+def _cuts(file: File, size: int) -> list[tuple[int, int]]:
+    """Stretches of about `size` bytes that end with a line, where there are lines, and within no character."""
+    if file.size <= size:
+        return [(0, file.size)] if file.size else []
+    with file.path.open("rb") as handle:
+        bounds = [0]
+        while (at := bounds[-1] + size) < file.size:
+            handle.seek(at)
+            ahead = handle.read(min(size, 4096))
+            line = ahead.find(b"\n") + 1
+            at += line or _inside(ahead)
+            if at >= file.size:
+                break
+            bounds.append(at)
+    return list(zip(bounds, [*bounds[1:], file.size], strict=True))
+
+
+def _inside(data: bytes) -> int:
+    """How many bytes at the beginning are the rest of a character."""
+    return next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
+
+
+def _head(file: File, size: int) -> int:
+    """The size of a file's beginning of about `size` bytes, which ends within no character."""
+    if size >= file.size:
+        return file.size
+    with file.path.open("rb") as handle:
+        handle.seek(size)
+        return size + _inside(handle.read(4))
+
+
+def _hash(path: pathlib.Path) -> str:
+    try:
+        with path.open("rb") as handle:
+            return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    except OSError as error:
+        raise ValueError(f"Text: {path} cannot be read ({error.strerror})") from None
+
+
+def files(data: str, limit: int | None, skip: pathlib.Path) -> list[File]:
+    """What `data` names, by name, without empty files and what lies in `skip`.
+
+    `limit`: so many bytes; files are taken in the order of a hash of their name, and the last one in part.
+    """
+    root, found = _library() if data == "stdlib" else _named(data)
+    stats = [(path, path.relative_to(root).as_posix(), path.stat()) for path in found if skip not in path.parents]
+    listed = [File(path, name, stat.st_size, stat.st_size, stat.st_mtime_ns) for path, name, stat in stats]
+    listed = [file for file in listed if file.size]
+    if not listed:
+        raise ValueError(f"Text: {data} is empty" if stats else f"Text: {data} has no {_wanted(data)}")
+    if limit is not None:
+        kept, left = [], limit
+        for file in sorted(listed, key=lambda file: share(file.name)):
+            kept.append(dataclasses.replace(file, size=_head(file, left)))
+            left -= kept[-1].size
+            if left <= 0:
+                break
+        listed = kept
+    return sorted(listed, key=lambda file: file.name)
+
+
+def _wanted(data: str) -> str:
+    if data == "stdlib" or glob.has_magic(data):
+        return "file"
+    return f"text file ({', '.join(SUFFIXES)}); a glob such as '{data}/**/*.log' takes what it matches"
+
+
+def _library() -> tuple[pathlib.Path, list[pathlib.Path]]:
+    root = pathlib.Path(sysconfig.get_path("stdlib"))
+    return root, [path for path in _tree(root, NOT_LIBRARY) if path.suffix == ".py"]
+
+
+def _named(data: str) -> tuple[pathlib.Path, list[pathlib.Path]]:
+    """The folder that names are relative to, and the files."""
+    path = pathlib.Path(data).absolute()
+    if path.is_file():
+        return path.parent, [path]
+    if path.is_dir():
+        return path, [found for found in _tree(path, ()) if found.suffix.lower() in SUFFIXES]
+    if not glob.has_magic(data):
+        raise ValueError(f"Text: data must be 'stdlib', 'hub:NAME', a file, a folder or a glob; there is no {data}")
+    matched = [pathlib.Path(name).absolute() for name in glob.glob(data, recursive=True)]
+    fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
+    root = pathlib.Path(*path.parts[:fixed])
+    return root, [found for found in matched if found.is_file()]
+
+
+def _tree(root: pathlib.Path, without: tuple[str, ...]) -> Iterator[pathlib.Path]:
+    """The files below `root`, without hidden ones, caches, and what matches one of `without`."""
+
+    def kept(name: str) -> bool:
+        return not any(fnmatch.fnmatchcase(name, pattern) for pattern in (".*", "__pycache__", *without))
+
+    for folder, inner, names in os.walk(root):
+        inner[:] = sorted(filter(kept, inner))
+        yield from (path for name in names if kept(name) and (path := pathlib.Path(folder, name)).is_file())
+
+
+# ------------------------------------------------------------------------------------------------------------------ hub
+class Hub:
+    """A data set of the Hugging Face Hub, streamed: the first documents, up to `limit` bytes of their `column`."""
+
+    def __init__(self, name: str, held_out: float, limit: int, column: str) -> None:
+        self.name, self.held_out, self.total, self.column = name, held_out, limit, column
+        self.listing = None
+
+    def stem(self) -> str:
+        return "hub"
+
+    def pieces(self, first: int = 0, read: int = 0) -> Iterator[Piece]:
+        rows = self._rows(first)
+        while read < self.total:
+            try:
+                row = next(rows, None)
+            except Exception as error:  # of whichever library it reads with
+                raise self._away(error) from None
+            if row is None:
+                return
+            if not isinstance(row.get(self.column), str):
+                raise ValueError(f"Text: hub:{self.name} has no text in {self.column!r} (it has {', '.join(row)})")
+            data = row[self.column].encode("utf-8", "replace")
+            part = int(share(row[self.column]) / self.held_out)
+            yield Piece({0: "validation", 1: "iid"}.get(part, "train"), data, True, f"hub:{self.name}, row {first + 1}")
+            first, read = first + 1, read + len(data)
+
+    def _rows(self, first: int) -> Iterator[Any]:
+        try:
+            import datasets  # type: ignore[import-not-found,unused-ignore]
+        except ImportError:
+            raise ValueError(f"Text: data='hub:{self.name}' needs datasets; pip install datasets") from None
+        owner, _, rest = self.name.partition("/")
+        name, _, config = rest.partition("/")
+        try:
+            rows = datasets.load_dataset(f"{owner}/{name}", config or None, split="train", streaming=True)
+            return iter(rows.skip(first))
+        except Exception as error:
+            raise self._away(error) from None
+
+    def _away(self, error: Exception) -> ValueError:
+        lines = str(error).splitlines() or [""]
+        reason = f"{type(error).__name__}: {lines[0][:200]}"
+        return ValueError(f"Text: hub:{self.name} cannot be had ({reason}); data='stdlib' needs no network")
