@@ -220,7 +220,7 @@ ERRORS = {
     ),
     "symbols of the wrong width": (lambda a, x: a(x, symbols=x[..., :7]), "but are (2, 5, 7)"),
     "symbols of another batch": (lambda a, x: a(x, symbols=x.repeat(2, 1, 1)), "but are (4, 5, 24)"),
-    "a symbol for each pair": (lambda a, x: a(x, symbols=torch.zeros(5, 5, M)), "but are (5, 5, 24)"),
+    "a symbol for each pair": (lambda a, x: a(x, symbols=torch.zeros(5, 5, M, dtype=F64)), "but are (5, 5, 24)"),
     "an even table": (lambda a, x: a(x, symbols=x[0, :4]), "2 distance + 1 rows, an odd number, not 4"),
     "integers": (lambda a, x: a(x, symbols=x.long()), "must have x's dtype, torch.float64, but are torch.int64"),
     "another dtype": (lambda a, x: a(x, symbols=[None, x.float()]), "torch.float64, but are torch.float32"),
@@ -278,7 +278,24 @@ def test_symbols_that_are_no_tensor():
             layer(x, symbols=symbols)
 
 
-def test_symbols_of_another_dtype_under_autocast():
+@pytest.mark.parametrize("name", MIXTURES)
+def test_under_autocast_everything_is_near_what_it_is_without(name):
+    layer, x = make(name).float(), torch.randn(2, 5, M)
+    exact = layer(x)
+    wanted = torch.autograd.grad(exact.square().sum(), layer.parameters(), allow_unused=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    assert_close(y.float(), exact, atol=0.05 * exact.abs().max().item(), rtol=0)
+    y.float().square().sum().backward()
+    largest = max(gradient.abs().max().item() for gradient in wanted if gradient is not None)
+    for parameter, gradient in zip(layer.parameters(), wanted, strict=True):
+        assert (parameter.grad is None) == (gradient is None)
+        if gradient is not None:
+            assert_close(parameter.grad, gradient, atol=0.05 * largest, rtol=0)
+
+
+def test_given_symbols_may_have_the_dtype_of_autocast():
     layer, x = make("dual").float(), torch.randn(2, 5, M)
     with torch.autocast("cpu", torch.bfloat16):
-        assert layer(x, symbols=x.bfloat16()).shape == (2, 5, M)
+        assert_close(layer(x, symbols=x.bfloat16()), layer(x, symbols=x))
