@@ -1,6 +1,6 @@
 """What a call of a layer is given beside its input: checked in one place, and cut up for its groups of heads."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,16 @@ WHO = "MultiHeadAttention"
 class Call:
     """Who looks at whom in one call: `t` queries of `x` at `s` keys, of `x` and what went before or of a context.
 
-    `past`: tokens of x that `memory` has seen before; `first`: what query 0 is among the keys, for relative symbols.
+    `past`: tokens of x that `memory` has seen before, of which it has dropped the first `gone` and goes on to hold the
+    last `keep` (None: all).  `first`: what query 0 is among the keys, for relative symbols.
     """
 
     x: Tensor
     context: Tensor | None
     memory: LayerCache | None
     past: int
+    gone: int
+    keep: int | None
     s: int
     first: int
     positions: Tensor | None
@@ -43,6 +46,15 @@ class Call:
     def new_senders(self) -> bool:
         """Whether keys and values are still to be made: those of a context are made once."""
         return self.context is None or self.memory is None or self.past == 0
+
+    def remember(self, name: Hashable, new: Tensor) -> Tensor:
+        """`new` of the tokens x, after what the cache holds of those before."""
+        assert self.memory is not None
+        return self.memory.last(name, new, self.keep)
+
+    def held(self, array: Tensor | None) -> Tensor | None:
+        """A mask, bias or dropout mask over all keys there have been, cut to those that are still held."""
+        return array if array is None or not self.gone or array.shape[-1] == 1 else array[..., self.gone :]
 
     def counted(self, *, queries: bool) -> Tensor:
         """(1 t) or (1 s): where tokens are if no positions are given, those of packed sequences each in its own."""
@@ -65,6 +77,7 @@ def call_of(
     causal: bool,
     positions: Tensor | None,
     first: int | None,
+    window: int | None,
     cu_seqlens: Tensor | None,
     cache: LayerCache | None,
 ) -> Call:
@@ -85,14 +98,17 @@ def call_of(
         )
     memory = cache if cache is None or context is None else cache.cross
     past = 0 if memory is None else memory.length
-    s = past + x.shape[1] if context is None else context.shape[1]
-    keys = positions if context is None else None
+    gone, keep, keys = 0, None, positions if context is None else None
     if memory is not None and context is None:
         if past and ("positions" in memory) != (positions is not None):
             raise ValueError(f"{WHO}: with a cache, positions must be given in every call or in none")
-        keys = None if positions is None else memory.extend("positions", positions)
+        gone = memory.gone
+        # Padding after a real token takes places but no positions: then what is far behind may still be in the window.
+        keep = None if window is None or (positions is not None and memory.gaps) else window - 1
+        keys = None if positions is None else memory.last("positions", positions, keep)
+    s = past - gone + x.shape[1] if context is None else context.shape[1]
     first = (s - x.shape[1] if causal else past) if first is None else first
-    return Call(x, context, memory, past, s, first, positions, keys, cu_seqlens)
+    return Call(x, context, memory, past, gone, keep, s, first, positions, keys, cu_seqlens)
 
 
 def check(wanted: tuple[int, int, int, int], mask: Tensor | None, bias: Tensor | None, keep: Tensor | None) -> None:

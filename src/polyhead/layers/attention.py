@@ -168,11 +168,13 @@ class MultiHeadAttention(nn.Module):
         (default: the last query is the last key if causal, else query 0 is key 0).  `cu_seqlens` (int32, n + 1): x
         (1 t m) is n sequences one after the other, number i rows cu_seqlens[i] to cu_seqlens[i + 1], each attended to
         by itself and counted from 0.  With a `cache`, x are tokens that follow those it has seen, s counts both, and
-        symbols are those of x.
+        symbols are those of x; a layer with a `window` gives the code of keys that are still held, and positions must
+        grow from token to token.
         """
         given: dict[str, Any] = {"positions": positions, "first": first, "cu_seqlens": cu_seqlens, "cache": cache}
-        call = call_of(x, context, dim=self.dim, causal=self.causal, **given)
-        check((x.shape[0], self.total_heads, call.t, call.s), mask, bias, keep)
+        call = call_of(x, context, dim=self.dim, causal=self.causal, window=self.window, **given)
+        check((x.shape[0], self.total_heads, call.t, call.gone + call.s), mask, bias, keep)
+        mask, bias, keep = (call.held(array) for array in (mask, bias, keep))
         senders = self._symbols(symbols, call)
         projected = project(self.qkv, self.sizes, x, context, senders=call.new_senders)
         bias, keep = self._bias(bias, call), self._keep(x, call.s) if keep is None else keep
@@ -187,7 +189,7 @@ class MultiHeadAttention(nn.Module):
             parts.append((made, y.flatten(2), own))
         result = self.out(parts[0][1] if len(parts) == 1 else torch.cat([y for _, y, _ in parts], dim=-1))
         if call.memory is not None:
-            call.memory.length += call.t
+            call.memory.advance(call.t, call.keep)
         if taps is not None:
             seen = tuple(self._tap(i, *part, call) for i, part in enumerate(parts))
             taps.append(Taps(x=x, context=call.source, output=result, b_out=self.out.bias, groups=seen))
@@ -232,9 +234,7 @@ class MultiHeadAttention(nn.Module):
         elif call.context is not None:
             made |= call.memory.once(i, senders)
         else:
-            made |= {
-                name: new if name == "table" else call.memory.extend((i, name), new) for name, new in senders().items()
-            }
+            made |= {name: new if name == "table" else call.remember((i, name), new) for name, new in senders().items()}
         if self.shared[i]:
             made |= {name: before[name] for name in "qk"}
         if "table" in made:

@@ -2,7 +2,8 @@
 
 Keys, values, relation keys and symbols of earlier tokens are kept as they entered the equation (normalised, turned by
 their positions, projected), so that a cached step is the uncached one: nothing is approximated.  Of linear heads whose
-scores are used as they are, the sum over all tokens is kept in their place: it does not grow with their number.
+scores are used as they are, the sum over all tokens is kept in their place: it does not grow with their number.  Nor
+does what a layer with a window keeps: it drops the keys that no later token can see.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -18,13 +19,14 @@ class LayerCache:
     >>> cache.extend("k", torch.zeros(1, 3, 2)).shape, cache.extend("k", torch.zeros(1, 1, 2)).shape
     (torch.Size([1, 3, 2]), torch.Size([1, 4, 2]))
 
-    `length`: tokens it has seen; in `.cross`, tokens that have asked.  `real`: which of them are no padding (b s), or
-    None if all are.
+    `length`: tokens it has seen; in `.cross`, tokens that have asked.  `gone`: how many of them, the first, it holds no
+    longer.  `real`: which of those it holds are no padding (b s), or None if all are.
     """
 
     def __init__(self) -> None:
-        self.length = 0
+        self.length = self.gone = 0
         self.real: Tensor | None = None
+        self._gaps: bool | None = None
         self._kept: dict[Hashable, Tensor] = {}
         self._made: dict[Hashable, dict[str, Tensor]] = {}
         self._cross: LayerCache | None = None
@@ -63,17 +65,51 @@ class LayerCache:
         kept += [] if self.real is None else [self.real]
         return sum(tensor.nbytes for tensor in kept) + (0 if self._cross is None else self._cross.nbytes)
 
-    def last(self, name: Hashable, new: Tensor, count: int) -> Tensor:
-        """`new` (b t ...) after the last `count` tokens (or fewer, if there were not so many) that came before."""
+    def last(self, name: Hashable, new: Tensor, count: int | None) -> Tensor:
+        """`new` (b t ...) after what is kept of the tokens before; of all these the last `count` (None: all) stay."""
         seen = self.extend(name, new)
-        self._kept[name] = seen[:, max(0, seen.shape[1] - count) :]
+        if count is not None:
+            self._kept[name] = _end(seen, count)
         return seen
+
+    def expect(self, mask: Tensor | None, like: Tensor) -> None:
+        """What `Cache.expect` says, for one layer."""
+        if mask is None and self.real is None:
+            return
+        b, t = like.shape[:2]
+        if self.real is not None and self.real.shape[0] != b:
+            raise ValueError(f"Cache: {self.real.shape[0]} sequences were wanted but {b} came")
+        held = self.length - self.gone
+        new, old = (torch.ones(b, n, dtype=torch.bool, device=like.device) for n in (t, held))
+        old = old if self.real is None else self.real[:, :held]
+        self.real = torch.cat((old, new if mask is None else mask), dim=1)
+        self._gaps = self._gaps if mask is None else None
+
+    @property
+    def gaps(self) -> bool:
+        """Whether padding follows a real token somewhere.  Looked up once (on a GPU, a wait)."""
+        if self._gaps is None:
+            self._gaps = self.real is not None and bool((self.real[:, :-1] & ~self.real[:, 1:]).any())
+        return self._gaps
+
+    def advance(self, t: int, count: int | None) -> None:
+        """`t` tokens more have been seen; the last `count` of all are held (None: all that were, and these)."""
+        self.length += t
+        if count is not None and self.length - self.gone > count:
+            self.gone = self.length - count
+            self.real = None if self.real is None else _end(self.real, count)
 
     def once(self, name: Hashable, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """What `make` gave when it was asked for first."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
+
+
+def _end(kept: Tensor, count: int) -> Tensor:
+    """The last `count` of (b s ...); a copy, for a part would keep the memory of the whole."""
+    first = max(0, kept.shape[1] - count)
+    return kept[:, first:].clone() if first else kept
 
 
 class Cache:
@@ -93,7 +129,7 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """Tokens it holds."""
+        """Tokens it has seen."""
         return self.layers[0].length
 
     @property
@@ -106,16 +142,8 @@ class Cache:
 
         Padding stays hidden in all calls to come.  ValueError for another number of sequences than before.
         """
-        before = self.layers[0].real
-        if mask is None and before is None:
-            return
-        b, t = like.shape[:2]
-        if before is not None and before.shape[0] != b:
-            raise ValueError(f"Cache: {before.shape[0]} sequences were wanted but {b} came")
-        new, old = (torch.ones(b, n, dtype=torch.bool, device=like.device) for n in (t, self.length))
-        real = torch.cat((old if before is None else before[:, : self.length], new if mask is None else mask), dim=1)
         for layer in self.layers:
-            layer.real = real
+            layer.expect(mask, like)
 
     def __len__(self) -> int:
         return len(self.layers)

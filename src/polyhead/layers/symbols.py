@@ -156,16 +156,18 @@ class RelationalSymbols(nn.Module):
             return x if mask is None else in_place_of_padding(x, mask, cu_seqlens)[0]
         if not self.causal:
             raise ValueError("RelationalSymbols: neighbours after a token are not known yet: a cache needs causal=True")
-        seen, known = cache.last(self, x, self.neighbours), cache.state((self, "known"))
-        if mask is None and known is None:
+        old = cache.state(self)
+        seen = cache.last(self, x, self.neighbours)
+        if mask is None and (self, "known") not in cache:
             return seen
-        b, t = x.shape[:2]
-        old, new = (torch.ones(b, n, dtype=torch.bool, device=x.device) for n in (seen.shape[1] - t, t))
-        known = torch.cat((old if known is None else known, new if mask is None else mask), 1)
+        new = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+        if old is not None and (self, "known") not in cache:
+            cache.put((self, "known"), torch.ones(old.shape[:2], dtype=torch.bool, device=x.device))
+        known = cache.last((self, "known"), new, self.neighbours)
         seen, known = in_place_of_padding(seen, known, None)
         first = max(0, seen.shape[1] - self.neighbours)
-        cache.put(self, seen[:, first:])
-        cache.put((self, "known"), known[:, first:])
+        cache.put(self, seen[:, first:].clone())
+        cache.put((self, "known"), known[:, first:].clone())
         return seen
 
     def _asked(

@@ -1,0 +1,115 @@
+"""A layer with a window holds no more keys than later tokens can see, and decoding is still exact."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from polyhead.config import (
+    Abstractor,
+    Alibi,
+    Disentangled,
+    Hyla,
+    Learned,
+    Linear,
+    Logits,
+    PositionSymbols,
+    Relational,
+    RelationalSymbols,
+    RelativeBias,
+    RelativeSymbols,
+    Rotary,
+    Softmax,
+    SymbolicAttention,
+    Tokens,
+    TransformerConfig,
+)
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.cache import Cache, LayerCache
+from polyhead.models.transformer import Transformer
+
+F64 = torch.float64
+BASE = TransformerConfig(Tokens(12), Logits(12), dim=16, layers=2, max_length=40, causal=True, window=4)
+HEADS = {
+    "softmax": (Softmax(4, kv_heads=2), Rotary()),
+    "linear": ([Linear(2), Hyla(2)], RelativeBias(8, 8)),
+    "symbols": ([Relational(2, symbols=RelativeSymbols()), Relational(2, symbols=PositionSymbols())], Alibi()),
+    "neighbours": ([Softmax(2), Disentangled(2, share=True, symbols=RelationalSymbols(count=5))], Learned()),
+    "abstractor": (Abstractor(4, symbols=SymbolicAttention(count=5, once=True)), None),
+}
+
+
+def make(name, **options):
+    torch.manual_seed(0)
+    heads, positions = HEADS[name]
+    model = Transformer(replace(BASE, heads=heads, positions=positions, **options), dtype=F64).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3 if parameter.ndim > 1 else 0.0)
+    return model
+
+
+@pytest.mark.parametrize("window", [1, 4])
+@pytest.mark.parametrize("name", HEADS)
+@torch.no_grad()
+def test_decoding_is_exact_and_its_memory_bounded(name, window):
+    model, x = make(name, window=window), torch.randint(12, (2, 24))
+    whole, cache, parts, sizes = model(x), Cache(2), [], []
+    for first, last in ((0, 9), *((i, i + 1) for i in range(9, 20)), (20, 24)):
+        parts.append(model(x[:, first:last], cache=cache))
+        sizes.append(cache.nbytes)
+        assert cache.length == last
+    assert_close(torch.cat(parts, 1), whole, atol=1e-10, rtol=1e-10)
+    assert len(set(sizes)) == 1
+    held = {cache[0].length - cache[0].gone, cache[1].length - cache[1].gone}
+    assert held == {window - 1}
+
+
+@torch.no_grad()
+def test_what_is_dropped_frees_its_memory():
+    """A part of a tensor would keep the whole: what is kept has a storage of its own size."""
+    model, cache = make("softmax"), Cache(2)
+    model(torch.randint(12, (1, 30)), cache=cache)
+    kept = list(cache[0]._kept.values())
+    assert [tuple(tensor.shape) for tensor in kept] == [(1, 3, 2, 4)] * 2
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in kept)
+
+
+@pytest.mark.parametrize("gap", [False, True])
+@torch.no_grad()
+def test_padding_in_front_is_dropped_too_but_no_key_behind_a_gap(gap):
+    """A row of two tokens and four of padding goes on at place 2: within a window of 4 it sees both."""
+    model, x = make("softmax"), torch.randint(12, (2, 12))
+    real = torch.ones(2, 12, dtype=torch.bool)
+    real[1, 2 : 6 if gap else 2] = False
+    real[1, : 0 if gap else 4] = False
+    places = (real.cumsum(1) - 1).clamp(min=0)
+    cache, parts = Cache(2), []
+    for first, last in ((0, 6), (6, 7), (7, 8), (8, 12)):
+        mask = real[:, first:last] if first == 0 else None
+        parts.append(model(x[:, first:last], mask=mask, positions=places[:, first:last], cache=cache))
+    for row, tokens, here in zip(torch.cat(parts, 1), x, real, strict=True):
+        assert_close(row[here], model(tokens[here][None])[0], atol=1e-10, rtol=1e-10)
+    assert cache[1].length - cache[1].gone == (12 if gap else 3)
+    assert cache[1].real.shape == (2, 12 if gap else 3)
+
+
+@torch.no_grad()
+def test_masks_biases_and_dropout_over_all_keys_are_cut():
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(16, [Softmax(2), Hyla(2)], causal=True, window=3, dtype=F64).eval()
+    x, mask = torch.randn(2, 9, 16, dtype=F64), torch.rand(2, 1, 9, 9) > 0.3
+    keep, bias = (torch.rand(1, 4, 9, 9) > 0.3).to(F64), torch.randn(1, 4, 9, 9, dtype=F64)
+    whole, cache, parts = layer(x, mask=mask, keep=keep, bias=bias), LayerCache(), []
+    for a, b in ((0, 5), (5, 6), (6, 9)):
+        given = {"mask": mask, "keep": keep, "bias": bias}
+        parts.append(layer(x[:, a:b], cache=cache, **{name: rows[:, :, a:b, :b] for name, rows in given.items()}))
+    assert_close(torch.cat(parts, 1), whole, atol=1e-10, rtol=1e-10)
+    by_offset = torch.randn(4, 17, dtype=F64)  # column j - i + 8
+    whole, cache, parts = layer(x, bias=by_offset), LayerCache(), []
+    for a, b in ((0, 5), (5, 6), (6, 9)):
+        parts.append(layer(x[:, a:b], cache=cache, bias=by_offset[:, 9 - b : 9 - b + (b - a) + b - 1]))
+    assert_close(torch.cat(parts, 1), whole, atol=1e-10, rtol=1e-10)
+    with pytest.raises(ValueError, match=r"mask must broadcast to \(b h t s\) = \(2, 4, 1, 10\)"):
+        layer(x[:, :1], cache=cache, mask=torch.ones(1, 1, 1, 3).bool())
