@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 from polyhead.cli_bench import Bench
+from polyhead.cli_explore import Explore
 from polyhead.cli_parse import help_text, parse
 from polyhead.cli_runs import Sweep, Train, failed, train, usage
 from polyhead.cli_text import say
@@ -271,6 +272,7 @@ VERBS: dict[str, Any] = {
     "eval": Eval,
     "probe": Probe,
     "report": Report,
+    "explore": Explore,
     "bench": Bench,
     "list": List,
 }

@@ -1,0 +1,48 @@
+"""Models of Hugging Face from a local folder, ours among them, for `polyhead.explore`."""
+
+import json
+import pathlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from polyhead.compat import huggingface
+
+
+def holds_model(folder: pathlib.Path) -> bool:
+    """Whether `folder` is what `save_pretrained` writes, and no run folder."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "model_type" in config
+
+
+def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.Module, Any]:
+    """The causal model in `folder`, in eval mode on `device`, and its tokenizer; nothing is fetched.
+
+    ValueError: transformers is not installed, or the folder holds no such model or no tokenizer.
+    """
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        huggingface.register()  # models with our heads
+        _ = huggingface.PolyheadConfig  # and our own
+    except ImportError as error:
+        raise ValueError(f"explore: {folder} needs transformers, pip install 'polyhead[hf]' ({error})") from None
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"explore: {folder} must hold a causal model and its tokenizer ({reason})") from None
+    return model.to(device).eval(), tokenizer
+
+
+def context(model: nn.Module) -> int | None:
+    """How many tokens a model can read, where its configuration says so."""
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    length = getattr(config, "max_position_embeddings", None)
+    return length if isinstance(length, int) and length > 0 else None
