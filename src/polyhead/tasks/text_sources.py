@@ -19,7 +19,7 @@ import pathlib
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 SPLITS = ("train", "validation", "iid")
 CHUNK = 1 << 20  # bytes of text that are turned into tokens at once
@@ -46,19 +46,6 @@ class Piece:
     end: bool
     name: str
     start: int = 0  # where in its document
-
-
-class Source(Protocol):
-    """Text in pieces.  `listing`: what it is read from, as JSON values; `total`: bytes, for the progress line."""
-
-    listing: Any
-    total: int
-
-    def stem(self) -> str:
-        """A name that changes with the text, as far as can be told before it is read."""
-
-    def pieces(self, first: int = 0, read: int = 0) -> Iterator[Piece]:
-        """All from number `first` on, before which `read` bytes came."""
 
 
 def share(name: str) -> float:
@@ -90,7 +77,10 @@ class Part:
 
 
 class Files:
-    """Files on this machine.  `known`: an earlier listing, whose hashes hold for files that have not been touched."""
+    """Files on this machine.  `known`: an earlier listing, whose hashes hold for files that have not been touched.
+
+    As of all sources, `listing` is what it is read from, `total` its bytes.
+    """
 
     def __init__(self, files: Sequence[File], held_out: float, known: Any = None) -> None:
         self.files, self.held_out = files, held_out
@@ -104,10 +94,12 @@ class Files:
         return [*stamp, known[3] if known and known[:3] == stamp else _hash(file.path), file.size]
 
     def stem(self) -> str:
+        """A name that changes with the text, as far as can be told before it is read."""
         told = [(name, content, size) for name, _, _, content, size in self.listing]
         return hashlib.blake2b(repr((told, self.held_out)).encode(), digest_size=8).hexdigest()
 
     def pieces(self, first: int = 0, read: int = 0) -> Iterator[Piece]:
+        """All from number `first` on, before which `read` bytes came."""
         for part in self.parts[first:]:
             try:
                 with part.file.path.open("rb") as handle:
@@ -295,3 +287,6 @@ class Hub:
         lines = str(error).splitlines() or [""]
         reason = f"{type(error).__name__}: {lines[0][:200]}"
         return ValueError(f"Text: hub:{self.name} cannot be had ({reason}); data='stdlib' needs no network")
+
+
+Source = Files | Hub

@@ -126,8 +126,8 @@ class Writer:
             split: {"file": self.paths[split].name, "tokens": self.tokens[split], "bytes": self.bytes[split]}
             for split in SPLITS
         }
-        parts = {"version": VERSION, "stem": self.stem, **about, "fingerprint": self.fingerprint, "dtype": self.dtype.str}
-        parts |= {"splits": splits, "files": files, "listing": listing}
+        parts = {"version": VERSION, "stem": self.stem, "fingerprint": self.fingerprint, "dtype": self.dtype.str}
+        parts |= {**about, "splits": splits, "files": files, "listing": listing}
         write(self.place / MANIFEST, as_json({**parts, "checksum": digest(as_json(parts))}))
         for path in self.place.iterdir():
             if path.name not in (MANIFEST, LOCK, *files):
