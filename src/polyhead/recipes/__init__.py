@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from polyhead.config import Run
-from polyhead.recipes import dual, dual_questions, hyla, hyla_figures
+from polyhead.recipes import dual, dual_questions, hyla, hyla_figures, lm
 from polyhead.recipes.rows import OURS, row_of
 
 HYLA: dict[str, Callable[[str], tuple[Run, ...]]] = {
@@ -48,7 +48,17 @@ DUAL: dict[str, Callable[[str], tuple[Run, ...]]] = {
 }
 """Those of the dual-attention study."""
 
-STUDIES = HYLA | DUAL
+LM: dict[str, Callable[[str], tuple[Run, ...]]] = {
+    "lm-bytes": lm.lm_bytes,
+    "lm-long": lm.lm_long,
+    "fig-6": lm.fig_6,
+    "dual-lm": lm.dual_lm,
+    "swiglu": lm.swiglu,
+    "norms": lm.norms,
+}
+"""Those of language models."""
+
+STUDIES = HYLA | DUAL | LM
 """All that `polyhead reproduce` trains."""
 
 MINUTES: dict[str, float] = {
@@ -93,6 +103,7 @@ RECIPES: dict[str, Callable[..., Run | tuple[Run, ...]]] = {
     "sorting-dual": dual.sorting_dual,
     "maths-dual": dual.maths_dual,
     "digits-dual": dual.digits_dual,
+    **{f"lm-{row}": lm.single(row) for row in lm.ROWS},
     **STUDIES,
 }
 """Name on the command line -> recipe; those of figures take a scale, `small` without one."""
@@ -100,7 +111,9 @@ RECIPES: dict[str, Callable[..., Run | tuple[Run, ...]]] = {
 
 def paper_cost(name: str) -> str:
     """What a figure's runs cost by the paper: our models left out, a range per run, and the paper's total of a task."""
-    if name in DUAL:
+    if name == "fig-6":
+        return f"{len(STUDIES[name]('paper'))} runs of 72 to 100 hours on 16 TPU v5e"
+    if name in DUAL | LM:
         return "the papers give no times"
     runs = [run for run in STUDIES[name]("paper") if row_of(run) not in OURS]
     parts = []

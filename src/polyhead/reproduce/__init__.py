@@ -18,7 +18,7 @@ from polyhead import claims
 from polyhead.config import Run, digest, to_dict
 from polyhead.recipes import STUDIES
 from polyhead.recipes.scales import SCALES
-from polyhead.reproduce import code_figures, curves, dual_curves, dual_tables, tables
+from polyhead.reproduce import code_figures, curves, dual_curves, dual_tables, lm_curves, tables
 from polyhead.reproduce.outcome import Outcome
 from polyhead.reproduce.page import write_page
 from polyhead.reproduce.study import AXES, Study
@@ -77,6 +77,7 @@ _LISTED = (
     ("fig-5d", "Fig. 5D: number of features", curves.over("features", _features)),
     ("fig-5e", "Fig. 5E: similarity of the rules' codes, HYLA", code_figures.similar("hyla")),
     ("fig-5f", "Fig. 5F: rules decoded from the latent code", code_figures.probes("rule", _rule)),
+    ("fig-6", "Fig. 6: language modelling", lm_curves.curves(lm_curves.fig_6_claims)),
     ("fig-a2", "Fig. A2: latent codes on fuzzy logic, all layers", code_figures.maps(_TERMS, layers="all")),
     ("fig-a3", "Fig. A3: fuzzy logic, all scores", curves.fig_a3),
     ("fig-a4", "Fig. A4: training loss when scaling", curves.fig_a4),
@@ -93,6 +94,11 @@ _LISTED = (
     ("images", "Images", dual_tables.images),
     ("symbols", "Which symbols, positions and relations", dual_tables.symbols),
     ("split", "Softmax heads, relational heads", dual_tables.split),
+    ("lm-bytes", "Language models of bytes", lm_curves.curves(lm_curves.bytes_claims)),
+    ("lm-long", "A language model of bytes, longer", lm_curves.curves(lm_curves.long_claims)),
+    ("dual-lm", "Dual attention in language", lm_curves.dual_lm),
+    ("swiglu", "Feed-forward layers with and without a gate", lm_curves.swiglu),
+    ("norms", "Norms before and after", lm_curves.norms),
     ("table-a1", "Table A1: model ablations", tables.table_a1),
     ("table-a2", "Table A2: ambiguous instances", tables.table_a2),
     ("table-a3", "Table A3: the grid of settings", tables.table_a3),

@@ -13,21 +13,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyhead.claims import Estimate
-from polyhead.config import Run, TransformerConfig
-from polyhead.recipes import dual_models
+from polyhead.config import Mlp, Run, Swiglu, TransformerConfig
+from polyhead.recipes import dual_models, lm_models
 from polyhead.recipes.rows import OURS, ROWS, row_of
 from polyhead.recipes.scales import Setting
-from polyhead.tasks import FuzzyLogic, Images, Sraven
+from polyhead.tasks import FuzzyLogic, Images, Sraven, Text
 from polyhead.train import Failure, Result
 from polyhead.train.folder import METRICS, RESULT, read_metrics
 
 LABELS = {name: row.label for name, row in (ROWS | OURS).items()} | {
-    name: row.label for name, row in dual_models.ROWS.items()
+    name: row.label for name, row in (dual_models.ROWS | lm_models.ROWS).items()
 }
 
 
 def _model(run: Run) -> str:
     """Its row, of the study that its task belongs to."""
+    if isinstance(run.task, Text):
+        return lm_models.row_of(run)
     return row_of(run) if isinstance(run.task, (FuzzyLogic, Sraven)) else dual_models.row_of(run)
 
 
@@ -53,6 +55,13 @@ def _positions(run: Run) -> str | None:
     return type(dual_models.encoder_of(run).positions).__name__.lower()
 
 
+def _feedforward(run: Run) -> str | None:
+    """Of a language model."""
+    layer = getattr(run.model, "feedforward", None) if isinstance(run.task, Text) else None
+    names = {"silu": "SiLU", "relu": "ReLU", "gelu_tanh": "GELU"}
+    return "SwiGLU" if isinstance(layer, Swiglu) else names[layer.act] if isinstance(layer, Mlp) else None
+
+
 AXES: dict[str, Callable[[Run], Any]] = {
     "task": lambda run: "fuzzy" if run.task.name == "fuzzy_logic" else run.task.name,
     "model": _model,
@@ -64,7 +73,10 @@ AXES: dict[str, Callable[[Run], Any]] = {
     "relations": _relations,
     "symmetric": lambda run: getattr(dual_models.relational_of(run), "symmetric", None),
     "positions": _positions,
-    "split": lambda run: None if isinstance(run.task, (FuzzyLogic, Sraven)) else dual_models.split_of(run),
+    "split": lambda run: None if isinstance(run.task, (FuzzyLogic, Sraven, Text)) else dual_models.split_of(run),
+    "feedforward": _feedforward,
+    "norm order": lambda run: run.transformer.norm_order if isinstance(run.task, Text) else None,
+    "lr": lambda run: run.train.lr,
     "length": lambda run: run.task.length,
     "held out": lambda run: getattr(run.task, "held_out", None),
     "features": lambda run: getattr(run.task, "features", None),
@@ -103,10 +115,11 @@ class Point:
             )
         return float(self.result.scores[split][name])
 
-    def course(self, split: str) -> dict[int, float]:
+    def course(self, split: str, metric: str | None = None) -> dict[int, float]:
         """Its score on `split` by optimiser step, as it was evaluated in training."""
+        name = metric or self.run.task.metric
         rows = [row for row in read_metrics(self.result.folder) if row["kind"] == "eval" and row["split"] == split]
-        return {row["step"]: float(row[self.run.task.metric]) for row in rows}
+        return {row["step"]: float(row[name]) for row in rows}
 
     def training_loss(self) -> float:
         """Mean of the last logged losses on training batches."""
@@ -129,11 +142,11 @@ class Cell:
         """Over seeds."""
         return Estimate.of({point.run.seed: point.score(split, metric) for point in self.points})
 
-    def course(self, split: str) -> dict[int, list[float]]:
+    def course(self, split: str, metric: str | None = None) -> dict[int, list[float]]:
         """Of its seeds, by optimiser step."""
         found: dict[int, list[float]] = {}
         for point in self.points:
-            for step, score in point.course(split).items():
+            for step, score in point.course(split, metric).items():
                 found.setdefault(step, []).append(score)
         return found
 
