@@ -26,9 +26,8 @@ from polyhead.compat.huggingface import REFUSED
 from polyhead.layers.arguments import limits_of
 from polyhead.layers.heads import HeadGroup, HylaHeads, SymbolGroup, build
 from polyhead.layers.projection import by_offset
-from polyhead.layers.symbols import PositionSymbols, RelationalSymbols, SymbolModule, build_symbols
+from polyhead.layers.symbols import SymbolModule, build_symbols
 from polyhead.ops.code import share
-from polyhead.ops.rope import check_range
 
 Slices = tuple[slice, slice | None]
 """Of a group: its heads, and its keys and values; None where a group's keys are not a whole number of the model's."""
@@ -166,7 +165,7 @@ class Senders:
         self.keys: dict[int, Tensor] = {}  # of relations, (b s r p)
         self.values: dict[int, Tensor] = {}  # (b t g e), or a table by offset (n g e)
         sources: list[SymbolModule] = list(heads.symbols)  # type: ignore[arg-type]
-        said = [_symbols(source, x, positions, self.past) for source in sources]
+        said = [source(x, first=self.past, positions=positions) for source in sources]
         for i, (group, source) in enumerate(zip(heads._groups(), heads.source_of, strict=True)):
             if isinstance(group, SymbolGroup) and source is not None:
                 f = group.features(x)
@@ -214,15 +213,6 @@ class Senders:
             # A cache of fixed size has empty places after the last token, one with a window fewer than came before.
             made["v"] = by_offset(self.values[i], t, s, min(self.past, s - t))
         return made
-
-
-def _symbols(source: SymbolModule, x: Tensor, positions: Tensor | None, past: int) -> Tensor:
-    """(b|1 t m), or a table by offset."""
-    if isinstance(source, PositionSymbols) and positions is not None:
-        check_range("PositionSymbols", positions, source.max_length)
-        return source.table[positions]
-    assert not isinstance(source, RelationalSymbols)
-    return source(x, first=past)
 
 
 def attend(

@@ -5,6 +5,8 @@
 
 q, k and v are made again from the arguments of each call and the module's weights; `key_padding_mask` and `attn_mask`,
 which are True where looking is *forbidden* or are added to the scores, become our mask and bias.
+
+`MultiheadAttention` is a drop-in with any heads, `replace` puts it everywhere in a model.
 """
 
 import inspect
@@ -18,6 +20,9 @@ from torch.nn import functional as F
 
 from polyhead.analysis.capture import looking
 from polyhead.compat.foreign import limits, softmax_group
+from polyhead.compat.torch_mha_module import MultiheadAttention as MultiheadAttention
+from polyhead.compat.torch_mha_replace import drop_in as drop_in
+from polyhead.compat.torch_mha_replace import replace as replace
 from polyhead.layers.taps import Taps
 
 _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
