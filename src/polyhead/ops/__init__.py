@@ -8,6 +8,7 @@ file.
 import polyhead.ops.softmax  # noqa: F401  (first, so that the function of plain.py takes its name and keeps it)
 from polyhead.ops.abstractor import abstractor_attention
 from polyhead.ops.code import latent_code, relations
+from polyhead.ops.cross_entropy import chunked_cross_entropy
 from polyhead.ops.disentangled import disentangled_attention
 from polyhead.ops.hyla import hyla
 from polyhead.ops.hyla_state import hyla_step
@@ -20,6 +21,7 @@ from polyhead.ops.softmax import softmax_attention
 
 __all__ = [
     "abstractor_attention",
+    "chunked_cross_entropy",
     "disentangled_attention",
     "hyla",
     "hyla_step",

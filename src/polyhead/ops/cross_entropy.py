@@ -1,0 +1,205 @@
+"""Cross entropy of logits that are never made as a whole: a tile of tokens and vocabulary at a time.
+
+    l_tc = factor (x_t . w_c + b_c),   z_t = log sum_c exp l_tc,   loss_t = z_t - l_t,target(t)
+
+The sum goes on from tile to tile, over the largest logit so far; the backward pass makes each tile again from z:
+
+    dl_tc = dloss_t (exp(l_tc - z_t) - [c = target(t)]),   dx = factor dl w,   dw = factor dl' x,   db = factor sum_t dl
+
+Memory is that of a tile and of the gradients, work a third more than with logits (one more product of x and w).
+"""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyhead.ops.code import wide
+from polyhead.shapes import shaped
+
+CHUNK = 4096
+"""Entries of the vocabulary in a tile."""
+
+TILE = {"cpu": 2**21}
+"""Logits in a tile, by device: 8 MB of float32 stay in the cache of a core."""
+
+TILE_ELSEWHERE = 2**25
+
+
+@shaped
+def chunked_cross_entropy(
+    x: Float[Tensor, "t m"],
+    weight: Float[Tensor, "c m"],
+    bias: Float[Tensor, "c"] | None,
+    targets: Int[Tensor, "t"],
+    *,
+    factor: float = 1.0,
+    chunk: int = CHUNK,
+) -> Float[Tensor, "t"]:
+    """Nats that each target costs under the logits factor (x weight' + bias), of which no more than a tile exists.
+
+    >>> x, weight = torch.randn(5, 8), torch.randn(100, 8)
+    >>> loss = chunked_cross_entropy(x, weight, None, torch.arange(5), chunk=30)
+    >>> torch.allclose(loss, F.cross_entropy(x @ weight.T, torch.arange(5), reduction="none"), atol=1e-5)
+    True
+
+    `chunk`: so many entries of the vocabulary in a tile.  Under autocast products are in its dtype and all sums at
+    least in float32.  Raises ValueError for a target outside the vocabulary; on an accelerator, where looking would
+    wait for it, such a target costs NaN.
+    """
+    return _entropy(x, weight, bias, targets, factor, chunk, guess=False)[0]
+
+
+@shaped
+def chunked_guesses(
+    x: Float[Tensor, "t m"],
+    weight: Float[Tensor, "c m"],
+    bias: Float[Tensor, "c"] | None,
+    targets: Int[Tensor, "t"],
+    *,
+    factor: float = 1.0,
+    chunk: int = CHUNK,
+) -> tuple[Float[Tensor, "t"], Int[Tensor, "t"]]:
+    """`chunked_cross_entropy`, and from the same tiles the likeliest entry of the vocabulary (the first)."""
+    losses, _, guesses = _entropy(x, weight, bias, targets, factor, chunk, guess=True)
+    return losses, guesses
+
+
+def _entropy(
+    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, factor: float, chunk: int, *, guess: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    if chunk < 1:
+        raise ValueError(f"chunked_cross_entropy: chunk must be at least 1 but is {chunk}")
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    x, weight = x.to(dtype), weight.to(dtype)
+    bias = None if bias is None else bias.to(dtype)
+    return _forward(x, weight, bias, targets, factor=factor, chunk=chunk, guess=guess)
+
+
+def _tiles(x: Tensor, weight: Tensor, chunk: int) -> Iterator[tuple[slice, list[slice]]]:
+    """Blocks of tokens, and for each the chunks of the vocabulary."""
+    n, v = len(x), len(weight)
+    rows = max(1, TILE.get(x.device.type, TILE_ELSEWHERE) // min(chunk, v))
+    columns = [slice(c, min(c + chunk, v)) for c in range(0, v, chunk)]
+    for r in range(0, n, rows):
+        yield slice(r, min(r + rows, n)), columns
+
+
+def _logits(x: Tensor, weight: Tensor, bias: Tensor | None, factor: float) -> Tensor:
+    """A tile of them, on memory of its own, at least in float32."""
+    made = wide(F.linear(x, weight, bias))
+    return made if factor == 1.0 else made.mul_(factor)
+
+
+@torch.library.custom_op("polyhead::chunked_cross_entropy", mutates_args=())
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, factor: float, chunk: int, guess: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses, z, and the likeliest entries (empty unless `guess`)."""
+    if x.device.type == "cpu" and len(x) and not 0 <= (least := targets.min()) <= (most := targets.max()) < len(weight):
+        strange = int(least if least < 0 else most)
+        raise ValueError(f"chunked_cross_entropy: targets must be 0 to {len(weight) - 1} but {strange} came")
+    chosen = torch.full_like(x[:, 0], float("nan"), dtype=wide(x[:0]).dtype)
+    z, best = torch.empty_like(chosen), targets.new_zeros(len(x) if guess else 0, dtype=torch.long)
+    with torch.autocast(x.device.type, enabled=False):
+        for rows, chunks in _tiles(x, weight, chunk):
+            top, total = torch.full_like(z[rows], -torch.inf), torch.zeros_like(z[rows])
+            for columns in chunks:
+                logits = _logits(x[rows], weight[columns], None if bias is None else bias[columns], factor)
+                _choose(chosen[rows], logits, targets[rows] - columns.start)
+                if guess:
+                    highest, where = logits.max(-1)
+                    best[rows] = torch.where(highest > top, where + columns.start, best[rows])
+                else:
+                    highest = logits.amax(-1)
+                highest = torch.maximum(top, highest)
+                total = total * (top - highest).exp() + logits.sub_(highest[:, None]).exp_().sum(-1)
+                top = highest
+            z[rows] = total.log_().add_(top)
+    return z - chosen, z, best
+
+
+def _choose(chosen: Tensor, logits: Tensor, places: Tensor) -> None:
+    """Keep the logits of the targets whose place is in this chunk."""
+    inside = (places >= 0) & (places < logits.shape[1])
+    found = logits.gather(1, places.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
+    chosen.copy_(torch.where(inside, found, chosen))
+
+
+@_forward.register_fake
+def _(x, weight, bias, targets, *, factor, chunk, guess):  # type: ignore[no-untyped-def]
+    losses = x.new_empty(len(x), dtype=wide(x).dtype)
+    return losses, torch.empty_like(losses), targets.new_empty(len(x) if guess else 0, dtype=torch.long)
+
+
+@torch.library.custom_op("polyhead::chunked_cross_entropy_backward", mutates_args=())
+def _backward(
+    dloss: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    z: Tensor,
+    *,
+    factor: float,
+    chunk: int,
+    wanted: list[bool],
+) -> list[Tensor]:
+    """Gradients of x, weight and bias, empty unless `wanted`."""
+    like = (x, weight, weight[:, 0])
+    grads = [torch.zeros_like(a if want else a[:0], dtype=z.dtype) for a, want in zip(like, wanted, strict=True)]
+    with torch.autocast(x.device.type, enabled=False):
+        for rows, chunks in _tiles(x, weight, chunk):
+            for columns in chunks:
+                dlogits = _logits(x[rows], weight[columns], None if bias is None else bias[columns], factor)
+                dlogits.sub_(z[rows, None]).exp_()
+                places = targets[rows] - columns.start
+                inside = (places >= 0) & (places < dlogits.shape[1])
+                places = places.clamp(0, dlogits.shape[1] - 1)[:, None]
+                dlogits.scatter_add_(1, places, -inside[:, None].to(dlogits.dtype))
+                dlogits.mul_((dloss[rows] * factor)[:, None])
+                narrow = dlogits.to(x.dtype)
+                if wanted[0]:
+                    _add_product(grads[0][rows], narrow, weight[columns])
+                if wanted[1]:
+                    _add_product(grads[1][columns], narrow.T, x[rows])
+                if wanted[2]:
+                    grads[2][columns] += dlogits.sum(0)
+    return [grad.to(x.dtype) for grad in grads]
+
+
+def _add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """out += a b, whose sum over tiles is in the type of `out`."""
+    if out.dtype == a.dtype:
+        out.addmm_(a, b)
+    else:
+        out += a @ b
+
+
+@_backward.register_fake
+def _(dloss, x, weight, bias, targets, z, *, factor, chunk, wanted):  # type: ignore[no-untyped-def]
+    like = (x, weight, weight[:, 0])
+    return [torch.empty_like(a if want else a[:0]) for a, want in zip(like, wanted, strict=True)]
+
+
+def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
+    ctx.options = {name: keyword_only_inputs[name] for name in ("factor", "chunk")}
+    ctx.save_for_backward(*inputs, output[1])
+    ctx.mark_non_differentiable(output[1], output[2])
+
+
+def _grad(ctx, dloss, *nothing):  # type: ignore[no-untyped-def]
+    wanted = [bool(needs) for needs in ctx.needs_input_grad[:3]]
+    grads = torch.ops.polyhead.chunked_cross_entropy_backward(dloss, *ctx.saved_tensors, **ctx.options, wanted=wanted)
+    return *(grad if want else None for grad, want in zip(grads, wanted, strict=True)), None
+
+
+def _refuse(ctx, *grads):  # type: ignore[no-untyped-def]
+    raise RuntimeError("chunked_cross_entropy: it has no second derivative; use F.cross_entropy of the logits")
+
+
+_forward.register_autograd(_grad, setup_context=_setup)
+_backward.register_autograd(_refuse)

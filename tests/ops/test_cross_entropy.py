@@ -1,0 +1,163 @@
+"""Cross entropy in tiles against F.cross_entropy of the whole logits: values, gradients, memory, refusals."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from polyhead import ops
+from polyhead.ops import cross_entropy
+from polyhead.ops.cross_entropy import chunked_cross_entropy, chunked_guesses
+
+
+def problem(t, m, c, *, bias=True, scale=1.0, dtype=torch.float64):
+    draw = torch.Generator().manual_seed(t + 10 * c)
+    x, weight, b = (torch.randn(*size, generator=draw, dtype=torch.float64) for size in ((t, m), (c, m), (c,)))
+    targets = torch.randint(c, (t,), generator=draw)
+    tensors = [scale * x, weight, b] if bias else [scale * x, weight]
+    return [each.to(dtype).requires_grad_() for each in tensors], targets
+
+
+def whole(tensors, targets, factor=1.0):
+    x, weight, *bias = tensors
+    return F.cross_entropy(factor * F.linear(x, weight, *bias), targets, reduction="none")
+
+
+def both(tensors, targets, *, factor=1.0, chunk=4):
+    """(losses, gradients) in tiles and as a whole, under an uneven gradient from above."""
+    above = torch.linspace(-1, 2, len(targets), dtype=torch.float64)
+    bias = tensors[2] if len(tensors) == 3 else None
+    for losses in (
+        chunked_cross_entropy(*tensors[:2], bias, targets, factor=factor, chunk=chunk),
+        whole(tensors, targets, factor),
+    ):
+        yield losses, torch.autograd.grad((losses * above.to(losses.dtype)).sum(), tensors)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("factor", [1.0, 0.3])
+@pytest.mark.parametrize(
+    ("t", "c", "chunk", "tile"),
+    [
+        (5, 12, 4, 8),
+        (5, 13, 4, 8),
+        (7, 1, 4, 2),
+        (1, 9, 3, 3),
+        (1, 1, 1, 1),
+        (6, 5, 100, 10),
+        (9, 20, 7, 7),
+        (0, 5, 2, 4),
+    ],
+)
+def test_equals_the_whole_logits(monkeypatch, t, c, chunk, tile, factor, bias):
+    """Tiles of tokens and of the vocabulary that divide neither."""
+    monkeypatch.setitem(cross_entropy.TILE, "cpu", tile)
+    tensors, targets = problem(t, 6, c, bias=bias)
+    (losses, grads), (wanted, wanted_grads) = both(tensors, targets, factor=factor, chunk=chunk)
+    torch.testing.assert_close(losses, wanted, rtol=1e-13, atol=1e-13)
+    for grad, want in zip(grads, wanted_grads, strict=True):
+        torch.testing.assert_close(grad, want, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("scale", [1e4, -1e4, 1e-9])
+def test_huge_and_tiny_logits(scale):
+    tensors, targets = problem(8, 4, 11, scale=scale)
+    (losses, grads), (wanted, wanted_grads) = both(tensors, targets)
+    assert losses.isfinite().all()
+    torch.testing.assert_close(losses, wanted)
+    for grad, want in zip(grads, wanted_grads, strict=True):
+        torch.testing.assert_close(grad, want, rtol=1e-7, atol=1e-10)
+
+
+def test_only_what_is_trained_gets_a_gradient():
+    (x, weight, bias), targets = problem(4, 3, 7)
+    for trained in ([x], [weight], [bias], [x, bias]):
+        tensors = [each if any(each is one for one in trained) else each.detach() for each in (x, weight, bias)]
+        grads = torch.autograd.grad(chunked_cross_entropy(*tensors, targets, chunk=3).sum(), trained)
+        wanted = torch.autograd.grad(whole(tensors, targets).sum(), trained)
+        for grad, want in zip(grads, wanted, strict=True):
+            torch.testing.assert_close(grad, want)
+
+
+def test_half_precision_is_no_worse_than_whole_logits(monkeypatch):
+    """Under autocast the sums are float32: the error is at most twice that of float32 losses of bfloat16 logits."""
+    monkeypatch.setitem(cross_entropy.TILE, "cpu", 8 * 32)
+    tensors, targets = problem(64, 16, 500, dtype=torch.float32)
+    exact = [each.detach().double().requires_grad_() for each in tensors]
+    losses = whole(exact, targets)
+    wanted = [losses, *torch.autograd.grad(losses.mean(), exact)]
+    x, weight, bias = tensors
+    errors = []
+    for tiled in (True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            if tiled:
+                losses = chunked_cross_entropy(x, weight, bias, targets, chunk=32)
+            else:
+                losses = F.cross_entropy(F.linear(x, weight, bias).float(), targets, reduction="none")
+        assert losses.dtype == torch.float32
+        got = [losses, *torch.autograd.grad(losses.mean(), tensors)]
+        assert all(grad.dtype == torch.float32 for grad in got)
+        errors.append([(a.double() - b).norm() / b.norm() for a, b in zip(got, wanted, strict=True)])
+    for tiled, plain in zip(*errors, strict=True):
+        assert tiled <= 2 * plain + 1e-6
+
+
+def test_the_likeliest_is_the_first_of_equals():
+    draw = torch.Generator().manual_seed(0)
+    x, weight = (torch.randint(-2, 3, size, generator=draw).double() for size in ((60, 3), (23, 3)))  # exact products
+    losses, guesses = chunked_guesses(x, weight, None, torch.arange(60) % 23, chunk=4)
+    logits = x @ weight.T
+    wanted = [row.tolist().index(max(row)) for row in logits]
+    assert guesses.tolist() == wanted
+    assert any((row == row.max()).sum() > 1 for row in logits)
+    torch.testing.assert_close(losses, whole((x, weight), torch.arange(60) % 23))
+
+
+def test_no_tile_is_larger_than_was_asked(monkeypatch):
+    """What is made at once: tokens by vocabulary."""
+    made, plain = [], cross_entropy._logits
+
+    def watched(*args):
+        made.append(plain(*args))
+        return made[-1]
+
+    monkeypatch.setattr(cross_entropy, "_logits", watched)
+    monkeypatch.setitem(cross_entropy.TILE, "cpu", 60)
+    tensors, targets = problem(33, 3, 50)
+    chunked_cross_entropy(*tensors, targets, chunk=20).sum().backward()
+    assert max(tile.numel() for tile in made) == 60
+    assert sum(tile.numel() for tile in made) == 2 * 33 * 50  # forward and backward
+
+
+def test_what_it_refuses():
+    (x, weight, bias), targets = problem(4, 3, 7)
+    for strange in (7, -100):
+        wrong = targets.clone()
+        wrong[2] = strange
+        with pytest.raises(ValueError, match=rf"targets must be 0 to 6 but {strange} came"):
+            chunked_cross_entropy(x, weight, bias, wrong)
+    with pytest.raises(ValueError, match="chunk must be at least 1 but is 0"):
+        chunked_cross_entropy(x, weight, bias, targets, chunk=0)
+    with pytest.raises(ValueError, match=r"chunked_cross_entropy: m = 3 in x but 2 in weight"):
+        chunked_cross_entropy(x, weight[:, :2], bias, targets)
+    (once,) = torch.autograd.grad(chunked_cross_entropy(x, weight, bias, targets).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"it has no second derivative; use F.cross_entropy of the logits"):
+        once.sum().backward()
+
+
+def test_it_is_an_op_like_the_others():
+    assert ops.chunked_cross_entropy is chunked_cross_entropy
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("bias", [True, False])
+def test_compiles_whole(bias):
+    tensors, targets = problem(6, 4, 11, bias=bias)
+
+    def loss(*given):
+        return chunked_cross_entropy(*given, targets, chunk=4).sum()
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    given = [*tensors, *([] if bias else [None])]
+    results = [torch.autograd.grad(function(*given), tensors) for function in (compiled, loss)]
+    for grad, want in zip(*results, strict=True):
+        torch.testing.assert_close(grad, want)
