@@ -2,13 +2,14 @@
 answer."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead import config
 from polyhead.layers import Device
 from polyhead.layers.norms import LayerNorm
+from polyhead.ops.cross_entropy import chunked_cross_entropy, chunked_guesses
 from polyhead.shapes import one_of
 
 
@@ -112,6 +113,50 @@ class PatchInput(nn.Module):
         return self.class_token.weight.to(x.dtype).expand(len(x), 1, -1)
 
 
+class LazyLogits:
+    """Logits factor (x weight' + bias) of a stream x (b t m) that are never made as a whole: (b t c).
+
+    >>> lazy = Transformer(TransformerConfig(Tokens(9), Logits(9), dim=8))(torch.randint(9, (2, 5)), lazy=True)
+    >>> lazy.cross_entropy(torch.randint(9, (2, 5))).shape, lazy.argmax().shape
+    (torch.Size([2, 5]), torch.Size([2, 5]))
+
+    The dtype of the products is that of autocast where it is made.  Parameters are read when asked, not before: ask
+    before they are updated.
+    """
+
+    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, factor: float = 1.0) -> None:
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        self.x, self.weight, self.factor = x.to(dtype), weight.to(dtype), factor
+        self.bias = None if bias is None else bias.to(dtype)
+        self.known: tuple[Tensor, Tensor, Tensor] | None = None  # targets, what they cost, guesses
+
+    def cross_entropy(self, targets: Int[Tensor, "b t"]) -> Float[Tensor, "b t"]:
+        """Nats that each of `targets` costs."""
+        if torch.is_grad_enabled():
+            return chunked_cross_entropy(*self._given(targets), factor=self.factor).view(targets.shape)
+        return self._ask(targets)[0]
+
+    def argmax(self) -> Int[Tensor, "b t"]:
+        """The likeliest class of each position."""
+        with torch.no_grad():
+            return self._ask(None if self.known is None else self.known[0])[1]
+
+    def _ask(self, targets: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What `targets` cost and the guesses: a loss and metrics ask in turn, and the logits are made once."""
+        if self.known is None or self.known[0] is not targets:
+            targets = self.x.new_zeros(self.x.shape[:-1], dtype=torch.long) if targets is None else targets
+            losses, guesses = chunked_guesses(*self._given(targets), factor=self.factor)
+            self.known = (targets, losses.view(targets.shape), guesses.view(targets.shape))
+        return self.known[1], self.known[2]
+
+    def _given(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        if targets.shape != self.x.shape[:-1]:
+            wanted, came = tuple(self.x.shape[:-1]), tuple(targets.shape)
+            raise ValueError(f"LazyLogits: targets (b t) = {wanted} were wanted but {came} came")
+        return self.x.flatten(0, 1), self.weight, self.bias, targets.flatten()
+
+
 class LinearOutput(nn.Module):
     """`size` numbers per position: logits, or real values."""
 
@@ -130,6 +175,10 @@ class LinearOutput(nn.Module):
     def forward(self, x: Float[Tensor, "b t m"]) -> Float[Tensor, "b t c"]:
         return self.linear(x)
 
+    def lazy(self, x: Float[Tensor, "b t m"]) -> LazyLogits:
+        """`forward`, but never as a whole."""
+        return LazyLogits(x, self.linear.weight, self.linear.bias)
+
 
 class TiedOutput(nn.Module):
     """Logits by the token table itself; `scaled` divides them by sqrt(width)."""
@@ -141,6 +190,10 @@ class TiedOutput(nn.Module):
 
     def forward(self, x: Float[Tensor, "b t m"]) -> Float[Tensor, "b t c"]:
         return F.linear(x, self.table.weight) * self.factor
+
+    def lazy(self, x: Float[Tensor, "b t m"]) -> LazyLogits:
+        """`forward`, but never as a whole."""
+        return LazyLogits(x, self.table.weight, factor=self.factor)
 
 
 class ClassOutput(nn.Module):

@@ -22,7 +22,7 @@ from polyhead.layers.cache import Cache
 from polyhead.layers.feedforward import MLP, MixtureOfExperts, SwiGLU
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions, places_in
 from polyhead.layers.taps import Taps
-from polyhead.models.ends import ClassOutput, build_input, build_output
+from polyhead.models.ends import ClassOutput, LazyLogits, LinearOutput, TiedOutput, build_input, build_output
 from polyhead.models.initialise import initialise
 from polyhead.models.sources import Sources, recomputed
 from polyhead.ops.code import Packed
@@ -124,7 +124,8 @@ class Transformer(nn.Module):
         cu_seqlens: Packed | None = None,
         cache: Cache | None = None,
         taps: list[Taps] | None = None,
-    ) -> Float[Tensor, "b _ _"]:
+        lazy: bool = False,
+    ) -> Float[Tensor, "b _ _"] | LazyLogits:
         """`mask` is True at real tokens; `taps` collects one Taps per layer (those of an encoder first, then self- and
         cross-attention of each layer in turn, by name).
 
@@ -136,7 +137,8 @@ class Transformer(nn.Module):
         `source` is what the encoder reads, real where `source_mask` is True; `encoded`, in its place, what `encode`
         made of it.  `cu_seqlens` (int32, n + 1): the one sample is n sequences one after the other, number i rows
         cu_seqlens[i] to cu_seqlens[i + 1]; each gets what it gets alone.  `cache` holds the tokens before `inputs` and
-        takes these; `mask` is then that of the new tokens, and their padding stays hidden.
+        takes these; `mask` is then that of the new tokens, and their padding stays hidden.  `lazy`: what comes out are
+        logits that are never made as a whole, which can be asked for their cross entropy and for the likeliest.
         """
         given = _Given(mask, positions, keep, encoded, source_mask, cu_seqlens, cache)
         self._check(given, source, tail)
@@ -149,6 +151,12 @@ class Transformer(nn.Module):
         wanted = tail if positions is None and cache is None else None
         x = self._through(x, given, wanted, taps)
         x = self.norm(x if tail is None else x[:, -tail:])
+        if lazy:
+            if isinstance(self.config.outputs, config.Logits) and isinstance(self.outputs, LinearOutput | TiedOutput):
+                return self.outputs.lazy(x)
+            raise ValueError(
+                f"Transformer: lazy outputs are Logits() but those of this model are {self.config.outputs}"
+            )
         return self.outputs(x, mask) if isinstance(self.outputs, ClassOutput) else self.outputs(x)
 
     def _check(self, given: "_Given", source: Tensor | None, tail: int | None) -> None:

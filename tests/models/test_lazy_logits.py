@@ -1,0 +1,95 @@
+"""Logits that are never made as a whole, against those that are."""
+
+import pytest
+import torch
+
+import polyhead as ph
+from polyhead.models.ends import LazyLogits
+from polyhead.ops import cross_entropy
+from polyhead.tasks.task import token_guesses, token_losses
+
+ENDS = {
+    "own": ph.Logits(23),
+    "bias": ph.Logits(23, bias=True),
+    "tied": ph.Logits(23, tied=True),
+    "scaled": ph.Logits(23, tied=True, scaled=True),
+}
+
+
+def model_of(end, **changes):
+    torch.manual_seed(0)
+    shape = {"dim": 8, "layers": 1, "heads": ph.Softmax(2), "causal": True, "max_length": 6, **changes}
+    return ph.Transformer(ph.TransformerConfig(ph.Tokens(23), end, **shape)).double()
+
+
+def batch():
+    draw = torch.Generator().manual_seed(1)
+    return torch.randint(23, (3, 6), generator=draw), torch.randint(23, (3, 6), generator=draw)
+
+
+@pytest.mark.parametrize("tail", [None, 2])
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_they_are_the_logits(monkeypatch, end, tail):
+    monkeypatch.setitem(cross_entropy.TILE, "cpu", 20)
+    model, (tokens, targets) = model_of(end), batch()
+    targets = targets if tail is None else targets[:, -tail:]
+    lazy, logits = model(tokens, tail=tail, lazy=True), model(tokens, tail=tail)
+    assert isinstance(lazy, LazyLogits)
+    assert torch.equal(token_guesses(lazy), token_guesses(logits))
+    torch.testing.assert_close(token_losses(lazy, targets), token_losses(logits, targets))
+    grads = [torch.autograd.grad(token_losses(o, targets).mean(), list(model.parameters())) for o in (lazy, logits)]
+    for grad, want in zip(*grads, strict=True):
+        torch.testing.assert_close(grad, want)
+
+
+def test_without_gradients_a_batch_is_scored_once(monkeypatch):
+    model, (tokens, targets) = model_of(ENDS["own"]), batch()
+    made, plain = [], cross_entropy._logits
+    monkeypatch.setattr(cross_entropy, "_logits", lambda *args: made.append(1) or plain(*args))
+    with torch.no_grad():
+        lazy, logits = model(tokens, lazy=True), model(tokens)
+        for _ in range(2):
+            losses, guesses = lazy.cross_entropy(targets), lazy.argmax()
+    assert len(made) == 1
+    torch.testing.assert_close(losses, token_losses(logits, targets))
+    assert torch.equal(guesses, logits.argmax(-1))
+    with torch.no_grad():  # other targets are not those that were asked for
+        torch.testing.assert_close(lazy.cross_entropy(targets + 0), losses)
+        other = (targets + 1) % 23
+        torch.testing.assert_close(lazy.cross_entropy(other), token_losses(logits, other))
+    assert torch.equal(model(tokens, lazy=True).argmax(), guesses)
+
+
+def test_products_are_in_autocasts_dtype_and_losses_are_not():
+    model, (tokens, targets) = model_of(ENDS["tied"]).float(), batch()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        lazy, logits = model(tokens, lazy=True), model(tokens).float()
+    losses = lazy.cross_entropy(targets)  # asked outside of autocast, as the trainer does
+    assert lazy.weight.dtype == torch.bfloat16
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses, token_losses(logits, targets), rtol=1e-5, atol=1e-5)
+
+
+def test_what_has_no_lazy_logits():
+    tokens, targets = batch()
+    with pytest.raises(
+        ValueError, match=r"Transformer: lazy outputs are Logits\(\) but those of this model are Classes"
+    ):
+        model_of(ph.config.Classes(3), causal=False)(tokens, lazy=True)
+    with pytest.raises(ValueError, match=r"LazyLogits: targets \(b t\) = \(3, 6\) were wanted but \(3, 5\) came"):
+        model_of(ENDS["own"])(tokens, lazy=True).cross_entropy(targets[:, 1:])
+
+
+@pytest.mark.compile
+def test_a_compiled_model_gives_them():
+    model, (tokens, targets) = model_of(ENDS["tied"]).float(), batch()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        lazy, plain = compiled(tokens, lazy=True), model(tokens, lazy=True)
+    losses = lazy.cross_entropy(targets)
+    torch.testing.assert_close(losses, plain.cross_entropy(targets), rtol=1e-2, atol=1e-2)
+    grads = [
+        torch.autograd.grad(each.cross_entropy(targets).mean(), list(model.parameters())) for each in (lazy, plain)
+    ]
+    for grad, want in zip(*grads, strict=True):
+        torch.testing.assert_close(grad, want, rtol=0.1, atol=1e-2)
