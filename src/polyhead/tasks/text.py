@@ -76,6 +76,7 @@ class Text(Task):
     name: ClassVar[str] = "text"
     metric: ClassVar[str] = "bits_per_byte"
     better: ClassVar[str] = "lower"
+    lazy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
