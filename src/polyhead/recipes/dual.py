@@ -186,7 +186,7 @@ def sorting_dual() -> Run:
 def maths_dual() -> Run:
     """Dual attention differentiates polynomials, character by character.
 
-    polyhead train maths-dual.  2500 steps of 32, about four minutes of one core.  Expect 0.98 of the answers exact on
+    polyhead train maths-dual.  2500 steps of 32, about six minutes of one core.  Expect 0.99 of the answers exact on
     questions like those of training, half of them on longer ones, none on larger numbers.
     """
     run = _single("maths-dual", maths("small"), "maths-calculus__differentiate-dual-0")
@@ -196,7 +196,7 @@ def maths_dual() -> Run:
 def digits_dual() -> Run:
     """Dual attention reads scikit-learn's digits: 16 patches of 2 x 2, one-pixel shifts in training.
 
-    polyhead train digits-dual.  6000 steps of 64, about two minutes of one core.  Expect an accuracy of 0.98 on the
+    polyhead train digits-dual.  6000 steps of 64, about three minutes of one core.  Expect an accuracy of 0.98 on the
     test images.
     """
     run = _single("digits-dual", images("small"), "digits-dual-0")
