@@ -52,7 +52,9 @@ def write(
         path.parent.mkdir(parents=True, exist_ok=True)
         folders.write(path, page)
     except OSError as error:
-        raise ValueError(f"explore: {path.name} cannot be written ({error.strerror})") from None
+        wrong = str(error.strerror)  # of a file that cannot be written, a whole line
+        wrong = wrong if str(path) in wrong else f"{path}: cannot be written ({wrong})"
+        raise ValueError(f"explore: {wrong}") from None
     if progress:
         note = f" {found.note}" if found.note else ""
         print(f"explore: {len(page) / 1e6:.1f} MB, {found.facts}.{note}", file=sys.stderr)

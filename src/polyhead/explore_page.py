@@ -29,7 +29,7 @@ CODES = {
 
 def html(found: Explored, title: str = "") -> str:
     """The whole file."""
-    heading = f"What {title or 'the model'} reads where"
+    heading = f"What {title or 'the model'} reads"
     held = {"tokens": found.tokens, "causal": found.causal, "layers": found.layers}
     data = json.dumps(held, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     numbers = base64.b64encode(zlib.compress(found.numbers, 9)).decode()

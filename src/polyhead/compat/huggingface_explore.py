@@ -12,11 +12,16 @@ from polyhead.compat import huggingface
 
 def holds_model(folder: pathlib.Path) -> bool:
     """Whether `folder` is what `save_pretrained` writes, and no run folder."""
+    return _model_type(folder) is not None
+
+
+def _model_type(folder: pathlib.Path) -> str | None:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and "model_type" in config
+        return None
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.Module, Any]:
@@ -26,11 +31,11 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.M
     """
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        huggingface.register()  # models with our heads
-        _ = huggingface.PolyheadConfig  # and our own
     except ImportError as error:
         raise ValueError(f"explore: {folder} needs transformers, pip install 'polyhead[hf]' ({error})") from None
+    if str(_model_type(folder)).startswith("polyhead"):
+        _ = huggingface.PolyheadConfig  # our models, by being imported
+        huggingface.register()  # models with our heads
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -41,8 +46,14 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.M
 
 
 def context(model: nn.Module) -> int | None:
-    """How many tokens a model can read, where its configuration says so."""
+    """How many tokens a foreign model can read, where its configuration says so.
+
+    ValueError for a model with our heads inside: `capture` would take them for softmax heads.
+    """
     config: Any = getattr(model, "config", None)
+    heads = str(getattr(config, "_attn_implementation", ""))
+    if heads.startswith("polyhead_"):
+        raise ValueError(f"explore: a model with its own softmax heads was wanted but {heads} are inside it")
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     length = getattr(config, "max_position_embeddings", None)
     return length if isinstance(length, int) and length > 0 else None
