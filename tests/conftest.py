@@ -11,6 +11,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+torch.utils._device._device_constructors()  # torch remembers them: its own torch.empty, before it is poisoned
 if not torch.cuda.is_available():  # before a kernel is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
