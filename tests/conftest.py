@@ -9,6 +9,7 @@ import pathlib
 
 import pytest
 import torch
+import torch.utils._device
 
 torch.set_num_threads(1)
 torch.utils._device._device_constructors()  # torch remembers them: its own torch.empty, before it is poisoned
