@@ -104,9 +104,9 @@ def corpus(request: Request) -> Corpus:
 def _open(request: Request, here: str) -> Corpus:
     place = request.place
     try:
-        known = _manifest(place)
+        known = _manifest(place, tell=False)
         source = request.source(known and known["listing"])
-        if (found := _ready(place, request, source)) is not None:
+        if (found := _ready(place, request, source, tell=False)) is not None:
             return found
         _prepare(place, request.folder)
         with _locked(place):
@@ -145,8 +145,8 @@ def _locked(place: pathlib.Path) -> Iterator[None]:
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
-def _manifest(place: pathlib.Path) -> dict[str, Any] | None:
-    """What the manifest says; None where there is none that can be believed."""
+def _manifest(place: pathlib.Path, *, tell: bool) -> dict[str, Any] | None:
+    """What the manifest says; None where there is none that can be believed.  `tell`: say so."""
     try:
         found = json.loads((place / MANIFEST).read_bytes())
         if found["version"] == VERSION and found.pop("checksum") == digest(as_json(found)):
@@ -155,19 +155,21 @@ def _manifest(place: pathlib.Path) -> dict[str, Any] | None:
         return None
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    say(f"text: {place / MANIFEST} is damaged or of another version; tokenising again")
+    if tell:
+        say(f"text: {place / MANIFEST} is damaged or of another version; tokenising again")
     return None
 
 
-def _ready(place: pathlib.Path, request: Request, source: Source) -> Corpus | None:
+def _ready(place: pathlib.Path, request: Request, source: Source, *, tell: bool = True) -> Corpus | None:
     """The corpus in `place`, if it is made from `source` and whole."""
-    manifest = _manifest(place)
+    manifest = _manifest(place, tell=tell)
     if manifest is None or manifest["stem"] != source.stem():
         return None
     dtype, tokens = np.dtype(manifest["dtype"]), {}
     for name, wanted in manifest["files"].items():
         if not _whole(place / name, wanted):
-            say(f"text: {place / name} does not match its checksum; tokenising again")
+            if tell:
+                say(f"text: {place / name} does not match its checksum; tokenising again")
             return None
     codec = text_tokens.existing(request.tokenizer) or text_tokens.read(place / manifest["tokenizer"]["file"])
     for split, found in manifest["splits"].items():
@@ -197,6 +199,7 @@ def _whole(path: pathlib.Path, wanted: dict[str, Any]) -> bool:
 def _build(place: pathlib.Path, request: Request, source: Source) -> None:
     codec = text_tokens.existing(request.tokenizer) or _trained(place, request, source)
     with Writer(place, source.stem(), codec) as writer:
+        writer.begin()
         with Progress(f"tokenising {request.data}", writer.read, source.total) as progress:
             for stretch in _stretches(source.pieces(writer.pieces, writer.read)):
                 writer.add(stretch)
@@ -213,9 +216,10 @@ def _named(request: Request, codec: Codec, stem: str) -> dict[str, Any]:
 def _trained(place: pathlib.Path, request: Request, source: Source) -> Codec:
     """A tokenizer of the training text, or of files evenly spread over more text than it should read."""
     path = place / f"{source.stem()}.{text_tokens.FILE}"
-    if path.exists():
-        with contextlib.suppress(ValueError):
-            return text_tokens.read(path)
+    with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
+        journal = path.with_name(f"{source.stem()}.journal").read_bytes()
+        if (found := text_tokens.read(path)).digest == json.loads(journal.splitlines()[0])["codec"]:
+            return found
     stride = 1 if isinstance(source, Hub) else -(-source.total // SAMPLE)
     say(f"text: training {request.tokenizer} on {min(source.total, SAMPLE) / 1e6:.1f} MB of {request.data}")
     codec = text_tokens.train(_sample(source.pieces(), stride), int(request.tokenizer.partition(":")[2]))

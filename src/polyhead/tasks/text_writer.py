@@ -30,9 +30,9 @@ class Writer:
         self.paths = {split: place / f"{stem}.{split}.bin" for split in SPLITS}
         self.journal = place / f"{stem}.journal"
         self.handles: dict[str, Any] = {}
-        self._begin()
+        self._nothing()
 
-    def _begin(self) -> None:
+    def _nothing(self) -> None:
         """As if nothing had been written."""
         self.pieces = self.read = 0
         self.tokens, self.bytes = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
@@ -40,21 +40,25 @@ class Writer:
         self.sums = {split: hasher() for split in SPLITS}
 
     def __enter__(self) -> "Writer":
-        if not self._restore():
-            self._begin()
-            for path in (*self.paths.values(), self.journal):
-                path.unlink(missing_ok=True)  # not cut to nothing: another process may have mapped it
-            self.handles = {split: path.open("wb") for split, path in self.paths.items()}
-            write(self.journal, as_json({"version": VERSION, "codec": self.codec.digest}) + b"\n")
-            if self.codec.end is not None:
-                for split in SPLITS:
-                    self._put(split, np.array([self.codec.end], self.dtype))
-            self.commit()
         return self
 
     def __exit__(self, *error: object) -> None:
         for handle in self.handles.values():
             handle.close()
+
+    def begin(self) -> None:
+        """Open the files: as the journal left them, or empty."""
+        if self._restore():
+            return
+        self._nothing()
+        for path in (*self.paths.values(), self.journal):
+            path.unlink(missing_ok=True)  # not cut to nothing: another process may have mapped it
+        self.handles = {split: path.open("wb") for split, path in self.paths.items()}
+        write(self.journal, as_json({"version": VERSION, "codec": self.codec.digest}) + b"\n")
+        if self.codec.end is not None:
+            for split in SPLITS:
+                self._put(split, np.array([self.codec.end], self.dtype))
+        self.commit()
 
     def _restore(self) -> bool:
         """Go back to the last line of the journal; False where nothing can be had from it."""

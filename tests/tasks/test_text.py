@@ -1,0 +1,292 @@
+"""Language: windows of a row of tokens, each once in a pass, and scores in bits per byte."""
+
+import dataclasses
+import itertools
+import json
+import math
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+from polyhead import config
+from polyhead.tasks import KINDS, Text, text_data, text_floors
+from polyhead.tasks.task import token_losses
+from polyhead.tasks.text import order
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A file of lines that are all different."""
+    root = tmp_path_factory.mktemp("text")
+    (root / "one.txt").write_text("".join(f"line {number} is é {number**2 % 977}\n" for number in range(1500)))
+    return root
+
+
+def task_of(folder, length=16, **fields):
+    return Text(str(folder / "one.txt"), length=length, folder=str(folder / "cache"), **fields)
+
+
+def row(task, split):
+    return task._corpus().tokens[split].astype(np.int64)
+
+
+# ---------------------------------------------------------------------------------------------------------------- order
+@pytest.mark.parametrize("count", [*range(1, 40), 99, 100, 101, 5000])
+def test_an_order_is_a_permutation_whatever_is_asked_of_it_at_once(count):
+    whole = order(np.arange(count), count, key=3)
+    assert sorted(whole.tolist()) == list(range(count))
+    assert order(np.arange(count)[::-1], count, key=3).tolist() == whole[::-1].tolist()
+    assert all(order(np.array([place]), count, key=3)[0] == whole[place] for place in range(min(count, 20)))
+
+
+def test_an_order_looks_like_chance():
+    count = 400
+    orders = np.stack([order(np.arange(count), count, key=key) for key in range(500)])
+    assert len({tuple(one) for one in orders.tolist()}) == 500
+    counts = np.bincount(orders[:, 7] // 20, minlength=20)  # 25 of each are wanted, give or take 5
+    assert counts.min() > 8
+    assert counts.max() < 45
+    steps = np.abs(np.diff(orders, axis=1))
+    assert abs(steps.mean() - count / 3) < 3
+    assert (steps == 1).mean() < 3 * 2 / count
+    fixed = (orders == np.arange(count)).sum(axis=1).mean()
+    assert 0.7 < fixed < 1.3
+    large = order(np.arange(1000), 10**11, key=0)
+    assert len(set(large.tolist())) == 1000
+    assert 0.4e11 < large.mean() < 0.6e11
+
+
+# -------------------------------------------------------------------------------------------------------------- windows
+def test_a_sequence_is_a_window_and_its_targets_are_one_further_on(folder):
+    task = task_of(folder)
+    for split in task.splits:
+        text = row(task, split).astype(np.uint8).tobytes()
+        batch = task.batch(split, 8, seed=0, step=0)
+        assert batch.inputs.shape == batch.targets.shape == batch.scored.shape == (8, 16)
+        assert batch.inputs.dtype == batch.targets.dtype == torch.int64
+        assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+        assert batch.mask is None
+        for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+            assert bytes([*inputs.tolist(), int(targets[-1])]) in text
+        assert torch.equal(batch.latents["bytes"], torch.full((8,), 16.0))
+    assert task.ends == (config.Tokens(256), config.Logits(256))
+
+
+def test_a_batch_is_a_function_of_seed_split_and_step(folder):
+    task = task_of(folder)
+    for split in task.splits:
+        first = task.batch(split, 8, seed=0, step=3)
+        task.batch("train", 5, seed=1, step=0)
+        task.sample(split, 4, torch.Generator().manual_seed(0))
+        text_data._open.cache_clear()
+        assert torch.equal(first.inputs, task.batch(split, 8, seed=0, step=3).inputs)
+        assert not torch.equal(first.inputs, task.batch(split, 8, seed=0, step=4).inputs)
+        # What is held out comes in one order, so that all seeds are scored on the same windows.
+        assert torch.equal(first.inputs, task.batch(split, 8, seed=1, step=3).inputs) == (split != "train")
+
+
+@pytest.mark.parametrize("count", [17, 18, 31, 32, 33, 48, 49, 1000])
+def test_a_pass_of_training_shows_each_window_once(count, folder):
+    task = task_of(folder)
+    windows = max(1, (count - 16) // 16)
+    passes = [task._starts(count, windows, 0, step) for step in range(40)]
+    for starts in passes:
+        assert min(starts) >= 0
+        assert max(starts) + 17 <= count
+        assert len({start % 16 for start in starts}) == 1
+        assert sorted(starts // 16) == list(range(windows))
+    if count == 1000:
+        assert len({tuple(starts) for starts in passes}) == 40
+        assert len({starts[0] % 16 for starts in passes}) > 10  # windows begin elsewhere in each pass
+        assert tuple(passes[0]) != tuple(task._starts(count, windows, 1, 0))
+        assert {start % 16 for starts in passes for start in starts} <= set(range(16))
+
+
+def test_the_order_goes_on_exactly_over_the_end_of_a_pass(folder):
+    task = task_of(folder)
+    one_by_one = np.concatenate([task._starts(1000, 1, 5, step) for step in range(300)])
+    by_seven = np.concatenate([task._starts(1000, 7, 5, step) for step in range(40)])
+    assert one_by_one[:280].tolist() == by_seven.tolist()
+    at_once = task._starts(1000, 300, 5, 0)
+    assert at_once.tolist() == one_by_one.tolist()
+
+
+@pytest.mark.parametrize("length", [16, 7, 300])
+def test_every_token_that_is_held_out_is_scored_once(length, folder):
+    task = task_of(folder, length)
+    for split in ("validation", "iid"):
+        count, tokens = task.count(split), row(task, split)
+        assert count == math.ceil((len(tokens) - 1) / length)
+        size = 5
+        batches = [task.batch(split, size, seed=9, step=step) for step in range(-(-count // size))]
+        assert [len(batch.inputs) for batch in batches[:-1]] == [size] * (len(batches) - 1)
+        assert sum(len(batch.inputs) for batch in batches) == count
+        scored = torch.cat([batch.targets[batch.scored] for batch in batches])
+        assert torch.equal(scored.sort().values, torch.from_numpy(np.sort(tokens[1:])))
+        assert sum(batch.latents["bytes"].sum() for batch in batches) == len(tokens) - 1
+        again = task.batch(split, size, seed=0, step=len(batches))
+        assert torch.equal(again.inputs, batches[0].inputs)
+        shown = torch.cat([batch.inputs for batch in batches])
+        if length == 16:
+            there = np.lib.stride_tricks.sliding_window_view(tokens, 16)
+            places = [int(np.flatnonzero((there == one.numpy()).all(axis=1))[0]) for one in shown]
+            assert places != sorted(places)  # a few batches say something about all of the text
+
+
+def test_splits_share_no_text(folder):
+    task = task_of(folder)
+    lines = {
+        split: set(row(task, split).astype(np.uint8).tobytes().replace(b"\0", b"").split(b"\n"))
+        for split in task.splits
+    }
+    for one, other in itertools.combinations(lines.values(), 2):
+        assert one & other == {b""}
+    assert len(set.union(*lines.values())) == 1501
+
+
+def test_a_sample_is_drawn_from_anywhere(folder):
+    task = task_of(folder)
+    batch = task.sample("iid", 200, torch.Generator().manual_seed(0))
+    again = task.sample("iid", 200, torch.Generator().manual_seed(0))
+    assert torch.equal(batch.inputs, again.inputs)
+    assert batch.scored.all()
+    text = row(task, "iid").astype(np.uint8).tobytes()
+    places = [text.index(bytes(one.tolist())) for one in batch.inputs]
+    assert len({place % 16 for place in places}) == 16
+
+
+# --------------------------------------------------------------------------------------------------------------- scores
+class Lazy:
+    """Logits that are never made, as far as a task can tell."""
+
+    def __init__(self, logits):
+        self.logits = logits
+
+    def cross_entropy(self, targets):
+        return token_losses(self.logits, targets)
+
+    def argmax(self):
+        return self.logits.argmax(-1)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_scores_by_hand(lazy, folder):
+    task = task_of(folder)
+    count = task.count("iid")
+    batch = task.batch("iid", count, seed=0, step=0)
+    last = (~batch.scored).any(dim=1)
+    assert last.sum() == 1
+    logits = torch.zeros(count, 16, 256)
+    logits[:, ::2].scatter_(2, batch.targets[:, ::2, None], math.log(255.0))  # half of the tokens with p = 1/2
+    outputs = Lazy(logits) if lazy else logits
+    bits = torch.where(torch.arange(16) % 2 == 0, 1.0, 8.0).expand(count, 16)
+    wanted = (bits * batch.scored).sum(1) / batch.scored.sum(1)
+    found = task.metrics(outputs, batch)
+    torch.testing.assert_close(found["bits_per_byte"], wanted)
+    torch.testing.assert_close(found["bits_per_byte"][~last], torch.full((count - 1,), 4.5))
+    right = ((torch.arange(16) % 2 == 0) | (batch.targets == 0)) & batch.scored
+    torch.testing.assert_close(found["accuracy"], right.sum(1) / batch.scored.sum(1))
+    mean = bits[batch.scored].mean() * math.log(2)
+    torch.testing.assert_close(task.loss(outputs, batch), mean)
+    assert task.derived({"loss": math.log(7.0)}) == {"perplexity": pytest.approx(7)}
+
+
+def test_bits_of_tokens_are_spread_over_the_bytes_of_their_split(folder):
+    pytest.importorskip("tokenizers")
+    task = task_of(folder, tokenizer="bpe:300")
+    assert task.ends == (config.Tokens(300), config.Logits(300))
+    count = task.count("iid")
+    batch = task.batch("iid", count, seed=0, step=0)
+    found = task.metrics(torch.zeros(count, 16, 300), batch)["bits_per_byte"]
+    tokens = row(task, "iid")
+    size = len(task.codec().decode(tokens.tolist()).encode()) + int((tokens[1:] == 0).sum())
+    assert size == task._corpus().manifest["splits"]["iid"]["bytes"]
+    wanted = (len(tokens) - 1) * math.log2(300) / size
+    torch.testing.assert_close(found, torch.full((count,), wanted))
+    assert wanted < math.log2(300)
+
+
+def test_floors_are_those_of_zlib_and_of_frequencies(folder):
+    task = task_of(folder)
+    found = task.floors("iid")
+    data = row(task, "iid")[1:].astype(np.uint8).tobytes()
+    assert found["zlib"].mean == pytest.approx(8 * len(zlib.compress(data, 9)) / len(data), rel=0.01)
+    assert found["lzma"].mean < 8
+    counts = np.bincount(row(task, "train"), minlength=256) + 1
+    bits = -np.log2(counts / counts.sum())[row(task, "iid")[1:]]
+    assert found["unigram"].mean == pytest.approx(bits.mean(), rel=0.01)
+    assert found["zlib"].mean < found["unigram"].mean < 8
+    assert all(score.standard_error >= 0 for score in found.values() if score.count > 1)
+    noise = np.random.default_rng(0).integers(0, 256, 200_000, dtype=np.uint8).tobytes()
+    parts = text_floors._zlib(noise * 2)
+    assert len(parts) == 6
+    assert min(parts) > 7.9
+    assert max(parts) < 8.1
+
+
+def test_few_sequences_give_the_floors_of_few(folder):
+    task = task_of(folder)
+    data = row(task, "iid")[1 : 16 * 20 + 1].astype(np.uint8).tobytes()
+    found = task.floors("iid", sequences=20)
+    assert found["zlib"].mean == pytest.approx(8 * len(zlib.compress(data, 9)) / len(data), rel=0.05)
+    assert found["unigram"].count == 20
+
+
+# ----------------------------------------------------------------------------------------------------------------- runs
+def test_a_run_keeps_its_tokenizer_and_what_its_text_was(folder, tmp_path):
+    task = task_of(folder)
+    task.keep(tmp_path)
+    kept = json.loads((tmp_path / "data.json").read_text())
+    assert kept["fingerprint"] == task.fingerprint()
+    assert kept["tokenizer"]["digest"] == "bytes"
+    assert kept["splits"]["train"]["tokens"] == len(row(task, "train"))
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["type"] == "BPE"
+    task.keep(tmp_path)
+    with pytest.raises(ValueError, match=r"was begun with another text of .*one\.txt \(\w+, not \w+\)"):
+        task_of(folder, held_out=0.1).keep(tmp_path)
+    pytest.importorskip("tokenizers")
+    with pytest.raises(ValueError, match=r"was begun with another tokenizer of .*one\.txt \(bytes, not \w+\)"):
+        task_of(folder, tokenizer="bpe:300").keep(tmp_path)
+
+
+def test_a_run_of_text_is_a_value(tmp_path):
+    assert Text in KINDS
+    task = Text("notes/**/*.md", 64, tokenizer="bpe:512", held_out=0.1, limit=10**6, folder=str(tmp_path))
+    model = config.TransformerConfig(
+        config.Tokens(512), config.Logits(512), dim=8, heads=config.Softmax(1), causal=True
+    )
+    run = config.Run(task, model)
+    assert config.from_dict(config.to_dict(run), KINDS) == run
+    moved = dataclasses.replace(run, task=dataclasses.replace(task, folder="elsewhere"))
+    assert config.digest(moved) == config.digest(run)
+    assert (task.name, task.metric, task.better, task.count("train")) == ("text", "bits_per_byte", "lower", None)
+    assert not list(tmp_path.iterdir())  # a run can be written down where its text is not
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"length": 0}, "length must be at least 1"),
+        ({"limit": 0}, "limit must be at least 1"),
+        ({"held_out": 0.5}, "held_out must lie between 0 and 0.5"),
+        ({"held_out": 0.0}, "held_out must lie between 0 and 0.5"),
+        ({"data": "hub:c4", "limit": 9}, r"'hub:OWNER/NAME\[/CONFIG\]', not 'hub:c4'"),
+        ({"data": "hub:allenai/c4"}, "hub:allenai/c4 needs limit, the bytes of text to take"),
+    ],
+)
+def test_settings_that_cannot_be_met(fields, wanted):
+    with pytest.raises(ValueError, match=wanted):
+        Text(**fields)
+
+
+def test_a_batch_that_cannot_be_drawn(folder):
+    with pytest.raises(ValueError, match=r"Text: .*split"):
+        task_of(folder).batch("novel", 8, seed=0, step=0)
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        task_of(folder).batch("iid", 0, seed=0, step=0)
+    with pytest.raises(ValueError, match="sequences must be at least 1"):
+        task_of(folder).floors("iid", sequences=0)
+    with pytest.raises(ValueError, match=r"has \d+ tokens for 'iid', but a sequence takes 100001; lower length"):
+        task_of(folder, length=100_000).count("iid")

@@ -1,0 +1,219 @@
+"""Codecs: text comes back, the same text gives the same tokens, and files that are no tokenizer say so."""
+
+import json
+import random
+import sys
+
+import pytest
+
+from polyhead import config
+from polyhead.tasks import FuzzyLogic, Text, text_tokens
+from polyhead.tasks.text_tokens import Bytes, Sentences, Subwords, Tiktoken, codec_of, existing, read, shown
+
+ENGLISH = ["the cat sat on the mat and the hen sat on the hat; " * 4, "naïve café, the cat again\n\n\tand again"] * 3
+
+
+def any_text(count=400, seed=0):
+    """Characters of all planes, and the white space that tokenizers like to change."""
+    random_ = random.Random(seed)
+    planes = [range(1, 128), range(128, 0x800), range(0x800, 0xD800), range(0xE000, 0x10000), range(0x10000, 0x11000)]
+    drawn = [chr(random_.choice(random_.choice(planes))) for _ in range(count)]
+    return "".join(drawn) + "  \n\n \t\r\n   x<|endoftext|>\u2028é"
+
+
+@pytest.fixture(scope="module")
+def trained():
+    pytest.importorskip("tokenizers")
+    return text_tokens.train(ENGLISH, 270)
+
+
+def test_bytes_are_those_of_utf_8_and_any_text_comes_back():
+    codec = Bytes()
+    text = any_text()
+    assert bytes(codec.encode(text)) == text.encode()
+    assert codec.decode(codec.encode(text)) == text
+    assert codec.encode_all(["a", "é"]) == [[97], [195, 169]]
+    assert codec.decode(codec.encode("é")[:1]) == "\N{REPLACEMENT CHARACTER}"
+    assert (codec.count, codec.end, codec.digest) == (256, 0, "bytes")
+    assert codec.decode(codec.encode("\udcff")) == "\N{REPLACEMENT CHARACTER}"  # how Python holds a stray byte
+    assert isinstance(codec, text_tokens.Codec)
+
+
+def test_bytes_as_a_tokenizer_file_are_the_same_tokens():
+    pytest.importorskip("tokenizers")
+    text = any_text(seed=1)
+    other = Subwords(Bytes().to_json())
+    assert other.encode(text) == Bytes().encode(text)
+    assert other.decode(Bytes().encode(text)) == text
+    assert other.count == 256
+
+
+def test_a_trained_encoding_is_a_function_of_its_text(trained):
+    again = text_tokens.train(iter(ENGLISH), 270)
+    assert again.to_json() == trained.to_json()
+    assert again.digest == trained.digest != text_tokens.train(ENGLISH, 269).digest
+    assert (trained.count, trained.end) == (270, 0)
+    text = any_text()
+    assert trained.decode(trained.encode(text)) == text
+    assert 0 not in trained.encode(text)  # what is written is no end
+    assert trained.encode_all([text, "the"]) == [trained.encode(text), trained.encode("the")]
+    assert len(trained.encode("the cat")) < 7
+    assert isinstance(trained, text_tokens.Codec)
+    with pytest.raises(ValueError, match=r"Text: the text gives \d+ tokens, not 5000; use tokenizer='bpe:\d+' or more"):
+        text_tokens.train(ENGLISH, 5000)
+
+
+def test_pieces_are_what_a_person_reads(trained):
+    assert shown("a é\n\x00".encode() + b"\xff") == "a é\\n\\x00\\xff"
+    assert Bytes().pieces([97, 10, 195]) == ["a", "\\n", "\\xc3"]
+    tokens = trained.encode("the cat\n")
+    assert "".join(trained.pieces(tokens)) == "the cat\\n"
+    assert trained.pieces([0, 300]) == ["<|endoftext|>", "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_a_tokenizer_file_neither_cuts_nor_pads(trained, tmp_path):
+    parts = json.loads(trained.to_json())
+    parts["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    parts["padding"] = {
+        "strategy": {"Fixed": 50},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<|endoftext|>",
+    }
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(parts))
+    assert read(path).encode(ENGLISH[0]) == trained.encode(ENGLISH[0])
+    assert read(path).digest != trained.digest
+    path.write_text(trained.to_json())
+    assert read(path).digest == trained.digest
+    assert existing(str(path)).count == 270
+    assert existing("bpe:270") is None
+    assert existing("bytes").count == 256
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "is no tokenizer.json"),
+        ("[]", "is no tokenizer.json"),
+        ("{}", "is no tokenizer.json"),
+        ('{"kind": "sentencepiece"}', "is no tokenizer.json"),
+        (None, "cannot be read"),
+    ],
+)
+def test_what_is_no_tokenizer_says_so(content, reason, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match=f"Text: (tokenizer )?{path} {reason}") as error:
+        read(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "library"),
+    [("bpe:300", "tokenizers"), ("tiktoken:gpt2", "tiktoken"), ("x.model", "sentencepiece")],
+)
+def test_a_library_that_is_missing_is_named(tokenizer, library, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.model").write_bytes(b"x")
+    (tmp_path / "x.txt").write_text("some text\n" * 100)
+    with pytest.raises(ValueError, match=f"Text: .* needs {library}; pip install {library}"):
+        Text("x.txt", tokenizer=tokenizer).codec()
+
+
+class Encodings:
+    """What `tiktoken` is without a network."""
+
+    @staticmethod
+    def list_encoding_names():
+        return ["gpt2", "o200k_base"]
+
+    @staticmethod
+    def get_encoding(name):
+        raise ConnectionError("HTTPSConnectionPool(host='...'): Max retries exceeded")
+
+
+def test_tiktoken_without_a_network_is_one_clear_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tiktoken", Encodings)
+    with pytest.raises(ValueError, match=r"tiktoken:gpt2: the vocabulary .* \(ConnectionError\); offline, 'bytes' and"):
+        Tiktoken.named("gpt2")
+    with pytest.raises(ValueError, match=r"no encoding 'gpt3' \(choose from gpt2, o200k_base\)"):
+        Tiktoken.named("gpt3")
+
+
+def test_a_tiktoken_encoding_is_kept_whole(tmp_path):
+    library = pytest.importorskip("tiktoken")
+    ranks = {bytes([byte]): byte for byte in range(256)} | {b"th": 256, b"the": 257}
+    made = library.Encoding("mini", pat_str=r"\w+|\W", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 260})
+    codec = Tiktoken(made)
+    (tmp_path / "tokenizer.json").write_text(codec.to_json())
+    again = read(tmp_path / "tokenizer.json")
+    assert (again.digest, again.count, again.end) == (codec.digest, 261, 260)
+    text = any_text()
+    assert again.decode(again.encode(text)) == text
+    assert again.encode("the") == [257]
+    assert again.encode_all(["the", "a"]) == [[257], [97]]
+    assert again.decode([259]) == "\N{REPLACEMENT CHARACTER}"  # a number that no token has
+
+
+def test_a_sentencepiece_model_is_kept_whole(tmp_path):
+    library = pytest.importorskip("sentencepiece")
+    path = tmp_path / "tiny"
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the cat sat", "a dog ran far"] * 30),
+        model_prefix=str(path),
+        vocab_size=20,
+        minloglevel=2,
+    )
+    codec = read(f"{path}.model")
+    (tmp_path / "tokenizer.json").write_text(codec.to_json())
+    again = read(tmp_path / "tokenizer.json")
+    assert isinstance(again, Sentences)
+    assert (again.digest, again.count, again.end) == (codec.digest, 20, 2)
+    assert again.decode(again.encode("the cat")) == "the cat"
+    assert "".join(again.pieces(again.encode("the cat"))) == " the cat"
+    with pytest.raises(ValueError, match="is no SentencePiece model"):
+        Sentences(b"no model")
+
+
+@pytest.mark.parametrize("tokenizer", ["gpt2", "bpe:", "bpe:256", "bpe:many", "", "tiktoken:", "byte"])
+def test_a_tokenizer_of_no_known_form_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="Text: tokenizer"):
+        Text(tokenizer=tokenizer)
+
+
+def run_of(task):
+    model = config.TransformerConfig(config.Tokens(270), config.Logits(270), dim=8, heads=config.Softmax(1))
+    return config.Run(task, model, config.Train())
+
+
+def test_a_run_folder_is_enough_to_have_its_codec(tmp_path, monkeypatch):
+    pytest.importorskip("tokenizers")
+    monkeypatch.chdir(tmp_path)
+    data, folder = tmp_path / "text.txt", tmp_path / "run"
+    data.write_text("".join(ENGLISH) * 20)
+    folder.mkdir()
+    run = run_of(Text(str(data), tokenizer="bpe:270", length=16))
+    run.task.keep(folder)
+    whole = codec_of(run)
+    data.unlink()
+    kept = codec_of(run, folder)
+    assert kept.digest == whole.digest
+    assert kept.encode("the cat") == whole.encode("the cat")
+    other = text_tokens.train(ENGLISH, 269)
+    (folder / "tokenizer.json").write_text(other.to_json())
+    wanted = f"tokenizer.json is {other.digest}, but the model was trained with {kept.digest}"
+    with pytest.raises(ValueError, match=wanted):
+        codec_of(run, folder)
+    with pytest.raises(ValueError, match="the tokenizer has 256 tokens, but the model was made for 270"):
+        codec_of(run_of(Text()))
+    assert codec_of(Text(), folder / "none").count == 256
+    with pytest.raises(ValueError, match="codec_of: FuzzyLogic is no text"):
+        codec_of(FuzzyLogic())
+    (folder / "data.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"data\.json cannot be read"):
+        codec_of(run, folder)
