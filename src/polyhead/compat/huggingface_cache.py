@@ -90,7 +90,7 @@ class PolyheadCache(transformers.Cache):
             raise ValueError(
                 f"{WHO}: the cache of one sequence cannot become that of {len(indices)}: repeat the inputs instead"
             )
-        self._each(lambda name, kept: kept if kept.shape[0] < batch else kept.index_select(0, indices.to(kept.device)))
+        self._each(lambda kept: kept if kept.shape[0] < batch else kept.index_select(0, indices.to(kept.device)))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget so many of the last tokens, counted as a negative number.
@@ -104,17 +104,15 @@ class PolyheadCache(transformers.Cache):
         if not self.is_croppable:
             raise ValueError(f"{WHO}: some heads keep a sum of earlier tokens, of which none can be taken away")
         left = self.memory.length + tokens_to_remove
-        self._each(lambda name, kept: kept[:, :left])
+        self._each(lambda kept: kept[:, :left])
         for layer in self:
             layer.length = left
 
-    def _each(self, function: Callable[[Any, Tensor], Tensor]) -> None:
-        """Replace all that is kept, which mask of real tokens included; one that layers share stays shared."""
-        real = self.memory[0].real
-        real = real if real is None else function("real", real)
+    def _each(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Replace all that is kept, and the mask of real tokens."""
         for layer in self:
-            layer._kept = {name: function(name, kept) for name, kept in layer._kept.items()}
-            layer.real = real
+            layer._kept = {name: function(kept) for name, kept in layer._kept.items()}
+            layer.real = None if layer.real is None else function(layer.real)
 
 
 def _whole(name: Any, kept: Tensor, layer: LayerCache) -> bool:

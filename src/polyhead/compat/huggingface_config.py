@@ -25,7 +25,7 @@ class PolyheadConfig(transformers.PretrainedConfig):
     has_no_defaults_at_init = True
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
 
-    def __init__(self, transformer: TransformerConfig | Mapping[str, Any] | None = None, **others: Any) -> None:
+    def __init__(self, transformer: Any = None, **others: Any) -> None:
         if transformer is None:
             raise ValueError(
                 "PolyheadConfig: `transformer`, the JSON of a TransformerConfig, was wanted but there is none: "
@@ -99,7 +99,7 @@ SIZES = (
 )
 
 
-def _settings(given: TransformerConfig | Mapping[str, Any]) -> TransformerConfig:
+def _settings(given: Any) -> TransformerConfig:
     if isinstance(given, TransformerConfig):
         return given
     where = "PolyheadConfig: transformer"

@@ -72,14 +72,18 @@ class _Polyhead(transformers.PreTrainedModel):
         """Fill what `from_pretrained`, which builds on the meta device, does not: constants, and what a file lacks."""
         if isinstance(module, Constant):
             module.to(module.value.device)  # makes the value anew
-        elif module is self:
-            missing = {n: p for n, p in self.model.state_dict(keep_vars=True).items() if not _filled(p)}
-            if missing:
-                fresh = Transformer(self.config.settings).state_dict()
-                for name, tensor in missing.items():
-                    tensor.copy_(fresh[name])
-        elif isinstance(module, nn.Embedding | nn.Linear) and all(module is not own for own in self.modules()):
-            initialise(module, self.config.settings.init)  # a table of another size
+        elif any(module is own for own in self.modules()):
+            self._fill()
+        elif isinstance(module, nn.Embedding | nn.Linear):  # a table of another size
+            initialise(module, self.config.settings.init)
+
+    def _fill(self) -> None:
+        """Give what is not filled the values of a new model: our rules look at a whole one."""
+        missing = {n: p for n, p in self.model.state_dict(keep_vars=True).items() if not _filled(p)}
+        fresh = Transformer(self.config.settings).state_dict() if missing else {}
+        for name, tensor in missing.items():
+            tensor.copy_(fresh[name])
+            tensor._is_hf_initialized = True
 
     def save_pretrained(  # type: ignore[override]  # the rest goes on as it came
         self, save_directory: Any, is_main_process: bool = True, state_dict: Any = None, **options: Any
@@ -102,7 +106,8 @@ class _Polyhead(transformers.PreTrainedModel):
         self.model.config = dataclasses.replace(self.model.config, checkpoint=enable)
 
     def _reject(self, others: dict[str, Any]) -> None:
-        strange = [name for name in UNKNOWN if others.pop(name, None) not in (None, False)]
+        given = {name: others.pop(name, None) for name in UNKNOWN}
+        strange = [name for name, value in given.items() if value is not None and value is not False]
         if strange:
             raise ValueError(f"{type(self).__name__}: it takes no {strange[0]}; polyhead.analysis.capture looks inside")
 
@@ -181,7 +186,7 @@ class PolyheadForCausalLM(_Polyhead, transformers.GenerationMixin):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: PolyheadCache | None = None,
+        past_key_values: transformers.Cache | None = None,
         labels: Tensor | None = None,
         *,
         use_cache: bool | None = None,
