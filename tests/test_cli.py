@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polyhead as ph
 from polyhead import cli, cli_text, recipes, report, spec
+from polyhead.cli_runs import configured
 from polyhead.config import save
 from polyhead.layers.symbols import PositionSymbols
 from polyhead.train import Result, read_config, read_result
@@ -193,6 +194,15 @@ def test_a_changed_task_changes_the_ends_and_the_length(capsys: Any, tmp_path: p
     run = read_config(only_run(tmp_path))
     assert run.model.inputs == ph.Vectors(4)
     assert run.model.max_length == 9
+
+
+def test_what_an_encoder_reads_grows_with_the_task():
+    (run,), _ = configured("train", "sorting-dual", [["--task.length", "9"]])
+    assert (run.model.max_length, run.model.encoder.max_length) == (9, 9)
+    (run,), _ = configured("train", "maths-dual", [["--task.question", "90", "--task.answer", "8"]])
+    assert (run.model.max_length, run.model.encoder.max_length) == (9, 90)
+    (run,), _ = configured("train", "sorting-dual", [["--task.length", "9", "--model.encoder.max-length", "7"]])
+    assert (run.model.max_length, run.model.encoder.max_length) == (9, 7)
 
 
 @pytest.mark.usefixtures("recipe")

@@ -32,4 +32,4 @@ def parse(kind: Callable[..., Parsed], arguments: list[str], prog: str, text: st
         with contextlib.redirect_stderr(said):
             return tyro.cli(kind, **options)
     except SystemExit:
-        raise ValueError(one_line(said.getvalue(), prog)) from None
+        raise ValueError(one_line(said.getvalue(), prog, arguments)) from None

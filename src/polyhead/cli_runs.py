@@ -205,7 +205,7 @@ def _resolve(verb: str, recipe: str, scale: str | None) -> tuple[list["Run"], st
 
 def _fitted(run: "Run", default: "Run") -> "Run":
     """A changed task changes what the model takes and gives, unless the recipe or the user chose that themselves."""
-    from polyhead.config import TransformerConfig
+    from polyhead.config import AbstractorConfig, TransformerConfig
 
     model: Any = run.model
     before: Any = default.model
@@ -214,10 +214,18 @@ def _fitted(run: "Run", default: "Run") -> "Run":
     if isinstance(model, TransformerConfig) and isinstance(before, TransformerConfig):
         if before.max_length == default.task.length and model.max_length == before.max_length:
             model = replace(model, max_length=run.task.length)
-        encoder, source = model.encoder, run.task.source
-        if encoder is not None and source is not None and encoder.inputs == default.task.source:
-            model = replace(model, encoder=replace(encoder, inputs=source))
+        if run.task.source is not None and isinstance(before.encoder, TransformerConfig | AbstractorConfig):
+            model = replace(model, encoder=_fitted_encoder(model.encoder, before.encoder, run.task, default.task))
     return replace(run, model=model)
+
+
+def _fitted_encoder(model: Any, before: Any, task: Any, default: Any) -> Any:
+    """The same of an encoder, which reads the task's source."""
+    if before.inputs == default.source == model.inputs:
+        model = replace(model, inputs=task.source)
+    if before.max_length == default.source_length == model.max_length:
+        model = replace(model, max_length=task.source_length)
+    return model
 
 
 def train(runs: Sequence["Run"], *, resume: bool = False, again: bool = False, workers: int | None = None) -> int:

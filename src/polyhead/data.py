@@ -103,6 +103,11 @@ class Task(Checked, abc.ABC):
         return None
 
     @property
+    def source_length(self) -> int:
+        """The most tokens an encoder reads; as many as the sequence has unless the task says otherwise."""
+        return self.length
+
+    @property
     def tail(self) -> int | None:
         """How many positions at the end are ever scored; None when any may be."""
         return None

@@ -88,6 +88,10 @@ class Maths(Task):
         return Tokens(VOCABULARY)
 
     @property
+    def source_length(self) -> int:
+        return self.question
+
+    @property
     def ends(self) -> tuple[Tokens, Logits]:
         return Tokens(VOCABULARY), Logits(VOCABULARY)
 
