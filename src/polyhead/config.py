@@ -298,6 +298,9 @@ class Train(Checked):
     """Largest gradient norm; None does not clip."""
     precision: str = "fp32"
     evaluate: tuple[str, ...] = ("iid", "compositional")
+    accumulate: int = late(1)
+    """Parts that a batch is cut into, one after the other: less memory, the same gradient but for dropout, which each
+    part draws for itself.  It divides `batch_size`."""
     eval_batches: int = 16
     eval_every: int = plain(500)
     log_every: int = plain(50)
@@ -306,7 +309,9 @@ class Train(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("Train", "precision", self.precision, ("fp32", "bf16", "fp16"))
-        positive(self, "steps", "batch_size", "eval_batches", "eval_every", "log_every", "save_every")
+        positive(self, "steps", "batch_size", "accumulate", "eval_batches", "eval_every", "log_every", "save_every")
+        if self.batch_size % self.accumulate:
+            raise ValueError(f"Train: accumulate must divide batch_size {self.batch_size} but is {self.accumulate}")
         for name in ("lr", "weight_decay", "warmup", "final", "eps"):
             if not getattr(self, name) >= 0:  # nan neither
                 raise ValueError(f"Train: {name} must be at least 0 but is {getattr(self, name)}")

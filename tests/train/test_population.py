@@ -22,7 +22,7 @@ from polyhead.train.population import groups
 from polyhead.train.stacked import Stack, adamw_
 
 Tiny = Callable[..., Any]
-TIMES = ("seconds", "steps_per_second")
+TIMES = ("seconds", "steps_per_second", "tokens_per_second")
 OWN = (  # what members may have of their own
     {"seed": 0, "lr": 2e-3, "weight_decay": 0.1, "warmup": 0, "clip": 0.05},
     {"seed": 1, "lr": 5e-4, "weight_decay": 0.5, "warmup": 3, "final": 0.0, "betas": (0.8, 0.95)},

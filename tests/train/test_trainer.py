@@ -20,7 +20,7 @@ from polyhead.train import Interrupted, evaluate, load_model, read_config, run
 from polyhead.train.folder import claim, read_metrics
 
 Tiny = Callable[..., Any]
-TIMES = ("seconds", "steps_per_second")
+TIMES = ("seconds", "steps_per_second", "tokens_per_second")
 
 
 def rows(folder: pathlib.Path, kind: str | None = None) -> list[dict[str, Any]]:

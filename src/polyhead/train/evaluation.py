@@ -1,6 +1,7 @@
 """Scores of a model on a named split of its task."""
 
 import contextlib
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyhead.config import Batch, Task
+from polyhead.config import Batch, Logits, Task
+from polyhead.models.ends import LazyLogits
+from polyhead.models.transformer import Transformer
+
+LAZY = 2**26
+"""From so many logits on they are asked for tile by tile where they can be: as float32 256 MB, and in training thrice.
+
+The loss then takes a fifth more time on a CPU; it changes by rounding."""
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -33,20 +41,47 @@ def predict(
 
     `keep`: what multiplies the code of each layer, see `Transformer.forward`.
     """
+    outputs = _outputs(model, task, batch, precision, {} if keep is None else {"keep": keep})
+    before = 0 if task.tail is None else batch.inputs.shape[1] - outputs.shape[1]
+    return F.pad(outputs, (0, 0, before, 0)) if before else outputs
+
+
+def answers(model: Callable[..., Any], task: Task, batch: Batch, precision: str = "fp32") -> Tensor | LazyLogits:
+    """What a task needs for loss and metrics: outputs as `predict` gives them or, from `LAZY` logits on, lazy ones."""
+    end = task.ends[1]
+    if (
+        isinstance(model, Transformer)
+        and task.lazy
+        and task.tail is None
+        and isinstance(end, Logits)
+        and batch.targets.numel() * end.count >= LAZY
+    ):
+        lazy: LazyLogits = _outputs(model, task, batch, precision, {"lazy": True})
+        return lazy
+    return predict(model, task, batch, precision)
+
+
+def _outputs(model: Callable[..., Any], task: Task, batch: Batch, precision: str, options: dict[str, Any]) -> Any:
     # Not every model that can be scored has a code, an encoder or an end that can be had alone.
-    given: dict[str, Any] = sources(batch) | ({} if keep is None else {"keep": keep})
+    given: dict[str, Any] = sources(batch) | options
     given |= {} if task.tail is None else {"tail": task.tail}
     with autocast(batch.inputs.device, precision):
         outputs = model(batch.inputs, mask=batch.mask, **given)
-    if precision != "fp32":
-        outputs = outputs.float()
-    before = 0 if task.tail is None else batch.inputs.shape[1] - outputs.shape[1]
-    return F.pad(outputs, (0, 0, before, 0)) if before else outputs
+    return outputs.float() if precision != "fp32" and isinstance(outputs, Tensor) else outputs
 
 
 def sources(batch: Batch) -> dict[str, Tensor | None]:
     """What a batch has for an encoder to read, as `Transformer.forward` names it."""
     return {} if batch.source is None else {"source": batch.source, "source_mask": batch.source_mask}
+
+
+def parts(batch: Batch, count: int) -> list[Batch]:
+    """A batch cut into so many parts, or fewer if it is short."""
+    if count == 1:
+        return [batch]
+    size = -(-len(batch.inputs) // count)
+    cuts = [slice(start, start + size) for start in range(0, len(batch.inputs), size)]
+    return [batch.map(operator.itemgetter(cut)) for cut in cuts]
 
 
 def evaluate(
@@ -59,11 +94,13 @@ def evaluate(
     seed: int = 0,
     device: str | torch.device = "cpu",
     precision: str = "fp32",
+    accumulate: int = 1,
 ) -> dict[str, float]:
     """Loss, and for each metric of the task its mean over sequences and the standard error `<metric>_se` of that mean.
 
     The batches are numbers 0 to `batches` - 1 of the split's own stream: the same for every model with this seed.  A
     split that has fewer ends there: each of its sequences is scored once.  `sequences` says how many there were.
+    `accumulate`: parts that each batch is cut into, as in training.
     """
     device = torch.device(device)
     losses: list[Tensor] = []
@@ -75,14 +112,16 @@ def evaluate(
         with torch.no_grad():
             for i in range(enough(task, split, batches, batch_size)):
                 batch = task.batch(split, batch_size, seed=seed, step=i, device=device)
-                outputs = predict(model, task, batch, precision)
-                losses.append(task.loss(outputs, batch))
-                sizes.append(len(batch.inputs))
-                for name, value in task.metrics(outputs, batch).items():
-                    values[name].append(value)
+                for part in parts(batch, accumulate):
+                    outputs = answers(model, task, part, precision)
+                    losses.append(task.loss(outputs, part))
+                    sizes.append(len(part.inputs))
+                    for name, value in task.metrics(outputs, part).items():
+                        values[name].append(value)
     finally:
         model.train(training)
-    return summary(losses, values, sizes)
+    scores = summary(losses, values, sizes)
+    return scores | task.derived(scores)
 
 
 def enough(task: Task, split: str, batches: int, batch_size: int) -> int:

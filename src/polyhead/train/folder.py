@@ -151,8 +151,10 @@ def is_claimed(folder: pathlib.Path) -> bool:
 
 
 def clear(folder: pathlib.Path) -> None:
-    """Forget all training in `folder`."""
-    for name in (METRICS, CHECKPOINT, RESULT):
+    """Forget all training in `folder`, and what text it was."""
+    from polyhead.tasks import text_tokens
+
+    for name in (METRICS, CHECKPOINT, RESULT, text_tokens.FILE, text_tokens.RECORD):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -149,6 +149,7 @@ def _together(part: Sequence[Run], outcomes: Outcomes, stop: Stop, progress: boo
             try:
                 check(config)
                 held.enter_context(claim(config, folder))
+                config.task.keep(folder)
                 members.append(_Member(config, folder))
                 held.callback(members[-1].metrics.close)
             except (ValueError, OSError) as error:

@@ -18,7 +18,7 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """The bar of one run: step, loss, metric in training and on the evaluated splits, steps per second, time left."""
+    """The bar of one run: step, loss, metric in training and on each split, steps and tokens per second, time left."""
 
     def __init__(self, name: str, metric: str, *, start: int, steps: int, enabled: bool = True) -> None:
         self.name, self.metric, self.steps, self.enabled = name, metric, steps, enabled
@@ -36,6 +36,10 @@ class Progress:
         """A row of training."""
         self.shown["loss"] = f"{row['loss']:.4f}"
         self.shown[self.metric] = f"{row[self.metric]:.3f}"
+        if "tokens_per_second" in row:
+            self.shown["tokens/s"] = f"{row['tokens_per_second']:,.0f}"
+        if "share_of_peak" in row:
+            self.shown["of peak"] = f"{row['share_of_peak']:.0%}"
         if self.bar is not None:
             self.bar.set_postfix(self.shown, refresh=False)
         elif self.enabled and time.monotonic() - self.spoken > QUIET_SECONDS:

@@ -42,7 +42,7 @@ def refusal(config: Run) -> str | None:
     """Why a run cannot be a row of a stack, or None.
 
     Residual dropout has no draw that could be repeated from outside, fp16 skips steps of one network and not of
-    another, frozen symbols are each network's own and yet no parameter that is learned.
+    another, frozen symbols are each network's own and yet no parameter that is learned; a batch comes in one piece.
     """
     model = config.model
     if not isinstance(model, TransformerConfig):
@@ -53,6 +53,8 @@ def refusal(config: Run) -> str | None:
         return "residual_dropout cannot be drawn for it"
     if config.train.precision == "fp16":
         return "fp16 skips steps"
+    if config.train.accumulate > 1:
+        return "it accumulates gradients"
     sources = [g.symbols for i in range(model.layers) for g in model.layer_heads(i) if isinstance(g, SymbolHeads)]
     frozen = any(isinstance(source, SymbolicAttention) and not source.trainable for source in sources)
     return "its symbols are frozen" if frozen else None
@@ -275,7 +277,8 @@ class Stack:
                         losses[i].append(self.task.loss(outputs[j], own))
                         for name, value in self.task.metrics(outputs[j], own).items():
                             values[i].setdefault(name, []).append(value)
-        return [summary(a, b, sizes) for a, b in zip(losses, values, strict=True)]
+        found = [summary(a, b, sizes) for a, b in zip(losses, values, strict=True)]
+        return [scores | self.task.derived(scores) for scores in found]
 
     def _chunks(self) -> Iterator[slice]:
         for start in range(0, len(self.runs), self.at_once):

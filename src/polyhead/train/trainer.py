@@ -25,7 +25,7 @@ from polyhead.models.transformer import Transformer
 from polyhead.shapes import one_of
 from polyhead.train import optimiser
 from polyhead.train.checkpoint import load_optimiser, load_weights, read_checkpoint, save_checkpoint
-from polyhead.train.evaluation import evaluate, predict
+from polyhead.train.evaluation import answers, evaluate, parts
 from polyhead.train.folder import (
     CHECKPOINT,
     CONFIG,
@@ -39,6 +39,7 @@ from polyhead.train.folder import (
     write_result,
 )
 from polyhead.train.progress import Progress
+from polyhead.train.throughput import Throughput
 
 
 class Interrupted(KeyboardInterrupt):
@@ -64,6 +65,7 @@ def run(config: Run, *, progress: bool = True, resume: bool = False, again: bool
                 f"train: {folder} holds an unfinished run; go on with `polyhead resume {folder}`, or train again"
             )
         read_all(config)
+        config.task.keep(folder)
         with process(config) as device, Stop() as stop:
             loop = _Loop(config, folder, device, progress)
             try:
@@ -185,6 +187,7 @@ class _Loop:
         self.metrics = Metrics(folder, self._is_past)
         metric = config.task.metric
         self.progress = Progress(config.name, metric, start=self.step, steps=self.train.steps, enabled=progress)
+        self.throughput = Throughput(config, self.model, device)
         self.started = self.ticked = time.perf_counter()
         self.counted = 0  # steps since `ticked`
 
@@ -192,11 +195,12 @@ class _Loop:
         train, scores = self.train, {}
         self.model.train()
         while self.step < train.steps:
-            outputs, batch, loss = self._update()
+            last = self.step + 1 == train.steps
+            told = last or self.step == 0 or (self.step + 1) % train.log_every == 0
+            loss, scores_of_batch = self._update(score=told)
             self.progress.step()
-            last = self.step == train.steps
-            if last or self.step == 1 or self.step % train.log_every == 0:
-                self._log(outputs, batch, loss)
+            if told:
+                self._log(loss, scores_of_batch)
             if last or self.step % train.eval_every == 0:
                 scores = self._evaluate()
             if last or stop.asked or self.step % train.save_every == 0:
@@ -205,8 +209,8 @@ class _Loop:
                 raise Interrupted(f"stopped and saved at step {self.step}; go on with: polyhead resume {self.folder}")
         return self._finish(scores or self._evaluate())
 
-    def _update(self) -> tuple[Tensor, configs.Batch, Tensor]:
-        """One step of AdamW.  Nothing here waits for the device."""
+    def _update(self, *, score: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
+        """One step of AdamW: the loss of its batch and, if `score`, the metrics.  Nothing here waits for the device."""
         train, config = self.train, self.config
         rate = optimiser.learning_rate(self.step, train)
         for group in self.optimiser.param_groups:
@@ -214,11 +218,9 @@ class _Loop:
         batch = config.task.batch("train", train.batch_size, seed=config.seed, step=self.step, device=self.device)
         torch.manual_seed(stream(config.seed, "dropout", self.step))
         self.optimiser.zero_grad(set_to_none=True)
-        outputs = predict(self.model, config.task, batch, train.precision)
-        loss = config.task.loss(outputs, batch)
-        if isinstance(self.model, Transformer):
-            loss = loss + self.model.auxiliary_loss()
-        self.scaler.scale(loss).backward()
+        pieces = parts(batch, train.accumulate)
+        done = [self._backward(piece, batch, score) for piece in pieces]
+        loss = torch.stack([loss for loss, _ in done]).sum() if len(done) > 1 else done[0][0]
         self.scaler.unscale_(self.optimiser)
         if train.clip is not None:
             self.norm = clip_grad_norm_(self.model.parameters(), train.clip)
@@ -226,22 +228,35 @@ class _Loop:
         self.scaler.update()
         self.step += 1
         self.counted += 1
-        return outputs, batch, loss
+        return loss, {name: torch.cat([seen[name] for _, seen in done]).mean() for name in done[0][1]}
 
-    def _log(self, outputs: Tensor, batch: configs.Batch, loss: Tensor) -> None:
+    def _backward(self, piece: configs.Batch, batch: configs.Batch, score: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """Add the gradients of a piece of the batch: what it adds to the loss and, if `score`, metrics by sequence."""
+        task = self.config.task
+        outputs = answers(self.model, task, piece, self.train.precision)
+        loss = task.loss(outputs, piece)
+        if isinstance(self.model, Transformer):
+            loss = loss + self.model.auxiliary_loss()
+        if piece is not batch:  # the mean over what the whole batch scores
+            loss = loss * (piece.scored.sum() / batch.scored.sum())
+        self.scaler.scale(loss).backward()
+        with torch.no_grad():  # of the parameters that gave the loss: lazy outputs read them again
+            return loss.detach(), task.metrics(outputs, piece) if score else {}
+
+    def _log(self, loss: Tensor, scores: dict[str, Tensor]) -> None:
         """A row of training: the loss and metrics of this step's batch."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = (get_total_norm(gradients) if self.norm is None else self.norm).item()
         value = loss.item()
         self._demand(math.isfinite(value), f"the loss of {self.config.name} is {value}")
-        with torch.no_grad():
-            scores = {name: value.mean().item() for name, value in self.config.task.metrics(outputs, batch).items()}
-        row: dict[str, Any] = {"kind": "train", "step": self.step, "loss": value, **scores}
+        row: dict[str, Any] = {"kind": "train", "step": self.step, "loss": value}
+        row |= {name: score.item() for name, score in scores.items()}
         row |= {
             "lr": optimiser.learning_rate(self.step - 1, self.train),
             "grad_norm": norm if math.isfinite(norm) else None,
         }
-        row |= {"steps_per_second": self.counted / (time.perf_counter() - self.ticked), "seconds": self._elapsed()}
+        rate = self.counted / (time.perf_counter() - self.ticked)
+        row |= {"steps_per_second": rate, **self.throughput.row(rate), "seconds": self._elapsed()}
         self.metrics.add(row)
         self.progress.trained(row)
         self._tick()
@@ -259,6 +274,7 @@ class _Loop:
                 seed=self.config.seed,
                 device=self.device,
                 precision=train.precision,
+                accumulate=train.accumulate,
             )
             row = {"kind": "eval", "step": self.step, "split": split, **scores[split], "seconds": self._elapsed()}
             self.metrics.add(row)
