@@ -19,14 +19,14 @@ PERPLEXITY: dict[int, dict[str, float]] = {
 """Width -> model -> perplexity on FineWeb-Edu after 10 B tokens: 343, 734 and 1270 M parameters, 353, 757 and 1310 M of
 softmax heads."""
 
-_LEVELS = (30, 27, 24, 21, 18, 15)
+_LEVELS = (30.0, 27.0, 24.0, 21.0, 18.0, 15.0)
 
 
-def _reached(values: str) -> dict[int, float]:
+def _reached(values: str) -> dict[float, float]:
     return {level: float(value) for level, value in zip(_LEVELS, values.split(), strict=True) if value != "-"}
 
 
-TOKENS: dict[int, dict[str, dict[int, float]]] = {
+TOKENS: dict[int, dict[str, dict[float, float]]] = {
     1024: {
         "dual": _reached("1.05 1.31 1.84 3.01 5.77 -"),
         "softmax": _reached("1.18 1.57 2.23 3.67 7.08 -"),

@@ -64,12 +64,17 @@ class Shape(Scale):
     symbols: SymbolicAttention = SymbolicAttention(trainable=False)  # noqa: RUF009 (frozen)
     evaluations: int = 10
     precision: str = "fp32"
-    micro: int | None = None
-    """Sequences that go through the network at once; None: the whole batch."""
+    accumulate: int = 1
+    """Parts of a batch, one after the other."""
 
     @property
     def task(self) -> Text:
         return Text(self.data, self.length, self.tokenizer, self.held_out, self.limit)
+
+    def wider(self, factor: float) -> "Shape":
+        """`factor` times as wide, with as many heads."""
+        dim, hidden, width = (round(factor * value) for value in (self.dim, self.hidden, self.head_dim))
+        return replace(self, dim=dim, hidden=hidden, head_dim=width)
 
     @property
     def vocabulary(self) -> int:

@@ -13,6 +13,7 @@ from polyhead import claims_lm
 from polyhead.analysis import figures
 from polyhead.claims import Estimate, Verdict
 from polyhead.recipes.lm_models import ROWS
+from polyhead.reproduce.dual_curves import Panel
 from polyhead.reproduce.outcome import Outcome, both, by_model, numbers, scores, setting_text
 from polyhead.reproduce.study import Cell, Point, Study, label
 from polyhead.tasks import Text
@@ -23,7 +24,11 @@ Claim = Callable[[Named, Mapping[str, float]], list[Verdict]]
 """Cells by model and the floors of the held-out text."""
 
 ENOUGH = 2.2  # bits per byte that minutes on a CPU must reach
-LEVELS = {"paper": (30, 27, 24, 21, 18, 15), "small": (200, 150, 100, 80, 60, 50, 40, 30), "smoke": (310, 305, 300)}
+LEVELS = {
+    "paper": (30.0, 27.0, 24.0, 21.0, 18.0, 15.0),
+    "small": (200.0, 150.0, 100.0, 80.0, 60.0, 50.0, 40.0, 30.0),
+    "smoke": (310.0, 305.0, 300.0),
+}
 """Perplexities of the token-efficiency table."""
 SEEN = "standard errors over seeds, a dot per seed"
 
@@ -61,7 +66,8 @@ def single(cell: Cell, split: str = "iid") -> Estimate:
     if len(cell.points) > 1:
         return cell.score(split)
     (point,) = cell.points
-    return Estimate(point.score(split), point.score(split, f"{point.run.task.metric}_se"), math.inf)
+    error, count = (point.score(split, name) for name in (f"{point.run.task.metric}_se", "sequences"))
+    return Estimate(point.score(split), error, count - 1.0)
 
 
 def floors(study: Study) -> dict[str, float]:
@@ -180,7 +186,7 @@ def needs(cell: Cell, level: float) -> Estimate | None:
 def dual_lm(study: Study, folder: pathlib.Path) -> Outcome:
     """Perplexity over tokens, a panel per width, and the tokens until each of a row of perplexities."""
     cells = by_model(study, "width")
-    panels = []
+    panels: list[Panel] = []
     for (width,), by in cells.items():
         series = {label(m): {x: list(map(math.exp, v)) for x, v in course(c, "loss").items()} for m, c in by.items()}
         panels.append((f"width {width}", series, {}))
@@ -192,7 +198,7 @@ def dual_lm(study: Study, folder: pathlib.Path) -> Outcome:
         for (width,), by in cells.items()
         for level in LEVELS[study.scale]
     }
-    named = {f"width {width}, perplexity {level}": by for (width, level), by in tokens.items()}
+    named = {f"width {width}, perplexity {level:g}": by for (width, level), by in tokens.items()}
     ends = {f"width {width}": scores(by, "iid") for (width,), by in cells.items()}
     return Outcome(
         pictures=((study.figure, f"Perplexity of validation text in the course of training; {SEEN}."),),
@@ -203,7 +209,7 @@ def dual_lm(study: Study, folder: pathlib.Path) -> Outcome:
 
 def _efficiency(
     cells: Mapping[tuple[Any, ...], Named],
-    tokens: Mapping[tuple[Any, int], Mapping[str, Estimate]],
+    tokens: Mapping[tuple[Any, float], Mapping[str, Estimate]],
     scale: str,
     text: str,
 ) -> dict[str, Any]:
@@ -218,13 +224,13 @@ def _efficiency(
             paper = [_printed(width, model), f"{claims_lm.PERPLEXITY[width][model]}"] if printed else []
             ends = (cell.score("validation", "perplexity"), cell.score("iid"))
             rows.append((str(width), label(model), *until, *map(str, ends), *paper, *cost(cell)))
-            known = {f"log of million tokens to {level}": numbers(e) for level, e in mine.items() if e is not None}
+            known = {f"log of million tokens to {level:g}": numbers(e) for level, e in mine.items() if e is not None}
             found[f"width {width}, {model}"] = {
                 **known,
                 "perplexity": numbers(ends[0]),
                 "bits per byte": numbers(ends[1]),
             }
-    head = ("width", "model", *(f"to {level}" for level in levels), "perplexity, validation", "bits per byte, iid")
+    head = ("width", "model", *(f"to {level:g}" for level in levels), "perplexity, validation", "bits per byte, iid")
     head += ("paper: billion tokens to 30, 27, 24, 21, 18, 15", "paper: perplexity") if printed else ()
     settings = sorted({setting_text(cell) for by in cells.values() for cell in by.values()})
     notes = (
@@ -259,7 +265,7 @@ def swiglu(study: Study, folder: pathlib.Path) -> Outcome:
     cells = {place[0]: cell for place, cell in study.cells("feedforward").items()}
     same, text = one_text(study)
     for path in both(study.figure, folder):
-        panel = ("", {name: course(cell) for name, cell in cells.items()}, {})
+        panel: Panel = ("", {name: course(cell) for name, cell in cells.items()}, {})
         figures.lines([panel], path, x_label="million tokens", y_label="bits per byte", log_x=True)
     return Outcome(
         pictures=((study.figure, f"Bits per byte on validation text in the course of training; {SEEN}."),),
