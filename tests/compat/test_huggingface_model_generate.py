@@ -1,0 +1,180 @@
+"""`generate` of our models in transformers: the tokens of our own decoding, with and without our cache."""
+
+import functools
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from polyhead.config import (
+    Alibi,
+    Hyla,
+    Learned,
+    Linear,
+    Logits,
+    PositionSymbols,
+    Relational,
+    RelationalSymbols,
+    RelativeBias,
+    RelativeSymbols,
+    Rotary,
+    Softmax,
+    SymbolicAttention,
+    Tokens,
+    TransformerConfig,
+)
+from polyhead.models.generate import greedy
+
+transformers = pytest.importorskip("transformers")
+ours = pytest.importorskip("polyhead.compat.huggingface_model")
+
+MODELS = {
+    "softmax": {"heads": (Softmax(2),), "positions": Rotary()},
+    "hyla": {"heads": (Softmax(1), Hyla(3)), "positions": RelativeBias()},
+    "sums": {"heads": (Linear(2), Softmax(2, kv_heads=1)), "positions": Rotary()},
+    "alibi": {"heads": (Hyla(2, normalise="softmax"),), "positions": Alibi()},
+    "window": {"heads": (Softmax(2),), "positions": Rotary(), "window": 3},
+    "dual": {"heads": (Softmax(2), Relational(2, symbols=SymbolicAttention())), "positions": Learned()},
+    "places": {"heads": (Softmax(2), Relational(2, symbols=PositionSymbols())), "positions": Rotary()},
+    "offsets": {"heads": (Relational(2, symbols=RelativeSymbols()),), "positions": Rotary()},
+    "neighbours": {"heads": (Softmax(2), Relational(2, symbols=RelationalSymbols())), "positions": Rotary()},
+}
+SUMS = ("sums",)
+STEPS = 6
+
+
+@functools.cache
+def make(name):
+    """In float64, so that no two tokens are likely within rounding."""
+    torch.manual_seed(0)
+    fields = {"dim": 16, "layers": 2, "causal": True, "max_length": 32, **MODELS[name]}
+    model = ours.PolyheadForCausalLM(ours.PolyheadConfig(TransformerConfig(Tokens(40), Logits(40), **fields)))
+    return model.double().eval()
+
+
+def tokens(*shape, seed=1):
+    return torch.randint(1, 40, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def generate(model, ids, **options):
+    return model.generate(ids, **{"max_new_tokens": STEPS, "do_sample": False, **options})
+
+
+def ragged():
+    """Rows of 7, 3 and 5 tokens, padded on the left with 0."""
+    rows = [tokens(n, seed=n) for n in (7, 3, 5)]
+    ids = torch.stack([torch.cat((torch.zeros(7 - len(row), dtype=torch.long), row)) for row in rows])
+    return rows, ids, (ids != 0).long()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_tokens_are_those_of_our_own_decoding(name):
+    model, ids = make(name), tokens(3, 5)
+    wanted = greedy(model.model, ids, steps=STEPS)
+    for use_cache in (True, False):
+        assert torch.equal(generate(model, ids, use_cache=use_cache), wanted)
+    assert len({tuple(row) for row in wanted[:, 5:].tolist()}) == 3
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_of_several_lengths_are_what_each_is_alone(name):
+    model = make(name)
+    rows, ids, mask = ragged()
+    wanted = [greedy(model.model, row[None], steps=STEPS)[0, len(row) :] for row in rows]
+    for use_cache in (True, False):
+        said = generate(model, ids, attention_mask=mask, use_cache=use_cache)
+        assert said[:, 7:].tolist() == [row.tolist() for row in wanted]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_beam_search_puts_the_cache_in_order(name):
+    model = make(name)
+    _, ids, mask = ragged()
+    options = {"attention_mask": mask, "num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.5}
+    cached, plain = (generate(model, ids, use_cache=use_cache, **options) for use_cache in (True, False))
+    assert torch.equal(cached, plain)
+    assert not torch.equal(cached[::2], generate(model, ids, attention_mask=mask))  # beams have found something else
+
+
+def test_sampling_is_the_same_with_a_cache():
+    model, ids, said = make("sums"), tokens(4, 5), []
+    for use_cache in (True, False):
+        torch.manual_seed(0)
+        said.append(generate(model, ids, do_sample=True, top_k=5, temperature=2.0, use_cache=use_cache))
+    assert torch.equal(*said)
+    assert not torch.equal(said[0], generate(model, ids))
+
+
+def test_what_each_step_computes():
+    """With the cache its own token only; the logits are kept for the last."""
+    model, lengths = make("softmax"), []
+    hook = model.model.register_forward_pre_hook(lambda _, args: lengths.append(args[0].shape[1]))
+    generate(model, tokens(2, 5))
+    generate(model, tokens(2, 5), use_cache=False)
+    hook.remove()
+    assert lengths == [5, 1, 1, 1, 1, 1, 5, 6, 7, 8, 9, 10]
+    assert model(tokens(2, 5), logits_to_keep=2).logits.shape == (2, 2, 40)
+    chosen = model(tokens(2, 5), logits_to_keep=torch.tensor([0, 3])).logits
+    assert_close(chosen, model(tokens(2, 5)).logits[:, [0, 3]])
+
+
+def test_a_conversation_goes_on_from_its_cache():
+    model, ids = make("hyla"), tokens(2, 5)
+    first = generate(model, ids, return_dict_in_generate=True)
+    assert isinstance(first.past_key_values, ours.PolyheadCache)
+    more = torch.cat((first.sequences, tokens(2, 3, seed=9)), 1)
+    again = generate(model, more, past_key_values=first.past_key_values)
+    assert torch.equal(again, generate(model, more, use_cache=False))
+    assert first.past_key_values.get_seq_length() == again.shape[1] - 1
+
+
+def test_guessed_tokens_are_taken_back():
+    """Prompt lookup guesses some tokens and crops the cache where it was wrong; sums cannot be cropped."""
+    ids = tokens(1, 4).repeat(1, 3)
+    for name in ("softmax", "hyla", "dual"):
+        wanted = greedy(make(name).model, ids, steps=STEPS)
+        assert torch.equal(generate(make(name), ids, prompt_lookup_num_tokens=3), wanted)
+    with pytest.raises(ValueError, match=r"^PolyheadCache: some heads keep a sum of earlier tokens"):
+        generate(make("sums"), ids, prompt_lookup_num_tokens=3)
+
+
+def test_the_cache():
+    model, cache = make("softmax"), ours.PolyheadCache(2)
+    cache.batch_repeat_interleave(2)  # nothing yet
+    ids = tokens(2, 6)
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+        assert (len(cache), cache.get_seq_length(), cache.batch_size, cache.is_croppable) == (2, 6, 2, True)
+        cache.crop(-2)
+        cache.batch_repeat_interleave(2)
+        rows = torch.tensor([0, 0, 1, 1])
+        assert_close(model(ids[rows, 4:], past_key_values=cache).logits, model(ids[rows]).logits[:, 4:])
+        cache.batch_select_indices(torch.tensor([3]))
+        wanted = model(torch.cat((ids[1:], ids[1:, :1]), 1)).logits[:, -1:]
+        assert_close(model(ids[1:, :1], past_key_values=cache).logits, wanted)
+    with pytest.raises(ValueError, match=r"^PolyheadCache: the cache of one sequence cannot become that of 2: "):
+        cache.batch_repeat_interleave(2)
+    with pytest.raises(
+        ValueError, match=r"^PolyheadCache: crop takes minus the number of tokens to forget but 1 came$"
+    ):
+        cache.crop(1)
+    cache.reset()
+    assert cache.get_seq_length() == 0
+
+
+def test_only_our_cache():
+    with pytest.raises(ValueError, match=r"^PolyheadForCausalLM: its cache is its own, so cache_implementation must"):
+        generate(make("softmax"), tokens(1, 3), cache_implementation="static")
+
+
+def test_several_sequences_in_one_row():
+    """As the library's collators without padding give them: positions that begin anew."""
+    model, (a, b) = make("dual"), (tokens(1, 4), tokens(1, 3, seed=2))
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2]])
+    with torch.no_grad():
+        both = model(torch.cat((a, b), 1), position_ids=positions).logits
+        assert_close(both, torch.cat((model(a).logits, model(b).logits), 1))
+        with pytest.raises(ValueError, match=r"^PolyheadForCausalLM: sequences one after the other come in one row"):
+            model(tokens(2, 7), position_ids=positions.expand(2, -1))
+        given = model(a, position_ids=torch.tensor([[2, 3, 4, 5]])).logits
+        assert not torch.allclose(given, model(a).logits)
