@@ -154,7 +154,7 @@ def test_colours_show_what_a_token_reads(browser: Any, shown_model: Any) -> None
     path, layers = shown_model
     seen, i = Seen(browser, path), 30
     images = "[...document.querySelectorAll('.token')].map(box => box.style.backgroundImage)"
-    seen.token(i).hover()
+    seen.token(i).click()  # lines become lower when heads have no rows, and another token is under the mouse
     rows = seen.page.evaluate(images)
     code = heads_of(layers[1])[:, i]
     for j in (0, 12, i):
@@ -167,11 +167,14 @@ def test_colours_show_what_a_token_reads(browser: Any, shown_model: Any) -> None
     signs = ["--minus" in image for image in painted[: i + 1]]
     assert signs == [value < 0 and abs(value) > 0.01 for value in values[: i + 1]]
     assert 0 < sum(signs) < i
-    most = [j for j, _ in seen.found("reads")]
-    assert most == np.argsort(-np.abs(values[: i + 1]), kind="stable")[:8].tolist()
+    most = sorted(np.abs(values[: i + 1]), reverse=True)[:8]
+    np.testing.assert_allclose(
+        np.abs(values)[[j for j, _ in seen.found("reads")]], most, atol=np.abs(values).max() / 60
+    )
     assert seen.page.locator("#low").inner_text().startswith("−")
     seen.page.locator("#paint").select_option("mean")
-    assert seen.found("reads")[0][0] == int(np.argmax(code[:, : i + 1].mean(0)))
+    means = code.mean(0)
+    np.testing.assert_allclose(means[[j for j, _ in seen.found("reads")]], sorted(means, reverse=True)[:8], atol=0.004)
     seen.page.locator("#code tbody tr").nth(0).locator("td").nth(3).click()
     picked = seen.page.evaluate("['layer', 'paint'].map(id => document.getElementById(id).value)")
     assert picked == ["0", "head 3"]
