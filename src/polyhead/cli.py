@@ -14,6 +14,7 @@ import tyro
 
 from polyhead.cli_bench import Bench
 from polyhead.cli_explore import Explore
+from polyhead.cli_generate import Generate
 from polyhead.cli_parse import help_text, parse
 from polyhead.cli_runs import Sweep, Train, failed, train, usage
 from polyhead.cli_text import say
@@ -273,6 +274,7 @@ VERBS: dict[str, Any] = {
     "probe": Probe,
     "report": Report,
     "explore": Explore,
+    "generate": Generate,
     "bench": Bench,
     "list": List,
 }

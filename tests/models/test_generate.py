@@ -165,7 +165,7 @@ def test_mistakes_are_one_line():
         (lambda: greedy(Transformer(replace(BASE, outputs=Logits(13))), start, steps=1), "knows 12 tokens but gives"),
         (lambda: greedy(both, start, steps=1), "its encoder reads a source"),
         (lambda: greedy(model, start, steps=1, source=start), "it has no encoder"),
-        (lambda: greedy(model, start, steps=16), "must be below max_length = 16 but reach 16"),
+        (lambda: greedy(model, start, steps=16), "2 tokens and 16 steps more go beyond .* context of 16"),
         (lambda: model(start, cache=Cache(3)), "a cache of 2 layers and causal=True go together but 3 layers"),
         (lambda: Transformer(replace(BASE, causal=False))(start, cache=Cache(2)), "2 layers and causal=False came"),
     ):

@@ -1,0 +1,201 @@
+"""Tokens for many prompts: as each alone, as without a cache, as the model's own logits say."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from polyhead.config import (
+    Abstractor,
+    Alibi,
+    Disentangled,
+    Hyla,
+    Learned,
+    Linear,
+    Logits,
+    PositionSymbols,
+    Relational,
+    RelationalSymbols,
+    RelativeBias,
+    RelativeSymbols,
+    Rotary,
+    Sinusoidal,
+    Softmax,
+    SymbolicAttention,
+    Tokens,
+    TransformerConfig,
+)
+from polyhead.models.generate import generate, greedy, stream
+from polyhead.models.sampling import Choice, row_draws
+from polyhead.models.transformer import Transformer
+
+F64 = torch.float64
+BASE = TransformerConfig(Tokens(12), Logits(12), dim=16, layers=2, heads=Softmax(4), max_length=24, causal=True)
+VARIANTS = {
+    "grouped": replace(BASE, heads=Softmax(4, kv_heads=2), positions=Rotary(), qk_norm=True),
+    "sums": replace(BASE, heads=Linear(4, act="relu"), positions=Rotary(), outputs=Logits(12, tied=True)),
+    "normed": replace(BASE, heads=[Linear(2, normalise="rms_heads"), Hyla(2, value_depth=2)], positions=RelativeBias()),
+    "hyla window": replace(BASE, heads=Hyla(4, normalise="softmax"), positions=Rotary(), window=5),
+    "shared window": replace(
+        BASE,
+        heads=[Softmax(2), Relational(2, share=True, symbols=RelationalSymbols(count=5))],
+        positions=Alibi(),
+        window=4,
+    ),
+    "symbols": replace(
+        BASE,
+        heads=[
+            Relational(2, symbols=SymbolicAttention(count=5, once=True)),
+            Disentangled(2, symbols=PositionSymbols()),
+        ],
+        positions=Learned(),
+        outputs=Logits(12, tied=True),
+    ),
+    "offsets": replace(
+        BASE,
+        heads=[Abstractor(2, act="sigmoid", symbols=RelativeSymbols()), Linear(2)],
+        positions=Sinusoidal(),
+        norm_order="post",
+    ),
+}
+PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [8], [9, 10, 11]]
+SAMPLED = {"temperature": 1.3, "top_k": 9, "top_p": 0.95}
+
+
+def make(settings):
+    """In float64, so that no rounding decides between tokens."""
+    torch.manual_seed(0)
+    model = Transformer(settings, dtype=F64).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p), alpha=0.3 if p.ndim > 1 else 0.0)
+    return model
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_same_with_and_without_a_cache_and_whatever_else_is_in_the_batch(name):
+    model = make(VARIANTS[name])
+    likeliest = generate(model, PROMPTS, steps=8, temperature=0.0)
+    assert likeliest == generate(model, PROMPTS, steps=8, temperature=0.0, use_cache=False)
+    assert likeliest[2] == greedy(model, torch.tensor(PROMPTS[2:]), steps=8)[0, 3:].tolist()
+    said = generate(model, PROMPTS, steps=8, generator=seeded(), **SAMPLED)
+    assert said == generate(model, PROMPTS, steps=8, generator=seeded(), use_cache=False, **SAMPLED)
+    others = [PROMPTS[1], PROMPTS[1], PROMPTS[2]]
+    assert said[1:] == generate(model, others, steps=8, generator=seeded(), **SAMPLED)[1:]
+    assert [len(row) for row in said] == [8, 8, 8]
+    assert len({token for row in said for token in row}) > 3
+
+
+@torch.no_grad()
+def test_tokens_are_drawn_from_the_logits_of_all_before():
+    model = make(VARIANTS["grouped"])
+    said = generate(model, PROMPTS, steps=6, generator=seeded(4), **SAMPLED)
+    draws, choice = row_draws(3, 6, seeded(4)), Choice(**SAMPLED)
+    for row, prompt, own in zip(said, PROMPTS, draws, strict=True):
+        for i in range(6):
+            logits = model(torch.tensor([prompt + row[:i]]))[:, -1]
+            assert choice(logits, own[i : i + 1]).tolist() == row[i : i + 1]
+
+
+def test_seeds_decide_and_fewer_steps_are_a_beginning():
+    model = make(BASE)
+    first = generate(model, PROMPTS, steps=12, generator=seeded(1))
+    assert first == generate(model, PROMPTS, steps=12, generator=seeded(1))
+    assert first != generate(model, PROMPTS, steps=12, generator=seeded(2))
+    assert [row[:5] for row in first] == generate(model, PROMPTS, steps=5, generator=seeded(1))
+    same = generate(model, [[1]] * 3, steps=12, generator=seeded(1))
+    assert len({tuple(row) for row in same}) == 3
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    generate(model, PROMPTS, steps=2, generator=seeded(1))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_rows_stop_for_themselves_and_all_together():
+    model = make(BASE)
+    free = generate(model, PROMPTS, steps=12, generator=seeded())
+    stops = (free[0][3], free[2][6])
+    wanted = [row[: min((i for i, token in enumerate(row) if token in stops), default=12)] for row in free]
+    assert len({len(row) for row in wanted}) > 1
+    for use_cache in (True, False):
+        assert generate(model, PROMPTS, steps=12, generator=seeded(), stop=stops, use_cache=use_cache) == wanted
+    steps = list(stream(model, PROMPTS, steps=12, generator=seeded(), stop=stops))
+    assert len(steps) == min(max(len(row) for row in wanted) + 1, 12)
+    for i, row in enumerate(wanted):
+        assert [said[i] for said in steps] == row + [None] * (len(steps) - len(row))
+    assert generate(model, PROMPTS[:1], steps=12, generator=seeded(), stop=free[0][0]) == [[]]
+
+
+def test_a_step_with_a_cache_reads_one_token_of_each_row():
+    model, seen = make(BASE), []
+    model.inputs.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape)))
+    generate(model, PROMPTS, steps=3)
+    assert seen == [(3, 7), (3, 1), (3, 1)]
+
+
+def test_modes_and_gradients_are_left_as_they_are_between_steps():
+    dropping = Transformer(replace(BASE, dropout=0.5, residual_dropout=0.5), dtype=F64)
+    dropping.load_state_dict(make(BASE).state_dict())
+    dropping.train()
+    dropping.blocks[0].eval()
+    steps = stream(dropping, PROMPTS, steps=3, temperature=0.0)
+    first = next(steps)
+    assert torch.is_grad_enabled()
+    assert dropping.training
+    assert dropping.blocks[1].training
+    assert not dropping.blocks[0].training
+    rows = zip(first, *steps, strict=True)
+    assert [list(row) for row in rows] == generate(make(BASE), PROMPTS, steps=3, temperature=0.0)
+
+
+def test_prompts_as_a_tensor():
+    model = make(BASE)
+    x = torch.tensor([[1, 2], [3, 4]])
+    assert generate(model, x, steps=4, generator=seeded()) == generate(model, x.tolist(), steps=4, generator=seeded())
+
+
+@pytest.mark.parametrize("positions", [None, Alibi(), RelativeBias()])
+def test_without_places_that_end_there_is_no_longest_text(positions):
+    model = make(
+        replace(BASE, heads=[Linear(2), Relational(2, symbols=RelativeSymbols(distance=3))], positions=positions)
+    )
+    assert len(generate(model, [[1]], steps=30)[0]) == 30
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"positions": positions} for positions in (Rotary(), Learned(), Sinusoidal())),
+        *({"heads": Relational(4, symbols=source)} for source in (PositionSymbols(), RelativeSymbols())),
+    ],
+)
+def test_the_context_is_as_long_as_the_model_says(changes):
+    """A model of max_length 24 reads 24 tokens and says one more."""
+    model = make(replace(BASE, **changes))
+    assert len(generate(model, [[1] * 20], steps=5)[0]) == 5
+    for prompt, steps, advice in ((20, 6, "at most 5 steps"), (25, 1, "a prompt of at most 24 tokens")):
+        with pytest.raises(
+            ValueError, match=rf"{prompt} tokens and {steps} steps .* of 24 \(max_length\): give {advice}"
+        ):
+            generate(model, [[1], [1] * prompt], steps=steps)
+
+
+def test_mistakes_are_one_line_before_the_first_step():
+    model = make(BASE)
+    both = make(replace(BASE, encoder=replace(BASE, causal=False)))
+    for call, text in (
+        (lambda: stream(model, [], steps=1), "no prompt came: each needs at least one token"),
+        (lambda: stream(model, [[1], []], steps=1), "an empty prompt came"),
+        (lambda: stream(model, [[1, 12]], steps=1), "tokens must be 0 to 11 but 12 came"),
+        (lambda: stream(model, [[1]], steps=0), "steps must be at least 1 but is 0"),
+        (lambda: stream(model, [[1]], steps=1, top_p=2.0), "top_p must be above 0"),
+        (lambda: stream(both, [[1]], steps=1), "the model has an encoder, so it wants a source: use greedy"),
+        (lambda: stream(make(replace(BASE, causal=False)), [[1]], steps=1), "a causal model between Tokens"),
+    ):
+        with pytest.raises(ValueError, match=f"generate: {text}") as error:
+            call()
+        assert "\n" not in str(error.value)

@@ -1,0 +1,96 @@
+"""Choosing a token: by hand, at ties, at the edges of the draws, and often enough to see the probabilities."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from polyhead.models.sampling import Choice, row_draws
+
+F64 = torch.float64
+P = torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=F64)
+
+
+def chosen(choice, draws, logits=None):
+    logits = P.log() if logits is None else logits
+    return choice(logits.expand(len(draws), -1), torch.tensor(draws, dtype=F64)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("how", "wanted"),
+    [
+        ({}, [0.1, 0.4, 0.2, 0.3]),
+        ({"temperature": 0.5}, [1 / 30, 16 / 30, 4 / 30, 9 / 30]),
+        ({"top_k": 3}, [0, 4 / 9, 2 / 9, 3 / 9]),
+        ({"top_k": 1}, [0, 1, 0, 0]),
+        ({"top_k": 9}, [0.1, 0.4, 0.2, 0.3]),
+        ({"top_p": 0.39}, [0, 1, 0, 0]),
+        ({"top_p": 0.41}, [0, 4 / 7, 0, 3 / 7]),
+        ({"top_p": 0.69}, [0, 4 / 7, 0, 3 / 7]),
+        ({"top_p": 0.71}, [0, 4 / 9, 2 / 9, 3 / 9]),
+        ({"top_p": 1.0}, [0.1, 0.4, 0.2, 0.3]),
+        ({"top_k": 2, "top_p": 0.5}, [0, 1, 0, 0]),  # 4/7 of what the top two have
+        ({"temperature": 0.5, "top_k": 3, "top_p": 0.6}, [0, 16 / 25, 0, 9 / 25]),
+    ],
+)
+def test_probabilities_by_hand(how, wanted):
+    given = Choice(**how).probabilities(P.log()[None] + 3.0)[0]
+    assert_close(given, torch.tensor(wanted, dtype=F64))
+
+
+def test_of_equal_tokens_the_first_are_taken():
+    equal = torch.zeros(1, 5)
+    assert_close(Choice(top_k=2).probabilities(equal)[0], torch.tensor([0.5, 0.5, 0, 0, 0], dtype=F64))
+    assert_close(Choice(top_p=0.5).probabilities(equal)[0], torch.tensor([1 / 3, 1 / 3, 1 / 3, 0, 0], dtype=F64))
+    assert chosen(Choice(temperature=0.0), [0.9], torch.tensor([1.0, 2.0, 2.0])) == [1]
+
+
+def test_a_draw_takes_the_token_whose_share_it_falls_into():
+    assert chosen(Choice(), [0.0, 0.09, 0.11, 0.49, 0.51, 0.69, 0.71, 1 - 2**-53]) == [0, 0, 1, 1, 2, 2, 3, 3]
+    barred = torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf], dtype=F64)
+    assert chosen(Choice(), [0.0, 0.49, 0.5, 1 - 2**-53], barred) == [1, 1, 3, 3]
+    assert chosen(Choice(temperature=1e-300), [0.0, 1 - 2**-53]) == [1, 1]
+
+
+def test_draws_show_the_probabilities():
+    draws = row_draws(1, 20000, torch.Generator().manual_seed(0))[0]
+    said = torch.tensor(chosen(Choice(top_k=3), draws.tolist()))
+    share = said.bincount(minlength=4) / len(said)
+    assert_close(share, torch.tensor([0, 4 / 9, 2 / 9, 3 / 9]), atol=0.015, rtol=0.0)
+
+
+def test_streams_of_rows():
+    """A row has its own, however many rows and steps there are; the generator moves on from call to call."""
+    draws = row_draws(3, 40, torch.Generator().manual_seed(0))
+    assert torch.equal(draws[:1, :7], row_draws(1, 7, torch.Generator().manual_seed(0)))
+    assert len(draws.unique()) == 120
+    assert ((draws >= 0) & (draws < 1)).all()
+    generator = torch.Generator().manual_seed(0)
+    assert not torch.equal(row_draws(1, 7, generator), row_draws(1, 7, generator))
+    torch.manual_seed(5)
+    first = row_draws(1, 7)
+    torch.manual_seed(5)
+    assert torch.equal(first, row_draws(1, 7))
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ({"temperature": -0.1}, "temperature must be at least 0 but is -0.1"),
+        ({"temperature": math.nan}, "temperature must be at least 0 but is nan"),
+        ({"top_k": 0}, "top_k must be at least 1, or None, but is 0"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, or None, but is 0.0"),
+        ({"top_p": 1.5}, "top_p must be above 0 and at most 1, or None, but is 1.5"),
+    ],
+)
+def test_settings_that_mean_nothing(how, text):
+    with pytest.raises(ValueError, match=f"generate: {text}"):
+        Choice(**how)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_no_numbers(bad):
+    for temperature in (0.0, 1.0):
+        with pytest.raises(ValueError, match="generate: the model's logits are not finite numbers"):
+            chosen(Choice(temperature=temperature), [0.5], torch.tensor([0.0, bad]))

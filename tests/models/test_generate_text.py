@@ -1,0 +1,150 @@
+"""Text from tokens: characters come whole, stop strings are found wherever tokens cut them, and nothing is lost."""
+
+import itertools
+
+import pytest
+import torch
+
+from polyhead.config import Logits, Rotary, Softmax, Tokens, TransformerConfig
+from polyhead.models import generate_text as module
+from polyhead.models.generate import generate
+from polyhead.models.generate_text import generate_text, stream_text
+from polyhead.models.transformer import Transformer
+from polyhead.tasks.text_tokens import Bytes
+
+
+class Words:
+    """Tokens are words; the first of a text has no space before it."""
+
+    count, end = 6, None
+    words = ("a", "bc", "def", "é", "x\ny", "z")
+
+    def encode(self, text):
+        return [self.words.index(word) for word in text.split(" ")] if text else []
+
+    def decode(self, tokens):
+        return " ".join(self.words[token] for token in tokens)
+
+
+def model_of(count):
+    torch.manual_seed(0)
+    settings = TransformerConfig(
+        Tokens(count), Logits(count), dim=16, heads=Softmax(2), positions=Rotary(), causal=True
+    )
+    return Transformer(settings).eval()
+
+
+@pytest.fixture
+def saying(monkeypatch):
+    """Text as it comes from a model that says these rows of tokens."""
+
+    def pieces(codec, rows, prompts, stop=()):
+        steps = max(map(len, rows))
+
+        def says(model, tokens, *, steps, stop, **how):
+            assert tokens == [codec.encode(prompt) or [codec.end] for prompt in prompts]
+            ended = [False] * len(rows)
+            for said in itertools.islice(itertools.zip_longest(*rows), steps):
+                ended = [over or token is None or token in stop for over, token in zip(ended, said, strict=True)]
+                yield [None if over else token for over, token in zip(ended, said, strict=True)]
+
+        monkeypatch.setattr(module, "stream", says)
+        return list(stream_text(model_of(codec.count), codec, prompts, steps=steps, stop=stop))
+
+    return pieces
+
+
+def joined(pieces):
+    return ["".join(piece or "" for piece in row) for row in zip(*pieces, strict=True)]
+
+
+def test_characters_come_when_they_are_complete(saying):
+    text = "né €: 𝄞!"
+    pieces = saying(Bytes(), [list(text.encode())], ["x"])
+    assert [piece for (piece,) in pieces if piece] == list(text)
+    assert joined(pieces) == [text]
+
+
+def test_what_is_no_character_is_shown_as_such_and_at_the_end_too(saying):
+    for said, wanted in (
+        (b"a\xffb", "a\ufffdb"),
+        (b"a\xe2\x82b", "a\ufffdb"),
+        (b"a\xe2\x82", "a\ufffd"),
+        (b"\xff\xff", "\ufffd\ufffd"),
+        ("a\ufffdb".encode(), "a\ufffdb"),
+    ):
+        assert joined(saying(Bytes(), [list(said)], ["x"])) == [wanted]
+
+
+def test_tokens_are_read_with_those_before_them(saying):
+    """The space between prompt and first word, and between all words, is there; the prompt is not said again."""
+    pieces = saying(Words(), [[1, 0, 3], [5, 5, 5]], ["a def", "z"])
+    assert pieces == [[" bc", " z"], [" a", " z"], [" é", " z"], ["", ""]]
+
+
+def test_stop_strings_end_a_row_wherever_tokens_cut_them(saying):
+    text = "ab\ncd\n\nef"
+    for stop, wanted in (
+        ("\n\n", "ab\ncd"),
+        (["\n\n", "cd"], "ab\n"),
+        (["b\ncd\n", "\n"], "ab"),  # which is complete first
+        (["cd", "b\ncd"], "a"),  # and of two at once the longer one
+        ("f", "ab\ncd\n\ne"),
+        ("\n\n\n", text),
+        ("fg", text),
+        ("x", text),
+        ("a", ""),
+    ):
+        pieces = saying(Bytes(), [list(text.encode())], ["x"], stop)
+        assert joined(pieces) == [wanted], stop
+    assert [piece for (piece,) in saying(Bytes(), [list(text.encode())], ["x"], "\n\n")] == [
+        *("a", "b", "", "\nc", "d", "", "")
+    ]
+    assert joined(saying(Words(), [[1, 4, 5]], ["a"], "x\n")) == [" bc "]
+
+
+def test_a_prompt_holds_no_stop_string_and_shares_none_with_what_follows(saying):
+    assert joined(saying(Bytes(), [list(b"\nab")], ["x\n\n\n"], "\n\n")) == ["\nab"]
+
+
+def test_rows_end_each_for_itself(saying):
+    pieces = saying(Bytes(), [list(b"ab;cd"), list(b"abcde"), list(b"a\x00bcd")], ["x"] * 3, ";")
+    assert joined(pieces) == ["ab", "abcde", "a"]
+    assert [row[0] for row in pieces[3:]] == [None] * 3
+    assert [row[2] for row in pieces] == ["a", "", None, None, None, None]
+    assert len(saying(Bytes(), [list(b"ab;cd"), list(b";cde")], ["x"] * 2, ";")) == 3
+
+
+def test_an_empty_prompt_begins_a_document(saying):
+    assert joined(saying(Bytes(), [list(b"ab")], [""])) == ["ab"]
+    with pytest.raises(ValueError, match="a prompt is empty, and the tokenizer has no token that begins a document"):
+        stream_text(model_of(6), Words(), ["a", ""], steps=1)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_it_is_the_text_of_the_tokens(use_cache):
+    model, codec, how = model_of(256), Bytes(), {"steps": 24, "top_k": 40, "use_cache": use_cache}
+    prompts = ["def f(", "né"]
+    tokens = generate(
+        model, [codec.encode(p) for p in prompts], stop=0, generator=torch.Generator().manual_seed(1), **how
+    )
+    given = generate_text(model, codec, prompts, generator=torch.Generator().manual_seed(1), **how)
+    assert given == [codec.decode(row) for row in tokens]
+    stop = given[1][7:9]
+    stopped = generate_text(model, codec, prompts, generator=torch.Generator().manual_seed(1), stop=stop, **how)
+    assert stopped == [text.partition(stop)[0] for text in given]
+
+
+def test_mistakes_are_one_line():
+    model, codec = model_of(256), Bytes()
+    for call, text in (
+        (
+            lambda: stream_text(model, Words(), ["a"], steps=1),
+            "the tokenizer has 6 tokens but the model was made for 256",
+        ),
+        (lambda: stream_text(model, codec, ["a"], steps=1, stop=["a", ""]), "a stop string must not be empty"),
+        (lambda: stream_text(model, codec, [], steps=1), "no prompt came"),
+        (lambda: stream_text(model, codec, ["a" * 600], steps=1), "600 tokens and 1 steps more go beyond"),
+    ):
+        with pytest.raises(ValueError, match=f"generate: {text}"):
+            call()
