@@ -53,6 +53,7 @@ CONFIG = {
     "sa_kwargs": {"n_kv_heads": 1},
     "ra_kwargs": {"n_kv_heads": 1, "n_relations": 4, "symmetric_rels": True},
 }
+WITHOUT = "without relational heads the package's decoders and vision models"
 PLAIN = {
     "vocab_size": VOCAB,
     "d_model": D,
@@ -243,10 +244,10 @@ BAD_MODEL = [
     (replace(IMAGES, final_norm=None), "final_norm must be False but is True"),
     (replace(IMAGES, max_length=9), "max_length must be 5 but is 9"),
     (replace(IMAGES, inputs=Patches((1, 8, 8), (4, 4))), "inputs.norm must be True but is False"),
-    (replace(IMAGES, heads=Softmax(4, kv_heads=2)), "the package has no n_kv_heads in a plain decoder or vision model"),
+    (replace(IMAGES, heads=Softmax(4, kv_heads=2)), f"{WITHOUT} have no n_kv_heads, but it is 2"),
     (pair(outputs=Logits(VOCAB)), None),
     (pair(inputs=Tokens(7)), "inputs.scaled must be True but is False"),
-    (pair(heads=Softmax(4, kv_heads=1)), "the package has no n_kv_heads in a plain decoder or vision model"),
+    (pair(heads=Softmax(4, kv_heads=1)), f"{WITHOUT} have no n_kv_heads, but it is 1"),
     (pair(cross_heads=Softmax(2)), "cross_heads[0].heads must be 4 but is 2"),
     (pair(cross_heads=[Softmax(2), Softmax(2)]), "cross_heads must be one group, Softmax"),
     (

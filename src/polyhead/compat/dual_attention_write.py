@@ -159,7 +159,10 @@ def _block(settings: TransformerConfig, biases: Biases, dual: bool, side: str = 
         told = side != "decoder" and not isinstance(settings.inputs, Patches)  # those are not asked about attention
         kwargs = _attention(sa, wide, told and biases[side, "sa.kv"], False)
         if kwargs and not told:
-            raise ValueError(f"the package has no {next(iter(kwargs))} in a plain decoder or vision model")
+            name, value = next(iter(kwargs.items()))
+            raise ValueError(
+                f"without relational heads the package's decoders and vision models have no {name}, but it is {value}"
+            )
         found["bias"] = found["bias"] or biases[side, "sa.out"] or biases[side, "cross.out"]
         return found | {"n_heads": sa.heads} | ({"attn_kwargs": kwargs} if kwargs else {})
     found |= {"n_heads_sa": sa.heads if sa else 0, "n_heads_ra": ra.heads if ra else 0}
