@@ -4,7 +4,7 @@ CoRelNet (Kerg, Mittal, Rolnick, Bengio, Richards, Lajoie 2022), with e_i = MLP(
 
     A_ij = softmax_j(e_i . e_j)     (or e_i . e_j)                         logits = MLP(A), its n^2 numbers side by side
 
-PrediNet (Shanahan et al. 2020, equations 1 to 4), with l_i = (x_i, place of i) and for each head h:
+PrediNet (Shanahan et al. 2020, in our notation), with l_i = (x_i, place of i) and for each head h:
 
     q_h = Q_h (l_1 ... l_n),  q'_h = Q'_h (l_1 ... l_n)                     two queries, of all objects side by side
     u_h = sum_i softmax_i(q_h . K l_i) l_i,   u'_h likewise with q'_h       what they find; K is shared by the heads
