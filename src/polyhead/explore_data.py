@@ -22,7 +22,7 @@ from polyhead.ops.code import visible
 Array = np.ndarray
 TOKENS = 512
 """Shown at most."""
-NUMBERS = 12_000_000
+NUMBERS = 20_000_000
 """Held by a page at most: of a large model, fewer tokens are shown."""
 
 
