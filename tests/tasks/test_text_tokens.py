@@ -166,14 +166,14 @@ def test_a_sentencepiece_model_is_kept_whole(tmp_path):
     library.SentencePieceTrainer.train(
         sentence_iterator=iter(["the cat sat", "a dog ran far"] * 30),
         model_prefix=str(path),
-        vocab_size=20,
+        vocab_size=18,
         minloglevel=2,
     )
     codec = read(f"{path}.model")
     (tmp_path / "tokenizer.json").write_text(codec.to_json())
     again = read(tmp_path / "tokenizer.json")
     assert isinstance(again, Sentences)
-    assert (again.digest, again.count, again.end) == (codec.digest, 20, 2)
+    assert (again.digest, again.count, again.end) == (codec.digest, 18, 2)
     assert again.decode(again.encode("the cat")) == "the cat"
     assert "".join(again.pieces(again.encode("the cat"))) == " the cat"
     with pytest.raises(ValueError, match="is no SentencePiece model"):
