@@ -193,6 +193,12 @@ class TransformerConfig(Checked):
             raise ValueError(f"TransformerConfig: the encoder's dim is {self.encoder.dim} but the decoder's {self.dim}")
         if getattr(self.encoder, "encoder", None) is not None:
             raise ValueError("TransformerConfig: an encoder has no encoder of its own")
+        for i in range(self.layers if self.cross_heads is None else 0):
+            if self.dim % (heads := self.layer_cross_heads(i)[0].heads):
+                raise ValueError(
+                    f"TransformerConfig: {heads} heads that look at the encoder, as many as layer {i} has, do not "
+                    f"divide dim {self.dim}: give cross_heads="
+                )
         for group in self.layer_cross_heads(0):
             if isinstance(group, SymbolHeads) and isinstance(group.symbols, RelativeSymbols):
                 raise ValueError(

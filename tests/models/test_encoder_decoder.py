@@ -235,6 +235,7 @@ def test_mistakes_are_one_line():
         (lambda: replace(WRITES, encoder=replace(READS, dim=8)), "the encoder's dim is 8 but the decoder's 16"),
         (lambda: replace(WRITES, encoder=WRITES), "an encoder has no encoder of its own"),
         (lambda: replace(READS, cross_heads=Softmax(4)), "cross_heads look at an encoder, but encoder is None"),
+        (lambda: replace(WRITES, cross_heads=None, heads=Softmax(3, dim=4, value_dim=4)), "give cross_heads=$"),
         (lambda: replace(WRITES, cross_heads=relative), "another sequence, which has no RelativeSymbols"),
     ):
         with pytest.raises(ValueError, match=text) as error:
