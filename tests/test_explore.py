@@ -130,6 +130,19 @@ def test_a_page_is_light(tmp_path: pathlib.Path) -> None:
         assert path.stat().st_size < most
 
 
+def test_no_token_ends_a_script(tmp_path: pathlib.Path) -> None:
+    taps = capture(model_of((ph.Hyla(2),)), batch_of("abc"))
+    tokens = ["</script><script>hacked()</script>", "<!--<script>", "]]> &lt; \u2028 \ud800"]
+    path = explore.write(
+        taps, tokens, tmp_path / "page.html", title="</title><script>hacked()</script>", progress=False
+    )
+    assert held(path)[0]["tokens"] == [shown(token) for token in tokens]
+    page = path.read_text()
+    assert "<script>hacked" not in page
+    assert "<!--" not in page
+    assert page.count("<script") == page.count("</script>") == 3
+
+
 def test_tokens_can_be_seen() -> None:
     ids = Bytes().encode("é\n ")
     assert [shown(piece) for piece in explore.pieces(Bytes(), ids)] == ["\\xc3", "\\xa9", "⏎", "·"]
