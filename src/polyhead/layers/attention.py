@@ -166,9 +166,8 @@ class MultiHeadAttention(nn.Module):
         a head takes that head away.  `symbols`, for all groups or one (or None) for each: (b|1 s symbol width), or by
         clipped offset a table of 2 distance + 1 rows; `first` is what query 0 is among the keys, for the latter
         (default: the last query is the last key if causal, else query 0 is key 0).  `cu_seqlens` (int32, n + 1): x
-        (1 t m) is n sequences one after the other, number i rows cu_seqlens[i] to cu_seqlens[i + 1], each by itself and
-        counted from 0.  With a `cache`, x and its symbols follow the tokens it has seen, and s counts both (with a
-        `window`, those it holds: positions must then grow).
+        (1 t m) is n sequences in a row, number i rows cu_seqlens[i] to cu_seqlens[i + 1], each by itself, from place 0.
+        With a `cache`, x follows the tokens it has seen, and s counts both (of a `window`'s those it still holds).
         """
         given: dict[str, Any] = {"positions": positions, "first": first, "cu_seqlens": cu_seqlens, "cache": cache}
         call = call_of(x, context, dim=self.dim, causal=self.causal, window=self.window, **given)
