@@ -50,6 +50,7 @@ def register(*types: str) -> None:
     """Make `NAMES` and the configurations that hold heads known to transformers; may be called again.
 
     >>> register()
+    >>> import transformers
     >>> llama = transformers.LlamaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
     >>> model = transformers.AutoModelForCausalLM.from_config(llama, attn_implementation="polyhead_hyla")
     >>> model(torch.randint(100, (2, 7))).logits.shape
@@ -73,6 +74,7 @@ def with_heads(config: Any, heads: Mechanism | Sequence[Any]) -> Any:
 
     `heads`: groups for all layers, or a list per layer, in which None leaves a layer's attention as it is.
 
+    >>> import transformers
     >>> llama = transformers.LlamaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
     >>> mixed = with_heads(llama, [None, [Softmax(2), Hyla(2)]])
     >>> type(transformers.AutoModelForCausalLM.from_config(mixed)).__name__, mixed.model_type
@@ -97,6 +99,7 @@ def with_heads(config: Any, heads: Mechanism | Sequence[Any]) -> Any:
 def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism | Sequence[Mechanism]) -> nn.Module:
     """Give some layers (None: all) of a causal model other heads; the model itself, changed, is returned.
 
+    >>> import transformers
     >>> llama = transformers.LlamaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
     >>> model = swap_heads(transformers.LlamaForCausalLM(llama), [1], [Softmax(2), Hyla(2)])
     >>> model(torch.randint(100, (2, 7))).logits.shape
