@@ -54,10 +54,14 @@ def reaches(scores: Scores, level: float) -> list[Verdict]:
     return [above(f"every model reaches {level} bits per byte on held-out files", parts)] if parts else []
 
 
-def below(scores: Scores, name: str, level: float) -> list[Verdict]:
-    """Every model is below a floor called `name`."""
-    parts = {f"{name} {level:.3f} − {ROWS[model].label}": constant(level) - e for model, e in scores.items()}
-    return [above(f"fewer bits per byte than {name} takes", parts)] if parts else []
+def below(scores: Scores, levels: Mapping[str, float]) -> list[Verdict]:
+    """Every model is below every level of zlib, `levels` by the text that it compressed."""
+    parts = {
+        f"zlib on {text}, {level:.3f} − {ROWS[model].label}": constant(level) - e
+        for text, level in levels.items()
+        for model, e in scores.items()
+    }
+    return [above("fewer bits per byte of held-out files than zlib takes", parts)] if parts else []
 
 
 def kinds(scores: Scores) -> list[Verdict]:

@@ -29,6 +29,7 @@ def quick(monkeypatch, request):
     monkeypatch.setattr(lm_curves, "both", lambda stem, folder: outcome.both(stem, folder)[1:])
     if "whole" not in request.node.name:
         monkeypatch.setattr(lm_curves.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
+        monkeypatch.setattr(Text, "count", lambda task, split: 100)
         monkeypatch.setattr(Text, "floors", lambda task, split, **_: {"zlib": Score(ZLIB, 0.01, 10)})
 
 
