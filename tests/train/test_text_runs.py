@@ -1,0 +1,258 @@
+"""Runs of language models: what they keep, batches in parts, lazy logits, everything at once, killed and resumed."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import polyhead as ph
+from polyhead.models.ends import LazyLogits
+from polyhead.tasks import Text
+from polyhead.train import evaluate, load_model, run
+from polyhead.train import evaluation as scoring
+from polyhead.train.folder import read_metrics
+from polyhead.train.trainer import check
+
+CLOCK = ("seconds", "steps_per_second", "tokens_per_second")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
+    """Documents of a few hundred bytes, in which what comes next can be learned."""
+    root = tmp_path_factory.mktemp("text")
+    (root / "documents").mkdir()
+    for i in range(40):
+        lines = [f"def f{i}_{j}(x):\n    return x + {i * j}\n" for j in range(12)]
+        (root / "documents" / f"{i:02}.py").write_text("\n".join(lines))
+    return Text(str(root / "documents"), length=16, tokenizer="bytes", held_out=0.1, folder=str(root / "tokens"))
+
+
+def config(text: Text, folder: pathlib.Path, train: dict[str, Any] | None = None, **model: Any) -> Any:
+    shape: dict[str, Any] = {"dim": 16, "layers": 1, "heads": (ph.Softmax(1), ph.Hyla(1)), "causal": True}
+    shape |= {"positions": ph.Rotary(), "norm": "rms", "feedforward": ph.Swiglu(24), "max_length": 16, **model}
+    network = ph.TransformerConfig(ph.Tokens(256), ph.Logits(256, tied=True, scaled=True), **shape)
+    how: dict[str, Any] = {"log_every": 1, "eval_every": 4, "save_every": 3, "eval_batches": 2, "steps": 8}
+    how |= {"batch_size": 8, "warmup": 1, "lr": 3e-3, "evaluate": ("validation",), **(train or {})}
+    return ph.Run(
+        task=text,
+        model=network,
+        name="text",
+        train=ph.Train(**how),
+        seed=3,
+        folder=str(folder),
+        device="cpu",
+        threads=1,
+    )
+
+
+def rows(folder: pathlib.Path, kind: str | None = None) -> list[dict[str, Any]]:
+    found = [row for row in read_metrics(folder) if kind in (None, row["kind"])]
+    return [{name: value for name, value in row.items() if name not in CLOCK} for row in found]
+
+
+def numbers(folder: pathlib.Path) -> list[dict[str, float]]:
+    return [{name: x for name, x in row.items() if name not in ("kind", "split")} for row in rows(folder)]
+
+
+def losses(folder: pathlib.Path) -> list[float]:
+    return [row["loss"] for row in rows(folder, "train")]
+
+
+@pytest.fixture(scope="module")
+def whole(text: Text, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("whole")
+    run(config(text, folder), progress=False)
+    return folder
+
+
+@pytest.fixture
+def lazy(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """All logits are lazy; the shapes of the streams they were asked of."""
+    seen: list[torch.Size] = []
+    plain = LazyLogits.cross_entropy
+
+    def ask(self: LazyLogits, targets: torch.Tensor) -> torch.Tensor:
+        seen.append(self.x.shape)
+        return plain(self, targets)
+
+    monkeypatch.setattr(LazyLogits, "cross_entropy", ask)
+    monkeypatch.setattr(scoring, "LAZY", 1)
+    return seen
+
+
+# ----------------------------------------------------------------------------------------------------- rows and folders
+def test_what_a_run_writes(text: Text, whole: pathlib.Path):
+    assert losses(whole)[-1] < losses(whole)[0]
+    row = [row for row in read_metrics(whole) if row["kind"] == "train"][-1]
+    assert {"loss", "bits_per_byte", "accuracy", "steps_per_second", "tokens_per_second"} <= row.keys()
+    assert row["tokens_per_second"] == pytest.approx(row["steps_per_second"] * 8 * 16)
+    scores = json.loads((whole / "result.json").read_text())["scores"]["validation"]
+    assert scores["perplexity"] == pytest.approx(2.718281828459045 ** scores["loss"])
+    assert scores["bits_per_byte"] == pytest.approx(scores["loss"] / 0.6931471805599453, rel=0.05)
+    assert rows(whole, "eval")[-1]["perplexity"] == scores["perplexity"]
+    assert (whole / "tokenizer.json").is_file()
+    settings, model = load_model(whole)
+    again = evaluate(model, settings.task, "validation", batches=2, batch_size=8, seed=3)
+    assert again == scores
+
+
+def test_what_is_kept_is_there_before_the_first_step(
+    text: Text, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """And is forgotten when one starts over, as the text may be another."""
+    seen: list[bool] = []
+    plain = Text.batch
+
+    def batch(self: Text, split: str, *args: Any, **where: Any) -> Any:
+        if split == "train":
+            seen.append((tmp_path / "tokenizer.json").is_file())
+        return plain(self, split, *args, **where)
+
+    monkeypatch.setattr(Text, "batch", batch)
+    run(config(text, tmp_path, {"steps": 1}), progress=False)
+    assert seen == [True]
+    kept = json.loads((tmp_path / "data.json").read_text())
+    (tmp_path / "data.json").write_text(json.dumps({**kept, "fingerprint": "another"}))
+    run(config(text, tmp_path, {"steps": 1}), progress=False, again=True)
+    assert json.loads((tmp_path / "data.json").read_text()) == kept
+
+
+def test_another_vocabulary_is_refused_before_anything_is_written(text: Text, tmp_path: pathlib.Path):
+    wrong = config(text, tmp_path / "run")
+    wrong = dataclasses.replace(wrong, model=dataclasses.replace(wrong.model, inputs=ph.Tokens(300)))
+    wrong = dataclasses.replace(wrong, model=dataclasses.replace(wrong.model, outputs=ph.Logits(300)))
+    with pytest.raises(
+        ValueError, match=r"task's inputs are Tokens\(count=256.* but the model's are Tokens\(count=300"
+    ):
+        check(wrong)
+    with pytest.raises(ValueError, match="the model's are"):
+        run(wrong, progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+# ----------------------------------------------------------------------------------------------------- batches in parts
+@pytest.mark.parametrize("parts", [2, 8])
+def test_parts_of_a_batch_give_the_same_run(text: Text, tmp_path: pathlib.Path, whole: pathlib.Path, parts: int):
+    run(config(text, tmp_path, {"accumulate": parts}), progress=False)
+    assert losses(tmp_path) == pytest.approx(losses(whole), rel=1e-6)
+    for ours, theirs in zip(numbers(tmp_path), numbers(whole), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+
+
+class Uneven(Text):
+    """Of row number i only the first i + 1 tokens are scored."""
+
+    def batch(self, split: str, batch_size: int, *, seed: int, step: int, device: Any = "cpu") -> Any:
+        made = super().batch(split, batch_size, seed=seed, step=step, device=device)
+        first = torch.arange(self.length) <= torch.arange(batch_size)[:, None]
+        return dataclasses.replace(made, scored=first)
+
+
+def test_a_part_counts_by_what_it_scores(text: Text, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    task = Uneven(**{field.name: getattr(text, field.name) for field in dataclasses.fields(text)})
+    for parts in (1, 4):
+        settings = dataclasses.replace(
+            config(text, tmp_path / str(parts), {"accumulate": parts, "steps": 4}), task=task
+        )
+        run(settings, progress=False)
+    assert losses(tmp_path / "4") == pytest.approx(losses(tmp_path / "1"), rel=1e-6)
+
+
+def test_parts_must_divide_the_batch():
+    with pytest.raises(ValueError, match="Train: accumulate must divide batch_size 8 but is 3"):
+        ph.Train(batch_size=8, accumulate=3)
+    with pytest.raises(ValueError, match="Train: accumulate must be at least 1 but is 0"):
+        ph.Train(accumulate=0)
+    assert ph.digest(ph.Train(accumulate=1)) == ph.digest(ph.Train())
+    assert ph.digest(ph.Train(accumulate=2)) != ph.digest(ph.Train())
+
+
+# ---------------------------------------------------------------------------------------------------------- lazy logits
+def test_lazy_logits_give_the_same_run(text: Text, tmp_path: pathlib.Path, whole: pathlib.Path, lazy: list[torch.Size]):
+    run(config(text, tmp_path), progress=False)
+    assert set(lazy) == {(8, 16, 16)}
+    assert losses(tmp_path) == pytest.approx(losses(whole), rel=1e-5)
+    for ours, theirs in zip(numbers(tmp_path), numbers(whole), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+
+
+def test_logits_are_lazy_from_a_size_on(text: Text, lazy: list[torch.Size], monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    model, batch = ph.Transformer(config(text, pathlib.Path("x")).model), text.batch("train", 8, seed=0, step=0)
+    for least, is_lazy in ((8 * 16 * 256, True), (8 * 16 * 256 + 1, False)):
+        monkeypatch.setattr(scoring, "LAZY", least)
+        assert isinstance(scoring.answers(model, text, batch), LazyLogits) is is_lazy
+    monkeypatch.setattr(scoring, "LAZY", 1)
+    monkeypatch.setattr(Text, "lazy", False)  # as of tasks whose loss knows logits only
+    assert isinstance(scoring.answers(model, text, batch), torch.Tensor)
+
+
+# ---------------------------------------------------------------------------------------------------- all of it at once
+TOGETHER = {"precision": "bf16", "accumulate": 2, "clip": 1.0}
+
+
+def test_everything_together(text: Text, tmp_path: pathlib.Path, whole: pathlib.Path, lazy: list[torch.Size]):
+    """bf16, parts, lazy logits, checkpointing, fused AdamW: the plain run but for bf16."""
+    run(config(text, tmp_path, {**TOGETHER, "clip": None}, checkpoint=True), progress=False)
+    assert set(lazy) == {(4, 16, 16)}
+    assert losses(tmp_path) == pytest.approx(losses(whole), rel=0.02)
+    assert losses(tmp_path) != pytest.approx(losses(whole), rel=1e-6)
+
+
+@pytest.mark.compile
+def test_everything_together_compiled(
+    text: Text, tmp_path: pathlib.Path, lazy: list[torch.Size], monkeypatch: pytest.MonkeyPatch
+):
+    plain = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self: plain(self, backend="aot_eager"))
+    for compiled in (True, False):
+        settings = config(text, tmp_path / str(compiled), {**TOGETHER, "steps": 3}, checkpoint=True)
+        run(dataclasses.replace(settings, compile=compiled), progress=False)
+    assert set(lazy) == {(4, 16, 16)}
+    assert losses(tmp_path / "True") == pytest.approx(losses(tmp_path / "False"), rel=1e-2)
+
+
+# --------------------------------------------------------------------------------------------------------------- killed
+KILLED = """
+import os, signal, sys
+from polyhead.tasks import Text
+from polyhead.train.__main__ import main
+plain = Text.batch
+def batch(task, split, size, **at):
+    if split == "train":
+        with open(sys.argv[2], "a") as file:
+            drawn = plain(task, split, size, **at)
+            print(at["step"], drawn.inputs.sum().item(), file=file)
+        if at["step"] == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return plain(task, split, size, **at)
+Text.batch = batch
+sys.exit(main([sys.argv[1], "--quiet"]))
+"""
+
+
+def test_killed_and_resumed_the_run_is_the_same(text: Text, tmp_path: pathlib.Path, whole: pathlib.Path):
+    """The same tokens in the same order, the same rows, scores and parameters to the last bit."""
+    settings = config(text, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(ph.config.to_dict(settings)))
+    log = tmp_path / "drawn"
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(log)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ})
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert rows(tmp_path)[-1]["step"] == 4
+    wanted = [text.batch("train", 8, seed=3, step=step).inputs.sum().item() for step in range(5)]
+    assert log.read_text().split() == [str(value) for pair in enumerate(wanted) for value in pair]
+    run(settings, progress=False, resume=True)
+    assert rows(tmp_path) == rows(whole)
+    ours, theirs = (load_file(folder / "checkpoint.safetensors") for folder in (tmp_path, whole))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
