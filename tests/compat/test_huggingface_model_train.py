@@ -1,0 +1,112 @@
+"""Training our models with transformers: losses, gradient checkpointing, the Trainer."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from polyhead.config import Experts, Hyla, Logits, Rotary, Softmax, Tokens, TransformerConfig
+
+transformers = pytest.importorskip("transformers")
+ours = pytest.importorskip("polyhead.compat.huggingface_model")
+
+
+def make(**changes):
+    torch.manual_seed(0)
+    fields = {"dim": 16, "layers": 2, "heads": (Softmax(2), Hyla(2)), "causal": True, "positions": Rotary()}
+    settings = TransformerConfig(Tokens(20), Logits(20, tied=True), **{**fields, "max_length": 16, **changes})
+    return ours.PolyheadForCausalLM(ours.PolyheadConfig(settings))
+
+
+def tokens(*shape, seed=1):
+    return torch.randint(1, 20, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_loss_is_that_of_the_next_tokens():
+    model, ids = make(), tokens(2, 6)
+    labels = ids.clone()
+    labels[0, :3] = -100  # not scored
+    out = model(ids, labels=labels)
+    targets = labels[:, 1:].flatten()
+    wanted = F.cross_entropy(out.logits[:, :-1].flatten(0, 1), targets, reduction="none", ignore_index=-100)
+    assert_close(out.loss, wanted.sum() / (targets != -100).sum())
+    assert_close(model(ids, labels=labels, num_items_in_batch=40).loss, wanted.sum() / 40)
+    assert_close(model(ids, labels=labels, return_dict=False)[0], out.loss)
+    model.loss_function = lambda logits, labels, vocab_size, **_: logits.sum() * 0 + vocab_size
+    assert model(ids, labels=labels).loss == 20
+
+
+def test_padding_on_the_right_changes_nothing():
+    model, ids = make(), tokens(1, 6)
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0]])
+    labels = ids.masked_fill(mask == 0, -100)
+    assert_close(model(ids, attention_mask=mask, labels=labels).loss, model(ids[:, :4], labels=ids[:, :4]).loss)
+
+
+def test_the_balance_of_experts_is_part_of_the_loss_in_training_only():
+    model, ids = make(feedforward=Experts(2, 1, 8, balance=3.0)), tokens(2, 6)
+    loss = model(ids, labels=ids).loss
+    added = model.model.auxiliary_loss()
+    assert added > 1
+    assert_close(loss, model.eval()(ids, labels=ids).loss + added)
+
+
+def gradients(model, ids):
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.nbytes) or x, lambda x: x):
+        loss = model(ids, labels=ids).loss
+    loss.backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    return found, sum(kept)
+
+
+def test_gradient_checkpointing():
+    model, ids = make(), tokens(2, 12)
+    plain, kept = gradients(model, ids)
+    with pytest.warns(FutureWarning, match="activation_checkpointing_enable"):
+        model.gradient_checkpointing_enable()
+    assert model.model.config.checkpoint
+    assert model.is_activation_checkpointing
+    again, less = gradients(model, ids)
+    assert_close(again, plain)
+    assert less < 0.4 * kept
+    model.activation_checkpointing_disable()
+    assert not model.is_activation_checkpointing
+    assert gradients(model, ids)[1] == kept
+    with pytest.raises(ValueError, match=r"^PolyheadForCausalLM: every block is checkpointed or none, not each 2th$"):
+        model.activation_checkpointing_enable(every_n_layers=2)
+    assert make(checkpoint=True).is_activation_checkpointing
+
+
+def test_the_trainer(tmp_path):
+    """Ten steps on a few sequences, with what its users switch on; the best model comes back from its folder."""
+    pytest.importorskip("accelerate")
+    data = [{"input_ids": row, "labels": row} for row in tokens(8, 10)]
+    arguments = transformers.TrainingArguments(
+        output_dir=tmp_path,
+        max_steps=10,
+        learning_rate=1e-2,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        activation_checkpointing=True,
+        logging_steps=1,
+        eval_strategy="steps",
+        eval_steps=10,
+        save_steps=10,
+        load_best_model_at_end=True,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        seed=0,
+    )
+    trainer = transformers.Trainer(make(), arguments, train_dataset=data, eval_dataset=data)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert abs(losses[0] - before) < 1e-4 * before  # accumulated: the mean over all eight
+    assert trainer.state.log_history[-2]["eval_loss"] < 0.7 * before
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-10")
+    ids = tokens(8, 10)
+    with torch.no_grad():
+        assert_close(again(ids, labels=ids).loss.item(), trainer.evaluate()["eval_loss"])
