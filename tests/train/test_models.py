@@ -190,6 +190,8 @@ def test_one_can_look_inside():
         ),
         ("images", {"outputs": Classes(3)}, r"the task's outputs are Classes\(count=4.* are Classes\(count=3"),
         ("tokens", {"encoder": replace(READS, max_length=6)}, r"the task's source is None but the model's is Tokens"),
+        ("sequences", {"encoder": replace(READS, max_length=5)}, r"model.encoder.max_length must be at least 6, the"),
+        ("images", {"max_length": 8}, r"model.max_length must be at least 9, the task's tokens, but is 8$"),
         ("tokens", {"outputs": Logits(4)}, r"the task's outputs are Classes\(count=4.* are Logits\(count=4"),
     ],
 )

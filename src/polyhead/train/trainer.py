@@ -21,6 +21,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from polyhead import config as configs
 from polyhead.config import Run, stream
 from polyhead.models.build import build
+from polyhead.models.generate import reach
 from polyhead.models.transformer import Transformer
 from polyhead.shapes import one_of
 from polyhead.train import optimiser
@@ -88,6 +89,17 @@ def check(config: Run) -> None:
         if type(given) is not type(taken) or _size(given) != _size(taken):
             verb = "is" if what == "source" else "are"
             raise ValueError(f"train: the task's {what} {verb} {given} but the model's {verb} {taken}")
+    _check_lengths("model", config.model, config.task.length)
+    _check_lengths("model.encoder", encoder, config.task.source_length)
+
+
+def _check_lengths(name: str, settings: configs.Model | None, length: int) -> None:
+    """Raise a ValueError unless a transformer has a place for every token of the task."""
+    if not isinstance(settings, configs.TransformerConfig):
+        return
+    length = settings.inputs.count if isinstance(settings.inputs, configs.Patches) else length
+    if (most := reach(settings)) is not None and length > most:
+        raise ValueError(f"train: {name}.max_length must be at least {length}, the task's tokens, but is {most}")
 
 
 def read_all(config: Run) -> None:
