@@ -1,0 +1,102 @@
+"""Operations of a step against PyTorch's own counter; the share of a card's peak."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import polyhead as ph
+from polyhead.train.progress import Progress
+from polyhead.train.throughput import Throughput, operations, peak
+
+KINDS = {
+    "softmax": (ph.Softmax(4, impl="reference"),),
+    "uneven": (ph.Softmax(4, dim=3, value_dim=5, kv_heads=2, impl="reference"),),
+}
+
+
+def config(**changes):
+    shape = {"dim": 16, "layers": 2, "heads": ph.Softmax(4), "feedforward": ph.Swiglu(24), "max_length": 12, **changes}
+    outputs = shape.pop("outputs", ph.Logits(50))
+    return ph.TransformerConfig(ph.Tokens(50), outputs, **shape)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", ["softmax", "uneven"])
+def test_it_is_what_a_step_multiplies(kind, tied):
+    """Without a causal mask, whose half the reference does not save; two operations a multiply-add."""
+    model = ph.Transformer(config(heads=KINDS[kind], outputs=ph.Logits(50, tied=tied)))
+    tokens = torch.randint(50, (3, 12), generator=torch.Generator().manual_seed(0))
+    with FlopCounterMode(display=False) as counter:
+        model(tokens).sum().backward()
+    assert counter.get_total_flops() == operations(model, 12) * 3 * 12
+
+
+def test_causal_tokens_see_half_the_keys_and_a_window_less():
+    plain = operations(ph.Transformer(config()), 12)
+    each = 6 * 2 * 4 * (4 + 4)  # of a key: two layers, four heads, widths of keys and values
+    for changes, keys in (({"causal": True}, 6), ({"causal": True, "window": 4}, 4), ({"window": 5}, 5)):
+        assert plain - operations(ph.Transformer(config(**changes)), 12) == each * (12 - keys)
+
+
+def test_of_experts_those_that_are_asked_count():
+    one, some = (
+        operations(ph.Transformer(config(layers=1, feedforward=ph.Experts(4, k, hidden=8, bias=False))), 12)
+        for k in (1, 3)
+    )
+    assert some - one == 6 * 2 * (2 * 16 * 8)
+
+
+def test_relations_are_work():
+    of = {
+        n: operations(ph.Transformer(config(layers=1, heads=ph.Relational(2, relations=n, relation_dim=4))), 12)
+        for n in (2, 5)
+    }
+    weights = 2 * 16 * 4 + 2 * 8  # of one relation: its two projections, its row for each head
+    assert of[5] - of[2] == 3 * 6 * (weights + 12 * (2 * 1 + 4))
+
+
+@pytest.mark.parametrize(
+    ("card", "most"),
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40S", None),
+        ("NVIDIA GeForce RTX 4090", 165.2e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("Tesla T4", None),
+    ],
+)
+def test_the_peak_of_a_card(card, most):
+    assert peak(card) == most
+
+
+class Words(ph.tasks.PairwiseOrder):
+    """Of tokens, as far as a row of training is concerned."""
+
+    ends = (ph.Tokens(50), ph.Logits(50))
+    length = 12
+
+
+def test_what_a_row_says(monkeypatch):
+    """Nothing where inputs are no tokens; on a card that is known its share, which a CPU stands in for here."""
+    model, task = ph.Transformer(config(causal=True)), Words()
+    run = ph.Run(task=task, model=model.config, train=ph.Train(batch_size=5))
+    assert Throughput(run, model, torch.device("cpu")).row(2.0) == {"tokens_per_second": 120.0}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    row = Throughput(run, model, torch.device("cuda")).row(2.0)
+    assert row == {"tokens_per_second": 120.0, "share_of_peak": pytest.approx(120 * operations(model, 12) / 312e12)}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    assert Throughput(run, model, torch.device("cuda")).row(2.0).keys() == {"tokens_per_second"}
+    logic = ph.tasks.FuzzyLogic()
+    other = ph.Run(task=logic, model=ph.TransformerConfig(*logic.ends))
+    assert Throughput(other, ph.Transformer(other.model), torch.device("cpu")).row(2.0) == {}
+
+
+def test_the_progress_line_says_it():
+    progress = Progress("run", "accuracy", start=0, steps=9, enabled=False)
+    row = {"loss": 1.0, "accuracy": 0.5, "step": 3, "tokens_per_second": 12345.6, "share_of_peak": 0.381}
+    progress.trained(row)
+    assert (progress.shown["tokens/s"], progress.shown["of peak"]) == ("12,346", "38%")
