@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from polyhead.analysis.ablate import zero_heads
 from polyhead.analysis.geometry import METHODS, embed, purity
-from polyhead.analysis.labels import class_name, targets, views, with_field
+from polyhead.analysis.labels import class_name, targets, unreadable, views, with_field
 from polyhead.analysis.probe import probe_model, query_codes
-from polyhead.config import Classes, Run, Task, TransformerConfig
+from polyhead.config import Run, Task, TransformerConfig
 from polyhead.report_data import Entry, Group, Progress
 from polyhead.train import load_model
 
@@ -96,11 +96,8 @@ def _one(entry: Entry, group: Group) -> Analysed:
 
 def _unfit(run: Run) -> str:
     """Why the code of the last token says nothing about the task; "" where it does."""
-    task = f"No code maps and probes: {run.task.name.replace('_', ' ')} has no"
-    if run.task.source is not None or isinstance(run.task.ends[1], Classes):
-        return f"{task} token that stands for what is asked."
-    if "compositional" not in run.task.splits:
-        return f"{task} compositional split."
+    if why := unreadable(run.task):
+        return f"No code maps and probes: {why}."
     return "" if isinstance(run.model, TransformerConfig) else f"No code maps and probes of {type(run.model).__name__}."
 
 

@@ -127,6 +127,21 @@ def test_mistakes(change: dict, text: str) -> None:
         run_probe(**arguments)
 
 
+def test_tasks_without_a_token_to_read_are_one_line() -> None:
+    games = ph.tasks.RelationalGames()
+    model = ph.Transformer(ph.TransformerConfig(*games.ends, dim=8, layers=1, heads=ph.Softmax(2)))
+    for task in (games, ph.tasks.ObjectSorting(), ph.tasks.Maths()):
+        line = rf"^probe: {task.name.replace('_', ' ')} has no token that stands for what is asked, so there is no code"
+        with pytest.raises(ValueError, match=line):
+            probe_model(model, task)
+    with pytest.raises(ValueError, match=r"has no split of unseen combinations \(compositional\), only train, iid, so"):
+        probe_model(model, KnownOnly())
+
+
+class KnownOnly(FuzzyLogic):
+    splits = ("train", "iid")
+
+
 TASK = FuzzyLogic(variables=3, terms=2, length=8)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from polyhead.analysis.capture import as_array
-from polyhead.config import Batch, Task
+from polyhead.config import Batch, Classes, Task
 from polyhead.tasks.fuzzy_logic import FuzzyLogic
 from polyhead.tasks.sraven import RULES, Sraven
 
@@ -44,6 +44,20 @@ def targets(batch: Batch) -> dict[str, Array]:
     if batch.targets.ndim == 2 and not batch.targets.is_floating_point():
         found["target value"] = as_array(batch.targets[:, -1])
     return found
+
+
+def unreadable(task: Task) -> str:
+    """Why nothing can be read off the code of its last token, and scored on unseen tasks; "" where it can.
+
+    >>> unreadable(Sraven())
+    ''
+    """
+    name = task.name.replace("_", " ")
+    if task.source is not None or isinstance(task.ends[1], Classes):
+        return f"{name} has no token that stands for what is asked"
+    if "compositional" not in task.splits:
+        return f"{name} has no split of unseen combinations (compositional), only {', '.join(task.splits)}"
+    return ""
 
 
 def class_name(task: Task, target: str, label: int) -> str:

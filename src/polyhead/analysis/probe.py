@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from polyhead.analysis.capture import as_array, capture, codes
 from polyhead.analysis.geometry import purity
-from polyhead.analysis.labels import targets, views
+from polyhead.analysis.labels import targets, unreadable, views
 from polyhead.config import Batch, Task, stream
 from polyhead.shapes import one_of, shaped
 
@@ -174,7 +174,13 @@ def probe_model(
     seed: int = 0,
     device: Any = "cpu",
 ) -> list[dict[str, Any]]:
-    """`probe_run` for a model in memory."""
+    """`probe_run` for a model in memory.
+
+    ValueError for a task whose last token does not stand for what is asked, such as images, or without unseen
+    combinations.
+    """
+    if why := unreadable(task):
+        raise ValueError(f"probe: {why}, so there is no code to read")
     for name, value, least in (("sequences", sequences, 2), ("queries", queries, 0)):
         if value < least:
             raise ValueError(f"probe: {name} must be at least {least} but is {value}")
