@@ -1,0 +1,135 @@
+"""Codecs as tokenizers of transformers, and runs as folders that its Auto classes read."""
+
+import dataclasses
+import random
+import shutil
+
+import pytest
+import torch
+
+from polyhead.config import Classes, Hyla, Patches, Rotary, Run, Softmax, Train, TransformerConfig
+from polyhead.models.generate import greedy
+from polyhead.tasks import FuzzyLogic, Images, Text, text_tokens
+from polyhead.tasks.text_tokens import Bytes, codec_of
+from polyhead.train import load_model, run
+
+transformers = pytest.importorskip("transformers")
+ours = pytest.importorskip("polyhead.compat.huggingface_model")
+tokenizer_of = ours.tokenizer_of
+
+STORY = "The cat sat on the mat; the hen sat on the hat. Ā naïve café, 日本 😀\n\n\tdef f(x):\n        return x\n"
+
+
+def trained():
+    return text_tokens.train([STORY * 4], 280)
+
+
+def any_text(count=300, seed=0):
+    draw = random.Random(seed)
+    planes = [range(1, 128), range(128, 0x800), range(0x800, 0xD800), range(0xE000, 0x11000)]
+    return "".join(chr(draw.choice(draw.choice(planes))) for _ in range(count)) + "  \r\n x<|endoftext|> Ā \t"
+
+
+@pytest.mark.parametrize("codec", [Bytes, trained])
+def test_the_tokens_are_those_of_the_codec(codec, tmp_path):
+    codec = codec()
+    tokenizer_of(codec, max_length=64).save_pretrained(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert len(tokenizer) == codec.count
+    assert (tokenizer.model_max_length, tokenizer.padding_side) == (64, "left")
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id == codec.end == 0
+    for text in (STORY, *(any_text(20, seed) for seed in range(5))):  # shorter than 64
+        ids = tokenizer(text)["input_ids"]
+        assert ids == codec.encode(text)
+        assert tokenizer.decode(ids) == codec.decode(ids) == text
+    every = list(range(1, codec.count))
+    random.Random(0).shuffle(every)
+    assert tokenizer.decode(every) == codec.decode(every)  # half characters, too
+    batch = tokenizer(["ab", "abcde"], padding=True)
+    assert set(batch) == {"input_ids", "attention_mask"}
+    short, all_ = (len(codec.encode(text)) for text in ("ab", "abcde"))
+    assert batch["attention_mask"] == [[0] * (all_ - short) + [1] * short, [1] * all_]
+    assert tokenizer.decode([0, *codec.encode("Ā"), 0], skip_special_tokens=True) == "Ā"
+
+
+def test_bytes_know_nul():
+    tokenizer = tokenizer_of(Bytes())
+    assert tokenizer("a\0Ā")["input_ids"] == [97, 0, 196, 128]
+    assert tokenizer.decode([97, 0, 196, 128]) == "a\0Ā"
+
+
+def test_other_codecs_are_one_clear_line():
+    parts = ("count", "digest", "end", "encode", "encode_all", "decode", "pieces", "to_json")
+    other = type("Sentences", (), {name: getattr(Bytes, name) for name in parts})()
+    with pytest.raises(ValueError, match=r"^tokenizer_of: bytes or a tokenizer.json was wanted but a Sentences came: "):
+        tokenizer_of(other)
+
+
+# --------------------------------------------------------------------------------------------------------------- runs
+def language(folder, tokenizer):
+    """Two steps of a small language model in `folder`/run."""
+    (folder / "story.txt").write_text(STORY * 40)
+    task = Text(str(folder / "story.txt"), 16, tokenizer=tokenizer, held_out=0.2, folder=str(folder / "tokens"))
+    heads = (Softmax(2), Hyla(2))
+    model = TransformerConfig(*task.ends, dim=16, layers=1, heads=heads, causal=True, positions=Rotary(), max_length=32)
+    train = Train(steps=2, batch_size=4, warmup=1, eval_batches=1, evaluate=("iid",))
+    return dataclasses.replace(Run(task, model, train=train), folder=str(folder / "run"), device="cpu")
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:280"])
+def test_from_training_to_auto_model(tokenizer, tmp_path):
+    run(language(tmp_path, tokenizer))
+    shutil.rmtree(tmp_path / "tokens")
+    (tmp_path / "story.txt").unlink()  # a run folder is enough
+    ours.to_folder(tmp_path / "run", tmp_path / "out", max_shard_size="20KB")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    config, wanted = load_model(tmp_path / "run")
+    codec = codec_of(config, tmp_path / "run")
+    ids = tokens(["The cat", "A hen sat"], padding=True, return_tensors="pt")
+    said = model.generate(**ids, max_new_tokens=5, do_sample=False, eos_token_id=None)
+    for row, text in zip(said, ("The cat", "A hen sat"), strict=True):
+        prompt = torch.tensor([codec.encode(text)])
+        alone = greedy(wanted, prompt, steps=5)[0, prompt.shape[1] :]
+        assert row[-5:].tolist() == alone.tolist()
+    assert model.generation_config.eos_token_id == model.generation_config.pad_token_id == 0
+    assert tokens.model_max_length == 32
+    assert len(list((tmp_path / "out").glob("model*.safetensors"))) > 1
+    state = torch.random.get_rng_state()
+    assert torch.equal(ours.from_run(tmp_path / "run").model(ids["input_ids"]), wanted(ids["input_ids"]))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_run_on_images(tmp_path):
+    task = Images()
+    ends = task.ends
+    assert isinstance(ends[0], Patches)
+    assert isinstance(ends[1], Classes)
+    model = TransformerConfig(*ends, dim=16, layers=1, heads=Hyla(2))
+    train = Train(steps=1, batch_size=4, warmup=1, eval_batches=1, evaluate=("iid",))
+    run(Run(task, model, train=train, folder=str(tmp_path / "run"), device="cpu"))
+    ours.to_folder(tmp_path / "run", tmp_path / "out")
+    again = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "out")
+    images = task.batch("iid", 3, seed=0, step=0).inputs
+    assert torch.equal(again(images).logits, load_model(tmp_path / "run")[1](images)[:, 0])
+
+
+def test_runs_that_are_no_language_model(tmp_path):
+    task = FuzzyLogic()
+    model = TransformerConfig(*task.ends, dim=16, layers=1, heads=Hyla(2))
+    train = Train(steps=1, batch_size=4, warmup=1, eval_batches=1, evaluate=("iid",))
+    run(Run(task, model, train=train, folder=str(tmp_path / "run"), device="cpu"))
+    with pytest.raises(ValueError, match=r"^PolyheadForCausalLM: a causal model between Tokens and Logits"):
+        ours.from_run(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"^run folder: .* does not exist$"):
+        ours.to_folder(tmp_path / "nothing", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_of_another_model(tmp_path):
+    """The tokens are those the model was trained with, or nothing is written."""
+    run(language(tmp_path, "bpe:280"))
+    (tmp_path / "run" / "tokenizer.json").write_text(text_tokens.train([STORY[::-1] * 4], 280).to_json())
+    with pytest.raises(ValueError, match=r"^codec_of: the tokenizer .* but the model was trained with "):
+        ours.to_folder(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
