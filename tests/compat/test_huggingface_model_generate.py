@@ -29,9 +29,9 @@ transformers = pytest.importorskip("transformers")
 ours = pytest.importorskip("polyhead.compat.huggingface_model")
 
 MODELS = {
-    "softmax": {"heads": (Softmax(2),), "positions": Rotary()},
+    "softmax": {"heads": (Softmax(2),), "positions": Rotary(), "layers": 2},
     "hyla": {"heads": (Softmax(1), Hyla(3)), "positions": RelativeBias()},
-    "sums": {"heads": (Linear(2), Softmax(2, kv_heads=1)), "positions": Rotary()},
+    "sums": {"heads": (Linear(2), Softmax(2, kv_heads=1)), "positions": Rotary(), "layers": 2},
     "alibi": {"heads": (Hyla(2, normalise="softmax"),), "positions": Alibi()},
     "window": {"heads": (Softmax(2),), "positions": Rotary(), "window": 3},
     "dual": {"heads": (Softmax(2), Relational(2, symbols=SymbolicAttention())), "positions": Learned()},
@@ -39,15 +39,14 @@ MODELS = {
     "offsets": {"heads": (Relational(2, symbols=RelativeSymbols()),), "positions": Rotary()},
     "neighbours": {"heads": (Softmax(2), Relational(2, symbols=RelationalSymbols())), "positions": Rotary()},
 }
-SUMS = ("sums",)
-STEPS = 6
+STEPS = 4
 
 
 @functools.cache
 def make(name):
     """In float64, so that no two tokens are likely within rounding."""
     torch.manual_seed(0)
-    fields = {"dim": 16, "layers": 2, "causal": True, "max_length": 32, **MODELS[name]}
+    fields = {"dim": 16, "layers": 1, "causal": True, "max_length": 32, **MODELS[name]}
     model = ours.PolyheadForCausalLM(ours.PolyheadConfig(TransformerConfig(Tokens(40), Logits(40), **fields)))
     return model.double().eval()
 
@@ -86,14 +85,14 @@ def test_rows_of_several_lengths_are_what_each_is_alone(name):
         assert said[:, 7:].tolist() == [row.tolist() for row in wanted]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["softmax", "sums", "places", "neighbours"])
 def test_beam_search_puts_the_cache_in_order(name):
     model = make(name)
     _, ids, mask = ragged()
     options = {"attention_mask": mask, "num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.5}
     cached, plain = (generate(model, ids, use_cache=use_cache, **options) for use_cache in (True, False))
     assert torch.equal(cached, plain)
-    assert not torch.equal(cached[::2], generate(model, ids, attention_mask=mask))  # beams have found something else
+    assert not torch.equal(cached[::2], generate(model, ids, attention_mask=mask))  # beams find something else
 
 
 def test_sampling_is_the_same_with_a_cache():
@@ -112,7 +111,7 @@ def test_what_each_step_computes():
     generate(model, tokens(2, 5))
     generate(model, tokens(2, 5), use_cache=False)
     hook.remove()
-    assert lengths == [5, 1, 1, 1, 1, 1, 5, 6, 7, 8, 9, 10]
+    assert lengths == [5, 1, 1, 1, 5, 6, 7, 8]
     assert model(tokens(2, 5), logits_to_keep=2).logits.shape == (2, 2, 40)
     chosen = model(tokens(2, 5), logits_to_keep=torch.tensor([0, 3])).logits
     assert_close(chosen, model(tokens(2, 5)).logits[:, [0, 3]])
@@ -131,7 +130,7 @@ def test_a_conversation_goes_on_from_its_cache():
 def test_guessed_tokens_are_taken_back():
     """Prompt lookup guesses some tokens and crops the cache where it was wrong; sums cannot be cropped."""
     ids = tokens(1, 4).repeat(1, 3)
-    for name in ("softmax", "hyla", "dual"):
+    for name in ("softmax", "dual"):
         wanted = greedy(make(name).model, ids, steps=STEPS)
         assert torch.equal(generate(make(name), ids, prompt_lookup_num_tokens=3), wanted)
     with pytest.raises(ValueError, match=r"^PolyheadCache: some heads keep a sum of earlier tokens"):
