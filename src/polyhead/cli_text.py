@@ -107,7 +107,8 @@ def scores(run: "Run", found: Mapping[str, Mapping[str, Row]], *, floors: bool =
         for name in next(iter(tables.values()), {}):
             cells = {s: f"{tables[s][name].mean:.3f} ± {tables[s][name].standard_error:.3f}" for s in splits}
             rows.append({"": name.replace("_", " "), **cells})
-    table(f"{metric} (mean ± standard error over sequences) on {run.task.name}", rows)
+    low = "; lower is better" if run.task.better == "lower" else ""
+    table(f"{metric} (mean ± standard error over sequences{low}) on {run.task.name}", rows)
 
 
 def _score(row: Row | None, metric: str) -> str:

@@ -133,6 +133,10 @@ class Task(Checked, abc.ABC):
     def metrics(self, outputs: Array, batch: Batch) -> dict[str, Array]:
         """Per-sequence scores (b,) by name: their mean over batches is the reported figure."""
 
+    def gain(self, score: float) -> float:
+        """A score of the headline metric, turned so that more is better: whoever ranks scores ranks these."""
+        return score if self.better == "higher" else -score
+
     def derived(self, scores: dict[str, float]) -> dict[str, float]:
         """Scores that follow from those of a whole evaluation, `loss` and the means of the metrics: by default none."""
         return {}

@@ -213,8 +213,8 @@ def _results(out: Page, found: Sequence[Group], splits: Sequence[str], table: Ta
     order += [group for group in found if group.finished and group not in order]
     for group in order:
         rows.append(("", _group_row(group, splits, style[group.label])))
-    split = headline(found)
-    floors = sorted(table, key=lambda n: -table[n].get(split, next(iter(table[n].values()))).mean)
+    split, task = headline(found), found[0].task
+    floors = sorted(table, key=lambda n: -task.gain(table[n].get(split, next(iter(table[n].values()))).mean))
     for i, floor in enumerate(floors):
         label = (
             f'{escape(text.floor_name(floor))}<span class="small">{escape(text.FLOORS.get(floor, ("", ""))[1])}</span>'

@@ -90,8 +90,9 @@ def results(found: Sequence[Group], table: dict[str, dict[str, Summary]], metric
     seed (dot)."""
     style, split = styles(found), headline(found)
     scored = [group for group in found if group.score(split)]
-    scored.sort(key=lambda group: group.score(split).mean)  # type: ignore[union-attr]
-    floors = sorted((n for n in table if split in table[n]), key=lambda n: table[n][split].mean)
+    gain = found[0].task.gain
+    scored.sort(key=lambda group: gain(group.score(split).mean))  # type: ignore[union-attr]
+    floors = sorted((n for n in table if split in table[n]), key=lambda n: gain(table[n][split].mean))
     unseen, known = where(found), KNOWN.get(found[0].task.name, "fresh data (iid)")
     figure = blank(90 + 34 * (len(scored) + len(floors)), x=metric_name(metric))
     figure.update_yaxes(title=None, showgrid=False, type="category", ticks="")
@@ -160,7 +161,7 @@ def scores(found: Sequence[Group], split: str, table: dict[str, dict[str, Summar
         bold = name in DASHES
         width, opacity = (1.5, 1.0) if bold else (1.0, 0.6)
         figure.add_hline(value, line={"color": FAINT, "width": width, "dash": DASHES.get(name, "dot")}, opacity=opacity)
-    seen = [min(values) for g in found for e in g.entries if (values := e.curve("eval", metric, split)[1])]
+    seen = [value for g in found for e in g.entries for value in e.curve("eval", metric, split)[1]]
     # A run that starts far below the floors would squeeze everything else.
     low = min([*rows.values(), max(min(seen, default=0.0), -0.5)]) - 0.08
     low = max(low, -0.03) if min([*rows.values(), *seen], default=-1.0) >= 0 else low

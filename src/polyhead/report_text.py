@@ -89,7 +89,7 @@ def ranked(found: Sequence[Group], split: str | None = None) -> list[Scored]:
     """Groups with a finite score on `split` (default: the headline's), best first."""
     split = split or headline(found)
     scored = [(group, score) for group in found if (score := group.score(split)) and math.isfinite(score.mean)]
-    return sorted(scored, key=lambda pair: -pair[1].mean)
+    return sorted(scored, key=lambda pair: -pair[0].task.gain(pair[1].mean))
 
 
 def p_value(a: Summary, b: Summary) -> float | None:
@@ -166,7 +166,7 @@ def _certainty(order: Sequence[Scored]) -> list[str]:
         p = p_value(score, other)
         if p is None:
             continue
-        apart = f"by {number(score.mean - other.mean)} (Welch's t-test over seeds, {_p(p)})"
+        apart = f"by {number(abs(score.mean - other.mean))} (Welch's t-test over seeds, {_p(p)})"
         beats = f"{best.label} beats {group.label} {apart}."
         lines.append(
             beats if p < 0.05 else f"{best.label} is ahead of {group.label} {apart}: too little to be sure of."
@@ -190,15 +190,20 @@ def _against_floors(order: Sequence[Scored], table: dict[str, dict[str, Summary]
 
 
 def _best_floor(order: Sequence[Scored], floors: dict[str, Summary]) -> str:
-    name = max(floors, key=lambda key: floors[key].mean)
+    gain, lower = order[0][0].task.gain, order[0][0].task.better == "lower"
+    name = max(floors, key=lambda key: gain(floors[key].mean))
     floor = floors[name]
-    sides: dict[str, list[str]] = {"above": [], "level with": [], "below": []}
+    better, worse = ("below", "above") if lower else ("above", "below")
+    sides: dict[str, list[str]] = {better: [], "level with": [], worse: []}
     for group, score in order:
         spread = math.hypot(score.error or 0.0, floor.error or 0.0)
-        apart = score.mean - floor.mean
-        sides["level with" if abs(apart) <= 2 * spread else "above" if apart > 0 else "below"].append(group.label)
+        apart = gain(score.mean) - gain(floor.mean)
+        sides["level with" if abs(apart) <= 2 * spread else better if apart > 0 else worse].append(group.label)
     parts = [f"{_and(labels)} {_are(labels)} {side} it" for side, labels in sides.items() if labels]
-    where = "; ".join(parts) + ("." if sides["above"] else ", so no score here is evidence of composition.")
+    where = "; ".join(parts)
+    if lower:
+        return f"Without any network {floor_name(name)} comes to {number(floor.mean)}: {where}."
+    where += "." if sides[better] else ", so no score here is evidence of composition."
     return f"The best predictor that composes nothing new ({floor_name(name)}) scores {number(floor.mean)}: {where}"
 
 

@@ -31,8 +31,8 @@ def zero_heads(
 
     Rows are {layer, head, score, se, drop, drop_se, n}; head None is a whole layer, layer None is nothing zeroed.
 
-    `drop` is the fall of the score, `drop_se` the standard error of the mean of its n differences by sequence: all rows
-    are of the same `sequences` sequences, from a stream that neither training nor evaluation reads.
+    `drop` is by how much the score is worse, `drop_se` the standard error of the mean of its n differences by sequence:
+    all rows are of the same `sequences` sequences, from a stream that neither training nor evaluation reads.
 
     >>> rows = zero_heads(model, task)
     >>> max((row for row in rows if row["head"] is not None), key=lambda row: row["drop"])      # matters most
@@ -43,10 +43,10 @@ def zero_heads(
     batches = list(draws(task, split, sequences, seed=seed, purpose="zero", device=device))
     with looking(model):
         whole = _scores(model, task, batches, None, None)
-        rows = [_row(None, None, whole, whole)]
+        rows = [_row(None, None, whole, whole, 1.0)]
         for layer in range(len(model.blocks)):
             for head in (*range(_heads(model, layer)), None):
-                rows.append(_row(layer, head, _scores(model, task, batches, layer, head), whole))
+                rows.append(_row(layer, head, _scores(model, task, batches, layer, head), whole, task.gain(1.0)))
     return rows
 
 
@@ -72,7 +72,7 @@ def _keep(model: Transformer, layer: int, head: int | None, inputs: Tensor) -> l
     return [kept.expand(1, heads, t, t) if i == layer else None for i in range(len(model.blocks))]
 
 
-def _row(layer: int | None, head: int | None, scores: Tensor, whole: Tensor) -> dict[str, Any]:
-    score, drop = Score.of(scores), Score.of(whole - scores)
+def _row(layer: int | None, head: int | None, scores: Tensor, whole: Tensor, sign: float) -> dict[str, Any]:
+    score, drop = Score.of(scores), Score.of(sign * (whole - scores))
     errors = {"score": score.mean, "se": score.standard_error, "drop": drop.mean, "drop_se": drop.standard_error}
     return {"layer": layer, "head": head, **errors, "n": len(scores)}

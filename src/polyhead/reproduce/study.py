@@ -191,5 +191,6 @@ def select(by_setting: dict[Setting, list[Point]]) -> Cell:
         for setting, points in whole.items()
     }
     means = {setting: score.mean for setting, score in scores.items()}
-    best = max(whole, key=lambda setting: -math.inf if math.isnan(means[setting]) else means[setting])
+    task = next(iter(whole.values()))[0].run.task
+    best = max(whole, key=lambda setting: -math.inf if math.isnan(means[setting]) else task.gain(means[setting]))
     return Cell(best, tuple(whole[best]), len(by_setting), scores[best])
