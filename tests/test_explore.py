@@ -120,6 +120,16 @@ def test_a_long_text_is_cut_and_the_page_says_so(
     monkeypatch.setattr(explore_data, "NUMBERS", 9 * 15 + 20 * 5)
     found = gather(taps, list(TEXT[:20]))
     assert (len(found.tokens), len(found.numbers)) == (5, 9 * 15 + 20 * 5)
+    monkeypatch.setattr(explore_data, "NUMBERS", 9 * 15 + 20 * 5 - 1)
+    assert len(gather(taps, list(TEXT[:20])).tokens) == 4
+
+
+def test_a_foreign_mask_says_what_is_causal() -> None:
+    layer = capture(model_of((ph.Softmax(2),)), batch_of("abcd"))[0]
+    full = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    for mask, causal in ((full, False), (full.tril(), True), (full.tril() & full.triu(-1), True)):
+        found = gather([replace(layer, groups=(replace(layer.groups[0], causal=False, mask=mask),))], "abcd")
+        assert (found.causal, len(found.numbers)) == (causal, 2 * (10 if causal else 16))
 
 
 def test_a_page_is_light(tmp_path: pathlib.Path) -> None:

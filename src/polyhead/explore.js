@@ -53,9 +53,14 @@
     return box;
   });
   const words = []; // a line may break between words, and anywhere in very long ones
+  let width = 0;
   boxes.forEach((box, i) => {
     const before = tokens[i - 1] ?? "⏎", begins = /[·⇥⏎]$/.test(before) || /^·+[^·]/.test(tokens[i]);
-    if (begins || words.at(-1).length >= 24) words.push([]);
+    if (begins || width + tokens[i].length > 24) {
+      words.push([]);
+      width = 0;
+    }
+    width += tokens[i].length;
     words.at(-1).push(box);
   });
   for (const word of words) {
