@@ -110,7 +110,7 @@ def test_a_cache_changes_nothing(library, make, name, window):
     ids = tokens(t=9)
     static = library.StaticCache(config=model.config, max_cache_len=12)
     with torch.no_grad():
-        whole = model(ids).logits
+        whole = model(ids, use_cache=False).logits
         for cache in (library.DynamicCache(config=model.config), static):
             steps = [(0, 4), (4, 7), (7, 8), (8, 9)]
             parts = [model(ids[:, a:b], past_key_values=cache, use_cache=True).logits for a, b in steps]
@@ -140,7 +140,7 @@ def test_the_function_is_the_op(library, name):
     own = {
         "everything": ({"attention_mask": None, "is_causal": False}, {}),
         "boolean": ({"attention_mask": mask}, {"mask": mask}),
-        "longer": ({"attention_mask": torch.cat((mask, mask), -1)}, {"mask": mask}),
+        "longer": ({"attention_mask": torch.cat((mask, ~mask), -1)}, {"mask": mask}),
         "per head": ({"attention_mask": bias > 0}, {"mask": bias > 0}),
         "added": ({"attention_mask": bias.masked_fill(~mask, smallest)}, {"mask": mask, "bias": bias}),
         "position bias": ({"attention_mask": mask, "position_bias": bias}, {"mask": mask, "bias": bias}),

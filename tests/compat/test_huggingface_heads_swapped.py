@@ -118,7 +118,7 @@ def test_caches_and_padding_change_nothing(library, make, name):
     model, ids = swapped(make(), name, (0, 1)), tokens(t=9)
     steps, how = [(0, 4), (4, 7), (7, 8), (8, 9)], {"max_new_tokens": 4, "do_sample": False}
     with torch.no_grad():
-        whole = model(ids).logits
+        whole = model(ids, use_cache=False).logits
         for cache in (library.DynamicCache(), library.StaticCache(config=model.config, max_cache_len=12)):
             parts = [model(ids[:, a:b], past_key_values=cache, use_cache=True).logits for a, b in steps]
             assert_close(torch.cat(parts, 1), whole, rtol=1e-9, atol=1e-9)
@@ -129,8 +129,12 @@ def test_caches_and_padding_change_nothing(library, make, name):
         assert_close(padded, model(ids[1:, 3:]).logits, rtol=1e-9, atol=1e-9)
     found = model.generate(ids, attention_mask=mask, **how)
     assert torch.equal(found[1:, 9:], model.generate(ids[1:, 3:], **how)[:, 6:])
-    beams = [model.generate(ids, num_beams=2, use_cache=cache, **how) for cache in (True, False)]
-    assert torch.equal(*beams)
+
+
+def test_beams_keep_their_keys_of_relations(make):
+    """A beam is another row of the cache from one step to the next."""
+    model, how = swapped(make(), "relative", (0, 1)), {"max_new_tokens": 5, "do_sample": False, "num_beams": 3}
+    assert torch.equal(*(model.generate(tokens(), use_cache=cache, **how) for cache in (True, False)))
 
 
 def test_a_window_with_relative_symbols(library):
@@ -142,7 +146,7 @@ def test_a_window_with_relative_symbols(library):
     for cache in (library.DynamicCache(config=config), library.StaticCache(config=config, max_cache_len=12)):
         with torch.no_grad():
             parts = [model(ids[:, a:b], past_key_values=cache).logits for a, b in [(0, 4), (4, 7), (7, 8), (8, 9)]]
-            assert_close(torch.cat(parts, 1), model(ids).logits, rtol=1e-9, atol=1e-9)
+            assert_close(torch.cat(parts, 1), model(ids, use_cache=False).logits, rtol=1e-9, atol=1e-9)
 
 
 def test_what_is_new_begins_with_the_rows_of_the_values(make):
