@@ -53,7 +53,7 @@ def test_every_kind_of_heads_is_a_recipe():
         assert f"polyhead train lm-{row}" in RECIPES[f"lm-{row}"].__doc__
         if row in COMPARED:
             like = next(r for r in SMALL["lm-bytes"] if row_of(r) == row)
-            assert replace(run, name=like.name, threads=1) == like
+            assert replace(run, name=like.name) == like
     assert {"softmax", "hyla", "dual"} <= set(COMPARED)
 
 
