@@ -122,7 +122,7 @@ def test_dual_attention_in_language_is_the_papers():
     for run in runs.values():
         train = run.train
         assert train.steps * train.batch_size * run.task.length == pytest.approx(10e9, rel=1e-3)
-        assert train.batch_size * run.task.length == 524_288
+        assert (train.batch_size * run.task.length, train.accumulate, train.precision) == (524_288, 16, "bf16")
         assert (train.lr, train.final, train.warmup, train.clip, train.betas) == (6e-4, 0.1, 715, 1.0, (0.9, 0.95))
         assert (run.model.layers, run.model.feedforward) == (24, ph.Mlp(4 * run.model.dim, "gelu_tanh", bias=False))
         assert run.train.eval_every * train.batch_size * run.task.length == pytest.approx(0.131e9, rel=0.01)

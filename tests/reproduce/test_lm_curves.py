@@ -105,6 +105,19 @@ def test_texts_that_differ_are_not_compared(drawn):
         assert drawn(figure, lambda run: 2.0 - 0.1 * run.seed, lambda run: str(run.seed)).verdicts == ()
 
 
+def test_courses_are_over_tokens(drawn, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        lm_curves.figures, "lines", lambda panels, path, **_: asked.append(panels) or path.write_text("</svg>")
+    )
+    drawn("lm-bytes", by_row(dual=1.8))
+    ((_, series, levels),) = asked[0]
+    tokens = [step * 4 * 16 / 1e6 for step in (1, 2, 3, 4)]
+    assert list(series["Dual attention"]) == pytest.approx(tokens)
+    assert series["Dual attention"][tokens[3]] == pytest.approx([1.8, 1.8018])
+    assert levels == {"zlib": ZLIB}
+
+
 def test_longer(drawn):
     assert outcomes(drawn("lm-long", by_row(softmax=ZLIB - 0.1))) == [HOLDS]
     assert outcomes(drawn("lm-long", by_row(softmax=ZLIB + 0.1))) == [FAILS]

@@ -135,8 +135,9 @@ def lm_bytes(scale: str = "small") -> tuple[Run, ...]:
     """Bytes of the standard library's sources, one model per kind of heads.
 
     polyhead reproduce lm-bytes.  Small: width 128, 4 layers, 8 heads of width 16, SwiGLU, RMSNorm, RoPE, 1700 updates
-    of 8 x 256 bytes, rate 4e-3: 3.5 MB of 10.  One run for each core; `--workers 1`: one after the other, on all cores.  Paper scale (no paper has this study): width 512, 6 layers, 20,000
-    updates of 64 x 1024 bytes.  zlib takes 1.81 bits per byte, with all of a file to look back at.
+    of 8 x 256 bytes, rate 4e-3: 3.5 MB of 10.  One run for each core; with `--workers 1` one after the other, on all
+    cores.  Paper scale (no paper has this study): width 512, 6 layers, 20,000 updates of 64 x 1024 bytes.  zlib takes
+    1.81 bits per byte, with all of a file to look back at.
     """
     return _compared("bytes", COMPARED, size(scale, "bytes"))
 
