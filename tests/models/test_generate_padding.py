@@ -28,6 +28,7 @@ from polyhead.config import (
     Tokens,
     TransformerConfig,
 )
+from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.cache import Cache, LayerCache
 from polyhead.layers.symbols import build_symbols
 from polyhead.models.transformer import Transformer
@@ -147,6 +148,14 @@ def test_what_is_padding_does_not_matter():
         wanted = model(x, mask=real, positions=places)[real]
         other = torch.where(real, x, 11 - x), torch.where(real, places, 7)
         assert_close(model(other[0], mask=real, positions=other[1])[real], wanted, atol=0.0, rtol=0.0)
+
+
+def test_a_layer_with_symbols_of_its_own_counts_as_it_is_told():
+    layer = MultiHeadAttention(8, Relational(2, symbols=PositionSymbols()), causal=True, max_length=9)
+    x, where = torch.randn(2, 3, 8), torch.tensor([[2, 3, 4], [0, 7, 8]])
+    wanted = layer(x, symbols=layer.symbols[0].table[where], positions=where)
+    assert_close(layer(x, positions=where), wanted)
+    assert not torch.allclose(layer(x), wanted)
 
 
 def test_symbols_of_given_positions():

@@ -101,6 +101,7 @@ def test_stop_strings_end_a_row_wherever_tokens_cut_them(saying):
         *("a", "b", "", "\nc", "d", "", "")
     ]
     assert joined(saying(Words(), [[1, 4, 5]], ["a"], "x\n")) == [" bc "]
+    assert joined(saying(Words(), [[1, 4, 5]], ["a"], ["x\ny", "\n"])) == [" bc x"]
 
 
 def test_a_prompt_holds_no_stop_string_and_shares_none_with_what_follows(saying):

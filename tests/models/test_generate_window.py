@@ -96,6 +96,20 @@ def test_padding_in_front_is_dropped_too_but_no_key_behind_a_gap(gap):
 
 
 @torch.no_grad()
+def test_a_gap_may_come_later():
+    """Keys dropped before it are none that matter; after it none is dropped."""
+    model, x = make("softmax"), torch.randint(12, (1, 12))
+    real = torch.ones(1, 12, dtype=torch.bool)
+    real[0, 5:9] = False
+    places, cache, parts = (real.cumsum(1) - 1).clamp(min=0), Cache(2), []
+    for first, last in ((0, 5), (5, 9), (9, 10), (10, 12)):
+        here = slice(first, last)
+        parts.append(model(x[:, here], mask=real[:, here], positions=places[:, here], cache=cache))
+    assert_close(torch.cat(parts, 1)[real], model(x[real][None])[0], atol=1e-10, rtol=1e-10)
+    assert cache[0].gone == 2
+
+
+@torch.no_grad()
 def test_masks_biases_and_dropout_over_all_keys_are_cut():
     torch.manual_seed(0)
     layer = MultiHeadAttention(16, [Softmax(2), Hyla(2)], causal=True, window=3, dtype=F64).eval()

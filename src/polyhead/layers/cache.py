@@ -3,7 +3,8 @@
 Keys, values, relation keys and symbols of earlier tokens are kept as they entered the equation (normalised, turned by
 their positions, projected), so that a cached step is the uncached one: nothing is approximated.  Of linear heads whose
 scores are used as they are, the sum over all tokens is kept in their place: it does not grow with their number.  Nor
-does what a layer with a window keeps: it drops the keys that no later token can see.
+does what a layer with a window keeps: it drops the keys that no later token can see (positions, where they are given,
+grow from token to token).
 """
 
 from collections.abc import Callable, Hashable, Iterator

@@ -197,7 +197,7 @@ def _steps(
             new = new.masked_fill(ended, stops[0])
         yield new, ended
         if stops:
-            ended = ended | torch.isin(new, last)
+            ended = torch.isin(new, last)
             if bool(ended.all()):
                 return
         seen = seen.then(new[:, None].to(seen.tokens.dtype), alone=use_cache)
