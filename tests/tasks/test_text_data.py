@@ -105,6 +105,8 @@ def test_blocks_of_one_large_file_are_held_out_at_the_ends_of_lines(tmp_path):
     assert sum(size for _, size in places) == len(whole)
     assert all(start + size == after for (start, size), (after, _) in itertools.pairwise(places))
     assert all(text.endswith(b"\n") for text in everything(found))
+    of = [next(split for split in SPLITS if whole[start : start + size] in found[split]) for start, size in places]
+    assert all(one != other for one, other in itertools.pairwise(of))  # what stands together stays together
     for split in ("validation", "iid"):
         assert 0.03 < sum(map(len, found[split])) / len(whole) <= 0.05
         assert len(found[split]) > 1
@@ -224,6 +226,7 @@ def test_wherever_it_stops_it_goes_on_and_trusts_only_what_the_journal_vouches_f
             task.count("iid")
         except Killed:
             ends += 1
+        assert ends < 40, "it does not come to an end"
         place = place_of(tmp_path)
         if ends == 4 and harm != "none":
             (journal,) = place.glob("*.journal")
@@ -244,6 +247,19 @@ def test_wherever_it_stops_it_goes_on_and_trusts_only_what_the_journal_vouches_f
     assert ends > 5
     assert first == sorted(first) if harm == "none" else first.count(0) == 2
     assert ("beginning anew" in capsys.readouterr().err) == (harm in ("lost", "flipped"))
+
+
+def test_a_tokenizer_that_the_journal_does_not_know_is_trained_again(folder, tmp_path, monkeypatch):
+    pytest.importorskip("tokenizers")
+    task_of(folder, tmp_path, "whole", tokenizer="bpe:280").count("iid")
+    commit, task = Writer.commit, task_of(folder, tmp_path, tokenizer="bpe:280")
+    monkeypatch.setattr(Writer, "commit", lambda self: (commit(self), killed()))
+    with pytest.raises(Killed):
+        task.count("iid")
+    monkeypatch.setattr(Writer, "commit", commit)
+    next(place_of(tmp_path).glob("*.tokenizer.json")).write_text(text_data.text_tokens.Bytes().to_json())
+    task.count("iid")
+    assert contents(place_of(tmp_path)) == contents(place_of(tmp_path, "whole"))
 
 
 # --------------------------------------------------------------------------------------------------------------- damage
