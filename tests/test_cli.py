@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -99,7 +100,14 @@ def test_the_version(capsys: Any):
 @pytest.mark.parametrize(
     ("what", "wanted"),
     [
-        ("recipes", ["demo", "fuzzy-hyla", "polyhead train fuzzy-hyla"]),
+        (
+            "recipes",
+            ["demo 6 3500 7.8 The", "fuzzy-hyla 1 50000 not measured HYLA at", "games, sorting, order, set, ma"],
+        ),
+        (
+            "figures",
+            ["fig-2c Fig. 2C: comp", "54 42.3 432 2-3", "SET 18 1.4 60", "360 2-3, 20-200", "train NAME --help"],
+        ),
         ("tasks", ["FuzzyLogic", "compositional", "held_out=0.5", "r2"]),
         ("mechanisms", ["Softmax", "Linear", "Hyla", "rms_heads(q_th", "s (d + 2", "value_weight"]),
         ("mechanisms", ["Relational", "= 12,416; 8 heads: 99,328", "s m = 32,768"]),
@@ -110,6 +118,14 @@ def test_the_version(capsys: Any):
 def test_lists(capsys: Any, what: str, wanted: list[str]):
     text = " ".join(ask(capsys, f"list {what}").replace("│", " ").split())
     assert all(word in text for word in wanted), text
+
+
+def test_every_recipe_is_listed_and_the_list_is_short(capsys: Any):
+    said = ask(capsys, "list recipes")
+    assert set(recipes.RECIPES) <= set(re.findall(r"[\w-]+", said))
+    assert said.count("\n") < 100
+    assert {row["recipe"] for row in cli_text.recipes()}.isdisjoint(recipes.STUDIES)
+    assert sorted(name for names in recipes.FAMILIES.values() for name in names) == sorted(recipes.STUDIES)
 
 
 def built(mechanism: Any, heads: int, dim: int) -> Any:

@@ -214,6 +214,7 @@ class List:
         from polyhead import cli_text
 
         what = one_of("polyhead list", "kind", self.what, KINDS)
+        legends = {"recipes": cli_text.RECIPES, "figures": cli_text.FIGURES}
         asked = {name: value for name in ("dim", "heads", "length") if (value := getattr(self, name)) is not None}
         if what == "mechanisms":
             rows, legend = cli_text.mechanisms(**asked)
@@ -223,6 +224,9 @@ class List:
         if asked:
             raise ValueError(f"polyhead list: --{next(iter(asked))} is for mechanisms but {what} were asked for")
         cli_text.table(what.capitalize(), getattr(cli_text, what)())
+        if what == "recipes":
+            cli_text.table("", cli_text.families())
+        print(legends.get(what, ""), end="\n" * (what in legends))
         return 0
 
 

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from polyhead.config import Run
 
 WIDTH = 120  # where the output is not a terminal
+FIGURES = """\
+polyhead reproduce NAME trains and draws a figure; polyhead train NAME --help says how its runs are made.
+small, paper: runs at that --scale; core minutes: of all runs at the small scale; GPU minutes a run: what the paper
+states (in all: 24 GPU hours for fuzzy logic, 10 GPU days for SRAVEN)."""
+RECIPES = """\
+polyhead train NAME trains one, --help after the name tells more; polyhead list figures has the costs of figures."""
 LETTERS = """\
 m: model width {dim}; h: heads {heads}; d, e: widths of queries and values {each}; s: keys a token looks at {length}
 (a causal one sees half of them on average); r: relations {heads}, of width p = {each}."""
@@ -116,31 +122,48 @@ def _score(row: Row | None, metric: str) -> str:
 
 
 def recipes() -> list[Row]:
-    from polyhead.recipes import MINUTES, RECIPES, STUDIES, paper_cost
+    """Those that stand for themselves; `families` has the others."""
+    from polyhead.recipes import RECIPES, STUDIES
 
     rows: list[Row] = []
     for name, function in RECIPES.items():
-        made = function()
-        count = len(made) if isinstance(made, tuple) else 1
-        cost = ""
-        if name in STUDIES:
-            ours = f"{MINUTES[name]:.0f} core minutes" if name in MINUTES else "not measured"
-            cost = f"paper: {paper_cost(name)}\nsmall: {count} runs, {ours}"
-        rows.append({"recipe": name, "runs": count, "cost": cost, "what": inspect.getdoc(function) or ""})
+        if name not in STUDIES:
+            made = function()
+            runs = made if isinstance(made, tuple) else (made,)
+            what = (inspect.getdoc(function) or "").splitlines()[0]
+            row = {"recipe": name, "runs": len(runs), "steps": runs[0].train.steps, "core minutes": _minutes(name)}
+            rows.append({**row, "what": what})
     return rows
 
 
+def families() -> list[Row]:
+    """The recipes of figures, a line for each paper or kind."""
+    from polyhead.recipes import FAMILIES
+
+    return [
+        {"figures of": family, "recipes": len(names), "names": ", ".join(names)} for family, names in FAMILIES.items()
+    ]
+
+
 def figures() -> list[Row]:
-    from polyhead.recipes import STUDIES
+    from polyhead.recipes import STUDIES, paper_cost
     from polyhead.reproduce import FIGURES
 
     rows: list[Row] = []
     for name, figure in FIGURES.items():
-        counts = {scale: len(STUDIES[name](scale)) if name in STUDIES else 0 for scale in ("small", "paper")}
-        runs = {f"runs, {scale}": count for scale, count in counts.items()}
-        what = inspect.getdoc(STUDIES[name]) or "" if name in STUDIES else ""
-        rows.append({"figure": name, **runs, "what": "\n".join(filter(None, [figure.title, what]))})
+        row = {"figure": name, "what": figure.title, "small": 0, "core minutes": "", "paper": 0}
+        if name in STUDIES:
+            row |= {scale: len(STUDIES[name](scale)) for scale in ("small", "paper")}
+            row |= {"core minutes": _minutes(name)}
+        rows.append({**row, "GPU minutes a run": paper_cost(name) if name in STUDIES else ""})
     return rows
+
+
+def _minutes(name: str) -> str:
+    """What all runs of a recipe took."""
+    from polyhead.recipes import MINUTES
+
+    return f"{MINUTES[name]:.3g}" if name in MINUTES else "not measured"
 
 
 def tasks() -> list[Row]:

@@ -3,13 +3,11 @@
 Each docstring gives the paper, the command, the minutes and the figure to expect.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 from polyhead.config import Run
 from polyhead.recipes import dual, dual_questions, hyla, hyla_figures, lm
-from polyhead.recipes.rows import OURS, row_of
 
 HYLA: dict[str, Callable[[str], tuple[Run, ...]]] = {
     "fig-2b": hyla_figures.fig_codes,
@@ -83,12 +81,20 @@ MINUTES: dict[str, float] = {
     **dict.fromkeys(("fig-2c", "fig-a3"), 42.3),
     **dict.fromkeys(("fig-2b", "fig-2d", "fig-a2"), 8.4),
     **dict.fromkeys(("fig-5a", "fig-5b", "fig-5e", "fig-5f", "fig-a6", "fig-a8"), 5.8),
+    "demo": 7.8,
+    "games-dual": 0.25,
+    "sorting-dual": 0.7,
+    "maths-dual": 6.0,
+    "digits-dual": 3.0,
 }
 """Core minutes that the runs of a figure took at the small scale, one thread each, on a busy machine: see
-docs/results.  Figures that are not named were not measured."""
+docs/results; and those of single recipes.  What is not named was not measured."""
 
-GPU_MINUTES = {"fuzzy_logic": ("2-3", "24 GPU hours"), "sraven": ("20-200", "10 GPU days")}
-"""Of one run on an RTX 3090 or 4090, and of all results on the task, by the paper's appendix D.1."""
+FAMILIES = {"Attention as a hypernetwork": HYLA, "dual attention": DUAL, "language models": LM}
+"""The studies by paper and kind."""
+
+GPU_MINUTES = {"fuzzy_logic": "2-3", "sraven": "20-200", "fig-6": "72-100 hours on 16 TPU v5e"}
+"""Of one run, on an RTX 3090 or 4090, by the paper's appendix D.1."""
 
 RECIPES: dict[str, Callable[..., Run | tuple[Run, ...]]] = {
     "demo": hyla.demo,
@@ -110,17 +116,10 @@ RECIPES: dict[str, Callable[..., Run | tuple[Run, ...]]] = {
 
 
 def paper_cost(name: str) -> str:
-    """What a figure's runs cost by the paper: our models left out, a range per run, and the paper's total of a task."""
-    if name == "fig-6":
-        return f"{len(STUDIES[name]('paper'))} runs of 72 to 100 hours on 16 TPU v5e"
-    if name in DUAL | LM:
-        return "the papers give no times"
-    runs = [run for run in STUDIES[name]("paper") if row_of(run) not in OURS]
-    parts = []
-    for task, count in Counter(run.task.name for run in runs).items():
-        minutes, total = GPU_MINUTES[task]
-        parts.append(f"{count} runs of {minutes} GPU minutes (all its {task.replace('_', ' ')}: {total})")
-    return "; ".join(parts)
+    """GPU minutes of one run of a figure by the paper, a range for each task; "" where the papers give no times."""
+    if name not in HYLA:
+        return GPU_MINUTES.get(name, "")
+    return ", ".join(GPU_MINUTES[task] for task in dict.fromkeys(run.task.name for run in STUDIES[name]("paper")))
 
 
 def reseeded(run: Run, by: int) -> Run:
