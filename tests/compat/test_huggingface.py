@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from polyhead.analysis import codes, embed, probe_layers, similarity, value_network
-from polyhead.compat.huggingface import capture
+from polyhead.compat.huggingface import capture, register
 
 SMALL = {
     "vocab_size": 50,
@@ -282,6 +282,18 @@ def test_other_attention_is_one_clear_line(make, name):
         capture(model, inputs(name))
     assert str(caught.value) == REFUSED[name]
     assert model.config._attn_implementation != "polyhead"
+
+
+def test_our_own_heads_by_name_are_no_softmax(make):
+    """Which would be read in their place, and be no code of the model's."""
+    transformers = pytest.importorskip("transformers")
+    register()
+    config = transformers.LlamaConfig(
+        vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = transformers.AutoModel.from_config(config, attn_implementation="polyhead_hyla")
+    with pytest.raises(ValueError, match="LlamaModel must run softmax attention but its heads are polyhead_hyla"):
+        capture(model, torch.zeros(1, 3, dtype=torch.long))
 
 
 def test_without_transformers(make, monkeypatch):

@@ -88,6 +88,9 @@ def _watched(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
     """Attention is ours and linear layers are watched; afterwards configurations and hooks are what they were."""
     linear = _interface()
     configs = {id(c): c for module in model.modules() if hasattr(c := getattr(module, "config", None), _IMPL)}
+    foreign = [name for c in configs.values() if str(name := getattr(c, _IMPL)).startswith("polyhead_")]
+    if foreign:  # whose code is not that of the softmax which would stand in for it
+        raise ValueError(f"capture: {type(model).__name__} must run softmax attention but its heads are {foreign[0]}")
     ours = {_IMPL: NAME, "use_cache": False}  # a cache would copy keys and values
     before = [(c, name, getattr(c, name)) for c in configs.values() for name in ours if hasattr(c, name)]
     hooks = []
