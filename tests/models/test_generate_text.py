@@ -29,7 +29,7 @@ class Words:
 def model_of(count):
     torch.manual_seed(0)
     settings = TransformerConfig(
-        Tokens(count), Logits(count), dim=16, heads=Softmax(2), positions=Rotary(), causal=True
+        Tokens(count), Logits(count), dim=16, layers=1, heads=Softmax(2), positions=Rotary(), causal=True
     )
     return Transformer(settings).eval()
 
@@ -124,7 +124,7 @@ def test_an_empty_prompt_begins_a_document(saying):
 
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_it_is_the_text_of_the_tokens(use_cache):
-    model, codec, how = model_of(256), Bytes(), {"steps": 24, "top_k": 40, "use_cache": use_cache}
+    model, codec, how = model_of(256), Bytes(), {"steps": 12, "top_k": 40, "use_cache": use_cache}
     prompts = ["def f(", "né"]
     tokens = generate(
         model, [codec.encode(p) for p in prompts], stop=0, generator=torch.Generator().manual_seed(1), **how
