@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import runpy
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -319,3 +320,11 @@ def test_what_a_model_cannot_be_given():
         model(tokens(1, 25))
     with pytest.raises(ValueError, match=r"^MultiHeadAttention: 25 positions but max_length is 24$"):
         model.generate(tokens(1, 20), max_new_tokens=6, do_sample=False)
+
+
+def test_another_version_of_the_library_is_one_clear_line(monkeypatch):
+    monkeypatch.setattr(transformers, "__version__", "4.57.1")
+    with pytest.raises(
+        ImportError, match=r"^polyhead.compat.huggingface_model needs transformers, .* \(version 5, not 4"
+    ):
+        runpy.run_path(ours.__file__)

@@ -161,6 +161,21 @@ def test_the_cache():
     assert cache.get_seq_length() == 0
 
 
+def test_rows_of_a_cache_take_their_padding_along():
+    model, cache = make("softmax"), ours.PolyheadCache(2)
+    _, ids, mask = ragged()
+    more, full = tokens(3, 1, seed=8), torch.cat((mask, torch.ones(3, 1, dtype=torch.long)), 1)
+    rows = torch.tensor([2, 0, 0])
+    with torch.no_grad():
+        model(ids, attention_mask=mask, past_key_values=cache)
+        cache.batch_select_indices(rows)
+        said = model(more, attention_mask=full[rows], past_key_values=cache).logits
+        assert_close(said, model(torch.cat((ids[rows], more), 1), attention_mask=full[rows]).logits[:, -1:])
+        sums = ours.PolyheadCache(2)
+        make("sums")(tokens(1, 2), past_key_values=sums)
+    assert not sums.is_croppable  # although there are as many heads as tokens
+
+
 def test_only_our_cache():
     with pytest.raises(ValueError, match=r"^PolyheadForCausalLM: its cache is its own, so cache_implementation must"):
         generate(make("softmax"), tokens(1, 3), cache_implementation="static")

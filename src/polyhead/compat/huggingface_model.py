@@ -19,6 +19,9 @@ try:
     import transformers
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
     from transformers.modeling_outputs import CausalLMOutputWithPast, ImageClassifierOutput
+
+    if int(transformers.__version__.split(".")[0]) < 5:  # which loads and ties in another way
+        raise ImportError(f"version 5, not {transformers.__version__}")
 except ImportError as error:
     text = f"polyhead.compat.huggingface_model needs transformers, pip install 'polyhead[hf]' ({error})"
     raise ImportError(text) from None
