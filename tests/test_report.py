@@ -303,8 +303,11 @@ def test_mechanisms_are_named() -> None:
     assert name(ph.Linear(4, normalise="rms_heads")) == "Linear (normalise rms_heads)"
     assert name(ph.Softmax(2), ph.Hyla(2, value_depth=2)) == "Softmax 2 + HYLA 2 (value depth 2)"
     assert name((ph.Softmax(4),), (ph.Hyla(4),)) == "Softmax, then HYLA"
-    assert name(ph.Softmax(2), ph.Relational(2, relations=3)) == "Softmax 2 + Relational 2 (relations 3)"
-    assert name(ph.Relational(4, symbols=ph.RelativeSymbols())) == "Relational (RelativeSymbols)"
+    assert name(ph.Softmax(2), ph.Relational(2, relations=3)) == "Softmax 2 + Relational 2 (3 relations)"
+    assert name(ph.Relational(4, symbols=ph.RelativeSymbols())) == "Relational (symbols by offset)"
+    neighbours = ph.Relational(1, symmetric=True, relation_init="package", symbols=ph.RelationalSymbols())
+    said = "Relational 1 (symmetric, relation init package, symbols by neighbours)"
+    assert name(ph.Hyla(3), neighbours) == f"HYLA 3 + {said}"
 
 
 def test_mistakes_are_one_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,41 @@ def test_the_page_holds_what_look_finds(games: tuple[pathlib.Path, str, dict[str
         assert f"{report_looks.GAMES[GAMES.game]} {told}" in words
 
 
+def test_guessing_is_a_row_a_line_and_a_sentence(games: tuple[pathlib.Path, str, dict[str, Any]]) -> None:
+    _, words, held = games
+    assert "Chance draws every answer at random 0.500 0.500 exact" in words
+    assert "Guessing scores 0.500: Softmax 1 + Relational 1" in words
+    assert "; ± is over test images" in words
+    assert "sequences" not in words
+    assert "Accuracy on unseen shapes; horizontal lines: Chance." in words
+    lines = [shape for figure in held["figures"] for shape in figure["layout"].get("shapes", [])]
+    ends = [tuple(shape[end] for end in ("x0", "x1", "y0", "y1")) for shape in lines]
+    assert sorted(ends) == [(0, 1, 0.5, 0.5)] * 2 + [(0.5, 0.5, 0, 1)]  # across two curves and the results
+    assert {shape["line"]["dash"] for shape in lines} == {"dash"}
+
+
+@pytest.mark.parametrize("task", [GAMES, SetCards(), ph.tasks.PairwiseOrder(), ph.tasks.Images()], ids=lambda t: t.name)
+def test_chance_is_the_mean_over_all_constant_answers(task: Any) -> None:
+    batch, classes = task.batch("validation", 20, seed=0, step=0), task.ends[1].count
+    answers = torch.eye(classes)[:, None, None].expand(-1, 20, 1, -1)
+    scores = [task.metrics(answer, batch)["accuracy"].mean().item() for answer in answers]
+    (chance,) = task.floors("validation").values()
+    assert chance.mean == pytest.approx(sum(scores) / classes)
+    with pytest.raises(ValueError, match="unknown split 'ood'"):
+        task.floors("ood")
+
+
+def test_splits_are_told_in_words(tmp_path: pathlib.Path) -> None:
+    folder = fabricate(tmp_path, GAMES, model_of(GAMES))
+    result = json.loads((folder / "result.json").read_text())
+    result["scores"] = {f"novel_{shapes}": result["scores"]["novel"] for shapes in ("hexominoes", "stripes")}
+    (folder / "result.json").write_text(json.dumps(result))
+    words, _ = written([folder], tmp_path / "r.html")
+    for said in ("Novel hexominoes accuracy (one seed", "novel hexominoes accuracy", "on unseen shapes (hexominoes)"):
+        assert said in words
+    assert "novel_" not in words[: words.index("Every run, exactly")]
+
+
 def test_the_image_is_in_the_page_with_its_patches_numbered(games: tuple[pathlib.Path, str, dict[str, Any]]) -> None:
     folder, *_ = games
     content = (folder.parent / "r.html").read_text(encoding="utf-8")
@@ -161,7 +196,7 @@ def test_a_run_of_any_task_can_be_shown(kind: type[ph.Task], tmp_path: pathlib.P
         (
             *(
                 GAMES,
-                "Softmax 1 + Relational 1 (relations 3, SymbolicAttention) reaches accuracy 0.60 on unseen shapes",
+                "Softmax 1 + Relational 1 (3 relations, symbols from a library) reaches accuracy 0.60 on unseen shapes",
             ),
             "Unseen shapes.",
         ),
@@ -271,7 +306,7 @@ def test_still_pictures_of_every_layer(
     _, model = load_model(folder)
     (batch,) = draws(GAMES, "novel", 3, seed=0, purpose="look")
     (wanted,) = look(model, batch)
-    slug = "look-softmax-1-relational-1-relations-3-symbolicattention-seed-0"
+    slug = "look-softmax-1-relational-1-3-relations-symbols-from-a-library-seed-0"
     assert {f"{slug}-{kind}-layer1" for kind in report_looks.KINDS} <= set(drawn)
     panels, more = drawn[f"{slug}-relations-layer1"]
     assert [title for title, *_ in panels] == [f"layer 1, relation {i}" for i in (1, 2, 3)]
@@ -298,5 +333,5 @@ def test_an_encoder_that_differs_is_named() -> None:
     changed = dataclasses.replace(model, encoder=dataclasses.replace(model.encoder, heads=DUAL))
     assert (
         mechanism(dataclasses.replace(run, model=changed))
-        == "Softmax 1 + Relational 1 (relations 3, SymbolicAttention), decoder Softmax"
+        == "Softmax 1 + Relational 1 (3 relations, symbols from a library), decoder Softmax"
     )

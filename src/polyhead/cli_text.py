@@ -111,10 +111,15 @@ def scores(run: "Run", found: Mapping[str, Mapping[str, Row]], *, floors: bool =
     if floors and (offered := getattr(run.task, "floors", None)):
         tables = {split: offered(split, seed=seed) for split in splits}
         for name in next(iter(tables.values()), {}):
-            cells = {s: f"{tables[s][name].mean:.3f} ± {tables[s][name].standard_error:.3f}" for s in splits}
+            cells = {s: _measured(tables[s][name]) for s in splits}
             rows.append({"": name.replace("_", " "), **cells})
     low = "; lower is better" if run.task.better == "lower" else ""
-    table(f"{metric} (mean ± standard error over sequences{low}) on {run.task.name}", rows)
+    table(f"{metric} (mean ± standard error over {run.task.items}{low}) on {run.task.name}", rows)
+
+
+def _measured(score: Any) -> str:
+    """A floor or the ceiling; without an error where it is known exactly."""
+    return f"{score.mean:.3f} ± {score.standard_error:.3f}" if score.count else f"{score.mean:.3f}"
 
 
 def _score(row: Row | None, metric: str) -> str:

@@ -79,6 +79,7 @@ class Task(Checked, abc.ABC):
 
     name: ClassVar[str]  # of its seed streams: "fuzzy_logic"
     metric: ClassVar[str]  # the headline among `metrics`
+    items: ClassVar[str] = "sequences"  # what a reader calls what it scores one by one
     better: ClassVar[str] = "higher"  # or "lower": which scores of the headline are good
     lazy: ClassVar[bool] = False  # whether loss and metrics also take logits that are never made, tasks.task.LazyLogits
 

@@ -26,6 +26,7 @@ from polyhead.report_look_section import section as look_section
 from polyhead.report_looks import Looked, looks
 from polyhead.report_page import Page, escape
 from polyhead.report_sections import sections
+from polyhead.report_terms import definitions
 from polyhead.shapes import one_of
 from polyhead.train.folder import environment
 
@@ -169,7 +170,7 @@ def _page(findings: Findings, title: str | None) -> str:
     sections(out, found, findings.analysed)
     _runs(out, [entry for group in found for entry in group.entries])
     out.section("terms", "What the words mean", "Terms")
-    terms = text.definitions(found[0].task.name, metric)
+    terms = definitions(found[0].task)
     out.add("<dl>" + "".join(f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd></div>" for a, b in terms) + "</dl>")
     lines = text.verdict(found, table)
     kicker = f'<p class="kicker">{escape(title or "polyhead report")}</p>'
@@ -183,7 +184,8 @@ def _task_name(task: Task) -> str:
 
 def _about(found: Sequence[Group]) -> str:
     """The task and the runs, in a line."""
-    values = {k: v for k, v in to_dict(found[0].task).items() if k not in ("kind", "split_seed", "inputs")}
+    own = to_dict(found[0].task)
+    values = {k: v for k, v in own.items() if k not in ("kind", "split_seed", "inputs", "folder") and v is not None}
     settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
     runs = [entry for group in found for entry in group.entries]
     done = sum(entry.result is not None for entry in runs)
@@ -201,13 +203,14 @@ def _results(out: Page, found: Sequence[Group], splits: Sequence[str], table: Ta
     out.section("results", "Results")
     name = text.metric_name(metric)
     if text.ranked(found):
-        dashed = next((text.floor_name(n) for n in table if figures.DASHES.get(n) == "dash"), "")
+        dashed = next((text.floor_name(n) for n, line in figures.dashes(table).items() if line == "dash"), "")
         caption = f"{name.capitalize()} of each mechanism{' and of the floors' * bool(dashed)}, with standard errors."
         if dashed:
-            caption += f" Dashed line: {dashed}, which composes nothing new. Dotted line: exact ceiling."
+            composes = ", which composes nothing new. Dotted line: exact ceiling" if "ceiling" in table else ""
+            caption += f" Dashed line: {dashed}{composes}."
         out.add(out.plot(figures.results(found, table, metric), caption))
     style = figures.styles(found)
-    head = ["mechanism", *(f"{split} {name}" for split in splits), "n", "parameters", "training, s"]
+    head = ["mechanism", *(f"{text.split_name(split)} {name}" for split in splits), "n", "parameters", "training, s"]
     rows: list[tuple[str, list[str]]] = []
     order = [group for group, _ in text.ranked(found)]
     order += [group for group in found if group.finished and group not in order]
@@ -220,9 +223,12 @@ def _results(out: Page, found: Sequence[Group], splits: Sequence[str], table: Ta
             f'{escape(text.floor_name(floor))}<span class="small">{escape(text.FLOORS.get(floor, ("", ""))[1])}</span>'
         )
         cells = [text.with_error(table[floor][s]) if s in table[floor] else "" for s in splits]
-        rows.append(("floor first" if i == 0 else "floor", [label, *cells, f"{SEQUENCES:,} sequences", "", ""]))
+        exact = all(row.error is None for row in table[floor].values())
+        count = "exact" if exact else f"{SEQUENCES:,} {task.items}"
+        rows.append(("floor first" if i == 0 else "floor", [label, *cells, count, "", ""]))
     out.add(page.table(head, rows))
-    out.add(f'<p class="note">{escape(_table_note(order, bool(table)))}</p>')
+    measured = any(row.error is not None for by_split in table.values() for row in by_split.values())
+    out.add(f'<p class="note">{escape(_table_note(order, task.items, measured))}</p>')
     if different := unequal(found):
         out.add("<p>The mechanisms were not trained alike; settings that differ beside the heads:</p>")
         out.add(page.bullets(different))
@@ -241,19 +247,19 @@ def _group_row(group: Group, splits: Sequence[str], style: tuple[str, str]) -> l
     ]
 
 
-def _table_note(order: Sequence[Group], floors: bool) -> str:
+def _table_note(order: Sequence[Group], items: str, floors: bool) -> str:
     single = [group.label for group in order if len(group.finished) == 1]
     lines = []
     if single and len(single) == len(order):
-        lines.append("± is over test sequences: with one seed each, nothing is known about other seeds.")
+        lines.append(f"± is over test {items}: with one seed each, nothing is known about other seeds.")
     elif single:
-        lines.append(
-            f"± is the standard error over seeds; for {', '.join(single)}, with one seed, over test sequences."
-        )
+        lines.append(f"± is the standard error over seeds; for {', '.join(single)}, with one seed, over test {items}.")
     elif order:
         lines.append("± is the standard error over seeds; parameters and training time are means over seeds.")
+    if any(" + " in group.label for group in order):
+        lines.append("A number after a mechanism counts its heads in a layer.")
     if floors:
-        lines.append("Floors and ceiling were computed for this report; their ± is over test sequences.")
+        lines.append(f"Floors and ceiling were computed for this report; their ± is over test {items}.")
     return " ".join(lines)
 
 
@@ -267,8 +273,9 @@ def _curves(out: Page, found: Sequence[Group], splits: Sequence[str], table: Tab
     for split in splits:
         if any(entry.curve("eval", metric, split)[0] for entry in entries):
             name = text.metric_name(metric).capitalize()
-            lines = "; horizontal lines are the floors and the ceiling" if table else ""
-            caption = f"{name} on {split} sequences{lines}."
+            drawn = "the floors and the ceiling" if "ceiling" in table else ", ".join(map(text.floor_name, table))
+            lines = f"; horizontal lines: {drawn}" if table else ""
+            caption = f"{name} on {text.sample(found[0].task, split)}{lines}."
             parts.append(out.plot(figures.scores(found, split, table, metric), caption))
     out.add(f'<div class="row">{"".join(parts)}</div>')
     out.add('<p class="note">One line per seed; a faint line is a run that is not finished.</p>')

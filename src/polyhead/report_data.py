@@ -14,11 +14,28 @@ from typing import Any
 
 import numpy as np
 
-from polyhead.config import Mechanism, Run, Task, TransformerConfig, digest, to_dict
+from polyhead.config import (
+    Mechanism,
+    PositionSymbols,
+    RelationalSymbols,
+    RelativeSymbols,
+    Run,
+    SymbolicAttention,
+    Task,
+    TransformerConfig,
+    digest,
+    to_dict,
+)
 from polyhead.train.folder import METRICS, Result, read_config, read_metrics, read_result
 
 NAMES = {"Hyla": "HYLA"}
 CHOICES = ("normalise", "act", "value_depth", "relations", "relation_act", "symmetric", "relation_init")
+SYMBOLS: dict[type, str] = {
+    PositionSymbols: "symbols by position",
+    RelativeSymbols: "symbols by offset",
+    SymbolicAttention: "symbols from a library",
+    RelationalSymbols: "symbols by neighbours",
+}
 SPLITS = ("iid", "compositional", "novel", "novel_hexominoes", "novel_stripes")
 HEADLINE = ("compositional", "novel", "novel_hexominoes", "novel_stripes", "iid", "validation", "train")
 """Splits by how much a score on them says, best first."""
@@ -219,14 +236,22 @@ def _heads(heads: Sequence[Mechanism]) -> str:
     for group in heads:
         default: Any = type(group)()
         changed = [n for n in CHOICES if getattr(group, n, None) != getattr(default, n, None)]
-        each = [f"{name.replace('_', ' ')} {getattr(group, name)}" for name in changed]
+        each = [_choice(name, getattr(group, name)) for name in changed]
         symbols = type(getattr(group, "symbols", None))
-        each += [symbols.__name__] if symbols is not type(getattr(default, "symbols", None)) else []
+        each += [SYMBOLS[symbols]] if symbols is not type(getattr(default, "symbols", None)) else []
         options = ", ".join(each)
         name = NAMES.get(type(group).__name__, type(group).__name__)
         count = f" {group.heads}" if len(heads) > 1 else ""
         names.append(name + count + (f" ({options})" if options else ""))
     return " + ".join(names)
+
+
+def _choice(name: str, value: object) -> str:
+    """A field of a mechanism in words: "symmetric", "3 relations", "value depth 2"."""
+    words = name.replace("_", " ")
+    if isinstance(value, bool):
+        return words if value else f"not {words}"
+    return f"{value} {words}" if name == "relations" else f"{words} {value}"
 
 
 def _kind(run: Run) -> str:
@@ -282,5 +307,6 @@ def baselines(
         for name, each in scores.items():
             mean = float(np.mean([score.mean for score in each]))
             error = sum(score.standard_error**2 for score in each) ** 0.5 / len(each)
+            error = error if any(score.count for score in each) else None  # what is known exactly
             table.setdefault(name, {})[split] = Summary(mean, error, tuple(s.mean for s in each), "sequences")
     return table

@@ -62,7 +62,7 @@ def _curves(found: Sequence[Group], splits: Sequence[str], table: Table) -> File
     for name, kind, value, split in [("loss", "train", "loss", None), *((s, "eval", metric, s) for s in splits)]:
         series = {group.label: by_step for group in found if (by_step := _by_step(group, kind, value, split))}
         levels = {text.floor_name(n): row[split].mean for n, row in table.items() if split in row}
-        words = "training loss" if split is None else f"{split} {text.metric_name(metric)}"
+        words = "training loss" if split is None else f"{text.split_name(split)} {text.metric_name(metric)}"
         if series:
             files[f"curves-{name}"] = _line([("", series, levels)], "optimiser step", words)
     return files

@@ -1,12 +1,12 @@
 """The interactive figures of results and curves, as plotly figures, and the looks that all figures share.  Colours are
 the light theme's; the page maps them for the dark one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import plotly.graph_objects as go
 
 from polyhead.report_data import Group, Summary, headline
-from polyhead.report_text import KNOWN, floor_name, metric_name, where, with_error
+from polyhead.report_text import KNOWN, floor_name, metric_name, split_name, where, with_error
 
 INK, FAINT, GRID = "#24292f", "#6e7781", "#e4e7eb"
 COLOURS = {"softmax": "#0072b2", "linear": "#d98c00", "hyla": "#009e73", "mixture": "#cc5f9f", "relational": "#d55e00"}
@@ -43,6 +43,11 @@ SCALES = {
     "signed": [[0.0, "#0072b2"], [0.5, "#f4f6f8"], [1.0, "#d55e00"]],
 }
 """The colours of matrices that a reader chooses from: zero is nearly the paper, in either theme."""
+
+
+def dashes(table: Iterable[str]) -> dict[str, str]:
+    """Of the floors and the ceiling, those that are lines across a figure, and how they are drawn."""
+    return {name: DASHES[name] for name in table if name in DASHES} or {n: "dash" for n in table if n == "chance"}
 
 
 def styles(found: Sequence[Group]) -> dict[str, Style]:
@@ -99,11 +104,12 @@ def results(found: Sequence[Group], table: dict[str, dict[str, Summary]], metric
     order = [floor_name(n) for n in floors if n != "ceiling"] + [group.label for group in scored]
     order += [floor_name("ceiling")] if "ceiling" in floors else []
     figure.update_yaxes(categoryorder="array", categoryarray=order)
+    lines = dashes(floors)
     for name in floors:
         row = table[name][split]
         _point(figure, floor_name(name), row, (FAINT, "line-ns-open"), "floors and ceiling")
-        if name in DASHES:
-            figure.add_vline(row.mean, line={"color": FAINT, "width": 1.5, "dash": DASHES[name]})
+        if name in lines:
+            figure.add_vline(row.mean, line={"color": FAINT, "width": 1.5, "dash": lines[name]})
     for group in scored:
         score, iid = group.score(split), group.score("iid")
         colour, marker = style[group.label]
@@ -154,13 +160,13 @@ def losses(found: Sequence[Group]) -> go.Figure:
 
 def scores(found: Sequence[Group], split: str, table: dict[str, dict[str, Summary]], metric: str) -> go.Figure:
     """The metric on one split over steps, one line per seed, with the floors and the ceiling."""
-    figure = blank(320, x="optimiser step", y=f"{split} {metric_name(metric)}")
+    figure = blank(320, x="optimiser step", y=f"{split_name(split)} {metric_name(metric)}")
     _lines(figure, found, "eval", metric, split)
     rows = {name: row[split].mean for name, row in table.items() if split in row}
+    lines = dashes(rows)
     for name, value in rows.items():
-        bold = name in DASHES
-        width, opacity = (1.5, 1.0) if bold else (1.0, 0.6)
-        figure.add_hline(value, line={"color": FAINT, "width": width, "dash": DASHES.get(name, "dot")}, opacity=opacity)
+        width, opacity = (1.5, 1.0) if name in lines else (1.0, 0.6)
+        figure.add_hline(value, line={"color": FAINT, "width": width, "dash": lines.get(name, "dot")}, opacity=opacity)
     seen = [value for g in found for e in g.entries for value in e.curve("eval", metric, split)[1]]
     # A run that starts far below the floors would squeeze everything else.
     low = min([*rows.values(), max(min(seen, default=0.0), -0.5)]) - 0.08

@@ -13,6 +13,7 @@ from polyhead import report_page as page
 from polyhead.report_figures import FAINT, blank
 from polyhead.report_looks import KINDS, TOKENS, Example, Looked, Map, maps
 from polyhead.report_page import STEPS, Page, escape
+from polyhead.report_text import sample
 
 WORDS = {
     "attention": ("head", "Attention: how much each token (row) takes from each (column)."),
@@ -38,8 +39,8 @@ def section(out: Page, looked: Sequence[Looked]) -> None:
 
 def _words(one: Looked) -> list[str]:
     lines = [
-        f"Examples of the {one.split} split. Attention is the latent code of a pair of tokens; of softmax heads each "
-        "row adds up to 1."
+        f"Examples: {sample(one.entry.run.task, one.split)}. Attention is the latent code of a pair of tokens; of "
+        "softmax heads each row adds up to 1."
     ]
     if one.related:
         lines[0] += (

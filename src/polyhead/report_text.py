@@ -8,6 +8,7 @@ runs".
 import math
 from collections.abc import Sequence
 
+from polyhead.config import Task
 from polyhead.report_data import Group, Summary, headline
 
 FLOORS = {
@@ -15,7 +16,7 @@ FLOORS = {
     "nearest_neighbour": ("Nearest neighbour", "copies the target of the closest example"),
     "ridge": ("Ridge regression", "fits a line to the examples"),
     "gaussian_process": ("Gaussian process", "interpolates smoothly between the examples"),
-    "chance": ("Chance", "draws every symbol at random"),
+    "chance": ("Chance", "draws every answer at random"),
     "copy_left": ("Copy", "copies the panel to the left of the last one"),
     "same_slot": ("Same slot", "knows the rules, but not that columns permute their features"),
     "known_combinations": (
@@ -60,6 +61,16 @@ def floor_name(name: str) -> str:
 
 def metric_name(name: str) -> str:
     return METRICS.get(name, name.replace("_", " "))
+
+
+def split_name(split: str) -> str:
+    """ "novel hexominoes"."""
+    return split.replace("_", " ")
+
+
+def sample(task: Task, split: str) -> str:
+    """What a split holds: "compositional sequences", "unseen shapes (stripes)"."""
+    return WHERE.get((task.name, split), f"{split_name(split)} {task.items}")
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -140,21 +151,22 @@ def verdict(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> lis
     if not order:
         return ["The runs below have no result to compare: finish them (polyhead resume) and write the report again."]
     metric = metric_name(order[0][0].task.metric)
-    bases = list(dict.fromkeys(_basis(score) for _, score in order))
-    each = [with_error(score) + (f" ({_basis(score)})" if len(bases) > 1 else "") for _, score in order]
+    basis_of = [_basis(score, group.task) for group, score in order]
+    bases = list(dict.fromkeys(basis_of))
+    each = [with_error(score) + f" ({own})" * (len(bases) > 1) for (_, score), own in zip(order, basis_of, strict=True)]
     listed = "; ".join(f"{group.label} {value}" for (group, _), value in zip(order, each, strict=True))
     basis = f" ({bases[0]})" if len(bases) == 1 else ""
     split = headline(found)
-    lines = [f"{split.capitalize()} {metric}{basis}, best first: {listed}."]
+    lines = [f"{split_name(split).capitalize()} {metric}{basis}, best first: {listed}."]
     lines += _certainty(order)
     lines += _against_floors(order, table, split)
     return lines + (_gap(order, where(found)) if split != "iid" else [])
 
 
-def _basis(score: Summary) -> str:
+def _basis(score: Summary, task: Task) -> str:
     if score.over == "seeds":
         return f"mean ± standard error over {score.n} seeds"
-    return "one seed; ± is over test sequences"
+    return f"one seed; ± is over test {task.items}"
 
 
 def _certainty(order: Sequence[Scored]) -> list[str]:
@@ -203,6 +215,8 @@ def _best_floor(order: Sequence[Scored], floors: dict[str, Summary]) -> str:
     where = "; ".join(parts)
     if lower:
         return f"Without any network {floor_name(name)} comes to {number(floor.mean)}: {where}."
+    if list(floors) == ["chance"]:
+        return f"Guessing scores {number(floor.mean)}: {where}."
     where += "." if sides[better] else ", so no score here is evidence of composition."
     return f"The best predictor that composes nothing new ({floor_name(name)}) scores {number(floor.mean)}: {where}"
 
@@ -289,110 +303,3 @@ def mapping(part: str, count: int) -> list[str]:
         "the same context inputs. The same map is coloured several ways; clusters that follow the function or a term "
         "rather than the target mean that the code says what to compute."
     ]
-
-
-# -------------------------------------------------------------------------------------------------------- definitions
-def definitions(task_name: str, metric: str) -> list[tuple[str, str]]:
-    """Terms of the report, each with its meaning."""
-    if task_name not in PARTS:
-        return _plain_definitions(task_name, metric)
-    name = part(task_name)
-    return [
-        _METRICS.get(metric, (metric_name(metric), f"The score of {task_name.replace('_', ' ')}.")),
-        ("iid", f"Fresh sequences of the training tasks: combinations of {name}s the model was trained on."),
-        (
-            "compositional",
-            f"Combinations of {name}s that never occurred together in training, although each {name} did.",
-        ),
-        *([("novel", "Combinations of terms that never occurred in training at all.")] if name == "term" else []),
-        _FLOORS.get(task_name, _FLOORS["fuzzy_logic"]),
-        *_TERMS,
-        _CODE_MAPS.get(task_name, _CODE_MAPS["fuzzy_logic"]),
-        _PROBE.get(task_name, _PROBE["fuzzy_logic"]),
-        *_MEASURES,
-    ]
-
-
-def _plain_definitions(task_name: str, metric: str) -> list[tuple[str, str]]:
-    """Those of tasks whose codes are neither probed nor mapped."""
-    splits = {split: words for (task, split), words in _PAIRS if task == task_name}
-    return [
-        (
-            metric_name(metric).capitalize(),
-            _ANSWERS.get(metric, f"The headline metric of {task_name.replace('_', ' ')}."),
-        ),
-        ("iid", "Fresh data of the kind that was trained on."),
-        *((split, f"{words.capitalize()}.") for split, words in splits.items()),
-        *_TERMS[1:],
-    ]
-
-
-_PAIRS = [(key, words) for key, words in WHERE.items() if isinstance(key, tuple)]
-_ANSWERS = {
-    "accuracy": "The share of answers that are right.",
-    "exact_match": "The share of answers that are right to the last character, their end included.",
-}
-_METRICS = {
-    "r2": (
-        "R², per sequence",
-        "1 − (prediction − target)² / v, where v is the population variance of all targets of the same sequence, "
-        "averaged over sequences. 1 is perfect; predicting the mean of the examples scores slightly below 0.",
-    ),
-    "accuracy": ("Accuracy", "The share of sequences in which every symbol of the last panel is right."),
-}
-_FLOORS = {
-    "fuzzy_logic": (
-        "Floors",
-        "Predictors that see the same examples and compose nothing. A score that does not exceed them is no evidence "
-        "of composition. GP: Gaussian process; 1-NN: nearest neighbour.",
-    ),
-    "sraven": (
-        "Floors",
-        "Predictors that see the same panels and combine no rules that were not combined in training. A score that "
-        "does not exceed them is no evidence of composition. slot: same slot; known: known combinations, which on iid "
-        "sequences are all there is to know.",
-    ),
-}
-_TERMS = (
-    ("Ceiling", "The best possible answer: all members of the family that fit what is shown, weighed by probability."),
-    ("±", "Standard error of the mean: over seeds where there are several, else over test sequences."),
-    ("Latent code", "The attention scores of one query-key pair after normalising: one number per head."),
-)
-_CODE_MAPS = {
-    "fuzzy_logic": (
-        "Code maps",
-        "Codes of the query token attending to itself on unseen combinations, all with the same context inputs, in two "
-        "dimensions (t-SNE or PCA). Distances between far clusters of a t-SNE map mean nothing.",
-    ),
-    "sraven": (
-        "Code maps",
-        "Codes of the last query token on unseen combinations in two dimensions (t-SNE or PCA). Distances between far "
-        "clusters of a t-SNE map mean nothing.",
-    ),
-}
-_PROBE = {
-    "fuzzy_logic": (
-        "Probe F1",
-        "Macro F1 of a logistic regression (scikit-learn's defaults on standardised codes) from the code to a term, "
-        "fitted on iid sequences and scored on compositional ones, with one query token for all of them or each its "
-        "own. The terms of a function are sorted, so term 1 and term 2 have different frequencies: compare each with "
-        "its own chance.",
-    ),
-    "sraven": (
-        "Probe F1",
-        "Macro F1 of a logistic regression (scikit-learn's defaults on standardised codes) from the code to the rule "
-        "of the last query token, or to its symbol, fitted on iid sequences and scored on compositional ones.",
-    ),
-}
-_MEASURES = (
-    (
-        "Chance",
-        "Of a probe, the exact expected macro F1 of guessing each class with its frequency in the fitting sequences; a "
-        "probe that finds nothing names the commonest classes only, which macro F1 puts below chance. Of purity, the "
-        "share of equal labels among all pairs of sequences.",
-    ),
-    (
-        "Purity",
-        "The share of the 10 nearest codes (Euclidean) with the same label, averaged over codes.",
-    ),
-)

@@ -1,10 +1,11 @@
-"""What tasks that put a whole sequence or image into a class share: loss and accuracy of (b 1 c) logits."""
+"""What tasks that put a whole sequence or image into a class share: loss and accuracy of (b 1 c) logits, and chance."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Batch, Task
+from polyhead.tasks.task import Score, check_split
 
 
 def batch_of(inputs: Tensor, labels: Tensor, latents: dict[str, Tensor]) -> Batch:
@@ -23,6 +24,12 @@ def accuracy(task: Task, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
     """`accuracy` (b): 1 where the largest logit is the label's."""
     logits, labels = _logits(task, outputs, batch)
     return {"accuracy": (logits.argmax(dim=-1) == labels).to(logits.dtype)}
+
+
+def floors(task: Task, split: str) -> dict[str, Score]:
+    """What guessing scores, every class as likely as any other: exactly."""
+    check_split(task, split)
+    return {"chance": Score(1 / task.ends[1].count, 0.0, 0)}  # type: ignore[union-attr]
 
 
 def _logits(task: Task, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from polyhead.config import Batch, Classes, Patches, Task, stream
 from polyhead.shapes import one_of, shaped
 from polyhead.tasks import classification, images_data
 from polyhead.tasks.images_data import SOURCES
-from polyhead.tasks.task import advance, check_draw, check_integers, fork, portion, shuffled
+from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork, portion, shuffled
 
 HELD_OUT = {"validation": 0.1, "iid": 0.2}  # of data without a test set of its own; of others, a tenth for validation
 
@@ -61,6 +61,7 @@ class Images(Task):
 
     name: ClassVar[str] = "images"
     metric: ClassVar[str] = "accuracy"
+    items: ClassVar[str] = "images"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,6 +161,10 @@ class Images(Task):
     def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
         """By image (b): `accuracy`."""
         return classification.accuracy(self, outputs, batch)
+
+    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """What guessing scores, exactly: no `sequences` are drawn."""
+        return classification.floors(self, split)
 
 
 def moved(images: Tensor, by: Int[Tensor, "b 2"]) -> Tensor:

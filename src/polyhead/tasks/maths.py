@@ -66,6 +66,7 @@ class Maths(Task):
 
     name: ClassVar[str] = "maths"
     metric: ClassVar[str] = "exact_match"
+    items: ClassVar[str] = "questions"
 
     def __post_init__(self) -> None:
         super().__post_init__()

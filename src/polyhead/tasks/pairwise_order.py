@@ -17,7 +17,7 @@ from polyhead.config import Batch, Classes, Task, Vectors, stream
 from polyhead.shapes import one_of, shaped
 from polyhead.tasks import classification
 from polyhead.tasks.examples import picks
-from polyhead.tasks.task import advance, check_draw, check_integers, fork, portion
+from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork, portion
 
 SHARES = (0.5, 0.65)  # where the pairs are cut: 50 % training, 15 % validation, 35 % test
 
@@ -48,6 +48,7 @@ class PairwiseOrder(Task):
 
     name: ClassVar[str] = "pairwise_order"
     metric: ClassVar[str] = "accuracy"
+    items: ClassVar[str] = "pairs"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,6 +106,10 @@ class PairwiseOrder(Task):
     def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
         """By pair (b): `accuracy`."""
         return classification.accuracy(self, outputs, batch)
+
+    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """What guessing scores, exactly: no `sequences` are drawn."""
+        return classification.floors(self, split)
 
 
 @functools.lru_cache(maxsize=16)

@@ -33,7 +33,7 @@ from polyhead.shapes import one_of, shaped
 from polyhead.tasks import classification, relational_games_original
 from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
 from polyhead.tasks.relational_games_shapes import COLOURS, count, draw
-from polyhead.tasks.task import advance, check_draw, check_integers, fork
+from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork
 
 GAMES = ("same", "occurs", "xoccurs", "between", "match_pattern")
 SHAPES_OF = {
@@ -78,6 +78,7 @@ class RelationalGames(Task):
 
     name: ClassVar[str] = "relational_games"
     metric: ClassVar[str] = "accuracy"
+    items: ClassVar[str] = "images"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,6 +130,10 @@ class RelationalGames(Task):
     def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
         """By image (b): `accuracy`."""
         return classification.accuracy(self, outputs, batch)
+
+    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """What guessing scores, exactly: no `sequences` are drawn."""
+        return classification.floors(self, split)
 
     def _fresh(self, shapes: str, kinds: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Grids (n 9) that are not in the training set, and their labels (n)."""

@@ -23,7 +23,7 @@ from polyhead.config import Batch, Classes, Task, Vectors, stream
 from polyhead.shapes import shaped
 from polyhead.tasks import classification
 from polyhead.tasks.examples import picks
-from polyhead.tasks.task import advance, check_draw, check_integers, fork
+from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork
 
 CARDS = tuple(itertools.product(range(3), repeat=4))
 SETS, HELD = 1080, 540  # half of the sets are never for training
@@ -54,6 +54,7 @@ class SetCards(Task):
 
     name: ClassVar[str] = "set_cards"
     metric: ClassVar[str] = "accuracy"
+    items: ClassVar[str] = "triples"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,6 +108,10 @@ class SetCards(Task):
     def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
         """By triple (b): `accuracy`."""
         return classification.accuracy(self, outputs, batch)
+
+    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """What guessing scores, exactly: no `sequences` are drawn."""
+        return classification.floors(self, split)
 
 
 @shaped
