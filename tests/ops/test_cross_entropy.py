@@ -80,8 +80,8 @@ def test_only_what_is_trained_gets_a_gradient():
 
 def test_half_precision_is_no_worse_than_whole_logits(monkeypatch):
     """Under autocast the sums are float32: the error is at most twice that of float32 losses of bfloat16 logits."""
-    monkeypatch.setitem(cross_entropy.TILE, "cpu", 8 * 32)
-    tensors, targets = problem(64, 16, 500, dtype=torch.float32)
+    monkeypatch.setitem(cross_entropy.TILE, "cpu", 8 * 8)
+    tensors, targets = problem(200, 16, 200, dtype=torch.float32)
     exact = [each.detach().double().requires_grad_() for each in tensors]
     losses = whole(exact, targets)
     wanted = [losses, *torch.autograd.grad(losses.mean(), exact)]
@@ -90,7 +90,7 @@ def test_half_precision_is_no_worse_than_whole_logits(monkeypatch):
     for tiled in (True, False):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             if tiled:
-                losses = chunked_cross_entropy(x, weight, bias, targets, chunk=32)
+                losses = chunked_cross_entropy(x, weight, bias, targets, chunk=8)
             else:
                 losses = F.cross_entropy(F.linear(x, weight, bias).float(), targets, reduction="none")
         assert losses.dtype == torch.float32
@@ -99,6 +99,15 @@ def test_half_precision_is_no_worse_than_whole_logits(monkeypatch):
         errors.append([(a.double() - b).norm() / b.norm() for a, b in zip(got, wanted, strict=True)])
     for tiled, plain in zip(*errors, strict=True):
         assert tiled <= 2 * plain + 1e-6
+
+
+def test_many_small_parts_of_a_gradient_add_up(monkeypatch):
+    """A sum in bfloat16 of 600 halves, one a tile, would stay at 128."""
+    monkeypatch.setitem(cross_entropy.TILE, "cpu", 1)
+    x, weight = torch.ones(600, 1, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.zeros(600, dtype=torch.long)
+    (grad,) = torch.autograd.grad(chunked_cross_entropy(x, weight, None, targets, chunk=1).sum(), weight)
+    assert grad.flatten().tolist() == [-300.0, 300.0]
 
 
 def test_the_likeliest_is_the_first_of_equals():
