@@ -43,3 +43,31 @@ def test_the_page_of_numbers_repeats_table_a1():
     for model, (fuzzy, sraven) in list(by_model.items())[:15]:
         cells = next(line for line in text.splitlines() if line.startswith(f"| {model} |")).split("|")
         assert (rounded(cells[2]), rounded(cells[4])) == (rounded(fuzzy), rounded(sraven))
+
+
+DUAL = {
+    "Relational games": ("games",),
+    "Which symbols, positions and relations": ("symbols",),
+    "More softmax heads, or relational ones among them": ("split",),
+    "Mathematics": ("maths",),
+    "Sorting, order, SET": ("sorting", "order", "set"),
+    "Images": ("images",),
+}
+
+
+@pytest.mark.parametrize("section", DUAL)
+def test_the_page_on_dual_attention_repeats_its_results(section):
+    """Every score in its tables is one of a run of that name; every outcome with a size is a verdict's."""
+    parts = re.split(r"^## (.*)$", (RESULTS / "dual.md").read_text(), flags=re.M)
+    text = dict(zip(parts[1::2], parts[2::2], strict=True))[section]
+    rows = [row for name in DUAL[section] for row in SMALL[name]["rows"]]
+    tables = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    scores = [(row[0], cell) for row in tables for cell in row if "±" in cell]
+    assert len(scores) >= 5
+    for label, cell in scores:
+        of_that_name = [row for row in rows if label in row] or rows
+        assert any(cell in row for row in of_that_name), (label, cell)
+    evidence = " ".join(verdict["evidence"] for name in DUAL[section] for verdict in SMALL[name]["verdicts"])
+    prose = " ".join(line for line in text.splitlines() if line[:1] != "|")
+    for claimed in re.findall(r"(?:holds|evidence) \(\D*([+−][\d.]+ ± [\d.]+)", " ".join(prose.split())):
+        assert claimed in evidence, claimed
