@@ -73,7 +73,7 @@ def _patterns(annotation: object) -> list[Pattern]:
 
 def _is_dtype(array: Any, pattern: Pattern) -> bool:
     name = str(array.dtype).rpartition(".")[2]
-    return not pattern.dtypes or any(re.fullmatch(want, name) for want in pattern.dtypes)
+    return not pattern.dtypes or name in pattern.dtypes
 
 
 def _fits_rank(array: Any, pattern: Pattern) -> bool:
@@ -83,6 +83,8 @@ def _fits_rank(array: Any, pattern: Pattern) -> bool:
 
 def _size(dim: str, sizes: dict[str, tuple[int, str]]) -> int | None:
     """The size that `dim` ("t", "4" or "t+s-1") must have, or None while one of its letters is still free."""
+    if dim in sizes or dim.isidentifier():  # a letter alone, as nearly all are
+        return sizes[dim][0] if dim in sizes else None
     total = 0
     for sign, term in re.findall(r"([+-]?)(\w+)", dim):
         if term.isdigit():
