@@ -95,7 +95,7 @@ def test_it_trains_both_ways(monkeypatch, tmp_path, capsys):
         ("small --scale small", "--scale is for the recipes of figures, not for small"),
         ("fig-2c --scale", "--scale needs a value"),
         ("fig-2c --scale huge", "unknown scale 'huge'"),
-        ("small --train.lr 1e-3,fast", "--train.lr must be FLOAT but is 'fast'"),
+        ("small --train.lr 1e-3,fast", "--train.lr must be a number but is 'fast'"),
         ("small --train.rate 1,2", "unknown option --train.rate"),
         ("small --seed 0,0", "the run 'small' occurs twice"),
         ("missing.yaml", "missing.yaml"),
