@@ -335,3 +335,19 @@ def test_an_encoder_that_differs_is_named() -> None:
         mechanism(dataclasses.replace(run, model=changed))
         == "Softmax 1 + Relational 1 (3 relations, symbols from a library), decoder Softmax"
     )
+
+
+def test_text_is_shown_as_text_and_what_comes_next(tmp_path):
+    """Not as the numbers of its tokens."""
+    (tmp_path / "text.txt").write_text("a <b>\n" * 40)
+    task = ph.tasks.Text(str(tmp_path / "text.txt"), length=6, folder=str(tmp_path / "tokens"))
+    batch = task.batch("iid", 2, seed=0, step=0)
+    outputs = torch.zeros(2, 6, 256)
+    outputs[:, :, ord("z")] = 1.0
+    text = bytes([*batch.inputs[0].tolist(), batch.targets[0, -1].item()]).decode()
+    last = text[-1].replace("\n", "\\n")
+    said = report_looks.describe(task, batch, outputs, 0)
+    shown = text[:-1].replace("\0", "")  # which stands between documents
+    assert said == f"“…{shown}” goes on with “{last}”; the model says “z”."
+    names = look(build(model_of(task)), dataclasses.replace(batch, inputs=batch.inputs[:1]), task=task)[0].receivers
+    assert "".join(names).replace("␣", " ").replace("\\n", "\n").replace("\\x00", "\0") == text[:-1]

@@ -22,6 +22,7 @@ from polyhead.tasks.object_sorting import ObjectSorting
 from polyhead.tasks.pairwise_order import PairwiseOrder
 from polyhead.tasks.relational_games import RelationalGames
 from polyhead.tasks.set_cards import SetCards
+from polyhead.tasks.text import Text
 from polyhead.train import load_model
 from polyhead.train.evaluation import predict
 
@@ -169,6 +170,8 @@ def describe(task: Task, batch: Batch, outputs: Tensor, i: int) -> str:
 
     `outputs` are the model's: of a task that is read and written, with the true answer so far before its eyes.
     """
+    if isinstance(task, Text):
+        return _continued(task, batch, outputs, i)
     scored = as_array(batch.scored[i]).astype(bool)
     targets, given = as_array(batch.targets[i])[scored], as_array(outputs[i])[scored]
     if batch.targets.is_floating_point():
@@ -181,6 +184,14 @@ def describe(task: Task, batch: Batch, outputs: Tensor, i: int) -> str:
     asked = task.texts(batch)[i][0] + " " if isinstance(task, Maths) else ""
     what = "Class" if outputs.shape[1] == 1 else "Answer"
     return f"{asked}{what} {wanted}; the model says {said}."
+
+
+def _continued(task: Text, batch: Batch, outputs: Tensor, i: int) -> str:
+    """The end of a text, the token that follows and what the model says would."""
+    codec, read = task.codec(), as_array(batch.inputs[i]).tolist()
+    wanted, said = codec.pieces([int(batch.targets[i, -1]), int(outputs[i, -1].argmax())])
+    text = codec.decode(read[-TOKENS:]).replace("\0", "")  # which stands between documents
+    return f"“…{text}” goes on with “{wanted}”; the model says “{said}”."
 
 
 def _question(task: Task) -> str | None:

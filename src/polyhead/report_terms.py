@@ -47,6 +47,8 @@ _PAIRS = [(key, words) for key, words in WHERE.items() if isinstance(key, tuple)
 _ANSWERS = {
     "accuracy": "The share of answers that are right.",
     "exact_match": "The share of answers that are right to the last character, their end included.",
+    "bits_per_byte": "What a byte of held-out text costs if the model codes it, whatever its tokens are: lower is "
+    "better. A compressor knows none of the training text, but all of a file.",
 }
 _METRICS = {
     "r2": (

@@ -26,6 +26,7 @@ from polyhead.tasks.object_sorting import ObjectSorting
 from polyhead.tasks.pairwise_order import PairwiseOrder
 from polyhead.tasks.set_cards import SetCards
 from polyhead.tasks.sraven import Sraven
+from polyhead.tasks.text import Text
 
 Array = np.ndarray
 Names = tuple[str, ...]
@@ -107,6 +108,8 @@ def token_names(task: Task | None, batch: Batch, count: int, *, source: bool = F
     tokens, latents = batch.source if source else batch.inputs, batch.latents
     if isinstance(task, Maths):
         return characters(_integers(tokens))
+    if isinstance(task, Text):
+        return tuple(piece.replace(" ", "␣") for piece in task.codec().pieces(_integers(tokens)))
     if isinstance(task, PairwiseOrder) or (isinstance(task, ObjectSorting) and source):
         return tuple(f"{i + 1}: #{place}" for i, place in enumerate(_integers(latents["objects"])))
     if isinstance(task, ObjectSorting):
