@@ -118,7 +118,9 @@ def lines(
 
 
 def _logarithmic(axes: Any, xs: Sequence[Number]) -> None:
-    axes.set_xscale("log")
+    axes.set_xscale("log", subs=(2, 5) if max(xs) < 100 * min(xs) else ())  # few have room for a name
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
     if len(xs) == 1:  # a place alone has no width that matplotlib could scale
         axes.set_xlim(xs[0] / 2, xs[0] * 2)
 
