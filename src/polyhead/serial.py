@@ -34,22 +34,25 @@ class Checked:
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
-        hints = _hints(kind)
-        for f in dataclasses.fields(kind):
-            options, value = _options(hints[f.name]), getattr(self, f.name)
-            if _PLAIN.keys() >= set(options) and not any(_is(value, option) for option in options):
-                wanted = " or ".join(_PLAIN[option] for option in options)
-                raise ValueError(f"{type(self).__name__}: {f.name} must be {wanted} but is {value!r}")
+        for name, kinds, wanted in _plain_fields(kind):
+            value = getattr(self, name)
+            if type(value) not in kinds and (isinstance(value, bool) or not isinstance(value, kinds)):
+                raise ValueError(f"{kind.__name__}: {name} must be {wanted} but is {value!r}")
 
 
 _PLAIN = {bool: "True or False", int: "an integer", float: "a number", str: "a string", type(None): "None"}
 
 
-def _is(value: Any, kind: type) -> bool:
-    """Whether a value is one of a plain type: a truth value is no number, an integer is."""
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
+@functools.cache
+def _plain_fields(cls: type) -> list[tuple[str, tuple[type, ...], str]]:
+    """The fields of these kinds alone: name, what they may hold (for a number an integer, too), and that in words."""
+    hints, found = _hints(cls), []
+    for f in dataclasses.fields(cls):
+        options = _options(hints[f.name])
+        if _PLAIN.keys() >= set(options):
+            kinds = (*options, int) if float in options else options
+            found.append((f.name, kinds, " or ".join(_PLAIN[option] for option in options)))
+    return found
 
 
 def to_dict(config: Any, *, semantic: bool = False) -> Any:
