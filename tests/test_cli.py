@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import polyhead as ph
-from polyhead import cli, cli_text, recipes, report, spec
+from polyhead import cli, cli_text, recipes, report, reproduce, spec
 from polyhead.cli_runs import configured
 from polyhead.config import save
 from polyhead.layers.symbols import PositionSymbols
@@ -104,10 +104,6 @@ def test_the_version(capsys: Any):
             "recipes",
             ["demo 6 3500 7.8 The", "fuzzy-hyla 1 50000 not measured HYLA at", "games, sorting, order, set, ma"],
         ),
-        (
-            "figures",
-            ["fig-2c Fig. 2C: comp", "54 42.3 432 2-3", "SET 18 1.4 60", "360 2-3, 20-200", "train NAME --help"],
-        ),
         ("tasks", ["FuzzyLogic", "compositional", "held_out=0.5", "r2"]),
         ("mechanisms", ["Softmax", "Linear", "Hyla", "rms_heads(q_th", "s (d + 2", "value_weight"]),
         ("mechanisms", ["Relational", "= 12,416; 8 heads: 99,328", "s m = 32,768"]),
@@ -118,6 +114,18 @@ def test_the_version(capsys: Any):
 def test_lists(capsys: Any, what: str, wanted: list[str]):
     text = " ".join(ask(capsys, f"list {what}").replace("│", " ").split())
     assert all(word in text for word in wanted), text
+
+
+def test_figures_are_listed_with_what_they_take(capsys: Any, monkeypatch: Any):
+    some = ("fig-a7", "set", "table-a2")  # all of them are thousands of runs
+    monkeypatch.setattr(reproduce, "FIGURES", {name: reproduce.FIGURES[name] for name in some})
+    text = " ".join(ask(capsys, "list figures").replace("│", " ").split())
+    for row in (
+        "fig-a7 Fig. A7: codes of a deep softmax model 1 0.8 24 20-200",
+        "set SET 18 1.4 60 table-a2 Table A2: ambiguous instances 0 0",
+        "polyhead train NAME --help",
+    ):
+        assert row in text
 
 
 def test_every_recipe_is_listed_and_the_list_is_short(capsys: Any):
