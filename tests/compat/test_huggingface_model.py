@@ -322,7 +322,7 @@ def test_what_a_model_cannot_be_given():
 
 
 def test_another_version_of_the_library_is_one_clear_line(monkeypatch):
-    monkeypatch.setattr(transformers, "__version__", "4.57.1")
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.57.1")  # which other tests may load anew
     with pytest.raises(
         ImportError, match=r"^polyhead.compat.huggingface_model needs transformers, .* \(version 5, not 4"
     ):
