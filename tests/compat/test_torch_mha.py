@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+import torch_masks
 from torch import nn
 from torch.testing import assert_close
 
@@ -18,7 +19,6 @@ KINDS = {
     "widths": {"kdim": 7, "vdim": 10},
     "no biases": {"bias": False},
 }
-MASKS = ("none", "padding", "added padding", "pairs", "added pairs", "per head", "both", "bool and added")
 
 
 def make(kind, batch_first=True):
@@ -39,22 +39,8 @@ def inputs(kind):
 
 
 def masks(name, t):
-    """PyTorch's masks: True is hidden; key 0 is always visible, so that no row is NaN."""
     torch.manual_seed(3)
-    padding, pairs, heads = torch.rand(B, S) > 0.6, torch.rand(t, S) > 0.6, torch.rand(B * HEADS, t, S) > 0.6
-    padding[:, 0], pairs[:, 0], heads[..., 0] = False, False, False
-    added = torch.randn(t, S, dtype=F64).masked_fill(pairs, -torch.inf)
-    options = {
-        "none": {},
-        "padding": {"key_padding_mask": padding},
-        "added padding": {"key_padding_mask": torch.zeros(B, S, dtype=F64).masked_fill(padding, -torch.inf)},
-        "pairs": {"attn_mask": pairs},
-        "added pairs": {"attn_mask": added},
-        "per head": {"attn_mask": torch.randn(B * HEADS, t, S, dtype=F64).masked_fill(heads, -torch.inf)},
-        "both": {"key_padding_mask": padding, "attn_mask": pairs},
-        "bool and added": {"key_padding_mask": torch.randn(B, S, dtype=F64), "attn_mask": added},
-    }
-    return options[name]
+    return torch_masks.masks(name, B, t, S, HEADS)
 
 
 def rebuilt(taps, sample, query):
@@ -65,7 +51,7 @@ def rebuilt(taps, sample, query):
     return total
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", torch_masks.MASKS)
 @pytest.mark.parametrize(("kind", "batch_first"), list(itertools.product(KINDS, (True, False))))
 def test_codes_and_value_networks_are_the_modules_own(kind, batch_first, mask):
     attention = make(kind, batch_first).eval()

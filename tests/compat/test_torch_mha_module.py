@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+import torch_masks
 from torch import nn
 from torch.testing import assert_close
 
@@ -16,7 +17,6 @@ from polyhead.compat.torch_mha import MultiheadAttention, drop_in, replace
 F64 = torch.float64
 B, T, S, DIM, HEADS = 2, 4, 5, 12, 4
 KINDS = {"self": {}, "cross": {}, "widths": {"kdim": 7, "vdim": 10}, "no biases": {"bias": False}}
-MASKS = ("none", "padding", "added padding", "pairs", "added pairs", "per head", "both", "bool and added")
 
 
 @pytest.fixture(autouse=True)
@@ -56,24 +56,10 @@ def inputs(kind):
 
 
 def masks(name, t):
-    """PyTorch's masks: True is hidden; key 0 is always visible, so that no row is NaN."""
-    padding, pairs, heads = torch.rand(B, S) > 0.6, torch.rand(t, S) > 0.6, torch.rand(B * HEADS, t, S) > 0.6
-    padding[:, 0], pairs[:, 0], heads[..., 0] = False, False, False
-    added = torch.randn(t, S, dtype=F64).masked_fill(pairs, -torch.inf)
-    options = {
-        "none": {},
-        "padding": {"key_padding_mask": padding},
-        "added padding": {"key_padding_mask": torch.zeros(B, S, dtype=F64).masked_fill(padding, -torch.inf)},
-        "pairs": {"attn_mask": pairs},
-        "added pairs": {"attn_mask": added},
-        "per head": {"attn_mask": torch.randn(B * HEADS, t, S, dtype=F64).masked_fill(heads, -torch.inf)},
-        "both": {"key_padding_mask": padding, "attn_mask": pairs},
-        "bool and added": {"key_padding_mask": torch.randn(B, S, dtype=F64), "attn_mask": added},
-    }
-    return options[name]
+    return torch_masks.masks(name, B, t, S, HEADS)
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", torch_masks.MASKS)
 @pytest.mark.parametrize(("kind", "batch_first"), list(itertools.product(KINDS, (True, False))))
 def test_output_weights_and_gradients_are_theirs(kind, batch_first, mask):
     theirs, ours = pair(kind, batch_first=batch_first)

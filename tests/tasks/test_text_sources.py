@@ -1,69 +1,17 @@
 """Where text comes from, what is held out of it, and what is said when it cannot be had."""
 
 import itertools
-import random
 import sys
 import types
 
 import pytest
+from texts import contents, everything, lines, place_of, task_of, texts
 
-from polyhead.tasks import Text, text_data, text_sources
+from polyhead.tasks import text_data, text_sources
 from polyhead.tasks.text_sources import SPLITS, Files
 from polyhead.tasks.text_writer import Writer
 
-
-@pytest.fixture(autouse=True)
-def _afresh():
-    """As in a new process."""
-    text_data._open.cache_clear()
-    text_data._CHECKED.clear()
-
-
-def lines(count, seed):
-    words = ["the", "café", "of", "naïve", "model", "日本", "return", "self", "0x7f"]
-    dice = random.Random(seed)
-    return "".join(" ".join(dice.choices(words, k=dice.randint(1, 9))) + "\n" for _ in range(count))
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Sixty files of text, in folders, and things that are none."""
-    root = tmp_path / "texts"
-    (root / "inner").mkdir(parents=True)
-    for number in range(60):
-        (root / ("inner" if number % 2 else ".") / f"{number}.txt").write_text(lines(20 + 2 * number, number))
-    (root / "empty.txt").write_text("")
-    (root / "image.png").write_bytes(b"\x89PNG\xff\xff")
-    (root / ".hidden.txt").write_text("hidden")
-    return root
-
-
-def task_of(data, tmp_path, cache="cache", **fields):
-    return Text(str(data), folder=str(tmp_path / cache), length=16, **fields)
-
-
-def place_of(tmp_path, cache="cache"):
-    (found,) = (path for path in (tmp_path / cache).iterdir() if path.is_dir())
-    return found
-
-
-def contents(place):
-    return {path.name: path.read_bytes() for path in place.iterdir() if path.name != "lock"}
-
-
-def texts(task):
-    """The documents of each split, as they are read back."""
-    corpus = task._corpus()
-    found = {}
-    for split in SPLITS:
-        row = corpus.tokens[split].tobytes()
-        assert (row[0], row[-1]) == (0, 0)
-        found[split] = row[1:-1].split(b"\0")
-    return found
-
-
-def everything(found):
-    return [text for split in SPLITS for text in found[split]]
+pytestmark = pytest.mark.usefixtures("afresh")
 
 
 # --------------------------------------------------------------------------------------------------------------- splits
