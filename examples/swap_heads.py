@@ -1,18 +1,16 @@
-"""Other heads in a model of one's own: replace every `nn.MultiheadAttention` by polyhead's attention.
+"""Other heads in a model of one's own: every `nn.MultiheadAttention` replaced by polyhead's drop-in, weights kept.
 
     python examples/swap_heads.py
 
-First with softmax heads and the old weights, to see that nothing changes; then with HYLA heads, which are trained.
-The one trap is the mask: PyTorch's `key_padding_mask` is True where a key is to be ignored, ours where it may be seen.
+First with softmax heads, to see that nothing changes; then with HYLA heads, which are trained.  Calls and masks stay
+PyTorch's: `key_padding_mask` is True where a key is to be ignored.
 """
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 import polyhead as ph
-from polyhead.config import Mechanism
+from polyhead.compat.torch_mha import replace
 
 
 class Reader(nn.Module):
@@ -31,39 +29,6 @@ class Reader(nn.Module):
         return self.outputs(x)
 
 
-class Swapped(nn.Module):
-    """polyhead's attention behind the call of `nn.MultiheadAttention` (batch first)."""
-
-    def __init__(self, old: nn.MultiheadAttention, heads: Sequence[Mechanism]) -> None:
-        super().__init__()
-        self.new = ph.MultiHeadAttention(old.embed_dim, heads, bias=True)
-        if self.new.qkv.weight.shape == old.in_proj_weight.shape:  # same widths: the old weights fit as they are
-            self.new.qkv.load_state_dict({"weight": old.in_proj_weight, "bias": old.in_proj_bias})
-            self.new.out.load_state_dict(old.out_proj.state_dict())
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        mask = None if key_padding_mask is None else ~key_padding_mask[:, None, None, :]
-        context = None if key is query else key
-        return self.new(query, context, mask=mask), None
-
-
-def swap_heads(model: nn.Module, heads: Sequence[Mechanism]) -> nn.Module:
-    """Replace every `nn.MultiheadAttention` inside `model`, which is changed and returned."""
-    for name, child in model.named_children():
-        if isinstance(child, nn.MultiheadAttention):
-            setattr(model, name, Swapped(child, heads))
-        else:
-            swap_heads(child, heads)
-    return model
-
-
 def main(steps: int = 100) -> tuple[float, list[float]]:
     """(The largest change that softmax heads with the old weights make, the losses of HYLA heads in training.)"""
     torch.manual_seed(0)
@@ -73,10 +38,12 @@ def main(steps: int = 100) -> tuple[float, list[float]]:
     padding = torch.zeros(64, 16, dtype=torch.bool)
     padding[:, :3] = True  # ignore the first three examples
     before = model(x, padding)
-    change = (swap_heads(model, [ph.Softmax(4)])(x, padding) - before).abs().max().item()
+    replace(model)
+    change = (model(x, padding) - before).abs().max().item()
     print(f"softmax heads, old weights: outputs change by at most {change:.1e}")
 
-    model = swap_heads(Reader(task.variables + 1), [ph.Hyla(4)])
+    model = Reader(task.variables + 1)
+    replace(model, ph.Hyla(4))
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
     for step in range(steps):

@@ -29,7 +29,7 @@ except ImportError as error:
 from polyhead.compat.huggingface_cache import PolyheadCache
 from polyhead.compat.huggingface_config import PolyheadConfig
 from polyhead.compat.huggingface_tokens import tokenizer_of
-from polyhead.config import Classes, Logits, Patches, Tokens, TransformerConfig
+from polyhead.config import Classes, Logits, Patches, Tokens
 from polyhead.layers.positions import Constant
 from polyhead.models.initialise import initialise
 from polyhead.models.transformer import Transformer
@@ -53,7 +53,6 @@ class _Polyhead(transformers.PreTrainedModel):
 
     def __init__(self, config: PolyheadConfig) -> None:
         super().__init__(config)
-        self._refuse(config.settings)
         self.model = Transformer(config.settings)
         self.gradient_checkpointing = config.settings.checkpoint
         self._tied_weights_keys = _twice(self.model)
@@ -61,10 +60,6 @@ class _Polyhead(transformers.PreTrainedModel):
             if not tensor.is_meta:  # filled by our own rules: the library's would fill it again
                 tensor._is_hf_initialized = True
         self.post_init()
-
-    @staticmethod
-    def _refuse(settings: TransformerConfig) -> None:
-        raise NotImplementedError
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Which names mean one parameter: the tokens' table and the logits', libraries of symbols."""
@@ -137,8 +132,8 @@ class PolyheadForCausalLM(_Polyhead, transformers.GenerationMixin):
     Raises ValueError for a model that is not causal between tokens and logits, or that has an encoder.
     """
 
-    @staticmethod
-    def _refuse(settings: TransformerConfig) -> None:
+    def __init__(self, config: PolyheadConfig) -> None:
+        settings = config.settings
         tokens = isinstance(settings.inputs, Tokens) and isinstance(settings.outputs, Logits)
         if not (tokens and settings.causal and settings.encoder is None):
             encoder = "with an encoder" if settings.encoder is not None else f"causal={settings.causal}"
@@ -146,6 +141,7 @@ class PolyheadForCausalLM(_Polyhead, transformers.GenerationMixin):
                 "PolyheadForCausalLM: a causal model between Tokens and Logits, without an encoder, was wanted but it "
                 f"is between {settings.inputs} and {settings.outputs}, {encoder}"
             )
+        super().__init__(config)
 
     def _prepare_cache_for_generation(  # type: ignore[override]  # its last arguments differ between versions
         self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any
@@ -269,13 +265,14 @@ class PolyheadForImageClassification(_Polyhead):
     main_input_name = "pixel_values"
     input_modalities = "image"
 
-    @staticmethod
-    def _refuse(settings: TransformerConfig) -> None:
+    def __init__(self, config: PolyheadConfig) -> None:
+        settings = config.settings
         if not (isinstance(settings.inputs, Patches) and isinstance(settings.outputs, Classes)):
             raise ValueError(
                 "PolyheadForImageClassification: a model between Patches and Classes was wanted but it is between "
                 f"{settings.inputs} and {settings.outputs}"
             )
+        super().__init__(config)
 
     def forward(
         self,
