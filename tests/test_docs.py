@@ -84,7 +84,7 @@ def test_the_example_replaces_every_layer_and_keeps_the_meaning_of_the_mask():
     old, blind = model(x, padding), model(x)
     assert (old - blind).abs().max() > 1e-3
     assert example["replace"](model, [ph.Softmax(4)]) == 2
-    assert not [m for m in model.modules() if type(m) is torch.nn.MultiheadAttention]
+    assert not [m for m in model.modules() if isinstance(m, torch.nn.MultiheadAttention)]
     torch.testing.assert_close(model(x, padding), old)
 
 

@@ -3,6 +3,7 @@
 Only a few cases, each ugly in several ways at once: the interpreter takes a quarter of a second for one.
 """
 
+import dataclasses
 import importlib
 
 import pytest
@@ -183,6 +184,16 @@ def test_a_card_with_too_little_memory_is_refused_before_it_is_asked(monkeypatch
     most = 512 if dtype == torch.bfloat16 else 256
     told = f"takes heads x width up to {most} on a card with 99 KB of shared memory, not 8 x {d} (padded, {dtype})"
     assert refusal(Inputs(x, x, x, normalise="rms_heads", act="relu")) == (None if taken else told)
+
+
+def test_long_rows_have_smaller_tiles_where_there_is_less_memory():
+    """Rows of 4 KB: what an A100 has room for was found by compiling, see benchmarks/ahead_of_time.py."""
+    kernels = importlib.import_module("polyhead.ops.hyla_triton_kernels")
+    x = torch.zeros(1, 4, 8, 64)
+    options = {"causal": True, "window": 0, "scale": 1.0, "normalise": "rms_heads", "act": "relu"}
+    problem = kernels.prepare(x, x, x, None, None, None, **options)
+    sizes = [kernels.tile("queries", dataclasses.replace(problem, shared=kb << 10)).queries for kb in (163, 227)]
+    assert sizes == [2, 8]
 
 
 def test_never_chosen_without_a_gpu(problem):
