@@ -26,8 +26,9 @@ from polyhead.bench import Clock, machine
 from polyhead.config import Logits, Rotary, Run, Softmax, Swiglu, Tokens, Train, TransformerConfig
 from polyhead.layers.feedforward import swiglu_width
 from polyhead.train import optimiser
+from polyhead.train.device import pick_device
 from polyhead.train.evaluation import autocast
-from polyhead.train.trainer import _Loop, pick_device
+from polyhead.train.loop import Loop
 
 CLIP = 1.0
 
@@ -109,7 +110,7 @@ class PlainLoop:
         self.step += 1
 
 
-def build(options: argparse.Namespace, folder: str) -> tuple[_Loop, PlainLoop]:
+def build(options: argparse.Namespace, folder: str) -> tuple[Loop, PlainLoop]:
     """Both loops, on equal parameters; ValueError unless their logits agree."""
     o, device = options, options.device
     task = Words(o.vocabulary, o.length)
@@ -120,7 +121,7 @@ def build(options: argparse.Namespace, folder: str) -> tuple[_Loop, PlainLoop]:
     )
     train = Train(batch_size=o.batch, clip=CLIP, precision=o.precision, betas=(0.9, 0.95))
     run = Run(task=task, model=model, train=train, device=str(device), compile=o.compile)
-    ours = _Loop(run, pathlib.Path(folder), device, False)
+    ours = Loop(run, pathlib.Path(folder), device, False)
     plain = Plain(o.vocabulary, o.dim, o.layers, o.heads, o.length).to(device)
     copy(ours.model, plain)
     if o.compile:

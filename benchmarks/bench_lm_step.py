@@ -24,7 +24,8 @@ from polyhead.bench import SMALL, Clock, machine, parity, peak
 from polyhead.bench_sides import Options, sides, tensors
 from polyhead.config import Batch, Hyla, Logits, Mechanism, Rotary, Run, Softmax, Task, Tokens, Train, TransformerConfig
 from polyhead.models.size import parameters
-from polyhead.train.trainer import _Loop, pick_device
+from polyhead.train.device import pick_device
+from polyhead.train.loop import Loop
 
 HEADS: dict[str, type[Mechanism]] = {"hyla": Hyla, "softmax": Softmax}
 LARGE = {"layers": 6, "dim": 512, "heads": 8, "vocabulary": 32_000, "contexts": (512, 4096), "tokens": 16_384}
@@ -95,7 +96,7 @@ def measure(context: int, size: dict[str, Any], options: argparse.Namespace) -> 
             run = run_of(kind, context, size, options)
             where = pathlib.Path(folder) / kind
             where.mkdir()
-            loops[kind] = _Loop(run, where, options.device, False)
+            loops[kind] = Loop(run, where, options.device, False)
             loops[kind]._update()  # makes the state of AdamW, and compiles
             memory = peak(options.device, loops[kind]._update)
             rows[kind] = {"context": context, "heads": kind, "memory": memory, "batch": run.train.batch_size}

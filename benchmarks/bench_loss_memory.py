@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from polyhead.bench import Clock, machine
 from polyhead.models.ends import LazyLogits
-from polyhead.train.trainer import pick_device
+from polyhead.train.device import pick_device
 
 WAYS = ("logits", "lazy")
 

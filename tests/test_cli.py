@@ -300,7 +300,7 @@ def test_eval_scores_splits_over_their_floors(capsys: Any):
 def test_deterministic_reaches_eval_and_probe(capsys: Any, monkeypatch: pytest.MonkeyPatch):
     ph.train.run(small(folder="here", threads=1), progress=False)
     asked: list[bool] = []
-    monkeypatch.setattr("polyhead.train.trainer.be_deterministic", lambda: asked.append(True))
+    monkeypatch.setattr("polyhead.train.device.be_deterministic", lambda: asked.append(True))
     ask(capsys, "eval here --batches 1 --batch-size 2 --splits iid")
     assert asked == []
     ask(capsys, "eval here --batches 1 --batch-size 2 --splits iid --deterministic")

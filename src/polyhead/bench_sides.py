@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, resolve
 from polyhead.shapes import one_of
 from polyhead.spec import MECHANISMS, amount
-from polyhead.train.trainer import pick_device
+from polyhead.train.device import pick_device
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 LENGTHS = {"cpu": (256, 512, 1024, 2048), "cuda": (256, 512, 1024, 2048, 4096, 8192, 16384)}

@@ -331,7 +331,7 @@ def _overview() -> str:
 
 
 def _device(name: str, deterministic: bool = False) -> Any:
-    from polyhead.train.trainer import be_deterministic, pick_device
+    from polyhead.train.device import be_deterministic, pick_device
 
     device = pick_device(name)
     if deterministic:

@@ -28,7 +28,7 @@ class Explore:
 
     def __call__(self) -> int:
         from polyhead.explore import explore_folder
-        from polyhead.train.trainer import pick_device
+        from polyhead.train.device import pick_device
 
         device = pick_device(self.device)
         print(f"explore: {explore_folder(self.model, self.text, self.out, device=device)}")

@@ -51,7 +51,7 @@ class Generate:
         from polyhead.models.generate_text import stream_text
         from polyhead.tasks.text_tokens import codec_of
         from polyhead.train import load_model, read_config
-        from polyhead.train.trainer import pick_device
+        from polyhead.train.device import pick_device
 
         if self.samples < 1:
             raise ValueError(f"generate: samples must be at least 1 but is {self.samples}")

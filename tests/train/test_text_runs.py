@@ -19,8 +19,8 @@ from polyhead.models.ends import LazyLogits
 from polyhead.tasks import Text
 from polyhead.train import evaluate, load_model, run
 from polyhead.train import evaluation as scoring
+from polyhead.train.checks import check
 from polyhead.train.folder import read_metrics
-from polyhead.train.trainer import check
 
 CLOCK = ("seconds", "steps_per_second", "tokens_per_second")
 

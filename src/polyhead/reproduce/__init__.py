@@ -25,9 +25,9 @@ from polyhead.reproduce.study import AXES, Study
 from polyhead.shapes import one_of
 from polyhead.train import Failure, Result
 from polyhead.train import population as together
+from polyhead.train.device import pick_device
 from polyhead.train.folder import environment, write
 from polyhead.train.sweep import sweep
-from polyhead.train.trainer import pick_device
 
 FORMAT = 1
 """Of results.json: another number is another layout."""

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from polyhead.train.checkpoint import load_model
     from polyhead.train.evaluation import evaluate
     from polyhead.train.folder import Result, read_config, read_result
+    from polyhead.train.stop import Interrupted
     from polyhead.train.sweep import Failure
-    from polyhead.train.trainer import Interrupted, run
+    from polyhead.train.trainer import run
 
 _HOMES = {
     "load_model": "checkpoint",
@@ -22,7 +23,7 @@ _HOMES = {
     "read_config": "folder",
     "read_result": "folder",
     "Failure": "sweep",
-    "Interrupted": "trainer",
+    "Interrupted": "stop",
     "run": "trainer",
 }
 __all__ = [

@@ -29,11 +29,15 @@ from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.train import optimiser
 from polyhead.train.checkpoint import load_optimiser, load_weights, read_checkpoint, save_checkpoint
+from polyhead.train.checks import check
+from polyhead.train.device import process
 from polyhead.train.folder import CHECKPOINT, CONFIG, Metrics, Result, claim, environment, read_result, write_result
 from polyhead.train.progress import Progress
+from polyhead.train.saving import diverged
 from polyhead.train.stacked import Stack, refusal
+from polyhead.train.stop import Interrupted, Stop
 from polyhead.train.sweep import MEMORY, Failure, prepare
-from polyhead.train.trainer import Interrupted, Stop, check, diverged, process, run
+from polyhead.train.trainer import run
 
 MOST = 256
 """Members of one population, at most: each holds two open files."""

@@ -22,9 +22,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from polyhead import config as configs
 from polyhead.config import Run
+from polyhead.train.device import pick_device
 from polyhead.train.folder import METRICS, Result, claim, clear, read_result
 from polyhead.train.progress import QUIET_SECONDS, duration
-from polyhead.train.trainer import Interrupted, pick_device
+from polyhead.train.stop import Interrupted
 
 LOG = "worker.log"
 POLL_SECONDS = 0.2

@@ -1,0 +1,47 @@
+"""What is looked at before a run begins: whether model, task and machine fit each other."""
+
+from polyhead import config as configs
+from polyhead.config import Run
+from polyhead.models.generate import reach
+from polyhead.shapes import one_of
+from polyhead.train.device import pick_device
+
+
+def check(config: Run) -> None:
+    """Everything that would otherwise fail after the first hour."""
+    pick_device(config.device)
+    for split in config.train.evaluate:
+        one_of(type(config.task).__name__, "split", split, config.task.splits)
+    encoder = config.model.encoder if isinstance(config.model, configs.TransformerConfig) else None
+    gives = dict(zip(("inputs", "outputs"), config.task.ends, strict=True)) | {"source": config.task.source}
+    takes = {"inputs": config.model.inputs, "outputs": config.model.outputs}
+    takes |= {"source": None if encoder is None else encoder.inputs}
+    for what, given in gives.items():
+        taken = takes[what]
+        if type(given) is not type(taken) or _size(given) != _size(taken):
+            verb = "is" if what == "source" else "are"
+            raise ValueError(f"train: the task's {what} {verb} {given} but the model's {verb} {taken}")
+    _check_lengths("model", config.model, config.task.length)
+    _check_lengths("model.encoder", encoder, config.task.source_length)
+
+
+def _check_lengths(name: str, settings: configs.Model | None, length: int) -> None:
+    """Raise a ValueError unless a transformer has a place for every token of the task."""
+    if not isinstance(settings, configs.TransformerConfig):
+        return
+    length = settings.inputs.count if isinstance(settings.inputs, configs.Patches) else length
+    if (most := reach(settings)) is not None and length > most:
+        raise ValueError(f"train: {name}.max_length must be at least {length}, the task's tokens, but is {most}")
+
+
+def read_all(config: Run) -> None:
+    """Draw a sequence of every split, so that data that are missing are missed now and not at the first evaluation."""
+    for split in config.train.evaluate:
+        config.task.batch(split, 1, seed=config.seed, step=0)
+
+
+def _size(end: configs.Input | configs.Output | None) -> int | tuple[int, ...] | None:
+    """What a task and a model must agree on; how an image is cut into patches is the model's choice."""
+    if end is None or isinstance(end, configs.Patches):
+        return None if end is None else end.image
+    return end.size if isinstance(end, (configs.Vectors, configs.Values)) else end.count

@@ -1,0 +1,46 @@
+"""The device of a process, its threads, determinism and random state."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import torch
+
+from polyhead.config import Run
+from polyhead.shapes import one_of
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is cuda, else mps, else cpu.  Raises ValueError for a device this machine lacks."""
+    present = ["cpu"]
+    if torch.backends.mps.is_available():
+        present.insert(0, "mps")
+    if torch.cuda.is_available():
+        present[:0] = ["cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if name not in ("auto", *present):
+        one_of("device", "device", name.partition(":")[0], ("auto", "cpu", "cuda", "mps"))
+        raise ValueError(f"device: this machine has no {name} (choose from auto, {', '.join(present)})")
+    return torch.device(present[0] if name == "auto" else name)
+
+
+def be_deterministic() -> None:
+    """Deterministic algorithms only, from here on in this process; an op that has none raises."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+
+
+@contextlib.contextmanager
+def process(config: Run) -> Iterator[torch.device]:
+    """The process as the run wants it, and afterwards as the caller had it: threads, determinism, random state."""
+    device = pick_device(config.device)
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if config.deterministic:
+        be_deterministic()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type != "cpu" else [], device_type=device.type):
+            yield device
+    finally:
+        torch.use_deterministic_algorithms(strict)
+        torch.set_num_threads(threads)
