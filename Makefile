@@ -15,7 +15,7 @@ export JAX_PLATFORMS ?= cpu
 	@echo "setting up .venv (once, about a minute)"
 	@test -x $(BIN)/python || $(PY) -m venv .venv
 	@$(BIN)/python -m pip install --disable-pip-version-check -qq $(TORCH)
-	@$(BIN)/python -m pip install --disable-pip-version-check -qq -c constraints.txt -e '.[test,dev,hf]'
+	@$(BIN)/python -m pip install --disable-pip-version-check -qq -c constraints.txt -e '.[test,dev,hf,jax,flax,docs]'
 	@touch $@
 
 demo: .venv/.ready
