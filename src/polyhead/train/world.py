@@ -1,0 +1,212 @@
+"""The processes that train one run together: which of them this is, and how they speak with each other.
+
+`torchrun` and Slurm's `srun` start them and say so in the environment.  Whatever all must know goes over gloo in main
+memory; gradients and parameters go over NCCL between GPUs.  Alone there is no group, and nothing here costs anything.
+"""
+
+import contextlib
+import datetime
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from polyhead.train.device import pick_device
+
+PATIENCE = datetime.timedelta(minutes=30)
+"""How long a process waits for another that still lives: while it draws its data, or its disk is full."""
+
+_told: list[dist.Store] = []
+
+
+class Lost(RuntimeError):
+    """Another process of this run ended, so this one cannot go on; what went wrong is told where it happened."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Process `rank` of `size`, the `local`-th on its machine, on `device`."""
+
+    rank: int
+    size: int
+    local: int
+    device: torch.device
+
+    @classmethod
+    def alone(cls, device: torch.device | str = "cpu") -> "World":
+        return cls(0, 1, 0, torch.device(device))
+
+    @classmethod
+    def here(cls, device: str = "auto") -> "World":
+        """The world this process was started in, with its own one of the machine's devices.
+
+        Raises ValueError for an environment that cannot be, and for a machine with fewer devices than processes.
+        """
+        rank, size, local = place(os.environ)
+        if size == 1:
+            return cls.alone(pick_device(device))
+        return cls(rank, size, local, _own_device(device, local))
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and prints."""
+        return self.rank == 0
+
+    def rows(self, count: int) -> slice:
+        """Which of `count` rows are this process's: blocks in order, as equal as can be.
+
+        >>> [World(rank, 3, 0, torch.device("cpu")).rows(7) for rank in range(3)]
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 7, None)]
+        """
+        return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """Within, the processes are a group.  Raises Lost if another one ends before its time."""
+        if self.size == 1 or dist.is_initialized():  # the caller's own group stays
+            yield
+            return
+        find_first(os.environ)
+        backend = "gloo" if self.device.type == "cpu" else f"cpu:gloo,{self.device.type}:nccl"
+        own = self.device if self.device.type == "cuda" else None
+        dist.init_process_group(backend, rank=self.rank, world_size=self.size, timeout=PATIENCE, device_id=own)
+        _told[:] = [dist.distributed_c10d._get_default_store()]
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, dist.DistError) or "gloo" in str(error):
+                raise Lost("another process of this run ended before its time") from error
+            raise
+        # Not after an error: the others may be elsewhere, and a group is not ended by one alone.
+        self.meet()
+        dist.destroy_process_group()
+
+    def meet(self) -> None:
+        """Wait for all.  Without it, ending a gloo group aborted one process in five."""
+        self.sum(torch.zeros(1))
+
+    def sum(self, values: Tensor) -> Tensor:
+        """`values`, in main memory, added up over all processes."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def lead(self, action: Callable[[], int]) -> int:
+        """What `action` returns, a number from 0 on, of the first process, which alone does it.
+
+        Raises what it raises there, Lost elsewhere.
+        """
+        if self.size == 1:
+            return action()
+        told = torch.full((1,), -1)
+        try:
+            if self.first:
+                told[0] = action()
+        finally:
+            dist.broadcast(told, 0)
+        if told[0] < 0:
+            raise Lost("the first process of this run failed")
+        return int(told[0])
+
+
+class Ear:
+    """Whether any process was asked to stop: known to all a step later, so that no step waits for it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.flag, self.work = torch.zeros(1), None
+
+    def hears(self, asked: bool) -> bool:
+        """Tell the others, and say what was told at the step before: the same in every process."""
+        if self.world.size == 1:
+            return asked
+        before = self.last()
+        self.flag = torch.tensor([float(asked)])
+        self.work = dist.all_reduce(self.flag, async_op=True)
+        return before
+
+    def last(self) -> bool:
+        """What was told last."""
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
+        return bool(self.flag.item())
+
+
+def speaks() -> bool:
+    """Whether this process is the one that tells a person why a run ended: what fails in all of them is told once.
+
+    That is the first of a group to fail, and before there is a group the first of each machine.
+    """
+    if not _told:
+        return place(os.environ)[2] == 0
+    try:
+        return _told[0].add("polyhead/told", 1) == 1
+    except RuntimeError:  # the process that kept the count is gone, so it has spoken
+        return False
+
+
+def place(environment: Mapping[str, str]) -> tuple[int, int, int]:
+    """Rank, size and local rank that torchrun or srun give; 0, 1, 0 for a process that was started alone.
+
+    A batch script of Slurm has a rank, too, but is no step: it is alone, however many tasks its job may start.
+
+    >>> place({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
+    (5, 8, 1)
+    >>> place({"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"})
+    (2, 4, 0)
+    >>> place({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
+    (0, 1, 0)
+    """
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    if "WORLD_SIZE" not in environment and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+    try:
+        rank, size, local = (int(environment.get(name, default)) for name, default in zip(names, "010", strict=True))
+    except ValueError:
+        given = ", ".join(f"{name}={environment.get(name)}" for name in names)
+        raise ValueError(f"world: {', '.join(names)} must be integers but are {given}") from None
+    if not 0 <= rank < size or local < 0:
+        raise ValueError(f"world: a rank from 0 to {size - 1} was wanted but {names[0]} is {rank}")
+    return rank, size, local
+
+
+def find_first(environment: "os._Environ[str] | dict[str, str]") -> None:
+    """See that MASTER_ADDR and MASTER_PORT are known: srun gives neither, so the step's first host and a port that
+    follows from the job's number stand in.  Raises ValueError where nothing gives them."""
+    if "MASTER_ADDR" in environment and "MASTER_PORT" in environment:
+        return
+    hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+    if not hosts:
+        raise ValueError("world: several processes need MASTER_ADDR and MASTER_PORT; start them with torchrun or srun")
+    job, step = (int(environment.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    environment.setdefault("MASTER_ADDR", first_host(hosts))
+    environment.setdefault("MASTER_PORT", str(10000 + (job * 31 + step) % 20000))  # below those that systems hand out
+
+
+def first_host(hosts: str) -> str:
+    """The first of Slurm's list of hosts.
+
+    >>> first_host("gpu[07-09,12]-ib,login1"), first_host("a1,a2")
+    ('gpu07-ib', 'a1')
+    """
+    first = re.split(r",(?![^\[]*\])", hosts)[0]
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)
+
+
+def _own_device(name: str, local: int) -> torch.device:
+    device = pick_device(name)
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda" or device.index is not None:
+        raise ValueError(f"world: several processes train on cpu or cuda but the device is {device}")
+    count = torch.cuda.device_count()
+    if count > 1 and local >= count:  # with one, a launcher may have shown each process its own
+        raise ValueError(f"world: process {local + 1} of this machine needs a GPU of its own but it has {count}")
+    own = torch.device("cuda", local if count > 1 else 0)
+    torch.cuda.set_device(own)
+    return own
