@@ -311,11 +311,14 @@ class Train(Checked):
     eval_every: int = plain(500)
     log_every: int = plain(50)
     save_every: int = plain(500)
+    keep: int = plain(2)
+    """Checkpoints that are kept: the last ones; the best is kept beside them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("Train", "precision", self.precision, ("fp32", "bf16", "fp16"))
-        positive(self, "steps", "batch_size", "accumulate", "eval_batches", "eval_every", "log_every", "save_every")
+        positive(self, "steps", "batch_size", "accumulate", "eval_batches")
+        positive(self, "eval_every", "log_every", "save_every", "keep")
         if self.batch_size % self.accumulate:
             raise ValueError(f"Train: accumulate must divide batch_size {self.batch_size} but is {self.accumulate}")
         for name in ("lr", "weight_decay", "warmup", "final", "eps"):
@@ -341,6 +344,8 @@ class Run(Checked):
     deterministic: bool = plain(False)
     threads: int | None = plain(None)
     folder: str | None = plain(None)
+    track: tuple[str, ...] = plain(())
+    """Trackers beside metrics.jsonl: tensorboard, wandb, trackio."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,12 +4,14 @@ from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.models.generate import reach
 from polyhead.shapes import one_of
+from polyhead.train import tracking
 from polyhead.train.device import pick_device
 
 
 def check(config: Run) -> None:
     """Everything that would otherwise fail after the first hour."""
     pick_device(config.device)
+    tracking.check(config.track)
     for split in config.train.evaluate:
         one_of(type(config.task).__name__, "split", split, config.task.splits)
     encoder = config.model.encoder if isinstance(config.model, configs.TransformerConfig) else None

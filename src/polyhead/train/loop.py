@@ -18,29 +18,32 @@ from polyhead.config import Run, stream
 from polyhead.models.build import build
 from polyhead.models.transformer import Transformer
 from polyhead.train import optimiser
+from polyhead.train.disk import Patience
 from polyhead.train.evaluation import answers, evaluate, parts
 from polyhead.train.folder import CONFIG, Metrics, Result, environment, write_result
 from polyhead.train.progress import Progress
 from polyhead.train.saving import Saver
-from polyhead.train.stop import Interrupted, Stop
+from polyhead.train.stop import Stop
 from polyhead.train.throughput import Throughput
+from polyhead.train.tracking import Rows
 
 
 class Loop:
     """The state of one run: model, optimiser, `step` updates done."""
 
-    def __init__(self, config: Run, folder: pathlib.Path, device: torch.device, progress: bool) -> None:
+    def __init__(self, config: Run, folder: pathlib.Path, device: torch.device, progress: bool, stop: Stop) -> None:
         self.config, self.folder, self.device, self.train = config, folder, device, config.train
         torch.manual_seed(stream(config.seed, "init"))
         self.model = build(config.model).to(device)
         self.optimiser = optimiser.build(self.model, self.train)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.train.precision == "fp16")
         self.norm: Tensor | None = None  # of the gradient before clipping
-        self.saver = Saver(config, folder, self.model, self.optimiser, self.scaler)
+        self.patience = Patience(stop)
+        self.saver = Saver(config, folder, self.model, self.optimiser, self.scaler, self.patience)
         self.step, self.seconds = self.saver.load()
         if config.compile:
             self.model.compile()
-        self.metrics = Metrics(folder, self._is_past)
+        self.metrics = Rows(config, Metrics(folder, self._is_past, self.patience))
         metric = config.task.metric
         self.progress = Progress(config.name, metric, start=self.step, steps=self.train.steps, enabled=progress)
         self.throughput = Throughput(config, self.model, device)
@@ -54,15 +57,18 @@ class Loop:
             last = self.step + 1 == train.steps
             told = last or self.step == 0 or (self.step + 1) % train.log_every == 0
             loss, scores_of_batch = self._update(score=told)
+            self.saver.losses.append(loss)
             self.progress.step()
             if told:
                 self._log(loss, scores_of_batch)
             if last or self.step % train.eval_every == 0:
                 scores = self._evaluate()
+                self.saver.rating.evaluated(self.step, scores)
             if last or stop.asked or self.step % train.save_every == 0:
                 self._save()
             if stop.asked and not last:
-                raise Interrupted(f"stopped and saved at step {self.step}; go on with: polyhead resume {self.folder}")
+                way_on = f"go on with: polyhead resume {self.folder}"
+                raise stop.interrupted(f"stopped and saved at step {self.step}; {way_on}")
         return self._finish(scores or self._evaluate())
 
     def _update(self, *, score: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
@@ -166,7 +172,8 @@ class Loop:
             environment=environment(self.device),
             folder=self.folder,
         )
-        write_result(result)
+        self.metrics.finish(result)
+        self.patience(lambda: write_result(result))
         return result
 
     def close(self) -> None:

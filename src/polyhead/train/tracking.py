@@ -1,0 +1,238 @@
+"""What a run writes beside metrics.jsonl for those who want it: TensorBoard, Weights & Biases, trackio.
+
+A tracker lives in a thread of its own, where it is imported, started, fed and finished.  So it costs the loop a row in
+a queue, it cannot hold the loop up, and whatever it raises is one line on standard error and the end of this tracker,
+not of the run.  The names of the rows that it has taken stand in RUN/<tracker>/rows.txt: a run that goes on tells it
+each row once, and a run that is tracked from the middle on tells it what was before.
+"""
+
+import importlib
+import importlib.util
+import itertools
+import json
+import os
+import pathlib
+import queue
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from polyhead import config as configs
+from polyhead.config import Run
+from polyhead.shapes import one_of
+from polyhead.train.folder import Metrics, Result, read_metrics
+
+ROWS = "rows.txt"
+BEHIND = 10_000
+"""Rows a tracker may lag; more, and it is left behind."""
+PATIENCE = 30.0
+"""Seconds that the end of a run waits for each tracker."""
+
+Row = dict[str, Any]
+Values = dict[str, float]
+
+
+class Tracker(Protocol):
+    """A run in somebody's tracker."""
+
+    def log(self, values: Values, step: int) -> None:
+        """Numbers by name at a step.  When it returns, a kill of this process does not lose them."""
+
+    def close(self, done: bool) -> None:
+        """The run ends here, with its result or without."""
+
+
+class _TensorBoard:
+    """Event files in RUN/tensorboard."""
+
+    def __init__(self, config: Run, folder: pathlib.Path, fresh: bool) -> None:
+        place = folder / "tensorboard"
+        if fresh:
+            for old in place.glob("events.*"):
+                old.unlink()
+        self.writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter(str(place))
+        if fresh:
+            text = json.dumps(configs.to_dict(config), indent=2)
+            self.writer.add_text("config", "\n".join("    " + line for line in text.splitlines()))  # Markdown's code
+
+    def log(self, values: Values, step: int) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+    def close(self, done: bool) -> None:
+        self.writer.close()
+
+
+class _Wandb:
+    """A run of a Weights & Biases project; files in RUN/wandb.  WANDB_MODE=offline and the like count as always."""
+
+    def __init__(self, config: Run, folder: pathlib.Path, fresh: bool) -> None:
+        wandb = importlib.import_module("wandb")
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "polyhead"),
+            id=configs.digest(config),
+            name=config.name,
+            dir=str(folder),
+            config=configs.to_dict(config),
+            resume=None if fresh else "allow",
+            settings=wandb.Settings(console="off", silent=True, init_timeout=PATIENCE),
+        )
+        self.run.define_metric("*", step_metric="step")  # its own counter would refuse a step that comes twice
+
+    def log(self, values: Values, step: int) -> None:
+        self.run.log({"step": step, **values})
+
+    def close(self, done: bool) -> None:
+        self.run.finish(exit_code=0 if done else 1)
+
+
+class _Trackio:
+    """A run of a trackio project, in trackio's own folder (TRACKIO_DIR)."""
+
+    def __init__(self, config: Run, folder: pathlib.Path, fresh: bool) -> None:
+        self.run = importlib.import_module("trackio").init(
+            project=os.environ.get("TRACKIO_PROJECT", "polyhead"),
+            name=f"{config.name}-{configs.digest(config)}",
+            config=configs.to_dict(config),
+            resume="never" if fresh else "allow",
+            embed=False,
+        )
+
+    def log(self, values: Values, step: int) -> None:
+        self.run.log(values, step=step)
+
+    def close(self, done: bool) -> None:
+        self.run.finish()
+
+
+TRACKERS: dict[str, Callable[[Run, pathlib.Path, bool], Tracker]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _Wandb,
+    "trackio": _Trackio,
+}
+"""By the name of the package, too."""
+
+
+def check(names: Sequence[str]) -> None:
+    """Raise a ValueError for a tracker that is unknown or not installed; nothing is imported."""
+    for name in names:
+        one_of("tracking", "tracker", name, TRACKERS)
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"tracking: {name} is not installed: pip install {name}, or leave it out of track")
+
+
+class Rows:
+    """The rows of a run: into metrics.jsonl, and to the trackers of `config.track`."""
+
+    def __init__(self, config: Run, metrics: Metrics) -> None:
+        self.metrics, folder = metrics, metrics.path.parent
+        names = tuple(dict.fromkeys(config.track))
+        past = [_entry(row) for row in read_metrics(folder)] if names else []
+        self.threads = [_Thread(name, config, folder, past) for name in names]
+
+    def add(self, row: Row) -> None:
+        """Append a row.  Raises OSError on a full disk."""
+        self.metrics.add(row)
+        if self.threads:
+            self._put(_entry(row))
+
+    def finish(self, result: Result) -> None:
+        """Tell the trackers what came out."""
+        values = {f"{split}/{name}": value for split, scores in result.scores.items() for name, value in scores.items()}
+        values |= {"seconds": result.seconds, "parameters": result.parameters}
+        self._put(_Entry("result", result.steps, {f"result/{name}": value for name, value in values.items()}))
+
+    def _put(self, entry: "_Entry") -> None:
+        for thread in self.threads:
+            thread.put(entry)
+
+    def sync(self) -> None:
+        self.metrics.sync()
+
+    def close(self) -> None:
+        """Close the file; wait for each tracker, but not for ever."""
+        self.metrics.close()
+        for thread in self.threads:
+            thread.put(None)
+        for thread in self.threads:
+            thread.leave()
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A row as trackers take it, with a name of its own."""
+
+    name: str
+    step: int
+    values: Values
+
+
+def _entry(row: Mapping[str, Any]) -> _Entry:
+    """
+    >>> _entry({"kind": "eval", "step": 500, "split": "iid", "r2": 0.5, "seconds": 3.0})
+    _Entry(name='eval 500 iid', step=500, values={'iid/r2': 0.5, 'iid/seconds': 3.0})
+    """
+    split = row.get("split", "")
+    head = split or {"train": "training"}.get(row["kind"], row["kind"])  # `train` is a split, too
+    numbers = {name: value for name, value in row.items() if isinstance(value, (int, float)) and name != "step"}
+    name = f"{row['kind']} {row['step']} {split}".strip()
+    return _Entry(name, row["step"], {f"{head}/{key}": value for key, value in numbers.items()})
+
+
+class _Thread(threading.Thread):
+    """One tracker at work."""
+
+    def __init__(self, tracker: str, config: Run, folder: pathlib.Path, past: Sequence[_Entry]) -> None:
+        super().__init__(name=f"tracking {tracker}", daemon=True)  # one that hangs must not keep the process alive
+        self.tracker, self.config, self.folder, self.past = tracker, config, folder, past
+        self.queue: queue.Queue[_Entry | None] = queue.Queue(BEHIND)
+        self.off = False
+        self.start()
+
+    def put(self, entry: _Entry | None) -> None:
+        """Hand over a row, None at the end.  It never waits."""
+        if self.off:
+            return
+        try:
+            self.queue.put_nowait(entry)
+        except queue.Full:
+            self._leave_off(f"it is {BEHIND} rows behind")
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except (Exception, SystemExit) as error:  # some libraries leave when they should raise
+            said = " ".join(str(error).split())
+            self._leave_off(f"{type(error).__name__}: {said}" if said else type(error).__name__)
+
+    def _work(self) -> None:
+        path = self.folder / self.tracker / ROWS
+        path.parent.mkdir(exist_ok=True)
+        told = set(path.read_text().splitlines()) if path.is_file() else set()
+        tracker = TRACKERS[self.tracker](self.config, self.folder, not told)
+        with open(path, "a", buffering=1) as file:
+            for entry in itertools.chain(self.past, iter(self.queue.get, None)):
+                if self.off:
+                    return
+                if entry.name not in told:
+                    tracker.log(entry.values, entry.step)
+                    told.add(entry.name)
+                    file.write(entry.name + "\n")
+        tracker.close("result" in told)
+
+    def _leave_off(self, why: str) -> None:
+        if not self.off:
+            self.off = True
+            tqdm.write(f"polyhead: tracking: {self.tracker} is off for this run ({why[:300]})", file=sys.stderr)
+
+    def leave(self) -> None:
+        """Wait for it to finish, `PATIENCE` seconds at most."""
+        if not self.off:
+            self.join(PATIENCE)
+            if self.is_alive():
+                self._leave_off(f"it does not finish in {PATIENCE:.0f} s")
