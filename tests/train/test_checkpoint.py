@@ -173,7 +173,12 @@ def test_a_full_disk_costs_one_line_and_no_checkpoint(
     ):
         run(tiny(folder), progress=False)
     assert "\n" not in str(caught.value)
-    assert sorted(p.name for p in folder.iterdir()) == ["checkpoint.safetensors", "config.json", "metrics.jsonl"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        ".lock",
+        "checkpoint.safetensors",
+        "config.json",
+        "metrics.jsonl",
+    ]
     config, _ = load_model(folder)
     assert read_checkpoint(folder, ph.digest(config))[1]["step"] == 5
     assert run(config, progress=False, resume=True).steps == 12

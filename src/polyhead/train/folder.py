@@ -18,6 +18,11 @@ from polyhead import config as configs
 from polyhead.config import Run
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.safetensors", "result.json"
+LOCK = ".lock"
+
+
+class Held(ValueError):
+    """Another process trains in the folder."""
 
 
 @dataclass(frozen=True)
@@ -126,28 +131,44 @@ def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path) -> Iterator[None]:
+    """Hold the folder's lock.  Of a file: over NFS the lock of a folder is known to one machine only."""
     try:
         import fcntl
     except ImportError:  # Windows: no lock
         yield
         return
-    handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:  # a finished run may lie where nobody can write
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Held(f"run folder: another process is training in {folder}") from None
+        with contextlib.suppress(OSError):  # who it is, for those who look: nothing rests on it
+            os.truncate(handle, 0)
+            os.pwrite(handle, f"{platform.node()} {os.getpid()}\n".encode(), 0)
         yield
-    except BlockingIOError:
-        raise ValueError(f"run folder: another process is training in {folder}") from None
     finally:
         os.close(handle)
 
 
-def is_claimed(folder: pathlib.Path) -> bool:
-    """Whether a process trains in `folder` now."""
+def claimed_by(folder: pathlib.Path) -> str | None:
+    """The machine on which a process trains in `folder` now ("" where that is not known), or None."""
     try:
-        with _locked(folder):
-            return False
-    except ValueError:
-        return True
+        import fcntl
+
+        handle = os.open(folder / LOCK, os.O_RDWR)
+    except (ImportError, OSError):  # nobody ever trained there, or nobody can
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(handle, 256, 0).decode(errors="replace").partition(" ")[0]
+    finally:
+        os.close(handle)
+    return None
 
 
 def clear(folder: pathlib.Path) -> None:

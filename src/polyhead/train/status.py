@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyhead.config import Run, digest, to_dict
-from polyhead.train.folder import is_claimed, read_metrics, read_result
+from polyhead.train.folder import claimed_by, read_metrics, read_result
 from polyhead.train.sweep import LOG, last_line
 
 DONE, RUNNING, FAILED, STOPPED, WAITING = "done", "running", "failed", "stopped", "to come"
@@ -36,7 +36,7 @@ def _state(run: Run, place: pathlib.Path) -> tuple[str, int, str]:
         return WAITING, 0, ""
     rows = read_metrics(place)
     step = max((row["step"] for row in rows), default=0)
-    if is_claimed(place):
+    if claimed_by(place) is not None:
         return RUNNING, step, ""
     log = place / LOG
     said = last_line(log, 1) if log.is_file() and log.stat().st_size else ""
