@@ -130,7 +130,7 @@ def shaped(function: Function) -> Function:
 
 
 def _texts(wanted: list[Pattern]) -> str:
-    return ") or (".join(p.text for p in wanted)
+    return ") or (".join(dict.fromkeys(p.text for p in wanted))
 
 
 def _kind(pattern: Pattern) -> str:

@@ -1,14 +1,15 @@
 """The declarative table: what each mechanism computes, in einsum strings, axes and words.
 
 The PyTorch ops, their JAX twins, the converters, `polyhead list` and the docs are all held to this one page; none
-of them shares a body of code.  This file imports neither torch nor jax.
+of them shares a body of code.  Tests run its steps in NumPy and compare.  This file imports neither torch nor jax.
 """
 
 import ast
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import NamedTuple
 
 NORMALISE = ("softmax", "rms_heads", "identity", "softmax_rms_heads", "softmax_heads")
 """How scores become the code: softmax over keys, root mean square over the heads of a group, not at all, over keys and
@@ -37,25 +38,65 @@ AXES = {
     "q": "b t h d",
     "k": "b s g d",
     "v": "b s g e",
+    "symbols": "b s g e, or by offset: t+s-1 g e (row j - i + t - 1 is the symbol of key j for query i)",
+    "q_rel": "b t r p",
+    "k_rel": "b s r p",
+    "relation_weight": "h e r",
+    "value_weight": "h e e",
     "bias": "b|1 h|1 t s, or by offset: h t+s-1 (column j - i + t - 1 is key j for query i)",
     "mask": "broadcasts to b h t s; True where looking is allowed",
     "keep": "b|1 h|1 t s; 0 or 1 / (1 - rate), multiplies the code",
     "scores": "b h t s",
     "code": "b h t s",
+    "rel": "b r t s",
     "out": "b t h e",
 }
+"""Order of the axes, by name of the array, in the letters of shapes.LETTERS.  Query head i reads key/value head
+i // (h / g)."""
+
+COMMON: dict[str, object] = {
+    "bias": None,
+    "mask": None,
+    "causal": False,
+    "window": None,
+    "cu_seqlens": None,
+    "scale": None,
+    "keep": None,
+    "impl": "auto",
+}
+"""What every mechanism takes beside its own arguments, by keyword, with defaults; `scale` None is d ** -0.5."""
 
 MASKED_PAIR = "score -inf before a softmax, otherwise 0; its code is exactly 0"
 MASKED_ROW = "a query that may look nowhere gives an output of exactly 0 and no NaN gradient"
 CAUSAL = "the last query is aligned with the last key: key j is visible to query i when j <= i + s - t"
 
 
+class Step(NamedTuple):
+    """One einsum: `result` of the arrays it `reads`, and what its numbers go through `then`.
+
+    `then` is "code" (times the scale, plus the bias, normalised or through `act`, masked, times keep) or the name of
+    the option that holds an activation (`relation_act` is of the product divided by the root of p).  Results of one
+    name add up.
+    """
+
+    result: str
+    reads: tuple[str, ...]
+    einsum: str
+    then: str = ""
+
+
+CODE = Step("code", ("q", "k"), "b t h d, b s h d -> b h t s", "code")
+MIX = "b h t s, b s h e -> b t h e"
+
+
 @dataclass(frozen=True)
 class Mechanism:
     """One row of the table of mechanisms.
 
-    `steps` are einsum strings in order of application; `parameters` maps a name to its axes (per group of heads,
-    beside the projections that all mechanisms share).  `size` is the number of parameters of one head, projections
+    `steps` are einsums in order of application (h stands for g, as query heads read it); `parameters` maps a name to
+    its axes (per group of heads, beside the projections that all mechanisms share).  `tensors` are the arguments of
+    the function `op`, in order, all of one dtype, and their axes; `optional` those that may be absent, `options`
+    what it takes beside `COMMON`, with defaults.  `size` is the number of parameters of one head, projections
     included and biases not, `work` that of its multiply-adds for one token that looks at s keys: see `amount`.
     """
 
@@ -64,18 +105,32 @@ class Mechanism:
     summary: str
     equation: str
     normalise: str
-    steps: tuple[str, ...]
+    tensors: dict[str, str]
+    steps: tuple[Step, ...]
     parameters: dict[str, str]
     size: str
     work: str
     source: str
+    options: dict[str, str] = field(default_factory=dict)
+    optional: dict[str, str] = field(default_factory=dict)
 
     @property
     def reads_symbols(self) -> bool:
         """Whether its values are symbols."""
         return "symbol" in self.equation
 
+    @property
+    def choices(self) -> dict[str, tuple[str, ...]]:
+        """The values that its options may take."""
+        kinds = {"normalise": NORMALISE, "act": ACTS, "relation_act": RELATION_ACTS}
+        return {name: RELATION_ACTS if default == "softmax" else kinds[name] for name, default in self.options.items()}
 
+
+def _axes(*names: str) -> dict[str, str]:
+    return {name: AXES[name].partition(",")[0] for name in names}
+
+
+QKV = _axes("q", "k", "v")
 MECHANISMS = (
     Mechanism(
         op="softmax_attention",
@@ -83,7 +138,8 @@ MECHANISMS = (
         summary="each head mixes values with weights that sum to one over the keys",
         equation="y_t = sum_h W_out_h sum_s a_hts v_sh,   a = softmax_s(q_th . k_sh / sqrt(d))",
         normalise="softmax",
-        steps=("b t h d, b s h d -> b h t s", "b h t s, b s h e -> b t h e"),
+        tensors=QKV,
+        steps=(CODE, Step("out", ("code", "v"), MIX)),
         parameters={},
         size="2 m (d + e)",
         work="2 m (d + e) + s (d + e)",
@@ -95,7 +151,9 @@ MECHANISMS = (
         summary="the same sum with unnormalised scores: O(t) time and memory when nothing is added to them",
         equation="y_t = sum_h W_out_h sum_s a_hts act(v_sh),   a = q_th . k_sh / sqrt(d)",
         normalise="identity",
-        steps=("b t h d, b s h d -> b h t s", "b h t s, b s h e -> b t h e"),
+        tensors=QKV,
+        options={"normalise": "identity", "act": "identity"},
+        steps=(CODE, Step("read", ("v",), "b s h e -> b s h e", "act"), Step("out", ("code", "read"), MIX)),
         parameters={},
         size="2 m (d + e)",
         work="2 m (d + e) + 2 d e",
@@ -107,7 +165,15 @@ MECHANISMS = (
         summary="the code over heads picks a two-layer value network for each query-key pair",
         equation="y_t = sum_s (sum_h a_hts W_out_h) act(sum_h a_hts v_sh),   a = rms_heads(q_th . k_sh / sqrt(d))",
         normalise="rms_heads",
-        steps=("b t h d, b s h d -> b h t s", "b h t s, b s h e -> b t s e", "b h t s, b t s e -> b t h e"),
+        tensors=QKV,
+        options={"normalise": "rms_heads", "act": "relu"},
+        optional=_axes("value_weight"),
+        steps=(
+            CODE,
+            Step("z", ("code", "v"), "b h t s, b s h e -> b t s e", "act"),
+            Step("z", ("code", "value_weight", "z"), "b h t s, h f e, b t s e -> b t s f", "act"),
+            Step("out", ("code", "z"), "b h t s, b t s e -> b t h e"),
+        ),
         parameters={"value_weight": "h e e (value_depth 2 only; head, out, in: eq. 10)"},
         size="2 m (d + e)",
         work="2 m (d + e) + s (d + 2 e)",
@@ -120,9 +186,14 @@ MECHANISMS = (
         equation="y_t = sum_h W_out_h (sum_s a_hts symbol_sh + W_rel_h sum_s a_hts rel_ts),   a as in Softmax,   "
         "rel_tsr = act(q_rel_tr . k_rel_sr / sqrt(p))",
         normalise="softmax",
+        tensors=_axes("q", "k", "q_rel", "k_rel", "symbols", "relation_weight"),
+        options={"relation_act": "identity"},
         steps=(
-            *("b t h d, b s h d -> b h t s", "b t r p, b s r p -> b r t s", "b h t s, b s h e -> b t h e"),
-            *("b h t s, b r t s -> b t h r", "h e r, b t h r -> b t h e"),
+            CODE,
+            Step("rel", ("q_rel", "k_rel"), "b t r p, b s r p -> b r t s", "relation_act"),
+            Step("related", ("code", "rel"), "b h t s, b r t s -> b t h r"),
+            Step("out", ("code", "symbols"), MIX),
+            Step("out", ("relation_weight", "related"), "h e r, b t h r -> b t h e"),
         ),
         parameters={"q_rel, k_rel": "m r p (shared by the heads; symmetric: one)", "relation_weight": "h e r"},
         size="2 m (d + e) + 2 m r p / h + e r",
@@ -136,7 +207,13 @@ MECHANISMS = (
         equation="y_t = sum_h W_out_h sum_s a_hts rel_hts symbol_sh,   a as in Softmax,   "
         "rel_hts = act(q_rel_th . k_rel_sh / sqrt(p))",
         normalise="softmax",
-        steps=("b t h d, b s h d -> b h t s", "b t h p, b s h p -> b h t s", "b h t s, b s h e -> b t h e"),
+        tensors={**_axes("q", "k"), "q_rel": "b t h p", "k_rel": "b s g p", **_axes("symbols")},
+        options={"relation_act": "identity"},
+        steps=(
+            CODE,
+            Step("rel", ("q_rel", "k_rel"), "b t h p, b s h p -> b h t s", "relation_act"),
+            Step("out", ("code", "rel", "symbols"), "b h t s, b h t s, b s h e -> b t h e"),
+        ),
         parameters={"q_rel, k_rel": "m h p (symmetric: one)"},
         size="2 m (d + e) + 2 m p",
         work="2 m (d + e) + 2 m p + s (d + e + p)",
@@ -148,13 +225,20 @@ MECHANISMS = (
         summary="attention whose values are symbols: softmax over the keys, or any activation of the scores",
         equation="y_t = sum_h W_out_h sum_s act(q_th . k_sh / sqrt(d)) symbol_sh",
         normalise="softmax",
-        steps=("b t h d, b s h d -> b h t s", "b h t s, b s h e -> b t h e"),
+        tensors=_axes("q", "k", "symbols"),
+        options={"act": "softmax"},
+        steps=(CODE, Step("out", ("code", "symbols"), MIX)),
         parameters={},
         size="2 m (d + e)",
         work="2 m (d + e) + s (d + e)",
         source="Altabaa et al. 2024",
     ),
 )
+
+
+def mechanism(op: str) -> Mechanism:
+    """The row of the function of that name."""
+    return next(row for row in MECHANISMS if row.op == op)
 
 
 def amount(formula: str, sizes: Mapping[str, int]) -> int:

@@ -1,0 +1,44 @@
+"""The same heads as pure functions in JAX: names, letters, masks and errors of `polyhead.ops`, on arrays (b t h d).
+
+    from polyhead import jaxside
+    jaxside.hyla(q, k, v, causal=True)
+
+Everything works under jit, grad and vmap, and on sharded arrays.  This package imports jax and never torch.  As in
+`polyhead.ops`, `jaxside.hyla` is the function; import from `polyhead.jaxside.hyla` to reach into the file.
+"""
+
+try:
+    import jax as _jax  # noqa: F401
+except ImportError as error:
+    raise ImportError("polyhead.jaxside needs jax: pip install 'polyhead[jax]'") from error
+
+import polyhead.jaxside.softmax  # noqa: F401  (first, so that the function of plain.py takes its name and keeps it)
+from polyhead.jaxside.abstractor import abstractor_attention
+from polyhead.jaxside.code import latent_code, relations
+from polyhead.jaxside.disentangled import disentangled_attention
+from polyhead.jaxside.feedforward import swiglu
+from polyhead.jaxside.hyla import hyla
+from polyhead.jaxside.linear import linear_attention
+from polyhead.jaxside.norms import layer_norm, rms_norm
+from polyhead.jaxside.plain import scaled_dot_product_attention, silu, softmax
+from polyhead.jaxside.relational import relational_attention
+from polyhead.jaxside.rope import rope
+from polyhead.jaxside.softmax import softmax_attention
+
+__all__ = [
+    "abstractor_attention",
+    "disentangled_attention",
+    "hyla",
+    "latent_code",
+    "layer_norm",
+    "linear_attention",
+    "relational_attention",
+    "relations",
+    "rms_norm",
+    "rope",
+    "scaled_dot_product_attention",
+    "silu",
+    "softmax",
+    "softmax_attention",
+    "swiglu",
+]

@@ -1,0 +1,91 @@
+"""Relational cross-attention of the Abstractor: attention whose values are symbols.
+
+    out_ih = sum_j act(s_ij)_h symbols_jh,      s_hij = q_ih . k_jh / sqrt(d) + bias_hij
+
+With `act` softmax the inner products only select; with a pointwise act they are the relations themselves.  Altabaa,
+Webb, Cohen and Lafferty 2024, "Abstractors and relational cross-attention".
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from polyhead.jaxside import sdpa
+from polyhead.jaxside.code import (
+    Array,
+    Bias,
+    Inputs,
+    Keep,
+    Logits,
+    Mask,
+    Packed,
+    Scale,
+    Symbols,
+    drop,
+    logits,
+    relate,
+    retrieve,
+)
+from polyhead.jaxside.dispatch import Impl, compute
+from polyhead.jaxside.tiles import blocked
+from polyhead.shapes import one_of, shaped
+from polyhead.spec import RELATION_ACTS
+
+
+def reference(x: Inputs) -> jax.Array:
+    """The equation, as it stands."""
+    s, look = logits(x)
+    a = relate(s, x.act, look, x.total).astype(x.q.dtype)
+    return retrieve(drop(a if look is None else jnp.where(look, a, 0), x.keep), x.v)
+
+
+def _rows(x: Inputs) -> dict[str, Logits]:
+    return {"total": logits} if x.act == "softmax" else {}
+
+
+def _refusal(x: Inputs) -> str | None:
+    return sdpa.refusal(x) if x.act == "softmax" else f"takes act='softmax' only, not {x.act!r}"
+
+
+IMPLS = {
+    "sdpa": Impl(sdpa.forward, _refusal, sdpa.worth),
+    "blocked": blocked(reference, _rows),
+    "reference": Impl(reference),
+}
+
+
+@shaped
+def abstractor_attention(
+    q: Float[Array, "b t h d"],
+    k: Float[Array, "b s g d"],
+    symbols: Symbols,
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
+    scale: Scale = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+    act: str = "softmax",
+) -> Float[Array, "b t h e"]:
+    """Relational cross-attention, `out_h = sum_s act(q k^T / sqrt(d))_h symbols_h`.
+
+    symbols: values by key, or by offset (row j - i + t - 1 is the symbol of key j for query i); act:
+    spec.RELATION_ACTS, of the scores with their bias; nothing is normalised unless it is softmax. A masked pair
+    counts 0, a query that may look nowhere gets exactly 0. `window`: only keys less than so many places away, the
+    last query aligned with the last key; `cu_seqlens`: the one sample is several sequences, which do not see one
+    another. ValueError if an explicit impl cannot take the inputs. Static under jit: causal, window, impl, act.
+    Altabaa et al. 2024.
+    """
+    one_of("abstractor_attention", "act", act, RELATION_ACTS)
+    limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+    return compute(
+        "abstractor_attention",
+        IMPLS,
+        impl,
+        Inputs(q, k, symbols, scale=scale, keep=keep, act=act, **limits),
+    )

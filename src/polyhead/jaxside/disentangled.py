@@ -1,0 +1,87 @@
+"""Disentangled relational cross-attention: attention selects, a relation of the head's own says what it means.
+
+    out_ih  = sum_j a_hij rel_hij symbols_jh,      a_hij = softmax_j(q_ih . k_jh / sqrt(d) + bias_hij)
+    rel_hij = act(q_rel_ih . k_rel_jh / sqrt(p))
+
+The product form of relational attention, from an earlier draft of Altabaa and Lafferty 2024 (arXiv 2405.16727).
+"""
+
+from typing import Any
+
+import jax
+from jaxtyping import Float
+
+from polyhead.jaxside.code import (
+    Array,
+    Bias,
+    Inputs,
+    Keep,
+    Logits,
+    Mask,
+    Packed,
+    Scale,
+    Symbols,
+    code,
+    drop,
+    logits,
+    products,
+    relate,
+    retrieve,
+    share,
+    visible,
+)
+from polyhead.jaxside.dispatch import Impl, compute
+from polyhead.jaxside.tiles import blocked
+from polyhead.shapes import one_of, shaped
+from polyhead.spec import RELATION_ACTS
+
+
+def compared(x: Inputs) -> tuple[jax.Array, jax.Array | None]:
+    """(b h t s) products of relation queries and keys, and where a softmax of them looks."""
+    return products(x.q_rel, share(x.k_rel, x.q.shape[2])), visible(x)
+
+
+def reference(x: Inputs) -> jax.Array:
+    """The equation, as it stands."""
+    inner, look = compared(x)
+    return retrieve(drop(code(x, "softmax") * relate(inner, x.act, look, x.total_rel), x.keep), x.v)
+
+
+def _rows(x: Inputs) -> dict[str, Logits]:
+    return {"total": logits, "total_rel": compared} if x.act == "softmax" else {"total": logits}
+
+
+IMPLS = {"blocked": blocked(reference, _rows), "reference": Impl(reference)}
+
+
+@shaped
+def disentangled_attention(
+    q: Float[Array, "b t h d"],
+    k: Float[Array, "b s g d"],
+    q_rel: Float[Array, "b t h p"],
+    k_rel: Float[Array, "b s g p"],
+    symbols: Symbols,
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
+    scale: Scale = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+    relation_act: str = "identity",
+) -> Float[Array, "b t h e"]:
+    """Disentangled relational attention, `out_h = sum_s a_h act(q_rel_h k_rel_h) symbols_h`.
+
+    symbols: values by key, or by offset (row j - i + t - 1 is the symbol of key j for query i); relation_act:
+    spec.RELATION_ACTS, a softmax runs over the keys a query may see. `bias` and `mask` act on the scores, `keep`
+    multiplies the product. A query that may look nowhere gets exactly 0. `window`: only keys less than so many
+    places away, the last query aligned with the last key; `cu_seqlens`: the one sample is several sequences, which
+    do not see one another. ValueError if an explicit impl cannot take the inputs. Static under jit: causal, window,
+    impl, relation_act. Altabaa and Lafferty 2024, an earlier draft.
+    """
+    one_of("disentangled_attention", "relation_act", relation_act, RELATION_ACTS)
+    limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+    given = Inputs(q, k, symbols, scale=scale, keep=keep, q_rel=q_rel, k_rel=k_rel, act=relation_act, **limits)
+    return compute("disentangled_attention", IMPLS, impl, given)

@@ -1,0 +1,54 @@
+"""Which code computes an op: its impls, in the order in which "auto" asks them, and the choice among them.
+
+A name fixes the meaning, `impl` picks the code.  An explicit impl that cannot take the inputs is an error, never a
+silent fallback; "auto" is the first that takes them and is not measured to be slower there.  The choice is a function
+of shapes, dtypes, options and which arguments are None, so it is made while JAX traces.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from polyhead.jaxside.code import Inputs
+from polyhead.shapes import one_of
+from polyhead.spec import mechanism
+
+
+@dataclass(frozen=True)
+class Impl:
+    """A function of a call, why it cannot take one (or None), and whether it is measured to be no slower there."""
+
+    forward: Callable[[Inputs], jax.Array]
+    refusal: Callable[[Inputs], str | None] = lambda x: None
+    worth: Callable[[Inputs], bool] = lambda x: True
+
+
+def compute(who: str, impls: Mapping[str, Impl], impl: str, x: Inputs) -> jax.Array:
+    """What the impl of that name, or with "auto" the first that fits, makes of a call of the op `who`.
+
+    Raises ValueError for an unknown impl, one that refuses, more than one dtype, and limits that make no sense.
+    """
+    x = jax.tree.map(jnp.asarray, x)
+    _check(who, x)
+    if impl != "auto":
+        chosen = impls[one_of(who, "impl", impl, ("auto", *impls))]
+        if (reason := chosen.refusal(x)) is not None:
+            raise ValueError(f"{who}: impl {impl!r} {reason}; use impl='auto' or 'reference'")
+        return chosen.forward(x)
+    return next(i.forward(x) for i in impls.values() if i.refusal(x) is None and i.worth(x))
+
+
+def _check(who: str, x: Inputs) -> None:
+    """What shapes cannot say.  The numbers in `cu_seqlens` are not read: they may be traced."""
+    names = list(mechanism(who).tensors)
+    kinds = [getattr(x, "v" if name == "symbols" else name).dtype for name in names]
+    if any(kind != kinds[0] for kind in kinds):
+        came = ", ".join(map(str, kinds))
+        raise ValueError(f"{who}: {', '.join(names[:-1])} and {names[-1]} must have one dtype but have {came}")
+    if x.window is not None and x.window < 1:
+        raise ValueError(f"{who}: window must be at least 1 but is {x.window}")
+    b, (t, s) = x.q.shape[0], x.lengths
+    if x.cu_seqlens is not None and (b != 1 or t != s):
+        raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")

@@ -1,0 +1,67 @@
+"""HYLA, hypernetwork linear attention: the code of a pair over heads configures a small value network for that pair.
+
+    z_ij   = act(sum_h a_hij v_jh)                      the pair's hidden layer
+    out_ih = sum_j a_hij z_ij                           its output layer; W_out_h follows in the layer
+    z_ij   = act(sum_h a_hij W_h act(sum_h a_hij v_jh)) with a deep value network
+
+with a_hij the rms over heads of the scores.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6; eq. 10 (deep).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from polyhead.jaxside.code import Array, Bias, Inputs, Keep, Mask, Packed, Scale, code, drop, row_softmax, share
+from polyhead.jaxside.code import act as activation
+from polyhead.jaxside.dispatch import Impl, compute
+from polyhead.jaxside.tiles import blocked
+from polyhead.shapes import one_of, shaped
+from polyhead.spec import ACTS, NORMALISE
+
+
+def reference(x: Inputs) -> jax.Array:
+    """Equation 6 (or 10), as it stands."""
+    phi, a = activation(x.act), drop(code(x), x.keep)
+    z = phi(jnp.einsum("b h t s, b s h e -> b t s e", a, share(x.v, x.q.shape[2])))
+    if x.value_weight is not None:
+        z = phi(jnp.einsum("b h t s, h f e, b t s e -> b t s f", a, x.value_weight, z))
+    return jnp.einsum("b h t s, b t s e -> b t h e", a, z)
+
+
+IMPLS = {"blocked": blocked(reference, row_softmax), "reference": Impl(reference)}
+
+
+@shaped
+def hyla(
+    q: Float[Array, "b t h d"],
+    k: Float[Array, "b s g d"],
+    v: Float[Array, "b s g e"],
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
+    scale: Scale = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+    normalise: str = "rms_heads",
+    act: str = "relu",
+    value_weight: Float[Array, "h e e"] | None = None,
+) -> Float[Array, "b t h e"]:
+    """HYLA, `out_h = sum_s a_h act(sum_h a_h v_h)`: the code of a pair picks the network its values go through.
+
+    normalise: how scores become the code (spec.NORMALISE); act: inside the value network (spec.ACTS); value_weight:
+    [head, out, in], one more layer, `act(sum_h a_h W_h z)`. `keep` multiplies the code at every use. A query that
+    may look nowhere gets exactly 0. `window`: only keys less than so many places away, the last query aligned with
+    the last key; `cu_seqlens`: the one sample is several sequences, which do not see one another. ValueError if an
+    explicit impl cannot take the inputs. Static under jit: causal, window, impl, normalise, act. Schug et al., eq. 6;
+    eq. 10 with value_weight.
+    """
+    one_of("hyla", "normalise", normalise, NORMALISE)
+    one_of("hyla", "act", act, ACTS)
+    limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+    given = Inputs(q, k, v, scale=scale, keep=keep, value_weight=value_weight, normalise=normalise, act=act, **limits)
+    return compute("hyla", IMPLS, impl, given)

@@ -1,0 +1,61 @@
+"""Linear attention: the scores are used as they are, so the sum over keys can be carried along as a state.
+
+    out_ih = sum_j a_hij act(v_jh),      a_hij = q_ih . k_jh / sqrt(d) + bias_hij
+
+Schug et al. 2024, "Attention as a hypernetwork", eq. 3 without the softmax; `normalise="rms_heads"` and an `act`
+other than identity are the ablations of its table A1.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from polyhead.jaxside.code import Array, Bias, Inputs, Keep, Mask, Packed, Scale, code, drop, row_softmax, share
+from polyhead.jaxside.code import act as activation
+from polyhead.jaxside.dispatch import Impl, compute
+from polyhead.jaxside.tiles import blocked
+from polyhead.shapes import one_of, shaped
+from polyhead.spec import ACTS, NORMALISE
+
+
+def reference(x: Inputs) -> jax.Array:
+    """The equation, as it stands."""
+    v = activation(x.act)(share(x.v, x.q.shape[2]))
+    return jnp.einsum("b h t s, b s h e -> b t h e", drop(code(x), x.keep), v)
+
+
+IMPLS = {"blocked": blocked(reference, row_softmax), "reference": Impl(reference)}
+
+
+@shaped
+def linear_attention(
+    q: Float[Array, "b t h d"],
+    k: Float[Array, "b s g d"],
+    v: Float[Array, "b s g e"],
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
+    scale: Scale = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+    normalise: str = "identity",
+    act: str = "identity",
+) -> Float[Array, "b t h e"]:
+    """Linear attention, `out = (q k^T / sqrt(d) + bias) act(v)` per head: no feature map, no division.
+
+    normalise: how scores become the code (spec.NORMALISE); act: acts on the values (spec.ACTS). A query that may
+    look nowhere gets exactly 0. `window`: only keys less than so many places away, the last query aligned with the
+    last key; `cu_seqlens`: the one sample is several sequences, which do not see one another. ValueError if an
+    explicit impl cannot take the inputs. Static under jit: causal, window, impl, normalise, act. Schug et al., eq. 3
+    without the softmax.
+    """
+    one_of("linear_attention", "normalise", normalise, NORMALISE)
+    one_of("linear_attention", "act", act, ACTS)
+    limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+    given = Inputs(q, k, v, scale=scale, keep=keep, normalise=normalise, act=act, **limits)
+    return compute("linear_attention", IMPLS, impl, given)

@@ -1,0 +1,97 @@
+"""Relational attention: what a head retrieves are symbols, and the relations of the receiver to what it looks at.
+
+    out_ih  = sum_j a_hij symbols_jh + W_h sum_j a_hij rel_ij,      a_hij = softmax_j(q_ih . k_jh / sqrt(d) + bias_hij)
+    rel_ijr = act(q_rel_ir . k_rel_jr / sqrt(p))                    r relations, the same for all heads
+
+The sensory content of the senders never enters, only how the receiver compares with them.  Altabaa and Lafferty 2024,
+"Disentangling and integrating relational and sensory information in transformer architectures" (arXiv 2405.16727).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from polyhead.jaxside.code import (
+    Array,
+    Bias,
+    Inputs,
+    Keep,
+    Logits,
+    Mask,
+    Packed,
+    Scale,
+    Symbols,
+    code,
+    drop,
+    logits,
+    products,
+    relate,
+    retrieve,
+    seen_by_any,
+    visible,
+)
+from polyhead.jaxside.dispatch import Impl, compute
+from polyhead.jaxside.tiles import blocked
+from polyhead.shapes import one_of, shaped
+from polyhead.spec import RELATION_ACTS
+
+
+def compared(x: Inputs) -> tuple[jax.Array, jax.Array | None]:
+    """(b r t s) products of relation queries and keys, and where a softmax of them looks."""
+    return products(x.q_rel, x.k_rel), seen_by_any(visible(x))
+
+
+def reference(x: Inputs) -> jax.Array:
+    """The equation, as it stands."""
+    inner, look = compared(x)
+    a, rel = drop(code(x, "softmax"), x.keep), relate(inner, x.act, look, x.total_rel)
+    related = jnp.einsum("b h t s, b r t s -> b t h r", a, rel)
+    return retrieve(a, x.v) + jnp.einsum("h e r, b t h r -> b t h e", x.relation_weight, related)
+
+
+def _rows(x: Inputs) -> dict[str, Logits]:
+    return {"total": logits, "total_rel": compared} if x.act == "softmax" else {"total": logits}
+
+
+IMPLS = {"blocked": blocked(reference, _rows), "reference": Impl(reference)}
+
+
+@shaped
+def relational_attention(
+    q: Float[Array, "b t h d"],
+    k: Float[Array, "b s g d"],
+    q_rel: Float[Array, "b t r p"],
+    k_rel: Float[Array, "b s r p"],
+    symbols: Symbols,
+    relation_weight: Float[Array, "h e r"],
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
+    scale: Scale = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+    relation_act: str = "identity",
+) -> Float[Array, "b t h e"]:
+    """Relational attention, `out_h = sum_s a_h symbols_h + W_h sum_s a_h act(q_rel k_rel)`.
+
+    symbols: values by key, or by offset (row j - i + t - 1 is the symbol of key j for query i); relation_act:
+    spec.RELATION_ACTS, a softmax runs over the keys a query may see. `bias` and `mask` act on the scores, `keep`
+    multiplies the code at both uses. A query that may look nowhere gets exactly 0. `window`: only keys less than so
+    many places away, the last query aligned with the last key; `cu_seqlens`: the one sample is several sequences,
+    which do not see one another. ValueError if an explicit impl cannot take the inputs. Static under jit: causal,
+    window, impl, relation_act. Altabaa and Lafferty 2024.
+    """
+    one_of("relational_attention", "relation_act", relation_act, RELATION_ACTS)
+    limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+    related: dict[str, Any] = {"q_rel": q_rel, "k_rel": k_rel, "relation_weight": relation_weight, "act": relation_act}
+    return compute(
+        "relational_attention",
+        IMPLS,
+        impl,
+        Inputs(q, k, symbols, scale=scale, keep=keep, **related, **limits),
+    )

@@ -1,0 +1,46 @@
+"""Softmax attention as one call of `jax.nn.dot_product_attention`, with our rows without keys.
+
+There a query that may look nowhere gets the mean of all values, a causal mask is aligned with the first key, keys and
+values must be equally wide, and the softmax is in float32 whatever comes in: the first three are repaired here, and
+float64 is refused.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from polyhead.jaxside.code import Inputs, dense, visible
+
+
+def refusal(x: Inputs) -> str | None:
+    """Why the call cannot take the inputs, or None."""
+    if x.keep is not None:
+        return "takes no keep"
+    if x.q.dtype == jnp.float64:
+        return "takes no float64: its softmax is in float32"
+    return "takes symbols by key only" if x.v.ndim == 3 else None
+
+
+def worth(x: Inputs) -> bool:
+    """Is it measured to be no slower than the others?"""
+    return True
+
+
+def forward(x: Inputs) -> jax.Array:
+    """Softmax attention, or attention to symbols."""
+    (t, s), (d, e) = x.lengths, (x.q.shape[-1], x.v.shape[-1])
+    q = x.q * (d**-0.5 if x.scale is None else jnp.asarray(x.scale, x.q.dtype))
+    look, bias = visible(x), None if x.bias is None else _four(dense(x.bias, t, s))
+    somewhere = None
+    if look is not None:
+        look = _four(jnp.broadcast_to(look, (*look.shape[:-2], t, s)))
+        # A row without keys is opened before the softmax and closed after it, so that it has no gradient either.
+        somewhere = look.any(-1, keepdims=True)
+        look = look | ~somewhere
+    q, k, v = (jnp.pad(a, (*((0, 0),) * 3, (0, max(d, e) - a.shape[-1]))) for a in (q, x.k, x.v))
+    out = jax.nn.dot_product_attention(q, k, v, bias=bias, mask=look, scale=1.0)[..., :e]
+    return out if somewhere is None else jnp.where(jnp.swapaxes(somewhere, 1, 2), out, 0)
+
+
+def _four(x: jax.Array) -> jax.Array:
+    """(b h t s), as the call wants it."""
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)

@@ -1,0 +1,61 @@
+"""Softmax attention: every head mixes values with weights that sum to one over the keys.
+
+    out_ih = sum_j a_hij v_jh,      a_hij = softmax_j(q_ih . k_jh / sqrt(d) + bias_hij)
+
+Vaswani et al. 2017, "Attention is all you need", eq. 1.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from polyhead.jaxside import sdpa
+from polyhead.jaxside.code import Array, Bias, Inputs, Keep, Logits, Mask, Packed, Scale, code, drop, logits, share
+from polyhead.jaxside.dispatch import Impl, compute
+from polyhead.jaxside.tiles import blocked
+from polyhead.shapes import shaped
+
+
+def reference(x: Inputs) -> jax.Array:
+    """The equation, as it stands."""
+    a = drop(code(x, "softmax"), x.keep)
+    return jnp.einsum("b h t s, b s h e -> b t h e", a, share(x.v, x.q.shape[2]))
+
+
+def _rows(x: Inputs) -> dict[str, Logits]:
+    return {"total": logits}
+
+
+IMPLS = {
+    "sdpa": Impl(sdpa.forward, sdpa.refusal, sdpa.worth),
+    "blocked": blocked(reference, _rows),
+    "reference": Impl(reference),
+}
+
+
+@shaped
+def softmax_attention(
+    q: Float[Array, "b t h d"],
+    k: Float[Array, "b s g d"],
+    v: Float[Array, "b s g e"],
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
+    scale: Scale = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+) -> Float[Array, "b t h e"]:
+    """Softmax attention, `out = softmax(q k^T / sqrt(d) + bias) v` per head.
+
+    Query head i reads group i // (h / g) of keys and values. A query that may look nowhere gets exactly 0.
+    `window`: only keys less than so many places away, the last query aligned with the last key; `cu_seqlens`: the
+    one sample is several sequences, which do not see one another. ValueError if an explicit impl cannot take the
+    inputs. Static under jit: causal, window, impl. Vaswani et al. 2017, eq. 1.
+    """
+    limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+    return compute("softmax_attention", IMPLS, impl, Inputs(q, k, v, scale=scale, keep=keep, **limits))

@@ -1,0 +1,267 @@
+"""Any op tile by tile: memory grows with t, not with t^2, and the backward pass recomputes what it needs.
+
+The output of every mechanism is a sum over keys, so a tile of queries i and keys j is a small call of the reference:
+
+    out_i       = sum over tiles of reference(q_i, k_j, v_j, bias_ij, ...)
+    gradients   = sum over tiles of those of the reference, given dout_i                     (a custom VJP)
+
+A softmax over keys needs the whole row.  It comes first, as a sum over tiles of its own:
+
+    total_i     = log sum_j exp s_ij,         a_ij = exp(s_ij - total_i)
+    dtotal_i    = what the tiles above say,   ds_ij += a_ij dtotal_i
+
+Both are one `lax.scan` over those pairs of tiles of which causality and window leave anything.  Sums are in at least
+float32.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6; Dao et al. 2022, "FlashAttention" (recomputing).
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from polyhead.jaxside.code import Inputs, Logits, sequence_of, softmax_visible
+from polyhead.jaxside.dispatch import Impl
+
+Arrays = dict[str, jax.Array]
+Run = Callable[[Inputs], jax.Array]
+Rows = Callable[[Inputs], dict[str, Logits]]
+"""Softmaxes over keys that a call needs: the field of Inputs for their totals, and their scores."""
+
+TILE = 128
+"""Queries, and keys, of a tile, at most."""
+
+SMALL, NUMBERS = 16, 1 << 22
+"""Tiles of more queries or keys than SMALL have at most so many numbers in their widest intermediate."""
+
+AXES = {
+    "q": "b t h d",
+    "k": "b s g d",
+    "v": "b s g e",
+    "q_rel": "b t r p",
+    "k_rel": "b s r p",
+    "relation_weight": "h e r",
+    "value_weight": "h f e",
+    "bias": "b h t s",
+    "keep": "b h t s",
+    "mask": "b h t s",
+    "total": "b h t",
+    "total_rel": "b r t",
+    "number_t": "t",
+    "number_s": "s",
+    "scale": "",
+}
+"""Which axes of an argument are cut: t and s.  What is by offset has an axis n, as in BY_OFFSET."""
+
+BY_OFFSET = {("bias", 2): "h n", ("v", 3): "n g e"}
+FIXED = ("mask", "number_t", "number_s")
+"""What has no gradient."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How a call is cut into tiles, and what it is besides its arrays."""
+
+    t: int
+    s: int
+    queries: int
+    keys: int
+    options: Inputs  # without arrays
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """(t, s), filled up to whole tiles."""
+        return -(-self.t // self.queries) * self.queries, -(-self.s // self.keys) * self.keys
+
+    def places(self) -> np.ndarray:
+        """(tiles, 2): the first query and key of every tile of which causality and window leave anything."""
+        starts = np.arange(0, self.t, self.queries), np.arange(0, self.s, self.keys)
+        first, key = np.meshgrid(*starts, indexing="ij")
+        place, end = first + self.s - self.t, key + self.keys - 1
+        last = np.minimum(first + self.queries, self.t) - 1 + self.s - self.t
+        seen = np.ones_like(first, bool)
+        if self.options.causal:
+            seen &= key <= last
+        if self.options.window is not None:
+            seen &= (end > place - self.options.window) & (key < last + self.options.window)
+        return np.stack([first[seen], key[seen]], 1).astype(np.int32)
+
+    def fill(self, name: str, x: jax.Array) -> jax.Array:
+        """Zeros after the last query and key."""
+        after = {"t": (0, self.padded[0] - self.t), "s": (0, self.padded[1] - self.s)}
+        after["n"] = (after["t"][1], after["s"][1])
+        sides = [after.get(a, (0, 0)) if size > 1 else (0, 0) for a, size in zip(axes(name, x), x.shape, strict=True)]
+        return jnp.pad(x, sides) if any(map(any, sides)) else x
+
+    def _part(self, letters: str, x: jax.Array, at: jax.Array) -> tuple[list[Any], list[int]]:
+        """The start and the size of what belongs to a tile; axes of size 1 belong to all."""
+        offset = at[1] - at[0] + self.padded[0] - self.queries
+        parts = {"t": (at[0], self.queries), "s": (at[1], self.keys), "n": (offset, self.queries + self.keys - 1)}
+        all_of = {size: (np.int32(0), size) for size in x.shape}
+        own = [parts.get(a, all_of[n]) if n > 1 else all_of[n] for a, n in zip(letters, x.shape, strict=True)]
+        return [start for start, _ in own], [size for _, size in own]
+
+    def cut(self, letters: str, x: jax.Array, at: jax.Array) -> jax.Array:
+        """What belongs to a tile."""
+        return jax.lax.dynamic_slice(x, *self._part(letters, x, at)) if x.ndim else x
+
+    def add(self, letters: str, total: jax.Array, part: jax.Array, at: jax.Array) -> jax.Array:
+        """`total` with the part of a tile added."""
+        if not total.ndim:
+            return total + part
+        start, size = self._part(letters, total, at)
+        now = jax.lax.dynamic_slice(total, start, size) + part.astype(total.dtype)
+        return jax.lax.dynamic_update_slice(total, now, start)
+
+    def call(self, arrays: Arrays, fixed: Arrays, at: jax.Array) -> Inputs:
+        """A tile, whose arrays are given, as a call of its own; all that limits it becomes a mask."""
+        fixed = {name: self.cut(axes(name, x), x, at) for name, x in fixed.items()}
+        ahead = at[1] + jnp.arange(self.keys) - (at[0] + jnp.arange(self.queries) + self.s - self.t)[:, None]
+        limits = [at[1] + jnp.arange(self.keys) < self.s] if self.padded[1] != self.s else []
+        limits += [ahead <= 0] if self.options.causal else []
+        limits += [] if self.options.window is None else [jnp.abs(ahead) < self.options.window]
+        if "number_t" in fixed:
+            limits.append(fixed.pop("number_t")[:, None] == fixed.pop("number_s"))
+        limits += [fixed["mask"]] if "mask" in fixed else []
+        look = functools.reduce(jnp.logical_and, limits) if limits else None
+        given: dict[str, Any] = {**arrays, **fixed, "mask": look}
+        return replace(self.options, **given, causal=False, window=None)
+
+
+def axes(name: str, x: jax.Array) -> str:
+    """One letter for every dimension."""
+    return BY_OFFSET.get((name, x.ndim), AXES.get(name, "")).replace(" ", "")[-x.ndim :] if x.ndim else ""
+
+
+# ---------------------------------------------------------------------------------------------------- sums over tiles
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _sum(run: Run, grid: Grid, out: str, arrays: Arrays, fixed: Arrays) -> jax.Array:
+    """What `run` makes of every tile, added up; `out` are the axes of it."""
+
+    def tile(at: jax.Array) -> jax.Array:
+        return run(grid.call({name: grid.cut(axes(name, x), x, at) for name, x in arrays.items()}, fixed, at))
+
+    like = jax.eval_shape(tile, jax.ShapeDtypeStruct((2,), np.int32))
+    sizes = [grid.padded[0] if a == "t" else size for a, size in zip(out, like.shape, strict=True)]
+    nothing = jnp.zeros(sizes, jnp.promote_types(like.dtype, jnp.float32))
+    return jax.lax.scan(
+        lambda total, at: (grid.add(out, total, tile(at), at), None), nothing, jnp.asarray(grid.places())
+    )[0]
+
+
+def _sum_forward(run: Run, grid: Grid, out: str, arrays: Arrays, fixed: Arrays) -> tuple[jax.Array, Any]:
+    return _sum(run, grid, out, arrays, fixed), (arrays, fixed)
+
+
+def _sum_backward(run: Run, grid: Grid, out: str, saved: tuple[Arrays, Arrays], dout: jax.Array) -> Any:
+    arrays, fixed = saved
+
+    def step(grads: Arrays, at: jax.Array) -> tuple[Arrays, None]:
+        mine = {name: grid.cut(axes(name, x), x, at) for name, x in arrays.items()}
+        like, pull = jax.vjp(lambda mine: run(grid.call(mine, fixed, at)), mine)
+        (parts,) = pull(grid.cut(out, dout, at).astype(like.dtype))
+        return {name: grid.add(axes(name, x), x, parts[name], at) for name, x in grads.items()}, None
+
+    zeros = {name: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)) for name, x in arrays.items()}
+    grads = jax.lax.scan(step, zeros, jnp.asarray(grid.places()))[0]
+    return {name: x.astype(arrays[name].dtype) for name, x in grads.items()}, None
+
+
+_sum.defvjp(_sum_forward, _sum_backward)
+
+
+# --------------------------------------------------------------------------------------------- softmax over all keys
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _total(logits: Logits, grid: Grid, arrays: Arrays, fixed: Arrays) -> jax.Array:
+    """(b h t) log of the sum of exp of what `logits` gives over the keys that each query may see; 0 if none."""
+
+    def tile(at: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        return logits(grid.call({name: grid.cut(axes(name, x), x, at) for name, x in arrays.items()}, fixed, at))
+
+    like, _ = jax.eval_shape(tile, jax.ShapeDtypeStruct((2,), np.int32))
+    lowest = jnp.finfo(like.dtype).min
+
+    def step(sofar: tuple[jax.Array, jax.Array], at: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+        s, look = tile(at)
+        s = s if look is None else jnp.where(look, s, lowest)
+        top, total = (grid.cut("bht", x, at) for x in sofar)
+        higher = jnp.maximum(top, s.max(-1))
+        part = jnp.exp(s - higher[..., None]) if look is None else jnp.where(look, jnp.exp(s - higher[..., None]), 0)
+        now = higher, total * jnp.exp(top - higher) + part.sum(-1)
+        start, _ = grid._part("bht", sofar[0], at)
+        return tuple(jax.lax.dynamic_update_slice(x, y, start) for x, y in zip(sofar, now, strict=True)), None  # type: ignore[return-value]
+
+    size = (*like.shape[:2], grid.padded[0])
+    top, total = jax.lax.scan(step, (jnp.full(size, lowest), jnp.zeros(size, like.dtype)), jnp.asarray(grid.places()))[
+        0
+    ]
+    return jnp.where(total > 0, top + jnp.log(jnp.where(total > 0, total, 1)), 0)
+
+
+def _total_forward(logits: Logits, grid: Grid, arrays: Arrays, fixed: Arrays) -> tuple[jax.Array, Any]:
+    total = _total(logits, grid, arrays, fixed)
+    return total, (arrays, {**fixed, "total": total})
+
+
+def _total_backward(logits: Logits, grid: Grid, saved: tuple[Arrays, Arrays], dtotal: jax.Array) -> Any:
+    return _sum_backward(functools.partial(_shares, logits), grid, "bht", saved, dtotal)
+
+
+def _shares(logits: Logits, x: Inputs) -> jax.Array:
+    """(b h t): the part of the softmax that is in a tile; its gradient by the scores is that of the total."""
+    return softmax_visible(*logits(x), 3, x.total).sum(-1)
+
+
+_total.defvjp(_total_forward, _total_backward)
+
+
+# ---------------------------------------------------------------------------------------------------------- the impl
+def _nothing(x: Inputs) -> dict[str, Logits]:
+    return {}
+
+
+def blocked(reference: Run, rows: Rows = _nothing, worth: Callable[[Inputs], bool] | None = None) -> Impl:
+    """The impl of an op whose reference that is, with the softmaxes over keys that it needs.
+
+    It takes everything the reference takes.  Static and hashable: it is compiled once per shape also without jit.
+    """
+
+    def forward(x: Inputs) -> jax.Array:
+        return _forward(reference, rows, (TILE, SMALL, NUMBERS), x)
+
+    return Impl(forward, worth=large if worth is None else worth)
+
+
+def large(x: Inputs) -> bool:
+    """Is it measured to be no slower than the reference?"""
+    t, s = x.lengths
+    return x.q.shape[0] * t * s >= 1 << 18
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _forward(reference: Run, rows: Rows, sizes: tuple[int, int, int], x: Inputs) -> jax.Array:
+    t, s = x.lengths
+    given = {f.name: getattr(x, f.name) for f in fields(x) if f.name in AXES and getattr(x, f.name) is not None}
+    absent: dict[str, Any] = dict.fromkeys([*given, "cu_seqlens"])
+    options = replace(x, **absent)
+    if x.cu_seqlens is not None:
+        given |= dict.fromkeys(("number_t", "number_s"), sequence_of(x.cu_seqlens, t))
+    grid = Grid(t, s, *tile_sizes(x, *sizes), options)
+    given = {name: grid.fill(name, array) for name, array in given.items()}
+    fixed = {name: given.pop(name) for name in FIXED if name in given}
+    totals = {name: _total(logits, grid, given, fixed) for name, logits in rows(x).items()}
+    return _sum(reference, grid, "bthe", {**given, **totals}, fixed)[:, :t].astype(x.q.dtype)
+
+
+def tile_sizes(x: Inputs, most: int, small: int, numbers: int) -> tuple[int, int]:
+    """(queries, keys) of a tile: as even as possible, the wider halved while there are too many numbers."""
+    b, _, h, _ = x.q.shape
+    relations = 0 if x.q_rel is None else x.q_rel.shape[2]
+    width = max(h, x.v.shape[-1], relations, h * x.v.shape[-1] if x.value_weight is not None else 0)
+    queries = keys = most
+    while b * queries * keys * width > numbers and max(queries, keys) > small:
+        queries, keys = (queries, keys // 2) if keys > queries // 2 else (queries // 2, keys)
+    return tuple(-(-n // max(1, -(-n // size))) or 1 for n, size in zip(x.lengths, (queries, keys), strict=True))  # type: ignore[return-value]
