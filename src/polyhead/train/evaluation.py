@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from polyhead.config import Batch, Logits, Task
 from polyhead.models.ends import LazyLogits
 from polyhead.models.transformer import Transformer
+from polyhead.train.world import World
 
 LAZY = 2**26
 """From so many logits on they are asked for tile by tile where they can be: as float32 256 MB, and in training thrice.
@@ -95,14 +96,16 @@ def evaluate(
     device: str | torch.device = "cpu",
     precision: str = "fp32",
     accumulate: int = 1,
+    world: World | None = None,
 ) -> dict[str, float]:
     """Loss, and for each metric of the task its mean over sequences and the standard error `<metric>_se` of that mean.
 
     The batches are numbers 0 to `batches` - 1 of the split's own stream: the same for every model with this seed.  A
     split that has fewer ends there: each of its sequences is scored once.  `sequences` says how many there were.
-    `accumulate`: parts that each batch is cut into, as in training.
+    `accumulate`: parts that each batch is cut into, as in training.  `world`: the processes that share the work; each
+    gets all scores.
     """
-    device = torch.device(device)
+    device, world = torch.device(device), world or World.alone()
     losses: list[Tensor] = []
     sizes: list[int] = []
     values: dict[str, list[Tensor]] = defaultdict(list)
@@ -113,15 +116,49 @@ def evaluate(
             for i in range(enough(task, split, batches, batch_size)):
                 batch = task.batch(split, batch_size, seed=seed, step=i, device=device)
                 for part in parts(batch, accumulate):
-                    outputs = answers(model, task, part, precision)
-                    losses.append(task.loss(outputs, part))
+                    loss, found = _score(model, task, part, precision, world)
+                    losses.append(loss)
                     sizes.append(len(part.inputs))
-                    for name, value in task.metrics(outputs, part).items():
+                    for name, value in found.items():
                         values[name].append(value)
     finally:
         model.train(training)
-    scores = summary(losses, values, sizes)
+    scores = summary(*_gathered(losses, values, world), sizes)
     return scores | task.derived(scores)
+
+
+def _score(model: nn.Module, task: Task, part: Batch, precision: str, world: World) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of a part and its metrics by sequence; in a world of several what this process's rows add to both."""
+    if world.size == 1:
+        outputs = answers(model, task, part, precision)
+        return task.loss(outputs, part), task.metrics(outputs, part)
+    count = len(part.inputs)
+    rows = world.rows(count)
+    # Who has no row computes one all the same, as the others wait for its share of a model; then it does not count.
+    own = part.map(operator.itemgetter(rows if rows.start < rows.stop else slice(0, 1)))
+    outputs = answers(model, task, own, precision)
+    before, counted = rows.start, rows.stop - rows.start
+    scores = {
+        name: F.pad(value[:counted].double(), (before, count - before - counted))
+        for name, value in task.metrics(outputs, own).items()
+    }
+    if not counted:
+        return torch.zeros((), dtype=torch.double), scores
+    return task.loss(outputs, own).double() * (own.scored.sum() / part.scored.sum()), scores
+
+
+def _gathered(
+    losses: list[Tensor], values: dict[str, list[Tensor]], world: World
+) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
+    """What the processes have found together, in every one of them."""
+    if world.size == 1:
+        return losses, values
+    flat = torch.cat(
+        [torch.stack([loss.cpu() for loss in losses]), *(v.cpu() for each in values.values() for v in each)]
+    )
+    total = world.sum(flat)
+    found, rest = total[: len(losses)], total[len(losses) :].view(len(values), -1)
+    return list(found), {name: [row] for name, row in zip(values, rest, strict=True)}
 
 
 def enough(task: Task, split: str, batches: int, batch_size: int) -> int:

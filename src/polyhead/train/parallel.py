@@ -1,0 +1,107 @@
+"""How the processes of a world train one model: data parallel (every one holds all of it) or sharded (each a part).
+
+Both are PyTorch's: DistributedDataParallel and FSDP2's `fully_shard`, which change how a model is called and where its
+tensors lie, never what it computes.  Alone, a model is called as it is.
+"""
+
+import contextlib
+from collections import Counter
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from polyhead.models.transformer import Transformer
+from polyhead.train.world import World
+
+
+def is_sharded(world: World, how: str) -> bool:
+    return world.size > 1 and how == "sharded"
+
+
+def placed(model: nn.Module, world: World, how: str) -> nn.Module:
+    """The model on the world's device or, sharded, this process's part of it; its parameters are then DTensors."""
+    if not is_sharded(world, how):
+        return model.to(world.device)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    for unit in [*units(model), model]:  # moved to the device one by one, so that it never holds all of them
+        fully_shard(unit, mesh=mesh)
+    return model.to(world.device)  # buffers
+
+
+def units(model: nn.Module) -> list[nn.Module]:
+    """What is gathered and let go again by itself: the blocks of a transformer.  All else stays with the whole model.
+
+    Symbols that lie in a block are read before it is called, so its other parts are units then.  A parameter that two
+    units share would be taken apart twice, so whatever holds one is no unit.
+    """
+    blocks = [block for part in model.modules() if isinstance(part, Transformer) for block in part.blocks]
+    found: list[nn.Module] = []
+    for block in blocks:
+        parts = dict(block.named_children())
+        read_before = [parts.pop(name) for name in ("symbols", "cross_symbols") if name in parts]
+        found += list(parts.values()) if read_before else [block]
+    uses = _uses(model)
+    return [unit for unit in found if (own := _uses(unit)) and all(uses[key] == own[key] for key in own)]
+
+
+def _uses(model: nn.Module) -> Counter[int]:
+    """How often each parameter hangs somewhere in `model`."""
+    modules = [module for _, module in model.named_modules(remove_duplicate=False)]
+    return Counter(id(parameter) for module in modules for parameter in module.parameters(recurse=False))
+
+
+def called(model: nn.Module, world: World, how: str) -> nn.Module:
+    """What is called in training in place of `model`, whose parameters and names stay what they are."""
+    if world.size == 1 or how == "sharded":
+        return model
+    devices = [world.device] if world.device.type == "cuda" else None
+    # No model of ours leaves a parameter without a gradient or changes its buffers, so none of this is asked for.
+    return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+def exchanging(call: Any, last: bool) -> contextlib.AbstractContextManager[Any]:
+    """Around a forward and a backward pass whose gradients are added up over the processes if it is the `last` of an
+    update, and kept for that one otherwise."""
+    if isinstance(call, DistributedDataParallel):
+        return contextlib.nullcontext() if last else call.no_sync()
+    if hasattr(call, "set_requires_gradient_sync"):
+        call.set_requires_gradient_sync(last)
+    return contextlib.nullcontext()
+
+
+def let_go(model: nn.Module) -> None:
+    """Let go of what the last forward pass without a backward pass has gathered: parameters are parts again."""
+    parts: list[Any] = [module for module in model.modules() if hasattr(module, "reshard")]
+    for part in parts:
+        part.reshard()
+
+
+def norm_of_gradients(model: nn.Module, clip: float | None) -> Tensor:
+    """The norm over all processes' parts; gradients are scaled down to `clip` where it is longer."""
+    norm = whole(get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
+    if clip is not None:
+        clip_grads_with_norm_(model.parameters(), clip, norm)
+    return norm
+
+
+def whole(tensor: Any) -> Tensor:
+    """All of a tensor of which every process holds a part; any other as it is.  All processes must ask together."""
+    return tensor.full_tensor() if is_part(tensor) else tensor
+
+
+def is_part(tensor: object) -> bool:
+    return hasattr(tensor, "full_tensor")
+
+
+def like(value: Tensor, tensor: Any) -> Tensor:
+    """`value`, which every process holds, as `tensor` lies: this process's part of it, or all of it."""
+    if not is_part(tensor):
+        return value.to(tensor.device)
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
