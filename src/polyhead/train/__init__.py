@@ -1,5 +1,5 @@
 """Training: `run` trains one run in its folder, `sweep.sweep` many side by side, `population.train` many as one,
-`load_model` reads one back.
+`load_model` reads one back, `read_batch` the batch with which one diverged.
 
 Names are imported on first use, so that the worker and the command line start quickly.
 """
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyhead.train import population, sweep
+    from polyhead.train.bad_batch import read_batch
     from polyhead.train.checkpoint import load_model
     from polyhead.train.evaluation import evaluate
     from polyhead.train.folder import Result, read_config, read_result
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "load_model": "checkpoint",
+    "read_batch": "bad_batch",
     "evaluate": "evaluation",
     "Result": "folder",
     "read_config": "folder",
@@ -33,6 +35,7 @@ __all__ = [
     "evaluate",
     "load_model",
     "population",
+    "read_batch",
     "read_config",
     "read_result",
     "run",

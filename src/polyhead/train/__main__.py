@@ -1,12 +1,14 @@
 """The worker: `python -m polyhead.train RUN/config.json` trains that run in its folder, or goes on where it stopped.
 
-Exit codes: 0 done, 1 the disk failed, 2 a mistake in the input, 130 interrupted and saved.
+Exit codes (stop.py): 0 done, 1 the disk failed, 2 a mistake in the input or a run that diverged, 75 preempted and saved
+(inside a Slurm batch job it has asked to be queued again), 130 interrupted and saved.
 """
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
+
+from polyhead.train.stop import DISK, DONE, INTERRUPTED, MISTAKE, Interrupted, Preempted, requeue
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,13 +24,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         config = read_config(asked.config)
         run(config, progress=not asked.quiet, resume=True)
-    except KeyboardInterrupt as stop:
-        return _say(str(stop) or "interrupted", 128 + signal.SIGINT)
+    except Preempted as stop:
+        return _say(f"{stop}{requeue()}", stop.code)
+    except Interrupted as stop:
+        return _say(str(stop), stop.code)
+    except KeyboardInterrupt:
+        return _say("interrupted", INTERRUPTED)
     except ValueError as error:
-        return _say(str(error), 2)
+        return _say(str(error), MISTAKE)
     except OSError as error:
-        return _say(error.strerror or str(error), 1)
-    return 0
+        return _say(error.strerror or str(error), DISK)
+    return DONE
 
 
 def _say(text: str, code: int) -> int:

@@ -7,9 +7,10 @@
 Batches and dropout are pure functions of (seed, step), so no generator state is stored.  Nothing is ever unpickled.
 """
 
+import contextlib
 import json
 import pathlib
-import zlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,69 +21,124 @@ from torch import Tensor, nn
 from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.models.build import build
-from polyhead.train.folder import CHECKPOINT, read_config, write
+from polyhead.train.files import Damaged, checksum, forget, link, seal, unseal, write
+from polyhead.train.folder import BEST, CHECKPOINT, EARLIER, read_config, saves
 
 FORMAT = 1
 _STATES = ("exp_avg", "exp_avg_sq", "step")
 
 
 def save_checkpoint(
-    folder: pathlib.Path, model: nn.Module, optimiser: torch.optim.Optimizer, metadata: dict[str, Any]
+    folder: pathlib.Path,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    metadata: dict[str, Any],
+    *,
+    keep: int = 1,
+    best: bool = False,
+    patience: Callable[[Callable[[], None]], None] = lambda write: write(),
 ) -> None:
-    """Replace the folder's checkpoint in one step.  Raises OSError (full disk) and then leaves the old one whole."""
+    """Replace the folder's checkpoint in one step; `keep` of the last stay, and BEST names it, too, if it is `best`.
+
+    At every moment a whole checkpoint lies there under one of the names.  Raises OSError for a disk that `patience`
+    does not wait for.
+    """
     tensors = {f"model/{name}": _copy(value) for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         state = optimiser.state.get(parameter, {})
         tensors |= {f"optimiser/{name}/{key}": _copy(state[key]) for key in _STATES if key in state}
-    text = json.dumps({"format": FORMAT, **metadata, "checksum": _checksum(tensors)})
+    text = json.dumps(seal({"format": FORMAT, **metadata, "checksum": checksum(tensors)}))
+    data = save(tensors, {"polyhead": text})
+    patience(lambda: _put(folder, data, keep, best))
+
+
+def _put(folder: pathlib.Path, data: bytes, keep: int, best: bool) -> None:
+    """May be called again after any part of it has failed."""
     path = folder / CHECKPOINT
+    if keep > 1 and (step := step_of(path)) > 0:
+        link(path, folder / f"{EARLIER.format(step)}.safetensors")
+    write(path, data)
+    if best:
+        link(path, folder / BEST)
+    rotate(folder, keep)
+
+
+def rotate(folder: pathlib.Path, keep: int) -> None:
+    """Delete all checkpoints but the last `keep`, and the best."""
+    for path in sorted(saves(folder), key=step_of, reverse=True)[keep:]:
+        forget(path)
+
+
+def step_of(path: pathlib.Path) -> int:
+    """The step of a checkpoint, from its name or its first bytes; 0 if there is none to be had."""
+    if (said := path.stem.removeprefix("checkpoint-")).isdecimal():
+        return int(said)
     try:
-        write(path, save(tensors, {"polyhead": text}))
-    except OSError as error:
-        kept = "the last good checkpoint is untouched" if path.exists() else "there is no earlier checkpoint"
-        raise OSError(error.errno, f"{error.strerror}; {kept}") from None
+        return int(read_metadata(path)["step"])
+    except (ValueError, OSError):
+        return 0
+
+
+def candidates(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Where a run could go on, what is furthest first; a damaged newest one is among them, before all others."""
+    newest, best = folder / CHECKPOINT, folder / BEST
+    found = sorted(saves(folder), key=step_of, reverse=True)
+    if newest in found and step_of(newest) == 0:
+        found = [newest, *(path for path in found if path != newest)]
+    return [*found, best] if best.exists() else found
 
 
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()  # a copy: tied tensors may not share memory in the file
 
 
-def _checksum(tensors: dict[str, Tensor]) -> int:
-    """Safetensors checks sizes only; a flipped bit must not pass for a parameter."""
-    value = 0
-    for name in sorted(tensors):
-        value = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, zlib.crc32(name.encode(), value))
-    return value
+def read_metadata(path: pathlib.Path) -> dict[str, Any]:
+    """What is written about the tensors of a checkpoint; they themselves are not read.  Raises as read_checkpoint."""
+    with _opened(path) as file:
+        return _metadata(file, path)
 
 
-def read_checkpoint(folder: pathlib.Path, digest: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and metadata.  Raises ValueError for a file that is damaged, foreign or of another run."""
-    path = folder / CHECKPOINT
-    try:
-        with safe_open(path, "pt") as file:
-            text = (file.metadata() or {}).get("polyhead")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except FileNotFoundError:
-        raise ValueError(f"checkpoint: {path} does not exist: this run has not been trained yet") from None
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"checkpoint: {path} is damaged ({' '.join(str(error).split())})") from None
-    if text is None:
-        raise ValueError(f"checkpoint: {path} was not written by polyhead")
-    try:
-        metadata = json.loads(text)
-        if not isinstance(metadata, dict):
-            raise ValueError
-    except ValueError:
-        raise ValueError(f"checkpoint: {path} is damaged (its metadata cannot be read)") from None
-    if metadata.get("format") != FORMAT:
-        raise ValueError(f"checkpoint: {path} has format {metadata.get('format')} but this version reads {FORMAT}")
-    if lost := [name for name in ("checksum", "digest", "step") if name not in metadata]:
-        raise ValueError(f"checkpoint: {path} is damaged (its metadata lacks {lost[0]!r})")
-    if metadata["checksum"] != _checksum(tensors):
-        raise ValueError(f"checkpoint: {path} is damaged (its contents do not match their checksum)")
+def read_checkpoint(
+    folder: pathlib.Path, digest: str, name: str = CHECKPOINT
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and metadata.  Raises Damaged for a file that is not as it was written, ValueError for one of another
+    run or version."""
+    path = folder / name
+    with _opened(path) as file:
+        metadata = _metadata(file, path)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    if metadata["checksum"] != checksum(tensors):
+        raise Damaged(f"checkpoint: {path} is damaged (its contents do not match their checksum)")
     if metadata["digest"] != digest:
         raise ValueError(f"checkpoint: {path} belongs to run {metadata['digest']} but the folder's run is {digest}")
     return tensors, metadata
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except FileNotFoundError:
+        raise ValueError(f"checkpoint: {path} does not exist: this run has not been trained yet") from None
+    except (SafetensorError, OSError) as error:
+        raise Damaged(f"checkpoint: {path} is damaged ({' '.join(str(error).split())})") from None
+
+
+def _metadata(file: Any, path: pathlib.Path) -> dict[str, Any]:
+    text = (file.metadata() or {}).get("polyhead")
+    if text is None:
+        raise Damaged(f"checkpoint: {path} was not written by polyhead")
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Damaged(f"checkpoint: {path} is damaged (its metadata cannot be read)") from None
+    metadata = unseal(values, f"checkpoint: {path}")
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"checkpoint: {path} has format {metadata.get('format')} but this version reads {FORMAT}")
+    if lost := [name for name in ("checksum", "digest", "step") if name not in metadata]:
+        raise Damaged(f"checkpoint: {path} is damaged (its metadata lacks {lost[0]!r})")
+    return metadata
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: object) -> None:
@@ -119,12 +175,37 @@ def load_optimiser(
         optimiser.state[parameter] = {key: value.to(place[key], copy=True) for key, value in state.items()}
 
 
-def load_model(folder: str | pathlib.Path, device: str | torch.device = "cpu") -> tuple[Run, Any]:
-    """The run of a folder and its trained model, in eval mode on `device`."""
+def restore(path: pathlib.Path, digest: str, model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+    """Fill model and optimiser from a checkpoint; its metadata.  Raises as read_checkpoint."""
+    tensors, metadata = read_checkpoint(path.parent, digest, path.name)
+    load_weights(model, tensors, path)
+    load_optimiser(model, optimiser, tensors, path)
+    return metadata
+
+
+def load_model(
+    folder: str | pathlib.Path, device: str | torch.device = "cpu", which: str | int = "newest"
+) -> tuple[Run, Any]:
+    """The run of a folder and its trained model, in eval mode on `device`.
+
+    `which`: "newest", "best" (of the checkpoints that were evaluated, by the headline metric on the validation split,
+    or on the first that is evaluated), or the step of a checkpoint that is still there.
+    """
     config = read_config(folder)
-    path = pathlib.Path(config.folder or folder)
-    tensors, _ = read_checkpoint(path, configs.digest(config))
+    path = _find(pathlib.Path(config.folder or folder), which)
+    tensors, _ = read_checkpoint(path.parent, configs.digest(config), path.name)
     with torch.random.fork_rng(devices=[]):
         model = build(config.model)
-    load_weights(model, tensors, path / CHECKPOINT)
+    load_weights(model, tensors, path)
     return config, model.to(device).eval()
+
+
+def _find(folder: pathlib.Path, which: str | int) -> pathlib.Path:
+    names = {"newest": CHECKPOINT, "best": BEST}
+    if which in names:
+        return folder / names[str(which)]
+    there = {step_of(path): path for path in candidates(folder) if path.suffix == ".safetensors"}
+    if not str(which).isdecimal() or int(which) not in there:
+        held = ", ".join(map(str, sorted(there)))
+        raise ValueError(f"checkpoint: {folder} has none of {which!r} (choose from newest, best, {held})")
+    return there[int(which)]

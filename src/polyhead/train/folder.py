@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import datetime
+import errno
+import io
 import json
 import os
 import pathlib
@@ -16,13 +18,15 @@ import torch
 
 from polyhead import config as configs
 from polyhead.config import Run
+from polyhead.train.files import DAMAGED, Damaged, forget, seal, unseal, write
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.safetensors", "result.json"
+EARLIER, BEST, BAD_BATCH = "checkpoint-{:08}", "best.safetensors", "bad_batch.safetensors"
 LOCK = ".lock"
 
 
 class Held(ValueError):
-    """Another process trains in the folder."""
+    """Another process is training in the folder."""
 
 
 @dataclass(frozen=True)
@@ -63,49 +67,41 @@ def read_config(folder: str | pathlib.Path) -> Run:
 
 
 def read_result(folder: str | pathlib.Path) -> Result | None:
-    """The result of a finished run, or None while it is not finished."""
+    """The result of a finished run, or None while it is not finished.  Raises Damaged."""
     path = pathlib.Path(folder) / RESULT
     if not path.is_file():
         return None
     try:
-        values = json.loads(path.read_text())
-        given = values if isinstance(values, dict) else {"scores": values}
-        scores, about = (given.get(name, {}) for name in ("scores", "environment"))
+        values = unseal(json.loads(path.read_bytes()), path)
+        scores, about = (values.get(name, {}) for name in ("scores", "environment"))
         tables = (scores, about, *(scores.values() if isinstance(scores, dict) else ()))
         if not all(isinstance(table, dict) for table in tables):
             raise TypeError("scores and environment must be tables")
-        return Result(**given, folder=path.parent)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: not a result ({error})") from None
+        return Result(**values, folder=path.parent)
+    except Damaged:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Damaged(f"{path}: not a result ({error})") from None
+
+
+def finished(folder: str | pathlib.Path) -> Result | None:
+    """The result if there is one that can be read: who else trains the run finds out what is wrong with the other."""
+    try:
+        return read_result(folder)
+    except Damaged:
+        return None
 
 
 def write_result(result: Result) -> None:
     """The inverse of `read_result`."""
     values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "folder"}
-    write(result.folder / RESULT, (json.dumps(values, indent=2) + "\n").encode())
+    write(result.folder / RESULT, (json.dumps(seal(values), indent=2) + "\n").encode())
 
 
-def write(path: pathlib.Path, data: bytes) -> None:
-    """Replace `path` by `data` in one step: after a crash or on a full disk the old file is whole.  Raises OSError."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise OSError(error.errno, f"{path}: cannot be written ({error.strerror})") from None
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: pathlib.Path) -> None:
-    with contextlib.suppress(OSError):  # not every system can open a folder
-        handle = os.open(folder, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+def saves(folder: pathlib.Path) -> list[pathlib.Path]:
+    """All checkpoints in `folder` but the best: the newest, and those whose name says their step."""
+    found = [folder / CHECKPOINT, *folder.glob("checkpoint-*.safetensors"), *folder.glob("checkpoint-*.sharded")]
+    return [path for path in found if path.exists()]
 
 
 @contextlib.contextmanager
@@ -175,31 +171,59 @@ def clear(folder: pathlib.Path) -> None:
     """Forget all training in `folder`, and what text it was."""
     from polyhead.tasks import text_tokens
 
-    for name in (METRICS, CHECKPOINT, RESULT, text_tokens.FILE, text_tokens.RECORD):
-        (folder / name).unlink(missing_ok=True)
+    names = (RESULT, METRICS, BEST, BAD_BATCH, text_tokens.FILE, text_tokens.RECORD)
+    for path in [*(folder / name for name in names), *saves(folder), *folder.glob("*" + DAMAGED)]:
+        forget(path)
 
 
 class Metrics:
-    """The rows of metrics.jsonl.  Opening keeps what `keep` wants, without a last line that a crash cut short."""
+    """The rows of metrics.jsonl, each with its checksum.  Opening keeps what `keep` wants, without damaged rows."""
 
-    def __init__(self, folder: pathlib.Path, keep: Callable[[dict[str, Any]], bool]) -> None:
-        self.path = folder / METRICS
-        kept = [row for row in read_metrics(folder) if keep(row)]
-        write(self.path, "".join(json.dumps(row) + "\n" for row in kept).encode())
-        self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open for the whole run)
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        keep: Callable[[dict[str, Any]], bool],
+        patience: Callable[[Callable[[], None]], None] = lambda write: write(),
+    ) -> None:
+        self.path, self.patience = folder / METRICS, patience
+        text = b"".join(_line(row) for row in read_metrics(folder) if keep(row))
+        write(self.path, text)
+        self.size = len(text)
+        self.file: io.FileIO | None = None
 
     def add(self, row: dict[str, Any]) -> None:
-        """Append a row.  Raises OSError on a full disk."""
-        try:
-            self.file.write((json.dumps(row) + "\n").encode())
-        except OSError as error:
-            raise OSError(error.errno, f"{self.path}: cannot be written ({error.strerror})") from None
+        """Append a row.  Raises OSError for a disk that `patience` does not wait for."""
+        self.patience(lambda: self._try(lambda file: self._append(file, _line(row))))
 
     def sync(self) -> None:
-        os.fsync(self.file.fileno())
+        self.patience(lambda: self._try(lambda file: os.fsync(file.fileno())))
 
     def close(self) -> None:
-        self.file.close()
+        if self.file is not None:
+            self.file.close()
+        self.file = None
+
+    def _try(self, do: Callable[[io.FileIO], None]) -> None:
+        """Do it with the file, which is opened again after a failure: the share it was on may have been away."""
+        try:
+            if self.file is None:
+                self.file = io.FileIO(os.open(self.path, os.O_WRONLY | os.O_APPEND), "ab")
+                os.truncate(self.path, min(self.size, os.stat(self.path).st_size))  # half a row
+            do(self.file)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self.close()
+            self.file = None
+            raise OSError(error.errno, f"{self.path}: cannot be written ({error.strerror})") from None
+
+    def _append(self, file: io.FileIO, line: bytes) -> None:
+        if file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.size += len(line)
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return (json.dumps(seal(row)) + "\n").encode()
 
 
 def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
@@ -208,10 +232,10 @@ def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
-            row = json.loads(line)
-        except ValueError:
+            row = unseal(json.loads(line), path)
+        except (ValueError, RecursionError):
             continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int) and "kind" in row:
+        if isinstance(row.get("step"), int) and "kind" in row:
             rows.append(row)
     return rows
 

@@ -1,15 +1,34 @@
 """What a run leaves on the disk so that it can go on, and what is told when it diverges."""
 
+import contextlib
+import math
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyhead import config as configs
 from polyhead.config import Run
-from polyhead.train.checkpoint import load_optimiser, load_weights, read_checkpoint, save_checkpoint
-from polyhead.train.folder import CHECKPOINT
+from polyhead.train import checkpoint
+from polyhead.train.bad_batch import first_bad, write_batch
+from polyhead.train.checkpoint import candidates, read_metadata
+from polyhead.train.disk import Patience, tell
+from polyhead.train.files import Damaged, link, set_aside
+from polyhead.train.folder import BAD_BATCH, BEST, CHECKPOINT
+from polyhead.train.parallel import is_sharded, own_part, whole
+from polyhead.train.world import World
+
+
+def _restore_sharded(*what: Any) -> dict[str, Any]:
+    from polyhead.train.checkpoint_sharded import restore_sharded  # importing it takes as long as a second
+
+    return restore_sharded(*what)
+
+
+READ: dict[str, Callable[..., dict[str, Any]]] = {".safetensors": checkpoint.restore, ".sharded": _restore_sharded}
+"""How a checkpoint is read, by the end of its name: (path, digest, model, optimiser) -> metadata.  Raises Damaged."""
 
 
 class Saver:
@@ -22,39 +41,137 @@ class Saver:
         model: nn.Module,
         optimiser: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
+        patience: Patience,
+        *,
+        world: World | None = None,
     ) -> None:
-        self.config, self.folder = config, folder
+        self.config, self.folder, self.patience = config, folder, patience
         self.model, self.optimiser, self.scaler = model, optimiser, scaler
+        self.digest = configs.digest(config)
+        self.world = world or World.alone()
+        self.sharded = is_sharded(self.world, config.parallel)
         self.saved = 0
+        self.losses: list[Tensor] = []  # of the steps since somebody looked
+        self.rating = Rating(config, folder, self.digest)
 
     def load(self) -> tuple[int, float]:
-        """Fill model and optimiser from the folder's checkpoint; steps done and seconds they took, 0 without one."""
-        path = self.folder / CHECKPOINT
-        if not path.exists():
-            return 0, 0.0
-        tensors, metadata = read_checkpoint(self.folder, configs.digest(self.config))
-        load_weights(self.model, tensors, path)
-        load_optimiser(self.model, self.optimiser, tensors, path)
-        if metadata["scaler"]:
-            self.scaler.load_state_dict(metadata["scaler"])
-        self.saved = metadata["step"]
-        return metadata["step"], metadata["seconds"]
+        """Fill model and optimiser from the last checkpoint that is whole; steps done and seconds they took, 0 without.
+
+        A damaged one is set aside.  Raises ValueError for a checkpoint of another run or version.
+        """
+        found = candidates(self.folder)
+        self.world.meet()  # all have seen the same files
+        for path in found:
+            if (metadata := self._read(path)) is None:
+                continue
+            if path.suffix == ".safetensors" and path.name != CHECKPOINT and self.world.first:
+                link(path, self.folder / CHECKPOINT)
+            if (path != found[0] or path.name == BEST) and self.world.first:
+                tell(f"{self.config.name}: going on from {path.name}, step {metadata['step']}")
+            if metadata["scaler"]:
+                self.scaler.load_state_dict(metadata["scaler"])
+            self.saved = metadata["step"]
+            return metadata["step"], metadata["seconds"]
+        if found and self.world.first:
+            tell(f"{self.config.name}: no checkpoint is left, so it begins anew; the result will be the same")
+        return 0, 0.0
+
+    def _read(self, path: pathlib.Path) -> dict[str, Any] | None:
+        """The metadata of a checkpoint that was read, or None of one that is damaged and was set aside."""
+        metadata, error = None, Damaged(f"checkpoint: {path} is damaged for another process")
+        try:
+            metadata = READ[path.suffix](path, self.digest, self.model, self.optimiser)
+        except Damaged as found:
+            error = found
+        if not self.world.sum(torch.tensor([float(metadata is None)])):
+            return metadata
+        if self.world.first:
+            set_aside(path, error)
+        return None
 
     def save(self, step: int, seconds: float) -> None:
-        """Replace the checkpoint.  Raises ValueError for parameters that are not finite, OSError on a full disk."""
-        whole = torch.stack([p.detach().isfinite().all() for p in self.model.parameters()]).all().item()
-        self.demand(whole, f"parameters of {self.config.name} are not finite", step)
-        metadata: dict[str, Any] = {"digest": configs.digest(self.config), "step": step, "seconds": seconds}
-        save_checkpoint(self.folder, self.model, self.optimiser, {**metadata, "scaler": self.scaler.state_dict()})
+        """Replace the checkpoint; a disk that fails is waited for.  Raises ValueError for parameters not finite."""
+        bad = (~torch.stack([own_part(p).detach().isfinite().all() for p in self.model.parameters()])).sum().cpu()
+        self.demand(self.world.sum(bad) == 0, f"parameters of {self.config.name} are not finite", step)
+        score, best = self.rating.at(step)
+        metadata: dict[str, Any] = {"digest": self.digest, "step": step, "seconds": seconds, "score": score}
+        metadata["scaler"] = self.scaler.state_dict()
+        how: dict[str, Any] = {"keep": self.config.train.keep, "patience": self.patience}
+        if self.sharded:
+            from polyhead.train.checkpoint_sharded import save_sharded
+
+            save_sharded(self.folder, self.model, self.optimiser, metadata, **how)
+        elif self.world.first:
+            checkpoint.save_checkpoint(self.folder, self.model, self.optimiser, metadata, best=best, **how)
+        self.rating.kept(step)
         self.saved = step
 
+    def finish(self, step: int, seconds: float) -> None:
+        """Of a sharded run, write the checkpoint that every reader knows, too: from all parts, by the first process."""
+        if not self.sharded:
+            return
+        metadata = {"digest": self.digest, "step": step, "seconds": seconds, "score": None, "scaler": {}}
+        if self.world.first:
+            how: dict[str, Any] = {"keep": self.config.train.keep, "patience": self.patience}
+            checkpoint.save_checkpoint(self.folder, self.model, self.optimiser, metadata, **how)
+        else:
+            for _, part in checkpoint.state(self.model, self.optimiser):
+                whole(part)
+
     def demand(self, fine: object, what: str, step: int) -> None:
-        """Stop training, with advice, unless `fine`."""
+        """Stop training, with advice and the batch that did it, unless `fine`."""
         if not fine:
-            raise ValueError(diverged(what, step, self.saved))
+            self.world.lead(lambda: self._diverged(what, step, self.world.total(self.losses)))
+        self.losses.clear()
+
+    def _diverged(self, what: str, step: int, losses: list[Tensor]) -> int:
+        bad = first_bad(losses)
+        first = step if bad is None else step - len(losses) + bad + 1
+        raise ValueError(diverged(what, self.config, self.folder, step, first, self.saved))
 
 
-def diverged(what: str, step: int, saved: int) -> str:
-    """The advice of a run whose loss or parameters (`what`) are not finite."""
+class Rating:
+    """Which checkpoint is the best: by the headline metric on the validation split, else on the first evaluated."""
+
+    def __init__(self, config: Run, folder: pathlib.Path, digest: str) -> None:
+        evaluated = config.train.evaluate
+        self.split = "validation" if "validation" in evaluated else next(iter(evaluated), None)
+        self.metric, self.sign = config.task.metric, 1 if config.task.better == "higher" else -1
+        self.step, self.score = 0, None
+        self.best: float | None = None
+        path = folder / BEST
+        with contextlib.suppress(ValueError):  # one that is damaged is no best one
+            metadata = read_metadata(path) if path.exists() else {}
+            if metadata.get("digest") == digest:
+                self.best = metadata.get("score")
+
+    def evaluated(self, step: int, scores: dict[str, dict[str, float]]) -> None:
+        value = scores.get(str(self.split), {}).get(self.metric)
+        self.step, self.score = step, value if value is not None and math.isfinite(value) else None
+
+    def at(self, step: int) -> tuple[float | None, bool]:
+        """The score of step `step`, if it was evaluated, and whether there was no better one."""
+        score = self.score if self.step == step else None
+        return score, score is not None and (self.best is None or self.sign * (score - self.best) > 0)
+
+    def kept(self, step: int) -> None:
+        """The checkpoint of step `step` is on the disk."""
+        score, best = self.at(step)
+        self.best = score if best else self.best
+
+
+def diverged(what: str, config: Run, folder: pathlib.Path, step: int, first: int, saved: int) -> str:
+    """The advice of a run whose loss or parameters (`what`) were seen not to be finite at `step`, first at `first`.
+
+    The batch of that first step is written into the folder.
+    """
     kept = f"the checkpoint of step {saved} is kept" if saved else "there is no checkpoint yet"
-    return f"train: {what} at step {step}; {kept}; lower train.lr or set train.clip"
+    said = f"train: {what} at step {first}; {kept}; lower train.lr or set train.clip"
+    about = {"digest": configs.digest(config), "split": "train", "seed": config.seed, "step": first, "seen": step}
+    path = folder / BAD_BATCH
+    try:
+        batch = config.task.batch("train", config.train.batch_size, seed=config.seed, step=first - 1)
+        write_batch(path, batch, {**about, "what": what})
+    except OSError as error:  # it can be drawn again
+        return f"{said} (its batch could not be saved: {error.strerror})"
+    return f"{said}; its batch: {path}"

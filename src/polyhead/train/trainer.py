@@ -1,9 +1,13 @@
 """One run in its folder, from its checks to its result."""
 
-from polyhead.config import Run
+import pathlib
+
+from polyhead.config import Run, digest
+from polyhead.train.checkpoint import read_checkpoint
 from polyhead.train.checks import check, read_all
 from polyhead.train.device import process
-from polyhead.train.folder import CHECKPOINT, Result, claim, clear, folder_of, read_result
+from polyhead.train.files import DAMAGED, Damaged, set_aside
+from polyhead.train.folder import CHECKPOINT, RESULT, Result, claim, clear, folder_of, read_result, saves
 from polyhead.train.loop import Loop
 from polyhead.train.stop import Stop
 
@@ -12,25 +16,41 @@ def run(config: Run, *, progress: bool = True, resume: bool = False, again: bool
     """Train `config` in its folder and return what it reached; a finished run is returned as it is.
 
     `resume`: go on from the folder's checkpoint if there is one.  `again`: forget what is there and start over.
+    Damaged files are set aside, and the run goes on from the last whole checkpoint.  A disk that fails is waited for.
     Raises ValueError when the folder holds another run, or an unfinished one and neither is asked for; OSError when the
-    disk is full (the last good checkpoint survives); Interrupted after Ctrl-C or SIGTERM, when everything is saved.
+    disk fails before the first step; Interrupted after Ctrl-C, SIGTERM or SIGUSR1, when everything is saved.
     """
     check(config)
     folder = folder_of(config)
     with claim(config, folder):
         if again:
             clear(folder)
-        if (done := read_result(folder)) is not None:
+        if (done := _done(config, folder, resume)) is not None:
             return done
-        if (folder / CHECKPOINT).exists() and not resume:
+        if saves(folder) and not resume and not (folder / (RESULT + DAMAGED)).exists():
             raise ValueError(
                 f"train: {folder} holds an unfinished run; go on with `polyhead resume {folder}`, or train again"
             )
         read_all(config)
         config.task.keep(folder)
         with process(config) as device, Stop() as stop:
-            loop = Loop(config, folder, device, progress)
+            loop = Loop(config, folder, device, progress, stop)
             try:
                 return loop.fit(stop)
             finally:
                 loop.close()
+
+
+def _done(config: Run, folder: pathlib.Path, resume: bool) -> Result | None:
+    """The result of a finished run; one that is damaged is made again, and so is a damaged model if `resume`."""
+    try:
+        result = read_result(folder)
+    except Damaged as error:
+        set_aside(folder / RESULT, error)
+        return None
+    if result is not None and resume and (folder / CHECKPOINT).exists():
+        try:
+            read_checkpoint(folder, digest(config))
+        except Damaged:  # what follows sets it aside
+            return None
+    return result

@@ -1,0 +1,65 @@
+"""A disk that fails pauses a run: it says so in one line and tries again until the disk works or the run shall stop."""
+
+import errno
+import sys
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from tqdm import tqdm
+
+from polyhead.train.stop import Stop
+
+SECONDS = 30
+"""Between two attempts."""
+sleep = time.sleep
+
+PASSING = {
+    getattr(errno, name)
+    for name in (
+        *("ENOSPC", "EDQUOT", "EFBIG"),  # full, or a limit that somebody can raise
+        *("EIO", "EREMOTEIO", "EROFS", "ENODEV", "ENXIO"),  # the device fails; Linux then mounts it read-only
+        *("ENOENT", "ESTALE", "ENOTCONN", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH", "ENETUNREACH"),  # a share is gone
+    )
+    if hasattr(errno, name)
+}
+"""Errors that may pass; all others are raised as they come."""
+
+T = TypeVar("T")
+
+
+class Patience:
+    """`patience(write)` calls `write` until it succeeds.  Raises its OSError unless that may pass, Interrupted when a
+    signal comes in a pause."""
+
+    def __init__(self, stop: Stop) -> None:
+        self.stop = stop
+
+    def __call__(self, write: Callable[[], T]) -> T:
+        paused = False
+        while True:
+            try:
+                done = write()
+            except OSError as error:
+                if error.errno not in PASSING:
+                    raise
+                if not paused:
+                    tell(f"paused: {error.strerror}; tried again every {SECONDS} s until the disk works")
+                paused = True
+                self._rest(error)
+            else:
+                if paused:
+                    tell("the disk works again: going on")
+                return done
+
+    def _rest(self, error: OSError) -> None:
+        for _ in range(SECONDS):
+            if self.stop.asked:
+                raise self.stop.interrupted(f"stopped, not saved: {error.strerror}; what was saved before is kept")
+            sleep(1.0)
+
+
+def tell(text: str) -> None:
+    """One line on standard error, above any bar."""
+    tqdm.write(text, file=sys.stderr)
+    sys.stderr.flush()
