@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polyhead import spec
-from polyhead.shapes import LETTERS, one_of, shaped
+from polyhead.shapes import one_of, shaped
 
 
 @shaped
@@ -85,51 +85,6 @@ def test_unknown_names_get_the_nearest():
         one_of("op", "act", "rellu", spec.ACTS)
     with pytest.raises(ValueError, match=r"op: unknown act 7 \(choose from"):
         one_of("op", "act", 7, spec.ACTS)
-
-
-def test_the_table_of_mechanisms_speaks_the_alphabet():
-    for mechanism in spec.MECHANISMS:
-        for step in mechanism.steps:
-            assert set(step.replace("->", " ").replace(",", " ").split()) <= set(LETTERS)
-
-
-def test_the_table_of_mechanisms_is_what_the_ops_compute():
-    """The einsum strings of the table, run as they stand, give the ops' outputs."""
-    from einops import einsum
-
-    import polyhead as ph
-
-    torch.manual_seed(0)
-    q, k, v, q_rel, k_rel = torch.randn(5, 2, 4, 3, 5, dtype=torch.float64)
-    weight = torch.randn(3, 5, 3, dtype=torch.float64)
-    for mechanism in spec.MECHANISMS:
-        code = einsum(q * 5**-0.5, k, mechanism.steps[0])
-        if mechanism.normalise == "softmax":
-            code = code.softmax(-1)
-        elif mechanism.normalise == "rms_heads":
-            code = code / (code.square().mean(1, keepdim=True) + spec.RMS_HEADS_EPS).sqrt()
-        given, steps = [q, k, v], mechanism.steps
-        if mechanism.config in ("Relational", "Disentangled"):
-            given = [q, k, q_rel, k_rel, v]
-            related = einsum(q_rel * 5**-0.5, k_rel, steps[1])
-        if mechanism.config == "Relational":
-            given.append(weight)
-            y = einsum(code, v, steps[2]) + einsum(weight, einsum(code, related, steps[3]), steps[4])
-        elif mechanism.config == "Disentangled":
-            y = einsum(code * related, v, steps[2])
-        else:
-            y = v
-            for i, step in enumerate(steps[1:]):
-                y = einsum(code, y.relu() if i else y, step)
-        torch.testing.assert_close(getattr(ph.ops, mechanism.op)(*given), y)
-        assert getattr(ph, mechanism.config)(2).heads == 2
-
-
-def test_an_amount_is_the_value_of_its_formula():
-    sizes = {"m": 10, "d": 3, "e": 4, "r": 6, "p": 5, "h": 2}
-    assert spec.amount("2 m (d + e)", sizes) == 140
-    assert spec.amount("m m + 2 m r p / h + e r", sizes) == 100 + 300 + 24
-    assert spec.amount("r p / h", {"r": 3, "p": 2, "h": 2}) == 3
 
 
 @pytest.mark.compile

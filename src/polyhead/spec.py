@@ -75,8 +75,8 @@ class Step(NamedTuple):
     """One einsum: `result` of the arrays it `reads`, and what its numbers go through `then`.
 
     `then` is "code" (times the scale, plus the bias, normalised or through `act`, masked, times keep) or the name of
-    the option that holds an activation (`relation_act` is of the product divided by the root of p).  Results of one
-    name add up.
+    the option that holds an activation (`relation_act` is of the product divided by the root of p).  Steps to `out`
+    add up; any other result takes the place of an earlier one of its name.
     """
 
     result: str

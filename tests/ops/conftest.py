@@ -1,6 +1,6 @@
 """The oracle of the ops: every sum written as a Python loop over explicit indices, in float64, without polyhead.
 
-`problem` makes random arguments; `oracle` answers them.
+`problem` makes random arguments (support/problems.py); `oracle` answers them.
 """
 
 import itertools
@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import pytest
-import torch
+from problems import make_arguments, make_problem
 
 ACTS = {
     "identity": lambda x: x,
@@ -157,62 +157,9 @@ def oracle():
     return Oracle
 
 
-def make_bias(kind, b, h, t, s, dtype):
-    shapes = {"offset": (h, t + s - 1), "dense": (1, h, t, s), "per_sample": (b, 1, t, s)}
-    return None if kind is None else torch.randn(shapes[kind], dtype=dtype, requires_grad=True)
-
-
-def make_mask(kind, b, h, t, s):
-    """`rows`: one query of sample 0 may look nowhere, in all heads; `plane`: one of every sample; `keys`: padding."""
-    if kind is None:
-        return None
-    if kind == "keys":
-        mask = torch.rand(b, 1, 1, s) > 0.3
-        mask[..., -1] = True
-        return mask
-    mask = torch.rand((b, h, t, s) if kind == "rows" else (t, s)) > 0.4
-    (mask[0] if kind == "rows" else mask)[..., t // 2, :] = False
-    return mask
-
-
-def make_problem(
-    t, s, *, bias=None, mask=None, causal=False, window=None, edges=None, keep=False, b=2, h=4, g=2, d=3, e=5,
-    dtype=torch.float64,
-):  # fmt: skip
-    """q, k, v and the options of a call; the caller seeds.  With `edges`, a single sample of packed sequences."""
-    b = b if edges is None else 1
-    q, k, v = (
-        torch.randn(size, dtype=dtype, requires_grad=True) for size in ((b, t, h, d), (b, s, g, d), (b, s, g, e))
-    )
-    options = {
-        "bias": make_bias(bias, b, h, t, s, dtype),
-        "mask": make_mask(mask, b, h, t, s),
-        "causal": causal,
-        "window": window,
-        "cu_seqlens": None if edges is None else torch.tensor(edges, dtype=torch.int32),
-        "keep": (torch.rand(1, 1, t, s) > 0.3).to(dtype) / 0.7 if keep else None,
-    }
-    return (q, k, v), options
-
-
 @pytest.fixture
 def problem():
     return make_problem
-
-
-def make_arguments(op, qkv, *, offset=False, r=3, p=2, symmetric=False):
-    """The tensors of an op, in order, for such q, k, v: with relations and symbols where it has them."""
-    q, k, v = qkv
-    (b, t, h, _), (_, s, g, e) = q.shape, v.shape
-    how = {"dtype": q.dtype, "requires_grad": True}
-    symbols = torch.randn(t + s - 1, g, e, **how) if offset else v
-    if op not in ("relational", "disentangled"):
-        return [q, k, symbols]
-    sent = r if op == "relational" else g
-    q_rel = torch.randn(b, t, r if op == "relational" else h, p, **how)
-    k_rel = q_rel if symmetric and q_rel.shape == (b, s, sent, p) else torch.randn(b, s, sent, p, **how)
-    weight = [torch.randn(h, e, r, **how)] if op == "relational" else []
-    return [q, k, q_rel, k_rel, symbols, *weight]
 
 
 @pytest.fixture
