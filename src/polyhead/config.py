@@ -344,6 +344,9 @@ class Run(Checked):
     deterministic: bool = plain(False)
     threads: int | None = plain(None)
     folder: str | None = plain(None)
+    parallel: str = plain("data")
+    """On several devices: every one holds the model and its rows of a batch ("data"), or a part of the model, too
+    ("sharded")."""
     track: tuple[str, ...] = plain(())
     """Trackers beside metrics.jsonl: tensorboard, wandb, trackio."""
 
@@ -351,6 +354,7 @@ class Run(Checked):
         super().__post_init__()
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"Run: threads must be at least 1, or None, but is {self.threads}")
+        one_of("Run", "parallel", self.parallel, ("data", "sharded"))
 
     @property
     def transformer(self) -> TransformerConfig:

@@ -1,7 +1,8 @@
 """The worker: `python -m polyhead.train RUN/config.json` trains that run in its folder, or goes on where it stopped.
 
 Exit codes (stop.py): 0 done, 1 the disk failed, 2 a mistake in the input or a run that diverged, 75 preempted and saved
-(inside a Slurm batch job it has asked to be queued again), 130 interrupted and saved.
+(inside a Slurm batch job it has asked to be queued again), 130 interrupted and saved; of a run on several devices 3:
+another process of it ended.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from polyhead.train.stop import DISK, DONE, INTERRUPTED, MISTAKE, Interrupted, Preempted, requeue
+from polyhead.train.world import Lost, leave, speaks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(str(stop), stop.code)
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
+    except Lost as error:  # told where it happened
+        return leave(error.code)
     except ValueError as error:
         return _say(str(error), MISTAKE)
     except OSError as error:
@@ -38,8 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say(text: str, code: int) -> int:
-    print(f"polyhead: {text}", file=sys.stderr)
-    return code
+    if speaks():
+        print(f"polyhead: {text}", file=sys.stderr)
+    return leave(code)
 
 
 if __name__ == "__main__":

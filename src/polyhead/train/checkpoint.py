@@ -22,10 +22,11 @@ from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.models.build import build
 from polyhead.train.files import Damaged, checksum, forget, link, seal, unseal, write
-from polyhead.train.folder import BEST, CHECKPOINT, EARLIER, read_config, saves
+from polyhead.train.folder import BEST, CHECKPOINT, EARLIER, read_config, read_result, saves
+from polyhead.train.parallel import like, whole
 
 FORMAT = 1
-_STATES = ("exp_avg", "exp_avg_sq", "step")
+STATES = ("exp_avg", "exp_avg_sq", "step")
 
 
 def save_checkpoint(
@@ -43,13 +44,18 @@ def save_checkpoint(
     At every moment a whole checkpoint lies there under one of the names.  Raises OSError for a disk that `patience`
     does not wait for.
     """
-    tensors = {f"model/{name}": _copy(value) for name, value in model.state_dict().items()}
-    for name, parameter in model.named_parameters():
-        state = optimiser.state.get(parameter, {})
-        tensors |= {f"optimiser/{name}/{key}": _copy(state[key]) for key in _STATES if key in state}
+    tensors = {name: _copy(value) for name, value in state(model, optimiser)}
     text = json.dumps(seal({"format": FORMAT, **metadata, "checksum": checksum(tensors)}))
     data = save(tensors, {"polyhead": text})
     patience(lambda: _put(folder, data, keep, best))
+
+
+def state(model: nn.Module, optimiser: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a checkpoint by name."""
+    yield from ((f"model/{name}", value.detach()) for name, value in model.state_dict().items())
+    for name, parameter in model.named_parameters():
+        kept = optimiser.state.get(parameter, {})
+        yield from ((f"optimiser/{name}/{key}", kept[key]) for key in STATES if key in kept)
 
 
 def _put(folder: pathlib.Path, data: bytes, keep: int, best: bool) -> None:
@@ -79,6 +85,23 @@ def step_of(path: pathlib.Path) -> int:
         return 0
 
 
+def owner(folder: pathlib.Path) -> str | None:
+    """The run that was trained in `folder`: "" where that can no longer be read, None where none was."""
+    found = candidates(folder)
+    for path in found:
+        with contextlib.suppress(ValueError):
+            if path.is_dir():
+                from polyhead.train.checkpoint_sharded import read_index
+
+                return str(read_index(path)["digest"])
+            return str(read_metadata(path)["digest"])
+    with contextlib.suppress(ValueError):
+        if (result := read_result(folder)) is not None:
+            return result.digest
+        return "" if found else None
+    return ""
+
+
 def candidates(folder: pathlib.Path) -> list[pathlib.Path]:
     """Where a run could go on, what is furthest first; a damaged newest one is among them, before all others."""
     newest, best = folder / CHECKPOINT, folder / BEST
@@ -89,7 +112,7 @@ def candidates(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()  # a copy: tied tensors may not share memory in the file
+    return whole(tensor).to("cpu", copy=True).contiguous()  # a copy: tied tensors may not share memory in the file
 
 
 def read_metadata(path: pathlib.Path) -> dict[str, Any]:
@@ -153,7 +176,7 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: object) -> 
         if value.shape != stored[name].shape:
             came, want = tuple(stored[name].shape), tuple(value.shape)
             raise ValueError(f"checkpoint: {path} has {name!r} of shape {came} but the model wants {want}")
-    model.load_state_dict(stored)
+    model.load_state_dict({name: like(stored[name], value) for name, value in wanted.items()})
 
 
 def load_optimiser(
@@ -161,18 +184,23 @@ def load_optimiser(
 ) -> None:
     """Fill the optimiser's state, parameter by parameter, by name."""
     for name, parameter in model.named_parameters():
-        keys = [f"optimiser/{name}/{key}" for key in _STATES]
+        keys = [f"optimiser/{name}/{key}" for key in STATES]
         found = [key in tensors for key in keys]
         if not any(found):
             continue  # a parameter that has had no gradient yet
         if not all(found):
             raise ValueError(f"checkpoint: {path} lacks {keys[found.index(False)]!r}")
-        state = {key: tensors[full] for key, full in zip(_STATES, keys, strict=True)}
+        state = {key: tensors[full] for key, full in zip(STATES, keys, strict=True)}
         if state["exp_avg"].shape != parameter.shape or state["exp_avg_sq"].shape != parameter.shape:
             raise ValueError(f"checkpoint: {path} has optimiser state of another shape for {name!r}")
-        place = dict.fromkeys(("exp_avg", "exp_avg_sq"), parameter.device)
-        place["step"] = parameter.device if optimiser.defaults["fused"] else torch.device("cpu")
-        optimiser.state[parameter] = {key: value.to(place[key], copy=True) for key, value in state.items()}
+        moments = {key: like(state[key], parameter) for key in STATES[:2]}
+        steps = state["step"].to(step_place(optimiser, parameter), copy=True)
+        optimiser.state[parameter] = {**moments, "step": steps}
+
+
+def step_place(optimiser: torch.optim.Optimizer, parameter: nn.Parameter) -> torch.device:
+    """Where AdamW counts its updates of a parameter."""
+    return parameter.device if optimiser.defaults["fused"] else torch.device("cpu")
 
 
 def restore(path: pathlib.Path, digest: str, model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:

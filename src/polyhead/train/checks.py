@@ -8,9 +8,13 @@ from polyhead.train import tracking
 from polyhead.train.device import pick_device
 
 
-def check(config: Run) -> None:
+def check(config: Run, devices: int = 1) -> None:
     """Everything that would otherwise fail after the first hour."""
     pick_device(config.device)
+    pieces, size = devices * config.train.accumulate, config.train.batch_size
+    if size % pieces:
+        wanted = f"{pieces} ({devices} devices x accumulate {config.train.accumulate})"
+        raise ValueError(f"train: batch_size must be divisible by {wanted} but is {size}")
     tracking.check(config.track)
     for split in config.train.evaluate:
         one_of(type(config.task).__name__, "split", split, config.task.splits)

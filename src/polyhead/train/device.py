@@ -30,9 +30,12 @@ def be_deterministic() -> None:
 
 
 @contextlib.contextmanager
-def process(config: Run) -> Iterator[torch.device]:
-    """The process as the run wants it, and afterwards as the caller had it: threads, determinism, random state."""
-    device = pick_device(config.device)
+def process(config: Run, device: torch.device | None = None) -> Iterator[torch.device]:
+    """The process as the run wants it, and afterwards as the caller had it: threads, determinism, random state.
+
+    `device`: where it runs, if that is known already.
+    """
+    device = pick_device(config.device) if device is None else device
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     if config.threads is not None:
         torch.set_num_threads(config.threads)

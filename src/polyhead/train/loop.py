@@ -2,22 +2,24 @@
 
 Everything random is a pure function of (seed, name, step): the initial parameters of stream(seed, "init"), batch i of
 the task's own stream, dropout in step i of stream(seed, "dropout", i).  So a checkpoint holds no generator state.
+
+Several processes draw the same batch and each takes its rows of it; dropout draws from a stream of each.
 """
 
 import math
+import operator
 import pathlib
 import time
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from polyhead import config as configs
 from polyhead.config import Run, stream
 from polyhead.models.build import build
 from polyhead.models.transformer import Transformer
-from polyhead.train import optimiser
+from polyhead.train import optimiser, parallel
 from polyhead.train.disk import Patience
 from polyhead.train.evaluation import answers, evaluate, parts
 from polyhead.train.folder import CONFIG, Metrics, Result, environment, write_result
@@ -26,27 +28,42 @@ from polyhead.train.saving import Saver
 from polyhead.train.stop import Stop
 from polyhead.train.throughput import Throughput
 from polyhead.train.tracking import Rows
+from polyhead.train.world import Ear, World
 
 
 class Loop:
     """The state of one run: model, optimiser, `step` updates done."""
 
-    def __init__(self, config: Run, folder: pathlib.Path, device: torch.device, progress: bool, stop: Stop) -> None:
+    def __init__(
+        self,
+        config: Run,
+        folder: pathlib.Path,
+        device: torch.device,
+        progress: bool,
+        stop: Stop | None = None,
+        world: World | None = None,
+    ) -> None:
         self.config, self.folder, self.device, self.train = config, folder, device, config.train
+        self.world = world or World.alone(device)
+        self.ear, rank = Ear(self.world), self.world.rank
+        self.dropout = f"dropout/{rank}" if rank else "dropout"  # the name of its stream
         torch.manual_seed(stream(config.seed, "init"))
-        self.model = build(config.model).to(device)
+        self.model = parallel.placed(build(config.model), self.world, config.parallel)
         self.optimiser = optimiser.build(self.model, self.train)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.train.precision == "fp16")
         self.norm: Tensor | None = None  # of the gradient before clipping
-        self.patience = Patience(stop)
-        self.saver = Saver(config, folder, self.model, self.optimiser, self.scaler, self.patience)
+        self.patience = Patience(stop or Stop())
+        how: dict[str, Any] = {"world": self.world}
+        self.saver = Saver(config, folder, self.model, self.optimiser, self.scaler, self.patience, **how)
         self.step, self.seconds = self.saver.load()
         if config.compile:
             self.model.compile()
-        self.metrics = Rows(config, Metrics(folder, self._is_past, self.patience))
-        metric = config.task.metric
-        self.progress = Progress(config.name, metric, start=self.step, steps=self.train.steps, enabled=progress)
-        self.throughput = Throughput(config, self.model, device)
+        self.call = parallel.called(self.model, self.world, config.parallel)
+        first, metric = self.world.first, config.task.metric
+        self.metrics = Rows(config, Metrics(folder, self._is_past, self.patience)) if first else None
+        shown = progress and first
+        self.progress = Progress(config.name, metric, start=self.step, steps=self.train.steps, enabled=shown)
+        self.throughput = Throughput(config, self.model, device, self.world.size)
         self.started = self.ticked = time.perf_counter()
         self.counted = 0  # steps since `ticked`
 
@@ -64,12 +81,17 @@ class Loop:
             if last or self.step % train.eval_every == 0:
                 scores = self._evaluate()
                 self.saver.rating.evaluated(self.step, scores)
-            if last or stop.asked or self.step % train.save_every == 0:
+            asked = self.ear.hears(stop.asked)
+            if last or asked or self.step % train.save_every == 0:
                 self._save()
-            if stop.asked and not last:
-                way_on = f"go on with: polyhead resume {self.folder}"
-                raise stop.interrupted(f"stopped and saved at step {self.step}; {way_on}")
+            if asked and not last:
+                stop.asked = asked
+                self.world.lead(lambda: self._stop(stop))
+        self.ear.last()
         return self._finish(scores or self._evaluate())
+
+    def _stop(self, stop: Stop) -> int:
+        raise stop.interrupted(f"stopped and saved at step {self.step}; go on with: polyhead resume {self.folder}")
 
     def _update(self, *, score: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
         """One step of AdamW: the loss of its batch and, if `score`, the metrics.  Nothing here waits for the device."""
@@ -78,14 +100,18 @@ class Loop:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         batch = config.task.batch("train", train.batch_size, seed=config.seed, step=self.step, device=self.device)
-        torch.manual_seed(stream(config.seed, "dropout", self.step))
+        torch.manual_seed(stream(config.seed, self.dropout, self.step))
         self.optimiser.zero_grad(set_to_none=True)
-        pieces = parts(batch, train.accumulate)
-        done = [self._backward(piece, batch, score) for piece in pieces]
+        own = batch if self.world.size == 1 else batch.map(operator.itemgetter(self.world.rows(train.batch_size)))
+        pieces = parts(own, train.accumulate)
+        done = []
+        for piece in pieces:
+            with parallel.exchanging(self.call, piece is pieces[-1]):
+                done.append(self._backward(piece, batch, score))
         loss = torch.stack([loss for loss, _ in done]).sum() if len(done) > 1 else done[0][0]
         self.scaler.unscale_(self.optimiser)
         if train.clip is not None:
-            self.norm = clip_grad_norm_(self.model.parameters(), train.clip)
+            self.norm = parallel.norm_of_gradients(self.model, train.clip)
         self.scaler.step(self.optimiser)
         self.scaler.update()
         self.step += 1
@@ -95,31 +121,30 @@ class Loop:
     def _backward(self, piece: configs.Batch, batch: configs.Batch, score: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """Add the gradients of a piece of the batch: what it adds to the loss and, if `score`, metrics by sequence."""
         task = self.config.task
-        outputs = answers(self.model, task, piece, self.train.precision)
+        outputs = answers(self.call, task, piece, self.train.precision)
         loss = task.loss(outputs, piece)
         if isinstance(self.model, Transformer):
             loss = loss + self.model.auxiliary_loss()
-        if piece is not batch:  # the mean over what the whole batch scores
-            loss = loss * (piece.scored.sum() / batch.scored.sum())
+        if piece is not batch:  # the mean over what the whole batch scores; gradients of processes are averaged
+            loss = loss * (piece.scored.sum() * self.world.size / batch.scored.sum())
         self.scaler.scale(loss).backward()
         with torch.no_grad():  # of the parameters that gave the loss: lazy outputs read them again
             return loss.detach(), task.metrics(outputs, piece) if score else {}
 
     def _log(self, loss: Tensor, scores: dict[str, Tensor]) -> None:
         """A row of training: the loss and metrics of this step's batch."""
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = (get_total_norm(gradients) if self.norm is None else self.norm).item()
-        value = loss.item()
+        norm = (parallel.norm_of_gradients(self.model, None) if self.norm is None else self.norm).item()
+        value, *found = self.world.mean([loss, *scores.values()])
         self.saver.demand(math.isfinite(value), f"the loss of {self.config.name} is {value}", self.step)
         row: dict[str, Any] = {"kind": "train", "step": self.step, "loss": value}
-        row |= {name: score.item() for name, score in scores.items()}
+        row |= dict(zip(scores, found, strict=True))
         row |= {
             "lr": optimiser.learning_rate(self.step - 1, self.train),
             "grad_norm": norm if math.isfinite(norm) else None,
         }
         rate = self.counted / (time.perf_counter() - self.ticked)
         row |= {"steps_per_second": rate, **self.throughput.row(rate), "seconds": self._elapsed()}
-        self.metrics.add(row)
+        self._tell(row)
         self.progress.trained(row)
         self._tick()
 
@@ -137,16 +162,23 @@ class Loop:
                 device=self.device,
                 precision=train.precision,
                 accumulate=train.accumulate,
+                world=self.world,
             )
             row = {"kind": "eval", "step": self.step, "split": split, **scores[split], "seconds": self._elapsed()}
-            self.metrics.add(row)
+            self._tell(row)
             self.progress.evaluated(row)
+        parallel.let_go(self.model)
         self.ticked += time.perf_counter() - began
         return scores
 
+    def _tell(self, row: dict[str, Any]) -> None:
+        if self.metrics is not None:
+            self.metrics.add(row)
+
     def _save(self) -> None:
         began = time.perf_counter()
-        self.metrics.sync()  # rows before the checkpoint that vouches for them
+        if self.metrics is not None:
+            self.metrics.sync()  # rows before the checkpoint that vouches for them
         self.saver.save(self.step, self._elapsed())
         self.ticked += time.perf_counter() - began
 
@@ -168,14 +200,17 @@ class Loop:
             seconds=self._elapsed(),
             parameters=sum(p.numel() for p in self.model.parameters()),
             scores=scores,
-            command=f"python -m polyhead.train {self.folder / CONFIG}",
-            environment=environment(self.device),
+            command=self.world.command(self.folder / CONFIG),
+            environment=environment(self.device) | ({} if self.world.size == 1 else {"devices": self.world.size}),
             folder=self.folder,
         )
-        self.metrics.finish(result)
-        self.patience(lambda: write_result(result))
+        self.saver.finish(self.step, self._elapsed())
+        if self.metrics is not None:
+            self.metrics.finish(result)
+            self.patience(lambda: write_result(result))
         return result
 
     def close(self) -> None:
-        self.metrics.close()
+        if self.metrics is not None:
+            self.metrics.close()
         self.progress.close()

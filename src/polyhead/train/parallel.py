@@ -5,6 +5,7 @@ tensors lie, never what it computes.  Alone, a model is called as it is.
 """
 
 import contextlib
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -27,6 +28,8 @@ def placed(model: nn.Module, world: World, how: str) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    # It warns of models that return a view, as ours do: changing such outputs in place would be wrong; nobody does.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
     mesh = init_device_mesh(world.device.type, (world.size,))
     for unit in [*units(model), model]:  # moved to the device one by one, so that it never holds all of them
         fully_shard(unit, mesh=mesh)
@@ -60,8 +63,10 @@ def called(model: nn.Module, world: World, how: str) -> nn.Module:
     if world.size == 1 or how == "sharded":
         return model
     devices = [world.device] if world.device.type == "cuda" else None
-    # No model of ours leaves a parameter without a gradient or changes its buffers, so none of this is asked for.
-    return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True)
+    # No model of ours leaves a parameter without a gradient, so none is looked for.
+    call = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    call.broadcast_buffers = False  # they never change: tables of positions
+    return call
 
 
 def exchanging(call: Any, last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -98,10 +103,15 @@ def is_part(tensor: object) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
+def own_part(tensor: Any) -> Tensor:
+    """What of a tensor this process holds."""
+    return tensor.to_local() if is_part(tensor) else tensor
+
+
 def like(value: Tensor, tensor: Any) -> Tensor:
     """`value`, which every process holds, as `tensor` lies: this process's part of it, or all of it."""
     if not is_part(tensor):
-        return value.to(tensor.device)
+        return value.to(tensor.device, copy=True)
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)

@@ -84,13 +84,13 @@ def _attention(model: Transformer, layer: int, keys: int) -> int:
 class Throughput:
     """What the rows of a run of tokens say beside its steps a second; of another run nothing."""
 
-    def __init__(self, config: Run, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, config: Run, model: nn.Module, device: torch.device, devices: int = 1) -> None:
         length = config.task.length
         self.tokens = config.train.batch_size * length if isinstance(config.task.ends[0], Tokens) else None
         most = peak(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
         self.share: float | None = None
         if most is not None and self.tokens and isinstance(model, Transformer) and model.encoder is None:
-            self.share = operations(model, length) / most
+            self.share = operations(model, length) / (most * devices)
 
     def row(self, steps_per_second: float) -> dict[str, float]:
         """`tokens_per_second` and, on a card whose peak is known, `share_of_peak`."""

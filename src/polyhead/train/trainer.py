@@ -1,5 +1,6 @@
 """One run in its folder, from its checks to its result."""
 
+import contextlib
 import pathlib
 
 from polyhead.config import Run, digest
@@ -10,6 +11,7 @@ from polyhead.train.files import DAMAGED, Damaged, set_aside
 from polyhead.train.folder import CHECKPOINT, RESULT, Result, claim, clear, folder_of, read_result, saves
 from polyhead.train.loop import Loop
 from polyhead.train.stop import Stop
+from polyhead.train.world import World
 
 
 def run(config: Run, *, progress: bool = True, resume: bool = False, again: bool = False) -> Result:
@@ -20,25 +22,37 @@ def run(config: Run, *, progress: bool = True, resume: bool = False, again: bool
     Raises ValueError when the folder holds another run, or an unfinished one and neither is asked for; OSError when the
     disk fails before the first step; Interrupted after Ctrl-C, SIGTERM or SIGUSR1, when everything is saved.
     """
-    check(config)
-    folder = folder_of(config)
-    with claim(config, folder):
-        if again:
-            clear(folder)
-        if (done := _done(config, folder, resume)) is not None:
-            return done
-        if saves(folder) and not resume and not (folder / (RESULT + DAMAGED)).exists():
-            raise ValueError(
-                f"train: {folder} holds an unfinished run; go on with `polyhead resume {folder}`, or train again"
-            )
-        read_all(config)
-        config.task.keep(folder)
-        with process(config) as device, Stop() as stop:
-            loop = Loop(config, folder, device, progress, stop)
+    world, folder = World.here(config.device), folder_of(config)
+    with world.joined(), contextlib.ExitStack() as held:
+        check(config, world.size)
+        if world.lead(lambda: _begin(config, folder, held, resume, again)):
+            result = read_result(folder)
+            assert result is not None
+            return result
+        if not world.first:
+            read_all(config)
+        with process(config, world.device) as device, Stop() as stop:
+            loop = Loop(config, folder, device, progress, stop, world)
             try:
                 return loop.fit(stop)
             finally:
                 loop.close()
+
+
+def _begin(config: Run, folder: pathlib.Path, held: contextlib.ExitStack, resume: bool, again: bool) -> int:
+    """Hold the folder, and say whether the run is finished already, 1 or 0."""
+    held.enter_context(claim(config, folder))
+    if again:
+        clear(folder)
+    if _done(config, folder, resume) is not None:
+        return 1
+    if saves(folder) and not resume and not (folder / (RESULT + DAMAGED)).exists():
+        raise ValueError(
+            f"train: {folder} holds an unfinished run; go on with `polyhead resume {folder}`, or train again"
+        )
+    read_all(config)
+    config.task.keep(folder)
+    return 0
 
 
 def _done(config: Run, folder: pathlib.Path, resume: bool) -> Result | None:

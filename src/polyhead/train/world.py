@@ -7,8 +7,10 @@ memory; gradients and parameters go over NCCL between GPUs.  Alone there is no g
 import contextlib
 import datetime
 import os
+import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from polyhead.train.device import pick_device
+from polyhead.train.stop import DISK, MISTAKE
 
 PATIENCE = datetime.timedelta(minutes=30)
 """How long a process waits for another that still lives: while it draws its data, or its disk is full."""
@@ -23,8 +26,19 @@ PATIENCE = datetime.timedelta(minutes=30)
 _told: list[dist.Store] = []
 
 
+LOST = 3
+"""The exit code of a process whose run was lost with another one."""
+
+
 class Lost(RuntimeError):
-    """Another process of this run ended, so this one cannot go on; what went wrong is told where it happened."""
+    """Another process of this run ended, so this one cannot go on; what went wrong is told where it happened.
+
+    `code`: what this process exits with.
+    """
+
+    def __init__(self, text: str, code: int = LOST) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -95,46 +109,67 @@ class World:
             dist.all_reduce(values)
         return values
 
+    def totals(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Numbers that every process has its own of, each added up."""
+        if self.size == 1 or not values:
+            return list(values)
+        return list(self.sum(torch.stack([value.detach().double().cpu() for value in values])))
+
+    def mean(self, values: Sequence[Tensor]) -> list[float]:
+        """The same on average, as plain numbers."""
+        return [value.item() / self.size for value in self.totals(values)]
+
     def lead(self, action: Callable[[], int]) -> int:
         """What `action` returns, a number from 0 on, of the first process, which alone does it.
 
-        Raises what it raises there, Lost elsewhere.
+        Raises what it raises there; elsewhere Lost, when that process has ended and so said why.
         """
         if self.size == 1:
             return action()
-        told = torch.full((1,), -1)
+        told = torch.zeros(1, dtype=torch.int64)
         try:
             if self.first:
                 told[0] = action()
+        except BaseException as error:
+            told[0] = -_code(error)
+            raise
         finally:
             dist.broadcast(told, 0)
         if told[0] < 0:
-            raise Lost("the first process of this run failed")
+            with contextlib.suppress(RuntimeError):
+                self.meet()
+            raise Lost("the first process of this run ended", -int(told[0]))
         return int(told[0])
+
+    def command(self, path: pathlib.Path) -> str:
+        """What starts this world again on one machine."""
+        start = "python" if self.size == 1 else f"torchrun --standalone --nproc-per-node {self.size}"
+        return f"{start} -m polyhead.train {path}"
 
 
 class Ear:
-    """Whether any process was asked to stop: known to all a step later, so that no step waits for it."""
+    """Whether any process was asked to stop, and by which signal: all know it a step later, so that none waits."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.flag, self.work = torch.zeros(1), None
+        self.flag = torch.zeros(1, dtype=torch.int64)
+        self.work: dist.Work | None = None
 
-    def hears(self, asked: bool) -> bool:
+    def hears(self, asked: int) -> int:
         """Tell the others, and say what was told at the step before: the same in every process."""
         if self.world.size == 1:
             return asked
         before = self.last()
-        self.flag = torch.tensor([float(asked)])
-        self.work = dist.all_reduce(self.flag, async_op=True)
+        self.flag = torch.tensor([asked])
+        self.work = dist.all_reduce(self.flag, dist.ReduceOp.MAX, async_op=True)
         return before
 
-    def last(self) -> bool:
+    def last(self) -> int:
         """What was told last."""
         if self.work is not None:
             self.work.wait()
             self.work = None
-        return bool(self.flag.item())
+        return int(self.flag.item())
 
 
 def speaks() -> bool:
@@ -148,6 +183,21 @@ def speaks() -> bool:
         return _told[0].add("polyhead/told", 1) == 1
     except RuntimeError:  # the process that kept the count is gone, so it has spoken
         return False
+
+
+def leave(code: int) -> int:
+    """End a process that has failed in a group at once: one that ends a group alone may abort."""
+    if _told and code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _code(error: BaseException) -> int:
+    """What a process exits with after this error (see stop.py)."""
+    known = MISTAKE if isinstance(error, ValueError) else DISK if isinstance(error, OSError) else LOST
+    return getattr(error, "code", known)
 
 
 def place(environment: Mapping[str, str]) -> tuple[int, int, int]:
