@@ -172,7 +172,8 @@ def clear(folder: pathlib.Path) -> None:
     from polyhead.tasks import text_tokens
 
     names = (RESULT, METRICS, BEST, BAD_BATCH, text_tokens.FILE, text_tokens.RECORD)
-    for path in [*(folder / name for name in names), *saves(folder), *folder.glob("*" + DAMAGED)]:
+    told = folder.glob("*/rows.txt")  # trackers, see tracking.py, begin anew
+    for path in [*(folder / name for name in names), *saves(folder), *folder.glob("*" + DAMAGED), *told]:
         forget(path)
 
 

@@ -29,7 +29,7 @@ from polyhead.train.folder import Metrics, Result, read_metrics
 ROWS = "rows.txt"
 BEHIND = 10_000
 """Rows a tracker may lag; more, and it is left behind."""
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds that the end of a run waits for each tracker."""
 
 Row = dict[str, Any]
@@ -80,6 +80,7 @@ class _Wandb:
             dir=str(folder),
             config=configs.to_dict(config),
             resume=None if fresh else "allow",
+            reinit="create_new",  # beside other runs of this process
             settings=wandb.Settings(console="off", silent=True, init_timeout=PATIENCE),
         )
         self.run.define_metric("*", step_metric="step")  # its own counter would refuse a step that comes twice

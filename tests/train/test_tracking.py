@@ -1,0 +1,326 @@
+"""Trackers beside metrics.jsonl: each row once, whatever the run goes through; the run, whatever becomes of them."""
+
+import importlib.machinery
+import importlib.util
+import inspect
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import polyhead as ph
+from polyhead.train import tracking
+
+Tiny = Callable[..., Any]
+
+
+class Fake:
+    """A package that looks like all three trackers; what it is told, in order.  `fails`: the call that raises."""
+
+    def __init__(self, fails: str = "", error: BaseException | None = None) -> None:
+        self.fails, self.error = fails, error or RuntimeError("no luck\ntoday")
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.calls: list[str] = []
+        self.given: list[dict[str, Any]] = []
+        self.codes: list[int] = []
+
+    def install(self, monkeypatch: pytest.MonkeyPatch, name: str) -> "Fake":
+        module: Any = types.ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        module.init, module.Settings = self._init, dict
+        module.SummaryWriter = lambda place: self._init(place=place)
+        monkeypatch.setitem(sys.modules, name, module)
+        if name == "tensorboard":
+            monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+        return self
+
+    def _do(self, call: str) -> None:
+        self.calls.append(call)
+        if call == self.fails:
+            raise self.error
+
+    def _init(self, **given: Any) -> "Fake":
+        self._do("start")
+        self.given.append(given)
+        return self
+
+    def log(self, values: dict[str, float], step: int | None = None) -> None:
+        self._do("log")
+        values = dict(values)
+        self.rows.append((int(values.pop("step")) if step is None else step, values))
+
+    def finish(self, exit_code: int = 0) -> None:
+        self.codes.append(exit_code)
+        self._do("finish")
+
+    # TensorBoard's words
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.log({name: value}, step)
+
+    def add_text(self, name: str, text: str) -> None:
+        self.given.append({name: text})
+
+    def flush(self) -> None:
+        self._do("flush")
+
+    def close(self) -> None:
+        self.finish()
+
+    def define_metric(self, name: str, step_metric: str) -> None:
+        self.given.append({name: step_metric})
+
+
+def told(fake: Fake) -> list[tuple[int, str, float]]:
+    """All numbers, by step and name, in the order in which they came."""
+    return [(step, name, value) for step, values in fake.rows for name, value in values.items()]
+
+
+def written(folder: pathlib.Path) -> list[tuple[int, str, float]]:
+    """The same of metrics.jsonl and result.json."""
+    numbers = []
+    for row in ph.train.folder.read_metrics(folder):
+        head = row.get("split", "training")
+        numbers += [(row["step"], f"{head}/{k}", v) for k, v in row.items() if k not in ("kind", "step", "split")]
+    result = json.loads((folder / "result.json").read_text())
+    scores = [(f"result/{split}/{name}", v) for split, of in result["scores"].items() for name, v in of.items()]
+    scores += [(f"result/{name}", result[name]) for name in ("seconds", "parameters")]
+    return numbers + [(result["steps"], name, value) for name, value in scores]
+
+
+@pytest.mark.parametrize("name", tracking.TRACKERS)
+def test_each_row_once(name: str, tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+    fake = Fake().install(monkeypatch, name)
+    run = tiny(tmp_path, track=(name, name))
+    ph.train.run(run, progress=False)
+    assert told(fake) == written(tmp_path)
+    assert len(fake.rows) > 12
+    assert (fake.calls.count("start"), fake.codes) == (1, [0])
+    assert run.track[0] in (tmp_path / "config.json").read_text()  # it goes on with it
+    assert ph.digest(run) == ph.digest(tiny(tmp_path))  # and is no other run
+    calls = len(fake.calls)
+    ph.train.run(run, progress=False)  # finished: nothing is told
+    assert len(fake.calls) == calls
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", tracking.TRACKERS)
+def test_a_run_that_goes_on_tells_no_row_twice(
+    name: str, tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, at_step: Any
+):
+    fake = Fake().install(monkeypatch, name)
+    run = tiny(tmp_path, track=(name,))
+
+    def crash() -> None:
+        raise RuntimeError("power cut")
+
+    at_step(8, crash)
+    with pytest.raises(RuntimeError, match="power cut"):
+        ph.train.run(run, progress=False)
+    before = told(fake)
+    assert max(step for step, _, _ in before) == 8  # and the checkpoint is of step 5
+    ph.train.run(run, progress=False, resume=True)
+
+    def steady(numbers: list[tuple[int, str, float]]) -> list[tuple[int, str, float]]:
+        return [number for number in numbers if "second" not in number[1]]  # steps done again take another time
+
+    assert sorted(steady(told(fake))) == sorted(steady(written(tmp_path)))
+    assert told(fake)[: len(before)] == before
+    starts = [given for given in fake.given if "place" in given or "project" in given]
+    assert len(starts) == 2
+    if name != "tensorboard":
+        assert [given["resume"] for given in starts] == [{"wandb": None, "trackio": "never"}[name], "allow"]
+        assert len({given.get("id", given["name"]) for given in starts}) == 1
+        assert ph.digest(run) in starts[0].get("id", starts[0]["name"])
+        assert starts[0]["config"] == ph.config.to_dict(run)
+    if name == "wandb":
+        assert fake.codes == [1, 0]
+
+
+def test_tracked_from_the_middle_on_and_anew(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    fake = Fake().install(monkeypatch, "trackio")
+    run = tiny(tmp_path, track=("trackio",))
+    ph.train.run(tiny(tmp_path), progress=False)
+    (tmp_path / "result.json").unlink()  # the checkpoint is of the last step
+    ph.train.run(run, progress=False, resume=True)
+    assert told(fake) == written(tmp_path)
+    fake.rows.clear()
+    ph.train.run(run, progress=False, again=True)
+    assert told(fake) == written(tmp_path)
+    assert [given["resume"] for given in fake.given] == ["never", "never"]
+
+
+@pytest.mark.parametrize("fails", ["start", "log", "finish"])
+@pytest.mark.parametrize("error", [RuntimeError("no luck\ntoday"), SystemExit(3)], ids=["error", "exit"])
+def test_no_tracker_stops_a_run(
+    fails: str, error: BaseException, tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+):
+    bad = Fake(fails, error).install(monkeypatch, "wandb")
+    good = Fake().install(monkeypatch, "trackio")
+    result = ph.train.run(tiny(tmp_path, track=("wandb", "trackio")), progress=False)
+    assert result.steps == 12
+    assert told(good) == written(tmp_path)
+    said = capfd.readouterr().err.splitlines()
+    why = "RuntimeError: no luck today" if isinstance(error, RuntimeError) else "SystemExit: 3"
+    assert said == [f"polyhead: tracking: wandb is off for this run ({why})"]
+    assert bad.calls.count(fails) == 1  # off means off
+
+
+def test_an_import_that_fails(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+    (tmp_path / "trackio.py").write_text("raise OSError('half installed')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+    assert ph.train.run(tiny(tmp_path / "run", track=("trackio",)), progress=False).steps == 12
+    assert capfd.readouterr().err == "polyhead: tracking: trackio is off for this run (OSError: half installed)\n"
+
+
+def test_a_tracker_that_hangs_is_left_behind(
+    tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+):
+    fake, release = Fake().install(monkeypatch, "wandb"), threading.Event()
+    monkeypatch.setattr(fake, "log", lambda values: release.wait())
+    monkeypatch.setattr(tracking, "PATIENCE", 0.0)
+    run = tiny(tmp_path / "a", track=("wandb",))
+    assert ph.train.run(run, progress=False).steps == 12
+    assert capfd.readouterr().err == "polyhead: tracking: wandb is off for this run (it does not finish in 0 s)\n"
+    monkeypatch.setattr(tracking, "BEHIND", 3)
+    assert ph.train.run(tiny(tmp_path / "b", track=("wandb",)), progress=False).steps == 12
+    assert capfd.readouterr().err == "polyhead: tracking: wandb is off for this run (it is 3 rows behind)\n"
+    release.set()
+    for thread in [one for one in threading.enumerate() if one.name.startswith("tracking")]:
+        thread.join()
+    assert fake.calls == ["start", "start"]  # neither finished, nor told more
+
+
+def test_unknown_and_missing_trackers_are_seen_before_training(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: Any):
+    with pytest.raises(ValueError, match="tracking: unknown tracker 'wand'; did you mean 'wandb'"):
+        ph.train.run(tiny(tmp_path / "run", track=("wand",)))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="tracking: wandb is not installed: pip install wandb, or leave it out"):
+        ph.train.run(tiny(tmp_path / "run", track=("wandb",)))
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_is_imported_unless_it_is_chosen(tiny: Tiny, tmp_path: pathlib.Path):
+    for name in tracking.TRACKERS:
+        (tmp_path / f"{name}.py").write_text(f"print('imported {name}')")
+    code = "import sys; from polyhead.train import *; [run(read_config(path)) for path in sys.argv[1:]]"
+    places = [tmp_path / name for name in ("plain.json", "tracked.json")]
+    for track, place in zip([(), ("trackio",)], places, strict=True):
+        ph.config.save(tiny(place.with_suffix(""), steps=1, track=track), place)
+    paths = os.pathsep.join([str(tmp_path), str(pathlib.Path(ph.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, places)],
+        env={**os.environ, "PYTHONPATH": paths},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "imported trackio\n"
+    assert (tmp_path / "plain" / "result.json").exists()
+
+
+# ------------------------------------------------------------------------------------------------------- the real ones
+def _real(name: str) -> Any:
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+
+
+@pytest.fixture
+def twice(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, at_step: Any, capfd: Any) -> Any:
+    """Train with a tracker, crash at step 8, go on; the folder."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+
+    def train(name: str) -> pathlib.Path:
+        folder, run = tmp_path / "run", tiny(tmp_path / "run", track=(name,))
+
+        def crash() -> None:
+            raise RuntimeError("power cut")
+
+        at_step(8, crash)
+        with pytest.raises(RuntimeError, match="power cut"):
+            ph.train.run(run, progress=False)
+        ph.train.run(run, progress=False, resume=True)
+        assert capfd.readouterr().err == ""
+        return folder
+
+    return train
+
+
+@pytest.mark.filterwarnings("ignore")  # not ours to mend
+def test_tensorboard(twice: Any):
+    _real("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = twice("tensorboard")
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    found = [(e.step, name, e.value) for name in events.Tags()["scalars"] for e in events.Scalars(name)]
+    _same(found, written(folder))
+    assert "config/text_summary" in events.Tags()["tensors"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_offline(twice: Any):
+    _real("wandb")
+    folder = twice("wandb")
+    importlib.import_module("wandb").teardown()  # as at the end of the process: what is not written yet
+    _same(_offline(folder / "wandb"), written(folder))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trackio(twice: Any):
+    _real("trackio")
+    import trackio
+    from trackio.sqlite_storage import SQLiteStorage
+
+    if "resume" not in inspect.signature(trackio.init).parameters:
+        pytest.skip(f"trackio {trackio.__version__} cannot go on with a run")
+    folder = twice("trackio")
+    (name,) = SQLiteStorage.get_runs("polyhead")
+    logs = SQLiteStorage.get_logs("polyhead", name)
+    _same([(log["step"], key, value) for log in logs for key, value in log.items() if "/" in key], written(folder))
+
+
+def _same(found: list[tuple[int, str, float]], wanted: list[tuple[int, str, float]]) -> None:
+    """Every number once, in float32; how long steps took aside."""
+    short = [{(step, name): value for step, name, value in one if "second" not in name} for one in (found, wanted)]
+    assert len(found) == len(wanted)
+    assert short[0].keys() == short[1].keys()
+    assert list(short[0].values()) == pytest.approx([short[1][key] for key in short[0]], rel=1e-6)
+
+
+def _offline(place: pathlib.Path) -> list[tuple[int, str, float]]:
+    """The history of all parts of a run that is not synchronised yet."""
+    from wandb.proto import wandb_internal_pb2
+
+    numbers = []
+    for path in sorted(place.glob("offline-run-*/*.wandb")):
+        for data in _records(path.read_bytes()):
+            record: Any = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            items = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
+            numbers += [(items["step"], name, value) for name, value in items.items() if "/" in name]
+    return numbers
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """A log of LevelDB with a head of 7 bytes: blocks of 32 KiB of pieces: checksum, length, kind, and bytes."""
+    block, place, whole = 32768, 7, b""
+    while place + 7 <= len(data):
+        if block - place % block < 7:
+            place += block - place % block
+            continue
+        length, kind = struct.unpack_from("<HB", data, place + 4)
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # the only piece, the last piece
+            yield whole
+            whole = b""
