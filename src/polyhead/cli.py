@@ -16,6 +16,7 @@ from polyhead.cli_bench import Bench
 from polyhead.cli_explore import Explore
 from polyhead.cli_generate import Generate
 from polyhead.cli_parse import help_text, parse
+from polyhead.cli_plan import Plan
 from polyhead.cli_runs import Sweep, Train, failed, train, usage
 from polyhead.cli_text import say
 from polyhead.shapes import one_of
@@ -272,6 +273,7 @@ VERBS: dict[str, Any] = {
     "demo": Demo,
     "train": Train,
     "sweep": Sweep,
+    "plan": Plan,
     "reproduce": Reproduce,
     "resume": Resume,
     "eval": Eval,
@@ -314,11 +316,11 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     verb = one_of("polyhead", "command", arguments[0], VERBS)
     rest = arguments[1:]
-    if verb in ("train", "sweep"):
+    if verb in ("train", "sweep", "plan"):
         if not rest:
             raise ValueError(f"polyhead {verb}: RECIPE is missing; see polyhead list recipes")
         if rest[0] in ("-h", "--help"):
-            print(usage(verb))
+            print(usage(verb, VERBS[verb]))
             return 0
         return VERBS[verb](rest)()
     return parse(VERBS[verb], rest, f"polyhead {verb}", help_text(VERBS[verb]))()

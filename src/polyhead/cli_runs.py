@@ -33,7 +33,7 @@ class Train:
         self.arguments = arguments
 
     def __call__(self) -> int:
-        recipe, rest = _first("train", self.arguments)
+        recipe, rest = first_word("train", self.arguments)
         runs, options = configured("train", recipe, [rest])
         return train(runs, again=options.again, workers=options.workers)
 
@@ -55,7 +55,7 @@ class Sweep:
         self.arguments = arguments
 
     def __call__(self) -> int:
-        recipe, rest = _first("sweep", self.arguments)
+        recipe, rest = first_word("sweep", self.arguments)
         rest, status = _flag(rest, "--status")
         rest, population = _flag(rest, "--population")
         rest, scale = _option(rest, "--scale")
@@ -85,7 +85,7 @@ def side_by_side(runs: Sequence["Run"], folder: str, options: Any, population: b
     return sweep(runs, folder, workers=options.workers, again=options.again)
 
 
-def _first(verb: str, arguments: list[str]) -> tuple[str, list[str]]:
+def first_word(verb: str, arguments: list[str]) -> tuple[str, list[str]]:
     """The recipe, and the rest."""
     recipe = arguments[0]
     if recipe.startswith("-"):
@@ -147,13 +147,13 @@ def grid_file(path: str) -> tuple[str, list[str]]:
 
 
 def configured(
-    verb: str, recipe: str, combinations: list[list[str]], scale: str | None = None
+    verb: str, recipe: str, combinations: list[list[str]], scale: str | None = None, kind: Any = None
 ) -> tuple[list["Run"], Any]:
-    """The runs of a recipe with each of the `combinations` of fields, and the options beside them."""
+    """The runs of a recipe with each of the `combinations` of fields, and the options beside them, those of `kind`."""
     from polyhead.recipes import reseeded
 
     defaults, text = _resolve(verb, recipe, scale)
-    kind = _training()
+    kind = _training() if kind is None else kind
     runs: list[Run] = []
     options = kind(defaults[0])
     for words in combinations:
@@ -256,7 +256,6 @@ def failed(outcomes: Iterable["Result | Failure"]) -> int:
     return 1 if failures else 0
 
 
-def usage(verb: str) -> str:
+def usage(verb: str, kind: Any) -> str:
     """The help of a verb without a recipe."""
-    kind = {"train": Train, "sweep": Sweep}[verb]
     return f"usage: polyhead {verb} RECIPE [--field value ...]\n\n{help_text(kind)}"
