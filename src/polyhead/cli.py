@@ -85,6 +85,8 @@ class Resume:
     """Only the run's own seed is possible: another seed is another run."""
     deterministic: bool = False
     """Deterministic algorithms only."""
+    devices: int = 1
+    """Processes that train it together, each on its device: as many as before, or fewer, or more."""
 
     def __call__(self) -> int:
         from polyhead.train import read_config
@@ -93,7 +95,8 @@ class Resume:
         if self.seed not in (None, run.seed):
             raise ValueError(f"resume: {self.run} has seed {run.seed}; another seed is another run: use polyhead train")
         strict = self.deterministic or run.deterministic
-        return train([replace(run, device=self.device or run.device, deterministic=strict)], resume=True)
+        run = replace(run, device=self.device or run.device, deterministic=strict)
+        return train([run], resume=True, devices=self.devices)
 
 
 @dataclass(frozen=True)

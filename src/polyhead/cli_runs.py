@@ -27,6 +27,7 @@ class Train:
     >>> polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3
     >>> polyhead train fuzzy-softmax --model.dim 64 --model.heads.0.heads 4 --device cpu --deterministic
     >>> polyhead train mine.yaml --folder runs/mine
+    >>> polyhead train lm-softmax --devices 8 --parallel sharded
     """
 
     def __init__(self, arguments: list[str]) -> None:
@@ -35,7 +36,7 @@ class Train:
     def __call__(self) -> int:
         recipe, rest = first_word("train", self.arguments)
         runs, options = configured("train", recipe, [rest])
-        return train(runs, again=options.again, workers=options.workers)
+        return train(runs, again=options.again, workers=options.workers, devices=options.devices)
 
 
 class Sweep:
@@ -167,6 +168,8 @@ def configured(
         ):  # one seed for all of them would train the same run twice
             mine = [reseeded(replace(run, seed=base.seed), run.seed) for run, base in zip(mine, defaults, strict=True)]
         runs, options = runs + mine, asked[0]
+    if verb == "sweep" and options.devices != 1:
+        raise ValueError(f"polyhead {verb}: --devices is for one run: polyhead train")
     return runs, options
 
 
@@ -179,6 +182,7 @@ def _training() -> Any:
         run: Annotated[Run, tyro.conf.arg(name="")]
         again: Annotated[bool, tyro.conf.arg(help="forget what the run folder holds and start over")] = False
         workers: Annotated[int | None, tyro.conf.arg(help="runs at a time (default: one per core)")] = None
+        devices: Annotated[int, tyro.conf.arg(help="processes that train one run together, each on its device")] = 1
 
     return Training
 
@@ -228,13 +232,22 @@ def _fitted_encoder(model: Any, before: Any, task: Any, default: Any) -> Any:
     return model
 
 
-def train(runs: Sequence["Run"], *, resume: bool = False, again: bool = False, workers: int | None = None) -> int:
-    """Train one run here or several side by side, print the scores; the exit code."""
+def train(
+    runs: Sequence["Run"], *, resume: bool = False, again: bool = False, workers: int | None = None, devices: int = 1
+) -> int:
+    """Train one run here, on several devices if asked to, or several side by side, print the scores; the exit code."""
     from polyhead import train as training
     from polyhead.cli_text import scores
     from polyhead.train.sweep import sweep
 
-    if len(runs) > 1:
+    if len(runs) > 1 and devices != 1:
+        raise ValueError(f"polyhead train: --devices is for one run but there are {len(runs)}")
+    outcomes: Sequence[Result | Failure]
+    if devices != 1:
+        from polyhead.train import launch
+
+        outcomes = [launch.train(runs[0], devices, resume=resume, again=again)]
+    elif len(runs) > 1:
         outcomes = sweep(runs, runs[0].folder or "runs", workers=workers, again=again)
     else:
         outcomes = [training.run(runs[0], resume=resume, again=again)]

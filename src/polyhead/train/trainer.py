@@ -25,7 +25,7 @@ def run(config: Run, *, progress: bool = True, resume: bool = False, again: bool
     world, folder = World.here(config.device), folder_of(config)
     with world.joined(), contextlib.ExitStack() as held:
         check(config, world.size)
-        if world.lead(lambda: _begin(config, folder, held, resume, again)):
+        if world.lead(lambda: begin(config, folder, held, resume, again)):
             result = read_result(folder)
             assert result is not None
             return result
@@ -39,7 +39,7 @@ def run(config: Run, *, progress: bool = True, resume: bool = False, again: bool
                 loop.close()
 
 
-def _begin(config: Run, folder: pathlib.Path, held: contextlib.ExitStack, resume: bool, again: bool) -> int:
+def begin(config: Run, folder: pathlib.Path, held: contextlib.ExitStack, resume: bool, again: bool) -> int:
     """Hold the folder, and say whether the run is finished already, 1 or 0."""
     held.enter_context(claim(config, folder))
     if again:

@@ -1,0 +1,107 @@
+"""Several workers on this machine for one run, as `torchrun --standalone --nproc-per-node N -m polyhead.train RUN`.
+
+By the same engine of PyTorch, but with one line for what went wrong instead of its report.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import uuid
+from typing import Any
+
+import torch
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from polyhead.config import Run
+from polyhead.train.checks import check
+from polyhead.train.device import pick_device
+from polyhead.train.disk import tell
+from polyhead.train.folder import CONFIG, Result, folder_of, read_result
+from polyhead.train.stop import DONE, INTERRUPTED, PREEMPTED, USUAL, slurm_job
+from polyhead.train.trainer import begin
+from polyhead.train.world import LOST
+
+GRACE = 600
+"""Seconds that workers have to save themselves when they are asked to stop, before they are killed."""
+
+
+def train(config: Run, devices: int, *, progress: bool = True, resume: bool = False, again: bool = False) -> Result:
+    """`run` with a worker for each of `devices` devices of this machine.
+
+    Raises ValueError as `run` does, and for more devices than there are; SystemExit with the workers' exit code when
+    they have failed, which they, or a line from here, have told.
+    """
+    _check_devices(config, devices)
+    check(config, devices)
+    folder = folder_of(config)
+    with contextlib.ExitStack() as held:
+        finished = begin(config, folder, held, resume, again)
+    if not finished:
+        arguments = [str(folder / CONFIG)] + ([] if progress else ["--quiet"])
+        if code := _workers(devices, arguments, f"polyhead resume {folder} --devices {devices}"):
+            raise SystemExit(code)
+    result = read_result(folder)
+    assert result is not None
+    return result
+
+
+def _check_devices(config: Run, devices: int) -> None:
+    if devices < 1:
+        raise ValueError(f"train: devices must be at least 1 but is {devices}")
+    kind = pick_device(config.device).type
+    if kind == "cuda" and devices > (count := torch.cuda.device_count()):
+        raise ValueError(f"train: {devices} devices were wanted but this machine has {count}")
+
+
+def _workers(count: int, arguments: list[str], way_on: str) -> int:
+    """Start them, pass on the signals that come, and wait; the exit code of what ended first."""
+    threads = str(max(1, (os.cpu_count() or 1) // count))
+    os.environ.setdefault("OMP_NUM_THREADS", threads)  # else each would take all cores
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it tells is told here
+    before = signal.signal(signal.SIGUSR1, _ask) if hasattr(signal, "SIGUSR1") else None
+    try:
+        elastic_launch(_settings(count), sys.executable)("-m", "polyhead.train", *arguments)
+    except SignalException as stopped:
+        usual = (signal.SIGINT,) if slurm_job() else USUAL
+        return INTERRUPTED if stopped.sigval in usual else PREEMPTED
+    except ChildFailedError as error:
+        return _told(list(error.failures.values()), count, way_on)
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGUSR1, before)
+    return DONE
+
+
+def _settings(count: int) -> LaunchConfig:
+    """Workers of this machine alone, none of which is started again: a run that failed is resumed."""
+    known = {field.name for field in dataclasses.fields(LaunchConfig)}
+    grace: dict[str, Any] = {"shutdown_timeout": GRACE} if "shutdown_timeout" in known else {}  # before: 30 s
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        run_id=str(uuid.uuid4()),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        **grace,
+    )
+
+
+def _ask(number: int, frame: object) -> None:
+    raise SignalException("asked to stop", signal.Signals(number))
+
+
+def _told(failures: list[ProcessFailure], count: int, way_on: str) -> int:
+    """The exit code of the first failure that was no other's; one that could not speak for itself is told here."""
+    first = min(failures, key=lambda failure: (failure.exitcode == LOST, failure.timestamp))
+    if first.exitcode >= 0:
+        return int(first.exitcode)
+    name = signal.Signals(-first.exitcode).name
+    tell(f"polyhead: worker {first.local_rank + 1} of {count} was killed ({name}); go on with: {way_on}")
+    return 128 - int(first.exitcode)
