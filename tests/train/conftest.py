@@ -1,12 +1,14 @@
 """A run small enough to train in a fraction of a second, with dropout on and every kind of parameter in it."""
 
 import dataclasses
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import polyhead as ph
+from polyhead.train import run as train
 
 
 def tiny(folder: Any, **changes: Any) -> Any:
@@ -40,6 +42,14 @@ def tiny(folder: Any, **changes: Any) -> Any:
 @pytest.fixture(name="tiny", scope="session")
 def _tiny() -> Callable[..., Any]:
     return tiny
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The uninterrupted run that others are compared with."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(tiny(folder), progress=False)
+    return folder
 
 
 @pytest.fixture

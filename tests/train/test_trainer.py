@@ -43,14 +43,6 @@ def same(one: pathlib.Path, two: pathlib.Path) -> None:
     assert scores[0] == scores[1]
 
 
-@pytest.fixture(scope="module")
-def whole(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The uninterrupted run that others are compared with."""
-    folder = tmp_path_factory.mktemp("whole")
-    run(tiny(folder), progress=False)
-    return folder
-
-
 # ----------------------------------------------------------------------------------------------------------- arithmetic
 def test_the_loop_is_the_plain_loop(tiny: Tiny, tmp_path: pathlib.Path):
     """The same steps spelled out: batches, dropout, loss, AdamW with the decay of the equations."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from polyhead.train.bad_batch import read_batch
     from polyhead.train.checkpoint import load_model
     from polyhead.train.evaluation import evaluate
+    from polyhead.train.files import Damaged
     from polyhead.train.folder import Result, read_config, read_result
     from polyhead.train.stop import Interrupted
     from polyhead.train.sweep import Failure
@@ -21,6 +22,7 @@ _HOMES = {
     "load_model": "checkpoint",
     "read_batch": "bad_batch",
     "evaluate": "evaluation",
+    "Damaged": "files",
     "Result": "folder",
     "read_config": "folder",
     "read_result": "folder",
@@ -29,6 +31,7 @@ _HOMES = {
     "run": "trainer",
 }
 __all__ = [
+    "Damaged",
     "Failure",
     "Interrupted",
     "Result",

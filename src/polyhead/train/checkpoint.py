@@ -103,12 +103,17 @@ def owner(folder: pathlib.Path) -> str | None:
 
 
 def candidates(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Where a run could go on, what is furthest first; a damaged newest one is among them, before all others."""
+    """Where a run could go on, what is furthest first, each file once.
+
+    The newest comes before all others of its kind, whatever it says; one that was saved in parts may be further.
+    """
     newest, best = folder / CHECKPOINT, folder / BEST
-    found = sorted(saves(folder), key=step_of, reverse=True)
-    if newest in found and step_of(newest) == 0:
-        found = [newest, *(path for path in found if path != newest)]
-    return [*found, best] if best.exists() else found
+    here = newest.exists()
+    others = sorted((path for path in saves(folder) if path != newest), key=step_of, reverse=True)
+    reached = step_of(newest) if here else 0
+    further = [path for path in others if path.suffix == ".sharded" and 0 < reached < step_of(path)]
+    found = [*further, *[newest] * here, *(path for path in others if path not in further)]
+    return [*found, best] if best.exists() and not any(best.samefile(path) for path in found) else found
 
 
 def _copy(tensor: Tensor) -> Tensor:

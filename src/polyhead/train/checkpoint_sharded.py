@@ -30,8 +30,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from polyhead.train.checkpoint import STATES, rotate, state, step_place
-from polyhead.train.files import Damaged, checksum, forget, seal, unseal, write
-from polyhead.train.files import _sync_folder as sync_folder
+from polyhead.train.files import Damaged, checksum, forget, seal, sync_folder, unseal, write
 from polyhead.train.folder import EARLIER
 
 FORMAT = 1

@@ -13,6 +13,7 @@ from polyhead.train.stop import Stop
 SECONDS = 30
 """Between two attempts."""
 sleep = time.sleep
+UNSAVED = "stopped, not saved"
 
 PASSING = {
     getattr(errno, name)
@@ -55,7 +56,7 @@ class Patience:
     def _rest(self, error: OSError) -> None:
         for _ in range(SECONDS):
             if self.stop.asked:
-                raise self.stop.interrupted(f"stopped, not saved: {error.strerror}; what was saved before is kept")
+                raise self.stop.interrupted(f"{UNSAVED}: {error.strerror}; what was saved before is kept")
             sleep(1.0)
 
 

@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,34 +25,48 @@ class Damaged(ValueError):
 def write(path: pathlib.Path, data: bytes) -> None:
     """Replace `path` by `data` in one step: after a crash or on a full disk the old file is whole.  Raises OSError."""
     partial = path.with_name(path.name + ".partial")
+    with named(path):
+        try:
+            with open(partial, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def named(path: pathlib.Path) -> Iterator[None]:
+    """An OSError in here says which file could not be written."""
     try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        yield
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise OSError(error.errno, f"{path}: cannot be written ({error.strerror})") from None
-    _sync_folder(path.parent)
 
 
 def link(source: pathlib.Path, target: pathlib.Path) -> None:
     """Make `target` another name of the file `source`, in one step; a copy where a file has one name only."""
     partial = target.with_name(target.name + ".partial")
-    partial.unlink(missing_ok=True)
     try:
+        partial.unlink(missing_ok=True)
         os.link(source, partial)
     except OSError:
-        write(target, source.read_bytes())
+        with named(target):
+            data = source.read_bytes()
+        write(target, data)
         return
-    os.replace(partial, target)
-    partial.unlink(missing_ok=True)  # it stays when both were the same file before
-    _sync_folder(target.parent)
+    with named(target):
+        os.replace(partial, target)
+        partial.unlink(missing_ok=True)  # it stays when both were the same file before
+    sync_folder(target.parent)
 
 
-def _sync_folder(folder: pathlib.Path) -> None:
+def sync_folder(folder: pathlib.Path) -> None:
+    """What was renamed in it stays so after a power cut."""
     with contextlib.suppress(OSError):  # not every system can open a folder
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -70,10 +85,11 @@ def set_aside(path: pathlib.Path, why: object) -> None:
 
 def forget(path: pathlib.Path) -> None:
     """Delete a file, or a folder, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    with named(path):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------------------------------------------------- as written

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 
 from polyhead import config as configs
+from polyhead import serial
 from polyhead.config import Run
-from polyhead.train.files import DAMAGED, Damaged, forget, seal, unseal, write
+from polyhead.train.disk import tell
+from polyhead.train.files import DAMAGED, Damaged, forget, named, seal, set_aside, unseal, write
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.safetensors", "result.json"
 EARLIER, BEST, BAD_BATCH = "checkpoint-{:08}", "best.safetensors", "bad_batch.safetensors"
-LOCK = ".lock"
+LOCK, DIGEST = ".lock", "digest"
 
 
 class Held(ValueError):
@@ -60,9 +62,14 @@ def read_config(folder: str | pathlib.Path) -> Run:
         path = path / CONFIG
         if not path.is_file():
             raise ValueError(f"run folder: {path.parent} holds no {CONFIG}, so it is not a run")
-    config = configs.load(path, KINDS)
+    data = serial.read(path)
+    said = data.pop(DIGEST, None) if isinstance(data, dict) and path.name == CONFIG else None
+    config = configs.from_dict(data, KINDS, where=str(path))
     if not isinstance(config, Run):
         raise ValueError(f"{path}: a Run was wanted but a {type(config).__name__} came")
+    if said not in (None, mine := configs.digest(config)):
+        way_on = f'if it is meant as it is, delete its line "{DIGEST}"'
+        raise Damaged(f"{path} was written for run {said} but is that of run {mine}: it is damaged or edited; {way_on}")
     return dataclasses.replace(config, folder=str(path.parent)) if path.name == CONFIG else config
 
 
@@ -113,16 +120,32 @@ def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
         raise ValueError(f"run folder: {folder} cannot be made ({error.strerror})") from None
     with _locked(folder):
         path, mine = folder / CONFIG, configs.digest(config)
-        trained = (folder / CHECKPOINT).exists() or (folder / RESULT).exists()  # a mistake mended may use its folder
-        if path.exists() and trained:
-            theirs = configs.digest(read_config(folder))
-            if theirs != mine:
-                held = f"{folder} already holds another run ({theirs}, not {mine})"
-                raise ValueError(f"run folder: {held}; choose another folder or delete it")
-        text = json.dumps(configs.to_dict(dataclasses.replace(config, folder=None)), indent=2) + "\n"
+        if (theirs := _holder(folder, mine)) != mine:
+            held = f"{folder} already holds another run ({theirs}, not {mine})"
+            raise ValueError(f"run folder: {held}; choose another folder or delete it")
+        values = {DIGEST: mine, **configs.to_dict(dataclasses.replace(config, folder=None))}
+        text = json.dumps(values, indent=2) + "\n"
         if not path.exists() or path.read_bytes() != text.encode():  # a finished run may lie where nobody can write
             write(path, text.encode())
         yield
+
+
+def _holder(folder: pathlib.Path, mine: str) -> str:
+    """The run that was trained in `folder`; `mine` if none was: a mistake mended may use its folder.
+
+    A damaged config.json is set aside where the rest is of run `mine`.  Raises ValueError where it is not.
+    """
+    from polyhead.train.checkpoint import owner
+
+    path, rest = folder / CONFIG, owner(folder)
+    try:
+        if path.exists() and rest is not None:
+            return configs.digest(read_config(folder))
+    except ValueError as error:
+        if rest != mine:
+            raise
+        set_aside(path, error)
+    return rest or mine
 
 
 @contextlib.contextmanager
@@ -207,15 +230,25 @@ class Metrics:
     def _try(self, do: Callable[[io.FileIO], None]) -> None:
         """Do it with the file, which is opened again after a failure: the share it was on may have been away."""
         try:
-            if self.file is None:
-                self.file = io.FileIO(os.open(self.path, os.O_WRONLY | os.O_APPEND), "ab")
-                os.truncate(self.path, min(self.size, os.stat(self.path).st_size))  # half a row
-            do(self.file)
-        except OSError as error:
+            with named(self.path):
+                if self.file is None:
+                    self.file = self._opened()
+                do(self.file)
+        except OSError:
             with contextlib.suppress(OSError):
                 self.close()
             self.file = None
-            raise OSError(error.errno, f"{self.path}: cannot be written ({error.strerror})") from None
+            raise
+
+    def _opened(self) -> io.FileIO:
+        file = io.FileIO(os.open(self.path, os.O_WRONLY | os.O_APPEND), "ab")
+        there = os.fstat(file.fileno()).st_size
+        if there > self.size:  # half a row
+            os.ftruncate(file.fileno(), self.size)
+        elif there < self.size:
+            tell(f"{self.path}: the last rows were lost with the disk")
+            self.size = there + file.write(b"\n")
+        return file
 
     def _append(self, file: io.FileIO, line: bytes) -> None:
         if file.write(line) != len(line):

@@ -28,10 +28,13 @@ import torch
 from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.train import optimiser
-from polyhead.train.checkpoint import load_optimiser, load_weights, read_checkpoint, save_checkpoint
+from polyhead.train.bad_batch import first_bad
+from polyhead.train.checkpoint import load_optimiser, load_weights, save_checkpoint
 from polyhead.train.checks import check
 from polyhead.train.device import process
-from polyhead.train.folder import CHECKPOINT, CONFIG, Metrics, Result, claim, environment, read_result, write_result
+from polyhead.train.disk import UNSAVED, Patience
+from polyhead.train.folder import CHECKPOINT, CONFIG, Result, claim, environment, finished, write_result
+from polyhead.train.member import Member, recover
 from polyhead.train.progress import Progress
 from polyhead.train.saving import diverged
 from polyhead.train.stacked import Stack, refusal
@@ -76,20 +79,23 @@ def train(
         raise ValueError(f"population: at_once must be at least 1 but is {at_once}")
     outcomes: Outcomes = {}
     members: list[Run] = []
+    stop = Stop()
     for config, place in zip(runs, places, strict=True):
-        if (result := read_result(place)) is not None:
+        if (result := finished(place)) is not None:
             outcomes[place] = result
         else:
             members.append(dataclasses.replace(config, folder=str(place)))
     try:
-        with Stop() as stop:
+        with stop:
             for part in [part for group in groups(members) for part in _of_one_step(group, outcomes)]:
                 _train(part, outcomes, stop, progress, at_once)
                 if stop.asked:
                     raise Interrupted
-    except Interrupted:
+    except Interrupted as stopped:
+        said = str(stopped) if str(stopped).startswith(UNSAVED) else "stopped and saved"
         done = sum(isinstance(outcome, Result) for outcome in outcomes.values())
-        raise Interrupted(f"stopped and saved; {done} of {len(runs)} runs are done, the same command goes on") from None
+        text = f"{said}; {done} of {len(runs)} runs are done, the same command goes on"
+        raise stop.interrupted(text) from None
     return [outcomes[place] for place in places]
 
 
@@ -114,13 +120,14 @@ def _kind(config: Run) -> str:
 
 
 def _of_one_step(group: Sequence[Run], outcomes: Outcomes) -> list[list[Run]]:
-    """The members of a group by the step they have reached; a member whose checkpoint cannot be read is a failure."""
+    """The members of a group by the step they have reached; one that another process trains is a failure."""
     parts: dict[int, list[Run]] = {}
     for config in group:
         folder = pathlib.Path(str(config.folder))
         try:
-            step = read_checkpoint(folder, configs.digest(config))[1]["step"] if (folder / CHECKPOINT).exists() else 0
-            parts.setdefault(step, []).append(config)
+            with claim(config, folder):
+                found = recover(config, folder)
+            parts.setdefault(found[1]["step"] if found else 0, []).append(config)
         except ValueError as error:
             outcomes[folder] = Failure(config.name, folder, 2, str(error))
     return list(parts.values())
@@ -146,6 +153,7 @@ def _failure(config: Run, folder: pathlib.Path, error: ValueError | OSError) -> 
 
 
 def _together(part: Sequence[Run], outcomes: Outcomes, stop: Stop, progress: bool, at_once: int | None) -> None:
+    patience = Patience(stop)
     with contextlib.ExitStack() as held:
         members = []
         for config in part:
@@ -154,7 +162,7 @@ def _together(part: Sequence[Run], outcomes: Outcomes, stop: Stop, progress: boo
                 check(config)
                 held.enter_context(claim(config, folder))
                 config.task.keep(folder)
-                members.append(_Member(config, folder))
+                members.append(Member(config, folder, patience))
                 held.callback(members[-1].metrics.close)
             except (ValueError, OSError) as error:
                 outcomes[folder] = _failure(config, folder, error)
@@ -166,7 +174,7 @@ def _together(part: Sequence[Run], outcomes: Outcomes, stop: Stop, progress: boo
             loop = _Population(members, device, at_once or networks_at_once(part[0], device), progress)
             try:
                 loop.fit(stop)
-            except OSError as error:  # the disk is full, for all of them
+            except OSError as error:  # one that waiting does not mend
                 loop.outcomes |= {m.folder: _failure(m.config, m.folder, error) for m in loop.members}
             finally:
                 loop.progress.close()
@@ -198,32 +206,10 @@ def _keep_memory() -> None:
             mallopt(-3, int(MEMORY["MALLOC_MMAP_THRESHOLD_"]))
 
 
-class _Member:
-    """One run of a population: its folder, its rows, its share of the time, and where it stands."""
-
-    def __init__(self, config: Run, folder: pathlib.Path) -> None:
-        self.config, self.folder, self.digest = config, folder, configs.digest(config)
-        self.tensors: dict[str, torch.Tensor] | None = None
-        self.step, self.seconds = 0, 0.0
-        self.scores: dict[str, dict[str, float]] = {}
-        if (folder / CHECKPOINT).exists():
-            self.tensors, metadata = read_checkpoint(folder, self.digest)
-            self.step, self.seconds = metadata["step"], metadata["seconds"]
-        self.saved = self.step
-        self.metrics = Metrics(folder, self._is_past)
-
-    def _is_past(self, row: dict[str, Any]) -> bool:
-        """As in the trainer: a final evaluation is done again."""
-        return row["step"] <= self.step and not (row["kind"] == "eval" and row["step"] == self.config.train.steps)
-
-    def add(self, row: dict[str, Any]) -> None:
-        self.metrics.add({**row, "seconds": self.seconds})
-
-
 class _Population:
     """The state of runs that are trained together: their stack, `step` updates done, who has ended and how."""
 
-    def __init__(self, members: list[_Member], device: torch.device, at_once: int, progress: bool) -> None:
+    def __init__(self, members: list[Member], device: torch.device, at_once: int, progress: bool) -> None:
         self.members, self.device = members, device
         first = members[0].config
         self.train, self.task, self.step = first.train, first.task, members[0].step
@@ -287,6 +273,8 @@ class _Population:
                 member.scores[split] = own
                 member.add({"kind": "eval", "step": self.step, "split": split, **own})
             self.progress.evaluated({"split": split, **_mean(scores)})
+        for member in self.members:
+            member.rating.evaluated(self.step, member.scores)
         self.ticked += time.perf_counter() - began
 
     def _save(self) -> None:
@@ -297,12 +285,16 @@ class _Population:
         for i, member in enumerate(self.members):
             member.metrics.sync()  # rows before the checkpoint that vouches for them
             model, adamw = self._alone(i, member)
-            metadata = {"digest": member.digest, "step": self.step, "seconds": member.seconds, "scaler": {}}
-            save_checkpoint(member.folder, model, adamw, metadata)
+            score, best = member.rating.at(self.step)
+            metadata = {"digest": member.digest, "step": self.step, "seconds": member.seconds}
+            metadata |= {"score": score, "scaler": {}}
+            how: Any = {"keep": self.train.keep, "best": best, "patience": member.patience}
+            save_checkpoint(member.folder, model, adamw, metadata, **how)
+            member.rating.kept(self.step)
             member.saved = self.step
         self.ticked += time.perf_counter() - began
 
-    def _alone(self, i: int, member: _Member) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    def _alone(self, i: int, member: Member) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         """The model and the optimiser of a member as the trainer has them, on our memory."""
         model = self.stack.show(i)
         adamw = optimiser.build(model, member.config.train)
@@ -310,7 +302,7 @@ class _Population:
             adamw.state[parameter] = {**state, "step": torch.tensor(float(self.step), dtype=torch.float32)}
         return model, adamw
 
-    def _load(self, i: int, member: _Member) -> None:
+    def _load(self, i: int, member: Member) -> None:
         if member.tensors is None:
             return
         path = member.folder / CHECKPOINT
@@ -325,10 +317,14 @@ class _Population:
     def _drop(self, lost: dict[int, str]) -> None:
         """Go on without the members `lost`, whose trouble is told with their name left open."""
         if not lost:
+            self.stack.seen.clear()
             return
         for i, what in lost.items():
             config, folder = self.members[i].config, self.members[i].folder
-            error = diverged(what.format(config.name), self.step, self.members[i].saved)
+            bad = first_bad([torch.cat(parts)[i] for parts in self.stack.seen])
+            first = self.step if bad is None else self.step - len(self.stack.seen) + bad + 1
+            told = what.format(config.name)
+            error = diverged(told, config, folder, self.step, first, self.members[i].saved)
             self.outcomes[folder] = Failure(config.name, folder, 2, error)
             self.progress.line(f"{config.name}: failed: {error}")
         left = [i for i in range(len(self.members)) if i not in lost]
@@ -336,7 +332,7 @@ class _Population:
         if left:
             self.stack.select(left)
 
-    def _finish(self, member: _Member) -> None:
+    def _finish(self, member: Member) -> None:
         result = Result(
             name=member.config.name,
             digest=member.digest,
@@ -348,7 +344,7 @@ class _Population:
             environment={**environment(self.device), "population": len(self.members)},
             folder=member.folder,
         )
-        write_result(result)
+        member.patience(lambda: write_result(result))
         self.outcomes[member.folder] = result
 
     def _charge(self) -> None:

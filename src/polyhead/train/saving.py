@@ -3,8 +3,9 @@
 import contextlib
 import math
 import pathlib
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,12 @@ from polyhead.train import checkpoint
 from polyhead.train.bad_batch import first_bad, write_batch
 from polyhead.train.checkpoint import candidates, read_metadata
 from polyhead.train.disk import Patience, tell
-from polyhead.train.files import Damaged, link, set_aside
+from polyhead.train.files import Damaged, forget, link, set_aside
 from polyhead.train.folder import BAD_BATCH, BEST, CHECKPOINT
 from polyhead.train.parallel import is_sharded, own_part, whole
 from polyhead.train.world import World
+
+T = TypeVar("T")
 
 
 def _restore_sharded(*what: Any) -> dict[str, Any]:
@@ -51,7 +54,7 @@ class Saver:
         self.world = world or World.alone()
         self.sharded = is_sharded(self.world, config.parallel)
         self.saved = 0
-        self.losses: list[Tensor] = []  # of the steps since somebody looked
+        self.losses: deque[Tensor] = deque(maxlen=1024)  # of the last steps, since somebody looked
         self.rating = Rating(config, folder, self.digest)
 
     def load(self) -> tuple[int, float]:
@@ -59,22 +62,14 @@ class Saver:
 
         A damaged one is set aside.  Raises ValueError for a checkpoint of another run or version.
         """
-        found = candidates(self.folder)
-        self.world.meet()  # all have seen the same files
-        for path in found:
-            if (metadata := self._read(path)) is None:
-                continue
-            if path.suffix == ".safetensors" and path.name != CHECKPOINT and self.world.first:
-                link(path, self.folder / CHECKPOINT)
-            if (path != found[0] or path.name == BEST) and self.world.first:
-                tell(f"{self.config.name}: going on from {path.name}, step {metadata['step']}")
-            if metadata["scaler"]:
-                self.scaler.load_state_dict(metadata["scaler"])
-            self.saved = metadata["step"]
-            return metadata["step"], metadata["seconds"]
-        if found and self.world.first:
-            tell(f"{self.config.name}: no checkpoint is left, so it begins anew; the result will be the same")
-        return 0, 0.0
+        metadata = last_whole(self.config.name, self.folder, self._read, first=self.world.first)
+        self.rating = Rating(self.config, self.folder, self.digest)
+        if metadata is None:
+            return 0, 0.0
+        if metadata["scaler"]:
+            self.scaler.load_state_dict(metadata["scaler"])
+        self.saved = metadata["step"]
+        return metadata["step"], metadata["seconds"]
 
     def _read(self, path: pathlib.Path) -> dict[str, Any] | None:
         """The metadata of a checkpoint that was read, or None of one that is damaged and was set aside."""
@@ -86,7 +81,7 @@ class Saver:
         if not self.world.sum(torch.tensor([float(metadata is None)])):
             return metadata
         if self.world.first:
-            set_aside(path, error)
+            drop(path, error)
         return None
 
     def save(self, step: int, seconds: float) -> None:
@@ -110,7 +105,8 @@ class Saver:
         """Of a sharded run, write the checkpoint that every reader knows, too: from all parts, by the first process."""
         if not self.sharded:
             return
-        metadata = {"digest": self.digest, "step": step, "seconds": seconds, "score": None, "scaler": {}}
+        metadata: dict[str, Any] = {"digest": self.digest, "step": step, "seconds": seconds, "score": None}
+        metadata["scaler"] = self.scaler.state_dict()
         if self.world.first:
             how: dict[str, Any] = {"keep": self.config.train.keep, "patience": self.patience}
             checkpoint.save_checkpoint(self.folder, self.model, self.optimiser, metadata, **how)
@@ -121,13 +117,44 @@ class Saver:
     def demand(self, fine: object, what: str, step: int) -> None:
         """Stop training, with advice and the batch that did it, unless `fine`."""
         if not fine:
-            self.world.lead(lambda: self._diverged(what, step, self.world.total(self.losses)))
+            losses = self.world.totals(list(self.losses))
+            self.world.lead(lambda: self._diverged(what, step, losses))
         self.losses.clear()
 
     def _diverged(self, what: str, step: int, losses: list[Tensor]) -> int:
         bad = first_bad(losses)
         first = step if bad is None else step - len(losses) + bad + 1
         raise ValueError(diverged(what, self.config, self.folder, step, first, self.saved))
+
+
+def last_whole(
+    name: str, folder: pathlib.Path, read: Callable[[pathlib.Path], T | None], first: bool = True
+) -> T | None:
+    """What `read` makes of the last checkpoint that is whole; it gives None for one that is damaged and was dropped.
+
+    That checkpoint is the newest from then on.  `first`: whether this process changes files and speaks.
+    """
+    found = candidates(folder)
+    for path in found:
+        if (seen := read(path)) is None:
+            continue
+        older = path.suffix == ".safetensors" and path.name != CHECKPOINT
+        if first and older:
+            link(path, folder / CHECKPOINT)
+        if first and (older or path != found[0]):
+            tell(f"{name}: going on from {path.name}")
+        return seen
+    if first and found:
+        tell(f"{name}: no checkpoint is left, so it begins anew; the result will be the same")
+    return None
+
+
+def drop(path: pathlib.Path, error: Damaged) -> None:
+    """Set a damaged checkpoint aside; the best may be the same file by another name."""
+    best = path.with_name(BEST)
+    if best != path and best.exists() and best.samefile(path):
+        forget(best)
+    set_aside(path, error)
 
 
 class Rating:
@@ -137,7 +164,8 @@ class Rating:
         evaluated = config.train.evaluate
         self.split = "validation" if "validation" in evaluated else next(iter(evaluated), None)
         self.metric, self.sign = config.task.metric, 1 if config.task.better == "higher" else -1
-        self.step, self.score = 0, None
+        self.step = 0
+        self.score: float | None = None
         self.best: float | None = None
         path = folder / BEST
         with contextlib.suppress(ValueError):  # one that is damaged is no best one

@@ -10,6 +10,7 @@ through the model's ordinary kernels instead.
 """
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -86,6 +87,7 @@ class Stack:
         self.rows = torch.stack([drawn[run.seed] for run in self.runs])
         self.exp_avg, self.exp_avg_sq, self.gradient = (torch.zeros_like(self.rows) for _ in range(3))
         self.generator = torch.Generator(device)
+        self.seen: deque[list[Tensor]] = deque(maxlen=1024)  # losses of the last steps, until somebody looks
         self.losses: Callable[..., tuple[Tensor, Tensor]] = vmap(self._member)
         self.adamw: Callable[..., None] = adamw_
         if first.compile:
@@ -125,6 +127,7 @@ class Stack:
         index = torch.tensor(which, device=self.device)
         self.rows, self.exp_avg, self.exp_avg_sq = (x[index] for x in (self.rows, self.exp_avg, self.exp_avg_sq))
         self.gradient = torch.zeros_like(self.rows)
+        self.seen.clear()
         self.runs = [self.runs[i] for i in which]
         self._plan()
 
@@ -175,6 +178,7 @@ class Stack:
         batch = self._draw("train", number)
         scalars = self._scalars(number)
         seen: list[dict[str, Tensor]] = []
+        self.seen.append([])
         start = 0
         while start < len(self.runs):
             rows = slice(start, min(start + self.at_once, len(self.runs)))
@@ -185,6 +189,7 @@ class Stack:
                     raise
                 self.at_once = (rows.stop - start + 1) // 2
                 continue
+            self.seen[-1].append(losses.clone())  # a graph that is replayed writes its outputs again
             norms = torch.linalg.vector_norm(self.gradient[rows], dim=1, keepdim=True)
             if wanted:
                 seen.append({"loss": losses, "grad_norm": norms[:, 0], **self._metrics(rows, outputs, batch)})

@@ -1,0 +1,65 @@
+"""The batch with which a run diverged can be read back, and nothing else can."""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import polyhead as ph
+from polyhead.train import read_batch, run
+
+Tiny = Callable[..., Any]
+
+
+@pytest.mark.parametrize("log_every", [1, 5, 100])
+def test_the_batch_of_the_first_bad_step_is_kept(
+    tiny: Tiny, tmp_path: pathlib.Path, at_step: Any, monkeypatch: Any, log_every: int
+):
+    """Whenever somebody looks: at a row, or when the parameters are saved."""
+    config, plain = tiny(tmp_path, log_every=log_every, steps=30), nn.Linear.forward
+    at_step(6, lambda: monkeypatch.setattr(nn.Linear, "forward", lambda self, x: plain(self, x) * float("nan")))
+    path = tmp_path / "bad_batch.safetensors"
+    what = "parameters of tiny are not finite" if log_every == 100 else "the loss of tiny is nan"
+    with pytest.raises(
+        ValueError, match=rf"^train: {what} at step 7; the checkpoint of .* 5 is .*; its batch: {path}$"
+    ):
+        run(config, progress=False)
+    batch, about = read_batch(tmp_path)
+    seen = {1: 7, 5: 10, 100: 10}[log_every]
+    assert about == {
+        "digest": ph.digest(config),
+        "split": "train",
+        "seed": 7,
+        "step": 7,
+        "seen": seen,
+        "what": what,
+    }
+    wanted = config.task.batch("train", 4, seed=7, step=6)
+    for name in ("inputs", "targets", "scored"):
+        assert torch.equal(getattr(batch, name), getattr(wanted, name))
+    assert batch.mask is None
+    assert batch.source is None
+    assert batch.latents.keys() == wanted.latents.keys()
+    assert all(torch.equal(batch.latents[name], wanted.latents[name]) for name in wanted.latents)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"^batch: \S+ is damaged \(its contents do not match their checksum\)$"):
+        read_batch(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04.", b"PK\x03\x04", None])
+def test_what_is_no_batch(tmp_path: pathlib.Path, whole: pathlib.Path, content: bytes | None):
+    path = tmp_path / "x"
+    path.write_bytes((whole / "checkpoint.safetensors").read_bytes() if content is None else content)
+    with pytest.raises(ValueError, match=r"^batch: \S+ is damaged or holds no batch \([^\n]+\)$"):
+        read_batch(path)
+
+
+def test_a_full_disk_hides_no_divergence(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: Any):
+    (tmp_path / "bad_batch.safetensors.partial").mkdir()
+    with pytest.raises(ValueError, match=r"lower train.lr or set train.clip \(its batch could not be saved: .+\)$"):
+        run(tiny(tmp_path, lr=1e38, warmup=0), progress=False)

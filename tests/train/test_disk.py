@@ -1,0 +1,137 @@
+"""A disk that fails is waited for: the run afterwards is the one that it would have been."""
+
+import contextlib
+import errno
+import os
+import pathlib
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from run_folders import names, same, steps
+
+from polyhead.train import Interrupted, disk, run
+from polyhead.train.folder import Metrics, read_metrics
+
+Tiny = Callable[..., Any]
+
+
+class Rest:
+    """Instead of waiting: `mend` the disk after `rests` of them, and count."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rests: int, mend: Callable[[], object]) -> None:
+        self.left, self.mend, self.rests = rests, mend, 0
+        monkeypatch.setattr(disk, "sleep", self)
+
+    def __call__(self, seconds: float) -> None:
+        self.rests += 1
+        self.left -= 1
+        assert self.left >= 0
+        if self.left == 0:
+            self.mend()
+
+
+@contextlib.contextmanager
+def full_disk(after: int) -> Iterator[None]:
+    """No file may grow beyond `after` bytes: the write fails half way, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (after, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [20_000, 1500, 0])
+def test_a_full_disk_is_a_pause(
+    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, at_step: Any, monkeypatch: Any, capsys: Any, size: int
+):
+    """It fills up in step 7: too full for checkpoints, for half a row, for anything.  Then it has room again."""
+    limit = contextlib.ExitStack()
+    at_step(7, lambda: limit.enter_context(full_disk(size)))
+    rest = Rest(monkeypatch, 2 * disk.SECONDS, limit.close)
+    with limit:
+        run(tiny(tmp_path), progress=False)
+    said = capsys.readouterr().err.splitlines()
+    name = "checkpoint.safetensors" if size == 20_000 else "metrics.jsonl"
+    assert said == [
+        f"paused: {tmp_path / name}: cannot be written (File too large); tried again every 30 s until the disk works",
+        "the disk works again: going on",
+    ]
+    assert rest.left == 0
+    same(tmp_path, whole)
+    assert not [one for one in names(tmp_path) if "partial" in one]
+
+
+@pytest.mark.parametrize(("call", "code"), [("fsync", "EIO"), ("fsync", "ESTALE"), ("replace", "EDQUOT")])
+def test_a_failing_disk_is_a_pause(
+    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, at_step: Any, monkeypatch: Any, call: str, code: str
+):
+    """From step 3 on nothing that `call` does succeeds, for three attempts at each."""
+    plain, number, failing = getattr(os, call), getattr(errno, code), []
+
+    def failed(*args: Any) -> None:
+        if failing:
+            raise OSError(number, os.strerror(number))
+        plain(*args)
+
+    at_step(3, lambda: (monkeypatch.setattr(os, call, failed), failing.append(1)))
+    Rest(monkeypatch, 3 * disk.SECONDS, failing.clear)
+    run(tiny(tmp_path), progress=False)
+    same(tmp_path, whole)
+
+
+def test_a_share_that_is_gone_is_waited_for(
+    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, at_step: Any, monkeypatch: Any, capsys: Any
+):
+    """Of the open file only a stale handle is left, as over NFS."""
+    folder, away = tmp_path / "run", tmp_path / "away"
+
+    def leave() -> None:
+        folder.rename(away)
+
+    at_step(7, leave)
+    Rest(monkeypatch, disk.SECONDS, lambda: away.rename(folder))
+    run(tiny(folder), progress=False)
+    assert "No such file or directory" in capsys.readouterr().err
+    same(folder, whole)
+
+
+def test_rows_that_the_disk_lost_take_no_others_with_them(tmp_path: pathlib.Path, monkeypatch: Any, capsys: Any):
+    """A share comes back without what was not yet on its disk: what was lost is said, what follows is whole."""
+    metrics = Metrics(tmp_path, lambda row: True)
+    for step in (1, 2):
+        metrics.add({"kind": "train", "step": step})
+    metrics.close()
+    os.truncate(metrics.path, metrics.path.stat().st_size - 5)
+    metrics.add({"kind": "train", "step": 3})
+    metrics.close()
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 3]
+    assert capsys.readouterr().err == f"{metrics.path}: the last rows were lost with the disk\n"
+
+
+def test_only_what_may_pass_is_waited_for(tiny: Tiny, tmp_path: pathlib.Path, at_step: Any, monkeypatch: Any):
+    def refused(*args: Any) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    at_step(7, lambda: monkeypatch.setattr(os, "replace", refused))
+    Rest(monkeypatch, 0, lambda: None)
+    with pytest.raises(OSError, match=r"checkpoint\S+: cannot be written \(Permission denied\)$"):
+        run(tiny(tmp_path), progress=False)
+    assert steps(tmp_path)[0] == 5
+
+
+def test_a_signal_ends_the_pause(
+    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, at_step: Any, monkeypatch: Any
+):
+    with contextlib.ExitStack() as limit:
+        at_step(7, lambda: limit.enter_context(full_disk(20_000)))
+        Rest(monkeypatch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        text = r"^stopped, not saved: \S+: cannot be written \(File too large\); what was saved before is kept$"
+        with pytest.raises(Interrupted, match=text):
+            run(tiny(tmp_path), progress=False)
+    assert steps(tmp_path)[0] == 5
+    run(tiny(tmp_path), progress=False, resume=True)
+    same(tmp_path, whole)

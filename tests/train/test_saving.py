@@ -1,0 +1,282 @@
+"""Checkpoints rotate, the best is kept, and damage costs nothing but time."""
+
+import dataclasses
+import errno
+import json
+import os
+import pathlib
+import shutil
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from run_folders import copied, damage, names, rows, same, steps
+
+import polyhead as ph
+from polyhead.train import Interrupted, load_model, run
+from polyhead.train.checkpoint import candidates, read_checkpoint, read_metadata, step_of
+from polyhead.train.folder import read_result
+
+Tiny = Callable[..., Any]
+
+
+def cut(folder: pathlib.Path, at_step: Any, tiny: Tiny, step: int, **changes: Any) -> Any:
+    """A run that is stopped after `step` steps and its configuration."""
+    config = tiny(folder, **changes)
+    at_step(step - 1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Interrupted):
+        run(config, progress=False)
+    return config
+
+
+@pytest.fixture(scope="module")
+def begun(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Stopped at step 11: checkpoints of steps 11 and 10, no best one but that of no evaluation."""
+    folder = tmp_path_factory.mktemp("begun")
+    with pytest.MonkeyPatch.context() as patch:
+        draw = ph.tasks.FuzzyLogic.batch
+
+        def batch(task: Any, split: str, size: int, **where: Any) -> Any:
+            if split == "train" and where["step"] == 10:
+                os.kill(os.getpid(), signal.SIGINT)
+            return draw(task, split, size, **where)
+
+        patch.setattr(ph.tasks.FuzzyLogic, "batch", batch)
+        with pytest.raises(Interrupted):
+            run(tiny(folder), progress=False)
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------------------- rotation
+@pytest.mark.parametrize("links", [True, False])
+def test_the_last_ones_and_the_best_are_kept(
+    tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, links: bool
+):
+    if not links:  # as on FAT
+
+        def refused(*args: Any) -> None:
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refused)
+    run(tiny(tmp_path, save_every=2, eval_every=4, keep=3), progress=False)
+    assert steps(tmp_path)[:3] == [12, 10, 8]
+    assert names(tmp_path) == [
+        *(".lock", "best.safetensors", "checkpoint-00000008.safetensors", "checkpoint-00000010.safetensors"),
+        *("checkpoint.safetensors", "config.json", "metrics.jsonl", "result.json"),
+    ]
+    scores = {row["step"]: row["r2"] for row in rows(tmp_path) if row.get("split") == "iid"}
+    assert sorted(scores) == [4, 8, 12]
+    best = read_metadata(tmp_path / "best.safetensors")
+    assert (best["score"], best["step"]) == max((score, step) for step, score in scores.items())
+    assert (tmp_path / "best.safetensors").stat().st_ino == (tmp_path / "checkpoint.safetensors").stat().st_ino or (
+        not links or best["step"] != 12
+    )
+    for which in ("best", best["step"], 10):
+        found = load_model(tmp_path, which=which)[1].state_dict()
+        name = "best.safetensors" if which == "best" or which == best["step"] else "checkpoint-00000010.safetensors"
+        wanted = read_checkpoint(tmp_path, ph.digest(tiny(tmp_path)), name)[0]
+        assert all(torch.equal(value, wanted[f"model/{key}"]) for key, value in found.items())
+    with pytest.raises(ValueError, match=r"has none of 3 \(choose from newest, best, (4, )?8, 10, 12\)$"):
+        load_model(tmp_path, which=3)
+
+
+@pytest.mark.parametrize(("better", "wanted"), [("higher", 4), ("lower", 2)])
+def test_the_best_is_the_best_of_the_headline(
+    tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, better: str, wanted: int
+):
+    """Of validation if it is evaluated; also after a pause, and nan is no score."""
+    config = tiny(tmp_path, steps=6, save_every=1, eval_every=1, keep=1)
+    given = iter([{"validation": v, "iid": -v} for v in (0.1, -5.0, float("nan"), 0.7, 0.6, 0.5)])
+
+    def evaluated(loop: Any) -> Any:
+        return {split: {"r2": value} for split, value in next(given).items()}
+
+    monkeypatch.setattr("polyhead.train.loop.Loop._evaluate", evaluated)
+    monkeypatch.setattr(type(config.task), "better", better)
+    monkeypatch.setattr(type(config.task), "splits", ("train", "validation", "iid"))
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, evaluate=("iid", "validation")))
+    draw = type(config.task).batch
+    waiting = [3]
+
+    def batch(task: Any, split: str, size: int, **where: Any) -> Any:
+        if split == "train" and where["step"] == 4 and waiting:
+            os.kill(os.getpid(), signal.SIGINT) if waiting.pop() else None
+        return draw(task, "train", size, **where)
+
+    monkeypatch.setattr(type(config.task), "batch", batch)
+    with pytest.raises(Interrupted):
+        run(config, progress=False)
+    run(config, progress=False, resume=True)
+    assert step_of(tmp_path / "best.safetensors") == wanted
+    assert steps(tmp_path) == [6, wanted]
+
+
+def test_at_every_moment_there_is_a_whole_one(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    """Looked at before every rename, link and removal once there is one: no step is ever lost."""
+    config, seen = tiny(tmp_path, save_every=2, eval_every=4), []
+    looking: list[int] = []
+
+    def look(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def looked(*args: Any, **how: Any) -> Any:
+            if not looking and (tmp_path / "checkpoint.safetensors").exists():
+                looking.append(1)
+                whole = [read_checkpoint(tmp_path, ph.digest(config), p.name)[1]["step"] for p in candidates(tmp_path)]
+                seen.append(whole[0])
+                looking.pop()
+            return plain(*args, **how)
+
+        return looked
+
+    for name in ("replace", "link", "unlink"):
+        monkeypatch.setattr(os, name, look(getattr(os, name)))
+    run(config, progress=False)
+    assert seen == sorted(seen)
+    assert set(seen) == {2, 4, 6, 8, 10, 12}
+
+
+# --------------------------------------------------------------------------------------------------------------- damage
+@pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "flipped digit", "zeroed", "missing"])
+def test_a_damaged_newest_one_costs_the_way_from_the_one_before(
+    tiny: Tiny, tmp_path: pathlib.Path, begun: pathlib.Path, whole: pathlib.Path, capsys: Any, how: str
+):
+    copied(begun, tmp_path)
+    assert steps(tmp_path) == [11, 10]
+    path = tmp_path / "checkpoint.safetensors"
+    damage(path, how)
+    left = path.read_bytes() if how != "missing" else None
+    run(tiny(tmp_path), progress=False, resume=True)
+    said = capsys.readouterr().err.splitlines()
+    assert said.pop() == "tiny: going on from checkpoint-00000010.safetensors"
+    assert len(said) == (how != "missing")
+    if said:
+        assert "checkpoint.safetensors is damaged (" in said[0]
+        assert said[0].endswith("; set aside as checkpoint.safetensors.damaged")
+        assert path.with_name("checkpoint.safetensors.damaged").read_bytes() == left
+    same(tmp_path, whole)
+    run(tiny(tmp_path), progress=False, again=True)
+    assert not [name for name in names(tmp_path) if name.endswith(".damaged")]
+
+
+def test_with_none_left_it_begins_anew(
+    tiny: Tiny, tmp_path: pathlib.Path, begun: pathlib.Path, whole: pathlib.Path, capsys: Any
+):
+    copied(begun, tmp_path)
+    for path in candidates(tmp_path):
+        damage(path, "flipped")
+    run(tiny(tmp_path), progress=False, resume=True)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(" ")[2] for line in said[:2]] == [
+        "checkpoint.safetensors.damaged",
+        "checkpoint-00000010.safetensors.damaged",
+    ]
+    assert said[2:] == ["tiny: no checkpoint is left, so it begins anew; the result will be the same"]
+    same(tmp_path, whole)
+
+
+def test_the_best_is_a_way_on_and_shares_the_damage(tiny: Tiny, tmp_path: pathlib.Path, at_step: Any, capsys: Any):
+    config = cut(tmp_path, at_step, tiny, 7, save_every=6, keep=1)
+    assert steps(tmp_path) == [7, 6]
+    damage(tmp_path / "checkpoint.safetensors", "flipped")
+    cut(tmp_path / "x", at_step, tiny, 1)
+    at_step(6, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Interrupted, match="at step 7"):
+        run(config, progress=False, resume=True)
+    assert "tiny: going on from best.safetensors" in capsys.readouterr().err
+    os.unlink(tmp_path / "checkpoint.safetensors")
+    os.link(tmp_path / "best.safetensors", tmp_path / "checkpoint.safetensors")
+    damage(tmp_path / "checkpoint.safetensors", "flipped")
+    at_step(0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Interrupted, match="at step 1;"):
+        run(config, progress=False, resume=True)
+    assert not (tmp_path / "best.safetensors").exists()
+
+
+def test_another_runs_checkpoint_stays_an_error(tiny: Tiny, tmp_path: pathlib.Path, begun: pathlib.Path):
+    copied(begun, tmp_path)
+    other = tmp_path / "other"
+    run(tiny(other, seed=8, steps=1), progress=False)
+    shutil.copy(other / "checkpoint.safetensors", tmp_path)
+    before = names(tmp_path)
+    with pytest.raises(ValueError, match=r"belongs to run [0-9a-f]{12} but the folder's run is"):
+        run(tiny(tmp_path), progress=False, resume=True)
+    assert names(tmp_path) == before
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped digit of a score", "not a table"])
+def test_a_damaged_result_is_made_again(
+    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, monkeypatch: Any, capsys: Any, how: str
+):
+    """From the final checkpoint: nothing is trained.  A score of which a digit flipped is no score."""
+    copied(whole, tmp_path)
+    path = tmp_path / "result.json"
+    text = path.read_text()
+    place = text.index('"r2": ') + 9
+    digit = "1" if text[place] != "1" else "2"
+    kinds = {"truncated": text[:100], "not a table": "[1]"}
+    path.write_text(kinds.get(how, text[:place] + digit + text[place + 1 :]))
+    with pytest.raises(ph.train.Damaged, match=r"^\S+result.json"):
+        read_result(tmp_path)
+    monkeypatch.setattr("polyhead.train.loop.Loop._update", None)
+    run(tiny(tmp_path), progress=False)
+    assert capsys.readouterr().err.endswith("set aside as result.json.damaged\n")
+    same(tmp_path, whole)
+
+
+def test_results_and_configs_of_older_versions_are_read(tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path):
+    copied(whole, tmp_path)
+    for name, key in (("result.json", "seal"), ("config.json", "digest")):
+        values = json.loads((tmp_path / name).read_text())
+        del values[key]
+        (tmp_path / name).write_text(json.dumps(values))
+    text = b"".join(
+        json.dumps(json.loads(line) | {"seal": None}).replace(', "seal": null', "").encode() + b"\n"
+        for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()
+    )
+    (tmp_path / "metrics.jsonl").write_bytes(text)
+    assert ph.digest(ph.train.read_config(tmp_path)) == ph.digest(tiny(tmp_path))
+    same(tmp_path, whole)
+
+
+def test_a_damaged_config_is_one_line_and_the_same_recipe_writes_it_again(
+    tiny: Tiny, tmp_path: pathlib.Path, begun: pathlib.Path, whole: pathlib.Path, capsys: Any
+):
+    path = tmp_path / "config.json"
+    for how in ("a digit", "truncated", "missing"):
+        copied(begun, tmp_path)
+        text = path.read_text()
+        path.write_text(text.replace('"lr": 0.001', '"lr": 0.003') if how == "a digit" else text[:-20])
+        if how == "missing":
+            path.unlink()
+        with pytest.raises(ValueError, match=r"^[^\n]+$"):
+            ph.train.read_config(tmp_path)
+        with pytest.raises(ValueError, match=r"^[^\n]+$"):  # another recipe
+            run(tiny(tmp_path, seed=8), progress=False, resume=True)
+        run(tiny(tmp_path), progress=False, resume=True)
+        said = capsys.readouterr().err
+        assert said.endswith("set aside as config.json.damaged\n") or (how == "missing" and said == "")
+        assert ph.digest(ph.train.read_config(tmp_path)) == ph.digest(tiny(tmp_path))
+        same(tmp_path, whole)
+        shutil.rmtree(tmp_path)
+
+
+def test_a_row_of_which_a_digit_flipped_is_no_row(tmp_path: pathlib.Path, whole: pathlib.Path):
+    copied(whole, tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    text = path.read_text()
+    assert len(rows(tmp_path)) == 16
+    path.write_text(text.replace('"lr": 0.0,', '"lr": 0.1,', 1))
+    assert rows(tmp_path) == rows(whole)[1:]
+
+
+def test_a_finished_run_whose_model_is_damaged_is_mended_on_request(
+    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path
+):
+    copied(whole, tmp_path)
+    damage(tmp_path / "checkpoint.safetensors", "flipped")
+    assert run(tiny(tmp_path), progress=False).steps == 12
+    with pytest.raises(ValueError, match="is damaged"):
+        load_model(tmp_path)
+    run(tiny(tmp_path), progress=False, resume=True)
+    same(tmp_path, whole)
