@@ -4,9 +4,9 @@ import json
 from dataclasses import replace
 
 from polyhead import config, train
-from polyhead.train.folder import METRICS, claim
+from polyhead.train.engine import LOG
+from polyhead.train.folder import LOCK, METRICS, claim
 from polyhead.train.status import status
-from polyhead.train.sweep import LOG
 
 
 def place(run, folder):
@@ -26,12 +26,27 @@ def test_all_states(tiny, tmp_path):
     )
     with claim(running, place(running, tmp_path)):
         rows = status(runs, tmp_path)
-    assert [row["state"] for row in rows] == ["done", "running", "failed", "stopped", "to come"]
+    assert [row["state"] for row in rows] == ["done", "running", "failed", "stopped", "waiting"]
     assert [row["step"] for row in rows] == ["12/12", "5/12", "5/12", "5/12", "0/12"]
     assert rows[0][""].startswith("compositional r2 ")
     assert rows[2][""] == "train: the loss of r is nan at step 6"
     assert status(runs, tmp_path)[1]["state"] == "stopped"  # nobody holds it now
     assert not place(waiting, tmp_path).exists()  # looking leaves no folder behind
+
+
+def test_states_that_a_sweep_leaves(tiny, tmp_path):
+    runs = [tiny(None, name="r", seed=seed) for seed in range(4)]
+    elsewhere, retrying, late, _ = runs
+    for run in runs:
+        place(run, tmp_path).mkdir()
+    (place(retrying, tmp_path) / LOG).write_text("step 5\npolyhead: started again (1 of 2): killed by signal 9\n")
+    held = f"polyhead: run folder: another process is training in {place(late, tmp_path)}\n"
+    (place(late, tmp_path) / LOG).write_text(held)
+    with claim(elsewhere, place(elsewhere, tmp_path)):
+        (place(elsewhere, tmp_path) / LOCK).write_text("node7 123\n")
+        rows = status(runs, tmp_path)
+    assert [row["state"] for row in rows] == ["elsewhere", "retrying", "stopped", "waiting"]
+    assert [row[""] for row in rows] == ["on node7", "(1 of 2): killed by signal 9", "", ""]
 
 
 def test_the_fields_in_which_runs_differ_are_shown(tiny, tmp_path):

@@ -1,21 +1,23 @@
-"""What has become of the runs of a sweep: done, running, failed (with the error), stopped, or still to come."""
+"""What has become of the runs of a sweep: done, running, retrying, elsewhere, failed (and why), stopped, waiting."""
 
 import pathlib
+import platform
 from collections.abc import Sequence
 from typing import Any
 
 from polyhead.config import Run, digest, to_dict
-from polyhead.train.folder import claimed_by, read_metrics, read_result
-from polyhead.train.sweep import LOG, last_line
-
-DONE, RUNNING, FAILED, STOPPED, WAITING = "done", "running", "failed", "stopped", "to come"
+from polyhead.train.engine import LOG
+from polyhead.train.folder import claimed_by, finished, read_metrics
+from polyhead.train.live import DONE, ELSEWHERE, FAILED, RETRYING, RUNNING, STOPPED, WAITING
+from polyhead.train.sweep import AGAIN, is_held, last_line
 
 
 def status(runs: Sequence[Run], folder: str | pathlib.Path) -> list[dict[str, Any]]:
     """A row for each run in `folder`/NAME-DIGEST: name, the fields in which the runs differ, state, step, the headline
     metric of its last evaluated split, and the error of a failed one.
 
-    failed: it left an error and no process works on it; stopped: no error, a checkpoint to go on from.
+    elsewhere: a process of another machine trains it.  retrying: its worker died, and a sweep is to start it again.
+    failed: it left an error and no process works on it; stopped: no error, the same command goes on with it.
     """
     rows = []
     differing = _differing(runs)
@@ -27,7 +29,7 @@ def status(runs: Sequence[Run], folder: str | pathlib.Path) -> list[dict[str, An
 
 
 def _state(run: Run, place: pathlib.Path) -> tuple[str, int, str]:
-    result = read_result(place) if place.is_dir() else None
+    result = finished(place) if place.is_dir() else None
     if result is not None:
         split = run.train.evaluate[-1] if "compositional" not in run.train.evaluate else "compositional"
         score = result.scores.get(split, {}).get(run.task.metric)  # of another version it may lack
@@ -36,11 +38,17 @@ def _state(run: Run, place: pathlib.Path) -> tuple[str, int, str]:
         return WAITING, 0, ""
     rows = read_metrics(place)
     step = max((row["step"] for row in rows), default=0)
-    if claimed_by(place) is not None:
-        return RUNNING, step, ""
+    if (holder := claimed_by(place)) is not None:
+        here = holder in ("", platform.node())
+        return RUNNING if here else ELSEWHERE, step, "" if here else f"on {holder}"
     log = place / LOG
     said = last_line(log, 1) if log.is_file() and log.stat().st_size else ""
-    return (FAILED, step, said) if said and not said.startswith("stopped and saved") else (STOPPED, step, "")
+    if said.startswith(AGAIN):
+        return RETRYING, step, said.removeprefix(AGAIN).strip()
+    if not rows and not said:
+        return WAITING, 0, ""
+    fine = not said or said.startswith("stopped") or is_held(said)
+    return (STOPPED, step, "") if fine else (FAILED, step, said)
 
 
 def _differing(runs: Sequence[Run]) -> list[dict[str, Any]]:

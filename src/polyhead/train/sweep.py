@@ -1,34 +1,40 @@
-"""Many runs side by side: one worker process each, at most `workers` at a time, one bar per run.
+"""Many runs side by side: a list of runs and a worker for each, which an engine starts here or on a cluster.
 
-A worker that crashes takes nobody with it.  The same call again skips what is finished and goes on with the rest.
+A worker that dies takes nobody with it: it is started again, up to `retries` times, and goes on from its checkpoint.
+A mistake in the input and a run that diverged would only happen again, so they are failures at once.  What is finished
+is skipped, so the same call goes on with the rest; and a run that another process trains is left to that process, so
+the same call on several machines that see the folder shares the work.
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from polyhead import config as configs
 from polyhead.config import Run
-from polyhead.train.device import pick_device
-from polyhead.train.folder import METRICS, Result, claim, clear, read_result
-from polyhead.train.progress import QUIET_SECONDS, duration
-from polyhead.train.stop import Interrupted
+from polyhead.train import live
+from polyhead.train.disk import Patience
+from polyhead.train.engine import LOG, LOST, MEMORY, Engine, Handle
+from polyhead.train.engine_local import Local
+from polyhead.train.folder import METRICS, Held, Result, claim, claimed_by, clear, finished
+from polyhead.train.live import Screen
+from polyhead.train.progress import duration
+from polyhead.train.stop import INTERRUPTED, MISTAKE, PREEMPTED, Interrupted, Stop
 
-LOG = "worker.log"
-POLL_SECONDS = 0.2
+__all__ = ["LOG", "MEMORY", "Failure", "last_line", "prepare", "sweep"]
+
+LOOK_SECONDS = 2.0
+"""Between two looks at a run that somebody else trains."""
+AGAIN = "started again"
 
 
 @dataclass(frozen=True)
@@ -41,52 +47,86 @@ class Failure:
     error: str
 
 
-MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "33554432"}
-"""glibc keeps freed memory instead of asking for it anew in every step: 12 % of a HYLA step at the paper's shape."""
-
-
-class _Worker:
-    """One run of a sweep: its process, and what its metrics.jsonl says so far."""
+class Job:
+    """One run of a sweep: who works on it, what its metrics.jsonl says so far, and how it ended."""
 
     def __init__(self, config: Run, folder: pathlib.Path) -> None:
         self.config, self.folder = config, folder
-        self.process: subprocess.Popen[bytes] | None = None
-        self.outcome: Result | Failure | None = read_result(folder) if folder.exists() else None
+        self.handle: Handle | None = None
+        self.holder: str | None = None  # the machine of another process that trains it
+        self.outcome: Result | Failure | None = finished(folder)
+        self.deaths, self.retries, self.said = 0, 0, ""
         self.step, self.rate, self.read = 0, 0.0, 0
+        self.begun, self.before = False, -1  # whether its worker trains; when metrics.jsonl was changed before that
         self.shown: dict[str, str] = {}
+        self._follow()
 
-    def start(self, threads: int) -> None:
+    @property
+    def state(self) -> str:
+        if self.outcome is not None:
+            return live.DONE if isinstance(self.outcome, Result) else live.FAILED
+        if self.holder is not None:
+            return live.ELSEWHERE
+        if self.handle is not None and self.begun:
+            return live.RUNNING
+        return live.RETRYING if self.deaths else live.WAITING
+
+    def ready(self) -> bool:
+        """Write the configuration into the folder, which is ours to train in; False where there is nothing to do."""
+        self.folder.parent.stat()  # a share that is gone is waited for
+        self.holder, self.outcome = None, finished(self.folder)
+        if self.outcome is not None:
+            return False
+        self.begun, self.before = False, self._changed()
         try:
             with claim(self.config, self.folder):
                 pass
+        except Held:
+            self.holder = claimed_by(self.folder) or ""
         except ValueError as error:
-            self.outcome = Failure(self.config.name, self.folder, 2, str(error))
-            return
-        source = str(pathlib.Path(configs.__file__).parents[1])
-        paths = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
-        settings = {**MEMORY, **os.environ, "PYTHONPATH": paths}
-        settings |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-        with open(self.folder / LOG, "ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "polyhead.train", str(self.folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=settings,
-                start_new_session=True,  # Ctrl-C reaches the sweep alone, which asks each worker to save
-            )
+            self.outcome = Failure(self.config.name, self.folder, MISTAKE, str(error))
+        return self.outcome is None and self.holder is None
 
     def poll(self) -> bool:
-        """Read new rows; True when the worker has just ended."""
+        """Read new rows; True when the worker has just ended: then there is an outcome, a holder, or it shall go on."""
         self._follow()
-        if self.process is None or self.outcome is not None or self.process.poll() is None:
+        if self.handle is None:
+            return False
+        self.begun = self.begun or self._changed() != self.before
+        code = self.handle.code()
+        if code is None:
             return False
         self._follow()
-        code = self.process.returncode
-        self.outcome = read_result(self.folder) if code == 0 else None
+        self.handle, self.outcome = None, finished(self.folder)
         if self.outcome is None:
-            self.outcome = Failure(self.config.name, self.folder, code, last_line(self.folder / LOG, code))
+            self._ended(code)
         return True
+
+    def _ended(self, code: int) -> None:
+        self.said = said = last_line(self.folder / LOG, code)
+        if code == MISTAKE and ((holder := claimed_by(self.folder)) is not None or is_held(said)):
+            self.holder = holder or ""  # somebody was quicker
+        elif code in (MISTAKE, INTERRUPTED) or (code != PREEMPTED and self.deaths >= self.retries):
+            times = f" ({self.deaths + 1} times)" if self.deaths else ""
+            self.outcome = Failure(self.config.name, self.folder, code, said + times)
+        elif code != PREEMPTED:
+            self.deaths += 1
+            with contextlib.suppress(OSError), open(self.folder / LOG, "a") as log:
+                log.write(f"polyhead: {AGAIN} ({self.deaths} of {self.retries}): {said}\n")
+
+    def look(self) -> bool:
+        """Whether the other process has let go of it, with or without a result."""
+        self._follow()
+        self.outcome = finished(self.folder)
+        holder = claimed_by(self.folder) if self.outcome is None else None
+        self.holder = holder
+        return holder is None
+
+    def _changed(self) -> int:
+        try:
+            return (self.folder / METRICS).stat().st_mtime_ns
+        except OSError:
+            return -1
 
     def _follow(self) -> None:
         try:
@@ -100,7 +140,7 @@ class _Worker:
         whole = text[: text.rfind(b"\n") + 1]
         self.read += len(whole)
         for line in whole.splitlines():
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, TypeError, KeyError):
                 self._show(json.loads(line))
 
     def _show(self, row: dict[str, Any]) -> None:
@@ -117,8 +157,13 @@ class _Worker:
             return f"failed: {self.outcome.error}"
         if self.outcome is not None:
             return f"{shown}  done in {duration(self.outcome.seconds)}".strip()
+        if self.holder is not None:
+            return f"{shown}  trained by another process{f' on {self.holder}' if self.holder else ''}".strip()
+        retry = f"  retry {self.deaths} of {self.retries}" if self.deaths else ""
+        if not self.begun:
+            return retry.strip()
         left = (self.config.train.steps - self.step) / self.rate if self.rate else 0.0
-        return f"{shown}  {self.rate:.1f} steps/s  {duration(left)} left" if self.rate else "starting"
+        return (f"{shown}  {self.rate:.1f} steps/s  {duration(left)} left" if self.rate else "starting") + retry
 
 
 def sweep(
@@ -129,32 +174,35 @@ def sweep(
     threads: int | None = None,
     progress: bool = True,
     again: bool = False,
+    retries: int = 2,
+    engine: Engine | None = None,
 ) -> list[Result | Failure]:
     """Train every run in `folder`/NAME-DIGEST; results or failures in the order of `runs`.
 
-    `workers` run at once (default: one per core, one in all on an accelerator), each with `threads` threads (default:
-    the cores divided among them).  `again`: forget what is there and start over.  Raises Interrupted after Ctrl-C, when
-    every worker has saved.
+    `workers` run at once, each with `threads` threads (default: what the engine, without one `Local`, finds right).
+    `again`: forget what is there and start over.  A worker that dies is started again up to `retries` times.  Raises
+    Interrupted after Ctrl-C, when every worker has saved, and ValueError for an engine that cannot be used here.
     """
+    for name, value, least in (("workers", workers, 1), ("threads", threads, 1), ("retries", retries, 0)):
+        if value is not None and value < least:
+            raise ValueError(f"sweep: {name} must be at least {least} but is {value}")
     places = prepare("sweep", runs, folder, again=again)
-    jobs = [_Worker(replace(run, folder=None), place) for run, place in zip(runs, places, strict=True)]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if workers is None:
-        on_cpu = all(pick_device(run.device).type == "cpu" for run in runs)
-        workers = max(1, min(cores, sum(job.outcome is None for job in jobs))) if on_cpu else 1
-    if workers < 1:
-        raise ValueError(f"sweep: workers must be at least 1 but is {workers}")
-    with _Screen(jobs, enabled=progress) as screen, _interruptible():
+    jobs = [Job(replace(run, folder=None), place) for run, place in zip(runs, places, strict=True)]
+    for job in jobs:
+        job.retries = retries
+    engine = Local() if engine is None else engine
+    open_ = [job.config for job in jobs if job.outcome is None]
+    with contextlib.ExitStack() as held:
+        held.callback(engine.close)
+        at_once = engine.open(open_, pathlib.Path(folder), workers, threads) if open_ else 1
+        screen = held.enter_context(Screen(jobs, at_once, enabled=progress))
+        held.enter_context(_interruptible())
         try:
-            _work(jobs, screen, workers, threads or max(1, cores // workers))
+            _work(jobs, engine, at_once, screen)
         except KeyboardInterrupt:
-            _stop(jobs)
             done = sum(isinstance(job.outcome, Result) for job in jobs)
-            raise Interrupted(
-                f"stopped and saved; {done} of {len(jobs)} runs are done, the same command goes on"
-            ) from None
-        finally:
-            _kill(jobs)
+            became = engine.stop([job.handle for job in jobs if job.handle is not None])
+            raise Interrupted(f"{became}; {done} of {len(jobs)} runs are done, the same command goes on") from None
     return [job.outcome for job in jobs if job.outcome is not None]
 
 
@@ -178,42 +226,48 @@ def prepare(who: str, runs: Sequence[Run], folder: str | pathlib.Path, *, again:
     return places
 
 
-def _work(jobs: list[_Worker], screen: "_Screen", workers: int, threads: int) -> None:
-    waiting = [job for job in jobs if job.outcome is None]
-    running: list[_Worker] = []
-    while waiting or running:
-        while waiting and len(running) < workers:
-            job = waiting.pop(0)
-            job.start(threads)
-            screen.began(job)
+def _work(jobs: Sequence[Job], engine: Engine, at_once: int, screen: Screen) -> None:
+    """Hand over what is waiting, in its order; a run that died goes to the end of it, and so do those of others."""
+    waiting = deque(job for job in jobs if job.outcome is None)
+    working: list[Job] = []
+    others: list[Job] = []
+    room, met, looked = len(waiting) if engine.queues else at_once, False, 0.0
+    patiently = Patience(Stop())
+    while waiting or working or others:
+        ready: list[Job] = []
+        while waiting and len(ready) < room:
+            job = waiting.pop() if met else waiting.popleft()  # two sweeps go from both ends and meet once
+            if patiently(job.ready):
+                ready.append(job)
+            elif job.outcome is None:
+                others.append(job)
+                met = True
+            screen.tell(job, f"started ({job.folder})" if job in ready else job.text())
+        if ready:
+            folders = [job.folder for job in ready]
+            for job, handle in zip(ready, patiently(functools.partial(engine.start, folders)), strict=True):
+                job.handle, job.begun = handle, not engine.queues
+            working += ready
+        for job in [job for job in working if job.poll()]:
+            working.remove(job)
+            met = met or job.holder is not None
+            screen.tell(job, job.text() if job.outcome or job.holder is not None else f"{job.said}; is {AGAIN}")
             if job.outcome is None:
-                running.append(job)
-        for job in [job for job in running if job.poll()]:
-            running.remove(job)
-            screen.ended(job)
+                (waiting if job.holder is None else others).append(job)
+        if others and time.monotonic() - looked > LOOK_SECONDS:
+            looked = time.monotonic()
+            for job in [job for job in others if job.look()]:
+                others.remove(job)
+                waiting += [job] if job.outcome is None else []
+                screen.tell(job, job.text() if job.outcome else "let go by the other process")
+        room = at_once - len(working)
         screen.update()
-        time.sleep(POLL_SECONDS)
-
-
-def _stop(jobs: list[_Worker]) -> None:
-    """Ask all workers to save and wait for them."""
-    processes = [job.process for job in jobs if job.process is not None and job.process.poll() is None]
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        process.wait()
-
-
-def _kill(jobs: list[_Worker]) -> None:
-    for job in jobs:
-        if job.process is not None and job.process.poll() is None:
-            job.process.kill()
-            job.process.wait()
+        time.sleep(engine.pause)
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM, and SIGHUP where it exists, act like Ctrl-C, so that no worker is left behind."""
+    """SIGTERM, and SIGHUP and SIGUSR1 where they exist, act like Ctrl-C, so that no worker is left behind."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -221,7 +275,7 @@ def _interruptible() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
@@ -232,55 +286,16 @@ def _interruptible() -> Iterator[None]:
 
 def last_line(path: pathlib.Path, code: int) -> str:
     """The last thing a worker's log says, or how the worker ended."""
-    lines = path.read_text(errors="replace").strip().splitlines()
+    if code == LOST:
+        return "lost: its machine, or its job, is gone"
+    try:
+        lines = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
     said = lines[-1].removeprefix("polyhead: ") if lines else ""
     return said if code > 0 and said else f"killed by signal {-code}" if code < 0 else f"no result (exit code {code})"
 
 
-class _Screen:
-    """A live bar per run on a terminal; elsewhere a line when a run starts, ends, and now and then between."""
-
-    def __init__(self, jobs: list[_Worker], *, enabled: bool) -> None:
-        self.jobs, self.enabled, self.console = jobs, enabled, Console(stderr=True)
-        self.live = enabled and self.console.is_terminal
-        columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.completed}/{task.total}"))
-        self.bars = Progress(*columns, TextColumn("{task.fields[text]}"), console=self.console, disable=not self.live)
-        self.ids: list[TaskID] = []
-        self.spoken = time.monotonic()
-
-    def __enter__(self) -> "_Screen":
-        self.bars.start()
-        for job in self.jobs:
-            job.poll()
-            total, text = job.config.train.steps, "waiting" if job.outcome is None else job.text()
-            self.ids.append(self.bars.add_task(job.config.name, total=total, completed=job.step, text=text))
-            if job.outcome is not None:
-                self._line(f"{job.config.name}: already done")
-        self.update()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.update()
-        self.bars.stop()
-
-    def update(self) -> None:
-        for job, bar in zip(self.jobs, self.ids, strict=True):
-            started = job.process is not None or job.outcome is not None
-            self.bars.update(bar, completed=job.step, text=job.text() if started else "waiting")
-        if not self.live and time.monotonic() - self.spoken > QUIET_SECONDS:
-            self.spoken = time.monotonic()
-            for job in self.jobs:
-                if job.process is not None and job.outcome is None:
-                    self._line(f"{job.config.name}: step {job.step}/{job.config.train.steps}  {job.text()}")
-
-    def began(self, job: _Worker) -> None:
-        self._line(f"{job.config.name}: started ({job.folder})")
-
-    def ended(self, job: _Worker) -> None:
-        self._line(f"{job.config.name}: {job.text()}")
-
-    def _line(self, text: str) -> None:
-        if self.enabled and not self.live:
-            print(text, file=sys.stderr, flush=True)
+def is_held(said: str) -> bool:
+    """Whether a worker ended because another process trains in its folder."""
+    return said.startswith("run folder: another process is training in ")
