@@ -141,7 +141,7 @@ def visible(x: Inputs) -> jax.Array | None:
         number = sequence_of(x.cu_seqlens, t)
         limits.append(number[:, None] == number)
     limits += [] if x.mask is None else [x.mask]
-    return functools.reduce(jnp.logical_and, limits) if limits else None
+    return jnp.asarray(functools.reduce(jnp.logical_and, limits)) if limits else None
 
 
 def drop(code: jax.Array, keep: jax.Array | None) -> jax.Array:
