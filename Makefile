@@ -8,7 +8,7 @@ TORCH ?= $(shell grep -E '^torch==' constraints.txt | cut -d' ' -f1)
 BIN := .venv/bin
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test lint format bench campaign clean
+.PHONY: demo test lint format docs bench campaign clean
 
 .venv/.ready: pyproject.toml constraints.txt
 	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11+ is needed: make demo PY=python3.12")'
@@ -32,6 +32,11 @@ lint: .venv/.ready
 
 format: .venv/.ready
 	@$(BIN)/ruff check -q --fix . ; $(BIN)/ruff format -q .
+
+# The site, in docs/_build/html; every warning is an error.
+docs: .venv/.ready
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 bench: .venv/.ready
 	$(BIN)/python benchmarks/bench_hyla.py
