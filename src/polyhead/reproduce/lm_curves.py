@@ -218,7 +218,7 @@ def _efficiency(
     text: str,
 ) -> dict[str, Any]:
     """The token-efficiency table: a line per width and model."""
-    levels = LEVELS[scale]
+    levels = [level for level in LEVELS[scale] if any(tokens[width, level] for (width,) in cells)]  # that some reach
     printed = all(width in claims_lm.TOKENS for (width,) in cells)
     rows, found = [], {}
     for (width,), by in cells.items():
