@@ -62,7 +62,8 @@ def _workers(count: int, arguments: list[str], way_on: str) -> int:
     """Start them, pass on the signals that come, and wait; the exit code of what ended first."""
     threads = str(max(1, (os.cpu_count() or 1) // count))
     os.environ.setdefault("OMP_NUM_THREADS", threads)  # else each would take all cores
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it tells is told here
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what the engine tells is told here
     before = signal.signal(signal.SIGUSR1, _ask) if hasattr(signal, "SIGUSR1") else None
     try:
         elastic_launch(_settings(count), sys.executable)("-m", "polyhead.train", *arguments)

@@ -91,7 +91,8 @@ class Loop:
         return self._finish(scores or self._evaluate())
 
     def _stop(self, stop: Stop) -> int:
-        raise stop.interrupted(f"stopped and saved at step {self.step}; go on with: polyhead resume {self.folder}")
+        way_on = f"polyhead resume {self.folder}" + (f" --devices {self.world.size}" if self.world.size > 1 else "")
+        raise stop.interrupted(f"stopped and saved at step {self.step}; go on with: {way_on}")
 
     def _update(self, *, score: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
         """One step of AdamW: the loss of its batch and, if `score`, the metrics.  Nothing here waits for the device."""
@@ -127,9 +128,15 @@ class Loop:
             loss = loss + self.model.auxiliary_loss()
         if piece is not batch:  # the mean over what the whole batch scores; gradients of processes are averaged
             loss = loss * (piece.scored.sum() * self.world.size / batch.scored.sum())
+        early = score and self.saver.sharded  # afterwards parameters are parts again; else later, as it takes memory
+        scores = self._metrics(outputs, piece) if early else {}
         self.scaler.scale(loss).backward()
-        with torch.no_grad():  # of the parameters that gave the loss: lazy outputs read them again
-            return loss.detach(), task.metrics(outputs, piece) if score else {}
+        return loss.detach(), self._metrics(outputs, piece) if score and not early else scores
+
+    @torch.no_grad()
+    def _metrics(self, outputs: Any, piece: configs.Batch) -> dict[str, Tensor]:
+        """Of the parameters that gave the loss: lazy outputs read them again."""
+        return self.config.task.metrics(outputs, piece)
 
     def _log(self, loss: Tensor, scores: dict[str, Tensor]) -> None:
         """A row of training: the loss and metrics of this step's batch."""

@@ -1,0 +1,95 @@
+"""What several processes do in the tests of runs on several devices: torchrun starts this file in each of them.
+
+torchrun --standalone --nproc-per-node 2 -m tests.support.devices FOLDER CASE ...
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+from typing import Any
+
+import torch
+
+import polyhead as ph
+from polyhead.models.build import build
+from polyhead.tasks import Text
+from polyhead.train import evaluate, evaluation, run
+from polyhead.train.parallel import let_go, placed
+from polyhead.train.world import World
+
+EVALUATED = {"uneven": (5, 2), "few": (2, 1), "one": (1, 1)}
+"""Batch size and parts of evaluations."""
+
+
+def fuzzy(folder: object, **changes: Any) -> Any:
+    """Fifty steps of batches of 12 in parts, with clipping, no dropout; saved after 20 and 40."""
+    task = ph.tasks.FuzzyLogic(length=8)
+    parts: dict[str, Any] = {"feedforward": ph.Mlp(24), "positions": ph.RelativeBias(), "init": "hyla", "bias": True}
+    model = ph.TransformerConfig(*task.ends, dim=16, layers=2, heads=(ph.Softmax(2), ph.Hyla(2)), max_length=8, **parts)
+    return _run("fuzzy", folder, task, model, {"accumulate": 2, "clip": 0.05}, changes)
+
+
+def text(folder: object, **changes: Any) -> Any:
+    """The same of a language model whose table also gives its logits, with symbols read from all layers."""
+    root = pathlib.Path(str(folder)).parent
+    (root / "documents").mkdir(parents=True, exist_ok=True)
+    for i in range(20):
+        (root / "documents" / f"{i:02}.py").write_text(f"def f{i}(x):\n    return x + {i}\n" * 20)
+    task = Text(str(root / "documents"), length=16, tokenizer="bytes", held_out=0.2, folder=str(root / "tokens"))
+    ends = (ph.Tokens(256), ph.Logits(256, tied=True, scaled=True))
+    heads = (ph.Softmax(1), ph.Relational(1, symbols=ph.SymbolicAttention(count=4, heads=1)))
+    model = ph.TransformerConfig(*ends, dim=16, layers=2, heads=heads, causal=True, norm="rms", max_length=16)
+    return _run("text", folder, task, model, {"evaluate": ("validation",)}, changes)
+
+
+def _run(name: str, folder: object, task: Any, model: Any, train: dict[str, Any], changes: dict[str, Any]) -> Any:
+    how: dict[str, Any] = {
+        "steps": 50,
+        "batch_size": 12,
+        "warmup": 5,
+        "lr": 3e-3,
+        "eval_batches": 2,
+        "keep": 9,
+        **train,
+    }
+    how |= {"eval_batches": 2, "log_every": 1, "eval_every": 25, "save_every": 20}
+    settings = ph.Train(**how)
+    here: dict[str, Any] = {"device": "cpu", "threads": 1, "folder": str(folder)}
+    return dataclasses.replace(ph.Run(task=task, model=model, name=name, train=settings, seed=7, **here), **changes)
+
+
+RUNS = {"fuzzy": fuzzy, "text": text}
+
+
+def main(root: str, *cases: str) -> None:
+    """A case is KIND-HOW (a run in ROOT/KIND-HOW), `resume:NAME` (the run that lies in ROOT/NAME), or `evaluate`."""
+    world = World.here("cpu")
+    with world.joined():
+        for case in cases:
+            if case == "evaluate":
+                scores = [evaluations(how, world) for how in ("data", "sharded")]
+                if world.rank == world.size - 1:  # all have the same
+                    (pathlib.Path(root) / f"evaluated-{world.size}.json").write_text(json.dumps(scores))
+                continue
+            name = case.removeprefix("resume:")
+            kind, how = name.split("-")[:2]
+            evaluation.LAZY = 1 if kind == "text" else 2**26
+            run(RUNS[kind](pathlib.Path(root) / name, parallel=how), progress=False, resume=name != case)
+
+
+def evaluations(how: str, world: World) -> dict[str, dict[str, float]]:
+    """Scores of a fresh model."""
+    config = fuzzy("unused")
+    torch.manual_seed(1)
+    model = placed(build(config.model), world, how)
+    found = {
+        name: evaluate(model, config.task, "iid", batches=2, batch_size=size, accumulate=parts, world=world)
+        for name, (size, parts) in EVALUATED.items()
+    }
+    let_go(model)
+    return found
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
