@@ -1,0 +1,390 @@
+"""Lives of runs and how they end: killed at any moment, their files damaged, started again, compared.
+
+A zygote imports torch and polyhead once and forks a child for each life, which takes milliseconds instead of seconds.
+`Zygote.live(order, fault)` is one life.  A fault is one of
+
+    {}                                 none: the life ends by itself
+    {"after": 0.2, "who": "life"}      SIGKILL after so many seconds; of a sweep also a `worker`, or `all` its processes
+    {"point": 7, "tear": 0.5}          SIGKILL from inside, at the seventh operation that changes a file: before it is
+                                       opened for writing, before and after what is written is synced, before a rename,
+                                       a link, a removal.  Torn: of what was written since the last sync, only this part
+                                       is there, as after a power cut
+
+Everything random is drawn from a seeded generator of the caller.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import pathlib
+import select
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+CLOCK = ("seconds", "steps_per_second", "tokens_per_second", "mfu")
+HANGS = 240.0  # seconds after which a life counts as hung
+DAMAGES = ("truncated", "flipped", "emptied", "zeroed", "missing")
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: whoever loses its parent becomes the zygote's
+Order = dict[str, Any]
+
+
+# ---------------------------------------------------------------------------------------------------- the caller's side
+class Zygote:
+    """The process that lives are forked from.  A context: leaving it ends them all."""
+
+    def __init__(self) -> None:
+        settings = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen([sys.executable, __file__], env=settings, **pipes)
+
+    def __enter__(self) -> "Zygote":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+    def live(self, order: Order, fault: Order | None = None) -> Order:
+        """One life: its exit `code` (below 0: the signal), all it `said`, `moment` (where it was killed), `seconds`."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(json.dumps({**order, "fault": fault or {}}), file=self.process.stdin, flush=True)
+        return dict(json.loads(self.process.stdout.readline()))
+
+
+def damage(path: pathlib.Path, kind: str, dice: Any) -> None:
+    """What a disk, a copy or a hand does to a file: see DAMAGES."""
+    data = bytearray(path.read_bytes())
+    if kind == "missing":
+        path.unlink()
+        return
+    if kind == "truncated":
+        del data[dice.randrange(len(data)) :]
+    elif kind == "flipped":
+        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    elif kind == "zeroed":
+        begin = dice.randrange(len(data))
+        data[begin : begin + 512] = bytes(len(data[begin : begin + 512]))
+    else:
+        assert kind == "emptied", kind
+        data.clear()
+    path.write_bytes(data)  # in place: what is the same file by another name is hit, too
+
+
+def facts(folder: pathlib.Path) -> Order:
+    """All that a finished run may be compared by, bit for bit: rows, scores, parameters, the optimiser's state."""
+    from safetensors import safe_open
+
+    from polyhead.train.folder import read_metrics, read_result
+
+    rows = [{name: value for name, value in row.items() if name not in CLOCK} for row in read_metrics(folder)]
+    with safe_open(folder / "checkpoint.safetensors", "np") as file:
+        tensors = {name: file.get_tensor(name).tobytes().hex() for name in file.keys()}  # noqa: SIM118 (not a dict)
+    result = read_result(folder)
+    assert result is not None, folder
+    return {
+        "rows": rows,
+        "scores": result.scores,
+        "steps": result.steps,
+        "digest": result.digest,
+        "parameters": result.parameters,
+        "tensors": tensors,
+    }
+
+
+def difference(came: Order, wanted: Order) -> str | None:
+    """What of the facts is not as it should be, in words; None where all are."""
+    for name, value in wanted.items():
+        if came.get(name) != value:
+            return _rows(came["rows"], value) if name == "rows" else f"{name} differ"
+    return None
+
+
+def _rows(came: list[Order], wanted: list[Order]) -> str:
+    keys = [(row["kind"], row["step"], row.get("split")) for row in came]
+    expected = [(row["kind"], row["step"], row.get("split")) for row in wanted]
+    if twice := len(keys) - len(set(keys)):
+        return f"{twice} rows of metrics occur twice"
+    if missing := len(set(expected) - set(keys)):
+        return f"{missing} rows of metrics are missing"
+    return "rows of metrics differ in order" if keys != expected else "numbers in metrics differ"
+
+
+# ---------------------------------------------------------------------------------------------------- the zygote's side
+def serve() -> None:
+    """Read orders, a line each; answer each when its life has ended."""
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    _warm()
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork copies one thread only"
+    for line in sys.stdin:
+        print(json.dumps(_life(json.loads(line))), flush=True)
+    _end(_children(os.getpid()))
+
+
+def _warm() -> None:
+    """Import and compute once what every life would import and compute again."""
+    import torch
+
+    import polyhead as ph
+    import polyhead.train.__main__
+    import polyhead.train.population
+    import polyhead.train.sweep
+
+    with contextlib.suppress(ImportError):
+        import tokenizers  # noqa: F401
+    torch.set_num_threads(1)
+    task = ph.tasks.FuzzyLogic(length=6)
+    model = ph.TransformerConfig(*task.ends, dim=8, layers=1, heads=(ph.Softmax(2), ph.Hyla(2)), max_length=6)
+    train = ph.Train(steps=1, batch_size=2, eval_batches=1)
+    with tempfile.TemporaryDirectory() as folder:
+        ph.train.run(ph.Run(task=task, model=model, train=train, folder=folder, device="cpu"), progress=False)
+
+
+def _life(order: Order) -> Order:
+    fault, began = order["fault"], time.monotonic()
+    with tempfile.TemporaryDirectory() as notes:
+        log, note = pathlib.Path(notes, "log"), pathlib.Path(notes, "note")
+        if not (pid := os.fork()):
+            _child(order, log, note)
+        killed = _wait(pid, fault)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if not order.get("leave"):  # what a killed sweep leaves behind would otherwise go on
+            _end(_children(os.getpid()))
+        said = log.read_text(errors="replace") if log.exists() else ""
+        moment = note.read_text() if note.exists() else killed
+        points = max([int(path.read_text()) for path in pathlib.Path(notes).glob("points-*")], default=0)
+    return {"code": code, "said": said, "moment": moment, "points": points, "seconds": time.monotonic() - began}
+
+
+def _wait(pid: int, fault: Order) -> str:
+    """Until the life has ended, by itself or by the fault's delay; whom the delay killed."""
+    handle = os.pidfd_open(pid)
+    try:
+        if "after" not in fault:
+            if not select.select([handle], [], [], HANGS)[0]:
+                os.kill(pid, signal.SIGKILL)
+                return "hung"
+            return ""
+        if select.select([handle], [], [], fault["after"])[0]:
+            return ""
+        workers = _children(pid)
+        who = fault.get("who", "life")
+        victims = {"life": [pid], "worker": workers[:1], "all": [pid, *workers]}[who]
+        for victim in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+        if who == "worker":
+            select.select([handle], [], [], HANGS)
+        return who if victims else ""
+    finally:
+        os.close(handle)
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if (
+                entry.isdigit()
+                and int(pathlib.Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[1]) == pid
+            ):
+                found.append(int(entry))
+    return sorted(found)
+
+
+def _end(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+# ----------------------------------------------------------------------------------------------------- the child's side
+def _child(order: Order, log: pathlib.Path, note: pathlib.Path) -> None:
+    """One life, in a process of its own.  Does not return."""
+    code = 70
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        if "point" in order["fault"] and (order["do"] != "sweep" or order["fault"].get("who") == "life"):
+            arm(order["root"], order["fault"], note)
+        code = {"train": _train, "eval": _eval, "sweep": _sweep, "population": _population, "text": _text}[order["do"]](
+            order, note
+        )
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _leave(code, note)
+
+
+def _leave(code: int, note: pathlib.Path) -> None:
+    note.with_name(f"points-{os.getpid()}").write_text(str(passed[0]))
+    os._exit(code)
+
+
+def _train(order: Order, note: pathlib.Path) -> int:
+    from polyhead.train.__main__ import main
+
+    return main([order["folder"], "--quiet"])
+
+
+def _eval(order: Order, note: pathlib.Path) -> int:
+    from polyhead.cli import main
+
+    return main(["eval", order["folder"], "--batches", "1", "--batch-size", "2", "--device", "cpu"])
+
+
+def _runs(order: Order) -> list[Any]:
+    from polyhead.train import read_config
+
+    return [read_config(path) for path in order["runs"]]
+
+
+def _sweep(order: Order, note: pathlib.Path) -> int:
+    """`polyhead sweep`, its workers forked instead of started."""
+    from polyhead.cli_runs import failed
+    from polyhead.train import sweep
+
+    class Forked(_Forked):
+        arming = (order["root"], order["fault"], note)
+
+    subprocess.Popen = Forked  # type: ignore[assignment,misc]
+    if hasattr(sweep, "POLL_SECONDS"):
+        sweep.POLL_SECONDS = 0.01
+    return failed(sweep.sweep(_runs(order), order["folder"], workers=2, threads=1, progress=False))
+
+
+def _population(order: Order, note: pathlib.Path) -> int:
+    from polyhead.cli_runs import failed
+    from polyhead.train import population
+
+    return failed(population.train(_runs(order), order["folder"], progress=False))
+
+
+def _text(order: Order, note: pathlib.Path) -> int:
+    """Tokenise, with a line of the journal for every few hundred bytes."""
+    from polyhead.tasks import Text, text_data
+
+    text_data.STRETCH = order["stretch"]
+    try:
+        Text(**order["text"]).batch("train", 1, seed=0, step=0)
+    except ValueError as error:
+        print(f"polyhead: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+class _Forked:
+    """As much of subprocess.Popen as a sweep uses, for `python -m polyhead.train ...` alone."""
+
+    arming: tuple[str, Order, pathlib.Path]
+
+    def __init__(
+        self, command: list[str], *, stdout: Any = None, stderr: Any = None, env: Any = None, **_: Any
+    ) -> None:
+        assert command[1:3] == ["-m", "polyhead.train"], command
+        self.args, self.returncode = command, None
+        self.pid = os.fork()
+        if self.pid:
+            return
+        code = 70
+        try:
+            os.setsid()
+            for place, stream in ((1, stdout), (2, stderr)):
+                if stream is not None:
+                    os.dup2(stream if isinstance(stream, int) else stream.fileno(), place)
+            os.environ.update(env or {})
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            passed[0] = 0
+            if "point" in self.arming[1] and self.arming[1].get("who") != "life":
+                arm(*self.arming)
+            from polyhead.train.__main__ import main
+
+            code = main(command[3:])
+        finally:
+            sys.stderr.flush()
+            _leave(code, self.arming[2])
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+passed = [0]
+"""Operations that changed files in this process, since it was armed."""
+
+
+def arm(root: str, fault: Order, note: pathlib.Path) -> None:
+    """Die at the `point`-th operation that changes a file under `root`; of several processes the first to get there."""
+    synced: dict[str, int] = {}
+
+    def passing(name: str, path: Any, tear: int | None = None) -> None:
+        where = os.fspath(path) if isinstance(path, (str, os.PathLike)) else ""
+        if not os.path.abspath(where).startswith(root):
+            return
+        passed[0] += 1
+        if passed[0] != fault["point"]:
+            return
+        with contextlib.suppress(FileExistsError):
+            with open(note, "x") as file:
+                file.write(f"{name} {os.path.basename(where)}")
+            if tear is not None and stat.S_ISREG(os.fstat(tear).st_mode):
+                begin, end = synced.get(where, 0), os.fstat(tear).st_size
+                os.ftruncate(tear, begin + int(fault.get("tear", 1.0) * (end - begin)))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR):
+            if not arguments[2] & os.O_TRUNC and isinstance(arguments[0], str) and os.path.exists(arguments[0]):
+                synced.setdefault(os.path.abspath(arguments[0]), os.path.getsize(arguments[0]))
+            passing("open", arguments[0])
+        elif event in ("os.rename", "os.link", "os.remove", "os.truncate", "os.mkdir"):
+            passing(event.removeprefix("os."), arguments[0])
+
+    plain = os.fsync
+
+    def fsync(handle: Any) -> None:
+        number = handle if isinstance(handle, int) else handle.fileno()
+        path = os.readlink(f"/proc/self/fd/{number}")
+        passing("write", path, number)
+        plain(number)
+        synced[path] = os.fstat(number).st_size
+        passing("fsync", path)
+
+    os.fsync = fsync  # type: ignore[assignment]
+    sys.addaudithook(hook)
+
+
+if __name__ == "__main__":
+    serve()
