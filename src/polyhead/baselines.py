@@ -7,7 +7,7 @@ Each names its two ends as a transformer's configuration does.  The modules are 
 import typing
 from dataclasses import dataclass
 
-from polyhead.mechanisms import PositionSymbols, RelativeSymbols, SymbolSource, positive
+from polyhead.mechanisms import MOST, PositionSymbols, RelativeSymbols, SymbolSource, positive
 from polyhead.parts import Classes, Input, Patches
 from polyhead.serial import Checked
 from polyhead.shapes import one_of
@@ -133,8 +133,10 @@ class AbstractorConfig(Checked):
             )
         if self.symbols.dim not in (None, self.dim):
             raise ValueError(f"AbstractorConfig: symbols are its stream, of width {self.dim}, not {self.symbols.dim}")
-        if self.encoder_layers < 0:
-            raise ValueError(f"AbstractorConfig: encoder_layers must be at least 0 but is {self.encoder_layers}")
+        if not 0 <= self.encoder_layers <= MOST["layers"]:
+            raise ValueError(
+                f"AbstractorConfig: encoder_layers must be 0 to {MOST['layers']} but is {self.encoder_layers}"
+            )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"AbstractorConfig: dropout must lie in [0, 1) but is {self.dropout}")
 

@@ -389,4 +389,5 @@ def load(path: str | pathlib.Path, kinds: Iterable[type] = ()) -> Any:
 
 def from_dict(data: Any, kinds: Iterable[type] = (), *, where: str = "config") -> Any:
     """The inverse of `to_dict`.  Unknown fields, kinds and types are errors that name the field."""
+    serial.measure(data)
     return serial.build(data, Run, {cls.__name__: cls for cls in (*_KINDS, *kinds)}, where)

@@ -8,13 +8,18 @@ from polyhead.serial import Checked, late, plain
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RELATION_INIT
 
+MOST = {"layers": 4096, "neighbours": 4096}
+"""Of what is made one by one: a file that asks for 10^12 layers must not keep anybody waiting."""
+
 
 def positive(part: Any, *names: str) -> None:
-    """Raise a ValueError unless each of these fields is None or at least 1."""
+    """Raise a ValueError unless each of these fields is None or at least 1, and at most what `MOST` says."""
     for name in names:
-        value = getattr(part, name)
+        value, most = getattr(part, name), MOST.get(name)
         if value is not None and value < 1:
             raise ValueError(f"{type(part).__name__}: {name} must be at least 1 but is {value}")
+        if value is not None and most is not None and value > most:
+            raise ValueError(f"{type(part).__name__}: {name} must be at most {most} but is {value}")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import reprlib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,8 @@ class Checked:
         kind: Any = type(self)
         for name, kinds, wanted in _plain_fields(kind):
             value = getattr(self, name)
+            if type(value) is int and value.bit_length() > 63:
+                raise ValueError(f"{kind.__name__}: {name} has {value.bit_length()} bits, which no size or seed has")
             if type(value) not in kinds and (isinstance(value, bool) or not isinstance(value, kinds)):
                 raise ValueError(f"{kind.__name__}: {name} must be {wanted} but is {value!r}")
 
@@ -99,12 +102,43 @@ def read(path: str | pathlib.Path) -> Any:
     path = pathlib.Path(path)
     try:
         text = path.read_text()
-        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        measure(values)
+        return values
+    except RecursionError:
+        raise ValueError(f"{path}: cannot be read (it is nested too deeply)") from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: not valid {path.suffix[1:].upper() or 'YAML'} ({reason})") from None
+
+
+def measure(values: Any) -> None:
+    """Raise a ValueError for more than any configuration holds: a few lines of YAML, whose aliases stand for what they
+    name, can mean billions of values, or a list that holds itself."""
+    count, waiting = 0, [(values, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+        waiting += [(item, depth + 1) for item in inner]
+        count += 1 + len(inner)
+        if count > VALUES or depth > DEPTH:
+            raise ValueError(f"it has more than {VALUES} values or is nested more than {DEPTH} deep")
+
+
+VALUES, DEPTH = 100_000, 100
+
+
+def shown(value: Any) -> str:
+    """A value in an error's one line: as Python writes it, cut short where it is long."""
+    text = repr(value) if isinstance(value, (str, int, float, bool, type(None))) else _SHORT.repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 12
+_SHORT.maxstring = _SHORT.maxother = 200
 
 
 def build(data: Any, wanted: Any, known: Mapping[str, type], where: str) -> Any:
@@ -113,9 +147,11 @@ def build(data: Any, wanted: Any, known: Mapping[str, type], where: str) -> Any:
     Raises ValueError, beginning with `where`, for unknown kinds and for unknown, missing or mistyped fields.
     """
     if not isinstance(data, dict):
-        raise ValueError(f"{where}: an object with fields was wanted but {data!r} came")
+        raise ValueError(f"{where}: an object with fields was wanted but {shown(data)} came")
     data = dict(data)
     kind = data.pop("kind", None)
+    if not isinstance(kind, (str, type(None))):
+        raise ValueError(f'{where}: "kind" must be the name of a class but is {shown(kind)}')
     cls = known[one_of(where, "kind", kind, known)] if kind is not None else wanted
     if cls is None or not dataclasses.is_dataclass(cls):
         raise ValueError(f'{where}: "kind" is missing (choose from {", ".join(known)})')
@@ -150,7 +186,7 @@ def _value(data: Any, hint: Any, known: Mapping[str, type], where: str) -> Any:
     if isinstance(data, (list, tuple)) and (lists := [o for o in options if _is_list(o)]):
         inner = typing.get_args(lists[0])
         if typing.get_origin(lists[0]) is tuple and inner[-1] is not ... and len(data) != len(inner):
-            raise ValueError(f"{where}: {len(inner)} values were wanted but {list(data)!r} came")
+            raise ValueError(f"{where}: {len(inner)} values were wanted but {shown(list(data))} came")
         return tuple(_value(item, inner[0], known, where) for item in data)
     return _scalar(data, options, where)
 
@@ -165,7 +201,7 @@ def _scalar(data: Any, options: tuple[Any, ...], where: str) -> Any:
     if float in options and isinstance(data, (int, str)) and not isinstance(data, bool):
         try:
             return float(data)  # YAML reads 3e-4 as a string, and 1 is a fine learning rate
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     wanted = " or ".join(getattr(o, "__name__", str(o)) for o in options)
-    raise ValueError(f"{where}: {wanted} was wanted but {data!r} came")
+    raise ValueError(f"{where}: {wanted} was wanted but {shown(data)} came")

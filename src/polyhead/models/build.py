@@ -27,9 +27,15 @@ Its forward takes `inputs` and `mask` (True at real tokens, or None) and, where 
 def build(settings: Model, *, device: Device = None, dtype: torch.dtype | None = None) -> nn.Module:
     """The network that `settings` describe, its parameters drawn from torch's default generator.
 
-    Raises ValueError for a configuration that no network belongs to.
+    Raises ValueError for a configuration that no network belongs to, and for one that no memory holds.
     """
     if (network := NETWORKS.get(type(settings))) is None:
         names = ", ".join(kind.__name__ for kind in NETWORKS)
         raise ValueError(f"build: a model was wanted ({names}) but a {type(settings).__name__} came")
-    return network(settings, device=device, dtype=dtype)
+    try:
+        return network(settings, device=device, dtype=dtype)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or any(word in str(error) for word in ("memory", "overflow")):
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"build: this {type(settings).__name__} is too large ({reason})") from None
+        raise
