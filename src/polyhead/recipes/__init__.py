@@ -82,6 +82,7 @@ MINUTES: dict[str, float] = {
     "fig-6": 29.6,
     "swiglu": 12.9,
     "norms": 12.2,
+    "dual-lm": 45.4,
     **dict.fromkeys(("fig-2c", "fig-a3"), 42.3),
     **dict.fromkeys(("fig-2b", "fig-2d", "fig-a2"), 8.4),
     **dict.fromkeys(("fig-5a", "fig-5b", "fig-5e", "fig-5f", "fig-a6", "fig-a8"), 5.8),
