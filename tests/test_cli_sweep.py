@@ -1,15 +1,16 @@
 """`polyhead sweep`: grids on the command line and in files, its table, and its mistakes."""
 
-import json
 import shlex
 
 import pytest
 
 import polyhead as ph
-from polyhead import cli, cli_runs, recipes
+from polyhead import cli, cli_sweep, recipes
+from polyhead.cli_sweep import side_by_side
 from polyhead.config import digest
 from polyhead.recipes import STUDIES
-from polyhead.train import Failure, Result
+from polyhead.train import Failure, read_result
+from polyhead.train.engine import Resources
 
 
 def small(**changes):
@@ -25,7 +26,7 @@ def asked(monkeypatch, tmp_path):
     calls = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(recipes.RECIPES, "small", small)
-    monkeypatch.setattr(cli_runs, "side_by_side", lambda *args: calls.append(args) or [])
+    monkeypatch.setattr(cli_sweep, "side_by_side", lambda *args: calls.append(args) or [])
     return calls
 
 
@@ -40,7 +41,7 @@ def test_a_grid_on_the_command_line(asked, capsys):
     assert len({digest(run) for run in runs}) == 6
     assert (folder, options.workers, population) == ("here", 2, False)
     table = capsys.readouterr().out
-    assert table.count("to come") == 6
+    assert table.count("waiting") == 6
     assert "0.003" in table
 
 
@@ -60,16 +61,33 @@ def test_a_figure_lies_where_reproduce_looks_for_it(asked):
     assert folder == "runs/reproduce/smoke"
 
 
+def test_where_and_how(monkeypatch, asked):
+    calls = []
+    monkeypatch.setattr(cli_sweep, "side_by_side", side_by_side)
+    monkeypatch.setattr("polyhead.train.sweep.sweep", lambda runs, folder, **options: calls.append(options) or [])
+    assert sweep("small --seed 0,1 --retries 5") == 0
+    assert sweep("small --seed 0,1 --ray 10.0.0.1:6379 --gpus 0.5 --cpus 2 --workers 3") == 0
+    assert sweep("small --slurm --partition gpu --account us --minutes 7 --memory 4 --again") == 0
+    here, ray, slurm = calls
+    assert here == {"engine": None, "workers": None, "again": False, "retries": 5}
+    assert (ray["engine"].address, ray["engine"].resources) == ("10.0.0.1:6379", Resources(cpus=2, gpus=0.5))
+    assert (ray["workers"], ray["retries"]) == (3, 2)
+    engine = slurm["engine"]
+    assert (engine.partition, engine.account, engine.minutes) == ("gpu", "us", 7)
+    assert engine.resources == Resources(memory=4.0)
+    assert slurm["again"]
+
+
 def test_status_trains_nothing(asked, capsys, tmp_path):
     assert sweep("fig-5c --scale=smoke --status") == 0
     assert not asked
-    assert capsys.readouterr().out.count("to come") == len(STUDIES["fig-5c"]("smoke"))
+    assert capsys.readouterr().out.count("waiting") == len(STUDIES["fig-5c"]("smoke"))
     assert not list(tmp_path.iterdir())
 
 
 def test_failures_make_the_exit_code(monkeypatch, asked, tmp_path, capsys):
     failure = Failure("small", tmp_path, 1, "it broke")
-    monkeypatch.setattr(cli_runs, "side_by_side", lambda *_: [failure])
+    monkeypatch.setattr(cli_sweep, "side_by_side", lambda *_: [failure])
     assert sweep("small --seed 0,1") == 1
     assert "small failed: it broke" in capsys.readouterr().err
 
@@ -80,10 +98,9 @@ def test_it_trains_both_ways(monkeypatch, tmp_path, capsys):
     assert sweep("small --seed 0,1 --population --folder together --device cpu") == 0
     table = capsys.readouterr().out
     assert table.count("done") == 2
-    results = [json.loads(path.read_text()) for path in sorted(tmp_path.rglob("result.json"))]
-    assert len(results) == 2
-    assert {"iid", "compositional"} == set(results[0]["scores"])
-    assert all(Result(**one).steps == 3 for one in results)
+    results = [read_result(path.parent) for path in sorted(tmp_path.rglob("result.json"))]
+    assert [result.steps for result in results] == [3, 3]
+    assert {"iid", "compositional"} == set(results[0].scores)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +114,18 @@ def test_it_trains_both_ways(monkeypatch, tmp_path, capsys):
         ("fig-2c --scale huge", "unknown scale 'huge'"),
         ("small --train.lr 1e-3,fast", "--train.lr must be a number but is 'fast'"),
         ("small --train.rate 1,2", "unknown option --train.rate"),
+        ("small --ray local --slurm", "--ray and --slurm are two places but a sweep has one"),
+        ("small --partition gpu", "--partition is for --slurm"),
+        ("small --ray local --minutes 9", "--minutes is for --slurm"),
+        ("small --gpus 1", "--gpus is for --ray and --slurm"),
+        ("small --slurm --gpus 0.5", "Slurm gives whole GPUs but gpus is 0.5"),
+        ("small --slurm --minutes 0", "minutes must be at least 1 but is 0"),
+        ("small --ray local --cpus 0", "cpus must be at least 1 but is 0"),
+        ("small --ray nowhere", "--ray wants HOST:PORT, auto or local but 'nowhere' came"),
+        ("small --population --slurm", "--population trains in one process, so --slurm has nothing to do"),
+        ("small --population --ray local", "--population trains in one process, so --ray has nothing to do"),
+        ("small --retries -1", "retries must be at least 0 but is -1"),
+        ("small --devices 2", "--devices is for one run: polyhead train"),
         ("small --seed 0,0", "the run 'small' occurs twice"),
         ("missing.yaml", "missing.yaml"),
         ("empty.yaml", "empty.yaml: a grid needs `recipe`"),

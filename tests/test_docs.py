@@ -17,7 +17,7 @@ import yaml
 from jaxtyping import Float
 
 import polyhead as ph
-from polyhead import cli, cli_runs, config, shapes, spec
+from polyhead import cli, cli_runs, cli_sweep, config, shapes, spec
 from polyhead.ops.dispatch import BACKENDS
 from polyhead.tasks.floors import FLOORS
 
@@ -118,7 +118,7 @@ def dry(monkeypatch, tmp_path):
     grid = "recipe: fuzzy-hyla\nparameters: {seed: {values: [0, 1]}, train.lr: {values: [1e-3, 3e-3]}}\n"
     (tmp_path / "grid.yaml").write_text(grid)
     monkeypatch.setattr(cli_runs, "train", lambda *_, **__: 0)
-    monkeypatch.setattr(cli_runs, "side_by_side", lambda *_, **__: [])
+    monkeypatch.setattr(cli_sweep, "side_by_side", lambda *_, **__: [])
     for name, kind in cli.VERBS.items():
         if name not in ("train", "sweep"):  # those two read their arguments when they are called
             monkeypatch.setattr(kind, "__call__", lambda self: 0)

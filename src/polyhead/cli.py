@@ -17,7 +17,8 @@ from polyhead.cli_explore import Explore
 from polyhead.cli_generate import Generate
 from polyhead.cli_parse import help_text, parse
 from polyhead.cli_plan import Plan
-from polyhead.cli_runs import Sweep, Train, failed, train, usage
+from polyhead.cli_runs import Train, failed, train, usage
+from polyhead.cli_sweep import Sweep
 from polyhead.cli_text import say
 from polyhead.shapes import one_of
 

@@ -1,6 +1,5 @@
-"""The verbs that take a recipe and the fields of its runs: train and sweep."""
+"""The verb train, and what all verbs that take a recipe and the fields of its runs share."""
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,112 +38,12 @@ class Train:
         return train(runs, again=options.again, workers=options.workers, devices=options.devices)
 
 
-class Sweep:
-    """Train many runs side by side and show what is done, running, failed and to come.
-
-    RECIPE is as for train, or a grid file: {recipe: NAME, parameters: {FIELD: {values: [...]}}}.  A field with several
-    values, separated by commas, is a grid.  Interrupted, the same command goes on; a run's result is written once.
-    Runs lie in --folder (default: runs, or runs/reproduce/SCALE for a figure); --scale is a figure's: small or paper;
-    --status only shows the table; --population trains runs of one architecture at once in one process.
-
-    >>> polyhead sweep fuzzy-hyla --seed 0,1,2 --train.lr 1e-3,3e-3 --workers 2
-    >>> polyhead sweep table-a1 --scale small --status
-    >>> polyhead sweep grid.yaml --folder runs/grid
-    """
-
-    def __init__(self, arguments: list[str]) -> None:
-        self.arguments = arguments
-
-    def __call__(self) -> int:
-        recipe, rest = first_word("sweep", self.arguments)
-        rest, status = _flag(rest, "--status")
-        rest, population = _flag(rest, "--population")
-        rest, scale = _option(rest, "--scale")
-        if recipe.endswith(FILES):
-            recipe, given = grid_file(recipe)
-            rest = [*given, *rest]
-        runs, options = configured("sweep", recipe, grid(rest), scale)
-        folder = runs[0].folder or (f"runs/reproduce/{scale or 'small'}" if _scaled(recipe) else "runs")
-        code = 0
-        if not status:
-            code = failed(side_by_side(runs, folder, options, population))
-        from polyhead.cli_text import table
-        from polyhead.train.status import status as states
-
-        table(f"Runs in {folder}", states(runs, folder))
-        return code
-
-
-def side_by_side(runs: Sequence["Run"], folder: str, options: Any, population: bool) -> "Sequence[Result | Failure]":
-    """Train in worker processes, or all of one architecture at once."""
-    if population:
-        from polyhead.train import population as together
-
-        return together.train(runs, folder, again=options.again)
-    from polyhead.train.sweep import sweep
-
-    return sweep(runs, folder, workers=options.workers, again=options.again)
-
-
 def first_word(verb: str, arguments: list[str]) -> tuple[str, list[str]]:
     """The recipe, and the rest."""
     recipe = arguments[0]
     if recipe.startswith("-"):
         raise ValueError(f"polyhead {verb}: RECIPE comes first but {recipe} came; see polyhead {verb} --help")
     return recipe, arguments[1:]
-
-
-def _flag(arguments: list[str], name: str) -> tuple[list[str], bool]:
-    return [word for word in arguments if word != name], name in arguments
-
-
-def _option(arguments: list[str], name: str) -> tuple[list[str], str | None]:
-    words = [word for given in arguments for word in (given.split("=", 1) if given.startswith(f"{name}=") else [given])]
-    if name not in words:
-        return arguments, None
-    place = words.index(name)
-    if place + 1 == len(words):
-        raise ValueError(f"polyhead sweep: {name} needs a value")
-    return words[:place] + words[place + 2 :], words[place + 1]
-
-
-def grid(arguments: list[str]) -> list[list[str]]:
-    """All combinations of arguments whose values are separated by commas.
-
-    >>> grid(["--seed", "0,1", "--train.lr=1e-3,3e-3", "--again"])[1]
-    ['--seed', '0', '--train.lr=3e-3', '--again']
-    """
-    choices = []
-    for word in arguments:
-        name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        choices.append([f"{name}{equals}{one}" for one in value.split(",")] if value else [word])
-    return [list(words) for words in itertools.product(*choices)]
-
-
-def grid_file(path: str) -> tuple[str, list[str]]:
-    """The recipe of a grid file and its parameters as arguments; any other file is a configuration of its own.
-
-    The parameters have the shape of a W&B grid: {train.lr: {values: [1e-3, 3e-3]}, seed: {value: 0}}.
-    """
-    from polyhead import serial
-
-    found = serial.read(path)
-    if not isinstance(found, dict) or "parameters" not in found:
-        return path, []
-    recipe, parameters = found.get("recipe"), found["parameters"]
-    if not isinstance(recipe, str):
-        raise ValueError(f"{path}: a grid needs `recipe`, the name of a recipe or a file, but it is {recipe!r}")
-    if not isinstance(parameters, dict) or found.get("method", "grid") != "grid":
-        raise ValueError(f"{path}: a grid is `method: grid` and a mapping `parameters`")
-    words: list[str] = []
-    for name, entry in parameters.items():
-        values = (
-            entry.get("values", [entry["value"]] if "value" in entry else None) if isinstance(entry, dict) else None
-        )
-        if not isinstance(values, list) or not values:
-            raise ValueError(f"{path}: {name} must be {{values: [...]}} or {{value: ...}} but is {entry!r}")
-        words += [f"--{name}", ",".join(str(value) for value in values)]
-    return recipe, words
 
 
 def configured(
@@ -154,7 +53,7 @@ def configured(
     from polyhead.recipes import reseeded
 
     defaults, text = _resolve(verb, recipe, scale)
-    kind = _training() if kind is None else kind
+    kind = training() if kind is None else kind
     runs: list[Run] = []
     options = kind(defaults[0])
     for words in combinations:
@@ -173,7 +72,7 @@ def configured(
     return runs, options
 
 
-def _training() -> Any:
+def training() -> Any:
     """The options of `train`: the fields of a Run, and these.  Made on use, as a Run takes torch to import."""
     from polyhead.config import Run
 
@@ -185,12 +84,6 @@ def _training() -> Any:
         devices: Annotated[int, tyro.conf.arg(help="processes that train one run together, each on its device")] = 1
 
     return Training
-
-
-def _scaled(recipe: str) -> bool:
-    from polyhead.recipes import STUDIES
-
-    return recipe in STUDIES
 
 
 def _resolve(verb: str, recipe: str, scale: str | None) -> tuple[list["Run"], str]:
@@ -236,8 +129,8 @@ def train(
     runs: Sequence["Run"], *, resume: bool = False, again: bool = False, workers: int | None = None, devices: int = 1
 ) -> int:
     """Train one run here, on several devices if asked to, or several side by side, print the scores; the exit code."""
-    from polyhead import train as training
     from polyhead.cli_text import scores
+    from polyhead.train import Result, run
     from polyhead.train.sweep import sweep
 
     if len(runs) > 1 and devices != 1:
@@ -250,8 +143,8 @@ def train(
     elif len(runs) > 1:
         outcomes = sweep(runs, runs[0].folder or "runs", workers=workers, again=again)
     else:
-        outcomes = [training.run(runs[0], resume=resume, again=again)]
-    if done := [outcome for outcome in outcomes if isinstance(outcome, training.Result)]:
+        outcomes = [run(runs[0], resume=resume, again=again)]
+    if done := [outcome for outcome in outcomes if isinstance(outcome, Result)]:
         scores(runs[0], {result.name: result.scores for result in done}, floors=False)
     for result in done:
         size = f"{result.parameters} parameters"

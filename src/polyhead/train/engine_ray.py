@@ -7,6 +7,7 @@ machine is gone has no exit code: the sweep starts that run again, and Ray puts 
 import contextlib
 import ctypes
 import importlib
+import inspect
 import logging
 import os
 import pathlib
@@ -41,6 +42,8 @@ class Ray:
         self.threads = 1
 
     def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None, threads: int | None) -> int:
+        if self.address != "local":
+            _answers(self.address)
         ray = _ray()
         if not ray.is_initialized():
             self._join(ray)
@@ -56,7 +59,6 @@ class Ray:
         if self.address == "local":
             ray.init(address="local", include_dashboard=False, **quiet)
             return
-        _answers(self.address)
         try:
             ray.init(address=self.address, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -76,7 +78,8 @@ class Ray:
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Handle]:
         ray, wanted = _ray(), self.resources
         memory = None if wanted.memory is None else int(wanted.memory * 2**30)
-        made = ray.remote(num_cpus=wanted.cpus, num_gpus=wanted.gpus, memory=memory, max_retries=0)(_work())
+        work = inspect.unwrap(_work())  # without checks of its annotations, which tests put around it
+        made = ray.remote(num_cpus=wanted.cpus, num_gpus=wanted.gpus, memory=memory, max_retries=0)(work)
         own = settings(self.threads, {})
         begun = [_Task(made.remote(str(folder.absolute()), LOG, own), folder) for folder in folders]
         self.tasks = [task for task in self.tasks if task.code() is None] + begun
@@ -92,10 +95,8 @@ class Ray:
         return "stopped and saved"
 
     def close(self) -> None:
-        if "ray" not in sys.modules:
-            return
-        ray = _ray()
-        if not ray.is_initialized():
+        ray: Any = sys.modules.get("ray")
+        if ray is None or not ray.is_initialized():
             return
         for task in self.tasks:
             if task.code() is None:
@@ -177,11 +178,11 @@ def _work() -> Callable[..., int]:
 
 def main(words: Sequence[str]) -> int:
     """The worker of a task: FOLDER, and the process it dies with."""
-    folder, parent = words
-    if sys.platform == "linux":
+    folder, parent = words[0], int(words[1])
+    if sys.platform == "linux" and os.getppid() == parent:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != int(parent):
-            return LOST - 1
+    if os.getppid() != parent:  # it is gone already
+        return LOST - 1
     from polyhead.train.__main__ import main as train
 
     return train([folder])
