@@ -64,7 +64,7 @@ class PercentParser(MystParser):  # type: ignore[misc]
     def parse(self, inputstring: str, document: Any) -> None:
         """Its Markdown, as any other."""
         os.environ.setdefault("MPLBACKEND", "agg")
-        page, execute = pathlib.Path(document["source"]), bool(int(self.config.percent_execute))
+        page, execute = pathlib.Path(document["source"]), bool(int(document.settings.env.config.percent_execute))
         super().parse(markdown(inputstring, page, execute=execute), document)
 
 

@@ -235,6 +235,7 @@ class TransformerConfig(Checked):
 
     @property
     def per_layer(self) -> bool:
+        """Whether `heads` is one list per layer."""
         return isinstance(self._lists[0], tuple)
 
     def layer_heads(self, layer: int) -> Heads:

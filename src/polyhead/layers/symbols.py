@@ -148,6 +148,7 @@ class RelationalSymbols(nn.Module):
 
     @property
     def symbol_dim(self) -> int:
+        """Width of a symbol."""
         return self.symbolic.symbol_dim
 
     def _seen(self, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, mask: Tensor | None) -> Tensor:

@@ -100,20 +100,25 @@ class Taps:
 
     @property
     def q(self) -> Tensor:
+        """Queries (b t h d) of the only group of heads; ValueError where there are several."""
         return self._only("q").q
 
     @property
     def k(self) -> Tensor:
+        """Keys (b s g d) of the only group."""
         return self._only("k").k
 
     @property
     def v(self) -> Tensor:
+        """Values (b s g e) of the only group."""
         return self._only("v").v
 
     @property
     def bias(self) -> Tensor | None:
+        """Bias of the only group."""
         return self._only("bias").bias
 
     @property
     def mask(self) -> Tensor | None:
+        """Where looking was allowed: the same for all groups."""
         return self.groups[0].mask

@@ -93,6 +93,7 @@ class Images(Task):
 
     @property
     def patches(self) -> Patches:
+        """How an image becomes tokens."""
         side = self.patch or SOURCES[self.data].patch
         return Patches(self.image, (side, side))
 

@@ -59,6 +59,7 @@ class Images:
         return torch.stack([_decode(self.paths[row], self.size) for row in rows.tolist()]).to(rows.device)
 
     def to(self, device: torch.device) -> "Images":
+        """The same, on a device."""
         pixels = None if self.pixels is None else self.pixels.to(device)
         return Images(self.labels.to(device), pixels, self.paths, self.size)
 

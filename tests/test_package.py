@@ -1,0 +1,107 @@
+"""Wheel and sdist: built from this tree without a network, installed into an empty environment, used from elsewhere."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+
+import pytest
+import yaml
+
+import polyhead
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "polyhead"
+BUILD = "import sys, hatchling.build as b; print(getattr(b, sys.argv[1])(sys.argv[2]))"
+needs_builder = pytest.mark.skipif(importlib.util.find_spec("hatchling") is None, reason="hatchling is not installed")
+
+
+def call(*words, cwd, **environment):
+    """What a command prints; its errors, if it fails."""
+    done = subprocess.run(words, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout.strip()
+
+
+def built(what, source, folder):
+    """The file that hatchling builds of `source`."""
+    folder.mkdir(exist_ok=True)
+    return folder / call(sys.executable, "-c", BUILD, f"build_{what}", str(folder), cwd=source).splitlines()[-1]
+
+
+@needs_builder
+def test_sdist_and_wheel(tmp_path):
+    """One test, as each step needs the one before: the wheel is built of the sdist, the environment has the wheel."""
+    with tarfile.open(built("sdist", ROOT, tmp_path / "dist")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / f"polyhead-{polyhead.__version__}"
+    check_that_the_sdist_is_the_whole_project(unpacked)
+    wheel = built("wheel", unpacked, tmp_path / "dist")
+    check_that_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel)
+    check_that_it_works_from_another_folder(wheel, tmp_path)
+
+
+def check_that_the_sdist_is_the_whole_project(unpacked):
+    told = {"src/polyhead", "tests", "docs", "examples", "benchmarks", "Makefile", "constraints.txt", "CITATION.cff"}
+    told |= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "pyproject.toml", "docs/conf.py", "PKG-INFO"}
+    assert not [name for name in told if not (unpacked / name).exists()]
+    assert not list(unpacked.rglob("__pycache__"))
+    assert not [name for name in (".venv", "runs", "data", "docs/_build", ".git") if (unpacked / name).exists()]
+
+
+def check_that_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel):
+    assert wheel.name == f"polyhead-{polyhead.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        about = next(name for name in names if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(about).decode()
+    there = {p.relative_to(PACKAGE.parent).as_posix() for p in PACKAGE.rglob("*") if p.is_file()}
+    there = {name for name in there if "__pycache__" not in name}
+    assert {name for name in names if not name.startswith("polyhead-")} == there
+    kinds = {pathlib.PurePath(name).suffix for name in there}
+    assert {".py", ".css", ".js", ".html", ".json", ".typed"} <= kinds
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    assert re.search(r"^Requires-Python: >=3.11$", metadata, re.M)
+    assert "\nProvides-Extra: docs\n" in metadata
+    assert "# polyhead" in metadata  # the README
+
+
+def check_that_it_works_from_another_folder(wheel, tmp_path):
+    fresh, elsewhere = tmp_path / "fresh", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    call(sys.executable, "-m", "venv", "--without-pip", str(fresh), cwd=tmp_path)
+    python = fresh / "bin" / "python"
+    install = ("-m", "pip", "--disable-pip-version-check", "--python", str(python), "install")
+    call(sys.executable, *install, "-q", "--no-deps", "--no-index", "--no-compile", str(wheel), cwd=tmp_path)
+    packages = call(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path)
+    # What polyhead needs is borrowed; .pth files there, such as that of an editable install, are not followed.
+    pathlib.Path(packages, "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    clean = {"PYTHONPATH": "", "JAXTYPING_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    told = "import polyhead, sys; print(polyhead.__version__, polyhead.__file__, 'torch' in sys.modules)"
+    version, home, torch = call(str(python), "-c", told, cwd=elsewhere, **clean).split()
+    assert (version, torch) == (polyhead.__version__, "False")
+    assert pathlib.Path(home).is_relative_to(fresh)
+    said = call(str(fresh / "bin" / "polyhead"), "list", "mechanisms", cwd=elsewhere, **clean)
+    assert "Hyla" in said
+    assert "Relational" in said
+    assert not list(elsewhere.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------------------- citation
+def test_the_citation_is_valid_and_cites_the_papers():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)  # what version 1.2.0 requires
+    assert cited["cff-version"] == "1.2.0"
+    assert cited["version"] == polyhead.__version__
+    assert cited["license"] == "Apache-2.0"
+    readme = (ROOT / "README.md").read_text()
+    for paper in cited["references"]:
+        assert {"type", "title", "authors", "year", "url"} <= set(paper)
+        assert all(set(author) == {"family-names", "given-names"} for author in paper["authors"])
+        assert f"({paper['url']})" in readme
+    assert [paper["url"][-10:] for paper in cited["references"]] == ["2406.05816", "2405.16727"]
