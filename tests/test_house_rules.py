@@ -22,7 +22,7 @@ LADDER = {
     **dict.fromkeys(("models", "tasks"), 4),
     "train": 5,
     **dict.fromkeys(("recipes", "analysis", "compat", "jaxside"), 6),
-    **dict.fromkeys(("cli", "__main__", "report", "reproduce", "explore", "claims", "bench", "plan"), 7),
+    **dict.fromkeys(("cli", "__main__", "report", "reproduce", "explore", "claims", "bench", "plan", "tune"), 7),
 }
 SEES = {
     "ops": {"ops", "shapes", "spec"},
@@ -70,7 +70,7 @@ def rung(module):
     parts = module.split(".")
     if parts[0] != "polyhead" or len(parts) == 1:
         return None
-    of_one_family = parts[1].startswith(("report_", "cli_", "explore_", "claims_", "bench_", "plan_"))
+    of_one_family = parts[1].startswith(("report_", "cli_", "explore_", "claims_", "bench_", "plan_", "tune_"))
     name = parts[1].split("_")[0] if of_one_family else parts[1]
     return LADDER.get(name)
 

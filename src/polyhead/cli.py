@@ -20,6 +20,7 @@ from polyhead.cli_plan import Plan
 from polyhead.cli_runs import Train, failed, train, usage
 from polyhead.cli_sweep import Sweep
 from polyhead.cli_text import say
+from polyhead.cli_tune import Tune
 from polyhead.shapes import one_of
 
 KINDS = ("recipes", "figures", "tasks", "mechanisms", "impls")
@@ -277,6 +278,7 @@ VERBS: dict[str, Any] = {
     "demo": Demo,
     "train": Train,
     "sweep": Sweep,
+    "tune": Tune,
     "plan": Plan,
     "reproduce": Reproduce,
     "resume": Resume,
@@ -320,7 +322,7 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     verb = one_of("polyhead", "command", arguments[0], VERBS)
     rest = arguments[1:]
-    if verb in ("train", "sweep", "plan"):
+    if verb in ("train", "sweep", "tune", "plan"):
         if not rest:
             raise ValueError(f"polyhead {verb}: RECIPE is missing; see polyhead list recipes")
         if rest[0] in ("-h", "--help"):
