@@ -271,7 +271,7 @@ class _Place:
         each = self._part() if self.sharded else float(have.parameters)
         passes = 7 + 3 * (self.run.train.clip is not None)  # parameter, gradient, two moments read, three written
         found = {"forward": pieces * forward, "backward": pieces * backward}
-        found["AdamW"] = self.card.seconds(0, passes * each, False) / share
+        found["AdamW"] = self.card.seconds(0, round(passes * each), False) / share
         found["draw"] = quickest(self.draw, 3)
         whole = have.parameters * (self.devices - 1) / self.devices / (self.link or self.card.between(self.devices))
         if self.sharded:
@@ -341,9 +341,10 @@ def measured(run: Run, sequences: int, times: int = 3) -> float:
     return quickest(lambda: step(model, run, batch), times)
 
 
-def step(model: nn.Module, run: Run, batch: Batch) -> None:
+def step(model: nn.Module, run: Run, batch: Batch, *, clear: bool = True) -> None:
     """One forward and backward pass as the trainer makes it, without an update."""
-    model.zero_grad(set_to_none=True)
+    if clear:
+        model.zero_grad(set_to_none=True)
     loss = run.task.loss(answers(model, run.task, batch, run.train.precision), batch)
     (loss + model.auxiliary_loss() if isinstance(model, Transformer) else loss).backward()
 

@@ -16,7 +16,7 @@ import torch
 from polyhead.shapes import one_of
 from polyhead.train import throughput
 
-GB = 10**9
+GB = 1e9
 """As data sheets count; a card's memory is a few per cent more."""
 
 MACHINE = 8
@@ -45,7 +45,7 @@ class Card:
         """Bytes a second that one of so many devices sends."""
         return self.link if devices <= MACHINE else min(self.link, self.network)
 
-    def seconds(self, operations: float, moved: float, narrow: bool) -> float:
+    def seconds(self, operations: int, moved: int, narrow: bool) -> float:
         """Of a kernel at the peak: it computes or it moves, whichever takes longer (Williams et al. 2009)."""
         return max(operations / (self.narrow if narrow else self.fp32), moved / self.bandwidth)
 
@@ -75,7 +75,7 @@ def card(name: str) -> Card:
     """A card by name; "this" is the machine here.  Raises ValueError, naming the nearest.
 
     >>> card("h100").memory, card("h100").between(8), card("h100").between(64)
-    (80000000000, 450000000000.0, 50000000000.0)
+    (80000000000.0, 450000000000.0, 50000000000.0)
     """
     if one_of("plan", "card", name, (*CARDS, "this")) == "this":
         return this()
@@ -86,7 +86,7 @@ def this() -> Card:
     """The GPU here, as its data sheet has it or else as it is measured, or this machine's processor, measured."""
     if not torch.cuda.is_available():
         return _measured("cpu", _main_memory())
-    full, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties().total_memory
+    full, memory = torch.cuda.get_device_name(), float(torch.cuda.get_device_properties().total_memory)
     known = [one for one in CARDS.values() if one.full in full or full in one.full]
     return known[0] if known else _measured(full, memory)
 

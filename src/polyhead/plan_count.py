@@ -147,8 +147,8 @@ class _Tally(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is aten._local_scalar_dense.default:  # a check of a range: nothing is out of range
             return 0.0 if args[0].dtype.is_floating_point else 0
-        if func is aten.nonzero.default:  # every position may be scored
-            return args[0].new_empty((args[0].numel(), args[0].ndim), dtype=torch.long)
+        if func._overloadpacket in (aten.index, aten.index_put, aten.index_put_):
+            args = (args[0], _everywhere(args[1]), *args[2:])
         out = func(*args, **kwargs)
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         came = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
@@ -177,6 +177,15 @@ class _Tally(TorchDispatchMode):
         size = self.sizes.pop(key)
         self.now -= size
         self.events.append((self.numbers.pop(key), -size))
+
+
+def _everywhere(indices: list[Tensor | None]) -> list[Tensor | None]:
+    """A mask chooses nobody knows how many positions: here all."""
+    found: list[Tensor | None] = []
+    for x in indices:
+        masks = x is not None and x.dtype == torch.bool
+        found += [x.new_empty(x.numel(), dtype=torch.long)] * x.ndim if x is not None and masks else [x]
+    return found
 
 
 # ---------------------------------------------------------------------------------------- operations of fused attention
