@@ -122,7 +122,8 @@ def shaped(function: Function) -> Function:
             if isinstance(value, kinds[name]) and hasattr(value, "shape"):
                 _compare(who, name, value, wanted, sizes)
             elif value is not None or (name in needed and (name in kwargs or name in given)):
-                array, came = " or ".join(kind.__name__ for kind in kinds[name]), type(value).__name__
+                array = " or ".join(kind.__name__.rpartition(".")[2] for kind in kinds[name])
+                came = type(value).__name__
                 raise ValueError(f"{who}: {name} must be a {array} ({_texts(wanted)}) but is a {came}")
         return function(*args, **kwargs)
 

@@ -6,7 +6,7 @@ of shapes, dtypes, options and which arguments are None, so it is made while JAX
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ def compute(who: str, impls: Mapping[str, Impl], impl: str, x: Inputs) -> jax.Ar
     """
     x = jax.tree.map(jnp.asarray, x)
     _check(who, x)
+    x = x if x.scale is None else replace(x, scale=x.scale.astype(x.q.dtype))  # an integer could not be learned
     if impl != "auto":
         chosen = impls[one_of(who, "impl", impl, ("auto", *impls))]
         if (reason := chosen.refusal(x)) is not None:

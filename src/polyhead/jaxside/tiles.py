@@ -146,7 +146,8 @@ def _sum(run: Run, grid: Grid, out: str, arrays: Arrays, fixed: Arrays) -> jax.A
 
     like = jax.eval_shape(tile, jax.ShapeDtypeStruct((2,), np.int32))
     sizes = [grid.padded[0] if a == "t" else size for a, size in zip(out, like.shape, strict=True)]
-    nothing = jnp.zeros(sizes, jnp.promote_types(like.dtype, jnp.float32))
+    of_heads = jnp.zeros_like(arrays["q"], jnp.promote_types(like.dtype, jnp.float32)).sum((1, 3))
+    nothing = jnp.broadcast_to(of_heads[:, None, :, None], sizes)  # sharded as the queries are
     return jax.lax.scan(
         lambda total, at: (grid.add(out, total, tile(at), at), None), nothing, jnp.asarray(grid.places())
     )[0]
@@ -165,7 +166,7 @@ def _sum_backward(run: Run, grid: Grid, out: str, saved: tuple[Arrays, Arrays], 
         (parts,) = pull(grid.cut(out, dout, at).astype(like.dtype))
         return {name: grid.add(axes(name, x), x, parts[name], at) for name, x in grads.items()}, None
 
-    zeros = {name: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)) for name, x in arrays.items()}
+    zeros = {name: jnp.zeros_like(x, jnp.promote_types(x.dtype, jnp.float32)) for name, x in arrays.items()}
     grads = jax.lax.scan(step, zeros, jnp.asarray(grid.places()))[0]
     return {name: x.astype(arrays[name].dtype) for name, x in grads.items()}, None
 
@@ -195,9 +196,9 @@ def _total(logits: Logits, grid: Grid, arrays: Arrays, fixed: Arrays) -> jax.Arr
         return tuple(jax.lax.dynamic_update_slice(x, y, start) for x, y in zip(sofar, now, strict=True)), None  # type: ignore[return-value]
 
     size = (*like.shape[:2], grid.padded[0])
-    top, total = jax.lax.scan(step, (jnp.full(size, lowest), jnp.zeros(size, like.dtype)), jnp.asarray(grid.places()))[
-        0
-    ]
+    of_heads = arrays["q"] if arrays["q"].shape[2] == size[1] else arrays["q_rel"]
+    nothing = jnp.broadcast_to(jnp.zeros_like(of_heads, like.dtype).sum((1, 3))[:, :, None], size)
+    top, total = jax.lax.scan(step, (nothing + lowest, nothing), jnp.asarray(grid.places()))[0]
     return jnp.where(total > 0, top + jnp.log(jnp.where(total > 0, total, 1)), 0)
 
 

@@ -1,0 +1,205 @@
+"""Every function of jaxside against the reference of ops, in torch: output and every gradient, over all options.
+
+The grid is the table of mechanisms'.  Every case is a program that JAX compiles, so they are few, and each op's
+together take every option.
+"""
+
+import types
+
+import numpy as np
+import pytest
+import torch
+from problems import make_arguments, make_problem
+
+jax = pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
+jnp = jax.numpy
+
+from polyhead import jaxside, spec  # noqa: E402
+from polyhead.jaxside import tiles  # noqa: E402
+from polyhead.ops.dispatch import PUBLIC, resolve  # noqa: E402
+
+OPS = {name: op for op, name in PUBLIC.items()}
+SIZES, BIASES, MASKS = (
+    [(7, 4), (5, 5), (1, 6), (4, 9)],
+    (None, "offset", "dense", "per_sample"),
+    (None, "rows", "keys", "plane"),
+)
+LIMITS = [(None, None), (2, None), (None, (0, 2, 2, 5)), (None, None), (3, (0, 1, 5))]
+"""Window, and edges of packed sequences in a single sample."""
+
+
+def cases(op):
+    """Sizes and options that walk past one another, and all choices of the op."""
+    row, shift = spec.mechanism(op), list(OPS).index(op)
+    for n in range(max([6, *(2 * len(x) if len(row.options) > 1 else len(x) for x in row.choices.values())])):
+        window, edges = LIMITS[n % 5]
+        case = {
+            "size": SIZES[(0, 1, 1, 2, 1, 3)[n % 6] + shift & 3] if edges is None else (5, 5),
+            "window": window,
+            "edges": edges,
+        }
+        case |= {"bias": BIASES[(n + shift) % 4], "mask": MASKS[(n // 4 + 3 * n + shift) % 4]}
+        case |= {"causal": (n // 2 + shift) % 2 == 0, "keep": (n // 3) % 2 == 0}
+        names = list(row.options)
+        yield (
+            types.SimpleNamespace(**case),
+            {x: row.choices[x][(n * (names.index(x) + 1)) % len(row.choices[x])] for x in names},
+        )
+
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
+
+
+def here(x):
+    """A tensor as an array of JAX; anything else as it is."""
+    return jnp.asarray(x.detach().numpy()) if isinstance(x, torch.Tensor) else x
+
+
+def problem(op, case, n, dtype=torch.float64):
+    """Arguments, options and the gradient of the output."""
+    torch.manual_seed(n)
+    t, s = case.size
+    how = {"bias": case.bias, "mask": case.mask, "causal": case.causal, "window": case.window, "edges": case.edges}
+    qkv, options = make_problem(t, s, keep=case.keep, g=(2, 4, 1)[n % 3], dtype=dtype, **how)
+    row = spec.mechanism(op)
+    tensors = make_arguments(OPS[op], qkv, offset=row.reads_symbols and n % 2 == 0, symmetric=n % 3 == 0)
+    if row.optional and n % 2:
+        options["value_weight"] = torch.randn(4, 5, 5, dtype=dtype, requires_grad=True)
+    if n % 5 == 0:
+        options["scale"] = 0.3
+    return tensors, options, torch.randn(*qkv[0].shape[:3], 5, dtype=dtype)
+
+
+def theirs(op, tensors, options, cotangent):
+    out = resolve(OPS[op], "reference")(*tensors, **options)
+    leaves = [*tensors, *(x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad)]
+    return [out.detach(), *torch.autograd.grad(out, leaves, cotangent)]
+
+
+def ours(op, impl, tensors, options, cotangent):
+    """The same in JAX; `symmetric` relations are one array twice, whose gradient is a sum."""
+    learned = {n: here(x) for n, x in options.items() if isinstance(x, torch.Tensor) and x.requires_grad}
+    fixed = {n: here(x) for n, x in options.items() if n not in learned and isinstance(x, torch.Tensor)}
+    static = {n: x for n, x in options.items() if n not in learned and n not in fixed}
+    distinct = list({id(x): x for x in tensors}.values())
+    place = [next(i for i, y in enumerate(distinct) if x is y) for x in tensors]
+
+    def both(arrays, learned, fixed, cotangent):
+        def f(arrays, learned):
+            function = getattr(jaxside, op)
+            return function(*(arrays[i] for i in place), **learned, **fixed, **static, impl=impl)
+
+        out, pull = jax.vjp(f, arrays, learned)
+        return out, pull(cotangent)
+
+    out, (arrays, learned) = jax.jit(both)([here(x) for x in distinct], learned, fixed, here(cotangent))
+    return [out, *(arrays[i] for i in place), *learned.values()]
+
+
+def compare(came, wanted, tolerance, where):
+    assert len(came) == len(wanted)
+    for x, y in zip(came, wanted, strict=True):
+        y = y.numpy()
+        assert x.dtype == y.dtype
+        assert x.shape == y.shape
+        off = np.abs(np.asarray(x) - y).max() / max(1.0, np.abs(y).max())
+        assert off <= tolerance, f"{where}: {off}"
+
+
+def check(op, impl, case, n, variant, dtype=torch.float64):
+    tensors, options, cotangent = problem(op, case, n, dtype)
+    options |= variant
+    came = ours(op, impl, tensors, options, cotangent)
+    compare(came, theirs(op, tensors, options, cotangent), TOLERANCE[dtype], f"{case} {variant} {n}")
+    if case.mask == "rows":
+        assert (came[0][0, case.size[0] // 2] == 0).all()
+    if case.mask == "plane":
+        assert (came[0][:, case.size[0] // 2] == 0).all()
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("op", OPS)
+def test_references_agree(op):
+    for n, (case, variant) in enumerate(cases(op)):
+        check(op, "reference", case, n, variant)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_references_agree_in_float32(op):
+    for n, (case, variant) in list(enumerate(cases(op)))[1::4]:
+        check(op, "reference", case, n, variant, torch.float32)
+
+
+def test_the_grid_takes_every_option():
+    for op in OPS:
+        taken, variants = zip(*cases(op), strict=True)
+        for name, values in {
+            "bias": BIASES,
+            "mask": MASKS,
+            "causal": (0, 1),
+            "keep": (0, 1),
+            "window": (None, 2, 3),
+        }.items():
+            assert {getattr(case, name) for case in taken} == set(values), (op, name)
+        for name, values in spec.mechanism(op).choices.items():
+            assert {variant[name] for variant in variants} == set(values), (op, name)
+        assert {case.size for case in taken} == set(SIZES)
+
+
+TILES = [
+    ("hyla", {"normalise": "rms_heads", "act": "relu"}, ((7, 4), "offset", "rows", True, True, None, None)),
+    ("hyla", {"normalise": "softmax", "act": "gelu"}, ((7, 4), "per_sample", "keys", False, True, None, None)),
+    ("hyla", {"normalise": "identity", "act": "identity"}, ((4, 9), None, None, True, False, None, None)),
+    ("hyla", {"normalise": "softmax_rms_heads", "act": "silu"}, ((5, 5), "dense", "plane", True, False, 2, (0, 2, 5))),
+    ("hyla", {"normalise": "softmax_heads", "act": "gelu_tanh"}, ((1, 6), "offset", None, False, True, 3, None)),
+    ("relational_attention", {"relation_act": "softmax"}, ((7, 4), "offset", "rows", True, True, None, None)),
+    ("relational_attention", {"relation_act": "identity"}, ((5, 5), None, "keys", True, False, None, (0, 2, 2, 5))),
+    ("relational_attention", {"relation_act": "tanh"}, ((4, 9), "per_sample", None, False, True, 3, None)),
+    ("disentangled_attention", {"relation_act": "softmax"}, ((7, 4), None, "rows", False, True, None, None)),
+    ("disentangled_attention", {"relation_act": "relu"}, ((4, 9), "offset", None, True, False, 3, None)),
+    ("abstractor_attention", {"act": "sigmoid"}, ((7, 4), "dense", "rows", True, True, None, None)),
+    ("abstractor_attention", {"act": "softmax"}, ((1, 6), None, "keys", False, False, None, None)),
+    ("softmax_attention", {}, ((7, 4), "offset", "rows", True, True, None, None)),
+    ("linear_attention", {"normalise": "identity", "act": "relu"}, ((5, 5), "dense", "plane", True, False, None, None)),
+]
+
+
+@pytest.fixture
+def _small_tiles(monkeypatch):
+    """No size of the grid is a multiple of these."""
+    monkeypatch.setattr(tiles, "TILE", 3)
+
+
+@pytest.mark.usefixtures("_small_tiles", "x64")
+@pytest.mark.parametrize(("op", "variant", "case"), TILES, ids=lambda x: x if isinstance(x, str) else "")
+def test_tiles_agree(op, variant, case):
+    names = ("size", "bias", "mask", "causal", "keep", "window", "edges")
+    n = [row[:2] for row in TILES].index((op, variant))
+    case = types.SimpleNamespace(**dict(zip(names, case, strict=True)))
+    check(op, "blocked", case, n, variant)
+
+
+def test_tiles_take_every_option():
+    """Of HYLA and of all together: what is not here is not tested in tiles."""
+    cases = list(zip(*(case for _, _, case in TILES), strict=True))
+    for values, wanted in zip(
+        cases[1:5],
+        ({None, "offset", "dense", "per_sample"}, {None, "rows", "keys", "plane"}, {0, 1}, {0, 1}),
+        strict=True,
+    ):
+        assert set(values) == wanted
+    assert {variant["normalise"] for op, variant, _ in TILES if op == "hyla"} == set(spec.NORMALISE)
+    assert {variant["act"] for op, variant, _ in TILES if op == "hyla"} == set(spec.ACTS)
+    assert {op for op, _, _ in TILES} == set(OPS)
+
+
+@pytest.mark.usefixtures("_small_tiles")
+def test_tiles_agree_in_float32():
+    case = types.SimpleNamespace(size=(7, 4), bias=None, mask=None, causal=False, keep=False, window=None, edges=None)
+    check("hyla", "blocked", case, 0, {}, torch.float32)
+
+
+@pytest.mark.parametrize(("op", "n"), [("softmax_attention", n) for n in (1, 2, 3, 4)] + [("abstractor_attention", 7)])
+def test_the_attention_of_jax_agrees(op, n):
+    case, _ = list(cases(op))[n % 6]
+    check(op, "sdpa", types.SimpleNamespace(**{**vars(case), "keep": False}), n, {}, torch.float32)

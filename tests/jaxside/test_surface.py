@@ -1,0 +1,206 @@
+"""What holds for all functions of jaxside: signatures, errors, imports, jit, vmap, sharding, memory, who sees whom."""
+
+import importlib
+import inspect
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+import referee
+import signatures
+import torch
+from problems import make_arguments, make_problem
+
+jax = pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
+jnp = jax.numpy
+
+from polyhead import jaxside, ops, spec  # noqa: E402
+from polyhead.jaxside import tiles  # noqa: E402
+from polyhead.ops.dispatch import PUBLIC  # noqa: E402
+
+ROWS = [pytest.param(row, id=row.op) for row in spec.MECHANISMS]
+OPS = {name: op for op, name in PUBLIC.items()}
+
+
+def arrays(op, t=5, s=5, dtype=torch.float32, **how):
+    """The tensors of an op and their twins."""
+    torch.manual_seed(0)
+    tensors = [x.detach() for x in make_arguments(OPS[op], make_problem(t, s, dtype=dtype)[0], **how)]
+    return tensors, [jnp.asarray(x.numpy()) for x in tensors]
+
+
+# ------------------------------------------------------------------------------------------------------ specification
+@pytest.mark.parametrize("row", ROWS)
+def test_arguments_are_those_of_the_table(row):
+    signatures.check(getattr(jaxside, row.op), row)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_steps_of_the_table_give_what_the_function_gives(row):
+    tensors, twins = arrays(row.op)
+    wide = [x.double().numpy() for x in tensors]
+    wanted = referee.run(row.op, dict(zip(row.tensors, wide, strict=True)), causal=True)
+    came = getattr(jaxside, row.op)(*twins, causal=True, impl="reference")
+    np.testing.assert_allclose(came, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_what_ops_has_is_here_but_for_what_is_named():
+    absent = {"chunked_cross_entropy", "hyla_step", "linear_step"}
+    assert set(ops.__all__) - absent <= set(jaxside.__all__)
+    for name in set(ops.__all__) - absent:
+        mine, other = (inspect.signature(inspect.unwrap(getattr(side, name))) for side in (jaxside, ops))
+        assert [(p.name, p.default, p.kind) for p in mine.parameters.values()] == [
+            (p.name, p.default, p.kind) for p in other.parameters.values()
+        ]
+
+
+# ------------------------------------------------------------------------------------------------------------- errors
+BAD = {
+    "heads": lambda f, q, k, v: f(q, k[:, :, np.zeros(3, int)], v),
+    "rank": lambda f, q, k, v: f(q[0], k, v),
+    "length": lambda f, q, k, v: f(q, k, v[:, 1:]),
+    "mask": lambda f, q, k, v: f(q, k, v, mask=q[0, :, 0, :1]),
+    "mask size": lambda f, q, k, v: f(q, k, v, mask=(q[0, :, 0, :1] > 0)[1:]),
+    "bias": lambda f, q, k, v: f(q, k, v, bias=q[0, 0]),
+    "list": lambda f, q, k, v: f(q, [1.0], v),
+    "window": lambda f, q, k, v: f(q, k, v, window=0),
+    "impl": lambda f, q, k, v: f(q, k, v, impl="referenze"),
+    "normalise": lambda f, q, k, v: f(q, k, v, normalise="rms_head", impl="blocked"),
+    "packed": lambda f, q, k, v: f(q, k[:, :3], v[:, :3], cu_seqlens=PACKED[type(q)]),
+    "dtype": lambda f, q, k, v: f(q, k, v.astype(jnp.bfloat16) if isinstance(v, jax.Array) else v.bfloat16()),
+}
+PACKED = {torch.Tensor: torch.zeros(2, dtype=torch.int32), type(jnp.ones(1)): jnp.zeros(2, jnp.int32)}
+
+
+def said(call):
+    with pytest.raises(ValueError, match=": ") as error:
+        call()
+    return str(error.value).replace("torch.", "")
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_errors_are_worded_alike(fault):
+    tensors, twins = arrays("hyla")
+    theirs = said(lambda: BAD[fault](ops.hyla, *tensors)).replace("a Tensor", "a Array or ndarray")
+    mine = said(lambda: BAD[fault](jaxside.hyla, *twins))
+    cut = "(choose from" if fault == "impl" else "\n"  # each side has impls of its own
+    assert mine.split(cut)[0] == theirs.split(cut)[0]
+
+
+def test_an_impl_that_refuses_says_so_as_torch_does():
+    tensors, twins = arrays("abstractor_attention")
+    mine = said(lambda: jaxside.abstractor_attention(*twins, act="relu", impl="sdpa"))
+    assert mine == said(lambda: ops.abstractor_attention(*tensors, act="relu", impl="sdpa"))
+    with jax.enable_x64(True), pytest.raises(ValueError, match=r"^softmax_attention: impl 'sdpa' takes no float64"):
+        jaxside.softmax_attention(*(jnp.ones((1, 2, 1, 2), jnp.float64),) * 3, impl="sdpa")
+
+
+def test_numpy_arrays_are_arrays():
+    tensors, twins = arrays("hyla")
+    assert (jaxside.hyla(*(x.numpy() for x in tensors)) == jaxside.hyla(*twins)).all()
+
+
+# ------------------------------------------------------------------------------------------------------------ imports
+def test_without_jax_one_line_names_the_extra(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("polyhead.jaxside")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(ImportError, match=r"^polyhead.jaxside needs jax: pip install 'polyhead\[jax\]'$"):
+        importlib.import_module("polyhead.jaxside")
+
+
+ALONE = """
+import sys
+from polyhead import jaxside
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from polyhead.jaxside import tiles
+tiles.TILE = 3
+assert not {"torch", "flax", "haiku", "einops"} & set(sys.modules)
+q, k, v = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 5, 2, 3)), jnp.float32)
+options = {"causal": True, "normalise": "softmax", "impl": "blocked"}
+run = jax.jit(jax.grad(lambda *a: jnp.sin(jaxside.hyla(*a, **options)).sum(), (0, 1, 2)))
+alone = run(q, k, v)
+for kind in (AxisType.Auto, AxisType.Explicit):
+    shard = NamedSharding(jax.make_mesh((2,), ("rows",), axis_types=(kind,)), PartitionSpec("rows"))
+    for x, y in zip(alone, run(*(jax.device_put(x, shard) for x in (q, k, v)))):
+        assert y.sharding.is_equivalent_to(shard, y.ndim), y.sharding
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+print(jax.device_count())
+"""
+
+
+def test_alone_it_imports_no_torch_and_keeps_what_is_sharded():
+    environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu", "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["2"]
+
+
+# ----------------------------------------------------------------------------------------------- jit, vmap, causality
+@pytest.mark.parametrize(
+    ("op", "impl"), [("hyla", "blocked"), ("relational_attention", "blocked"), ("softmax_attention", "sdpa")]
+)
+def test_gradients_stop_at_the_present(monkeypatch, op, impl):
+    monkeypatch.setattr(tiles, "TILE", 3)
+    _, twins = arrays(op, 5, 7)
+    senders = [n for n, name in enumerate(spec.mechanism(op).tensors) if name in ("k", "v", "k_rel", "symbols")]
+
+    def f(given):
+        both = [given[senders.index(n)] if n in senders else x for n, x in enumerate(twins)]
+        return jnp.square(getattr(jaxside, op)(*both, causal=True, impl=impl)).sum((0, 2, 3))
+
+    for grad in jax.jit(jax.jacrev(f))([twins[n] for n in senders]):
+        seen = jnp.abs(grad).sum((1, 3, 4)) > 0  # (t s)
+        assert not (seen & (np.arange(7) > np.arange(5)[:, None] + 2)).any()
+    assert (seen == (np.arange(7) <= np.arange(5)[:, None] + 2)).all()  # of the values
+
+
+def test_tiles_under_jit_and_vmap(monkeypatch):
+    """A batch of calls, of which one argument is shared; the scale is traced and learned."""
+    monkeypatch.setattr(tiles, "TILE", 3)
+    _, (q, k, v) = arrays("hyla", 5, 4)
+    many = jnp.stack([q, 2 * q, q - 1])
+
+    def f(impl):
+        def one(q, scale):
+            return jnp.sin(jaxside.hyla(q, k, v, scale=scale, normalise="softmax", impl=impl)).sum()
+
+        return jax.jit(jax.vmap(jax.value_and_grad(one, (0, 1))))(many, jnp.array([0.1, 0.2, 0.5]))
+
+    for x, y in zip(*(jax.tree.leaves(f(impl)) for impl in ("blocked", "reference")), strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
+
+
+def test_options_are_static_and_nothing_is_read_off_the_data():
+    _, (q, k, v) = arrays("hyla")
+    count = types.SimpleNamespace(n=0)
+
+    @jax.jit
+    def f(q, mask, scale, packed):
+        count.n += 1
+        return jaxside.hyla(q, k[:1], v[:1], mask=mask, scale=scale, cu_seqlens=packed)
+
+    for n in (1, 3):
+        f(q[:1], jnp.arange(5) < n, 0.1 * n, jnp.array([0, n, 5], jnp.int32))
+    assert count.n == 1
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+def temporary(impl, backward):
+    """Bytes that a compiled call of HYLA needs beside its arguments and results."""
+    x = jax.ShapeDtypeStruct((1, 2048, 8, 64), jnp.float32)
+
+    def f(q, k, v):
+        return jaxside.hyla(q, k, v, causal=True, impl=impl)
+
+    g = jax.grad(lambda *a: f(*a).sum(), (0, 1, 2)) if backward else f
+    return jax.jit(g).lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_tiles_need_a_hundredth_of_the_memory(backward):
+    jax.config.update("jax_disable_most_optimizations", False)
+    assert 100 * temporary("blocked", backward) <= temporary("reference", backward)
