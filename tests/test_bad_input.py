@@ -161,7 +161,7 @@ def test_a_file_that_is_no_configuration(tmp_path: pathlib.Path, capsys: Any, te
         assert mistake(capsys, ["train", str(path)]).startswith(str(path))
 
 
-@pytest.mark.parametrize("verb", ["eval", "probe", "resume"])
+@pytest.mark.parametrize("verb", ["eval", "probe"])
 def test_a_damaged_checkpoint(tmp_path: pathlib.Path, capsys: Any, trained: pathlib.Path, verb: str):
     for name in ("config.json", "checkpoint.safetensors", "metrics.jsonl"):
         (tmp_path / name).write_bytes((trained / name).read_bytes())
@@ -172,6 +172,11 @@ def test_a_damaged_checkpoint(tmp_path: pathlib.Path, capsys: Any, trained: path
         r"checkpoint: \S+checkpoint.safetensors is damaged \(.+\)", mistake(capsys, [verb, str(tmp_path)])
     )
     assert path.read_bytes() == data
+    assert main(["resume", str(tmp_path)]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith("; set aside as checkpoint.safetensors.damaged")
+    assert said[1] == "small: no checkpoint is left, so it begins anew; the result will be the same"
+    assert main([verb, str(tmp_path)]) == 0
 
 
 def test_another_runs_folder(tmp_path: pathlib.Path, capsys: Any, trained: pathlib.Path):
@@ -182,18 +187,35 @@ def test_another_runs_folder(tmp_path: pathlib.Path, capsys: Any, trained: pathl
     assert {p.name: p.read_bytes() for p in trained.iterdir()} == before
 
 
-def test_a_full_disk_is_one_line_and_exit_1(tmp_path: pathlib.Path, capsys: Any):
+def test_a_full_disk_is_a_pause_that_a_signal_ends(tmp_path: pathlib.Path, capsys: Any, monkeypatch: Any):
     """The partial file is /dev/full, where every write fails as on a full disk."""
     if not os.path.exists("/dev/full"):
         pytest.skip("this system has no /dev/full")
     path, folder = tmp_path / "mine.json", tmp_path / "run"
     save(small(folder), path)
     folder.mkdir()
-    (folder / "checkpoint.safetensors.partial").symlink_to("/dev/full")
+    full = folder / "checkpoint.safetensors.partial"
+
+    def rest(seconds: float) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("polyhead.train.disk.sleep", rest)
+    monkeypatch.setattr("pathlib.Path.unlink", lambda *args, **how: None)  # the disk stays full
+    full.symlink_to("/dev/full")
+    assert main(["train", str(path)]) == 130
+    said = [line for line in capsys.readouterr().err.splitlines() if "checkpoint" in line]
+    reason = rf"{folder}/checkpoint.safetensors: cannot be written \(No space left on device\)"
+    assert re.fullmatch(rf"paused: {reason}; tried again every 30 s until the disk works", said[0])
+    assert re.fullmatch(rf"polyhead: stopped, not saved: {reason}; what was saved before is kept", said[1])
+
+
+def test_a_full_disk_before_the_first_step_is_one_line_and_exit_1(tmp_path: pathlib.Path, capsys: Any):
+    path, folder = tmp_path / "mine.json", tmp_path / "run"
+    save(small(folder), path)
+    folder.mkdir()
+    (folder / "config.json.partial").mkdir()
     assert main(["train", str(path)]) == 1
-    said = capsys.readouterr().err.splitlines()[-1]
-    line = r"polyhead: \S+checkpoint.safetensors: cannot be written \(No space left on device\); there is no earlier .+"
-    assert re.fullmatch(line, said)
+    assert re.fullmatch(r"polyhead: \S+config.json: cannot be written \(.+\)\n", capsys.readouterr().err)
 
 
 def test_ctrl_c_is_one_line_with_the_way_on_and_exit_130(tmp_path: pathlib.Path, capsys: Any, monkeypatch: Any):

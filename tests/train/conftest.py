@@ -52,6 +52,31 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
+OWN = (  # what members may have of their own
+    {"seed": 0, "lr": 2e-3, "weight_decay": 0.1, "warmup": 0, "clip": 0.05},
+    {"seed": 1, "lr": 5e-4, "weight_decay": 0.5, "warmup": 3, "final": 0.0, "betas": (0.8, 0.95)},
+    {"seed": 0, "lr": 1e-3, "weight_decay": 0.0, "warmup": 5, "early_floor": True, "clip": 1.0, "eps": 1e-6},
+)
+
+
+@pytest.fixture
+def members() -> Callable[..., list[Any]]:
+    """Three runs that differ in all they may, small and without residual dropout."""
+
+    def make(**changes: Any) -> list[Any]:
+        common = {
+            "residual_dropout": 0.0,
+            "dim": 8,
+            "steps": 6,
+            "eval_every": 4,
+            "save_every": 3,
+            "feedforward": ph.Mlp(8),
+        }
+        return [tiny(None, name=f"m{i}", **{**common, **own, **changes}) for i, own in enumerate(OWN)]
+
+    return make
+
+
 @pytest.fixture
 def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], object]], None]:
     """Do something, once, when training draws its batch number `step` (from 0)."""

@@ -1,7 +1,6 @@
 """Runs trained together are the runs trained alone: their losses, their folders, their ends."""
 
 import dataclasses
-import json
 import os
 import pathlib
 import signal
@@ -10,42 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from run_folders import alone, rows, same
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import polyhead as ph
-from polyhead.train import Failure, Interrupted, Result, evaluate, load_model, population, run, stacked
+from polyhead.train import Interrupted, evaluate, load_model, population, run, stacked
 from polyhead.train.checkpoint import read_checkpoint
-from polyhead.train.folder import claim, read_metrics
+from polyhead.train.folder import read_metrics
 from polyhead.train.population import groups
 from polyhead.train.stacked import Stack, adamw_
 
 Tiny = Callable[..., Any]
-TIMES = ("seconds", "steps_per_second", "tokens_per_second")
-OWN = (  # what members may have of their own
-    {"seed": 0, "lr": 2e-3, "weight_decay": 0.1, "warmup": 0, "clip": 0.05},
-    {"seed": 1, "lr": 5e-4, "weight_decay": 0.5, "warmup": 3, "final": 0.0, "betas": (0.8, 0.95)},
-    {"seed": 0, "lr": 1e-3, "weight_decay": 0.0, "warmup": 5, "early_floor": True, "clip": 1.0, "eps": 1e-6},
-)
-
-
-@pytest.fixture
-def members(tiny: Tiny) -> Callable[..., list[Any]]:
-    """Three runs that differ in all they may, small and without residual dropout."""
-
-    def make(**changes: Any) -> list[Any]:
-        common = {
-            "residual_dropout": 0.0,
-            "dim": 8,
-            "steps": 6,
-            "eval_every": 4,
-            "save_every": 3,
-            "feedforward": ph.Mlp(8),
-        }
-        return [tiny(None, name=f"m{i}", **{**common, **own, **changes}) for i, own in enumerate(OWN)]
-
-    return make
 
 
 @pytest.fixture
@@ -61,32 +36,6 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Any:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
-
-
-def rows(folder: pathlib.Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """metrics.jsonl without the clock."""
-    found = [row for row in read_metrics(folder) if kind in (None, row["kind"])]
-    return [{name: value for name, value in row.items() if name not in TIMES} for row in found]
-
-
-def alone(runs: list[Any], folder: pathlib.Path) -> list[Result]:
-    return [run(dataclasses.replace(r, folder=str(folder / r.name)), progress=False, resume=True) for r in runs]
-
-
-def same(one: pathlib.Path, two: pathlib.Path, rel: float = 0.0) -> None:
-    """Two folders hold the same training: rows, checkpoint and scores, to `rel`."""
-    for a, b in zip(rows(one), rows(two), strict=True):
-        assert a.keys() == b.keys()
-        for name, value in a.items():
-            assert b[name] == (value if isinstance(value, str) else pytest.approx(value, rel=rel, abs=rel))
-    a, b = (load_file(folder / "checkpoint.safetensors") for folder in (one, two))
-    assert a.keys() == b.keys()
-    for name, value in a.items():
-        # The key bias of softmax heads has no gradient but rounding, which Adam blows up.
-        assert_close(b[name], value, rtol=rel, atol=0.0 if not rel else 1.0 if name.endswith("qkv.bias") else rel)
-    scores = [json.loads((folder / "result.json").read_text())["scores"] for folder in (one, two)]
-    for split, own in scores[0].items():
-        assert scores[1][split] == pytest.approx(own, rel=rel, abs=rel)
 
 
 # --------------------------------------------------------------------------------------------------------------- parity
@@ -241,65 +190,6 @@ def test_from_alone_to_together_and_back(
     for wanted, config, folder in zip(alone(runs, tmp_path / "alone"), runs, folders, strict=True):
         run(dataclasses.replace(config, folder=str(folder)), progress=False, resume=True)
         same(wanted.folder, folder, rel=1e-9)
-
-
-# ----------------------------------------------------------------------------------------------------------------- ends
-@pytest.mark.parametrize("at_once", [1, 4])
-def test_one_that_diverges_stays_alone(at_once: int, members: Any, tmp_path: pathlib.Path, capsys: Any):
-    good, other, _ = members(dropout=0.1, steps=4)
-    bad = dataclasses.replace(good, name="bad", train=dataclasses.replace(good.train, lr=1e38, clip=None))
-    results = population.train([good, bad, other], tmp_path, at_once=at_once)
-    failed = results[1]
-    assert failed == Failure("bad", tmp_path / f"bad-{ph.digest(bad)}", 2, failed.error)
-    assert failed.error.startswith(
-        "train: the loss of bad is nan at step 2; there is no checkpoint yet; lower train.lr"
-    )
-    said = capsys.readouterr().err.splitlines()
-    assert said[:2] == [f"m0 and 2 more: from step 0, {min(at_once, 3)} in a pass", f"bad: failed: {failed.error}"]
-    assert said[2:] == [f"{result.name}: done ({result.folder})" for result in (results[0], results[2])]
-    assert [row["step"] for row in rows(failed.folder)] == [1]
-    for config, result in zip((good, other), (results[0], results[2]), strict=True):
-        (wanted,) = alone([config], tmp_path / "alone")
-        same(wanted.folder, result.folder, rel=2e-3)
-
-
-def test_parameters_that_are_not_finite_are_not_saved(members: Any, tmp_path: pathlib.Path):
-    runs = members(lr=1e38, log_every=100, warmup=0, clip=None)[:2]
-    for failed in population.train(runs, tmp_path, progress=False):
-        assert failed.error.startswith(
-            f"train: parameters of {failed.name} are not finite at step 3; there is no checkp"
-        )
-        assert not (failed.folder / "checkpoint.safetensors").exists()
-
-
-def test_a_full_disk_a_busy_and_a_damaged_folder(members: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    runs = members()
-    folders = [tmp_path / f"{config.name}-{ph.digest(config)}" for config in runs]
-    folders[0].mkdir()
-    (folders[0] / "checkpoint.safetensors").write_bytes(b"x" * 100)
-    with claim(runs[1], folders[1]):
-        damaged, busy, fine = population.train(runs, tmp_path, progress=False)
-    assert "is damaged" in damaged.error
-    assert busy.error == f"run folder: another process is training in {folders[1]}"
-    assert (damaged.code, busy.code, type(fine)) == (2, 2, Result)
-
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(population, "save_checkpoint", full)
-    failed = population.train(runs[1:], tmp_path / "full", progress=False)
-    assert [(f.name, f.code, f.error) for f in failed] == [
-        (name, 1, "No space left on device") for name in ("m1", "m2")
-    ]
-
-
-def test_bad_populations(members: Any, tmp_path: pathlib.Path):
-    one = members()[0]
-    with pytest.raises(ValueError, match=r"^population: the run 'm0' occurs twice$"):
-        population.train([one, one], tmp_path)
-    with pytest.raises(ValueError, match=r"^population: at_once must be at least 1 but is 0$"):
-        population.train([], tmp_path, at_once=0)
-    assert population.train([], tmp_path) == []
 
 
 # --------------------------------------------------------------------------------------------------------------- groups

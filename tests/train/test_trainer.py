@@ -12,35 +12,19 @@ from typing import Any
 
 import pytest
 import torch
+from run_folders import rows, same
 from safetensors.torch import load_file
 from torch import nn
 
 import polyhead as ph
 from polyhead.train import Interrupted, evaluate, load_model, read_config, run
-from polyhead.train.folder import claim, read_metrics
+from polyhead.train.folder import claim
 
 Tiny = Callable[..., Any]
-TIMES = ("seconds", "steps_per_second", "tokens_per_second")
-
-
-def rows(folder: pathlib.Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """metrics.jsonl without the clock."""
-    found = [r for r in read_metrics(folder) if kind in (None, r["kind"])]
-    return [{k: v for k, v in row.items() if k not in TIMES} for row in found]
 
 
 def parameters(folder: pathlib.Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "checkpoint.safetensors")
-
-
-def same(one: pathlib.Path, two: pathlib.Path) -> None:
-    """Two folders hold the same training to the last bit."""
-    assert rows(one) == rows(two)
-    a, b = parameters(one), parameters(two)
-    assert a.keys() == b.keys()
-    assert all(torch.equal(a[name], b[name]) for name in a)
-    scores = [json.loads((f / "result.json").read_text())["scores"] for f in (one, two)]
-    assert scores[0] == scores[1]
 
 
 # ----------------------------------------------------------------------------------------------------------- arithmetic

@@ -53,7 +53,7 @@ class Saver:
         self.digest = configs.digest(config)
         self.world = world or World.alone()
         self.sharded = is_sharded(self.world, config.parallel)
-        self.saved = 0
+        self.saved = self.rows = 0  # rows of metrics.jsonl that the last checkpoint vouches for
         self.losses: deque[Tensor] = deque(maxlen=1024)  # of the last steps, since somebody looked
         self.rating = Rating(config, folder, self.digest)
 
@@ -68,7 +68,7 @@ class Saver:
             return 0, 0.0
         if metadata["scaler"]:
             self.scaler.load_state_dict(metadata["scaler"])
-        self.saved = metadata["step"]
+        self.saved, self.rows = metadata["step"], metadata.get("rows", 0)
         return metadata["step"], metadata["seconds"]
 
     def _read(self, path: pathlib.Path) -> dict[str, Any] | None:
@@ -90,7 +90,7 @@ class Saver:
         self.demand(self.world.sum(bad) == 0, f"parameters of {self.config.name} are not finite", step)
         score, best = self.rating.at(step)
         metadata: dict[str, Any] = {"digest": self.digest, "step": step, "seconds": seconds, "score": score}
-        metadata["scaler"] = self.scaler.state_dict()
+        metadata |= {"scaler": self.scaler.state_dict(), "rows": self.rows}
         how: dict[str, Any] = {"keep": self.config.train.keep, "patience": self.patience}
         if self.sharded:
             from polyhead.train.checkpoint_sharded import save_sharded
@@ -106,7 +106,7 @@ class Saver:
         if not self.sharded:
             return
         metadata: dict[str, Any] = {"digest": self.digest, "step": step, "seconds": seconds, "score": None}
-        metadata["scaler"] = self.scaler.state_dict()
+        metadata |= {"scaler": self.scaler.state_dict(), "rows": self.rows}
         if self.world.first:
             how: dict[str, Any] = {"keep": self.config.train.keep, "patience": self.patience}
             checkpoint.save_checkpoint(self.folder, self.model, self.optimiser, metadata, **how)
@@ -194,12 +194,12 @@ def diverged(what: str, config: Run, folder: pathlib.Path, step: int, first: int
     The batch of that first step is written into the folder.
     """
     kept = f"the checkpoint of step {saved} is kept" if saved else "there is no checkpoint yet"
-    said = f"train: {what} at step {first}; {kept}; lower train.lr or set train.clip"
+    said = f"train: {what} at step {step}; {kept}; lower train.lr or set train.clip"
     about = {"digest": configs.digest(config), "split": "train", "seed": config.seed, "step": first, "seen": step}
     path = folder / BAD_BATCH
     try:
         batch = config.task.batch("train", config.train.batch_size, seed=config.seed, step=first - 1)
         write_batch(path, batch, {**about, "what": what})
     except OSError as error:  # it can be drawn again
-        return f"{said} (its batch could not be saved: {error.strerror})"
-    return f"{said}; its batch: {path}"
+        return f"{said}; the batch of step {first}, the first bad one, could not be saved ({error.strerror})"
+    return f"{said}; the batch of step {first}, the first bad one, is in {path}"
