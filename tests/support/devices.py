@@ -5,7 +5,9 @@ torchrun --standalone --nproc-per-node 2 -m tests.support.devices FOLDER CASE ..
 
 import dataclasses
 import json
+import os
 import pathlib
+import signal
 import sys
 from typing import Any
 
@@ -15,6 +17,7 @@ import polyhead as ph
 from polyhead.models.build import build
 from polyhead.tasks import Text
 from polyhead.train import evaluate, evaluation, run
+from polyhead.train.__main__ import main as worker
 from polyhead.train.parallel import let_go, placed
 from polyhead.train.world import World
 
@@ -62,20 +65,53 @@ def _run(name: str, folder: object, task: Any, model: Any, train: dict[str, Any]
 RUNS = {"fuzzy": fuzzy, "text": text}
 
 
-def main(root: str, *cases: str) -> None:
-    """A case is KIND-HOW (a run in ROOT/KIND-HOW), `resume:NAME` (the run that lies in ROOT/NAME), or `evaluate`."""
+def main(root: str, *cases: str) -> int:
+    """A case is KIND-HOW (a run in ROOT/KIND-HOW), `resume:NAME` (the run that lies in ROOT/NAME), or `evaluate`.
+
+    `stop:NAME` and `kill:NAME`, the last of all, send such a signal to the last process at its eighth batch.
+    """
+    if cases[-1].startswith(("stop:", "kill:")):
+        way, name = cases[-1].split(":")
+        train(pathlib.Path(root), *cases[:-1])
+        fuzzy_to(pathlib.Path(root) / name)
+        signal_at(7, {"stop": signal.SIGTERM, "kill": signal.SIGKILL}[way])
+        return worker([str(pathlib.Path(root) / name / "config.json"), "--quiet"])
+    train(pathlib.Path(root), *cases)
+    return 0
+
+
+def fuzzy_to(folder: pathlib.Path) -> None:
+    """Write the run whose workers are to be stopped: as every process writes the same, each has it when it reads it."""
+    folder.mkdir(exist_ok=True)
+    own = folder / f"{os.getpid()}.json"
+    ph.config.save(fuzzy(folder, parallel=folder.name.split("-")[1]), own)
+    os.replace(own, folder / "config.json")
+
+
+def signal_at(step: int, number: int) -> None:
+    draw = ph.tasks.FuzzyLogic.batch
+
+    def batch(task: Any, split: str, size: int, **where: Any) -> Any:
+        if split == "train" and where["step"] == step and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+            os.kill(os.getpid(), number)
+        return draw(task, split, size, **where)
+
+    ph.tasks.FuzzyLogic.batch = batch  # type: ignore[method-assign]
+
+
+def train(root: pathlib.Path, *cases: str) -> None:
     world = World.here("cpu")
     with world.joined():
         for case in cases:
             if case == "evaluate":
                 scores = [evaluations(how, world) for how in ("data", "sharded")]
                 if world.rank == world.size - 1:  # all have the same
-                    (pathlib.Path(root) / f"evaluated-{world.size}.json").write_text(json.dumps(scores))
+                    (root / f"evaluated-{world.size}.json").write_text(json.dumps(scores))
                 continue
             name = case.removeprefix("resume:")
             kind, how = name.split("-")[:2]
             evaluation.LAZY = 1 if kind == "text" else 2**26
-            run(RUNS[kind](pathlib.Path(root) / name, parallel=how), progress=False, resume=name != case)
+            run(RUNS[kind](root / name, parallel=how), progress=False, resume=name != case)
 
 
 def evaluations(how: str, world: World) -> dict[str, dict[str, float]]:
@@ -92,4 +128,4 @@ def evaluations(how: str, world: World) -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

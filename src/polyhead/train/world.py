@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from polyhead.train.device import pick_device
 from polyhead.train.stop import DISK, MISTAKE
@@ -23,7 +24,8 @@ from polyhead.train.stop import DISK, MISTAKE
 PATIENCE = datetime.timedelta(minutes=30)
 """How long a process waits for another that still lives: while it draws its data, or its disk is full."""
 
-_told: list[dist.Store] = []
+_met: list[dist.Store] = []
+"""Where the processes have met, first for all groups and then for each group of theirs: one may follow another."""
 
 
 LOST = 3
@@ -84,11 +86,15 @@ class World:
         if self.size == 1 or dist.is_initialized():  # the caller's own group stays
             yield
             return
-        find_first(os.environ)
+        if not _met:
+            find_first(os.environ)
+            _met.append(next(rendezvous("env://", self.rank, self.size, timeout=PATIENCE))[0])
+        _met.append(dist.PrefixStore(f"polyhead/{len(_met)}", _met[0]))
         backend = "gloo" if self.device.type == "cpu" else f"cpu:gloo,{self.device.type}:nccl"
         own = self.device if self.device.type == "cuda" else None
-        dist.init_process_group(backend, rank=self.rank, world_size=self.size, timeout=PATIENCE, device_id=own)
-        _told[:] = [dist.distributed_c10d._get_default_store()]
+        dist.init_process_group(
+            backend, store=_met[-1], rank=self.rank, world_size=self.size, timeout=PATIENCE, device_id=own
+        )
         try:
             yield
         except RuntimeError as error:
@@ -177,17 +183,17 @@ def speaks() -> bool:
 
     That is the first of a group to fail, and before there is a group the first of each machine.
     """
-    if not _told:
-        return place(os.environ)[2] == 0
+    if not _met:
+        return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
     try:
-        return _told[0].add("polyhead/told", 1) == 1
+        return _met[-1].add("polyhead/told", 1) == 1
     except RuntimeError:  # the process that kept the count is gone, so it has spoken
         return False
 
 
 def leave(code: int) -> int:
     """End a process that has failed in a group at once: one that ends a group alone may abort."""
-    if _told and code:
+    if _met and code:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

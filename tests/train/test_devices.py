@@ -1,0 +1,168 @@
+"""Runs on several devices are runs: the same losses as on one, whoever goes on with them; and nothing hangs.
+
+Two and three processes over gloo on the CPU, each launch with all that it is to do (tests/support/devices.py).
+"""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from tests.support import devices
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from polyhead.train import launch, load_model, read_result, run
+from polyhead.train.folder import read_metrics
+from polyhead.train.world import LOST, World
+
+ROOT = pathlib.Path(__file__).parents[2]
+CLOCK = ("seconds", "steps_per_second", "tokens_per_second")
+ACROSS = 1e-5
+"""Losses of fifty steps; other figures by ten times as much: they are larger or, as r2, divide by something small."""
+
+
+def start(count: int, root: pathlib.Path, *cases: str) -> "subprocess.CompletedProcess[str]":
+    """Under torchrun, on a free port of its own."""
+    how = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    command = [sys.executable, *how, "-m", "tests.support.devices", str(root), *cases]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+
+
+def part(root: pathlib.Path, source: str, target: str, name: str) -> None:
+    """A run folder as it was when the checkpoint `name` was the last."""
+    (root / target).mkdir()
+    for file in ("config.json", "metrics.jsonl"):
+        shutil.copy(root / source / file, root / target / file)
+    if name.endswith(".sharded"):
+        shutil.copytree(root / source / name, root / target / name)
+    else:
+        shutil.copy(root / source / name, root / target / "checkpoint.safetensors")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return tmp_path_factory.mktemp("devices")
+
+
+@pytest.fixture(scope="module")
+def one(root: pathlib.Path) -> dict[str, Any]:
+    """What one process gets."""
+    run(devices.fuzzy(root / "fuzzy-one"), progress=False)
+    run(devices.text(root / "text-one"), progress=False)
+    return devices.evaluations("data", World.alone())
+
+
+@pytest.fixture(scope="module")
+def two(root: pathlib.Path, one: dict[str, Any]) -> "subprocess.CompletedProcess[str]":
+    return start(2, root, "fuzzy-data", "fuzzy-sharded", "text-sharded", "evaluate", "stop:stopped-sharded")
+
+
+@pytest.fixture(scope="module")
+def three(root: pathlib.Path, two: object) -> "subprocess.CompletedProcess[str]":
+    part(root, "fuzzy-data", "fuzzy-sharded-on", "checkpoint-00000020.safetensors")
+    part(root, "text-sharded", "text-sharded-on", "checkpoint-00000020.sharded")
+    part(root, "text-sharded", "text-data-on", "checkpoint-00000020.sharded")
+    resumed = [f"resume:{name}" for name in ("fuzzy-sharded-on", "text-sharded-on", "text-data-on")]
+    return start(3, root, *resumed, "evaluate", "kill:killed-data")
+
+
+def same(root: pathlib.Path, name: str) -> None:
+    """Every figure of every row is that of one process."""
+    wanted, found = (read_metrics(root / folder) for folder in (f"{name.partition('-')[0]}-one", name))
+    assert len(found) == len(wanted) > 50
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert mine.keys() == theirs.keys()
+        for key in mine.keys() - set(CLOCK):
+            loose = ACROSS if key == "loss" else 10 * ACROSS
+            assert mine[key] == (pytest.approx(theirs[key], abs=loose) if isinstance(mine[key], float) else theirs[key])
+
+
+@pytest.mark.parametrize("name", ["fuzzy-data", "fuzzy-sharded", "text-sharded"])
+def test_two_processes_get_what_one_gets(root: pathlib.Path, two: object, name: str):
+    same(root, name)
+    result = read_result(root / name)
+    assert result is not None
+    assert result.environment["devices"] == 2
+    assert result.command.startswith("torchrun --standalone --nproc-per-node 2 -m polyhead.train ")
+
+
+@pytest.mark.parametrize("name", ["fuzzy-sharded-on", "text-sharded-on", "text-data-on"])
+def test_three_go_on_where_two_stopped(root: pathlib.Path, three: object, name: str):
+    same(root, name)
+
+
+def test_one_goes_on_where_two_stopped(root: pathlib.Path, two: object):
+    part(root, "fuzzy-sharded", "fuzzy-alone", "checkpoint-00000020.sharded")
+    run(devices.fuzzy(root / "fuzzy-alone"), progress=False, resume=True)
+    same(root, "fuzzy-alone")
+
+
+def test_a_sharded_run_ends_as_any_other(root: pathlib.Path, two: object):
+    names = [load_file(root / f"fuzzy-{how}" / "checkpoint.safetensors").keys() for how in ("one", "sharded")]
+    assert names[0] == names[1]
+    _, model = load_model(root / "text-sharded")
+    assert model.outputs.table is model.inputs.table
+    saved = sorted(path.name for path in (root / "fuzzy-sharded").glob("checkpoint*"))
+    steps = [f"checkpoint-{step:08}.sharded" for step in (20, 40, 50)]
+    assert saved == [*steps, "checkpoint.safetensors"]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_evaluation_is_that_of_one(root: pathlib.Path, one: Any, three: object, count: int):
+    """Rows that do not divide, in parts, and fewer of them than processes; a whole model and a sharded one."""
+    whole, sharded = json.loads((root / f"evaluated-{count}.json").read_text())
+    for found in (whole, sharded):
+        assert found.keys() == one.keys()
+        for name, scores in one.items():
+            assert found[name] == pytest.approx(scores, rel=1e-5), name
+
+
+def test_a_signal_to_one_stops_all_at_the_same_step(root: pathlib.Path, two: "subprocess.CompletedProcess[str]"):
+    (folder,) = (root / "stopped-sharded").glob("checkpoint-*.sharded")
+    step = int(folder.stem.removeprefix("checkpoint-"))
+    assert step in (8, 9)  # told in the eighth step, heard by all a step later
+    assert len(list(folder.glob("shard-*"))) == 2
+    told = [line for line in two.stderr.splitlines() if line.startswith("polyhead: ")]
+    way_on = f"polyhead resume {root / 'stopped-sharded'} --devices 2"
+    assert told == [f"polyhead: stopped and saved at step {step}; go on with: {way_on}"]
+    assert "exitcode  : 130" in two.stderr
+
+
+def test_a_killed_process_ends_the_others(root: pathlib.Path, three: "subprocess.CompletedProcess[str]"):
+    """Within the time limit of the launch, without words of their own."""
+    assert "exitcode  : -9" in three.stderr
+    assert "polyhead: " not in three.stderr
+    assert three.returncode == 1
+    assert [row["step"] for row in read_metrics(root / "killed-data")] == list(range(1, 8))
+    assert not (root / "killed-data" / "result.json").exists()
+
+
+# --------------------------------------------------------------------------------------------------- polyhead --devices
+def failure(rank: int, code: int, at: int) -> ProcessFailure:
+    found = ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file="<N/A>")
+    found.timestamp = at
+    return found
+
+
+def test_the_launcher_tells_who_died(capsys: pytest.CaptureFixture[str]):
+    lost = failure(0, LOST, 1)
+    assert launch._told([lost, failure(1, -9, 2)], 2, "polyhead resume RUN --devices 2") == 137
+    told = capsys.readouterr().err
+    assert told == "polyhead: worker 2 of 2 was killed (SIGKILL); go on with: polyhead resume RUN --devices 2\n"
+    assert launch._told([lost, failure(1, 2, 2)], 2, "") == 2
+    assert launch._told([lost], 2, "") == LOST
+    assert capsys.readouterr().err == ""  # they have spoken for themselves
+
+
+def test_the_command_starts_workers_and_reports(root: pathlib.Path, two: object):
+    """A finished run is only reported; one that cannot be is refused before any worker starts."""
+    config = devices.fuzzy(root / "fuzzy-sharded", parallel="sharded")
+    assert launch.train(config, 2, resume=True).steps == 50
+    with pytest.raises(ValueError, match="devices must be at least 1 but is 0"):
+        launch.train(config, 0)
+    with pytest.raises(ValueError, match=r"batch_size must be divisible by 10 \(5 devices x accumulate 2\) but is 12"):
+        launch.train(config, 5)

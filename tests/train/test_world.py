@@ -1,0 +1,144 @@
+"""Where a process learns its place, which rows are its own, and what several of them may not do."""
+
+import pytest
+import torch
+from torch import nn
+
+import polyhead as ph
+from polyhead.models.build import build
+from polyhead.train.__main__ import main as worker
+from polyhead.train.checks import check
+from polyhead.train.parallel import units
+from polyhead.train.world import Ear, World, find_first, first_host, place
+
+
+def world(rank: int, size: int) -> World:
+    return World(rank, size, rank, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 12])
+def test_every_row_belongs_to_one_process(size: int, count: int):
+    cuts = [world(rank, size).rows(count) for rank in range(size)]
+    assert [row for cut in cuts for row in range(count)[cut]] == list(range(count))
+    lengths = {cut.stop - cut.start for cut in cuts}
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_torchrun_before_slurm_before_nothing():
+    slurm = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1"}
+    assert place({}) == (0, 1, 0)
+    assert place(slurm) == (3, 4, 1)
+    assert place(slurm | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}) == (1, 2, 1)
+    assert place(slurm | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == (0, 1, 0)
+    assert place({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}) == (0, 1, 0)  # a batch script
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "a rank from 0 to 1 was wanted but RANK is 2"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "a rank from 0 to 1 was wanted but RANK is -1"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "must be integers but are RANK=x, WORLD_SIZE=2, LOCAL_RANK=None"),
+    ],
+)
+def test_an_impossible_place_is_named(given: dict[str, str], told: str):
+    with pytest.raises(ValueError, match=r"^world: ") as error:
+        place(given)
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("node7", "node7"),
+        ("a1,a2", "a1"),
+        ("node[001-003,007]", "node001"),
+        ("gpu[12,14]-ib,login", "gpu12-ib"),
+        ("r[1-2]n[03-04]", "r1n03"),
+        ("b-1.cluster.org,b-2.cluster.org", "b-1.cluster.org"),
+    ],
+)
+def test_the_first_of_slurms_hosts(hosts: str, first: str):
+    assert first_host(hosts) == first
+
+
+def test_where_srun_gives_no_meeting_place():
+    slurm = {
+        "SLURM_JOB_ID": "123456",
+        "SLURM_STEP_ID": "2",
+        "SLURM_STEP_NODELIST": "n[3-4]",
+        "SLURM_JOB_NODELIST": "n1",
+    }
+    one, two, own = dict(slurm), dict(slurm, SLURM_STEP_ID="3"), dict(slurm, MASTER_PORT="7")
+    for environment in (one, two, own):
+        find_first(environment)
+    assert one["MASTER_ADDR"] == "n3"
+    assert 10000 <= int(one["MASTER_PORT"]) < 30000
+    assert one["MASTER_PORT"] != two["MASTER_PORT"]  # two steps of a job at once
+    assert own["MASTER_PORT"] == "7"
+    with pytest.raises(ValueError, match="several processes need MASTER_ADDR and MASTER_PORT; start them with"):
+        find_first({})
+
+
+def test_alone_nothing_is_started(monkeypatch: pytest.MonkeyPatch):
+    for name in ("RANK", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    one = World.here("cpu")
+    assert (one.size, one.first, one.device.type) == (1, True, "cpu")
+    with one.joined():
+        assert not torch.distributed.is_initialized()
+        assert [Ear(one).hears(15), one.lead(lambda: 4), one.mean([torch.tensor(2.0)])] == [15, 4, [2.0]]
+
+
+def test_a_batch_that_devices_cannot_share(tiny):
+    with pytest.raises(ValueError, match=r"batch_size must be divisible by 6 \(3 devices x accumulate 2\) but is 4$"):
+        check(tiny("unused", accumulate=2), 3)
+    check(tiny("unused", accumulate=2), 2)
+    with pytest.raises(ValueError, match=r"Run: unknown parallel 'sharde'"):
+        tiny("unused", parallel="sharde")
+
+
+@pytest.mark.parametrize("given", [{"RANK": "0", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "two"}])
+def test_a_worker_in_a_broken_world_says_so_in_one_line(tiny, tmp_path, given, monkeypatch, capsys):
+    ph.config.save(tiny(tmp_path), tmp_path / "config.json")
+    for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert worker([str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("polyhead: world: ")
+    assert told.count("\n") == 1
+    monkeypatch.setenv("LOCAL_RANK", "1")  # another process of the same machine: it has been said
+    assert worker([str(tmp_path)]) == 2
+    assert capsys.readouterr().err == ""
+
+
+# -------------------------------------------------------------------------------------------- what is a unit of its own
+def model(**settings) -> nn.Module:
+    ends = (ph.Tokens(9), ph.Logits(9, tied=True))
+    return build(ph.TransformerConfig(*ends, dim=8, layers=2, max_length=8, **settings))
+
+
+def test_blocks_are_units():
+    plain = model(heads=ph.Softmax(2))
+    assert units(plain) == list(plain.blocks)
+    reads = ph.TransformerConfig(ph.Tokens(9), ph.Logits(9), dim=8, layers=1, max_length=8)
+    both = model(encoder=reads, causal=True)
+    assert set(units(both)) == {*both.blocks, *both.encoder.blocks}
+
+
+def test_what_is_read_before_a_block_or_shared_by_two_is_none():
+    own = model(heads=ph.Relational(2, symbols=ph.SymbolicAttention(count=4, heads=1, shared=False)))
+    chosen = units(own)
+    assert own.blocks[0] not in chosen
+    assert own.blocks[0].attention in chosen
+    tied = model(heads=ph.Relational(2, symbols=ph.SymbolicAttention(count=4, heads=1, shared=False, tied=True)))
+    inside = {id(p) for unit in units(tied) for p in unit.parameters()}
+    libraries = {id(p) for name, p in tied.named_parameters() if "library" in name}
+    assert libraries
+    assert not libraries & inside
+    lent = model(heads=ph.Softmax(2))
+    lent.blocks[1].feedforward = lent.blocks[0].feedforward
+    assert units(lent) == []
