@@ -33,27 +33,32 @@ class Plan:
         self.arguments = arguments
 
     def __call__(self) -> int:
-        from polyhead.plan import plan
-
         recipe, rest = first_word("plan", self.arguments)
         runs, asked = configured("plan", recipe, [rest], kind=_planning())
         if asked.hours is not None and not asked.hours > 0:
             raise ValueError(f"plan: hours must be above 0 but is {asked.hours}")
-        given: Any = {"devices": asked.devices, "card": asked.card, "share": asked.share}
-        given["link"] = None if asked.link is None else asked.link * 1e9
-        groups = alike(runs)
-        alone = len(groups) == 1
-        plans = [plan(group[0], search=alone, **given) for group in groups]
-        dearest = max(range(len(plans)), key=lambda i: plans[i].hours)
-        chosen = plans[0] if alone else plan(groups[dearest][0], **given)
-        if asked.json:
-            found = [{**one.to_dict(), "runs": len(group)} for one, group in zip(plans, groups, strict=True)]
-            print(json.dumps(chosen.to_dict() if len(runs) == 1 else {"dearest": chosen.to_dict(), "plans": found}))
-            return 0
-        if len(runs) > 1:
-            several(plans, groups)
-        show(chosen, asked.hours)
+        return answer(runs, asked)
+
+
+def answer(runs: Sequence["Run"], asked: Any) -> int:
+    """Plan the runs as they are asked for, and print what was found; the exit code."""
+    from polyhead.plan import plan
+
+    given: Any = {"devices": asked.devices, "card": asked.card, "share": asked.share}
+    given["link"] = None if asked.link is None else asked.link * 1e9
+    groups = alike(runs)
+    alone = len(groups) == 1
+    plans = [plan(group[0], search=alone, **given) for group in groups]
+    dearest = max(range(len(plans)), key=lambda i: plans[i].hours)
+    chosen = plans[0] if alone else plan(groups[dearest][0], **given)
+    if asked.json:
+        found = [{**one.to_dict(), "runs": len(group)} for one, group in zip(plans, groups, strict=True)]
+        print(json.dumps(chosen.to_dict() if len(runs) == 1 else {"dearest": chosen.to_dict(), "plans": found}))
         return 0
+    if len(runs) > 1:
+        several(plans, groups)
+    show(chosen, asked.hours)
+    return 0
 
 
 def _planning() -> Any:
