@@ -22,6 +22,7 @@ from polyhead.cli_sweep import Sweep
 from polyhead.cli_text import say
 from polyhead.cli_tune import Tune
 from polyhead.shapes import one_of
+from polyhead.train.stop import INTERRUPTED, Interrupted, Preempted, requeue
 
 KINDS = ("recipes", "figures", "tasks", "mechanisms", "impls")
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -107,6 +108,7 @@ class Eval:
 
     >>> polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f
     >>> polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f --splits compositional novel --batches 64
+    >>> polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f --checkpoint best
     """
 
     run: Folder
@@ -121,13 +123,15 @@ class Eval:
     """auto, cpu, cuda or mps."""
     deterministic: bool = False
     """Deterministic algorithms only."""
+    checkpoint: str = "newest"
+    """newest, best (on the validation split, or on the first that was evaluated), or a step that is kept."""
 
     def __call__(self) -> int:
         from polyhead.cli_text import scores
         from polyhead.train import evaluate, load_model
 
         device = _device(self.device, self.deterministic)
-        run, model = load_model(self.run, device)
+        run, model = load_model(self.run, device, self.checkpoint)
         for name in ("batches", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"eval: {name} must be at least 1 but is {getattr(self, name)}")
@@ -298,8 +302,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)
-    except KeyboardInterrupt as stop:
-        return say(str(stop) or "interrupted", 130)
+    except Interrupted as stop:
+        again = requeue() if isinstance(stop, Preempted) and arguments[0] == "resume" else ""
+        return say(f"{stop}{again}", stop.code)
+    except KeyboardInterrupt:
+        return say("interrupted", INTERRUPTED)
     except ValueError as error:
         return say(str(error), 2)
     except BrokenPipeError:  # polyhead list recipes | head -1

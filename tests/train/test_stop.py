@@ -1,0 +1,149 @@
+"""Signals: what a run says and does when it is asked to stop, alone and under Slurm."""
+
+import os
+import pathlib
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from run_folders import same
+
+from polyhead import cli
+from polyhead.train import Interrupted, run
+from polyhead.train.__main__ import main
+from polyhead.train.folder import claim, read_metrics
+from polyhead.train.stop import Preempted, Stop, requeue
+
+Tiny = Callable[..., Any]
+MINE = ("SLURM_JOB_ID", "SLURM_PROCID", "SUBMITIT_EXECUTOR", "POLYHEAD_REQUEUE")
+
+
+@pytest.fixture(autouse=True)
+def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests may run inside a Slurm job."""
+    for name in MINE:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def slurm(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[], list[str]]]:
+    """Programs that say a job's state and note what is asked of them; returns how to read those notes."""
+
+    def install(state: str = "RUNNING", job: str = "7", fails: bool = False) -> Callable[[], list[str]]:
+        place = tmp_path / "slurm"
+        place.mkdir()
+        notes = place / "notes"
+        for name, does in (("squeue", f"echo {state}"), ("scontrol", "exit 1" if fails else "true")):
+            (place / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {notes}\n{does}\n')
+            (place / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        return lambda: notes.read_text().splitlines() if notes.exists() else []
+
+    return install
+
+
+# ---------------------------------------------------------------------------------------------------------------- stop
+@pytest.mark.parametrize(
+    ("number", "environment", "kind"),
+    [
+        (signal.SIGINT, {}, Interrupted),
+        (signal.SIGTERM, {}, Interrupted),
+        (signal.SIGUSR1, {}, Preempted),
+        (signal.SIGINT, {"SLURM_JOB_ID": "7"}, Interrupted),
+        (signal.SIGTERM, {"SLURM_JOB_ID": "7"}, Preempted),
+        (signal.SIGTERM, {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3"}, Preempted),
+        (signal.SIGTERM, {"SLURM_JOB_ID": "7", "POLYHEAD_REQUEUE": "0"}, Interrupted),
+        (signal.SIGTERM, {"SLURM_JOB_ID": "7", "SUBMITIT_EXECUTOR": "slurm"}, Interrupted),
+        (signal.SIGUSR1, {"SLURM_JOB_ID": "7", "POLYHEAD_REQUEUE": "0"}, Preempted),
+    ],
+)
+def test_what_a_signal_means(number: int, environment: dict[str, str], kind: type, monkeypatch: Any):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with Stop() as stop:
+        assert not stop.asked
+        os.kill(os.getpid(), number)
+        assert stop.asked == number
+        raised = stop.interrupted("x")
+    assert type(raised) is kind
+    assert raised.code == (75 if kind is Preempted else 130)
+
+
+def test_a_second_one_stops_at_once_but_the_end_of_a_grace_period_does_not():
+    """Slurm sends SIGUSR1, a while later SIGTERM, in the end SIGKILL: a save that is going on may need all of it."""
+    before = [signal.getsignal(number) for number in Stop.signals]
+    with Stop() as stop:
+        for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+        assert stop.asked == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert [signal.getsignal(number) for number in Stop.signals] == before
+
+
+# -------------------------------------------------------------------------------------------------------------- requeue
+@pytest.mark.parametrize(
+    ("given", "environment", "said", "asked"),
+    [
+        ({}, {}, "; job 7 is queued again", ["squeue --noheader --jobs 7 --format %T", "scontrol requeue 7"]),
+        ({"state": "COMPLETING"}, {}, "; job 7 is completing, so it is not queued again", ["squeue"]),
+        ({"state": ""}, {}, "; job 7 is gone, so it is not queued again", ["squeue"]),
+        ({"fails": True}, {}, "; job 7 could not be queued again", ["squeue", "scontrol"]),
+        ({}, {"SLURM_PROCID": "1"}, "", []),
+        ({}, {"POLYHEAD_REQUEUE": "0"}, "", []),
+        ({}, {"SUBMITIT_EXECUTOR": "slurm"}, "", []),
+    ],
+)
+def test_who_asks_to_be_queued_again(
+    slurm: Any, monkeypatch: Any, given: dict[str, Any], environment: dict[str, str], said: str, asked: list[str]
+):
+    notes = slurm(**given)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert requeue() == said
+    assert len(notes()) == len(asked)
+    assert all(note.startswith(wanted) for note, wanted in zip(notes(), asked, strict=True))
+
+
+def test_outside_slurm_nobody_is_asked(monkeypatch: pytest.MonkeyPatch):
+    assert requeue() == ""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("PATH", "")
+    assert requeue() == "; job 7 could not be queued again"
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_preempted_worker_saves_asks_and_goes_on(
+    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, at_step: Any, slurm: Any, capsys: Any, number: int
+):
+    folder = tmp_path / "run"
+    with claim(tiny(folder), folder):
+        pass
+    notes = slurm()
+    at_step(7, lambda: os.kill(os.getpid(), number))
+    assert main([str(folder), "--quiet"]) == 75
+    said = f"polyhead: stopped and saved at step 8; go on with: polyhead resume {folder}; job 7 is queued again\n"
+    assert capsys.readouterr().err == said
+    assert notes()[-1] == "scontrol requeue 7"
+    assert read_metrics(folder)[-1]["step"] == 8
+    assert main([str(folder), "--quiet"]) == 0
+    same(folder, whole)
+
+
+def test_the_command_line_has_the_same_codes(tiny: Tiny, tmp_path: pathlib.Path, at_step: Any, slurm: Any, capsys: Any):
+    folder = tmp_path / "run"
+    with claim(tiny(folder), folder):
+        pass
+    notes = slurm()
+    for step, number, code in ((1, signal.SIGINT, 130), (3, signal.SIGUSR1, 75)):
+        at_step(step, lambda number=number: os.kill(os.getpid(), number))
+        assert cli.main(["resume", str(folder)]) == code
+    assert capsys.readouterr().err.endswith("; job 7 is queued again\n")
+    assert len(notes()) == 2
+
+
+def test_a_signal_at_the_last_step_is_a_finished_run(tiny: Tiny, tmp_path: pathlib.Path, at_step: Any):
+    at_step(11, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    assert run(tiny(tmp_path), progress=False).steps == 12
