@@ -50,8 +50,8 @@ def _refusal(x: Inputs) -> str | None:
 
 
 IMPLS = {
-    "sdpa": Impl(sdpa.forward, _refusal, sdpa.worth),
     "blocked": blocked(reference, _rows),
+    "sdpa": Impl(sdpa.forward, _refusal, sdpa.worth),
     "reference": Impl(reference),
 }
 

@@ -133,15 +133,16 @@ def visible(x: Inputs) -> jax.Array | None:
     The last query is aligned with the last key.  Within a `window`, keys are less than so many places away.
     """
     t, s = x.lengths
-    place, key = np.arange(s - t, s)[:, None], np.arange(s)
+    # Made where they are read: from NumPy they would be constants of t x s numbers in the program.
+    place, key = (s - t + jnp.arange(t, dtype=jnp.int32))[:, None], jnp.arange(s, dtype=jnp.int32)
     limits: list[Any] = [key <= place] if x.causal else []
     if x.window is not None:
-        limits.append(np.abs(place - key) < x.window)
+        limits.append(jnp.abs(place - key) < x.window)
     if x.cu_seqlens is not None:
         number = sequence_of(x.cu_seqlens, t)
         limits.append(number[:, None] == number)
     limits += [] if x.mask is None else [x.mask]
-    return jnp.asarray(functools.reduce(jnp.logical_and, limits)) if limits else None
+    return functools.reduce(jnp.logical_and, limits) if limits else None
 
 
 def drop(code: jax.Array, keep: jax.Array | None) -> jax.Array:

@@ -29,8 +29,8 @@ def _rows(x: Inputs) -> dict[str, Logits]:
 
 
 IMPLS = {
-    "sdpa": Impl(sdpa.forward, sdpa.refusal, sdpa.worth),
     "blocked": blocked(reference, _rows),
+    "sdpa": Impl(sdpa.forward, sdpa.refusal, sdpa.worth),
     "reference": Impl(reference),
 }
 
