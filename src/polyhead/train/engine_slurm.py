@@ -208,6 +208,7 @@ class Task:
         """submitit calls this in its handler of SIGUSR2, and queues the job again with what comes back."""
         from submitit.helpers import DelayedSubmission
 
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a second one would end the worker before it has saved
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.worker, signal.SIGUSR1)
             os.waitpid(self.worker, 0)

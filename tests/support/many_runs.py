@@ -1,0 +1,64 @@
+"""Twenty-four small runs, what they give when nothing disturbs them, and who works on which now."""
+
+import pathlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import polyhead as ph
+from polyhead.train.folder import LOCK, claimed_by, read_metrics
+
+STEPS = 300
+
+
+def many_runs() -> list[Any]:
+    """A grid of seeds and learning rates; a run takes about a second, and saves itself twenty times."""
+    task = ph.tasks.FuzzyLogic(length=6)
+    model = ph.TransformerConfig(*task.ends, dim=8, layers=1, heads=(ph.Hyla(2),), max_length=6, dropout=0.1)
+    often: Any = {"log_every": 10, "save_every": 15, "eval_every": 100, "eval_batches": 1}
+    trains = [ph.Train(steps=STEPS, batch_size=2, warmup=1, lr=lr, **often) for lr in (1e-3, 3e-3, 1e-2)]
+    where: Any = {"device": "cpu", "threads": 1}
+    return [
+        ph.Run(name="small", task=task, model=model, train=train, seed=seed, **where)
+        for seed in range(8)
+        for train in trains
+    ]
+
+
+def working(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Runs that a worker has in its hands, past their second checkpoint and far from their end."""
+    found = [lock.parent for lock in folder.glob(f"*/{LOCK}")]
+    found = [place for place in found if not (place / "result.json").exists() and claimed_by(place) is not None]
+    return [place for place in found if 30 <= last_step(place) <= STEPS // 2]
+
+
+def last_step(place: pathlib.Path) -> int:
+    return max((row["step"] for row in read_metrics(place)), default=0)
+
+
+def process(place: pathlib.Path) -> int:
+    """The worker of a run."""
+    return int((place / LOCK).read_text().split()[1])
+
+
+def check_all(runs: Sequence[Any], outcomes: Sequence[Any], folder: pathlib.Path, plain: pathlib.Path) -> None:
+    """All results, none twice, the numbers those of runs that nobody disturbed."""
+    failures = [outcome for outcome in outcomes if not isinstance(outcome, ph.train.Result)]
+    assert not failures
+    places = [folder / f"{run.name}-{ph.digest(run)}" for run in runs]
+    assert [outcome.folder for outcome in outcomes] == places
+    assert len(set(places)) == len(runs) == len(list(folder.glob("*/result.json")))
+    assert [ph.train.read_result(place) for place in places] == list(outcomes)
+    for place in places:
+        rows = read_metrics(place)
+        told = Counter(row["step"] for row in rows if row["kind"] == "train")
+        assert told == dict.fromkeys([1, *range(10, STEPS + 1, 10)], 1)
+    for run, outcome in zip(runs, outcomes, strict=True):
+        alone = ph.train.run(replace(run, folder=str(plain / outcome.folder.name)), progress=False)
+        assert alone.scores == outcome.scores
+        assert losses(alone.folder) == losses(outcome.folder)
+
+
+def losses(place: pathlib.Path) -> list[float]:
+    return [row["loss"] for row in read_metrics(place) if row["kind"] == "train"]
