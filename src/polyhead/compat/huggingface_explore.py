@@ -27,6 +27,8 @@ def _model_type(folder: pathlib.Path) -> str | None:
 def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.Module, Any]:
     """The causal model in `folder`, in eval mode on `device`, and its tokenizer; nothing is fetched.
 
+    Weights are read from safetensors only, and no code that lies in the folder is run.
+
     ValueError: transformers is not installed, or the folder holds no such model or no tokenizer.
     """
     try:
@@ -37,8 +39,9 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.M
         _ = huggingface.PolyheadConfig  # our models, by being imported
         huggingface.register()  # models with our heads
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        how: Any = {"local_files_only": True, "trust_remote_code": False}
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **how)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **how)
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"explore: {folder} must hold a causal model and its tokenizer ({reason})") from None

@@ -41,6 +41,7 @@ CIFAR = {
 """By data: the folder in the archive, training files, test files, labels of a record (the last is the finest)."""
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".webp")
+FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")  # whatever its name: Pillow would hand PostScript to a program
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +151,7 @@ def _decode(path: pathlib.Path, size: int) -> Tensor:
     except ImportError:
         raise ValueError("Images: data='folder' needs Pillow; pip install pillow") from None
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             square = ImageOps.fit(image.convert("RGB"), (size, size), method=Image.Resampling.BILINEAR)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"Images: {path} cannot be read as an image ({' '.join(str(error).split())})") from None
