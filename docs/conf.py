@@ -23,7 +23,7 @@ myst_heading_anchors = 4
 myst_url_schemes = {"https": None, "mailto": None, "site": "{{path}}"}
 suppress_warnings = ["myst.header"]  # a passage of another page may begin below its heading
 
-default_role = "code"
+highlight_language = "text"  # of blocks that do not say
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False
 autodoc_typehints = "signature"

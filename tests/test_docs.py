@@ -182,6 +182,17 @@ def test_links_lead_somewhere(path):
             assert anchor in {slug(h) for h in re.findall(r"^#+ (.*)", there.read_text(), re.M)}, target
 
 
+def test_every_page_is_in_the_menu_of_the_site():
+    listed = set()
+    for path in PAGES:
+        for body in re.findall(r"^```{toctree}\n(.*?)^```", path.read_text(), re.M | re.S):
+            entries = [line.strip() for line in body.splitlines() if line.strip() and not line.startswith(":")]
+            names = [re.sub(r".*<(.+)>", r"\1", entry) for entry in entries]
+            listed |= {(path.parent / f"{name}.md").resolve() for name in names}
+    assert set(PAGES) - listed == {ROOT / "docs" / "index.md"}
+    assert {page.with_suffix(".py") for page in listed - set(PAGES)} <= {ROOT / "docs" / "tutorial.py"}
+
+
 def test_results_and_figure_come_from_one_run():
     """Both are placeholders until the demo has been run for the README, and neither afterwards."""
     figure = ROOT / re.search(r"!\[[^]]+\]\(([^)]+)\)", read("README.md"))[1]
