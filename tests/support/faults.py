@@ -15,6 +15,7 @@ Everything random is drawn from a seeded generator of the caller.
 
 import contextlib
 import ctypes
+import io
 import json
 import os
 import pathlib
@@ -47,9 +48,7 @@ class Zygote:
         return self
 
     def __exit__(self, *error: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+        self.process.communicate()  # it ends with what it reads
 
     def live(self, order: Order, fault: Order | None = None) -> Order:
         """One life: its exit `code` (below 0: the signal), all it `said`, `moment` (where it was killed), `seconds`."""
@@ -133,6 +132,7 @@ def _warm() -> None:
     import torch
 
     import polyhead as ph
+    import polyhead.cli
     import polyhead.train.__main__
     import polyhead.train.population
     import polyhead.train.sweep
@@ -145,6 +145,8 @@ def _warm() -> None:
     train = ph.Train(steps=1, batch_size=2, eval_batches=1)
     with tempfile.TemporaryDirectory() as folder:
         ph.train.run(ph.Run(task=task, model=model, train=train, folder=folder, device="cpu"), progress=False)
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert polyhead.cli.main(["eval", folder, "--batches", "1", "--batch-size", "2", "--device", "cpu"]) == 0
 
 
 def _life(order: Order) -> Order:

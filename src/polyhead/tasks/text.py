@@ -217,11 +217,14 @@ class Text(Task):
         }
         record = root / text_tokens.RECORD
         if record.exists():
-            before = json.loads(record.read_bytes())
-            for what, then, now in (
-                ("text", before["fingerprint"], about["fingerprint"]),
-                ("tokenizer", before["tokenizer"]["digest"], about["tokenizer"]["digest"]),
-            ):
+            try:
+                before = json.loads(record.read_bytes())
+                known = before["fingerprint"], before["tokenizer"]["digest"]
+            except (ValueError, RecursionError, KeyError, TypeError) as error:
+                way_on = "delete it if the text is the same as before"
+                raise ValueError(f"Text: {record} cannot be read ({' '.join(str(error).split())}); {way_on}") from None
+            mine = about["fingerprint"], about["tokenizer"]["digest"]
+            for what, then, now in zip(("text", "tokenizer"), known, mine, strict=True):
                 if then != now:
                     raise ValueError(f"Text: {root} was begun with another {what} of {self.data} ({then}, not {now})")
         write(root / text_tokens.FILE, corpus.codec.to_json().encode())

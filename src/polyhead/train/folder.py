@@ -201,26 +201,33 @@ def clear(folder: pathlib.Path) -> None:
 
 
 class Metrics:
-    """The rows of metrics.jsonl, each with its checksum.  Opening keeps what `keep` wants, without damaged rows."""
+    """The rows of metrics.jsonl, each with its checksum.  Opening keeps what `keep` wants, without damaged rows, and
+    says so if that is less than the `wanted` rows that a checkpoint vouches for."""
 
     def __init__(
         self,
         folder: pathlib.Path,
         keep: Callable[[dict[str, Any]], bool],
         patience: Callable[[Callable[[], None]], None] = lambda write: write(),
+        wanted: int = 0,
     ) -> None:
-        self.path, self.patience = folder / METRICS, patience
-        text = b"".join(_line(row) for row in read_metrics(folder) if keep(row))
+        self.path, self.patience, self.keep = folder / METRICS, patience, keep
+        kept = kept_rows(folder, keep, wanted)
+        text = b"".join(map(_line, kept))
         write(self.path, text)
+        self.count = len(kept)
         self.size = len(text)
         self.file: io.FileIO | None = None
 
     def add(self, row: dict[str, Any]) -> None:
         """Append a row.  Raises OSError for a disk that `patience` does not wait for."""
         self.patience(lambda: self._try(lambda file: self._append(file, _line(row))))
+        self.count += self.keep(row)
 
-    def sync(self) -> None:
+    def sync(self) -> int:
+        """How many rows, of those that stay when the run goes on, are safely on the disk now."""
         self.patience(lambda: self._try(lambda file: os.fsync(file.fileno())))
+        return self.count
 
     def close(self) -> None:
         if self.file is not None:
@@ -254,6 +261,19 @@ class Metrics:
         if file.write(line) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.size += len(line)
+
+
+def kept_rows(folder: pathlib.Path, keep: Callable[[dict[str, Any]], bool], wanted: int) -> list[dict[str, Any]]:
+    """The rows so far that `keep` wants; a line is said if there should be `wanted`."""
+    kept = [row for row in read_metrics(folder) if keep(row)]
+    if (lost := wanted - len(kept)) > 0:
+        tell(f"{folder / METRICS}: {lost} of {wanted} rows are lost or damaged; curves have a gap there, nothing else")
+    return kept
+
+
+def is_past(row: dict[str, Any], step: int, steps: int) -> bool:
+    """Rows that stay when a run of `steps` goes on at `step`: all but a final evaluation, which is done again."""
+    return row["step"] <= step and not (row["kind"] == "eval" and row["step"] == steps)
 
 
 def _line(row: dict[str, Any]) -> bytes:

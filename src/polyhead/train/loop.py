@@ -22,7 +22,7 @@ from polyhead.models.transformer import Transformer
 from polyhead.train import optimiser, parallel
 from polyhead.train.disk import Patience
 from polyhead.train.evaluation import answers, evaluate, parts
-from polyhead.train.folder import CONFIG, Metrics, Result, environment, write_result
+from polyhead.train.folder import CONFIG, Metrics, Result, environment, is_past, write_result
 from polyhead.train.progress import Progress
 from polyhead.train.saving import Saver
 from polyhead.train.stop import Stop
@@ -60,7 +60,7 @@ class Loop:
             self.model.compile()
         self.call = parallel.called(self.model, self.world, config.parallel)
         first, metric = self.world.first, config.task.metric
-        self.metrics = Rows(config, Metrics(folder, self._is_past, self.patience)) if first else None
+        self.metrics = Rows(config, Metrics(folder, self._is_past, self.patience, self.saver.rows)) if first else None
         shown = progress and first
         self.progress = Progress(config.name, metric, start=self.step, steps=self.train.steps, enabled=shown)
         self.throughput = Throughput(config, self.model, device, self.world.size)
@@ -185,13 +185,12 @@ class Loop:
     def _save(self) -> None:
         began = time.perf_counter()
         if self.metrics is not None:
-            self.metrics.sync()  # rows before the checkpoint that vouches for them
+            self.saver.rows = self.metrics.sync()  # rows before the checkpoint that vouches for them
         self.saver.save(self.step, self._elapsed())
         self.ticked += time.perf_counter() - began
 
     def _is_past(self, row: dict[str, Any]) -> bool:
-        """Rows that stay when the run goes on: up to the checkpoint, except a final evaluation, which is done again."""
-        return row["step"] <= self.step and not (row["kind"] == "eval" and row["step"] == self.train.steps)
+        return is_past(row, self.step, self.train.steps)
 
     def _elapsed(self) -> float:
         return self.seconds + time.perf_counter() - self.started

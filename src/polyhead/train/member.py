@@ -10,7 +10,7 @@ from polyhead.config import Run
 from polyhead.train.checkpoint import read_checkpoint
 from polyhead.train.disk import Patience
 from polyhead.train.files import Damaged, set_aside
-from polyhead.train.folder import RESULT, Metrics
+from polyhead.train.folder import RESULT, Metrics, is_past
 from polyhead.train.saving import Rating, drop, last_whole
 
 
@@ -36,20 +36,20 @@ class Member:
         self.config, self.folder, self.digest = config, folder, configs.digest(config)
         self.patience = patience
         self.tensors: dict[str, torch.Tensor] | None = None
-        self.step, self.seconds = 0, 0.0
+        self.step, self.seconds, rows = 0, 0.0, 0
         self.scores: dict[str, dict[str, float]] = {}
         if (folder / RESULT).exists():  # one that can be read would not be trained
             set_aside(folder / RESULT, f"{folder / RESULT} is damaged")
         if (found := recover(config, folder)) is not None:
             self.tensors, metadata = found
             self.step, self.seconds = metadata["step"], metadata["seconds"]
+            rows = metadata.get("rows", 0)
         self.saved = self.step
         self.rating = Rating(config, folder, self.digest)
-        self.metrics = Metrics(folder, self._is_past, patience)
+        self.metrics = Metrics(folder, self._is_past, patience, rows)
 
     def _is_past(self, row: dict[str, Any]) -> bool:
-        """As in the trainer: a final evaluation is done again."""
-        return row["step"] <= self.step and not (row["kind"] == "eval" and row["step"] == self.config.train.steps)
+        return is_past(row, self.step, self.config.train.steps)
 
     def add(self, row: dict[str, Any]) -> None:
         self.metrics.add({**row, "seconds": self.seconds})

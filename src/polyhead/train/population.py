@@ -283,11 +283,11 @@ class _Population:
         self._drop({i: "parameters of {} are not finite" for i, fine in enumerate(whole) if not fine})
         self._charge()
         for i, member in enumerate(self.members):
-            member.metrics.sync()  # rows before the checkpoint that vouches for them
+            rows = member.metrics.sync()  # rows before the checkpoint that vouches for them
             model, adamw = self._alone(i, member)
             score, best = member.rating.at(self.step)
             metadata = {"digest": member.digest, "step": self.step, "seconds": member.seconds}
-            metadata |= {"score": score, "scaler": {}}
+            metadata |= {"score": score, "scaler": {}, "rows": rows}
             how: Any = {"keep": self.train.keep, "best": best, "patience": member.patience}
             save_checkpoint(member.folder, model, adamw, metadata, **how)
             member.rating.kept(self.step)

@@ -152,8 +152,8 @@ class Rows:
         for thread in self.threads:
             thread.put(entry)
 
-    def sync(self) -> None:
-        self.metrics.sync()
+    def sync(self) -> int:
+        return self.metrics.sync()
 
     def close(self) -> None:
         """Close the file; wait for each tracker, but not for ever."""

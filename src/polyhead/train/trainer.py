@@ -8,7 +8,18 @@ from polyhead.train.checkpoint import read_checkpoint
 from polyhead.train.checks import check, read_all
 from polyhead.train.device import process
 from polyhead.train.files import DAMAGED, Damaged, set_aside
-from polyhead.train.folder import CHECKPOINT, RESULT, Result, claim, clear, folder_of, read_result, saves
+from polyhead.train.folder import (
+    CHECKPOINT,
+    RESULT,
+    Result,
+    claim,
+    clear,
+    folder_of,
+    is_past,
+    kept_rows,
+    read_result,
+    saves,
+)
 from polyhead.train.loop import Loop
 from polyhead.train.stop import Stop
 from polyhead.train.world import World
@@ -64,7 +75,9 @@ def _done(config: Run, folder: pathlib.Path, resume: bool) -> Result | None:
         return None
     if result is not None and resume and (folder / CHECKPOINT).exists():
         try:
-            read_checkpoint(folder, digest(config))
+            metadata = read_checkpoint(folder, digest(config))[1]
         except Damaged:  # what follows sets it aside
             return None
+        steps = config.train.steps
+        kept_rows(folder, lambda row: is_past(row, steps, steps), metadata.get("rows", 0))  # it says what is lost
     return result

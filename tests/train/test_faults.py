@@ -1,0 +1,89 @@
+"""A tenth of the campaign of faults (benchmarks/fault_campaign.py): runs that are killed and files that are damaged."""
+
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fault_cases import GOOD, Campaign
+from faults import DAMAGES, Zygote
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="lives are counted with Linux's /proc and prctl")
+SEED = 7
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
+    with Zygote() as zygote:
+        yield Campaign(zygote, tmp_path_factory.mktemp("faults"), SEED)
+
+
+def fine(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What came of them; the last of them must have been killed, too, or everything was over."""
+    assert [record for record in records if record["outcome"] not in GOOD] == []
+    return [record for record in records if record["outcome"] != "unharmed"]
+
+
+KILLS = [("train", 2, 5), ("tokenise", 1, 6), ("text run", 1, 5), ("sweep", 3, 2), ("population", 1, 3)]
+
+
+@pytest.mark.parametrize(("kind", "cases", "faults"), KILLS)
+def test_killed_again_and_again(campaign: Campaign, kind: str, cases: int, faults: int):
+    """In all at least 20 times, mostly inside an operation on a file."""
+    if kind in ("tokenise", "text run"):
+        pytest.importorskip("tokenizers")
+    aims = ("file", "file", "moment") if kind in ("train", "text run") else ("file",)
+    killed = [record for case in range(cases) for record in fine(campaign.kills(kind, case, faults, aims))]
+    assert len(killed) >= {"train": 8, "tokenise": 4, "text run": 3, "sweep": 3, "population": 2}[kind]
+    assert all(record["moment"] for record in killed)
+
+
+STOPPED = {
+    "run/checkpoint.safetensors": "truncated",
+    "run/metrics.jsonl": "emptied",
+    "run/config.json": "flipped",
+    "run/best.safetensors": "zeroed",
+}
+FINISHED = {
+    "run/result.json": "flipped",
+    "run/checkpoint.safetensors": "zeroed",
+    "run/metrics.jsonl": "missing",
+    "run/config.json": "truncated",
+}
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_every_file_is_damaged_once(campaign: Campaign, finished: bool):
+    cases = FINISHED if finished else STOPPED
+    found = {name: campaign.damaged("train", 0, name, how, finished=finished) for name, how in cases.items()}
+    fine(list(found.values()))
+    assert all("file" in record for record in found.values()), "they were there"
+    assert found["run/metrics.jsonl"]["outcome"] == "told"
+    assert found["run/config.json"]["outcome"] == "refused"
+    assert set(DAMAGES) == {*STOPPED.values(), *FINISHED.values()}
+
+
+def test_what_is_left_of_a_text_run_is_damaged(campaign: Campaign):
+    pytest.importorskip("tokenizers")
+    fine([campaign.damaged("text run", 0, "run/tokenizer.json", "truncated", finished=True)])
+    assert (
+        fine([campaign.damaged("text run", 0, "run/data.json", "emptied", finished=False)])[0]["outcome"] == "refused"
+    )
+
+
+def test_the_campaign_sees_what_is_wrong(campaign: Campaign, tmp_path: pathlib.Path):
+    """Two facts that differ in one row, one score, one bit."""
+    from faults import difference
+
+    wanted = campaign.undisturbed("train").facts["run"]
+    rows = wanted["rows"]
+    assert difference(wanted, wanted) is None
+    assert difference({**wanted, "rows": rows[:-1]}, wanted) == "1 rows of metrics are missing"
+    assert difference({**wanted, "rows": [*rows, rows[-1]]}, wanted) == "1 rows of metrics occur twice"
+    assert difference({**wanted, "rows": rows[::-1]}, wanted) == "rows of metrics differ in order"
+    assert difference({**wanted, "rows": [{**rows[0], "loss": 1.0}, *rows[1:]]}, wanted) == "numbers in metrics differ"
+    assert difference({**wanted, "scores": {}}, wanted) == "scores differ"
+    name, text = next(iter(wanted["tensors"].items()))
+    flipped = f"{int(text[0], 16) ^ 1:x}{text[1:]}"
+    assert difference({**wanted, "tensors": {**wanted["tensors"], name: flipped}}, wanted) == "tensors differ"
