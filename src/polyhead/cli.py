@@ -303,8 +303,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except Interrupted as stop:
-        again = requeue() if isinstance(stop, Preempted) and arguments[0] == "resume" else ""
-        return say(f"{stop}{again}", stop.code)
+        goes_on = arguments[0] in ("resume", "sweep") and "--again" not in arguments  # the same command, as it is
+        code = say(str(stop), stop.code)
+        again = requeue() if isinstance(stop, Preempted) and goes_on else ""
+        return say(again, code) if again else code
     except KeyboardInterrupt:
         return say("interrupted", INTERRUPTED)
     except ValueError as error:

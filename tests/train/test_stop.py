@@ -87,10 +87,10 @@ def test_a_second_one_stops_at_once_but_the_end_of_a_grace_period_does_not():
 @pytest.mark.parametrize(
     ("given", "environment", "said", "asked"),
     [
-        ({}, {}, "; job 7 is queued again", ["squeue --noheader --jobs 7 --format %T", "scontrol requeue 7"]),
-        ({"state": "COMPLETING"}, {}, "; job 7 is completing, so it is not queued again", ["squeue"]),
-        ({"state": ""}, {}, "; job 7 is gone, so it is not queued again", ["squeue"]),
-        ({"fails": True}, {}, "; job 7 could not be queued again", ["squeue", "scontrol"]),
+        ({}, {}, "job 7 is queued again", ["squeue --noheader --jobs 7 --format %T", "scontrol requeue 7"]),
+        ({"state": "COMPLETING"}, {}, "job 7 is completing, so it is not queued again", ["squeue"]),
+        ({"state": ""}, {}, "job 7 is gone, so it is not queued again", ["squeue"]),
+        ({"fails": True}, {}, "job 7 could not be queued again", ["squeue", "scontrol"]),
         ({}, {"SLURM_PROCID": "1"}, "", []),
         ({}, {"POLYHEAD_REQUEUE": "0"}, "", []),
         ({}, {"SUBMITIT_EXECUTOR": "slurm"}, "", []),
@@ -111,7 +111,7 @@ def test_outside_slurm_nobody_is_asked(monkeypatch: pytest.MonkeyPatch):
     assert requeue() == ""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("PATH", "")
-    assert requeue() == "; job 7 could not be queued again"
+    assert requeue() == "job 7 could not be queued again"
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
@@ -124,8 +124,8 @@ def test_a_preempted_worker_saves_asks_and_goes_on(
     notes = slurm()
     at_step(7, lambda: os.kill(os.getpid(), number))
     assert main([str(folder), "--quiet"]) == 75
-    said = f"polyhead: stopped and saved at step 8; go on with: polyhead resume {folder}; job 7 is queued again\n"
-    assert capsys.readouterr().err == said
+    said = f"polyhead: stopped and saved at step 8; go on with: polyhead resume {folder}"
+    assert capsys.readouterr().err.splitlines() == [said, "polyhead: job 7 is queued again"]
     assert notes()[-1] == "scontrol requeue 7"
     assert read_metrics(folder)[-1]["step"] == 8
     assert main([str(folder), "--quiet"]) == 0
@@ -140,7 +140,7 @@ def test_the_command_line_has_the_same_codes(tiny: Tiny, tmp_path: pathlib.Path,
     for step, number, code in ((1, signal.SIGINT, 130), (3, signal.SIGUSR1, 75)):
         at_step(step, lambda number=number: os.kill(os.getpid(), number))
         assert cli.main(["resume", str(folder)]) == code
-    assert capsys.readouterr().err.endswith("; job 7 is queued again\n")
+    assert capsys.readouterr().err.endswith("\npolyhead: job 7 is queued again\n")
     assert len(notes()) == 2
 
 

@@ -27,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = read_config(asked.config)
         run(config, progress=not asked.quiet, resume=True)
     except Preempted as stop:
-        return _say(f"{stop}{requeue()}", stop.code)
+        _tell(str(stop))
+        _tell(requeue())  # which may be the end of this process
+        return leave(stop.code)
     except Interrupted as stop:
         return _say(str(stop), stop.code)
     except KeyboardInterrupt:
@@ -42,9 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say(text: str, code: int) -> int:
-    if speaks():
-        print(f"polyhead: {text}", file=sys.stderr)
+    _tell(text)
     return leave(code)
+
+
+def _tell(text: str) -> None:
+    if text and speaks():
+        print(f"polyhead: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

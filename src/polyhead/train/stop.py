@@ -76,6 +76,8 @@ def slurm_job() -> str | None:
 def requeue() -> str:
     """Ask Slurm to queue this batch job again, and what came of it in words; nothing outside a batch job.
 
+    Slurm then ends the job at once, so whatever is to be said must have been said.
+
     Only a job that is still running asks: one that was cancelled stays so, and one that Slurm itself queues again needs
     nobody.
     """
@@ -85,10 +87,10 @@ def requeue() -> str:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         state = _ask_slurm("squeue", "--noheader", "--jobs", job, "--format", "%T")
         if state != "RUNNING":
-            return f"; job {job} is {state.lower() or 'gone'}, so it is not queued again"
+            return f"job {job} is {state.lower() or 'gone'}, so it is not queued again"
         _ask_slurm("scontrol", "requeue", job)
-        return f"; job {job} is queued again"
-    return f"; job {job} could not be queued again"
+        return f"job {job} is queued again"
+    return f"job {job} could not be queued again"
 
 
 def _ask_slurm(*command: str) -> str:
