@@ -56,7 +56,7 @@ def _run(name: str, folder: object, task: Any, model: Any, train: dict[str, Any]
         "keep": 9,
         **train,
     }
-    how |= {"eval_batches": 2, "log_every": 1, "eval_every": 25, "save_every": 20}
+    how |= {"eval_batches": 2, "log_every": 5, "eval_every": 25, "save_every": 20}
     settings = ph.Train(**how)
     here: dict[str, Any] = {"device": "cpu", "threads": 1, "folder": str(folder)}
     return dataclasses.replace(ph.Run(task=task, model=model, name=name, train=settings, seed=7, **here), **changes)
@@ -68,13 +68,13 @@ RUNS = {"fuzzy": fuzzy, "text": text}
 def main(root: str, *cases: str) -> int:
     """A case is KIND-HOW (a run in ROOT/KIND-HOW), `resume:NAME` (the run that lies in ROOT/NAME), or `evaluate`.
 
-    `stop:NAME` and `kill:NAME`, the last of all, send such a signal to the last process at its eighth batch.
+    `stop:NAME` and `kill:NAME`, the last of all, send such a signal to the last process at its 28th or 8th batch.
     """
     if cases[-1].startswith(("stop:", "kill:")):
         way, name = cases[-1].split(":")
         train(pathlib.Path(root), *cases[:-1])
         fuzzy_to(pathlib.Path(root) / name)
-        signal_at(7, {"stop": signal.SIGTERM, "kill": signal.SIGKILL}[way])
+        signal_at(*{"stop": (27, signal.SIGTERM), "kill": (7, signal.SIGKILL)}[way])
         return worker([str(pathlib.Path(root) / name / "config.json"), "--quiet"])
     train(pathlib.Path(root), *cases)
     return 0

@@ -58,22 +58,21 @@ def one(root: pathlib.Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def two(root: pathlib.Path, one: dict[str, Any]) -> "subprocess.CompletedProcess[str]":
+    part(root, "fuzzy-one", "stopped-sharded", "checkpoint-00000020.safetensors")
     return start(2, root, "fuzzy-data", "fuzzy-sharded", "text-sharded", "evaluate", "stop:stopped-sharded")
 
 
 @pytest.fixture(scope="module")
 def three(root: pathlib.Path, two: object) -> "subprocess.CompletedProcess[str]":
-    part(root, "fuzzy-data", "fuzzy-sharded-on", "checkpoint-00000020.safetensors")
-    part(root, "text-sharded", "text-sharded-on", "checkpoint-00000020.sharded")
+    part(root, "fuzzy-sharded", "fuzzy-sharded-on", "checkpoint-00000020.sharded")
     part(root, "text-sharded", "text-data-on", "checkpoint-00000020.sharded")
-    resumed = [f"resume:{name}" for name in ("fuzzy-sharded-on", "text-sharded-on", "text-data-on")]
-    return start(3, root, *resumed, "evaluate", "kill:killed-data")
+    return start(3, root, "resume:fuzzy-sharded-on", "resume:text-data-on", "evaluate", "kill:killed-data")
 
 
 def same(root: pathlib.Path, name: str) -> None:
     """Every figure of every row is that of one process."""
     wanted, found = (read_metrics(root / folder) for folder in (f"{name.partition('-')[0]}-one", name))
-    assert len(found) == len(wanted) > 50
+    assert len(found) == len(wanted) > 11
     for mine, theirs in zip(found, wanted, strict=True):
         assert mine.keys() == theirs.keys()
         for key in mine.keys() - set(CLOCK):
@@ -90,7 +89,7 @@ def test_two_processes_get_what_one_gets(root: pathlib.Path, two: object, name: 
     assert result.command.startswith("torchrun --standalone --nproc-per-node 2 -m polyhead.train ")
 
 
-@pytest.mark.parametrize("name", ["fuzzy-sharded-on", "text-sharded-on", "text-data-on"])
+@pytest.mark.parametrize("name", ["fuzzy-sharded-on", "text-data-on"])
 def test_three_go_on_where_two_stopped(root: pathlib.Path, three: object, name: str):
     same(root, name)
 
@@ -99,6 +98,14 @@ def test_one_goes_on_where_two_stopped(root: pathlib.Path, two: object):
     part(root, "fuzzy-sharded", "fuzzy-alone", "checkpoint-00000020.sharded")
     run(devices.fuzzy(root / "fuzzy-alone"), progress=False, resume=True)
     same(root, "fuzzy-alone")
+
+
+def test_parts_go_on_where_one_stopped(root: pathlib.Path, two: object):
+    """From a checkpoint of one file; until a signal stops them."""
+    found, wanted = (read_metrics(root / name) for name in ("stopped-sharded", "fuzzy-one"))
+    rows = [{row["step"]: row["loss"] for row in some if row["kind"] == "train"} for some in (found, wanted)]
+    assert list(rows[0]) == [1, 5, 10, 15, 20, 25]
+    assert rows[0] == pytest.approx({step: rows[1][step] for step in rows[0]}, abs=ACROSS)
 
 
 def test_a_sharded_run_ends_as_any_other(root: pathlib.Path, two: object):
@@ -124,7 +131,7 @@ def test_evaluation_is_that_of_one(root: pathlib.Path, one: Any, three: object, 
 def test_a_signal_to_one_stops_all_at_the_same_step(root: pathlib.Path, two: "subprocess.CompletedProcess[str]"):
     (folder,) = (root / "stopped-sharded").glob("checkpoint-*.sharded")
     step = int(folder.stem.removeprefix("checkpoint-"))
-    assert step in (8, 9)  # told in the eighth step, heard by all a step later
+    assert step in (28, 29)  # told in the 28th step, heard by all a step later
     assert len(list(folder.glob("shard-*"))) == 2
     told = [line for line in two.stderr.splitlines() if line.startswith("polyhead: ")]
     way_on = f"polyhead resume {root / 'stopped-sharded'} --devices 2"
@@ -133,11 +140,11 @@ def test_a_signal_to_one_stops_all_at_the_same_step(root: pathlib.Path, two: "su
 
 
 def test_a_killed_process_ends_the_others(root: pathlib.Path, three: "subprocess.CompletedProcess[str]"):
-    """Within the time limit of the launch, without words of their own."""
+    """Without words of their own; the time limit of the launch sees to it that they do not hang."""
     assert "exitcode  : -9" in three.stderr
     assert "polyhead: " not in three.stderr
     assert three.returncode == 1
-    assert [row["step"] for row in read_metrics(root / "killed-data")] == list(range(1, 8))
+    assert [row["step"] for row in read_metrics(root / "killed-data")] == [1, 5]
     assert not (root / "killed-data" / "result.json").exists()
 
 

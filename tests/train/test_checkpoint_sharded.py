@@ -1,0 +1,212 @@
+"""Checkpoints of parts: what lies on the disk, that it is read back or refused, and that nothing in it is unpickled.
+
+One process here, whose part is all; two and three of them in test_devices.py.
+"""
+
+import dataclasses
+import json
+import pathlib
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+
+import polyhead as ph
+from polyhead.models.build import build
+from polyhead.train import optimiser
+from polyhead.train.checkpoint_sharded import INDEX, read_index, restore_sharded, save_sharded
+from polyhead.train.evaluation import answers
+from polyhead.train.files import Damaged, seal
+from polyhead.train.parallel import is_part
+
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view")  # see parallel.placed
+METADATA = {"digest": "d" * 12, "step": 5, "seconds": 1.5, "scaler": {}, "score": None}
+
+
+class Bomb:
+    """Unpickled, it would leave a file."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return pathlib.Path.touch, (self.path,)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def trained(config: Any, steps: int = 2, sharded: bool = False) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(steps)
+    model = build(config.model)
+    if sharded:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    found = optimiser.build(model, config.train)
+    for i in range(steps):
+        batch = config.task.batch("train", 4, seed=0, step=i)
+        config.task.loss(answers(model, config.task, batch), batch).backward()
+        found.param_groups[0]["lr"] = 1e-3
+        found.step()
+        found.zero_grad()
+    return model, found
+
+
+def values(model: torch.nn.Module, found: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    kept = {name: value.detach() for name, value in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        kept |= {f"{name}/{key}": value for key, value in found.state[parameter].items()}
+    return {name: value.full_tensor() if is_part(value) else value for name, value in kept.items()}
+
+
+@pytest.fixture
+def saved(tiny: Any, tmp_path: pathlib.Path, group: None) -> tuple[pathlib.Path, Any, dict[str, torch.Tensor]]:
+    config = tiny(tmp_path, dropout=0.0, residual_dropout=0.0)
+    model, found = trained(config, sharded=True)
+    assert all(is_part(p) for p in model.parameters())
+    save_sharded(tmp_path, model, found, METADATA, keep=2)
+    return tmp_path / "checkpoint-00000005.sharded", config, values(model, found)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_model_whole_or_sharded_is_filled(saved: Any, sharded: bool):
+    path, config, wanted = saved
+    model, found = trained(config, steps=0, sharded=sharded)
+    assert restore_sharded(path, "d" * 12, model, found) == {"format": 1, **METADATA}
+    read = values(model, found)
+    assert read.keys() == wanted.keys()
+    assert all(torch.equal(read[name], wanted[name]) for name in wanted)
+
+
+def test_what_lies_on_the_disk(saved: Any):
+    path, _, wanted = saved
+    assert sorted(file.name for file in path.iterdir()) == [INDEX, "shard-00000.safetensors"]
+    assert not list(path.parent.glob("*.partial"))
+    index = read_index(path)
+    entry = index["tensors"]["model/blocks.0.norm1.weight"]
+    (chunk,) = entry["chunks"]
+    assert (entry["shape"], entry["dtype"], chunk["offset"], chunk["shape"]) == ([16], "float32", [0], [16])
+    assert len(index["tensors"]) == len(wanted)
+
+
+def test_only_the_last_are_kept(saved: Any):
+    path, config, _ = saved
+    model, found = trained(config, steps=1, sharded=True)
+    for step in (6, 7):
+        save_sharded(path.parent, model, found, {**METADATA, "step": step}, keep=2)
+    save_sharded(path.parent, model, found, {**METADATA, "step": 7}, keep=2)  # once more, after going back
+    assert sorted(found.name for found in path.parent.glob("*.sharded")) == [
+        "checkpoint-00000006.sharded",
+        "checkpoint-00000007.sharded",
+    ]
+
+
+def test_another_run_version_or_model_is_refused(saved: Any, tiny: Any):
+    path, config, _ = saved
+    model, found = trained(config, steps=0)
+    with pytest.raises(ValueError, match=f"belongs to run {'d' * 12} but the folder's run is other"):
+        restore_sharded(path, "other", model, found)
+    wide, theirs = trained(tiny("unused", dim=32), steps=0)
+    with pytest.raises(ValueError, match=r"of shape \[.*\] but \[.*\] is wanted"):
+        restore_sharded(path, "d" * 12, wide, theirs)
+    deep, theirs = trained(tiny("unused", layers=3), steps=0)
+    with pytest.raises(ValueError, match=r"do not have the same parameters, first 'model/blocks\.2"):
+        restore_sharded(path, "d" * 12, deep, theirs)
+    rewrite(path, lambda index: index.update(format=2))
+    with pytest.raises(ValueError, match="has format 2 but this version reads 1"):
+        restore_sharded(path, "d" * 12, model, found)
+
+
+def rewrite(path: pathlib.Path, change: Any) -> None:
+    """The index, changed, with a fitting checksum: as somebody would who knows the format."""
+    index = json.loads((path / INDEX).read_text())
+    index.pop("seal")
+    change(index)
+    (path / INDEX).write_text(json.dumps(seal(index)))
+
+
+def entry(index: dict[str, Any]) -> dict[str, Any]:
+    return index["tensors"]["model/blocks.0.norm1.weight"]
+
+
+CHANGES = {
+    "no step": lambda index: index.pop("step"),
+    "tensors are a list": lambda index: index.update(tensors=[]),
+    "no such type": lambda index: entry(index).update(dtype="object"),
+    "a piece is missing": lambda index: entry(index).update(chunks=[]),
+    "out of bounds": lambda index: entry(index)["chunks"][0].update(offset=[8]),
+    "below 0": lambda index: entry(index)["chunks"][0].update(offset=[-1]),
+    "no numbers": lambda index: entry(index)["chunks"][0].update(shape=["x"]),
+    "elsewhere": lambda index: entry(index)["chunks"][0].update(file="../config.json"),
+    "not there": lambda index: entry(index)["chunks"][0].update(file="shard-00009.safetensors"),
+    "another checksum": lambda index: entry(index)["chunks"][0].update(checksum=1),
+    "no checksum": lambda index: entry(index)["chunks"][0].update(checksum="one"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_index_that_cannot_be_is_damaged(saved: Any, change: str):
+    path, config, _ = saved
+    rewrite(path, CHANGES[change])
+    with pytest.raises(Damaged, match=r"^checkpoint: .* is damaged \("):
+        restore_sharded(path, "d" * 12, *trained(config, steps=0))
+
+
+@pytest.mark.parametrize("file", [INDEX, "shard-00000.safetensors"])
+@pytest.mark.parametrize("fault", ["pickle", "cut", "bit", "gone", "empty"])
+def test_a_damaged_file_is_refused_and_never_unpickled(saved: Any, tmp_path: pathlib.Path, file: str, fault: str):
+    path, config, _ = saved
+    whole = bytearray((path / file).read_bytes())
+    if fault == "gone":
+        (path / file).unlink()
+    elif fault == "bit":
+        whole[-40] ^= 4
+        (path / file).write_bytes(whole)
+    else:
+        bomb = pickle.dumps(Bomb(tmp_path / "harm"))
+        (path / file).write_bytes({"pickle": bomb, "cut": whole[:-9], "empty": b""}[fault])
+    with pytest.raises(Damaged, match=r"^checkpoint: .* is damaged \("):
+        restore_sharded(path, "d" * 12, *trained(config, steps=0))
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_disk_that_fails_is_told_and_leaves_what_was(saved: Any, monkeypatch: pytest.MonkeyPatch):
+    path, config, wanted = saved
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    model, found = trained(config, steps=1, sharded=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("polyhead.train.checkpoint_sharded.write", full)
+        with pytest.raises(OSError, match="No space left") as error:
+            save_sharded(path.parent, model, found, METADATA)
+        assert error.value.errno == 28
+    assert restore_sharded(path, "d" * 12, model, found)["step"] == 5
+    assert all(torch.equal(values(model, found)[name], wanted[name]) for name in wanted)
+
+
+def test_an_unfinished_folder_is_no_checkpoint(saved: Any, tiny: Any):
+    """Killed while it was written: the run goes on from the one before."""
+    from polyhead.train.checkpoint import candidates
+
+    path, config, _ = saved
+    path.with_name("checkpoint-00000009.sharded.partial").mkdir()
+    assert candidates(path.parent) == [path]
+    model, found = trained(config, steps=1, sharded=True)
+    save_sharded(path.parent, model, found, {**METADATA, "step": 9}, keep=2)
+    assert candidates(path.parent) == [path.with_name("checkpoint-00000009.sharded"), path]
+
+
+def test_sharding_is_no_other_run(tiny: Any):
+    config = tiny("unused")
+    assert ph.config.digest(config) == ph.config.digest(dataclasses.replace(config, parallel="sharded"))
