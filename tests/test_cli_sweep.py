@@ -11,6 +11,7 @@ from polyhead.config import digest
 from polyhead.recipes import STUDIES
 from polyhead.train import Failure, read_result
 from polyhead.train.engine import Resources
+from polyhead.train.stop import Preempted
 
 
 def small(**changes):
@@ -90,6 +91,17 @@ def test_failures_make_the_exit_code(monkeypatch, asked, tmp_path, capsys):
     monkeypatch.setattr(cli_sweep, "side_by_side", lambda *_: [failure])
     assert sweep("small --seed 0,1") == 1
     assert "small failed: it broke" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "queued"), [("small --seed 0,1", True), ("small --seed 0,1 --again", False)])
+def test_a_preempted_sweep_is_queued_again(monkeypatch, asked, capsys, words, queued):
+    def stopped(*_):
+        raise Preempted("stopped and saved")
+
+    monkeypatch.setattr(cli_sweep, "side_by_side", stopped)
+    monkeypatch.setattr(cli, "requeue", lambda: "job 7 is queued again")
+    assert sweep(words) == 75
+    assert capsys.readouterr().err == "polyhead: stopped and saved\n" + "polyhead: job 7 is queued again\n" * queued
 
 
 def test_it_trains_both_ways(monkeypatch, tmp_path, capsys):
