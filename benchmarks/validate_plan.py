@@ -122,26 +122,28 @@ def kept(model: nn.Module, run: Run, batch: Any) -> float:
 
 # ----------------------------------------------------------------------------------------------------------- operations
 def counted(name: str) -> dict[str, Any]:
-    """Ours, FlopCounterMode's on the same model with plain products, and the formula's."""
+    """Ours beside FlopCounterMode's on the same model with plain products, and beside the formula's.
+
+    FlopCounterMode counts all pairs of causal attention, of which we count half: so both without causality.
+    """
     run = recipe(name)
-    reference = replace(run.transformer, heads=plain(run.transformer))
-    place = _Place(run, 1, card("this"))
-    ours = place.counted(place.sequences)
-    batch = run.task.batch("train", place.sequences, seed=run.seed, step=0)
-    model = build(reference).train()
+    full = replace(run, model=replace(run.transformer, causal=False))
+    batch = run.task.batch("train", run.train.batch_size, seed=run.seed, step=0)
+    model = build(replace(full.transformer, heads=plain(full.transformer))).train()
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        step(model, run, batch)
-    found = {
-        "what": name,
-        "causal": reference.causal,
-        "ours": ours.operations,
-        "flop_counter": counter.get_total_flops(),
-    }
-    found["over_flop_counter"] = ours.operations / counter.get_total_flops()
+        step(model, full, batch)
+    theirs, ours = counter.get_total_flops(), count_of(full).operations
+    found = {"what": name, "ours": ours, "flop_counter": theirs, "over_flop_counter": ours / theirs}
     if run.task.tail is None:  # the formula computes every position of every layer
-        found["formula"] = operations(model, run.task.length) * ours.tokens
-        found["over_formula"] = ours.operations / found["formula"]
+        own = count_of(run)
+        found["formula"] = operations(build(run.transformer), run.task.length) * own.tokens
+        found["over_formula"] = own.operations / found["formula"]
     return found
+
+
+def count_of(run: Run) -> Any:
+    place = _Place(run, 1, card("this"))
+    return place.counted(place.sequences)
 
 
 def plain(model: TransformerConfig) -> Any:
@@ -216,9 +218,12 @@ def exchanged(parallel: str) -> dict[str, Any]:
         for process in both:
             process.join()
         real = json.loads(pathlib.Path(path).read_text())
-    parameters = _Place(replace(recipe("lm-softmax"), parallel=parallel), 2, card("this")).model.parameters()
-    whole = size_of(parameters)
-    return {"parallel": parallel, "handed": real, "parameters": whole}
+    place = _Place(replace(recipe("lm-softmax"), parallel=parallel), 2, card("this"))
+    whole = size_of(place.model.parameters())
+    told = {"allreduce": whole}
+    if place.sharded:
+        told = {"allgather": round(2 * whole - place.units[0]), "reduce_scatter": whole}
+    return {"parallel": parallel, "handed": real, "estimated": told}
 
 
 def size_of(tensors: Any) -> int:

@@ -5,8 +5,8 @@
     step     sum over kernels of max(operations / peak, bytes / bandwidth) / share, on a GPU no less than the time to
              launch them; + what of the communication is not hidden; + AdamW; + drawing the batch
     data     all-reduce of the gradients: 2 (n - 1) / n of their bytes over the link, hidden behind the backward pass
-    sharded  all-gather of the parameters in each forward and each backward pass, reduce-scatter of the gradients once:
-             (n - 1) / n of their bytes each, hidden behind the pass they belong to
+    sharded  all-gather of the parameters in each forward pass, of those of blocks in each backward pass, too, and
+             reduce-scatter of the gradients once: (n - 1) / n of their bytes each, hidden behind their pass
 
 Kernels, their operations and bytes, and what lives when are counted op by op (`plan_count.py`); nothing is allocated.
 Ring collectives: Patarasuk and Yuan 2009.  The roofline: Williams et al. 2009.  Sharding: Rajbhandari et al. 2020
@@ -28,6 +28,7 @@ from polyhead.models.transformer import Transformer
 from polyhead.plan_cards import MACHINE, Card, card, quickest
 from polyhead.plan_count import Count, Kernels, count
 from polyhead.train.checks import check
+from polyhead.train.device import process
 from polyhead.train.evaluation import answers, enough
 
 SHARE = 0.5
@@ -120,10 +121,12 @@ def plan(
         raise ValueError(f"plan: devices must be at least 1 but is {devices}")
     if share is not None and not share > 0:
         raise ValueError(f"plan: share must be above 0 but is {share}")
-    check(replace(run, device="cpu"))
-    place = _Place(run, devices, _found(card), link)
-    have = place.counted(place.sequences)
-    how = _share(place, have, share)
+    here = replace(run, device="cuda" if torch.cuda.is_available() else "cpu")
+    check(here)
+    with process(here):
+        place = _Place(run, devices, _found(card), link)
+        have = place.counted(place.sequences)
+        how = _share(place, have, share)
     seconds, exact = place.seconds(have, how[0]), place.memory(have)
     step, each = seconds["step"], run.train.batch_size
     hours = (run.train.steps * step + place.evaluating(have, how[0])) / 3600
@@ -273,12 +276,13 @@ class _Place:
         found = {"forward": pieces * forward, "backward": pieces * backward}
         found["AdamW"] = self.card.seconds(0, round(passes * each), False) / share
         found["draw"] = quickest(self.draw, 3)
-        whole = have.parameters * (self.devices - 1) / self.devices / (self.link or self.card.between(self.devices))
+        reached = (self.link or self.card.between(self.devices)) * self.devices / max(1, self.devices - 1)
+        whole = have.parameters / reached if self.devices > 1 else 0.0
         if self.sharded:
-            exchange = whole * (2 * pieces + 1)
-            exposed = pieces * (max(0.0, whole - forward) + max(0.0, whole - backward)) + max(
-                0.0, whole - max(0.0, backward - whole)
-            )
+            again = whole - self.units[0] / reached  # what is no block is still there
+            scattered = max(0.0, whole - max(0.0, backward - again))
+            exchange = pieces * (whole + again) + whole
+            exposed = pieces * (max(0.0, whole - forward) + max(0.0, again - backward)) + scattered
         else:
             exchange = 2 * whole
             exposed = max(0.0, exchange - backward)
@@ -290,7 +294,7 @@ class _Place:
         return self.run.task.batch("train", train.batch_size, seed=self.run.seed, step=0)
 
     def evaluating(self, have: Count, share: float) -> float:
-        """Seconds of all evaluations: every process goes through all of them."""
+        """Seconds of all evaluations, which the devices share."""
         train = self.run.train
         times = -(-train.steps // train.eval_every)
         each = self.working(have.forward, share) * train.batch_size / self.sequences / self.devices
