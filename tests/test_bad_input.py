@@ -179,6 +179,16 @@ def test_a_damaged_checkpoint(tmp_path: pathlib.Path, capsys: Any, trained: path
     assert main([verb, str(tmp_path)]) == 0
 
 
+def test_the_best_checkpoint_can_be_evaluated(capsys: Any, trained: pathlib.Path):
+    said = []
+    for which in ("newest", "best", "2"):
+        assert main(["eval", str(trained), "--checkpoint", which, "--batches", "1"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[2] != said[0] == said[1]  # the last step is the one that was evaluated
+    line = mistake(capsys, ["eval", str(trained), "--checkpoint", "3"])
+    assert line == f"checkpoint: {trained} has none of '3' (choose from newest, best, 2, 4)"
+
+
 def test_another_runs_folder(tmp_path: pathlib.Path, capsys: Any, trained: pathlib.Path):
     path = tmp_path / "mine.json"
     save(small(trained, seed=5), path)

@@ -214,8 +214,25 @@ def test_a_finished_run_is_not_trained_again_unless_asked(tiny: Tiny, tmp_path: 
 
 def test_a_finished_run_may_lie_where_nobody_can_write(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: Any):
     first = run(tiny(tmp_path, steps=1), progress=False)
-    monkeypatch.setattr("polyhead.train.folder.write", None)
+
+    def refused(*args: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("polyhead.train.folder.write", refused)
     assert run(tiny(tmp_path, steps=1), progress=False, resume=True) == first
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"keep": 2,', ""))  # of a version that had no such field
+    assert run(tiny(tmp_path, steps=1), progress=False, resume=True) == first
+
+
+def test_another_runs_result_is_not_ours(tiny: Tiny, tmp_path: pathlib.Path):
+    for seed in (7, 8):
+        run(tiny(tmp_path / str(seed), steps=1, seed=seed), progress=False)
+    (tmp_path / "8" / "result.json").rename(tmp_path / "7" / "result.json")
+    with pytest.raises(
+        ValueError, match=r"result.json is that of run [0-9a-f]{12} but the folder's run is [0-9a-f]{12}$"
+    ):
+        run(tiny(tmp_path / "7", steps=1), progress=False)
 
 
 def test_a_folder_belongs_to_one_run(tiny: Tiny, tmp_path: pathlib.Path):

@@ -125,8 +125,12 @@ def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
             raise ValueError(f"run folder: {held}; choose another folder or delete it")
         values = {DIGEST: mine, **configs.to_dict(dataclasses.replace(config, folder=None))}
         text = json.dumps(values, indent=2) + "\n"
-        if not path.exists() or path.read_bytes() != text.encode():  # a finished run may lie where nobody can write
-            write(path, text.encode())
+        if not path.exists() or path.read_bytes() != text.encode():
+            try:
+                write(path, text.encode())
+            except OSError:
+                if not (folder / RESULT).exists():  # a finished run may lie where nobody can write
+                    raise
         yield
 
 

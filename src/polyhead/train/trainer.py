@@ -73,6 +73,8 @@ def _done(config: Run, folder: pathlib.Path, resume: bool) -> Result | None:
     except Damaged as error:
         set_aside(folder / RESULT, error)
         return None
+    if result is not None and result.digest != digest(config):
+        raise ValueError(f"{folder / RESULT} is that of run {result.digest} but the folder's run is {digest(config)}")
     if result is not None and resume and (folder / CHECKPOINT).exists():
         try:
             metadata = read_checkpoint(folder, digest(config))[1]
