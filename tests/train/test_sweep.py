@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import signal
 import sys
 import threading
 from collections import Counter
@@ -233,20 +234,25 @@ def test_a_run_that_another_process_holds_is_left_to_it(
     assert "tiny: let go by the other process" in capfd.readouterr().err
 
 
-def test_ctrl_c_says_what_the_engine_did(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 130), ("SIGHUP", 130), ("SIGUSR1", 75)])
+def test_ctrl_c_says_what_the_engine_did(
+    tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     engine = Fake({0: [0], 1: [0], 2: []})
-    codes = iter([None, KeyboardInterrupt])
+    codes = iter([False, True])
 
     def poll(job: Job) -> bool:
         if job.config.seed == 1 and next(codes):
-            raise KeyboardInterrupt
+            signal.raise_signal(getattr(signal, name))
         return plain(job)
 
     plain = Job.poll
     monkeypatch.setattr(Job, "poll", poll)
     runs = [tiny("unused", seed=seed) for seed in range(3)]
-    with pytest.raises(Interrupted, match=r"^stopped 1; 1 of 3 runs are done, the same command goes on$"):
+    with pytest.raises(Interrupted, match=r"^stopped 1; 1 of 3 runs are done, the same command goes on$") as stop:
         sweep(runs, tmp_path, engine=engine, progress=False)
+    assert stop.value.code == code
     assert engine.closed
 
 

@@ -28,7 +28,7 @@ from polyhead.train.engine_local import Local
 from polyhead.train.folder import METRICS, Held, Result, claim, claimed_by, clear, finished
 from polyhead.train.live import Screen
 from polyhead.train.progress import duration
-from polyhead.train.stop import INTERRUPTED, MISTAKE, PREEMPTED, Interrupted, Stop
+from polyhead.train.stop import INTERRUPTED, MISTAKE, PREEMPTED, Stop
 
 __all__ = ["LOG", "MEMORY", "Failure", "last_line", "prepare", "sweep"]
 
@@ -196,13 +196,14 @@ def sweep(
         held.callback(engine.close)
         at_once = engine.open(open_, pathlib.Path(folder), workers, threads) if open_ else 1
         screen = held.enter_context(Screen(jobs, at_once, enabled=progress))
-        held.enter_context(_interruptible())
+        stop = held.enter_context(_interruptible())
         try:
             _work(jobs, engine, at_once, screen)
         except KeyboardInterrupt:
             done = sum(isinstance(job.outcome, Result) for job in jobs)
             became = engine.stop([job.handle for job in jobs if job.handle is not None])
-            raise Interrupted(f"{became}; {done} of {len(jobs)} runs are done, the same command goes on") from None
+            text = f"{became}; {done} of {len(jobs)} runs are done, the same command goes on"
+            raise stop.interrupted(text) from None
     return [job.outcome for job in jobs if job.outcome is not None]
 
 
@@ -266,19 +267,22 @@ def _work(jobs: Sequence[Job], engine: Engine, at_once: int, screen: Screen) -> 
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
+def _interruptible() -> Iterator[Stop]:
     """SIGTERM, and SIGHUP and SIGUSR1 where they exist, act like Ctrl-C, so that no worker is left behind."""
+    found = Stop()
+    found.asked = signal.SIGINT
 
     def stop(number: int, frame: object) -> None:
+        found.asked = number if number in Stop.signals else signal.SIGINT
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield found
         return
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
-        yield
+        yield found
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
