@@ -22,6 +22,7 @@ from polyhead.config import (
     Relational,
     Run,
     Softmax,
+    SymbolicAttention,
     Train,
     TransformerConfig,
 )
@@ -93,6 +94,15 @@ def test_memory_is_what_is_measured(name):
     assert have.kept <= have.beside <= have.most < told["total"]
 
 
+def test_a_tensor_that_hangs_in_two_places_stays_one():
+    run = run_of(Relational(4, symbols=SymbolicAttention(count=8, shared=False, tied=True)))
+    with torch.device("meta"):
+        model = build(run.model, device="meta")
+    with FakeTensorMode():
+        plan_count._materialise(model)
+    assert sum(p.numel() for p in model.parameters()) == parameters(run.model)
+
+
 def test_operations_are_those_of_flop_counter():
     run = run_of(Softmax(4))
     _, have = counted(run)
@@ -126,6 +136,7 @@ def test_operations_of_attention_by_hand():
     related = [[q, q, torch.empty(2, 5, 7, 2), torch.empty(2, 5, 7, 2), v, none]]
     wanted = 2 * 2 * 25 * (3 * (4 + 6 + 7) + 7 * 2)
     assert FORMULAS[ours.relational_blocked](related, {"causal": False}) == wanted
+    assert FORMULAS[ours.relational_blocked](related, {"causal": True}) == wanted * 15 // 25
     sdpa = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     heads = [x.transpose(1, 2) for x in (q, q, v)]
     assert FORMULAS[sdpa](heads, {"is_causal": False}) == 2 * pairs * 10

@@ -136,7 +136,7 @@ def _gb(size: float) -> str:
 
 def duration(hours: float) -> str:
     """
-    >>> duration(0.2), duration(5.25), duration(80)
+    >>> duration(0.2), duration(5.25), duration(80.0)
     ('12.0 minutes', '5.2 hours', '3.3 days')
     """
     if hours < 1:

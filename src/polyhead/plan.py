@@ -237,7 +237,14 @@ class _Place:
 
     def fits(self) -> bool:
         usable = self.usable
-        return usable is None or self.memory(self.counted(self.sequences))["total"] <= usable
+        if usable is None or self.standing() > usable:
+            return usable is None
+        return self.memory(self.counted(self.sequences))["total"] <= usable
+
+    def standing(self) -> float:
+        """Bytes of what is there all the time, which nothing needs to be counted for."""
+        trained = float(sum(p.numel() * p.element_size() for p in self.model.parameters()))
+        return 4 * (self._part() if self.sharded else trained)
 
     def largest(self) -> int | None:
         """The largest power of two of sequences at a time that fits, found from a straight line and then counted."""
@@ -357,21 +364,35 @@ def step(model: nn.Module, run: Run, batch: Batch, *, clear: bool = True) -> Non
 def _change(place: _Place) -> str | None:
     """The smallest change that makes the run fit: pieces, then checkpointing, then sharding, then more devices."""
     train, devices = place.run.train, place.devices
-    rows = train.batch_size // devices
-    pieces = [n for n in range(train.accumulate + 1, rows + 1) if rows % n == 0]
     again = isinstance(place.run.model, TransformerConfig) and not place.run.model.checkpoint
-    tried: list[tuple[dict[str, Any], str]] = [({"accumulate": n}, f"--train.accumulate {n}") for n in pieces]
+    if (pieces := _pieces(place)) is not None:
+        return f"--train.accumulate {pieces}"
     if again:
-        deepest = {"checkpoint": True, "accumulate": rows}
-        tried.append(({"checkpoint": True}, "--model.checkpoint"))
-        tried.append((deepest, f"--model.checkpoint --train.accumulate {rows}"))
+        deep = place.changed({"checkpoint": True})
+        if deep.fits():
+            return "--model.checkpoint"
+        if (pieces := _pieces(deep)) is not None:
+            return f"--model.checkpoint --train.accumulate {pieces}"
     for n in (devices, *(1 << i for i in range(1, 11) if 1 << i > devices)):
-        if n > 1 and train.batch_size % n == 0 and not (place.sharded and n == devices):
-            words = "--parallel sharded" + (f" --devices {n}" if n > devices else "")
-            shard = {"devices": n, "parallel": "sharded", "accumulate": 1}
-            tried.append((shard, words))
-            tried += [({**shard, "checkpoint": True}, f"{words} --model.checkpoint")] * again
-    floor = place.memory(place.counted(1))
-    if floor["parameters"] + floor["gradients"] + floor["moments"] > (place.usable or 0):
-        tried = [(given, words) for given, words in tried if "sharded" in words]  # no piece is small enough
-    return next((words for given, words in tried if place.changed(given).fits()), None)
+        if n == 1 or train.batch_size % n or (place.sharded and n == devices):
+            continue
+        words = "--parallel sharded" + (f" --devices {n}" if n > devices else "")
+        shard = {"devices": n, "parallel": "sharded", "accumulate": 1}
+        if place.changed(shard).fits():
+            return words
+        if again and place.changed({**shard, "checkpoint": True}).fits():
+            return f"{words} --model.checkpoint"
+    return None
+
+
+def _pieces(place: _Place) -> int | None:
+    """The fewest pieces that fit: a straight line through one and two sequences says which, and they are counted."""
+    train, usable = place.run.train, place.usable or 0.0
+    rows = train.batch_size // place.devices
+    many = [n for n in range(train.accumulate + 1, rows + 1) if rows % n == 0]
+    if not many or place.standing() > usable:
+        return None
+    cut = place.changed({"accumulate": many[0]})
+    one, two = (cut.memory(cut.counted(n))["total"] for n in (1, 2))
+    near = [n for n in many if one + (two - one) * (rows // n - 1) <= 1.02 * usable]
+    return next((n for n in near if place.changed({"accumulate": n}).fits()), None)
