@@ -17,7 +17,7 @@ import yaml
 from jaxtyping import Float
 
 import polyhead as ph
-from polyhead import cli, cli_plan, cli_runs, cli_sweep, config, shapes, spec
+from polyhead import cli, cli_plan, cli_runs, cli_sweep, cli_tune, config, shapes, spec
 from polyhead.ops.dispatch import BACKENDS
 from polyhead.tasks.floors import FLOORS
 
@@ -120,8 +120,9 @@ def dry(monkeypatch, tmp_path):
     monkeypatch.setattr(cli_runs, "train", lambda *_, **__: 0)
     monkeypatch.setattr(cli_sweep, "side_by_side", lambda *_, **__: [])
     monkeypatch.setattr(cli_plan, "answer", lambda *_: 0)
+    monkeypatch.setattr(cli_tune, "answer", lambda *_: 0)
     for name, kind in cli.VERBS.items():
-        if name not in ("train", "sweep", "plan"):  # those read their arguments when they are called
+        if name not in ("train", "sweep", "tune", "plan"):  # those read their arguments when they are called
             monkeypatch.setattr(kind, "__call__", lambda self: 0)
     return lambda words: cli.main(words[1:])
 

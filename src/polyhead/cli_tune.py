@@ -37,16 +37,21 @@ class Tune:
         helped = bool({"-h", "--help"} & set(rest))
         space, fixed = ({}, rest) if helped else split(_one("tune", recipe, [], kind)[0], _plain_prune(rest))
         run, options = _one("tune", recipe, fixed, kind)
-        from polyhead import tune
+        return answer(run, space, options, ["polyhead", "train", recipe, *_of_the_run(fixed)])
 
-        folder = run.folder or f"runs/tune/{run.name}"
-        if options.status:
-            outcome = tune.status(folder)
-        else:
-            given: dict[str, Any] = {name: getattr(options, name) for name in OPTIONS if name != "status"}
-            outcome = tune.tune(run, space, folder=folder, **given)
-        show(outcome, ["polyhead", "train", recipe, *_of_the_run(fixed)])
-        return 0 if outcome.best is not None or options.status else say("no trial has a score", 1)
+
+def answer(run: "Run", space: dict[str, str], options: Any, train: Sequence[str]) -> int:
+    """Search, or only look, and show what there is; the exit code."""
+    from polyhead import tune
+
+    folder = run.folder or f"runs/tune/{run.name}"
+    if options.status:
+        show(tune.status(folder), train)
+        return 0
+    given: dict[str, Any] = {name: getattr(options, name) for name in OPTIONS if name != "status"}
+    outcome = tune.tune(run, space, folder=folder, **given)
+    show(outcome, train)
+    return 0 if outcome.best is not None else say("no trial has a score", 1)
 
 
 OPTIONS = ("trials", "workers", "sampler", "prune", "status")

@@ -28,11 +28,11 @@ from polyhead.train.engine_local import Local
 from polyhead.train.files import write
 from polyhead.train.folder import Held, Result, read_metrics
 from polyhead.train.folder import _locked as locked
-from polyhead.train.stop import MISTAKE, Interrupted, Stop
+from polyhead.train.stop import MISTAKE, Stop
 from polyhead.train.sweep import LOOK_SECONDS, Failure, Job
 from polyhead.train.sweep import _interruptible as interruptible
-from polyhead.tune_screen import Screen
-from polyhead.tune_space import Range, Space, Value, changed, read_space, words
+from polyhead.tune_screen import Screen, short
+from polyhead.tune_space import Range, Space, Value, changed, read_space
 
 STUDY, JOURNAL, NAME = "study.json", "study.journal", "polyhead"
 SAMPLERS, PRUNERS = ("tpe", "random"), ("median", "hyperband")
@@ -271,7 +271,7 @@ class _Search:
         with contextlib.ExitStack() as held:
             held.callback(self.engine.close)
             self.engine.open([self.study.run], self.study.folder, self.workers, self.threads)
-            held.enter_context(interruptible())
+            stop = held.enter_context(interruptible())
             try:
                 while (more := before or self.study.count() < wanted) or self.working or self.leaving:
                     if more and len(self.working) + len(self.leaving) < self.workers:
@@ -282,7 +282,7 @@ class _Search:
                 became = self.engine.stop([job.handle for _, job in self.working if job.handle is not None])
                 done = self.study.count() - len(self.study.interrupted())
                 text = f"{became}; {done} of {wanted} trials are done, the same command goes on"
-                raise Interrupted(text) from None
+                raise stop.interrupted(text) from None
 
     def _begin(self, trial: Any) -> None:
         """Give a trial its job; one whose settings cannot be has ended."""
@@ -299,7 +299,8 @@ class _Search:
         job = shared[0] if shared else Job(run, place)
         job.retries = 2
         self.working.append((trial, job))
-        self.screen.line(f"trial {trial.number}: {' '.join(words(trial.params))} ({place})")
+        chosen = ", ".join(f"{name} {short(value)}" for name, value in trial.params.items())
+        self.screen.line(f"trial {trial.number}: {chosen} ({place})")
 
     def _look(self) -> None:
         """See to everything that is at work, once."""

@@ -157,6 +157,16 @@ def test_tracked_from_the_middle_on_and_anew(tiny: Tiny, tmp_path: pathlib.Path,
     assert [given["resume"] for given in fake.given] == ["never", "never"]
 
 
+def test_members_of_a_population(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    fake = Fake().install(monkeypatch, "wandb")
+    runs = [tiny(tmp_path, residual_dropout=0.0, seed=seed, track=("wandb",)) for seed in (0, 1)]
+    folders = [result.folder for result in ph.train.population.train(runs, tmp_path, progress=False)]
+    assert sorted(told(fake)) == sorted([number for folder in folders for number in written(folder)])
+    starts = [given for given in fake.given if "project" in given]
+    assert {given["id"] for given in starts} == {ph.digest(run) for run in runs}
+    assert {given["reinit"] for given in starts} == {"create_new"}  # else wandb mixes them
+
+
 @pytest.mark.parametrize("fails", ["start", "log", "finish"])
 @pytest.mark.parametrize("error", [RuntimeError("no luck\ntoday"), SystemExit(3)], ids=["error", "exit"])
 def test_no_tracker_stops_a_run(

@@ -12,6 +12,7 @@ from polyhead.train.disk import Patience
 from polyhead.train.files import Damaged, set_aside
 from polyhead.train.folder import RESULT, Metrics, is_past
 from polyhead.train.saving import Rating, drop, last_whole
+from polyhead.train.tracking import Rows
 
 
 def recover(config: Run, folder: pathlib.Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
@@ -46,7 +47,7 @@ class Member:
             rows = metadata.get("rows", 0)
         self.saved = self.step
         self.rating = Rating(config, folder, self.digest)
-        self.metrics = Metrics(folder, self._is_past, patience, rows)
+        self.metrics = Rows(config, Metrics(folder, self._is_past, patience, rows))
 
     def _is_past(self, row: dict[str, Any]) -> bool:
         return is_past(row, self.step, self.config.train.steps)

@@ -344,6 +344,7 @@ class _Population:
             environment={**environment(self.device), "population": len(self.members)},
             folder=member.folder,
         )
+        member.metrics.finish(result)
         member.patience(lambda: write_result(result))
         self.outcomes[member.folder] = result
 
