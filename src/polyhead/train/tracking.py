@@ -40,7 +40,7 @@ class Tracker(Protocol):
     """A run in somebody's tracker."""
 
     def log(self, values: Values, step: int) -> None:
-        """Numbers by name at a step.  When it returns, a kill of this process does not lose them."""
+        """Numbers by name at a step.  A kill may lose what it keeps back, see docs/tracking.md."""
 
     def close(self, done: bool) -> None:
         """The run ends here, with its result or without."""
