@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 EVERYTHING = [p for d in ("src", "tests", "benchmarks", "examples") for p in sorted((ROOT / d).rglob("*.py"))]
 
 LADDER = {
-    **dict.fromkeys(("shapes", "spec", "serial"), 0),
+    **dict.fromkeys(("shapes", "spec", "serial", "haiku_trees"), 0),
     **dict.fromkeys(("mechanisms", "parts", "data", "baselines", "config"), 1),
     "ops": 2,
     "layers": 3,
@@ -27,7 +27,7 @@ LADDER = {
 SEES = {
     "ops": {"ops", "shapes", "spec"},
     "tasks": {"tasks", "config", "shapes"},
-    "jaxside": {"jaxside", "config", "shapes", "spec"},
+    "jaxside": {"jaxside", "config", "shapes", "spec", "serial", "haiku_trees"},
 }
 """Folders that see even less than the rungs below them."""
 

@@ -1,0 +1,206 @@
+"""examples/haiku_attention.py beside the tutorial's module, whose arithmetic is written down anew here."""
+
+import math
+import pathlib
+import runpy
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
+hk = pytest.importorskip("haiku", reason="dm-haiku is not installed")
+jnp = jax.numpy
+
+EXAMPLE = runpy.run_path(str(pathlib.Path(__file__).parents[2] / "examples" / "haiku_attention.py"))
+MultiheadAttention = EXAMPLE["MultiheadAttention"]
+B, S, D, H = 2, 12, 64, 8
+
+SNIPPET = """
+bs = 2
+seq_len = 12
+d_model = 64
+num_heads = 8
+
+
+def test_mha(q, k, v, mask=None):
+    mha = MultiheadAttention(d_model, num_heads, name="mha")
+    return mha(q, k, v, mask)
+
+
+mha = hk.without_apply_rng(hk.transform(test_mha))
+
+# Example features as input
+q, k, v = jax.random.normal(next(rng_iter), (3, bs, seq_len, d_model))
+mask = jax.random.randint(rng, (bs, 1, seq_len), minval=0, maxval=2)
+
+# Initialize parameters of attention with random key and inputs
+params = mha.init(next(rng_iter), q, k, v, mask)
+
+# Apply attention with parameters on the inputs
+out, attn = mha.apply(params=params, q=q, k=k, v=v, mask=mask)
+print("Out", out.shape, "Attention", attn.shape)
+"""
+"""The tutorial's test of its class, word for word."""
+
+ours = hk.without_apply_rng(hk.transform(lambda *given: MultiheadAttention(D, H, name="mha")(*given)))
+
+
+def theirs(params, q, k, v, mask=None):
+    """Three maps into heads, scores over the root of their width, -1e9 where the mask is 0, softmax, one map out."""
+    maps = [params[f"mha/~/linear{n}"] for n in ("", "_1", "_2", "_3")]
+    q, k, v = (
+        (jnp.einsum("bsi,io->bso", x, m["w"]) + m["b"]).reshape(*x.shape[:2], H, D // H)
+        for x, m in zip((q, k, v), maps[:3], strict=True)
+    )
+    scores = jnp.einsum("bthd,bshd->bhts", q, k) / math.sqrt(D // H)
+    scores = scores if mask is None else jnp.where(mask[:, None] == 0, -1e9, scores)
+    attention = jax.nn.softmax(scores, axis=-1)
+    heads = jnp.einsum("bhts,bshd->bthd", attention, v)
+    return jnp.einsum("bti,io->bto", heads.reshape(*heads.shape[:2], D), maps[3]["w"]) + maps[3]["b"], attention
+
+
+def drawn(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def tree():
+    """The tutorial's parameters; biases, which begin at 0, are random."""
+    names = [f"mha/~/linear{n}" for n in ("", "_1", "_2", "_3")]
+    return {n: {"w": drawn(D, D, seed=i) / 8, "b": drawn(D, seed=9 + i)} for i, n in enumerate(names)}
+
+
+def look(*shape, kind=int):
+    """A mask of which every row may look somewhere, also backwards."""
+    mask = np.random.default_rng(3).integers(0, 2, shape)
+    mask[..., 0] = 1
+    return mask * 7 if kind == "sevens" else -mask if kind == "minus" else mask.astype(kind)
+
+
+MASKS = {
+    "keys": look(B, 1, S),
+    "keys of all": look(1, 1, S, kind=bool),
+    "pairs": look(B, S, S, kind="sevens"),
+    "pairs of all": look(1, S, S, kind="minus"),
+    "causal": np.tril(np.ones((1, S, S), bool)),
+}
+
+
+def close(came, wanted):
+    """To 2e-6 of the largest number of each array."""
+    for a, b in zip(jax.tree.leaves(came), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * max(1.0, float(np.abs(b).max())))
+
+
+def graded(f):
+    """Results and gradients of a module by its parameters, q, k and v."""
+    w = drawn(B, S, D, seed=6) / 8
+
+    def loss(params, q, k, v, mask):
+        out, attention = f(params, q, k, v, mask)
+        return (out * w).sum(), (out, attention)
+
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True))
+
+
+def test_it_is_the_tutorials_module():
+    mine, other, given = graded(ours.apply), graded(theirs), (tree(), *drawn(3, B, S, D, seed=5))
+    for mask in (None, *MASKS.values()):
+        full = None if mask is None else np.broadcast_to(mask, (B, S, S)).astype(int)  # one program for all shapes
+        (_, came), gradients = mine(*given, full)
+        (_, wanted), right = other(*given, full)
+        assert [x.shape for x in came] == [(B, S, D), (B, H, S, S)]
+        close(came, wanted)
+        close(gradients, right)
+
+
+def test_masks_of_all_shapes_and_kinds_mean_what_they_mean_there():
+    for mask in MASKS.values():
+        came = EXAMPLE["allowed"](mask, (B, S, S))
+        assert (came.shape[1], came.dtype) == (1, bool)
+        np.testing.assert_array_equal(np.broadcast_to(came[:, 0], (B, S, S)), np.broadcast_to(mask != 0, (B, S, S)))
+
+
+def test_the_snippet_of_the_tutorial_runs(capsys):
+    rng = jax.random.PRNGKey(0)
+    scope = {"hk": hk, "jax": jax, "MultiheadAttention": MultiheadAttention, "rng": rng, "rng_iter": hk.PRNGSequence(1)}
+    exec(SNIPPET, scope)
+    assert capsys.readouterr().out == "Out (2, 12, 64) Attention (2, 8, 12, 12)\n"
+    assert {n: {p: x.shape for p, x in e.items()} for n, e in scope["params"].items()} == {
+        n: {p: x.shape for p, x in e.items()} for n, e in tree().items()
+    }
+    assert scope["mask"].any(-1).all()
+    close([scope["out"], scope["attn"]], theirs(*(scope[n] for n in ("params", "q", "k", "v", "mask"))))
+
+
+def test_the_two_rules_for_a_query_that_may_look_nowhere():
+    """Theirs: the mean of all values.  Ours: 0, so the output bias alone, and no gradient."""
+    params, (q, k, v) = tree(), drawn(3, B, S, D, seed=5)
+    mask = look(B, S, S)
+    mask[1, 4] = 0
+    out, attention = jax.jit(ours.apply)(params, q, k, v, mask)
+    bias = params["mha/~/linear_3"]["b"]
+    np.testing.assert_array_equal(out[1, 4], bias)
+    np.testing.assert_array_equal(attention[1, :, 4], 0)
+    wanted, weights = theirs(params, q, k, v, mask)
+    np.testing.assert_allclose(weights[1, :, 4], 1 / S, rtol=1e-6)
+    values = v[1] @ params["mha/~/linear_2"]["w"] + params["mha/~/linear_2"]["b"]
+    np.testing.assert_allclose(wanted[1, 4], values.mean(0) @ params["mha/~/linear_3"]["w"] + bias, atol=2e-5)
+    rest = np.ones((B, S), bool)
+    rest[1, 4] = False
+    close(out[rest], wanted[rest])
+
+    def row(f):
+        return jax.jit(jax.grad(lambda v: f(params, q, k, v, mask)[0][1, 4].sum()))(v)
+
+    np.testing.assert_array_equal(row(ours.apply), 0)
+    assert np.abs(row(theirs)).max() > 0.01
+
+
+def test_dimensions_between_batch_and_sequence_are_honoured():
+    """(B, ..., S, d): as if each were a batch of its own; the other sequence may have another length."""
+    params, q, other = tree(), drawn(B, 3, S, D, seed=5), drawn(B, 3, 7, D, seed=6)
+    run = jax.jit(ours.apply)
+    for mask in (look(B, 1, 7), look(1, S, 7), look(B, 3, 1, 7), look(1, 3, S, 7)):
+        out, attention = run(params, q, other, other, mask)
+        assert (out.shape, attention.shape) == ((B, 3, S, D), (B, 3, H, S, 7))
+        for i in range(3):
+            rows = mask if mask.ndim == 3 else mask[:, i]
+            close([out[:, i], attention[:, i]], theirs(params, q[:, i], other[:, i], other[:, i], rows))
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (np.ones((S, S), int), r"mask must be \(B\|1, 1\|S, keys\) .* but has shape \(12, 12\)"),
+        (np.ones((H, S, S), int), r"mask must be .* but has shape \(8, 12, 12\)"),  # not one per head
+        (np.ones((B, S), bool), r"mask must be .* but has shape \(2, 12\)"),
+        (np.ones((B, 1, S, S), bool), r"mask must be .* but has shape \(2, 1, 12, 12\)"),
+        (np.ones((B, 1, 1), bool), r"mask must name all 12 keys but has shape \(2, 1, 1\)"),
+        (np.zeros((B, 1, S), np.float32), r"mask must be boolean or of integers but is float32"),
+    ],
+)
+def test_a_mask_that_would_be_read_wrongly_is_an_error(mask, said):
+    with pytest.raises(ValueError, match=f"^MultiheadAttention: {said}") as error:
+        ours.apply(tree(), *drawn(3, B, S, D), mask)
+    assert "\n" not in str(error.value)
+
+
+def test_a_square_mask_is_an_error_even_with_as_many_heads_as_places():
+    """There the tutorial's module takes it, and lets every query look at the future."""
+    with pytest.raises(ValueError, match=r"^MultiheadAttention: mask must be .* but has shape \(8, 8\)$"):
+        ours.apply(tree(), *drawn(3, B, H, D), np.tril(np.ones((H, H), int)))
+
+
+def test_other_mistakes_are_one_line():
+    params, x = tree(), drawn(B, S, D)
+    for given in ((x[0], x[0], x[0]), (x, x[:1], x[:1]), (x, x, x[:, :3])):
+        with pytest.raises(ValueError, match=r"^MultiheadAttention: q, k, v must be \(B, \.\.\., S, 64\) but are \("):
+            ours.apply(params, *given)
+    odd = hk.transform(lambda x: MultiheadAttention(64, 7)(x, x, x))
+    with pytest.raises(ValueError, match=r"^MultiheadAttention: num_heads must divide d_model 64 but is 7$"):
+        odd.init(jax.random.key(0), x)
+
+
+def test_the_example_runs(capsys):
+    assert EXAMPLE["main"]() == ((2, 12, 64), (2, 8, 12, 12))
+    assert capsys.readouterr().out.startswith("parameters mha/~/linear mha/~/linear_1 mha/~/linear_2 mha/~/linear_3\n")
