@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import shutil
 from typing import Any
 
@@ -63,7 +64,11 @@ def alone(runs: list[Any], folder: pathlib.Path) -> list[Result]:
 
 def damage(path: pathlib.Path, how: str) -> None:
     data = path.read_bytes()
-    place = data.index(b'"step') + 8 if how == "flipped digit" else len(data) - 9
+    place = len(data) - 9
+    if how == "flipped digit":  # step 11 becomes 10
+        found = re.search(rb'step\\": \d+', data)
+        assert found is not None
+        place = found.end() - 1
     flipped = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
     kinds = {"truncated": data[: len(data) // 2], "empty": b"", "flipped": flipped, "zeroed": bytes(len(data))}
     if how == "missing":

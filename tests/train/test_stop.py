@@ -114,15 +114,14 @@ def test_outside_slurm_nobody_is_asked(monkeypatch: pytest.MonkeyPatch):
     assert requeue() == "job 7 could not be queued again"
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_preempted_worker_saves_asks_and_goes_on(
-    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, at_step: Any, slurm: Any, capsys: Any, number: int
+    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, at_step: Any, slurm: Any, capsys: Any
 ):
     folder = tmp_path / "run"
     with claim(tiny(folder), folder):
         pass
     notes = slurm()
-    at_step(7, lambda: os.kill(os.getpid(), number))
+    at_step(7, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert main([str(folder), "--quiet"]) == 75
     said = f"polyhead: stopped and saved at step 8; go on with: polyhead resume {folder}"
     assert capsys.readouterr().err.splitlines() == [said, "polyhead: job 7 is queued again"]

@@ -55,7 +55,6 @@ class Saver:
         self.sharded = is_sharded(self.world, config.parallel)
         self.saved = self.rows = 0  # rows of metrics.jsonl that the last checkpoint vouches for
         self.losses: deque[Tensor] = deque(maxlen=1024)  # of the last steps, since somebody looked
-        self.rating = Rating(config, folder, self.digest)
 
     def load(self) -> tuple[int, float]:
         """Fill model and optimiser from the last checkpoint that is whole; steps done and seconds they took, 0 without.
@@ -66,10 +65,10 @@ class Saver:
         self.rating = Rating(self.config, self.folder, self.digest)
         if metadata is None:
             return 0, 0.0
-        if metadata["scaler"]:
+        if metadata.get("scaler"):
             self.scaler.load_state_dict(metadata["scaler"])
         self.saved, self.rows = metadata["step"], metadata.get("rows", 0)
-        return metadata["step"], metadata["seconds"]
+        return metadata["step"], metadata.get("seconds", 0.0)
 
     def _read(self, path: pathlib.Path) -> dict[str, Any] | None:
         """The metadata of a checkpoint that was read, or None of one that is damaged and was set aside."""
