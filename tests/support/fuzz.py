@@ -5,6 +5,8 @@ drawn from a seed, so that input `number` of a target is the same everywhere.
 """
 
 import contextlib
+import functools
+import io
 import json
 import pathlib
 import random
@@ -14,14 +16,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors.torch import save
 
 import polyhead as ph
 from polyhead import config as configs
 from polyhead.models.build import build
-from polyhead.tasks import KINDS
-from polyhead.train import read_config
+from polyhead.tasks import KINDS, relational_games_original, text_tokens
+from polyhead.tasks.text_tokens import Bytes
+from polyhead.train import checkpoint, optimiser, read_config
 from polyhead.train.checkpoint import read_checkpoint
+from polyhead.train.files import checksum, seal
 from polyhead.train.folder import read_metrics, read_result
 
 SECONDS = 5.0  # of CPU time, after which an input counts as hung
@@ -63,11 +69,6 @@ def places(data: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def copied(value: Any) -> Any:
-    """A copy, of containers without others in them; the same thing otherwise."""
-    return value.copy() if isinstance(value, (dict, list)) else value
-
-
 def changed(data: Any, dice: random.Random) -> Any:
     """JSON values with one to three things changed in them."""
     data = json.loads(json.dumps(data))
@@ -80,7 +81,7 @@ def changed(data: Any, dice: random.Random) -> Any:
         if how == 0:
             del holder[key]
         elif how == 1:
-            holder[key] = copied(other_holder[other])
+            holder[key] = json.loads(json.dumps(other_holder[other]))
         elif how == 2 and isinstance(holder, dict):
             holder[dice.choice((f"{key}s", str(key)[:-1], "kind", "folder", "encoder"))] = holder.pop(key)
         elif how == 3:
@@ -92,7 +93,7 @@ def changed(data: Any, dice: random.Random) -> Any:
                 holder[key] = {"encoder": holder[key]} if dice.random() < 0.5 else [holder[key]]
             return data
         else:
-            holder[key] = copied(dice.choice(NASTY))
+            holder[key] = json.loads(json.dumps(dice.choice(NASTY)))
     return data
 
 
@@ -150,6 +151,29 @@ def targets(folder: pathlib.Path, run: ph.Run, recipes: Iterable[str] | None = N
         data = (trained / name).read_bytes()
         return lambda dice: garbled(data, dice)
 
+    def vouched(dice: random.Random) -> bytes:
+        """A checkpoint whose seal and checksum fit, with other tensors or metadata."""
+        tensors, metadata = read_checkpoint(trained, own)
+        for _ in range(dice.choice((0, 1, 2))):
+            name = dice.choice(sorted(tensors))
+            tensors[name] = dice.choice(
+                (torch.zeros(0), torch.zeros(3), tensors[name].double(), tensors[name].flatten()[:1])
+            )
+            if dice.random() < 0.3:
+                tensors[dice.choice((f"{name}s", "model/../x", "", "optimiser/"))] = tensors.pop(name)
+        tensors = {name: value.contiguous() for name, value in tensors.items()}
+        metadata = changed({**metadata, "checksum": checksum(tensors)}, dice)
+        try:
+            text = json.dumps(seal(metadata) if isinstance(metadata, dict) else metadata)
+        except RecursionError:
+            text = '{"step":' * 900 + "1" + "}" * 900  # json reads it, just
+        return save(tensors, {"polyhead": text})
+
+    def restored(path: pathlib.Path) -> object:
+        model = build(run.model)
+        return checkpoint.restore(path, own, model, optimiser.build(model, run.train))
+
+    tokenizer = Bytes().to_json().encode()
     return {
         "config": Target(lambda dice: changed(dice.choice(known), dice), made),
         "config.json": Target(lambda dice: garbled(dice.choice(texts), dice), file("config.json", read_config)),
@@ -158,9 +182,37 @@ def targets(folder: pathlib.Path, run: ph.Run, recipes: Iterable[str] | None = N
             garble("checkpoint.safetensors"),
             file("checkpoint.safetensors", lambda path: read_checkpoint(path.parent, own)),
         ),
+        "vouched checkpoint": Target(vouched, file("checkpoint.safetensors", restored)),
         "result.json": Target(garble("result.json"), file("result.json", lambda path: read_result(path.parent))),
         "metrics.jsonl": Target(garble("metrics.jsonl"), file("metrics.jsonl", lambda path: read_metrics(path.parent))),
+        "tokenizer.json": Target(lambda dice: garbled(tokenizer, dice), file("tokenizer.json", text_tokens.read)),
+        "images.npz": Target(lambda dice: garbled(pictures(), dice), file("same_pentos.npz", pictured)),
+        "package": Target(lambda dice: garbled(package()[1], dice), packaged),
     }
+
+
+@functools.cache
+def package() -> tuple[dict[str, torch.Tensor], bytes]:
+    """A state dict of the package `dual-attention`, and the arguments of its model."""
+    how: dict[str, Any] = {"heads": ph.Softmax(2), "positions": ph.Rotary(), "feedforward": ph.Swiglu(), "causal": True}
+    settings = ph.TransformerConfig(ph.Tokens(9), ph.Logits(9, tied=True), dim=8, layers=1, **how)
+    state, arguments = ph.compat.dual_attention.save(ph.Transformer(settings))
+    return state, json.dumps(arguments).encode()
+
+
+def packaged(data: bytes) -> object:
+    return ph.compat.dual_attention.load(package()[0], json.loads(data.decode(errors="replace")))
+
+
+@functools.cache
+def pictures() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, images=np.zeros((4, 36, 36, 3), np.uint8), labels=np.zeros((4, 1), np.int64))
+    return file.getvalue()
+
+
+def pictured(path: pathlib.Path) -> object:
+    return relational_games_original.load.__wrapped__(str(path.parent), "same", "pentominoes")
 
 
 YAML = (

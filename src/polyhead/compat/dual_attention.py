@@ -194,7 +194,7 @@ def from_folder(path: str | pathlib.Path, *, device: str | torch.device = "cpu")
                 raise ValueError(f"{folder} has no {name}")
         try:
             config = json.loads((folder / CONFIG).read_text())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{folder / CONFIG} is not valid JSON ({error})") from None
         if not isinstance(config, dict):
             raise ValueError(f"{folder / CONFIG} holds no arguments by name")

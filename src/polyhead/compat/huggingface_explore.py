@@ -18,7 +18,7 @@ def holds_model(folder: pathlib.Path) -> bool:
 def _model_type(folder: pathlib.Path) -> str | None:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     kind = config.get("model_type") if isinstance(config, dict) else None
     return kind if isinstance(kind, str) else None
@@ -42,7 +42,7 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.M
         how: Any = {"local_files_only": True, "trust_remote_code": False}
         model: Any = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **how)
         tokenizer = AutoTokenizer.from_pretrained(folder, **how)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # of whichever library reads the part that a stranger wrote
         reason = " ".join(str(error).split())
         raise ValueError(f"explore: {folder} must hold a causal model and its tokenizer ({reason})") from None
     return model.to(device).eval(), tokenizer

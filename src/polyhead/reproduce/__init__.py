@@ -172,7 +172,7 @@ def check(path: pathlib.Path) -> None:
         return
     try:
         found = json.loads(path.read_text())["format"]
-    except (ValueError, TypeError, KeyError, OSError):
+    except (ValueError, RecursionError, TypeError, KeyError, OSError):
         found = "none that can be read"
     if found != FORMAT:
         raise ValueError(f"reproduce: {path} has format {found}, not {FORMAT}; choose another --folder or delete it")

@@ -39,7 +39,7 @@ def fingerprint(point: Point) -> str:
     """Of the text that a run was trained on and scored with, as its folder says."""
     try:
         return str(json.loads((point.result.folder / RECORD).read_bytes())["fingerprint"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return "unknown"
 
 

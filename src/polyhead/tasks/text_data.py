@@ -153,7 +153,7 @@ def _manifest(place: pathlib.Path, *, tell: bool) -> dict[str, Any] | None:
             return dict(found)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         pass
     if tell:
         say(f"text: {place / MANIFEST} is damaged or of another version; tokenising again")
@@ -216,7 +216,7 @@ def _named(request: Request, codec: Codec, stem: str) -> dict[str, Any]:
 def _trained(place: pathlib.Path, request: Request, source: Source) -> Codec:
     """A tokenizer of the training text, or of files evenly spread over more text than it should read."""
     path = place / f"{source.stem()}.{text_tokens.FILE}"
-    with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
+    with contextlib.suppress(OSError, ValueError, RecursionError, IndexError, KeyError, TypeError):
         journal = path.with_name(f"{source.stem()}.journal").read_bytes()
         if (found := text_tokens.read(path)).digest == json.loads(journal.splitlines()[0])["codec"]:
             return found

@@ -323,7 +323,7 @@ def _read(path: pathlib.Path, changed: int, size: int) -> Codec:
             return Tiktoken.from_json(parts)
         if kind == "sentencepiece":
             return Sentences(base64.b64decode(parts["model"]), str(path))
-    except (UnicodeDecodeError, json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"Text: {path} is no tokenizer.json ({' '.join(str(error).split())})") from None
     return Subwords(data.decode(), str(path))
 
@@ -354,5 +354,5 @@ def codec_of(config: Run | Task, folder: str | os.PathLike[str] | None = None) -
 def _recorded(path: pathlib.Path) -> str:
     try:
         return str(json.loads(path.read_bytes())["tokenizer"]["digest"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise ValueError(f"codec_of: {path} cannot be read ({' '.join(str(error).split())})") from None

@@ -73,7 +73,7 @@ class Writer:
                 if self.sums[split].hexdigest() != last["sums"][split]:
                     say(f"text: {path} does not match its journal; beginning anew")
                     return False
-        except (FileNotFoundError, ValueError, IndexError, KeyError, TypeError):
+        except (FileNotFoundError, ValueError, RecursionError, IndexError, KeyError, TypeError):
             return False
         for split, path in self.paths.items():
             self.handles[split] = path.open("r+b")

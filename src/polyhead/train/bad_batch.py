@@ -45,7 +45,7 @@ def read_batch(path: str | pathlib.Path) -> tuple[Batch, dict[str, Any]]:
         batch = Batch(**(absent | tensors), latents={name.removeprefix(_LATENT): latents[name] for name in latents})
     except FileNotFoundError:
         raise ValueError(f"batch: {path} does not exist") from None
-    except (SafetensorError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError, TypeError, AttributeError, KeyError) as error:
         raise Damaged(f"batch: {path} is damaged or holds no batch ({' '.join(str(error).split())})") from None
     if not right:
         raise Damaged(f"batch: {path} is damaged (its contents do not match their checksum)")

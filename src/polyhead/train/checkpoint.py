@@ -166,7 +166,27 @@ def _metadata(file: Any, path: pathlib.Path) -> dict[str, Any]:
         raise ValueError(f"checkpoint: {path} has format {metadata.get('format')} but this version reads {FORMAT}")
     if lost := [name for name in ("checksum", "digest", "step") if name not in metadata]:
         raise Damaged(f"checkpoint: {path} is damaged (its metadata lacks {lost[0]!r})")
+    check_kinds(metadata, path)
     return metadata
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "step": (int,),
+    "rows": (int,),
+    "checksum": (int,),
+    "digest": (str,),
+    "seconds": (int, float),
+    "score": (int, float, type(None)),
+    "scaler": (dict,),
+}
+
+
+def check_kinds(metadata: dict[str, Any], path: pathlib.Path) -> None:
+    """Raise Damaged for metadata that no training has written, though their checksums fit."""
+    for name, kinds in _KINDS.items():
+        value = metadata.get(name, kinds[0]())
+        if type(value) not in kinds or (name in ("step", "rows") and not 0 <= value < 1 << 62):
+            raise Damaged(f"checkpoint: {path} is damaged (its metadata have {name} {str(value)[:40]!r})")
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: object) -> None:

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from polyhead.train.checkpoint import STATES, rotate, state, step_place
+from polyhead.train.checkpoint import STATES, check_kinds, rotate, state, step_place
 from polyhead.train.files import Damaged, checksum, forget, seal, sync_folder, unseal, write
 from polyhead.train.folder import EARLIER
 
@@ -110,6 +110,7 @@ def read_index(path: pathlib.Path) -> dict[str, Any]:
             _check_entry(entry, path)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise Damaged(f"checkpoint: {path} is damaged (its index lacks {_line(error)})") from None
+    check_kinds(index, path)
     return index
 
 

@@ -108,7 +108,11 @@ def unseal(values: Any, where: object) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise Damaged(f"{where} is damaged (a table was wanted but {str(values)[:40]!r} came)")
     plain = {name: value for name, value in values.items() if name != SEAL}
-    if SEAL in values and values[SEAL] != seal(plain)[SEAL]:
+    try:
+        right = SEAL not in values or values[SEAL] == seal(plain)[SEAL]
+    except RecursionError:  # nobody has written that
+        right = False
+    if not right:
         raise Damaged(f"{where} is damaged (its contents do not match their checksum)")
     return plain
 

@@ -43,7 +43,7 @@ class Member:
             set_aside(folder / RESULT, f"{folder / RESULT} is damaged")
         if (found := recover(config, folder)) is not None:
             self.tensors, metadata = found
-            self.step, self.seconds = metadata["step"], metadata["seconds"]
+            self.step, self.seconds = metadata["step"], metadata.get("seconds", 0.0)
             rows = metadata.get("rows", 0)
         self.saved = self.step
         self.rating = Rating(config, folder, self.digest)

@@ -1,0 +1,87 @@
+"""Files that run code when they are unpickled, in every guise that a file of numbers may have."""
+
+import gzip
+import io
+import pathlib
+import pickle
+import tarfile
+import zipfile
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class Trap:
+    """Unpickled, it makes the file `marker`."""
+
+    def __init__(self, marker: pathlib.Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return pathlib.Path.touch, (self.marker,)
+
+
+def guises(marker: pathlib.Path) -> dict[str, bytes]:
+    """The same trap by each way of writing it."""
+    trap = Trap(marker)
+    whole = np.empty(1, dtype=object)
+    whole[0] = trap
+    return {
+        "pickle 0": pickle.dumps(trap, 0),
+        "pickle": pickle.dumps({"model": trap}),
+        "torch": _written(lambda file: torch.save({"model": trap}, file)),
+        "torch before 1.6": _written(lambda file: torch.save(trap, file, _use_new_zipfile_serialization=False)),
+        "npy": _written(lambda file: np.save(file, whole, allow_pickle=True)),
+        "npz": _written(lambda file: np.savez(file, images=whole, labels=whole)),
+        "zip": _zipped(pickle.dumps(trap)),
+        "gzip": gzip.compress(pickle.dumps(trap)),
+        "tar": _written(lambda file: _tar(file, pickle.dumps(trap))),
+        "safetensors and pickle": (2).to_bytes(8, "little") + b"{}" + pickle.dumps(trap),
+        "yaml": f'!!python/object/apply:os.mkdir ["{marker}"]'.encode(),
+        "yaml value": f'name: !!python/object/apply:os.mkdir ["{marker}"]\ntask: {{kind: FuzzyLogic}}\n'.encode(),
+    }
+
+
+def _written(write: Any) -> bytes:
+    file = io.BytesIO()
+    write(file)
+    return file.getvalue()
+
+
+def _zipped(data: bytes) -> bytes:
+    def write(file: io.BytesIO) -> None:
+        with zipfile.ZipFile(file, "w") as archive:
+            for name in ("archive/data.pkl", "data.pkl", "images.npy"):
+                archive.writestr(name, data)
+
+    return _written(write)
+
+
+def _tar(file: io.BytesIO, data: bytes) -> None:
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        info = tarfile.TarInfo("pickle")
+        info.size = len(data)
+        archive.addfile(info, io.BytesIO(data))
+
+
+def spring(name: str, data: bytes) -> None:
+    """What a careless reader does."""
+    if name.startswith("torch"):
+        torch.load(io.BytesIO(data), weights_only=False)
+    elif name in ("npy", "npz"):
+        found = np.load(io.BytesIO(data), allow_pickle=True)
+        _ = found["images"] if name == "npz" else found
+    elif name == "zip":
+        pickle.loads(zipfile.ZipFile(io.BytesIO(data)).read("data.pkl"))
+    elif name == "gzip":
+        pickle.loads(gzip.decompress(data))
+    elif name == "tar":
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            pickle.loads(archive.extractfile("pickle").read())  # type: ignore[union-attr]
+    elif name.startswith("yaml"):
+        import yaml
+
+        yaml.unsafe_load(data)
+    else:
+        pickle.loads(data[10:] if name.startswith("safetensors") else data)
