@@ -120,7 +120,7 @@ class Slurm:
 
     def _earlier(self, folder: pathlib.Path) -> str | None:
         """The job that an earlier call asked for and that may still train this run."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
             job = json.loads((folder / RECORD).read_text()).get("job")
             if isinstance(job, str) and self.states.get(job, "COMPLETED") not in ENDED:
                 return job
