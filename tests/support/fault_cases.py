@@ -226,7 +226,8 @@ class Sweep(Scenario):
         return {name: facts(place) for name, place in self.places().items()}
 
     def files(self) -> list[pathlib.Path]:
-        return sorted(path for path in self.folder.rglob("*") if path.is_file() and path.name not in SPARED)
+        place = next(iter(self.places().values()))  # of one run: the others are like it
+        return sorted(path for path in place.iterdir() if path.is_file() and path.name not in SPARED)
 
 
 class Population(Sweep):

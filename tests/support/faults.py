@@ -360,7 +360,7 @@ def arm(root: str, fault: Order, note: pathlib.Path) -> None:
             return
         with contextlib.suppress(FileExistsError):
             with open(note, "x") as file:
-                file.write(f"{name} {os.path.basename(where)}")
+                file.write(f"{name} {'folder' if os.path.isdir(where) else os.path.basename(where)}")
             if tear is not None and stat.S_ISREG(os.fstat(tear).st_mode):
                 begin, end = synced.get(where, 0), os.fstat(tear).st_size
                 os.ftruncate(tear, begin + int(fault.get("tear", 1.0) * (end - begin)))
