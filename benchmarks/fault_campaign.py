@@ -29,7 +29,8 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "support"))
 
-from fault_cases import GOOD, Campaign, tiny
+from fault_cases import GOOD, Campaign
+from fault_scenarios import tiny
 from faults import Order, Zygote
 
 SHARES = {"train": 0.4, "text run": 0.2, "tokenise": 0.15, "sweep": 0.15, "population": 0.1}

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from fault_cases import tiny
+from fault_scenarios import tiny
 from fuzz import FEW, Target, fuzz, targets
 
 import polyhead as ph

@@ -1,0 +1,242 @@
+"""What a campaign of faults trains: a run, one on text, its tokens, a sweep, a population; all of them tiny."""
+
+import contextlib
+import pathlib
+from typing import Any
+
+from faults import Order, difference, facts
+
+import polyhead as ph
+from polyhead.config import digest, save
+
+SPARED = ("worker.log", ".lock", ".gitignore", "lock")
+"""Files that nothing rests on."""
+
+
+def tiny(folder: pathlib.Path, name: str = "tiny", steps: int = 30, **fields: Any) -> ph.Run:
+    """A run of a fraction of a second, with dropout, that saves every five steps."""
+    task = ph.tasks.FuzzyLogic(length=6)
+    model = ph.TransformerConfig(
+        *task.ends, dim=8, layers=1, heads=(ph.Softmax(2), ph.Hyla(2)), max_length=6, dropout=0.1
+    )
+    train = ph.Train(
+        steps=steps, batch_size=2, warmup=3, log_every=2, eval_every=10, save_every=5, eval_batches=1, lr=3e-3
+    )
+    given: dict[str, Any] = {"device": "cpu", "threads": 1, "folder": str(folder), **fields}
+    return ph.Run(name=name, task=task, model=model, train=train, **given)
+
+
+def corpus(root: pathlib.Path, count: int = 12) -> pathlib.Path:
+    """A folder of documents, a few hundred bytes each."""
+    place = root / "documents"
+    place.mkdir(parents=True)
+    for i in range(count):
+        (place / f"{i:02}.py").write_text("".join(f"def f{i}_{j}(x):\n    return x + {i * j}\n" for j in range(8)))
+    return place
+
+
+class Scenario:
+    """What is done, and how its end is looked at.  `fresh` makes a new one of the kind in a folder of its own."""
+
+    name: str
+    durations: tuple[float, float] = (0.0, 1.0)
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self.root = root
+        root.mkdir(parents=True)
+        self.prepare()
+
+    def prepare(self) -> None:
+        raise NotImplementedError
+
+    def order(self) -> Order:
+        raise NotImplementedError
+
+    def found(self) -> Order:
+        """The facts at its end, by whatever names."""
+        raise NotImplementedError
+
+    def files(self) -> list[pathlib.Path]:
+        """What may be damaged."""
+        raise NotImplementedError
+
+    def mend(self, path: pathlib.Path) -> None:
+        """What a user does about a file that an error names: write the configuration again, or do without the file;
+        without the checkpoint of a finished run it is trained again."""
+        path.unlink(missing_ok=True)
+        if path.name == "config.json":
+            save(self.config_of(path.parent), path)
+        if path.name == "checkpoint.safetensors":
+            path.with_name("result.json").unlink(missing_ok=True)
+
+    def user_of(self, path: pathlib.Path) -> pathlib.Path:
+        """The run folder to which a file belongs."""
+        return path.parent
+
+    def config_of(self, folder: pathlib.Path) -> ph.Run:
+        raise NotImplementedError
+
+    def differs(self, wanted: Order) -> str | None:
+        for name, value in wanted.items():
+            came = self.found()[name]
+            if (what := difference(came, value) if isinstance(value, dict) else None) or came != value:
+                return f"{name}: {what or 'contents differ'}"
+        return None
+
+
+class OneRun(Scenario):
+    name = "train"
+
+    def prepare(self) -> None:
+        self.folder = self.root / "run"
+        self.config = self.made()
+        self.folder.mkdir()
+        save(self.config, self.folder / "config.json")
+
+    def made(self) -> ph.Run:
+        return tiny(self.folder)
+
+    def order(self) -> Order:
+        return {"do": "train", "root": str(self.root), "folder": str(self.folder)}
+
+    def found(self) -> Order:
+        return {"run": facts(self.folder)}
+
+    def files(self) -> list[pathlib.Path]:
+        return sorted(path for path in self.folder.iterdir() if path.is_file() and path.name not in SPARED)
+
+    def user_of(self, path: pathlib.Path) -> pathlib.Path:
+        return self.folder
+
+    def config_of(self, folder: pathlib.Path) -> ph.Run:
+        return self.config
+
+
+class TextRun(OneRun):
+    """A run that tokenises its text first, with a tokenizer that it trains."""
+
+    name = "text run"
+
+    def made(self) -> ph.Run:
+        task = ph.tasks.Text(
+            str(corpus(self.root)), length=8, tokenizer="bpe:270", held_out=0.2, folder=str(self.root / "tokens")
+        )
+        model = ph.TransformerConfig(
+            *task.ends, dim=8, layers=1, heads=(ph.Softmax(2),), max_length=8, causal=True, positions=ph.Rotary()
+        )
+        train = ph.Train(
+            steps=20, batch_size=2, warmup=3, log_every=2, eval_every=10, save_every=5, eval_batches=1,
+            evaluate=("validation",),
+        )  # fmt: skip
+        return ph.Run(
+            name="text", task=task, model=model, train=train, device="cpu", threads=1, folder=str(self.folder)
+        )
+
+    def found(self) -> Order:
+        # The folder of the corpus is another for every case, and so are the digests that it enters.
+        run = {name: value for name, value in facts(self.folder).items() if name != "digest"}
+        return {"run": run, "tokens": tokens(self.root / "tokens")}
+
+    def files(self) -> list[pathlib.Path]:
+        return [*super().files(), *sorted(path for path in (self.root / "tokens").rglob("*") if _is_token_file(path))]
+
+
+class Tokens(Scenario):
+    """Text as tokens on the disk, a line of the journal for each few documents."""
+
+    name = "tokenise"
+
+    def prepare(self) -> None:
+        data = corpus(self.root, 30)
+        self.task = {"data": str(data), "length": 8, "held_out": 0.2, "folder": str(self.root / "tokens")}
+        self.task["tokenizer"] = "bpe:270"
+
+    def order(self) -> Order:
+        return {"do": "text", "root": str(self.root), "text": self.task, "stretch": 600}
+
+    def found(self) -> Order:
+        return {"tokens": tokens(self.root / "tokens")}
+
+    def files(self) -> list[pathlib.Path]:
+        return sorted(path for path in (self.root / "tokens").rglob("*") if _is_token_file(path))
+
+
+def _is_token_file(path: pathlib.Path) -> bool:
+    return path.is_file() and path.name not in SPARED
+
+
+def tokens(folder: pathlib.Path) -> Order:
+    """The token files, by what they hold: their names have a hash of where the documents lie."""
+    found = {}
+    for path in folder.rglob("*"):
+        if _is_token_file(path) and path.name != "manifest.json":
+            found[path.name.partition(".")[2]] = path.read_bytes().hex()
+    return found
+
+
+class Sweep(Scenario):
+    """Three runs in two workers."""
+
+    name, verb = "sweep", "sweep"
+
+    def prepare(self) -> None:
+        self.folder = self.root / "runs"
+        self.runs = self.made()
+        for run in self.runs:
+            save(run, self.root / f"{run.name}.json")
+
+    def made(self) -> list[ph.Run]:
+        return [tiny(self.folder, f"seed{seed}", steps=20, seed=seed) for seed in range(3)]
+
+    def order(self) -> Order:
+        paths = [str(self.root / f"{run.name}.json") for run in self.runs]
+        return {"do": self.verb, "root": str(self.folder), "folder": str(self.folder), "runs": paths}
+
+    def places(self) -> dict[str, pathlib.Path]:
+        return {run.name: self.folder / f"{run.name}-{digest(run)}" for run in self.runs}
+
+    def config_of(self, folder: pathlib.Path) -> ph.Run:
+        return next(run for run in self.runs if self.places()[run.name] == folder)
+
+    def found(self) -> Order:
+        return {name: facts(place) for name, place in self.places().items()}
+
+    def files(self) -> list[pathlib.Path]:
+        place = next(iter(self.places().values()))  # of one run: the others are like it
+        return sorted(path for path in place.iterdir() if path.is_file() and path.name not in SPARED)
+
+
+class Population(Sweep):
+    """Three runs in one process.  Cut short between the checkpoints of its members, they go on in other company: their
+    numbers are then the same to rounding."""
+
+    name, verb = "population", "population"
+
+    def differs(self, wanted: Order) -> str | None:
+        import numpy as np
+
+        for name, came in self.found().items():
+            value = wanted[name]
+            for part in ("rows", "scores", "tensors"):
+                one, other = (_numbers(side[part]) for side in (came, value))
+                if one.shape != other.shape or not np.allclose(one, other, rtol=2e-3, atol=2e-4):
+                    return f"{name}: {difference(came, value)}"
+        return None
+
+
+def _numbers(value: Any) -> Any:
+    """All numbers in rows, scores or tensors."""
+    import numpy as np
+
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return np.concatenate([_numbers(item).reshape(-1) for item in value] or [np.zeros(0)])
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return np.frombuffer(bytes.fromhex(value), np.float32)
+        return np.zeros(0)
+    return np.array([0.0 if value is None else float(value)])
+
+
+KINDS = {kind.name: kind for kind in (OneRun, TextRun, Tokens, Sweep, Population)}
