@@ -46,6 +46,7 @@ def test_jobs_are_preempted_requeued_and_killed_and_the_driver_leaves(
 ):
     runs, folder = many_runs(), tmp_path / "sweep"
     hit: dict[str, pathlib.Path] = {}
+    left: list[pathlib.Path] = []
     over = threading.Event()
 
     def wait() -> pathlib.Path:
@@ -70,7 +71,8 @@ def test_jobs_are_preempted_requeued_and_killed_and_the_driver_leaves(
 
     def update(screen: Screen) -> None:
         plain(screen)
-        if "left" in hit:
+        if "left" in hit and not left:
+            left.append(hit["left"])
             raise KeyboardInterrupt
 
     thread = threading.Thread(target=disturb)

@@ -170,7 +170,7 @@ def leave(config: Any, folder: pathlib.Path) -> Result:
         ([-11, -11], 1, "killed by signal 11 (2 times)"),
         ([-9], 0, "killed by signal 9"),
         ([LOST], 0, "lost: its machine, or its job, is gone"),
-        ([75, 75, 75, 75, 0], 0, None),  # preempted and saved: no death
+        ([75, 75, -9, 75, 0], 1, None),  # preempted and saved: no death
         ([2], 2, "it said 2"),  # a mistake, or it diverged: it would again
         ([130], 2, "it said 130"),  # somebody wanted it stopped
     ],
@@ -244,6 +244,8 @@ def test_ctrl_c_says_what_the_engine_did(
 
     def poll(job: Job) -> bool:
         if job.config.seed == 1 and next(codes):
+            if name == "SIGINT":  # in the background it is ignored
+                raise KeyboardInterrupt
             signal.raise_signal(getattr(signal, name))
         return plain(job)
 
