@@ -1,10 +1,13 @@
 """Searches: the same question gives the same trials, whatever happens in between; a failed trial is only a trial."""
 
 import dataclasses
+import functools
+import io
 import json
 import os
 import pathlib
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from rich.console import Console
 from searches import SPACE, Engine, Handle, facts, finish, install, score, search, tiny
 
 import polyhead as ph
-from polyhead import tune
+from polyhead import tune, tune_screen
 from polyhead.train import engine_local
 from polyhead.train.folder import Metrics, read_config
 
@@ -239,10 +243,26 @@ def test_a_damaged_record(tmp_path: pathlib.Path, engine: type[Engine]):
         journal.write_bytes(text + before)
         with pytest.raises(ValueError, match=r"tune: \S+study.journal cannot be read \("):
             search(tmp_path / "parts")
-    for text in ("[]", "{}", '{"run": 3}'):
-        (tmp_path / "whole" / "study.json").write_text(text)
-        with pytest.raises(ValueError, match=r"study.json|another study"):
+    question = json.loads((tmp_path / "whole" / "study.json").read_text())
+    strange = [[], {}, {"run": 3}, {"run": question["run"]}, {**question, "space": 3}]
+    for values in strange:
+        (tmp_path / "whole" / "study.json").write_text(json.dumps(values))
+        with pytest.raises(ValueError, match=r"study\.json|holds no study"):
             tune.status(tmp_path / "whole")
+
+
+def test_what_is_seen_on_a_terminal(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    screen = io.StringIO()
+    console = functools.partial(Console, file=screen, force_terminal=True, width=120)
+    monkeypatch.setattr(tune_screen, "Console", lambda stderr: console())
+    monkeypatch.setattr(tune_screen, "SECONDS", -1.0)
+    found = search(tmp_path, trials=tune_screen.ROWS + 3, progress=True)
+    said = screen.getvalue()
+    last = re.sub(r"\x1b\[[0-9;]*m", "", said).rpartition("validation r2")[2].splitlines()
+    best = [line for line in last if line.strip("│ ").endswith("best")]
+    assert len(best) == 1
+    assert f"{found.best.score:.4f}" in best[0]
+    assert len([line for line in last if re.match(r"│ \d+ ", line)]) in (tune_screen.ROWS, tune_screen.ROWS + 1)
 
 
 def test_the_record_is_plain_text(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):

@@ -8,6 +8,7 @@ interrupted or not.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -115,12 +116,14 @@ def status(folder: str | pathlib.Path) -> Outcome:
     path = pathlib.Path(folder)
     if not (path / STUDY).is_file() or not (path / JOURNAL).is_file():
         raise ValueError(f"tune: {path} holds no study")
-    question = serial.read(path / STUDY)
     try:
+        question = serial.read(path / STUDY)
         run = configs.from_dict(question["run"], KINDS, where=str(path / STUDY))
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"{path / STUDY}: not a study ({error})") from None
-    return _Study(run, path, question).outcome(importance=True)
+        return _Study(run, path, question).outcome(importance=True)
+    except ValueError:
+        raise
+    except Exception as error:  # whatever a file from a stranger makes of it
+        raise ValueError(f"tune: {path} holds no study that can be read ({type(error).__name__}: {error})") from None
 
 
 def _question(run: Run, space: Mapping[str, str], sampler: str, prune: str | None) -> dict[str, Any]:
@@ -182,7 +185,7 @@ class _Study:
                 self.optuna.create_study(storage=storage, study_name=NAME, direction=direction)
             self.study = self.optuna.load_study(storage=storage, study_name=NAME, pruner=self._pruner())
             self.study.get_trials(deepcopy=False)  # reads it all
-        except (ValueError, KeyError, TypeError, AttributeError, AssertionError, IndexError) as error:
+        except Exception as error:  # Optuna checks little
             raise ValueError(f"tune: {path} cannot be read ({type(error).__name__}: {error})") from None
 
     def _pruner(self) -> Any:
@@ -329,7 +332,7 @@ class _Search:
         elif job.handle is not None:
             job.poll()
         elif self.patiently(job.ready):
-            job.handle, job.begun = self.engine.start([job.folder])[0], True
+            job.handle, job.begun = self.patiently(functools.partial(self.engine.start, [job.folder]))[0], True
 
     def _hopeless(self, trial: Any, job: Job) -> bool:
         """Report the evaluations there are, in their order and before the end; whether the pruner gives it up."""
