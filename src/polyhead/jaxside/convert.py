@@ -1,0 +1,133 @@
+"""Parameters from one side to the other: PyTorch's state dicts and checkpoints, Haiku's trees, Flax NNX modules.
+
+    to_flax(state or file, model) -> model        blocks.0.attention.qkv.weight -> model.blocks[0].attention.qkv.weight
+    from_flax(model) -> state                     its inverse, bit for bit
+    from_haiku(tree, heads=8) -> attention        mha/~/linear, linear_1, linear_2 -> qkv;   linear_3 -> out
+    to_haiku(attention) -> tree                   its inverse
+
+A state is a dict of NumPy arrays by PyTorch's names; torch is not imported.
+"""
+
+import json
+import pathlib
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from polyhead import config
+from polyhead.haiku_trees import Params, State, check, state_of, tree_of
+from polyhead.jaxside.nnx_attention import MultiHeadAttention
+from polyhead.jaxside.nnx_heads import ValueHeads
+
+PART = "model/"
+"""What the parameters of a model are called in a checkpoint, whose optimiser is not read."""
+
+
+def named(module: Any, prefix: str = "") -> Iterator[tuple[str, nnx.Variable]]:
+    """The parameters of a module by PyTorch's names; what is tied comes once under each."""
+    inside = enumerate(module) if isinstance(module, nnx.List) else sorted(vars(module).items())
+    for name, value in inside:
+        if isinstance(value, nnx.Variable):
+            yield f"{prefix}{name}", value
+        elif isinstance(value, (nnx.Module, nnx.List)):
+            yield from named(value, f"{prefix}{name}.")
+
+
+def to_flax(source: Mapping[str, Any] | str | pathlib.Path, model: Any) -> Any:
+    """`model`, filled with what the same model of PyTorch holds, and returned.
+
+    `source`: its state dict as arrays, `{name: x.numpy() for name, x in model.state_dict().items()}`, or a safetensors
+    file: the checkpoint of a run (`runs/a/checkpoint.safetensors`) or of a state dict alone.
+
+    Raises ValueError for a file that cannot be read or is damaged, and names what is missing, left over or misshapen.
+    """
+    where, state = ("the state dict", dict(source)) if isinstance(source, Mapping) else (str(source), read(source))
+    wanted = dict(named(model))
+    if missing := sorted(wanted.keys() - state.keys()):
+        raise ValueError(f"to_flax: {where} lacks {len(missing)} parameters of the model, first {missing[0]!r}")
+    if extra := sorted(state.keys() - wanted.keys()):
+        raise ValueError(f"to_flax: {where} has {len(extra)} parameters the model lacks, first {extra[0]!r}")
+    filled: dict[int, str] = {}
+    for name, variable in wanted.items():
+        came, want = np.shape(state[name]), variable.shape
+        if came != want:
+            raise ValueError(f"to_flax: {where} has {name!r} of shape {came} but the model wants {want}")
+        first = filled.setdefault(id(variable), name)
+        if not np.array_equal(state[first], state[name], equal_nan=True):
+            raise ValueError(f"to_flax: {where} has another {name!r} than {first!r}, to which the model ties it")
+    for name, variable in wanted.items():
+        variable[...] = jnp.array(state[name], variable.dtype)
+    return model
+
+
+def from_flax(model: Any) -> State:
+    """What `model` holds, copied: arrays for `load_state_dict` of the same model of PyTorch, or a safetensors file."""
+    return {name: np.array(variable[...]) for name, variable in named(model)}
+
+
+def read(path: str | pathlib.Path) -> State:
+    """The parameters in a safetensors file, of a checkpoint those of the model.  Raises ValueError: see `to_flax`."""
+    try:
+        with safe_open(path, "numpy") as file:
+            text = (file.metadata() or {}).get("polyhead")
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except FileNotFoundError:
+        raise ValueError(f"to_flax: {path} does not exist") from None
+    except (SafetensorError, OSError, TypeError) as error:
+        raise ValueError(f"to_flax: {path} cannot be read ({' '.join(str(error).split())})") from None
+    if text is None:
+        return arrays
+    try:
+        whole = json.loads(text)["checksum"] == checksum(arrays)
+    except (ValueError, RecursionError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise ValueError(f"to_flax: {path} is damaged (its contents do not match their checksum)")
+    return {name.removeprefix(PART): array for name, array in arrays.items() if name.startswith(PART)}
+
+
+def checksum(arrays: Mapping[str, NDArray[Any]]) -> int:
+    """That of `train.files`, which a checkpoint holds."""
+    value = 0
+    for name in sorted(arrays):
+        data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data
+        value = zlib.crc32(data, zlib.crc32(name.encode(), value))
+    return value
+
+
+def from_haiku(params: Params, *, heads: int, name: str | None = None) -> MultiHeadAttention:
+    """The module whose parameters are `params`: `MultiHeadAttention(dim, [Softmax(heads)], bias=True)`.
+
+    `name` is the module's name in `params` ("mha", "encoder/~/mha"), needed where there are several.
+
+    Raises ValueError for missing linears, a name that is not there, and shapes that do not fit.
+    """
+    state = state_of(params, heads=heads, name=name)
+    dim, dtype = state["out.weight"].shape[0], jax.dtypes.canonicalize_dtype(state["out.weight"].dtype)
+    return to_flax(state, MultiHeadAttention(dim, [config.Softmax(heads)], bias=True, dtype=dtype))
+
+
+def to_haiku(attention: MultiHeadAttention, *, name: str = "mha") -> dict[str, State]:
+    """The tutorial's parameters of `attention`, copied: the inverse of `from_haiku`.
+
+    Raises ValueError unless it is one group of softmax heads with biases, of width / heads each.
+    """
+    group, dim, bias = attention.groups[0], attention.dim, attention.qkv.bias is not None
+    softmax = len(attention.groups) == 1 and isinstance(group, ValueHeads)
+    softmax = softmax and isinstance(group.mechanism, config.Softmax)
+    extras = attention.rotary is not None or attention.relative is not None or len(attention.qk_norms) > 0
+    right = {
+        f"one group of softmax heads that share the width {dim}": softmax and attention.widths == (dim,) * 3,
+        "biases": bias,
+        "no positions, q/k norms, window or causal mask": not (extras or attention.window or attention.causal),
+    }
+    groups = ", ".join(type(mechanism).__name__ for mechanism in attention.heads)
+    check(right, f"width {dim}, {groups}, bias {bias}, causal {attention.causal}")
+    return tree_of(from_flax(attention), name)

@@ -1,0 +1,177 @@
+"""Parameters from PyTorch and Haiku to Flax and back: exact, and a model goes on where it was."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+import polyhead as ph
+from polyhead.compat import haiku as of_torch
+from polyhead.train.files import checksum as checksum_of_torch
+
+jax = pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
+flax = pytest.importorskip("flax", reason="flax is not installed (extra `flax`)")
+jnp = jax.numpy
+
+from polyhead.jaxside import convert, nnx  # noqa: E402
+
+TASK = ph.tasks.FuzzyLogic(variables=3, length=8)
+MODEL = ph.TransformerConfig(
+    *TASK.ends,
+    dim=16,
+    heads=[ph.Hyla(2, dim=4, value_dim=4), ph.Softmax(1, dim=8, value_dim=8), ph.Relational(2, dim=4, value_dim=4)],
+    feedforward=ph.Mlp(32, act="gelu_tanh"),
+    positions=ph.RelativeBias(8),
+    dropout=0.1,
+    max_length=8,
+    init="hyla",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run of fuzzy logic that was trained for a few steps."""
+    place = tmp_path_factory.mktemp("runs") / "a"
+    train = ph.Train(steps=20, batch_size=32, lr=3e-3, warmup=2, evaluate=("iid",), eval_batches=1)
+    ph.train.run(ph.Run(TASK, MODEL, train=train, folder=str(place), device="cpu"))
+    return place
+
+
+def batch():
+    return TASK.batch("compositional", 64, seed=0, step=0)
+
+
+def test_a_checkpoint_of_fuzzy_logic_predicts_the_same_and_trains_on(folder):
+    optax = pytest.importorskip("optax", reason="optax is not installed (flax brings it)")
+    model = convert.to_flax(folder / "checkpoint.safetensors", nnx.Transformer(MODEL))
+    _, theirs = ph.train.load_model(folder)
+    data = batch()
+    inputs, targets = data.inputs.numpy(), data.targets.numpy()
+    graph, parameters, rest = flax.nnx.split(model, flax.nnx.Param, ...)
+
+    @jax.jit
+    def loss(parameters):
+        predicted = flax.nnx.merge(graph, parameters, rest)(inputs)
+        return jnp.square(predicted[:, -1] - targets[:, -1]).mean(), predicted
+
+    before, predicted = loss(parameters)
+    with torch.no_grad():
+        wanted = theirs(data.inputs).numpy()
+    assert wanted[:, -1].std() > 0.01
+    np.testing.assert_allclose(predicted, wanted, rtol=0, atol=1e-5)
+
+    optimiser = optax.adam(1e-3)
+    slopes = jax.jit(jax.grad(lambda p: loss(p)[0]))(parameters)
+    updates, _ = optimiser.update(slopes, optimiser.init(parameters))
+    after, _ = loss(optax.apply_updates(parameters, updates))
+    assert after < before
+
+    back = ph.Transformer(MODEL)
+    flax.nnx.update(model, optax.apply_updates(parameters, updates))
+    back.load_state_dict({name: torch.from_numpy(array) for name, array in convert.from_flax(model).items()})
+    with torch.no_grad():
+        gap = np.square(back.eval()(data.inputs).numpy()[:, -1] - targets[:, -1]).mean()
+    np.testing.assert_allclose(gap, after, rtol=1e-4)
+
+
+def test_there_and_back_are_the_same_bits(folder, tmp_path):
+    _, theirs = ph.train.load_model(folder)
+    state = {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}
+    model = convert.to_flax(state, nnx.Transformer(MODEL))
+    back = convert.from_flax(model)
+    assert back.keys() == state.keys()
+    assert all(np.array_equal(back[name], state[name]) and back[name].dtype == np.float32 for name in state)
+    save_file(back, tmp_path / "alone.safetensors")
+    again = convert.from_flax(convert.to_flax(tmp_path / "alone.safetensors", nnx.Transformer(MODEL)))
+    assert all(np.array_equal(again[name], state[name]) for name in state)
+    back["blocks.0.attention.qkv.weight"][:] = 0
+    assert np.abs(model.blocks[0].attention.qkv.weight[...]).max() > 0
+
+
+def test_what_is_tied_stays_tied():
+    settings = ph.TransformerConfig(ph.Tokens(5), ph.Logits(5, tied=True), dim=8, layers=1, heads=ph.Softmax(2))
+    state = {name: tensor.numpy().copy() for name, tensor in ph.Transformer(settings).state_dict().items()}
+    model = convert.to_flax(state, nnx.Transformer(settings))
+    assert model.outputs.table.weight is model.inputs.table.weight
+    assert convert.from_flax(model).keys() == state.keys()
+    state["outputs.table.weight"][0, 0] += 1
+    with pytest.raises(ValueError, match=r"^to_flax: the state dict has another 'outputs.table.weight' than 'inputs\."):
+        convert.to_flax(state, model)
+
+
+def test_states_that_do_not_fit_are_one_line():
+    layer = nnx.MultiHeadAttention(8, ph.Softmax(2))
+    state = convert.from_flax(layer)
+    for said, other in {
+        r"lacks 1 parameters of the model, first 'qkv.weight'$": {"out.weight": state["out.weight"]},
+        r"has 1 parameters the model lacks, first 'qkv.bias'$": state | {"qkv.bias": np.zeros(24)},
+        r"has 'out.weight' of shape \(8, 4\) but the model wants \(8, 8\)$": state | {"out.weight": np.zeros((8, 4))},
+    }.items():
+        with pytest.raises(ValueError, match=f"^to_flax: the state dict {said}"):
+            convert.to_flax(other, layer)
+    np.testing.assert_array_equal(layer.qkv.weight[...], state["qkv.weight"])
+
+
+def test_files_that_cannot_be_trusted_are_one_line(folder, tmp_path):
+    whole, path = (folder / "checkpoint.safetensors").read_bytes(), tmp_path / "x.safetensors"
+    for said, data in {
+        "cannot be read": whole[:-40],
+        "is damaged": whole[:-1] + bytes([whole[-1] ^ 1]),
+    }.items():
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=rf"^to_flax: .*x\.safetensors {said} \(") as error:
+            convert.to_flax(path, nnx.Transformer(MODEL))
+        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=r"nothing\.safetensors does not exist$"):
+        convert.to_flax(tmp_path / "nothing.safetensors", nnx.Transformer(MODEL))
+
+
+def test_the_checksum_is_that_of_training():
+    arrays = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.zeros(3), "none": np.zeros((0, 2))}
+    theirs = checksum_of_torch({name: torch.from_numpy(array) for name, array in arrays.items()})
+    assert convert.checksum(arrays) == theirs != convert.checksum(arrays | {"a": np.ones(3)})
+
+
+# --------------------------------------------------------------------------------------------------------------- haiku
+def tree(name="mha", dim=16):
+    draw = np.random.default_rng(0)
+    return {
+        f"{name}/~/linear{n}": {
+            "w": draw.standard_normal((dim, dim)).astype(np.float32),
+            "b": draw.standard_normal(dim).astype(np.float32),
+        }
+        for n in ("", "_1", "_2", "_3")
+    }
+
+
+def test_haiku_trees_there_and_back_are_the_same_bits():
+    back = convert.to_haiku(convert.from_haiku(tree("decoder/~/mha"), heads=4), name="decoder/~/mha")
+    assert list(back) == list(tree("decoder/~/mha"))
+    for name, entry in tree("decoder/~/mha").items():
+        assert all(np.array_equal(back[name][part], entry[part]) for part in ("w", "b"))
+
+
+def test_haiku_trees_mean_the_same_on_both_sides():
+    x = np.random.default_rng(1).standard_normal((2, 5, 16)).astype(np.float32)
+    mask = np.tril(np.ones((1, 5, 5), int))
+    theirs = of_torch.from_haiku(tree(), heads=4)(torch.tensor(x), mask=of_torch.from_haiku_mask(mask))
+    ours = convert.from_haiku(tree(), heads=4)(x, mask=mask[:, None] != 0)
+    np.testing.assert_allclose(ours, theirs.detach(), rtol=0, atol=2e-5)
+
+
+def test_mistakes_with_haiku_trees_are_one_line():
+    with pytest.raises(ValueError, match=r"^from_haiku: the number of heads must divide the width 16 but is 5$"):
+        convert.from_haiku(tree(), heads=5)
+    with pytest.raises(ValueError, match=r"^from_haiku: wanted one of a/~/mha, b/~/mha but there is "):
+        convert.from_haiku(tree("a/~/mha") | tree("b/~/mha"), heads=4)
+    for heads, settings in (
+        ([ph.Hyla(4)], {"bias": True}),
+        ([ph.Softmax(2), ph.Softmax(2)], {"bias": True}),
+        ([ph.Softmax(4, kv_heads=2)], {"bias": True}),
+        ([ph.Softmax(4)], {}),
+        ([ph.Softmax(4)], {"bias": True, "causal": True}),
+        ([ph.Softmax(4)], {"bias": True, "positions": ph.Rotary()}),
+        ([ph.Softmax(4)], {"bias": True, "qk_norm": True}),
+    ):
+        with pytest.raises(ValueError, match=r"^to_haiku: the tutorial's module has .* but this one has not: width 16"):
+            convert.to_haiku(nnx.MultiHeadAttention(16, heads, **settings))

@@ -1,0 +1,299 @@
+"""The NNX modules beside the PyTorch ones, with the same parameters: all kinds of heads, positions, masks, blocks."""
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import polyhead as ph
+
+jax = pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
+flax = pytest.importorskip("flax", reason="flax is not installed (extra `flax`)")
+jnp = jax.numpy
+
+from polyhead.jaxside import convert, nnx  # noqa: E402
+from polyhead.jaxside.nnx_positions import buckets_of  # noqa: E402
+from polyhead.layers.positions import relative_buckets  # noqa: E402
+
+DIM, B, T, S = 16, 2, 6, 9
+LIBRARY = ph.SymbolicAttention(count=5, dim=8, trainable=False)
+
+
+def random_state(module, seed=0):
+    """All parameters random, also those that begin at 0 or 1; as arrays."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for value in dict.fromkeys(module.state_dict(keep_vars=True).values()):
+            value.normal_(std=0.4)
+    return {name: value.numpy() for name, value in module.state_dict().items()}
+
+
+def drawn(*shape, seed=1):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def run(module, *arrays, **given):
+    """What an NNX module makes of arrays, compiled once."""
+    graph, state = flax.nnx.split(module)
+    return jax.jit(lambda state, arrays, given: flax.nnx.merge(graph, state)(*arrays, **given))(state, arrays, given)
+
+
+def tensors(arrays):
+    return {name: torch.tensor(array) for name, array in arrays.items()}
+
+
+def close(came, wanted, atol=2e-6):
+    wanted = wanted.detach().numpy()
+    np.testing.assert_allclose(came, wanted, rtol=0, atol=atol * max(1.0, float(np.abs(wanted).max())))
+
+
+LOOK = np.random.default_rng(7).integers(0, 2, (B, 1, T, T)).astype(bool)
+LOOK[0, :, 2] = False
+PLACES = np.array([[0, 1, 2, 4, 5, 7], [3, 4, 5, 6, 9, 10]])
+MIXTURES = {
+    "values": (
+        [ph.Softmax(2, kv_heads=1), ph.Hyla(2, value_depth=2), ph.Linear(2, normalise="rms_heads", act="silu")],
+        {"positions": ph.Rotary(layout="half"), "causal": True, "qk_norm": True, "bias": True},
+        {"mask": LOOK, "positions": PLACES},
+    ),
+    "symbols": (
+        [
+            ph.Relational(2, relations=3, symbols=ph.RelativeSymbols(distance=2)),
+            ph.Abstractor(2, share=True, act="sigmoid", symbols=LIBRARY),
+            ph.Disentangled(2, symmetric=True, hidden=12),
+            ph.Abstractor(2, symbols=LIBRARY),
+        ],
+        {"positions": ph.RelativeBias(8, 20, bidirectional=True), "bias": True, "window": 4},
+        {"bias": drawn(1, 8, T, T)},
+    ),
+    "offsets": (
+        [ph.Relational(4, symmetric=True, relation_act="softmax"), ph.Softmax(3, value_dim=5)],
+        {"positions": ph.Alibi(), "window": 3},
+        {
+            "bias": drawn(7, 2 * T - 1),
+            "positions": PLACES,
+            "mask": LOOK[0, 0, 0],
+            "keep": (drawn(B, 7, T, T) > 0) * 2.0,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_of_heads_equal_those_of_pytorch(name):
+    heads, how, given = MIXTURES[name]
+    heads = [dataclasses.replace(group, dim=4, value_dim=group.value_dim or 6) for group in heads]
+    given = {key: np.asarray(value, np.float32) if key == "keep" else value for key, value in given.items()}
+    theirs = ph.MultiHeadAttention(DIM, heads, max_length=12, **how)
+    ours = convert.to_flax(random_state(theirs), nnx.MultiHeadAttention(DIM, heads, max_length=12, **how))
+    x = drawn(B, T, DIM)
+    graph, state = flax.nnx.split(ours)
+
+    @jax.jit
+    def graded(state, x):
+        def loss(state, x):
+            y, code = flax.nnx.merge(graph, state)(x, return_code=True, **given)
+            return jnp.square(y).mean(), (y, code)
+
+        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True, allow_int=True)(state, x)
+
+    (_, (y, code)), (slopes, slope) = graded(state, x)
+    source = torch.tensor(x, requires_grad=True)
+    wanted, codes = theirs(source, return_code=True, **tensors(given))
+    wanted.square().mean().backward()
+    close(y, wanted)
+    close(code, codes)
+    close(slope, source.grad, 5e-6)
+    flax.nnx.update(ours, slopes)
+    mine = dict(convert.named(ours))
+    for key, parameter in theirs.named_parameters():
+        close(mine[key][...], parameter.grad, 5e-6)
+
+
+def test_attention_to_another_sequence():
+    heads, mask = [ph.Hyla(2), ph.Relational(2, relation_init="package")], np.arange(S) < np.array([[[[5]]], [[[9]]]])
+    how = {"positions": ph.Rotary(), "max_length": S, "own_symbols": False}
+    theirs = ph.MultiHeadAttention(DIM, heads, **how)
+    ours = convert.to_flax(random_state(theirs), nnx.MultiHeadAttention(DIM, heads, **how))
+    x, context, symbols = drawn(B, T, DIM), drawn(B, S, DIM, seed=2), drawn(1, S, DIM, seed=3)
+    came = run(ours, x, context, mask=mask, symbols=[None, symbols])
+    close(came, theirs(torch.tensor(x), torch.tensor(context), mask=torch.tensor(mask), symbols=torch.tensor(symbols)))
+
+
+DUAL = [ph.Softmax(2), ph.Relational(1, symbols=ph.SymbolicAttention(count=6)), ph.Hyla(1, normalise="softmax")]
+MODELS = {
+    "language": ph.TransformerConfig(
+        *(ph.Tokens(11, scaled=True), ph.Logits(11, tied=True, scaled=True)),
+        dim=16,
+        heads=DUAL,
+        positions=ph.Rotary(),
+        causal=True,
+        norm="rms",
+        feedforward=ph.Swiglu(24),
+        max_length=T,
+        window=4,
+    ),
+    "post-norm, sources of each layer": ph.TransformerConfig(
+        *(ph.Vectors(3), ph.Values(2)),
+        dim=16,
+        heads=[
+            [ph.Disentangled(4, symbols=ph.SymbolicAttention(count=4, shared=False, tied=True))],
+            [ph.Abstractor(2, symbols=ph.SymbolicAttention(count=4, shared=False, tied=True)), ph.Relational(2)],
+        ],
+        positions=ph.Learned(),
+        norm_order="post",
+        final_norm=True,
+        feedforward=ph.Mlp(20, act="gelu_tanh"),
+        init="hyla",
+        max_length=T,
+    ),
+    "asked once": ph.TransformerConfig(
+        *(ph.Vectors(3, bias=False), ph.Logits(4, bias=True)),
+        dim=16,
+        heads=[ph.Relational(2, symbols=ph.SymbolicAttention(count=4, once=True)), ph.Linear(2)],
+        positions=ph.Sinusoidal(),
+        feedforward=ph.Swiglu(8, bias=True),
+        max_length=T,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_equal_those_of_pytorch(name):
+    settings = MODELS[name]
+    theirs, ours = ph.Transformer(settings).eval(), nnx.Transformer(settings)
+    state = random_state(theirs)
+    assert {key: tuple(value.shape) for key, value in convert.named(ours)} == {k: v.shape for k, v in state.items()}
+    convert.to_flax(state, ours)
+    tokens = isinstance(settings.inputs, ph.Tokens)
+    inputs = np.random.default_rng(0).integers(0, 11, (B, T)) if tokens else drawn(B, T, 3)
+    mask = np.arange(T) >= np.array([[0], [2]])
+    places = np.maximum(np.arange(T) - np.array([[0], [2]]), 0)
+    wanted = theirs(torch.tensor(inputs), mask=torch.tensor(mask), positions=torch.tensor(places))
+    close(run(ours, inputs, mask=mask, positions=places), wanted, 1e-5)
+    close(ours(inputs, tail=2), theirs(torch.tensor(inputs), tail=2), 1e-5)
+
+
+@pytest.mark.parametrize("preset", ["cs336", "hyla"])
+def test_parameters_begin_as_those_of_pytorch(preset):
+    """Of one spread, whatever the draw; a bug in one matrix of many would not show in a loss."""
+    heads = [
+        ph.Softmax(4, dim=8),
+        ph.Relational(4, kv_heads=2, symbols=ph.RelativeSymbols()),
+        ph.Hyla(4, value_depth=2),
+    ]
+    settings = ph.TransformerConfig(
+        *(ph.Tokens(50), ph.Logits(50)), dim=96, layers=1, heads=heads, init=preset, positions=ph.RelativeBias(32)
+    )
+    torch.manual_seed(0)
+    wanted = {k: v.numpy() for k, v in ph.Transformer(settings).state_dict().items()}
+    mine = nnx.Transformer(settings, rngs=flax.nnx.Rngs(3))
+    for key, variable in convert.named(mine):
+        a, b = np.asarray(variable[...]), wanted[key]
+        if "relation_weight" not in key:  # see below
+            assert abs(a.std() - b.std()) <= 0.12 * b.std(), key
+            assert abs(np.abs(a).max() - np.abs(b).max()) <= 0.35 * np.abs(b).max(), key
+    other = nnx.Transformer(settings, rngs=flax.nnx.Rngs(4))
+    assert not np.array_equal(mine.outputs.linear.weight[...], other.outputs.linear.weight[...])
+
+
+@pytest.mark.parametrize("source", [ph.PositionSymbols(), ph.RelativeSymbols()], ids=["position", "relative"])
+def test_relation_weights_are_balanced_as_those_of_pytorch(source):
+    """Each goes by a few random numbers, so that the spread of many is compared."""
+    heads = ph.Relational(4, symbols=source, relation_act="relu")
+    settings = ph.TransformerConfig(ph.Vectors(2), ph.Values(1), dim=32, layers=16, heads=heads, max_length=9)
+    torch.manual_seed(0)
+    theirs = [block.attention.groups[0].relation_weight.std().item() for block in ph.Transformer(settings).blocks]
+    ours = [block.attention.groups[0].relation_weight[...].std() for block in nnx.Transformer(settings).blocks]
+    wanted, came = np.mean(theirs), np.mean(ours)
+    assert abs(came - wanted) < 0.2 * wanted
+
+
+@pytest.mark.parametrize("kind", [(32, 128, False), (8, 20, True), (12, 12, False), (6, 200, True), (4, 1, False)])
+def test_buckets_of_distances_are_those_of_pytorch(kind):
+    reach = max(kind[:2])
+    np.testing.assert_array_equal(buckets_of(*kind), relative_buckets(torch.arange(-reach, reach + 1), *kind))
+
+
+def test_dropout_is_there_with_rngs_only():
+    settings = dataclasses.replace(MODELS["language"], dropout=0.4, residual_dropout=0.2)
+    model, tokens = nnx.Transformer(settings), np.zeros((B, T), int)
+    plain = model(tokens)
+    np.testing.assert_array_equal(plain, nnx.Transformer(MODELS["language"])(tokens))
+    first, again, other = (model(tokens, rngs=flax.nnx.Rngs(dropout=seed)) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - plain).max() > 1e-3 < np.abs(first - other).max()
+    layer = nnx.MultiHeadAttention(DIM, ph.Linear(4), dropout=0.5, dropout_shared=True, bias=False)
+    x = drawn(1, 40, DIM)
+    kept = np.mean([layer(x, rngs=flax.nnx.Rngs(dropout=seed)) for seed in range(40)], 0)
+    assert np.abs(kept - layer(x)).mean() < 0.35 * np.abs(layer(x)).mean()  # the mean is kept
+
+
+MISTAKES = {
+    r"polyhead.jaxside.nnx.Transformer: feedforward=Experts\(\) exists in PyTorch only": {"feedforward": ph.Experts()},
+    r"polyhead.jaxside.nnx.Transformer: inputs=Patches\(\) exists": {"inputs": ph.Patches((1, 4, 4), (2, 2))},
+    r"polyhead.jaxside.nnx.Transformer: outputs=Classes\(\) exists": {"outputs": ph.Classes(3)},
+    r"polyhead.jaxside.nnx.Transformer: checkpoint=True exists in PyTorch only: use nnx.remat": {"checkpoint": True},
+    r"polyhead.jaxside.nnx.Transformer: encoder= exists": {"encoder": ph.TransformerConfig(ph.Tokens(3), ph.Values(1))},
+    r"polyhead.jaxside: symbols=RelationalSymbols\(\) exists": {"heads": ph.Relational(symbols=ph.RelationalSymbols())},
+    r"polyhead.jaxside.nnx.Transformer: symbols with once=True and shared=False exist": {
+        "heads": ph.Relational(symbols=ph.SymbolicAttention(once=True, shared=False))
+    },
+    r"polyhead.jaxside.nnx.Transformer: tied logits need Tokens\(9\) as inputs": {"outputs": ph.Logits(9, tied=True)},
+    r"Softmax: 7 heads do not divide the model width 128": {"heads": ph.Softmax(7)},
+    r"MultiHeadAttention: Softmax\(share=True\) needs a group before it": {"heads": ph.Softmax(share=True)},
+    r"softmax_attention: unknown impl 'triton'": {"heads": ph.Softmax(impl="triton"), "layers": 1},
+}
+
+
+@pytest.mark.parametrize("said", MISTAKES)
+def test_what_exists_in_pytorch_only_is_named(said):
+    settings = ph.TransformerConfig(**{"inputs": ph.Vectors(2), "outputs": ph.Values(1)} | MISTAKES[said])
+    with pytest.raises(ValueError, match=f"^{said}") as error:
+        nnx.Transformer(settings)(drawn(1, 2, 2))
+    assert "\n" not in str(error.value)
+
+
+def test_bad_calls_are_one_line():
+    layer, x = nnx.MultiHeadAttention(DIM, ph.Softmax(4), positions=ph.Rotary(), max_length=8), drawn(B, T, DIM)
+    symbols = nnx.MultiHeadAttention(DIM, [ph.Softmax(2), ph.Relational(2)], own_symbols=False)
+    model = nnx.Transformer(MODELS["language"])
+    for said, call in {
+        r"MultiHeadAttention: m = 16 but x \(b t m\) = \(2, 6, 3\)": lambda: layer(x[..., :3]),
+        r"MultiHeadAttention: m = 16 but x \(b t m\) = \(6, 16\)": lambda: layer(x[0]),
+        r"MultiHeadAttention: mask must be boolean and broadcast to .* but is float32": lambda: layer(
+            x, mask=x[0, 0, :6]
+        ),
+        r"MultiHeadAttention: mask must .* but is bool \(5,\)": lambda: layer(x, mask=np.ones(5, bool)),
+        r"MultiHeadAttention: bias must be": lambda: layer(x, bias=x),
+        r"MultiHeadAttention: keep must be": lambda: layer(x, keep=drawn(1, 1, 1, T)),
+        r"MultiHeadAttention: 9 positions but max_length is 8": lambda: layer(drawn(B, 9, DIM)),
+        r"MultiHeadAttention: group 1 takes symbols, of width 16, but there are none": lambda: symbols(x),
+        r"MultiHeadAttention: dropout must be in": lambda: nnx.MultiHeadAttention(DIM, ph.Softmax(4), dropout=1.0),
+        r"MultiHeadAttention: positions must be Rotary": lambda: nnx.MultiHeadAttention(
+            8, ph.Hyla(), positions=ph.Learned()
+        ),
+        r"polyhead.jaxside.nnx.Transformer: integer tokens \(b t\) were wanted": lambda: model(x),
+        r"polyhead.jaxside.nnx.Transformer: mask must be boolean \(b t\)": lambda: model(
+            x[..., 0].astype(int), mask=x[0]
+        ),
+        r"polyhead.jaxside.nnx.Transformer: tail must be 1 to 6": lambda: model(np.zeros((1, T), int), tail=7),
+    }.items():
+        with pytest.raises(ValueError, match=f"^{said}"):
+            call()
+
+
+def test_functions_need_no_flax_and_modules_no_torch():
+    code = (
+        "import sys, polyhead.jaxside; assert not {'flax', 'torch'} & set(sys.modules)\n"
+        "import polyhead.jaxside.convert, polyhead.jaxside.nnx; assert 'torch' not in sys.modules\n"
+        "sys.modules['flax'] = None; del sys.modules['polyhead.jaxside.nnx_parts']\n"
+        "import polyhead.jaxside.nnx_parts"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert done.stderr.strip().endswith(
+        "ImportError: the modules of polyhead.jaxside need flax: pip install 'polyhead[flax]'"
+    )
