@@ -69,18 +69,22 @@ def test_a_full_disk_is_a_pause(
 def test_a_failing_disk_is_a_pause(
     tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, at_step: Any, monkeypatch: Any, call: str, code: str
 ):
-    """From step 3 on nothing that `call` does succeeds, for three attempts at each."""
-    plain, number, failing = getattr(os, call), getattr(errno, code), []
+    """From step 3 on whatever `call` does first to a file fails: rows, checkpoints, their other names, the result."""
+    plain, number, failed = getattr(os, call), getattr(errno, code), []
 
-    def failed(*args: Any) -> None:
-        if failing:
+    def failing(*args: Any) -> None:
+        path = os.readlink(f"/proc/self/fd/{args[0]}") if call == "fsync" else str(args[1])
+        if path not in failed and not os.path.isdir(path):
+            failed.append(path)
             raise OSError(number, os.strerror(number))
         plain(*args)
 
-    at_step(3, lambda: (monkeypatch.setattr(os, call, failed), failing.append(1)))
-    Rest(monkeypatch, 3 * disk.SECONDS, failing.clear)
+    at_step(3, lambda: monkeypatch.setattr(os, call, failing))
+    monkeypatch.setattr(disk, "sleep", lambda seconds: None)
     run(tiny(tmp_path), progress=False)
     same(tmp_path, whole)
+    wanted = {"fsync": "metrics.jsonl", "replace": "result.json"}[call]
+    assert {"checkpoint.safetensors", wanted} <= {pathlib.Path(path).name.removesuffix(".partial") for path in failed}
 
 
 def test_a_share_that_is_gone_is_waited_for(
