@@ -45,7 +45,8 @@ bench: .venv/.ready
 # Hours of training: the figures of docs/results at the small scale.  Interrupted, it goes on.
 STUDY := table-a2 fig-a9 table-a1 fig-2c fig-a3 fig-2b fig-2d fig-a2 fig-5a fig-5b fig-5e fig-5f fig-a6 fig-a8 fig-5c \
 	fig-5d fig-a5 fig-a7 table-a3 fig-4a fig-4a-heads fig-4b fig-a4 \
-	games sorting order set maths images symbols split
+	games sorting order set maths images symbols split \
+	lm-bytes lm-long fig-6 dual-lm swiglu norms
 
 campaign: .venv/.ready
 	@for figure in $(STUDY); do \
@@ -55,6 +56,9 @@ campaign: .venv/.ready
 	$(BIN)/python benchmarks/bench_sraven.py
 	$(BIN)/python benchmarks/bench_population.py
 	$(BIN)/python benchmarks/ahead_of_time.py --json docs/results/kernels/ahead_of_time.json
+	$(BIN)/python benchmarks/fault_campaign.py --json docs/results/faults.json
+	$(BIN)/python benchmarks/bench_trainer.py --json docs/results/trainer.json
+	$(BIN)/python benchmarks/validate_plan.py --json docs/results/planning.json
 
 clean:
 	rm -rf .venv runs
