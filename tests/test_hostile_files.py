@@ -135,6 +135,11 @@ READERS: list[tuple[str, str, Callable[[pathlib.Path], object]]] = [
     ("same_pentos.npz", "original", lambda root: _original(root)),
     ("pictures/train/a/1.png", "pictures", lambda root: _picture(root)),
     ("questions/train-easy/arithmetic__add_or_sub.txt", "questions", lambda root: _questions(root)),
+    (
+        "results.json",
+        "reproduce",
+        lambda root: importlib.import_module("polyhead.reproduce").check(root / "results.json"),
+    ),
     ("prompt.txt", "generate", verb("generate", "F/run", "--prompt-file", "F/prompt.txt", "--device", "cpu")),
 ]
 

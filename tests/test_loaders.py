@@ -22,7 +22,7 @@ KNOWN = {
     "report_data.py": "run/metrics.jsonl, counted by line",
     "report_page.py": "own pages, own figures",
     "jaxside/convert.py": "run/checkpoint.safetensors: tests/jaxside/test_convert.py",
-    "reproduce/__init__.py": "results.json: test_reproduce",
+    "reproduce/__init__.py": "results.json",
     "reproduce/lm_curves.py": "run/data.json",
     "reproduce/page.py": "own pictures",
     "serial.py": "run/config.json, mine.yaml, grid.yaml",

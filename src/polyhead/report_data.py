@@ -26,7 +26,8 @@ from polyhead.config import (
     digest,
     to_dict,
 )
-from polyhead.train.folder import METRICS, Result, read_config, read_metrics, read_result
+from polyhead.train.checkpoint import read_metadata
+from polyhead.train.folder import CHECKPOINT, METRICS, Result, is_past, read_config, read_metrics, read_result
 
 NAMES = {"Hyla": "HYLA"}
 CHOICES = ("normalise", "act", "value_depth", "relations", "relation_act", "symmetric", "relation_init")
@@ -146,6 +147,8 @@ def _entry(folder: pathlib.Path) -> Entry:
     lines = [line for line in path.read_bytes().splitlines() if line.strip()] if path.is_file() else []
     if len(lines) > len(rows):
         notes.append(f"{folder.name}: {len(lines) - len(rows)} of {len(lines)} lines of {METRICS} cannot be read.")
+    if (lost := _vouched(folder) - sum(is_past(row, run.train.steps, run.train.steps) for row in rows)) > 0:
+        notes.append(f"{folder.name}: {lost} rows of {METRICS} are lost: there are gaps in its curves.")
     if result is None:
         done = max((row["step"] for row in rows), default=0)
         notes.append(
@@ -156,6 +159,14 @@ def _entry(folder: pathlib.Path) -> Entry:
     elif any(not math.isfinite(v) for scores in result.scores.values() for v in scores.values()):
         notes.append(f"{folder.name} has scores that are not finite: it diverged or could not be evaluated.")
     return Entry(folder, run, rows, result, tuple(notes))
+
+
+def _vouched(folder: pathlib.Path) -> int:
+    """Rows of metrics.jsonl that its last checkpoint says there are; of a folder without one that can be read, 0."""
+    try:
+        return int(read_metadata(folder / CHECKPOINT).get("rows", 0))
+    except ValueError:
+        return 0
 
 
 def _numbers(scores: Any) -> bool:

@@ -17,6 +17,7 @@ A case gives a list of records, a fault each: what it was, its moment, what came
 
 import pathlib
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -136,17 +137,19 @@ class Campaign:
         record["file"] = _shown(path)
         damage(path, how, dice)
         life = self.zygote.live(scenario.order())
-        user = scenario.user_of(path)
+        user, told = scenario.user_of(path), path.name == "metrics.jsonl"
         log = user / "worker.log"  # of a sweep
         record["said"] = life["said"].strip()[-400:] or (log.read_text().strip()[-400:] if log.exists() else "")
         if not life["code"] and (user / "result.json").exists():  # what a finished run has is looked at when it is used
-            life = self.zygote.live({"do": "eval", "folder": str(user)})
+            life = self.zygote.live({"do": "train" if told else "eval", "folder": str(user)})
+            record["said"] += life["said"].strip()[-400:]
         record["outcome"] = "went on"
         if life["code"]:
             record["said"] = life["said"].strip()[-400:]
             record |= self._trouble(life, path) or {"outcome": "refused"}
             if record["outcome"] == "refused":
-                scenario.mend(path)
+                for name in {path.name, *re.findall(r"[\w-]+\.safetensors", life["said"])}:
+                    scenario.mend(path.with_name(name))
         elif path.name == "config.json" and how == "flipped" and self._rewritten(scenario, path):
             return record | {"outcome": "as written"}
         return self._end(scenario, usual, [record])[0]

@@ -1,6 +1,7 @@
 """A tenth of the campaign of faults (benchmarks/fault_campaign.py): runs that are killed and files that are damaged."""
 
 import pathlib
+import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -62,6 +63,20 @@ def test_every_file_is_damaged_once(campaign: Campaign, finished: bool):
     assert found["run/metrics.jsonl"]["outcome"] == "told"
     assert found["run/config.json"]["outcome"] == "refused"
     assert set(DAMAGES) == {*STOPPED.values(), *FINISHED.values()}
+
+
+def test_a_report_says_that_rows_are_lost(campaign: Campaign, tmp_path: pathlib.Path):
+    from polyhead import report_data
+
+    campaign.undisturbed("train")
+    shutil.copytree(campaign.root / "train-1" / "run", tmp_path / "mine")
+    path = tmp_path / "mine" / "metrics.jsonl"
+    assert report_data.read([path.parent])[0].notes == ()
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], *lines[6:]]))
+    assert report_data.read([path.parent])[0].notes == (
+        "mine: 3 rows of metrics.jsonl are lost: there are gaps in its curves.",
+    )
 
 
 def test_what_is_left_of_a_text_run_is_damaged(campaign: Campaign):

@@ -34,8 +34,8 @@ def build(settings: Model, *, device: Device = None, dtype: torch.dtype | None =
         raise ValueError(f"build: a model was wanted ({names}) but a {type(settings).__name__} came")
     try:
         return network(settings, device=device, dtype=dtype)
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, MemoryError) or any(word in str(error) for word in ("memory", "overflow")):
+    except (RuntimeError, MemoryError, TypeError, OverflowError) as error:  # torch has all of these words for it
+        if isinstance(error, MemoryError) or any(word in str(error).lower() for word in ("memory", "overflow")):
             reason = str(error).partition("\n")[0]
             raise ValueError(f"build: this {type(settings).__name__} is too large ({reason})") from None
         raise
