@@ -255,6 +255,7 @@ def test_a_damaged_config_is_one_line_and_the_same_recipe_writes_it_again(
             ph.train.read_config(tmp_path)
         with pytest.raises(ValueError, match=r"^[^\n]+$"):  # another recipe
             run(tiny(tmp_path, seed=8), progress=False, resume=True)
+        assert not path.with_name("config.json.damaged").exists()
         run(tiny(tmp_path), progress=False, resume=True)
         said = capsys.readouterr().err
         assert said.endswith("set aside as config.json.damaged\n") or (how == "missing" and said == "")
