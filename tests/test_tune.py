@@ -46,14 +46,12 @@ def test_a_study_is_a_function_of_its_question(tmp_path: pathlib.Path, engine: t
         assert trial.score == pytest.approx(score(run))
         assert trial.folder == tmp_path / "whole" / f"tiny-{ph.digest(run)}"
     assert engine.started == [trial.folder.name for trial in whole.trials]
-    # In parts, it is the same; another seed or sampler is another.
+    # In parts, it is the same; another seed is another.
     for trials in (1, 5, 12):
         parts = search(tmp_path / "parts", trials=trials)
     assert facts(parts) == facts(whole)
     other = search(tmp_path / "seed", dataclasses.replace(tiny(), seed=1), trials=3)
     assert [t.values for t in other.trials] != [t.values for t in whole.trials[:3]]
-    # What is learned counts: trials after the first ten are closer to the best.
-    assert facts(search(tmp_path / "random", trials=12, sampler="random"))[10:] != facts(whole)[10:]
 
 
 @pytest.mark.parametrize("where", ["worker", "proposal", "telling"])
@@ -256,13 +254,14 @@ def test_what_is_seen_on_a_terminal(tmp_path: pathlib.Path, monkeypatch: pytest.
     console = functools.partial(Console, file=screen, force_terminal=True, width=120)
     monkeypatch.setattr(tune_screen, "Console", lambda stderr: console())
     monkeypatch.setattr(tune_screen, "SECONDS", -1.0)
-    found = search(tmp_path, trials=tune_screen.ROWS + 3, progress=True)
+    monkeypatch.setattr(tune_screen, "ROWS", 3)
+    found = search(tmp_path, trials=6, progress=True)
     said = screen.getvalue()
     last = re.sub(r"\x1b\[[0-9;]*m", "", said).rpartition("validation r2")[2].splitlines()
     best = [line for line in last if line.strip("│ ").endswith("best")]
     assert len(best) == 1
     assert f"{found.best.score:.4f}" in best[0]
-    assert len([line for line in last if re.match(r"│ \d+ ", line)]) in (tune_screen.ROWS, tune_screen.ROWS + 1)
+    assert len([line for line in last if re.match(r"│ \d+ ", line)]) in (3, 4)
 
 
 def test_the_record_is_plain_text(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
@@ -283,7 +282,7 @@ def test_killed_in_the_middle(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(tune, "Local", engine_local.Local)
     code = (
         "import sys; from polyhead import tune; from polyhead.train import read_config\n"
-        "tune.tune(read_config(sys.argv[1]), {'train.lr': '1e-4:1e-2:log'}, folder=sys.argv[2], trials=3)"
+        "tune.tune(read_config(sys.argv[1]), {'train.lr': '1e-4:1e-2:log'}, folder=sys.argv[2], trials=3, threads=1)"
     )
     ph.config.save(tiny(), tmp_path / "run.json")
     folder = tmp_path / "study"
@@ -302,7 +301,7 @@ def test_killed_in_the_middle(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
     assert process.wait() == -9
     before = tune.status(folder)
     assert [trial.state for trial in before.trials] == [tune.DONE, tune.RUNNING]
-    after = tune.tune(tiny(), {"train.lr": "1e-4:1e-2:log"}, folder=folder, trials=3, progress=False)
+    after = tune.tune(tiny(), {"train.lr": "1e-4:1e-2:log"}, folder=folder, trials=3, threads=1, progress=False)
     assert [trial.state for trial in after.trials] == [tune.DONE] * 3
     assert [trial.values for trial in after.trials[:2]] == [trial.values for trial in before.trials]
     for trial in after.trials:
