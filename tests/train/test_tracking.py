@@ -287,8 +287,7 @@ def test_wandb_offline(twice: Any):
 
 @pytest.mark.filterwarnings("ignore")
 def test_trackio(twice: Any):
-    _real("trackio")
-    import trackio
+    trackio = pytest.importorskip("trackio", exc_type=ImportError)
     from trackio.sqlite_storage import SQLiteStorage
 
     if "resume" not in inspect.signature(trackio.init).parameters:
