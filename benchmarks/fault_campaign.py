@@ -107,7 +107,8 @@ def moments(records: list[Order]) -> list[list[Any]]:
         "worker": "at a random moment, a worker",
         "all": "at a random moment, all of it",
     }
-    found = collections.Counter(whom.get(r["moment"]) or _moment(r["moment"]) for r in records if r["moment"])
+    told = [r["moment"] for r in records if r["fault"] == "kill" and r["moment"]]
+    found = collections.Counter(whom.get(moment) or _moment(moment) for moment in told)
     return [["killed", "times"], *map(list, found.most_common())]
 
 

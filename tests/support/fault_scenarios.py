@@ -1,6 +1,7 @@
 """What a campaign of faults trains: a run, one on text, its tokens, a sweep, a population; all of them tiny."""
 
 import contextlib
+import json
 import pathlib
 from typing import Any
 
@@ -168,8 +169,9 @@ def _is_token_file(path: pathlib.Path) -> bool:
 def tokens(folder: pathlib.Path) -> Order:
     """The token files, by what they hold: their names have a hash of where the documents lie."""
     found = {}
-    for path in folder.rglob("*"):
-        if _is_token_file(path) and path.name != "manifest.json":
+    named = [json.loads(path.read_bytes())["files"] for path in folder.rglob("manifest.json")]
+    for path in folder.rglob("*"):  # what a manifest does not name does not exist
+        if path.name in [name for files in named for name in files]:
             found[path.name.partition(".")[2]] = path.read_bytes().hex()
     return found
 

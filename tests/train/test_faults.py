@@ -10,6 +10,9 @@ import pytest
 from fault_cases import GOOD, Campaign
 from faults import DAMAGES, Zygote
 
+from polyhead.train.checkpoint import read_metadata
+from polyhead.train.folder import read_metrics
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="lives are counted with Linux's /proc and prctl")
 SEED = 7
 
@@ -63,6 +66,16 @@ def test_every_file_is_damaged_once(campaign: Campaign, finished: bool):
     assert found["run/metrics.jsonl"]["outcome"] == "told"
     assert found["run/config.json"]["outcome"] == "refused"
     assert set(DAMAGES) == {*STOPPED.values(), *FINISHED.values()}
+
+
+@pytest.mark.parametrize("kind", ["train", "population"])
+def test_checkpoints_vouch_for_the_rows_before_them(campaign: Campaign, kind: str):
+    campaign.undisturbed(kind)
+    found = [path for path in campaign.root.rglob("checkpoint.safetensors") if kind in str(path)]
+    assert found
+    for path in found:
+        rows, said = read_metrics(path.parent), read_metadata(path)
+        assert said["rows"] == sum(row["kind"] == "train" or row["step"] < said["step"] for row in rows) > 0
 
 
 def test_a_report_says_that_rows_are_lost(campaign: Campaign, tmp_path: pathlib.Path):

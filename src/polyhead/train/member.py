@@ -53,4 +53,5 @@ class Member:
         return is_past(row, self.step, self.config.train.steps)
 
     def add(self, row: dict[str, Any]) -> None:
+        self.step = row["step"]  # what is past by now counts as rows of the next checkpoint
         self.metrics.add({**row, "seconds": self.seconds})
