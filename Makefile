@@ -35,7 +35,7 @@ format: .venv/.ready
 
 # The site, in docs/_build/html; every warning is an error.
 docs: .venv/.ready
-	$(BIN)/python -m sphinx -q -W --keep-going -b html -d docs/_build/trees docs docs/_build/html
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -D percent_execute=1 -d docs/_build/trees docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 bench: .venv/.ready
