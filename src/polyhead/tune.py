@@ -27,11 +27,9 @@ from polyhead.train.checks import check, read_all
 from polyhead.train.disk import Patience
 from polyhead.train.engine_local import Local
 from polyhead.train.files import write
-from polyhead.train.folder import Held, Result, read_metrics
-from polyhead.train.folder import _locked as locked
+from polyhead.train.folder import Held, Result, locked, read_metrics
 from polyhead.train.stop import MISTAKE, Stop
-from polyhead.train.sweep import LOOK_SECONDS, Failure, Job
-from polyhead.train.sweep import _interruptible as interruptible
+from polyhead.train.sweep import LOOK_SECONDS, Failure, Job, interruptible
 from polyhead.tune_screen import Screen, short
 from polyhead.tune_space import Range, Space, Value, changed, read_space
 
@@ -357,7 +355,7 @@ class _Search:
         if job.outcome is None and all(other is not job for _, other in self.working):
             handle: Any = job.handle
             if handle is not None:
-                handle.process.terminate()
+                handle.terminate()
                 self.leaving.append(job)
         self._say(trial.number)
 

@@ -63,10 +63,10 @@ class Engine:
 
 
 class Handle:
-    """With a `process` to terminate, as a worker of this machine has it."""
+    """It can be asked to end, as a worker of this machine can."""
 
     def __init__(self, ended: int | None) -> None:
-        self.ended, self.process = ended, self
+        self.ended = ended
 
     def code(self) -> int | None:
         return self.ended

@@ -65,6 +65,10 @@ class _Worker:
     def code(self) -> int | None:
         return self.process.poll()
 
+    def terminate(self) -> None:
+        """Ask it to save and stop."""
+        self.process.terminate()
+
 
 def _on_cpu(runs: Sequence["Run"]) -> bool:
     from polyhead.train.device import pick_device

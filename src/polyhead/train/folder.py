@@ -118,7 +118,7 @@ def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"run folder: {folder} cannot be made ({error.strerror})") from None
-    with _locked(folder):
+    with locked(folder):
         path, mine = folder / CONFIG, configs.digest(config)
         if (theirs := _holder(folder, mine)) != mine:
             held = f"{folder} already holds another run ({theirs}, not {mine})"
@@ -153,7 +153,7 @@ def _holder(folder: pathlib.Path, mine: str) -> str:
 
 
 @contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[None]:
+def locked(folder: pathlib.Path) -> Iterator[None]:
     """Hold the folder's lock.  Of a file: over NFS the lock of a folder is known to one machine only."""
     try:
         import fcntl

@@ -196,7 +196,7 @@ def sweep(
         held.callback(engine.close)
         at_once = engine.open(open_, pathlib.Path(folder), workers, threads) if open_ else 1
         screen = held.enter_context(Screen(jobs, at_once, enabled=progress))
-        stop = held.enter_context(_interruptible())
+        stop = held.enter_context(interruptible())
         try:
             _work(jobs, engine, at_once, screen)
         except KeyboardInterrupt:
@@ -267,7 +267,7 @@ def _work(jobs: Sequence[Job], engine: Engine, at_once: int, screen: Screen) -> 
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[Stop]:
+def interruptible() -> Iterator[Stop]:
     """SIGTERM, and SIGHUP and SIGUSR1 where they exist, act like Ctrl-C, so that no worker is left behind."""
     found = Stop()
     found.asked = signal.SIGINT
