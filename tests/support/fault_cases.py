@@ -141,7 +141,7 @@ class Campaign:
         log = user / "worker.log"  # of a sweep
         record["said"] = life["said"].strip()[-400:] or (log.read_text().strip()[-400:] if log.exists() else "")
         if not life["code"] and (user / "result.json").exists():  # what a finished run has is looked at when it is used
-            life = self.zygote.live({"do": "train" if told else "eval", "folder": str(user)})
+            life = self.zygote.live({"do": "train" if told else "use", "folder": str(user)})
             record["said"] += life["said"].strip()[-400:]
         record["outcome"] = "went on"
         if life["code"]:

@@ -15,7 +15,6 @@ Everything random is drawn from a seeded generator of the caller.
 
 import contextlib
 import ctypes
-import io
 import json
 import os
 import pathlib
@@ -132,7 +131,7 @@ def _warm() -> None:
     import torch
 
     import polyhead as ph
-    import polyhead.cli
+    import polyhead.cli_runs
     import polyhead.train.__main__
     import polyhead.train.population
     import polyhead.train.sweep
@@ -145,8 +144,7 @@ def _warm() -> None:
     train = ph.Train(steps=1, batch_size=2, eval_batches=1)
     with tempfile.TemporaryDirectory() as folder:
         ph.train.run(ph.Run(task=task, model=model, train=train, folder=folder, device="cpu"), progress=False)
-        with contextlib.redirect_stdout(io.StringIO()):
-            assert polyhead.cli.main(["eval", folder, "--batches", "1", "--batch-size", "2", "--device", "cpu"]) == 0
+        assert _use({"folder": folder}, pathlib.Path()) == 0
 
 
 def _life(order: Order) -> Order:
@@ -218,7 +216,7 @@ def _child(order: Order, log: pathlib.Path, note: pathlib.Path) -> None:
         os.dup2(output, 2)
         if "point" in order["fault"] and (order["do"] != "sweep" or order["fault"].get("who") == "life"):
             arm(order["root"], order["fault"], note)
-        code = {"train": _train, "eval": _eval, "sweep": _sweep, "population": _population, "text": _text}[order["do"]](
+        code = {"train": _train, "use": _use, "sweep": _sweep, "population": _population, "text": _text}[order["do"]](
             order, note
         )
     except BaseException:
@@ -242,10 +240,21 @@ def _train(order: Order, note: pathlib.Path) -> int:
     return main([order["folder"], "--quiet"])
 
 
-def _eval(order: Order, note: pathlib.Path) -> int:
-    from polyhead.cli import main
+def _use(order: Order, note: pathlib.Path) -> int:
+    """What `polyhead eval` and `generate` read, without the floors that eval computes."""
+    from polyhead.tasks.text_tokens import codec_of
+    from polyhead.train import evaluate, load_model
 
-    return main(["eval", order["folder"], "--batches", "1", "--batch-size", "2", "--device", "cpu"])
+    try:
+        run, model = load_model(order["folder"])
+        for split in run.train.evaluate:
+            evaluate(model, run.task, split, batches=1, batch_size=2, seed=0)
+        if hasattr(run.task, "codec"):
+            codec_of(run, order["folder"])
+    except ValueError as error:
+        print(f"polyhead: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _runs(order: Order) -> list[Any]:
