@@ -147,7 +147,9 @@ def _entry(folder: pathlib.Path) -> Entry:
     lines = [line for line in path.read_bytes().splitlines() if line.strip()] if path.is_file() else []
     if len(lines) > len(rows):
         notes.append(f"{folder.name}: {len(lines) - len(rows)} of {len(lines)} lines of {METRICS} cannot be read.")
-    if (lost := _vouched(folder) - sum(is_past(row, run.train.steps, run.train.steps) for row in rows)) > 0:
+    steps = run.train.steps
+    there = sum(row["step"] <= steps if result else is_past(row, steps, steps) for row in rows)
+    if (lost := _vouched(folder) + (len(result.scores) if result else 0) - there) > 0:
         notes.append(f"{folder.name}: {lost} rows of {METRICS} are lost: there are gaps in its curves.")
     if result is None:
         done = max((row["step"] for row in rows), default=0)

@@ -4,6 +4,7 @@ import pathlib
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -78,18 +79,29 @@ def test_checkpoints_vouch_for_the_rows_before_them(campaign: Campaign, kind: st
         assert said["rows"] == sum(row["kind"] == "train" or row["step"] < said["step"] for row in rows) > 0
 
 
-def test_a_report_says_that_rows_are_lost(campaign: Campaign, tmp_path: pathlib.Path):
+@pytest.mark.parametrize("cut", [slice(3, 6), slice(-2, None)])
+def test_rows_that_are_lost_are_told(
+    campaign: Campaign, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], cut: slice
+):
+    """Those in the middle, and those of the last evaluation, which is not before any checkpoint."""
     from polyhead import report_data
+    from polyhead.train import run
+    from polyhead.train.folder import read_config
 
     campaign.undisturbed("train")
     shutil.copytree(campaign.root / "train-1" / "run", tmp_path / "mine")
     path = tmp_path / "mine" / "metrics.jsonl"
     assert report_data.read([path.parent])[0].notes == ()
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:3], *lines[6:]]))
+    count, whole = len(lines[cut]), len(lines)
+    del lines[cut]
+    path.write_bytes(b"".join(lines))
     assert report_data.read([path.parent])[0].notes == (
-        "mine: 3 rows of metrics.jsonl are lost: there are gaps in its curves.",
+        f"mine: {count} rows of metrics.jsonl are lost: there are gaps in its curves.",
     )
+    capsys.readouterr()
+    run(replace(read_config(path.parent), folder=str(path.parent)), resume=True, progress=False)
+    assert f"{count} of {whole} rows are lost or damaged" in capsys.readouterr().err
 
 
 def test_what_is_left_of_a_text_run_is_damaged(campaign: Campaign):

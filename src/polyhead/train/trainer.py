@@ -15,7 +15,6 @@ from polyhead.train.folder import (
     claim,
     clear,
     folder_of,
-    is_past,
     kept_rows,
     read_result,
     saves,
@@ -80,6 +79,6 @@ def _done(config: Run, folder: pathlib.Path, resume: bool) -> Result | None:
             metadata = read_checkpoint(folder, digest(config))[1]
         except Damaged:  # what follows sets it aside
             return None
-        steps = config.train.steps
-        kept_rows(folder, lambda row: is_past(row, steps, steps), metadata.get("rows", 0))  # it says what is lost
+        wanted = metadata.get("rows", 0) + len(result.scores)  # the checkpoint's, and the last evaluation of each split
+        kept_rows(folder, lambda row: row["step"] <= config.train.steps, wanted)  # it says what is lost
     return result
