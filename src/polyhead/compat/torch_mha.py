@@ -4,7 +4,8 @@
     codes(taps[0], -1, -1)                                      polyhead.analysis reads them as it reads our own
 
 q, k and v are made again from the arguments of each call and the module's weights; `key_padding_mask` and `attn_mask`,
-which are True where looking is *forbidden* or are added to the scores, become our mask and bias.
+which are True where looking is *forbidden* or are added to the scores, become our mask and bias.  Our drop-in is
+watched as PyTorch's module is: a model can be read before and after `replace`.
 
 `MultiheadAttention` is a drop-in with any heads, `replace` puts it everywhere in a model.
 """
@@ -23,14 +24,16 @@ from polyhead.compat.foreign import limits, softmax_group
 from polyhead.compat.torch_mha_module import MultiheadAttention as MultiheadAttention
 from polyhead.compat.torch_mha_replace import drop_in as drop_in
 from polyhead.compat.torch_mha_replace import replace as replace
-from polyhead.layers.taps import Taps
+from polyhead.layers.heads import RelationalHeads, SymbolGroup
+from polyhead.layers.projection import out_weight
+from polyhead.layers.taps import GroupTaps, Taps
 
 _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 
 
 def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     """One forward pass `model(*inputs, **options)`, without dropout or gradients: the taps of every call of an
-    `nn.MultiheadAttention` (self- or cross-attention), in order.
+    `nn.MultiheadAttention` (self- or cross-attention), or of what `replace` put in its place, in order.
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
     >>> taps = capture(torch.nn.TransformerEncoder(layer, 2), torch.randn(3, 5, 16))
@@ -48,7 +51,7 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     try:
         torch.backends.mha.set_fastpath_enabled(False)
         for name, module in model.named_modules():
-            if isinstance(module, nn.MultiheadAttention):
+            if isinstance(module, (nn.MultiheadAttention, MultiheadAttention)):
                 _check(name, module)
                 hooks.append(module.register_forward_hook(_hook(found, name), with_kwargs=True))
         with looking(model):
@@ -62,7 +65,9 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     return found
 
 
-def _check(name: str, module: nn.MultiheadAttention) -> None:
+def _check(name: str, module: nn.MultiheadAttention | MultiheadAttention) -> None:
+    if isinstance(module, MultiheadAttention):
+        return
     who = f"capture: {name or type(module).__name__}"
     if module.bias_k is not None or module.add_zero_attn:
         option = "add_zero_attn" if module.bias_k is None else "add_bias_kv"
@@ -72,9 +77,10 @@ def _check(name: str, module: nn.MultiheadAttention) -> None:
 
 
 def _hook(found: list[Taps], name: str) -> Callable[..., None]:
-    def watch(module: nn.MultiheadAttention, args: tuple, kwargs: dict[str, Any], result: tuple) -> None:
+    def watch(module: Any, args: tuple, kwargs: dict[str, Any], result: tuple) -> None:
         call = _SIGNATURE.bind(module, *args, **kwargs).arguments
-        found.append(_taps(name, module, call, result[0]))
+        make = _taps_of_ours if isinstance(module, MultiheadAttention) else _taps
+        found.append(make(name, module, call, result[0]))
 
     return watch
 
@@ -99,6 +105,39 @@ def _taps(name: str, module: nn.MultiheadAttention, call: dict[str, Any], result
     bo: Tensor | None = module.out_proj.bias
     b_out = None if bo is None else bo.detach()
     return Taps(x=x, context=context, output=first(result), b_out=b_out, groups=(group,), name=name)
+
+
+def _taps_of_ours(name: str, module: MultiheadAttention, call: dict[str, Any], result: Tensor) -> Taps:
+    masks = call.get("key_padding_mask"), call.get("attn_mask"), call.get("is_causal", False)
+    x, context, parts, seen = module.read(call["query"], call["key"], call["value"], *masks)
+    own = zip(parts, module.own(seen), strict=True)
+    groups = tuple(_group(module, i, made, limits) for i, (made, limits) in enumerate(own))
+    bias: Tensor | None = module.out_proj.bias
+    y = result[None] if result.ndim == 2 else result if module.batch_first else result.transpose(0, 1)
+    return Taps(x=x, context=context, output=y, b_out=None if bias is None else bias.detach(), groups=groups, name=name)
+
+
+def _group(module: MultiheadAttention, i: int, made: dict[str, Tensor], own: dict[str, Any]) -> GroupTaps:
+    group: Any = module.groups[i]
+    w_value, b_value = module.values_of(i)
+    return GroupTaps(
+        kind=group.kind,
+        normalise=group.normalise,
+        act=group.act,
+        depth=group.depth,
+        output=group(**made, **own),
+        bias=own["bias"],
+        mask=own["mask"],
+        causal=own["causal"],
+        scale=module.sizes[i].dim ** -0.5,
+        w_value=w_value,
+        b_value=b_value,
+        w_out=out_weight(module.out_proj, module.sizes, i).detach(),
+        value_weight=None if group.value_weight is None else group.value_weight.detach(),
+        relation_act=group.relation_act if isinstance(group, SymbolGroup) else None,
+        relation_weight=group.relation_weight.detach() if isinstance(group, RelationalHeads) else None,
+        **made,
+    )
 
 
 def _batch_first(module: nn.MultiheadAttention, x: Tensor) -> Tensor:

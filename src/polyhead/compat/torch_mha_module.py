@@ -157,21 +157,10 @@ class MultiheadAttention(nn.Module):
         """
         average, causal = (*late, *(average_attn_weights, is_causal)[len(late) :])
         one, first = query.ndim == 2, self.batch_first
-        x = self._batch_first(query)  # what is one tensor stays one
-        keys = x if key is query else self._batch_first(key)
-        values = keys if value is key else self._batch_first(value)
-        self._check(x, keys, values)
-        b, t, s = *x.shape[:2], keys.shape[1]
-        if causal and attn_mask is None:
-            raise ValueError(f"{WHO}: is_causal says what attn_mask is, but attn_mask is None")
-        causal = causal and t == s  # without a look at the mask; elsewhere PyTorch aligns otherwise than our ops
-        pairs = None if causal else attn_mask
-        seen: dict[str, Any] = {"causal": causal, "keep": self._keep(b, t, s, x)}
-        seen |= self._limits(key_padding_mask, pairs, x, s)
-        parts = self._parts(x, keys, values, key_padding_mask)
+        _, _, parts, seen = self.read(query, key, value, key_padding_mask, attn_mask, causal)
         outputs = [
             group(**made, **own).flatten(2)
-            for group, made, own in zip(self._groups(), parts, self._own(seen), strict=True)
+            for group, made, own in zip(self._groups(), parts, self.own(seen), strict=True)
         ]
         y = self.out_proj(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1))
         y = y[0] if one else y if first else y.transpose(0, 1)
@@ -180,6 +169,28 @@ class MultiheadAttention(nn.Module):
         code = drop(self._code(parts, seen), seen["keep"])
         code = code.mean(1) if average else code
         return y, code[0] if one else code
+
+    def read(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        padding: Tensor | None,
+        pairs: Tensor | None,
+        causal: bool,
+    ) -> tuple[Tensor, Tensor, list[dict[str, Tensor]], dict[str, Any]]:
+        """Of a call: query and value (b t m), what the op of each group reads, and mask, bias, causality, dropout."""
+        x = self._batch_first(query)  # what is one tensor stays one
+        keys = x if key is query else self._batch_first(key)
+        values = keys if value is key else self._batch_first(value)
+        self._check(x, keys, values)
+        b, t, s = *x.shape[:2], keys.shape[1]
+        if causal and pairs is None:
+            raise ValueError(f"{WHO}: is_causal says what attn_mask is, but attn_mask is None")
+        causal = causal and t == s  # without a look at the mask; elsewhere PyTorch aligns otherwise than our ops
+        seen: dict[str, Any] = {"causal": causal, "keep": self._keep(b, t, s, x)}
+        seen |= self._limits(padding, None if causal else pairs, x, s)
+        return x, values, self._parts(x, keys, values, padding), seen
 
     def _groups(self) -> list[HeadGroup]:
         return list(self.groups)  # type: ignore[arg-type]
@@ -230,7 +241,7 @@ class MultiheadAttention(nn.Module):
         draw = torch.rand(b, self.num_heads, t, s, device=x.device)
         return (draw >= self.dropout).to(x.dtype) / (1.0 - self.dropout)
 
-    def _own(self, seen: dict[str, Any]) -> list[dict[str, Any]]:
+    def own(self, seen: dict[str, Any]) -> list[dict[str, Any]]:
         """What each group sees of bias, mask and dropout."""
         last = 0
         found = []
@@ -238,6 +249,18 @@ class MultiheadAttention(nn.Module):
             first, last = last, last + size.heads
             found.append(limits_of(seen, first, last))
         return found
+
+    def values_of(self, i: int) -> tuple[Tensor | None, Tensor | None]:
+        """The weight (g e m) and bias (g e) of the values of group `i`; None where they are symbols."""
+        size, widths = self.sizes[i], widths_of(self.sizes)
+        if "v" not in size.takes:
+            return None, None
+        row, shape = sum(other.widths[2] for other in self.sizes[:i]), (size.kv_heads, size.value_dim)
+        weight = self.v_proj_weight if self.in_proj_weight is None else self.in_proj_weight.split(widths)[2]
+        bias = None if self.in_proj_bias is None else self.in_proj_bias.split(widths)[2]
+        rows = slice(row, row + size.widths[2])
+        made = [None if a is None else a.detach()[rows].unflatten(0, shape) for a in (weight, bias)]
+        return made[0], made[1]
 
     def _project(self, x: Tensor, keys: Tensor, values: Tensor) -> list[Rows]:
         """What each group takes of the joint projections; inputs that are one tensor are multiplied once."""
@@ -286,7 +309,7 @@ class MultiheadAttention(nn.Module):
     def _code(self, parts: list[dict[str, Tensor]], seen: dict[str, Any]) -> Tensor:
         """(b h t s), before dropout."""
         codes = []
-        for group, made, own in zip(self._groups(), parts, self._own(seen), strict=True):
+        for group, made, own in zip(self._groups(), parts, self.own(seen), strict=True):
             t, s = made["q"].shape[1], made["k"].shape[1]
             look = visible(own["mask"], own["causal"], t, s, made["q"].device)
             codes.append(code_of(group, made["q"], made["k"], own["bias"], look, False))
