@@ -1,5 +1,6 @@
 """The code of nn.MultiheadAttention against the weights it gives itself, and value networks against its output."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 import torch_masks
 from torch import nn
 from torch.testing import assert_close
+from torch_mixed import MIXED, own_layer
 
+import polyhead as ph
 from polyhead.analysis import codes, embed, value_network
-from polyhead.compat.torch_mha import capture
+from polyhead.compat.torch_mha import MultiheadAttention, capture, replace
 
 F64 = torch.float64
 B, T, S, DIM, HEADS = 2, 4, 5, 12, 3
@@ -172,3 +175,60 @@ def test_mistakes_are_one_clear_line(make_model, line):
         capture(model, torch.zeros(2, 3, 12))
     assert str(caught.value) == line
     assert not any(hooks(model))
+
+
+# ------------------------------------------------------------------------------------------------------ after `replace`
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("name", MIXED)
+def test_what_capture_sees_of_them_is_what_our_layer_taps(name, batch_first):
+    torch.manual_seed(7)
+    heads = MIXED[name]
+    ours = MultiheadAttention(DIM, 4, heads=heads, dtype=F64, batch_first=batch_first)
+    for parameter in ours.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    layer, wanted = own_layer(ours, heads), []
+    x, context = torch.randn(B, T, DIM, dtype=F64), torch.randn(B, S, DIM, dtype=F64)
+    mask = torch.rand(T, S) < 0.7
+    layer(x, context, mask=mask, taps=wanted)
+    given = [a if batch_first else a.transpose(0, 1) for a in (x, context, context)]
+    found = capture(nn.ModuleDict({"a": ours}).eval()["a"], *given, attn_mask=~mask, need_weights=False)
+    assert len(found) == 1
+    assert_same_taps(found[0], wanted[0])
+
+
+def assert_same_taps(found, wanted):
+    for field in ("x", "context", "output", "b_out"):
+        assert_close(getattr(found, field), getattr(wanted, field).detach(), rtol=1e-10, atol=1e-10)
+    for mine, theirs in zip(found.groups, wanted.groups, strict=True):
+        assert_close(mine.code(), theirs.code().detach(), rtol=1e-10, atol=1e-10)
+        for field in dataclasses.fields(mine):
+            one, other = getattr(mine, field.name), getattr(theirs, field.name)
+            assert type(one) is type(other) or isinstance(one, torch.Tensor), field.name
+            if field.name not in ("bias", "mask") and isinstance(one, torch.Tensor):
+                assert not one.requires_grad
+                assert_close(one, other.detach(), rtol=1e-10, atol=1e-10)
+            elif field.name not in ("bias", "mask"):
+                assert one == other
+
+
+def test_a_model_is_read_after_replace_as_before():
+    torch.manual_seed(6)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dtype=F64), 2).eval()
+    x, padding = torch.randn(B, S, 16, dtype=F64), torch.zeros(B, S, dtype=torch.bool)
+    padding[0, 3:] = True
+    causal = nn.Transformer.generate_square_subsequent_mask(S, dtype=F64)
+    options = {"mask": causal, "is_causal": True, "src_key_padding_mask": padding.double().masked_fill(padding, -1e400)}
+    before = capture(model, x, **options)
+    replace(model)
+    after = capture(model, x, **options)
+    assert [taps.name for taps in after] == [taps.name for taps in before]
+    for one, other in zip(before, after, strict=True):
+        assert_close(one.groups[0].code(), other.groups[0].code(), rtol=1e-10, atol=1e-10)
+        assert_close(codes(one, -1, 1), codes(other, -1, 1), rtol=1e-10, atol=1e-10)
+    replaced = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dtype=F64), 2)
+    replace(replaced, [ph.Softmax(1), ph.Hyla(3)])
+    taps = capture(replaced, x)[1]
+    rows = range(S)
+    networks = [value_network(taps, 2, j, sample=1, group=g) for g in (0, 1) for j in rows]
+    total = sum(network(taps.context[1, j]) for network, j in zip(networks, (*rows, *rows), strict=True))
+    assert_close(total + taps.b_out, taps.output[1, 2], rtol=1e-9, atol=1e-9)

@@ -1,7 +1,6 @@
 """The drop-in against nn.MultiheadAttention with the same weights, and against our own layer where heads are others."""
 
 import copy
-import dataclasses
 import inspect
 import itertools
 import warnings
@@ -11,6 +10,7 @@ import torch
 import torch_masks
 from torch import nn
 from torch.testing import assert_close
+from torch_mixed import MIXED, own_layer
 
 import polyhead as ph
 from polyhead.compat import torch_mha
@@ -244,28 +244,6 @@ def test_a_layer_compiles_as_one_graph():
 
 
 # ---------------------------------------------------------------------------------------------------------- other heads
-def own_layer(ours, heads, **options):
-    """Our own layer with the weights of the drop-in."""
-    layer = ph.MultiHeadAttention(DIM, heads, bias=True, dtype=F64, **options)
-    names = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias"}
-    state = {names.get(name, name).replace("out_proj", "out"): x for name, x in ours.state_dict().items()}
-    layer.load_state_dict(state)
-    return layer
-
-
-MIXED = {
-    "mixture": [ph.Softmax(1), ph.Hyla(2), ph.Linear(1)],
-    "deep": ph.Hyla(4, value_depth=2),
-    "grouped": [ph.Softmax(2, kv_heads=1), ph.Hyla(2, kv_heads=1, value_dim=5)],
-    "positions": [ph.Softmax(2), ph.Relational(2)],
-    "relative": [ph.Relational(2, symbols=ph.RelativeSymbols(3)), ph.Softmax(2)],
-    "library": ph.Disentangled(4, symbols=ph.SymbolicAttention(5)),
-    "neighbours": [ph.Softmax(2), ph.Relational(2, symbols=ph.RelationalSymbols(causal=False))],
-    "abstractor": ph.Abstractor(4, act="sigmoid"),
-    "share": [ph.Softmax(2), ph.Hyla(2, share=True)],
-}
-
-
 @pytest.mark.parametrize("name", MIXED)
 def test_other_heads_are_those_of_our_layer(name):
     heads = MIXED[name]
@@ -283,61 +261,6 @@ def test_other_heads_are_those_of_our_layer(name):
         assert_close(got, (y, code), rtol=1e-10, atol=1e-10)
     y, code = layer(x, context, return_code=True)
     assert_close(ours(x, context, context, average_attn_weights=False), (y, code), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("name", MIXED)
-def test_what_capture_sees_of_them_is_what_our_layer_taps(name, batch_first):
-    heads = MIXED[name]
-    ours = MultiheadAttention(DIM, HEADS, heads=heads, dtype=F64, batch_first=batch_first)
-    for parameter in ours.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    layer, wanted = own_layer(ours, heads), []
-    x, context = torch.randn(B, T, DIM, dtype=F64), torch.randn(B, S, DIM, dtype=F64)
-    mask = torch.rand(T, S) < 0.7
-    layer(x, context, mask=mask, taps=wanted)
-    given = [a if batch_first else a.transpose(0, 1) for a in (x, context, context)]
-    found = torch_mha.capture(nn.ModuleDict({"a": ours}).eval()["a"], *given, attn_mask=~mask, need_weights=False)
-    assert len(found) == 1
-    assert_same_taps(found[0], wanted[0])
-
-
-def assert_same_taps(found, wanted):
-    for field in ("x", "context", "output", "b_out"):
-        assert_close(getattr(found, field), getattr(wanted, field).detach(), rtol=1e-10, atol=1e-10)
-    for mine, theirs in zip(found.groups, wanted.groups, strict=True):
-        assert_close(mine.code(), theirs.code().detach(), rtol=1e-10, atol=1e-10)
-        for field in dataclasses.fields(mine):
-            one, other = getattr(mine, field.name), getattr(theirs, field.name)
-            assert type(one) is type(other) or isinstance(one, torch.Tensor), field.name
-            if field.name not in ("bias", "mask") and isinstance(one, torch.Tensor):
-                assert not one.requires_grad
-                assert_close(one, other.detach(), rtol=1e-10, atol=1e-10)
-            elif field.name not in ("bias", "mask"):
-                assert one == other
-
-
-def test_a_model_is_read_after_replace_as_before():
-    torch.manual_seed(6)
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dtype=F64), 2).eval()
-    x, padding = torch.randn(B, S, 16, dtype=F64), torch.zeros(B, S, dtype=torch.bool)
-    padding[0, 3:] = True
-    causal = nn.Transformer.generate_square_subsequent_mask(S, dtype=F64)
-    options = {"mask": causal, "is_causal": True, "src_key_padding_mask": padding.double().masked_fill(padding, -1e400)}
-    before = torch_mha.capture(model, x, **options)
-    replace(model)
-    after = torch_mha.capture(model, x, **options)
-    assert [taps.name for taps in after] == [taps.name for taps in before]
-    for one, other in zip(before, after, strict=True):
-        assert_close(one.groups[0].code(), other.groups[0].code(), rtol=1e-10, atol=1e-10)
-        assert_close(ph.analysis.codes(one, -1, 1), ph.analysis.codes(other, -1, 1), rtol=1e-10, atol=1e-10)
-    replaced = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dtype=F64), 2)
-    replace(replaced, [ph.Softmax(1), ph.Hyla(3)])
-    taps = torch_mha.capture(replaced, x)[1]
-    rows = range(S)
-    networks = [ph.analysis.value_network(taps, 2, j, sample=1, group=g) for g in (0, 1) for j in rows]
-    total = sum(network(taps.context[1, j]) for network, j in zip(networks, (*rows, *rows), strict=True))
-    assert_close(total + taps.b_out, taps.output[1, 2], rtol=1e-9, atol=1e-9)
 
 
 def test_neighbours_are_no_padding():
