@@ -91,12 +91,12 @@ def read_result(folder: str | pathlib.Path) -> Result | None:
         raise Damaged(f"{path}: not a result ({error})") from None
 
 
-def finished(folder: str | pathlib.Path) -> Result | None:
-    """The result if there is one that can be read: who else trains the run finds out what is wrong with the other."""
-    try:
-        return read_result(folder)
-    except Damaged:
-        return None
+def finished(folder: str | pathlib.Path, digest: str) -> Result | None:
+    """The result of this run if there is one that can be read: whoever trains it says what is wrong with another."""
+    with contextlib.suppress(Damaged):
+        if (result := read_result(folder)) is not None and result.digest == digest:
+            return result
+    return None
 
 
 def write_result(result: Result) -> None:

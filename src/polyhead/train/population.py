@@ -81,7 +81,7 @@ def train(
     members: list[Run] = []
     stop = Stop()
     for config, place in zip(runs, places, strict=True):
-        if (result := finished(place)) is not None:
+        if (result := finished(place, configs.digest(config))) is not None:
             outcomes[place] = result
         else:
             members.append(dataclasses.replace(config, folder=str(place)))

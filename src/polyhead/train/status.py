@@ -29,7 +29,7 @@ def status(runs: Sequence[Run], folder: str | pathlib.Path) -> list[dict[str, An
 
 
 def _state(run: Run, place: pathlib.Path) -> tuple[str, int, str]:
-    result = finished(place) if place.is_dir() else None
+    result = finished(place, digest(run)) if place.is_dir() else None
     if result is not None:
         split = run.train.evaluate[-1] if "compositional" not in run.train.evaluate else "compositional"
         score = result.scores.get(split, {}).get(run.task.metric)  # of another version it may lack

@@ -9,6 +9,7 @@ the same call on several machines that see the folder shares the work.
 import contextlib
 import functools
 import json
+import math
 import os
 import pathlib
 import signal
@@ -22,13 +23,14 @@ from typing import Any
 from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.train import live
-from polyhead.train.disk import Patience
+from polyhead.train.disk import PASSING, Patience
 from polyhead.train.engine import LOG, LOST, MEMORY, Engine, Handle
 from polyhead.train.engine_local import Local
+from polyhead.train.files import named, unseal
 from polyhead.train.folder import METRICS, Held, Result, claim, claimed_by, clear, finished
 from polyhead.train.live import Screen
 from polyhead.train.progress import duration
-from polyhead.train.stop import INTERRUPTED, MISTAKE, PREEMPTED, Stop
+from polyhead.train.stop import DISK, INTERRUPTED, MISTAKE, PREEMPTED, Stop
 
 __all__ = ["LOG", "MEMORY", "Failure", "last_line", "prepare", "sweep"]
 
@@ -51,10 +53,10 @@ class Job:
     """One run of a sweep: who works on it, what its metrics.jsonl says so far, and how it ended."""
 
     def __init__(self, config: Run, folder: pathlib.Path) -> None:
-        self.config, self.folder = config, folder
+        self.config, self.folder, self.digest = config, folder, configs.digest(config)
         self.handle: Handle | None = None
         self.holder: str | None = None  # the machine of another process that trains it
-        self.outcome: Result | Failure | None = finished(folder)
+        self.outcome: Result | Failure | None = finished(folder, self.digest)
         self.deaths, self.retries, self.said = 0, 0, ""
         self.step, self.rate, self.read = 0, 0.0, 0
         self.begun, self.before = False, -1  # whether its worker trains; when metrics.jsonl was changed before that
@@ -74,17 +76,21 @@ class Job:
     def ready(self) -> bool:
         """Write the configuration into the folder, which is ours to train in; False where there is nothing to do."""
         self.folder.parent.stat()  # a share that is gone is waited for
-        self.holder, self.outcome = None, finished(self.folder)
+        self.holder, self.outcome = None, finished(self.folder, self.digest)
         if self.outcome is not None:
             return False
         self.begun, self.before = False, self._changed()
         try:
-            with claim(self.config, self.folder):
-                pass
+            with claim(self.config, self.folder), named(self.folder / LOG):
+                open(self.folder / LOG, "ab").close()
         except Held:
             self.holder = claimed_by(self.folder) or ""
         except ValueError as error:
             self.outcome = Failure(self.config.name, self.folder, MISTAKE, str(error))
+        except OSError as error:  # of this run's folder alone
+            if error.errno in PASSING:
+                raise
+            self.outcome = Failure(self.config.name, self.folder, DISK, error.strerror or str(error))
         return self.outcome is None and self.holder is None
 
     def poll(self) -> bool:
@@ -97,7 +103,7 @@ class Job:
         if code is None:
             return False
         self._follow()
-        self.handle, self.outcome = None, finished(self.folder)
+        self.handle, self.outcome = None, finished(self.folder, self.digest)
         if self.outcome is None:
             self._ended(code)
         return True
@@ -109,15 +115,21 @@ class Job:
         elif code in (MISTAKE, INTERRUPTED) or (code != PREEMPTED and self.deaths >= self.retries):
             times = f" ({self.deaths + 1} times)" if self.deaths else ""
             self.outcome = Failure(self.config.name, self.folder, code, said + times)
+            if code not in (MISTAKE, INTERRUPTED):  # who dies may say nothing
+                self._note(said + times)
         elif code != PREEMPTED:
             self.deaths += 1
-            with contextlib.suppress(OSError), open(self.folder / LOG, "a") as log:
-                log.write(f"polyhead: {AGAIN} ({self.deaths} of {self.retries}): {said}\n")
+            self._note(f"{AGAIN} ({self.deaths} of {self.retries}): {said}")
+
+    def _note(self, text: str) -> None:
+        """For those who look at the folder, see status.py."""
+        with contextlib.suppress(OSError), open(self.folder / LOG, "a") as log:
+            log.write(f"polyhead: {text}\n")
 
     def look(self) -> bool:
         """Whether the other process has let go of it, with or without a result."""
         self._follow()
-        self.outcome = finished(self.folder)
+        self.outcome = finished(self.folder, self.digest)
         holder = claimed_by(self.folder) if self.outcome is None else None
         self.holder = holder
         return holder is None
@@ -140,13 +152,13 @@ class Job:
         whole = text[: text.rfind(b"\n") + 1]
         self.read += len(whole)
         for line in whole.splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                self._show(json.loads(line))
+            with contextlib.suppress(ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
+                self._show(unseal(json.loads(line), METRICS))
 
     def _show(self, row: dict[str, Any]) -> None:
-        metric, self.step = self.config.task.metric, row["step"]
+        metric, self.step = self.config.task.metric, int(row["step"])
         if row["kind"] == "train":
-            self.rate = row["steps_per_second"]
+            self.rate = rate if math.isfinite(rate := float(row["steps_per_second"])) else 0.0
             self.shown["loss"] = f"{row['loss']:.4f}"
         elif row["kind"] == "eval":
             self.shown[f"{row['split']} {metric}"] = f"{row[metric]:.3f}"
