@@ -22,7 +22,7 @@ from polyhead.cli_sweep import Sweep
 from polyhead.cli_text import say
 from polyhead.cli_tune import Tune
 from polyhead.shapes import one_of
-from polyhead.train.stop import INTERRUPTED, Interrupted, Preempted, requeue
+from polyhead.train.stop import INTERRUPTED, Interrupted, Preempted, leaving, requeue
 
 KINDS = ("recipes", "figures", "tasks", "mechanisms", "impls")
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -92,7 +92,8 @@ class Resume:
     """Processes that train it together, each on its device: as many as before, or fewer, or more."""
 
     def __call__(self) -> int:
-        from polyhead.train import read_config
+        with leaving(again=True):
+            from polyhead.train import read_config
 
         run = read_config(self.run)
         if self.seed not in (None, run.seed):

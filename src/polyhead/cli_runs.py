@@ -9,6 +9,7 @@ import tyro
 from polyhead.cli_parse import help_text, parse
 from polyhead.cli_text import say
 from polyhead.shapes import one_of
+from polyhead.train.stop import leaving
 
 if TYPE_CHECKING:
     from polyhead.config import Run
@@ -50,9 +51,10 @@ def configured(
     verb: str, recipe: str, combinations: list[list[str]], scale: str | None = None, kind: Any = None
 ) -> tuple[list["Run"], Any]:
     """The runs of a recipe with each of the `combinations` of fields, and the options beside them, those of `kind`."""
-    from polyhead.recipes import reseeded
+    with leaving():
+        from polyhead.recipes import reseeded
 
-    defaults, text = _resolve(verb, recipe, scale)
+        defaults, text = _resolve(verb, recipe, scale)
     kind = training() if kind is None else kind
     runs: list[Run] = []
     options = kind(defaults[0])

@@ -3,12 +3,15 @@
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from run_folders import same
 
+import polyhead
 from polyhead import cli
 from polyhead.train import Interrupted, run
 from polyhead.train.__main__ import main
@@ -81,6 +84,29 @@ def test_a_second_one_stops_at_once_but_the_end_of_a_grace_period_does_not():
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert [signal.getsignal(number) for number in Stop.signals] == before
+
+
+SWALLOWS = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.{name})
+except BaseException:
+    pass
+"""
+
+
+@pytest.mark.parametrize("words", [("-m", "polyhead.train", "."), ("-m", "polyhead", "resume", ".")])
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGUSR1", 75)])
+def test_a_signal_while_libraries_are_imported_is_not_lost(
+    words: Any, name: str, code: int, tmp_path: pathlib.Path, slurm: Any, monkeypatch: pytest.MonkeyPatch
+):
+    notes = slurm()
+    (tmp_path / "torch.py").write_text(SWALLOWS.format(name=name))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{pathlib.Path(polyhead.__file__).parents[1]}")
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60)
+    said = ["polyhead: stopped at once; what was saved before is kept", "polyhead: job 7 is queued again"]
+    assert (done.returncode, done.stderr.splitlines()) == (code, said[: 1 + (code == 75)])
+    assert len(notes()) == 2 * (code == 75)
 
 
 # -------------------------------------------------------------------------------------------------------------- requeue

@@ -9,8 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from polyhead.train.stop import DISK, DONE, INTERRUPTED, MISTAKE, Interrupted, Preempted, requeue
-from polyhead.train.world import Lost, leave, speaks
+from polyhead.train.stop import DISK, DONE, INTERRUPTED, MISTAKE, Interrupted, Preempted, leaving, requeue
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,12 +19,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("config", help="RUN/config.json, or the folder RUN")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     asked = parser.parse_args(argv)
-    try:
+    with leaving(again=True):  # importing these takes seconds
         from polyhead.train.folder import read_config
         from polyhead.train.trainer import run
-
-        config = read_config(asked.config)
-        run(config, progress=not asked.quiet, resume=True)
+        from polyhead.train.world import Lost, leave
+    try:
+        with leaving(again=True):
+            run(read_config(asked.config), progress=not asked.quiet, resume=True)
     except Preempted as stop:
         _tell(str(stop))
         _tell(requeue())  # which may be the end of this process
@@ -44,11 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say(text: str, code: int) -> int:
+    from polyhead.train.world import leave
+
     _tell(text)
     return leave(code)
 
 
 def _tell(text: str) -> None:
+    from polyhead.train.world import speaks
+
     if text and speaks():
         print(f"polyhead: {text}", file=sys.stderr, flush=True)
 

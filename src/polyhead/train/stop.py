@@ -6,10 +6,13 @@ batch job it asks for that job to be queued again, unless REQUEUE is "0" in its 
 """
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 DONE, DISK, MISTAKE, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
@@ -65,6 +68,42 @@ class Stop:
         """What the loop raises when it has saved itself."""
         usual = (signal.SIGINT,) if slurm_job() else USUAL
         return Interrupted(text) if self.asked in usual else Preempted(text)
+
+
+@contextlib.contextmanager
+def leaving(*, again: bool = False) -> Iterator[None]:
+    """Within, but for `Stop`, a signal ends the process at once, with its exit code: everything on the disk is whole.
+
+    `again`: the same command would go on, so a batch job that is preempted asks to be queued again.
+    By no exception: libraries that are just being imported may swallow one, and go on with half of themselves.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, functools.partial(_leave, again)) for number in Stop.signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(again: bool, number: int, frame: object) -> None:
+    for other in Stop.signals:
+        signal.signal(other, signal.SIG_IGN)
+    stop = Stop()
+    stop.asked = number
+    code = stop.interrupted("").code
+    if is_local_first():
+        print("polyhead: stopped at once; what was saved before is kept", file=sys.stderr, flush=True)
+        if again and code == PREEMPTED and (said := requeue()):
+            print(f"polyhead: {said}", file=sys.stderr, flush=True)
+    os._exit(code)
+
+
+def is_local_first() -> bool:
+    """Whether torchrun or srun started this process as the first of its machine, or nobody did."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
 
 
 def slurm_job() -> str | None:

@@ -19,7 +19,7 @@ from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from polyhead.train.device import pick_device
-from polyhead.train.stop import DISK, MISTAKE
+from polyhead.train.stop import DISK, MISTAKE, is_local_first
 
 PATIENCE = datetime.timedelta(minutes=30)
 """How long a process waits for another that still lives: while it draws its data, or its disk is full."""
@@ -184,7 +184,7 @@ def speaks() -> bool:
     That is the first of a group to fail, and before there is a group the first of each machine.
     """
     if not _met:
-        return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
+        return is_local_first()
     try:
         return _met[-1].add("polyhead/told", 1) == 1
     except RuntimeError:  # the process that kept the count is gone, so it has spoken
