@@ -1,6 +1,7 @@
 """The table of mechanisms is true: its steps, run in NumPy, give what the ops give; its arguments are the ops' own."""
 
 import dataclasses
+import importlib.util
 import itertools
 import re
 
@@ -44,6 +45,35 @@ def test_its_arguments_are_those_of_the_op(row):
     signatures.check(getattr(ph.ops, row.op), row)
     assert tuple(row.tensors) == TENSORS[op]
     assert getattr(ph, row.config)(2).heads == 2
+
+
+SIZES = {"m": 30, "h": 4, "g": 2, "d": 3, "e": 5, "r": 6, "p": 7}
+
+
+def layers():
+    """The layer of PyTorch and, where Flax is installed, its twin; what makes each, and names and shapes within."""
+    yield ph.MultiHeadAttention, lambda made: {name: tuple(x.shape) for name, x in made.state_dict().items()}
+    if importlib.util.find_spec("flax") is not None:
+        from flax.nnx import eval_shape
+
+        from polyhead.jaxside import convert, nnx
+
+        def shapes(*given, **how):
+            return eval_shape(lambda: nnx.MultiHeadAttention(*given, **how))
+
+        yield shapes, lambda made: {name: x.shape for name, x in convert.named(made)}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_its_parameters_are_those_of_the_layers(row):
+    kind = getattr(ph, row.config)
+    fields = {field.name for field in dataclasses.fields(kind)}
+    wide = {"dim": 3, "value_dim": 5, "kv_heads": 2, "relations": 6, "relation_dim": 7, "value_depth": 2}
+    heads = kind(4, **{name: value for name, value in wide.items() if name in fields})
+    wanted = {name: spec.shape(axes, SIZES) for name, axes in row.layer.items()}
+    for layer, held in layers():
+        found = held(layer(30, [heads], bias=True, max_length=9))
+        assert {name: size for name, size in found.items() if not name.startswith("symbols.")} == wanted
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyhead.spec import PROJECTIONS
+
 LINEARS = ("linear", "linear_1", "linear_2", "linear_3")
 Params = Mapping[str, Mapping[str, Any]]
 State = dict[str, NDArray[Any]]
@@ -42,12 +44,8 @@ def state_of(params: Params, *, heads: int | None = None, name: str | None = Non
             raise ValueError(f"from_haiku: {prefix}{linear} must be w ({dim}, {dim}) and b ({dim},) but is {shapes}")
     if heads is not None and (heads < 1 or dim % heads):
         raise ValueError(f"from_haiku: the number of heads must divide the width {dim} but is {heads}")
-    return {
-        "qkv.weight": np.concatenate(weights[:3]),
-        "qkv.bias": np.concatenate(biases[:3]),
-        "out.weight": np.ascontiguousarray(weights[3]),
-        "out.bias": biases[3],
-    }
+    joined = np.concatenate(weights[:3]), np.concatenate(biases[:3]), np.ascontiguousarray(weights[3]), biases[3]
+    return dict(zip(PROJECTIONS, joined, strict=True))
 
 
 def _prefix(params: Params, name: str | None) -> str:
@@ -64,8 +62,8 @@ def _prefix(params: Params, name: str | None) -> str:
 
 def tree_of(state: Mapping[str, NDArray[Any]], name: str = "mha") -> dict[str, State]:
     """The inverse of `state_of`: the tutorial's parameters, copied."""
-    weights = (*np.split(state["qkv.weight"], 3), state["out.weight"])
-    biases = (*np.split(state["qkv.bias"], 3), state["out.bias"])
+    weight, bias, out, out_bias = (state[part] for part in PROJECTIONS)
+    weights, biases = (*np.split(weight, 3), out), (*np.split(bias, 3), out_bias)
     return {
         f"{name}/~/{linear}": {"w": weight.T.copy(), "b": bias.copy()}
         for linear, weight, bias in zip(LINEARS, weights, biases, strict=True)

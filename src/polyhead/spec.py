@@ -66,6 +66,19 @@ COMMON: dict[str, object] = {
 }
 """What every mechanism takes beside its own arguments, by keyword, with defaults; `scale` None is d ** -0.5."""
 
+PROJECTIONS = {
+    "qkv.weight": "(h d + g d + g e) m",
+    "qkv.bias": "(h d + g d + g e)",
+    "out.weight": "m (h e)",
+    "out.bias": "m",
+}
+"""What a layer of one group of heads holds, by its name in a state dict, in PyTorch and Flax: axes in order,
+[out, in], those in brackets joined; rows are queries, keys, values, head after head.  A group that reads symbols has
+rows of queries and keys alone, and `VALUES`."""
+
+VALUES = {"value.weight": "(g e) m", "value.bias": "(g e)"}
+"""The map from symbols to values, of a group that reads symbols."""
+
 MASKED_PAIR = "score -inf before a softmax, otherwise 0; its code is exactly 0"
 MASKED_ROW = "a query that may look nowhere gives an output of exactly 0 and no NaN gradient"
 CAUSAL = "the last query is aligned with the last key: key j is visible to query i when j <= i + s - t"
@@ -93,11 +106,12 @@ MIX = "b h t s, b s h e -> b t h e"
 class Mechanism:
     """One row of the table of mechanisms.
 
-    `steps` are einsums in order of application (h stands for g, as query heads read it); `parameters` maps a name to
-    its axes (per group of heads, beside the projections that all mechanisms share).  `tensors` are the arguments of
-    the function `op`, in order, all of one dtype, and their axes; `optional` those that may be absent, `options`
-    what it takes beside `COMMON`, with defaults.  `size` is the number of parameters of one head, projections
-    included and biases not, `work` that of its multiply-adds for one token that looks at s keys: see `amount`.
+    `steps` are einsums in order of application (h stands for g, as query heads read it); `parameters` maps a name in
+    the group to axes as in `PROJECTIONS`, and after a semicolon when it is there (`layer` has them all).  `tensors`
+    are the arguments of the function `op`, in order, all of one dtype, and their axes; `optional` those that may be
+    absent, `options` what it takes beside `COMMON`, with defaults.  `size` is the number of parameters of one head,
+    projections included and biases not, `work` that of its multiply-adds for one token that looks at s keys: see
+    `amount`.
     """
 
     op: str
@@ -118,6 +132,14 @@ class Mechanism:
     def reads_symbols(self) -> bool:
         """Whether its values are symbols."""
         return "symbol" in self.equation
+
+    @property
+    def layer(self) -> dict[str, str]:
+        """Name in the state dict of a layer with one such group, and biases -> axes, as in `PROJECTIONS`."""
+        rows = " + ".join(("h d", "g d") if self.reads_symbols else ("h d", "g d", "g e"))
+        shared = {"qkv.weight": f"({rows}) m", "qkv.bias": f"({rows})"}
+        own = {**self.parameters, **(VALUES if self.reads_symbols else {})}
+        return {**PROJECTIONS, **shared, **{f"groups.0.{name}": axes.partition(";")[0] for name, axes in own.items()}}
 
     @property
     def choices(self) -> dict[str, tuple[str, ...]]:
@@ -174,7 +196,7 @@ MECHANISMS = (
             Step("z", ("code", "value_weight", "z"), "b h t s, h f e, b t s e -> b t s f", "act"),
             Step("out", ("code", "z"), "b h t s, b t s e -> b t h e"),
         ),
-        parameters={"value_weight": "h e e (value_depth 2 only; head, out, in: eq. 10)"},
+        parameters={"value_weight": "h e e; head, out, in: eq. 10, where value_depth is 2"},
         size="2 m (d + e)",
         work="2 m (d + e) + s (d + 2 e)",
         source="Schug et al., eq. 6",
@@ -195,7 +217,11 @@ MECHANISMS = (
             Step("out", ("code", "symbols"), MIX),
             Step("out", ("relation_weight", "related"), "h e r, b t h r -> b t h e"),
         ),
-        parameters={"q_rel, k_rel": "m r p (shared by the heads; symmetric: one)", "relation_weight": "h e r"},
+        parameters={
+            "q_rel.weight": "(r p) m; shared by the heads",
+            "k_rel.weight": "(r p) m; unless symmetric",
+            "relation_weight": "h e r",
+        },
         size="2 m (d + e) + 2 m r p / h + e r",
         work="2 m (d + e) + 2 m r p / h + e r + s (d + e + r + r p / h)",
         source="Altabaa and Lafferty 2024",
@@ -214,7 +240,7 @@ MECHANISMS = (
             Step("rel", ("q_rel", "k_rel"), "b t h p, b s h p -> b h t s", "relation_act"),
             Step("out", ("code", "rel", "symbols"), "b h t s, b h t s, b s h e -> b t h e"),
         ),
-        parameters={"q_rel, k_rel": "m h p (symmetric: one)"},
+        parameters={"q_rel.weight": "(h p) m", "k_rel.weight": "(g p) m; unless symmetric"},
         size="2 m (d + e) + 2 m p",
         work="2 m (d + e) + 2 m p + s (d + e + p)",
         source="an earlier draft of Altabaa and Lafferty 2024",
@@ -249,6 +275,15 @@ def amount(formula: str, sizes: Mapping[str, int]) -> int:
     """
     value = _value(ast.parse(re.sub(r"(?<=[\w)]) (?=[\w(])", "*", formula), mode="eval").body, sizes)
     return round(value)
+
+
+def shape(axes: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of a parameter of this table.
+
+    >>> shape("(h d + g d + g e) m", {"h": 8, "g": 2, "d": 4, "e": 5, "m": 32})
+    (50, 32)
+    """
+    return tuple(amount(joined or letter, sizes) for joined, letter in re.findall(r"\(([^)]*)\)|(\w)", axes))
 
 
 def _value(node: ast.expr, sizes: Mapping[str, int]) -> Fraction:

@@ -7,8 +7,7 @@ A zygote imports torch and polyhead once and forks a child for each life, which 
     {"after": 0.2, "who": "life"}      SIGKILL after so many seconds; of a sweep also a `worker`, or `all` its processes
     {"point": 7, "tear": 0.5}          SIGKILL from inside, at the seventh operation that changes a file: before it is
                                        opened for writing, before and after what is written is synced, before a rename,
-                                       a link, a removal.  Torn: of what was written since the last sync, only this part
-                                       is there, as after a power cut
+                                       a link, a removal.  Torn: only this part of what was not yet synced is there
 
 Everything random is drawn from a seeded generator of the caller.
 """
