@@ -17,10 +17,15 @@ from torch import distributed as dist
 import polyhead as ph
 from polyhead.models.build import build
 from polyhead.train import optimiser
+from polyhead.train.checkpoint import read_checkpoint, read_metadata, save_checkpoint
 from polyhead.train.checkpoint_sharded import INDEX, read_index, restore_sharded, save_sharded
+from polyhead.train.disk import Patience
 from polyhead.train.evaluation import answers
 from polyhead.train.files import Damaged, seal
+from polyhead.train.folder import BEST, claim
 from polyhead.train.parallel import is_part
+from polyhead.train.saving import Saver
+from polyhead.train.stop import Stop
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view")  # see parallel.placed
 METADATA = {"digest": "d" * 12, "step": 5, "seconds": 1.5, "scaler": {}, "score": None}
@@ -210,3 +215,32 @@ def test_an_unfinished_folder_is_no_checkpoint(saved: Any, tiny: Any):
 def test_sharding_is_no_other_run(tiny: Any):
     config = tiny("unused")
     assert ph.config.digest(config) == ph.config.digest(dataclasses.replace(config, parallel="sharded"))
+
+
+def test_the_best_is_kept_whole_and_the_newest_is_not_taken_for_an_older_one(
+    tiny: Any, tmp_path: pathlib.Path, group: None
+):
+    config = tiny(tmp_path, dropout=0.0, residual_dropout=0.0, evaluate=("iid",))
+    with claim(config, tmp_path):
+        model, found = trained(config, sharded=True)
+    save_checkpoint(tmp_path, model, found, {**METADATA, "digest": ph.digest(config), "step": 1})  # of one device
+    saver = Saver(config, tmp_path, model, found, torch.amp.GradScaler("cpu", enabled=False), Patience(Stop()))
+    saver.sharded = True
+    assert saver.load() == (1, 1.5)
+    for step, score, best in ((2, 0.5, 2), (3, 0.25, 2), (4, 0.75, 4), (5, None, 4)):
+        with torch.no_grad():
+            next(model.parameters()).add_(1.0)
+        if score is not None:
+            saver.rating.evaluated(step, {"iid": {"r2": score}})
+        saver.save(step, 0.0)
+        if best == step:
+            kept = {name: value.full_tensor().clone() for name, value in model.state_dict().items()}
+        tensors, about = read_checkpoint(tmp_path, ph.digest(config), BEST)
+        assert about["step"] == best
+        assert all(torch.equal(tensors[f"model/{name}"], value) for name, value in kept.items())
+        assert any(name.startswith("optimiser/") for name in tensors)
+    with pytest.raises(ValueError, match=r"checkpoint-00000005.sharded is in parts: `polyhead resume \S+` until the"):
+        ph.train.load_model(tmp_path)
+    saver.finish(5, 0.0)
+    assert read_metadata(tmp_path / "checkpoint.safetensors")["step"] == 5
+    ph.train.load_model(tmp_path)

@@ -14,6 +14,7 @@ from run_folders import names, same, steps
 
 from polyhead.train import Interrupted, disk, run
 from polyhead.train.folder import Metrics, read_metrics
+from polyhead.train.stop import Stop
 
 Tiny = Callable[..., Any]
 
@@ -142,3 +143,17 @@ def test_a_signal_ends_the_pause(
     assert steps(tmp_path)[0] == 5
     run(tiny(tmp_path), progress=False, resume=True)
     same(tmp_path, whole)
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_of_processes_that_wait_for_one_disk_one_says_so(speaks: bool, monkeypatch: Any, capsys: Any):
+    left = [OSError(28, "full"), None]
+
+    def write() -> None:
+        if (error := left.pop(0)) is not None:
+            raise error
+
+    monkeypatch.setattr(disk, "sleep", lambda seconds: None)
+    disk.Patience(Stop(), speaks=speaks)(write)
+    said = ["paused: full; tried again every 30 s until the disk works", "the disk works again: going on"]
+    assert capsys.readouterr().err.splitlines() == said * speaks

@@ -44,10 +44,27 @@ def save_checkpoint(
     At every moment a whole checkpoint lies there under one of the names.  Raises OSError for a disk that `patience`
     does not wait for.
     """
+    data = _packed(model, optimiser, metadata)
+    patience(lambda: _put(folder, data, keep, best))
+
+
+def save_best(
+    folder: pathlib.Path,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    metadata: dict[str, Any],
+    *,
+    patience: Callable[[Callable[[], None]], None] = lambda write: write(),
+) -> None:
+    """The best checkpoint alone, of a model whose others are saved in parts.  Raises as save_checkpoint."""
+    data = _packed(model, optimiser, metadata)
+    patience(lambda: write(folder / BEST, data))
+
+
+def _packed(model: nn.Module, optimiser: torch.optim.Optimizer, metadata: dict[str, Any]) -> bytes:
     tensors = {name: _copy(value) for name, value in state(model, optimiser)}
     text = json.dumps(seal({"format": FORMAT, **metadata, "checksum": checksum(tensors)}))
-    data = save(tensors, {"polyhead": text})
-    patience(lambda: _put(folder, data, keep, best))
+    return save(tensors, {"polyhead": text})
 
 
 def state(model: nn.Module, optimiser: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
@@ -255,6 +272,8 @@ def load_model(
 
 def _find(folder: pathlib.Path, which: str | int) -> pathlib.Path:
     names = {"newest": CHECKPOINT, "best": BEST}
+    if which == "newest" and (last := candidates(folder)[:1]) and last[0].is_dir():
+        raise ValueError(f"checkpoint: {last[0]} is in parts: `polyhead resume {folder}` until the run is done")
     if which in names:
         return folder / names[str(which)]
     there = {step_of(path): path for path in candidates(folder) if path.suffix == ".safetensors"}

@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 class Patience:
     """`patience(write)` calls `write` until it succeeds.  Raises its OSError unless that may pass, Interrupted when a
-    signal comes in a pause."""
+    signal comes in a pause.  `speaks`: of processes that wait for one disk, one says so."""
 
-    def __init__(self, stop: Stop) -> None:
-        self.stop = stop
+    def __init__(self, stop: Stop, *, speaks: bool = True) -> None:
+        self.stop, self.speaks = stop, speaks
 
     def __call__(self, write: Callable[[], T]) -> T:
         paused = False
@@ -44,12 +44,12 @@ class Patience:
             except OSError as error:
                 if error.errno not in PASSING:
                     raise
-                if not paused:
+                if not paused and self.speaks:
                     tell(f"paused: {error.strerror}; tried again every {SECONDS} s until the disk works")
                 paused = True
                 self._rest(error)
             else:
-                if paused:
+                if paused and self.speaks:
                     tell("the disk works again: going on")
                 return done
 

@@ -52,7 +52,7 @@ class Loop:
         self.optimiser = optimiser.build(self.model, self.train)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.train.precision == "fp16")
         self.norm: Tensor | None = None  # of the gradient before clipping
-        self.patience = Patience(stop or Stop())
+        self.patience = Patience(stop or Stop(), speaks=self.world.first)
         how: dict[str, Any] = {"world": self.world}
         self.saver = Saver(config, folder, self.model, self.optimiser, self.scaler, self.patience, **how)
         self.step, self.seconds = self.saver.load()

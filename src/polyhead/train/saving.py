@@ -1,6 +1,7 @@
 """What a run leaves on the disk so that it can go on, and what is told when it diverges."""
 
 import contextlib
+import functools
 import math
 import pathlib
 from collections import deque
@@ -95,6 +96,8 @@ class Saver:
             from polyhead.train.checkpoint_sharded import save_sharded
 
             save_sharded(self.folder, self.model, self.optimiser, metadata, **how)
+            if self.world.lead(lambda: int(best)):
+                self._save_whole(checkpoint.save_best, metadata)
         elif self.world.first:
             checkpoint.save_checkpoint(self.folder, self.model, self.optimiser, metadata, best=best, **how)
         self.rating.kept(step)
@@ -106,9 +109,12 @@ class Saver:
             return
         metadata: dict[str, Any] = {"digest": self.digest, "step": step, "seconds": seconds, "score": None}
         metadata |= {"scaler": self.scaler.state_dict(), "rows": self.rows}
+        self._save_whole(functools.partial(checkpoint.save_checkpoint, keep=self.config.train.keep), metadata)
+
+    def _save_whole(self, save: Callable[..., None], metadata: dict[str, Any]) -> None:
+        """As one file what lies in parts: by the first process, to which the others give theirs."""
         if self.world.first:
-            how: dict[str, Any] = {"keep": self.config.train.keep, "patience": self.patience}
-            checkpoint.save_checkpoint(self.folder, self.model, self.optimiser, metadata, **how)
+            save(self.folder, self.model, self.optimiser, metadata, patience=self.patience)
         else:
             for _, part in checkpoint.state(self.model, self.optimiser):
                 whole(part)
