@@ -1,6 +1,7 @@
 """Where text comes from, what is held out of it, and what is said when it cannot be had."""
 
 import itertools
+import logging
 import sys
 import types
 
@@ -153,10 +154,11 @@ def test_a_data_set_of_the_hub_is_streamed_up_to_its_limit(tmp_path, monkeypatch
 
 
 def offline(*given, **options):
+    logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 8s [Retry 5/5].")
     raise ConnectionError("Couldn't reach 'allenai/c4' on the Hub (LocalEntryNotFoundError)\nand more")
 
 
-def test_the_hub_without_a_network_is_one_clear_line(tmp_path, monkeypatch):
+def test_the_hub_without_a_network_is_one_clear_line(tmp_path, monkeypatch, caplog):
     task = task_of("hub:allenai/c4/en", tmp_path, limit=1000)
     wanted = (
         r"Text: hub:allenai/c4/en cannot be had \(ConnectionError: Couldn't reach .*\); data='stdlib' needs no network"
@@ -165,6 +167,9 @@ def test_the_hub_without_a_network_is_one_clear_line(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=wanted) as error:
         task.count("iid")
     assert "\n" not in str(error.value)
+    assert not caplog.records  # nor does its client tell of each attempt
+    logging.getLogger("huggingface_hub").warning("as before")
+    assert [record.message for record in caplog.records] == ["as before"]
     hub(monkeypatch, lambda *given, **options: Rows([{"content": "x"}]))
     with pytest.raises(ValueError, match=r"hub:allenai/c4/en has no text in 'text' \(it has content\)"):
         task.count("iid")

@@ -9,11 +9,13 @@ A source gives pieces, always the same in the same order.  A piece is part of a 
     hub         each document by a hash of its text, so that a text that comes twice is in one split only
 """
 
+import contextlib
 import dataclasses
 import fnmatch
 import functools
 import glob
 import hashlib
+import logging
 import os
 import pathlib
 import sysconfig
@@ -278,7 +280,8 @@ class Hub:
         owner, _, rest = self.name.partition("/")
         name, _, config = rest.partition("/")
         try:
-            rows = datasets.load_dataset(f"{owner}/{name}", config or None, split="train", streaming=True)
+            with _quiet("huggingface_hub"):
+                rows = datasets.load_dataset(f"{owner}/{name}", config or None, split="train", streaming=True)
             return iter(rows.skip(first))
         except Exception as error:
             raise self._away(error) from None
@@ -287,6 +290,18 @@ class Hub:
         lines = str(error).splitlines() or [""]
         reason = f"{type(error).__name__}: {lines[0][:200]}"
         return ValueError(f"Text: hub:{self.name} cannot be had ({reason}); data='stdlib' needs no network")
+
+
+@contextlib.contextmanager
+def _quiet(library: str) -> Iterator[None]:
+    """Without its warnings of each attempt that failed: if all fail, one line says so."""
+    logger = logging.getLogger(library)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 Source = Files | Hub
