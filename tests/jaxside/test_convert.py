@@ -15,6 +15,8 @@ jnp = jax.numpy
 
 from polyhead.jaxside import convert, nnx  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_draws")
+
 TASK = ph.tasks.FuzzyLogic(variables=3, length=8)
 MODEL = ph.TransformerConfig(
     *TASK.ends,
@@ -49,25 +51,27 @@ def test_a_checkpoint_of_fuzzy_logic_predicts_the_same_and_trains_on(folder):
     inputs, targets = data.inputs.numpy(), data.targets.numpy()
     graph, parameters, rest = flax.nnx.split(model, flax.nnx.Param, ...)
 
-    @jax.jit
     def loss(parameters):
         predicted = flax.nnx.merge(graph, parameters, rest)(inputs)
         return jnp.square(predicted[:, -1] - targets[:, -1]).mean(), predicted
 
-    before, predicted = loss(parameters)
+    @jax.jit
+    def step(parameters):
+        """The loss, what is predicted, and the parameters after a step of Adam."""
+        (gap, predicted), slopes = jax.value_and_grad(loss, has_aux=True)(parameters)
+        updates, _ = (optimiser := optax.adam(1e-3)).update(slopes, optimiser.init(parameters))
+        return gap, predicted, optax.apply_updates(parameters, updates)
+
+    before, predicted, trained = step(parameters)
     with torch.no_grad():
         wanted = theirs(data.inputs).numpy()
     assert wanted[:, -1].std() > 0.01
     np.testing.assert_allclose(predicted, wanted, rtol=0, atol=1e-5)
-
-    optimiser = optax.adam(1e-3)
-    slopes = jax.jit(jax.grad(lambda p: loss(p)[0]))(parameters)
-    updates, _ = optimiser.update(slopes, optimiser.init(parameters))
-    after, _ = loss(optax.apply_updates(parameters, updates))
+    after, _, _ = step(trained)
     assert after < before
 
     back = ph.Transformer(MODEL)
-    flax.nnx.update(model, optax.apply_updates(parameters, updates))
+    flax.nnx.update(model, trained)
     back.load_state_dict({name: torch.from_numpy(array) for name, array in convert.from_flax(model).items()})
     with torch.no_grad():
         gap = np.square(back.eval()(data.inputs).numpy()[:, -1] - targets[:, -1]).mean()

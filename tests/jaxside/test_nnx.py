@@ -82,6 +82,7 @@ MIXTURES = {
 }
 
 
+@pytest.mark.usefixtures("quick_draws")
 @pytest.mark.parametrize("name", MIXTURES)
 def test_mixtures_of_heads_equal_those_of_pytorch(name):
     heads, how, given = MIXTURES[name]
@@ -113,6 +114,7 @@ def test_mixtures_of_heads_equal_those_of_pytorch(name):
         close(mine[key][...], parameter.grad, 5e-6)
 
 
+@pytest.mark.usefixtures("quick_draws")
 def test_attention_to_another_sequence():
     heads, mask = [ph.Hyla(2), ph.Relational(2, relation_init="package")], np.arange(S) < np.array([[[[5]]], [[[9]]]])
     how = {"positions": ph.Rotary(), "max_length": S, "own_symbols": False}
@@ -161,6 +163,7 @@ MODELS = {
 }
 
 
+@pytest.mark.usefixtures("quick_draws")
 @pytest.mark.parametrize("name", MODELS)
 def test_models_equal_those_of_pytorch(name):
     settings = MODELS[name]
@@ -172,9 +175,16 @@ def test_models_equal_those_of_pytorch(name):
     inputs = np.random.default_rng(0).integers(0, 11, (B, T)) if tokens else drawn(B, T, 3)
     mask = np.arange(T) >= np.array([[0], [2]])
     places = np.maximum(np.arange(T) - np.array([[0], [2]]), 0)
-    wanted = theirs(torch.tensor(inputs), mask=torch.tensor(mask), positions=torch.tensor(places))
-    close(run(ours, inputs, mask=mask, positions=places), wanted, 1e-5)
-    close(ours(inputs, tail=2), theirs(torch.tensor(inputs), tail=2), 1e-5)
+    graph, state = flax.nnx.split(ours)
+
+    @jax.jit
+    def both(state, inputs, mask, places):
+        model = flax.nnx.merge(graph, state)
+        return model(inputs, mask=mask, positions=places), model(inputs, tail=2)
+
+    came, tail = both(state, inputs, mask, places)
+    close(came, theirs(torch.tensor(inputs), mask=torch.tensor(mask), positions=torch.tensor(places)), 1e-5)
+    close(tail, theirs(torch.tensor(inputs), tail=2), 1e-5)
 
 
 @pytest.mark.parametrize("preset", ["cs336", "hyla"])
@@ -249,6 +259,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.usefixtures("quick_draws")
 @pytest.mark.parametrize("said", MISTAKES)
 def test_what_exists_in_pytorch_only_is_named(said):
     settings = ph.TransformerConfig(**{"inputs": ph.Vectors(2), "outputs": ph.Values(1)} | MISTAKES[said])
@@ -257,6 +268,7 @@ def test_what_exists_in_pytorch_only_is_named(said):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.usefixtures("quick_draws")
 def test_bad_calls_are_one_line():
     layer, x = nnx.MultiHeadAttention(DIM, ph.Softmax(4), positions=ph.Rotary(), max_length=8), drawn(B, T, DIM)
     symbols = nnx.MultiHeadAttention(DIM, [ph.Softmax(2), ph.Relational(2)], own_symbols=False)

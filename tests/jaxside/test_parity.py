@@ -94,7 +94,7 @@ def ours(op, impl, tensors, options, cotangent):
         return out, pull(cotangent)
 
     out, (arrays, learned) = jax.jit(both)([here(x) for x in distinct], learned, fixed, here(cotangent))
-    return [out, *(arrays[i] for i in place), *learned.values()]
+    return [np.asarray(x) for x in (out, *(arrays[i] for i in place), *learned.values())]
 
 
 def compare(came, wanted, tolerance, where):
@@ -103,7 +103,7 @@ def compare(came, wanted, tolerance, where):
         y = y.numpy()
         assert x.dtype == y.dtype
         assert x.shape == y.shape
-        off = np.abs(np.asarray(x) - y).max() / max(1.0, np.abs(y).max())
+        off = np.abs(x - y).max() / max(1.0, np.abs(y).max())
         assert off <= tolerance, f"{where}: {off}"
 
 

@@ -188,6 +188,39 @@ def test_options_are_static_and_nothing_is_read_off_the_data():
     assert count.n == 1
 
 
+# ----------------------------------------------------------------------------------------- half precision, empty arrays
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op", ["softmax_attention", "hyla"])
+def test_half_precision_is_as_good_as_its_inputs_and_empty_rows_are_zero(op, dtype):
+    tensors, twins = arrays(op, 5, 5)
+    low = [x.astype(dtype) for x in twins]
+    mask = np.arange(5)[:, None] != np.full(5, 2)
+    wide = [x.to(getattr(torch, dtype)).float() for x in tensors]
+    wanted = getattr(ops, op)(*wide, mask=torch.tensor(mask), impl="reference").numpy()
+    for impl in ("auto", "blocked"):  # softmax attention has an impl of its own for small calls
+
+        @jax.jit
+        def f(given, impl=impl):
+            out, pull = jax.vjp(lambda *given: getattr(jaxside, op)(*given, mask=mask, impl=impl), *given)
+            return out, pull(jnp.ones_like(out))[0]
+
+        out, by_q = (np.asarray(x, np.float32) for x in f(low))
+        assert f(low)[0].dtype == dtype
+        assert not out[:, 2].any()
+        assert not by_q[:, 2].any()
+        assert np.isfinite(by_q).all()
+        assert np.abs(out - wanted).max() <= float(4 * jnp.finfo(dtype).eps) * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 3), (2, 0, 3), (2, 3, 0)], ids=["no batch", "no queries", "no keys"])
+def test_where_there_is_nothing_all_is_zero(sizes):
+    b, t, s = sizes
+    q, kv = np.ones((b, t, 2, 3), np.float32), np.ones((b, s, 2, 3), np.float32)
+    out = jaxside.softmax_attention(q, kv, kv, impl="blocked")  # compiled, as it is
+    assert out.shape == (b, t, 2, 3)
+    assert not np.asarray(out).any()
+
+
 # ------------------------------------------------------------------------------------------------------------- memory
 def temporary(impl, backward):
     """Bytes that a compiled call of HYLA needs beside its arguments and results."""

@@ -1,8 +1,8 @@
 """Softmax attention as one call of `jax.nn.dot_product_attention`, with our rows without keys.
 
 There a query that may look nowhere gets the mean of all values, a causal mask is aligned with the first key, keys and
-values must be equally wide, and the softmax is in float32 whatever comes in: the first three are repaired here, and
-float64 is refused.
+values must be equally wide, the softmax is in float32 whatever comes in, and float16 does not compile on the CPU: the
+first three are repaired here, float64 and float16 are refused.
 """
 
 import jax
@@ -17,6 +17,8 @@ def refusal(x: Inputs) -> str | None:
         return "takes no keep"
     if x.q.dtype == jnp.float64:
         return "takes no float64: its softmax is in float32"
+    if x.q.dtype == jnp.float16:
+        return "takes no float16: it does not compile on the CPU"
     return "takes symbols by key only" if x.v.ndim == 3 else None
 
 

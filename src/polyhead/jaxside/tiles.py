@@ -189,7 +189,7 @@ def _total(logits: Logits, grid: Grid, arrays: Arrays, fixed: Arrays) -> jax.Arr
         s, look = tile(at)
         s = s if look is None else jnp.where(look, s, lowest)
         top, total = (grid.cut("bht", x, at) for x in sofar)
-        higher = jnp.maximum(top, s.max(-1))
+        higher = jnp.maximum(top, s.max(-1, initial=lowest))
         part = jnp.exp(s - higher[..., None]) if look is None else jnp.where(look, jnp.exp(s - higher[..., None]), 0)
         now = higher, total * jnp.exp(top - higher) + part.sum(-1)
         start, _ = grid._part("bht", sofar[0], at)
