@@ -321,6 +321,7 @@ MISTAKES = [
     (lambda: call(key_padding_mask=torch.zeros(5, 2)), "must be one of ((5,), (2, 5)) but is (5, 2)"),
     (lambda: call(is_causal=True), "is_causal says what attn_mask is, but attn_mask is None"),
     (lambda: replace(nn.Linear(2, 2)), "holds nn.MultiheadAttention was wanted but Linear holds none"),
+    (lambda: replace(nn.Sequential(MultiheadAttention(12, 4)), ph.Hyla(4)), "holds none: 1 are replaced already"),
     (lambda: replace(nn.MultiheadAttention(12, 4)), "but MultiheadAttention is one itself: use drop_in"),
     (lambda: replace(nn.Sequential(Own(12, 4))), "was wanted but its subclass Own came"),
     (lambda: drop_in(nn.MultiheadAttention(12, 4, add_zero_attn=True)), "but add_zero_attn=True came"),

@@ -23,7 +23,9 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
     """
     found = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     if not found or model in found:
-        what = "is one itself: use drop_in" if found else "holds none"
+        ours = sum(isinstance(m, MultiheadAttention) for m in model.modules())
+        left = f"holds none: {ours} are replaced already" if ours else "holds none"
+        what = "is one itself: use drop_in" if found else left
         raise ValueError(
             f"replace: a model that holds nn.MultiheadAttention was wanted but {type(model).__name__} {what}"
         )
