@@ -152,6 +152,17 @@ def test_tokens_can_be_seen() -> None:
 
     assert explore.pieces(Sentence(), [0, 1, 2]) == [" the", "x", "<2>"]
 
+    class Levelled:
+        """Of bytes, called as byte-level tokenizers call them."""
+
+        def decode(self, tokens: list[int]) -> str:
+            return bytes([0x20, 0xE6, 0x97, 0xA5][token] for token in tokens).decode("utf-8", "replace")
+
+        def convert_ids_to_tokens(self, token: int) -> str:
+            return "ĠæĹ¥"[token]
+
+    assert explore.pieces(Levelled(), [0, 1, 2]) == [" ", "\\xe6", "\\x97"]
+
 
 # ------------------------------------------------------------------------------------------------------------- mistakes
 def said(call: Any, *arguments: Any, **options: Any) -> str:
@@ -166,6 +177,9 @@ def test_mistakes_are_one_line(tmp_path: pathlib.Path) -> None:
     assert "at most 16 tokens, the model's context, was wanted but 17 came" in said(
         explore.explore, model, "x" * 17, Bytes(), path
     )
+    few = ph.Transformer(ph.TransformerConfig(ph.Tokens(99), ph.Logits(99), dim=8, heads=(ph.Softmax(2),), causal=True))
+    wrong = "a tokenizer of the model's 99 tokens was wanted but the text has token 99: it belongs to another model"
+    assert wrong in said(explore.explore, few, "abc", Bytes(), path)
     vectors = ph.Transformer(ph.TransformerConfig(ph.Vectors(3), ph.Logits(2), dim=8, heads=(ph.Softmax(2),)))
     assert "reads tokens alone was wanted but it reads Vectors" in said(explore.explore, vectors, "a", Bytes(), path)
     taps = capture(model, batch_of("abcd"))
@@ -248,6 +262,9 @@ def test_any_causal_model_of_hugging_face(tmp_path: pathlib.Path) -> None:
         np.testing.assert_allclose(found, wanted[0].detach().numpy()[:, *np.tril_indices(t)], atol=1 / 250)
     line = said(explore.explore_folder, tmp_path / "gpt", "x" * 25, tmp_path / "x")
     assert "at most 24 tokens" in line
+    model.resize_token_embeddings(99, mean_resizing=False)
+    line = said(explore.explore, model, "abc", Bytes(), tmp_path / "x")
+    assert "a tokenizer of the model's 99 tokens was wanted but the text has token 99" in line
     (tmp_path / "gpt" / "model.safetensors").unlink()
     line = said(explore.explore_folder, tmp_path / "gpt", "x", tmp_path / "x")
     assert "must hold a causal model and its tokenizer" in line

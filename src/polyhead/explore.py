@@ -68,13 +68,17 @@ def explore(
 
     `model`: ours, or a causal model of Hugging Face; `codec`: its codec (of `polyhead.tasks.text_tokens`), or its
     tokenizer.  Only the first 512 tokens are read; of a causal model, what comes later changes nothing.  ValueError:
-    an empty text, one longer than the model's context, a model that reads no tokens, and as in `write`.
+    an empty text, one longer than the model's context, a tokenizer with tokens that the model does not know, a
+    model that reads no tokens, and as in `write`.
     """
     ids = [int(token) for token in codec.encode(text)] if text else []
     if not ids:
         raise ValueError("explore: at least one token was wanted but the text is empty")
     ours = next((module for module in model.modules() if isinstance(module, Transformer)), None)
-    context = huggingface_explore.context(model) if ours is None else _context(ours)
+    context, known = huggingface_explore.reach(model) if ours is None else _reach(ours)
+    if known is not None and max(ids) >= known:
+        wanted = f"a tokenizer of the model's {known} tokens"
+        raise ValueError(f"explore: {wanted} was wanted but the text has token {max(ids)}: it belongs to another model")
     if context is not None and len(ids) > context:
         wanted = f"a text of at most {context} tokens, the model's context"
         raise ValueError(f"explore: {wanted}, was wanted but {len(ids)} came")
@@ -115,7 +119,8 @@ def pieces(codec: Any, tokens: Sequence[int]) -> list[str]:
         alone, twice = codec.decode([token]), codec.decode([token, token])
         piece = twice[len(alone) :] if twice.startswith(alone) else alone
         if not piece or "\N{REPLACEMENT CHARACTER}" in piece + alone:
-            piece = codec.pieces([token])[0] if hasattr(codec, "pieces") else codec.convert_ids_to_tokens(token)
+            own = hasattr(codec, "pieces")
+            piece = codec.pieces([token])[0] if own else text_tokens.spelled(str(codec.convert_ids_to_tokens(token)))
         found.append(str(piece))
     return found
 
@@ -131,8 +136,9 @@ def _finished(folder: pathlib.Path) -> Run:
     return run
 
 
-def _context(model: Transformer) -> int:
+def _reach(model: Transformer) -> tuple[int, int]:
+    """How many tokens it can read, and how many it knows."""
     settings = model.config
     if not isinstance(settings.inputs, Tokens) or settings.encoder is not None:
         raise ValueError(f"explore: a model that reads tokens alone was wanted but it reads {settings.inputs}")
-    return settings.max_length
+    return settings.max_length, settings.inputs.count

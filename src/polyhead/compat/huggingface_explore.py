@@ -48,8 +48,8 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.M
     return model.to(device).eval(), tokenizer
 
 
-def context(model: nn.Module) -> int | None:
-    """How many tokens a foreign model can read, where its configuration says so.
+def reach(model: nn.Module) -> tuple[int | None, int | None]:
+    """How many tokens a foreign model can read, and how many it knows, where its configuration says so.
 
     ValueError for a model with our heads inside: `capture` would take them for softmax heads.
     """
@@ -59,4 +59,5 @@ def context(model: nn.Module) -> int | None:
         raise ValueError(f"explore: a model with its own softmax heads was wanted but {heads} are inside it")
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     length = getattr(config, "max_position_embeddings", None)
-    return length if isinstance(length, int) and length > 0 else None
+    known = getattr(config, "vocab_size", None)
+    return length if isinstance(length, int) and length > 0 else None, known if isinstance(known, int) else None

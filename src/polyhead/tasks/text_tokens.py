@@ -95,6 +95,16 @@ def _bytes_of() -> dict[str, int]:
     return {character: byte for byte, character in enumerate(_alphabet())}
 
 
+def spelled(name: str) -> str:
+    """What a byte-level tokenizer calls a token, as its bytes are shown; other names as they are.
+
+    >>> spelled("Ġif"), spelled("Ã"), spelled("日")
+    (' if', '\\\\xc3', '日')
+    """
+    known = _bytes_of()
+    return shown(bytes(known[c] for c in name)) if all(c in known for c in name) else name
+
+
 class Bytes:
     """Every byte of UTF-8 a token; no text contains NUL, which stands between documents."""
 
@@ -159,9 +169,8 @@ class Subwords:
     def _piece(self, name: str | None) -> str:
         if name is None:
             return "\N{REPLACEMENT CHARACTER}"
-        if self.levelled and all(character in _bytes_of() for character in name):
-            return shown(bytes(_bytes_of()[character] for character in name))
-        return shown(name.replace("▁", " ").encode())
+        plain = spelled(name) if self.levelled else name
+        return plain if plain != name else shown(name.replace("▁", " ").encode())
 
     def to_json(self) -> str:
         return self.text
