@@ -90,7 +90,7 @@ class SinusoidalPositions(nnx.Module):
     def __call__(self, positions: Array) -> Array:
         angles = np.arange(self.max_length)[:, None] * 1e4 ** (np.arange(0, self.dim, 2) / -self.dim)
         table = np.stack((np.sin(angles), np.cos(angles)), -1).reshape(self.max_length, self.dim)
-        return jnp.asarray(table, jnp.float32)[positions]
+        return jnp.asarray(table)[positions]  # in 64 bits where JAX has them
 
 
 def bias_of(relative: RelativePositionBias | AlibiBias, t: int, s: int, offset: int) -> Array:
