@@ -1,0 +1,98 @@
+"""What is no mechanism: norms, rotary positions, SwiGLU, the textbook's forms, codes, relations, beside PyTorch's."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+jax = pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
+jnp = jax.numpy
+
+from polyhead import jaxside, ops, spec  # noqa: E402
+
+PLACES = np.array([[0, 1, 2, 7, 99_999], [3, 4, 5, 6, 1_000_000]])
+"""Positions, some so far away that a float32 product would be off in the second digit."""
+
+LOOK = np.random.default_rng(7).random((2, 1, 5, 5)) > 0.5
+LOOK[:, :, 2] = False
+PACKED = np.array([0, 2, 5], np.int32)
+
+
+def swiglu(side, here, x, w1, w2, w3):
+    return side.swiglu(x, w1, w2, w3) if side is jaxside else F.linear(F.silu(F.linear(x, w1)) * F.linear(x, w3), w2)
+
+
+def layer_norm(side, here, x, *affine):
+    return side.layer_norm(x, *affine, 0.1) if side is jaxside else F.layer_norm(x, (4,), *affine, 0.1)
+
+
+def code(how, n):
+    """Of all that limits a code, one after the other."""
+
+    def f(side, here, q, k):
+        bias = here(np.random.default_rng(n).standard_normal((4, 9)).astype(str(q.dtype).removeprefix("torch.")))
+        limits = ({"causal": True, "bias": bias}, {"mask": here(LOOK)}, {"window": 2, "scale": 0.4})[n % 3]
+        return side.latent_code(q, k, normalise=how, **limits)
+
+    return f, (2, 5, 4, 3), (2, 5, 2, 3)
+
+
+def related(act, n):
+    def f(side, here, q_rel, k_rel):
+        limits = {"mask": here(LOOK[0])} if n % 2 else {"cu_seqlens": here(PACKED), "causal": True}
+        return side.relations(q_rel, k_rel, relation_act=act, **limits)
+
+    return f, (1, 5, 3, 2), (1, 5, 3, 2)
+
+
+PARTS = {
+    "rms_norm": (lambda side, here, x, w: side.rms_norm(x, w, 0.1), (2, 3, 4), (4,)),
+    "rms_norm, plain": (lambda side, here, x: side.rms_norm(x, None), (3, 4)),
+    "layer_norm": (layer_norm, (2, 3, 4), (4,), (4,)),
+    "swiglu": (swiglu, (2, 4), (3, 4), (4, 3), (3, 4)),
+    "rope": (lambda side, here, x: side.rope(x, here(PLACES[..., None])), (2, 5, 3, 8)),
+    "rope, half": (lambda side, here, x: side.rope(x, here(PLACES[0]), layout="half", theta=50.0), (2, 5, 4)),
+    "softmax": (lambda side, here, x: side.softmax(x, 1), (2, 3, 4)),
+    "silu": (lambda side, here, x: side.silu(x), (5,)),
+    "attention": (
+        lambda side, here, *qkv: side.scaled_dot_product_attention(*qkv, here(LOOK)),
+        *((2, 3, 5, 4), (2, 1, 5, 4), (3, 5, 2)),
+    ),
+    **{f"code, {how}": code(how, n) for n, how in enumerate(spec.NORMALISE)},
+    **{f"relations, {act}": related(act, n) for n, act in enumerate(spec.RELATION_ACTS)},
+}
+"""A function of a side, its way to make an array, and arrays of these shapes."""
+
+
+def drawn(dtype):
+    draw = np.random.default_rng(0).standard_normal
+    return {name: [draw(shape).astype(dtype) for shape in shapes] for name, (_, *shapes) in PARTS.items()}
+
+
+@jax.jit
+def ours(given):
+    """Results and gradients of all parts: one program."""
+
+    def graded(f, arrays):
+        out, pull = jax.vjp(lambda *a: f(jaxside, jnp.asarray, *a), *arrays)
+        return [out, *pull(jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape))]
+
+    return {name: graded(PARTS[name][0], arrays) for name, arrays in given.items()}
+
+
+@pytest.mark.parametrize("bits", [64, 32])
+def test_parts_equal_those_of_pytorch(bits):
+    dtype, tolerance = (np.float64, 1e-12) if bits == 64 else (np.float32, 2e-6)
+    given = drawn(dtype)
+    with jax.enable_x64(bits == 64):
+        came = jax.tree.map(np.asarray, ours(given))
+    for name, arrays in given.items():
+        leaves = [torch.tensor(x, requires_grad=True) for x in arrays]
+        out = PARTS[name][0](ops, torch.tensor, *leaves)
+        cotangent = torch.arange(out.numel(), dtype=out.dtype).cos().view(out.shape)
+        for x, y in zip(came[name], [out, *torch.autograd.grad(out, leaves, cotangent)], strict=True):
+            y = y.detach().numpy()
+            assert (x.shape, x.dtype) == (y.shape, dtype), name
+            np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * max(1, np.abs(y).max()), err_msg=name)
+    assert not came["attention"][0][:, :, 2].any()
+    assert not came["code, rms_heads"][0][:, :, 2].any()
