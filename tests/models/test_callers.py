@@ -138,6 +138,22 @@ def test_checkpointing_changes_no_bit():
     assert config.digest(replace(DROPS, checkpoint=True)) == config.digest(DROPS)
 
 
+TILES = (
+    *(Hyla(1, impl="blocked"), Linear(1, impl="chunked"), Softmax(1, impl="sdpa")),
+    Relational(1, impl="blocked", relation_act="tanh", symbols=PositionSymbols()),
+)
+
+
+@pytest.mark.parametrize("heads", TILES, ids=lambda heads: type(heads).__name__)
+def test_checkpointing_changes_no_bit_of_tiles(heads):
+    """It hands out what a forward pass saved once only."""
+    settings = replace(READS, dim=6, layers=1, heads=(heads,), causal=True, max_length=6)
+    x = inputs_of(settings, 6).requires_grad_()
+    plain, again = build(settings).train(), build(replace(settings, checkpoint=True)).train()
+    for a, b in zip(loss_and_gradients(plain, x), loss_and_gradients(again, x), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_checkpointing_saves_memory():
     """What autograd keeps of four blocks: their inputs only."""
 

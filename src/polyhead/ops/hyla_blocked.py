@@ -390,7 +390,8 @@ def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped
 
 
 def _grad(ctx, dout):  # type: ignore[no-untyped-def]
-    tensors, limits = list(ctx.saved_tensors[:5]), list(ctx.saved_tensors[5:])
+    saved = list(ctx.saved_tensors)  # once: checkpointing unpacks them once only
+    tensors, limits = saved[:5], saved[5:]
     return torch.ops.polyhead.hyla_blocked_backward(dout, tensors, limits, **ctx.options), [None] * len(limits)
 
 

@@ -362,7 +362,8 @@ def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped
 
 
 def _grad(ctx, *douts):  # type: ignore[no-untyped-def]
-    tensors, limits = list(ctx.saved_tensors[:6]), list(ctx.saved_tensors[6:])
+    saved = list(ctx.saved_tensors)  # once: checkpointing unpacks them once only
+    tensors, limits = saved[:6], saved[6:]
     grads = torch.ops.polyhead.relational_blocked_backward(list(douts), tensors, limits, **ctx.options)
     return grads, [None] * len(limits)
 
