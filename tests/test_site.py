@@ -123,6 +123,7 @@ def check_the_api(site, found):
     assert "q: Float[Tensor, 'b t h d']" in words[:400]
     assert "Float[Tensor, 'b t h e']" in words[:3000]
     assert {f"polyhead.{name}" for name in ("Hyla", "TransformerConfig")} <= found[site / "api" / "config.html"].places
+    assert "[jaxlib." not in (site / "api" / "jaxside.html").read_text()
     assert "polyhead.MultiHeadAttention.forward" in found[site / "api" / "layers.html"].places
 
 
@@ -185,6 +186,21 @@ def extension(name):
 @pytest.mark.parametrize("name", ["plain_docstrings", "percent", "site_links", "mathml"])
 def test_examples_of_the_extensions(name):
     assert doctest.testmod(extension(name)).failed == 0
+
+
+@needs_sphinx
+def test_every_subscript_stands_low():
+    nodes = importlib.import_module("docutils.nodes")
+    made = extension("mathml")._mathml(nodes.math("", r"k_s < \sum_h a_{hts}^2 + q_{t_1}"), block=True)
+    assert made.count("<mspace") == made.count("<msub>") == 3
+    assert "&lt;" in made
+    assert "xmlns" not in made
+
+
+def test_jax_signatures_name_an_array_once():
+    long = "(mask: Bool[jaxlib._jax.Array, '#t #s'] | Bool[ndarray, '#t #s'] | None = None, x: Float[ndarray, 'b'])"
+    short = "(mask: Bool[Array, '#t #s'] | None = None, x: Float[ndarray, 'b'])"
+    assert extension("plain_docstrings").shorter(long) == short
 
 
 def test_docstrings_keep_their_layout():

@@ -66,8 +66,23 @@ def skip(app: Any, what: str, name: str, thing: Any, skipped: bool, options: Any
     return None if what != "class" or is_method else True
 
 
+def shorter(signature: str) -> str:
+    """A signature whose arrays may be of JAX or of NumPy, which says so once.
+
+    >>> shorter("(q: ~jaxtyping.Float[jaxlib._jax.Array, 'b t'] | ~jaxtyping.Float[ndarray, 'b t'])")
+    "(q: ~jaxtyping.Float[Array, 'b t'])"
+    """
+    return re.sub(r"([~\w.]+)\[jaxlib\._jax\.Array, ('[^']*')\] \| \1\[ndarray, \2\]", r"\1[Array, \2]", signature)
+
+
+def sign(app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None) -> Any:
+    """For autodoc-process-signature."""
+    return tuple(None if text is None else shorter(text) for text in (signature, returns))
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Hooks into autodoc."""
     app.connect("autodoc-skip-member", skip)
     app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-process-signature", sign)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
