@@ -260,7 +260,10 @@ def test_what_would_fit_is_the_smallest_change(straight):
         ({"card": "h10"}, "plan: unknown card 'h10'; did you mean 'h100'"),
         ({"devices": 0}, "devices must be at least 1 but is 0"),
         ({"devices": 3, "card": "l4"}, "a multiple of 3 devices x accumulate 1 but is 8; the nearest is 9"),
-        ({"share": 0.0}, "share must be above 0 but is 0.0"),
+        ({"share": 0.0}, "share must be above 0 and at most 1 but is 0.0"),
+        ({"share": 5.0}, "share must be above 0 and at most 1 but is 5.0"),
+        ({"link": -1e9}, "link must be above 0 but is -1e+09"),
+        ({"link": float("nan")}, "link must be above 0 but is nan"),
     ],
 )
 def test_mistakes_are_told_in_a_line(straight, given, wanted):
@@ -268,6 +271,12 @@ def test_mistakes_are_told_in_a_line(straight, given, wanted):
         plan(run_of(Softmax(4)), **given)
     assert wanted in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_batch_that_no_machine_could_draw_is_planned(straight):
+    few, many = (plan(run_of(Softmax(4), batch_size=n), card="l4", search=False) for n in (4096, 10**8))
+    assert not many.fits
+    assert many.seconds["draw"] > 100 * few.seconds["draw"]
 
 
 def test_this_machine_is_measured():

@@ -40,8 +40,8 @@ LAUNCH = 10e-6
 RESERVED, FRAGMENTS = 1.5e9, 0.05
 """Bytes of a GPU that CUDA, its libraries and NCCL take; the share of the rest that the allocator cannot use."""
 
-MOST = 1 << 16
-"""The most sequences, and the most devices, that are looked at."""
+MOST, DRAWN = 1 << 16, 4096
+"""The most sequences, and devices, that are looked at; the most that are drawn to see how long it takes."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,10 @@ def plan(
     """
     if devices < 1:
         raise ValueError(f"plan: devices must be at least 1 but is {devices}")
-    if share is not None and not share > 0:
-        raise ValueError(f"plan: share must be above 0 but is {share}")
+    if share is not None and not 0 < share <= 1:
+        raise ValueError(f"plan: share must be above 0 and at most 1 but is {share}")
+    if link is not None and not link > 0:
+        raise ValueError(f"plan: link must be above 0 but is {link:g}")
     here = replace(run, device="cuda" if torch.cuda.is_available() else "cpu")
     check(here)
     with process(here):
@@ -282,7 +284,7 @@ class _Place:
         passes = 7 + 3 * (self.run.train.clip is not None)  # parameter, gradient, two moments read, three written
         found = {"forward": pieces * forward, "backward": pieces * backward}
         found["AdamW"] = self.card.seconds(0, round(passes * each), False) / share
-        found["draw"] = quickest(self.draw, 3)
+        found["draw"] = quickest(self.draw, 3) * max(1.0, self.run.train.batch_size / DRAWN)
         reached = (self.link or self.card.between(self.devices)) * self.devices / max(1, self.devices - 1)
         whole = have.parameters / reached if self.devices > 1 else 0.0
         if self.sharded:
@@ -297,8 +299,7 @@ class _Place:
         return {**found, "step": sum(found.values()) - exchange}
 
     def draw(self) -> Batch:
-        train = self.run.train
-        return self.run.task.batch("train", train.batch_size, seed=self.run.seed, step=0)
+        return self.run.task.batch("train", min(self.run.train.batch_size, DRAWN), seed=self.run.seed, step=0)
 
     def evaluating(self, have: Count, share: float) -> float:
         """Seconds of all evaluations, which the devices share."""
