@@ -236,18 +236,24 @@ def test_buckets_of_distances_are_those_of_pytorch(kind):
     np.testing.assert_array_equal(buckets_of(*kind), relative_buckets(torch.arange(-reach, reach + 1), *kind))
 
 
+@pytest.mark.usefixtures("quick_draws")
 def test_dropout_is_there_with_rngs_only():
-    settings = dataclasses.replace(MODELS["language"], dropout=0.4, residual_dropout=0.2)
-    model, tokens = nnx.Transformer(settings), np.zeros((B, T), int)
-    plain = model(tokens)
-    np.testing.assert_array_equal(plain, nnx.Transformer(MODELS["language"])(tokens))
-    first, again, other = (model(tokens, rngs=flax.nnx.Rngs(dropout=seed)) for seed in (0, 0, 1))
+    settings, tokens = dataclasses.replace(MODELS["language"], layers=1), np.zeros((B, T), int)
+    model = nnx.Transformer(dataclasses.replace(settings, dropout=0.4, residual_dropout=0.2))
+    layer = nnx.MultiHeadAttention(DIM, ph.Linear(4), dropout=0.5, dropout_shared=True, bias=False)
+    x, keys = drawn(1, 40, DIM), jax.random.split(jax.random.key(0), 40)
+
+    @jax.jit
+    def f(keys):
+        kept = jax.vmap(lambda key: layer(x, rngs=flax.nnx.Rngs(dropout=key)))(keys).mean(0)
+        dropped = jax.vmap(lambda key: model(tokens, rngs=flax.nnx.Rngs(dropout=key)))(keys[jnp.array([0, 0, 1])])
+        return model(tokens), nnx.Transformer(settings)(tokens), dropped, kept, layer(x)
+
+    plain, without, (first, again, other), kept, whole = (np.asarray(x) for x in f(keys))
+    np.testing.assert_allclose(plain, without, rtol=0, atol=1e-5)
     np.testing.assert_array_equal(first, again)
     assert np.abs(first - plain).max() > 1e-3 < np.abs(first - other).max()
-    layer = nnx.MultiHeadAttention(DIM, ph.Linear(4), dropout=0.5, dropout_shared=True, bias=False)
-    x = drawn(1, 40, DIM)
-    kept = np.mean([layer(x, rngs=flax.nnx.Rngs(dropout=seed)) for seed in range(40)], 0)
-    assert np.abs(kept - layer(x)).mean() < 0.35 * np.abs(layer(x)).mean()  # the mean is kept
+    assert np.abs(kept - whole).mean() < 0.35 * np.abs(whole).mean()  # the mean is kept
 
 
 MISTAKES = {
