@@ -32,7 +32,7 @@ def count(first: int, words: int) -> str:
 
 
 def train(folder: pathlib.Path, steps: int) -> None:
-    """A dual model that has read lines of a few numbers each, exported to `folder`/exported."""
+    """A model with softmax and HYLA heads that has read lines of a few numbers each, exported to `folder`/exported."""
     lines = [count(i % len(WORDS), 3 + i % 5) for i in range(4000)]
     (folder / "counting.txt").write_text("\n".join(lines) + "\n")
     task = ph.tasks.Text(str(folder / "counting.txt"), 64, held_out=0.1, folder=str(folder / "tokens"))
