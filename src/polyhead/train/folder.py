@@ -61,7 +61,9 @@ def read_config(folder: str | pathlib.Path) -> Run:
             raise ValueError(f"run folder: {path} does not exist")
         path = path / CONFIG
         if not path.is_file():
-            raise ValueError(f"run folder: {path.parent} holds no {CONFIG}, so it is not a run")
+            inside = len(list(pathlib.Path(folder).glob(f"*/{CONFIG}")))
+            hint = f"; of the {inside} runs in it, name one, or {path.parent}/*" if inside else ""
+            raise ValueError(f"run folder: {path.parent} holds no {CONFIG}, so it is not a run{hint}")
     data = serial.read(path)
     said = data.pop(DIGEST, None) if isinstance(data, dict) and path.name == CONFIG else None
     config = configs.from_dict(data, KINDS, where=str(path))
