@@ -16,6 +16,7 @@ jnp = jax.numpy
 
 from polyhead import jaxside, spec  # noqa: E402
 from polyhead.jaxside import tiles  # noqa: E402
+from polyhead.jaxside.code import Inputs  # noqa: E402
 from polyhead.ops.dispatch import PUBLIC, resolve  # noqa: E402
 
 OPS = {name: op for op, name in PUBLIC.items()}
@@ -178,6 +179,20 @@ def test_tiles_agree(op, variant, case):
     n = [row[:2] for row in TILES].index((op, variant))
     case = types.SimpleNamespace(**dict(zip(names, case, strict=True)))
     check(op, "blocked", case, n, variant)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 2, 5])
+def test_no_tile_is_left_out_of_which_anything_is_seen(causal, window):
+    """And with a single limit none is taken in vain."""
+    for t, s, queries, keys in [(7, 7, 2, 3), (4, 9, 3, 2), (9, 4, 2, 2), (1, 6, 1, 4), (8, 8, 8, 1), (6, 6, 1, 6)]:
+        options = Inputs(None, None, causal=causal, window=window)
+        i, j = np.arange(s - t, s)[:, None], np.arange(s)
+        look = ((j <= i) | (not causal)) & (np.abs(i - j) < (window or t + s))
+        came = {tuple(at) for at in tiles.Grid(t, s, queries, keys, options).places()}
+        grid = [(a, b) for a in range(0, t, queries) for b in range(0, s, keys)]
+        wanted = {(a, b) for a, b in grid if look[a : a + queries, b : b + keys].any()}
+        assert wanted <= came if causal and window else wanted == came
 
 
 def test_tiles_take_every_option():
