@@ -12,7 +12,7 @@ export JAX_PLATFORMS ?= cpu
 
 .venv/.ready: pyproject.toml constraints.txt
 	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11+ is needed: make demo PY=python3.12")'
-	@echo "setting up .venv (once, about a minute)"
+	@echo "setting up .venv (once, a minute or more)"
 	@test -x $(BIN)/python || $(PY) -m venv .venv
 	@$(BIN)/python -m pip install --disable-pip-version-check -qq $(TORCH)
 	@$(BIN)/python -m pip install --disable-pip-version-check -qq -c constraints.txt -e '.[test,dev,hf,jax,flax,docs]'
