@@ -105,8 +105,14 @@ def test_the_command(tmp_path: pathlib.Path, capsys: Any, engine: type[Engine], 
     assert best.folder.name == f"tiny-{ph.digest(runs[0])}"
     started = len(engine.started)
     assert cli.main([*command, "--status"]) == 0
-    assert "Trials in" in capsys.readouterr().out
+    assert cli.main(["tune", str(tmp_path / "run.json"), "--folder", str(tmp_path / "study"), "--status"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("Trials in") == 2
     assert len(engine.started) == started
+    for line in [line for line in told.splitlines() if line.startswith("train it anew: ")]:
+        assert cli.main(line.removeprefix("train it anew: polyhead ").split()) == 0
+    assert [ph.digest(run) for run in runs] == [ph.digest(runs[0])] * 3
+    assert runs[2].folder != str(best.folder)
     for words, wrong in [
         (["--train.lr", "1e-3"], "polyhead: tune: train.lr is given a value and a range"),
         (["--train.lr", "1,2"], "polyhead: tune: train.lr is given twice"),

@@ -46,7 +46,7 @@ def answer(run: "Run", space: dict[str, str], options: Any, train: Sequence[str]
 
     folder = run.folder or f"runs/tune/{run.name}"
     if options.status:
-        show(tune.status(folder), train)
+        show(tune.status(folder))
         return 0
     given: dict[str, Any] = {name: getattr(options, name) for name in OPTIONS if name != "status"}
     outcome = tune.tune(run, space, folder=folder, **given)
@@ -128,8 +128,8 @@ def _of_the_run(fixed: Sequence[str]) -> list[str]:
     return words
 
 
-def show(outcome: "Outcome", train: Sequence[str]) -> None:
-    """All trials, the best, and what to do with it."""
+def show(outcome: "Outcome", train: Sequence[str] = ()) -> None:
+    """All trials, the best, and what to do with it.  `train`: what trains the run of this search, if that is known."""
     from polyhead.tune_screen import said, short
     from polyhead.tune_space import words
 
@@ -145,5 +145,6 @@ def show(outcome: "Outcome", train: Sequence[str]) -> None:
         print("importance: " + ", ".join(f"{name} {share:.2f}" for name, share in outcome.importance.items()))
     if (best := outcome.best) is not None:
         print(f"best: trial {best.number}, {score} {best.score:.4f}")
-        print(f"train it anew: {shlex.join([*train, *words(best.values)])}")
+        itself = ["polyhead", "train", f"{best.folder}/config.json", "--folder", f"{best.folder}-anew"]
+        print(f"train it anew: {shlex.join([*train, *words(best.values)] if train else itself)}")
         print(f"look at it: polyhead report {best.folder}")
