@@ -142,9 +142,7 @@ def test_alone_it_imports_no_torch_and_keeps_what_is_sharded():
 
 
 # ----------------------------------------------------------------------------------------------- jit, vmap, causality
-@pytest.mark.parametrize(
-    ("op", "impl"), [("hyla", "blocked"), ("relational_attention", "blocked"), ("softmax_attention", "sdpa")]
-)
+@pytest.mark.parametrize(("op", "impl"), [("hyla", "blocked"), ("softmax_attention", "sdpa")])
 def test_gradients_stop_at_the_present(monkeypatch, op, impl):
     monkeypatch.setattr(tiles, "TILE", 3)
     _, twins = arrays(op, 5, 7)
