@@ -10,9 +10,9 @@
 # by hand, compared with the library's function, and drawn. PyTorch and JAX stand side by side throughout: same names,
 # same layouts, same numbers.
 #
-# This page is a script. The environment of `make demo` has all it needs; elsewhere, `pip install -e '.[flax]' dm-haiku` in
-# the clone. Open `docs/tutorial.py` as a notebook (Jupytext, or an editor that knows `# %%` cells), or run it from top to
-# bottom: every `assert` on this page holds.
+# This page is a script. The environment of `make demo` has all it needs; elsewhere, `pip install -e '.[flax]' dm-haiku`
+# in the clone. Open `docs/tutorial.py` as a notebook (Jupytext, or an editor that knows `# %%` cells), or run it from
+# top to bottom: every `assert` on this page holds.
 #
 # Letters, here and everywhere: b sequences, t queries, s keys, h heads, d the width of queries and keys, e of values, m
 # of the model.
