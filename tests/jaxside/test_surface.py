@@ -1,8 +1,10 @@
 """What holds for all functions of jaxside: signatures, errors, imports, jit, vmap, sharding, memory, who sees whom."""
 
+import functools
 import importlib
 import inspect
 import os
+import re
 import subprocess
 import sys
 import types
@@ -88,6 +90,22 @@ def test_errors_are_worded_alike(fault):
     mine = said(lambda: BAD[fault](jaxside.hyla, *twins))
     cut = "(choose from" if fault == "impl" else "\n"  # each side has impls of its own
     assert mine.split(cut)[0] == theirs.split(cut)[0]
+
+
+@pytest.mark.parametrize(("function", "how"), [("latent_code", "normalise"), ("relations", "relation_act")])
+def test_codes_and_relations_refuse_what_mechanisms_refuse(function, how):
+    q, k = torch.zeros(2, 4, 2, 3), torch.zeros(2, 5, 2, 3)
+    for what, faults in {
+        "window must be at least 1 but is 0": {"window": 0},
+        "with cu_seqlens b must be 1 and t = s but b = 2": {"cu_seqlens": True},
+        "must have one dtype but have": {"dtype": True},
+    }.items():
+        for side, packed, make in ((ops, torch.Tensor, lambda x: x), (jaxside, type(jnp.ones(1)), jnp.asarray)):
+            keys = k.half() if "dtype" in faults else k
+            given = {**faults, "cu_seqlens": PACKED[packed]} if "cu_seqlens" in faults else faults
+            given = {how: "softmax", **{name: value for name, value in given.items() if name != "dtype"}}
+            call = functools.partial(getattr(side, function), make(q), make(keys), **given)
+            assert re.match(f"{function}: .*{what}", said(call))
 
 
 def test_an_impl_that_refuses_says_so_as_torch_does():

@@ -228,6 +228,14 @@ def seen_by_any(look: jax.Array | None) -> jax.Array | None:
     return look.any(-3, keepdims=True) if look is not None and look.ndim > 2 and look.shape[-3] != 1 else look
 
 
+def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlens: jax.Array | None) -> None:
+    """What shapes cannot say.  The numbers in `cu_seqlens` are not read: they may be traced."""
+    if window is not None and window < 1:
+        raise ValueError(f"{who}: window must be at least 1 but is {window}")
+    if cu_seqlens is not None and (b != 1 or t != s):
+        raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
+
+
 @shaped
 def latent_code(
     q: Float[Array, "b t h d"],
@@ -251,6 +259,7 @@ def latent_code(
     one_of("latent_code", "normalise", normalise, NORMALISE)
     if q.dtype != k.dtype:
         raise ValueError(f"latent_code: q and k must have one dtype but have {q.dtype}, {k.dtype}")
+    check_limits("latent_code", q.shape[0], q.shape[1], k.shape[1], window, cu_seqlens)
     limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
     return code(jax.tree.map(jnp.asarray, Inputs(q, k, scale=scale, normalise=normalise, **limits)))
 
@@ -273,6 +282,9 @@ def relations(
     Static under jit: relation_act, causal, window.
     """
     one_of("relations", "relation_act", relation_act, RELATION_ACTS)
+    if q_rel.dtype != k_rel.dtype:
+        raise ValueError(f"relations: q_rel and k_rel must have one dtype but have {q_rel.dtype}, {k_rel.dtype}")
+    check_limits("relations", q_rel.shape[0], q_rel.shape[1], k_rel.shape[1], window, cu_seqlens)
     given = Inputs(q_rel, k_rel, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens)
     x = jax.tree.map(jnp.asarray, given)
     return relate(products(x.q, x.k), relation_act, seen_by_any(visible(x)))

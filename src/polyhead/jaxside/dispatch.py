@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from polyhead.jaxside.code import Inputs
+from polyhead.jaxside.code import Inputs, check_limits
 from polyhead.shapes import one_of
 from polyhead.spec import mechanism
 
@@ -42,14 +42,10 @@ def compute(who: str, impls: Mapping[str, Impl], impl: str, x: Inputs) -> jax.Ar
 
 
 def _check(who: str, x: Inputs) -> None:
-    """What shapes cannot say.  The numbers in `cu_seqlens` are not read: they may be traced."""
+    """What shapes cannot say."""
     names = list(mechanism(who).tensors)
     kinds = [getattr(x, "v" if name == "symbols" else name).dtype for name in names]
     if any(kind != kinds[0] for kind in kinds):
         came = ", ".join(map(str, kinds))
         raise ValueError(f"{who}: {', '.join(names[:-1])} and {names[-1]} must have one dtype but have {came}")
-    if x.window is not None and x.window < 1:
-        raise ValueError(f"{who}: window must be at least 1 but is {x.window}")
-    b, (t, s) = x.q.shape[0], x.lengths
-    if x.cu_seqlens is not None and (b != 1 or t != s):
-        raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
+    check_limits(who, x.q.shape[0], *x.lengths, x.window, x.cu_seqlens)

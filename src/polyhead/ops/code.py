@@ -209,6 +209,14 @@ def normalised(scores: Tensor, normalise: str, look: Tensor | None) -> Tensor:
     return rms_heads(code) if normalise in ("rms_heads", "softmax_rms_heads") else code
 
 
+def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlens: Tensor | None) -> None:
+    """What shapes cannot say.  The numbers in `cu_seqlens` are not read: that would wait for the device."""
+    if window is not None and window < 1:
+        raise ValueError(f"{who}: window must be at least 1 but is {window}")
+    if cu_seqlens is not None and (b != 1 or t != s):
+        raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
+
+
 @shaped
 def latent_code(
     q: Float[Tensor, "b t h d"],
@@ -234,7 +242,8 @@ def latent_code(
     one_of("latent_code", "normalise", normalise, NORMALISE)
     if q.dtype != k.dtype:
         raise ValueError(f"latent_code: q and k must have one dtype but have {q.dtype}, {k.dtype}")
-    t, h, s = q.shape[1], q.shape[2], k.shape[1]
+    (b, t, h), s = q.shape[:3], k.shape[1]
+    check_limits("latent_code", b, t, s, window, cu_seqlens)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = einsum(q * scale, share(k, h), "b t h d, b s h d -> b h t s")
     biased = wide(scores) if bias is None else wide(scores) + dense(bias, t, s)
@@ -261,7 +270,11 @@ def relations(
 
     >>> relations(q_rel, k_rel, relation_act="softmax", causal=True).sum(-1)      # all ones
     """
-    look = visible(mask, causal, q_rel.shape[1], k_rel.shape[1], q_rel.device, window=window, cu_seqlens=cu_seqlens)
+    if q_rel.dtype != k_rel.dtype:
+        raise ValueError(f"relations: q_rel and k_rel must have one dtype but have {q_rel.dtype}, {k_rel.dtype}")
+    (b, t), s = q_rel.shape[:2], k_rel.shape[1]
+    check_limits("relations", b, t, s, window, cu_seqlens)
+    look = visible(mask, causal, t, s, q_rel.device, window=window, cu_seqlens=cu_seqlens)
     if look is not None and look.ndim > 2 and look.shape[-3] != 1:
         look = look.any(-3, keepdim=True)
     return relate(einsum(q_rel * q_rel.shape[-1] ** -0.5, k_rel, "b t r p, b s r p -> b r t s"), relation_act, look)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.ops.code import Inputs
+from polyhead.ops.code import Inputs, check_limits
 from polyhead.shapes import one_of
 
 BACKENDS: dict[str, tuple[str, ...]] = {
@@ -89,22 +89,14 @@ def choose(op: str, impl: str, inputs: Inputs) -> Callable[..., Tensor]:
             *names, last = TENSORS[op]
             came = ", ".join(map(str, kinds))
             raise ValueError(f"{PUBLIC[op]}: {', '.join(names)} and {last} must have one {what} but have {came}")
-    _check_limits(PUBLIC[op], inputs)
+    b, t, s = *inputs.q.shape[:2], inputs.k.shape[1]
+    check_limits(PUBLIC[op], b, t, s, inputs.window, inputs.cu_seqlens)
     if impl != "auto":
         return resolve(op, impl)
     for name in BACKENDS[op]:
         if name not in IN_OP_FILE and _takes(name, _MODULES[f"{op}_{name}"], inputs):
             return _MODULES[f"{op}_{name}"].forward
     return _MODULES[op].reference
-
-
-def _check_limits(who: str, inputs: Inputs) -> None:
-    """What shapes cannot say.  The numbers in `cu_seqlens` are not read, which would wait for the device."""
-    if inputs.window is not None and inputs.window < 1:
-        raise ValueError(f"{who}: window must be at least 1 but is {inputs.window}")
-    b, t, s = *inputs.q.shape[:2], inputs.k.shape[1]
-    if inputs.cu_seqlens is not None and (b != 1 or t != s):
-        raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
 
 
 def _takes(name: str, backend: Any, inputs: Inputs) -> bool:
