@@ -228,7 +228,7 @@ def seen_by_any(look: jax.Array | None) -> jax.Array | None:
     return look.any(-3, keepdims=True) if look is not None and look.ndim > 2 and look.shape[-3] != 1 else look
 
 
-def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlens: jax.Array | None) -> None:
+def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlens: Packed | None) -> None:
     """What shapes cannot say.  The numbers in `cu_seqlens` are not read: they may be traced."""
     if window is not None and window < 1:
         raise ValueError(f"{who}: window must be at least 1 but is {window}")
