@@ -158,7 +158,7 @@ def test_sizes():
     small, large = dual_sizes("small")
     assert (large.dim, large.head_dim, large.heads) == (2 * small.dim, 2 * small.head_dim, small.heads)
     (long,), shape = SMALL["lm-long"], size("small", "bytes")
-    assert long.task.length * long.train.steps == pytest.approx(1.6 * shape.length * shape.steps)
+    assert long.task.length * long.train.steps == pytest.approx(2 * 16 / 15 * shape.length * shape.steps)
     assert size("paper", "dual").vocabulary == 50_257
 
 

@@ -78,7 +78,7 @@ MINUTES: dict[str, float] = {
     "maths": 76.4,
     "symbols": 43.3,
     "split": 14.8,
-    "lm-bytes": 60.9,
+    "lm-bytes": 41.7,
     "lm-long": 37.3,
     "fig-6": 29.6,
     "swiglu": 12.9,
