@@ -1,8 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     text_representation: {extension: .py, format_name: percent}
-# ---
 # %% [markdown]
 # # Tutorial: from one head to HYLA and dual attention
 #
@@ -10,15 +5,15 @@
 # by hand, compared with the library's function, and drawn. PyTorch and JAX stand side by side throughout: same names,
 # same layouts, same numbers.
 #
-# This page is a script. The environment of `make demo` has all it needs; elsewhere, `pip install -e '.[flax]' dm-haiku`
-# in the clone. Open `docs/tutorial.py` as a notebook (Jupytext, or an editor that knows `# %%` cells), or run it from
-# top to bottom: every `assert` on this page holds.
+# This page is a script, for the environment of `make demo` (elsewhere: `pip install -e '.[flax]' dm-haiku`). Open
+# `docs/tutorial.py` as a notebook (Jupytext, or an editor that knows `# %%` cells), or run it: every `assert` holds.
 #
-# Letters, here and everywhere: b sequences, t queries, s keys, h heads, d the width of queries and keys, e of values, m
-# of the model.
+# Letters: b sequences, t queries, s keys, h heads, d the width of queries and keys, e of values, m of the model.
 
 # %%
 import math
+import pathlib
+import runpy
 
 import haiku as hk
 import jax
@@ -33,6 +28,8 @@ from polyhead import jaxside
 from polyhead.compat import haiku as torch_haiku
 from polyhead.jaxside import convert
 from polyhead.jaxside import nnx as heads_nnx
+from polyhead.tasks.sraven import RULES
+from polyhead.tasks.sraven_ambiguity import correspondences
 
 rng = np.random.default_rng(0)
 
@@ -68,24 +65,18 @@ def draw(panels, rows, columns, across=("key", "query")):
 #
 # $$a_{ts} = \mathrm{softmax}_s\left(\frac{q_t \cdot k_s}{\sqrt{d}}\right) \qquad y_t = \sum_s a_{ts} v_s$$
 #
-# Six letters, whose queries and keys are what the letter is, so that equal letters find each other:
+# Six letters, whose queries and keys are what the letter is, so that equal letters find each other. The library's
+# functions take whole batches of many heads, `(b t h d)`: one head of one sequence has two axes of length 1.
 
 # %%
 letters = "abacba"
 table = 3 * torch.eye(3)
 q = k = table[["abc".index(letter) for letter in letters]]  # (t d)
 v, _ = arrays(6, 4)  # (s e)
-
 scores = q @ k.T / math.sqrt(q.shape[-1])
 a = torch.softmax(scores, dim=-1)
 y = a @ v
 draw({"scores": scores, "after the softmax: a": a}, letters, letters)
-
-# %% [markdown]
-# The library's function takes whole batches of many heads, `(b t h d)`, so one head of one sequence has two axes of
-# length 1. The same in JAX:
-
-# %%
 out = ph.ops.softmax_attention(q[None, :, None], k[None, :, None], v[None, :, None])  # (b t h e)
 twin = jaxside.softmax_attention(*(jnp.asarray(x.numpy())[None, :, None] for x in (q, k, v)))
 assert same(out[0, :, 0], y)
@@ -96,10 +87,11 @@ assert same(twin, out)
 #
 # One head asks one question. With h heads, each looks at the sequence in its own way: the model's vector $x_t$ of width
 # m is mapped to h small queries, keys and values, and what comes back is mapped to width m again. "Concatenate, then
-# one matrix" is the same as giving each head an output matrix of its own and adding up. That second reading is the one
-# that matters below:
+# one matrix" is the same as giving each head an output matrix of its own and adding up, which matters below:
 #
 # $$y_t = \mathrm{concat}(\mathrm{head}_1, \ldots, \mathrm{head}_h) W = \sum_h W^{\mathrm{out}}_h \mathrm{head}_{th}$$
+#
+# The layer has the maps in it. Both sides call parameters by the same names, so weights move over as they are.
 
 # %%
 b, t, h, d, m = 2, 12, 8, 8, 64
@@ -109,11 +101,6 @@ w, _ = arrays(h, m, d)
 joined = heads.flatten(2) @ w.transpose(1, 2).flatten(0, 1)  # concatenated, then one matrix (h e, m)
 assert same(joined, torch.einsum("hme,bthe->btm", w, heads), 1e-4)
 
-# %% [markdown]
-# The layer has the maps in it. Both sides call their parameters by the same names, so weights move from one to the
-# other as they are:
-
-# %%
 torch.manual_seed(0)
 layer = ph.MultiHeadAttention(m, ph.Softmax(h))
 state = {name: x.numpy() for name, x in layer.state_dict().items()}
@@ -130,39 +117,28 @@ print({name: x.shape for name, x in state.items()})
 #
 # - An **encoder** reads whole sequences. All it must not see is padding: one row of the mask per sequence, for all
 #   queries and heads the same.
-# - A **decoder** writes: token t sees tokens up to t, or it would be trained to copy the answer. `causal=True`, which
-#   needs no mask in memory.
+# - A **decoder** writes: token t sees tokens up to t, or it would be trained to copy the answer: `causal=True`.
 # - A decoder that **reads an encoder** (cross-attention) has queries of its own and the other's keys: the mask is the
 #   source's padding, and nothing is causal.
 
 # %%
 real = torch.arange(t) < torch.tensor([8, 12])[:, None]  # (b s): the first sequence has 8 real tokens
 padding = real[:, None, None]  # (b 1 1 s)
-encoder = ph.ops.softmax_attention(qt, kt, vt, mask=padding)
 decoder = ph.ops.softmax_attention(qt, kt, vt, mask=padding, causal=True)
 assert same(jaxside.softmax_attention(qj, kj, vj, mask=jnp.asarray(padding.numpy()), causal=True), decoder)
-
-seen = {
-    "encoder": ph.ops.latent_code(qt, kt, normalise="softmax", mask=padding),
-    "decoder": ph.ops.latent_code(qt, kt, normalise="softmax", mask=padding, causal=True),
-}
-draw({f"{name}, head 1": code[0, 0] for name, code in seen.items()}, range(1, t + 1), range(1, t + 1))
+seen = [ph.ops.latent_code(qt, kt, normalise="softmax", mask=padding, causal=causal)[0, 0] for causal in (False, True)]
+draw({"encoder, head 1": seen[0], "decoder, head 1": seen[1]}, range(1, t + 1), range(1, t + 1))
 
 # %% [markdown]
 # Whether a mask does what it should is better tried than believed: change what must not be seen, and nothing may
-# change.
+# change. And a query that may look nowhere? A softmax over nothing is 0/0. Filling with -1e9 gives the mean of all
+# values (of those that were to be hidden), -inf gives NaN. Here the answer is 0, and so is its gradient.
 
 # %%
 changed = vt.clone()
 changed[:, 6:] += 100
 past = ph.ops.softmax_attention(qt, kt, changed, mask=padding, causal=True)[:, :6]
 assert torch.equal(past, decoder[:, :6])
-
-# %% [markdown]
-# And a query that may look nowhere? A softmax over nothing is 0/0. Filling with -1e9 gives the mean of all values (of
-# those that were to be hidden), -inf gives NaN. Here the answer is 0, and so is its gradient.
-
-# %%
 nobody = torch.zeros(b, 1, 1, t, dtype=torch.bool)
 assert ph.ops.softmax_attention(qt, kt, vt, mask=nobody).abs().max() == 0
 assert jnp.abs(jaxside.softmax_attention(qj, kj, vj, mask=jnp.asarray(nobody.numpy()))).max() == 0
@@ -181,14 +157,13 @@ assert jnp.abs(jaxside.softmax_attention(qj, kj, vj, mask=jnp.asarray(nobody.num
 #
 # `examples/haiku_attention.py` has the module of the tutorial "Yet Another (JAX) Transformer" over our functions. Its
 # example: 2 sequences of 12 vectors of width 64, 8 heads, and a mask of keys in integers, of which any but 0 attends.
+#
+# A tree is data, and can be moved. Flax NNX keeps parameters inside its modules, as PyTorch does, and takes them out
+# where JAX needs a pure function (`nnx.split`, `nnx.jit`, `nnx.grad`). Below, three libraries have one set of weights.
 
 # %%
-import pathlib  # noqa: E402
-import runpy  # noqa: E402
-
 here = pathlib.Path(__file__).parent if "__file__" in globals() else pathlib.Path("docs")
 MultiheadAttention = runpy.run_path(str(here.parent / "examples" / "haiku_attention.py"))["MultiheadAttention"]
-
 mha = hk.without_apply_rng(hk.transform(lambda *given: MultiheadAttention(64, 8, name="mha")(*given)))
 first, second, third = jax.random.split(jax.random.key(0), 3)
 q, k, v = jax.random.normal(first, (3, 2, 12, 64))
@@ -198,11 +173,6 @@ out, attention = mha.apply(params, q, k, v, mask)
 print("Out", out.shape, "Attention", attention.shape)
 print({name: {key: x.shape for key, x in leaf.items()} for name, leaf in params.items()})
 
-# %% [markdown]
-# A tree is data, and can be moved. Flax NNX keeps parameters inside its modules, as PyTorch does, and takes them out
-# where JAX needs a pure function (`nnx.split`, `nnx.jit`, `nnx.grad`). Three libraries, one set of weights:
-
-# %%
 flax_layer = convert.from_haiku(params, heads=8)
 torch_layer = torch_haiku.from_haiku({name: dict(leaf) for name, leaf in params.items()}, heads=8)
 look = torch_haiku.from_haiku_mask(np.asarray(mask))  # True where looking is allowed
@@ -222,8 +192,7 @@ assert same(flax_layer(q, context=k, mask=jnp.asarray(look.numpy())), out)
 #
 # For every *pair* of tokens the h numbers $a_{1ts}, \ldots, a_{hts}$ pick, from h shared matrices, one matrix that is
 # applied to $x_s$. They are the pair's **latent code**, and the sum in brackets is a linear **hypernetwork**: a network
-# whose output is the weights of another, the **value network** (Schug et al., "Attention as a Hypernetwork").
-# `value_network` returns it:
+# whose output is the weights of another, the **value network** (Schug et al. 2024). `value_network` returns it:
 
 # %%
 taps = []
@@ -270,8 +239,6 @@ assert same(jaxside.linear_attention(qj, kj, vj), read, 1e-4)
 #     y[t]     += sum over h                         y[t]     += sum over h
 #                   W_out[h] (a[h] hidden[h])                      W_out[h] (a[h] hidden)
 # ```
-#
-# As code that can be run, with the sum over keys inside:
 
 
 # %%
@@ -303,7 +270,6 @@ y = layer(xt, taps=taps)
 code = ph.analysis.codes(taps[0], [-1] * t, list(range(t)))[0].detach()
 assert same(code.square().mean(dim=1), np.ones(t), 1e-3)
 draw({"codes of the last query, HYLA": code.T}, range(1, h + 1), range(1, t + 1), ("key", "head"))
-
 networks = [ph.analysis.value_network(taps[0], -1, s) for s in range(t)]
 print([tuple(matrix.shape) for matrix in networks[0]], "with", networks[0].act, "between")
 assert same(sum(network(xt[0, s]) for s, network in enumerate(networks)).detach(), y[0, -1].detach(), 1e-4)
@@ -318,6 +284,9 @@ assert same(sum(network(xt[0, s]) for s, network in enumerate(networks)).detach(
 #
 # $$y_{th} = \sum_s a_{hts} \left(\sigma_{sh} + W^{\mathrm{rel}}_h \mathrm{rel}_{ts}\right) \qquad
 # \mathrm{rel}_{tsr} = \frac{q^{\mathrm{rel}}_{tr} \cdot k^{\mathrm{rel}}_{sr}}{\sqrt{p}}$$
+#
+# What this buys is quickly shown. Six objects, two of each of three kinds; then the same six in another world, where
+# every vector is turned by the same rotation. The objects are new, how they compare is not: inner products stay.
 
 # %%
 (q_rel, q_rel_j), (k_rel, k_rel_j) = (arrays(b, t, 4, 8) for _ in range(2))  # r = 4 relations, p = 8
@@ -327,20 +296,12 @@ rel = torch.einsum("btrp,bsrp->btsr", q_rel, k_rel) / math.sqrt(8)
 by_hand = torch.einsum("bhts,bshe->bthe", a, symbols) + torch.einsum("bhts,btsr,her->bthe", a, rel, w_rel)
 assert same(ph.ops.relational_attention(qt, kt, q_rel, k_rel, symbols, w_rel), by_hand)
 assert same(jaxside.relational_attention(qj, kj, q_rel_j, k_rel_j, symbols_j, w_rel_j), by_hand)
-
-# %% [markdown]
-# What this buys is quickly shown. Six objects, two of each of three kinds; then the same six in another world, where
-# every vector is turned by the same rotation. The objects are new, how they compare is not: inner products stay.
-
-# %%
-kinds = rng.standard_normal((3, 16)).astype(np.float32)
-objects = torch.from_numpy(kinds[[0, 1, 0, 2, 1, 2]])  # (s m)
-rotation = torch.linalg.qr(torch.from_numpy(rng.standard_normal((16, 16)).astype(np.float32))).Q
+objects = arrays(3, 16)[0][[0, 1, 0, 2, 1, 2]]  # (s m)
+rotation = torch.linalg.qr(arrays(16, 16)[0]).Q
 worlds = [(x / x.norm(dim=1, keepdim=True))[None, :, None] for x in (objects, objects @ rotation)]  # (1 s 1 16)
 places, _ = arrays(1, 6, 1, 4)
-one = torch.ones(1, 4, 1)
 content = [ph.ops.softmax_attention(x, x, x) for x in worlds]
-relational = [ph.ops.relational_attention(x, x, x, x, places, one) for x in worlds]
+relational = [ph.ops.relational_attention(x, x, x, x, places, torch.ones(1, 4, 1)) for x in worlds]
 assert not same(*content, 0.1)
 assert same(*relational)
 seen = [ph.ops.relations(x, x, relation_act="identity")[0, 0] for x in worlds]  # (t s) of the one relation
@@ -370,28 +331,20 @@ print(logits.shape, f"{sum(x.size for x in state.values()):,} parameters")
 #
 # The catch is the **correspondence**. Every column shows its features in an order of its own, the same in all rows.
 # Which symbol of the first column belongs with which of the second and third is told by nothing but the rules
-# themselves: a solver must find rules and correspondence together. There are $(M!)^{2}$ correspondences (the order in
-# one column is as good as any):
+# themselves: a solver must find rules and correspondence together. There are $(M!)^{2}$ correspondences:
 
 # %%
-from polyhead.tasks.sraven import RULES  # noqa: E402
-from polyhead.tasks.sraven_ambiguity import correspondences  # noqa: E402
-
 task = ph.tasks.Sraven()
 print([(M, correspondences(ph.tasks.Sraven(features=M))) for M in (1, 2, 3, 4)])
 batch = task.of_rules(torch.tensor([[0, 1, 5, 7]]), torch.Generator().manual_seed(1))
 rules, order, panels = (batch.latents[name][0] for name in ("rules", "permutations", "panels"))
-
 _, axes = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
 colours = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
-for row in range(3):
-    for column in range(3):
-        for slot in range(task.features):
-            feature = int(order[column, slot])
-            hidden = row == column == 2
-            said = "?" if hidden else str(int(panels[row, column, slot]))
-            axes.text(column * 5 + slot, -row, said, color=colours[feature], ha="center", va="center", fontsize=13)
-        axes.add_patch(plt.Rectangle((column * 5 - 0.6, -row - 0.42), 4.2, 0.84, fill=False, edgecolor="#9aa2ab"))
+for row, column in np.ndindex(3, 3):
+    for slot, feature in enumerate(order[column].tolist()):
+        said = "?" if row == column == 2 else str(int(panels[row, column, slot]))
+        axes.text(column * 5 + slot, -row, said, color=colours[feature], ha="center", va="center", fontsize=13)
+    axes.add_patch(plt.Rectangle((column * 5 - 0.6, -row - 0.42), 4.2, 0.84, fill=False, edgecolor="#9aa2ab"))
 for feature, rule in enumerate(rules.tolist()):
     axes.text(feature * 4 - 0.5, -2.8, RULES[rule], color=colours[feature], fontsize=9)
 axes.set(xlim=(-1, 14), ylim=(-3.1, 0.7))
@@ -416,18 +369,13 @@ optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
 losses = []
 for step in range(60):
     batch = task.batch("train", 64, seed=0, step=step)
-    loss = task.loss(model(batch.inputs), batch)
-    optimiser.zero_grad()
-    loss.backward()
-    optimiser.step()
-    losses.append(loss.item())
-print(f"PyTorch: loss {losses[0]:.3f}, after {len(losses)} steps {np.mean(losses[-5:]):.3f}")
-
-# %%
+    losses.append(task.loss(model(batch.inputs), batch))
+    losses[-1].backward()
+    optimiser.step(), optimiser.zero_grad()
+print(f"PyTorch: loss {losses[0]:.3f}, after {len(losses)} steps {sum(losses[-5:]) / 5:.3f}")
 state = {name: x.numpy() for name, x in model.state_dict().items()}
 model_in_jax = convert.to_flax(state, heads_nnx.Transformer(config, rngs=nnx.Rngs(0)))
-inputs, targets = jnp.asarray(batch.inputs.numpy()), jnp.asarray(batch.targets.numpy())
-scored = jnp.asarray(batch.scored.numpy())
+inputs, targets, scored = (jnp.asarray(x.numpy()) for x in (batch.inputs, batch.targets, batch.scored))
 assert same(model_in_jax(inputs), model(batch.inputs).detach())
 
 
@@ -437,12 +385,10 @@ def objective(model):
 
 
 before, gradient = nnx.value_and_grad(objective)(model_in_jax)
-parameters = jax.tree.map(lambda p, g: p - 0.01 * g, nnx.state(model_in_jax, nnx.Param), gradient)
-nnx.update(model_in_jax, parameters)
-after = objective(model_in_jax)
+nnx.update(model_in_jax, jax.tree.map(lambda p, g: p - 0.01 * g, nnx.state(model_in_jax, nnx.Param), gradient))
 assert same(before, task.loss(model(batch.inputs), batch).item())
-assert after < before
-print(f"JAX: loss {before:.4f}, after one more step {after:.4f}")
+assert objective(model_in_jax) < before
+print(f"JAX: loss {before:.4f}, after one more step {objective(model_in_jax):.4f}")
 
 # %% [markdown]
 # ## Where next

@@ -12,7 +12,8 @@ import polyhead
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "polyhead"
 FILES = sorted(PACKAGE.rglob("*.py"))
-EVERYTHING = [p for d in ("src", "tests", "benchmarks", "examples") for p in sorted((ROOT / d).rglob("*.py"))]
+PLACES = ("src", "tests", "benchmarks", "examples", "docs")
+EVERYTHING = [p for d in PLACES for p in sorted((ROOT / d).rglob("*.py")) if "_build" not in p.parts]
 
 LADDER = {
     **dict.fromkeys(("shapes", "spec", "serial", "haiku_trees"), 0),

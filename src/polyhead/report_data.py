@@ -27,7 +27,7 @@ from polyhead.config import (
     to_dict,
 )
 from polyhead.train.checkpoint import read_metadata
-from polyhead.train.folder import CHECKPOINT, METRICS, Result, is_past, read_config, read_metrics, read_result
+from polyhead.train.folder import CHECKPOINT, METRICS, Result, expected, read_config, read_metrics, read_result
 
 NAMES = {"Hyla": "HYLA"}
 CHOICES = ("normalise", "act", "value_depth", "relations", "relation_act", "symmetric", "relation_init")
@@ -147,9 +147,8 @@ def _entry(folder: pathlib.Path) -> Entry:
     lines = [line for line in path.read_bytes().splitlines() if line.strip()] if path.is_file() else []
     if len(lines) > len(rows):
         notes.append(f"{folder.name}: {len(lines) - len(rows)} of {len(lines)} lines of {METRICS} cannot be read.")
-    steps = run.train.steps
-    there = sum(row["step"] <= steps if result else is_past(row, steps, steps) for row in rows)
-    if (lost := _vouched(folder) + (len(result.scores) if result else 0) - there) > 0:
+    keep, wanted = expected(run.train.steps, _vouched(folder), result)
+    if (lost := wanted - sum(map(keep, rows))) > 0:
         notes.append(f"{folder.name}: {lost} rows of {METRICS} are lost: there are gaps in its curves.")
     if result is None:
         done = max((row["step"] for row in rows), default=0)

@@ -1,5 +1,6 @@
 """What a campaign of faults trains: a run, one on text, its tokens, a sweep, a population; all of them tiny."""
 
+import abc
 import contextlib
 import json
 import pathlib
@@ -36,7 +37,7 @@ def corpus(root: pathlib.Path, count: int = 12) -> pathlib.Path:
     return place
 
 
-class Scenario:
+class Scenario(abc.ABC):
     """What is done, and how its end is looked at.  `fresh` makes a new one of the kind in a folder of its own."""
 
     name: str
@@ -47,19 +48,21 @@ class Scenario:
         root.mkdir(parents=True)
         self.prepare()
 
+    @abc.abstractmethod
     def prepare(self) -> None:
-        raise NotImplementedError
+        """Make what it needs before it begins."""
 
+    @abc.abstractmethod
     def order(self) -> Order:
-        raise NotImplementedError
+        """What a life is told to do."""
 
+    @abc.abstractmethod
     def found(self) -> Order:
         """The facts at its end, by whatever names."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def files(self) -> list[pathlib.Path]:
         """What may be damaged."""
-        raise NotImplementedError
 
     def mend(self, path: pathlib.Path) -> None:
         """What a user does about a file that an error names: write the configuration again, or do without the file;
@@ -75,7 +78,8 @@ class Scenario:
         return path.parent
 
     def config_of(self, folder: pathlib.Path) -> ph.Run:
-        raise NotImplementedError
+        """The run that lies there; tokens have none."""
+        raise LookupError(f"{self.name}: no run lies in {folder}")
 
     def differs(self, wanted: Order) -> str | None:
         for name, value in wanted.items():

@@ -282,6 +282,16 @@ def is_past(row: dict[str, Any], step: int, steps: int) -> bool:
     return row["step"] <= step and not (row["kind"] == "eval" and row["step"] == steps)
 
 
+def expected(steps: int, vouched: int, result: Result | None) -> tuple[Callable[[dict[str, Any]], bool], int]:
+    """Which rows a run of `steps` should have, and how many.
+
+    Those for which its last checkpoint vouches and, of a finished run, the last evaluation of each split.
+    """
+    if result is None:
+        return lambda row: is_past(row, steps, steps), vouched
+    return lambda row: row["step"] <= steps, vouched + len(result.scores)
+
+
 def _line(row: dict[str, Any]) -> bytes:
     return (json.dumps(seal(row)) + "\n").encode()
 

@@ -46,8 +46,11 @@ class Screen:
     def __init__(self, jobs: Sequence["Job"], at_once: int, *, enabled: bool) -> None:
         self.jobs, self.at_once, self.enabled, self.console = jobs, at_once, enabled, Console(stderr=True)
         self.live = enabled and self.console.is_terminal
-        columns = (TextColumn("{task.description}"), TextColumn("{task.fields[state]}"), BarColumn(24))
-        columns += (TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[text]}"))  # type: ignore
+        head, tail = (
+            ("{task.description}", "{task.fields[state]}"),
+            ("{task.completed}/{task.total}", "{task.fields[text]}"),
+        )
+        columns = (*map(TextColumn, head), BarColumn(24), *map(TextColumn, tail))
         self.bars = Progress(*columns, console=self.console, disable=not self.live)
         self.ids: list[TaskID] = []
         self.spoken = time.monotonic()

@@ -14,6 +14,7 @@ from polyhead.train.folder import (
     Result,
     claim,
     clear,
+    expected,
     folder_of,
     kept_rows,
     read_result,
@@ -79,6 +80,5 @@ def _done(config: Run, folder: pathlib.Path, resume: bool) -> Result | None:
             metadata = read_checkpoint(folder, digest(config))[1]
         except Damaged:  # what follows sets it aside
             return None
-        wanted = metadata.get("rows", 0) + len(result.scores)  # the checkpoint's, and the last evaluation of each split
-        kept_rows(folder, lambda row: row["step"] <= config.train.steps, wanted)  # it says what is lost
+        kept_rows(folder, *expected(config.train.steps, metadata.get("rows", 0), result))  # it says what is lost
     return result
