@@ -78,6 +78,14 @@ def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
     return getattr(_MODULES[op], impl) if impl in IN_OP_FILE else _MODULES[f"{op}_{impl}"].forward
 
 
+def code_of(op: str) -> Callable[..., Tensor]:
+    """The function of q, k, limits and options that gives the op's code (b h t s): the one its reference calls."""
+    one_of("polyhead.ops", "op", op, BACKENDS)
+    if op not in _MODULES:
+        load(op)
+    return _MODULES[op].code
+
+
 def choose(op: str, impl: str, inputs: Inputs) -> Callable[..., Tensor]:
     """`resolve`, with "auto" replaced by the first impl that takes the inputs and is worth it there.
 
