@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from polyhead.layers.functions import is_own, seen_coder
-from polyhead.layers.heads import HeadGroup, RelationalHeads, SymbolGroup
+from polyhead.layers.heads import RelationalHeads, SymbolGroup
 from polyhead.ops.code import relate, relations, share, visible
 
 OWN = "own"
@@ -74,7 +74,7 @@ class GroupTaps:
         return relate(relations(self.q_rel, k_rel, relation_act="identity"), self.relation_act, look)
 
 
-def described(group: HeadGroup, limits: Mapping[str, Any]) -> dict[str, Any]:
+def described(group: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
     """What taps say of a group as it is now, beside what it was given: fields of `GroupTaps`.
 
     `limits`: what it was given in this call, which a code function of the user's own is given again.  Where it computes
