@@ -24,6 +24,7 @@ from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.compat.huggingface import REFUSED
 from polyhead.layers.arguments import limits_of
+from polyhead.layers.functions import attended
 from polyhead.layers.heads import HeadGroup, HylaHeads, SymbolGroup, build
 from polyhead.layers.projection import by_offset
 from polyhead.layers.symbols import SymbolModule, build_symbols
@@ -143,7 +144,8 @@ class Heads(nn.Module):
                     raise ValueError("heads: relational heads need the stream but their layer did not give it")
                 made = senders.made(i, q.shape[1], k.shape[1])
                 mine[1] = made.pop("v", mine[1])
-            parts.append(group(q[:, :, heads], *mine, **made, **own))
+            made |= {"q": q[:, :, heads], "k": mine[0], "v": mine[1]}
+            parts.append(attended(group, made, own))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 

@@ -8,6 +8,7 @@ earlier draft of Altabaa and Lafferty 2024 (arXiv 2405.16727); with the relation
 to symbols.
 """
 
+import functools
 from typing import Any
 
 from einops import einsum
@@ -33,6 +34,9 @@ from polyhead.ops.dispatch import choose, load
 from polyhead.shapes import one_of, shaped
 from polyhead.spec import RELATION_ACTS
 
+code = functools.partial(latent_code, normalise="softmax")
+"""a (b h t s), of q, k and what limits a call."""
+
 
 def reference(
     q: Tensor,
@@ -52,9 +56,9 @@ def reference(
 ) -> Tensor:
     """The equation, as it stands."""
     look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
-    code = latent_code(q, k, normalise="softmax", bias=bias, mask=look, scale=scale)
+    a = code(q, k, bias=bias, mask=look, scale=scale)
     inner = einsum(q_rel * q_rel.shape[-1] ** -0.5, share(k_rel, q.shape[2]), "b t h p, b s h p -> b h t s")
-    return retrieve(drop(code * relate(inner, relation_act, look), keep), symbols)
+    return retrieve(drop(a * relate(inner, relation_act, look), keep), symbols)
 
 
 @shaped
