@@ -6,6 +6,7 @@ is a pure function of shapes, dtype, device and which arguments are None: nothin
 it survives `torch.compile`.
 """
 
+import functools
 import importlib
 from collections.abc import Callable
 from types import ModuleType
@@ -65,23 +66,29 @@ def load(op: str) -> None:
 
 
 def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
-    """A function with the signature of the op's reference; "auto" gives the public function, which chooses per call.
+    """The public function of an op, by the impl of that name; "auto" chooses per call.
 
     Raises ValueError, naming the nearest valid name, if there is no such op or impl.
     """
     one_of("polyhead.ops", "op", op, BACKENDS)
     if op not in _MODULES:
         load(op)
+    public = getattr(_MODULES[op], PUBLIC[op])
     if impl == "auto":
-        return getattr(_MODULES[op], PUBLIC[op])
+        return public
     one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
+    return functools.partial(public, impl=impl)
+
+
+def code(op: str, impl: str) -> Callable[..., Tensor]:
+    """What an impl computes, with the signature of the op's reference: nothing is checked, nothing cast."""
     return getattr(_MODULES[op], impl) if impl in IN_OP_FILE else _MODULES[f"{op}_{impl}"].forward
 
 
 def choose(op: str, impl: str, inputs: Inputs) -> Callable[..., Tensor]:
-    """`resolve`, with "auto" replaced by the first impl that takes the inputs and is worth it there.
+    """The code of `impl`; of "auto", that of the first impl that takes the inputs and is worth it there.
 
-    Raises ValueError unless the op's tensors have one dtype and one device.
+    Raises ValueError if there is no such impl, and unless the op's tensors have one dtype and one device.
     """
     for what in ("dtype", "device"):
         kinds = [getattr(getattr(inputs, name), what) for name in TENSORS[op]]
@@ -92,7 +99,7 @@ def choose(op: str, impl: str, inputs: Inputs) -> Callable[..., Tensor]:
     b, t, s = *inputs.q.shape[:2], inputs.k.shape[1]
     check_limits(PUBLIC[op], b, t, s, inputs.window, inputs.cu_seqlens)
     if impl != "auto":
-        return resolve(op, impl)
+        return code(op, one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op])))
     for name in BACKENDS[op]:
         if name not in IN_OP_FILE and _takes(name, _MODULES[f"{op}_{name}"], inputs):
             return _MODULES[f"{op}_{name}"].forward

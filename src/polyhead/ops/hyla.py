@@ -16,6 +16,7 @@ from torch import Tensor
 from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, drop, latent_code, share, visible
 from polyhead.ops.code import act as activation
 from polyhead.ops.dispatch import choose, load
+from polyhead.ops.precision import autocasting
 from polyhead.shapes import shaped
 
 
@@ -48,6 +49,7 @@ def reference(
 
 
 @shaped
+@autocasting
 def hyla(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],

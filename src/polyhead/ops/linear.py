@@ -19,6 +19,7 @@ from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, drop, latent_cod
 from polyhead.ops.code import act as activation
 from polyhead.ops.dispatch import choose, load
 from polyhead.ops.linear_chunked import step
+from polyhead.ops.precision import autocasting
 from polyhead.ops.tiles import is_key_mask, look_at_keys, refuse, stateless
 from polyhead.shapes import shaped
 
@@ -85,6 +86,7 @@ def recurrent(
 
 
 @shaped
+@autocasting
 def linear_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],
@@ -124,6 +126,7 @@ def linear_attention(
 
 
 @shaped
+@autocasting
 def linear_step(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b t g d"],

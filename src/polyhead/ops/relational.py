@@ -15,6 +15,7 @@ from torch import Tensor
 
 from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, Symbols, drop, latent_code, relations, retrieve, visible
 from polyhead.ops.dispatch import choose, load
+from polyhead.ops.precision import autocasting
 from polyhead.shapes import one_of, shaped
 from polyhead.spec import RELATION_ACTS
 
@@ -45,6 +46,7 @@ def reference(
 
 
 @shaped
+@autocasting
 def relational_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, drop, latent_code, share, visible
 from polyhead.ops.dispatch import choose, load
+from polyhead.ops.precision import autocasting
 from polyhead.shapes import shaped
 
 
@@ -36,6 +37,7 @@ def reference(
 
 
 @shaped
+@autocasting
 def softmax_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],
