@@ -103,7 +103,8 @@ def _function_violations(where, f):
         yield f"{where}:{f.lineno}: {f.name} has {positional} positional arguments"
     if positional + len(a.kwonlyargs) > 15:
         yield f"{where}:{f.lineno}: {f.name} has {positional + len(a.kwonlyargs)} arguments"
-    allowed = "compat" in str(where) or (str(where).endswith("shapes.py") and f.name == "checked")
+    wrapper = (pathlib.Path(where).name, f.name) in (("shapes.py", "checked"), ("precision.py", "lowered"))
+    allowed = "compat" in str(where) or wrapper
     if a.kwarg is not None and not allowed:
         yield f"{where}:{f.lineno}: {f.name} takes **{a.kwarg.arg}"
 
@@ -131,7 +132,7 @@ def _sideways(mine, theirs):
         return True
     if a[1] == b[1] == "ops" and "_" in a[-1]:
         own = "_".join(a[2].split("_")[:2])  # a backend's kernels have a file of their own
-        shared = ("code", "tiles", "tiles_ops", "tiles_triton")
+        shared = ("code", "precision", "tiles", "tiles_ops", "tiles_triton")
         return len(b) == 2 or not (b[2] in shared or f"{b[2]}_".startswith(f"{own}_"))
     return False
 

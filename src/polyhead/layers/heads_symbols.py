@@ -167,8 +167,7 @@ class RelationalHeads(nn.Module):
     ) -> Float[Tensor, "b t h e"]:
         how = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
         how |= {"bias": bias, "scale": None, "keep": keep}
-        weight = self.relation_weight.to(q.dtype)  # under autocast the parameter is kept at its own precision
-        return self.attend(q, k, q_rel, k_rel, v, weight, relation_act=self.relation_act, **how)
+        return self.attend(q, k, q_rel, k_rel, v, self.relation_weight, relation_act=self.relation_act, **how)
 
 
 class DisentangledHeads(nn.Module):

@@ -10,6 +10,7 @@ from polyhead import config
 from polyhead.layers import Device
 from polyhead.layers.norms import LayerNorm
 from polyhead.ops.cross_entropy import chunked_cross_entropy, chunked_guesses
+from polyhead.ops.precision import autocast_dtype
 from polyhead.shapes import one_of
 
 
@@ -125,8 +126,7 @@ class LazyLogits:
     """
 
     def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, factor: float = 1.0) -> None:
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        dtype = autocast_dtype(x) or x.dtype
         self.x, self.weight, self.factor = x.to(dtype), weight.to(dtype), factor
         self.bias = None if bias is None else bias.to(dtype)
         self.known: tuple[Tensor, Tensor, Tensor] | None = None  # targets, what they cost, guesses

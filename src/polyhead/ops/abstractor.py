@@ -28,6 +28,7 @@ from polyhead.ops.code import (
     with_bias,
 )
 from polyhead.ops.dispatch import choose, load
+from polyhead.ops.precision import autocasting
 from polyhead.shapes import one_of, shaped
 from polyhead.spec import RELATION_ACTS
 
@@ -74,6 +75,7 @@ def reference(
 
 
 @shaped
+@autocasting
 def abstractor_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],

@@ -31,6 +31,7 @@ from polyhead.ops.code import (
     visible,
 )
 from polyhead.ops.dispatch import choose, load
+from polyhead.ops.precision import autocasting
 from polyhead.shapes import one_of, shaped
 from polyhead.spec import RELATION_ACTS
 
@@ -62,6 +63,7 @@ def reference(
 
 
 @shaped
+@autocasting
 def disentangled_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],

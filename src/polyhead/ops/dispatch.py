@@ -73,14 +73,15 @@ def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
     one_of("polyhead.ops", "op", op, BACKENDS)
     if op not in _MODULES:
         load(op)
+    public = getattr(_MODULES[op], PUBLIC[op])
     if impl == "auto":
-        return getattr(_MODULES[op], PUBLIC[op])
+        return public
     one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
-    return functools.partial(getattr(_MODULES[op], PUBLIC[op]), impl=impl)
+    return functools.partial(public, impl=impl)
 
 
 def backend(op: str, impl: str) -> Callable[..., Tensor]:
-    """What computes an impl, for callers who have checked the arguments and set what nobody may see to 0 (`blank`)."""
+    """What computes an impl, for callers who have checked and cast the arguments and set what nobody may see to 0."""
     one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
     return getattr(_MODULES[op], impl) if impl in IN_OP_FILE else _MODULES[f"{op}_{impl}"].forward
 

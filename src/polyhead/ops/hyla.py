@@ -17,6 +17,7 @@ from torch import Tensor
 from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, blank, drop, latent_code, share
 from polyhead.ops.code import act as activation
 from polyhead.ops.dispatch import choose, load
+from polyhead.ops.precision import autocasting
 from polyhead.shapes import shaped
 
 code = functools.partial(latent_code, normalise="rms_heads")
@@ -51,6 +52,7 @@ def reference(
 
 
 @shaped
+@autocasting
 def hyla(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],

@@ -32,6 +32,7 @@ from polyhead.ops.code import (
 from polyhead.ops.code import act as activation
 from polyhead.ops.dispatch import choose, load
 from polyhead.ops.linear_chunked import step
+from polyhead.ops.precision import autocasting
 from polyhead.ops.tiles import is_key_mask, refuse, stateless
 from polyhead.shapes import shaped
 
@@ -101,6 +102,7 @@ def recurrent(
 
 
 @shaped
+@autocasting
 def linear_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],
@@ -142,6 +144,7 @@ def linear_attention(
 
 
 @shaped
+@autocasting
 def linear_step(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b t g d"],

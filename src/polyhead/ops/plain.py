@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from polyhead.ops.precision import autocasting
 from polyhead.shapes import shaped
 
 
@@ -43,6 +44,7 @@ def silu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 @shaped
+@autocasting
 def scaled_dot_product_attention(
     q: Float[Tensor, "... t d"],
     k: Float[Tensor, "... s d"],

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, blank, drop, latent_code, share
 from polyhead.ops.dispatch import choose, load
+from polyhead.ops.precision import autocasting
 from polyhead.shapes import shaped
 
 code = functools.partial(latent_code, normalise="softmax")
@@ -39,6 +40,7 @@ def reference(
 
 
 @shaped
+@autocasting
 def softmax_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],
