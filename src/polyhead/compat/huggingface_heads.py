@@ -23,7 +23,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from polyhead import config as ours
-from polyhead.compat.huggingface_attention import Heads, Place, attend, fitted, refuse, with_symbols
+from polyhead.compat.huggingface_attention import Heads, Place, alone, attend, fitted, refuse, with_symbols
 from polyhead.config import Hyla, Linear, Mechanism, Softmax, SymbolHeads, head_list
 from polyhead.layers.heads import build
 
@@ -60,7 +60,7 @@ def register(*types: str) -> None:
     """
     for name, mechanism in NAMES.items():
         group = build(mechanism, 1, 1)  # holds no parameters, and the op takes any number of heads
-        AttentionInterface.register(name, functools.partial(attend, group))
+        AttentionInterface.register(name, functools.partial(attend, alone(group)))
         AttentionMaskInterface.register(name, sdpa_mask)
     AttentionInterface.register(OF_LAYERS, _of_layers)
     AttentionMaskInterface.register(OF_LAYERS, sdpa_mask)
@@ -190,11 +190,25 @@ def _of_layers(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor
     if not isinstance(getattr(module, "config", None), HoldsHeads):
         who = type(module).__name__
         raise ValueError(f"polyhead: {who} must belong to a model whose configuration holds heads: use AutoModel")
-    heads = getattr(module, "polyhead", None)
-    if isinstance(heads, Heads):
+    heads = _heads_of(module)
+    if heads is not None:
         return attend(heads, module, *tensors, **options)
     refuse(module, options)
     return sdpa_attention_forward(module, *tensors, **options)
+
+
+def _heads_of(module: Any) -> nn.Module | None:
+    """What stands where the heads of a layer are: they, or what wraps them.  ValueError unless that is what the
+    configuration says."""
+    held, heads = module.config.polyhead_heads[module.layer_idx] is not None, getattr(module, "polyhead", None)
+    if heads is not None and not any(isinstance(part, Heads) for part in heads.modules()):
+        came = f"a {type(heads).__name__} without any"
+    elif held == (heads is not None):
+        return heads
+    else:
+        came = "none" if held else "some"
+    wanted = "the heads that its configuration holds" if held else "none of its own, as its configuration says,"
+    raise ValueError(f"polyhead: layer {module.layer_idx} ({type(module).__name__}) must have {wanted} but has {came}")
 
 
 @functools.cache
