@@ -10,7 +10,8 @@ Relational heads read more than q, k and v.  Their attention module is a subclas
 the stream, and in place of the cache `Senders`, which put symbols where the values of those heads would be and keys of
 relations beside the keys, so that any cache of transformers keeps them.
 
-Heads are called as a module, and nothing else is asked of them: what wraps them (PEFT, torch.compile, FSDP) has its say.
+Heads are called as a module, and nothing else is asked of them, so that what wraps them (PEFT, torch.compile, FSDP) has
+its say.
 """
 
 import dataclasses
@@ -28,15 +29,15 @@ from polyhead.compat.huggingface import REFUSED
 from polyhead.layers.arguments import limits_of
 from polyhead.layers.heads import HeadGroup, HylaHeads, SymbolGroup, build
 from polyhead.layers.projection import by_offset
-from polyhead.layers.symbols import SymbolModule, build_symbols
+from polyhead.layers.symbols import build_symbols
 from polyhead.ops.code import share
 
 Slices = tuple[slice, slice | None]
 """Of a group: its heads, and its keys and values; None where a group's keys are not a whole number of the model's."""
 
 Said = list[dict[str, Any]]
-"""Of each group, what it makes of the stream: "received" (by name), "k_rel" (b t r p), "values" (b t g e) or, by offset,
-a table (n g e), and "keys", the first and last of its keys.  Empty of heads that read q, k and v alone."""
+"""Of each group, what it makes of the stream: "received" (by name), "k_rel" (b t r p), "values" (b t g e) or, by
+offset, a table (n g e), and "keys", the first and last of its keys.  Empty of heads that read q, k and v alone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,7 +260,11 @@ def attend(
     causal = bool(causal) and attention_mask is None and t > 1
     if causal:  # no mask then means that query 0 is key 0: what lies behind is the empty rest of a cache
         k, v = k[:, :t], v[:, :t]
-    seen = {"causal": causal, "keep": None, **_bias_and_mask(who, (attention_mask, position_bias), t, k.shape[1], q.dtype)}
+    seen = {
+        "causal": causal,
+        "keep": None,
+        **_bias_and_mask(who, (attention_mask, position_bias), t, k.shape[1], q.dtype),
+    }
     if dropout > 0:
         draw = torch.rand(q.shape[0], q.shape[2], t, k.shape[1], device=q.device)
         seen["keep"] = (draw >= dropout).to(q.dtype) / (1.0 - dropout)
