@@ -24,7 +24,7 @@ from polyhead.compat.foreign import limits, softmax_group
 from polyhead.compat.torch_mha_module import MultiheadAttention as MultiheadAttention
 from polyhead.compat.torch_mha_replace import drop_in as drop_in
 from polyhead.compat.torch_mha_replace import replace as replace
-from polyhead.layers.projection import out_weight
+from polyhead.layers.projection import affine, out_weight
 from polyhead.layers.taps import GroupTaps, Taps, described
 
 _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
@@ -111,7 +111,7 @@ def _taps_of_ours(name: str, module: MultiheadAttention, call: dict[str, Any], r
     x, context, parts, seen = module.read(call["query"], call["key"], call["value"], *masks)
     own = zip(parts, module.own(seen), strict=True)
     groups = tuple(_group(module, i, made, limits) for i, (made, limits) in enumerate(own))
-    bias: Tensor | None = module.out_proj.bias
+    bias = affine(module.out_proj)[1]
     y = result[None] if result.ndim == 2 else result if module.batch_first else result.transpose(0, 1)
     return Taps(x=x, context=context, output=y, b_out=None if bias is None else bias.detach(), groups=groups, name=name)
 

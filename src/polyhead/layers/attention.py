@@ -25,6 +25,7 @@ from polyhead.layers.norms import LayerNorm
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, rotary_tables
 from polyhead.layers.projection import (
     Rows,
+    affine,
     by_offset,
     linear,
     out_weight,
@@ -191,7 +192,7 @@ class MultiHeadAttention(nn.Module):
             call.memory.advance(call.t, call.keep)
         if taps is not None:
             seen = tuple(self._tap(i, *part, call) for i, part in enumerate(parts))
-            taps.append(Taps(x=x, context=call.source, output=result, b_out=self.out.bias, groups=seen))
+            taps.append(Taps(x=x, context=call.source, output=result, b_out=affine(self.out)[1], groups=seen))
         return (result, self._code(parts)) if return_code else result
 
     def _groups(self) -> list[HeadGroup]:
