@@ -17,7 +17,8 @@ from run_folders import rows, same
 import polyhead as ph
 from polyhead.bench import command
 from polyhead.bench_sides import Options
-from polyhead.train import fast_products, population, products, read_result, run
+from polyhead.cli import main
+from polyhead.train import checkpoint, fast_products, population, products, read_config, read_result, run, saving
 from polyhead.train.checkpoint import read_metadata
 from polyhead.train.products import Products
 from polyhead.train.world import World
@@ -101,11 +102,15 @@ def only_a_gradient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def test_faster_and_as_exact_is_taken(machine: Any):
     machine(in_other_order, 2.0)
     threads = torch.get_num_threads()
-    found = products.found()
+    torch.set_num_threads(threads + 1)
+    try:
+        found = products.found()
+        assert torch.get_num_threads() == threads + 1
+    finally:
+        torch.set_num_threads(threads)
     assert found
     assert found.why.startswith("2.0 times as fast here, error ")
     assert float(found.why.split()[-1]) < 1e-6
-    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize("multiply", [narrow, split, only_heads, only_a_gradient, lambda x, y: x @ y * float("nan")])
@@ -218,14 +223,15 @@ def test_put_back_after_an_error(able: Any, error: type[BaseException]):
     assert state() == before
 
 
-def test_threads_may_leave_in_any_order(able: Any):
+@pytest.mark.parametrize("wanted", [True, False])
+def test_threads_may_leave_in_any_order(able: Any, wanted: bool):
     """The first to come is the first to go: what the second wants holds on, and then what was before both."""
     able(YES)
     before, seen = state(), []
     entered, left = threading.Event(), threading.Event()
 
     def other() -> None:
-        with fast_products():
+        with fast_products(wanted):
             entered.set()
             left.wait(60)
             seen.append(state())
@@ -236,7 +242,7 @@ def test_threads_may_leave_in_any_order(able: Any):
         assert entered.wait(60)
     left.set()
     thread.join()
-    assert (seen, state()) == (["bf16"], before)
+    assert (seen, state()) == (["bf16" if wanted else before], before)
 
 
 # --------------------------------------------------------------------------------------------------------------- a run
@@ -270,9 +276,19 @@ def test_a_run_takes_them_and_says_so(rough: None, tiny: Tiny, tmp_path: pathlib
 
 @pytest.mark.parametrize("first", [YES, NO])
 def test_a_run_that_goes_on_keeps_its_products(
-    rough: None, tiny: Tiny, tmp_path: pathlib.Path, at_step: Any, able: Any, first: Products, capsys: Any
+    rough: None,
+    tiny: Tiny,
+    tmp_path: pathlib.Path,
+    at_step: Any,
+    able: Any,
+    first: Products,
+    capsys: Any,
+    monkeypatch: Any,
 ):
-    """Stopped at step 3 and gone on with after the check has changed its mind: only from no to yes is it the same."""
+    """Stopped at step 3 and gone on with after the check has changed its mind: only from no to yes is it the same.
+
+    A checkpoint of before there was a choice was made with the stock products and does not say so.
+    """
     able(first)
     whole, cut = tiny(tmp_path / "whole", steps=5), tiny(tmp_path / "cut", steps=5)
     run(whole, progress=False)
@@ -280,6 +296,8 @@ def test_a_run_that_goes_on_keeps_its_products(
     with pytest.raises(ph.train.Interrupted):
         run(cut, progress=False)
     able(NO if first else YES)
+    if not first:
+        monkeypatch.setitem(saving.READ, ".safetensors", _silent)
     run(cut, progress=False, resume=True)
     result = read_result(tmp_path / "cut")
     assert result is not None
@@ -292,6 +310,10 @@ def test_a_run_that_goes_on_keeps_its_products(
         assert result.environment["products"] == "stock (the run began with them)"
         assert "products" not in told
         same(tmp_path / "whole", tmp_path / "cut")
+
+
+def _silent(*what: Any) -> dict[str, Any]:
+    return {name: value for name, value in checkpoint.restore(*what).items() if name != "fast_products"}
 
 
 def _interrupt() -> None:
@@ -340,5 +362,16 @@ def test_processes_of_a_run_agree(monkeypatch: pytest.MonkeyPatch, others: int, 
 
 
 # ---------------------------------------------------------------------------------------------------- the command line
+def test_evaluation_takes_them_unless_the_run_does_not(whole: pathlib.Path, monkeypatch: Any, capsys: Any):
+    asked: list[bool] = []
+    plain = products.fast_products
+    monkeypatch.setattr(products, "fast_products", lambda wanted=True: asked.append(wanted) or plain(wanted))
+    config = read_config(whole)
+    for config in (config, replace(config, fast_products=False)):
+        monkeypatch.setattr(checkpoint, "read_config", lambda folder, config=config: config)
+        assert main(["eval", str(whole), "--splits", "iid", "--batches", "1", "--batch-size", "4"]) == 0
+    assert asked == [True, False]
+
+
 def test_off_on_the_command_line():
     assert command(Options("hyla", fast_products=False)) == "polyhead bench hyla --no-fast-products"

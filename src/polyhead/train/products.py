@@ -75,7 +75,8 @@ def fast_products(wanted: bool = True) -> Iterator[Products]:
     Gives a `Products`, which says whether they do and why.  `wanted`: False leaves them with PyTorch's own choice, also
     inside another `fast_products()`.  Tensors of other dtypes and devices are not touched.  The setting is one for all
     threads of the process: the last that was entered holds, and what was set before comes back when all are left.  The
-    first call in a process checks, which takes some 30 milliseconds, in which products of other threads may be rounded.
+    first call in a process checks, which takes some tens of milliseconds; products of other threads may be rounded in
+    them.
 
     Within, `torch.get_float32_matmul_precision()` raises, and so do flex attention and max-autotune, which call it.
 
