@@ -366,8 +366,8 @@ def test_evaluation_takes_them_unless_the_run_does_not(whole: pathlib.Path, monk
     asked: list[bool] = []
     plain = products.fast_products
     monkeypatch.setattr(products, "fast_products", lambda wanted=True: asked.append(wanted) or plain(wanted))
-    config = read_config(whole)
-    for config in (config, replace(config, fast_products=False)):
+    mine = read_config(whole)
+    for config in (mine, replace(mine, fast_products=False)):
         monkeypatch.setattr(checkpoint, "read_config", lambda folder, config=config: config)
         assert main(["eval", str(whole), "--splits", "iid", "--batches", "1", "--batch-size", "4"]) == 0
     assert asked == [True, False]
