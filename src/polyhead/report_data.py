@@ -317,8 +317,7 @@ def baselines(
             for name, score in measure(split, sequences=max(100, sequences // len(tasks))).items():
                 scores.setdefault(name, []).append(score)
         for name, each in scores.items():
-            mean = float(np.mean([score.mean for score in each]))
-            error = sum(score.standard_error**2 for score in each) ** 0.5 / len(each)
-            error = error if any(score.count for score in each) else None  # what is known exactly
-            table.setdefault(name, {})[split] = Summary(mean, error, tuple(s.mean for s in each), "sequences")
+            whole = Score.over(each)
+            error = whole.standard_error if whole.count else None  # what is known exactly
+            table.setdefault(name, {})[split] = Summary(whole.mean, error, tuple(s.mean for s in each), "sequences")
     return table

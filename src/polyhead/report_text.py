@@ -16,6 +16,8 @@ FLOORS = {
     "nearest_neighbour": ("Nearest neighbour", "copies the target of the closest example"),
     "ridge": ("Ridge regression", "fits a line to the examples"),
     "gaussian_process": ("Gaussian process", "interpolates smoothly between the examples"),
+    "recall": ("Recall", "weighs the training functions by how well each fits the examples"),
+    "mix": ("Mixture", "mixes the training functions linearly, as fits the examples best"),
     "chance": ("Chance", "draws every answer at random"),
     "copy_left": ("Copy", "copies the panel to the left of the last one"),
     "same_slot": ("Same slot", "knows the rules, but not that columns permute their features"),
