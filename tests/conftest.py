@@ -1,6 +1,8 @@
 """For all tests: memory nobody wrote is NaN, warnings are errors (pyproject.toml), one thread per worker."""
 
 import os
+import random
+import zlib
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -17,6 +19,35 @@ if not torch.cuda.is_available():  # before a kernel is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--order", default="", help="reverse or random:SEED: files, and the tests in each, in that order")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Another order, the same in every worker; a file's tests stay together, for its fixtures are made once."""
+    order, _, seed = config.getoption("--order").partition(":")
+    if order == "reverse":
+        items.reverse()
+    elif order == "random" and seed.isdecimal():
+        draw = random.Random(int(seed))
+        files = {path: draw.random() for path in sorted({item.path for item in items})}
+        items.sort(key=lambda item: (files[item.path], draw.random()))
+    elif order:
+        raise pytest.UsageError(f"--order: expected reverse or random:SEED, found {config.getoption('--order')!r}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef):
+    """What a test or a fixture draws without a seed of its own is the same whatever was drawn before."""
+    torch.manual_seed(zlib.crc32(fixturedef.argname.encode()))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    torch.manual_seed(zlib.crc32(item.name.encode()))
 
 
 @pytest.fixture(autouse=True)

@@ -82,7 +82,9 @@ def test_the_checker_knows_the_examples_of_the_docstring():
 def test_half_of_the_images_of_every_split_are_of_class_1(game):
     task = RelationalGames(game, examples=100)
     for split in task.splits[1:]:
-        assert task.batch(split, 64, seed=0, step=0).targets.sum() == 32
+        sets = 2 if split == "novel" else 1  # in turn; what shapes there are must not tell the class
+        for i in range(sets):
+            assert task.batch(split, 64, seed=0, step=0).targets[i::sets].sum() == 32 / sets
     labels = task.batch("train", 4000, seed=0, step=0).targets.double()
     assert abs(labels.mean() - 0.5) < 0.04
 
