@@ -1,9 +1,10 @@
-"""Random calls of the ops, as users make them: a case is a pure function of (seed, number, largest).
+"""Random calls of the ops, as users make them: a case is a pure function of its seed and number.
 
-`draw` says in words what a case is; `arrays` makes its numbers.  Sizes are powers of two, primes and others, b up to 128,
-t and s up to 512, within `largest` multiply-adds; tensors are sliced, strided, swapped, expanded, joint (queries, keys and
-values of one projection) or one another; some learn and others do not; constants of the tiles are as they are, or 1, 2, 3
-and primes.
+`draw` says in words what a case is; `arrays` makes its numbers.  Sizes are powers of two, primes and others, b up to
+128, t and s up to 512, within a number of multiply-adds; tensors are sliced, strided, swapped, expanded, joint
+(queries, keys and values of one projection) or one another; some learn and others do not; constants of the tiles are
+as they are, or 1, 2, 3 and primes.  A share is at the edge of what is defined: b, t or s of 0, biases of -inf, NaN and inf behind
+masks, a keep that learns, derivatives in forward mode.
 """
 
 import math
@@ -16,6 +17,9 @@ from torch import Tensor
 
 LARGEST = 2**25
 """Multiply-adds of a case, at most."""
+
+SMALL = 2**14
+"""The same of those that `make test` runs."""
 
 IMPLS = {
     "softmax": ("sdpa", "reference"),
@@ -72,7 +76,7 @@ class Case:
     by_offset: bool = False
     tie: str = ""
     deep: bool = False
-    odd: str = ""
+    odd: str = ""  # "empty", "-inf", "nan", "keep" or "jvp"
     layouts: dict[str, Layout] = field(default_factory=dict)
     learned: tuple[str, ...] = ()
     patches: dict[str, int] = field(default_factory=dict)
@@ -143,8 +147,9 @@ def part_of(dice: random.Random, shape: tuple[int, ...], free: tuple[int, ...]) 
 
 
 # --------------------------------------------------------------------------------------------------------------- cases
-def draw(seed: int, number: int, largest: int = LARGEST, *, kernels: bool = True) -> Case:
-    """Case `number`.  Without `kernels`, none of Triton's, whose interpreter is slow."""
+def draw(seed: int, number: int, *, small: bool = False) -> Case:
+    """Case `number`.  Of the small ones none is of Triton's kernels, whose interpreter is slow."""
+    largest, kernels = (SMALL, False) if small else (LARGEST, True)
     dice = random.Random(f"{seed} {number}")
     op = dice.choices(list(SHARE), list(SHARE.values()))[0]
     impl = "auto" if dice.random() < 0.2 else dice.choice(IMPLS[op])
@@ -281,7 +286,7 @@ def _lie(dice: random.Random, case: Case) -> None:
         case.learned = (*case.learned, "keep")
     if case.odd == "nan":
         spread = [name for name, (kind, *_) in case.layouts.items() if kind == "expand" and name in BY_KEY]
-        case.layouts |= {name: ("plain",) for name in spread}
+        case.layouts |= dict.fromkeys(spread, ("plain",))
     case.sharp = dice.choice((1.0, 1.0, 1.0, 0.1, 3.0))
 
 

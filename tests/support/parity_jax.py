@@ -1,7 +1,7 @@
 """Every op and impl of JAX beside the oracle: output and gradients, in 64 bits, a part in float32.
 
-Cases are those of parity_cases.py with small sizes and without layouts, which JAX does not have.  Every case is a program
-that JAX compiles, hardly optimised; tiles have 1, 2, 3, 5 or 128 queries and keys.  Errors and bounds: parity_ops.py, where
+Cases are the small ones of parity_cases.py without layouts, which JAX does not have.  Every case is a program that JAX
+compiles, hardly optimised; tiles have 1, 2, 3, 5 or 128 queries and keys.  Errors and bounds: parity_ops.py, where
 float32 has those of a reference.
 """
 
@@ -30,12 +30,11 @@ IMPLS = {
     "abstractor": ("auto", "blocked", "blocked", "sdpa", "reference"),
     **dict.fromkeys(("linear", "hyla", "relational", "disentangled"), ("auto", "blocked", "blocked", "reference")),
 }
-LARGEST = 2**12
 
 
 def draw(seed: int, number: int) -> Case:
     """Case `number`; the size of its tiles is its only patch."""
-    case = parity_cases.draw(seed, number, LARGEST, kernels=False)
+    case = parity_cases.draw(seed, number, small=True)
     dice = random.Random(f"jax {seed} {number}")
     case.impl, case.dtype = dice.choice(IMPLS[case.op]), dice.choice(("float64",) * 6 + ("float32",))
     case.layouts = dict.fromkeys(case.layouts, ("plain",))

