@@ -187,19 +187,31 @@ def rms_heads(scores: jax.Array) -> jax.Array:
     return scores * jax.lax.rsqrt(jnp.mean(jnp.square(scores), 1, keepdims=True) + RMS_HEADS_EPS)
 
 
-def scores(x: Inputs) -> jax.Array:
-    """(b h t s), in at least float32."""
-    t, s = x.lengths
+def blank(mask: jax.Array | None, x: jax.Array) -> jax.Array:
+    """Keys or values (b s g _), 0 where `mask` hides them from every query in all heads: a NaN there reaches nobody."""
+    if mask is None or x.ndim != 4:
+        return x
+    return jnp.where(mask.reshape((1,) * (4 - mask.ndim) + mask.shape).any((1, 2))[:, :, None, None], x, 0)
+
+
+def finite_bias(x: Inputs) -> tuple[jax.Array | None, jax.Array | None]:
+    """The bias, dense, and where looking is allowed: -inf in a bias hides the pair, and is 0 in what comes back."""
+    look = visible(x)
+    if x.bias is None:
+        return None, look
+    bias = dense(x.bias, *x.lengths)
+    shown = bias != -jnp.inf
+    return jnp.where(shown, bias, 0), shown if look is None else look & shown
+
+
+def logits(x: Inputs) -> tuple[jax.Array, jax.Array | None]:
+    """Scores (b h t s), in at least float32, and where looking is allowed: what a softmax over keys is of."""
     scale = x.q.shape[-1] ** -0.5 if x.scale is None else jnp.asarray(x.scale, x.q.dtype)
     exact = jnp.promote_types(x.q.dtype, jnp.float32)
     k = share(x.k, x.q.shape[2])
     inner = jnp.einsum("b t h d, b s h d -> b h t s", x.q * scale, k, preferred_element_type=exact)
-    return inner if x.bias is None else inner + dense(x.bias, t, s)
-
-
-def logits(x: Inputs) -> tuple[jax.Array, jax.Array | None]:
-    """Scores, and where looking is allowed: what a softmax over keys is of."""
-    return scores(x), visible(x)
+    bias, look = finite_bias(x)
+    return inner if bias is None else inner + bias, look
 
 
 def code(x: Inputs, normalise: str | None = None) -> jax.Array:

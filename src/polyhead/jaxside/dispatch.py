@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from polyhead.jaxside.code import Inputs, check_limits
+from polyhead.jaxside.code import Inputs, blank, check_limits
 from polyhead.shapes import one_of
 from polyhead.spec import mechanism
 
@@ -32,6 +32,8 @@ def compute(who: str, impls: Mapping[str, Impl], impl: str, x: Inputs) -> jax.Ar
     """
     x = jax.tree.map(jnp.asarray, x)
     _check(who, x)
+    senders = {"k": x.k, "v": x.v, **({} if x.k_rel is None else {"k_rel": x.k_rel})}
+    x = replace(x, **{name: blank(x.mask, each) for name, each in senders.items()})
     x = x if x.scale is None else replace(x, scale=x.scale.astype(x.q.dtype))  # an integer could not be learned
     if impl != "auto":
         chosen = impls[one_of(who, "impl", impl, ("auto", *impls))]

@@ -8,7 +8,7 @@ first three are repaired here, float64 and float16 are refused.
 import jax
 import jax.numpy as jnp
 
-from polyhead.jaxside.code import Inputs, dense, visible
+from polyhead.jaxside.code import Inputs, finite_bias
 
 
 def refusal(x: Inputs) -> str | None:
@@ -34,8 +34,9 @@ def worth(x: Inputs) -> bool:
 def forward(x: Inputs) -> jax.Array:
     """Softmax attention, or attention to symbols."""
     (t, s), (d, e) = x.lengths, (x.q.shape[-1], x.v.shape[-1])
+    bias, look = finite_bias(x)
     q = x.q * (d**-0.5 if x.scale is None else jnp.asarray(x.scale, x.q.dtype))
-    look, bias = visible(x), None if x.bias is None else _four(dense(x.bias, t, s))
+    bias = None if bias is None else _four(bias)
     somewhere = None
     if look is not None:
         look = _four(jnp.broadcast_to(look, (*look.shape[:-2], t, s)))

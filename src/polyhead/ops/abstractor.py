@@ -11,7 +11,21 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, Symbols, drop, latent_code, relate, retrieve, visible
+from polyhead.ops.code import (
+    Bias,
+    Inputs,
+    Keep,
+    Mask,
+    Packed,
+    Symbols,
+    blank,
+    drop,
+    products,
+    relate,
+    retrieve,
+    visible,
+    with_bias,
+)
 from polyhead.ops.dispatch import choose, load
 from polyhead.shapes import one_of, shaped
 from polyhead.spec import RELATION_ACTS
@@ -33,7 +47,9 @@ def reference(
 ) -> Tensor:
     """The equation, as it stands."""
     look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
-    a = relate(latent_code(q, k, normalise="identity", bias=bias, scale=scale), act, look)
+    scores = products(q, k, scale)
+    biased, look = with_bias(scores, bias, look)
+    a = relate(biased.to(scores.dtype), act, look)
     return retrieve(drop(a if look is None else a.masked_fill(~look, 0), keep), symbols)
 
 
@@ -71,9 +87,10 @@ def abstractor_attention(
         "window": window,
         "cu_seqlens": cu_seqlens,
         "keep": keep,
+        "scale": scale,
     }
-    run = choose("abstractor", impl, Inputs(q, k, symbols, **limits, act=act))
-    return run(q, k, symbols, **limits, scale=scale, act=act)
+    k, symbols = blank(mask, k, symbols)
+    return choose("abstractor", impl, Inputs(q, k, symbols, **limits, act=act))(q, k, symbols, **limits, act=act)
 
 
 load("abstractor")

@@ -4,15 +4,14 @@ from torch import Tensor
 
 from polyhead.ops.code import Inputs
 from polyhead.ops.tiles import fused, refuse
+from polyhead.ops.tiles_ops import backward_once
 
 
 def refusal(inputs: Inputs) -> str | None:
     """Why the kernels cannot take the inputs, or None."""
     if inputs.act != "softmax":
         return f"takes act='softmax' only, not {inputs.act!r}"
-    if inputs.keep is not None:
-        return "takes no keep"
-    return "takes symbols by key only" if inputs.symbols.ndim == 3 else None
+    return "takes symbols by key only" if inputs.symbols.ndim == 3 else backward_once(inputs)
 
 
 def worth(inputs: Inputs) -> bool:

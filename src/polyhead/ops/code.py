@@ -62,6 +62,7 @@ class Inputs:
     k_rel: Tensor | None = None
     relation_weight: Tensor | None = None
     act: str = "identity"
+    scale: float | None = None
 
     @property
     def symbols(self) -> Tensor:
@@ -160,6 +161,33 @@ def visible(
     return functools.reduce(torch.logical_and, limits + ([] if mask is None else [mask])) if limits else mask
 
 
+def blank(mask: Tensor | None, *senders: Tensor) -> tuple[Tensor, ...]:
+    """Keys and values (b s g _), 0 where `mask` hides them from every query in all heads: a NaN there reaches nobody.
+
+    What is by offset belongs to no key and stays as it is.
+    """
+    if mask is None:
+        return senders
+    nobody = ~mask.reshape((1,) * (4 - mask.ndim) + mask.shape).any(2).any(1)[:, :, None, None]
+    return tuple(x.masked_fill(nobody, 0) if x.ndim == 4 else x for x in senders)
+
+
+def products(q: Tensor, k: Tensor, scale: float | None) -> Tensor:
+    """(b h t s) scores before their bias."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return einsum(q * scale, share(k, q.shape[2]), "b t h d, b s h d -> b h t s")
+
+
+def with_bias(scores: Tensor, bias: Tensor | None, look: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """(b h t s) scores plus bias, in at least float32, and where looking is allowed: -inf in a bias hides the pair."""
+    if bias is None:
+        return wide(scores), look
+    t, s = scores.shape[2:]
+    hidden = bias == -torch.inf
+    shown = dense(~hidden, t, s)
+    return wide(scores) + dense(bias.masked_fill(hidden, 0), t, s), shown if look is None else look & shown
+
+
 def drop(code: Tensor, keep: Tensor | None) -> Tensor:
     """Dropout of the code, after it is normalised."""
     return code if keep is None else code * keep.to(code.dtype)
@@ -242,14 +270,12 @@ def latent_code(
     one_of("latent_code", "normalise", normalise, NORMALISE)
     if q.dtype != k.dtype:
         raise ValueError(f"latent_code: q and k must have one dtype but have {q.dtype}, {k.dtype}")
-    (b, t, h), s = q.shape[:3], k.shape[1]
+    (b, t), s = q.shape[:2], k.shape[1]
     check_limits("latent_code", b, t, s, window, cu_seqlens)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = einsum(q * scale, share(k, h), "b t h d, b s h d -> b h t s")
-    biased = wide(scores) if bias is None else wide(scores) + dense(bias, t, s)
-    return normalised(
-        biased, normalise, visible(mask, causal, t, s, q.device, window=window, cu_seqlens=cu_seqlens)
-    ).to(scores.dtype)
+    scores = products(q, k, scale)
+    look = visible(mask, causal, t, s, q.device, window=window, cu_seqlens=cu_seqlens)
+    biased, look = with_bias(scores, bias, look)
+    return normalised(biased, normalise, look).to(scores.dtype)
 
 
 @shaped

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.ops.code import wide
+from polyhead.ops.tiles_ops import differentiated
 from polyhead.shapes import shaped
 
 CHUNK = 4096
@@ -76,7 +77,16 @@ def _entropy(
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     x, weight = x.to(dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
+    if differentiated():
+        return _whole(_logits(x, weight, bias, factor), targets, guess=guess)
     return _forward(x, weight, bias, targets, factor=factor, chunk=chunk, guess=guess)
+
+
+def _whole(logits: Tensor, targets: Tensor, *, guess: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """What tiles compute, of all logits (t c) at once: for derivatives that tiles do not have."""
+    z = logits.logsumexp(-1)
+    best = logits.max(-1).indices if guess else targets.new_zeros(0, dtype=torch.long)
+    return z - logits.gather(-1, targets[:, None].long())[:, 0], z, best
 
 
 def _tiles(x: Tensor, weight: Tensor, chunk: int) -> Iterator[tuple[slice, list[slice]]]:
@@ -192,6 +202,8 @@ def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped
 
 
 def _grad(ctx, dloss, *nothing):  # type: ignore[no-untyped-def]
+    if differentiated():
+        _refuse(ctx)
     wanted = [bool(needs) for needs in ctx.needs_input_grad[:3]]
     grads = torch.ops.polyhead.chunked_cross_entropy_backward(dloss, *ctx.saved_tensors, **ctx.options, wanted=wanted)
     return *(grad if want else None for grad, want in zip(grads, wanted, strict=True)), None

@@ -21,6 +21,7 @@ from polyhead.ops.code import (
     Mask,
     Packed,
     Symbols,
+    blank,
     drop,
     latent_code,
     relate,
@@ -93,10 +94,12 @@ def disentangled_attention(
         "window": window,
         "cu_seqlens": cu_seqlens,
         "keep": keep,
+        "scale": scale,
     }
+    k, k_rel, symbols = blank(mask, k, k_rel, symbols)
     inputs = Inputs(q, k, symbols, **limits, q_rel=q_rel, k_rel=k_rel, act=relation_act)
     run = choose("disentangled", impl, inputs)
-    return run(q, k, q_rel, k_rel, symbols, **limits, scale=scale, relation_act=relation_act)
+    return run(q, k, q_rel, k_rel, symbols, **limits, relation_act=relation_act)
 
 
 load("disentangled")

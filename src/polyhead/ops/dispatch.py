@@ -6,6 +6,7 @@ is a pure function of shapes, dtype, device and which arguments are None: nothin
 it survives `torch.compile`.
 """
 
+import functools
 import importlib
 from collections.abc import Callable
 from types import ModuleType
@@ -65,7 +66,7 @@ def load(op: str) -> None:
 
 
 def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
-    """A function with the signature of the op's reference; "auto" gives the public function, which chooses per call.
+    """The public function of the op, with that impl; "auto" gives the function itself, which chooses per call.
 
     Raises ValueError, naming the nearest valid name, if there is no such op or impl.
     """
@@ -75,13 +76,19 @@ def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
     if impl == "auto":
         return getattr(_MODULES[op], PUBLIC[op])
     one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
+    return functools.partial(getattr(_MODULES[op], PUBLIC[op]), impl=impl)
+
+
+def code_of(op: str, impl: str) -> Callable[..., Tensor]:
+    """What computes an impl, for callers who have checked the arguments and set what nobody may see to 0 (`blank`)."""
+    one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
     return getattr(_MODULES[op], impl) if impl in IN_OP_FILE else _MODULES[f"{op}_{impl}"].forward
 
 
 def choose(op: str, impl: str, inputs: Inputs) -> Callable[..., Tensor]:
-    """`resolve`, with "auto" replaced by the first impl that takes the inputs and is worth it there.
+    """`code_of`, with "auto" replaced by the first impl that takes the inputs and is worth it there.
 
-    Raises ValueError unless the op's tensors have one dtype and one device.
+    Raises ValueError unless the op's tensors have one dtype and one device, and the scale is a number.
     """
     for what in ("dtype", "device"):
         kinds = [getattr(getattr(inputs, name), what) for name in TENSORS[op]]
@@ -91,8 +98,10 @@ def choose(op: str, impl: str, inputs: Inputs) -> Callable[..., Tensor]:
             raise ValueError(f"{PUBLIC[op]}: {', '.join(names)} and {last} must have one {what} but have {came}")
     b, t, s = *inputs.q.shape[:2], inputs.k.shape[1]
     check_limits(PUBLIC[op], b, t, s, inputs.window, inputs.cu_seqlens)
+    if isinstance(inputs.scale, Tensor):
+        raise ValueError(f"{PUBLIC[op]}: scale must be a number but is a Tensor; multiply q by it")
     if impl != "auto":
-        return resolve(op, impl)
+        return code_of(op, impl)
     for name in BACKENDS[op]:
         if name not in IN_OP_FILE and _takes(name, _MODULES[f"{op}_{name}"], inputs):
             return _MODULES[f"{op}_{name}"].forward

@@ -13,7 +13,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, drop, latent_code, share, visible
+from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, blank, drop, latent_code, share, visible
 from polyhead.ops.code import act as activation
 from polyhead.ops.dispatch import choose, load
 from polyhead.shapes import shaped
@@ -82,10 +82,11 @@ def hyla(
         "window": window,
         "cu_seqlens": cu_seqlens,
         "keep": keep,
+        "scale": scale,
     }
-    inputs = Inputs(q, k, v, **limits, normalise=normalise, value_weight=value_weight, act=act)
-    options = {"normalise": normalise, "act": act, "value_weight": value_weight}
-    return choose("hyla", impl, inputs)(q, k, v, **limits, scale=scale, **options)
+    k, v = blank(mask, k, v)
+    options: dict[str, Any] = {"normalise": normalise, "act": act, "value_weight": value_weight}
+    return choose("hyla", impl, Inputs(q, k, v, **limits, **options))(q, k, v, **limits, **options)
 
 
 load("hyla")

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.ops.code import Inputs, wide
-from polyhead.ops.tiles import look_at_keys, refuse, stateless
+from polyhead.ops.tiles import refuse, stateless
 from polyhead.shapes import shaped
 
 SMALL, LARGE = 16, 128
@@ -72,7 +72,7 @@ def forward(
     refuse("hyla", "state", refusal(given))
     t, s, dtype = q.shape[1], k.shape[1], q.dtype
     q = wide(q) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    k, v = look_at_keys(wide(k), mask), wide(v)
+    k, v = wide(k), wide(v)
     if not causal or t == 1:
         out = _read(rearrange(q, "b t (g r) d -> b 1 t g r d", g=k.shape[2]), _states(k[:, None], v[:, None]))
         return rearrange(out, "b 1 t g r e -> b t (g r) e").to(dtype)

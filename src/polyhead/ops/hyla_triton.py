@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyhead.ops.code import Inputs
 from polyhead.ops.tiles import dense_limits, refuse, shared_memory, without_triton
+from polyhead.ops.tiles_ops import backward_only, check_backward, no_second_derivative
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE
 
@@ -34,7 +35,12 @@ def refusal(inputs: Inputs) -> str | None:
         return f"takes act='relu' or 'identity' only, not {inputs.act!r}"
     if inputs.value_weight is not None:
         return "takes no value_weight"
-    return dense_limits(inputs) or _too_large(inputs.q) or too_large_for(inputs.q, shared_memory(inputs.q.device))
+    return (
+        backward_only(inputs)
+        or dense_limits(inputs)
+        or _too_large(inputs.q)
+        or too_large_for(inputs.q, shared_memory(inputs.q.device))
+    )
 
 
 def _row(q: Tensor) -> tuple[int, int]:
@@ -158,15 +164,12 @@ def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped
 
 
 def _grad(ctx, dout):  # type: ignore[no-untyped-def]
+    check_backward("hyla", "triton")
     *tensors, look, cu_seqlens = ctx.saved_tensors
     given = [x for x in tensors if x is not None]
     grads = torch.ops.polyhead.hyla_triton_backward(dout, given, look, cu_seqlens, **ctx.options)
     return *grads, *(None for _ in range(6 - len(grads)))
 
 
-def _no_second_derivative(ctx, *grads):  # type: ignore[no-untyped-def]
-    raise RuntimeError("hyla: impl 'triton' has no second derivative; use impl='reference'")
-
-
 _forward.register_autograd(_grad, setup_context=_setup)
-_backward.register_autograd(_no_second_derivative)
+_backward.register_autograd(no_second_derivative("hyla", "triton"))

@@ -45,29 +45,34 @@ class Config:
 
 @jit
 def score_tile(queries, keys, bias, at, call, C: tl.constexpr):
-    """[head, query, key] scores of a tile, 0 at masked pairs, and [query, key] whether they are not masked."""
+    """[head, query, key] scores of a tile, 0 at masked pairs, and [head or 1, query, key] whether they are not masked.
+
+    A bias of -inf masks a pair of its head.
+    """
     b, q0, k0 = at
     scale, lengths, limits, _lse = call
     scores = dot(queries, tl.permute(keys, (0, 2, 1)), C.dots) * scale
     if bias is not None:
         scores += by_offset(bias, q0, k0, lengths, C.sight, C.q).to(C.dots.total)
-    seen = visible(b, q0, k0, lengths, limits, C.sight)
-    return tl.where(seen[None, :, :], scores, 0.0), seen
+    seen = visible(b, q0, k0, lengths, limits, C.sight)[None, :, :]
+    if bias is not None:
+        seen = seen & (scores != float("-inf"))
+    return tl.where(seen, scores, 0.0), seen
 
 
 @jit
 def code_tile(queries, keys, bias, at, call, C: tl.constexpr):
-    """[head, query, key] code of a tile, and by what its scores were multiplied [query, key], 0 at masked pairs."""
+    """[head, query, key] code of a tile, and its factor of the scores [head or 1, query, key], 0 if masked."""
     b, q0, _k0 = at
     _scale, lengths, _limits, lse = call
     scores, seen = score_tile(queries, keys, bias, at, call, C)
     root = seen.to(C.dots.total)
     if C.normalise == "softmax":
         top = load_sums(lse, b, q0, lengths[0], C)[:, :, None]
-        scores = tl.exp(tl.where(seen[None, :, :], scores - top, 0.0))
+        scores = tl.exp(tl.where(seen, scores - top, 0.0))
     if C.normalise == "rms_heads":
         root = rms_root(scores, seen, C.q.heads, C.eps)
-    return scores * root[None, :, :], root
+    return scores * root, root
 
 
 @jit
@@ -96,7 +101,7 @@ def score_grads(code, root, da, delta, C: tl.constexpr):
     else:
         if C.normalise == "rms_heads":
             da -= code * (tl.sum(code * da, 0) / C.q.heads)[None, :, :]
-        da *= root[None, :, :]
+        da *= root
     return da
 
 
@@ -132,7 +137,7 @@ def hyla_lse(tensors, strides, t, s, settings, C: tl.constexpr):
     for k0 in range(low, high, C.sight.keys):
         keys = load_by_head(k + b * strides[1][0], k0, s, strides[1], C.k)
         scores, seen = score_tile(queries, keys, bias, (b, q0, k0), call, C)
-        scores = tl.where(seen[None, :, :], scores, float("-inf"))
+        scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 2))
         finite = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(top - finite) + tl.sum(tl.exp(scores - finite[:, :, None]), 2)

@@ -15,11 +15,24 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, drop, latent_code, sequence_of, share, visible, wide
+from polyhead.ops.code import (
+    Bias,
+    Inputs,
+    Keep,
+    Mask,
+    Packed,
+    blank,
+    drop,
+    latent_code,
+    sequence_of,
+    share,
+    visible,
+    wide,
+)
 from polyhead.ops.code import act as activation
 from polyhead.ops.dispatch import choose, load
 from polyhead.ops.linear_chunked import step
-from polyhead.ops.tiles import is_key_mask, look_at_keys, refuse, stateless
+from polyhead.ops.tiles import is_key_mask, refuse, stateless
 from polyhead.shapes import shaped
 
 
@@ -66,9 +79,9 @@ def recurrent(
         stateless(Inputs(q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise)),
     )
     t, h, s = q.shape[1], q.shape[2], k.shape[1]
-    k, v = wide(share(look_at_keys(k, mask), h)), wide(activation(act)(share(v, h)))
+    k, v = wide(share(k, h)), wide(activation(act)(share(v, h)))
     sequence = None if cu_seqlens is None else sequence_of(cu_seqlens, s)
-    states = [k.new_zeros(q.shape[0], h, q.shape[-1], v.shape[-1])]
+    states = [einsum(k[:, :0], v[:, :0], "b s h d, b s h e -> b h d e")]  # 0, whatever there is no key of
     for j in range(s):
         before = states[-1]
         if sequence is not None and j > 0:
@@ -118,9 +131,11 @@ def linear_attention(
         "window": window,
         "cu_seqlens": cu_seqlens,
         "keep": keep,
+        "scale": scale,
     }
+    k, v = blank(mask, k, v)
     run = choose("linear", impl, Inputs(q, k, v, **limits, normalise=normalise))
-    return run(q, k, v, **limits, scale=scale, normalise=normalise, act=act)
+    return run(q, k, v, **limits, normalise=normalise, act=act)
 
 
 @shaped
@@ -148,7 +163,8 @@ def linear_step(
     True
     """
     _check_step(q, k, v, state, mask)
-    return step(q, look_at_keys(k, mask), activation(act)(v), state, scale)
+    k, v = blank(mask, k, v)
+    return step(q, k, activation(act)(v), state, scale)
 
 
 def _check_step(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, mask: Tensor | None) -> None:

@@ -18,16 +18,16 @@ from torch import Tensor
 
 from polyhead.ops.code import Inputs, sequence_of, wide
 from polyhead.ops.code import act as activation
-from polyhead.ops.tiles import look_at_keys, refuse, stateless
-from polyhead.ops.tiles_ops import vmapped
+from polyhead.ops.tiles import refuse, stateless
+from polyhead.ops.tiles_ops import backward_only, check_backward, vmapped
 
 CHUNK = 64
 """Queries per chunk."""
 
 
 def refusal(inputs: Inputs) -> str | None:
-    """Why there is no state to carry, or None."""
-    return stateless(inputs)
+    """Why there is no state to carry, or None; those of packed sequences are added up by a custom op."""
+    return stateless(inputs) or (None if inputs.cu_seqlens is None else backward_only(inputs))
 
 
 def worth(inputs: Inputs) -> bool:
@@ -62,7 +62,7 @@ def forward(
     )
     t, s = q.shape[1], k.shape[1]
     q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
-    k, v = look_at_keys(k, mask), activation(act)(v)
+    v = activation(act)(v)
     if cu_seqlens is not None:
         return _packed(q, k, v, cu_seqlens, causal=causal)
     if not causal or t == 1:
@@ -89,9 +89,9 @@ def _read(q: Tensor, states: Tensor) -> Tensor:
 
 
 def _full(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    groups = rearrange(q, "b t (g r) d -> b g (r t) d", g=k.shape[2])
-    out = _read(groups, _state(k, v))
-    return rearrange(out, "b g (r t) e -> b t (g r) e", t=q.shape[1])
+    groups = q.unflatten(2, (k.shape[2], -1)).permute(0, 2, 3, 1, 4)  # (b g r t d)
+    out = _read(groups.flatten(2, 3), _state(k, v)).unflatten(2, groups.shape[2:4])
+    return rearrange(out, "b g r t e -> b t (g r) e")
 
 
 def _chunks(x: Tensor, chunk: int, groups: int) -> Tensor:
@@ -174,6 +174,7 @@ def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _grad(ctx, dout):  # type: ignore[no-untyped-def]
     """The same sums, from behind."""
+    check_backward("linear_attention", "chunked")
     (same,) = ctx.saved_tensors
     return torch.ops.polyhead.sums_before(dout.flip(2), same.flip(0)).flip(2), None
 

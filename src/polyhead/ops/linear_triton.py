@@ -4,8 +4,8 @@
     out_i = q_i S_n + sum_(own chunk, j <= i) (q_i . k_j) v_j                  one program per chunk and head
 
 The backward pass is the same two kernels: the states are recomputed for dq, a second walk from behind gives those for
-dk and dv.  States and sums are in at least float32, gradients are deterministic.  The activation of the values and a
-mask of keys are applied before.  No GPU has run this yet: it is checked by Triton's interpreter and by compiling it.
+dk and dv.  States and sums are in at least float32, gradients are deterministic.  The activation of the values is
+applied before.  No GPU has run this yet: it is checked by Triton's interpreter and by compiling it.
 Yang et al. 2024, "Gated linear attention", sec. 2.
 """
 
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from polyhead.ops.code import Inputs, sequence_of
 from polyhead.ops.code import act as activation
-from polyhead.ops.tiles import look_at_keys, refuse, stateless, without_triton
-from polyhead.ops.tiles_ops import no_second_derivative, vmapped
+from polyhead.ops.tiles import refuse, stateless, without_triton
+from polyhead.ops.tiles_ops import backward_only, check_backward, no_second_derivative, vmapped
 
 CHUNK = 64
 """Queries per chunk."""
@@ -27,7 +27,7 @@ def refusal(inputs: Inputs) -> str | None:
         return reason
     if (reason := stateless(inputs)) is not None:
         return reason
-    return None if inputs.causal else "takes causal=True only"
+    return backward_only(inputs) if inputs.causal else "takes causal=True only"
 
 
 def worth(inputs: Inputs) -> bool:
@@ -55,7 +55,7 @@ def forward(
         "linear_attention", "triton", refusal(Inputs(q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise))
     )
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    k, v = look_at_keys(k, mask), activation(act)(v)
+    v = activation(act)(v)
     edges = q.new_empty(0, dtype=torch.int32) if cu_seqlens is None else cu_seqlens
     return torch.ops.polyhead.linear_triton(q, k, v, edges, scale=scale)
 
@@ -113,6 +113,7 @@ def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped
 
 
 def _grad(ctx, dout):  # type: ignore[no-untyped-def]
+    check_backward("linear_attention", "triton")
     return *torch.ops.polyhead.linear_triton_backward(dout, *ctx.saved_tensors, **ctx.options), None
 
 

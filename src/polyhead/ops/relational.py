@@ -13,7 +13,20 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, Symbols, drop, latent_code, relations, retrieve, visible
+from polyhead.ops.code import (
+    Bias,
+    Inputs,
+    Keep,
+    Mask,
+    Packed,
+    Symbols,
+    blank,
+    drop,
+    latent_code,
+    relations,
+    retrieve,
+    visible,
+)
 from polyhead.ops.dispatch import choose, load
 from polyhead.shapes import one_of, shaped
 from polyhead.spec import RELATION_ACTS
@@ -81,10 +94,12 @@ def relational_attention(
         "window": window,
         "cu_seqlens": cu_seqlens,
         "keep": keep,
+        "scale": scale,
     }
+    k, k_rel, symbols = blank(mask, k, k_rel, symbols)
     related = {**limits, "q_rel": q_rel, "k_rel": k_rel, "relation_weight": relation_weight, "act": relation_act}
     run = choose("relational", impl, Inputs(q, k, symbols, **related))
-    return run(q, k, q_rel, k_rel, symbols, relation_weight, **limits, scale=scale, relation_act=relation_act)
+    return run(q, k, q_rel, k_rel, symbols, relation_weight, **limits, relation_act=relation_act)
 
 
 load("relational")

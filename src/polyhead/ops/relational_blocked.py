@@ -36,7 +36,7 @@ from polyhead.ops.tiles import (
     product,
     refuse,
 )
-from polyhead.ops.tiles_ops import no_second_derivative, vmapped
+from polyhead.ops.tiles_ops import backward_only, check_backward, no_second_derivative, vmapped
 from polyhead.shapes import one_of
 from polyhead.spec import RELATION_ACTS
 
@@ -52,7 +52,7 @@ PAIRS = 1 << 18
 
 def refusal(inputs: Inputs) -> str | None:
     """Why tiles cannot take the inputs, or None."""
-    return "takes no relation_act='softmax'" if inputs.act == "softmax" else None
+    return "takes no relation_act='softmax'" if inputs.act == "softmax" else backward_only(inputs)
 
 
 def worth(inputs: Inputs) -> bool:
@@ -86,7 +86,7 @@ def forward(
 ) -> Tensor:
     """Relational attention by tiles.  Gradients for everything but masks; a second derivative is refused."""
     one_of("relational_attention", "relation_act", relation_act, RELATION_ACTS)
-    refuse("relational_attention", "blocked", refusal(Inputs(q, k, symbols, act=relation_act)))
+    refuse("relational_attention", "blocked", refusal(Inputs(q, k, symbols, keep=keep, act=relation_act)))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     absent = q.new_empty(0)
     bias, *limits = (absent if x is None else x for x in (bias, mask, keep, cu_seqlens))
@@ -170,7 +170,7 @@ class Chunk:
         s, hidden = scores.tile(at), scores.hidden(at)
         hide(s, hidden, torch.finfo(s.dtype).min)
         p = torch.softmax(s, -1, out=scores.buffers.take("code", tuple(s.shape), s.dtype))
-        if scores.mask is not None or scores.q.shape[1] > scores.k.shape[1]:
+        if scores.mask is not None or scores.bias_hides or scores.q.shape[1] > scores.k.shape[1]:
             hide(p, hidden, 0.0)  # only here may a row be empty: other queries see at least the key in their own place
         if scores.keep is None:
             return p, p.to(scores.q.dtype)
@@ -248,7 +248,7 @@ class Grads:
         for x, grad in zip((self.q, self.k, self.q_rel, self.k_rel, self.symbols), grads, strict=False):
             whole = grad[part] if grad.ndim == 4 else grad.unsqueeze(0)
             n, rows, groups, width = whole.shape
-            whole += x.view(groups, -1, n, rows, width).sum(1).permute(1, 2, 0, 3)
+            whole += x.view(groups, len(x) // (groups * n), n, rows, width).sum(1).permute(1, 2, 0, 3)
 
 
 @dataclass(frozen=True)
@@ -362,6 +362,7 @@ def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped
 
 
 def _grad(ctx, *douts):  # type: ignore[no-untyped-def]
+    check_backward("relational_attention", "blocked")
     saved = list(ctx.saved_tensors)  # once: checkpointing unpacks them once only
     tensors, limits = saved[:6], saved[6:]
     grads = torch.ops.polyhead.relational_blocked_backward(list(douts), tensors, limits, **ctx.options)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polyhead.ops.code import Inputs, share
 from polyhead.ops.tiles import fused, refuse
+from polyhead.ops.tiles_ops import backward_once
 
 WIDTH = 256
 """Values of one call of the kernel, at most: what flash kernels take."""
@@ -21,9 +22,7 @@ def refusal(inputs: Inputs) -> str | None:
     """Why the kernels cannot take the inputs, or None."""
     if inputs.act != "identity":
         return f"takes relation_act='identity' only, not {inputs.act!r}"
-    if inputs.keep is not None:
-        return "takes no keep"
-    return "takes symbols by key only" if inputs.symbols.ndim == 3 else None
+    return "takes symbols by key only" if inputs.symbols.ndim == 3 else backward_once(inputs)
 
 
 def worth(inputs: Inputs) -> bool:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from polyhead.ops.code import Inputs, at_least_float32, wide
 from polyhead.ops.tiles import dense_limits, given, refuse, shared_memory, without_triton
-from polyhead.ops.tiles_ops import no_second_derivative, vmapped
+from polyhead.ops.tiles_ops import backward_only, check_backward, no_second_derivative, vmapped
 from polyhead.shapes import one_of
 from polyhead.spec import RELATION_ACTS
 
@@ -38,7 +38,7 @@ def refusal(inputs: Inputs) -> str | None:
         return reason
     if inputs.act == "softmax":
         return "takes no relation_act='softmax'"
-    if (reason := dense_limits(inputs)) is not None:
+    if (reason := dense_limits(inputs) or backward_only(inputs)) is not None:
         return reason
     widest = max(x.shape[-1] for x in (inputs.q, inputs.symbols, inputs.q_rel) if x is not None)
     return (
@@ -174,6 +174,7 @@ def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped
 
 
 def _grad(ctx, dretrieved, drelated, dlse):  # type: ignore[no-untyped-def]
+    check_backward("relational_attention", "triton")
     saved = list(ctx.saved_tensors)
     outs, tensors, limits = saved[:3], saved[3:9], saved[9:]
     douts = [dretrieved, drelated]

@@ -11,7 +11,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, drop, latent_code, share, visible
+from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, blank, drop, latent_code, share, visible
 from polyhead.ops.dispatch import choose, load
 from polyhead.shapes import shaped
 
@@ -66,9 +66,10 @@ def softmax_attention(
         "window": window,
         "cu_seqlens": cu_seqlens,
         "keep": keep,
+        "scale": scale,
     }
-    run = choose("softmax", impl, Inputs(q, k, v, **limits))
-    return run(q, k, v, **limits, scale=scale)
+    k, v = blank(mask, k, v)
+    return choose("softmax", impl, Inputs(q, k, v, **limits))(q, k, v, **limits)
 
 
 load("softmax")

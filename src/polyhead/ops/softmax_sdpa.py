@@ -4,11 +4,12 @@ from torch import Tensor
 
 from polyhead.ops.code import Inputs
 from polyhead.ops.tiles import fused, refuse
+from polyhead.ops.tiles_ops import backward_once
 
 
 def refusal(inputs: Inputs) -> str | None:
     """Why the kernels cannot take the inputs, or None.  Their own dropout draws its mask itself."""
-    return "takes no keep" if inputs.keep is not None else None
+    return backward_once(inputs)
 
 
 def worth(inputs: Inputs) -> bool:

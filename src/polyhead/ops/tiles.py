@@ -1,5 +1,6 @@
 """Pieces that several backends share: refusals, masks of keys, tiles of biases, derivatives of activations, kernels."""
 
+import functools
 import importlib.util
 import math
 import os
@@ -83,14 +84,6 @@ def stateless(inputs: Inputs) -> str | None:
     return mask_of_pairs(inputs)
 
 
-def look_at_keys(k: Tensor, mask: Tensor | None) -> Tensor:
-    """Keys (b s g d) with those that nobody may look at set to 0: their scores are 0."""
-    if mask is None:
-        return k
-    keys = mask.reshape(mask.shape[0] if mask.ndim == 4 else 1, mask.shape[-1])
-    return k.masked_fill(~keys[:, :, None, None], 0)
-
-
 _IN_PLACE = {"relu": torch.relu_, "sigmoid": torch.sigmoid_, "tanh": torch.tanh_}
 
 
@@ -145,7 +138,10 @@ def product(x: Tensor, y: Tensor) -> Tensor:
 
 
 def accumulate(out: Tensor, x: Tensor, y: Tensor, alpha: float = 1.0) -> None:
-    """out += alpha x @ y for (n i j) @ (n j k), where `out` may be of a wider dtype than the factors."""
+    """out += alpha x @ y for (n i j) @ (n j k), where `out` may be of a wider dtype than the factors.
+
+    `out` must be memory of the sum itself: reach a part of one by slices and `view`, which refuse to copy.
+    """
     if out.dtype == x.dtype and out.is_contiguous() and not is_narrow(x, y):
         torch.baddbmm(out, x, y, alpha=alpha, out=out)
     else:
@@ -303,11 +299,18 @@ class Scores:
         accumulate(dk[:, at.k], flat.transpose(1, 2), self.q[:, at.q], self.scale)
 
     def hidden(self, at: Tile) -> Hidden:
-        """Where pairs of the tile are masked or out of reach; masks broadcast to (b h q k)."""
-        if self.mask is None:
-            return [(part.within(at), self.reach.hidden(part)) for part in self.reach.edges(at)]
-        hidden = ~self.mask[:, :, at.q, at.k]
-        return [(slice(None), hidden | self.reach.hidden(at) if self.reach.edges(at) else hidden)]
+        """Where pairs of the tile are masked, by a bias of -inf, too, or out of reach; broadcasts to (b h q k)."""
+        hidden = [(part.within(at), self.reach.hidden(part)) for part in self.reach.edges(at)]
+        if self.mask is not None:
+            hidden.append((slice(None), ~self.mask[:, :, at.q, at.k]))
+        if self.bias_hides and self.bias is not None:
+            hidden.append((slice(None), self.bias_tile(self.bias, at) == -math.inf))
+        return hidden
+
+    @functools.cached_property
+    def bias_hides(self) -> bool:
+        """May there be a -inf in the bias?  Elsewhere than on a CPU, looking would wait for the device."""
+        return self.bias is not None and (self.bias.device.type != "cpu" or bool(self.bias.isneginf().any()))
 
 
 def add_offsets(grad: Tensor, ds: Tensor, at: Tile, t: int) -> None:
@@ -377,6 +380,8 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, look: Tensor |
     if bias is not None:
         bias = dense(bias, t, s).to(q.dtype)
         bias = bias if bias.ndim == 4 else bias[None]
-        attn_mask = bias if look is None else bias.masked_fill(~look, float("-inf"))
+        attn_mask = bias if look is None else bias.masked_fill(~look, -math.inf)
+        alone = (attn_mask == -math.inf).all(-1, keepdim=True)  # of the bias, too
+        nowhere, attn_mask = alone if nowhere is None else alone | nowhere, attn_mask.masked_fill(alone, 0)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, scale=scale)
     return out if nowhere is None else out.masked_fill(nowhere, 0)

@@ -1,10 +1,60 @@
-"""What the custom ops of several backends share: a rule for vmap, the refusal of a second derivative."""
+"""What the custom ops of several backends share: which derivatives they have, and a rule for vmap.
+
+Of a custom op PyTorch knows the backward pass and no more: in forward mode it takes the tangent for 0, without a word.
+So a backend made of such ops refuses to be differentiated in any other way, and "auto" takes one of PyTorch's own
+operations, at every size.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from polyhead.ops.code import Inputs
+
+
+def _transforms() -> tuple[int, int, int]:
+    """How many of torch.func's transforms we are in: of reverse mode, of forward mode, of vmap."""
+    names = [level.key().name for level in torch._C._functorch.get_interpreter_stack() or ()]
+    return names.count("Grad"), names.count("Jvp"), names.count("Vmap")
+
+
+_transforms._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a graph is made anew where they change
+
+
+def backward_only(inputs: Inputs) -> str | None:
+    """Why custom ops cannot give the derivatives that are asked for, or None."""
+    if inputs.keep is not None and inputs.keep.requires_grad:
+        return "takes no keep that requires a gradient"
+    return "takes no derivatives of torch.func or in forward mode" if differentiated() else None
+
+
+def backward_once(inputs: Inputs) -> str | None:
+    """Why PyTorch's fused kernels cannot, or None: they know one derivative in reverse mode, of one call at a time."""
+    if inputs.keep is not None:
+        return "takes no keep"
+    reverse, forward, batched = _transforms()
+    several = reverse > 1 or (reverse and batched)
+    more = forward or several or _dual()
+    return "takes no derivatives in forward mode, of derivatives or under vmap" if more else None
+
+
+def differentiated() -> bool:
+    """Does anybody ask for a derivative in another way than by a backward pass?"""
+    reverse, forward, _ = _transforms()
+    return bool(reverse or forward or _dual())
+
+
+def _dual() -> bool:
+    return forward_ad._current_level >= 0
+
+
+def check_backward(who: str, impl: str) -> None:
+    """In a backward pass: RuntimeError if it is itself differentiated in forward mode."""
+    if differentiated():
+        raise RuntimeError(f"{who}: impl {impl!r} has no derivative of its gradient; use impl='reference'")
 
 
 def no_second_derivative(who: str, impl: str) -> Callable[..., None]:

@@ -311,8 +311,8 @@ def queries_of(k0, lengths, limits, S: tl.constexpr):
 
 @jit
 def rms_root(scores, seen, HEADS: tl.constexpr, EPS: tl.constexpr):
-    """[query, key] one over the root of the mean square of HEADS heads; 0 at masked pairs."""
-    return tl.where(seen, tl.rsqrt(tl.sum(scores * scores, 0) / HEADS + EPS), 0.0)
+    """[head or 1, query, key] one over the root of the mean square of HEADS heads; 0 at masked pairs."""
+    return tl.where(seen, tl.rsqrt(tl.sum(scores * scores, 0) / HEADS + EPS)[None, :, :], 0.0)
 
 
 @jit
