@@ -1,0 +1,160 @@
+"""Every op beside an independent oracle, drawn as users call it: output and gradients at random sizes, dtypes, layouts.
+
+    python benchmarks/parity_campaign.py [--kind ops] [--cases 20000] [--seed 0] [--json FILE]
+    python benchmarks/parity_campaign.py --kind ops --seed 0 --case 123          # one case again, with its words
+
+    ops       every op and impl of PyTorch beside tests/support/oracle.py (drawn by tests/support/parity_cases.py)
+    jax       every op and impl of JAX beside the same oracle, in 64 bits
+    cache     models of random mixtures: decoding in pieces with a cache beside the full pass
+    models    the same models: impl "auto" beside "reference", a batch beside its samples, packed beside separate
+
+Errors and bounds are those of tests/support/parity_measure.py and parity_ops.py: 1e-9 relative in float64; in other
+dtypes twice the reference's own error.  Each failure is printed as the line that repeats it, and the exit code is then
+1.  With --json the state is saved every few seconds, and the same command goes on where it stopped; failures that it
+holds are tried again first.
+"""
+
+import argparse
+import datetime
+import importlib
+import json
+import os
+import pathlib
+import platform
+import sys
+import time
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "support"))
+
+import torch
+from parity_measure import Outcome
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+COUNTS = {"ops": 20_000, "jax": 500, "cache": 1_000, "models": 1_000}
+"""Kinds, each in tests/support/parity_KIND.py, and their cases."""
+
+SAVED = 10.0  # seconds between two savings
+State = dict[str, Any]
+
+
+def repeat(kind: str, seed: int, number: int) -> str:
+    return f"python benchmarks/parity_campaign.py --kind {kind} --seed {seed} --case {number}"
+
+
+def fresh(seed: int) -> State:
+    return {"seed": seed, "cases": 0, "right": 0, "refused": 0, "failures": [], "seconds": 0.0, "worst": {}}
+
+
+def count(state: State, kind: str, number: int, outcome: Outcome) -> None:
+    """Add a case: how many of its group there were, and the one that came nearest to each bound."""
+    state["cases"] += 1
+    if outcome.failed:
+        line = {
+            "case": number,
+            "repeat": repeat(kind, state["seed"], number),
+            "words": outcome.words,
+            "detail": outcome.detail,
+        }
+        state["failures"].append(line)
+        return
+    state[outcome.what] += 1
+    for name, (error, bound) in outcome.errors.items():
+        what = "output" if name == "output" else "gradient" if name.startswith("d") else name
+        best = state["worst"].setdefault(f"{outcome.group} {what}", {"cases": 0, "error": -1.0, "of bound": -1.0})
+        best["cases"] += 1
+        best["error"] = max(best["error"], error)
+        if (part := error / bound) > best["of bound"]:
+            best |= {"of bound": part, "case": number}
+
+
+def table(kind: str, state: State) -> Table:
+    shown = Table("group", "quantities", "worst error", "of its bound", "case", title=f"{kind}: {state['cases']} cases")
+    for name, best in sorted(state["worst"].items()):
+        shown.add_row(name, str(best["cases"]), f"{best['error']:.1e}", f"{best['of bound']:.2g}", str(best["case"]))
+    return shown
+
+
+def read(path: str | None) -> State:
+    if path is None or not os.path.exists(path):
+        return {"kinds": {}}
+    return json.loads(pathlib.Path(path).read_text())
+
+
+def write(path: str | None, found: State) -> None:
+    if path is None:
+        return
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "command": "python benchmarks/parity_campaign.py",
+        "environment": {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()},
+    }
+    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+    part = pathlib.Path(f"{path}.part")
+    part.write_text(json.dumps({**about, **found}, indent=1) + "\n")
+    os.replace(part, path)
+
+
+def go(
+    kind: str, cases: int, seed: int, found: State, path: str | None, console: Console, *, small: bool = False
+) -> State:
+    """Cases up to number `cases`, from where the state stands."""
+    check = importlib.import_module(f"parity_{kind}").check_number
+    state = found["kinds"].setdefault(kind, fresh(seed))
+    if state["seed"] != seed:
+        raise SystemExit(f"parity_campaign: the cases in {path} are of seed {state['seed']}, not {seed}")
+    retried = [line["case"] for line in state["failures"]]
+    state["cases"] -= len(retried)
+    state["failures"] = []
+    saved = time.monotonic()
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task(kind, total=cases, completed=state["cases"])
+        for number in [*retried, *range(state["cases"] + len(retried), cases)]:
+            begun = time.process_time()
+            outcome = check(seed, number, small=True) if small else check(seed, number)
+            state["seconds"] = round(state["seconds"] + time.process_time() - begun, 3)
+            count(state, kind, number, outcome)
+            if outcome.failed:
+                console.print(f"{repeat(kind, seed, number)}    # {outcome.detail}", soft_wrap=True, highlight=False)
+            progress.update(bar, advance=1)
+            if time.monotonic() - saved > SAVED:
+                write(path, found)
+                saved = time.monotonic()
+    write(path, found)
+    return state
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", choices=COUNTS, action="append", help="of cases; all unless named")
+    parser.add_argument("--cases", type=int, help="of each kind")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--case", type=int, help="this one alone, with its words")
+    parser.add_argument("--small", action="store_true", help="ops as `make test` draws them")
+    parser.add_argument("--json", help="where results are saved, and gone on with")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    console, kinds = Console(), args.kind or list(COUNTS)
+    small = args.small and kinds == ["ops"]
+    if args.case is not None:
+        check = importlib.import_module(f"parity_{kinds[0]}").check_number
+        outcome = check(args.seed, args.case, small=True) if small else check(args.seed, args.case)
+        console.print(outcome, soft_wrap=True)
+        return int(outcome.failed)
+    found, failures = read(args.json), 0
+    for kind in kinds:
+        state = go(kind, args.cases or COUNTS[kind], args.seed, found, args.json, console, small=small)
+        console.print(table(kind, state))
+        failures += len(state["failures"])
+        figures = ", ".join(f"{state[what]} {what}" for what in ("right", "refused"))
+        console.print(f"{kind}: {figures}, {len(state['failures'])} failures, {state['seconds']:.0f} s of CPU")
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

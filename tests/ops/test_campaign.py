@@ -1,0 +1,170 @@
+"""A few hundred fixed cases of benchmarks/parity_campaign.py; the oracle it asks beside explicit loops.
+
+A case that fails here: python benchmarks/parity_campaign.py --kind ops --small --seed 0 --case NUMBER
+"""
+
+import importlib.util
+import json
+import pathlib
+from dataclasses import replace
+
+import oracle as answers
+import parity_cache
+import parity_cases
+import parity_models
+import parity_ops
+import pytest
+import torch
+from rich.console import Console
+from torch.testing import assert_close
+
+from polyhead import spec
+from polyhead.ops import hyla_blocked, tiles
+from polyhead.ops.dispatch import BACKENDS, TENSORS
+
+BLOCKS, EACH = 10, 32
+
+
+def load_campaign():
+    path = pathlib.Path(__file__).parents[2] / "benchmarks" / "parity_campaign.py"
+    found = importlib.util.spec_from_file_location("parity_campaign", path)
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def failures(check, numbers, **how):
+    outcomes = {n: check(0, n, **how) for n in numbers}
+    return [f"case {n}: {came.detail}; {came.words}" for n, came in outcomes.items() if came.failed]
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_ops_agree_with_the_oracle(block):
+    assert not failures(parity_ops.check_number, range(block * EACH, (block + 1) * EACH), small=True)
+
+
+@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("kind", [parity_cache, parity_models])
+def test_models_agree_with_themselves(kind, block):
+    assert not failures(kind.check_number, range(block * 12, block * 12 + 12))
+
+
+def test_jax_agrees_with_the_oracle():
+    pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
+    import parity_jax
+
+    assert not failures(parity_jax.check_number, (0, 1, 2))
+
+
+def test_the_tables_of_the_draw_are_those_of_the_package():
+    assert {op: set(impls) for op, impls in parity_cases.IMPLS.items()} == {op: set(x) for op, x in BACKENDS.items()}
+    assert parity_cases.TENSORS == TENSORS
+    assert parity_cases.NORMALISE == spec.NORMALISE
+    assert parity_cases.ACTS == spec.ACTS
+    assert parity_cases.RELATION_ACTS == spec.RELATION_ACTS
+
+
+def test_the_draw_takes_everything_and_is_the_same_every_time():
+    drawn = [parity_cases.draw(0, n) for n in range(4000)]
+    assert drawn[:50] == [parity_cases.draw(0, n) for n in range(50)]
+    assert drawn[:50] != [parity_cases.draw(1, n) for n in range(50)]
+    pairs = {(case.op, case.impl) for case in drawn}
+    assert pairs == {(op, impl) for op in BACKENDS for impl in ("auto", *BACKENDS[op])}
+    assert {case.odd for case in drawn} == {"", "empty", "-inf", "nan", "keep", "jvp"}
+    assert {case.tie for case in drawn} == {"", "joint", "q_rel is k_rel", "q is k", "k is v"}
+    assert {how[0] for case in drawn for how in case.layouts.values()} == {"plain", "swap", "slice", "stride", "expand"}
+    assert {len(case.mask) for case in drawn if case.mask} == {1, 2, 3, 4}
+    assert {len(case.bias) for case in drawn if case.bias} == {2, 4}
+    assert max(case.sizes["b"] for case in drawn) > 100
+    assert max(case.sizes["t"] for case in drawn) == max(case.sizes["s"] for case in drawn) == 512
+    for case in drawn:
+        b, h, t, s = case.shape
+        assert h % case.sizes["g"] == 0
+        assert case.edges is None or (b == 1 and t == s and case.edges[-1] <= t)
+
+
+def test_the_oracle_agrees_with_the_loops(oracle):
+    """Every op with everything that limits it, on the smallest of cases."""
+    seen = set()
+    for n in range(700):
+        case = parity_cases.draw(2, n, small=True)
+        b, h, t, s = case.shape
+        if b * h * t * s > 60 or case.odd or (case.edges is not None and case.edges[-1] < t):
+            continue
+        case = replace(case, dtype="float64", learned=())
+        bases = parity_cases.arrays(case, 2)
+        x, options, _ = parity_cases.arguments(case, bases)
+        limits = {
+            name: y for name, y in options.items() if name not in ("normalise", "act", "relation_act", "value_weight")
+        }
+        loops = oracle(x["q"], x["k"], x["symbols"] if "symbols" in x else x["v"], **limits)
+        own = {name: y for name, y in options.items() if name not in limits}
+        act = [own["relation_act"]] if "relation_act" in own else []
+        wanted = {
+            "softmax": lambda loops=loops: loops.values(),
+            "linear": lambda loops=loops, own=own: loops.values(**{"normalise": "identity", **own}),
+            "hyla": lambda loops=loops, own=own: loops.networks(**own),
+            "relational": lambda loops=loops, x=x, act=act: loops.relational(
+                x["q_rel"], x["k_rel"], x["relation_weight"], *act
+            ),
+            "disentangled": lambda loops=loops, x=x, act=act: loops.disentangled(x["q_rel"], x["k_rel"], *act),
+            "abstractor": lambda loops=loops, own=own: loops.abstractor(**own),
+        }[case.op]()
+        assert_close(answers.answer(case.op, x, options), torch.tensor(wanted), rtol=1e-10, atol=1e-10, msg=str(case))
+        seen |= {case.op, *options, *own.values(), ("by offset", case.by_offset), ("bias", len(case.bias or ()))}
+    assert seen >= {*BACKENDS, "bias", "mask", "keep", "window", "cu_seqlens", "scale", "value_weight"}
+    assert seen >= {*spec.NORMALISE, *spec.ACTS, *spec.RELATION_ACTS, ("by offset", True), ("bias", 2), ("bias", 4)} - {
+        torch.Tensor
+    }
+
+
+def test_what_hides_a_pair_hides_it_from_the_oracle():
+    """A bias of -inf hides a code as a mask does, NaN behind a mask is 0."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 2, 3, dtype=torch.float64)
+    mask = torch.rand(2, 2, 4, 4) > 0.4
+    mask[1, :, :, 2] = False
+    bias = torch.where(mask, 0.0, -torch.inf).double()
+    spoilt = [
+        torch.where((torch.arange(4) == 2)[:, None, None] & (torch.arange(2) == 1)[:, None, None, None], torch.nan, x)
+        for x in (k, v)
+    ]
+    for op in ("softmax", "linear", "hyla"):
+        given = {"q": q, "k": k, "v": v}
+        wanted = answers.answer(op, given, {"mask": mask})
+        assert_close(answers.answer(op, given, {"bias": bias}), wanted)
+        assert_close(answers.answer(op, {"q": q, "k": spoilt[0], "v": spoilt[1]}, {"mask": mask}), wanted)
+
+
+@pytest.mark.parametrize("fault", ["eps", "edge", "gradient"])
+def test_a_fault_is_noticed(monkeypatch, fault):
+    if fault == "eps":
+        monkeypatch.setattr(hyla_blocked, "RMS_HEADS_EPS", 1.01e-6)
+    elif fault == "edge":  # of a window, in tiles
+        right = tiles.Reach.hidden
+        monkeypatch.setattr(
+            tiles.Reach, "hidden", lambda self, at: right(self, at) if at.k1 < self.s else right(self, at) & False
+        )
+    else:  # of v, where some samples of several make a chunk
+        right = hyla_blocked.sizes
+        monkeypatch.setattr(hyla_blocked, "accumulate", lambda out, x, y, alpha=1.0: tiles.accumulate(out, x, y, 1.0))
+        assert right
+    numbers = [n for n in range(400) if parity_cases.draw(0, n, small=True).impl == "blocked"]
+    assert any(parity_ops.check_number(0, n, small=True).failed for n in numbers)
+
+
+def test_the_campaign_goes_on_where_it_stopped(tmp_path):
+    campaign, silent = load_campaign(), Console(quiet=True)
+    path = tmp_path / "parity.json"
+    for cases in (2, 5):
+        campaign.go("ops", cases, 0, campaign.read(str(path)), str(path), silent, small=True)
+    whole = campaign.go("ops", 5, 0, {"kinds": {}}, None, silent, small=True)
+    came = json.loads(path.read_text())["kinds"]["ops"]
+    assert came["cases"] == whole["cases"] == 5
+    assert {**came, "seconds": 0} == {**whole, "seconds": 0}
+    assert "--kind ops --seed 3 --case 7" in campaign.repeat("ops", 3, 7)
+    failed = parity_ops.Outcome("hyla blocked float64", "words", "wrong", {}, "dv: 1 > 0")
+    campaign.count(whole, "ops", 7, failed)
+    assert whole["failures"] == [
+        {"case": 7, "repeat": campaign.repeat("ops", 0, 7), "words": "words", "detail": "dv: 1 > 0"}
+    ]

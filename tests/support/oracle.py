@@ -1,0 +1,197 @@
+"""Every mechanism of attention as its equation stands: plain einsum in float64, gradients by autograd.
+
+    s_hij   = scale q_ih . k_jh + bias_hij                          query head h reads keys and values of h // (h / g)
+    a_hij   = softmax_j | s itself | s / rms_h | both one after the other | softmax_h,   0 where i may not look at j
+    softmax, linear     out_ih = sum_j a_hij act(v_jh)
+    hyla                out_ih = sum_j a_hij act(sum_h a_hij v_jh), or act(sum_h a_hij W_h act(sum_h a_hij v_jh))
+    relational          out_ih = sum_j a_hij symbols_jh + W_h sum_j a_hij act(q_rel_i . k_rel_j / sqrt(p))
+    disentangled        out_ih = sum_j a_hij act(q_rel_ih . k_rel_jh / sqrt(p)) symbols_jh
+    abstractor          out_ih = sum_j act(s_hij) symbols_jh
+
+A bias of -inf hides a code as a mask does, not a relation.  What a mask hides from all queries and heads of a sample may
+be anything: it counts as 0.  The oracle shares no line with the package and imports nothing of it; tests hold it to
+explicit loops.  It answers the cases of a campaign (parity_cases.py).
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Options = dict[str, Any]
+EPS = 1e-6
+"""Under the root of the mean square over heads."""
+
+
+def relu(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x, torch.zeros_like(x))
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-x))
+
+
+ACTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "relu": relu,
+    "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda x: x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))) / 2,
+    "silu": lambda x: x * sigmoid(x),
+    "sigmoid": sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+def places(t: int, s: int) -> Tensor:
+    """(t s): how many places key j comes after query i, the last query being in the place of the last key."""
+    return torch.arange(s)[None, :] - (torch.arange(t)[:, None] + s - t)
+
+
+def visible(shape: tuple[int, int, int, int], options: Options) -> Tensor:
+    """(b h t s): may query i look at key j?"""
+    _, _, t, s = shape
+    look, after = torch.ones(shape, dtype=torch.bool), places(t, s)
+    if options.get("causal"):
+        look = look & (after <= 0)
+    if (window := options.get("window")) is not None:
+        look = look & (after < window) & (after > -window)
+    if (edges := options.get("cu_seqlens")) is not None:
+        number = torch.tensor([sum(row >= edge for edge in edges.tolist()[1:]) for row in range(t)])
+        look = look & (number[:, None] == number[None, :])
+    return look if options.get("mask") is None else look & options["mask"]
+
+
+def heads(x: Tensor, h: int) -> Tensor:
+    """(... g w) as (... h w): what each query head reads."""
+    return x[..., [i // (h // x.shape[-2]) for i in range(h)], :]
+
+
+def softmax(x: Tensor, look: Tensor, dim: int) -> Tensor:
+    """Over the entries that count; nothing but 0 where none does."""
+    if x.shape[dim] == 0:
+        return x
+    top = torch.where(look, x, -math.inf).amax(dim, keepdim=True).detach()
+    top = torch.where(top > -math.inf, top, torch.zeros_like(top))
+    weight = torch.where(look, torch.exp(torch.where(look, x, top) - top), torch.zeros_like(x))
+    total = weight.sum(dim, keepdim=True)
+    return weight / torch.where(total > 0, total, torch.ones_like(total))
+
+
+def scores(q: Tensor, k: Tensor, options: Options) -> Tensor:
+    """(b h t s)."""
+    (_, t, h, d), s = q.shape, k.shape[1]
+    scale = 1 / math.sqrt(d) if options.get("scale") is None else options["scale"]
+    found = scale * torch.einsum("bihc,bjhc->bhij", q, heads(k, h))
+    if (bias := options.get("bias")) is None:
+        return found
+    bias = spelled(bias, t, s)
+    return found + torch.where(bias > -math.inf, bias, torch.zeros_like(bias))
+
+
+def spelled(bias: Tensor, t: int, s: int) -> Tensor:
+    """A bias by offset (h t+s-1) as (h t s): the number of key j for query i is in column j - i + t - 1."""
+    return bias if bias.ndim == 4 else bias[:, places(t, s) + s - 1]
+
+
+def unbiased(look: Tensor, options: Options) -> Tensor:
+    """Where a code may be other than 0: a bias of -inf hides it."""
+    if (bias := options.get("bias")) is None:
+        return look
+    return look & (spelled(bias, *look.shape[2:]) > -math.inf)
+
+
+def code(q: Tensor, k: Tensor, look: Tensor, normalise: str, options: Options) -> Tensor:
+    """(b h t s), before dropout."""
+    a, look = scores(q, k, options), unbiased(look, options)
+    if normalise in ("softmax", "softmax_rms_heads"):
+        a = softmax(a, look, 3)
+    elif normalise == "softmax_heads":
+        a = softmax(a, look, 1)
+    else:
+        a = torch.where(look, a, torch.zeros_like(a))
+    return a / torch.sqrt((a * a).mean(1, keepdim=True) + EPS) if "rms_heads" in normalise else a
+
+
+def dropped(a: Tensor, options: Options) -> Tensor:
+    return a if options.get("keep") is None else a * options["keep"]
+
+
+def relation(inner: Tensor, act: str, look: Tensor) -> Tensor:
+    return softmax(inner, look, 3) if act == "softmax" else ACTS[act](inner)
+
+
+def read(a: Tensor, symbols: Tensor) -> Tensor:
+    """What (b h t s) codes retrieve of symbols by key (b s g e) or by offset (t+s-1 g e)."""
+    _, h, t, s = a.shape
+    own = heads(symbols, h)
+    if symbols.ndim == 4:
+        return torch.einsum("bhij,bjhe->bihe", a, own)
+    column = torch.arange(s)[None, :] - torch.arange(t)[:, None] + t - 1
+    return torch.einsum("bhij,ijhe->bihe", a, own[column])
+
+
+def linear(x: Options, look: Tensor, options: Options, normalise: str = "identity") -> Tensor:
+    a = dropped(code(x["q"], x["k"], look, options.get("normalise", normalise), options), options)
+    return read(a, ACTS[options.get("act", "identity")](x["v"]))
+
+
+def hyla(x: Options, look: Tensor, options: Options) -> Tensor:
+    a = dropped(code(x["q"], x["k"], look, options.get("normalise", "rms_heads"), options), options)
+    act = ACTS[options.get("act", "relu")]
+    z = act(torch.einsum("bhij,bjhe->bije", a, heads(x["v"], a.shape[1])))
+    if (weight := options.get("value_weight")) is not None:
+        parts = [a[:, n, :, :, None] * torch.einsum("bije,fe->bijf", z, weight[n]) for n in range(a.shape[1])]
+        z = act(sum(parts[1:], parts[0]))
+    return torch.einsum("bhij,bije->bihe", a, z)
+
+
+def relational(x: Options, look: Tensor, options: Options) -> Tensor:
+    a = dropped(code(x["q"], x["k"], look, "softmax", options), options)
+    inner = torch.einsum("birp,bjrp->brij", x["q_rel"], x["k_rel"]) / math.sqrt(x["q_rel"].shape[-1])
+    rel = relation(inner, options.get("relation_act", "identity"), look.any(1, keepdim=True))
+    met = torch.einsum("bhij,brij->bihr", a, rel)
+    return read(a, x["symbols"]) + torch.einsum("her,bihr->bihe", x["relation_weight"], met)
+
+
+def disentangled(x: Options, look: Tensor, options: Options) -> Tensor:
+    h = x["q"].shape[2]
+    inner = torch.einsum("bihp,bjhp->bhij", x["q_rel"], heads(x["k_rel"], h)) / math.sqrt(x["q_rel"].shape[-1])
+    rel = relation(inner, options.get("relation_act", "identity"), look)
+    return read(dropped(code(x["q"], x["k"], look, "softmax", options) * rel, options), x["symbols"])
+
+
+def abstractor(x: Options, look: Tensor, options: Options) -> Tensor:
+    look = unbiased(look, options)
+    a = relation(scores(x["q"], x["k"], options), options.get("act", "softmax"), look)
+    return read(dropped(torch.where(look, a, torch.zeros_like(a)), options), x["symbols"])
+
+
+OPS: dict[str, Callable[..., Tensor]] = {
+    "softmax": lambda x, look, options: linear(x, look, options, "softmax"),
+    "linear": linear,
+    "hyla": hyla,
+    "relational": relational,
+    "disentangled": disentangled,
+    "abstractor": abstractor,
+}
+
+
+def answer(op: str, tensors: Options, options: Options) -> Tensor:
+    """(b t h e) of float64 tensors by name; options as the op takes them, all but `impl`."""
+    (b, t, h, _), s = tensors["q"].shape, tensors["k"].shape[1]
+    if (mask := options.get("mask")) is not None:
+        hidden = ~(torch.ones(b, h, t, s, dtype=torch.bool) & mask).any(2).any(1)
+        by_key = [name for name in ("k", "v", "symbols", "k_rel") if name in tensors and tensors[name].ndim == 4]
+        zeroed = {name: torch.where(hidden[:, :, None, None], 0, tensors[name]) for name in by_key}
+        tensors = {**tensors, **zeroed}
+    return OPS[op](tensors, visible((b, h, t, s), options), options)
+
+
+def cross_entropy(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, factor: float) -> Tensor:
+    """(t): log sum_c exp l_tc - l_t,target(t),   l = factor (x weight' + bias)."""
+    logits = factor * (x @ weight.T if bias is None else x @ weight.T + bias)
+    top = logits.amax(1, keepdim=True).detach()
+    own = torch.stack([row[int(target)] for row, target in zip(logits, targets, strict=True)])
+    return (torch.exp(logits - top).sum(1).log() + top[:, 0]) - own

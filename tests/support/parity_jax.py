@@ -1,0 +1,108 @@
+"""Every op and impl of JAX beside the oracle: output and gradients, in 64 bits, a part in float32.
+
+Cases are the small ones of parity_cases.py without layouts, which JAX does not have.  Every case is a program that JAX
+compiles, hardly optimised; tiles have 1, 2, 3, 5 or 128 queries and keys.  Errors and bounds: parity_ops.py, where
+float32 has those of a reference.
+"""
+
+import os
+import random
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import parity_cases
+import torch
+from parity_cases import Case
+from parity_measure import Outcome, judged
+from parity_ops import compare
+from torch import Tensor
+
+from polyhead import jaxside
+from polyhead.jaxside import tiles
+from polyhead.ops.dispatch import PUBLIC
+
+IMPLS = {
+    "softmax": ("auto", "blocked", "blocked", "sdpa", "reference"),
+    "abstractor": ("auto", "blocked", "blocked", "sdpa", "reference"),
+    **dict.fromkeys(("linear", "hyla", "relational", "disentangled"), ("auto", "blocked", "blocked", "reference")),
+}
+
+
+def draw(seed: int, number: int) -> Case:
+    """Case `number`; the size of its tiles is its only patch."""
+    case = parity_cases.draw(seed, number, small=True)
+    dice = random.Random(f"jax {seed} {number}")
+    case.impl, case.dtype = dice.choice(IMPLS[case.op]), dice.choice(("float64",) * 6 + ("float32",))
+    case.layouts = dict.fromkeys(case.layouts, ("plain",))
+    case.patches = {"TILE": dice.choice((1, 2, 3, 5, 128))}
+    if case.odd == "jvp":
+        case.odd = ""
+    if case.impl == "sdpa":
+        case.keep, case.odd, case.learned = None, "", tuple(name for name in case.learned if name != "keep")
+        case.by_offset, case.dtype = False, "float32"
+        case.options |= {"act": "softmax"} if case.op == "abstractor" else {}
+    return case
+
+
+def here(x: Any) -> Any:
+    return jnp.asarray(x.detach().numpy()) if isinstance(x, Tensor) else x
+
+
+def run(case: Case, bases: dict[str, Tensor]) -> list[Tensor]:
+    """Output and gradients of what learns."""
+    fixed = {name: here(x) for name, x in bases.items() if name not in case.learned}
+    learns = {name: here(bases[name]) for name in case.learned}
+    dout = here(bases["dout"])
+
+    def f(learns: dict[str, Any]) -> Any:
+        tensors, options = arguments(case, {**fixed, **learns})
+        return getattr(jaxside, PUBLIC[case.op])(*tensors, **options, impl=case.impl)
+
+    def both(learns: dict[str, Any], dout: Any) -> Any:
+        out, pull = jax.vjp(f, learns)
+        return out, pull(dout)[0]
+
+    out, grads = jax.jit(both)(learns, dout)
+    return [torch.from_numpy(np.array(x)) for x in (out, *(grads[name] for name in case.learned))]
+
+
+def arguments(case: Case, bases: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """As parity_cases.arguments, for arrays of JAX."""
+    n, seen = case.sizes, dict(bases)
+    last = "symbols" if "symbols" in parity_cases.TENSORS[case.op] else "v"
+    if case.tie == "joint":
+        h, g, d, e = (n[x] for x in "hgde")
+        parts = jnp.split(seen["qkv"], [h * d, h * d + g * d], -1)
+        sizes = zip(("q", "k", last), parts, ((h, d), (g, d), (g, e)), strict=True)
+        seen |= {name: x.reshape(*x.shape[:2], *size) for name, x, size in sizes}
+    elif case.tie:
+        alias, name = {"q_rel is k_rel": ("k_rel", "q_rel"), "q is k": ("k", "q"), "k is v": (last, "k")}[case.tie]
+        seen[alias] = seen[name]
+    options = dict(case.options)
+    options |= {name: seen[name] for name in ("bias", "mask", "keep", "value_weight") if name in seen}
+    if case.edges is not None:
+        options["cu_seqlens"] = jnp.asarray(case.edges, dtype=jnp.int32)
+    return [seen[name] for name in parity_cases.TENSORS[case.op]], options
+
+
+def check_number(seed: int, number: int) -> Outcome:
+    """What comes of case `number`."""
+    case = draw(seed, number)
+    group = f"{case.op} {case.impl} {case.dtype}"
+    bases = parity_cases.arrays(case, seed)
+    jax.config.update("jax_disable_most_optimizations", True)
+    tile, tiles.TILE = tiles.TILE, case.patches["TILE"]
+    try:
+        with jax.enable_x64(True):
+            came = run(case, bases)
+        case.impl = "reference"  # whose bound is not another code's error
+        return judged(group, str(case), compare(case, bases, came))
+    except Exception as trouble:
+        return Outcome(group, str(case), "raised", detail=f"{type(trouble).__name__}: {str(trouble)[:500]}")
+    finally:
+        tiles.TILE = tile
+        jax.config.update("jax_disable_most_optimizations", False)

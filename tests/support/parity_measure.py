@@ -1,0 +1,95 @@
+"""What all kinds of a parity campaign share: what came of a case, errors, constants that are changed for a while.
+
+The measure of an error, in float64: the largest difference of two numbers, over the largest number of their row (the
+last axis), or a ten-thousandth of the largest of the tensor where a row is nearly 0; so a wrong row is seen however
+small it is beside others.  It must be below 1e-9.
+
+A gradient that is 0 by cancellation (of queries that see one key) has no relative error.  By its part in the output it
+is of size |dout| |out| / |x|: 1e-4 of that counts as its size.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+EXACT = 1e-9
+ROW = 1e-4
+
+
+@dataclass
+class Outcome:
+    """What came of a case: "right", "refused" in one line, "wrong" or "raised"; errors and bounds by quantity.
+
+    `words` say what the case is, `group` what it is counted with.
+    """
+
+    group: str
+    words: str
+    what: str = "right"
+    errors: dict[str, tuple[float, float]] = field(default_factory=dict)
+    detail: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.what in ("wrong", "raised")
+
+
+def judged(group: str, words: str, errors: dict[str, tuple[float, float]]) -> Outcome:
+    """Right or wrong, by bounds."""
+    wrong = [f"{name}: {x:.2e} > {bound:.2e}" for name, (x, bound) in errors.items() if not x <= bound]
+    return Outcome(group, words, "wrong" if wrong else "right", errors, ", ".join(wrong))
+
+
+@contextlib.contextmanager
+def patched(patches: dict[str, int]) -> Iterator[None]:
+    """Constants of the files of ops, for a while."""
+    old = []
+    for path, value in patches.items():
+        file, name = path.split(".")
+        module = importlib.import_module(f"polyhead.ops.{file}")
+        old.append((module, name, getattr(module, name)))
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for module, name, value in old:
+            setattr(module, name, value)
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """Memory nobody wrote is NaN."""
+    plain = {name: getattr(torch, name) for name in ("empty", "empty_like")}
+
+    def poison(make: Any) -> Any:
+        def fill(*args: Any, **options: Any) -> Any:
+            x = make(*args, **options)
+            return x.fill_(float("nan")) if x.is_floating_point() else x
+
+        return fill
+
+    for name, make in plain.items():
+        setattr(torch, name, poison(make))
+    try:
+        yield
+    finally:
+        for name, make in plain.items():
+            setattr(torch, name, make)
+
+
+def error_exact(came: Tensor, wanted: Tensor, scale: float) -> float:
+    if not wanted.numel():
+        return 0.0
+    size = wanted.abs()
+    floor = max(ROW * size.max().item(), ROW * scale / wanted.numel() ** 0.5, 1e-30)
+    row = size.amax(-1, keepdim=True).clamp(min=floor) if size.ndim else size.clamp(min=floor)
+    return torch.nan_to_num((came - wanted).abs() / row, nan=torch.inf).max().item()
+
+
+def error(came: Tensor, wanted: Tensor) -> float:
+    return torch.nan_to_num((came.double() - wanted).norm(), nan=torch.inf).item()

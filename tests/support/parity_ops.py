@@ -1,0 +1,176 @@
+"""A case of parity_cases.py, run: output and gradients of an op by an impl beside the oracle's.
+
+In float64 errors are measured as parity_measure.py says.  In float32, bfloat16 and float16: the Frobenius norm of the
+difference over that of the truth, which is the oracle's float64 of the same rounded arguments.  It must be at most
+twice the reference's own in that dtype, or twice the rounding of arguments, which no code escapes (the change of the
+truth under one rounding of every argument at random), and three roundings of the result.  The reference itself has
+sixteen times the rounding of arguments, and that of its sums in float32.  Where the truth is 0 by cancellation, eight
+roundings of the gradient's part in the output are allowed.
+"""
+
+import os
+import warnings
+from typing import Any
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import oracle
+import parity_cases
+import torch
+from parity_cases import Case
+from parity_measure import EXACT, Outcome, error, error_exact, judged, patched, poisoned
+from torch import Tensor
+
+from polyhead.ops.dispatch import PUBLIC, resolve
+
+
+SHAKES = 8
+"""Random roundings of the arguments, at most."""
+
+
+def gradients(out: Tensor, leaves: list[Tensor], dout: Tensor) -> list[Tensor]:
+    """One a leaf, 0 for those that the output does not depend on."""
+    if not leaves:
+        return []
+    found = torch.autograd.grad(out, leaves, dout.to(out.dtype), allow_unused=True)
+    return [torch.zeros_like(x) if y is None else y for x, y in zip(leaves, found, strict=True)]
+
+
+def learned(bases: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
+    return {name: x.clone().requires_grad_(name in case.learned) for name, x in bases.items()}
+
+
+def run(case: Case, bases: dict[str, Tensor], impl: str) -> list[Tensor]:
+    """Output and gradients of the leaves that learn, by an impl."""
+    bases = learned(bases, case)
+    before = [x._version for x in bases.values()]
+    tensors, options, dout = parity_cases.arguments(case, bases)
+    out = resolve(case.op)(*tensors.values(), **options, impl=impl)
+    found = [out.detach(), *gradients(out, [bases[name] for name in case.learned], dout)]
+    assert [x._version for x in bases.values()] == before, "an argument was written to"
+    return found
+
+
+def truth(case: Case, bases: dict[str, Tensor]) -> list[Tensor]:
+    """The same by the oracle."""
+    wide = {name: x if x.dtype == torch.bool else x.double() for name, x in bases.items()}
+    leaves = learned(wide, case)
+    tensors, options, dout = parity_cases.arguments(case, leaves)
+    out = oracle.answer(case.op, tensors, options)
+    return [out.detach(), *gradients(out, [leaves[name] for name in case.learned], dout)]
+
+
+def tangent(case: Case, bases: dict[str, Tensor], impl: str | None) -> list[Tensor]:
+    """Output and its derivative along random directions of all leaves, in forward mode; by the oracle without an impl."""
+    numbers = torch.Generator().manual_seed(case.number)
+    towards = {n: torch.randn(bases[n].shape, generator=numbers, dtype=torch.float64) for n in case.learned}
+
+    def f(leaves: dict[str, Tensor]) -> Tensor:
+        tensors, options, _ = parity_cases.arguments(case, bases | leaves)
+        if impl is None:
+            return oracle.answer(case.op, tensors, options)
+        return resolve(case.op)(*tensors.values(), **options, impl=impl)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.func imports what torch deprecates
+        return list(torch.func.jvp(f, ({name: bases[name] for name in case.learned},), (towards,)))
+
+
+def rounded(case: Case, bases: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """Arguments in float64, each number off by up to one rounding of its dtype."""
+    numbers = torch.Generator().manual_seed(seed)
+    unit = torch.finfo(getattr(torch, case.dtype)).eps / 2
+    exact = ("mask", "keep", "dout")
+    return {
+        name: x if name in exact else x.double() * (1 + unit * (2 * torch.rand(x.shape, generator=numbers) - 1))
+        for name, x in bases.items()
+    }
+
+
+def scales(case: Case, bases: dict[str, Tensor], wanted: list[Tensor]) -> list[float]:
+    """How large output and gradients are by their part in the whole: |out|, and |dout| |out| / |x|."""
+    size = bases["dout"].double().norm().item() * wanted[0].norm().item()
+    norms = [bases[name][bases[name].isfinite()].double().norm().item() for name in case.learned]
+    return [wanted[0].norm().item(), *(size / (norm + 1e-30) for norm in norms)]
+
+
+def names_of(case: Case) -> list[str]:
+    return ["output", *(f"d{name}" for name in case.learned)]
+
+
+def compare(case: Case, bases: dict[str, Tensor], came: list[Tensor]) -> dict[str, tuple[float, float]]:
+    """Error and bound by quantity."""
+    wanted = truth(case, bases)
+    sizes = scales(case, bases, wanted)
+    for mine, exact in zip(came, wanted, strict=True):
+        assert mine.shape == exact.shape, f"shape {tuple(mine.shape)} for {tuple(exact.shape)}"
+        assert mine.dtype == getattr(torch, case.dtype), f"dtype {mine.dtype} for {case.dtype}"
+    if case.dtype == "float64":
+        errors = [error_exact(*each) for each in zip(came, wanted, sizes, strict=True)]
+        return {name: (x, EXACT) for name, x in zip(names_of(case), errors, strict=True)}
+    found: dict[str, tuple[float, float]] = {}
+    for shakes in range(1, SHAKES + 1):  # one is too few where a single pair decides
+        found = bounded(case, bases, came, wanted, sizes, shakes)
+        if all(x <= bound for x, bound in found.values()):
+            break
+    return found
+
+
+def bounded(
+    case: Case, bases: dict[str, Tensor], came: list[Tensor], wanted: list[Tensor], sizes: list[float], shakes: int
+) -> dict[str, tuple[float, float]]:
+    """Errors below float64, and their bounds."""
+    unit = torch.finfo(getattr(torch, case.dtype)).eps
+    budget = [0.0] * len(wanted)
+    for n in range(shakes):
+        shaken = truth(case, rounded(case, bases, case.number + n))
+        budget = [max(error(x, y), z) for x, y, z in zip(shaken, wanted, budget, strict=True)]
+    if case.impl == "reference":
+        sums = (
+            torch.finfo(torch.float32).eps * max(1, bases["dout"].shape[0] * case.sizes["t"] * case.sizes["s"]) ** 0.5
+        )
+        budget = [16 * x + sums * y.norm().item() for x, y in zip(budget, wanted, strict=True)]
+    else:
+        reference = run(case, bases, "reference")
+        budget = [2 * max(error(x, y), z) for x, y, z in zip(reference, wanted, budget, strict=True)]
+    found = {}
+    for name, x, y, allowed, size in zip(names_of(case), came, wanted, budget, sizes, strict=True):
+        norm = y.norm().item()
+        cancelled = norm < 0.3 * size / max(1, wanted[0].numel()) ** 0.5
+        whole = norm + unit * size + 1e-30
+        found[name] = (error(x, y) / whole, (allowed + 3 * unit * norm + cancelled * 8 * unit * size) / whole + 1e-30)
+    return found
+
+
+def check(case: Case, seed: int) -> Outcome:
+    """Run the case."""
+    group, words = f"{case.op} {case.impl} {case.dtype}", str(case)
+    bases = parity_cases.arrays(case, seed)
+    explicit = case.impl not in ("auto", "reference")
+    try:
+        with patched(case.patches):
+            came = tangent(case, bases, case.impl) if case.odd == "jvp" else run(case, bases, case.impl)
+    except ValueError as refusal:
+        text = str(refusal)
+        clear = text.startswith(f"{PUBLIC[case.op]}: impl '{case.impl}' ") and "\n" not in text
+        if not clear or (case.simple and not (explicit and case.odd in ("keep", "jvp"))):
+            raise  # a simple case is one that the impl says it takes
+        return Outcome(group, words, "refused", detail=text)
+    if case.odd == "keep" and explicit:
+        return Outcome(group, words, "wrong", detail="keep requires a gradient, and nothing was refused")
+    if case.odd == "jvp":
+        wanted = tangent(case, bases, None)
+        errors = [error_exact(x, y, y.norm().item()) for x, y in zip(came, wanted, strict=True)]
+        return judged(group, words, {"output": (errors[0], EXACT), "tangent": (errors[1], EXACT)})
+    return judged(group, words, compare(case, bases, came))
+
+
+def check_number(seed: int, number: int, *, small: bool = False) -> Outcome:
+    """What comes of case `number`; whatever is raised belongs into the report."""
+    case = parity_cases.draw(seed, number, small=small)
+    try:
+        with poisoned():
+            return check(case, seed)
+    except Exception as trouble:
+        detail = f"{type(trouble).__name__}: {trouble}"
+        return Outcome(f"{case.op} {case.impl} {case.dtype}", str(case), "raised", detail=detail)
