@@ -91,6 +91,15 @@ def split(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return high @ low + (x - high).bfloat16().float() @ low + high @ (y - low).bfloat16().float()
 
 
+def loose(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Some roundings off."""
+    return x @ y * (1 + 1e-6)
+
+
+def lost(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x @ y * float("nan")
+
+
 def only_heads(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return narrow(x, y) if x.ndim == 3 else in_other_order(x, y)
 
@@ -104,7 +113,8 @@ def test_faster_and_as_exact_is_taken(machine: Any):
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        found = products.found()
+        with torch.autocast("cpu", torch.bfloat16):
+            found = products.found()
         assert torch.get_num_threads() == threads + 1
     finally:
         torch.set_num_threads(threads)
@@ -113,7 +123,7 @@ def test_faster_and_as_exact_is_taken(machine: Any):
     assert float(found.why.split()[-1]) < 1e-6
 
 
-@pytest.mark.parametrize("multiply", [narrow, split, only_heads, only_a_gradient, lambda x, y: x @ y * float("nan")])
+@pytest.mark.parametrize("multiply", [narrow, split, loose, only_heads, only_a_gradient, lost])
 def test_what_rounds_is_refused_however_fast(machine: Any, multiply: Any):
     machine(multiply, 100.0)
     found = products.found()
@@ -168,7 +178,7 @@ def test_the_real_check_of_this_machine():
     torch.manual_seed(4)
     wanted = torch.rand(2)
     torch.manual_seed(4)
-    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+    with torch.device("meta"):
         found = products.found()
     assert torch.equal(torch.rand(2), wanted)
     assert "fail" not in found.why
@@ -322,17 +332,18 @@ def _interrupt() -> None:
 
 def test_a_population_takes_them_and_keeps_them(rough: None, tiny: Tiny, tmp_path: pathlib.Path, able: Any):
     """A member that began otherwise is trained by itself."""
-    runs = [tiny(tmp_path / "x", steps=2, seed=seed, name=f"m{seed}") for seed in (1, 2, 3)]
+    runs = [tiny(tmp_path / "x", steps=2, residual_dropout=0.0, seed=seed, name=f"m{seed}") for seed in (1, 2)]
     done = population.train(runs, tmp_path / "all", progress=False)
     said = [outcome.environment for outcome in done]  # type: ignore[union-attr]
-    assert [each["products"] for each in said] == ["oneDNN (2.1 times as fast)"] * 3
+    assert [each["products"] for each in said] == ["oneDNN (2.1 times as fast)"] * 2
+    assert [each["population"] for each in said] == [2, 2]
     kept = [read_metadata(outcome.folder / "checkpoint.safetensors")["fast_products"] for outcome in done]
-    assert kept == [True] * 3
+    assert kept == [True] * 2
     assert all(math.isfinite(loss) for outcome in done for loss in losses(outcome.folder))
     config = replace(runs[0], name="other", fast_products=False, folder=str(tmp_path / "other"))
     run(config, progress=False)
     places = [replace(one, folder=str(outcome.folder)) for one, outcome in zip(runs, done, strict=True)]
-    assert [len(part) for part in population._of_one_step([*places, config], {})] == [3, 1]
+    assert [len(part) for part in population._of_one_step([*places, config], {})] == [2, 1]
 
 
 def test_what_decides_for_a_run(able: Any, tiny: Tiny, tmp_path: pathlib.Path):
