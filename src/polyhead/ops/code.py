@@ -62,7 +62,7 @@ class Inputs:
     k_rel: Tensor | None = None
     relation_weight: Tensor | None = None
     act: str = "identity"
-    scale: float | None = None
+    scale: float | Tensor | None = None  # a Tensor is refused
 
     @property
     def symbols(self) -> Tensor:

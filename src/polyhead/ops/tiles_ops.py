@@ -35,10 +35,14 @@ def backward_once(inputs: Inputs) -> str | None:
     """Why PyTorch's fused kernels cannot, or None: they know one derivative in reverse mode, of one call at a time."""
     if inputs.keep is not None:
         return "takes no keep"
-    reverse, forward, batched = _transforms()
-    several = reverse > 1 or (reverse and batched)
-    more = forward or several or _dual()
+    more = differentiated_further()
     return "takes no derivatives in forward mode, of derivatives or under vmap" if more else None
+
+
+def differentiated_further() -> bool:
+    """Does anybody ask for a derivative that PyTorch's fused kernels do not know?"""
+    reverse, forward, batched = _transforms()
+    return bool(forward or reverse > 1 or (reverse and batched) or _dual())
 
 
 def differentiated() -> bool:

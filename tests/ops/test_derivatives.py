@@ -1,0 +1,195 @@
+"""Derivatives in other ways than a backward pass: torch.func, forward mode, compiled or not, at every size.
+
+A custom op has no tangent, and PyTorch then takes it for 0; so whatever is asked must be right, or refused.
+"""
+
+import importlib
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.testing import assert_close
+
+from polyhead import ops
+from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, resolve
+from polyhead.ops.tiles import INTERPRETED, TRITON
+
+pytestmark = [  # torch's own: it scripts rules of forward mode, a Jacobian of a fused kernel takes row after row
+    pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
+]
+OWN = ("blocked", "triton")
+"""Impls of custom ops."""
+
+
+def build(op, arguments, problem, t, s=None, **sizes):
+    """The op as a function of its tensors by autograd's own names, and the tensors."""
+    sizes = {"b": 1, "h": 2, "g": 1, "d": 2, "e": 2, **sizes}
+    return [x.detach() for x in arguments(op, problem(t, s or t, **sizes)[0], r=2, p=1)]
+
+
+def entropy(x, weight, bias):
+    return ops.chunked_cross_entropy(x, weight, bias, torch.arange(len(x)) % len(weight), factor=0.5, chunk=5)
+
+
+def both(run, leaves, tangents):
+    """<cotangent, J tangents>, by forward mode and by a backward pass."""
+    out, forward = jvp(run, tuple(leaves), tuple(tangents))
+    cotangent = torch.randn_like(out)
+    learned = [x.clone().requires_grad_() for x in leaves]
+    backward = torch.autograd.grad(run(*learned), learned, cotangent)
+    return (cotangent * forward).sum(), sum((x * y).sum() for x, y in zip(backward, tangents, strict=True))
+
+
+@pytest.mark.parametrize("t", [16, 512])
+@pytest.mark.parametrize("op", BACKENDS)
+def test_forward_mode_is_the_transpose_of_the_backward_pass(problem, arguments, op, t):
+    """Short and long: the backward pass is that of the reference, then that of tiles."""
+    torch.manual_seed(0)
+    leaves = build(op, arguments, problem, t)
+    assert_close(*both(lambda *x: resolve(op)(*x, causal=True), leaves, [torch.randn_like(x) for x in leaves]))
+
+
+@pytest.mark.parametrize("t", [3, 40])
+def test_forward_mode_of_the_other_ops(problem, t):
+    torch.manual_seed(0)
+    (q, k, v), options = problem(t, t, edges=(0, 1, t), h=2, g=1, d=2, e=2)
+    packed = {"cu_seqlens": options["cu_seqlens"], "causal": True}
+    for run, leaves in [
+        (entropy, [torch.randn(t, 3), torch.randn(12, 3), torch.randn(12)]),
+        (lambda *x: ops.linear_attention(*x, **packed), [q, k, v]),
+        (lambda *x: ops.linear_step(*x)[0], [k, k, v]),
+        (lambda *x: ops.hyla_step(*x)[0], [k, k, v]),
+        (ops.scaled_dot_product_attention, [q[..., 0, :], k[..., 0, :], v[..., 0, :]]),
+        (lambda q, k: ops.latent_code(q, k, normalise="rms_heads"), [q, k]),
+        (lambda x: ops.rms_norm(x, None), [q]),
+        (lambda x: ops.rope(x, torch.arange(t)[:, None]), [q]),
+    ]:
+        leaves = [x.detach().double() for x in leaves]
+        assert_close(*both(run, leaves, [torch.randn_like(x) for x in leaves]))
+
+
+def ways(run, x):
+    """What a user may ask of the derivatives of a function of one tensor, each a value."""
+    torch.manual_seed(1)
+    tangent = torch.randn_like(x)
+    cotangent = torch.randn(run(x).shape, dtype=x.dtype)
+
+    def loss(x):
+        return (run(x) * cotangent).sum()
+
+    def dual(x):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(run(forward_ad.make_dual(x, tangent))).tangent
+
+    yield "jvp", lambda: jvp(run, (x,), (tangent,))
+    yield "forward_ad", lambda: dual(x)
+    yield "grad", lambda: grad(loss)(x)
+    yield "vjp", lambda: vjp(run, x)[1](cotangent)
+    yield "jacrev", lambda: jacrev(run)(x)
+    yield "jacfwd", lambda: jacfwd(run)(x)
+    yield "hessian", lambda: hessian(loss)(x)
+    yield "vmap of grad", lambda: vmap(grad(loss))(torch.stack([x, tangent]))
+    yield "grad of vmap", lambda: grad(lambda xs: vmap(loss)(xs).sum())(torch.stack([x, tangent]))
+    yield "jvp of grad", lambda: jvp(grad(loss), (x,), (tangent,))
+
+
+@pytest.fixture
+def _worth_it(monkeypatch):
+    """What "auto" does with large calls, done with small ones."""
+    for op, impls in BACKENDS.items():
+        for impl in impls:
+            if impl not in IN_OP_FILE:
+                monkeypatch.setattr(importlib.import_module(f"polyhead.ops.{op}_{impl}"), "worth", lambda inputs: True)
+
+
+@pytest.mark.usefixtures("_worth_it")
+@pytest.mark.parametrize("op", BACKENDS)
+def test_every_way_to_a_derivative_is_that_of_the_reference(problem, arguments, op):
+    torch.manual_seed(0)
+    q, *rest = build(op, arguments, problem, 3)
+    run, plain = (lambda q, impl=impl: resolve(op, impl)(q, *rest, causal=True) for impl in ("auto", "reference"))
+    for (name, came), (_, wanted) in zip(ways(run, q), ways(plain, q), strict=True):
+        assert_close(came(), wanted(), msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize(
+    ("op", "impl"), [(op, impl) for op, impls in BACKENDS.items() for impl in impls if impl in OWN]
+)
+def test_custom_ops_refuse_in_one_line(problem, arguments, op, impl):
+    if impl == "triton" and not (TRITON and INTERPRETED):
+        pytest.skip("needs triton's interpreter")
+    q, *rest = build(op, arguments, problem, 2)
+    told = f"impl '{impl}' takes no derivatives of torch.func or in forward mode; use impl='auto' or 'reference'$"
+    for _, way in ways(lambda q: resolve(op, impl)(q, *rest, causal=True), q):
+        with pytest.raises(ValueError, match=told):
+            way()
+
+
+def test_fused_kernels_know_one_derivative(problem):
+    """One in reverse mode, which is as it always was; anything else is refused."""
+    (q, k, v), _ = problem(3, 3)
+    q, k, v = (x.detach() for x in (q, k, v))
+    told = "impl 'sdpa' takes no derivatives in forward mode, of derivatives or under vmap; use impl='auto' or 'refe"
+    refused = []
+    for name, way in ways(lambda q: ops.softmax_attention(q, k, v, impl="sdpa"), q):
+        try:
+            way()
+        except ValueError as error:
+            assert told in str(error)  # noqa: PT017
+            refused.append(name)
+    assert refused == ["jvp", "forward_ad", "jacfwd", "hessian", "vmap of grad", "grad of vmap", "jvp of grad"]
+
+
+def test_a_backward_pass_in_forward_mode_is_refused(problem, arguments):
+    """The call was made outside, so it went through tiles."""
+    torch.manual_seed(0)
+    (q, k, v), options = problem(5, 5, edges=(0, 2, 5))
+    x, weight = torch.randn(4, 3, requires_grad=True), torch.randn(6, 3)
+    outs = [
+        (ops.hyla(q, k, v, impl="blocked"), q, "hyla: impl 'blocked' has no derivative of its gradient"),
+        (ops.linear_attention(q, k, v, cu_seqlens=options["cu_seqlens"], impl="chunked"), k, "linear_attention: impl"),
+        (ops.chunked_cross_entropy(x, weight, None, torch.arange(4)), x, "chunked_cross_entropy: it has no second"),
+    ]
+    tensors = arguments("relational", (q, k, v))
+    outs.append((ops.relational_attention(*tensors, impl="blocked"), tensors[0], "relational_attention: impl"))
+    for out, leaf, told in outs:
+        with forward_ad.dual_level(), pytest.raises(RuntimeError, match=told):
+            torch.autograd.grad(out, leaf, forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out)))
+
+
+@pytest.mark.usefixtures("_worth_it")
+def test_entropies_have_all_derivatives():
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 3, dtype=torch.float64), torch.randn(7, 3, dtype=torch.float64)
+    targets = torch.tensor([0, 6, 3, 3])
+    for (_, came), (_, wanted) in zip(
+        ways(lambda x: ops.chunked_cross_entropy(x, weight, None, targets, factor=0.5, chunk=2), x),
+        ways(lambda x: torch.nn.functional.cross_entropy(0.5 * x @ weight.T, targets, reduction="none"), x),
+        strict=True,
+    ):
+        assert_close(came(), wanted())
+    with pytest.raises(RuntimeError, match="index 9 is out of bounds"):
+        grad(lambda x: ops.chunked_cross_entropy(x, weight, None, targets + 3).sum())(x)
+
+
+@pytest.mark.compile
+def test_compiled_functions_know_too(problem):
+    """Whether the transform is within the graph or around it."""
+    torch._dynamo.reset()
+    (q, k, v), _ = problem(4, 4, b=1 << 14, h=2, g=1, d=1, e=1)
+    q, k, v = (x.detach() for x in (q, k, v))  # as large as tiles want
+
+    def run(q):
+        return ops.hyla(q, k, v)
+
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    tangent = torch.randn_like(q)
+    wanted = jvp(lambda q: ops.hyla(q, k, v, impl="reference"), (q,), (tangent,))
+    compiled(q)
+    with forward_ad.dual_level():
+        assert_close(forward_ad.unpack_dual(compiled(forward_ad.make_dual(q, tangent))).tangent, wanted[1])
+    assert_close(compiled(q), wanted[0])
+    whole = torch.compile(lambda q: jvp(run, (q,), (tangent,)), fullgraph=True, backend="eager")
+    assert_close(whole(q), wanted)

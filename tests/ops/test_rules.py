@@ -1,0 +1,234 @@
+"""Rules that every impl of every op keeps: sizes of 0, biases of -inf, NaN behind a mask, whose gradient is known.
+
+Kernels run in Triton's interpreter.  See "What every op promises" in docs/design.md.
+"""
+
+import importlib
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from polyhead import ops
+from polyhead.ops import cross_entropy, hyla_blocked, relational_blocked
+from polyhead.ops.code import Inputs, dense
+from polyhead.ops.dispatch import BACKENDS, TENSORS, choose, resolve
+from polyhead.ops.tiles import INTERPRETED, TRITON
+from polyhead.spec import NORMALISE
+
+ALL = [
+    (op, impl)
+    for op, impls in BACKENDS.items()
+    for impl in impls
+    if impl != "triton" or (TRITON and (INTERPRETED or torch.cuda.is_available()))
+]
+NEEDED = {"state": {"normalise": "identity", "act": "identity"}, "triton": {"causal": True}}
+"""What an impl must be given."""
+SENDERS = ("k", "v", "k_rel", "symbols")
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch):
+    """Two samples in a chunk, so that of three the last is alone."""
+    monkeypatch.setattr(importlib.import_module("polyhead.ops.linear_chunked"), "CHUNK", 3)
+    monkeypatch.setattr(importlib.import_module("polyhead.ops.linear_triton"), "CHUNK", 16)
+    for constant, value in {"QUERIES": 3, "KEYS": 2, "PAIRS": 60, "ROWS": 50}.items():
+        monkeypatch.setattr(hyla_blocked, constant, value)
+    for constant, value in {"QUERIES": 3, "PAIRS": 120, "ROWS": 50}.items():
+        monkeypatch.setattr(relational_blocked, constant, value)
+
+
+def grads(op, impl, tensors, options, cotangent, more=()):
+    out = resolve(op, impl)(*tensors, **options)
+    return [out, *torch.autograd.grad(out, [*tensors, *more], cotangent, allow_unused=True)]
+
+
+def choices(op, impl):
+    """Options that change what becomes of a score."""
+    if impl in ("triton", "state", "chunked", "recurrent"):
+        extra = [{"normalise": n} for n in ("softmax", "rms_heads")] if (op, impl) == ("hyla", "triton") else []
+        return [{**NEEDED.get(impl, {}), **x} for x in extra or [{}]]
+    if op in ("linear", "hyla"):
+        return [{"normalise": n} for n in NORMALISE]
+    if op == "abstractor":
+        return [{"act": "softmax"}, *([] if impl == "sdpa" else [{"act": "tanh"}, {"act": "silu"}])]
+    return [{}]
+
+
+@pytest.mark.parametrize(("op", "impl"), ALL)
+def test_nothing_comes_of_nothing(problem, arguments, op, impl):
+    """No sample, no query or no key: outputs and gradients are empty or 0."""
+    for n, (b, t, s) in enumerate([(0, 3, 4), (1, 0, 3), (1, 3, 0), (2, 0, 0)]):
+        options = {"causal": n % 2 == 0, **NEEDED.get(impl, {})}
+        tensors = arguments(op, problem(t, s, b=b)[0])
+        came = grads(op, impl, tensors, options, torch.ones(b, t, 4, 5, dtype=torch.float64))
+        assert came[0].shape == (b, t, 4, 5)
+        for x, like in zip(came, [came[0], *tensors], strict=True):
+            assert x.shape == like.shape
+            assert (x == 0).all()
+
+
+@pytest.mark.parametrize(("op", "impl"), ALL)
+def test_a_bias_of_minus_infinity_hides_like_a_mask(problem, arguments, op, impl):
+    """Single pairs, and for one query all: code and gradients are exactly 0 there."""
+    torch.manual_seed(0)
+    t, s, taken = 4, 5, 0
+    for n, extra in enumerate(choices(op, impl)):
+        for kind in ("offset",) if impl == "triton" else ("offset", "dense", "per_sample"):
+            qkv, options = problem(t, s, bias=kind, mask=(None, "keys")[n % 2], causal=n % 3 == 0, b=3)
+            options, tensors = options | extra, arguments(op, qkv)
+            with torch.no_grad():
+                options["bias"][torch.rand(options["bias"].shape) < 0.3] = -torch.inf
+                options["bias"][..., t - 2 :] = -torch.inf  # by offset, all that the second query sees, and some more
+                if kind != "offset":
+                    options["bias"][..., 1, :] = -torch.inf
+            bias = options["bias"]
+            shown = bias != -torch.inf
+            cotangent = torch.randn(3, t, 4, 5, dtype=torch.float64)
+            try:
+                came = grads(op, impl, tensors, options, cotangent, [bias])
+            except ValueError as error:
+                assert "takes no bias" in str(error) or "takes biases by offset" in str(error)  # noqa: PT017
+                continue
+            finite = torch.where(shown, bias, 0.0).detach().requires_grad_()
+            masks = [x for x in (options["mask"], dense(shown, t, s)) if x is not None]
+            masked = options | {"bias": finite, "mask": masks[0] if len(masks) == 1 else masks[0] & masks[1]}
+            wanted = grads(op, "reference", tensors, masked, cotangent, [finite])
+            assert_close(came, wanted, rtol=1e-9, atol=1e-9)
+            assert (came[-1][~shown] == 0).all()
+            assert (came[0][:, 1] == 0).all()
+            assert (came[1][:, 1] == 0).all()
+            taken += 1
+    assert taken or impl in ("state", "chunked", "recurrent") or (op, impl) == ("linear", "triton")
+
+
+@pytest.mark.parametrize(("op", "impl"), ALL)
+def test_what_a_mask_hides_from_all_may_be_nan(problem, arguments, op, impl):
+    """Padding, and a column of a mask of pairs; samples differ."""
+    torch.manual_seed(1)
+    t, s, taken = 4, 6, 0
+    for n, extra in enumerate(choices(op, impl)):
+        qkv, options = problem(t, s, mask="keys" if n % 2 == 0 or impl in NEEDED else "rows", causal=n % 3 == 1, b=3)
+        options = options | extra
+        options["mask"][0, ..., 1] = options["mask"][2, ..., 3] = False
+        tensors = arguments(op, qkv)
+        nobody = ~options["mask"].any((1, 2))
+        spoilt, zeros = list(tensors), list(tensors)
+        for i, name in enumerate(TENSORS[op]):
+            if name in SENDERS:
+                for xs, value in ((spoilt, (torch.nan, torch.inf)[n % 2]), (zeros, 0.0)):
+                    xs[i] = tensors[i].detach().masked_fill(nobody[..., None, None], value).requires_grad_()
+        cotangent = torch.randn(3, t, 4, 5, dtype=torch.float64)
+        try:
+            came = grads(op, impl, spoilt, options, cotangent)
+        except ValueError as error:
+            assert "takes masks of keys" in str(error)  # noqa: PT017
+            continue
+        assert_close(came, grads(op, "reference", zeros, options, cotangent), rtol=1e-9, atol=1e-9)
+        for name, grad in zip(TENSORS[op], came[1:], strict=True):
+            assert name not in SENDERS or (grad[nobody] == 0).all()
+        taken += 1
+    assert taken
+
+
+@pytest.mark.parametrize("size", [(), (6,), (1, 6), (4, 6), (1, 4, 6), (4, 1, 6), (3, 1, 1, 6), (3, 1, 4, 1)])
+def test_masks_of_all_shapes_hide_alike(problem, size):
+    torch.manual_seed(2)
+    (q, k, v), _ = problem(4, 6, b=3)
+    mask = torch.rand(size or (1,)) > 0.4
+    whole = mask.expand(3, 4, 4, 6)
+    assert_close(ops.hyla(q, k, v, mask=mask), ops.hyla(q, k, v, mask=whole), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("op", "impl"), [*ALL, *((op, "auto") for op in BACKENDS)])
+def test_every_gradient_that_is_asked_for_comes_or_is_refused(problem, arguments, op, impl):
+    """One argument at a time: alone it gets what it gets with all others."""
+    torch.manual_seed(3)
+    qkv, _ = problem(5, 6, b=3)
+    plain = [x.detach() for x in arguments(op, qkv)]
+    given = dict(zip(TENSORS[op], plain, strict=True))
+    given |= {"bias": torch.randn(4, 10).double(), "keep": torch.rand(1, 4, 5, 6).double()}
+    given |= {"value_weight": torch.randn(4, 5, 5).double()} if op == "hyla" else {}
+    cotangent = torch.randn(3, 5, 4, 5, dtype=torch.float64)
+    for name in ("k", "keep") if impl == "triton" else given:  # the interpreter takes its time
+        used = {**{x: given[x] for x in TENSORS[op]}, name: given[name].clone().requires_grad_()}
+        came = []
+        for which in (impl, "reference"):
+            try:
+                out = resolve(op, which)(**used, **NEEDED.get(impl, {}))
+            except ValueError as error:
+                assert name not in TENSORS[op]
+                assert f"takes no {name}" in str(error)  # noqa: PT017
+                assert impl not in ("auto", "reference")
+                break
+            came.append(torch.autograd.grad(out, used[name], cotangent))
+        else:
+            assert_close(*came, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("op", BACKENDS)
+def test_a_scale_is_a_number(op):
+    """Where annotations are not checked: its gradient would be lost."""
+    q = torch.zeros(1, 1, 1, 1)
+    scaled = Inputs(q, q, q, q_rel=q, k_rel=q, relation_weight=q[0], scale=torch.tensor(0.5, requires_grad=True))
+    with pytest.raises(ValueError, match=r"scale must be a number but is a Tensor; multiply q by it$"):
+        choose(op, "auto", scaled)
+
+
+def test_packed_sequences_of_two_samples_are_refused(problem):
+    (q, k, v), options = problem(4, 4, edges=(0, 1, 4))
+    packed, rel = {"cu_seqlens": options["cu_seqlens"]}, torch.zeros(1, 4, 1, 1)
+    for b, t in (2, 4), (1, 3):
+        q_b, k_b, v_b, q_rel, k_rel = (x.expand(b, -1, -1, -1) for x in (q[:, :t], k, v, rel[:, :t], rel))
+        told = rf"with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = 4$"
+        for impl in ("auto", "blocked", "reference"):
+            with pytest.raises(ValueError, match=f"^hyla: {told}"):
+                resolve("hyla", impl)(q_b, k_b, v_b, **packed)
+        with pytest.raises(ValueError, match=f"^latent_code: {told}"):
+            ops.latent_code(q_b, k_b, normalise="softmax", **packed)
+        with pytest.raises(ValueError, match=f"^relations: {told}"):
+            ops.relations(q_rel, k_rel, relation_act="tanh", **packed)
+
+
+@pytest.mark.parametrize("impl", ["reference", "blocked"])
+def test_a_bias_is_added_in_float32(impl):
+    """In bfloat16 256 + 1 is 256."""
+    q = torch.full((1, 1, 1, 1), 16.0, dtype=torch.bfloat16)
+    k, v = q.expand(1, 2, 1, 1), torch.tensor([0.0, 1.0], dtype=torch.bfloat16)[None, :, None, None]
+    bias = torch.tensor([[0.0, 1.0]])
+    code = ops.latent_code(q, k, normalise="softmax", bias=bias)
+    assert_close(code[0, 0, 0].float(), bias[0].softmax(0), rtol=0.01, atol=0)
+    out = ops.hyla(q, k, v, bias=bias, normalise="softmax", act="identity", impl=impl)
+    assert_close(out.item(), bias[0].softmax(0)[1].item() ** 2, rtol=0.02, atol=0)
+
+
+# ------------------------------------------------------------------------------------- as they are: nothing is patched
+@pytest.fixture
+def _as_they_are(monkeypatch, _small_tiles):
+    monkeypatch.undo()
+
+
+@pytest.mark.usefixtures("_as_they_are")
+@pytest.mark.parametrize(("b", "t", "d"), [(128, 64, 4), (66, 64, 2)])
+def test_chunks_of_some_samples_keep_the_gradient_of_values(b, t, d):
+    """At sizes that people use; the last chunk of the second is smaller than the others."""
+    torch.manual_seed(0)
+    step = hyla_blocked.sizes(b, d, t, t, d, whole_rows=False)[0]
+    assert 1 < step < b
+    leaves = [torch.randn(b, t, d, d, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    cotangent = torch.randn(b, t, d, d, dtype=torch.float64)
+    came, wanted = (grads("hyla", impl, leaves, {}, cotangent) for impl in ("auto", "reference"))
+    for x, y in zip(came, wanted, strict=True):
+        assert (x - y).norm() <= 1e-12 * y.norm()
+
+
+@pytest.mark.usefixtures("_as_they_are")
+def test_no_tokens_cost_nothing():
+    weight = torch.randn(7, 3, requires_grad=True)
+    for function in (cross_entropy.chunked_cross_entropy, lambda *a: cross_entropy.chunked_guesses(*a)[0]):
+        x = torch.zeros(0, 3, requires_grad=True)
+        losses = function(x, weight, None, torch.zeros(0, dtype=torch.long))
+        assert losses.shape == (0,)
+        dx, dweight = torch.autograd.grad(losses.sum(), (x, weight))
+        assert dx.shape == (0, 3)
+        assert (dweight == 0).all()
