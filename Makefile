@@ -58,6 +58,7 @@ campaign: .venv/.ready
 	$(BIN)/python benchmarks/ahead_of_time.py --json docs/results/kernels/ahead_of_time.json
 	$(BIN)/python benchmarks/fault_campaign.py --kills 240 --damages 2 --json docs/results/faults.json
 	$(BIN)/python benchmarks/bench_trainer.py --pairs 150 --steps 10 --json docs/results/trainer.json
+	$(BIN)/python benchmarks/parity_campaign.py --json docs/results/parity.json
 	$(BIN)/python benchmarks/validate_plan.py --json docs/results/planning.json
 
 clean:

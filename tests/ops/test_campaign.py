@@ -19,7 +19,7 @@ from rich.console import Console
 from torch.testing import assert_close
 
 from polyhead import spec
-from polyhead.ops import hyla_blocked, tiles
+from polyhead.ops import hyla_blocked_tiles, tiles
 from polyhead.ops.dispatch import BACKENDS, TENSORS
 
 BLOCKS, EACH = 10, 32
@@ -43,17 +43,16 @@ def test_ops_agree_with_the_oracle(block):
     assert not failures(parity_ops.check_number, range(block * EACH, (block + 1) * EACH), small=True)
 
 
-@pytest.mark.parametrize("block", range(2))
 @pytest.mark.parametrize("kind", [parity_cache, parity_models])
-def test_models_agree_with_themselves(kind, block):
-    assert not failures(kind.check_number, range(block * 12, block * 12 + 12))
+def test_models_agree_with_themselves(kind):
+    assert not failures(kind.check_number, range(10))
 
 
 def test_jax_agrees_with_the_oracle():
     pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
     import parity_jax
 
-    assert not failures(parity_jax.check_number, (0, 1, 2))
+    assert not failures(parity_jax.check_number, (0, 1))
 
 
 def test_the_tables_of_the_draw_are_those_of_the_package():
@@ -65,7 +64,7 @@ def test_the_tables_of_the_draw_are_those_of_the_package():
 
 
 def test_the_draw_takes_everything_and_is_the_same_every_time():
-    drawn = [parity_cases.draw(0, n) for n in range(4000)]
+    drawn = [parity_cases.draw(0, n) for n in range(3000)]
     assert drawn[:50] == [parity_cases.draw(0, n) for n in range(50)]
     assert drawn[:50] != [parity_cases.draw(1, n) for n in range(50)]
     pairs = {(case.op, case.impl) for case in drawn}
@@ -86,7 +85,7 @@ def test_the_draw_takes_everything_and_is_the_same_every_time():
 def test_the_oracle_agrees_with_the_loops(oracle):
     """Every op with everything that limits it, on the smallest of cases."""
     seen = set()
-    for n in range(700):
+    for n in range(600):
         case = parity_cases.draw(2, n, small=True)
         b, h, t, s = case.shape
         if b * h * t * s > 60 or case.odd or (case.edges is not None and case.edges[-1] < t):
@@ -138,17 +137,13 @@ def test_what_hides_a_pair_hides_it_from_the_oracle():
 
 @pytest.mark.parametrize("fault", ["eps", "edge", "gradient"])
 def test_a_fault_is_noticed(monkeypatch, fault):
-    if fault == "eps":
-        monkeypatch.setattr(hyla_blocked, "RMS_HEADS_EPS", 1.01e-6)
-    elif fault == "edge":  # of a window, in tiles
-        right = tiles.Reach.hidden
-        monkeypatch.setattr(
-            tiles.Reach, "hidden", lambda self, at: right(self, at) if at.k1 < self.s else right(self, at) & False
-        )
-    else:  # of v, where some samples of several make a chunk
-        right = hyla_blocked.sizes
-        monkeypatch.setattr(hyla_blocked, "accumulate", lambda out, x, y, alpha=1.0: tiles.accumulate(out, x, y, 1.0))
-        assert right
+    if fault == "eps":  # one percent more under the root
+        monkeypatch.setattr(hyla_blocked_tiles, "RMS_HEADS_EPS", 1.01e-6)
+    elif fault == "edge":  # the last keys are visible to all
+        hidden = tiles.Reach.hidden
+        monkeypatch.setattr(tiles.Reach, "hidden", lambda self, at: hidden(self, at) & (at.k1 < self.s))
+    else:  # of what is scaled
+        monkeypatch.setattr(tiles, "accumulate", lambda out, x, y, alpha=1.0: out.add_(torch.bmm(x, y)))
     numbers = [n for n in range(400) if parity_cases.draw(0, n, small=True).impl == "blocked"]
     assert any(parity_ops.check_number(0, n, small=True).failed for n in numbers)
 

@@ -8,8 +8,8 @@
     disentangled        out_ih = sum_j a_hij act(q_rel_ih . k_rel_jh / sqrt(p)) symbols_jh
     abstractor          out_ih = sum_j act(s_hij) symbols_jh
 
-A bias of -inf hides a code as a mask does, not a relation.  What a mask hides from all queries and heads of a sample may
-be anything: it counts as 0.  The oracle shares no line with the package and imports nothing of it; tests hold it to
+A bias of -inf hides a code as a mask does, not a relation.  What a mask hides from all queries and heads of a sample
+may be anything: it counts as 0.  The oracle shares no line with the package and imports nothing of it; tests hold it to
 explicit loops.  It answers the cases of a campaign (parity_cases.py).
 """
 

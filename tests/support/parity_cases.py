@@ -3,8 +3,8 @@
 `draw` says in words what a case is; `arrays` makes its numbers.  Sizes are powers of two, primes and others, b up to
 128, t and s up to 512, within a number of multiply-adds; tensors are sliced, strided, swapped, expanded, joint
 (queries, keys and values of one projection) or one another; some learn and others do not; constants of the tiles are
-as they are, or 1, 2, 3 and primes.  A share is at the edge of what is defined: b, t or s of 0, biases of -inf, NaN and inf behind
-masks, a keep that learns, derivatives in forward mode.
+as they are, or 1, 2, 3 and primes.  A share is at the edge of what is defined: b, t or s of 0, biases of -inf, NaN and
+inf behind masks, a keep that learns, derivatives in forward mode.
 """
 
 import math

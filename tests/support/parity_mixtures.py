@@ -1,6 +1,7 @@
-"""Models of random mixtures for a parity campaign: heads of all kinds, symbols, positions, windows, norms, in float64."""
+"""Models of random mixtures for a parity campaign: heads, symbols, positions, windows, norms, in float64."""
 
 import dataclasses
+import itertools
 import random
 from typing import Any
 
@@ -118,4 +119,4 @@ def tokens(dice: random.Random, b: int, t: int) -> Tensor:
 def cuts(dice: random.Random, t: int) -> list[tuple[int, int]]:
     """A sequence in pieces: mostly token by token, after a prompt or not."""
     edges = sorted({0, t, *(dice.randint(0, t) for _ in range(dice.choice((1, 2, 5, t))))})
-    return list(zip(edges, edges[1:], strict=False))
+    return list(itertools.pairwise(edges))

@@ -64,8 +64,9 @@ def _no(inputs: object) -> bool:
 
 
 def results(model: torch.nn.Module, out: Tensor, towards: Tensor) -> list[Tensor]:
-    grads = torch.autograd.grad(out, list(model.parameters()), towards, allow_unused=True)
-    return [out.detach(), *(torch.zeros_like(p) if g is None else g for p, g in zip(model.parameters(), grads))]
+    leaves = list(model.parameters())
+    grads = torch.autograd.grad(out, leaves, towards, allow_unused=True)
+    return [out.detach(), *(torch.zeros_like(p) if g is None else g for p, g in zip(leaves, grads, strict=True))]
 
 
 def errors(came: list[Tensor], wanted: list[Tensor], towards: Tensor) -> dict[str, tuple[float, float]]:

@@ -10,7 +10,6 @@ roundings of the gradient's part in the output are allowed.
 
 import os
 import warnings
-from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -22,7 +21,6 @@ from parity_measure import EXACT, Outcome, error, error_exact, judged, patched, 
 from torch import Tensor
 
 from polyhead.ops.dispatch import PUBLIC, resolve
-
 
 SHAKES = 8
 """Random roundings of the arguments, at most."""
@@ -61,7 +59,7 @@ def truth(case: Case, bases: dict[str, Tensor]) -> list[Tensor]:
 
 
 def tangent(case: Case, bases: dict[str, Tensor], impl: str | None) -> list[Tensor]:
-    """Output and its derivative along random directions of all leaves, in forward mode; by the oracle without an impl."""
+    """Output and its derivative along random directions of all leaves, forward; by the oracle without an impl."""
     numbers = torch.Generator().manual_seed(case.number)
     towards = {n: torch.randn(bases[n].shape, generator=numbers, dtype=torch.float64) for n in case.learned}
 
