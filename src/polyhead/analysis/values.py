@@ -6,7 +6,7 @@ Schug et al. 2024, with a_h the code of the pair and x the key's input:
     HYLA (eq. 6-7):              (sum_h a_h W_out_h) act((sum_h a_h W_value_h) x)                    two
     HYLA, deep (eq. 10):         (sum_h a_h W_out_h) act((sum_h a_h W'_h) act((sum_h a_h W_value_h) x))   three
 
-    a function of the user's own:   as softmax, if its output is the sum of its codes times its values
+    any other:                   as softmax, if the output is the sum of codes times values
 
 Linear attention with `act` on its values cannot merge its two maps: [W_value_h stacked over heads], then [a_h W_out_h
 side by side], with `act` between.  Heads that share a value head read the same W_value.
@@ -69,7 +69,7 @@ def value_network(taps: Taps, q_index: int, k_index: int, *, sample: int = 0, gr
             raise ValueError(
                 f"value_network: the {what} of {layer} must be one linear map of known weights but are not"
             )
-    if heads.kind == OWN and not _sums_codes(heads):
+    if heads.kind not in ("softmax", "linear", "hyla") and not _sums_codes(heads):
         raise ValueError("value_network: the output of these heads must be the sum of code times value but is not")
     return _hyla(heads, code[sample]) if heads.kind == "hyla" else _sums(heads, code[sample])
 

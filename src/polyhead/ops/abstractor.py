@@ -34,6 +34,7 @@ from polyhead.spec import RELATION_ACTS
 
 
 @shaped
+@autocasting
 def code(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],
