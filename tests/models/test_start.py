@@ -23,8 +23,6 @@ ENDS = {
 }
 FEW = {64: tuple(ENDS), 512: ("untied", "tied")}
 CASES = [(size, ends) for size in SIZES for ends in FEW[size[0]]] + [((512, 2), "tied, scaled in")]
-    (size, ends) for size in SIZES for ends in ENDS if size[0] == 64 or ends in ("untied", "tied", "tied, scaled in")
-]
 
 
 def settings(ends, dim=64, layers=2, preset="cs336", **options):
