@@ -174,6 +174,11 @@ class LinearOutput(nn.Module):
         super().__init__()
         self.linear = nn.Linear(dim, size, bias=bias, device=device, dtype=dtype)
 
+    @property
+    def weight(self) -> Tensor:
+        """[class, width]."""
+        return self.linear.weight
+
     def forward(self, x: Float[Tensor, "b t m"]) -> Float[Tensor, "b t c"]:
         return self.linear(x)
 
@@ -189,6 +194,11 @@ class TiedOutput(nn.Module):
         super().__init__()
         self.table = source.table
         self.factor = source.table.embedding_dim**-0.5 if scaled else 1.0
+
+    @property
+    def weight(self) -> Tensor:
+        """[token, width]: the table itself."""
+        return self.table.weight
 
     def forward(self, x: Float[Tensor, "b t m"]) -> Float[Tensor, "b t c"]:
         return F.linear(x, self._table()) * self.factor
