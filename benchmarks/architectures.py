@@ -20,6 +20,7 @@ import copy
 import inspect
 import json
 import pathlib
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -80,7 +81,7 @@ SETTINGS = {"gpt_neo": {"num_layers": 2}, "gemma3_text": {"layer_types": None}}
 OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "query", "key", "value", "qkv", "c_attn", "q_lin", "k_lin", "v_lin")
 
 
-def build(kind: str, name: str = "sdpa") -> Any:
+def build(kind: str, name: str | None = "sdpa") -> Any:
     """A tiny model of random weights, in eval mode."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
@@ -104,7 +105,7 @@ def _auto(kind: str) -> Any:
     return transformers.AutoModelForMaskedLM if kind in MASKED else transformers.AutoModelForImageClassification
 
 
-def inputs(kind: str) -> dict[str, torch.Tensor]:
+def inputs(kind: str) -> dict[str, Any]:
     draw = torch.Generator().manual_seed(1)
     if kind in IMAGES:
         return {"pixel_values": torch.randn(2, 3, 16, 16, generator=draw)}
@@ -112,7 +113,7 @@ def inputs(kind: str) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, **({"decoder_input_ids": ids.flip(0)} if kind in BOTH else {})}
 
 
-def outputs(model: nn.Module, given: dict[str, torch.Tensor]) -> torch.Tensor:
+def outputs(model: nn.Module, given: dict[str, Any]) -> torch.Tensor:
     return model(**given).logits
 
 
@@ -192,11 +193,13 @@ def padding(kind: str, model: Any) -> str:
 
 
 def bf16(kind: str, model: Any) -> str:
-    losses = []
+    losses, given = [], inputs(kind)
+    if kind in CAUSAL or kind in BOTH:
+        given["use_cache"] = False  # which would make one dtype of all
     for use in (False, True):
         one = copy.deepcopy(model)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=use):
-            loss = outputs(one, inputs(kind)).float().log_softmax(-1)[..., 5 if kind not in IMAGES else 0].mean()
+            loss = outputs(one, given).float().log_softmax(-1)[..., 5 if kind not in IMAGES else 0].mean()
         loss.backward()
         losses.append(float(loss.detach()))
     assert abs(losses[1] - losses[0]) < 0.2, f"loss {losses[1]:.3f} for {losses[0]:.3f}"
@@ -243,9 +246,10 @@ def table(rows: dict[str, dict[str, str]]) -> str:
         for column in COLUMNS:
             cell = row[column]
             if cell.startswith("no: "):
-                if cell[4:] not in notes:
-                    notes.append(cell[4:])
-                cell = f"no ({notes.index(cell[4:]) + 1})"
+                note = re.sub(r"Polyhead\w+", "it", cell[4:])
+                if note not in notes:
+                    notes.append(note)
+                cell = f"no ({notes.index(note) + 1})"
             cells.append(cell)
         lines.append(f"| `{kind}` | " + " | ".join(cells) + " |")
     said = [f"{i}. {note}" for i, note in enumerate(notes, 1)]
