@@ -25,6 +25,8 @@ from transformers.masking_utils import sdpa_mask
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from polyhead.analysis.capture import looking
+from polyhead.compat.torch_mha_module import MultiheadAttention as DropIn
+from polyhead.layers.attention import MultiHeadAttention
 
 _PREFIX = "polyhead_"
 _COUNT: ContextVar["Calls | None"] = ContextVar("calls", default=None)
@@ -258,17 +260,20 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **
         model(**moved)
     inner = getattr(model, "_orig_mod", model)
     check(inner, calls)
-    layers = [Layer(n, type(m).__name__, *_who(m, calls)) for n, m in inner.named_modules() if _who(m, calls)[0]]
-    return Verified(type(inner).__name__, tuple(layers))
+    alone = calls.foreign()
+    found = [(name, module, _who(module, calls, alone)) for name, module in inner.named_modules()]
+    layers = tuple(Layer(name, type(module).__name__, *who) for name, module, who in found if who[0])
+    return Verified(type(inner).__name__, layers)
 
 
-def _who(module: nn.Module, calls: Calls) -> tuple[int, str, bool]:
+def _who(module: nn.Module, calls: Calls, alone: list[nn.Module]) -> tuple[int, str, bool]:
     """How often a layer was called, what computed it, and whether that is ours; 0 of what is no layer of attention."""
     if module in calls.heads:
         return calls.came[module], calls.heads[module], calls.heads[module] != ELSEWHERE
-    if module in calls.count and type(module).__module__.startswith("polyhead."):  # a layer of a model of our own
-        return calls.count[module], ", ".join(type(group).__name__ for group in module.groups), True  # type: ignore
-    return (calls.count[module] if module in calls.foreign() else 0), "its own", False
+    if module not in alone:
+        return 0, "", False
+    groups = module.groups if isinstance(module, (MultiHeadAttention, DropIn)) else ()
+    return calls.count[module], ", ".join(type(group).__name__ for group in groups) or "its own", bool(groups)
 
 
 ELSEWHERE = "sdpa"
