@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 from jaxtyping import Float
+from some import some
 
 import polyhead as ph
 from polyhead import cli, cli_plan, cli_runs, cli_sweep, cli_tune, config, shapes, spec
@@ -252,9 +253,9 @@ def test_the_changelog_knows_this_version():
 
 
 def test_hooks_are_local():
-    for repo in yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]:
+    for repo in some(yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]):
         assert repo["repo"] == "local"
-        for hook in repo["hooks"]:
+        for hook in some(repo["hooks"]):
             assert hook["language"] == "system"
             assert (pathlib.Path(sys.executable).parent / pathlib.Path(hook["entry"].split()[0]).name).exists()
 
@@ -351,5 +352,5 @@ def test_examples_in_docstrings(path, doc, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
     namespace = scene(module, doc)
-    for example in doctest.DocTestParser().get_examples(doc):
+    for example in some(doctest.DocTestParser().get_examples(doc)):
         check_example(example, namespace, capsys)
