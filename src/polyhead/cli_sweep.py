@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from polyhead.cli_runs import FILES, configured, failed, first_word, training
+from polyhead.cli_runs import FILES, configured, failed, first_word, option, training
 
 if TYPE_CHECKING:
     from polyhead.config import Run
@@ -20,7 +20,7 @@ class Sweep:
     RECIPE is as for train, or a grid file: {recipe: NAME, parameters: {FIELD: {values: [...]}}}.  A field with several
     values, separated by commas, is a grid.  Interrupted, the same command goes on; a run's result is written once, and
     several machines that see the folder share the work.  A worker that dies is started again.
-    Runs lie in --folder (default: runs, or runs/reproduce/SCALE for a figure); --scale is a figure's: small, short or paper;
+    Runs lie in --folder (default: runs, or runs/reproduce/SCALE for a figure); --scale is a figure's;
     --status only shows the table; --population trains runs of one architecture at once in one process.
 
     >>> polyhead sweep fuzzy-hyla --seed 0,1,2 --train.lr 1e-3,3e-3 --workers 2

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 WIDTH = 120  # where the output is not a terminal
 FIGURES = """\
 polyhead reproduce NAME trains and draws a figure; polyhead train NAME --help says how its runs are made.
-small, short, paper: runs at that --scale; core minutes: of all runs at the scale before, small ones measured, short
-ones by steps; a figure that has short takes it by default, tables take small; GPU minutes a run: what the paper states (in all: 24 GPU hours for fuzzy logic, 10 GPU days for SRAVEN)."""
+small, short, paper: runs at that --scale; core minutes: of all runs at the scale before (measured; short ones by their
+steps); figures that have short take it by default, tables small; GPU minutes a run: what the paper states (in all: 24
+GPU hours for fuzzy logic, 10 GPU days for SRAVEN)."""
 RECIPES = """\
 polyhead train NAME trains one, --help after the name tells more; polyhead list figures has the costs of figures."""
 LETTERS = """\

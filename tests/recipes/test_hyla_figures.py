@@ -131,7 +131,7 @@ def test_a_scale_that_a_figure_lacks_is_one_clear_line():
     assert default_scale("fig-2c") == "short"
     assert {default_scale(name) for name in (*without, "table-a1")} == {"small"}
     for name in without:
-        with pytest.raises(ValueError, match="^recipes: .*scale 'short'.*choose from paper, small, smoke"):
+        with pytest.raises(ValueError, match=r"^recipes: .*scale 'short'.*choose from paper, small, smoke"):
             ALL[name]("short")
 
 

@@ -40,7 +40,8 @@ def _seeds(shape: Scale, scale: str, seeds: int) -> Scale:
 def table_a1(scale: str = "small") -> tuple[Run, ...]:
     """Model ablations on both tasks: fourteen models and one of ours, the grid of settings, three seeds.
 
-    polyhead reproduce table-a1.  Small: two rates.  Short: fuzzy logic, one rate.  Paper: warm-up 1000 on SRAVEN, as in the original ablation.
+    polyhead reproduce table-a1.  Small: two rates.  Short: fuzzy logic, one rate.  Paper: warm-up 1000 on SRAVEN, as
+    in the original ablation.
 
     Where the paper is silent (the alternative in brackets): the nonlinear value of linear attention is a ReLU on each
     head's values before the sum over keys [on each head's sum]; the deep value network has no bias in its second

@@ -2,8 +2,8 @@
 everything run?), and one run of the HYLA study at each; `dual.py` says what its own sizes mean.
 
 paper   the setting of Table A3: fuzzy logic 2 layers, 50,000 steps; SRAVEN 4 layers, 10 to 40 M instances.
-short   the paper's network, batch and rate, trained for 15,000 steps of its 50,000: fuzzy logic where HYLA composes what
-        softmax does not, in minutes of a core a run.
+short   the paper's network, batch and rate, trained for 15,000 steps and not 50,000: minutes of a core a run of fuzzy
+        logic.
 small   smaller networks, wider heads (8 instead of 2), fewer steps, gradients clipped at 1 (with few steps and high
         rates some HYLA seeds stall otherwise).  Fuzzy logic with 16 tokens.  SRAVEN with 2 features of 5 values, in
         two layers, with columns that do not permute the features, and learned positions in place of T5's relative
