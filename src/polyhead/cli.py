@@ -248,7 +248,8 @@ class Reproduce:
     """Reproduce a figure or table of a paper: train its runs, draw it beside the paper's numbers, say what holds.
 
     Interrupted, the same command goes on where it stopped; figures share runs.  --scale small takes minutes on two CPU
-    cores, paper has the paper's settings, smoke only shows that everything runs.
+    cores; short, for fuzzy logic, is the paper's network and rate for 15,000 steps and takes hours; paper has the
+    paper's settings; smoke only shows that everything runs.  Costs: `polyhead list figures`.
 
     >>> polyhead reproduce table-a1 --scale small
     >>> polyhead reproduce fig-2c --workers 2
@@ -256,8 +257,8 @@ class Reproduce:
 
     figure: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FIGURE")]
     """A name from `polyhead list figures`."""
-    scale: str = "small"
-    """small, paper or smoke."""
+    scale: str | None = None
+    """small, short, paper or smoke (default: short for the figures of fuzzy logic, small for the others)."""
     folder: Path | None = None
     """Where runs and results go (default: runs/reproduce/SCALE)."""
     workers: int | None = None

@@ -26,6 +26,7 @@ from polyhead.config import (
     digest,
     to_dict,
 )
+from polyhead.tasks.task import Score
 from polyhead.train.checkpoint import read_metadata
 from polyhead.train.folder import CHECKPOINT, METRICS, Result, expected, read_config, read_metrics, read_result
 

@@ -49,8 +49,8 @@ def runs_of(cells: Mapping[Any, Cell]) -> list[Run]:
 def floors(runs: Iterable[Run], split: str = "compositional") -> Levels:
     """Floors and ceiling on `split` of the tasks of `runs`, which differ in the seed of their split alone: over these
     splits, and by seed where every seed has a split of its own."""
-    tasks = dict.fromkeys((run.seed, run.task) for run in runs)
-    tables = {task: _floors(task, split) for _, task in tasks if isinstance(task, (FuzzyLogic, Sraven))}
+    tasks = dict.fromkeys((run.seed, run.task) for run in runs if isinstance(run.task, (FuzzyLogic, Sraven)))
+    tables = {task: _floors(task, split) for _, task in tasks}
     found: Levels = {}
     for name in next(iter(tables.values()), {}):
         score = Score.over([table[name] for table in tables.values()])
@@ -62,8 +62,9 @@ def floors(runs: Iterable[Run], split: str = "compositional") -> Levels:
 
 
 @functools.lru_cache(maxsize=512)
-def _floors(task: FuzzyLogic | Sraven, split: str) -> Mapping[str, Score]:
-    return task.floors(split, sequences=FLOOR_SEQUENCES)
+def _floors(task: Any, split: str) -> Mapping[str, Score]:
+    found: Mapping[str, Score] = task.floors(split, sequences=FLOOR_SEQUENCES)
+    return found
 
 
 def drawn(levels: Levels) -> dict[str, float]:
