@@ -20,6 +20,7 @@ HEADS = {
     "sources": [ph.Disentangled(2, symbols=ph.RelativeSymbols(3)), ph.Abstractor(2, symbols=ph.SymbolicAttention(5))],
 }
 IDS = torch.randint(1, 50, (2, 7), generator=torch.Generator().manual_seed(0))
+ASKED_FOR = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # by the compiler, of its inputs
 
 
 @functools.cache
@@ -82,6 +83,7 @@ def test_lora_on_all_linear_layers_is_what_it_is_when_merged():
     assert_close(wrapped.merge_and_unload()(IDS).logits, logits.logits, rtol=1e-5, atol=1e-5)
 
 
+@ASKED_FOR
 @pytest.mark.compile
 @pytest.mark.parametrize("name", HEADS)
 def test_compiled_heads_are_used(name):
@@ -178,6 +180,7 @@ class Other(nn.Module):
 LAYER = [ph.Softmax(1), ph.Linear(1), ph.Hyla(2)]
 
 
+@ASKED_FOR
 @pytest.mark.parametrize("how", ["lora", pytest.param("compiled", marks=pytest.mark.compile), "normed", "hooked"])
 def test_a_wrapped_projection_of_our_own_layer_is_called(how):
     """In self- and cross-attention, and in what taps say of it."""
