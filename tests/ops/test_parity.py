@@ -66,6 +66,16 @@ def _small_tiles(monkeypatch):
     monkeypatch.setattr(importlib.import_module("polyhead.ops.relational_sdpa"), "WIDTH", 4)
 
 
+def chunks_of(monkeypatch, samples, t, s, variant):
+    """So many samples of a batch in each chunk; relations of one sample come in pieces, too."""
+    hyla, relational = (importlib.import_module(f"polyhead.ops.{op}_blocked") for op in ("hyla", "relational"))
+    tile_t, tile_s = hyla.sizes(1, 4, t, s, 5, variant.get("normalise", "").startswith("softmax"))[1:]
+    pairs = 20 if samples == 1 else samples * min(t, 3) * s * max(4, variant.get("r", 0))
+    monkeypatch.setattr(hyla, "PAIRS", samples * min(tile_t, t) * tile_s * 5)
+    monkeypatch.setattr(relational, "PAIRS", pairs)
+    monkeypatch.setattr(relational, "ROWS", 50 if samples == 1 else 400)
+
+
 def refusal(op, impl, tensors, options, variant):
     """Why the backend does not take the inputs, by its own account; recurrent takes what chunked takes."""
     file = f"{op}_{'chunked' if impl in IN_OP_FILE else impl}"
@@ -97,13 +107,13 @@ def test_backend_equals_reference(monkeypatch, problem, arguments, case):
     offset = GRID.index(case)
     torch.manual_seed(offset)
     weight = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True)
-    relational = importlib.import_module("polyhead.ops.relational_blocked")
     for n, ((t, s), window, edges, *how) in enumerate(CASES[offset % stride(op) :: stride(op)]):
         bias, mask, keep, causal = how
-        monkeypatch.setattr(relational, "PAIRS", (20, 400)[n % 2])  # samples one by one in pieces, and together
-        monkeypatch.setattr(relational, "ROWS", (50, 400)[n % 2])
+        together = (1, 2, 9)[n % 3]
+        chunks_of(monkeypatch, together, t, s, variant)
         limits = {"window": window, "edges": edges}
-        qkv, options = problem(t, s, bias=bias, mask=mask, keep=keep, causal=causal, **limits)
+        b = 3 if together == 2 else 2  # so that a chunk of two is followed by one of a single sample
+        qkv, options = problem(t, s, bias=bias, mask=mask, keep=keep, causal=causal, b=b, **limits)
         tensors = arguments(op, qkv, **shape(variant))
         if refusal(op, impl, tensors, options, variant) is not None:
             with pytest.raises(ValueError, match=rf"impl '{impl}' takes .*; use impl='auto' or 'reference'$"):

@@ -1,0 +1,74 @@
+"""The rules of tests/ops/test_rules.py in JAX: sizes of 0, biases of -inf, NaN behind a mask, forward mode."""
+
+import numpy as np
+import pytest
+import torch
+from problems import make_arguments, make_problem
+
+jax = pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
+
+from polyhead import jaxside  # noqa: E402
+from polyhead.jaxside import tiles  # noqa: E402
+from polyhead.ops.dispatch import PUBLIC, TENSORS  # noqa: E402
+
+IMPLS = [(op, impl) for op in PUBLIC for impl in ("reference", "blocked", "sdpa") if impl != "sdpa" or op == "softmax"]
+
+SENDERS = ("k", "v", "k_rel", "symbols")
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch):
+    monkeypatch.setattr(tiles, "TILE", 3)
+
+
+def both(op, impl, tensors, options, cotangent):
+    """Output and gradients, those of a bias, too."""
+    bias, rest = options["bias"], {name: x for name, x in options.items() if name != "bias"}
+
+    def run(tensors, bias):
+        return getattr(jaxside, PUBLIC[op])(*tensors, bias=bias, impl=impl, **rest)
+
+    out, pull = jax.vjp(run, tensors, bias)
+    return out, *jax.tree.leaves(pull(cotangent))
+
+
+@pytest.mark.parametrize(("op", "impl"), IMPLS)
+def test_what_is_hidden_counts_for_nothing(op, impl):
+    """Two keys of sample 0 are NaN behind a mask; of a bias by offset some are -inf, for query 0 of sample 0 all."""
+    torch.manual_seed(0)
+    qkv, options = make_problem(4, 5, mask="keys", bias="offset", dtype=torch.float32)
+    tensors = [x.detach().numpy() for x in make_arguments(op, qkv)]
+    mask, bias = options["mask"].numpy(), options["bias"].detach().numpy()
+    mask[0, ..., [1, 3]] = False
+    given = list(zip(TENSORS[op], tensors, strict=True))
+    bias[:, 3:] = -np.inf
+    bias[0, 1] = -np.inf
+    shown = np.stack([bias[:, 3 - i : 8 - i] for i in range(4)], 1) > -np.inf
+    hidden = ~mask[:, 0, 0, :, None, None]
+    spoilt, zeros = (
+        [np.where(hidden, np.float32(fill), x) if name in SENDERS else x for name, x in given] for fill in ("nan", 0)
+    )
+    cotangent = np.random.default_rng(0).standard_normal((2, 4, 4, 5)).astype(np.float32)
+    came = both(op, impl, spoilt, {"bias": bias, "mask": mask}, cotangent)
+    finite = np.where(bias > -np.inf, bias, 0).astype(np.float32)
+    wanted = both(op, "reference", zeros, {"bias": finite, "mask": mask & shown}, cotangent)
+    for x, y in zip(came, wanted, strict=True):
+        assert np.abs(x - y).max() <= 1e-5
+    assert (came[0][:, 0] == 0).all()
+
+
+@pytest.mark.parametrize(("op", "impl"), [("hyla", "blocked"), ("softmax", "blocked"), ("softmax", "sdpa")])
+def test_nothing_comes_of_nothing(op, impl):
+    for b, t, s in (0, 3, 4), (2, 0, 3), (2, 3, 0):
+        tensors = [x.detach().numpy() for x in make_problem(t, s, b=b, dtype=torch.float32)[0]]
+        out, *grads = both(op, impl, tensors, {"bias": None}, np.ones((b, t, 4, 5), np.float32))
+        assert out.shape == (b, t, 4, 5)
+        assert (out == 0).all()
+        assert all((g == 0).all() and g.shape == x.shape for g, x in zip(grads, tensors, strict=True))
+
+
+def test_tiles_refuse_forward_mode_and_references_know_it():
+    q, k, v = (x.detach().numpy() for x in make_problem(4, 4, dtype=torch.float32)[0])
+    with pytest.raises(TypeError, match="can't apply forward-mode differentiation"):
+        jax.jvp(lambda q: jaxside.hyla(q, k, v, impl="blocked"), (q,), (q,))
+    jax.jvp(lambda q: jaxside.hyla(q, k, v, impl="reference"), (q,), (q,))
