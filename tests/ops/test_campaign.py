@@ -22,7 +22,7 @@ from polyhead import spec
 from polyhead.ops import hyla_blocked_tiles, tiles
 from polyhead.ops.dispatch import BACKENDS, TENSORS
 
-BLOCKS, EACH = 10, 32
+BLOCKS, EACH = 10, 30
 
 
 def load_campaign():
@@ -45,14 +45,14 @@ def test_ops_agree_with_the_oracle(block):
 
 @pytest.mark.parametrize("kind", [parity_cache, parity_models])
 def test_models_agree_with_themselves(kind):
-    assert not failures(kind.check_number, range(10))
+    assert not failures(kind.check_number, range(6))
 
 
 def test_jax_agrees_with_the_oracle():
     pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
     import parity_jax
 
-    assert not failures(parity_jax.check_number, (0, 1))
+    assert not failures(parity_jax.check_number, (0,))
 
 
 def test_the_tables_of_the_draw_are_those_of_the_package():

@@ -162,7 +162,7 @@ def draw(seed: int, number: int, *, small: bool = False) -> Case:
     cut = dice.choice(("", "", "small", "small", "primes"))
     if cut:
         work = min(work, 2.0**13 if cut == "small" else 2.0**17)
-    packed = dice.random() < 0.12
+    packed = dice.random() < (0.4 if impl in ("chunked", "recurrent") else 0.12)
     sizes = draw_sizes(dice, work, packed)
     if impl == "triton":
         sizes["h"], sizes["d"], sizes["e"] = min(sizes["h"], 4), min(sizes["d"], 16), min(sizes["e"], 16)
