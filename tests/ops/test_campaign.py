@@ -9,6 +9,7 @@ import pathlib
 from dataclasses import replace
 
 import oracle as answers
+import parity_arrays
 import parity_cache
 import parity_cases
 import parity_models
@@ -91,8 +92,8 @@ def test_the_oracle_agrees_with_the_loops(oracle):
         if b * h * t * s > 60 or case.odd or (case.edges is not None and case.edges[-1] < t):
             continue
         case = replace(case, dtype="float64", learned=())
-        bases = parity_cases.arrays(case, 2)
-        x, options, _ = parity_cases.arguments(case, bases)
+        bases = parity_arrays.arrays(case, 2)
+        x, options, _ = parity_arrays.arguments(case, bases)
         limits = {
             name: y for name, y in options.items() if name not in ("normalise", "act", "relation_act", "value_weight")
         }
