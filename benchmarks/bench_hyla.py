@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from polyhead import ops
+from polyhead.train import fast_products
 
 IMPLS = ("reference", "blocked")
 GROWTH = 2.2
@@ -134,4 +135,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with fast_products():
+        main()

@@ -25,7 +25,7 @@ from bench_training import median_interval
 from polyhead.bench import Clock, machine
 from polyhead.config import Logits, Rotary, Run, Softmax, Swiglu, Tokens, Train, TransformerConfig
 from polyhead.layers.feedforward import swiglu_width
-from polyhead.train import optimiser
+from polyhead.train import fast_products, optimiser
 from polyhead.train.device import pick_device
 from polyhead.train.evaluation import autocast
 from polyhead.train.loop import Loop
@@ -173,4 +173,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with fast_products():
+        main()

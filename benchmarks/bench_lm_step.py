@@ -24,6 +24,7 @@ from polyhead.bench import SMALL, Clock, machine, parity, peak
 from polyhead.bench_sides import Options, sides, tensors
 from polyhead.config import Batch, Hyla, Logits, Mechanism, Rotary, Run, Softmax, Task, Tokens, Train, TransformerConfig
 from polyhead.models.size import parameters
+from polyhead.train import fast_products
 from polyhead.train.device import pick_device
 from polyhead.train.loop import Loop
 
@@ -154,4 +155,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with fast_products():
+        main()

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from polyhead.bench import Clock, machine
 from polyhead.models.ends import LazyLogits
+from polyhead.train import fast_products
 from polyhead.train.device import pick_device
 
 WAYS = ("logits", "lazy")
@@ -99,4 +100,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with fast_products():
+        main()

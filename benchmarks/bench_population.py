@@ -28,7 +28,7 @@ import torch
 from polyhead.config import Hyla, Linear, Run, Softmax, Train
 from polyhead.recipes.hyla import fuzzy_model
 from polyhead.tasks import FuzzyLogic
-from polyhead.train import population, run
+from polyhead.train import fast_products, population, run
 from polyhead.train.folder import read_metrics
 
 SHAPES = {
@@ -169,4 +169,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with fast_products():
+        main()

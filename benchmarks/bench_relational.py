@@ -24,6 +24,7 @@ from torch import Tensor, nn
 import polyhead as ph
 from bench_hyla import high_water
 from polyhead.ops import dispatch
+from polyhead.train import fast_products
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -227,4 +228,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with fast_products():
+        main()

@@ -29,7 +29,7 @@ from polyhead.bench import machine
 from polyhead.config import Run, stream
 from polyhead.models.build import build
 from polyhead.recipes import RECIPES
-from polyhead.train import optimiser
+from polyhead.train import fast_products, optimiser
 from polyhead.train.loop import Loop
 from polyhead.train.stop import Stop
 
@@ -140,4 +140,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with fast_products():
+        main()

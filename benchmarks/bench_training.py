@@ -23,6 +23,7 @@ from polyhead.config import Hyla, Linear, Softmax, Train
 from polyhead.models.transformer import Transformer
 from polyhead.recipes.hyla import fuzzy_model
 from polyhead.tasks import FuzzyLogic
+from polyhead.train import fast_products
 from polyhead.train.evaluation import predict
 from polyhead.train.optimiser import build, learning_rate
 
@@ -223,4 +224,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with fast_products():
+        main()

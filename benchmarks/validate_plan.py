@@ -36,7 +36,7 @@ from polyhead.models.build import build
 from polyhead.plan import _Place, measured, step
 from polyhead.plan_cards import card
 from polyhead.recipes import RECIPES
-from polyhead.train import optimiser
+from polyhead.train import fast_products, optimiser
 from polyhead.train.throughput import operations
 
 MEMORY = (
@@ -267,4 +267,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with fast_products():
+        main()

@@ -15,7 +15,13 @@ from polyhead.tasks import KINDS
 
 ROOT = pathlib.Path(__file__).parents[1]
 LABELS = {"softmax": "Softmax", "linear": "Linear", "hyla": "HYLA"}
-FLOORS = {"gaussian_process": "Gaussian process", "nearest_neighbour": "nearest neighbour", "ridge": "ridge regression"}
+FLOORS = {
+    "mix": "mixture of training functions",
+    "gaussian_process": "Gaussian process",
+    "recall": "recall of training functions",
+    "nearest_neighbour": "nearest neighbour",
+    "ridge": "ridge regression",
+}
 SPLITS = ("iid", "compositional", "novel")
 
 

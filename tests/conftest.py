@@ -1,12 +1,18 @@
 """For all tests: memory nobody wrote is NaN, warnings are errors (pyproject.toml), one thread per worker."""
 
+import dataclasses
+import inspect
 import os
+import random
+import typing
+import zlib
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import pathlib
 
+import jaxtyping
 import pytest
 import torch
 import torch.utils._device
@@ -17,6 +23,65 @@ if not torch.cuda.is_available():  # before a kernel is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+
+
+def _of_shapes(annotation):
+    """Whether an annotation speaks of the shape of an array, or may, as a string does."""
+    if isinstance(annotation, (str, typing.ForwardRef, typing.TypeVar)):
+        return True
+    if isinstance(annotation, (list, tuple)):  # the arguments of a Callable
+        return any(map(_of_shapes, annotation))
+    shapes = inspect.isclass(annotation) and issubclass(annotation, jaxtyping.AbstractArray)
+    return shapes or any(map(_of_shapes, typing.get_args(annotation)))
+
+
+def _jaxtyped(*, typechecker, plain=jaxtyping.jaxtyped):
+    """What --jaxtyping-packages puts around every function, where there are no shapes to compare: the checker alone.
+    Of functions that are called often it takes a tenth of the time."""
+
+    def decorate(f):
+        made = dataclasses.is_dataclass(f) and vars(f).get("__init__")
+        g = made or f
+        if not inspect.isfunction(g) or any(map(_of_shapes, g.__annotations__.values())):
+            return plain(typechecker=typechecker)(f)
+        if not made:
+            return typechecker(f)
+        f.__init__ = typechecker(made)
+        return f
+
+    return decorate
+
+
+jaxtyping.jaxtyped = _jaxtyped
+
+
+def pytest_addoption(parser):
+    parser.addoption("--order", default="", help="reverse or random:SEED: files, and the tests in each, in that order")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Another order, the same in every worker; a file's tests stay together, for its fixtures are made once."""
+    order, _, seed = config.getoption("--order").partition(":")
+    if order == "reverse":
+        items.reverse()
+    elif order == "random" and seed.isdecimal():
+        draw = random.Random(int(seed))
+        files = {path: draw.random() for path in sorted({item.path for item in items})}
+        items.sort(key=lambda item: (files[item.path], draw.random()))
+    elif order:
+        raise pytest.UsageError(f"--order: expected reverse or random:SEED, found {config.getoption('--order')!r}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef):
+    """What a test or a fixture draws without a seed of its own is the same whatever was drawn before."""
+    torch.manual_seed(zlib.crc32(fixturedef.argname.encode()))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    torch.manual_seed(zlib.crc32(item.name.encode()))
 
 
 @pytest.fixture(autouse=True)

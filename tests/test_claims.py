@@ -137,6 +137,9 @@ def test_small_gaps():
     outside = {"hyla": two(0.8), "softmax": two(0.6), "linear": two(0.5)}
     assert claims.small_gaps({m: two(0.9) for m in outside}, outside)[0].outcome == HOLDS
     assert claims.small_gaps(outside, {m: two(0.9) for m in outside})[0].outcome == FAILS
+    behind = outside | {"hyla": two(0.3)}  # a gap has no sign
+    assert claims.small_gaps({m: two(0.9) for m in outside}, behind)[0].outcome == HOLDS
+    assert claims.small_gaps(behind, {m: two(0.9) for m in outside})[0].outcome == FAILS
 
 
 def test_novel_terms_are_unsolved_below_the_floor():

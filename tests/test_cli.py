@@ -102,7 +102,7 @@ def test_the_version(capsys: Any):
     [
         (
             "recipes",
-            ["demo 6 3500 7.8 The", "fuzzy-hyla 1 50000 not measured HYLA at", "games, sorting, order, set, ma"],
+            ["demo 6 3500 7.8 The", "fuzzy-hyla 1 15000 12.5 HYLA at", "games, sorting, order, set, ma"],
         ),
         ("tasks", ["FuzzyLogic", "compositional", "held_out=0.5", "r2"]),
         ("mechanisms", ["Softmax", "Linear", "Hyla", "rms_heads(q_th", "s (d + 2", "value_weight"]),
@@ -117,12 +117,13 @@ def test_lists(capsys: Any, what: str, wanted: list[str]):
 
 
 def test_figures_are_listed_with_what_they_take(capsys: Any, monkeypatch: Any):
-    some = ("fig-a7", "set", "table-a2")  # all of them are thousands of runs
+    some = ("fig-a7", "fig-2b", "set", "table-a2")  # all of them are thousands of runs
     monkeypatch.setattr(reproduce, "FIGURES", {name: reproduce.FIGURES[name] for name in some})
     text = " ".join(ask(capsys, "list figures").replace("│", " ").split())
     for row in (
-        "fig-a7 Fig. A7: codes of a deep softmax model 1 0.8 24 20-200",
-        "set SET 18 1.4 60 table-a2 Table A2: ambiguous instances 0 0",
+        "fig-a7 Fig. A7: codes of a deep softmax model 1 0.8 0 24 20-200",
+        "fig-2b Fig. 2B: terms decoded from the latent code 9 8.4 9 101 36 2-3",
+        "set SET 18 1.4 0 60 table-a2 Table A2: ambiguous instances 0 0 0",
         "polyhead train NAME --help",
     ):
         assert row in text

@@ -2,7 +2,7 @@
 
 import ast
 import doctest
-import importlib
+import importlib.util
 import inspect
 import pathlib
 import re
@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 from jaxtyping import Float
+from some import some
 
 import polyhead as ph
 from polyhead import cli, cli_plan, cli_runs, cli_sweep, cli_tune, config, shapes, spec
@@ -57,6 +58,19 @@ def read(path):
 
 
 # ---------------------------------------------------------------------------------------------------- code in documents
+@pytest.fixture
+def _quick_jax(path):
+    """Programs run once here: optimising them would take longer than it saves."""
+    if "import jax" not in path.read_text() or importlib.util.find_spec("jax") is None:
+        yield
+        return
+    jax = importlib.import_module("jax")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.usefixtures("_quick_jax")
 @pytest.mark.parametrize("path", [p for p in DOCUMENTS if list(blocks(p.read_text(), "python"))], ids=name)
 def test_python_blocks_run_in_order(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -252,9 +266,9 @@ def test_the_changelog_knows_this_version():
 
 
 def test_hooks_are_local():
-    for repo in yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]:
+    for repo in some(yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]):
         assert repo["repo"] == "local"
-        for hook in repo["hooks"]:
+        for hook in some(repo["hooks"]):
             assert hook["language"] == "system"
             assert (pathlib.Path(sys.executable).parent / pathlib.Path(hook["entry"].split()[0]).name).exists()
 
@@ -351,5 +365,5 @@ def test_examples_in_docstrings(path, doc, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
     namespace = scene(module, doc)
-    for example in doctest.DocTestParser().get_examples(doc):
+    for example in some(doctest.DocTestParser().get_examples(doc)):
         check_example(example, namespace, capsys)

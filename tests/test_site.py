@@ -264,13 +264,20 @@ def test_the_mechanism_of_ones_own_works_as_the_page_says(tmp_path):
         model = ph.Transformer(ph.TransformerConfig(*task.ends, dim=16, heads=[ph.Energy(2), ph.Hyla(2)]))
         batch = task.batch("train", 4, seed=0, step=0)
         task.loss(model(batch.inputs), batch).backward()
-        print(len(ran), tuple(ph.analysis.codes(ph.analysis.capture(model, batch)[0], -1, -1).shape))
+        taps = ph.analysis.capture(model, batch)[0]
+        print(len(ran), tuple(ph.analysis.codes(taps, -1, -1).shape))
         print(ph.spec.mechanism("energy_attention").config)
+        try:
+            ph.analysis.value_network(taps, -1, -1, group=0)  # no sum of code times value
+        except ValueError as error:
+            print(error)
     """
     clean = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "JAXTYPING_DISABLE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", use], cwd=tmp_path, env=clean, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:2] == ["2 (4, 4)", "Energy"]
+    first, second, refused = done.stdout.splitlines()
+    assert (first, second) == ("2 (4, 4)", "Energy")
+    assert refused.startswith("value_network: the output of these heads must be the sum of code times value")
 
 
 # -------------------------------------------------------------------------------------------------------------- the API

@@ -6,6 +6,7 @@ take turns, and all ratios are within one run.  Memory is the growth of its peak
 what they held before the call.  A reference that would not fit is skipped, and the table says so.
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -24,6 +25,7 @@ from polyhead.ops.code import at_least_float32
 from polyhead.ops.dispatch import TENSORS
 from polyhead.shapes import one_of
 from polyhead.train.folder import environment
+from polyhead.train.products import fast_products
 
 SMALL = 200
 """Tokens of the case that parity is checked on: more than a tile, and no multiple of one."""
@@ -51,7 +53,9 @@ def run(asked: Options, folder: pathlib.Path, tell: Tell = lambda text, done, to
     options = asked.settled()
     device, threads = torch.device(options.device), torch.get_num_threads()
     torch.set_num_threads(options.threads)
+    held = contextlib.ExitStack()
     try:
+        held.enter_context(fast_products(options.fast_products and device.type == "cpu"))
         tell("checking parity", 0, 1)
         small = tensors(options, SMALL, min(options.batch, 2))
         found, absent = sides(options, small)
@@ -72,6 +76,7 @@ def run(asked: Options, folder: pathlib.Path, tell: Tell = lambda text, done, to
         draw(options.op, result["rows"], folder)
         return result
     finally:
+        held.close()
         torch.set_num_threads(threads)
 
 
@@ -99,8 +104,8 @@ def command(asked: Options) -> str:
         value = getattr(asked, field.name)
         if value == field.default:
             continue
-        if field.name == "causal":
-            words.append("--no-causal")
+        if field.default is True:
+            words.append(f"--no-{field.name.replace('_', '-')}")
         else:
             words += [f"--{field.name}", *map(str, value if isinstance(value, tuple) else (value,))]
     return " ".join(words)

@@ -41,6 +41,7 @@ class Options:
     dtype: str | None = None
     device: str = "auto"
     threads: int = 1
+    fast_products: bool = True
     repeats: int | None = None
     sides: tuple[str, ...] = ()
     compile: bool | None = None

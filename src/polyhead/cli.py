@@ -129,7 +129,7 @@ class Eval:
 
     def __call__(self) -> int:
         from polyhead.cli_text import scores
-        from polyhead.train import evaluate, load_model
+        from polyhead.train import evaluate, fast_products, load_model
 
         device = _device(self.device, self.deterministic)
         run, model = load_model(self.run, device, self.checkpoint)
@@ -139,7 +139,8 @@ class Eval:
         seed = run.seed if self.seed is None else self.seed
         splits = self.splits or tuple(split for split in run.task.splits if split not in ("train", "validation"))
         size: Any = {"batches": self.batches, "batch_size": self.batch_size}
-        found = {s: evaluate(model, run.task, s, seed=seed, device=device, **size) for s in splits}
+        with fast_products(run.fast_products and device.type == "cpu"):
+            found = {s: evaluate(model, run.task, s, seed=seed, device=device, **size) for s in splits}
         scores(run, {run.name: found}, seed=seed)
         return 0
 
@@ -165,11 +166,12 @@ class Probe:
     def __call__(self) -> int:
         from polyhead import analysis
         from polyhead.cli_text import table
-        from polyhead.train import read_config
+        from polyhead.train import fast_products, read_config
 
         run = read_config(self.run)
         device = _device(self.device, self.deterministic)
-        rows = analysis.probe_run(self.run, sequences=self.sequences, seed=self.seed, device=device)
+        with fast_products(run.fast_products and device.type == "cpu"):
+            rows = analysis.probe_run(self.run, sequences=self.sequences, seed=self.seed, device=device)
         table(f"Probes of the latent code: {run.name}", [{**row, "layer": row["layer"] + 1} for row in rows])
         return 0
 
@@ -191,16 +193,16 @@ class Report:
 
     def __call__(self) -> int:
         from polyhead import report
-        from polyhead.train import read_config
+        from polyhead.train import fast_products, read_config
 
         folders = [path for path in self.runs if path.is_dir() or not path.exists()]  # runs/* matches report.html too
         if not folders:
             raise ValueError("report: no run folder was given")
-        for folder in folders:
-            read_config(folder)
+        runs = [read_config(folder) for folder in folders]
         asked = {"title": self.title, "static": self.static}
         given: Any = {name: value for name, value in asked.items() if value is not None}
-        print(f"report: {report.write(folders, self.out, **given)}")
+        with fast_products(all(run.fast_products for run in runs)):
+            print(f"report: {report.write(folders, self.out, **given)}")
         return 0
 
 
@@ -246,7 +248,8 @@ class Reproduce:
     """Reproduce a figure or table of a paper: train its runs, draw it beside the paper's numbers, say what holds.
 
     Interrupted, the same command goes on where it stopped; figures share runs.  --scale small takes minutes on two CPU
-    cores, paper has the paper's settings, smoke only shows that everything runs.
+    cores; short, for fuzzy logic, is the paper's network and rate for 15,000 steps and takes hours; paper has the
+    paper's settings; smoke only shows that everything runs.  Costs: `polyhead list figures`.
 
     >>> polyhead reproduce table-a1 --scale small
     >>> polyhead reproduce fig-2c --workers 2
@@ -254,8 +257,8 @@ class Reproduce:
 
     figure: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FIGURE")]
     """A name from `polyhead list figures`."""
-    scale: str = "small"
-    """small, paper or smoke."""
+    scale: str | None = None
+    """small, short, paper or smoke (default: short for the figures of fuzzy logic, small for the others)."""
     folder: Path | None = None
     """Where runs and results go (default: runs/reproduce/SCALE)."""
     workers: int | None = None

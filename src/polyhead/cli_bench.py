@@ -44,6 +44,8 @@ class Bench:
     """auto, cpu or cuda."""
     threads: int = 1
     """On a CPU; their times add up."""
+    fast_products: bool = True
+    """On a CPU, products by oneDNN where it is faster and as exact; for all that are compared."""
     repeats: int | None = None
     """Of each call (default: 3 on a CPU, 20 on a GPU); the table shows the fastest."""
     sides: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ class Train:
     """Train a recipe, or a configuration file, with fields changed.  A recipe of several runs trains all of them.
 
     RECIPE is a name from `polyhead list recipes` or the path of a .json or .yaml file.  Its fields are listed by
-    `polyhead train RECIPE --help`.
+    `polyhead train RECIPE --help`.  --scale is a figure's, or that of fuzzy-softmax, -linear and -hyla: short or paper.
 
     >>> polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3
     >>> polyhead train fuzzy-softmax --model.dim 64 --model.heads.0.heads 4 --device cpu --deterministic
@@ -35,7 +35,8 @@ class Train:
 
     def __call__(self) -> int:
         recipe, rest = first_word("train", self.arguments)
-        runs, options = configured("train", recipe, [rest])
+        rest, scale = option("train", rest, "--scale")
+        runs, options = configured("train", recipe, [rest], scale)
         return train(runs, again=options.again, workers=options.workers, devices=options.devices)
 
 
@@ -45,6 +46,17 @@ def first_word(verb: str, arguments: list[str]) -> tuple[str, list[str]]:
     if recipe.startswith("-"):
         raise ValueError(f"polyhead {verb}: RECIPE comes first but {recipe} came; see polyhead {verb} --help")
     return recipe, arguments[1:]
+
+
+def option(verb: str, arguments: list[str], name: str) -> tuple[list[str], str | None]:
+    """The other arguments, and what option `name` was given."""
+    words = [word for given in arguments for word in (given.split("=", 1) if given.startswith(f"{name}=") else [given])]
+    if name not in words:
+        return arguments, None
+    place = words.index(name)
+    if place + 1 == len(words):
+        raise ValueError(f"polyhead {verb}: {name} needs a value")
+    return words[:place] + words[place + 2 :], words[place + 1]
 
 
 def configured(
@@ -90,15 +102,19 @@ def training() -> Any:
 
 def _resolve(verb: str, recipe: str, scale: str | None) -> tuple[list["Run"], str]:
     """The runs of a recipe or a file, and the help text."""
-    from polyhead.recipes import RECIPES, STUDIES
+    from polyhead.recipes import RECIPES, SINGLE, STUDIES, default_scale
     from polyhead.train import read_config
 
-    if scale is not None and recipe not in STUDIES:
-        raise ValueError(f"polyhead {verb}: --scale is for the recipes of figures, not for {recipe}")
+    if scale is not None and recipe not in STUDIES | SINGLE:
+        raise ValueError(
+            f"polyhead {verb}: --scale is for the recipes of figures and {', '.join(SINGLE)}, not for {recipe}"
+        )
     if recipe.endswith(FILES):
         return [read_config(recipe)], f"Train the run in {recipe}."
     name = one_of(f"polyhead {verb}", "recipe", recipe, RECIPES)
-    runs = RECIPES[name]() if scale is None else STUDIES[name](scale)
+    if scale is None and name in STUDIES:
+        scale = default_scale(name)
+    runs = RECIPES[name]() if scale is None else RECIPES[name](scale)
     return list(runs) if isinstance(runs, tuple) else [runs], RECIPES[name].__doc__ or ""
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from polyhead.cli_runs import FILES, configured, failed, first_word, training
+from polyhead.cli_runs import FILES, configured, failed, first_word, option, training
 
 if TYPE_CHECKING:
     from polyhead.config import Run
@@ -20,7 +20,7 @@ class Sweep:
     RECIPE is as for train, or a grid file: {recipe: NAME, parameters: {FIELD: {values: [...]}}}.  A field with several
     values, separated by commas, is a grid.  Interrupted, the same command goes on; a run's result is written once, and
     several machines that see the folder share the work.  A worker that dies is started again.
-    Runs lie in --folder (default: runs, or runs/reproduce/SCALE for a figure); --scale is a figure's: small or paper;
+    Runs lie in --folder (default: runs, or runs/reproduce/SCALE for a figure); --scale is a figure's;
     --status only shows the table; --population trains runs of one architecture at once in one process.
 
     >>> polyhead sweep fuzzy-hyla --seed 0,1,2 --train.lr 1e-3,3e-3 --workers 2
@@ -36,12 +36,12 @@ class Sweep:
         recipe, rest = first_word("sweep", self.arguments)
         rest, status = _flag(rest, "--status")
         rest, population = _flag(rest, "--population")
-        rest, scale = _option(rest, "--scale")
+        rest, scale = option("sweep", rest, "--scale")
         if recipe.endswith(FILES):
             recipe, given = grid_file(recipe)
             rest = [*given, *rest]
         runs, options = configured("sweep", recipe, grid(rest), scale, _options())
-        folder = runs[0].folder or (f"runs/reproduce/{scale or 'small'}" if _scaled(recipe) else "runs")
+        folder = runs[0].folder or _folder(recipe, scale)
         code = 0
         if not status:
             code = failed(side_by_side(runs, folder, options, population))
@@ -127,16 +127,6 @@ def _flag(arguments: list[str], name: str) -> tuple[list[str], bool]:
     return [word for word in arguments if word != name], name in arguments
 
 
-def _option(arguments: list[str], name: str) -> tuple[list[str], str | None]:
-    words = [word for given in arguments for word in (given.split("=", 1) if given.startswith(f"{name}=") else [given])]
-    if name not in words:
-        return arguments, None
-    place = words.index(name)
-    if place + 1 == len(words):
-        raise ValueError(f"polyhead sweep: {name} needs a value")
-    return words[:place] + words[place + 2 :], words[place + 1]
-
-
 def grid(arguments: list[str]) -> list[list[str]]:
     """All combinations of arguments whose values are separated by commas.
 
@@ -176,7 +166,8 @@ def grid_file(path: str) -> tuple[str, list[str]]:
     return recipe, words
 
 
-def _scaled(recipe: str) -> bool:
-    from polyhead.recipes import STUDIES
+def _folder(recipe: str, scale: str | None) -> str:
+    """Where runs lie unless they say it themselves; those of a figure with what `polyhead reproduce` trains."""
+    from polyhead.recipes import STUDIES, default_scale
 
-    return recipe in STUDIES
+    return f"runs/reproduce/{scale or default_scale(recipe)}" if recipe in STUDIES else "runs"

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 WIDTH = 120  # where the output is not a terminal
 FIGURES = """\
 polyhead reproduce NAME trains and draws a figure; polyhead train NAME --help says how its runs are made.
-small, paper: runs at that --scale; core minutes: of all runs at the small scale; GPU minutes a run: what the paper
-states (in all: 24 GPU hours for fuzzy logic, 10 GPU days for SRAVEN)."""
+small, short, paper: runs at that --scale; core minutes: of all runs at the scale before (measured; short ones by their
+steps); figures that have short take it by default, tables small; GPU minutes a run: what the paper states (in all: 24
+GPU hours for fuzzy logic, 10 GPU days for SRAVEN)."""
 RECIPES = """\
 polyhead train NAME trains one, --help after the name tells more; polyhead list figures has the costs of figures."""
 LETTERS = """\
@@ -151,15 +152,18 @@ def families() -> list[Row]:
 
 
 def figures() -> list[Row]:
-    from polyhead.recipes import STUDIES, paper_cost
+    from polyhead.recipes import SHORT, STUDIES, paper_cost
     from polyhead.reproduce import FIGURES
 
     rows: list[Row] = []
     for name, figure in FIGURES.items():
-        row = {"figure": name, "what": figure.title, "small": 0, "core minutes": "", "paper": 0}
+        row = {"figure": name, "what": figure.title, "small": 0, "core minutes": ""}
+        row |= {"short": 0, "core minutes ": "", "paper": 0}
         if name in STUDIES:
             row |= {scale: len(STUDIES[name](scale)) for scale in ("small", "paper")}
             row |= {"core minutes": _minutes(name)}
+        if name in SHORT:
+            row |= {"short": len(STUDIES[name]("short")), "core minutes ": _estimate(name)}
         rows.append({**row, "GPU minutes a run": paper_cost(name) if name in STUDIES else ""})
     return rows
 
@@ -168,7 +172,15 @@ def _minutes(name: str) -> str:
     """What all runs of a recipe took."""
     from polyhead.recipes import MINUTES
 
-    return f"{MINUTES[name]:.3g}" if name in MINUTES else "not measured"
+    return f"{MINUTES[name]:.3g}" if name in MINUTES else _estimate(name)
+
+
+def _estimate(name: str) -> str:
+    """What the runs at the scale `short` take, by their steps."""
+    from polyhead.recipes import short_minutes
+
+    minutes = short_minutes(name)
+    return "not measured" if minutes is None else f"{minutes:.3g}"
 
 
 def tasks() -> list[Row]:

@@ -344,6 +344,9 @@ class Run(Checked):
     compile: bool = plain(False)
     deterministic: bool = plain(False)
     threads: int | None = plain(None)
+    fast_products: bool = plain(True)
+    """On a CPU float32 matrix products go through oneDNN where a check finds that faster and as exact; like threads,
+    this changes rounding only."""
     folder: str | None = plain(None)
     parallel: str = plain("data")
     """On several devices: every one holds the model and its rows of a batch ("data"), or a part of the model, too

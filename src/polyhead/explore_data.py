@@ -106,7 +106,7 @@ def _shown(taps: Sequence[Taps], tokens: int, causal: bool) -> int:
     """How many of so many tokens a page shows."""
     pairs, each = 0, 0
     for group in (group for layer in taps for group in layer.groups):
-        pairs += group.q.shape[2] + (0 if group.q_rel is None else group.q_rel.shape[2])
+        pairs += group.q.shape[2] + (0 if group.q_rel is None or not group.relates else group.q_rel.shape[2])
         each += 0 if group.assignments is None else group.assignments[0, 0].numel()
 
     def held(t: int) -> int:
@@ -125,7 +125,7 @@ class _Holder:
     def group(self, group: GroupTaps, layer: str) -> dict[str, Any]:
         """A group of heads as the page's script reads it."""
         code = self._pairs(group.code(), layer)
-        related = None if group.q_rel is None else self._pairs(group.relations(), layer)
+        related = self._pairs(group.relations(), layer) if group.relates else None
         assigned = None
         if group.assignments is not None:  # one head of symbolic attention after the other
             assigned = self._add(_float(group.assignments)[0, : self.count].transpose(1, 0, 2), layer)

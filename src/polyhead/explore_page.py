@@ -23,6 +23,7 @@ CODES = {
     "identity": f"{SCORE}: the score itself, of either sign and any size",
     "softmax_rms_heads": f"softmax over j of {SCORE}, then divided by its root mean square over the heads",
     "softmax_heads": f"softmax over h of {SCORE}: the heads compete for the pair, and its code adds up to 1",
+    "own": "what the function that these heads were given makes of q<sub>h,i</sub> and k<sub>h,j</sub>",
 }
 """How the code of a pair comes to be, by `normalise`."""
 

@@ -3,6 +3,7 @@
 `config.py` is the door: it gives all of them, with the mechanisms, the transformer, the task and the run they enter.
 """
 
+import math
 from dataclasses import dataclass
 
 from polyhead.mechanisms import positive
@@ -205,3 +206,23 @@ class Classes(Checked):
 
 
 Output = Logits | Values | Classes
+
+
+def narrower(inputs: Input, outputs: Output, dim: int, preset: str) -> float:
+    """What the map to the logits of a language model is multiplied by when it begins, after the preset has filled it.
+
+    Logits of variance v cost v / 2 nats more than the ln(count) of knowing nothing.  A tied table begins with logits
+    of variance 1/4, or with rows of variance 1 / dim where `outputs.scaled` divides by sqrt(dim); where
+    `inputs.scaled`, it is sqrt(dim) narrower again, as a token's own row, which then dominates the stream, would
+    give that token's logit sqrt(dim).  An untied map begins with variance 1/4, too, but in "cs336" only where the
+    course's own rule costs more than ln(count) / 16.
+    """
+    if not (isinstance(inputs, Tokens) and isinstance(outputs, Logits)):
+        return 1.0
+    count = outputs.count
+    if not outputs.tied:
+        own = (2 / (dim + count)) ** 0.5 if preset == "cs336" else dim**-0.5
+        fine = preset == "cs336" and dim * own**2 / 2 <= math.log(count) / 16
+        return 1.0 if fine else 0.5 * dim**-0.5 / own
+    std = 1.0 if outputs.scaled else 0.5 / (dim**0.5 if inputs.scaled else 1.0)
+    return std if preset == "hyla" else std * dim**-0.5

@@ -27,6 +27,7 @@ from polyhead.models.build import build
 from polyhead.models.transformer import Transformer
 from polyhead.plan_cards import MACHINE, Card, card, quickest
 from polyhead.plan_count import Count, Kernels, count
+from polyhead.train import products
 from polyhead.train.checks import check
 from polyhead.train.device import process
 from polyhead.train.evaluation import answers, enough
@@ -125,7 +126,7 @@ def plan(
         raise ValueError(f"plan: link must be above 0 but is {link:g}")
     here = replace(run, device="cuda" if torch.cuda.is_available() else "cpu")
     check(here)
-    with process(here):
+    with process(here) as device, products.using(products.of_run(here, device)):
         place = _Place(run, devices, _found(card), link)
         have = place.counted(place.sequences)
         how = _share(place, have, share)

@@ -203,11 +203,11 @@ def _results(out: Page, found: Sequence[Group], splits: Sequence[str], table: Ta
     out.section("results", "Results")
     name = text.metric_name(metric)
     if text.ranked(found):
-        dashed = next((text.floor_name(n) for n, line in figures.dashes(table).items() if line == "dash"), "")
+        dashed = [text.floor_name(n) for n, line in figures.dashes(table).items() if line != "dot"]
         caption = f"{name.capitalize()} of each mechanism{' and of the floors' * bool(dashed)}, with standard errors."
         if dashed:
-            composes = ", which composes nothing new. Dotted line: exact ceiling" if "ceiling" in table else ""
-            caption += f" Dashed line: {dashed}{composes}."
+            composes = ". None of them composes anything new. Dotted line: exact ceiling" if "ceiling" in table else ""
+            caption += f" Dashed line{'s' * (len(dashed) > 1)}: {', '.join(dashed)}{composes}."
         out.add(out.plot(figures.results(found, table, metric), caption))
     style = figures.styles(found)
     head = ["mechanism", *(f"{text.split_name(split)} {name}" for split in splits), "n", "parameters", "training, s"]

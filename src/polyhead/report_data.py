@@ -26,6 +26,7 @@ from polyhead.config import (
     digest,
     to_dict,
 )
+from polyhead.tasks.task import Score
 from polyhead.train.checkpoint import read_metadata
 from polyhead.train.folder import CHECKPOINT, METRICS, Result, expected, read_config, read_metrics, read_result
 
@@ -317,8 +318,7 @@ def baselines(
             for name, score in measure(split, sequences=max(100, sequences // len(tasks))).items():
                 scores.setdefault(name, []).append(score)
         for name, each in scores.items():
-            mean = float(np.mean([score.mean for score in each]))
-            error = sum(score.standard_error**2 for score in each) ** 0.5 / len(each)
-            error = error if any(score.count for score in each) else None  # what is known exactly
-            table.setdefault(name, {})[split] = Summary(mean, error, tuple(s.mean for s in each), "sequences")
+            whole = Score.over(each)
+            error = whole.standard_error if whole.count else None  # what is known exactly
+            table.setdefault(name, {})[split] = Summary(whole.mean, error, tuple(s.mean for s in each), "sequences")
     return table

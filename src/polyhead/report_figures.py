@@ -12,9 +12,11 @@ INK, FAINT, GRID = "#24292f", "#6e7781", "#e4e7eb"
 COLOURS = {"softmax": "#0072b2", "linear": "#d98c00", "hyla": "#009e73", "mixture": "#cc5f9f", "relational": "#d55e00"}
 EXTRA = ("#d55e00", "#56a5d9", "#8a6fc4", "#8c8c1f", "#7a4a2b", "#4d4d4d")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "star", "hexagon", "x")
-SHORT = {"context_mean": "mean", "nearest_neighbour": "1-NN", "gaussian_process": "GP"}
-SHORT |= {"copy_left": "copy", "same_slot": "slot", "known_combinations": "known"}
-DASHES = {"ceiling": "dot", "gaussian_process": "dash", "known_combinations": "dash"}
+SHORT = {"context_mean": "mean", "nearest_neighbour": "1-NN", "gaussian_process": "GP"}  # recall and mix are short
+SHORT |= {"copy_left": "copy", "same_slot": "slot", "known_combinations": "known", "known_pairs": "pairs"}
+LOWEST = -0.5  # of a score that is drawn over steps
+DASHES = {"ceiling": "dot", "gaussian_process": "dash", "recall": "dashdot", "mix": "longdash"}
+DASHES |= {"known_combinations": "dash", "known_pairs": "dash"}
 CLASSES = ("#0072b2", "#d98c00", "#009e73", "#cc5f9f", "#d55e00", "#56a5d9")
 SHAPES = ("circle", "diamond", "square", "triangle-up", "cross", "star", "x", "triangle-down")
 GLYPHS = ("●", "◆", "■", "▲", "✚", "★", "✖", "▼")
@@ -162,14 +164,14 @@ def scores(found: Sequence[Group], split: str, table: dict[str, dict[str, Summar
     """The metric on one split over steps, one line per seed, with the floors and the ceiling."""
     figure = blank(320, x="optimiser step", y=f"{split_name(split)} {metric_name(metric)}")
     _lines(figure, found, "eval", metric, split)
-    rows = {name: row[split].mean for name, row in table.items() if split in row}
+    rows = {name: row[split].mean for name, row in table.items() if split in row and row[split].mean > LOWEST}
     lines = dashes(rows)
     for name, value in rows.items():
         width, opacity = (1.5, 1.0) if name in lines else (1.0, 0.6)
         figure.add_hline(value, line={"color": FAINT, "width": width, "dash": lines.get(name, "dot")}, opacity=opacity)
     seen = [value for g in found for e in g.entries for value in e.curve("eval", metric, split)[1]]
-    # A run that starts far below the floors would squeeze everything else.
-    low = min([*rows.values(), max(min(seen, default=0.0), -0.5)]) - 0.08
+    # A run that starts far below the floors would squeeze everything else, and so would a floor that is far below.
+    low = min([*rows.values(), max(min(seen, default=0.0), LOWEST)]) - 0.08
     low = max(low, -0.03) if min([*rows.values(), *seen], default=-1.0) >= 0 else low
     top = max([*rows.values(), 1.0 if metric == "r2" else max(seen, default=1.0)]) + 0.06
     figure.update_yaxes(range=[low, top])

@@ -62,7 +62,8 @@ _FLOORS = {
     "fuzzy_logic": (
         "Floors",
         "Predictors that see the same examples and compose nothing. A score that does not exceed them is no evidence "
-        "of composition. GP: Gaussian process; 1-NN: nearest neighbour.",
+        "of composition. GP: Gaussian process; 1-NN: nearest neighbour. recall and mix know the training functions, "
+        "not their terms: one weighs them by how well they fit the examples, the other mixes them linearly.",
     ),
     "sraven": (
         "Floors",

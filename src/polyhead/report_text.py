@@ -16,7 +16,10 @@ FLOORS = {
     "nearest_neighbour": ("Nearest neighbour", "copies the target of the closest example"),
     "ridge": ("Ridge regression", "fits a line to the examples"),
     "gaussian_process": ("Gaussian process", "interpolates smoothly between the examples"),
+    "recall": ("Recall", "weighs the training functions by how well each fits the examples"),
+    "mix": ("Mixture", "mixes the training functions linearly, as fits the examples best"),
     "chance": ("Chance", "draws every answer at random"),
+    "known_pairs": ("Known pairs", "knows no relation, only the pairs of objects in the training images"),
     "copy_left": ("Copy", "copies the panel to the left of the last one"),
     "same_slot": ("Same slot", "knows the rules, but not that columns permute their features"),
     "known_combinations": (
@@ -215,7 +218,11 @@ def _best_floor(order: Sequence[Scored], floors: dict[str, Summary]) -> str:
     where = "; ".join(parts)
     if lower:
         return f"Without any network {floor_name(name)} comes to {number(floor.mean)}: {where}."
-    if list(floors) == ["chance"]:
+    if name == "known_pairs":
+        return (
+            f"Without any relation, by the pairs of objects it has met, a learner scores {number(floor.mean)}: {where}."
+        )
+    if name == "chance":
         return f"Guessing scores {number(floor.mean)}: {where}."
     where += "." if sides[better] else ", so no score here is evidence of composition."
     return f"The best predictor that composes nothing new ({floor_name(name)}) scores {number(floor.mean)}: {where}"

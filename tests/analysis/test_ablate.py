@@ -71,6 +71,8 @@ def test_a_zeroed_head_is_a_head_without_output_weights(heads: tuple) -> None:
     """Where heads only add, the code of one may as well be kept and its output thrown away."""
     rows = zero_heads(model_of(FUZZY, *heads), FUZZY, sequences=600)
     whole = scores(model_of(FUZZY, *heads), FUZZY, 600)
+    every = [(layer, head) for layer in (0, 1) for head in (0, 1, 2, None)]
+    assert [(row["layer"], row["head"]) for row in rows[1:]] == every
     for row in rows[1:]:
         model = model_of(FUZZY, *heads)
         without(model, row["layer"], row["head"])

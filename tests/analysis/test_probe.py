@@ -246,6 +246,7 @@ def test_codes_of_chosen_pairs_are_those_that_the_layer_returns(heads: tuple) ->
     layers, batch = query_codes(model, RAVEN, "iid", 6, pairs=((-1, 3), (5, -2)))
     row, _ = query_codes(model, RAVEN, "iid", 6, pairs="last_row")
     x = model.inputs(batch.inputs)
+    assert len(layers) == 2
     for block, code, last in zip(model.blocks, layers, row, strict=True):
         _, every = block.attention(block.norm1(x), return_code=True)
         wanted = torch.cat([every[:, :, -1, 3], every[:, :, 5, -2]], dim=1).detach()

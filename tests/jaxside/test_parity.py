@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from problems import make_arguments, make_problem
+from some import some
 
 jax = pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
 jnp = jax.numpy
@@ -99,7 +100,7 @@ def ours(op, impl, tensors, options, cotangent):
 
 
 def compare(came, wanted, tolerance, where):
-    assert len(came) == len(wanted)
+    assert len(came) == len(wanted) > 0
     for x, y in zip(came, wanted, strict=True):
         y = y.numpy()
         assert x.dtype == y.dtype
@@ -122,13 +123,13 @@ def check(op, impl, case, n, variant, dtype=torch.float64):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("op", OPS)
 def test_references_agree(op):
-    for n, (case, variant) in enumerate(cases(op)):
+    for n, (case, variant) in enumerate(some(cases(op))):
         check(op, "reference", case, n, variant)
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_references_agree_in_float32(op):
-    for n, (case, variant) in list(enumerate(cases(op)))[1::8]:
+    for n, (case, variant) in some(list(enumerate(cases(op)))[1::8]):
         check(op, "reference", case, n, variant, torch.float32)
 
 

@@ -275,6 +275,11 @@ def test_padding_stays_hidden():
             pieces.append(layer(x[:, a:b], cache=cache[0]))
         assert_close(torch.cat(pieces, 1), layer(x, mask=mask[:, None, None]), atol=1e-10, rtol=1e-10)
         assert torch.equal(cache[0].real, mask)
+    more, cache, pieces = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)) > 0.3, Cache(1), []
+    for a, b in told:  # and a mask of the caller's hides what it hides beside the padding
+        cache.expect(mask[:, a:b], x[:, a:b])
+        pieces.append(layer(x[:, a:b], mask=more[:, :, a:b, :b], cache=cache[0]))
+    assert_close(torch.cat(pieces, 1), layer(x, mask=more & mask[:, None, None]), atol=1e-10, rtol=1e-10)
     cache = Cache(1)
     layer(x[:, :4], cache=cache[0])
     cache.expect(mask[:, 4:], x[:, 4:])  # padding only later

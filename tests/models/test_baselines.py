@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from some import some
 
 from polyhead import config
 from polyhead.config import (
@@ -61,7 +62,7 @@ def norm(x, layer):
 def test_corelnet_is_its_equation(normalised):
     model = stirred(CoRelNetConfig(Vectors(5), Classes(3), dim=6, length=4, hidden=7, softmax=normalised))
     x = randn(2, 4, 5)
-    for row, found in zip(x, model(x), strict=True):
+    for row, found in some(zip(x, model(x), strict=True)):
         e = []
         for thing in row:
             hidden = model.embed.up.weight @ model.inputs.linear(thing) + model.embed.up.bias
@@ -78,7 +79,7 @@ def test_corelnet_is_its_equation(normalised):
 def test_predinet_is_its_equation():
     model = stirred(PrediNetConfig(Vectors(5), Classes(3), dim=6, length=4, heads=3, relations=2, key_dim=5))
     x = randn(2, 4, 5)
-    for row, found in zip(x, model(x), strict=True):
+    for row, found in some(zip(x, model(x), strict=True)):
         where = [-1.0, -1 / 3, 1 / 3, 1.0]
         objects = [torch.cat((model.inputs.linear(row[i]), torch.tensor([where[i]], dtype=F64))) for i in range(4)]
         related = []

@@ -6,7 +6,7 @@ import torch
 from polyhead import ops
 from polyhead.ops import dispatch
 from polyhead.ops.code import Inputs
-from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, choose, code_of, resolve
+from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, backend, choose, resolve
 
 PLAIN = {"state": {"normalise": "identity", "act": "identity"}}
 """Options of an impl that refuses the defaults."""
@@ -23,7 +23,7 @@ def chosen(op, *, sizes=None, relations=(3, 2), **options):
         options["q_rel"], options["k_rel"] = (x.new_zeros(*x.shape[:2], *relations) for x in (q, k))
         options["relation_weight"] = q.new_zeros(2, 4, relations[0])
     run = choose(op, "auto", Inputs(q, k, v, **options))
-    return next(impl for impl in BACKENDS[op] if code_of(op, impl) is run)
+    return next(impl for impl in BACKENDS[op] if backend(op, impl) is run)
 
 
 def test_every_op_has_a_reference_and_every_impl_can_be_called(arguments):

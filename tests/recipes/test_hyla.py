@@ -5,14 +5,16 @@ from dataclasses import replace
 import pytest
 
 import polyhead as ph
+from polyhead.config import digest
 from polyhead.recipes import RECIPES
 
+DIGESTS = {"fuzzy-softmax": "c990094c150f", "fuzzy-linear": "ce4ef26ec0ec", "fuzzy-hyla": "86cd8c8e9c60"}
 HEADS = {"fuzzy-softmax": ph.Softmax, "fuzzy-linear": ph.Linear, "fuzzy-hyla": ph.Hyla}
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_the_paper(name):
-    run = RECIPES[name]()
+    run = RECIPES[name]("paper")
     task = ph.tasks.FuzzyLogic(variables=4, terms=2, length=32, held_out=0.7)
     model = ph.TransformerConfig(
         *(ph.Vectors(5), ph.Values(1)),
@@ -31,10 +33,14 @@ def test_the_paper(name):
     assert (train.steps, train.batch_size, train.lr, train.warmup, train.final) == (50_000, 128, 1e-3, 100, 0.1)
     assert (train.weight_decay, train.decay, train.clip) == (0.1, ph.Decay(), None)
     assert train.evaluate == ("iid", "compositional", "novel")
+    assert digest(run) == DIGESTS[name]  # folders of earlier runs
+    short = RECIPES[name]()
+    assert (short.task, short.model, short.train.steps) == (task, model, 15_000)
+    assert replace(train, steps=15_000, eval_batches=32, eval_every=2500) == short.train
 
 
 def test_the_original_code_differs_by_its_quirks():
-    run, paper = RECIPES["fuzzy-original"](), RECIPES["fuzzy-hyla"]()
+    run, paper = RECIPES["fuzzy-original"](), RECIPES["fuzzy-hyla"]("paper")
     assert run.task == replace(paper.task, split="legacy")
     assert run.model == replace(paper.model, dropout=0.1, dropout_shared=True)
     decay = ph.Decay(qkv_biases=True, relative_bias=True)

@@ -9,7 +9,8 @@ import polyhead as ph
 from polyhead.config import digest
 from polyhead.models.size import parameters
 from polyhead.recipes import HYLA as STUDIES
-from polyhead.recipes import scales
+from polyhead.recipes import SHORT, default_scale, scales, short_minutes
+from polyhead.recipes import STUDIES as ALL
 from polyhead.recipes.rows import OURS, ROWS, row_of
 from polyhead.recipes.scales import SCALES, Setting, fuzzy_task, sraven_task
 from polyhead.train import optimiser
@@ -112,6 +113,35 @@ def test_the_runs_of_a_figure(figure):
             assert "compositional" in run.train.evaluate
 
 
+def test_the_short_scale_is_the_papers_network_trained_for_fewer_steps():
+    for figure in SHORT:
+        runs = STUDIES[figure]("short")
+        assert {run.task.name for run in runs} == {"fuzzy_logic"}
+        assert {run.seed for run in runs} == {0, 1, 2}
+        assert all(run.task.split_seed == run.seed and run.train.steps == 15_000 for run in runs)
+    for run in STUDIES["fig-2b"]("short"):
+        whole = next(r for r in STUDIES["fig-2b"]("paper") if (r.name, r.train.lr) == (run.name, 1e-3))
+        assert (run.task, run.model, run.seed) == (whole.task, whole.model, whole.seed)
+        same = {"steps": 50_000, "eval_batches": 125, "eval_every": 12_500, "log_every": 833, "save_every": 12_500}
+        assert replace(run.train, **same) == whole.train
+
+
+def test_a_scale_that_a_figure_lacks_is_one_clear_line():
+    without = [name for name in ALL if name not in SHORT]
+    assert default_scale("fig-2c") == "short"
+    assert {default_scale(name) for name in (*without, "table-a1")} == {"small"}
+    for name in without:
+        with pytest.raises(ValueError, match=r"^recipes: .*scale 'short'.*choose from paper, small, smoke"):
+            ALL[name]("short")
+
+
+def test_what_the_short_runs_take():
+    assert short_minutes("fuzzy-softmax") == pytest.approx(15_000 * 0.041 / 60)
+    assert short_minutes("fig-2b") == pytest.approx(3 * 15_000 * (0.041 + 0.044 + 0.05) / 60)
+    assert short_minutes("fig-2c") == pytest.approx(3 * short_minutes("fig-2b"))  # half as long, and two fractions
+    assert short_minutes("table-a1") is short_minutes("fig-4a") is None
+
+
 def test_equal_runs_of_two_figures_share_their_folder():
     named = {}
     for figure in STUDIES:
@@ -129,7 +159,7 @@ def test_models_of_a_figure_differ_in_their_heads_alone():
 
 
 def test_an_unknown_scale_or_model_is_one_clear_line():
-    with pytest.raises(ValueError, match=r"recipes: unknown scale 'tiny'.*choose from paper, small, smoke"):
+    with pytest.raises(ValueError, match=r"recipes: unknown scale 'tiny'.*choose from paper, short, small, smoke"):
         STUDIES["table-a1"]("tiny")
     with pytest.raises(ValueError, match=r"recipes: unknown model 'hylla'; did you mean 'hyla'"):
         tiny("fuzzy", "hylla")

@@ -35,8 +35,9 @@ TRIES = 8
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """What a scenario comes to by itself: its facts, how long it takes, how many operations change its files."""
+    """What a scenario comes to by itself: where, its facts, how long it takes, how many operations change its files."""
 
+    root: pathlib.Path
     facts: Order
     seconds: float
     points: int
@@ -59,7 +60,7 @@ class Campaign:
             scenario = self.fresh(kind)
             done = self.zygote.live(scenario.order(), {"point": 1_000_000})
             assert done["code"] == 0, done
-            self.known[kind] = Undisturbed(scenario.found(), done["seconds"], done["points"])
+            self.known[kind] = Undisturbed(scenario.root, scenario.found(), done["seconds"], done["points"])
         return self.known[kind]
 
     def dice(self, *about: object) -> random.Random:

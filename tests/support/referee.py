@@ -52,9 +52,13 @@ def code_of(scores, look, how):
 
 
 def run(
-    op, tensors, *, options=None, bias=None, mask=None, causal=False, window=None, edges=None, keep=None, scale=None
-):
-    """The output (b t h e) of an op for float64 arrays by name; what is optional is skipped where it is not given."""
+    op, tensors, *, options=None, bias=None, mask=None, causal=False, window=None, edges=None, keep=None, scale=None,
+    code=None,
+):  # fmt: skip
+    """The output (b t h e) of an op for float64 arrays by name; what is optional is skipped where it is not given.
+
+    With a `code` (b h t s), it is taken instead of what the table makes of q and k.
+    """
     row = spec.mechanism(op)
     options = {**row.options, **(options or {})}
     (b, t, h, d), s = tensors["q"].shape, tensors["k"].shape[1]
@@ -73,7 +77,9 @@ def run(
         if "symbols" in step.reads and arrays["symbols"].ndim == 3:
             given[-1], subscripts = by_pair(arrays["symbols"], t, s, 0), subscripts.replace("b s h e", "t s h e")
         out = np.einsum(subscripts.replace(" ", ""), *given)
-        if step.then == "code":
+        if step.then == "code" and code is not None:
+            out = code * (1 if keep is None else keep)
+        elif step.then == "code":
             scores = out * (d**-0.5 if scale is None else scale)
             scores = scores + (0 if bias is None else by_pair(bias, t, s, 1) if bias.ndim == 2 else bias)
             how = options.get("normalise", options.get("act") if row.config == "Abstractor" else row.normalise)

@@ -43,7 +43,7 @@ def test_every_floor_is_scikit_learns(size):
 def test_both_libraries_give_one_table():
     task = FuzzyLogic()
     ours, theirs = (floors(task, "novel", sequences=20, library=library) for library in ("torch", "sklearn"))
-    assert list(ours) == list(theirs) == [*NAMES, "ceiling"]
+    assert list(ours) == list(theirs) == [*NAMES, "recall", "mix", "ceiling"]
     for name, score in ours.items():
         assert score.mean == pytest.approx(theirs[name].mean, abs=1e-7)
 
@@ -112,6 +112,13 @@ def test_a_larger_family_is_enumerated_too():
 
 
 # ------------------------------------------------------------------------------------------ the surface
+def test_a_score_over_splits_is_uncertain_by_splits_and_by_sequences():
+    over = Score.over([Score(0.6, 0.3, 10, 0.5), Score(1.0, 0.1, 20, 1.0)])
+    assert (over.mean, over.standard_error, over.count, over.identified) == pytest.approx((0.8, 0.2, 30, 0.75))
+    assert Score.over([Score(0.5, 0.3, 9)] * 4) == Score(0.5, 0.15, 36)  # equal by chance, not sure
+    assert Score.over([Score(0.5, 0.3, 9)]) == Score(0.5, 0.3, 9)
+
+
 def test_score_is_mean_and_standard_error():
     values = torch.tensor([0.1, 0.5, 0.9, -0.3, 0.2])
     score = Score.of(values)

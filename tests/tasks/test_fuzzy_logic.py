@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from some import some
 
 from polyhead import config
 from polyhead.tasks import KINDS, FuzzyLogic, fuzzy_logic
@@ -41,7 +42,7 @@ def test_zadeh_is_boolean_logic_on_all_corners(variables, count):
     combinations = list(itertools.combinations(range(2**variables), min(count, 2**variables)))
     x = torch.tensor(corners).float().expand(len(combinations), -1, -1)
     found = zadeh(x, torch.tensor(combinations))
-    for row, combination in zip(found.tolist(), combinations, strict=True):
+    for row, combination in some(zip(found.tolist(), combinations, strict=True)):
         signs = [[bit == "1" for bit in f"{term:0{variables}b}"] for term in combination]
         truth = [any(all(v == s for v, s in zip(corner, sign, strict=True)) for sign in signs) for corner in corners]
         assert row == [float(value) for value in truth]
@@ -130,7 +131,7 @@ def rows(batch):
 def test_a_batch_is_a_function_of_seed_split_and_step():
     task = FuzzyLogic()
     draws = {key: task.batch(key[1], 16, seed=key[0], step=key[2]) for key in itertools.product((0, 1), SPLITS, (0, 1))}
-    for seed, split, step in draws:
+    for seed, split, step in some(draws):
         again = task.batch(split, 16, seed=seed, step=step)
         assert (again.inputs == draws[seed, split, step].inputs).all()
         assert (again.targets == draws[seed, split, step].targets).all()

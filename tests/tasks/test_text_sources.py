@@ -55,6 +55,27 @@ def test_blocks_of_one_large_file_are_held_out_at_the_ends_of_lines(tmp_path):
         assert len(found[split]) > 1
 
 
+@pytest.mark.parametrize("most", [64 << 20, 20_000])
+def test_a_tokenizer_is_trained_on_nothing_that_is_held_out(folder, tmp_path, monkeypatch, most):
+    """Of text that is longer than `most`, on every n-th piece of it."""
+    pytest.importorskip("tokenizers")
+    seen, train = [], text_data.text_tokens.train
+
+    def noted(documents, count):
+        seen.extend(documents)
+        return train(seen, count)
+
+    monkeypatch.setattr(text_data.text_tokens, "train", noted)
+    monkeypatch.setattr(text_data, "SAMPLE", most)
+    task_of(folder, tmp_path, tokenizer="bpe:280", held_out=0.2).count("iid")
+    found = texts(task_of(folder, tmp_path, "bytes", held_out=0.2))
+    every = -(-sum(map(len, everything(found))) // most)
+    assert (every > 2) == (most == 20_000)
+    wanted = found["train"][::every]
+    assert len(wanted) > 4
+    assert [text.encode() for text in seen] == wanted
+
+
 def test_a_text_without_lines_is_cut_between_characters(tmp_path):
     pytest.importorskip("tokenizers")
     path = tmp_path / "one.txt"

@@ -38,7 +38,8 @@ def test_killed_again_and_again(campaign: Campaign, kind: str, cases: int, fault
     """In all at least 20 times, mostly inside an operation on a file."""
     if kind in ("tokenise", "text run"):
         pytest.importorskip("tokenizers")
-    aims = ("file", "file", "moment") if kind in ("train", "text run") else ("file",)
+    # How far a run is at a moment depends on what else the machine does; the last fault may come too late.
+    aims = ("file",) * (faults - 1) + ("moment" if kind in ("train", "text run") else "file",)
     killed = [record for case in range(cases) for record in fine(campaign.kills(kind, case, faults, aims))]
     assert len(killed) >= {"train": 8, "tokenise": 4, "text run": 3, "sweep": 3, "population": 2}[kind]
     assert all(record["moment"] for record in killed)
@@ -71,9 +72,8 @@ def test_every_file_is_damaged_once(campaign: Campaign, finished: bool):
 
 @pytest.mark.parametrize("kind", ["train", "population"])
 def test_checkpoints_vouch_for_the_rows_before_them(campaign: Campaign, kind: str):
-    campaign.undisturbed(kind)
-    found = [path for path in campaign.root.rglob("checkpoint.safetensors") if kind in str(path)]
-    assert found
+    found = list(campaign.undisturbed(kind).root.rglob("checkpoint.safetensors"))
+    assert len(found) == {"train": 1, "population": 3}[kind]
     for path in found:
         rows, said = read_metrics(path.parent), read_metadata(path)
         assert said["rows"] == sum(row["kind"] == "train" or row["step"] < said["step"] for row in rows) > 0
@@ -88,8 +88,7 @@ def test_rows_that_are_lost_are_told(
     from polyhead.train import run
     from polyhead.train.folder import read_config
 
-    campaign.undisturbed("train")
-    shutil.copytree(campaign.root / "train-1" / "run", tmp_path / "mine")
+    shutil.copytree(campaign.undisturbed("train").root / "run", tmp_path / "mine")
     path = tmp_path / "mine" / "metrics.jsonl"
     assert report_data.read([path.parent])[0].notes == ()
     lines = path.read_bytes().splitlines(keepends=True)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from some import some
 from torch.nn import functional as F
 
 import polyhead as ph
@@ -226,7 +227,7 @@ def test_a_population_of_classifiers_is_each_of_them(tmp_path: Any):
         replace(r, model=replace(r.model, dropout=0.2, heads=[config.Softmax(2), config.Relational(2)])) for r in runs
     ]
     together = population.train(runs, tmp_path / "together", progress=False)
-    for one, result in zip(runs, together, strict=True):
+    for one, result in some(zip(runs, together, strict=True)):
         alone = run(replace(one, folder=str(tmp_path / f"alone-{one.seed}")), progress=False)
         assert result.scores["iid"]["loss"] == pytest.approx(alone.scores["iid"]["loss"], rel=1e-4)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from run_folders import alone, rows, same
+from some import some
 
 import polyhead as ph
 from polyhead.train import Failure, Interrupted, disk, population
@@ -38,7 +39,7 @@ def test_one_that_diverges_stays_alone(at_once: int, members: Any, tmp_path: pat
 
 def test_parameters_that_are_not_finite_are_not_saved(members: Any, tmp_path: pathlib.Path):
     runs = members(lr=1e38, log_every=100, warmup=0, clip=None)[:2]
-    for config, failed in zip(runs, population.train(runs, tmp_path, progress=False), strict=True):
+    for config, failed in some(zip(runs, population.train(runs, tmp_path, progress=False), strict=True)):
         assert failed.error.startswith(
             f"train: parameters of {failed.name} are not finite at step 3; there is no checkp"
         )

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -351,6 +352,14 @@ def test_killed_at_any_moment_the_run_is_the_same(tiny: Tiny, tmp_path: pathlib.
     assert seen == [3, 10, 12]
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"kind": "train", "step": 13, "lo')  # a row cut short
+    run(tiny(tmp_path), progress=False, resume=True)
+    same(tmp_path, whole)
+
+
+def test_what_was_evaluated_last_is_not_there_twice(tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path):
+    """Killed before the result was written, a run has its last rows already and evaluates again."""
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "result.json").unlink()
     run(tiny(tmp_path), progress=False, resume=True)
     same(tmp_path, whole)
 

@@ -1,7 +1,7 @@
 """What went through every attention layer, and the latent code of the pairs one asks for.
 
-Nothing is hooked: layers hand out q, k, v on request, and the code of a pair is recomputed from them by the same
-`latent_code` that the equations use.
+Nothing is hooked: layers hand out q, k, v on request, and the code of a pair is recomputed from them by the function
+that the output was made with.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyhead.config import Batch
-from polyhead.layers.taps import GroupTaps, Taps, code_of
+from polyhead.layers.taps import OWN, GroupTaps, Taps
 from polyhead.spec import SOFTMAX_AXIS
 from polyhead.train.evaluation import sources
 
@@ -62,17 +62,17 @@ def codes(
 
     Two integers give (b h); two lists of equal length n give n pairs (b n h).  Negative indices count from the end.
     Heads are those of all groups side by side, or of one `group`.  Costs one row of scores per pair where the code is
-    normalised over keys, and one score per head otherwise; never t x s.
+    normalised over keys, and one score per head otherwise; never t x s, but of heads whose function is the user's own:
+    what their code depends on is not known.  ValueError where they have none.
     """
     groups = taps.groups if group is None else (taps.groups[_within("group", group, len(taps.groups))],)
     if isinstance(q_index, int) and isinstance(k_index, int):
-        return torch.cat([_pair(g, q_index, k_index) for g in groups], dim=-1)
+        return codes(taps, [q_index], [k_index], group=group)[:, 0]
     if isinstance(q_index, int) or isinstance(k_index, int) or len(q_index) != len(k_index):
         raise ValueError(
             f"codes: two integers or two lists of one length were wanted but {q_index!r} and {k_index!r} came"
         )
-    pairs = zip(q_index, k_index, strict=True)
-    return torch.stack([torch.cat([_pair(g, i, j) for g in groups], dim=-1) for i, j in pairs], dim=1)
+    return torch.cat([_pairs(g, q_index, k_index) for g in groups], dim=-1)
 
 
 def _within(what: str, index: int, size: int) -> int:
@@ -81,14 +81,21 @@ def _within(what: str, index: int, size: int) -> int:
     return index % size
 
 
-def _pair(taps: GroupTaps, i: int, j: int) -> Float[Tensor, "b h"]:
-    """The code of one pair; `code_of` sees one query, and one key or, where it is normalised over them, all."""
+def _pairs(taps: GroupTaps, queries: Sequence[int], keys: Sequence[int]) -> Float[Tensor, "b n h"]:
     t, s = taps.q.shape[1], taps.k.shape[1]
-    i, j = _within("q_index", i, t), _within("k_index", j, s)
+    queries = [_within("q_index", i, t) for i in queries]
+    keys = [_within("k_index", j, s) for j in keys]
+    if taps.kind == OWN:
+        return taps.code()[:, :, queries, keys].transpose(1, 2)
+    return torch.stack([_pair(taps, i, j) for i, j in zip(queries, keys, strict=True)], dim=1)
+
+
+def _pair(taps: GroupTaps, i: int, j: int) -> Float[Tensor, "b h"]:
+    """The code of one pair, made of one query, and one key or, where it is normalised over them, all."""
+    t, s = taps.q.shape[1], taps.k.shape[1]
     keys = slice(0, s) if SOFTMAX_AXIS.get(taps.normalise) == "s" else slice(j, j + 1)
     visible = _mask_row(taps, i, t, s)
-    code = code_of(
-        taps,
+    code = taps.coder(
         taps.q[:, i : i + 1],
         taps.k[:, keys],
         bias=None if taps.bias is None else _bias_row(taps.bias, i, t, s)[..., keys],

@@ -173,6 +173,6 @@ def _group(group: GroupTaps, rows: Array, columns: Array) -> GroupLook:
     def pairs(found: Tensor) -> Array:
         return as_array(found.float())[0][:, rows][:, :, columns]
 
-    related = pairs(group.relations()) if group.q_rel is not None else None
+    related = pairs(group.relations()) if group.relates else None
     assigned = None if group.assignments is None else as_array(group.assignments.float())[0][columns]
     return GroupLook(group.kind, pairs(group.code()), related, assigned)

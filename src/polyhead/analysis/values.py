@@ -6,6 +6,8 @@ Schug et al. 2024, with a_h the code of the pair and x the key's input:
     HYLA (eq. 6-7):              (sum_h a_h W_out_h) act((sum_h a_h W_value_h) x)                    two
     HYLA, deep (eq. 10):         (sum_h a_h W_out_h) act((sum_h a_h W'_h) act((sum_h a_h W_value_h) x))   three
 
+    any other:                   as softmax, if the output is the sum of codes times values
+
 Linear attention with `act` on its values cannot merge its two maps: [W_value_h stacked over heads], then [a_h W_out_h
 side by side], with `act` between.  Heads that share a value head read the same W_value.
 """
@@ -17,8 +19,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.analysis.capture import codes
-from polyhead.layers.taps import GroupTaps, Taps
+from polyhead.layers.taps import OWN, GroupTaps, Taps
 from polyhead.ops.code import act as activation
+from polyhead.ops.code import retrieve
 
 
 class ValueNetwork(list[Tensor]):
@@ -53,7 +56,8 @@ def value_network(taps: Taps, q_index: int, k_index: int, *, sample: int = 0, gr
     >>> network(layer.context[0, -1])                      # this pair's share of the layer's output
 
     `sample` is the sequence of the batch; a layer that mixes groups of heads has one value network per `group`, and
-    adds them.
+    adds them.  ValueError where there is none: values that are no linear map, a function of the user's own without a
+    code, or whose output is not the sum of its codes times its values.
     """
     code = codes(taps, q_index, k_index, group=group)
     if not -len(code) <= sample < len(code):
@@ -65,7 +69,15 @@ def value_network(taps: Taps, q_index: int, k_index: int, *, sample: int = 0, gr
             raise ValueError(
                 f"value_network: the {what} of {layer} must be one linear map of known weights but are not"
             )
+    if heads.kind not in ("softmax", "linear", "hyla") and not _sums_codes(heads):
+        raise ValueError("value_network: the output of these heads must be the sum of code times value but is not")
     return _hyla(heads, code[sample]) if heads.kind == "hyla" else _sums(heads, code[sample])
+
+
+def _sums_codes(heads: GroupTaps) -> bool:
+    """Whether this output is what the codes read of the values, to rounding."""
+    found, output = retrieve(heads.code(), heads.v), heads.output
+    return bool((found - output).abs().max() <= 1e3 * torch.finfo(output.dtype).eps * output.abs().max())
 
 
 def _per_head(heads: GroupTaps) -> tuple[Float[Tensor, "h e _"], Float[Tensor, "h e"], Float[Tensor, "h m e"]]:
@@ -80,7 +92,7 @@ def _per_head(heads: GroupTaps) -> tuple[Float[Tensor, "h e _"], Float[Tensor, "
 def _sums(heads: GroupTaps, a: Float[Tensor, " h"]) -> ValueNetwork:
     w_value, b_value, w_out = _per_head(heads)
     scaled = a[:, None, None].to(w_out.dtype) * w_out
-    if heads.kind == "softmax" or heads.act == "identity":
+    if heads.kind in ("softmax", OWN) or heads.act == "identity":
         matrix = torch.einsum("h m e, h e c -> m c", scaled, w_value)
         return ValueNetwork([matrix], [torch.einsum("h m e, h e -> m", scaled, b_value)], "identity")
     wide = scaled.transpose(0, 1).flatten(1)  # (m, h e)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from polyhead.layers.taps import GroupTaps
-from polyhead.ops.softmax import softmax_attention
+from polyhead.ops.softmax import code, softmax_attention
 
 
 def limits(
@@ -62,4 +62,5 @@ def softmax_group(
         b_value=b_value,
         w_out=w_out,
         value_weight=None,
+        coder=code,
     )

@@ -33,6 +33,7 @@ REFUSED = ("softcap", "s_aux", "sinks", "head_mask", "indices", "block_indices")
 
 _HOME = {
     **dict.fromkeys(("NAMES", "register", "with_heads", "swap_heads"), "huggingface_heads"),
+    **dict.fromkeys(("verify", "Verified"), "huggingface_calls"),
     **dict.fromkeys(("PolyheadConfig", "PolyheadForCausalLM", "PolyheadForImageClassification"), "huggingface_model"),
     **dict.fromkeys(("from_run", "to_folder"), "huggingface_model"),
 }

@@ -6,14 +6,17 @@ One function serves the names of `huggingface_heads.NAMES` (all layers have one 
 module has `Heads` of its own.  Masks are those that SDPA gets: boolean, True where looking is allowed, or floating and
 added to the scores; none and a causal module mean the causal mask.
 
-Relational heads read more than q, k and v.  Their attention module is a subclass (`with_symbols`) that gives the op the
-stream, and in place of the cache `Senders`, which put symbols where the values of those heads would be and keys of
+Relational heads read more than q, k and v.  Their attention module is a subclass (`with_symbols`) that gives the heads
+the stream, and in place of the cache `Senders`, which put symbols where the values of those heads would be and keys of
 relations beside the keys, so that any cache of transformers keeps them.
+
+Heads are called as a module, and nothing else is asked of them, so that what wraps them (PEFT, torch.compile, FSDP) has
+its say.
 """
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,13 +27,18 @@ from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.compat.huggingface import REFUSED
 from polyhead.layers.arguments import limits_of
+from polyhead.layers.functions import attended
 from polyhead.layers.heads import HeadGroup, HylaHeads, SymbolGroup, build
 from polyhead.layers.projection import by_offset
-from polyhead.layers.symbols import SymbolModule, build_symbols
+from polyhead.layers.symbols import build_symbols
 from polyhead.ops.code import share
 
 Slices = tuple[slice, slice | None]
 """Of a group: its heads, and its keys and values; None where a group's keys are not a whole number of the model's."""
+
+Said = list[dict[str, Any]]
+"""Of each group, what it makes of the stream: "received" (by name), "k_rel" (b t r p), "values" (b t g e) or, by
+offset, a table (n g e), and "keys", the first and last of its keys.  Empty of heads that read q, k and v alone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,27 +132,45 @@ class Heads(nn.Module):
 
     def forward(
         self,
-        q: Float[Tensor, "b t h d"],
-        k: Float[Tensor, "b s g d"],
-        v: Float[Tensor, "b s g e"],
+        q: Float[Tensor, "b t *width"],
+        k: Float[Tensor, "b s g d"] | None = None,
+        v: Float[Tensor, "b s g e"] | None = None,
         *,
-        seen: dict[str, Any],
-        senders: "Senders | None" = None,
-    ) -> Float[Tensor, "b t h e"]:
-        """The output of all heads; `seen`: bias, mask, causal and keep of all of them."""
-        parts = []
+        seen: dict[str, Any] | None = None,
+        made: list[dict[str, Tensor]] | None = None,
+        first: int = 0,
+        positions: Tensor | None = None,
+    ) -> Float[Tensor, "b t h e"] | Said:
+        """The output of all heads; `seen`: bias, mask, causal and keep of all of them, `made`: see `Senders.made`.
+
+        Without k and v: what they make of the stream (b t m), whose first token is number `first`.
+        """
+        if k is None or v is None:
+            return self._say(q, first, positions)
+        parts, limits = [], seen or {}
         for i, (group, (heads, keys)) in enumerate(zip(self._groups(), self.slices, strict=True)):
-            own = limits_of(seen, heads.start, heads.stop)
+            own = limits_of(limits, heads.start, heads.stop)
             # Heads that cut through a set which shares its keys get a copy each.
             mine = [x[:, :, keys] if keys is not None else share(x, q.shape[2])[:, :, heads] for x in (k, v)]
-            made: dict[str, Tensor] = {}
-            if isinstance(group, SymbolGroup):
-                if senders is None:
-                    raise ValueError("heads: relational heads need the stream but their layer did not give it")
-                made = senders.made(i, q.shape[1], k.shape[1])
-                mine[1] = made.pop("v", mine[1])
-            parts.append(group(q[:, :, heads], *mine, **made, **own))
+            more = {} if made is None else dict(made[i])
+            if made is None and self.source_of[i] is not None:
+                raise ValueError("heads: relational heads need the stream but their layer did not give it")
+            mine[1] = more.pop("v", mine[1])
+            parts.append(attended(group, {**more, "q": q[:, :, heads], "k": mine[0], "v": mine[1]}, own))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+    def _say(self, x: Tensor, first: int, positions: Tensor | None) -> Said:
+        symbols, said = [source(x, first=first, positions=positions) for source in self.symbols], []
+        for group, source, (_, keys) in zip(self.groups, self.source_of, self.slices, strict=True):
+            of_group: dict[str, Any] = {}
+            if source is not None and keys is not None:
+                heads: Any = group
+                f = heads.features(x)
+                sent = heads.send(f)  # nothing, of an Abstractor
+                of_group = {"received": heads.receive(f), **sent, "keys": (keys.start, keys.stop)}
+                of_group["values"] = heads.values(symbols[source])
+            said.append(of_group)
+        return said
 
 
 def _fresh(tensor: Tensor) -> bool:
@@ -157,22 +183,10 @@ class Senders:
     In place of a cache: `update` keeps symbols as values, and relation keys behind each key.
     """
 
-    def __init__(self, heads: Heads, x: Tensor, positions: Tensor | None, cache: Any, layer: int) -> None:
-        self.heads, self.cache = heads, cache
-        self.past = 0 if cache is None else int(cache.get_seq_length(layer))
+    def __init__(self, said: Said, cache: Any, past: int) -> None:
+        self.said, self.cache, self.past = said, cache, past
         self.kept = False
-        self.received: dict[int, dict[str, Tensor]] = {}
-        self.keys: dict[int, Tensor] = {}  # of relations, (b s r p)
-        self.values: dict[int, Tensor] = {}  # (b t g e), or a table by offset (n g e)
-        sources: list[SymbolModule] = list(heads.symbols)  # type: ignore[arg-type]
-        said = [source(x, first=self.past, positions=positions) for source in sources]
-        for i, (group, source) in enumerate(zip(heads._groups(), heads.source_of, strict=True)):
-            if isinstance(group, SymbolGroup) and source is not None:
-                f = group.features(x)
-                self.received[i] = group.receive(f)
-                sent = group.send(f)  # nothing, of an Abstractor
-                self.keys |= {i: sent["k_rel"]} if "k_rel" in sent else {}
-                self.values[i] = group.values(said[source])
+        self.keys = {i: of["k_rel"] for i, of in enumerate(said) if "k_rel" in of}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["cache"], name)
@@ -199,24 +213,27 @@ class Senders:
     def filled(self, value: Float[Tensor, "b t g e"]) -> Float[Tensor, "b t g e"]:
         """Values, with symbols by key in place of those of heads that read them."""
         value = value.clone()
-        for i, symbols in self.values.items():
-            if symbols.ndim == 4:
-                value[:, :, self.heads.slices[i][1]] = symbols
+        for of in self.said:
+            if of and of["values"].ndim == 4:
+                value[:, :, slice(*of["keys"])] = of["values"]
         return value
 
-    def made(self, i: int, t: int, s: int) -> dict[str, Tensor]:
-        """Of group `i`, relations of `t` receivers and the first `s` senders, and symbols by offset."""
-        made = dict(self.received[i])
-        if i in self.keys:
-            made["k_rel"] = self.keys[i][:, :s]
-        if self.values[i].ndim == 3:
-            # A cache of fixed size has empty places after the last token, one with a window fewer than came before.
-            made["v"] = by_offset(self.values[i], t, s, min(self.past, s - t))
-        return made
+    def made(self, t: int, s: int) -> list[dict[str, Tensor]]:
+        """Of each group, relations of `t` receivers and the first `s` senders, and symbols by offset."""
+        found: list[dict[str, Tensor]] = []
+        for i, of in enumerate(self.said):
+            made = dict(of.get("received", {}))
+            if i in self.keys:
+                made["k_rel"] = self.keys[i][:, :s]
+            if of and of["values"].ndim == 3:
+                # A cache of fixed size has empty places after the last token, one with a window fewer than came before.
+                made["v"] = by_offset(of["values"], t, s, min(self.past, s - t))
+            found.append(made)
+        return found
 
 
 def attend(
-    heads: Heads | HeadGroup,
+    heads: Callable[..., Any],
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -230,7 +247,10 @@ def attend(
     polyhead: Senders | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The function of the interface, on (b h t d) tensors; returns (b t h e).  ValueError for what is not plain."""
+    """The function of the interface, on (b h t d) tensors; returns (b t h e).  ValueError for what is not plain.
+
+    `heads` is called as `Heads` are, whatever it is: the module of a layer, wrapped by whom it may be.
+    """
     who = type(module).__name__
     refuse(module, options)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
@@ -241,15 +261,23 @@ def attend(
     causal = bool(causal) and attention_mask is None and t > 1
     if causal:  # no mask then means that query 0 is key 0: what lies behind is the empty rest of a cache
         k, v = k[:, :t], v[:, :t]
-    seen = {"causal": causal, **_bias_and_mask(who, (attention_mask, position_bias), t, k.shape[1], q.dtype)}
+    seen = {
+        "causal": causal,
+        "keep": None,
+        **_bias_and_mask(who, (attention_mask, position_bias), t, k.shape[1], q.dtype),
+    }
     if dropout > 0:
         draw = torch.rand(q.shape[0], q.shape[2], t, k.shape[1], device=q.device)
         seen["keep"] = (draw >= dropout).to(q.dtype) / (1.0 - dropout)
     if scaling is not None and scaling != d**-0.5:
         q = q * (scaling * d**0.5)
-    if isinstance(heads, Heads):
-        return heads(q, k, v, seen={"keep": None, **seen}, senders=polyhead).contiguous(), None
-    return heads(q, k, v, **seen).contiguous(), None
+    made = None if polyhead is None else polyhead.made(t, k.shape[1])
+    return heads(q, k, v, seen=seen, made=made).contiguous(), None
+
+
+def alone(group: HeadGroup) -> Callable[..., Tensor]:
+    """A group that is all heads of a layer and reads q, k and v alone, to be called as `Heads` are."""
+    return lambda q, k, v, *, seen, made: group(q, k, v, **seen)
 
 
 def refuse(module: nn.Module, options: Mapping[str, Any]) -> None:
@@ -272,13 +300,15 @@ def _bias_and_mask(who: str, given: Sequence[Tensor | None], t: int, s: int, dty
 class _Stream:
     """Before the class of an attention module: its relational heads are given what they relate."""
 
-    polyhead: Heads
+    polyhead: nn.Module
     layer_idx: int
     polyhead_stream = True
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get("past_key_values")
-        senders = Senders(self.polyhead, hidden_states, kwargs.get("position_ids"), cache, self.layer_idx)
+        past = 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
+        said = self.polyhead(hidden_states, first=past, positions=kwargs.get("position_ids"))
+        senders = Senders(said, cache, past)
         if cache is not None:
             kwargs["past_key_values"] = senders
         return super().forward(hidden_states, *args, polyhead=senders, **kwargs)  # type: ignore[misc]

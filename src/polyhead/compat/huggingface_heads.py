@@ -12,18 +12,18 @@ it where this module is not registered is an error.
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from polyhead import config as ours
-from polyhead.compat.huggingface_attention import Heads, Place, attend, fitted, refuse, with_symbols
+from polyhead.compat.huggingface_attention import Heads, Place, alone, attend, fitted, refuse, with_symbols
+from polyhead.compat.huggingface_calls import ELSEWHERE, guard, mask, note, uses_interface, watch
 from polyhead.config import Hyla, Linear, Mechanism, Softmax, SymbolHeads, head_list
 from polyhead.layers.heads import build
 
@@ -56,14 +56,16 @@ def register(*types: str) -> None:
     >>> model(torch.randint(100, (2, 7))).logits.shape
     torch.Size([2, 7, 100])
 
-    The mask interface learns the names, too: without that a function is given no mask, and padding is attended to.
+    The mask interface learns the names, too: without that a function is given no mask, and padding is attended to.  A
+    model that computes attention itself is refused, when it is made or at its first forward pass at the latest.
     """
     for name, mechanism in NAMES.items():
         group = build(mechanism, 1, 1)  # holds no parameters, and the op takes any number of heads
-        AttentionInterface.register(name, functools.partial(attend, group))
-        AttentionMaskInterface.register(name, sdpa_mask)
+        AttentionInterface.register(name, functools.partial(_by_name, name, alone(group)))
+        AttentionMaskInterface.register(name, mask)
     AttentionInterface.register(OF_LAYERS, _of_layers)
-    AttentionMaskInterface.register(OF_LAYERS, sdpa_mask)
+    AttentionMaskInterface.register(OF_LAYERS, mask)
+    guard()
     for name in (*TYPES, *types):
         if name in CONFIG_MAPPING or name in types:
             _classes(name)
@@ -130,6 +132,7 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
     before = layer_heads(config) if isinstance(config, holder) else [None] * count
     _hold(config, [groups if layer in chosen else before[layer] for layer in range(count)])
     model.__class__ = network
+    watch(model)
     return model
 
 
@@ -185,16 +188,46 @@ class _HasHeads:
                 attention.polyhead.begin(attention.v_proj)
 
 
+def _by_name(
+    name: str, heads: Callable[..., Any], module: nn.Module, *tensors: Any, **options: Any
+) -> tuple[Tensor, Any]:
+    note(module, name)
+    return attend(heads, module, *tensors, **options)
+
+
 def _of_layers(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor, Any]:
     """Layers with heads of their own compute these, all others what they did before, by PyTorch's kernels."""
     if not isinstance(getattr(module, "config", None), HoldsHeads):
         who = type(module).__name__
         raise ValueError(f"polyhead: {who} must belong to a model whose configuration holds heads: use AutoModel")
-    heads = getattr(module, "polyhead", None)
-    if isinstance(heads, Heads):
+    heads = _heads_of(module)
+    if heads is not None:
+        note(module, _said(module, heads))
         return attend(heads, module, *tensors, **options)
+    note(module, ELSEWHERE)
     refuse(module, options)
     return sdpa_attention_forward(module, *tensors, **options)
+
+
+def _heads_of(module: Any) -> nn.Module | None:
+    """What stands where the heads of a layer are: they, or what wraps them.  ValueError unless that is what the
+    configuration says."""
+    held, heads = module.config.polyhead_heads[module.layer_idx] is not None, getattr(module, "polyhead", None)
+    if heads is not None and not any(isinstance(part, Heads) for part in heads.modules()):
+        came = f"a {type(heads).__name__} without any"
+    elif held == (heads is not None):
+        return heads
+    else:
+        came = "none" if held else "some"
+    wanted = "the heads that its configuration holds" if held else "none of its own, as its configuration says,"
+    raise ValueError(f"polyhead: layer {module.layer_idx} ({type(module).__name__}) must have {wanted} but has {came}")
+
+
+def _said(module: Any, heads: nn.Module) -> str:
+    """The heads of a layer in a few words."""
+    groups = module.config.polyhead_heads[module.layer_idx]
+    said = ", ".join(f"{group['kind']}({group['heads']})" for group in groups)
+    return said if isinstance(heads, Heads) else f"{said} in a {type(heads).__name__}"
 
 
 @functools.cache
@@ -204,6 +237,7 @@ def _classes(model_type: str) -> tuple[type, type]:
     if base not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(f"polyhead: {model_type} must be a type of causal language model")
     parent: Any = MODEL_FOR_CAUSAL_LM_MAPPING[base]
+    uses_interface(parent, OF_LAYERS)
     what = {"__module__": __name__, "polyhead_heads": None, "model_type": f"polyhead_{model_type}"}
     holder = type(f"Polyhead{base.__name__}", (HoldsHeads, base), what)
     network = type(f"Polyhead{parent.__name__}", (_HasHeads, parent), {"__module__": __name__, "config_class": holder})

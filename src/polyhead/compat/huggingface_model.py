@@ -33,6 +33,7 @@ from polyhead.config import Classes, Logits, Patches, Tokens
 from polyhead.layers.positions import Constant
 from polyhead.models.initialise import initialise
 from polyhead.models.transformer import Transformer
+from polyhead.parts import narrower
 from polyhead.tasks.text_tokens import codec_of
 from polyhead.train.checkpoint import load_model
 from polyhead.train.folder import read_config
@@ -73,7 +74,10 @@ class _Polyhead(transformers.PreTrainedModel):
         elif any(module is own for own in self.modules()):
             self._fill()
         elif isinstance(module, nn.Embedding | nn.Linear):  # a table of another size
-            initialise(module, self.config.settings.init)
+            settings = self.config.settings
+            initialise(module, settings.init)
+            if isinstance(module, nn.Linear) or self.config.tie_word_embeddings:  # a map to logits
+                module.weight.mul_(narrower(settings.inputs, settings.outputs, settings.dim, settings.init))
 
     def _fill(self) -> None:
         """Give what is not filled the values of a new model: our rules look at a whole one."""

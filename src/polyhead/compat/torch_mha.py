@@ -24,9 +24,8 @@ from polyhead.compat.foreign import limits, softmax_group
 from polyhead.compat.torch_mha_module import MultiheadAttention as MultiheadAttention
 from polyhead.compat.torch_mha_replace import drop_in as drop_in
 from polyhead.compat.torch_mha_replace import replace as replace
-from polyhead.layers.heads import RelationalHeads, SymbolGroup
-from polyhead.layers.projection import out_weight
-from polyhead.layers.taps import GroupTaps, Taps
+from polyhead.layers.projection import affine, out_weight
+from polyhead.layers.taps import GroupTaps, Taps, described
 
 _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 
@@ -112,19 +111,17 @@ def _taps_of_ours(name: str, module: MultiheadAttention, call: dict[str, Any], r
     x, context, parts, seen = module.read(call["query"], call["key"], call["value"], *masks)
     own = zip(parts, module.own(seen), strict=True)
     groups = tuple(_group(module, i, made, limits) for i, (made, limits) in enumerate(own))
-    bias: Tensor | None = module.out_proj.bias
+    bias = affine(module.out_proj)[1]
     y = result[None] if result.ndim == 2 else result if module.batch_first else result.transpose(0, 1)
     return Taps(x=x, context=context, output=y, b_out=None if bias is None else bias.detach(), groups=groups, name=name)
 
 
-def _group(module: MultiheadAttention, i: int, made: dict[str, Tensor], own: dict[str, Any]) -> GroupTaps:
+def _group(module: MultiheadAttention, i: int, made: dict[str, Any], own: dict[str, Any]) -> GroupTaps:
     group: Any = module.groups[i]
+    about: dict[str, Any] = described(group, own)
+    about |= {what: x.detach() for what, x in about.items() if isinstance(x, Tensor)}
     w_value, b_value = module.values_of(i)
     return GroupTaps(
-        kind=group.kind,
-        normalise=group.normalise,
-        act=group.act,
-        depth=group.depth,
         output=group(**made, **own),
         bias=own["bias"],
         mask=own["mask"],
@@ -133,9 +130,7 @@ def _group(module: MultiheadAttention, i: int, made: dict[str, Tensor], own: dic
         w_value=w_value,
         b_value=b_value,
         w_out=out_weight(module.out_proj, module.sizes, i).detach(),
-        value_weight=None if group.value_weight is None else group.value_weight.detach(),
-        relation_act=group.relation_act if isinstance(group, SymbolGroup) else None,
-        relation_weight=group.relation_weight.detach() if isinstance(group, RelationalHeads) else None,
+        **about,
         **made,
     )
 

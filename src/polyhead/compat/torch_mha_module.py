@@ -21,11 +21,11 @@ from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.layers import Device
 from polyhead.layers.arguments import limits_of
+from polyhead.layers.functions import attended, coder
 from polyhead.layers.heads import HeadGroup, SymbolGroup, build, shared_groups
 from polyhead.layers.projection import Rows, by_offset, widths_of
 from polyhead.layers.symbols import SymbolModule, build_symbols
-from polyhead.layers.taps import code_of
-from polyhead.ops.code import drop, visible
+from polyhead.ops.code import drop
 
 WHO = "MultiheadAttention"
 LATE = ("kdim", "vdim", "batch_first", "device", "dtype")
@@ -159,7 +159,7 @@ class MultiheadAttention(nn.Module):
         one, first = query.ndim == 2, self.batch_first
         _, _, parts, seen = self.read(query, key, value, key_padding_mask, attn_mask, causal)
         outputs = [
-            group(**made, **own).flatten(2)
+            attended(group, made, own).flatten(2)
             for group, made, own in zip(self._groups(), parts, self.own(seen), strict=True)
         ]
         y = self.out_proj(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1))
@@ -310,9 +310,8 @@ class MultiheadAttention(nn.Module):
         """(b h t s), before dropout."""
         codes = []
         for group, made, own in zip(self._groups(), parts, self.own(seen), strict=True):
-            t, s = made["q"].shape[1], made["k"].shape[1]
-            look = visible(own["mask"], own["causal"], t, s, made["q"].device)
-            codes.append(code_of(group, made["q"], made["k"], own["bias"], look, False))
+            limits = {name: value for name, value in own.items() if name != "keep"}
+            codes.append(coder(group)(made["q"], made["k"], **limits))
         return codes[0] if len(codes) == 1 else torch.cat(codes, dim=1)
 
     def extra_repr(self) -> str:

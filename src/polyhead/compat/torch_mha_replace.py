@@ -6,6 +6,8 @@ from torch import Tensor, nn
 from polyhead.compat.torch_mha_module import Heads, MultiheadAttention
 from polyhead.layers.heads import SymbolGroup
 
+_OUT = type(nn.MultiheadAttention(1, 1).out_proj)
+
 
 def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> int:
     """Replace every `nn.MultiheadAttention` in `model` by ours, weights kept, and count them.
@@ -19,7 +21,8 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
     padded tensors, which only their fused kernel takes.
 
     ValueError, and nothing is replaced: heads of other widths or another number, add_bias_kv, add_zero_attn, a
-    subclass (what it computes is its own), or no such module inside.
+    subclass (what it computes is its own), one that is hooked or wrapped (PEFT, a parametrised output: what it adds
+    would be lost), or no such module inside.
     """
     found = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     if not found or model in found:
@@ -29,6 +32,11 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
         raise ValueError(
             f"replace: a model that holds nn.MultiheadAttention was wanted but {type(model).__name__} {what}"
         )
+    for parent in model.modules():
+        if isinstance(getattr(parent, "base_layer", None), nn.MultiheadAttention):  # whose weights PEFT reads by name
+            raise ValueError(
+                f"replace: nn.MultiheadAttention was wanted but a {type(parent).__name__} of PEFT holds it"
+            )
     new = {old: drop_in(old, heads, max_length=max_length) for old in found}
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
@@ -47,7 +55,11 @@ def drop_in(old: nn.MultiheadAttention, heads: Heads = None, *, max_length: int 
     """
     if type(old) is not nn.MultiheadAttention:
         raise ValueError(f"replace: nn.MultiheadAttention was wanted but its subclass {type(old).__name__} came")
-    where, has_bias = old.out_proj.weight, old.in_proj_bias is not None
+    out = old.out_proj
+    if old._forward_hooks or old._forward_pre_hooks or type(out) is not _OUT or out._forward_pre_hooks:
+        what = f"with a {type(out).__name__} and hooks" if type(out) is _OUT else f"with a {type(out).__name__}"
+        raise ValueError(f"replace: nn.MultiheadAttention as PyTorch makes it was wanted but one {what} came")
+    where, has_bias = out.weight, old.in_proj_bias is not None
     new = MultiheadAttention(
         *(old.embed_dim, old.num_heads, old.dropout, has_bias, old.bias_k is not None, old.add_zero_attn),
         kdim=old.kdim,

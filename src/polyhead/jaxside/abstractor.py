@@ -34,11 +34,16 @@ from polyhead.shapes import one_of, shaped
 from polyhead.spec import RELATION_ACTS
 
 
-def reference(x: Inputs) -> jax.Array:
-    """The equation, as it stands."""
+def code(x: Inputs) -> jax.Array:
+    """act(s) of all pairs (b h t s), 0 for those that may not look."""
     s, look = logits(x)
     a = relate(s, x.act, look, x.total).astype(x.q.dtype)
-    return retrieve(drop(a if look is None else jnp.where(look, a, 0), x.keep), x.v)
+    return a if look is None else jnp.where(look, a, 0)
+
+
+def reference(x: Inputs) -> jax.Array:
+    """The equation, as it stands."""
+    return retrieve(drop(code(x), x.keep), x.v)
 
 
 def _rows(x: Inputs) -> dict[str, Logits]:

@@ -4,7 +4,7 @@ A group reads queries (b t h d), keys (b s g d) and values (b s g e) of the laye
 are symbols map them with `value`, and what they relate with `q_rel` and `k_rel`.  Names as in `polyhead.layers`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,29 @@ from flax import nnx
 
 from polyhead import config
 from polyhead.jaxside.abstractor import abstractor_attention
-from polyhead.jaxside.code import Array, Inputs, latent_code, relate, relations, visible
+from polyhead.jaxside.abstractor import code as abstractor_code
+from polyhead.jaxside.code import Array, Inputs, relations
+from polyhead.jaxside.disentangled import code as disentangled_code
 from polyhead.jaxside.disentangled import disentangled_attention
+from polyhead.jaxside.hyla import code as hyla_code
 from polyhead.jaxside.hyla import hyla
+from polyhead.jaxside.linear import code as linear_code
 from polyhead.jaxside.linear import linear_attention
 from polyhead.jaxside.nnx_parts import Draw, Linear
+from polyhead.jaxside.relational import code as relational_code
 from polyhead.jaxside.relational import relational_attention
+from polyhead.jaxside.softmax import code as softmax_code
 from polyhead.jaxside.softmax import softmax_attention
+
+CODES: dict[type, Callable[[Inputs], jax.Array]] = {
+    config.Softmax: softmax_code,
+    config.Linear: linear_code,
+    config.Hyla: hyla_code,
+    config.Relational: relational_code,
+    config.Disentangled: disentangled_code,
+    config.Abstractor: abstractor_code,
+}
+"""Mechanism -> the code of a call, by the function that its reference calls."""
 
 PROBE = 32
 """Tokens that relation weights are balanced on."""
@@ -62,11 +78,25 @@ def sizes_of(mechanism: config.Mechanism, width: int, total_heads: int) -> Sizes
     return Sizes(heads, mechanism.dim or own, mechanism.value_dim or own, groups, takes)
 
 
+def code(self: Any, q: Array, k: Array, limits: dict[str, Any]) -> Array:
+    """The code of all pairs (b h t s), by the function that the output is made with.
+
+    ValueError for a subclass that computes something else and has no `code` of its own.
+    """
+    if type(self).__call__.__module__ != __name__:
+        who = type(self).__name__
+        raise ValueError(f"{who}: the code of its __call__ is not known: give the class a method `code` beside it")
+    how = {name: getattr(self.mechanism, name) for name in ("normalise", "act") if hasattr(self.mechanism, name)}
+    given = {name: limit for name, limit in limits.items() if name != "keep"}
+    return CODES[type(self.mechanism)](jax.tree.map(jnp.asarray, Inputs(q, k, **given, **how)))
+
+
 class ValueHeads(nnx.Module):
     """Softmax, linear and HYLA heads: their values are tokens.  `value_weight`: of a deep HYLA."""
 
     value_weight: nnx.Param | None
     symbol_dim = None
+    code = code
 
     def __init__(self, mechanism: config.Mechanism, sizes: Sizes, draw: Draw) -> None:
         self.mechanism, self.sizes, e = mechanism, sizes, sizes.value_dim
@@ -82,10 +112,6 @@ class ValueHeads(nnx.Module):
         assert isinstance(m, config.Hyla)
         weight = None if self.value_weight is None else self.value_weight[...]
         return hyla(*qkv, normalise=m.normalise, act=m.act, value_weight=weight, impl=m.impl, **limits)
-
-    def code(self, q: Array, k: Array, limits: dict[str, Any]) -> Array:
-        """The code of all pairs (b h t s)."""
-        return latent_code(q, k, normalise=getattr(self.mechanism, "normalise", "softmax"), **limits)
 
 
 class HiddenMaps(nnx.Module):
@@ -110,6 +136,7 @@ class SymbolGroup(nnx.Module):
     k_rel: Linear | None
     hidden: HiddenMaps | None
     relation_weight: nnx.Param | None
+    code = code
 
     def __init__(
         self, mechanism: config.SymbolHeads, width: int, sizes: Sizes, draw: Draw, *, bias: bool, symbol_std: float
@@ -173,15 +200,6 @@ class SymbolGroup(nnx.Module):
         if self.relation_weight is None:
             return disentangled_attention(q, k, made["q_rel"], made["k_rel"], v, **how)
         return relational_attention(q, k, made["q_rel"], made["k_rel"], v, self.relation_weight[...], **how)
-
-    def code(self, q: Array, k: Array, limits: dict[str, Any]) -> Array:
-        """The code of all pairs (b h t s): softmax, or an Abstractor's activation of the scores."""
-        m = self.mechanism
-        if not isinstance(m, config.Abstractor) or m.act == "softmax":
-            return latent_code(q, k, normalise="softmax", **limits)
-        look = visible(Inputs(q, k, mask=limits["mask"], causal=limits["causal"], window=limits["window"]))
-        code = relate(jnp.asarray(latent_code(q, k, normalise="identity", **limits)), m.act, look)
-        return code if look is None else jnp.where(look, code, 0)
 
 
 Group = ValueHeads | SymbolGroup

@@ -19,11 +19,13 @@ from polyhead import config
 from polyhead.layers import Device
 from polyhead.layers.arguments import Call, all_hidden, call_of, check, limits_of, symbols_of
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.heads import HeadGroup, LinearHeads, RelationalHeads, SymbolGroup, build, shared_groups
+from polyhead.layers.functions import attended, coder
+from polyhead.layers.heads import HeadGroup, LinearHeads, SymbolGroup, build, shared_groups
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, rotary_tables
 from polyhead.layers.projection import (
     Rows,
+    affine,
     by_offset,
     linear,
     out_weight,
@@ -32,7 +34,7 @@ from polyhead.layers.projection import (
     widths_of,
 )
 from polyhead.layers.symbols import SymbolModule, build_symbols
-from polyhead.layers.taps import GroupTaps, Taps, code_of
+from polyhead.layers.taps import GroupTaps, Taps, described
 from polyhead.ops.code import Packed, dense
 from polyhead.shapes import shaped
 
@@ -183,15 +185,15 @@ class MultiHeadAttention(nn.Module):
         for i, group in enumerate(self._groups()):
             own, sums = limits_of(limits, *self.heads_of[i]), self._sums(i, call, plain)
             made = {} if sums else self._inputs(i, projected[i], senders[i], call, made)
-            y = self._step(i, projected[i], call) if sums else group(**made, **own)
+            y = self._step(i, projected[i], call) if sums else attended(group, made, own)
             parts.append((made, y.flatten(2), own))
         result = self.out(parts[0][1] if len(parts) == 1 else torch.cat([y for _, y, _ in parts], dim=-1))
         if call.memory is not None:
             call.memory.advance(call.t, call.keep)
         if taps is not None:
             seen = tuple(self._tap(i, *part, call) for i, part in enumerate(parts))
-            taps.append(Taps(x=x, context=call.source, output=result, b_out=self.out.bias, groups=seen))
-        return (result, self._code(parts, call)) if return_code else result
+            taps.append(Taps(x=x, context=call.source, output=result, b_out=affine(self.out)[1], groups=seen))
+        return (result, self._code(parts)) if return_code else result
 
     def _groups(self) -> list[HeadGroup]:
         return list(self.groups)  # type: ignore[arg-type]
@@ -308,10 +310,8 @@ class MultiHeadAttention(nn.Module):
         if memory is None or call.context is not None or not isinstance(group, LinearHeads):
             return False
         shares = self.shared[i] or any(self.shared[i + 1 : i + 2])
-        if not group.sums or shares or self.window is not None:
-            return False
         if call.past == 0:
-            return plain
+            return plain and group.sums and not shares and self.window is None
         if (i, "state") in memory and not plain:
             raise ValueError(
                 "MultiHeadAttention: linear heads keep the sum of earlier tokens, not each of them, so bias, mask, "
@@ -350,22 +350,18 @@ class MultiHeadAttention(nn.Module):
         draw = torch.rand(shape, generator=generator, device=device)
         return (draw >= self.dropout).to(dtype or draw.dtype) / (1.0 - self.dropout)
 
-    def _code(self, parts: list[Part], call: Call) -> Tensor:
+    def _code(self, parts: list[Part]) -> Tensor:
         """The code of all pairs (b h t s), of what each group was given."""
-        codes = [
-            code_of(group, made["q"], made["k"], own["bias"], all_hidden(own, call), self.causal)
-            for group, (made, _, own) in zip(self._groups(), parts, strict=True)
-        ]
+        codes = []
+        for group, (made, _, own) in zip(self._groups(), parts, strict=True):
+            limits = {name: value for name, value in own.items() if name != "keep"}
+            codes.append(coder(group)(made["q"], made["k"], **limits))
         return torch.cat(codes, dim=1)
 
-    def _tap(self, i: int, made: dict[str, Tensor], output: Tensor, own: dict[str, Any], call: Call) -> GroupTaps:
+    def _tap(self, i: int, made: dict[str, Any], output: Tensor, own: dict[str, Any], call: Call) -> GroupTaps:
         group = self._groups()[i]
         w_value, b_value = value_weights(self.qkv, self.sizes, i)
         return GroupTaps(
-            kind=group.kind,
-            normalise=group.normalise,
-            act=group.act,
-            depth=group.depth,
             output=output.unflatten(-1, (self.sizes[i].heads, -1)),
             bias=own["bias"],
             mask=all_hidden(own, call),
@@ -374,8 +370,6 @@ class MultiHeadAttention(nn.Module):
             w_value=w_value,
             b_value=b_value,
             w_out=out_weight(self.out, self.sizes, i),
-            value_weight=group.value_weight,
-            relation_act=group.relation_act if isinstance(group, SymbolGroup) else None,
-            relation_weight=group.relation_weight if isinstance(group, RelationalHeads) else None,
+            **described(group, own),
             **made,
         )

@@ -14,11 +14,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from polyhead import config
-from polyhead.layers import Device
+from polyhead.layers import Device, functions
 from polyhead.layers.heads_symbols import AbstractorHeads, DisentangledHeads, RelationalHeads
 from polyhead.layers.sizes import Sizes, sizes
 from polyhead.layers.symbols import symbol_std
-from polyhead.ops.dispatch import resolve
 from polyhead.ops.linear import linear_step
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE
@@ -29,6 +28,8 @@ class SoftmaxHeads(nn.Module):
 
     kind, normalise, act, depth = "softmax", "softmax", "identity", 1
     value_weight: Tensor | None = None
+    attend: Callable[..., Tensor]
+    use, code = functions.use, functions.code
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class SoftmaxHeads(nn.Module):
     ) -> None:
         super().__init__()
         self.sizes = sizes("SoftmaxHeads", heads, dim, value_dim, kv_heads, takes="v" if share else "qkv")
-        self.attend: Callable[..., Tensor] = resolve("softmax", impl)
+        functions.begin(self, "softmax", impl)
 
     def forward(
         self,
@@ -68,6 +69,8 @@ class LinearHeads(nn.Module):
 
     kind, depth = "linear", 1
     value_weight: Tensor | None = None
+    attend: Callable[..., Tensor]
+    use, code = functions.use, functions.code
 
     def __init__(
         self,
@@ -87,7 +90,7 @@ class LinearHeads(nn.Module):
         self.sizes = sizes("LinearHeads", heads, dim, value_dim, kv_heads, takes="v" if share else "qkv")
         self.normalise = one_of("LinearHeads", "normalise", normalise, NORMALISE)
         self.act = one_of("LinearHeads", "act", act, ACTS)
-        self.attend: Callable[..., Tensor] = resolve("linear", impl)
+        functions.begin(self, "linear", impl, {"normalise": "normalise"})
 
     def forward(
         self,
@@ -108,8 +111,8 @@ class LinearHeads(nn.Module):
 
     @property
     def sums(self) -> bool:
-        """Whether all that queries read of earlier tokens is one sum over them."""
-        return self.normalise == "identity"
+        """Whether all that queries read of earlier tokens is one sum over them: not of a function of the user's."""
+        return self.normalise == "identity" and not functions.is_own(self)
 
     def step(
         self,
@@ -120,7 +123,13 @@ class LinearHeads(nn.Module):
         *,
         mask: Bool[Tensor, "b 1 1 t"] | None = None,
     ) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b g d e"]]:
-        """Causal attention of tokens that follow those in `state`, and the state that has these, too."""
+        """Causal attention of tokens that follow those in `state`, and the state that has these, too.
+
+        ValueError where the code is normalised, or the group computes a function of the user's own: neither is a sum.
+        """
+        if not self.sums:
+            came = "attend is not the op's" if self.normalise == "identity" else f"normalise is {self.normalise!r}"
+            raise ValueError(f"LinearHeads: step needs heads that keep one sum of earlier tokens, but {came}")
         return linear_step(q, k, v, state, mask=mask, act=self.act)
 
 
@@ -128,6 +137,8 @@ class HylaHeads(nn.Module):
     """Hypernetwork linear attention (ops.hyla).  `value_depth=2` adds `value_weight` [head, out, in] (eq. 10)."""
 
     kind = "hyla"
+    attend: Callable[..., Tensor]
+    use, code = functions.use, functions.code
 
     def __init__(
         self,
@@ -156,7 +167,7 @@ class HylaHeads(nn.Module):
         self.value_weight = weight
         if weight is not None:
             nn.init.normal_(weight, std=e**-0.5)
-        self.attend: Callable[..., Tensor] = resolve("hyla", impl)
+        functions.begin(self, "hyla", impl, {"normalise": "normalise"})
 
     def forward(
         self,

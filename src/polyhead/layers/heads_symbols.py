@@ -12,10 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyhead.layers import Device
+from polyhead.layers import Device, functions
 from polyhead.layers.sizes import Sizes
 from polyhead.ops.code import relations as relate
-from polyhead.ops.dispatch import resolve
 from polyhead.shapes import one_of
 from polyhead.spec import RELATION_ACTS, RELATION_INIT
 
@@ -71,6 +70,8 @@ class RelationalHeads(nn.Module):
 
     kind, normalise, act, depth = "relational", "softmax", "identity", 1
     value_weight: Tensor | None = None
+    attend: Callable[..., Tensor]
+    use, code = functions.use, functions.code
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class RelationalHeads(nn.Module):
         self.k_rel = None if symmetric else nn.Linear(wide, r * p, bias=False, device=device, dtype=dtype)
         self.value = nn.Linear(self.symbol_dim, sizes.kv_heads * e, bias=bias, device=device, dtype=dtype)
         self.relation_weight = nn.Parameter(torch.empty(heads, e, r, device=device, dtype=dtype))
-        self.attend: Callable[..., Tensor] = resolve("relational", impl)
+        functions.begin(self, "relational", impl)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -166,8 +167,7 @@ class RelationalHeads(nn.Module):
     ) -> Float[Tensor, "b t h e"]:
         how = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
         how |= {"bias": bias, "scale": None, "keep": keep}
-        weight = self.relation_weight.to(q.dtype)  # under autocast the parameter is kept at its own precision
-        return self.attend(q, k, q_rel, k_rel, v, weight, relation_act=self.relation_act, **how)
+        return self.attend(q, k, q_rel, k_rel, v, self.relation_weight, relation_act=self.relation_act, **how)
 
 
 class DisentangledHeads(nn.Module):
@@ -176,6 +176,8 @@ class DisentangledHeads(nn.Module):
 
     kind, normalise, act, depth = "disentangled", "softmax", "identity", 1
     value_weight: Tensor | None = None
+    attend: Callable[..., Tensor]
+    use, code = functions.use, functions.code
 
     def __init__(
         self,
@@ -206,7 +208,7 @@ class DisentangledHeads(nn.Module):
         self.q_rel = nn.Linear(wide, heads * p, bias=False, device=device, dtype=dtype)
         self.k_rel = None if symmetric else nn.Linear(wide, groups * p, bias=False, device=device, dtype=dtype)
         self.value = nn.Linear(self.symbol_dim, groups * sizes.value_dim, bias=bias, device=device, dtype=dtype)
-        self.attend: Callable[..., Tensor] = resolve("disentangled", impl)
+        functions.begin(self, "disentangled", impl)
 
     def features(self, x: Tensor) -> Tensor:
         """What relations (and, of hidden features, queries and keys) are linear maps of."""
@@ -252,6 +254,8 @@ class AbstractorHeads(nn.Module):
 
     kind, act, depth = "abstractor", "identity", 1
     value_weight: Tensor | None = None
+    attend: Callable[..., Tensor]
+    use, code = functions.use, functions.code
 
     def __init__(
         self,
@@ -274,7 +278,7 @@ class AbstractorHeads(nn.Module):
         self.hidden = HiddenMaps(width, hidden, sizes, bias=bias, device=device, dtype=dtype) if hidden else None
         values = sizes.kv_heads * sizes.value_dim
         self.value = nn.Linear(self.symbol_dim, values, bias=bias, device=device, dtype=dtype)
-        self.attend: Callable[..., Tensor] = resolve("abstractor", impl)
+        functions.begin(self, "abstractor", impl, {"act": "relation_act"})
 
     def features(self, x: Tensor) -> Tensor:
         """What queries and keys of hidden features are linear maps of."""

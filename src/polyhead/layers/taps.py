@@ -1,16 +1,22 @@
 """What a layer lets one look at: q, k, v and its output, with the weights around them.
 
 Taps are copied out on request and never hook anything; the latent code is recomputed from them for the pairs one
-asks for.
+asks for, by the function that the output was made with.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from polyhead.layers.heads import HeadGroup
-from polyhead.ops.code import latent_code, relate, relations, share, visible
+from polyhead.layers.functions import is_own, seen_coder
+from polyhead.layers.heads import RelationalHeads, SymbolGroup
+from polyhead.ops.code import relate, relations, share, visible
+
+OWN = "own"
+"""The kind of heads that compute a function of the user's own, and how their code is normalised."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,7 @@ class GroupTaps:
     key j for query i); relations are recomputed from q_rel and k_rel.
     """
 
-    kind: str  # "softmax", "linear", "hyla", "relational", "disentangled" or "abstractor"
+    kind: str  # "softmax", "linear", "hyla", "relational", "disentangled", "abstractor" or OWN
     normalise: str
     act: str
     depth: int  # of the value network
@@ -37,6 +43,7 @@ class GroupTaps:
     b_value: Float[Tensor, "g e"] | None
     w_out: Float[Tensor, "h m e"] | None
     value_weight: Float[Tensor, "h e e"] | None
+    coder: Callable[..., Tensor]  # of q, k and limits: the function whose code made the output, or one that refuses
 
     q_rel: Float[Tensor, "b t r p"] | None = None
     k_rel: Float[Tensor, "b s _ p"] | None = None
@@ -45,8 +52,13 @@ class GroupTaps:
     assignments: Float[Tensor, "b s _ n"] | None = None  # of a token to symbols, by head of symbolic attention
 
     def code(self) -> Float[Tensor, "b h t s"]:
-        """The latent code of all pairs."""
-        return code_of(self, self.q, self.k, self.bias, self.mask, self.causal, scale=self.scale)
+        """The latent code of all pairs.  ValueError where that of the function which made the output is not known."""
+        return self.coder(self.q, self.k, bias=self.bias, mask=self.mask, causal=self.causal, scale=self.scale)
+
+    @property
+    def relates(self) -> bool:
+        """Whether these heads have relations beside their code."""
+        return self.q_rel is not None and self.relation_act is not None
 
     def relations(self) -> Float[Tensor, "b r t s"]:
         """The relations of all pairs: those that the heads share or, of disentangled heads, one for each.
@@ -62,23 +74,22 @@ class GroupTaps:
         return relate(relations(self.q_rel, k_rel, relation_act="identity"), self.relation_act, look)
 
 
-def code_of(
-    group: GroupTaps | HeadGroup,
-    q: Float[Tensor, "b t h d"],
-    k: Float[Tensor, "b s g d"],
-    bias: Tensor | None,
-    mask: Bool[Tensor, "..."] | None,
-    causal: bool,
-    *,
-    scale: float | None = None,
-) -> Float[Tensor, "b h t s"]:
-    """The latent code of all pairs, of a group of heads: by its normalisation or, of an Abstractor, its activation."""
-    code = latent_code(q, k, normalise=group.normalise, bias=bias, mask=mask, causal=causal, scale=scale)
-    if group.kind != "abstractor" or group.normalise == "softmax":
-        return code
-    look, act = visible(mask, causal, q.shape[1], k.shape[1], q.device), str(group.relation_act)
-    code = relate(code, act, look)
-    return code if look is None else code.masked_fill(~look, 0)
+def described(group: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
+    """What taps say of a group as it is now, beside what it was given: fields of `GroupTaps`.
+
+    `limits`: what it was given in this call, which a code function of the user's own is given again.  Where it computes
+    a function of the user's own, nothing is said of how.
+    """
+    own = is_own(group)
+    how: dict[str, Any] = {"kind": OWN, "normalise": OWN} if own else {"kind": group.kind, "normalise": group.normalise}
+    return how | {
+        "act": group.act,
+        "depth": group.depth,
+        "value_weight": group.value_weight,
+        "relation_act": group.relation_act if isinstance(group, SymbolGroup) and not own else None,
+        "relation_weight": group.relation_weight if isinstance(group, RelationalHeads) and not own else None,
+        "coder": seen_coder(group, {name: value for name, value in limits.items() if name != "keep"}),
+    }
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from torch.nn import functional as F
 from polyhead import config
 from polyhead.layers import Device
 from polyhead.layers.norms import LayerNorm
+from polyhead.layers.projection import plain
 from polyhead.ops.cross_entropy import chunked_cross_entropy, chunked_guesses
+from polyhead.ops.precision import autocast_dtype
 from polyhead.shapes import one_of
 
 
@@ -110,7 +112,8 @@ class PatchInput(nn.Module):
 
     def _first(self, x: Tensor) -> Tensor:
         assert self.class_token is not None
-        return self.class_token.weight.to(x.dtype).expand(len(x), 1, -1)
+        only = torch.zeros(1, 1, dtype=torch.long, device=x.device)
+        return self.class_token(only).to(x.dtype).expand(len(x), 1, -1)
 
 
 class LazyLogits:
@@ -125,8 +128,7 @@ class LazyLogits:
     """
 
     def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, factor: float = 1.0) -> None:
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        dtype = autocast_dtype(x) or x.dtype
         self.x, self.weight, self.factor = x.to(dtype), weight.to(dtype), factor
         self.bias = None if bias is None else bias.to(dtype)
         self.known: tuple[Tensor, Tensor, Tensor] | None = None  # targets, what they cost, guesses
@@ -172,12 +174,17 @@ class LinearOutput(nn.Module):
         super().__init__()
         self.linear = nn.Linear(dim, size, bias=bias, device=device, dtype=dtype)
 
+    @property
+    def weight(self) -> Tensor:
+        """[class, width]."""
+        return self.linear.weight
+
     def forward(self, x: Float[Tensor, "b t m"]) -> Float[Tensor, "b t c"]:
         return self.linear(x)
 
-    def lazy(self, x: Float[Tensor, "b t m"]) -> LazyLogits:
-        """`forward`, but never as a whole."""
-        return LazyLogits(x, self.linear.weight, self.linear.bias)
+    def lazy(self, x: Float[Tensor, "b t m"]) -> LazyLogits | Float[Tensor, "b t c"]:
+        """`forward`, but never as a whole, unless something wraps the map (LoRA): then its weight is not all of it."""
+        return LazyLogits(x, self.linear.weight, self.linear.bias) if plain(self.linear) else self(x)
 
 
 class TiedOutput(nn.Module):
@@ -188,12 +195,23 @@ class TiedOutput(nn.Module):
         self.table = source.table
         self.factor = source.table.embedding_dim**-0.5 if scaled else 1.0
 
+    @property
+    def weight(self) -> Tensor:
+        """[token, width]: the table itself."""
+        return self.table.weight
+
     def forward(self, x: Float[Tensor, "b t m"]) -> Float[Tensor, "b t c"]:
-        return F.linear(x, self.table.weight) * self.factor
+        return F.linear(x, self._table()) * self.factor
 
     def lazy(self, x: Float[Tensor, "b t m"]) -> LazyLogits:
         """`forward`, but never as a whole."""
-        return LazyLogits(x, self.table.weight, factor=self.factor)
+        return LazyLogits(x, self._table(), factor=self.factor)
+
+    def _table(self) -> Tensor:
+        """The rows that tokens are given: those of a wrapped table (LoRA) are not its weight."""
+        weight: Tensor = self.table.weight
+        wrapped = type(self.table).forward is not nn.Embedding.forward
+        return self.table(torch.arange(len(weight), device=weight.device)) if wrapped else weight
 
 
 class ClassOutput(nn.Module):

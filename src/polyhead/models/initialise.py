@@ -7,6 +7,8 @@
 In both, norms are 1, biases 0 and relative-bias tables N(0, 1/buckets).  The joint q/k/v matrix is filled as the
 three separate projections would be.  Libraries, templates and positions of symbols are N(0, 1), relative ones uniform
 of variance 2/(rows + width); relation weights are filled last, by their own rule, which looks at the maps around them.
+What makes the logits of a language model then begins narrower where its loss would not begin near ln(tokens): see
+`parts.narrower`.
 """
 
 import torch

@@ -26,6 +26,7 @@ from polyhead.models.ends import ClassOutput, LazyLogits, LinearOutput, TiedOutp
 from polyhead.models.initialise import initialise
 from polyhead.models.sources import Sources, recomputed
 from polyhead.ops.code import Packed
+from polyhead.parts import narrower
 from polyhead.shapes import shaped
 
 
@@ -83,7 +84,12 @@ class Transformer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Fill all parameters by the preset `config.init` (an encoder by its own), from torch's default generator."""
-        initialise(self, self.config.init)
+        settings = self.config
+        initialise(self, settings.init)
+        if isinstance(self.outputs, LinearOutput | TiedOutput):
+            factor = narrower(settings.inputs, settings.outputs, settings.dim, settings.init)
+            with torch.no_grad():
+                self.outputs.weight.mul_(factor)
         if isinstance(self.encoder, Transformer):
             self.encoder.reset_parameters()
 

@@ -19,6 +19,7 @@ from polyhead.ops.code import (
     Packed,
     Symbols,
     blank,
+    check_limits,
     drop,
     products,
     relate,
@@ -27,8 +28,32 @@ from polyhead.ops.code import (
     with_bias,
 )
 from polyhead.ops.dispatch import choose, load
+from polyhead.ops.precision import autocasting
 from polyhead.shapes import one_of, shaped
 from polyhead.spec import RELATION_ACTS
+
+
+@shaped
+@autocasting
+def code(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
+    scale: float | None = None,
+    act: str = "softmax",
+) -> Float[Tensor, "b h t s"]:
+    """act(s) of all pairs, 0 for those that may not look."""
+    check_limits("abstractor_attention", q.shape[0], q.shape[1], k.shape[1], window, cu_seqlens)
+    look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
+    scores = products(q, k, scale)
+    biased, look = with_bias(scores, bias, look)
+    a = relate(biased.to(scores.dtype), act, look)
+    return a if look is None else a.masked_fill(~look, 0)
 
 
 def reference(
@@ -46,14 +71,12 @@ def reference(
     act: str = "softmax",
 ) -> Tensor:
     """The equation, as it stands."""
-    look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
-    scores = products(q, k, scale)
-    biased, look = with_bias(scores, bias, look)
-    a = relate(biased.to(scores.dtype), act, look)
-    return retrieve(drop(a if look is None else a.masked_fill(~look, 0), keep), symbols)
+    seen: dict[str, Any] = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+    return retrieve(drop(code(q, k, bias=bias, **seen, scale=scale, act=act), keep), symbols)
 
 
 @shaped
+@autocasting
 def abstractor_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],

@@ -20,6 +20,7 @@ from einops import einsum
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
+from polyhead.ops.precision import autocasting
 from polyhead.shapes import one_of, shaped
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
 
@@ -246,6 +247,7 @@ def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlen
 
 
 @shaped
+@autocasting
 def latent_code(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],
@@ -279,6 +281,7 @@ def latent_code(
 
 
 @shaped
+@autocasting
 def relations(
     q_rel: Float[Tensor, "b t r p"],
     k_rel: Float[Tensor, "b s r p"],

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.ops.code import wide
+from polyhead.ops.precision import autocast_dtype
 from polyhead.ops.tiles_ops import differentiated
 from polyhead.shapes import shaped
 
@@ -73,8 +74,7 @@ def _entropy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if chunk < 1:
         raise ValueError(f"chunked_cross_entropy: chunk must be at least 1 but is {chunk}")
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    dtype = autocast_dtype(x) or x.dtype
     x, weight = x.to(dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
     if differentiated():

@@ -8,6 +8,7 @@ earlier draft of Altabaa and Lafferty 2024 (arXiv 2405.16727); with the relation
 to symbols.
 """
 
+import functools
 from typing import Any
 
 from einops import einsum
@@ -30,8 +31,12 @@ from polyhead.ops.code import (
     visible,
 )
 from polyhead.ops.dispatch import choose, load
+from polyhead.ops.precision import autocasting
 from polyhead.shapes import one_of, shaped
 from polyhead.spec import RELATION_ACTS
+
+code = functools.partial(latent_code, normalise="softmax")
+"""a (b h t s), of q, k and what limits a call."""
 
 
 def reference(
@@ -52,12 +57,13 @@ def reference(
 ) -> Tensor:
     """The equation, as it stands."""
     look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
-    code = latent_code(q, k, normalise="softmax", bias=bias, mask=look, scale=scale)
+    a = code(q, k, bias=bias, mask=look, scale=scale)
     inner = einsum(q_rel * q_rel.shape[-1] ** -0.5, share(k_rel, q.shape[2]), "b t h p, b s h p -> b h t s")
-    return retrieve(drop(code * relate(inner, relation_act, look), keep), symbols)
+    return retrieve(drop(a * relate(inner, relation_act, look), keep), symbols)
 
 
 @shaped
+@autocasting
 def disentangled_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],

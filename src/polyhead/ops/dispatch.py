@@ -73,20 +73,29 @@ def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
     one_of("polyhead.ops", "op", op, BACKENDS)
     if op not in _MODULES:
         load(op)
+    public = getattr(_MODULES[op], PUBLIC[op])
     if impl == "auto":
-        return getattr(_MODULES[op], PUBLIC[op])
+        return public
     one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
-    return functools.partial(getattr(_MODULES[op], PUBLIC[op]), impl=impl)
+    return functools.partial(public, impl=impl)
 
 
-def code_of(op: str, impl: str) -> Callable[..., Tensor]:
-    """What computes an impl, for callers who have checked the arguments and set what nobody may see to 0 (`blank`)."""
+def backend(op: str, impl: str) -> Callable[..., Tensor]:
+    """What computes an impl, for callers who have checked and cast the arguments and set what nobody may see to 0."""
     one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
     return getattr(_MODULES[op], impl) if impl in IN_OP_FILE else _MODULES[f"{op}_{impl}"].forward
 
 
+def code_of(op: str) -> Callable[..., Tensor]:
+    """The function of q, k, limits and options that gives the op's code (b h t s): the one its reference calls."""
+    one_of("polyhead.ops", "op", op, BACKENDS)
+    if op not in _MODULES:
+        load(op)
+    return _MODULES[op].code
+
+
 def choose(op: str, impl: str, inputs: Inputs) -> Callable[..., Tensor]:
-    """`code_of`, with "auto" replaced by the first impl that takes the inputs and is worth it there.
+    """`backend`, with "auto" replaced by the first impl that takes the inputs and is worth it there.
 
     Raises ValueError unless the op's tensors have one dtype and one device, and the scale is a number.
     """
@@ -101,14 +110,14 @@ def choose(op: str, impl: str, inputs: Inputs) -> Callable[..., Tensor]:
     if isinstance(inputs.scale, Tensor):
         raise ValueError(f"{PUBLIC[op]}: scale must be a number but is a Tensor; multiply q by it")
     if impl != "auto":
-        return code_of(op, impl)
+        return backend(op, impl)
     for name in BACKENDS[op]:
         if name not in IN_OP_FILE and _takes(name, _MODULES[f"{op}_{name}"], inputs):
             return _MODULES[f"{op}_{name}"].forward
     return _MODULES[op].reference
 
 
-def _takes(name: str, backend: Any, inputs: Inputs) -> bool:
-    if backend.refusal(inputs) is not None:
+def _takes(name: str, module: Any, inputs: Inputs) -> bool:
+    if module.refusal(inputs) is not None:
         return False
-    return name in PORTABLE if torch.compiler.is_exporting() else backend.worth(inputs)
+    return name in PORTABLE if torch.compiler.is_exporting() else module.worth(inputs)

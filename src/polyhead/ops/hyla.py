@@ -7,16 +7,21 @@
 with a_hij the rms over heads of the scores.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6; eq. 10 (deep).
 """
 
+import functools
 from typing import Any
 
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, blank, drop, latent_code, share, visible
+from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, blank, drop, latent_code, share
 from polyhead.ops.code import act as activation
 from polyhead.ops.dispatch import choose, load
+from polyhead.ops.precision import autocasting
 from polyhead.shapes import shaped
+
+code = functools.partial(latent_code, normalise="rms_heads")
+"""a (b h t s), of q, k, what limits a call, and `normalise`."""
 
 
 def reference(
@@ -37,9 +42,8 @@ def reference(
 ) -> Tensor:
     """Equation 6 (or 10), as it stands."""
     phi = activation(act)
-    look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
-    code = latent_code(q, k, normalise=normalise, bias=bias, mask=look, scale=scale)
-    a = drop(code, keep)
+    seen: dict[str, Any] = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+    a = drop(code(q, k, bias=bias, **seen, scale=scale, normalise=normalise), keep)
     # Contiguous: mixed layouts make the gradient of act 40 times slower than one copy.
     z = phi(einsum(a, share(v, q.shape[2]), "b h t s, b s h e -> b t s e").contiguous())
     if value_weight is not None:
@@ -48,6 +52,7 @@ def reference(
 
 
 @shaped
+@autocasting
 def hyla(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.ops.code import Inputs, wide
+from polyhead.ops.precision import autocasting
 from polyhead.ops.tiles import refuse, stateless
 from polyhead.shapes import shaped
 
@@ -84,6 +85,7 @@ def forward(
 
 
 @shaped
+@autocasting
 def hyla_step(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b t g d"],

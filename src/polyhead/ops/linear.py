@@ -8,6 +8,7 @@ other than identity are the ablations of its table A1.  Recurrent form: Katharop
 feature map here).
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -26,14 +27,17 @@ from polyhead.ops.code import (
     latent_code,
     sequence_of,
     share,
-    visible,
     wide,
 )
 from polyhead.ops.code import act as activation
 from polyhead.ops.dispatch import choose, load
 from polyhead.ops.linear_chunked import step
+from polyhead.ops.precision import autocasting
 from polyhead.ops.tiles import is_key_mask, refuse, stateless
 from polyhead.shapes import shaped
+
+code = functools.partial(latent_code, normalise="identity")
+"""a (b h t s), of q, k, what limits a call, and `normalise`."""
 
 
 def reference(
@@ -52,9 +56,9 @@ def reference(
     act: str = "identity",
 ) -> Tensor:
     """The parallel equation, as it stands."""
-    look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
-    code = latent_code(q, k, normalise=normalise, bias=bias, mask=look, scale=scale)
-    return einsum(drop(code, keep), activation(act)(share(v, q.shape[2])), "b h t s, b s h e -> b t h e")
+    seen: dict[str, Any] = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+    a = code(q, k, bias=bias, **seen, scale=scale, normalise=normalise)
+    return einsum(drop(a, keep), activation(act)(share(v, q.shape[2])), "b h t s, b s h e -> b t h e")
 
 
 def recurrent(
@@ -98,6 +102,7 @@ def recurrent(
 
 
 @shaped
+@autocasting
 def linear_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],
@@ -139,6 +144,7 @@ def linear_attention(
 
 
 @shaped
+@autocasting
 def linear_step(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b t g d"],

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from polyhead.ops.code import wide
+from polyhead.ops.precision import autocasting
 from polyhead.ops.tiles_ops import differentiated_further
 from polyhead.shapes import shaped
 
@@ -45,6 +46,7 @@ def silu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 @shaped
+@autocasting
 def scaled_dot_product_attention(
     q: Float[Tensor, "... t d"],
     k: Float[Tensor, "... s d"],

@@ -7,6 +7,7 @@ The sensory content of the senders never enters, only how the receiver compares 
 "Disentangling and integrating relational and sensory information in transformer architectures" (arXiv 2405.16727).
 """
 
+import functools
 from typing import Any
 
 from einops import einsum
@@ -28,8 +29,12 @@ from polyhead.ops.code import (
     visible,
 )
 from polyhead.ops.dispatch import choose, load
+from polyhead.ops.precision import autocasting
 from polyhead.shapes import one_of, shaped
 from polyhead.spec import RELATION_ACTS
+
+code = functools.partial(latent_code, normalise="softmax")
+"""a (b h t s), of q, k and what limits a call."""
 
 
 def reference(
@@ -51,13 +56,14 @@ def reference(
 ) -> Tensor:
     """The equation, as it stands."""
     look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
-    code = latent_code(q, k, normalise="softmax", bias=bias, mask=look, scale=scale)
-    a, rel = drop(code, keep), relations(q_rel, k_rel, relation_act=relation_act, mask=look)
+    a = drop(code(q, k, bias=bias, mask=look, scale=scale), keep)
+    rel = relations(q_rel, k_rel, relation_act=relation_act, mask=look)
     related = einsum(a, rel, "b h t s, b r t s -> b t h r")
     return retrieve(a, symbols) + einsum(relation_weight, related, "h e r, b t h r -> b t h e")
 
 
 @shaped
+@autocasting
 def relational_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],

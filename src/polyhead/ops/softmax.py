@@ -5,15 +5,20 @@
 Vaswani et al. 2017, "Attention is all you need", eq. 1.
 """
 
+import functools
 from typing import Any
 
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, blank, drop, latent_code, share, visible
+from polyhead.ops.code import Bias, Inputs, Keep, Mask, Packed, blank, drop, latent_code, share
 from polyhead.ops.dispatch import choose, load
+from polyhead.ops.precision import autocasting
 from polyhead.shapes import shaped
+
+code = functools.partial(latent_code, normalise="softmax")
+"""a (b h t s), of q, k and what limits a call."""
 
 
 def reference(
@@ -30,12 +35,12 @@ def reference(
     keep: Tensor | None = None,
 ) -> Tensor:
     """The equation, as it stands."""
-    look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
-    code = latent_code(q, k, normalise="softmax", bias=bias, mask=look, scale=scale)
-    return einsum(drop(code, keep), share(v, q.shape[2]), "b h t s, b s h e -> b t h e")
+    a = code(q, k, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=scale)
+    return einsum(drop(a, keep), share(v, q.shape[2]), "b h t s, b s h e -> b t h e")
 
 
 @shaped
+@autocasting
 def softmax_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],

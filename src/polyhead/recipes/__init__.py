@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from polyhead.config import Run
 from polyhead.recipes import dual, dual_questions, hyla, hyla_figures, lm
+from polyhead.recipes.rows import row_of
 
 HYLA: dict[str, Callable[[str], tuple[Run, ...]]] = {
     "fig-2b": hyla_figures.fig_codes,
@@ -59,6 +60,16 @@ LM: dict[str, Callable[[str], tuple[Run, ...]]] = {
 STUDIES = HYLA | DUAL | LM
 """All that `polyhead reproduce` trains."""
 
+SHORT = ("fig-2b", "fig-2c", "fig-2d", "fig-a2", "fig-a3", "table-a1", "table-a3")
+"""Figures that have the scale `short`: they are about fuzzy logic, or a part of them is."""
+
+SINGLE: dict[str, Callable[[str], Run]] = {
+    "fuzzy-softmax": hyla.fuzzy_softmax,
+    "fuzzy-linear": hyla.fuzzy_linear,
+    "fuzzy-hyla": hyla.fuzzy_hyla,
+}
+"""Recipes of one run that take a scale, `short` without one."""
+
 MINUTES: dict[str, float] = {
     "table-a1": 185.6,
     "table-a3": 38.0,
@@ -96,6 +107,10 @@ MINUTES: dict[str, float] = {
 """Core minutes that the runs of a figure took at the small scale, one thread each, on a busy machine: see
 docs/results; and those of single recipes.  What is not named was not measured."""
 
+STEP = {"softmax": 41.0, "linear": 44.0, "hyla": 50.0}
+"""Milliseconds that a step of 128 x 32 tokens takes at the paper's shape of fuzzy logic, on an idle core in float32;
+of other lengths in proportion."""
+
 FAMILIES = {"Attention as a hypernetwork": HYLA, "dual attention": DUAL, "language models": LM}
 """The studies by paper and kind."""
 
@@ -104,9 +119,7 @@ GPU_MINUTES = {"fuzzy_logic": "2-3", "sraven": "20-200", "fig-6": "72-100 hours 
 
 RECIPES: dict[str, Callable[..., Run | tuple[Run, ...]]] = {
     "demo": hyla.demo,
-    "fuzzy-softmax": hyla.fuzzy_softmax,
-    "fuzzy-linear": hyla.fuzzy_linear,
-    "fuzzy-hyla": hyla.fuzzy_hyla,
+    **SINGLE,
     "fuzzy-original": hyla.fuzzy_original,
     "sraven-softmax": hyla.sraven_softmax,
     "sraven-linear": hyla.sraven_linear,
@@ -118,7 +131,21 @@ RECIPES: dict[str, Callable[..., Run | tuple[Run, ...]]] = {
     **{f"lm-{row}": lm.single(row) for row in lm.ROWS},
     **STUDIES,
 }
-"""Name on the command line -> recipe; those of figures take a scale, `small` without one."""
+"""Name on the command line -> recipe; those of figures take a scale, that of `default_scale` without one."""
+
+
+def default_scale(figure: str) -> str:
+    """`short` for what is about fuzzy logic alone, `small` for the others."""
+    return "short" if figure in SHORT and not figure.startswith("table") else "small"
+
+
+def short_minutes(name: str) -> float | None:
+    """Core minutes of the runs of a recipe at the scale `short`, by steps; None where a model was not measured."""
+    made = SINGLE[name]("short") if name in SINGLE else STUDIES[name]("short") if name in SHORT else ()
+    runs = made if isinstance(made, tuple) else (made,)
+    if not runs or any(row_of(run) not in STEP for run in runs):
+        return None
+    return sum(run.train.steps * STEP[row_of(run)] * run.task.length / 32 for run in runs) / 60_000
 
 
 def paper_cost(name: str) -> str:

@@ -1,7 +1,9 @@
-"""The sizes at which a study is run: `paper`, `small` (two CPU cores), `smoke` (does everything run?), and one run of
-the HYLA study at each; `dual.py` says what its own sizes mean.
+"""The sizes at which a study is run: `paper`, `short` (fuzzy logic alone), `small` (two CPU cores), `smoke` (does
+everything run?), and one run of the HYLA study at each; `dual.py` says what its own sizes mean.
 
 paper   the setting of Table A3: fuzzy logic 2 layers, 50,000 steps; SRAVEN 4 layers, 10 to 40 M instances.
+short   the paper's network, batch and rate, trained for 15,000 steps and not 50,000: minutes of a core a run of fuzzy
+        logic.
 small   smaller networks, wider heads (8 instead of 2), fewer steps, gradients clipped at 1 (with few steps and high
         rates some HYLA seeds stall otherwise).  Fuzzy logic with 16 tokens.  SRAVEN with 2 features of 5 values, in
         two layers, with columns that do not permute the features, and learned positions in place of T5's relative
@@ -102,6 +104,9 @@ SCALES: dict[str, dict[str, Scale]] = {
             act="gelu",
         ),
     },
+    "short": {
+        "fuzzy": Scale(128, 256, 2, 8, 2, 15_000, 128, (1e-3,), (0.1,), (100,), None, 32, 3),
+    },
     "small": {
         "fuzzy": Scale(64, 128, 2, 8, 8, 2000, 64, (2e-3, 5e-3), (0.1,), (100,), 1.0, 32, 3),
         "sraven": Scale(64, 128, 2, 8, 8, 1500, 64, (1e-3, 3e-3), (0.1,), (100,), 1.0, 32, 3, Learned()),
@@ -126,13 +131,19 @@ SCALES: dict[str, dict[str, Scale]] = {
 
 
 def size(scale: str, task: str) -> Scale:
-    """The size named `scale` for a task such as `fuzzy` or `games`."""
-    return SCALES[one_of("recipes", "scale", scale, SCALES)][task]
+    """The size named `scale` for a task such as `fuzzy` or `games`.  ValueError: there is none."""
+    sizes = SCALES[one_of("recipes", "scale", scale, SCALES)]
+    if task not in sizes:
+        others = ", ".join(name for name, of in SCALES.items() if task in of)
+        raise ValueError(
+            f"recipes: scale {scale!r} is of {', '.join(sizes)} alone, not of {task}; choose from {others}"
+        )
+    return sizes[task]
 
 
 def fuzzy_task(scale: str, seed: int, *, held_out: float = 0.7, length: int | None = None) -> FuzzyLogic:
-    """The paper's family: 4 variables, 2 terms.  32 tokens, 16 at the smaller scales."""
-    length = length or (32 if scale == "paper" else 16)
+    """The paper's family: 4 variables, 2 terms.  32 tokens, 16 where the network is smaller, too."""
+    length = length or (32 if scale in ("paper", "short") else 16)
     return FuzzyLogic(variables=4, terms=2, length=length, held_out=held_out, split_seed=seed)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from polyhead import claims
 from polyhead.config import Run, digest, to_dict
-from polyhead.recipes import STUDIES
+from polyhead.recipes import STUDIES, default_scale
 from polyhead.recipes.scales import SCALES
 from polyhead.reproduce import code_figures, curves, dual_curves, dual_tables, lm_curves, tables
 from polyhead.reproduce.outcome import Outcome
@@ -110,7 +110,7 @@ FIGURES: dict[str, Figure] = {name: Figure(title, STUDIES.get(name), draw) for n
 
 def reproduce(
     figure: str,
-    scale: str = "small",
+    scale: str | None = None,
     *,
     folder: str | pathlib.Path | None = None,
     workers: int | None = None,
@@ -121,11 +121,13 @@ def reproduce(
     """Train the runs of `figure` (those that are not finished), draw it, and write results.json and index.html.
 
     Everything lies in `folder` (default runs/reproduce/SCALE): the runs, which figures share, and a folder per figure.
+    `scale`: by default `short` for figures of fuzzy logic, `small` for the others.
     `population`: train runs of one architecture together (default: on a GPU).  Returns the page, what is on it, and the
     runs that failed, which are left out.
     """
     known = FIGURES[one_of("polyhead reproduce", "figure", figure, FIGURES)]
-    one_of("polyhead reproduce", "scale", scale, SCALES)
+    scale = one_of("polyhead reproduce", "scale", scale or default_scale(figure), SCALES)
+    runs = () if known.runs is None else tuple(replace(run, device=device) for run in known.runs(scale))
     base = pathlib.Path(folder or f"runs/reproduce/{scale}")
     place = base / figure
     check(place / RESULTS)
@@ -133,10 +135,8 @@ def reproduce(
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"reproduce: {place} cannot be made ({error.strerror})") from None
-    runs: tuple[Run, ...] = ()
     outcomes: Sequence[Result | Failure] = ()
     if known.runs is not None:
-        runs = tuple(replace(run, device=device) for run in known.runs(scale))
         outcomes = train(runs, base, workers=workers, population=population, progress=progress)
     study = Study.of(figure, scale, base, runs, outcomes)
     if known.runs is None:

@@ -8,12 +8,14 @@ from polyhead import claims
 from polyhead.analysis import figures
 from polyhead.claims import Estimate, Verdict
 from polyhead.reproduce.outcome import (
+    FLOORS,
     Outcome,
     both,
     by_model,
     drawn,
     floors,
     numbers,
+    runs_of,
     scores,
     series,
     setting_text,
@@ -23,15 +25,19 @@ from polyhead.reproduce.study import Cell, Study, label
 
 Cells = dict[tuple[Any, ...], dict[str, Cell]]
 Panel = tuple[str, Mapping[str, Mapping[Any, list[float]]], Mapping[str, Any]]
+TRAINING = (
+    "Recall and mixture know no terms: the training functions, weighed by how well they fit the examples, and their "
+    "best linear mixture. Every floor is a mean over the splits of the seeds."
+)
 
 
 def fig_2c(study: Study, folder: pathlib.Path) -> Outcome:
     """Compositional R² by context length, a panel per fraction held out."""
     cells = by_model(study, "length", "held out")
-    levels = {place: floors(next(iter(cell.values())).points[0].run) for place, cell in cells.items()}
+    levels = {place: floors(runs_of(cell)) for place, cell in cells.items()}
     draw_fuzzy(cells, "compositional", folder / "fig-2c", levels)
     verdicts = _fuzzy_verdicts(cells)[:1]
-    caption = "Compositional R² by examples in the context; standard errors over seeds, a dot per seed."
+    caption = f"Compositional R² by examples in the context; standard errors over seeds, a dot per seed. {TRAINING}"
     return Outcome(
         pictures=(("fig-2c", caption),),
         **_fuzzy_table(cells, levels, ("compositional",)),
@@ -50,9 +56,9 @@ def fig_a3(study: Study, folder: pathlib.Path) -> Outcome:
     )
     levels: dict[Any, Any] = {}
     for letter, split, words in parts:
-        levels = {place: floors(next(iter(cell.values())).points[0].run, split) for place, cell in cells.items()}
+        levels = {place: floors(runs_of(cell), split) for place, cell in cells.items()}
         draw_fuzzy(cells, split, folder / f"fig-a3{letter}", levels)
-        pictures.append((f"fig-a3{letter}", f"{letter.upper()}: R² on {words}."))
+        pictures.append((f"fig-a3{letter}", f"{letter.upper()}: R² on {words}. {TRAINING}"))
     draw_fuzzy(cells, "training loss", folder / "fig-a3d", {})
     pictures.append(("fig-a3d", "D: mean squared error on training batches, the last logged ones."))
     verdicts = _fuzzy_verdicts(cells)
@@ -89,13 +95,14 @@ def draw_fuzzy(cells: Cells, split: str, stem: pathlib.Path, levels: Mapping[Any
 def _fuzzy_table(cells: Cells, levels: Mapping[Any, Any], splits: tuple[str, ...]) -> dict[str, Any]:
     models = list(dict.fromkeys(model for cell in cells.values() for model in cell))
     head = ("setting", *(f"{label(m)}, {split}" for split in splits for m in models))
-    head += ("Gaussian process", "ceiling") if levels else ()
+    shown = [name for name in FLOORS if all(name in level for level in levels.values())] if levels else []
+    head += tuple(FLOORS[name] for name in shown)
     rows = []
     for (n, held), by in sorted(cells.items()):
         row = [f"N {n}, {100 * held:.0f} % held out"]
         row += [str(_value(by[m], split)) if m in by else "–" for split in splits for m in models]
-        if levels:
-            row += [str(levels[n, held][name]) for name in ("gaussian_process", "ceiling")]
+        if shown:
+            row += [str(levels[n, held][name]) for name in shown]
         rows.append(tuple(row))
     found = {
         f"N {n}, held out {held}": {m: {s: numbers(_value(cell, s)) for s in splits} for m, cell in by.items()}
@@ -124,7 +131,7 @@ def scaling(axis: str) -> Callable[[Study, pathlib.Path], Outcome]:
     def draw(study: Study, folder: pathlib.Path) -> Outcome:
         cells = by_model(study, axis, "instances")
         stem = study.figure
-        levels = floors(study.points[0].run)
+        levels = floors(point.run for point in study.points)
         _draw_scaling(cells, axis, "compositional", folder / stem, drawn(levels))
         order = sorted(cells, key=lambda place: (place[1], place[0]))
         found = {place: scores(cells[place], "compositional") for place in order}
@@ -180,7 +187,7 @@ def over(axis: str, claim: Callable[[Mapping[Any, Any]], list[Verdict]]) -> Call
         cells = by_model(study, axis)
         found: dict[str, dict[Any, float]] = {}
         for (x,), cell in cells.items():
-            for name, value in drawn(floors(next(iter(cell.values())).points[0].run)).items():
+            for name, value in drawn(floors(runs_of(cell))).items():
                 found.setdefault(name, {})[x] = value
         points = {x: scores(cell, "compositional") for (x,), cell in sorted(cells.items())}
         panel: Panel = ("", series(points), found)

@@ -1,23 +1,26 @@
 """What a figure or table comes to: pictures, a table, verdicts, and the numbers behind them."""
 
+import functools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from polyhead.claims import Estimate, Verdict
 from polyhead.config import Run
 from polyhead.reproduce.study import Cell, Study, label
-from polyhead.tasks import FuzzyLogic, Sraven
+from polyhead.tasks import FuzzyLogic, Score, Sraven
 
 FLOOR_SEQUENCES = 1000
 FLOORS = {
     "gaussian_process": "Gaussian process",
+    "recall": "Recall",
+    "mix": "Mixture",
     "known_combinations": "Known combinations only",
     "ceiling": "Exact ceiling",
 }
-"""The floors that are drawn: the best that composes nothing on either task, and the most there is."""
+"""The floors that are drawn: those that say most about composing, and the most there is."""
 
 Levels = dict[str, Estimate]
 
@@ -39,13 +42,29 @@ def metric_name(task: str) -> str:
     return "R²" if task == "fuzzy" else "accuracy"
 
 
-def floors(run: Run, split: str = "compositional") -> Levels:
-    """Floors and ceiling of a run's task on `split`, measured now; cached by the task's own function only."""
-    task = run.task
-    if not isinstance(task, (FuzzyLogic, Sraven)):
-        return {}
-    table = task.floors(split, sequences=FLOOR_SEQUENCES)
-    return {name: Estimate(score.mean, score.standard_error, float(score.count - 1)) for name, score in table.items()}
+def runs_of(cells: Mapping[Any, Cell]) -> list[Run]:
+    return [point.run for cell in cells.values() for point in cell.points]
+
+
+def floors(runs: Iterable[Run], split: str = "compositional") -> Levels:
+    """Floors and ceiling on `split` of the tasks of `runs`, which differ in the seed of their split alone: over these
+    splits, and by seed where every seed has a split of its own."""
+    tasks = dict.fromkeys((run.seed, run.task) for run in runs if isinstance(run.task, (FuzzyLogic, Sraven)))
+    tables = {task: _floors(task, split) for _, task in tasks}
+    found: Levels = {}
+    for name in next(iter(tables.values()), {}):
+        score = Score.over([table[name] for table in tables.values()])
+        freedom = score.count - 1 if len(tables) == 1 else len(tables) - 1
+        alone = len(tables) == len(tasks) > 1
+        by_seed = {seed: tables[task][name].mean for seed, task in tasks} if alone else {}
+        found[name] = Estimate(score.mean, score.standard_error, float(freedom), by_seed)
+    return found
+
+
+@functools.lru_cache(maxsize=512)
+def _floors(task: Any, split: str) -> Mapping[str, Score]:
+    found: Mapping[str, Score] = task.floors(split, sequences=FLOOR_SEQUENCES)
+    return found
 
 
 def drawn(levels: Levels) -> dict[str, float]:

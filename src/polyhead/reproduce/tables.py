@@ -9,7 +9,7 @@ from polyhead import claims
 from polyhead.analysis import figures
 from polyhead.claims import Estimate, Verdict
 from polyhead.recipes.rows import OURS, ROWS
-from polyhead.reproduce.outcome import FLOORS, Outcome, both, floors, metric_name, numbers, setting_text
+from polyhead.reproduce.outcome import FLOORS, Outcome, both, floors, metric_name, numbers, runs_of, setting_text
 from polyhead.reproduce.study import AXES, Cell, Study, label
 from polyhead.tasks import Score, Sraven, sraven_counts
 from polyhead.tasks.sraven_ambiguity import ambiguity
@@ -22,7 +22,7 @@ def table_a1(study: Study, folder: pathlib.Path) -> Outcome:
     """Compositional score of every model on both tasks, beside the paper's."""
     cells = {task: _models(study, task) for task in TASKS}
     cells = {task: found for task, found in cells.items() if found}
-    levels = {task: floors(next(iter(found.values())).points[0].run) for task, found in cells.items()}
+    levels = {task: floors(runs_of(found)) for task, found in cells.items()}
     pictures: list[tuple[str, str]] = []
     verdicts: list[Verdict] = []
     for task, found in cells.items():

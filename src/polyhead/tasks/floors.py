@@ -1,8 +1,8 @@
 """Floors and ceiling of in-context regression: what a score must beat to be evidence of composition, and its maximum.
 
-Each floor predicts the query from the context alone and knows nothing of terms.  On fuzzy logic a Gaussian process
-still scores an R² of 0.79 at 32 examples and 0.94 at 96, above some trained attention models.  All hyper-parameters are
-fixed in advance, none is tuned to the task:
+No floor knows of terms.  Four predict the query from the context alone, with hyper-parameters fixed in advance; on
+fuzzy logic a Gaussian process still scores an R² of 0.79 at 32 examples and 0.94 at 96, above some trained attention
+models.  Two are made of the training functions, and their one hyper-parameter is chosen on these:
 
     context_mean        mean of the context's targets
     nearest_neighbour   the target of the nearest context input (Euclidean)
@@ -11,11 +11,13 @@ fixed in advance, none is tuned to the task:
                         length of half the cube suits functions with a kink or two along each axis; there is no noise,
                         and 0.01 stands for the kinks, which no smooth kernel can follow.  The family's mean, 0.27, as
                         the prior mean would add 0.002 at 32 examples and 0.01 at 16.
+    recall, mix         the training functions as they are, weighed by how well they fit, and their best linear mixture:
+                        see `floors_functions`
     ceiling             mean answer of all functions of the family that agree with the whole context exactly: the Bayes
                         estimate of a solver that knows the family, but not which combinations belong to the split
 
-The floors are batched closed forms in float64; `library="sklearn"` fits scikit-learn's estimators one sequence at a
-time instead, to the same numbers.
+The floors are batched closed forms in float64; `library="sklearn"` fits the estimators that scikit-learn has (the first
+four) one sequence at a time instead, to the same numbers.
 """
 
 import functools
@@ -29,6 +31,7 @@ from torch import Tensor
 
 from polyhead.config import Batch
 from polyhead.shapes import one_of, shaped
+from polyhead.tasks import floors_functions
 from polyhead.tasks.fuzzy_logic import FuzzyLogic, zadeh
 from polyhead.tasks.task import Score, check_split
 
@@ -54,9 +57,9 @@ def floors(
     counts = []
     for step, start in enumerate(range(0, sequences, CHUNK)):
         batch = task.batch(split, min(CHUNK, sequences - start), seed=seed, step=step)
-        guesses = predictions(batch, library=library)
-        guesses["ceiling"], count = ceiling(task, batch)
+        exact, count = ceiling(task, batch)
         counts.append(count)
+        guesses = predictions(batch, library=library) | floors_functions.predictions(task, batch) | {"ceiling": exact}
         for name, guess in guesses.items():
             scores.setdefault(name, []).append(_score(task, guess, batch))
     table = {name: Score.of(torch.cat(parts)) for name, parts in scores.items()}
@@ -65,7 +68,7 @@ def floors(
 
 
 def predictions(batch: Batch, *, library: str = "torch") -> dict[str, Float[Tensor, "b"]]:
-    """What each floor answers to the queries of `batch`, from its inputs alone."""
+    """What each floor that knows no function answers to the queries of `batch`, from its inputs alone."""
     tokens = batch.inputs.double()
     x, y, query = tokens[:, :-1, :-1], tokens[:, :-1, -1], tokens[:, -1, :-1]
     return {name: (floor if library == "torch" else _sklearn(name))(x, y, query) for name, floor in FLOORS.items()}

@@ -32,6 +32,7 @@ from polyhead.config import Batch, Classes, Patches, Task, plain, stream
 from polyhead.shapes import one_of, shaped
 from polyhead.tasks import classification, relational_games_original
 from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
+from polyhead.tasks.relational_games_floors import known_pairs
 from polyhead.tasks.relational_games_shapes import COLOURS, count, draw
 from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork
 
@@ -132,8 +133,18 @@ class RelationalGames(Task):
         return classification.accuracy(self, outputs, batch)
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """What guessing scores, exactly: no `sequences` are drawn."""
-        return classification.floors(self, split)
+        """What guessing scores, exactly; and of generated images what needs no relation: `relational_games_floors`."""
+        table = classification.floors(self, split)
+        if self.data == "original":
+            return table
+        grids, labels = _pool(self, torch.device("cpu"))
+        batch = self.batch(split, sequences, seed=seed, step=0)
+        shapes, colours = batch.latents["shapes"], batch.latents["colours"]
+        asked = torch.where(shapes < 0, -1, shapes * len(COLOURS) + colours)
+        if "pentominoes" not in SHAPES_OF[split]:
+            asked = torch.where(shapes < 0, -1, -2 - asked)  # names that no training image has
+        guesses = known_pairs(grids, labels, asked)
+        return table | {"known_pairs": Score.of(1 - (guesses - batch.targets[:, 0]).abs())}
 
     def _fresh(self, shapes: str, kinds: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Grids (n 9) that are not in the training set, and their labels (n)."""

@@ -1,5 +1,5 @@
 """Training: `run` trains one run in its folder, `sweep.sweep` many side by side, `population.train` many as one,
-`load_model` reads one back, `read_batch` the batch with which one diverged.
+`load_model` reads one back, `read_batch` the batch with which one diverged; `fast_products` is for loops of your own.
 
 Names are imported on first use, so that the worker and the command line start quickly.
 """
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from polyhead.train.evaluation import evaluate
     from polyhead.train.files import Damaged
     from polyhead.train.folder import Result, read_config, read_result
+    from polyhead.train.products import Products, fast_products
     from polyhead.train.stop import Interrupted
     from polyhead.train.sweep import Failure
     from polyhead.train.trainer import run
@@ -26,6 +27,8 @@ _HOMES = {
     "Result": "folder",
     "read_config": "folder",
     "read_result": "folder",
+    "Products": "products",
+    "fast_products": "products",
     "Failure": "sweep",
     "Interrupted": "stop",
     "run": "trainer",
@@ -34,8 +37,10 @@ __all__ = [
     "Damaged",
     "Failure",
     "Interrupted",
+    "Products",
     "Result",
     "evaluate",
+    "fast_products",
     "load_model",
     "population",
     "read_batch",

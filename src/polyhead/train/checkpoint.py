@@ -195,6 +195,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "seconds": (int, float),
     "score": (int, float, type(None)),
     "scaler": (dict,),
+    "fast_products": (bool,),
 }
 
 

@@ -19,6 +19,7 @@ import torch
 from polyhead import config as configs
 from polyhead import serial
 from polyhead.config import Run
+from polyhead.train import products
 from polyhead.train.disk import tell
 from polyhead.train.files import DAMAGED, Damaged, forget, named, seal, set_aside, unseal, write
 
@@ -311,7 +312,7 @@ def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Where a run ran: versions, machine, threads, device, date."""
+    """Where a run ran: versions, machine, threads, device, what makes matrix products now, date."""
     try:
         version = metadata.version("polyhead")
     except metadata.PackageNotFoundError:  # running from the source tree
@@ -326,6 +327,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": f"{device.type} ({name})" if name else device.type,
+        **({"products": str(products.in_force())} if device.type == "cpu" else {}),
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     }
 

@@ -19,7 +19,7 @@ from polyhead import config as configs
 from polyhead.config import Run, stream
 from polyhead.models.build import build
 from polyhead.models.transformer import Transformer
-from polyhead.train import optimiser, parallel
+from polyhead.train import optimiser, parallel, products
 from polyhead.train.disk import Patience
 from polyhead.train.evaluation import answers, evaluate, parts
 from polyhead.train.folder import CONFIG, Metrics, Result, environment, is_past, write_result
@@ -56,6 +56,9 @@ class Loop:
         how: dict[str, Any] = {"world": self.world}
         self.saver = Saver(config, folder, self.model, self.optimiser, self.scaler, self.patience, **how)
         self.step, self.seconds = self.saver.load()
+        own = products.of_run(config, device, self.saver.fast, speaks=self.world.first)
+        self.products = products.agreed(own, self.world)
+        self.saver.fast = self.products.fast
         if config.compile:
             self.model.compile()
         self.call = parallel.called(self.model, self.world, config.parallel)
@@ -68,6 +71,10 @@ class Loop:
         self.counted = 0  # steps since `ticked`
 
     def fit(self, stop: Stop) -> Result:
+        with products.using(self.products):
+            return self._fit(stop)
+
+    def _fit(self, stop: Stop) -> Result:
         train, scores = self.train, {}
         self.model.train()
         while self.step < train.steps:

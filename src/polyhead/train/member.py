@@ -38,13 +38,14 @@ class Member:
         self.patience = patience
         self.tensors: dict[str, torch.Tensor] | None = None
         self.step, self.seconds, rows = 0, 0.0, 0
+        self.fast: bool | None = None  # its products so far, see products.py
         self.scores: dict[str, dict[str, float]] = {}
         if (folder / RESULT).exists():  # one that can be read would not be trained
             set_aside(folder / RESULT, f"{folder / RESULT} is damaged")
         if (found := recover(config, folder)) is not None:
             self.tensors, metadata = found
             self.step, self.seconds = metadata["step"], metadata.get("seconds", 0.0)
-            rows = metadata.get("rows", 0)
+            rows, self.fast = metadata.get("rows", 0), metadata.get("fast_products", False)
         self.saved = self.step
         self.rating = Rating(config, folder, self.digest)
         self.metrics = Rows(config, Metrics(folder, self._is_past, patience, rows))

@@ -6,9 +6,9 @@ afterwards it is an ordinary run: it can be evaluated, resumed, or continued in 
 those it has alone, to rounding: the batches, the initial parameters and the draws of dropout are the same functions of
 its own seed.
 
-Members at different steps (a population that was cut short and a run that was not in it) are trained in populations of
-their own, one per step.  What fits into none is trained by `trainer.run`: a member without company, and whatever
-`stacked.refusal` names.
+Members at different steps (a population that was cut short and a run that was not in it), or with other matrix products
+so far, are trained in populations of their own.  What fits into none is trained by `trainer.run`: a member without
+company, and whatever `stacked.refusal` names.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ import torch
 
 from polyhead import config as configs
 from polyhead.config import Run
-from polyhead.train import optimiser
+from polyhead.train import optimiser, products
 from polyhead.train.bad_batch import first_bad
 from polyhead.train.checkpoint import load_optimiser, load_weights, save_checkpoint
 from polyhead.train.checks import check
@@ -120,14 +120,16 @@ def _kind(config: Run) -> str:
 
 
 def _of_one_step(group: Sequence[Run], outcomes: Outcomes) -> list[list[Run]]:
-    """The members of a group by the step they have reached; one that another process trains is a failure."""
-    parts: dict[int, list[Run]] = {}
+    """The members of a group by the step they have reached and their products so far; one that another process trains
+    is a failure."""
+    parts: dict[tuple[int, bool | None], list[Run]] = {}
     for config in group:
         folder = pathlib.Path(str(config.folder))
         try:
             with claim(config, folder):
                 found = recover(config, folder)
-            parts.setdefault(found[1]["step"] if found else 0, []).append(config)
+            at = (found[1]["step"], found[1].get("fast_products", False)) if found else (0, None)
+            parts.setdefault(at, []).append(config)
         except ValueError as error:
             outcomes[folder] = Failure(config.name, folder, 2, str(error))
     return list(parts.values())
@@ -213,6 +215,7 @@ class _Population:
         self.members, self.device = members, device
         first = members[0].config
         self.train, self.task, self.step = first.train, first.task, members[0].step
+        self.products = products.of_run(first, device, members[0].fast)
         self.outcomes: Outcomes = {}
         self.stack = Stack([member.config for member in members], device, at_once)
         for i, member in enumerate(members):
@@ -224,6 +227,10 @@ class _Population:
         self.counted = 0  # steps since `ticked`
 
     def fit(self, stop: Stop) -> None:
+        with products.using(self.products):
+            self._fit(stop)
+
+    def _fit(self, stop: Stop) -> None:
         train, scored = self.train, False
         while self.step < train.steps and self.members:
             last = self.step + 1 == train.steps
@@ -287,7 +294,7 @@ class _Population:
             model, adamw = self._alone(i, member)
             score, best = member.rating.at(self.step)
             metadata = {"digest": member.digest, "step": self.step, "seconds": member.seconds}
-            metadata |= {"score": score, "scaler": {}, "rows": rows}
+            metadata |= {"score": score, "scaler": {}, "rows": rows, "fast_products": self.products.fast}
             how: Any = {"keep": self.train.keep, "best": best, "patience": member.patience}
             save_checkpoint(member.folder, model, adamw, metadata, **how)
             member.rating.kept(self.step)

@@ -55,6 +55,7 @@ class Saver:
         self.world = world or World.alone()
         self.sharded = is_sharded(self.world, config.parallel)
         self.saved = self.rows = 0  # rows of metrics.jsonl that the last checkpoint vouches for
+        self.fast: bool | None = None  # the products of the run so far, see products.py
         self.losses: deque[Tensor] = deque(maxlen=1024)  # of the last steps, since somebody looked
 
     def load(self) -> tuple[int, float]:
@@ -69,6 +70,7 @@ class Saver:
         if metadata.get("scaler"):
             self.scaler.load_state_dict(metadata["scaler"])
         self.saved, self.rows = metadata["step"], metadata.get("rows", 0)
+        self.fast = metadata.get("fast_products", False)
         return metadata["step"], metadata.get("seconds", 0.0)
 
     def _read(self, path: pathlib.Path) -> dict[str, Any] | None:
@@ -90,7 +92,7 @@ class Saver:
         self.demand(self.world.sum(bad) == 0, f"parameters of {self.config.name} are not finite", step)
         score, best = self.rating.at(step)
         metadata: dict[str, Any] = {"digest": self.digest, "step": step, "seconds": seconds, "score": score}
-        metadata |= {"scaler": self.scaler.state_dict(), "rows": self.rows}
+        metadata |= {"scaler": self.scaler.state_dict(), "rows": self.rows, "fast_products": bool(self.fast)}
         how: dict[str, Any] = {"keep": self.config.train.keep, "patience": self.patience}
         if self.sharded:
             from polyhead.train.checkpoint_sharded import save_sharded
@@ -108,7 +110,7 @@ class Saver:
         if not self.sharded:
             return
         metadata: dict[str, Any] = {"digest": self.digest, "step": step, "seconds": seconds, "score": None}
-        metadata |= {"scaler": self.scaler.state_dict(), "rows": self.rows}
+        metadata |= {"scaler": self.scaler.state_dict(), "rows": self.rows, "fast_products": bool(self.fast)}
         self._save_whole(functools.partial(checkpoint.save_checkpoint, keep=self.config.train.keep), metadata)
 
     def _save_whole(self, save: Callable[..., None], metadata: dict[str, Any]) -> None:

@@ -1,0 +1,188 @@
+"""What a group of heads computes: the op of its mechanism or a function of the user's own, each with its code.
+
+    out = attend(q, k, v, ..., keep=)        (b t h e)
+    a   = code(q, k, ...)                    (b h t s): what `attend` makes of the scores, before dropout
+
+Both are given together, `group.use(attend, code=code)`.  Whatever shows a code asks `coder(group)`, never an op: where
+the code of a function is not known, it refuses.  Whatever calls a group calls `attended`, which sees to it that dropout
+of the code is not swallowed.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from polyhead.ops.dispatch import code_of, resolve
+
+HERE = __name__.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Functions:
+    """A function and its code (None: it is not known).  `options`: what the code takes -> the group's attribute."""
+
+    attend: Callable[..., Tensor]
+    code: Callable[..., Tensor] | None
+    options: Mapping[str, str] = field(default_factory=dict)
+    own: bool = False  # of the user's
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """A code function of the user's own, in one call: given what `attend` was given, held to the shape of a code.
+
+    In place of one that is not known, the reason: a ValueError for whoever asks.
+    """
+
+    who: str
+    function: Callable[..., Tensor] | str
+    given: Mapping[str, Any] = field(default_factory=dict)  # in place of what it is called with
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
+        scale: float | None = None,
+    ) -> Tensor:
+        if isinstance(self.function, str):
+            raise ValueError(self.function)
+        limits = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+        found = self.function(q, k, **{**limits, "scale": scale, **self.given})
+        wanted = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+        if tuple(found.shape) != wanted:
+            shape = tuple(found.shape)
+            raise ValueError(f"{self.who}: {_name(self.function)} must return (b h t s) = {wanted} but gave {shape}")
+        return found
+
+
+def begin(group: Any, op: str, impl: str, options: Mapping[str, str] | None = None) -> None:
+    """Give a group the op of its mechanism and the op's code, of which it sets the `options`."""
+    group.functions = Functions(resolve(op, impl), code_of(op), options or {})
+    if not hasattr(type(group), "attend"):  # the method of a subclass
+        group.attend = group.functions.attend
+
+
+def use(self: Any, attend: Callable[..., Tensor], code: Callable[..., Tensor] | None = None) -> None:
+    """Compute `attend` in place of the mechanism's op, and show `code` as its code.
+
+    `attend` takes what the op takes and returns (b t h e).  `code` takes q, k, bias, mask, causal, window, cu_seqlens
+    and scale, and returns (b h t s): the numbers that `attend` multiplies by `keep`.  Without one, all that needs the
+    code refuses.  An assignment to `group.attend` is a function without a code.
+
+    >>> heads = MultiHeadAttention(64, Softmax(4)).groups[0]
+    >>> heads.use(ops.linear_attention, code=partial(ops.latent_code, normalise="identity"))
+    """
+    self.attend = attend
+    self.functions = Functions(attend, code, own=True)
+
+
+def code(
+    self: Any,
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+) -> Float[Tensor, "b h t s"]:
+    """The code of all pairs, by the function that makes the output's.  ValueError where that is not known."""
+    limits = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+    return _known(self)(q, k, **limits, scale=scale)
+
+
+def is_own(group: Any) -> bool:
+    """Whether something else than the op of its mechanism computes what a group returns."""
+    known = getattr(group, "functions", None)
+    return known is None or known.own or group.attend is not known.attend or not _ours(group)
+
+
+def coder(group: Any) -> Callable[..., Tensor]:
+    """The function that gives the code of a group as it is now.  ValueError where that is not known."""
+    if getattr(type(group), "code", code) is not code and not _assigned(group):
+        return OwnCode(type(group).__name__, group.code)  # the method of a subclass
+    return _known(group)
+
+
+def _known(group: Any) -> Callable[..., Tensor]:
+    who, known = type(group).__name__, getattr(group, "functions", None)
+    if not is_own(group):
+        assert known is not None
+        return partial(known.code, **{name: getattr(group, attribute) for name, attribute in known.options.items()})
+    if known is not None and known.own and known.code is not None and group.attend is known.attend:
+        return OwnCode(who, known.code)
+    name = _name(_computes(group))
+    raise ValueError(f"{who}: the code of {name} is not known: give it with the function, group.use({name}, code=...)")
+
+
+def _assigned(group: Any) -> bool:
+    """Whether `attend` of this very group is not what it began with."""
+    known, attend = getattr(group, "functions", None), {**vars(group), **group._modules}.get("attend")
+    return known is not None and (known.own or attend not in (None, known.attend))
+
+
+def seen_coder(group: Any, given: Mapping[str, Any]) -> Callable[..., Tensor]:
+    """`coder` for those who look later: what is not known is refused when it is asked for.
+
+    `given`: limits of the call, which a function of the user's own gets as `attend` got them; ours may be asked for
+    some of the pairs, with limits cut to those.
+    """
+    try:
+        found = coder(group)
+    except ValueError as error:
+        return OwnCode(type(group).__name__, str(error))
+    return replace(found, given={**given, "scale": None}) if isinstance(found, OwnCode) else found
+
+
+def attended(group: nn.Module, made: Mapping[str, Tensor], limits: Mapping[str, Any]) -> Float[Tensor, "b t h e"]:
+    """What a group returns for the tensors of a call; a function of the user's own must heed `keep`."""
+    if limits.get("keep") is not None and is_own(group):
+        _heed(group, made, limits)
+    return group(**made, **limits)
+
+
+def _heed(group: Any, made: Mapping[str, Tensor], limits: Mapping[str, Any]) -> None:
+    """Once for each function: where `keep` is 0, so must be its output.  Tried on numbers that draw nothing."""
+    function = _computes(group)
+    who, name = type(group).__name__, _name(function)
+    if getattr(group, "heeds", (None,))[0] is function or limits["keep"].is_meta:
+        return
+    if torch.compiler.is_compiling():
+        raise ValueError(f"{who}: whether {name} heeds keep must be seen before torch.compile: call the layer once")
+    tried = {
+        what: torch.linspace(1, 2, x.numel(), device=x.device).to(x.dtype).view(x.shape) for what, x in made.items()
+    }
+    with torch.no_grad():
+        y = group(**tried, **{**limits, "bias": None, "mask": None, "keep": torch.zeros_like(limits["keep"])})
+    if y.ne(0).any():  # NaN as well
+        raise ValueError(f"{who}: {name} must multiply its code by keep, but its output is not 0 where keep is 0")
+    group.heeds = (function,)  # in a tuple, so that a module is not registered twice
+
+
+def _ours(group: Any) -> bool:
+    """Whether `forward` is one of this folder: not that of a subclass, nor one put in its place."""
+    return (getattr(group.forward, "__module__", None) or "").startswith(f"{HERE}.")
+
+
+def _computes(group: Any) -> Any:
+    """What makes the output: `attend`, or a `forward` that is not ours."""
+    function = getattr(group, "attend", None) if _ours(group) else None
+    function = group.forward if function is None else function
+    return getattr(function, "__func__", function)
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)

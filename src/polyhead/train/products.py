@@ -1,0 +1,254 @@
+"""By what a CPU makes its float32 matrix products: oneDNN, where that is found faster than MKL and as exact.
+
+    y = x w^T        gradient of x = g w        gradient of w = g^T x
+
+PyTorch gives them to MKL, which on some processors uses half of what they can do.  One switch gives them to oneDNN,
+
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+
+and allows it to round what it multiplies to bfloat16.  A processor that has no instructions for such products (AMX)
+computes in float32 all the same, one that has them rounds: errors of 1e-3 in place of 1e-7.  So a check of some
+milliseconds comes first, and what it finds holds for the process.  The switch is the process's, too: those who want
+the products are kept in a list, the last is obeyed, and when all have left it stands as it stood before the first.
+"""
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyhead.config import Run
+from polyhead.train.disk import tell
+from polyhead.train.world import World
+
+SWITCH: Any = getattr(torch.backends.mkldnn, "matmul", None)
+"""Holds `fp32_precision`; None in a torch that has no such switch."""
+
+STOCK, FAST = "ieee", "bf16"
+
+SHAPE = 512, 128, 384
+"""Rows, inputs and outputs of the layer whose products are checked."""
+
+MARGIN = 1.2
+"""Times as fast they must be.  oneDNN with AVX-512 against MKL without is about twice as fast, like against like about
+as fast: the margin lies between, so that a noisy clock does not let equal runs on one machine be computed otherwise."""
+
+DOUBT = 1.05, 1.45
+"""Between these the clock is asked again: the fastest of more turns is nearer to the truth."""
+
+TURNS = 5
+
+
+@dataclass(frozen=True)
+class Products:
+    """Whether float32 products are `fast`, those of oneDNN, and why or why not; true if they are.
+
+    >>> found = Products(False, "they are not faster here")
+    >>> found, bool(found), str(found)
+    (Products(fast=False, why='they are not faster here'), False, 'stock (they are not faster here)')
+    """
+
+    fast: bool
+    why: str
+
+    def __bool__(self) -> bool:
+        return self.fast
+
+    def __str__(self) -> str:
+        return f"{'oneDNN' if self.fast else 'stock'} ({self.why})"
+
+
+UNASKED = Products(False, "nobody asked for others")
+
+
+# ------------------------------------------------------------------------------------------------------------ who wants
+@contextlib.contextmanager
+def fast_products(wanted: bool = True) -> Iterator[Products]:
+    """Within, float32 matrix products on the CPU go through oneDNN, if it is faster here and as exact.
+
+    Gives a `Products`, which says whether they do and why.  `wanted`: False leaves them with PyTorch's own choice, also
+    inside another `fast_products()`.  Tensors of other dtypes and devices are not touched.  The setting is one for all
+    threads of the process: the last that was entered holds, and what was set before comes back when all are left.  The
+    first call in a process checks, which takes some tens of milliseconds; products of other threads may be rounded in
+    them.
+
+    Within, `torch.get_float32_matmul_precision()` raises, and so do flex attention and max-autotune, which call it.
+
+    >>> with fast_products(wanted=False) as products:
+    ...     print(products)
+    stock (not wanted)
+    """
+    with using(found() if wanted else Products(False, "not wanted")) as products:
+        yield products
+
+
+_lock = threading.RLock()
+_wishes: list[list[Products]] = []
+_before = ""
+"""What was set when the first wish came."""
+
+
+@contextlib.contextmanager
+def using(products: Products) -> Iterator[Products]:
+    """Within, the CPU makes float32 products so, whatever the check says."""
+    global _before
+    wish = [products]  # a list is none but itself: two equal ones may leave in any order
+    with _lock:
+        if not _wishes:
+            _before = _state()
+        _wishes.append(wish)
+        _obey()
+    try:
+        yield products
+    finally:
+        with _lock:
+            _wishes[:] = [other for other in _wishes if other is not wish]
+            _obey()
+
+
+def _obey() -> None:
+    wanted = FAST if in_force() else _before
+    if SWITCH is not None and _state() != wanted:
+        SWITCH.fp32_precision = wanted
+
+
+def in_force() -> Products:
+    """What holds now."""
+    return _wishes[-1][0] if _wishes else UNASKED
+
+
+def _state() -> str:
+    return "" if SWITCH is None else str(SWITCH.fp32_precision)
+
+
+# --------------------------------------------------------------------------------------------------------------- a run
+def of_run(config: Run, device: torch.device, began: bool | None = None, *, speaks: bool = True) -> Products:
+    """The products of a run: what the machine takes, but a run that goes on keeps those it `began` with.
+
+    Its losses are then those it would have had without the stop, to the last bit.  `began`: whether they were fast, of
+    a run that has a checkpoint.  `speaks`: say so if this machine cannot go on with them.
+    """
+    if device.type != "cpu":
+        return Products(False, f"on {device.type}")
+    if not config.fast_products:
+        return Products(False, "not wanted")
+    if config.compile:  # the compiler may ask torch for a precision, which raises within
+        return Products(False, "the run is compiled")
+    if began is False:
+        return Products(False, "the run began with them")
+    products = found()
+    if began and not products and speaks:
+        tell(f"{config.name}: it began with fast products, which are not to be had here, and goes on with {products}")
+    return products
+
+
+def agreed(own: Products, world: World) -> Products:
+    """What all processes of a run can do."""
+    if world.size == 1:
+        return own
+    all_can = world.sum(torch.tensor([float(own.fast)])).item() == world.size
+    return own if all_can or not own else Products(False, "another process of the run has them")
+
+
+# ------------------------------------------------------------------------------------------------------------ the check
+def found() -> Products:
+    """What the check of this process has found; it is made once."""
+    with _lock:
+        own = _before if _wishes else _state()
+        if own not in ("", "none", STOCK):
+            return Products(False, f"fp32_precision was set to {own} by somebody else")
+        return _found()
+
+
+@functools.cache
+def _found() -> Products:
+    if SWITCH is None:
+        return Products(False, f"torch {torch.__version__} has no such switch")
+    if _rounds():
+        return Products(False, "it would round to bfloat16: the processor has AMX")
+    state, threads = _state(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            return _compared(_operands())
+    except RuntimeError as error:
+        return Products(False, f"the check failed: {str(error).strip().splitlines()[0]}")
+    finally:
+        SWITCH.fp32_precision = state
+        torch.set_num_threads(threads)
+
+
+def _rounds() -> bool:
+    """Whether the processor is known to multiply bfloat16 itself, so that no product needs to be tried."""
+    return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
+
+
+def _operands() -> list[tuple[Tensor, Tensor]]:
+    """The three products of a linear layer, and the scores of small heads."""
+    rows, inputs, outputs = SHAPE
+    generator = torch.Generator("cpu").manual_seed(0)
+    x, w, g, q, k = (
+        torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
+        for shape in ((rows, inputs), (outputs, inputs), (rows, outputs), (64, 32, 16), (64, 16, 32))
+    )
+    return [(x, w.t()), (g, w), (g.t(), x), (q, k)]
+
+
+def _compared(pairs: list[tuple[Tensor, Tensor]]) -> Products:
+    """Errors against float64 first, then the clock."""
+    stock, fast = _all(STOCK, pairs), _all(FAST, pairs)
+    exact = [x.double() @ y.double() for x, y in pairs]
+    errors = [[_error(*each) for each in zip(side, exact, strict=True)] for side in (stock, fast)]
+    for own, other in zip(*errors, strict=True):
+        if not other <= 2 * own:  # nan neither
+            return Products(False, f"they would round: error {other:.1e} in place of {own:.1e}")
+    if all(map(torch.equal, stock, fast)):
+        return Products(False, "the switch changes nothing on this processor")
+    gain = _gain(pairs)
+    if not gain >= MARGIN:
+        return Products(False, f"they are not faster here: {gain:.2f} times")
+    return Products(True, f"{gain:.1f} times as fast here, error {max(errors[1]):.1e}")
+
+
+def _error(came: Tensor, exact: Tensor) -> float:
+    return float((came.double() - exact).norm() / exact.norm())
+
+
+def _gain(pairs: list[tuple[Tensor, Tensor]]) -> float:
+    """How many times as fast: the fastest of some turns each, and of more where they leave a doubt."""
+    best, gain = {STOCK: float("inf"), FAST: float("inf")}, 0.0
+    for _ in range(3):
+        for _ in range(TURNS):
+            for precision, seconds in best.items():
+                best[precision] = min(seconds, _seconds(precision, pairs))
+        gain = best[STOCK] / max(best[FAST], 1e-9)
+        if not DOUBT[0] < gain < DOUBT[1]:
+            break
+    return gain
+
+
+def _all(precision: str, pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    SWITCH.fp32_precision = precision
+    return [_multiply(x, y) for x, y in pairs]
+
+
+def _multiply(x: Tensor, y: Tensor) -> Tensor:
+    return x @ y
+
+
+# Time of this thread alone, which other processes do not lengthen; some systems count it in steps that are too long.
+_clock = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-6 else time.perf_counter
+
+
+def _seconds(precision: str, pairs: list[tuple[Tensor, Tensor]]) -> float:
+    SWITCH.fp32_precision = precision
+    began = _clock()
+    for x, y in pairs:
+        _multiply(x, y)
+    return _clock() - began

@@ -1,0 +1,182 @@
+"""The code that is shown is the code that made the output: for every mechanism of the table, by every door of a layer.
+
+The table's own steps (support/referee.py), given the code that is shown and the values, must make the output: so a
+mask, window, norm or rotation that one of the two lacks is found.  A new row of the table is tested without a line.
+"""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import referee
+import torch
+from torch.testing import assert_close
+
+import polyhead as ph
+from polyhead import spec
+from polyhead.analysis import codes
+from polyhead.compat import torch_mha
+from polyhead.layers.cache import LayerCache
+
+ROWS = [pytest.param(row, id=row.op) for row in spec.MECHANISMS]
+M, B, T, S = 24, 2, 6, 9
+CU = (0, 2, 2, 5, 6)
+
+
+def heads_of(row, n):
+    """Heads of a row with its `n`-th choice of options, grouped keys, and now and then what is optional."""
+    kind, choices = getattr(ph, row.config), [{}, *itertools.product(*row.choices.values())]
+    fields = {field.name for field in dataclasses.fields(kind)}
+    choice = dict(zip(row.options, choices[n % len(choices)], strict=False)) if n % len(choices) else {}
+    more = {"value_depth": 1 + n % 2, "symbols": ph.RelativeSymbols(distance=2) if n % 2 else ph.PositionSymbols()}
+    return kind(
+        4, dim=4, value_dim=7, kv_heads=2, **choice, **{name: x for name, x in more.items() if name in fields}
+    ), {**row.options, **choice}
+
+
+def make(heads, **options):
+    torch.manual_seed(0)
+    layer = ph.MultiHeadAttention(M, heads, bias=True, max_length=16, dtype=torch.float64, **options)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(std=0.3)
+    return layer.eval()
+
+
+def numbers(x):
+    return None if x is None else x.detach().numpy()
+
+
+def remade(row, options, group, code, **limits):
+    """The heads' output (b t h e), by the table, from a code and the values that were tapped."""
+    names = {name: "v" if name == "symbols" else name for name in (*row.tensors, *row.optional)}
+    arrays = {name: numbers(getattr(group, field)) for name, field in names.items()}
+    arrays = {name: x for name, x in arrays.items() if x is not None}
+    return torch.from_numpy(referee.run(row.op, arrays, options=options, code=numbers(code), **limits))
+
+
+def check(row, options, layer, args, given, limits):
+    taps = []
+    y, code = layer(*args, return_code=True, taps=taps, **given)
+    (group,) = taps[0].groups
+    assert_close(layer(*args, **given), y)
+    assert_close(layer.out(group.output.flatten(2)), y)
+    assert_close(group.code(), code)
+    queries, keys = [0, 2, 2, -1, -1], [0, 3, 1, 2, -1]
+    assert_close(codes(taps[0], queries, keys), code[:, :, queries, keys].transpose(1, 2))
+    assert_close(remade(row, options, group, code, **limits), group.output, rtol=1e-9, atol=1e-9)
+    hidden = ~torch.from_numpy(referee.sight(*code.shape, **limits))
+    assert code[hidden].eq(0).all()
+    if group.relates:
+        related = group.relations()
+        hidden = hidden if row.op == "disentangled_attention" else hidden.all(1, keepdim=True).expand_as(related)
+        assert options["relation_act"] != "softmax" or related[hidden].eq(0).all()
+
+
+def cases():
+    """Positions, norms, and all that hides: what the layer is made with, what it is called with, what that means."""
+    mask = torch.rand(B, 4, T, T, generator=torch.Generator().manual_seed(1)) > 0.3
+    mask[0, :, 2] = False
+    bias, cu = torch.linspace(-1, 1, 4 * T * T).double().view(1, 4, T, T), torch.tensor(CU, dtype=torch.int32)
+    where = torch.tensor([[0, 2, 4, 5, 6, 7], [1, 2, 3, 5, 8, 9]])
+    near = ((where[:, None, :, None] - where[:, None, None, :]).abs() < 3).numpy()
+    yield "turned", {"positions": ph.Rotary(), "qk_norm": True, "causal": True}, {}, {"causal": True}
+    yield "masked", {"positions": ph.RelativeBias()}, {"mask": mask, "bias": bias}, {"mask": mask.numpy()}
+    yield "padded", {"causal": True}, {"mask": mask[:1, :1, :1]}, {"mask": mask[:1, :1, :1].numpy(), "causal": True}
+    yield "near", {"positions": ph.Alibi(), "window": 2}, {}, {"window": 2}
+    yield "near, causal", {"window": 3, "causal": True, "qk_norm": True}, {}, {"window": 3, "causal": True}
+    yield "near in places", {"window": 3, "positions": ph.Rotary()}, {"positions": where}, {"mask": near}
+    packed = {"cu_seqlens": cu}
+    yield "packed", {"causal": True, "positions": ph.Rotary()}, packed, {"edges": CU, "causal": True}
+    yield (
+        "packed, near",
+        {"window": 2},
+        {**packed, "mask": mask[0]},
+        {"edges": CU, "window": 2, "mask": mask[0].numpy()},
+    )
+
+
+CASES = {name: case for name, *case in cases()}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("row", ROWS)
+def test_the_output_is_made_of_the_code_that_is_shown(row, case):
+    how, given, limits = CASES[case]
+    for n in range(2):
+        heads, options = heads_of(row, 3 * list(CASES).index(case) + n)
+        layer = make(heads, **how)
+        x = torch.randn(1 if "cu_seqlens" in given else B, T, M, dtype=torch.float64)
+        check(row, options, layer, (x,), given, limits)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_to_another_sequence_and_with_a_cache(row):
+    heads, options = heads_of(row, 5)
+    x, context = torch.randn(B, T, M, dtype=torch.float64), torch.randn(B, S, M, dtype=torch.float64)
+    check(row, options, make(heads), (x, context), {}, {})
+    check(row, options, make(heads, causal=True, window=4), (x, context), {}, {"causal": True, "window": 4})
+    layer, cache, taps = make(heads, causal=True, positions=ph.Rotary(), qk_norm=True), LayerCache(), []
+    code = layer(x, return_code=True)[1]
+    layer(x[:, :4], cache=cache, return_code=True)
+    assert_close(layer(x[:, 4:], cache=cache, return_code=True, taps=taps)[1], code[:, :, 4:])
+    assert_close(taps[0].groups[0].code(), code[:, :, 4:])
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_dropout_is_of_the_code(row):
+    """Before dropout it is what is shown; times `keep` it makes the output."""
+    heads, options = heads_of(row, 2)
+    layer, x, taps = make(heads, causal=True), torch.randn(B, T, M, dtype=torch.float64), []
+    keep = (torch.rand(B, 4, T, T) > 0.4).double() * 2
+    code = layer(x, return_code=True, keep=keep, taps=taps)[1]
+    assert_close(code, layer(x, return_code=True)[1])
+    (group,) = taps[0].groups
+    assert_close(remade(row, options, group, code, keep=keep.numpy(), causal=True), group.output)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_in_the_place_of_torchs_attention(row):
+    heads, options = heads_of(row, 4)
+    torch.manual_seed(0)
+    layer = torch_mha.MultiheadAttention(M, 4, heads=heads, batch_first=True, dtype=torch.float64, max_length=9)
+    x, context = torch.randn(B, T, M, dtype=torch.float64), torch.randn(B, S, M, dtype=torch.float64)
+    hidden = torch.arange(S) > torch.tensor([[S], [4]])
+    for args, given, limits in (
+        ((x, context, context), {"key_padding_mask": hidden}, {"mask": ~hidden[:, None, None].numpy()}),
+        ((x, x, x), {"attn_mask": torch.ones(T, T).bool().triu(1), "is_causal": True}, {"causal": True}),
+    ):
+        (taps,) = torch_mha.capture(layer.eval(), *args, **given, average_attn_weights=False)
+        y, code = layer(*args, **given, average_attn_weights=False)
+        (group,) = taps.groups
+        assert_close(group.code(), code)
+        assert_close(remade(row, options, group, code, **limits), group.output)
+        assert_close(layer.out_proj(group.output.flatten(2)), y)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_twins_in_jax_show_the_code_that_they_compute(row):
+    flax, nnx = pytest.importorskip("flax"), pytest.importorskip("polyhead.jaxside.nnx")
+    heads, _ = heads_of(row, 3)
+    group = flax.nnx.eval_shape(lambda: nnx.MultiHeadAttention(M, heads, max_length=9)).groups[0]
+    (q, k), bias = np.random.default_rng(0).normal(size=(2, B, T, 4, 4)).astype("f4"), np.ones((4, 2 * T - 1), "f4")
+    limits = {"bias": bias, "mask": np.arange(T) != 1, "causal": True, "window": 3}
+    options = {name: getattr(heads, name) for name in ("normalise", "act") if hasattr(heads, name)}
+    theirs = (
+        make(heads)
+        .groups[0]
+        .code(
+            *(torch.from_numpy(x) for x in (q, k)),
+            **{name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in limits.items()},
+        )
+    )
+    np.testing.assert_allclose(group.code(q, k, limits), theirs, rtol=2e-5, atol=2e-6, err_msg=str(options))
+
+    class Other(type(group)):
+        def __call__(self, made, limits):
+            return -super().__call__(made, limits)
+
+    other = Other.__new__(Other)
+    with pytest.raises(ValueError, match=r"^Other: the code of its __call__ is not known: give the class a method"):
+        other.code(q, k, limits)

@@ -1,0 +1,396 @@
+"""A group that computes a function of the user's own: its code is that function's, or nobody is shown one."""
+
+import copy
+import functools
+import pickle
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import polyhead as ph
+from polyhead import analysis, explore, spec
+from polyhead.analysis import codes, value_network
+from polyhead.compat import torch_mha
+from polyhead.layers import functions
+from polyhead.layers.cache import LayerCache
+from polyhead.layers.heads import LinearHeads, SoftmaxHeads
+from polyhead.ops import dispatch
+
+F64 = torch.float64
+KINDS = [getattr(ph, row.config) for row in spec.MECHANISMS]
+UNKNOWN = r"^{who}: the code of {name} is not known: give it with the function, group\.use\({name}, code=\.\.\.\)$"
+
+
+def cosine_code(q, k, **seen):
+    q, k = (F.normalize(x, dim=-1) for x in (q, k))
+    return ph.ops.latent_code(q, k, normalise="softmax", **{**seen, "scale": 5.0})
+
+
+def cosine_attention(q, k, v, *, keep=None, normalise=None, act=None, **seen):
+    code = cosine_code(q, k, **seen)
+    return torch.einsum("bhts,bshe->bthe", code if keep is None else code * keep, v)
+
+
+def swallowing(q, k, v, *, mask, causal, **seen):
+    return cosine_attention(q, k, v, mask=mask, causal=causal)
+
+
+def squares(q, k, v, **seen):
+    return cosine_attention(q, k, v.square(), **seen)
+
+
+def layer(heads, **options):
+    torch.manual_seed(0)
+    return ph.MultiHeadAttention(24, heads, dtype=F64, max_length=12, **options)
+
+
+def inputs(b=2, t=6):
+    return torch.randn(b, t, 24, dtype=F64, generator=torch.Generator().manual_seed(1))
+
+
+def tapped(attention, x, **given):
+    taps = []
+    y = attention(x, taps=taps, **given)
+    return y, taps[0]
+
+
+def model(heads, **options):
+    torch.manual_seed(0)
+    return ph.Transformer(ph.TransformerConfig(*ph.tasks.FuzzyLogic(length=6).ends, dim=16, heads=heads, **options))
+
+
+# -------------------------------------------------------------------------------------------------- given with its code
+@pytest.mark.parametrize("limits", [{"causal": True, "positions": ph.Rotary()}, {"window": 2, "qk_norm": True}])
+def test_its_code_makes_its_output(limits):
+    attention, x = layer([ph.Softmax(2), ph.Linear(4, dim=6, value_dim=8)], **limits), inputs()
+    attention.groups[1].use(cosine_attention, code=cosine_code)
+    y, taps = tapped(attention, x)
+    own = taps.groups[1]
+    code = attention(x, return_code=True)[1][:, 2:]
+    assert_close(torch.einsum("bhts,bshe->bthe", code, own.v), own.output, rtol=0, atol=1e-12)
+    assert_close(own.code(), code, rtol=0, atol=0)
+    assert_close(attention.groups[1].code(own.q, own.k, mask=own.mask, causal=own.causal), code)
+    assert_close(codes(taps, [0, 5, -1], [0, 3, 4], group=1), code[:, :, [0, 5, 5], [0, 3, 4]].transpose(1, 2))
+    networks = [value_network(taps, 3, j, sample=1, group=g)(x[1, j]) for j in range(6) for g in range(2)]
+    assert_close(sum(networks), y[1, 3])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_mechanism_takes_a_function_and_its_code(kind):
+    """The op at another temperature: nobody sees the op's own code any more."""
+    attention, x = layer(kind(4, dim=6), causal=True), inputs()
+    (group,) = attention.groups
+    before, attend = attention(x, return_code=True)[1], group.attend
+    of_op = functools.partial(dispatch.code_of(group.kind), **{"normalise": "identity"} if kind is ph.Linear else {})
+
+    def hotter(q, *tensors, **seen):
+        return attend(q * 3, *tensors, **seen)
+
+    group.attend = hotter
+    with pytest.raises(ValueError, match=UNKNOWN.format(who=type(group).__name__, name="hotter")):
+        attention(x, return_code=True)
+    _, taps = tapped(attention, x)
+    with pytest.raises(ValueError, match="the code of hotter is not known"):
+        taps.groups[0].code()
+    assert not taps.groups[0].relates
+    group.use(hotter, code=lambda q, k, **seen: of_op(q * 3, k, **seen))
+    after = attention(x, return_code=True)[1]
+    assert (after - before).abs().max() > 1e-6
+    assert_close(tapped(attention, x)[1].groups[0].code(), after)
+    group.use(attend)  # whoever says that it is his own function has to say its code, too
+    with pytest.raises(ValueError, match="is not known"):
+        attention(x, return_code=True)
+
+
+def test_the_function_and_its_code_are_given_the_same():
+    """One that does not heed windows shows what it looked at, and the mask that taps show is not its."""
+
+    def far(q, k, *, window, **seen):
+        return cosine_code(q, k, **seen)
+
+    attention, x = layer(ph.Softmax(4), window=2), inputs(b=1)
+    attention.groups[0].use(lambda q, k, v, *, window, **seen: cosine_attention(q, k, v, **seen), code=far)
+    for given in ({}, {"cu_seqlens": torch.tensor([0, 4, 6], dtype=torch.int32)}):
+        code = attention(x, return_code=True, **given)[1]
+        own = tapped(attention, x, **given)[1].groups[0]
+        assert_close(own.code(), code)
+        assert_close(torch.einsum("bhts,bshe->bthe", code, own.v), own.output)
+        assert code[0, :, 0, 3].ne(0).all()
+
+
+def test_a_code_has_a_shape():
+    attention, x = layer(ph.Softmax(4)), inputs()
+    attention.groups[0].use(cosine_attention, code=lambda q, k, **seen: cosine_code(q, k, **seen).mT[:, :, 1:])
+    wanted = r"^SoftmaxHeads: <lambda> must return \(b h t s\) = \(2, 4, 6, 6\) but gave \(2, 4, 5, 6\)$"
+    with pytest.raises(ValueError, match=wanted):
+        attention(x, return_code=True)
+
+
+def test_copies_keep_it():
+    attention, x = layer(ph.Softmax(4)), inputs()
+    attention.groups[0].use(cosine_attention, code=cosine_code)
+    for other in (copy.deepcopy(attention), pickle.loads(pickle.dumps(attention))):
+        assert_close(other(x, return_code=True), attention(x, return_code=True))
+
+
+def test_a_module_as_the_function():
+    class Cosine(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = torch.nn.Parameter(torch.ones(4, 1, dtype=F64))
+
+        def forward(self, q, k, v, **seen):
+            return cosine_attention(q * self.gain, k, v, **seen)
+
+        def code(self, q, k, **seen):
+            return cosine_code(q * self.gain, k, **seen)
+
+    attention, x, cosine = layer(ph.Softmax(4)), inputs(), Cosine()
+    attention.groups[0].attend = cosine
+    with pytest.raises(ValueError, match=UNKNOWN.format(who="SoftmaxHeads", name="Cosine")):
+        attention(x, return_code=True)
+    attention.groups[0].use(cosine, code=cosine.code)
+    own = tapped(attention, x)[1].groups[0]
+    assert_close(torch.einsum("bhts,bshe->bthe", own.code(), own.v), own.output)
+    assert "groups.0.attend.gain" in attention.state_dict()
+    other = copy.deepcopy(attention)
+    assert_close(other(x, return_code=True), attention(x, return_code=True))
+
+
+# ------------------------------------------------------------------------------------------------------- without a code
+class Attends(SoftmaxHeads):
+    def attend(self, q, k, v, **seen):
+        return cosine_attention(q, k, v, **seen)
+
+
+class Forwards(SoftmaxHeads):
+    def forward(self, q, k, v, **seen):
+        return cosine_attention(q, k, v, **seen)
+
+
+class Both(Attends):
+    def code(self, q, k, **seen):
+        return cosine_code(q, k, **seen)
+
+
+class Asks(Attends):
+    def code(self, q, k, **seen):
+        return super().code(q, k, **seen)
+
+
+def assigned(group, name, function):
+    setattr(group, name, function)
+    return group
+
+
+def used(group, *given):
+    group.use(*given)
+    return group
+
+
+WAYS = {
+    "assigned": lambda: assigned(SoftmaxHeads(4, 6), "attend", cosine_attention),
+    "used": lambda: used(SoftmaxHeads(4, 6), squares),
+    "assigned later": lambda: assigned(used(SoftmaxHeads(4, 6), cosine_attention, cosine_code), "attend", swallowing),
+    "a method": lambda: Attends(4, 6),
+    "a method that asks": lambda: Asks(4, 6),
+    "a method, then assigned": lambda: assigned(Both(4, 6), "attend", squares),
+    "a method, then used": lambda: used(Both(4, 6), squares),
+    "a forward": lambda: Forwards(4, 6),
+    "a forward of one group": lambda: assigned(SoftmaxHeads(4, 6), "forward", cosine_attention),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nobody_is_shown_another_code(way):
+    attention, x = layer(ph.Softmax(4)), inputs(b=1)
+    attention.groups[0] = WAYS[way]()
+    y, taps = tapped(attention, x)
+    assert not torch.allclose(y, layer(ph.Softmax(4))(x))
+    for ask in (
+        lambda: attention(x, return_code=True),
+        lambda: taps.groups[0].code(),
+        lambda: codes(taps, -1, 0),
+        lambda: value_network(taps, -1, 0),
+        lambda: explore.write([taps], list("abcdef"), "nowhere.html"),
+    ):
+        with pytest.raises(ValueError, match=r": the code of \w+ is not known: give it with the function") as error:
+            ask()
+        assert "\n" not in str(error.value)
+    assert taps.groups[0].kind == taps.groups[0].normalise == "own"
+
+
+def test_what_is_no_group_of_ours_has_no_code_and_must_heed_keep():
+    class Foreign(torch.nn.Module):
+        def forward(self, q, k, v, **seen):
+            return swallowing(q, k, v, mask=None, causal=False)
+
+    with pytest.raises(ValueError, match=UNKNOWN.format(who="Foreign", name="forward")):
+        functions.coder(Foreign())
+    made = dict(zip("qkv", torch.randn(3, 2, 5, 4, 3), strict=True))
+    with pytest.raises(ValueError, match="Foreign: forward must multiply its code by keep"):
+        functions.attended(Foreign(), made, {"keep": torch.ones(1, 1, 5, 5)})
+
+
+def test_a_class_of_ones_own_says_both():
+    attention, x = layer(ph.Softmax(4)), inputs()
+    attention.groups[0] = Both(4, 6)
+    own = tapped(attention, x)[1].groups[0]
+    code = attention(x, return_code=True)[1]
+    assert_close(torch.einsum("bhts,bshe->bthe", code, own.v), own.output)
+    assert_close(own.code(), code)
+    attention.groups[0].use(squares)
+    with pytest.raises(ValueError, match="the code of squares is not known"):
+        attention(x, return_code=True)
+
+
+def test_taps_show_what_was_computed_then():
+    attention, x = layer(ph.Linear(4, normalise="rms_heads")), inputs()
+    code, taps = attention(x, return_code=True)[1], tapped(attention, x)[1]
+    attention.groups[0].normalise = "identity"
+    assert not torch.allclose(attention(x, return_code=True)[1], code)
+    attention.groups[0].attend = cosine_attention
+    assert_close(taps.groups[0].code(), code)
+
+
+def test_probes_and_pictures_refuse_and_go_right():
+    task, network = ph.tasks.FuzzyLogic(length=6), model([ph.Softmax(2), ph.Hyla(2)])
+    batch = task.batch("iid", 4, seed=0, step=0)
+    group = network.blocks[0].attention.groups[0]
+    group.attend = cosine_attention
+    for ask in (
+        lambda: analysis.query_codes(network, task, "compositional", 4),
+        lambda: analysis.probe_model(network, task, sequences=8, queries=0),
+        lambda: analysis.look(network, batch),
+    ):
+        with pytest.raises(ValueError, match="the code of cosine_attention is not known"):
+            ask()
+    group.use(cosine_attention, code=cosine_code)
+    found, seen = analysis.query_codes(network, task, "compositional", 4)
+    taps = analysis.capture(network, seen)
+    assert_close(torch.from_numpy(found[0])[:, :2], taps[0].groups[0].code()[:, :, -1, -1])
+    (first, *_), image = analysis.look(network, batch), analysis.capture(network, batch)
+    assert_close(torch.from_numpy(first.groups[0].attention), image[0].groups[0].code()[0])
+
+
+def test_a_value_network_is_right_or_refused():
+    attention, x = layer(ph.Softmax(4)), inputs()
+    attention.groups[0].use(squares, code=cosine_code)
+    with pytest.raises(ValueError, match=r"^value_network: the output of these heads must be the sum of code"):
+        value_network(tapped(attention, x)[1], 0, 0)
+
+
+def test_in_the_place_of_torchs_attention():
+    attention, x = torch_mha.MultiheadAttention(24, 4, batch_first=True, dtype=F64), inputs()
+    attention.groups[0].attend = cosine_attention
+    y, _ = attention(x, x, x, need_weights=False)
+    with pytest.raises(ValueError, match="the code of cosine_attention is not known"):
+        attention(x, x, x)
+    with pytest.raises(ValueError, match="the code of cosine_attention is not known"):
+        codes(torch_mha.capture(attention, x, x, x, need_weights=False)[0], 0, 0)
+    attention.groups[0].use(cosine_attention, code=cosine_code)
+    again, code = attention(x, x, x, average_attn_weights=False)
+    (taps,) = torch_mha.capture(attention, x, x, x)
+    assert_close(again, y)
+    assert_close(taps.groups[0].code(), code)
+    assert_close(torch.einsum("bhts,bshe->bthe", code, taps.v), taps.groups[0].output)
+
+
+# -------------------------------------------------------------------------------------------------- caches and dropout
+@pytest.mark.parametrize("code", [None, cosine_code])
+def test_linear_heads_with_a_function_keep_every_token(code):
+    """No sum of ours stands in for it, and none is gone on with."""
+    attention, x = layer(ph.Linear(4), causal=True), inputs()
+    attention.groups[0].use(cosine_attention, code=code)
+    cache = LayerCache()
+    steps = [attention(x[:, i : i + 2], cache=cache) for i in range(0, 6, 2)]
+    assert_close(torch.cat(steps, 1), attention(x))
+    with pytest.raises(ValueError, match=r"^LinearHeads: step needs heads .* but attend is not the op's"):
+        attention.groups[0].step(*torch.randn(3, 2, 1, 4, 6, dtype=F64), None)
+    attention, cache = layer(ph.Linear(4), causal=True), LayerCache()
+    attention(x[:, :3], cache=cache)
+    attention.groups[0].attend = cosine_attention
+    with pytest.raises(ValueError, match="but attend is not the op's"):
+        attention(x[:, 3:], cache=cache)
+
+
+class Doubled(LinearHeads):
+    def forward(self, q, k, v, **seen):
+        return 2 * super().forward(q, k, v, **seen)
+
+
+def test_a_subclass_of_linear_heads_decodes_as_it_computes():
+    attention, x, cache = layer(ph.Linear(4), causal=True), inputs(), LayerCache()
+    attention.groups[0] = Doubled(4, 6)
+    assert_close(torch.cat([attention(x[:, :4], cache=cache), attention(x[:, 4:], cache=cache)], 1), attention(x))
+
+
+def test_a_normalised_code_is_no_sum():
+    with pytest.raises(ValueError, match=r"^LinearHeads: step needs .* but normalise is 'rms_heads'$"):
+        LinearHeads(4, 6, normalise="rms_heads").step(*torch.randn(3, 2, 1, 4, 6), None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_swallowed_keep_is_noticed(kind):
+    attention, x = layer(kind(4, dim=6), dropout=0.5, causal=True), inputs()
+    (group,) = attention.groups
+    attend = group.attend
+    group.use(lambda *tensors, keep, **seen: attend(*tensors, **seen, keep=None))
+    text = (
+        rf"^{type(group).__name__}: <lambda> must multiply its code by keep, but its output is not 0 where keep is 0$"
+    )
+    with pytest.raises(ValueError, match=text):
+        attention(x)
+    attention.eval()(x)
+    with pytest.raises(ValueError, match=text):
+        attention(x, keep=torch.ones(1, 1, 6, 6, dtype=F64))
+    heeding, twin = layer(kind(4, dim=6), dropout=0.5, causal=True), layer(kind(4, dim=6), dropout=0.5, causal=True)
+    heeding.groups[0].use(lambda *tensors, **seen: attend(*tensors, **seen))
+    for each in (heeding, twin):
+        each.load_state_dict(attention.state_dict())
+    tries = []
+    for each in (heeding, twin, heeding):  # the try takes nothing from torch's generator
+        torch.manual_seed(3)
+        tries.append(each(x))
+    if kind is not ph.Hyla:  # its group of four has no weight of its own; the lambda would be another's
+        assert_close(tries[0], tries[1])
+    assert_close(tries[0], tries[2])
+
+
+@pytest.mark.parametrize("way", ["a method", "a forward", "a forward of one group"])
+def test_other_ways_to_swallow_it(way):
+    attention, x = layer(ph.Softmax(4), dropout=0.5), inputs()
+    attention.groups[0] = WAYS[way]()
+    attention(x)
+    setattr(attention.groups[0], "attend" if way == "a method" else "forward", swallowing)
+    with pytest.raises(ValueError, match="swallowing must multiply its code by keep"):
+        attention(x)
+
+
+def test_taking_heads_away_from_a_function():
+    task, network = ph.tasks.FuzzyLogic(length=6), model(ph.Softmax(2), layers=1)
+    group = network.blocks[0].attention.groups[0]
+    group.use(swallowing, code=cosine_code)
+    with pytest.raises(ValueError, match="swallowing must multiply its code by keep"):
+        analysis.zero_heads(network, task, sequences=4)
+    group.use(cosine_attention, code=cosine_code)
+    rows = analysis.zero_heads(network, task, sequences=4)
+    with torch.no_grad():
+        network.blocks[0].attention.out.weight[:, :8] = 0
+    assert analysis.zero_heads(network, task, sequences=4)[0]["score"] == pytest.approx(rows[1]["score"], abs=1e-6)
+
+
+@pytest.mark.compile
+def test_compiled_it_must_have_been_seen_to_heed_keep():
+    torch._dynamo.reset()
+    attention, x = layer(ph.Softmax(4), dropout=0.5), inputs()
+    attention.groups[0].use(cosine_attention, code=cosine_code)
+    compiled = torch.compile(attention, fullgraph=True, backend="eager")
+    seen_before = r"SoftmaxHeads: whether cosine_attention heeds keep must be seen before torch\.compile"
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=seen_before):
+        compiled(x)
+    attention(x)
+    assert compiled(x).shape == x.shape
+    assert functions.is_own(attention.groups[0])

@@ -1,0 +1,72 @@
+"""The loss of an untrained language model: near ln(tokens), that of knowing nothing, whatever preset, size and ends."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import polyhead as ph
+from polyhead.config import Logits, Swiglu, Tokens, TransformerConfig, Values, Vectors
+from polyhead.models import transformer
+
+V = 256
+SIZES = [(64, 2), (64, 12), (512, 2), (512, 12)]
+ENDS = {
+    "untied": (Tokens(V), Logits(V)),
+    "tied": (Tokens(V), Logits(V, tied=True)),
+    "untied, scaled in": (Tokens(V, scaled=True), Logits(V)),
+    "tied, scaled in": (Tokens(V, scaled=True), Logits(V, tied=True)),
+    "tied, scaled out": (Tokens(V), Logits(V, tied=True, scaled=True)),
+    "tied, scaled both": (Tokens(V, scaled=True), Logits(V, tied=True, scaled=True)),
+}
+FEW = {64: tuple(ENDS), 512: ("untied", "tied")}
+CASES = [(size, ends) for size in SIZES for ends in FEW[size[0]]] + [((512, 2), "tied, scaled in")]
+
+
+def settings(ends, dim=64, layers=2, preset="cs336", **options):
+    how = {"feedforward": Swiglu(64), "positions": ph.Rotary(), "causal": True, "init": preset, **options}
+    return TransformerConfig(*ENDS[ends], dim=dim, layers=layers, heads=ph.Softmax(8), **how)
+
+
+def start(config):
+    """The mean loss over all tokens that may follow."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        logits = ph.Transformer(config)(torch.randint(V, (2, 16)))
+    return (logits.logsumexp(-1) - logits.mean(-1)).mean().item()
+
+
+@pytest.mark.parametrize("preset", ["hyla", "cs336"])
+@pytest.mark.parametrize(("size", "ends"), CASES, ids=str)
+def test_the_loss_begins_near_that_of_knowing_nothing(size, ends, preset):
+    assert start(settings(ends, *size, preset)) == pytest.approx(math.log(V), rel=0.05)
+
+
+@pytest.mark.parametrize("ends", ["untied", "tied, scaled out"])
+def test_what_began_well_begins_as_before(monkeypatch, ends):
+    """Starts that were right keep their numbers: those of the committed language models, and of what is none."""
+    preset, width = ("cs336", 128) if ends == "untied" else ("hyla", 64)
+    kept = [settings(ends, width, 1, preset)]
+    kept += [replace(kept[0], inputs=a, outputs=b) for a, b in ((Vectors(3), Logits(9)), (Tokens(9), Values(2)))]
+    assert all(torch.equal(value, old) for config in kept for value, old in both(monkeypatch, config).values())
+
+
+def test_only_the_map_to_the_logits_is_another(monkeypatch):
+    found = both(monkeypatch, settings("tied", 64, 1))
+    value, old = found.pop("inputs.table.weight")
+    assert_close(value, old * 0.5 / 8)
+    found.pop("outputs.table.weight")
+    assert all(torch.equal(value, old) for value, old in found.values())
+
+
+def both(monkeypatch, config):
+    """Parameters as they begin, and as they would if nothing were narrower."""
+    made = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        made.append(ph.Transformer(config).state_dict())
+        monkeypatch.setattr(transformer, "narrower", lambda *given: 1.0)
+    monkeypatch.undo()
+    return {name: (value, made[1][name]) for name, value in made[0].items()}

@@ -1,0 +1,197 @@
+"""Every door to a mechanism, tiny: how it is built, called as a whole, and called step by step with what it remembers.
+
+A door is a module with parameters; `call` and `steps` give the same numbers (b t ...) in two ways.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import polyhead as ph
+from polyhead import config, ops
+from polyhead.layers.cache import Cache, LayerCache
+from polyhead.spec import MECHANISMS
+
+B, T, HEADS, D, V = 2, 7, 8, 4, 40
+SIZES = {"b": B, "t": T, "s": T, "h": HEADS, "g": 2, "d": D, "e": D, "r": 3, "p": 4}
+CUTS = (4, 5, T)
+"""Where the calls of `steps` end."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """What one computes with, and two ways to do so."""
+
+    module: nn.Module
+    call: Callable[[nn.Module], Tensor]
+    steps: Callable[[nn.Module], Tensor]
+
+
+def groups(name: str) -> list[config.Mechanism]:
+    """The heads of a mechanism or, of "mixture", half as many of each."""
+    # Many: rms over few heads divides by what is nearly 0.
+    made = [getattr(config, row.config)(HEADS // 2 if name == "mixture" else HEADS) for row in MECHANISMS]
+    return made if name == "mixture" else [x for x in made if type(x).__name__ == name]
+
+
+KINDS = tuple(row.config for row in MECHANISMS)
+NAMES = ("polyhead_softmax", "polyhead_linear", "polyhead_linear_rms", "polyhead_hyla", "polyhead_hyla_softmax")
+
+
+def _spans() -> list[slice]:
+    return [slice(first, last) for first, last in zip((0, *CUTS), CUTS, strict=False)]
+
+
+def op(name: str) -> Door:
+    """The function alone, on tensors that are all there is; a relative bias stays in float32."""
+    row = next(row for row in MECHANISMS if row.config == name)
+    run, axes = getattr(ops, row.op), {**row.tensors, **row.optional}
+    module = nn.ParameterDict()
+    for tensor, letters in axes.items():
+        module[tensor] = nn.Parameter(torch.randn([SIZES[x] for x in letters.partition(",")[0].split()]))
+    bias = torch.randn(HEADS, 2 * T - 1)
+    optional = list(row.optional)
+
+    def part(module: nn.Module, first: int, last: int) -> Tensor:
+        given = {name: getattr(module, name) for name in axes}
+        for tensor, letters in axes.items():
+            if "t" in letters.split() and tensor not in optional:
+                given[tensor] = given[tensor][:, first:last]
+            elif "s" in letters.partition(",")[0].split():
+                given[tensor] = given[tensor][:, :last]
+        # Column j - i + t - 1 for queries first to last: the offset 0 is column T - 1 of the whole.
+        own = bias[:, T - last : T - first + last - 1]
+        return run(**given, bias=own, causal=True)
+
+    return Door(
+        module,
+        lambda module: part(module, 0, T),
+        lambda module: torch.cat([part(module, s.start, s.stop) for s in _spans()], 1),
+    )
+
+
+def layer(name: str) -> Door:
+    """Attention with rotary positions and normalised queries and keys."""
+    heads = groups(name)
+    wide = sum(group.heads for group in heads) * D
+    module = ph.MultiHeadAttention(wide, heads, causal=True, positions=ph.Rotary(), qk_norm=True, max_length=T)
+    x = torch.randn(B, T, wide)
+
+    def own(module: nn.Module) -> Tensor:
+        return x.to(next(module.parameters()).dtype)
+
+    def steps(module: nn.Module) -> Tensor:
+        cache = LayerCache()
+        return torch.cat([module(own(module)[:, span], cache=cache) for span in _spans()], 1)
+
+    return Door(module, lambda module: module(own(module)), steps)
+
+
+def settings(name: str) -> config.TransformerConfig:
+    """A language model of two layers."""
+    heads = groups(name)
+    return config.TransformerConfig(
+        *(config.Tokens(V), config.Logits(V, tied=True)),
+        dim=sum(group.heads for group in heads) * D,
+        heads=heads,
+        positions=config.Rotary(),
+        feedforward=config.Swiglu(32),
+        max_length=T,
+        causal=True,
+    )
+
+
+def transformer(name: str) -> Door:
+    """Our own model."""
+
+    def steps(module: nn.Module) -> Tensor:
+        cache = Cache(2)
+        return torch.cat([module(_tokens()[:, span], cache=cache) for span in _spans()], 1)
+
+    return Door(ph.Transformer(settings(name)), lambda module: module(_tokens()), steps)
+
+
+# ------------------------------------------------------------------------------------------------------- transformers
+def _tokens() -> Tensor:
+    return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(3))
+
+
+def _generated(module: nn.Module) -> Tensor:
+    memory, parts = None, []
+    for span in _spans():
+        out = module(_tokens()[:, span], past_key_values=memory, use_cache=True)
+        memory = out.past_key_values
+        parts.append(out.logits)
+    return torch.cat(parts, 1)
+
+
+def _foreign(module: nn.Module) -> Door:
+    return Door(module.eval(), lambda module: module(_tokens()).logits, _generated)
+
+
+def _llama(heads: int):  # type: ignore[no-untyped-def]
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    return transformers.LlamaConfig(
+        vocab_size=V,
+        hidden_size=D * heads,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        max_position_embeddings=T,
+        initializer_range=0.2,
+    )
+
+
+def named(name: str) -> Door:
+    """`attn_implementation`."""
+    from transformers import AutoModelForCausalLM
+
+    from polyhead.compat import huggingface as hf
+
+    hf.register()
+    return _foreign(AutoModelForCausalLM.from_config(_llama(HEADS), attn_implementation=name))
+
+
+def held(name: str) -> Door:
+    """A configuration that holds heads."""
+    from transformers import AutoModelForCausalLM
+
+    from polyhead.compat import huggingface as hf
+
+    heads = groups(name)
+    return _foreign(AutoModelForCausalLM.from_config(hf.with_heads(_llama(sum(x.heads for x in heads)), heads)))
+
+
+def swapped(name: str) -> Door:
+    """Heads put into one layer of a model that is there."""
+    from transformers import LlamaForCausalLM
+
+    from polyhead.compat import huggingface as hf
+
+    heads = groups(name)
+    return _foreign(hf.swap_heads(LlamaForCausalLM(_llama(sum(x.heads for x in heads))), [1], heads))
+
+
+def ours(name: str) -> Door:
+    """Our model as one of transformers'."""
+    from polyhead.compat.huggingface_model import PolyheadConfig, PolyheadForCausalLM
+
+    return _foreign(PolyheadForCausalLM(PolyheadConfig(settings(name))))
+
+
+MIXED = (*KINDS, "mixture")
+DOORS = {
+    "op": (op, KINDS),
+    "layer": (layer, MIXED),
+    "transformer": (transformer, ("mixture",)),
+    "name": (named, NAMES),
+    "with_heads": (held, MIXED),
+    "swap_heads": (swapped, ("mixture",)),
+    "PolyheadForCausalLM": (ours, ("mixture",)),
+}
+"""Name of the door -> what builds it, of which kinds of heads."""

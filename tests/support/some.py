@@ -1,0 +1,13 @@
+"""For loops that assert: over nothing they would pass whatever is wrong."""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+
+def some(items: Iterable[Item]) -> list[Item]:
+    """All of them, of which there is at least one."""
+    found = list(items)
+    assert found, "there is nothing to look at"
+    return found

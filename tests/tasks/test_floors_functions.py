@@ -1,0 +1,103 @@
+"""The floors made of training functions: by hand, by plain loops and scikit-learn, and at the known figures."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+
+from polyhead.config import Batch
+from polyhead.tasks import FuzzyLogic, floors_functions
+from polyhead.tasks.floors_functions import PENALTIES, WIDTHS, mix, predictions, recall, settings, values
+
+SMALL = FuzzyLogic(variables=3, terms=3, unknown=0.4, length=12, held_out=0.3)
+
+
+def test_two_functions_by_hand():
+    # Two functions at two examples and the query; the targets are 0 and 0.5.
+    known = torch.tensor([[[0.0, 1.0], [1.0, 1.0], [0.9, 0.3]]], dtype=torch.float64)
+    y = torch.tensor([[0.0, 0.5]], dtype=torch.float64)
+    # Squared distances 0.25 and 1.25; at width² = 1 / (2 ln 2) weights are 2^-distance, so 2/3 and 1/3.
+    width = (2 * math.log(2)) ** -0.5
+    assert recall(known, y, width).item() == pytest.approx(2 / 3 * 0.9 + 1 / 3 * 0.3)
+    # Φ Φ' + I = [[2, 1], [1, 3]], inverse [[3, -1], [-1, 2]] / 5; times y: (-0.1, 0.2); Φ' of that: (0.2, 0.1).
+    assert mix(known, y, 1.0).item() == pytest.approx(0.9 * 0.2 + 0.3 * 0.1)
+    # Without the first function recall is the other; Φ Φ' + I = [[2, 1], [1, 2]] gives c = (2 - 1) / 3 · 0.5.
+    without = torch.tensor([[True, False]])
+    assert recall(known, y, width, without).item() == pytest.approx(0.3)
+    assert mix(known, y, 1.0, without).item() == pytest.approx(0.3 * 0.5 / 3)
+
+
+@pytest.mark.parametrize("task", [FuzzyLogic(length=6), SMALL])
+def test_both_are_what_loops_and_scikit_learn_say(task, monkeypatch):
+    width, penalty = settings(task)
+    monkeypatch.setattr(floors_functions, "LARGEST", 4 * task.length * len(task.functions("train")))  # four at once
+    batch = task.batch("compositional", 6, seed=0, step=0)
+    found = predictions(task, batch)
+    for b, tokens in enumerate(batch.inputs.double().tolist()):
+        columns = []
+        for terms in task.functions("train").tolist():
+            columns.append([max(term(t, tokens[i][:-1]) for t in terms) for i in range(task.length)])
+        table, y = np.array(columns).T, np.array([token[-1] for token in tokens[:-1]])
+        weights = np.exp(-((table[:-1] - y[:, None]) ** 2).sum(axis=0) / (2 * width**2))
+        assert found["recall"][b] == pytest.approx((weights * table[-1]).sum() / weights.sum(), abs=1e-6)
+        fitted = Ridge(alpha=penalty, fit_intercept=False).fit(table[:-1], y)
+        assert found["mix"][b] == pytest.approx(fitted.predict(table[-1:])[0], abs=1e-5)
+
+
+def term(number, x):
+    return min(v if number >> (len(x) - 1 - i) & 1 else 1 - v for i, v in enumerate(x))
+
+
+def test_they_see_the_context_alone():
+    task = FuzzyLogic(length=8)
+    batch = task.batch("iid", 6, seed=0, step=0)
+    shown = batch.inputs.clone()
+    shown[:, -1, -1] = 0.7  # whatever stands in the place of the hidden target
+    cheat = Batch(shown, torch.full_like(batch.targets, float("nan")), None, batch.scored, {})
+    for name, guess in predictions(task, batch).items():
+        assert (predictions(task, cheat)[name] == guess).all()
+
+
+def test_settings_are_chosen_where_a_function_misses_itself():
+    """With the function itself among them, the narrowest and the least penalty would be best."""
+    task = FuzzyLogic(held_out=0.7)
+    batch, rows = task.batch("validation", floors_functions.CHOSEN_ON, seed=0, step=0), task.functions("train")
+    known, y, wanted = values(batch.inputs[..., :-1], rows), batch.inputs[:, :-1, -1].double(), batch.targets[:, -1, 0]
+    own = (batch.latents["terms"][:, None] == rows).all(dim=-1)
+    for floor, grid, chosen in zip((recall, mix), (WIDTHS, PENALTIES), settings(task), strict=True):
+        for without, best in ((own, chosen), (None, grid[0])):
+            errors = [(floor(known, y, value, without) - wanted).square().mean() for value in grid]
+            assert grid[int(torch.stack(errors).argmin())] == best
+        assert grid[0] < chosen < grid[-1]  # the grid holds it
+
+
+def test_a_single_training_function_leaves_nothing_to_choose_by():
+    task = FuzzyLogic(held_out=0.99, split="legacy")
+    assert len(task.functions("train")) == 1
+    found = task.floors("iid", sequences=20)
+    assert found["recall"].mean == pytest.approx(1)
+    assert found["mix"].mean > 0.9
+
+
+def test_too_many_training_functions_leave_them_out(monkeypatch):
+    monkeypatch.setattr(floors_functions, "MOST", 32)
+    assert predictions(FuzzyLogic(), FuzzyLogic().batch("iid", 2, seed=0, step=0)) == {}
+
+
+KNOWN = {(32, 0.7, 1): (0.46, 0.88), (16, 0.7, 0): (0.33, 0.56)}
+
+
+@pytest.mark.parametrize(("length", "held_out", "seed"), KNOWN)
+def test_the_known_figures_on_held_out_functions(length, held_out, seed):
+    found = FuzzyLogic(length=length, held_out=held_out, split_seed=seed).floors("compositional", sequences=1000)
+    for name, figure in zip(("recall", "mix"), KNOWN[length, held_out, seed], strict=True):
+        assert abs(found[name].mean - figure) < 3 * found[name].standard_error, name
+    assert found["mix"].mean > found["gaussian_process"].mean
+
+
+def test_training_functions_are_recalled_though_not_for_sure():
+    found = FuzzyLogic(held_out=0.7).floors("iid", sequences=500)
+    assert 0.85 < found["recall"].mean < 0.95  # the width is one for functions that were never seen
+    assert found["mix"].mean > 0.9

@@ -1,0 +1,189 @@
+"""Half precision through every door: near what float32 gives, forward, backward and in cached steps.
+
+The measure of "near" shares nothing with the code under test: what the same door gives in float32 when nothing but its
+parameters is rounded to that precision.
+"""
+
+import copy
+import functools
+
+import pytest
+import torch
+from doors import DOORS
+
+from polyhead import ops
+
+PRECISIONS = {
+    "autocast bf16": (torch.bfloat16, True),
+    "autocast fp16": (torch.float16, True),
+    "pure bf16": (torch.bfloat16, False),
+}
+"""Name -> dtype, and whether autocast casts or the parameters are of that dtype."""
+
+TIMES = 4
+"""How often the error of rounded parameters may be made."""
+
+TIMES_GRADIENT = 8
+"""Of gradients: those of HYLA jump where a hidden value changes its sign."""
+
+CASES = [pytest.param(door, kind, id=f"{door}-{kind}") for door, (_, kinds) in DOORS.items() for kind in kinds]
+
+
+@functools.cache
+def built(door, kind):
+    torch.manual_seed(0)
+    return DOORS[door][0](kind)
+
+
+def measured(module, call):
+    """Outputs, and the gradients of a random sum of them as one vector; a gradient has its parameter's dtype."""
+    out = call(module)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(7))
+    parameters = list(module.parameters())
+    grads = torch.autograd.grad((out.float() * weights).sum(), parameters, allow_unused=True)
+    for grad, parameter in zip(grads, parameters, strict=True):
+        assert grad is None or grad.dtype == parameter.dtype
+    vector = torch.cat(
+        [torch.zeros(x.numel()) if g is None else g.flatten().float() for g, x in zip(grads, parameters, strict=True)]
+    )
+    return out.detach(), vector
+
+
+@functools.cache
+def exact(door, kind):
+    """In float32, and there with rounded parameters, by dtype."""
+    it, found = built(door, kind), {}
+    for dtype in (None, torch.bfloat16, torch.float16):
+        module = it.module if dtype is None else copy.deepcopy(it.module).to(dtype).float()
+        found[dtype] = measured(module, it.call)
+    return found
+
+
+def off(came, wanted):
+    return ((came.float() - wanted).norm() / wanted.norm()).item()
+
+
+@pytest.mark.parametrize(("door", "kind"), CASES)
+def test_steps_are_the_whole_in_float32(door, kind):
+    it, (wanted, _) = built(door, kind), exact(door, kind)[None]
+    with torch.no_grad():
+        assert off(it.steps(it.module), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("door", "kind"), CASES)
+def test_half_precision(door, kind, precision):
+    it, (dtype, autocast) = built(door, kind), PRECISIONS[precision]
+    module = it.module if autocast else copy.deepcopy(it.module).to(dtype)
+    wanted, rounded = exact(door, kind)[None], exact(door, kind)[dtype]
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        out, grads = measured(module, it.call)
+        with torch.no_grad():
+            stepped = it.steps(module)
+    assert out.dtype == stepped.dtype == dtype
+    assert off(out, wanted[0]) <= TIMES * off(rounded[0], wanted[0])
+    assert off(grads, wanted[1]) <= TIMES_GRADIENT * off(rounded[1], wanted[1])
+    assert off(stepped, wanted[0]) <= TIMES * off(rounded[0], wanted[0])
+
+
+def test_float64_stays_under_autocast_and_mixed_dtypes_do_not_pass_without():
+    q, k, v = torch.randn(3, 1, 5, 2, 4)
+    for run in (ops.hyla, ops.softmax_attention, ops.linear_attention):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert run(q.double(), k.double(), v.double()).dtype == torch.float64
+            assert run(q=q, k=k.half(), v=v.bfloat16()).dtype == torch.bfloat16
+            with pytest.raises(ValueError, match=r"must have one dtype but have torch\.float64, torch\.bfloat16"):
+                run(q.double(), k, v)
+        with pytest.raises(ValueError, match=r"must have one dtype but have torch\.float32, torch\.bfloat16"):
+            run(q, k.bfloat16(), v)
+        with pytest.raises(ValueError, match=r"must have one dtype but have torch\.float32, torch\.bfloat16"):
+            run(q, k.bfloat16(), v, impl="reference")
+
+
+def test_states_and_biases_keep_their_dtype():
+    """A bias of 1001 and one of 1000 are one number in bfloat16; so are sums of many tokens and those of one more."""
+    q, k, v = torch.randn(3, 1, 3, 2, 4)
+    bias = 1000 + torch.arange(9.0).view(1, 1, 3, 3).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = ops.softmax_attention(q, k, v, bias=bias, impl="reference")
+        assert off(out, ops.softmax_attention(q.double(), k.double(), v.double(), bias=bias)) < 0.02
+        for step in (ops.linear_step, ops.hyla_step):
+            _, state = step(q, k, v)
+            assert state.dtype == torch.float32
+            assert step(q, k, v, 1e6 * torch.ones_like(state))[1].max() != 1e6
+    assert torch.autograd.grad(out.float().square().sum(), bias)[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["prefill", "steps"])
+def test_autocast_may_begin_and_end_between_the_calls_of_a_cache(before):
+    it = built("layer", "mixture")
+    wanted, (rounded, _) = exact("layer", "mixture")[None][0], exact("layer", "mixture")[torch.bfloat16]
+    calls = iter((before, not before, not before))
+
+    def call(x, *, cache):
+        with torch.autocast("cpu", torch.bfloat16, enabled=next(calls)):
+            return it.module(x, cache=cache).float()
+
+    with torch.no_grad():
+        stepped = it.steps(Called(it.module, call))
+    assert off(stepped, wanted) <= TIMES * off(rounded, wanted)
+
+
+class Called(torch.nn.Module):
+    """A module's parameters, called in another way."""
+
+    def __init__(self, module, call):
+        super().__init__()
+        self.inner, self.call = module, call
+
+    def forward(self, x, *, cache):
+        return self.call(x, cache=cache)
+
+
+@pytest.mark.compile
+def test_one_graph_under_autocast():
+    q, k, v = torch.randn(3, 1, 5, 2, 4)
+
+    def run(q, k, v):
+        return ops.hyla(q, k.bfloat16(), v, causal=True), ops.linear_attention(q, k.bfloat16(), v)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        for came, wanted in zip(
+            torch.compile(run, fullgraph=True, backend="aot_eager")(q, k, v), run(q, k, v), strict=True
+        ):
+            assert came.dtype == torch.bfloat16
+            torch.testing.assert_close(came, wanted)
+
+
+def test_trainer_and_accelerate_train_foreign_and_own_models(tmp_path):
+    """bf16 throughout, by every door of transformers."""
+    accelerate, transformers = pytest.importorskip("accelerate"), pytest.importorskip("transformers")
+    rows = (torch.arange(8)[:, None] + torch.arange(7)) % 40
+    data = [{"input_ids": row, "labels": row} for row in rows]
+    how = {"max_steps": 6, "learning_rate": 1e-2, "per_device_train_batch_size": 8, "logging_steps": 1, "bf16": True}
+    how |= {"report_to": [], "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "seed": 0}
+    arguments = transformers.TrainingArguments(output_dir=tmp_path, **how)
+    doors = {
+        "name": "polyhead_hyla",
+        "with_heads": "mixture",
+        "swap_heads": "mixture",
+        "PolyheadForCausalLM": "mixture",
+    }
+    for door, kind in doors.items():
+        model = copy.deepcopy(built(door, kind).module)
+        trainer = transformers.Trainer(model.train(), arguments, train_dataset=data)
+        trainer.train()
+        losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+        assert losses[-1] < 0.8 * losses[0], door
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+    model = copy.deepcopy(built("swap_heads", "mixture").module).train()
+    helper = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
+    model, optimiser = helper.prepare(model, torch.optim.AdamW(model.parameters(), 1e-2))
+    losses = []
+    for _ in range(6):
+        loss = model(input_ids=rows, labels=rows).loss
+        helper.backward(loss)
+        optimiser.step()
+        optimiser.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
