@@ -9,6 +9,7 @@ import pathlib
 from dataclasses import replace
 
 import oracle as answers
+import parity_arrays
 import parity_cache
 import parity_cases
 import parity_models
@@ -22,7 +23,7 @@ from polyhead import spec
 from polyhead.ops import hyla_blocked_tiles, tiles
 from polyhead.ops.dispatch import BACKENDS, TENSORS
 
-BLOCKS, EACH = 10, 32
+BLOCKS, EACH = 10, 30
 
 
 def load_campaign():
@@ -45,14 +46,14 @@ def test_ops_agree_with_the_oracle(block):
 
 @pytest.mark.parametrize("kind", [parity_cache, parity_models])
 def test_models_agree_with_themselves(kind):
-    assert not failures(kind.check_number, range(10))
+    assert not failures(kind.check_number, range(6))
 
 
 def test_jax_agrees_with_the_oracle():
     pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
     import parity_jax
 
-    assert not failures(parity_jax.check_number, (0, 1))
+    assert not failures(parity_jax.check_number, (0,))
 
 
 def test_the_tables_of_the_draw_are_those_of_the_package():
@@ -91,8 +92,8 @@ def test_the_oracle_agrees_with_the_loops(oracle):
         if b * h * t * s > 60 or case.odd or (case.edges is not None and case.edges[-1] < t):
             continue
         case = replace(case, dtype="float64", learned=())
-        bases = parity_cases.arrays(case, 2)
-        x, options, _ = parity_cases.arguments(case, bases)
+        bases = parity_arrays.arrays(case, 2)
+        x, options, _ = parity_arrays.arguments(case, bases)
         limits = {
             name: y for name, y in options.items() if name not in ("normalise", "act", "relation_act", "value_weight")
         }

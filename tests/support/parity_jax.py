@@ -14,6 +14,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import jax.numpy as jnp
 import numpy as np
+import parity_arrays
 import parity_cases
 import torch
 from parity_cases import Case
@@ -71,7 +72,7 @@ def run(case: Case, bases: dict[str, Tensor]) -> list[Tensor]:
 
 
 def arguments(case: Case, bases: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """As parity_cases.arguments, for arrays of JAX."""
+    """As parity_arrays.arguments, for arrays of JAX."""
     n, seen = case.sizes, dict(bases)
     last = "symbols" if "symbols" in parity_cases.TENSORS[case.op] else "v"
     if case.tie == "joint":
@@ -93,7 +94,7 @@ def check_number(seed: int, number: int) -> Outcome:
     """What comes of case `number`."""
     case = draw(seed, number)
     group = f"{case.op} {case.impl} {case.dtype}"
-    bases = parity_cases.arrays(case, seed)
+    bases = parity_arrays.arrays(case, seed)
     jax.config.update("jax_disable_most_optimizations", True)
     tile, tiles.TILE = tiles.TILE, case.patches["TILE"]
     try:

@@ -14,6 +14,7 @@ import warnings
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import oracle
+import parity_arrays
 import parity_cases
 import torch
 from parity_cases import Case
@@ -42,7 +43,7 @@ def run(case: Case, bases: dict[str, Tensor], impl: str) -> list[Tensor]:
     """Output and gradients of the leaves that learn, by an impl."""
     bases = learned(bases, case)
     before = [x._version for x in bases.values()]
-    tensors, options, dout = parity_cases.arguments(case, bases)
+    tensors, options, dout = parity_arrays.arguments(case, bases)
     out = resolve(case.op)(*tensors.values(), **options, impl=impl)
     found = [out.detach(), *gradients(out, [bases[name] for name in case.learned], dout)]
     assert [x._version for x in bases.values()] == before, "an argument was written to"
@@ -53,7 +54,7 @@ def truth(case: Case, bases: dict[str, Tensor]) -> list[Tensor]:
     """The same by the oracle."""
     wide = {name: x if x.dtype == torch.bool else x.double() for name, x in bases.items()}
     leaves = learned(wide, case)
-    tensors, options, dout = parity_cases.arguments(case, leaves)
+    tensors, options, dout = parity_arrays.arguments(case, leaves)
     out = oracle.answer(case.op, tensors, options)
     return [out.detach(), *gradients(out, [leaves[name] for name in case.learned], dout)]
 
@@ -64,7 +65,7 @@ def tangent(case: Case, bases: dict[str, Tensor], impl: str | None) -> list[Tens
     towards = {n: torch.randn(bases[n].shape, generator=numbers, dtype=torch.float64) for n in case.learned}
 
     def f(leaves: dict[str, Tensor]) -> Tensor:
-        tensors, options, _ = parity_cases.arguments(case, bases | leaves)
+        tensors, options, _ = parity_arrays.arguments(case, bases | leaves)
         if impl is None:
             return oracle.answer(case.op, tensors, options)
         return resolve(case.op)(*tensors.values(), **options, impl=impl)
@@ -143,7 +144,7 @@ def bounded(
 def check(case: Case, seed: int) -> Outcome:
     """Run the case."""
     group, words = f"{case.op} {case.impl} {case.dtype}", str(case)
-    bases = parity_cases.arrays(case, seed)
+    bases = parity_arrays.arrays(case, seed)
     explicit = case.impl not in ("auto", "reference")
     try:
         with patched(case.patches):
