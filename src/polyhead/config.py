@@ -54,6 +54,7 @@ from polyhead.parts import (
     Tokens,
     Values,
     Vectors,
+    narrower,
 )
 from polyhead.serial import Checked, late, plain, to_dict
 from polyhead.shapes import one_of
@@ -104,6 +105,7 @@ __all__ = [
     "digest",
     "from_dict",
     "load",
+    "narrower",
     "save",
     "stream",
     "to_dict",

@@ -17,7 +17,6 @@ from polyhead.jaxside.nnx_attention import MultiHeadAttention, Symbols
 from polyhead.jaxside.nnx_parts import MLP, Draw, Embedding, Identity, Linear, Norm, SwiGLU, dropped
 from polyhead.jaxside.nnx_positions import LearnedPositions, SinusoidalPositions
 from polyhead.jaxside.nnx_symbols import build_symbols
-from polyhead.parts import narrower
 from polyhead.shapes import one_of
 
 WHO = "polyhead.jaxside.nnx.Transformer"
@@ -142,7 +141,7 @@ class Transformer(nnx.Module):
         self.norm = Norm(dim, draw, kind=settings.norm, eps=settings.norm_eps) if last else Identity()
         self.outputs = _output(settings, self.inputs, draw)
         logits = self.outputs.table if isinstance(self.outputs, TiedOutput) else self.outputs.linear
-        logits.weight[...] = logits.weight[...] * narrower(settings.inputs, settings.outputs, dim, settings.init)
+        logits.weight[...] = logits.weight[...] * config.narrower(settings.inputs, settings.outputs, dim, settings.init)
 
     def __call__(
         self,
