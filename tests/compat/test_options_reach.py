@@ -44,11 +44,11 @@ def test_the_tutorial_has_no_window():
         convert.to_haiku(nnx.MultiHeadAttention(8, ph.Softmax(2), bias=True, window=3))
 
 
-def llama():
+def llama(**more):
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=9, **sizes)).eval()
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=9, **sizes, **more)).eval()
 
 
 def test_two_tokens_of_a_causal_model():
@@ -67,6 +67,15 @@ def test_swapped_heads_are_in_the_mode_of_their_model():
     for mode in (False, True):
         huggingface.swap_heads(model.train(mode), None, ph.Hyla(2))
         assert {module.training for module in model.modules()} == {mode}
+
+
+def test_heads_may_be_of_another_width_than_their_share():
+    from polyhead.compat import huggingface
+
+    model = llama(head_dim=4)
+    with pytest.raises(ValueError, match="dim of Hyla must be 4 but is 8"):
+        huggingface.swap_heads(model, None, ph.Hyla(2, dim=8))
+    assert huggingface.swap_heads(model, None, ph.Hyla(2, dim=4))(torch.tensor([[1, 2]])).logits.shape == (1, 2, 9)
 
 
 def test_a_cache_says_how_long_a_mask_is():
