@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 WIDTH = 120  # where the output is not a terminal
 FIGURES = """\
 polyhead reproduce NAME trains and draws a figure; polyhead train NAME --help says how its runs are made.
-small, short, paper: runs at that --scale; core minutes: of all runs at the scale before (measured; short ones by their
-steps); figures that have short take it by default, tables small; GPU minutes a run: what the paper states (in all: 24
+small, short, paper: runs at that --scale; core minutes: of all small runs, measured, and of short ones, by steps, in
+brackets; figures that have short take it by default, tables small; GPU minutes a run: what the paper states (in all: 24
 GPU hours for fuzzy logic, 10 GPU days for SRAVEN)."""
 RECIPES = """\
 polyhead train NAME trains one, --help after the name tells more; polyhead list figures has the costs of figures."""
@@ -158,12 +158,12 @@ def figures() -> list[Row]:
     rows: list[Row] = []
     for name, figure in FIGURES.items():
         row = {"figure": name, "what": figure.title, "small": 0, "core minutes": ""}
-        row |= {"short": 0, "core minutes ": "", "paper": 0}
+        row |= {"short": "", "paper": 0}
         if name in STUDIES:
             row |= {scale: len(STUDIES[name](scale)) for scale in ("small", "paper")}
             row |= {"core minutes": _minutes(name)}
         if name in SHORT:
-            row |= {"short": len(STUDIES[name]("short")), "core minutes ": _estimate(name)}
+            row |= {"short": f"{len(STUDIES[name]('short'))} ({_estimate(name)})"}
         rows.append({**row, "GPU minutes a run": paper_cost(name) if name in STUDIES else ""})
     return rows
 
