@@ -32,8 +32,8 @@ def compute(who: str, impls: Mapping[str, Impl], impl: str, x: Inputs) -> jax.Ar
     """
     x = jax.tree.map(jnp.asarray, x)
     _check(who, x)
-    senders = {"k": x.k, "v": x.v, **({} if x.k_rel is None else {"k_rel": x.k_rel})}
-    x = replace(x, **{name: blank(x.mask, each) for name, each in senders.items()})
+    k_rel = None if x.k_rel is None else blank(x.mask, x.k_rel)
+    x = replace(x, k=blank(x.mask, x.k), v=blank(x.mask, x.v), k_rel=k_rel)
     x = x if x.scale is None else replace(x, scale=x.scale.astype(x.q.dtype))  # an integer could not be learned
     if impl != "auto":
         chosen = impls[one_of(who, "impl", impl, ("auto", *impls))]
