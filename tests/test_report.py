@@ -130,21 +130,27 @@ def test_floors_and_ceiling_are_rows_and_lines(tmp_path: pathlib.Path) -> None:
 
 
 def test_floors_of_several_split_seeds_are_their_mean(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its variance is that of each over the number squared; what is known exactly has none."""
-    given = {0: (0.4, 0.03, 150), 1: (0.6, 0.04, 150)}
+    """Its error is that of `Score.over`, of means that are near or far apart; what is known exactly has none."""
+    given = {0: (0.4, 0.03, 150), 1: (0.42, 0.04, 150)}
+    apart = {0: (0.4, 0.03, 150), 1: (0.6, 0.04, 150)}
 
     def floors(task: FuzzyLogic, split: str, *, sequences: int) -> dict[str, Score]:
         assert (split, sequences) == ("iid", 150)
-        return {"drawn": Score(*given[task.split_seed]), "exact": Score(0.5 + task.split_seed, 0.0, 0)}
+        return {
+            "drawn": Score(*given[task.split_seed]),
+            "apart": Score(*apart[task.split_seed]),
+            "exact": Score(0.5 + task.split_seed, 0.0, 0),
+        }
 
     monkeypatch.setattr(FuzzyLogic, "floors", floors)
     tasks = [dataclasses.replace(TASK, split_seed=seed) for seed in (0, 1)]
     runs = [run_of(kind, i, task) for kind in ("softmax", "hyla") for i, task in enumerate(tasks)]
     found = report_data.groups(report_data.read([fabricate(tmp_path, run, 0.5) for run in runs]))
     table = report_data.baselines(found, ["iid"], sequences=300, progress=lambda line: None)
-    assert table["drawn"]["iid"].mean == pytest.approx(0.5)
+    assert table["drawn"]["iid"].mean == pytest.approx(0.41)
     assert table["drawn"]["iid"].error == pytest.approx((0.03**2 + 0.04**2) ** 0.5 / 2)
-    assert table["drawn"]["iid"].values == (0.4, 0.6)
+    assert table["drawn"]["iid"].values == (0.4, 0.42)
+    assert table["apart"]["iid"].error == pytest.approx(0.1)
     assert table["exact"]["iid"] == Summary(1.0, None, (0.5, 1.5), "sequences")
 
 
