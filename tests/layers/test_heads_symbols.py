@@ -243,3 +243,11 @@ def test_on_the_meta_device_and_back():
     layer = MultiHeadAttention(16, [Relational(4)], device="meta").to_empty(device="cpu")
     initialise(layer, "cs336")
     assert layer(torch.randn(1, 3, 16)).isfinite().all()
+
+
+def test_symbols_by_position_follow_the_positions_that_are_given():
+    layer = MultiHeadAttention(16, [Relational(2, symbols=PositionSymbols())], max_length=9, dtype=F64)
+    x, where = torch.randn(1, 3, 16, dtype=F64), torch.tensor([[2, 3, 7]])
+    y = layer(x, positions=where)
+    assert_close(y, layer(x, symbols=layer.symbols[0].table[where]))
+    assert not torch.allclose(y, layer(x))
