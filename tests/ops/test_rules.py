@@ -7,6 +7,7 @@ import importlib
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 from polyhead import ops
@@ -100,6 +101,35 @@ def test_a_bias_of_minus_infinity_hides_like_a_mask(problem, arguments, op, impl
             assert (came[1][:, 1] == 0).all()
             taken += 1
     assert taken or impl in ("state", "chunked", "recurrent") or (op, impl) == ("linear", "triton")
+
+
+def biased(problem, name, impl):
+    """An op as a function of its bias; one that hides nothing, and one that hides every key of the last two queries."""
+    (q, k, v), options = problem(3, 4, bias="offset", b=1)
+    whole = options["bias"].detach()
+    run = getattr(ops, name)
+    part = whole.masked_fill(torch.arange(6) < 5, -torch.inf)
+    return lambda x: run(q.detach(), k.detach(), v.detach(), bias=x, impl=impl), whole, part
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("name", ["softmax_attention", "hyla", "linear_attention"])
+def test_a_bias_hides_where_nobody_may_look_at_it(problem, name, impl):
+    """Under vmap, and in a graph made with a bias that hides nothing."""
+    run, whole, part = biased(problem, name, impl)
+    wanted = torch.stack([run(whole), run(part)])
+    assert (wanted[1, :, 1:] == 0).all()
+    assert_close(torch.vmap(run)(torch.stack([whole, part])), wanted)
+    assert_close(make_fx(run)(whole)(part), wanted[1])
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("impl", ["sdpa", "reference"])
+def test_a_bias_hides_in_a_compiled_graph(problem, impl):
+    run, whole, part = biased(problem, "softmax_attention", impl)
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    assert_close(compiled(whole), run(whole))
+    assert_close(compiled(part), run(part))
 
 
 @pytest.mark.parametrize(("op", "impl"), ALL)
