@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from einops import einsum
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from polyhead.ops.precision import autocasting
 from polyhead.shapes import one_of, shaped
@@ -163,14 +164,30 @@ def visible(
 
 
 def blank(mask: Tensor | None, *senders: Tensor) -> tuple[Tensor, ...]:
-    """Keys and values (b s g _), 0 where `mask` hides them from every query in all heads: a NaN there reaches nobody.
+    """Keys and values (b s g _), without a NaN or inf where `mask` hides them from every query in all heads.
 
-    What is by offset belongs to no key and stays as it is.
+    What is by offset belongs to no key and stays as it is.  So does what is finite, where one may look: a code of 0
+    hides it, and two copies for each would cost a step of small models 7 %.
     """
     if mask is None:
         return senders
-    nobody = ~mask.reshape((1,) * (4 - mask.ndim) + mask.shape).any(2).any(1)[:, :, None, None]
-    return tuple(x.masked_fill(nobody, 0) if x.ndim == 4 else x for x in senders)
+    return tuple(
+        x if x.ndim != 4 or (may_look(x) and x.detach().sum().isfinite()) else emptied(mask, x) for x in senders
+    )
+
+
+def emptied(mask: Tensor | None, x: Tensor) -> Tensor:
+    """Keys or values (b s g _), 0 where `mask` hides them from every query in all heads."""
+    if mask is None:
+        return x
+    return x.masked_fill(~mask.reshape((1,) * (4 - mask.ndim) + mask.shape).any(2).any(1)[:, :, None, None], 0)
+
+
+def may_look(x: Tensor) -> bool:
+    """May one look at numbers?  That would wait for a device; and a graph, or vmap, is for other numbers, too."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    return not is_in_torch_dispatch_mode() and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def products(q: Tensor, k: Tensor, scale: float | None) -> Tensor:
@@ -179,14 +196,24 @@ def products(q: Tensor, k: Tensor, scale: float | None) -> Tensor:
     return einsum(q * scale, share(k, q.shape[2]), "b t h d, b s h d -> b h t s")
 
 
+def hides(bias: Tensor) -> Tensor | None:
+    """Where a bias is -inf; None if nowhere, as far as one may look.
+
+    Masks cost a training step of 128 x 32 tokens 7 to 19 % on a CPU, the look nothing.
+    """
+    hidden = bias == -torch.inf
+    return hidden if not may_look(bias) or hidden.any() else None
+
+
 def with_bias(scores: Tensor, bias: Tensor | None, look: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """(b h t s) scores plus bias, in at least float32, and where looking is allowed: -inf in a bias hides the pair."""
     if bias is None:
         return wide(scores), look
     t, s = scores.shape[2:]
-    hidden = bias == -torch.inf
-    shown = dense(~hidden, t, s)
-    return wide(scores) + dense(bias.masked_fill(hidden, 0), t, s), shown if look is None else look & shown
+    if (hidden := hides(bias)) is not None:
+        bias, shown = bias.masked_fill(hidden, 0), dense(~hidden, t, s)
+        look = shown if look is None else look & shown
+    return wide(scores) + dense(bias, t, s), look
 
 
 def drop(code: Tensor, keep: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import Inputs, wide
+from polyhead.ops.code import Inputs, emptied, wide
 from polyhead.ops.precision import autocasting
 from polyhead.ops.tiles import refuse, stateless
 from polyhead.shapes import shaped
@@ -73,7 +73,7 @@ def forward(
     refuse("hyla", "state", refusal(given))
     t, s, dtype = q.shape[1], k.shape[1], q.dtype
     q = wide(q) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    k, v = wide(k), wide(v)
+    k, v = emptied(mask, wide(k)), wide(v)
     if not causal or t == 1:
         out = _read(rearrange(q, "b t (g r) d -> b 1 t g r d", g=k.shape[2]), _states(k[:, None], v[:, None]))
         return rearrange(out, "b 1 t g r e -> b t (g r) e").to(dtype)

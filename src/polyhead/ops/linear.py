@@ -24,6 +24,7 @@ from polyhead.ops.code import (
     Packed,
     blank,
     drop,
+    emptied,
     latent_code,
     sequence_of,
     share,
@@ -83,7 +84,7 @@ def recurrent(
         stateless(Inputs(q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise)),
     )
     t, h, s = q.shape[1], q.shape[2], k.shape[1]
-    k, v = wide(share(k, h)), wide(activation(act)(share(v, h)))
+    k, v = wide(share(emptied(mask, k), h)), wide(activation(act)(share(v, h)))
     sequence = None if cu_seqlens is None else sequence_of(cu_seqlens, s)
     states = [einsum(k[:, :0], v[:, :0], "b s h d, b s h e -> b h d e")]  # 0, whatever there is no key of
     for j in range(s):
@@ -169,7 +170,7 @@ def linear_step(
     True
     """
     _check_step(q, k, v, state, mask)
-    k, v = blank(mask, k, v)
+    k, v = blank(mask, emptied(mask, k), v)
     return step(q, k, activation(act)(v), state, scale)
 
 

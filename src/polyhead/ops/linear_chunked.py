@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from einops import einsum, rearrange
 from torch import Tensor
 
-from polyhead.ops.code import Inputs, sequence_of, wide
+from polyhead.ops.code import Inputs, emptied, sequence_of, wide
 from polyhead.ops.code import act as activation
 from polyhead.ops.tiles import refuse, stateless
 from polyhead.ops.tiles_ops import backward_only, check_backward, vmapped
@@ -62,7 +62,7 @@ def forward(
     )
     t, s = q.shape[1], k.shape[1]
     q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
-    v = activation(act)(v)
+    k, v = emptied(mask, k), activation(act)(v)
     if cu_seqlens is not None:
         return _packed(q, k, v, cu_seqlens, causal=causal)
     if not causal or t == 1:

@@ -12,7 +12,7 @@ Yang et al. 2024, "Gated linear attention", sec. 2.
 import torch
 from torch import Tensor
 
-from polyhead.ops.code import Inputs, sequence_of
+from polyhead.ops.code import Inputs, emptied, sequence_of
 from polyhead.ops.code import act as activation
 from polyhead.ops.tiles import refuse, stateless, without_triton
 from polyhead.ops.tiles_ops import backward_only, check_backward, no_second_derivative, vmapped
@@ -55,7 +55,7 @@ def forward(
         "linear_attention", "triton", refusal(Inputs(q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise))
     )
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    v = activation(act)(v)
+    k, v = emptied(mask, k), activation(act)(v)
     edges = q.new_empty(0, dtype=torch.int32) if cu_seqlens is None else cu_seqlens
     return torch.ops.polyhead.linear_triton(q, k, v, edges, scale=scale)
 

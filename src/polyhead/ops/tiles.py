@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyhead.ops.code import Inputs, act, dense, sequence_of, share, visible
+from polyhead.ops.code import Inputs, act, dense, hides, sequence_of, share, visible
 
 
 def refuse(who: str, impl: str, reason: str | None) -> None:
@@ -378,10 +378,12 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, look: Tensor |
         look = (look | nowhere).expand(*look.shape[:2], t, s)
     attn_mask = look
     if bias is not None:
-        bias = dense(bias, t, s).to(q.dtype)
+        bias = bias.to(q.dtype)  # in which what is far below 0 may be -inf
+        hidden, bias = hides(bias), dense(bias, t, s)
         bias = bias if bias.ndim == 4 else bias[None]
         attn_mask = bias if look is None else bias.masked_fill(~look, -math.inf)
-        alone = (attn_mask == -math.inf).all(-1, keepdim=True)  # of the bias, too
-        nowhere, attn_mask = alone if nowhere is None else alone | nowhere, attn_mask.masked_fill(alone, 0)
+        if hidden is not None:  # a row by the bias, too
+            alone = (attn_mask == -math.inf).all(-1, keepdim=True)
+            nowhere, attn_mask = alone if nowhere is None else alone | nowhere, attn_mask.masked_fill(alone, 0)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, scale=scale)
     return out if nowhere is None else out.masked_fill(nowhere, 0)
