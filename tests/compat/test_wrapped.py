@@ -132,7 +132,7 @@ def test_a_group_of_the_heads_that_is_wrapped_is_used(how, eager):
         parameters, wrapped = groups[1].parameters(), model
         groups[1] = eager(groups[1]) if how == "compiled" else nn.Sequential(groups[1])
     if how == "through":
-        with pytest.raises(ValueError, match="^Sequential: relational heads must have a method features"):
+        with pytest.raises(ValueError, match=r"^Sequential: relational heads must have a method features"):
             wrapped(IDS)
         return
     want_parameters = want.model.layers[1].self_attn.polyhead.groups[1].parameters()
@@ -201,12 +201,13 @@ def test_heads_that_are_promised_and_not_there_are_an_error():
 
 def test_a_layer_that_is_not_called_is_noticed():
     """By `verify` always, and by the first forward pass."""
-    line = "^polyhead: layer 1 of PolyheadLlamaForCausalLM must call the heads that its configuration holds$"
-    for look in (lambda model: model(IDS), hf.verify):
-        model = made("hyla")
-        model.model.layers[1].self_attn = Other(model.model.layers[1].self_attn)
-        with pytest.raises(ValueError, match=line):
-            look(model)
+    for layer in (0, 1):
+        line = f"^polyhead: layer {layer} of PolyheadLlamaForCausalLM must call the heads that its configuration holds$"
+        for look in (lambda model: model(IDS), hf.verify):
+            model = hf.swap_heads(made("hyla"), [0], ph.Hyla(4))
+            model.model.layers[layer].self_attn = Other(model.model.layers[layer].self_attn)
+            with pytest.raises(ValueError, match=line):
+                look(model)
 
 
 class Other(nn.Module):
@@ -263,7 +264,9 @@ def encoder():
 NOT_PLAIN = {
     "hook": lambda model: model.layers[0].self_attn.register_forward_hook(lambda *_: None),
     "hook before": lambda model: model.layers[0].self_attn.register_forward_pre_hook(lambda *_: None),
-    "hook before the output": lambda model: model.layers[0].self_attn.out_proj.register_forward_pre_hook(lambda *_: None),
+    "hook before the output": lambda model: model.layers[0].self_attn.out_proj.register_forward_pre_hook(
+        lambda *_: None
+    ),
     "lora on the output": lambda model: adapted(model, target_modules=["out_proj"]),
     "lora on all": lambda model: adapted(model, target_modules=["self_attn"]),
     "normed output": lambda model: parametrizations.weight_norm(model.layers[0].self_attn.out_proj),

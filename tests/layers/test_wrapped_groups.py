@@ -119,7 +119,13 @@ def test_a_compiled_group_is_what_it_was(name, eager):
     (x,), mine, own = inputs(6), [], []
     assert_close(attention(x, return_code=True, taps=mine), want(x, return_code=True, taps=own))
     a, b = mine[0].groups[0], own[0].groups[0]
-    assert (a.kind, a.normalise, a.act, a.depth, a.relation_act) == (b.kind, b.normalise, b.act, b.depth, b.relation_act)
+    assert (a.kind, a.normalise, a.act, a.depth, a.relation_act) == (
+        b.kind,
+        b.normalise,
+        b.act,
+        b.depth,
+        b.relation_act,
+    )
     assert_close(a.code(), b.code())
     assert a.relates == b.relates
     if a.relates:
@@ -132,9 +138,9 @@ def test_a_compiled_group_with_a_function_of_the_users(eager):
     attention.groups[0].attend = lambda q, k, v, **seen: v
     attention.groups[0] = eager(attention.groups[0])
     assert functions.is_own(attention.groups[0])
-    with pytest.raises(ValueError, match="^SoftmaxHeads: the code of <lambda> is not known"):
+    with pytest.raises(ValueError, match=r"^SoftmaxHeads: the code of <lambda> is not known"):
         attention(x, return_code=True)
-    with pytest.raises(ValueError, match="^SoftmaxHeads: <lambda> must multiply its code by keep"):
+    with pytest.raises(ValueError, match=r"^SoftmaxHeads: <lambda> must multiply its code by keep"):
         attention(x, keep=torch.ones(1, 1, 6, 6, dtype=F64))
 
 
@@ -211,5 +217,5 @@ def test_the_sum_that_linear_heads_kept_is_lost_on_no_wrapper(eager):
         if wrap is eager:
             assert_close(attention(x[:, 3:], cache=cache), whole[:, 3:])
         else:
-            with pytest.raises(ValueError, match="linear heads kept the sum of earlier tokens, but a Through came$"):
+            with pytest.raises(ValueError, match=r"linear heads kept the sum of earlier tokens, but a Through came$"):
                 attention(x[:, 3:], cache=cache)

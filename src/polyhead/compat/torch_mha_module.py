@@ -22,7 +22,7 @@ from polyhead.compat.foreign import limits
 from polyhead.layers import Device
 from polyhead.layers.arguments import limits_of
 from polyhead.layers.functions import asked, attended, coder
-from polyhead.layers.heads import HeadGroup, build, shared_groups
+from polyhead.layers.heads import build, shared_groups
 from polyhead.layers.projection import Rows, by_offset, widths_of
 from polyhead.layers.symbols import SymbolModule, build_symbols
 from polyhead.ops.code import drop

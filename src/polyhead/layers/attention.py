@@ -20,7 +20,7 @@ from polyhead.layers import Device
 from polyhead.layers.arguments import Call, all_hidden, call_of, check, limits_of, symbols_of
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.functions import asked, attended, coder, compiled
-from polyhead.layers.heads import HeadGroup, LinearHeads, SymbolGroup, build, shared_groups
+from polyhead.layers.heads import LinearHeads, SymbolGroup, build, shared_groups
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, rotary_tables
 from polyhead.layers.projection import (
