@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead.compat import huggingface as hf
+from polyhead.compat import torch_mha
 
 SMALL = {"vocab_size": 50, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 HEADS = {
@@ -34,6 +35,7 @@ def llama(name):
 
 
 def made(name):
+    """A model that has not been called yet: its first pass is watched."""
     return copy.deepcopy(llama(name))
 
 
@@ -51,9 +53,11 @@ def adapted(model, fill=True, **options):
     return model
 
 
-def through_eager(module):
-    """`torch.compile` in all but the code it makes: what it wraps a module in."""
-    return torch.compile(module, backend="eager")
+@pytest.fixture
+def eager():
+    """What torch.compile wraps a module in, without its code."""
+    with torch.compiler.set_stance("force_eager"):
+        yield torch.compile
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -79,25 +83,64 @@ def test_lora_on_all_linear_layers_is_what_it_is_when_merged():
     relations = [p for key, p in wrapped.named_parameters() if "polyhead" in key and "lora" in key]
     assert len(relations) >= 8
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in relations)
-    assert (logits.logits - llama("sources")(IDS).logits).abs().max() > 1e-2
+    assert (logits.logits - made("sources")(IDS).logits).abs().max() > 1e-2
     assert_close(wrapped.merge_and_unload()(IDS).logits, logits.logits, rtol=1e-5, atol=1e-5)
 
 
-@ASKED_FOR
-@pytest.mark.compile
-@pytest.mark.parametrize("name", HEADS)
-def test_compiled_heads_are_used(name):
+def compiled_heads_are_used(name, wrap):
     model = made(name)
     heads = model.model.layers[1].self_attn.polyhead
-    model.model.layers[1].self_attn.polyhead = through_eager(heads)
+    model.model.layers[1].self_attn.polyhead = wrap(heads)
     for parameter in heads.parameters():  # of the compiled ones, too
         nn.init.normal_(parameter, std=0.5)
     want = made(name)
     want.load_state_dict({key.replace("_orig_mod.", ""): value for key, value in model.state_dict().items()})
-    assert (want(IDS).logits - llama(name)(IDS).logits).abs().max() > 1e-3
+    assert (want(IDS).logits - made(name)(IDS).logits).abs().max() > 1e-3
     assert_close(model(IDS).logits, want(IDS).logits, rtol=1e-5, atol=1e-5)
+    return model, want
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_that_torch_compile_wraps_are_used(name, eager):
+    model, want = compiled_heads_are_used(name, eager)
     how = {"max_new_tokens": 4, "do_sample": False}
     assert torch.equal(model.generate(IDS, **how), want.generate(IDS, **how))
+    assert "in a OptimizedModule" in hf.verify(model).layers[1].heads
+
+
+@ASKED_FOR
+@pytest.mark.compile
+def test_compiled_heads_are_used():
+    """Compiled they are: frames are counted."""
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    frames = CompileCounter()
+    compiled_heads_are_used("relational", lambda heads: torch.compile(heads, backend=frames))
+    assert frames.frame_count >= 2  # what heads make of the stream, and what they attend to
+
+
+@pytest.mark.parametrize("how", ["compiled", "saved", "through"])
+def test_a_group_of_the_heads_that_is_wrapped_is_used(how, eager):
+    model, want = made("relational"), made("relational")
+    groups = model.model.layers[1].self_attn.polyhead.groups
+    if how == "saved":
+        where = "model.layers.1.self_attn.polyhead.groups.1"
+        wrapped = adapted(model, fill=False, target_modules=["q_proj"], modules_to_save=[where])
+        parameters = groups[1].modules_to_save["default"].parameters()
+    else:
+        parameters, wrapped = groups[1].parameters(), model
+        groups[1] = eager(groups[1]) if how == "compiled" else nn.Sequential(groups[1])
+    if how == "through":
+        with pytest.raises(ValueError, match=r"^Sequential: relational heads must have a method features"):
+            wrapped(IDS)
+        return
+    want_parameters = want.model.layers[1].self_attn.polyhead.groups[1].parameters()
+    for mine, own in zip(parameters, want_parameters, strict=True):
+        nn.init.normal_(own, std=0.5)
+        mine.data.copy_(own)
+    assert_close(wrapped(IDS).logits, want(IDS).logits, rtol=1e-6, atol=1e-6)
+    assert (want(IDS).logits - made("relational")(IDS).logits).abs().max() > 1e-3
 
 
 @pytest.fixture
@@ -111,7 +154,7 @@ def one_process(tmp_path):
 def test_sharded_heads_are_used(one_process):
     from torch.distributed.fsdp import fully_shard
 
-    model, want = made("sources"), llama("sources")
+    model, want = made("sources"), made("sources")
     heads = fully_shard(model.model.layers[1].self_attn.polyhead, mesh=one_process)
     logits = model(IDS).logits
     assert_close(logits, want(IDS).logits, rtol=1e-6, atol=1e-6)
@@ -158,12 +201,13 @@ def test_heads_that_are_promised_and_not_there_are_an_error():
 
 def test_a_layer_that_is_not_called_is_noticed():
     """By `verify` always, and by the first forward pass."""
-    line = "^polyhead: layer 1 of PolyheadLlamaForCausalLM must call the heads that its configuration holds$"
-    for look in (lambda model: model(IDS), hf.verify):
-        model = made("hyla")
-        model.model.layers[1].self_attn = Other(model.model.layers[1].self_attn)
-        with pytest.raises(ValueError, match=line):
-            look(model)
+    for layer in (0, 1):
+        line = f"^polyhead: layer {layer} of PolyheadLlamaForCausalLM must call the heads that its configuration holds$"
+        for look in (lambda model: model(IDS), hf.verify):
+            model = hf.swap_heads(made("hyla"), [0], ph.Hyla(4))
+            model.model.layers[layer].self_attn = Other(model.model.layers[layer].self_attn)
+            with pytest.raises(ValueError, match=line):
+                look(model)
 
 
 class Other(nn.Module):
@@ -180,9 +224,8 @@ class Other(nn.Module):
 LAYER = [ph.Softmax(1), ph.Linear(1), ph.Hyla(2)]
 
 
-@ASKED_FOR
-@pytest.mark.parametrize("how", ["lora", pytest.param("compiled", marks=pytest.mark.compile), "normed", "hooked"])
-def test_a_wrapped_projection_of_our_own_layer_is_called(how):
+@pytest.mark.parametrize("how", ["lora", "compiled", "normed", "hooked"])
+def test_a_wrapped_projection_of_our_own_layer_is_called(how, eager):
     """In self- and cross-attention, and in what taps say of it."""
     torch.manual_seed(0)
     layer = ph.MultiHeadAttention(24, LAYER, bias=True).eval()
@@ -194,7 +237,7 @@ def test_a_wrapped_projection_of_our_own_layer_is_called(how):
             own.weight.data += mine.get_delta_weight("default")
             own.bias.data += 4 * mine.lora_B["default"].bias.data  # alpha over rank
     elif how == "compiled":
-        layer.qkv, layer.out = (through_eager(m) for m in (layer.qkv, layer.out))
+        layer.qkv, layer.out = (eager(m) for m in (layer.qkv, layer.out))
     elif how == "normed":
         for linear in (layer.qkv, layer.out):
             parametrizations.weight_norm(linear)
@@ -212,3 +255,30 @@ def test_a_wrapped_projection_of_our_own_layer_is_called(how):
         assert_close(mine[0].b_out, own[0].b_out, rtol=1e-5, atol=1e-5)
         for a, b in zip(mine[0].groups, own[0].groups, strict=True):
             assert_close((a.w_value, a.b_value, a.w_out), (b.w_value, b.b_value, b.w_out), rtol=1e-5, atol=1e-5)
+
+
+def encoder():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 4, batch_first=True), 1)
+
+
+NOT_PLAIN = {
+    "hook": lambda model: model.layers[0].self_attn.register_forward_hook(lambda *_: None),
+    "hook before": lambda model: model.layers[0].self_attn.register_forward_pre_hook(lambda *_: None),
+    "hook before the output": lambda model: model.layers[0].self_attn.out_proj.register_forward_pre_hook(
+        lambda *_: None
+    ),
+    "lora on the output": lambda model: adapted(model, target_modules=["out_proj"]),
+    "lora on all": lambda model: adapted(model, target_modules=["self_attn"]),
+    "normed output": lambda model: parametrizations.weight_norm(model.layers[0].self_attn.out_proj),
+    "normed": lambda model: parametrizations.weight_norm(model.layers[0].self_attn, "in_proj_weight"),
+}
+
+
+@pytest.mark.parametrize("how", NOT_PLAIN)
+def test_attention_of_pytorch_that_is_wrapped_is_not_replaced(how):
+    model = encoder()
+    NOT_PLAIN[how](model)
+    with pytest.raises(ValueError, match=r"^replace: nn\.MultiheadAttention") as caught:
+        torch_mha.replace(model, ph.Hyla(4))
+    assert "\n" not in str(caught.value)
+    assert not any(isinstance(module, torch_mha.MultiheadAttention) for module in model.modules())

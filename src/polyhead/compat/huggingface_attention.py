@@ -27,7 +27,7 @@ from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.compat.huggingface import REFUSED
 from polyhead.layers.arguments import limits_of
-from polyhead.layers.functions import attended
+from polyhead.layers.functions import asked, attended
 from polyhead.layers.heads import HeadGroup, HylaHeads, SymbolGroup, build
 from polyhead.layers.projection import by_offset
 from polyhead.layers.symbols import build_symbols
@@ -127,8 +127,8 @@ class Heads(nn.Module):
             if hasattr(module, "reset_parameters") and not isinstance(module, nn.Linear) and any(map(_fresh, own)):
                 module.reset_parameters()  # type: ignore[operator]
 
-    def _groups(self) -> list[HeadGroup]:
-        return list(self.groups)  # type: ignore[arg-type]
+    def _groups(self) -> list[Any]:
+        return list(self.groups)  # head groups, or what wraps them
 
     def forward(
         self,
@@ -164,11 +164,10 @@ class Heads(nn.Module):
         for group, source, (_, keys) in zip(self.groups, self.source_of, self.slices, strict=True):
             of_group: dict[str, Any] = {}
             if source is not None and keys is not None:
-                heads: Any = group
-                f = heads.features(x)
-                sent = heads.send(f)  # nothing, of an Abstractor
-                of_group = {"received": heads.receive(f), **sent, "keys": (keys.start, keys.stop)}
-                of_group["values"] = heads.values(symbols[source])
+                f = asked(group, "features")(x)
+                sent = asked(group, "send")(f)  # nothing, of an Abstractor
+                of_group = {"received": asked(group, "receive")(f), **sent, "keys": (keys.start, keys.stop)}
+                of_group["values"] = asked(group, "values")(symbols[source])
             said.append(of_group)
         return said
 

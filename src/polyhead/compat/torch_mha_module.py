@@ -21,8 +21,8 @@ from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.layers import Device
 from polyhead.layers.arguments import limits_of
-from polyhead.layers.functions import attended, coder
-from polyhead.layers.heads import HeadGroup, SymbolGroup, build, shared_groups
+from polyhead.layers.functions import asked, attended, coder
+from polyhead.layers.heads import build, shared_groups
 from polyhead.layers.projection import Rows, by_offset, widths_of
 from polyhead.layers.symbols import SymbolModule, build_symbols
 from polyhead.ops.code import drop
@@ -192,8 +192,8 @@ class MultiheadAttention(nn.Module):
         seen |= self._limits(padding, None if causal else pairs, x, s)
         return x, values, self._parts(x, keys, values, padding), seen
 
-    def _groups(self) -> list[HeadGroup]:
-        return list(self.groups)  # type: ignore[arg-type]
+    def _groups(self) -> list[Any]:
+        return list(self.groups)  # head groups, or what wraps them
 
     def _batch_first(self, x: Tensor) -> Tensor:
         if x.is_nested:
@@ -293,10 +293,11 @@ class MultiheadAttention(nn.Module):
         parts: list[dict[str, Tensor]] = []
         for i, (group, made) in enumerate(zip(self._groups(), self._project(x, keys, values), strict=True)):
             source = self.source_of[i]
-            if isinstance(group, SymbolGroup) and source is not None:
-                f = group.features(x)
-                made = made | group.receive(f) | group.send(f if x is keys else group.features(keys))
-                read = group.values(symbols[source])
+            if source is not None:
+                f = asked(group, "features")(x)
+                sent = f if x is keys else asked(group, "features")(keys)
+                made = made | asked(group, "receive")(f) | asked(group, "send")(sent)
+                read = asked(group, "values")(symbols[source])
                 table = read.ndim == 3
                 made["v"] = (
                     by_offset(read, x.shape[1], keys.shape[1], 0) if table else read.expand(x.shape[0], -1, -1, -1)

@@ -19,8 +19,8 @@ from polyhead import config
 from polyhead.layers import Device
 from polyhead.layers.arguments import Call, all_hidden, call_of, check, limits_of, symbols_of
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.functions import attended, coder
-from polyhead.layers.heads import HeadGroup, LinearHeads, SymbolGroup, build, shared_groups
+from polyhead.layers.functions import asked, attended, coder, compiled
+from polyhead.layers.heads import LinearHeads, SymbolGroup, build, shared_groups
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, rotary_tables
 from polyhead.layers.projection import (
@@ -195,8 +195,8 @@ class MultiHeadAttention(nn.Module):
             taps.append(Taps(x=x, context=call.source, output=result, b_out=affine(self.out)[1], groups=seen))
         return (result, self._code(parts)) if return_code else result
 
-    def _groups(self) -> list[HeadGroup]:
-        return list(self.groups)  # type: ignore[arg-type]
+    def _groups(self) -> list[Any]:
+        return list(self.groups)  # head groups, or what wraps them
 
     def _symbols(self, symbols: Tensor | Sequence[Tensor | None] | None, call: Call) -> Sequence[Tensor | None]:
         """The symbols of the senders that are new, for each group."""
@@ -218,11 +218,11 @@ class MultiHeadAttention(nn.Module):
         self, i: int, rows: Rows, symbols: Tensor | None, call: Call, before: dict[str, Tensor]
     ) -> dict[str, Tensor]:
         """What the op of group `i` reads: q of the receivers, k and v of all senders, for relations q_rel and k_rel."""
-        group = self._groups()[i]
-        f = group.features(call.x) if isinstance(group, SymbolGroup) else None
+        group = self.groups[i]
+        f = None if self.symbol_dims[i] is None else asked(group, "features")(call.x)
         made = {name: rows[name] for name in ("q",) if name in rows}
-        if isinstance(group, SymbolGroup) and f is not None:
-            made |= group.receive(f)
+        if f is not None:
+            made |= asked(group, "receive")(f)
         if "q" in made:
             made["q"] = self._place(2 * i, made["q"], call, call.positions)
 
@@ -245,11 +245,11 @@ class MultiHeadAttention(nn.Module):
 
     def _senders(self, i: int, rows: Rows, f: Tensor | None, symbols: Tensor | None, call: Call) -> dict[str, Tensor]:
         """k (b s g d), v (b|1 s g e) or the table of relative symbols, k_rel: of the senders that are new."""
-        group = self._groups()[i]
+        group = self.groups[i]
         made = {name: rows[name] for name in "kv" if name in rows}
-        if isinstance(group, SymbolGroup) and f is not None and symbols is not None:
-            made |= group.send(f if call.context is None else group.features(call.source))
-            made["v" if symbols.ndim == 3 else "table"] = group.values(symbols)
+        if f is not None and symbols is not None:
+            made |= asked(group, "send")(f if call.context is None else asked(group, "features")(call.source))
+            made["v" if symbols.ndim == 3 else "table"] = asked(group, "values")(symbols)
         if "k" in made:
             made["k"] = self._place(2 * i + 1, made["k"], call, call.positions if call.context is None else None)
         return made
@@ -306,8 +306,13 @@ class MultiHeadAttention(nn.Module):
 
         The first call with a cache decides.  `plain`: nothing but queries, keys and values matters in this call.
         """
-        group, memory = self._groups()[i], call.memory
-        if memory is None or call.context is not None or not isinstance(group, LinearHeads):
+        group, memory = compiled(self._groups()[i]), call.memory
+        if memory is None or call.context is not None:
+            return False
+        if not isinstance(group, LinearHeads):
+            if (i, "state") in memory:
+                who = type(group).__name__
+                raise ValueError(f"MultiHeadAttention: linear heads kept the sum of earlier tokens, but a {who} came")
             return False
         shares = self.shared[i] or any(self.shared[i + 1 : i + 2])
         if call.past == 0:
@@ -321,7 +326,7 @@ class MultiHeadAttention(nn.Module):
 
     def _step(self, i: int, rows: Rows, call: Call) -> Tensor:
         """The output of group `i` for new tokens, whose keys and values go into its state."""
-        group, memory = self._groups()[i], call.memory
+        group, memory = compiled(self._groups()[i]), call.memory
         assert isinstance(group, LinearHeads)
         assert memory is not None
         q, k = (self._place(2 * i + n, rows[name], call, call.positions) for n, name in enumerate("qk"))

@@ -6,6 +6,10 @@
 Both are given together, `group.use(attend, code=code)`.  Whatever shows a code asks `coder(group)`, never an op: where
 the code of a function is not known, it refuses.  Whatever calls a group calls `attended`, which sees to it that dropout
 of the code is not swallowed.
+
+A group may have been wrapped.  It is called as it stands there; what torch.compile wraps computes what it did, so its
+code is known, and any other wrapper computes a function of its own.  A layer asks a group for what senders and
+receivers make of tokens by `asked`.
 """
 
 from collections.abc import Callable, Mapping
@@ -104,14 +108,28 @@ def code(
     return _known(self)(q, k, **limits, scale=scale)
 
 
+def asked(group: Any, method: str) -> Callable[..., Any]:
+    """A method of relational heads.  ValueError where what wraps them does not pass it on."""
+    if not hasattr(group, method):
+        raise ValueError(f"{type(group).__name__}: relational heads must have a method {method}, wrapped ones as well")
+    return getattr(group, method)
+
+
+def compiled(group: Any) -> Any:
+    """What torch.compile wraps, or the group itself."""
+    return group._modules.get("_orig_mod", group) if isinstance(group, nn.Module) else group
+
+
 def is_own(group: Any) -> bool:
     """Whether something else than the op of its mechanism computes what a group returns."""
+    group = compiled(group)
     known = getattr(group, "functions", None)
     return known is None or known.own or group.attend is not known.attend or not _ours(group)
 
 
 def coder(group: Any) -> Callable[..., Tensor]:
     """The function that gives the code of a group as it is now.  ValueError where that is not known."""
+    group = compiled(group)
     if getattr(type(group), "code", code) is not code and not _assigned(group):
         return OwnCode(type(group).__name__, group.code)  # the method of a subclass
     return _known(group)
@@ -156,8 +174,8 @@ def attended(group: nn.Module, made: Mapping[str, Tensor], limits: Mapping[str, 
 
 def _heed(group: Any, made: Mapping[str, Tensor], limits: Mapping[str, Any]) -> None:
     """Once for each function: where `keep` is 0, so must be its output.  Tried on numbers that draw nothing."""
-    function = _computes(group)
-    who, name = type(group).__name__, _name(function)
+    function = _computes(compiled(group))
+    who, name = type(compiled(group)).__name__, _name(function)
     if getattr(group, "heeds", (None,))[0] is function or limits["keep"].is_meta:
         return
     if torch.compiler.is_compiling():

@@ -11,7 +11,7 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from polyhead.layers.functions import is_own, seen_coder
+from polyhead.layers.functions import compiled, is_own, seen_coder
 from polyhead.layers.heads import RelationalHeads, SymbolGroup
 from polyhead.ops.code import relate, relations, share, visible
 
@@ -81,13 +81,14 @@ def described(group: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
     a function of the user's own, nothing is said of how.
     """
     own = is_own(group)
+    bare = compiled(group)
     how: dict[str, Any] = {"kind": OWN, "normalise": OWN} if own else {"kind": group.kind, "normalise": group.normalise}
     return how | {
-        "act": group.act,
-        "depth": group.depth,
-        "value_weight": group.value_weight,
-        "relation_act": group.relation_act if isinstance(group, SymbolGroup) and not own else None,
-        "relation_weight": group.relation_weight if isinstance(group, RelationalHeads) and not own else None,
+        "act": getattr(group, "act", OWN),  # what wraps a group may pass none of these on
+        "depth": getattr(group, "depth", 1),
+        "value_weight": getattr(group, "value_weight", None),
+        "relation_act": bare.relation_act if isinstance(bare, SymbolGroup) and not own else None,
+        "relation_weight": bare.relation_weight if isinstance(bare, RelationalHeads) and not own else None,
         "coder": seen_coder(group, {name: value for name, value in limits.items() if name != "keep"}),
     }
 

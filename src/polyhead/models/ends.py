@@ -193,6 +193,7 @@ class TiedOutput(nn.Module):
     def __init__(self, source: TokenInput, *, scaled: bool = False) -> None:
         super().__init__()
         self.table = source.table
+        self.source = (source,)  # a tuple, so that its parameters are not listed twice
         self.factor = source.table.embedding_dim**-0.5 if scaled else 1.0
 
     @property
@@ -208,10 +209,14 @@ class TiedOutput(nn.Module):
         return LazyLogits(x, self._table(), factor=self.factor)
 
     def _table(self) -> Tensor:
-        """The rows that tokens are given: those of a wrapped table (LoRA) are not its weight."""
-        weight: Tensor = self.table.weight
-        wrapped = type(self.table).forward is not nn.Embedding.forward
-        return self.table(torch.arange(len(weight), device=weight.device)) if wrapped else weight
+        """The rows that tokens are given: those of a wrapped table (LoRA) are not its weight.
+
+        PEFT wraps a table where it meets it first, at the inputs.
+        """
+        for table in (self.table, self.source[0].table):
+            if type(table).forward is not nn.Embedding.forward:
+                return table(torch.arange(len(self.weight), device=self.weight.device))
+        return self.weight
 
 
 class ClassOutput(nn.Module):

@@ -158,12 +158,18 @@ class Transformer(nn.Module):
         x = self._through(x, given, wanted, taps)
         x = self.norm(x if tail is None else x[:, -tail:])
         if lazy:
-            if isinstance(self.config.outputs, config.Logits) and isinstance(self.outputs, LinearOutput | TiedOutput):
+            if isinstance(self.outputs, LinearOutput | TiedOutput) and isinstance(self.config.outputs, config.Logits):
                 return self.outputs.lazy(x)
-            raise ValueError(
-                f"Transformer: lazy outputs are Logits() but those of this model are {self.config.outputs}"
-            )
-        return self.outputs(x, mask) if isinstance(self.outputs, ClassOutput) else self.outputs(x)
+            if not isinstance(self.config.outputs, config.Logits) or isinstance(self.outputs, nn.Identity):
+                raise ValueError(
+                    f"Transformer: lazy outputs are Logits() but those of this model are {self.config.outputs}"
+                )
+        return self.outputs(x, mask) if self._pools else self.outputs(x)
+
+    @property
+    def _pools(self) -> bool:
+        """Whether the outputs, wrapped or not, are one answer for all positions."""
+        return any(isinstance(part, ClassOutput) for part in self.outputs.modules())
 
     def _check(self, given: "_Given", source: Tensor | None, tail: int | None) -> None:
         keep, cache, context = given.keep, given.cache, given.context
@@ -175,7 +181,7 @@ class Transformer(nn.Module):
             raise ValueError(
                 f"Transformer: keep must hold one tensor, or None, a layer: {len(self.blocks)}, not {len(keep)}"
             )
-        if tail is not None and isinstance(self.outputs, ClassOutput):
+        if tail is not None and self._pools:
             raise ValueError(f"Transformer: a class is read off all positions, so tail must be None but is {tail}")
         if cache is not None and (len(cache) != len(self.blocks) or not self.config.causal):
             raise ValueError(
@@ -186,7 +192,7 @@ class Transformer(nn.Module):
             return
         alone = {"tail": tail, "cache": cache, "encoder": self.encoder}
         strange = [name for name, value in alone.items() if value is not None]
-        strange += ["Classes()"] if isinstance(self.outputs, ClassOutput) else []
+        strange += ["Classes()"] if self._pools else []
         if strange:
             raise ValueError(f"Transformer: with cu_seqlens inputs are several sequences, without {strange[0]}")
 
@@ -251,7 +257,8 @@ class Transformer(nn.Module):
 
     def auxiliary_loss(self) -> Tensor | float:
         """What the last forward adds to the loss beside the task's: the load balance of mixtures of experts, else 0."""
-        added = self.encoder.auxiliary_loss() if isinstance(self.encoder, Transformer) else 0.0
+        encoder: Any = self.encoder  # or what wraps it
+        added = encoder.auxiliary_loss() if hasattr(encoder, "auxiliary_loss") else 0.0
         if not isinstance(self.config.feedforward, config.Experts):
             return added
         losses = [m.balance_loss for m in self.blocks.modules() if isinstance(m, MixtureOfExperts)]

@@ -1,0 +1,163 @@
+"""Our models with linear maps, tables or ends that somebody wraps: what they compute is what they compute merged."""
+
+import copy
+import warnings
+
+import peft
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.testing import assert_close
+
+import polyhead as ph
+
+HEADS = [ph.Softmax(2), ph.Hyla(1), ph.Relational(1, symbols=ph.SymbolicAttention(5))]
+WORDS, DECODER = ph.Tokens(20), {"dim": 24, "layers": 2, "heads": HEADS, "causal": True}
+ENCODER = ph.TransformerConfig(WORDS, ph.Values(1), dim=24, layers=1, heads=HEADS)
+MODELS = {
+    "free": ph.TransformerConfig(WORDS, ph.Logits(20), **DECODER),
+    "tied": ph.TransformerConfig(WORDS, ph.Logits(20, tied=True, scaled=True), **DECODER),
+    "crossed": ph.TransformerConfig(WORDS, ph.Logits(20), **DECODER, encoder=ENCODER),
+    "classes": ph.TransformerConfig(WORDS, ph.Classes(3), dim=24, layers=1, heads=HEADS),
+    "images": ph.TransformerConfig(
+        ph.Patches((3, 8, 8), (4, 4), class_token=True), ph.Classes(3, pool="class"), dim=24, layers=1, heads=HEADS
+    ),
+}
+DRAW = torch.Generator().manual_seed(0)
+IDS, IMAGES = torch.randint(20, (2, 7), generator=DRAW), torch.randn(2, 3, 8, 8, generator=DRAW, dtype=torch.float64)
+REAL = torch.arange(7)[None] < torch.tensor([[7], [4]])
+
+
+def model(name):
+    torch.manual_seed(0)
+    made = ph.Transformer(MODELS[name], dtype=torch.float64).eval()
+    for parameter in made.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.3)
+    return made
+
+
+def given(name):
+    if name == "images":
+        return {"inputs": IMAGES}
+    return {"inputs": IDS, "mask": REAL, **({"source": IDS.flip(1)} if name == "crossed" else {})}
+
+
+def by_peft(made, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what it saves, and of what it cannot merge
+        wrapped = peft.get_peft_model(made, peft.LoraConfig(r=2, **options))
+    torch.manual_seed(1)
+    for key, parameter in wrapped.named_parameters():
+        if "lora_" in key:
+            nn.init.normal_(parameter, std=0.3)
+    return wrapped
+
+
+def loss(made, name):
+    """By lazy logits where there are any, which is held to those that are made."""
+    y = made(**given(name))
+    if name in ("classes", "images"):
+        return nn.functional.cross_entropy(y[:, 0], torch.tensor([0, 2]))
+    cost = nn.functional.cross_entropy(y.transpose(1, 2), IDS, reduction="none")
+    lazy = made(**given(name), lazy=True)
+    if isinstance(lazy, torch.Tensor):
+        assert_close(lazy, y, rtol=1e-12, atol=1e-12)
+    else:
+        assert_close(lazy.cross_entropy(IDS), cost, rtol=1e-9, atol=1e-9)
+        assert torch.equal(lazy.argmax(), y.argmax(-1))
+        cost = made(**given(name), lazy=True).cross_entropy(IDS)
+    return cost.mean()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_lora_everywhere_is_what_it_is_merged(name):
+    plain = model(name)
+    targets = [key for key, part in plain.named_modules() if isinstance(part, (nn.Linear, nn.Embedding))]
+    wrapped = by_peft(copy.deepcopy(plain), target_modules=targets)
+    loss(wrapped, name).backward()
+    adapters = {key: p for key, p in wrapped.named_parameters() if "lora_" in key}
+    assert len(adapters) == 2 * len(targets)
+    assert [key for key, p in adapters.items() if p.grad is None or p.grad.abs().max() == 0] == []
+    y = wrapped(**given(name))
+    assert (y - plain(**given(name))).abs().max() > 1e-2
+    assert_close(wrapped.merge_and_unload()(**given(name)), y, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parametrised_maps_are_read_as_they_are(name):
+    wrapped, want = model(name), model(name)
+    for part in wrapped.modules():
+        if type(part) is nn.Linear:
+            parametrizations.weight_norm(part)
+            part.parametrizations.weight.original0.data.mul_(1.3)
+    for part in want.modules():
+        if type(part) is nn.Linear:
+            part.weight.data.mul_(1.3)
+    for made in (wrapped, want):
+        loss(made, name).backward()
+    assert_close(wrapped(**given(name)), want(**given(name)), rtol=1e-6, atol=1e-6)
+    grads = [p.grad for key, p in wrapped.named_parameters() if "original1" in key]
+    assert len(grads) > 5
+    assert all(grad is not None and grad.abs().max() > 0 for grad in grads)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_end_that_is_trained_anew_is_the_end(name):
+    """With the mask that says which tokens a class is read off."""
+    wrapped, want = model(name), model(name)
+    wrapped = by_peft(wrapped, target_modules=["qkv"], modules_to_save=["outputs"]).base_model.model
+    with torch.no_grad():
+        for mine, own in zip(wrapped.outputs.modules_to_save.parameters(), want.outputs.parameters(), strict=True):
+            mine.mul_(2)
+            own.mul_(2)
+    for key, parameter in wrapped.named_parameters():
+        if "lora_B" in key:
+            nn.init.zeros_(parameter)
+    with torch.no_grad():
+        if name == "tied":  # a copy of the table: no longer that of the tokens
+            want.inputs = copy.deepcopy(model(name).inputs)
+            want.outputs.source = (want.outputs,)
+        assert_close(wrapped(**given(name)), want(**given(name)))
+    loss(wrapped, name).backward()
+    assert all(p.grad is not None for p in wrapped.outputs.modules_to_save.parameters())
+    if name == "classes":
+        with pytest.raises(ValueError, match="a class is read off all positions, so tail must be None"):
+            wrapped(**given(name), tail=1)
+        assert (want(IDS) - want(**given(name))).abs().max() > 1e-3
+
+
+def test_a_table_that_is_trained_anew_stays_tied():
+    wrapped, want = model("tied"), model("tied")
+    wrapped = by_peft(wrapped, target_modules=["qkv"], modules_to_save=["inputs.table"]).base_model.model
+    table = wrapped.inputs.table.modules_to_save["default"].weight
+    for key, parameter in wrapped.named_parameters():
+        if "lora_B" in key:
+            nn.init.zeros_(parameter)
+    with torch.no_grad():
+        table.mul_(1.5)
+        want.inputs.table.weight.mul_(1.5)
+    loss(wrapped, "tied").backward()
+    loss(want, "tied").backward()
+    assert_close(wrapped(**given("tied")), want(**given("tied")))
+    assert_close(table.grad, want.inputs.table.weight.grad)
+    again = copy.deepcopy(wrapped)
+    with torch.no_grad():
+        again.inputs.table.modules_to_save["default"].weight.mul_(2)
+        assert (again(**given("tied")) - wrapped(**given("tied"))).abs().max() > 1e-2
+        want.inputs.table.weight.mul_(2)
+    assert_close(again(**given("tied")), want(**given("tied")))
+
+
+def test_the_balance_of_experts_in_a_wrapped_encoder_counts():
+    encoder = ph.TransformerConfig(WORDS, ph.Values(1), dim=24, layers=1, heads=HEADS, feedforward=ph.Experts(4))
+    torch.manual_seed(0)
+    made = ph.Transformer(ph.TransformerConfig(WORDS, ph.Logits(20), **DECODER, encoder=encoder))
+    made(IDS, source=IDS)
+    want = made.auxiliary_loss()
+    assert want > 0
+    made.encoder = torch.compile(made.encoder, backend="eager")
+    with torch.compiler.set_stance("force_eager"):
+        made(IDS, source=IDS)
+    assert_close(made.auxiliary_loss(), want)
