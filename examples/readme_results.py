@@ -1,85 +1,108 @@
-"""Draw the README's figure and write its table from the runs of `make demo`; nothing in them is typed by hand.
+"""Draw the README's figure and write its tables from the runs of `make demo`; nothing in them is typed by hand.
 
 python examples/readme_results.py [runs/demo]
+
+The table is that of the demo's report and of its last lines on the terminal, to the digit.  What was measured is kept in
+docs/results/demo.json.
 """
 
 import json
 import pathlib
 import re
-import statistics
 import sys
 
+from polyhead import report
 from polyhead.analysis import figures
-from polyhead.config import from_dict
-from polyhead.tasks import KINDS
+from polyhead.config import digest
+from polyhead.recipes import demo
+from polyhead.report_data import read
+from polyhead.report_text import floor_name
 
 ROOT = pathlib.Path(__file__).parents[1]
-LABELS = {"softmax": "Softmax", "linear": "Linear", "hyla": "HYLA"}
-FLOORS = {
-    "mix": "mixture of training functions",
-    "gaussian_process": "Gaussian process",
-    "recall": "recall of training functions",
-    "nearest_neighbour": "nearest neighbour",
-    "ridge": "ridge regression",
+KEPT = ROOT / "docs" / "results" / "demo.json"
+PARTS = {"fuzzy": demo.fuzzy, "race": demo.race}
+NAMES = {
+    "iid": "known",
+    "compositional": "unseen combinations",
+    "novel_hexominoes": "unseen shapes: hexominoes",
+    "novel_stripes": "unseen shapes: stripes",
 }
-SPLITS = ("iid", "compositional", "novel")
+LABELS = {"hyla": "HYLA", "softmax": "Softmax"}
+DRAWN = ("recall", "gaussian_process", "mix", "ceiling")
 
 
-def read(folder):
-    """Results by mechanism, and the task they share."""
-    found, task = {}, None
-    for path in sorted(folder.glob("*/result.json")):
-        result = json.loads(path.read_text())
-        task = from_dict(json.loads((path.parent / "config.json").read_text()), KINDS).task
-        found.setdefault(LABELS[result["name"].partition("-")[0]], []).append(result)
-    if task is None:
-        raise SystemExit(f"{folder}: no finished runs here; run `make demo` first")
-    return found, task
+def measured(folder):
+    """What the demo's runs in `folder` say: tables, curves, settings."""
+    found = {}
+    for part, runs in PARTS.items():
+        places = [folder / f"{run.name}-{digest(run)}" for run in runs()]
+        entries = read(places)
+        if any(entry.result is None for entry in entries):
+            raise SystemExit(f"{folder}: the demo's runs are not finished; run `make demo` first")
+        head, rows = report.results_table(places)
+        found[part] = {
+            "head": head,
+            "rows": rows,
+            "digests": [digest(entry.run) for entry in entries],
+            "seconds": sum(entry.result.seconds for entry in entries),
+            "steps": entries[0].run.train.steps,
+            "environment": {k: entries[0].result.environment[k] for k in ("cpu", "torch", "products", "date")},
+        }
+        if part == "fuzzy":
+            task = entries[0].run.task
+            found["curves"] = {
+                LABELS[entry.run.name.partition("-")[0]]: {
+                    split: dict(zip(*entry.curve("eval", "r2", split), strict=True))
+                    for split in ("iid", "compositional")
+                }
+                for entry in entries
+            }
+            floors = task.floors("compositional")
+            found["floors"] = {floor_name(name): floors[name].mean for name in DRAWN}
+    return found
 
 
-def cell(values):
-    """Mean and standard error over seeds."""
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
-    return f"{statistics.mean(values):.3f} ± {error:.3f}"
+def table(part):
+    """The lines of a table in the README."""
+    head, rows = part["head"], part["rows"]
+    lines = ["| | " + " | ".join(NAMES[split] for split in head[1:]) + " |", "|---" * len(head) + "|"]
+    return [*lines, *("| " + " | ".join(cell.replace("\u00a0", " ") for cell in row) + " |" for row in rows)]
 
 
-def table(found, floors):
-    """The lines of the README between its markers."""
-    lines = ["| | known combinations (`iid`) | **unseen combinations (`compositional`)** | unseen parts (`novel`) |"]
-    lines.append("|---|---|---|---|")
-    order = sorted(found, key=lambda k: -statistics.mean(r["scores"]["compositional"]["r2"] for r in found[k]))
-    for label in order:
-        scores = [[r["scores"][split]["r2"] for r in found[label]] for split in SPLITS]
-        lines.append(f"| {label} | {cell(scores[0])} | **{cell(scores[1])}** | {cell(scores[2])} |")
-    for key, label in (*FLOORS.items(), ("context_mean", "mean of the examples"), ("ceiling", "exact ceiling")):
-        each = [floors[split][key] for split in SPLITS]
-        lines.append(f"| *{label}* | " + " | ".join(f"{s.mean:.3f} ± {s.standard_error:.3f}" for s in each) + " |")
-    first = next(iter(found.values()))[0]
-    count, machine = len(found[order[0]]), first["environment"]
-    seconds = sum(r["seconds"] for results in found.values() for r in results)
+def lines(found):
+    """What stands in the README between its markers."""
+    fuzzy, race = found["fuzzy"], found["race"]
+    machine = fuzzy["environment"]
     note = (
-        f"R² per sequence, mean ± standard error over {count} seeds (floors: over "
-        f"{floors['iid']['ridge'].count:,} sequences). `make demo`, {first['steps']:,} steps each, "
-        f"{seconds / 60:.1f} core-minutes of training on {machine['cpu']}, torch {machine['torch']}, "
-        f"{machine['date'][:10]}."
+        f"R² per sequence after {fuzzy['steps']:,} steps, one seed, mean ± standard error over 2,048 sequences "
+        f"(floors: 2,000). `make demo`, {(fuzzy['seconds'] + race['seconds']) / 60:.0f} core-minutes of training on "
+        f"{machine['cpu']}, torch {machine['torch']}, {machine['date'][:10]}."
     )
-    return "\n".join([*lines, "", note])
+    return "\n".join([*table(fuzzy), "", note])
+
+
+def draw(found, path):
+    """Known and unseen combinations over steps, side by side, with the floors of the unseen ones."""
+    panels = []
+    for title, split in (("known combinations", "iid"), ("unseen combinations", "compositional")):
+        series = {
+            label: {int(step): [value] for step, value in splits[split].items()}
+            for label, splits in found["curves"].items()
+        }
+        panels.append((title, series, found["floors"] if split == "compositional" else {}))
+    figures.lines(panels, path, x_label="training step", y_label="R²", limits=(0, 1.02))
 
 
 def main():
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "runs" / "demo")
-    found, task = read(folder)
-    floors = {split: task.floors(split, sequences=8000) for split in SPLITS}
-    unseen = floors["compositional"]
-    figures.results(
-        {label: [r["scores"]["compositional"]["r2"] for r in results] for label, results in found.items()},
-        ROOT / "docs" / "figures" / "demo.svg",
-        floors={"Gaussian process": unseen["gaussian_process"].mean, "Exact ceiling": unseen["ceiling"].mean},
-    )
+    found = measured(folder)
+    KEPT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    draw(found, ROOT / "docs" / "figures" / "demo.svg")
     readme = ROOT / "README.md"
     marked = re.compile(r"(<!-- demo-results -->\n).*?(<!-- /demo-results -->)", re.S)
-    readme.write_text(marked.sub(lambda m: f"{m[1]}{table(found, floors)}\n{m[2]}", readme.read_text()))
-    print(table(found, floors))
+    text = readme.read_text(encoding="utf-8")
+    readme.write_text(marked.sub(lambda m: f"{m[1]}{lines(found)}\n{m[2]}", text), encoding="utf-8")
+    print(lines(found))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 from polyhead.cli_bench import Bench
+from polyhead.cli_demo import Demo
 from polyhead.cli_explore import Explore
 from polyhead.cli_generate import Generate
 from polyhead.cli_parse import help_text, parse
@@ -28,51 +29,12 @@ KINDS = ("recipes", "figures", "tasks", "mechanisms", "impls")
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 EXAMPLES = """\
 examples:
-  polyhead demo                                      train softmax, linear and HYLA heads, compare them, write a report
+  polyhead demo                                      train and compare heads on two tasks, write a report
   polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3
   polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f"""
 
 
 # ---------------------------------------------------------------------------------------------------------------- verbs
-@dataclass(frozen=True)
-class Demo:
-    """Train and compare attention mechanisms on fuzzy logic, look at their latent code, write the report.
-
-    Takes minutes on a laptop.  Interrupted, the same command goes on where it stopped.
-
-    >>> polyhead demo
-    >>> polyhead demo --seed 1 --folder runs/second --workers 1
-    """
-
-    folder: Path = Path("runs/demo")
-    """Where the runs and report.html go."""
-    seed: int = 0
-    device: str = "auto"
-    """auto, cpu, cuda or mps."""
-    deterministic: bool = False
-    """Deterministic algorithms only."""
-    workers: int | None = None
-    """Runs at a time (default: one per core)."""
-
-    def __call__(self) -> int:
-        from polyhead import recipes, report
-        from polyhead.cli_text import scores
-        from polyhead.train import Result
-        from polyhead.train.sweep import sweep
-
-        runs = recipes.RECIPES["demo"]()
-        where: Any = {"device": self.device, "deterministic": self.deterministic}
-        runs = tuple(
-            replace(recipes.reseeded(run, self.seed), **where) for run in (runs if isinstance(runs, tuple) else (runs,))
-        )
-        outcomes = sweep(runs, self.folder, workers=self.workers)
-        if done := [outcome for outcome in outcomes if isinstance(outcome, Result)]:
-            path = report.write([result.folder for result in done], self.folder / "report.html")
-            scores(runs[0], {result.name: result.scores for result in done})
-            print(f"report: {path}")
-        return failed(outcomes)
-
-
 @dataclass(frozen=True)
 class Resume:
     """Go on with a run that was stopped or killed; a finished run is only reported.

@@ -11,7 +11,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -52,15 +52,17 @@ def write(
     *,
     title: str | None = None,
     static: str | pathlib.Path | None = None,
+    beside: Iterable[str | pathlib.Path] = (),
     progress: bool = True,
 ) -> pathlib.Path:
     """Write the report on run `folders` to `path` and return that path.
 
     >>> write(["runs/softmax-0", "runs/hyla-0"], "runs/report.html")
 
-    `title` stands above the headline.  `static`: a folder for every figure as PNG and SVG, too.  Unfinished runs show
-    their curves only, and a note says so; so does one whose checkpoint cannot be read.  ValueError: no folders, a
-    folder that is no run, a damaged file, runs of different tasks, or a path that cannot be written.
+    `title` stands above the headline.  `beside`: runs of another task, whose results follow.  `static`: a folder for
+    every figure as PNG and SVG, too.  Unfinished runs show their curves only, and a note says so; so does one whose
+    checkpoint cannot be read.  ValueError: no folders, a folder that is no run, a damaged file, runs of different
+    tasks, or a path that cannot be written.
     """
     path = pathlib.Path(path)
     _check_place(path)
@@ -68,7 +70,8 @@ def write(
         _check_folder(pathlib.Path(static))
     say = _speaker(progress)
     findings = _gather(folders, say)
-    content = _page(findings, title)
+    others = _measure(beside, say) if (beside := list(beside)) else None
+    content = _page(findings, title, others)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".partial")
@@ -110,8 +113,27 @@ def _speaker(progress: bool) -> Progress:
     return say
 
 
+def results_table(folders: Iterable[str | pathlib.Path]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table of results: mechanisms, best first, then floors, each a mean ± standard error."""
+    findings = _measure(folders, _speaker(False))
+    found, splits, table = findings.found, findings.splits, findings.table
+    rows = [[g.label, *(_cell(g, split) for split in splits)] for g in _in_order(found)]
+    floors = _floors_in_order(found, table)
+    rows += [[text.floor_name(n), *(text.with_error(table[n][s]) for s in splits)] for n in floors]
+    return ["", *splits], rows
+
+
 def _gather(folders: Iterable[str | pathlib.Path], say: Progress) -> Findings:
     """Read the runs and compute what the report adds to them."""
+    findings = _measure(folders, say)
+    analysed, looked = analyse(findings.found, say), looks(findings.found, say)
+    notes = [note for note in (*(one.note for one in analysed), *(one.note for one in looked)) if note]
+    notes = list(dict.fromkeys([*findings.notes, *notes]))
+    return replace(findings, analysed=analysed, looked=looked, notes=notes)
+
+
+def _measure(folders: Iterable[str | pathlib.Path], say: Progress) -> Findings:
+    """The runs beside floors and ceiling, without a look at their codes."""
     say("reading runs")
     entries = read(folders)
     found = groups(entries)
@@ -121,11 +143,8 @@ def _gather(folders: Iterable[str | pathlib.Path], say: Progress) -> Findings:
         notes = []
     except ValueError as error:  # the ceiling of a long family cannot be enumerated
         table, notes = {}, [f"No floors and ceiling: {error}"]
-    analysed = analyse(found, say)
-    looked = looks(found, say)
     notes += [note for entry in entries for note in entry.notes]
-    notes += [note for note in (*(one.note for one in analysed), *(one.note for one in looked)) if note]
-    return Findings(found, splits, table, analysed, looked, list(dict.fromkeys(notes)))
+    return Findings(found, splits, table, [], [], list(dict.fromkeys(notes)))
 
 
 def _draw(
@@ -157,14 +176,17 @@ def _check_place(path: pathlib.Path) -> None:
         raise ValueError(f"report: {path} cannot be written ({error.strerror})") from None
 
 
-def _page(findings: Findings, title: str | None) -> str:
+def _page(findings: Findings, title: str | None, others: Findings | None) -> str:
     found, splits, table = findings.found, findings.splits, findings.table
     out = Page()
     metric = found[0].task.metric
     headline = text.title(found)
     if findings.notes:
         out.add(page.bullets(findings.notes, "notes"))
+    _together(out, found, table, metric)
     _results(out, found, splits, table, metric)
+    if others is not None:
+        _beside(out, others)
     _curves(out, found, splits, table, metric)
     look_section(out, findings.looked)
     sections(out, found, findings.analysed)
@@ -172,7 +194,7 @@ def _page(findings: Findings, title: str | None) -> str:
     out.section("terms", "What the words mean", "Terms")
     terms = definitions(found[0].task)
     out.add("<dl>" + "".join(f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd></div>" for a, b in terms) + "</dl>")
-    lines = text.verdict(found, table)
+    lines = [*text.course(found), *text.verdict(found, table)]
     kicker = f'<p class="kicker">{escape(title or "polyhead report")}</p>'
     head = f"{kicker}<h1>{escape(headline)}</h1>{page.paragraphs(lines[:1], lead=True)}{page.bullets(lines[1:])}"
     return out.html(f"{title or 'polyhead'}: {headline}", head + f'<p class="meta">{escape(_about(found))}</p>')
@@ -180,6 +202,11 @@ def _page(findings: Findings, title: str | None) -> str:
 
 def _task_name(task: Task) -> str:
     return task.name.replace("_", " ")
+
+
+def _title(task: Task) -> str:
+    game = getattr(task, "game", None)
+    return _task_name(task).capitalize() + (f": {game}" if game else "")
 
 
 def _about(found: Sequence[Group]) -> str:
@@ -199,8 +226,33 @@ def _swatch(style: tuple[str, str]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- results
+def _together(out: Page, found: Sequence[Group], table: Table, metric: str) -> None:
+    """Known and unseen in one figure, where both were scored during training."""
+    if not text.courses(found):
+        return
+    name, unseen = text.metric_name(metric), text.where(found)
+    figure = figures.together(found, headline(found), table, metric)
+    caption = f"{name} during training: dotted on known combinations, solid on {unseen}. Grey: floors that need no "
+    out.add(out.plot(figure, f"{caption}network."))
+
+
+def _beside(out: Page, others: Findings) -> None:
+    """The results of runs of another task."""
+    found, metric = others.found, others.found[0].task.metric
+    out.section("beside", _title(found[0].task))
+    out.add(page.paragraphs([text.title(found) + ".", *text.verdict(found, others.table)]))
+    if others.notes:
+        out.add(page.bullets(others.notes, "notes"))
+    _table(out, found, others.splits, others.table, metric)
+    _plots(out, found, others.splits, others.table, metric)
+
+
 def _results(out: Page, found: Sequence[Group], splits: Sequence[str], table: Table, metric: str) -> None:
     out.section("results", "Results")
+    _table(out, found, splits, table, metric)
+
+
+def _table(out: Page, found: Sequence[Group], splits: Sequence[str], table: Table, metric: str) -> None:
     name = text.metric_name(metric)
     if text.ranked(found):
         dashed = [text.floor_name(n) for n, line in figures.dashes(table).items() if line != "dot"]
@@ -212,13 +264,10 @@ def _results(out: Page, found: Sequence[Group], splits: Sequence[str], table: Ta
     style = figures.styles(found)
     head = ["mechanism", *(f"{text.split_name(split)} {name}" for split in splits), "n", "parameters", "training, s"]
     rows: list[tuple[str, list[str]]] = []
-    order = [group for group, _ in text.ranked(found)]
-    order += [group for group in found if group.finished and group not in order]
+    task, order = found[0].task, _in_order(found)
     for group in order:
         rows.append(("", _group_row(group, splits, style[group.label])))
-    split, task = headline(found), found[0].task
-    floors = sorted(table, key=lambda n: -task.gain(table[n].get(split, next(iter(table[n].values()))).mean))
-    for i, floor in enumerate(floors):
+    for i, floor in enumerate(_floors_in_order(found, table)):
         label = (
             f'{escape(text.floor_name(floor))}<span class="small">{escape(text.FLOORS.get(floor, ("", ""))[1])}</span>'
         )
@@ -234,8 +283,24 @@ def _results(out: Page, found: Sequence[Group], splits: Sequence[str], table: Ta
         out.add(page.bullets(different))
 
 
+def _in_order(found: Sequence[Group]) -> list[Group]:
+    """Finished groups, best first."""
+    order = [group for group, _ in text.ranked(found)]
+    return order + [group for group in found if group.finished and group not in order]
+
+
+def _floors_in_order(found: Sequence[Group], table: Table) -> list[str]:
+    split, gain = headline(found), found[0].task.gain
+    return sorted(table, key=lambda n: -gain(table[n].get(split, next(iter(table[n].values()))).mean))
+
+
+def _cell(group: Group, split: str) -> str:
+    score = group.score(split)
+    return text.with_error(score) if score else "–"
+
+
 def _group_row(group: Group, splits: Sequence[str], style: tuple[str, str]) -> list[str]:
-    cells = [text.with_error(score) if (score := group.score(split)) else "–" for split in splits]
+    cells = [_cell(group, split) for split in splits]
     parameters, seconds = group.mean("parameters"), group.mean("seconds")
     size = "–" if parameters is None else f"{parameters:,.0f}"
     return [
@@ -269,6 +334,12 @@ def _curves(out: Page, found: Sequence[Group], splits: Sequence[str], table: Tab
     if not any(entry.rows for entry in entries):
         return
     out.section("curves", "Learning curves")
+    _plots(out, found, splits, table, metric)
+
+
+def _plots(out: Page, found: Sequence[Group], splits: Sequence[str], table: Table, metric: str) -> None:
+    """Loss and scores over steps."""
+    entries = [entry for group in found for entry in group.entries]
     parts = [out.plot(figures.losses(found), "Loss on training batches.")]
     for split in splits:
         if any(entry.curve("eval", metric, split)[0] for entry in entries):

@@ -183,6 +183,29 @@ def scores(found: Sequence[Group], split: str, table: dict[str, dict[str, Summar
     return figure
 
 
+def together(found: Sequence[Group], split: str, table: dict[str, dict[str, Summary]], metric: str) -> go.Figure:
+    """The metric over steps on fresh data (dotted) and on `split` (solid), with floors and ceiling of `split`."""
+    figure = scores(found, split, table, metric)
+    style = styles(found)
+    for group in found:
+        for entry in group.entries:
+            steps, ys = entry.curve("eval", metric, "iid")
+            name = f"{group.label}, known, seed {entry.run.seed}"
+            figure.add_scatter(
+                x=steps,
+                y=ys,
+                mode="lines",
+                showlegend=False,
+                line={"color": style[group.label][0], "width": 1.6, "dash": "dot"},
+                hovertemplate=f"{name}<br>step %{{x:,}}: %{{y:.4f}}<extra></extra>",
+            )
+    figure.update_layout(height=430)
+    figure.update_yaxes(title={"text": metric_name(metric), "standoff": 8})
+    for name, dash in (("unseen", "solid"), ("known", "dot")):
+        figure.add_scatter(x=[None], y=[None], mode="lines", name=name, line={"color": INK, "width": 2, "dash": dash})
+    return figure
+
+
 def spread(heights: dict[str, float], least: float) -> dict[str, float]:
     """The heights moved apart to be at least `least` from each other, each close to where it belongs."""
     names = sorted(heights, key=lambda name: heights[name])

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from polyhead.config import Task
-from polyhead.report_data import Group, Summary, headline
+from polyhead.report_data import Entry, Group, Summary, headline
 
 FLOORS = {
     "context_mean": ("Context mean", "predicts the mean target of the examples"),
@@ -164,6 +164,46 @@ def verdict(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> lis
     lines += _certainty(order)
     lines += _against_floors(order, table, split)
     return lines + (_gap(order, where(found)) if split != "iid" else [])
+
+
+Course = tuple[str, float, float, float, float]
+
+
+def courses(found: Sequence[Group]) -> list[Course]:
+    """By mechanism, in its best-first order: label, score on fresh data at half of the training and at its end, the
+    same on the headline's split; means over seeds.  [] where not both were scored during training."""
+    split, metric = headline(found), found[0].task.metric
+    rows: list[Course] = []
+    for group, _ in ranked(found) if split != "iid" else ():
+        both = [[_halves(entry, metric, which) for entry in group.finished] for which in ("iid", split)]
+        if any(pair is None for each in both for pair in each):
+            return []
+        a, b, c, d = (sum(pair[i] for pair in each if pair) / len(each) for each in both for i in (0, 1))
+        rows.append((group.label, a, b, c, d))
+    return rows
+
+
+def _halves(entry: Entry, metric: str, split: str) -> tuple[float, float] | None:
+    """A score at the half of the training, or the last before it, and the last one."""
+    steps, scores = entry.curve("eval", metric, split)
+    early = [score for step, score in zip(steps, scores, strict=True) if 0 < step <= entry.run.train.steps / 2]
+    return (early[-1], scores[-1]) if early else None
+
+
+def course(found: Sequence[Group]) -> list[str]:
+    """What the second half of training brought, known beside unseen."""
+    rows = courses(found)
+    if not rows:
+        return []
+    each = [
+        f"{label} {_by(after - before)} on fresh data and {_by(late - early)} on {where(found)}"
+        for label, before, after, early, late in rows
+    ]
+    return [f"In the second half of training {'; '.join(each)}."]
+
+
+def _by(change: float) -> str:
+    return f"{'gained' if change >= 0 else 'lost'} {number(abs(change))}"
 
 
 def _basis(score: Summary, task: Task) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from polyhead.config import Run
-from polyhead.recipes import dual, dual_questions, hyla, hyla_figures, lm
+from polyhead.recipes import demo, dual, dual_questions, hyla, hyla_figures, lm
 from polyhead.recipes.rows import row_of
 
 HYLA: dict[str, Callable[[str], tuple[Run, ...]]] = {
@@ -118,7 +118,7 @@ GPU_MINUTES = {"fuzzy_logic": "2-3", "sraven": "20-200", "fig-6": "72-100 hours 
 """Of one run, on an RTX 3090 or 4090, by the paper's appendix D.1."""
 
 RECIPES: dict[str, Callable[..., Run | tuple[Run, ...]]] = {
-    "demo": hyla.demo,
+    "demo": demo.demo,
     **SINGLE,
     "fuzzy-original": hyla.fuzzy_original,
     "sraven-softmax": hyla.sraven_softmax,

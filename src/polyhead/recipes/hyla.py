@@ -121,27 +121,3 @@ def sraven_hyla() -> Run:
     polyhead train sraven-hyla.  156,250 steps.  Paper: compositional accuracy 0.691 ± 0.019.
     """
     return _sraven("sraven-hyla", "hyla")
-
-
-def demo(seeds: int = 2) -> tuple[Run, ...]:
-    """The main job: softmax, linear and HYLA on fuzzy logic, half of the combinations held out, on a laptop.
-
-    polyhead demo.  Not the paper's shape but one that learns in minutes on a CPU: width 64, head width 8, batch 64.
-    """
-    task = FuzzyLogic(variables=4, terms=2, length=32, held_out=0.5)
-    groups = {"hyla": Hyla(8), "softmax": Softmax(8), "linear": Linear(8)}  # the longest first: workers end together
-    train = Train(
-        steps=3500, batch_size=64, lr=5e-3, weight_decay=0.1, warmup=100, clip=1.0, evaluate=SPLITS, eval_batches=32
-    )
-    return tuple(
-        Run(
-            name=f"{name}-{seed}",
-            task=task,
-            model=fuzzy_model(task, group, dim=64, hidden=128),
-            train=train,
-            seed=seed,
-            threads=1,
-        )
-        for name, group in groups.items()
-        for seed in range(seeds)
-    )

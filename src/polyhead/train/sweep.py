@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -188,12 +188,14 @@ def sweep(
     again: bool = False,
     retries: int = 2,
     engine: Engine | None = None,
+    screen: Callable[..., Screen] = Screen,
 ) -> list[Result | Failure]:
     """Train every run in `folder`/NAME-DIGEST; results or failures in the order of `runs`.
 
     `workers` run at once, each with `threads` threads (default: what the engine, without one `Local`, finds right).
-    `again`: forget what is there and start over.  A worker that dies is started again up to `retries` times.  Raises
-    Interrupted after Ctrl-C, when every worker has saved, and ValueError for an engine that cannot be used here.
+    `again`: forget what is there and start over.  A worker that dies is started again up to `retries` times.  `screen`
+    makes what a person sees meanwhile.  Raises Interrupted after Ctrl-C, when every worker has saved, and ValueError
+    for an engine that cannot be used here.
     """
     for name, value, least in (("workers", workers, 1), ("threads", threads, 1), ("retries", retries, 0)):
         if value is not None and value < least:
@@ -207,10 +209,10 @@ def sweep(
     with contextlib.ExitStack() as held:
         held.callback(engine.close)
         at_once = engine.open(open_, pathlib.Path(folder), workers, threads) if open_ else 1
-        screen = held.enter_context(Screen(jobs, at_once, enabled=progress))
+        shown = held.enter_context(screen(jobs, at_once, enabled=progress))
         stop = held.enter_context(interruptible())
         try:
-            _work(jobs, engine, at_once, screen)
+            _work(jobs, engine, at_once, shown)
         except KeyboardInterrupt:
             done = sum(isinstance(job.outcome, Result) for job in jobs)
             became = engine.stop([job.handle for job in jobs if job.handle is not None])
