@@ -5,11 +5,13 @@ parameters is rounded to that precision.
 """
 
 import copy
+import dataclasses
 import functools
 
 import pytest
 import torch
 from doors import DOORS
+from torch.nn import functional as F
 
 from polyhead import ops
 
@@ -155,27 +157,74 @@ def test_one_graph_under_autocast():
             torch.testing.assert_close(came, wanted)
 
 
-def test_trainer_and_accelerate_train_foreign_and_own_models(tmp_path):
-    """bf16 throughout, by every door of transformers."""
+LANGUAGE = {
+    "transformer": "mixture",
+    "name": "polyhead_hyla",
+    "with_heads": "mixture",
+    "swap_heads": "mixture",
+    "PolyheadForCausalLM": "mixture",
+}
+"""Doors to language models."""
+
+
+@pytest.mark.parametrize("door", LANGUAGE)
+def test_a_plain_loop_under_autocast_learns(door):
+    it = built(door, LANGUAGE[door])
+    model = copy.deepcopy(it.module).train()
+    optimiser, losses = torch.optim.AdamW(model.parameters(), 1e-2), []
+    targets = torch.randint(40, (2, 7), generator=torch.Generator().manual_seed(8))
+    for _ in range(6):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(it.call(model).flatten(0, 1), targets.flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_activation_checkpoints_and_lazy_logits_under_autocast(dtype):
+    """Blocks that are computed again, and a loss that never has all logits."""
+    it = built("transformer", "mixture")
+    again, targets = copy.deepcopy(it.module), torch.randint(40, (2, 7))
+    again.config = dataclasses.replace(again.config, checkpoint=True)
+    with torch.autocast("cpu", dtype):
+        wanted, came = measured(it.module, it.call), measured(again, it.call)
+        torch.testing.assert_close(came, wanted)
+        tokens = torch.randint(40, (2, 7))
+        lazy = it.module(tokens, lazy=True).cross_entropy(targets)
+        whole = F.cross_entropy(it.module(tokens).float().flatten(0, 1), targets.flatten(), reduction="none")
+    assert lazy.dtype == torch.float32
+    torch.testing.assert_close(lazy.flatten(), whole, rtol=0.02, atol=0.02)
+
+
+def test_vmap_under_autocast():
+    q, k, v = torch.randn(3, 3, 1, 5, 2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        for run in (ops.hyla, ops.linear_attention):
+            came = torch.vmap(run)(q, k, v)
+            assert came.dtype == torch.bfloat16
+            wanted = torch.stack([run(*x) for x in zip(q, k, v, strict=True)])
+            torch.testing.assert_close(came, wanted, rtol=0.02, atol=0.02)
+
+
+def test_trainer_and_accelerate_train_foreign_models(tmp_path):
+    """bf16 throughout."""
     accelerate, transformers = pytest.importorskip("accelerate"), pytest.importorskip("transformers")
     rows = (torch.arange(8)[:, None] + torch.arange(7)) % 40
     data = [{"input_ids": row, "labels": row} for row in rows]
     how = {"max_steps": 6, "learning_rate": 1e-2, "per_device_train_batch_size": 8, "logging_steps": 1, "bf16": True}
     how |= {"report_to": [], "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "seed": 0}
-    arguments = transformers.TrainingArguments(output_dir=tmp_path, **how)
-    doors = {
-        "name": "polyhead_hyla",
-        "with_heads": "mixture",
-        "swap_heads": "mixture",
-        "PolyheadForCausalLM": "mixture",
-    }
-    for door, kind in doors.items():
-        model = copy.deepcopy(built(door, kind).module)
-        trainer = transformers.Trainer(model.train(), arguments, train_dataset=data)
-        trainer.train()
-        losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-        assert losses[-1] < 0.8 * losses[0], door
-        assert {p.dtype for p in model.parameters()} == {torch.float32}
+    model = copy.deepcopy(built("with_heads", "mixture").module).train()
+    trainer = transformers.Trainer(
+        model, transformers.TrainingArguments(output_dir=tmp_path, **how), train_dataset=data
+    )
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert losses[-1] < 0.8 * losses[0]
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
     model = copy.deepcopy(built("swap_heads", "mixture").module).train()
     helper = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
     model, optimiser = helper.prepare(model, torch.optim.AdamW(model.parameters(), 1e-2))

@@ -37,7 +37,7 @@ def groups(name: str) -> list[config.Mechanism]:
 
 
 KINDS = tuple(row.config for row in MECHANISMS)
-NAMES = ("polyhead_softmax", "polyhead_linear", "polyhead_linear_rms", "polyhead_hyla", "polyhead_hyla_softmax")
+NAMES = ("polyhead_softmax", "polyhead_linear_rms", "polyhead_hyla")
 
 
 def _spans() -> list[slice]:
@@ -184,13 +184,12 @@ def ours(name: str) -> Door:
     return _foreign(PolyheadForCausalLM(PolyheadConfig(settings(name))))
 
 
-MIXED = (*KINDS, "mixture")
 DOORS = {
     "op": (op, KINDS),
-    "layer": (layer, MIXED),
+    "layer": (layer, ("mixture",)),
     "transformer": (transformer, ("mixture",)),
     "name": (named, NAMES),
-    "with_heads": (held, MIXED),
+    "with_heads": (held, ("mixture",)),
     "swap_heads": (swapped, ("mixture",)),
     "PolyheadForCausalLM": (ours, ("mixture",)),
 }
