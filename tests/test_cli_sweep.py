@@ -121,7 +121,10 @@ def test_it_trains_both_ways(monkeypatch, tmp_path, capsys):
         ("", "polyhead sweep: RECIPE is missing"),
         ("--seed 1", "polyhead sweep: RECIPE comes first but --seed came"),
         ("smal", "unknown recipe 'smal'; did you mean 'small'"),
-        ("small --scale small", "--scale is for the recipes of figures, not for small"),
+        (
+            "small --scale small",
+            "--scale is for the recipes of figures and fuzzy-softmax, fuzzy-linear, fuzzy-hyla, not for small",
+        ),
         ("fig-2c --scale", "--scale needs a value"),
         ("fig-2c --scale huge", "unknown scale 'huge'"),
         ("small --train.lr 1e-3,fast", "--train.lr must be a number but is 'fast'"),

@@ -293,7 +293,7 @@ def test_the_verb_prints_tables_or_json(straight, capsys):
     words = ["plan", "fuzzy-softmax", "--card", "a100", "--devices", "4", "--train.batch-size", "32", "--share", "0.4"]
     assert cli.main([*words, "--hours", "0.001"]) == 0
     said = capsys.readouterr().out
-    for word in ("4 x a100, data", "moments", "verdict: fits", "assumed:", "0.40 (given)", "of 50,000 steps"):
+    for word in ("4 x a100, data", "moments", "verdict: fits", "assumed:", "0.40 (given)", "of 15,000 steps"):
         assert word in said
     assert cli.main([*words, "--json", "--link", "5"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -119,11 +119,18 @@ def test_guessing_is_a_row_a_line_and_a_sentence(games: tuple[pathlib.Path, str,
     assert "Guessing scores 0.500: Softmax 1 + Relational 1" in words
     assert "; ± is over test images" in words
     assert "sequences" not in words
-    assert "Accuracy on unseen shapes; horizontal lines: Chance." in words
+    assert "Accuracy on unseen shapes; horizontal lines: Chance, Known pairs." in words
     lines = [shape for figure in held["figures"] for shape in figure["layout"].get("shapes", [])]
     ends = [tuple(shape[end] for end in ("x0", "x1", "y0", "y1")) for shape in lines]
-    assert sorted(ends) == [(0, 1, 0.5, 0.5)] * 2 + [(0.5, 0.5, 0, 1)]  # across two curves and the results
-    assert {shape["line"]["dash"] for shape in lines} == {"dash"}
+    assert (
+        0.5,
+        0.5,
+        0,
+        1,
+    ) in ends  # across the results, and across three curves: chance in each, known pairs beside it
+    assert ends.count((0, 1, 0.5, 0.5)) == 5
+    assert len(lines) == 7
+    assert {shape["line"]["dash"] for shape in lines} == {"dash", "dot"}
 
 
 @pytest.mark.parametrize("task", [GAMES, SetCards(), ph.tasks.PairwiseOrder(), ph.tasks.Images()], ids=lambda t: t.name)
@@ -131,7 +138,7 @@ def test_chance_is_the_mean_over_all_constant_answers(task: Any) -> None:
     batch, classes = task.batch("validation", 20, seed=0, step=0), task.ends[1].count
     answers = torch.eye(classes)[:, None, None].expand(-1, 20, 1, -1)
     scores = [task.metrics(answer, batch)["accuracy"].mean().item() for answer in answers]
-    (chance,) = task.floors("validation").values()
+    chance = task.floors("validation")["chance"]
     assert chance.mean == pytest.approx(sum(scores) / classes)
     with pytest.raises(ValueError, match="unknown split 'ood'"):
         task.floors("ood")

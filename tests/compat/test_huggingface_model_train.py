@@ -105,7 +105,7 @@ def test_the_trainer(tmp_path):
     trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     assert abs(losses[0] - before) < 1e-4 * before  # accumulated: the mean over all eight
-    assert trainer.state.log_history[-2]["eval_loss"] < 0.7 * before
+    assert trainer.state.log_history[-2]["eval_loss"] < 0.8 * before
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-10")
     ids = tokens(8, 10)
     with torch.no_grad():

@@ -37,7 +37,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
 
 
 def config(text: Text, folder: pathlib.Path, train: dict[str, Any] | None = None, **model: Any) -> Any:
-    shape: dict[str, Any] = {"dim": 16, "layers": 1, "heads": (ph.Softmax(1), ph.Hyla(1)), "causal": True}
+    shape: dict[str, Any] = {"dim": 16, "layers": 1, "heads": (ph.Softmax(2), ph.Hyla(2)), "causal": True}
     shape |= {"positions": ph.Rotary(), "norm": "rms", "feedforward": ph.Swiglu(24), "max_length": 16, **model}
     network = ph.TransformerConfig(ph.Tokens(256), ph.Logits(256, tied=True, scaled=True), **shape)
     how: dict[str, Any] = {"log_every": 1, "eval_every": 4, "save_every": 3, "eval_batches": 2, "steps": 8}

@@ -238,10 +238,11 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **
     """One forward pass without gradients: which attention layers were called how often, and which of them are ours.
 
     >>> import transformers
+    >>> from polyhead.compat.huggingface import register, swap_heads
     >>> register()
     >>> llama = transformers.LlamaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
     >>> verify(swap_heads(transformers.LlamaForCausalLM(llama), [1], [Softmax(2), Hyla(2)]))
-    LlamaForCausalLM: 1 of 2 attention layers are ours
+    PolyheadLlamaForCausalLM: 1 of 2 attention layers are ours
     layer                     class           calls  ours  heads
     model.layers.0.self_attn  LlamaAttention  1      no    sdpa
     model.layers.1.self_attn  LlamaAttention  1      yes   Softmax(2), Hyla(2)

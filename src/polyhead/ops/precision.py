@@ -32,6 +32,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 def autocasting(function: Function) -> Function:
     """An op that does under autocast what PyTorch's own attention does; its first argument says where it is.
 
+    >>> from polyhead.ops import hyla
     >>> q, k, v = torch.randn(3, 1, 5, 2, 4)
     >>> with torch.autocast("cpu", torch.bfloat16):
     ...     hyla(q, k.bfloat16(), v).dtype
