@@ -2,7 +2,7 @@
 
 python examples/readme_results.py [runs/demo]
 
-The table is that of the demo's report and of its last lines on the terminal, to the digit.  What was measured is kept in
+The table is that of the report and of the demo's last lines, to the digit.  What was measured is kept in
 docs/results/demo.json.
 """
 

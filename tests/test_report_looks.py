@@ -127,7 +127,7 @@ def test_guessing_is_a_row_a_line_and_a_sentence(games: tuple[pathlib.Path, str,
         0.5,
         0,
         1,
-    ) in ends  # across the results, and across three curves: chance in each, known pairs beside it
+    ) in ends  # across the results; then across the curves
     assert ends.count((0, 1, 0.5, 0.5)) == 5
     assert len(lines) == 7
     assert {shape["line"]["dash"] for shape in lines} == {"dash", "dot"}
