@@ -124,7 +124,14 @@ def is_own(group: Any) -> bool:
     """Whether something else than the op of its mechanism computes what a group returns."""
     group = compiled(group)
     known = getattr(group, "functions", None)
-    return known is None or known.own or group.attend is not known.attend or not _ours(group)
+    return known is None or known.own or not _same(group.attend, known.attend) or not _ours(group)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two functions are one.  An op with a named impl is a partial, whose identity a compiler does not keep."""
+    if isinstance(one, partial) and isinstance(other, partial):
+        return one.func is other.func and one.args == other.args and one.keywords == other.keywords
+    return one is other
 
 
 def coder(group: Any) -> Callable[..., Tensor]:
