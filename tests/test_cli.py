@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import polyhead as ph
-from polyhead import cli, cli_text, recipes, report, reproduce, spec
+from polyhead import cli, cli_demo, cli_text, recipes, report, reproduce, spec
 from polyhead.cli_runs import configured
 from polyhead.config import save
 from polyhead.layers.symbols import PositionSymbols
@@ -34,7 +34,7 @@ def recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     """Recipes `small` and `pair`, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     floors = ph.tasks.FuzzyLogic.floors
-    monkeypatch.setattr(ph.tasks.FuzzyLogic, "floors", lambda *args, **more: floors(*args, **more, sequences=50))
+    monkeypatch.setattr(ph.tasks.FuzzyLogic, "floors", lambda *args, **more: floors(*args, **{**more, "sequences": 50}))
     monkeypatch.setitem(recipes.RECIPES, "small", small)
     monkeypatch.setitem(recipes.RECIPES, "pair", lambda: (small("one"), small("two", seed=1)))
 
@@ -102,7 +102,7 @@ def test_the_version(capsys: Any):
     [
         (
             "recipes",
-            ["demo 6 3500 7.8 The", "fuzzy-hyla 1 15000 12.5 HYLA at", "games, sorting, order, set, ma"],
+            ["demo 8 600 38 The", "fuzzy-hyla 1 15000 12.5 HYLA at", "games, sorting, order, set, ma"],
         ),
         ("tasks", ["FuzzyLogic", "compositional", "held_out=0.5", "r2"]),
         ("mechanisms", ["Softmax", "Linear", "Hyla", "rms_heads(q_th", "s (d + 2", "value_weight"]),
@@ -323,19 +323,21 @@ def test_probe_and_report(capsys: Any, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.usefixtures("recipe")
 def test_demo_ends_with_the_table_and_the_report(capsys: Any, monkeypatch: pytest.MonkeyPatch):
-    def sweep(runs: Any, folder: Any, *, workers: Any = None, again: bool = False) -> list[Any]:
+    def sweep(runs: Any, folder: Any, *, screen: Any, workers: Any = None) -> list[Any]:
         assert all(run.device == "cpu" and run.deterministic for run in runs)
         return [ph.train.run(replace(run, folder=f"{folder}/{run.name}"), progress=False) for run in runs]
 
     seen: list[Any] = []
     monkeypatch.setattr("polyhead.train.sweep.sweep", sweep)
-    monkeypatch.setattr(report, "write", lambda folders, path, **more: seen.extend(folders) or path)
-    monkeypatch.setitem(recipes.RECIPES, "demo", lambda: (small("softmax-0", threads=1), small("hyla-0", threads=1)))
+    monkeypatch.setattr(report, "write", lambda folders, path, **more: seen.extend([*folders, *more["beside"]]) or path)
+    monkeypatch.setattr(cli_demo, "UNSEEN", ("compositional", "compositional"))
+    monkeypatch.setattr(recipes.demo, "race", lambda: (small("race-0", threads=1),))
+    monkeypatch.setattr(recipes.demo, "fuzzy", lambda: (small("softmax-0", threads=1),))
     said = ask(capsys, "demo --folder out --seed 2 --device cpu --deterministic").splitlines()
     assert said[-1] == "report: out/report.html"
-    table = "\n".join(said[-20:])
-    assert all(word in table for word in ("softmax-2", "hyla-2", "gaussian process", "ceiling", "compositional"))
-    assert seen == [pathlib.Path("out/softmax-2"), pathlib.Path("out/hyla-2")]
+    table = "\n".join(said)
+    assert all(word in table for word in ("Softmax", "Gaussian process", "Exact ceiling", "compositional"))
+    assert seen == [pathlib.Path("out/softmax-2"), pathlib.Path("out/race-2")]
     assert [read_config(folder).seed for folder in seen] == [2, 2]
 
 

@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib.util
 import inspect
+import json
 import pathlib
 import re
 import runpy
@@ -86,7 +87,7 @@ def test_python_blocks_run_in_order(path, tmp_path, monkeypatch):
 
 
 def test_the_readme_has_code():
-    assert len(list(blocks(read("README.md"), "python"))) >= 5
+    assert len(list(blocks(read("README.md"), "python"))) >= 4
     first = next(code for _, code in blocks(read("README.md"), "python"))
     assert len(first.strip().splitlines()) <= 13
 
@@ -208,11 +209,21 @@ def test_every_page_is_in_the_menu_of_the_site():
     assert {page.with_suffix(".py") for page in listed - set(PAGES)} <= {ROOT / "docs" / "tutorial.py"}
 
 
-def test_results_and_figure_come_from_one_run():
-    """Both are placeholders until the demo has been run for the README, and neither afterwards."""
-    figure = ROOT / re.search(r"!\[[^]]+\]\(([^)]+)\)", read("README.md"))[1]
-    placeholder = "data-placeholder" in figure.read_text(errors="replace")
-    assert placeholder == (between(read("README.md"), "demo-results") == "")
+def test_the_numbers_of_the_readme_are_the_demos():
+    """As `examples/readme_results.py` writes them, of the runs that the demo has now."""
+    spec = importlib.util.spec_from_file_location("readme_results", ROOT / "examples" / "readme_results.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    kept = json.loads(script.KEPT.read_text(encoding="utf-8"))
+    assert between(read("README.md"), "demo-results") == script.lines(kept)
+    assert {part: [config.digest(run) for run in runs()] for part, runs in script.PARTS.items()} == {
+        part: kept[part]["digests"] for part in script.PARTS
+    }
+    race = {row[0]: row[2].replace("\u00a0", " ") for row in kept["race"]["rows"]}
+    told = re.sub(r"\s+", " ", read("README.md"))
+    for label, words in (("Softmax 1 + Relational 1 (symmetric)", "right in {} of"), ("Softmax", "softmax in {} (two")):
+        mean, error = (float(x) for x in race[label].split(" ± "))
+        assert words.format(f"{mean:.2f} ± {error:.2f}") in told
 
 
 # -------------------------------------------------------------------------------------------------------- what they say

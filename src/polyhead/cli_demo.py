@@ -3,29 +3,19 @@
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
-
 from polyhead.cli_runs import failed
-from polyhead.train.live import DONE, WAITING, Screen
 
 if TYPE_CHECKING:
     from polyhead.config import Run
-    from polyhead.train.sweep import Job
 
 START, SCORING = 6.0, 1.1
 """Seconds until a worker trains; what scores take on top of the steps."""
-
-WIDE = 50
-"""Characters of the scale from 0 to 1."""
 
 RACE = """\
 1 of 2, about {minutes}: is a shape between two of its kind?  Training shows pentominoes, the unseen shapes are
@@ -60,6 +50,7 @@ class Demo:
         from polyhead import report
         from polyhead.recipes import demo, reseeded
         from polyhead.train import Result
+        from polyhead.train.board import Board
         from polyhead.train.sweep import sweep
 
         where: Any = {"device": self.device, "deterministic": self.deterministic}
@@ -131,55 +122,3 @@ def _print(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> No
 
     print()
     table(title, [dict(zip(head, row, strict=True)) for row in rows])
-
-
-class Board(Screen):
-    """Known and unseen side by side on one scale, the floors as marks on it."""
-
-    def __init__(
-        self, jobs: "Sequence[Job]", at_once: int, *, enabled: bool, unseen: str, marks: Mapping[str, float]
-    ) -> None:
-        super().__init__(jobs, at_once, enabled=enabled)
-        self.unseen, self.marks = unseen, {n: x for n, x in marks.items() if 0 <= x <= 1}
-        self.display = Live(get_renderable=self.drawn, console=self.console, refresh_per_second=2)
-
-    def __enter__(self) -> "Board":
-        for job in self.jobs:
-            if job.state == DONE:
-                self.line(f"{job.config.name}: already done")
-        if self.live:
-            self.display.start()
-        else:
-            self.line("floors: " + ", ".join(f"{name} {value:.2f}" for name, value in self.marks.items()))
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        if self.live:
-            self.display.stop()
-
-    def update(self) -> None:
-        if not self.live:
-            super().update()
-
-    def drawn(self) -> Group:
-        """A line a run: step, known, unseen, both on the scale; then what the marks are."""
-        table = Table.grid(padding=(0, 2))
-        for job in self.jobs:
-            known, unseen = (self._score(job, split) for split in ("iid", self.unseen))
-            step = job.state if job.state in (DONE, WAITING) else f"{job.step:,}/{job.config.train.steps:,}"
-            texts = [f"{word} {'–' if x is None else f'{x:.2f}'}" for word, x in (("known", known), ("unseen", unseen))]
-            table.add_row(job.config.name, step, *texts, self.scale(known, unseen))
-        named = "   ".join(f"{name} {value:.2f}" for name, value in self.marks.items())
-        return Group(table, Text(f"○ known   ● unseen   │ {named}", style="dim"), Text(self.summary(), style="dim"))
-
-    def _score(self, job: "Job", split: str) -> float | None:
-        text = job.shown.get(f"{split} {job.config.task.metric}")
-        return None if text is None else float(text)
-
-    def scale(self, known: float | None, unseen: float | None) -> str:
-        """0 to 1 in characters."""
-        line = ["·"] * WIDE
-        for value, mark in (*((x, "│") for x in self.marks.values()), (known, "○"), (unseen, "●")):
-            if value is not None:
-                line[round(min(max(value, 0.0), 1.0) * (WIDE - 1))] = mark
-        return "".join(line)

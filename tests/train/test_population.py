@@ -215,7 +215,7 @@ def test_what_fits_nowhere_is_trained_alone(tiny: Tiny, members: Any, tmp_path: 
 
 def test_a_cpu_takes_as_many_as_its_cache_holds(members: Any):
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    small, demo = members()[0], ph.recipes.hyla.demo()[0]
+    small, demo = members()[0], ph.recipes.demo.fuzzy()[0]
     assert population.networks_at_once(small, cpu) == (1 << 20) // (4 * 8 * 32)
     assert population.networks_at_once(demo, cpu) == 1
     assert population.networks_at_once(demo, gpu) == population.MOST
