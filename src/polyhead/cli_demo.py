@@ -47,6 +47,8 @@ class Demo:
     """Runs at a time (default: one per core)."""
 
     def __call__(self) -> int:
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"demo: workers must be at least 1 but is {self.workers}")
         from polyhead import report
         from polyhead.recipes import demo, reseeded
         from polyhead.train import Result
