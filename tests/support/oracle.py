@@ -30,7 +30,8 @@ def relu(x: Tensor) -> Tensor:
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    return 1 / (1 + torch.exp(-x))
+    """1 / (1 + exp(-x)), without an exponential that overflows."""
+    return (1 + torch.tanh(x / 2)) / 2
 
 
 ACTS: dict[str, Callable[[Tensor], Tensor]] = {
