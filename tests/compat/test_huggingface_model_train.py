@@ -80,20 +80,20 @@ def test_gradient_checkpointing():
 
 
 def test_the_trainer(tmp_path):
-    """Ten steps on a few sequences, with what its users switch on; the best model comes back from its folder."""
+    """Twenty steps on a few sequences, with what its users switch on; the best model comes back from its folder."""
     pytest.importorskip("accelerate")
     data = [{"input_ids": row, "labels": row} for row in tokens(8, 10)]
     arguments = transformers.TrainingArguments(
         output_dir=tmp_path,
-        max_steps=10,
+        max_steps=20,
         learning_rate=1e-2,
         per_device_train_batch_size=4,
         gradient_accumulation_steps=2,
         activation_checkpointing=True,
         logging_steps=1,
         eval_strategy="steps",
-        eval_steps=10,
-        save_steps=10,
+        eval_steps=20,
+        save_steps=20,
         load_best_model_at_end=True,
         report_to=[],
         disable_tqdm=True,
@@ -105,8 +105,8 @@ def test_the_trainer(tmp_path):
     trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     assert abs(losses[0] - before) < 1e-4 * before  # accumulated: the mean over all eight
-    assert trainer.state.log_history[-2]["eval_loss"] < 0.8 * before
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-10")
+    assert trainer.state.log_history[-2]["eval_loss"] < 0.7 * before
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-20")
     ids = tokens(8, 10)
     with torch.no_grad():
         assert_close(again(ids, labels=ids).loss.item(), trainer.evaluate()["eval_loss"])

@@ -1,6 +1,7 @@
 """A group of heads that somebody wraps: what it is called through is called, and no other code is shown."""
 
 import copy
+import functools
 import re
 import warnings
 
@@ -219,3 +220,12 @@ def test_the_sum_that_linear_heads_kept_is_lost_on_no_wrapper(eager):
         else:
             with pytest.raises(ValueError, match=r"linear heads kept the sum of earlier tokens, but a Through came$"):
                 attention(x[:, 3:], cache=cache)
+
+
+def test_a_partial_of_the_same_op_with_other_options_is_a_function_of_ones_own():
+    heads = ph.MultiHeadAttention(8, ph.Softmax(2, impl="reference")).groups[0]
+    heads.attend = functools.partial(heads.attend.func, **heads.attend.keywords)  # nothing else is computed
+    heads.code(*torch.randn(2, 1, 3, 2, 4))
+    heads.attend = functools.partial(heads.attend.func, impl="sdpa")
+    with pytest.raises(ValueError, match="is not known"):
+        heads.code(*torch.randn(2, 1, 3, 2, 4))

@@ -128,7 +128,7 @@ def bounded(
         sums = (
             torch.finfo(torch.float32).eps * max(1, bases["dout"].shape[0] * case.sizes["t"] * case.sizes["s"]) ** 0.5
         )
-        budget = [32 * x + sums * y.norm().item() for x, y in zip(budget, wanted, strict=True)]
+        budget = [16 * x + sums * y.norm().item() for x, y in zip(budget, wanted, strict=True)]
     else:
         reference = run(case, bases, "reference")
         budget = [2 * max(error(x, y), z) for x, y, z in zip(reference, wanted, budget, strict=True)]
