@@ -1,0 +1,91 @@
+"""The long trainings of docs/results/protocol.md: fuzzy logic at the paper's scale, in the order written there.
+
+    nice -n 19 python benchmarks/long_trainings.py --folder runs/long [--workers 2] [--seeds 1 2 3] [--list]
+
+First six runs of 5,000 steps of seed 0 choose each model's rate by R² on `validation`, then every seed trains softmax,
+HYLA and linear for 50,000 steps.  Give the same command again to resume: finished runs are skipped, begun ones
+continue exactly.
+"""
+
+import argparse
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+from polyhead.config import Run, Train
+from polyhead.recipes.hyla import fuzzy_model
+from polyhead.recipes.rows import ROWS
+from polyhead.tasks import FuzzyLogic
+from polyhead.train import sweep
+from polyhead.train.folder import Result
+
+MODELS = ("softmax", "hyla", "linear")
+RATES = (1e-3, 3e-3)
+SEEDS = (1, 2, 3, 4, 5, 6)
+TIE = 0.005  # of R²: within it the lower rate is taken
+SPLITS = ("validation", "iid", "compositional", "novel")
+
+
+def training(row: str, seed: int, lr: float, *, steps: int = 50_000, every: int = 2500) -> Run:
+    """One run: the paper's network, a split of the seed's own, scores on 16,000 sequences a split."""
+    task = FuzzyLogic(variables=4, terms=2, length=32, held_out=0.7, split="covered", split_seed=seed)
+    train = Train(steps=steps, lr=lr, evaluate=SPLITS, eval_batches=125, eval_every=every, save_every=500)
+    model = fuzzy_model(task, ROWS[row].sized(8, 2), dim=128, hidden=256)
+    return Run(name=f"{row}-{seed}", task=task, model=model, train=train, seed=seed, threads=1)
+
+
+def choices() -> tuple[Run, ...]:
+    """The runs that choose the rates: scored once, at their end, and on `validation` alone."""
+    runs = []
+    for row, lr in itertools.product(MODELS, RATES):
+        run = training(row, 0, lr, steps=5000, every=5000)
+        runs.append(replace(run, name=f"{row}-rate-{lr:g}", train=replace(run.train, evaluate=("validation",))))
+    return tuple(runs)
+
+
+def chosen(scores: dict[float, float]) -> float:
+    """The rate with the higher R² on `validation`; the lower rate if they are within `TIE`."""
+    low, high = sorted(scores)
+    return high if scores[high] - scores[low] > TIE else low
+
+
+def rates(folder: Path, workers: int | None) -> dict[str, float]:
+    """The chosen rate of every model.  RuntimeError: a run failed."""
+    found: dict[str, dict[float, float]] = {row: {} for row in MODELS}
+    for run, result in zip(choices(), _train(choices(), folder, workers), strict=True):
+        row = run.name.partition("-rate-")[0]
+        found[row][run.train.lr] = result.scores["validation"]["r2"]
+    return {row: chosen(scores) for row, scores in found.items()}
+
+
+def _train(runs: tuple[Run, ...], folder: Path, workers: int | None) -> list[Result]:
+    outcomes = sweep.sweep(runs, folder, workers=workers, threads=1)
+    results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
+    if len(results) < len(runs):
+        raise RuntimeError(f"long trainings: {len(runs) - len(results)} of {len(runs)} runs failed, see {folder}")
+    return results
+
+
+def main() -> None:
+    """Choose the rates, then train seed by seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("runs/long"))
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--list", action="store_true", help="train nothing: say what would be trained")
+    given = parser.parse_args()
+    if given.list:
+        for run in (*choices(), *(training(row, seed, 1e-3) for seed in given.seeds for row in MODELS)):
+            print(f"{run.name:20} {run.train.steps:6} steps")
+        return
+    lrs = rates(given.folder / "rates", given.workers)
+    print("learning rates:", ", ".join(f"{row} {lr:g}" for row, lr in lrs.items()))
+    _train(
+        tuple(training(row, seed, lrs[row]) for seed in given.seeds for row in MODELS),
+        given.folder / "main",
+        given.workers,
+    )
+
+
+if __name__ == "__main__":
+    main()
