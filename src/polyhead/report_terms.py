@@ -35,12 +35,37 @@ def _plain_definitions(task: Task) -> list[tuple[str, str]]:
         ("iid", "Fresh data of the kind that was trained on."),
         *((split_name(split), f"{words.capitalize()}.") for split, words in splits.items()),
         *([_GUESSING] if hasattr(task, "floors") and task.better == "higher" else []),
+        *_WITHOUT_RELATIONS.get(task.name, ()),
         ("±", f"Standard error of the mean: over seeds where there are several, else over test {task.items}."),
         _TERMS[-1],
     ]
 
 
 _GUESSING = ("Chance", "What guessing scores: every answer as likely as any other.")
+
+
+_BY_OBJECT = (
+    "Known objects",
+    "One number for each object, its mean place in training; objects are put into the order of these numbers, so that "
+    "none is compared with another.",
+)
+_WITHOUT_RELATIONS = {
+    "relational_games": (("Known pairs", "Knows the class of the pairs of objects that training images show."),),
+    "pairwise_order": (
+        ("Known pairs", "Knows the pairs of training and their reverses, and guesses the others."),
+        _BY_OBJECT,
+    ),
+    "object_sorting": (_BY_OBJECT,),
+    "set_cards": (
+        (
+            "Known pairs",
+            "Knows the pairs of cards that sets of training have: no other set has them, so others remain.",
+        ),
+    ),
+    "images": (("No other floor", "A class of images is made of no parts or relations that a learner could lack."),),
+    "maths": (("No floor", "Answers are written freely, and nearly none comes twice: guessing scores about 0."),),
+}
+"""What a learner reaches that knows no relation; or why there is no such floor."""
 
 
 _PAIRS = [(key, words) for key, words in WHERE.items() if isinstance(key, tuple)]
@@ -68,8 +93,8 @@ _FLOORS = {
     "sraven": (
         "Floors",
         "Predictors that see the same panels and combine no rules that were not combined in training. A score that "
-        "does not exceed them is no evidence of composition. slot: same slot; known: known combinations, which on iid "
-        "sequences are all there is to know.",
+        "does not exceed them is no evidence of composition. Symbol counts know no rule. slot: same slot; known: known "
+        "combinations, which on iid sequences are all there is to know.",
     ),
 }
 _TERMS = (

@@ -19,7 +19,9 @@ FLOORS = {
     "recall": ("Recall", "weighs the training functions by how well each fits the examples"),
     "mix": ("Mixture", "mixes the training functions linearly, as fits the examples best"),
     "chance": ("Chance", "draws every answer at random"),
-    "known_pairs": ("Known pairs", "knows no relation, only the pairs of objects in the training images"),
+    "known_pairs": ("Known pairs", "knows no relation, only the pairs of objects that it met in training"),
+    "known_objects": ("Known objects", "knows no relation, only the mean place of each object in training"),
+    "symbol_counts": ("Symbol counts", "knows no rule, only where in the panels the answers of training stood"),
     "copy_left": ("Copy", "copies the panel to the left of the last one"),
     "same_slot": ("Same slot", "knows the rules, but not that columns permute their features"),
     "known_combinations": (
@@ -27,6 +29,10 @@ FLOORS = {
         "knows the family, but no combination of rules beyond the training ones",
     ),
     "ceiling": ("Exact ceiling", "knows the whole family and weighs all its members that fit what is shown"),
+}
+_MET = {
+    "known_pairs": "the pairs of objects it has met",
+    "known_objects": "one number for each object, where it stood in training",
 }
 METRICS = {"r2": "R²", "accuracy": "accuracy", "mse": "mean squared error"}
 WHERE = {
@@ -258,10 +264,8 @@ def _best_floor(order: Sequence[Scored], floors: dict[str, Summary]) -> str:
     where = "; ".join(parts)
     if lower:
         return f"Without any network {floor_name(name)} comes to {number(floor.mean)}: {where}."
-    if name == "known_pairs":
-        return (
-            f"Without any relation, by the pairs of objects it has met, a learner scores {number(floor.mean)}: {where}."
-        )
+    if name in _MET:
+        return f"Without any relation, by {_MET[name]}, a learner scores {number(floor.mean)}: {where}."
     if name == "chance":
         return f"Guessing scores {number(floor.mean)}: {where}."
     where += "." if sides[better] else ", so no score here is evidence of composition."

@@ -8,13 +8,15 @@ from polyhead import claims_dual
 from polyhead.claims import FAILS, HOLDS, OPEN
 from polyhead.recipes.dual_models import row_of
 from polyhead.reproduce import FIGURES, dual_curves, outcome
+from polyhead.tasks import ObjectSorting, PairwiseOrder, RelationalGames, SetCards
 
 AHEAD = {"dual": 0.2, "relational": 0.15, "corelnet": 0.3, "dual-package": 0.1}
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, request):
-    """No PNG; and no picture at all but where the test is of pictures: they take most of the time."""
+    """No PNG; and no picture at all but where the test is of pictures: they take most of the time.  Few sequences."""
+    monkeypatch.setattr(outcome, "FLOOR_SEQUENCES", 60)
     monkeypatch.setattr(dual_curves, "both", lambda stem, folder: outcome.both(stem, folder)[1:])
     if "picture" not in request.node.name:
         monkeypatch.setattr(dual_curves.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
@@ -80,7 +82,7 @@ def test_a_claim_about_curves_is_about_all_sizes(study_of, tmp_path):
 
 def test_the_table_of_games(study_of, tmp_path):
     found = draw(study_of("games", score), tmp_path)
-    assert len(found.rows) == 5 * 2 * 9
+    assert len(found.rows) == 5 * 2 * (9 + 1)
     row = next(row for row in found.rows if row[:3] == ("occurs", "32", "Dual attention"))
     assert row[3:6] == ("0.741 ± 0.001", "0.701 ± 0.001", "0.701 ± 0.001")
     assert row[6].startswith("0.619 (250), 0.775 (500)")
@@ -88,6 +90,61 @@ def test_the_table_of_games(study_of, tmp_path):
     cell = found.numbers["occurs, 32"]["dual"]["stripes"]
     assert cell["mean"] == pytest.approx(0.701)
     assert any("package" in note for note in found.notes)
+
+
+def drawn(study, tmp_path, monkeypatch):
+    """The levels of the panels of every picture, by its name and the panel's."""
+    seen = {}
+
+    def lines(panels, path, **_):
+        seen.update({(path.stem, title): levels for title, _, levels in panels})
+        path.write_text("</svg>")
+
+    monkeypatch.setattr(dual_curves.figures, "lines", lines)
+    return draw(study, tmp_path), seen
+
+
+def test_what_needs_no_relation_stands_beside_games(study_of, tmp_path, monkeypatch):
+    """In pictures by the number of images, in the table below the models: over every seed's own images."""
+    found, seen = drawn(study_of("games", score), tmp_path, monkeypatch)
+    for stem, split in (("games", "iid"), ("games-stripes", "novel_stripes")):
+        each = {
+            n: [RelationalGames("between", n, split_seed=seed).floors(split, sequences=60) for seed in (0, 1)]
+            for n in (16, 32)
+        }
+        assert len({one["known_pairs"].mean for one in each[32]}) == (2 if split == "iid" else 1)
+        wanted = {n: sum(one["known_pairs"].mean for one in both_) / 2 for n, both_ in each.items()}
+        assert seen[stem, "between"] == {"chance": 0.5, "Known pairs": pytest.approx(wanted)}
+    at = [i for i, row in enumerate(found.rows) if row[:3] == ("between", "32", "Known pairs")]
+    assert len(at) == 1
+    assert found.rows[at[0] - 1][:2] == ("between", "32")
+    assert found.rows[at[0]][4:6] == ("0.500 ± 0.000",) * 2
+    assert found.rows[at[0]][6:] == ("–", "–", "–")
+    assert found.numbers["between, 32"]["Known pairs"]["stripes"]["mean"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("figure", "task", "split", "name"),
+    [
+        ("sorting", ObjectSorting, "iid", "known_objects"),
+        ("order", PairwiseOrder, "validation", "known_objects"),
+        ("set", SetCards, "validation", "known_pairs"),
+    ],
+)
+def test_what_needs_no_relation_stands_beside_objects(figure, task, split, name, study_of, tmp_path, monkeypatch):
+    study = study_of(figure, score)
+    found, seen = drawn(study, tmp_path, monkeypatch)
+    tasks = dict.fromkeys(point.run.task for point in study.points)
+    most = max(one.examples or 0 for one in tasks)
+    means = [one.floors(split, sequences=60)[name].mean for one in tasks if most in (0, one.examples)]
+    ((_, levels),) = seen.items()
+    level = levels[outcome.FLOORS[name]]
+    if figure == "sorting":
+        level = level[most]
+    assert level == pytest.approx(sum(means) / len(means))
+    rows = [row for row in found.rows if outcome.FLOORS[name] in row]
+    assert rows
+    assert f"{level:.3f}" in "".join(rows[-1])
 
 
 def test_the_papers_numbers():

@@ -14,7 +14,8 @@ AHEAD = {"dual": 0.2, "abstractor": 0.1, "corelnet": 0.3}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, request):
-    """No PNG; and no picture at all but where the test is of pictures: they take most of the time."""
+    """No PNG; and no picture at all but where the test is of pictures: they take most of the time.  Few sequences."""
+    monkeypatch.setattr(outcome, "FLOOR_SEQUENCES", 60)
     for module in (dual_curves, dual_tables):
         monkeypatch.setattr(module, "both", lambda stem, folder: outcome.both(stem, folder)[1:])
     if "picture" not in request.node.name:

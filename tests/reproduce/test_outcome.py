@@ -6,7 +6,7 @@ import pytest
 
 from polyhead.config import Run, TransformerConfig
 from polyhead.reproduce import outcome
-from polyhead.tasks import FuzzyLogic, PairwiseOrder, Score
+from polyhead.tasks import FuzzyLogic, Maths, Score
 
 
 def runs_of(tasks):
@@ -16,9 +16,7 @@ def runs_of(tasks):
 @pytest.fixture
 def few(monkeypatch):
     monkeypatch.setattr(outcome, "FLOOR_SEQUENCES", 60)
-    outcome._floors.cache_clear()
-    yield 60
-    outcome._floors.cache_clear()
+    return 60
 
 
 def test_the_floors_of_every_seeds_own_split(few):
@@ -40,6 +38,7 @@ def test_seeds_that_share_a_split_say_nothing_of_others(few):
 
 
 def test_floors_are_measured_once_for_all_figures(few, monkeypatch):
+    outcome._floors.cache_clear()
     calls = []
     measure = FuzzyLogic.floors
     monkeypatch.setattr(FuzzyLogic, "floors", lambda task, *a, **k: calls.append(task) or measure(task, *a, **k))
@@ -48,5 +47,6 @@ def test_floors_are_measured_once_for_all_figures(few, monkeypatch):
     assert len(calls) == 1
 
 
-def test_a_task_without_floors_that_need_learning():
-    assert outcome.floors(runs_of([PairwiseOrder()])) == {}
+def test_a_task_without_floors():
+    maths = Maths("algebra__linear_1d")
+    assert outcome.floors(runs_of([maths])) == outcome.beside({}, "iid") == {}

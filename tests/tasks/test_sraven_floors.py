@@ -10,10 +10,10 @@ from polyhead import cli_text, config
 from polyhead.tasks import Sraven, sraven_counts
 from polyhead.tasks.sraven_ambiguity import bayes
 from polyhead.tasks.sraven_counts import Count
-from polyhead.tasks.sraven_floors import copy_left, floors, known_combinations, same_slot
+from polyhead.tasks.sraven_floors import copy_left, evidence, floors, hits, known_combinations, same_slot, symbol_counts
 from polyhead.tasks.sraven_rules import obeys
 
-NAMES = ["chance", "copy_left", "same_slot", "known_combinations", "ceiling"]
+NAMES = ["chance", "copy_left", "symbol_counts", "same_slot", "known_combinations", "ceiling"]
 
 
 # ------------------------------------------------------------------------------------------ floors
@@ -25,6 +25,7 @@ def test_floors_and_ceiling_of_the_paper_task():
         assert (table["chance"].mean, table["chance"].standard_error) == (8**-4, 0)
         assert table["copy_left"].mean < 0.01
         assert table["same_slot"].mean < 0.02
+        assert table["symbol_counts"].mean < 0.01
         assert abs(table["ceiling"].mean - 0.92) < 0.03
         assert 0.7 < table["ceiling"].identified < 0.8
         assert {score.count for score in table.values()} == {1000}
@@ -44,7 +45,7 @@ def test_a_single_order_of_features_has_no_floor_that_ignores_it():
 
 def test_too_many_correspondences_leave_the_floors_without_search():
     table = Sraven(features=7, held_out=0.5).floors("iid", sequences=20)
-    assert list(table) == ["chance", "copy_left", "same_slot"]
+    assert list(table) == NAMES[:4]
 
 
 def test_same_slot_solves_what_is_not_permuted_and_copies_what_it_cannot_explain():
@@ -59,6 +60,41 @@ def test_same_slot_prefers_the_rule_that_says_more():
     # Constant answers 1 and has probability 8^-3; sum would say 2 and difference 0, of 8^-6 each.
     panels = torch.tensor([[[0, 0, 0], [0, 0, 0], [1, 1, 7]]])[..., None].expand(-1, -1, -1, 4)
     assert same_slot(panels, Sraven()).tolist() == [[1, 1, 1, 1]]
+
+
+def test_symbol_counts_by_hand():
+    """One feature, a grid of two, three values: 2 and 1 were copied from the left."""
+    shown = torch.tensor([[[0, 1], [2, 2]], [[0, 1], [1, 1]]])[..., None]
+    weights = evidence(shown, 3)
+    # By panel, of a symbol that is not there (0) and that is (3): answers over others, of 2 + 4 and 4 + 4 with the one.
+    there = torch.tensor([[3 / 6 / (3 / 8), 1 / 6 / (3 / 8)], [2 / 6 / (4 / 8), 2 / 6 / (2 / 8)], [1 / 6 / (5 / 8), 4]])
+    torch.testing.assert_close(weights[0][:, [0, 3]], there.double().log())
+    asked = torch.tensor([[[1, 0], [2, 0]], [[2, 2], [0, 0]], [[0, 2], [1, 0]]])[..., None]
+    assert symbol_counts(asked, weights, 3).tolist() == [[2], [0], [1]]
+
+
+def test_a_symbol_counts_in_its_slot_and_in_all():
+    weights = torch.zeros(2, 3, 6)
+    panels = torch.zeros(1, 2, 2, 2, dtype=torch.long)
+    panels[0, 0, 1] = torch.tensor([3, 1])
+    for slot, state, answer in ((0, 3, 3), (0, 2, 1), (1, 3, 1), (1, 2, 3)):  # there once: 3 in the slot, 2 in another
+        one = weights.clone()
+        one[slot, 1, state] = 1.0
+        assert symbol_counts(panels, one, 4)[0, slot] == answer
+    one = weights.clone()
+    one[1, 2, 5] = 1.0
+    panels[0, 1, 0] = 2  # in both slots
+    assert symbol_counts(panels, one, 4).tolist() == [[0, 2]]
+
+
+def test_symbol_counts_are_those_of_training_tasks():
+    """Without permuted columns the statistics of known rules help with their combinations, little with others."""
+    task = Sraven(features=2, values=5, permuted=False)
+    seen, new = (task.floors(split, sequences=1000)["symbol_counts"].mean for split in ("iid", "compositional"))
+    assert 0.1 < seen < 0.2
+    assert new < 0.03
+    constant = task.of_rules(torch.zeros(400, 2, dtype=torch.long), torch.Generator().manual_seed(0)).latents["panels"]
+    assert hits(symbol_counts(constant, evidence(constant, 5), 5), constant).mean() > 0.95
 
 
 def test_remembered_combinations_explain_only_their_own_and_copy_elsewhere():

@@ -11,7 +11,7 @@ from polyhead import claims_dual
 from polyhead.analysis import figures
 from polyhead.claims import Verdict
 from polyhead.recipes.dual_models import ROWS
-from polyhead.reproduce.outcome import Outcome, both, by_model, numbers, scores, series, setting_text, whole
+from polyhead.reproduce.outcome import Outcome, beside, both, by_model, numbers, scores, series, setting_text, whole
 from polyhead.reproduce.study import Cell, Study, label
 
 Cells = Mapping[tuple[Any, ...], Mapping[str, Cell]]
@@ -77,7 +77,13 @@ def course(
         panels: list[Panel] = []
         for (value,), by in cells.items():
             name = str(value).partition("__")[2] or str(value)
-            panels.append((name.replace("_", " "), {label(m): cell.course("validation") for m, cell in by.items()}, {}))
+            panels.append(
+                (
+                    name.replace("_", " "),
+                    {label(m): cell.course("validation") for m, cell in by.items()},
+                    means(by, "validation"),
+                )
+            )
         metric = study.points[0].run.task.metric.replace("_", " ")
         for path in both(study.figure, folder):
             figures.lines(panels, path, x_label="optimiser steps", y_label=metric, limits=(0.0, 1.02))
@@ -94,14 +100,23 @@ def by_examples(cells: Cells, split: str, stem: pathlib.Path, x_label: str, chan
     panels: list[Panel] = []
     for name in dict.fromkeys(place[0] for place in cells):
         points = {n: scores(by, split) for (which, n), by in cells.items() if which == name}
-        panels.append((str(name).replace("_", " "), series(points), {"chance": chance} if chance else {}))
+        levels: dict[str, Any] = {"chance": chance} if chance else {}
+        for n, by in ((n, by) for (which, n), by in cells.items() if which == name):
+            for floor, value in means(by, split).items():
+                levels.setdefault(floor, {})[n] = value
+        panels.append((str(name).replace("_", " "), series(points), levels))
     low = chance - 0.1 if chance else 0.0
     for path in both(stem.name, stem.parent):
         figures.lines(panels, path, x_label=x_label, y_label="accuracy", log_x=True, limits=(low, 1.02))
 
 
+def means(by: Mapping[Any, Cell], split: str) -> dict[str, float]:
+    """Of the floors beside these cells."""
+    return {name: level.mean for name, level in beside(by, split).items()}
+
+
 def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printed | None = None) -> dict[str, Any]:
-    """A line per place and model."""
+    """A line per place and model, and below the models of a place one per floor."""
     head = (*axes, "model", *(name for name, _, _ in columns), *(["paper"] if printed else []), "parameters", "steps")
     rows, found = [], {}
     for place, by in cells.items():
@@ -114,6 +129,12 @@ def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printe
             model: {name: numbers(cell.score(split, metric)) for name, split, metric in columns}
             for model, cell in by.items()
         }
+        levels = {name: beside(by, split) for name, split, metric in columns if metric is None}
+        for floor in dict.fromkeys(floor for found_ in levels.values() for floor in found_):
+            mine = {name: of[floor] for name, of in levels.items() if floor in of}
+            values = [str(mine.get(name, "–")) for name, _, _ in columns]
+            rows.append((*where, floor, *values, *["–"] * (len(head) - len(where) - 1 - len(values))))
+            found[", ".join(map(str, place))][floor] = {name: numbers(level) for name, level in mine.items()}
     return {"head": head, "rows": tuple(rows), "numbers": found, "notes": notes(cells)}
 
 

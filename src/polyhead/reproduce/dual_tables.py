@@ -7,7 +7,7 @@ from typing import Any
 from polyhead import claims_dual
 from polyhead.analysis import figures
 from polyhead.claims import Estimate, Verdict, mean
-from polyhead.reproduce.dual_curves import SEEN, Cells, Panel, course, size
+from polyhead.reproduce.dual_curves import SEEN, Cells, Panel, course, means, size
 from polyhead.reproduce.outcome import Outcome, both, numbers, scores, setting_text
 from polyhead.reproduce.study import Cell, Study
 
@@ -98,7 +98,8 @@ def symbols(study: Study, folder: pathlib.Path) -> Outcome:
                 if (which, same, positions) == (game, symmetric, "learned"):
                     lines.setdefault(f"symbols {kind}", {})[count] = list(cell.score("iid").values.values())
             if lines:
-                panels.append((f"{game}, {'symmetric' if symmetric else 'not symmetric'}", lines, {"chance": 0.5}))
+                levels = {"chance": 0.5, **_floors(cells, game)}
+                panels.append((f"{game}, {'symmetric' if symmetric else 'not symmetric'}", lines, levels))
     for path in both("symbols", folder):
         figures.lines(panels, path, x_label="relations", y_label="accuracy", log_x=True, limits=(0.4, 1.02), columns=2)
     by_choice = _over_games(cells, games, "iid")
@@ -111,7 +112,7 @@ def symbols(study: Study, folder: pathlib.Path) -> Outcome:
         head=(*axes, *(f"{game}: pentominoes" for game in games), "validation, mean", "parameters", "steps"),
         rows=tuple(rows),
         verdicts=tuple(claims_dual.choices(by_choice)),
-        notes=(*notes_, _settings(cells)),
+        notes=(*notes_, *_floor_notes(cells, games), _settings(cells)),
         numbers={", ".join(map(str, place)): numbers(cell.score("iid")) for place, cell in cells.items()},
     )
 
@@ -142,6 +143,17 @@ def _choice_rows(
     return rows
 
 
+def _floors(cells: Mapping[tuple[Any, ...], Cell], game: str) -> dict[str, float]:
+    """What needs no relation, of pentominoes."""
+    return means({place: cell for place, cell in cells.items() if place[0] == game}, "iid")
+
+
+def _floor_notes(cells: Mapping[tuple[Any, ...], Cell], games: list[str]) -> tuple[str, ...]:
+    """In words, where rows are of choices and columns of games."""
+    each = [f"{game}, {name.lower()}: {value:.3f}" for game in games for name, value in _floors(cells, game).items()]
+    return (f"Floors without a network: {'; '.join(each)}.",) if each else ()
+
+
 def _settings(cells: Mapping[Any, Cell]) -> str:
     return f"Settings: {'; '.join(sorted({setting_text(cell) for cell in cells.values()}))}."
 
@@ -157,7 +169,8 @@ def split(study: Study, folder: pathlib.Path) -> Outcome:
             SPLIT["softmax"]: {s: values for (s, r), values in mine.items() if not r},
             SPLIT["half"]: {s + r: values for (s, r), values in mine.items() if s == r},
         }
-        panels.append((game, {name: points for name, points in lines.items() if points}, {"chance": 0.5}))
+        levels = {"chance": 0.5, **_floors(cells, game)}
+        panels.append((game, {name: points for name, points in lines.items() if points}, levels))
     for path in both("split", folder):
         figures.lines(panels, path, x_label="heads", y_label="accuracy", log_x=True, limits=(0.4, 1.02))
     return Outcome(
@@ -165,7 +178,7 @@ def split(study: Study, folder: pathlib.Path) -> Outcome:
         head=("softmax heads", "relational heads", *(f"{game}: pentominoes" for game in games), "parameters", "steps"),
         rows=tuple(_split_rows(cells, games)),
         verdicts=tuple(claims_dual.splits({place[0]: e for place, e in _over_games(cells, games, "iid").items()})),
-        notes=(_settings(cells),),
+        notes=(*_floor_notes(cells, games), _settings(cells)),
         numbers={f"{game}, {s} + {r}": numbers(cell.score("iid")) for (game, (s, r)), cell in cells.items()},
     )
 

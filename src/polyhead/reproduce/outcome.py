@@ -10,14 +10,17 @@ from typing import Any
 from polyhead.claims import Estimate, Verdict
 from polyhead.config import Run
 from polyhead.reproduce.study import Cell, Study, label
-from polyhead.tasks import FuzzyLogic, Score, Sraven
+from polyhead.tasks import Score
 
 FLOOR_SEQUENCES = 1000
 FLOORS = {
     "gaussian_process": "Gaussian process",
     "recall": "Recall",
     "mix": "Mixture",
+    "symbol_counts": "Symbol counts",
     "known_combinations": "Known combinations only",
+    "known_pairs": "Known pairs",
+    "known_objects": "Known objects",
     "ceiling": "Exact ceiling",
 }
 """The floors that are drawn: those that say most about composing, and the most there is."""
@@ -49,8 +52,8 @@ def runs_of(cells: Mapping[Any, Cell]) -> list[Run]:
 def floors(runs: Iterable[Run], split: str = "compositional") -> Levels:
     """Floors and ceiling on `split` of the tasks of `runs`, which differ in the seed of their split alone: over these
     splits, and by seed where every seed has a split of its own."""
-    tasks = dict.fromkeys((run.seed, run.task) for run in runs if isinstance(run.task, (FuzzyLogic, Sraven)))
-    tables = {task: _floors(task, split) for _, task in tasks}
+    tasks = dict.fromkeys((run.seed, run.task) for run in runs if hasattr(run.task, "floors"))
+    tables = {task: _floors(task, split, FLOOR_SEQUENCES) for _, task in tasks}
     found: Levels = {}
     for name in next(iter(tables.values()), {}):
         score = Score.over([table[name] for table in tables.values()])
@@ -62,14 +65,20 @@ def floors(runs: Iterable[Run], split: str = "compositional") -> Levels:
 
 
 @functools.lru_cache(maxsize=512)
-def _floors(task: Any, split: str) -> Mapping[str, Score]:
-    found: Mapping[str, Score] = task.floors(split, sequences=FLOOR_SEQUENCES)
+def _floors(task: Any, split: str, sequences: int) -> Mapping[str, Score]:
+    found: Mapping[str, Score] = task.floors(split, sequences=sequences)
     return found
 
 
 def drawn(levels: Levels) -> dict[str, float]:
     """The floors that a picture shows, under the names a reader sees."""
     return {FLOORS[name]: level.mean for name, level in levels.items() if name in FLOORS}
+
+
+def beside(cells: Mapping[Any, Cell], split: str) -> dict[str, Estimate]:
+    """The floors that are drawn, of the tasks of `cells`, by the names a reader sees; none on a split they lack."""
+    runs = [run for run in runs_of(cells) if split in run.task.splits]
+    return {FLOORS[name]: level for name, level in floors(runs, split).items() if name in FLOORS}
 
 
 def by_model(study: Study, *axes: str, task: str | None = None) -> dict[tuple[Any, ...], dict[str, Cell]]:

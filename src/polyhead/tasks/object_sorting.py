@@ -23,7 +23,8 @@ from torch.nn import functional as F
 from polyhead.config import Batch, Logits, Task, Tokens, Vectors, stream
 from polyhead.shapes import one_of, shaped
 from polyhead.tasks.examples import distinct, picks, training_set, unseen
-from polyhead.tasks.task import advance, check_draw, check_integers, fork
+from polyhead.tasks.floors_objects import ascending, mean_places, nearest
+from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork
 
 COUNTS = {"product": 48, "random": 64}
 WIDTHS = {"product": 12, "random": 8}
@@ -131,6 +132,17 @@ class ObjectSorting(Task):
         logits = self._logits(outputs, batch)
         right = logits.argmax(dim=-1) == batch.targets
         return {"accuracy": right.all(dim=-1).to(logits.dtype), "element_accuracy": right.to(logits.dtype).mean(dim=-1)}
+
+    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """Whole orders that are right: by guessing, exactly, and by what needs no relation (`floors_objects`)."""
+        batch = self.batch(split, sequences, seed=seed, step=0)
+        means = mean_places(_pool(self, torch.device("cpu")), COUNTS[self.objects])
+        named = nearest(batch.source, self.vectors())  # type: ignore[arg-type]
+        in_order = named.take_along_dim(batch.targets, dim=1)
+        return {
+            "chance": Score(1 / math.factorial(self.length), 0.0, 0),
+            "known_objects": Score.of(ascending(means[in_order])),
+        }
 
     def _logits(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Logits (b t c) in at least float32."""

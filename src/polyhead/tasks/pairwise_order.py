@@ -17,7 +17,8 @@ from polyhead.config import Batch, Classes, Task, Vectors, stream
 from polyhead.shapes import one_of, shaped
 from polyhead.tasks import classification
 from polyhead.tasks.examples import picks
-from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork, portion
+from polyhead.tasks.floors_objects import first_shares, ordered_pairs
+from polyhead.tasks.task import Score, advance, check_draw, check_integers, check_split, fork, portion
 
 SHARES = (0.5, 0.65)  # where the pairs are cut: 50 % training, 15 % validation, 35 % test
 
@@ -108,8 +109,10 @@ class PairwiseOrder(Task):
         return classification.accuracy(self, outputs, batch)
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """What guessing scores, exactly: no `sequences` are drawn."""
-        return classification.floors(self, split)
+        """What guessing scores, and what needs no relation (`floors_objects`): of all pairs, no sequences are drawn."""
+        met, asked = self.pairs_of("train"), self.pairs_of(check_split(self, split))
+        known = {"known_pairs": ordered_pairs(met, asked), "known_objects": first_shares(met, asked, self.objects)}
+        return classification.floors(self, split) | {name: classification.exact(each) for name, each in known.items()}
 
 
 @functools.lru_cache(maxsize=16)

@@ -23,7 +23,8 @@ from polyhead.config import Batch, Classes, Task, Vectors, stream
 from polyhead.shapes import shaped
 from polyhead.tasks import classification
 from polyhead.tasks.examples import picks
-from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork
+from polyhead.tasks.floors_objects import card_pairs
+from polyhead.tasks.task import Score, advance, check_draw, check_integers, check_split, fork
 
 CARDS = tuple(itertools.product(range(3), repeat=4))
 SETS, HELD = 1080, 540  # half of the sets are never for training
@@ -110,8 +111,12 @@ class SetCards(Task):
         return classification.accuracy(self, outputs, batch)
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """What guessing scores, exactly: no `sequences` are drawn."""
-        return classification.floors(self, split)
+        """What guessing scores, and what knows no rule (`floors_objects`), over all triples: no sequences are drawn."""
+        met, asked = self.triples("train"), self.triples(check_split(self, split))
+        says = card_pairs(met, _labels(met), asked)
+        return classification.floors(self, split) | {
+            "known_pairs": classification.exact(1 - (says - _labels(asked)).abs())
+        }
 
 
 @shaped
@@ -123,6 +128,11 @@ def is_set(cards: Int[Tensor, "b 3 c"]) -> Bool[Tensor, "b"]:
 def _agree(cards: Tensor) -> Tensor:
     """Whether an attribute is the same on all three cards or different on all (b c): its sum is then 0 modulo 3."""
     return cards.sum(dim=1) % 3 == 0
+
+
+def _labels(triples: Tensor) -> Tensor:
+    """1 where a triple of cards by number is a set (n)."""
+    return is_set(torch.tensor(CARDS)[triples]).double()
 
 
 @functools.lru_cache(maxsize=16)
