@@ -211,19 +211,74 @@ def test_every_page_is_in_the_menu_of_the_site():
 
 def test_the_numbers_of_the_readme_are_the_demos():
     """As `examples/readme_results.py` writes them, of the runs that the demo has now."""
-    spec = importlib.util.spec_from_file_location("readme_results", ROOT / "examples" / "readme_results.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = readme_results()
     kept = json.loads(script.KEPT.read_text(encoding="utf-8"))
-    assert between(read("README.md"), "demo-results") == script.lines(kept)
+    for marker, passage in script.PASSAGES.items():
+        assert between(read("README.md"), marker) == passage(kept)
     assert {part: [config.digest(run) for run in runs()] for part, runs in script.PARTS.items()} == {
         part: kept[part]["digests"] for part in script.PARTS
     }
-    race = {row[0]: row[2].replace("\u00a0", " ") for row in kept["race"]["rows"]}
-    told = re.sub(r"\s+", " ", read("README.md"))
-    for label, words in (("Softmax 1 + Relational 1 (symmetric)", "right in {} of"), ("Softmax", "softmax in {} (two")):
-        mean, error = (float(x) for x in race[label].split(" ± "))
-        assert words.format(f"{mean:.2f} ± {error:.2f}") in told
+    assert kept["fuzzy"]["steps"] == script.PARTS["fuzzy"]()[0].train.steps
+    assert ph.recipes.MINUTES["demo"] == round(script.minutes(kept), 1)
+
+
+@pytest.mark.parametrize(
+    ("hyla", "softmax", "seen", "against"),
+    [
+        ((0.9, 0.85), (0.9, 0.5), "HYLA is the better one there", ("HYLA stays below it", "Softmax stays below it")),
+        (
+            (0.9, 0.96),
+            (0.9, 0.93),
+            "HYLA is the better one there",
+            ("HYLA reaches further than it", "Softmax reaches as"),
+        ),
+        ((0.7, 0.69), (0.8, 0.7), "softmax is ahead there, but within", ("HYLA stays", "Softmax stays")),
+        ((0.7, 0.6), (0.8, 0.9), "softmax is the better one there", ("HYLA stays", "Softmax reaches as far")),
+        ((0.7, 0.91), (0.8, 0.9), "HYLA is ahead there, but within", ("HYLA reaches as far", "Softmax reaches as far")),
+    ],
+)
+def test_the_readme_says_what_the_numbers_say(hyla, softmax, seen, against):
+    script = readme_results()
+    kept = json.loads(script.KEPT.read_text(encoding="utf-8"))
+    scores = {"HYLA": hyla, "Softmax": softmax, "Mixture": (0.99, 0.91)}
+    part = kept["fuzzy"] | {"head": ["", "iid", "compositional"], "steps": 15_000}
+    part["rows"] = [[name, *(f"{x:.3f}\u00a0±\u00a00.008" for x in pair)] for name, pair in scores.items()]
+    words, far = (" ".join(tell(kept | {"fuzzy": part}).split()) for tell in (script.says, script.limits))
+    for name, (known, unseen) in (("softmax", softmax), ("HYLA", hyla)):
+        way = "falls" if unseen < known else "rises"
+        assert f"{name} {way} by {abs(unseen - known):.3f}, from {known:.3f} to {unseen:.3f}" in words
+    assert f"After 15,000 steps {seen}" in words
+    assert "30 % of the paper's training" in far
+    assert all(claim in far for claim in against)
+
+
+def test_the_readme_is_written_by_one_command(tmp_path, monkeypatch):
+    """Of other numbers: the passages, the minutes, what is kept, and the figure."""
+    script = readme_results()
+    kept = json.loads(script.KEPT.read_text(encoding="utf-8"))
+    kept["fuzzy"] |= {"steps": 12_345, "seconds": 60 * 99 - kept["race"]["seconds"]}
+    for place in ("README", "RECIPES", "KEPT"):
+        copy = tmp_path / getattr(script, place).name
+        copy.write_text(getattr(script, place).read_text(encoding="utf-8"), encoding="utf-8")
+        monkeypatch.setattr(script, place, copy)
+    drawn = []
+    monkeypatch.setattr(script, "measured", lambda folder: kept)
+    monkeypatch.setattr(script, "draw", lambda found, path: drawn.append((found, path)))
+    monkeypatch.setattr(sys, "argv", ["readme_results.py", str(tmp_path)])
+    script.main()
+    text = script.README.read_text(encoding="utf-8")
+    assert [between(text, marker) for marker in script.PASSAGES] == [tell(kept) for tell in script.PASSAGES.values()]
+    assert "After 12,345 steps" in text
+    assert '"demo": 99.0,' in script.RECIPES.read_text(encoding="utf-8")
+    assert json.loads(script.KEPT.read_text(encoding="utf-8")) == kept
+    assert drawn == [(kept, ROOT / "docs" / "figures" / "demo.svg")]
+
+
+def readme_results():
+    spec = importlib.util.spec_from_file_location("readme_results", ROOT / "examples" / "readme_results.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
 
 
 # -------------------------------------------------------------------------------------------------------- what they say

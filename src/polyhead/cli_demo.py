@@ -29,7 +29,7 @@ combinations of known terms are held out.  Watch known and unseen combinations: 
 class Demo:
     """Train dual attention, HYLA and softmax heads on two tasks, watch what they do with what is new, write the report.
 
-    Takes about ten minutes on two cores.  Interrupted, the same command goes on where it stopped.
+    It says beforehand how long it takes here.  Interrupted, the same command goes on where it stopped.
 
     >>> polyhead demo
     >>> polyhead demo --seed 1 --folder runs/second --workers 1

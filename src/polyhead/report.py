@@ -181,10 +181,11 @@ def _page(findings: Findings, title: str | None, others: Findings | None) -> str
     out = Page()
     metric = found[0].task.metric
     headline = text.title(found)
+    picture = _together(out, found, table, metric)
+    first, further = text.opening(found, table)
     if findings.notes:
         out.add(page.bullets(findings.notes, "notes"))
-    _together(out, found, table, metric)
-    _results(out, found, splits, table, metric)
+    _results(out, found, splits, table, metric, further)
     if others is not None:
         _beside(out, others)
     _curves(out, found, splits, table, metric)
@@ -194,9 +195,8 @@ def _page(findings: Findings, title: str | None, others: Findings | None) -> str
     out.section("terms", "What the words mean", "Terms")
     terms = definitions(found[0].task)
     out.add("<dl>" + "".join(f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd></div>" for a, b in terms) + "</dl>")
-    lines = [*text.course(found), *text.verdict(found, table)]
     kicker = f'<p class="kicker">{escape(title or "polyhead report")}</p>'
-    head = f"{kicker}<h1>{escape(headline)}</h1>{page.paragraphs(lines[:1], lead=True)}{page.bullets(lines[1:])}"
+    head = f"{kicker}<h1>{escape(headline)}</h1>{picture}{page.paragraphs([' '.join(first)], lead=True)}"
     return out.html(f"{title or 'polyhead'}: {headline}", head + f'<p class="meta">{escape(_about(found))}</p>')
 
 
@@ -226,14 +226,14 @@ def _swatch(style: tuple[str, str]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- results
-def _together(out: Page, found: Sequence[Group], table: Table, metric: str) -> None:
-    """Known and unseen in one figure, where both were scored during training."""
+def _together(out: Page, found: Sequence[Group], table: Table, metric: str) -> str:
+    """Known and unseen in one figure, where both were scored during training; "" elsewhere."""
     if not text.courses(found):
-        return
+        return ""
     name, unseen = text.metric_name(metric), text.where(found)
     figure = figures.together(found, headline(found), table, metric)
     caption = f"{name} during training: dotted on known combinations, solid on {unseen}. Grey: floors that need no "
-    out.add(out.plot(figure, f"{caption}network."))
+    return out.plot(figure, f"{caption}network.")
 
 
 def _beside(out: Page, others: Findings) -> None:
@@ -247,8 +247,11 @@ def _beside(out: Page, others: Findings) -> None:
     _plots(out, found, others.splits, others.table, metric)
 
 
-def _results(out: Page, found: Sequence[Group], splits: Sequence[str], table: Table, metric: str) -> None:
+def _results(
+    out: Page, found: Sequence[Group], splits: Sequence[str], table: Table, metric: str, told: Sequence[str]
+) -> None:
     out.section("results", "Results")
+    out.add(page.bullets(told))
     _table(out, found, splits, table, metric)
 
 

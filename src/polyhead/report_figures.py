@@ -199,7 +199,7 @@ def together(found: Sequence[Group], split: str, table: dict[str, dict[str, Summ
                 line={"color": style[group.label][0], "width": 1.6, "dash": "dot"},
                 hovertemplate=f"{name}<br>step %{{x:,}}: %{{y:.4f}}<extra></extra>",
             )
-    figure.update_layout(height=430)
+    figure.update_layout(height=380)
     figure.update_yaxes(title={"text": metric_name(metric), "standoff": 8})
     for name, dash in (("unseen", "solid"), ("known", "dot")):
         figure.add_scatter(x=[None], y=[None], mode="lines", name=name, line={"color": INK, "width": 2, "dash": dash})

@@ -172,6 +172,19 @@ def verdict(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> lis
     return lines + (_gap(order, where(found)) if split != "iid" else [])
 
 
+def opening(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> tuple[list[str], list[str]]:
+    """What a report says first, three sentences at most, and what it says beside its table.
+
+    First: what the second half of training brought (or the scores), the gap to known combinations, the best floor.
+    """
+    lines, order, split = [*course(found), *verdict(found, table)], ranked(found), headline(found)
+    telling = lines[:1]
+    if order and split != "iid":
+        telling += _gap(order, where(found))
+    telling += _against_floors(order, table, split)[:1] if order else []
+    return telling, [line for line in lines if line not in telling]
+
+
 Course = tuple[str, float, float, float, float]
 
 
@@ -201,10 +214,13 @@ def course(found: Sequence[Group]) -> list[str]:
     rows = courses(found)
     if not rows:
         return []
-    each = [
-        f"{label} {_by(after - before)} on fresh data and {_by(late - early)} on {where(found)}"
-        for label, before, after, early, late in rows
-    ]
+    unseen = where(found)
+    known = "known combinations" if unseen == "unseen combinations" else "fresh data"
+    each = []
+    for label, before, after, early, late in rows:
+        first, second = _by(after - before), _by(late - early)
+        second = second.removeprefix(f"{first.split()[0]} ")  # said once
+        each.append(f"{label} {first} on {known} and {second} on {unseen}")
     return [f"In the second half of training {'; '.join(each)}."]
 
 

@@ -164,7 +164,7 @@ class Images(Task):
         return classification.accuracy(self, outputs, batch)
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """What guessing scores, exactly: no `sequences` are drawn."""
+        """What guessing scores, exactly.  A class of images has no relation that a learner could lack."""
         return classification.floors(self, split)
 
 

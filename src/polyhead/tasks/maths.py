@@ -38,6 +38,8 @@ class Maths(Task):
         compositional   extrapolation in length: more parts (terms, factors, degrees) than training ever has
         novel           extrapolation in size: a number above all that occur in training
 
+    There are no floors: answers are free, and the commonest of training is right in 0 to 0.05 (easy questions).
+
     No question is in two splits: of training's kind, a hash of the text says to which it belongs.
 
     difficulty: "easy", "medium", "hard" or "mixed", a third of each, as the papers train.
