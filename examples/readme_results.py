@@ -108,8 +108,8 @@ def says(found):
         0: f"{'HYLA' if hyla[1][0] > softmax[1][0] else 'softmax'} is ahead there, but within the error of the test",
     }
     return textwrap.fill(
-        "On functions that join two known parts, but a pair that training never showed, the score (R², 1 is perfect) of "
-        f"softmax {move(*softmax)}; that of HYLA {move(*hyla)}. After {fuzzy['steps']:,} steps "
+        "On functions that join two known parts, but a pair that training never showed, the score (R², 1 is perfect) "
+        f"of softmax {move(*softmax)}; that of HYLA {move(*hyla)}. After {fuzzy['steps']:,} steps "
         f"{ahead[apart(hyla[1], softmax[1])]}:",
         120,
     )
@@ -124,11 +124,11 @@ def limits(found):
     far = " and ".join(f"{name} {words[side]}" for name, side in sides.items())
     dual, corelnet, softmax = (score(race, label, "novel_hexominoes") for label in RACERS.values())
     return textwrap.fill(
-        f"What this does not show: it is one seed, one task and {100 * fuzzy['steps'] / PAPER_STEPS:.0f} % of the paper's "
-        f"training. A mixture of training functions knows no parts; {far}. [docs/results](docs/results/) has more seeds "
-        'and tasks. The demo\'s other half is a game, "is a shape between two of its kind?": on unseen shapes heads that '
-        f"compare (dual attention) are right in {told(dual)} of the images, CoRelNet in {told(corelnet)}, softmax in "
-        f"{told(softmax)} (two seeds, chance 0.50).",
+        "What this does not show: it is one seed, one task and "
+        f"{100 * fuzzy['steps'] / PAPER_STEPS:.0f} % of the paper's training. A mixture of training functions knows no "
+        f"parts; {far}. [docs/results](docs/results/) has more seeds and tasks. The demo's other half is a game, "
+        '"is a shape between two of its kind?": on unseen shapes heads that compare (dual attention) are right in '
+        f"{told(dual)}, CoRelNet in {told(corelnet)}, softmax in {told(softmax)} (two seeds, chance 0.5).",
         120,
     )
 

@@ -218,6 +218,10 @@ def test_scores_are_set_against_the_best_floor(tmp_path: pathlib.Path, score: fl
     assert f"(Gaussian process) scores 0.500: {sentence}" in text
     assert "scores 0.990, the ceiling" in text
     assert f"falls by {0.9 - score:.3f} for Softmax" in text
+    first, further = report_text.opening(found, table)
+    assert len(first) <= 3
+    assert sorted([*first, *further]) == sorted([*report_text.course(found), *report_text.verdict(found, table)])
+    assert [words in line for words, line in zip(("falls by", "scores 0.500"), first[1:], strict=True)] == [True, True]
 
 
 # ------------------------------------------------------------------------------------------------------ codes, probes

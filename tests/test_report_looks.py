@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import polyhead as ph
-from polyhead import report, report_look_section, report_looks
+from polyhead import report, report_data, report_look_section, report_looks, report_terms, report_text
 from polyhead.analysis import figures as still
 from polyhead.analysis import look
 from polyhead.analysis.probe import draws
@@ -142,6 +142,31 @@ def test_chance_is_the_mean_over_all_constant_answers(task: Any) -> None:
     assert chance.mean == pytest.approx(sum(scores) / classes)
     with pytest.raises(ValueError, match="unknown split 'ood'"):
         task.floors("ood")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not ph.tasks.Text], ids=lambda kind: kind.__name__)
+def test_what_needs_no_relation_is_told_in_words(kind: type[ph.Task]) -> None:
+    """Every floor that a task has, or why it has none beside guessing."""
+    task = task_of(kind)
+    names = set(task.floors("validation", sequences=20)) if hasattr(task, "floors") else set()
+    assert names <= set(report_text.FLOORS)
+    told = " ".join(f"{a} {b}" for a, b in report_terms.definitions(task))
+    beyond = {"known_pairs", "known_objects", "symbol_counts", "mix"} & names
+    assert all(report_text.floor_name(name).lower() in told.lower().replace("mix ", "mixture ") for name in beyond)
+    assert beyond or " floor " in told
+
+
+@pytest.mark.parametrize(("name", "words"), [("known_pairs", "the pairs of objects"), ("known_objects", "one number")])
+def test_the_best_floor_that_needs_no_relation(name: str, words: str, tmp_path: pathlib.Path) -> None:
+    found = groups(read([fabricate(tmp_path, SetCards(), model_of(SetCards()))]))
+    table = {
+        key: {"compositional": report_data.Summary(mean, None, (mean,), "sequences")}
+        for key, mean in {"chance": 0.5, name: 0.9}.items()
+    }
+    (line,) = (line for line in report_text.verdict(found, table) if line.startswith("Without any relation"))
+    assert words in line
+    assert "scores 0.900" in line
+    assert line.endswith("is below it.")
 
 
 def test_splits_are_told_in_words(tmp_path: pathlib.Path) -> None:
