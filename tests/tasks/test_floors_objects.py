@@ -117,13 +117,13 @@ def test_a_little_noise_names_the_same_objects_and_much_names_none():
 def test_pairs_of_cards_by_hand():
     met = torch.tensor([[2, 0, 1], [0, 3, 6], [0, 1, 4], [5, 7, 8]])
     sets = torch.tensor([1.0, 1.0, 0.0, 0.0])
-    #        met,  one pair,  none, two pairs: no example, met, one pair in another order
-    asked = torch.tensor([[0, 1, 2], [0, 2, 5], [9, 10, 11], [0, 1, 3], [4, 1, 0], [7, 6, 3]])
+    #        met,  one pair,  none, two pairs: no example, met, one pair, met in another order
+    asked = torch.tensor([[0, 1, 2], [0, 2, 5], [9, 10, 11], [0, 1, 3], [4, 1, 0], [7, 6, 3], [1, 2, 0]])
     # No pair: two sets (their own left out) against one other.  One pair: the third triple, which is none.
-    assert card_pairs(met, sets, asked).tolist() == [1, 0, 1, 0.5, 0, 0]
+    assert card_pairs(met, sets, asked).tolist() == [1, 0, 1, 0.5, 0, 0, 1]
     # With one more triple without a known pair the vote of those is even.
     more = torch.cat((met, torch.tensor([[12, 13, 15]]))), torch.cat((sets, torch.zeros(1)))
-    assert card_pairs(*more, asked).tolist() == [1, 0, 0.5, 0.5, 0, 0]
+    assert card_pairs(*more, asked).tolist() == [1, 0, 0.5, 0.5, 0, 0, 1]
 
 
 @pytest.mark.parametrize("examples", [200, 1080])
