@@ -1,19 +1,28 @@
 """Half precision through every door: near what float32 gives, forward, backward and in cached steps.
 
-The measure of "near" shares nothing with the code under test: what the same door gives in float32 when nothing but its
-parameters is rounded to that precision.
+What "near" means shares nothing with the rules under test: the same door computes in float32, and the result of every
+elementary operation, forward and backward, is rounded to that precision.  Twice the error of this run is the bound.
+
+Of one model the ratio of both has heavy tails: a hidden value of HYLA near 0 changes its sign under one of them and not
+the other, or one badly conditioned row is most of the error (gradients, seeds 0 to 11: 0.2 to 6.8; with silu for relu
+0.4 to 2.9).  So the bound holds for geometric means over `DRAWS` models.
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
 
 import pytest
 import torch
-from doors import DOORS
+from doors import DOORS, DRAWS, TIMES, Rounding, measured, off
+from torch import nn
 from torch.nn import functional as F
 
+import polyhead as ph
 from polyhead import ops
+from polyhead.layers.cache import LayerCache
+from polyhead.spec import MECHANISMS
 
 PRECISIONS = {
     "autocast bf16": (torch.bfloat16, True),
@@ -22,52 +31,37 @@ PRECISIONS = {
 }
 """Name -> dtype, and whether autocast casts or the parameters are of that dtype."""
 
-TIMES = 4
-"""How often the error of rounded parameters may be made."""
-
-TIMES_GRADIENT = 8
-"""Of gradients: those of HYLA jump where a hidden value changes its sign."""
-
 CASES = [pytest.param(door, kind, id=f"{door}-{kind}") for door, (_, kinds) in DOORS.items() for kind in kinds]
 
 
 @functools.cache
-def built(door, kind):
-    torch.manual_seed(0)
+def built(door, kind, draw=0):
+    torch.manual_seed(draw)
     return DOORS[door][0](kind)
 
 
-def measured(module, call):
-    """Outputs, and the gradients of a random sum of them as one vector; a gradient has its parameter's dtype."""
-    out = call(module)
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(7))
-    parameters = list(module.parameters())
-    grads = torch.autograd.grad((out.float() * weights).sum(), parameters, allow_unused=True)
-    for grad, parameter in zip(grads, parameters, strict=True):
-        assert grad is None or grad.dtype == parameter.dtype
-    vector = torch.cat(
-        [torch.zeros(x.numel()) if g is None else g.flatten().float() for g, x in zip(grads, parameters, strict=True)]
-    )
-    return out.detach(), vector
+@functools.cache
+def exact(door, kind, draw=0):
+    """In float32."""
+    it = built(door, kind, draw)
+    return measured(it.module, it.call)
 
 
 @functools.cache
-def exact(door, kind):
-    """In float32, and there with rounded parameters, by dtype."""
-    it, found = built(door, kind), {}
-    for dtype in (None, torch.bfloat16, torch.float16):
-        module = it.module if dtype is None else copy.deepcopy(it.module).to(dtype).float()
-        found[dtype] = measured(module, it.call)
-    return found
-
-
-def off(came, wanted):
-    return ((came.float() - wanted).norm() / wanted.norm()).item()
+def errors_of_rounding(door, kind, dtype):
+    """Of outputs and of gradients: see `off`, by draw."""
+    found = []
+    for draw in range(DRAWS):
+        it = built(door, kind, draw)
+        with Rounding(dtype):
+            came = measured(copy.deepcopy(it.module).to(dtype).float(), it.call)
+        found.append([off(*both) for both in zip(came, exact(door, kind, draw), strict=True)])
+    return torch.tensor(found).log().mean(0).exp().tolist()
 
 
 @pytest.mark.parametrize(("door", "kind"), CASES)
 def test_steps_are_the_whole_in_float32(door, kind):
-    it, (wanted, _) = built(door, kind), exact(door, kind)[None]
+    it, (wanted, _) = built(door, kind), exact(door, kind)
     with torch.no_grad():
         assert off(it.steps(it.module), wanted) < 1e-5
 
@@ -75,17 +69,21 @@ def test_steps_are_the_whole_in_float32(door, kind):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("door", "kind"), CASES)
 def test_half_precision(door, kind, precision):
-    it, (dtype, autocast) = built(door, kind), PRECISIONS[precision]
-    module = it.module if autocast else copy.deepcopy(it.module).to(dtype)
-    wanted, rounded = exact(door, kind)[None], exact(door, kind)[dtype]
-    with torch.autocast("cpu", dtype, enabled=autocast):
-        out, grads = measured(module, it.call)
-        with torch.no_grad():
-            stepped = it.steps(module)
-    assert out.dtype == stepped.dtype == dtype
-    assert off(out, wanted[0]) <= TIMES * off(rounded[0], wanted[0])
-    assert off(grads, wanted[1]) <= TIMES_GRADIENT * off(rounded[1], wanted[1])
-    assert off(stepped, wanted[0]) <= TIMES * off(rounded[0], wanted[0])
+    """Outputs, gradients, and outputs in cached steps."""
+    dtype, autocast = PRECISIONS[precision]
+    found = []
+    for draw in range(DRAWS):
+        it, wanted = built(door, kind, draw), exact(door, kind, draw)
+        module = it.module if autocast else copy.deepcopy(it.module).to(dtype)
+        with torch.autocast("cpu", dtype, enabled=autocast):
+            out, grads = measured(module, it.call)
+            with torch.no_grad():
+                stepped = it.steps(module)
+        assert out.dtype == stepped.dtype == dtype
+        found.append([off(out, wanted[0]), off(grads, wanted[1]), off(stepped, wanted[0])])
+    of_out, of_grads = errors_of_rounding(door, kind, dtype)
+    came = torch.tensor(found).log().mean(0).exp()
+    assert (came <= TIMES * torch.tensor([of_out, of_grads, of_out])).all()
 
 
 def test_float64_stays_under_autocast_and_mixed_dtypes_do_not_pass_without():
@@ -118,8 +116,7 @@ def test_states_and_biases_keep_their_dtype():
 
 @pytest.mark.parametrize("before", [True, False], ids=["prefill", "steps"])
 def test_autocast_may_begin_and_end_between_the_calls_of_a_cache(before):
-    it = built("layer", "mixture")
-    wanted, (rounded, _) = exact("layer", "mixture")[None][0], exact("layer", "mixture")[torch.bfloat16]
+    it, wanted = built("layer", "mixture"), exact("layer", "mixture")[0]
     calls = iter((before, not before, not before))
 
     def call(x, *, cache):
@@ -128,7 +125,7 @@ def test_autocast_may_begin_and_end_between_the_calls_of_a_cache(before):
 
     with torch.no_grad():
         stepped = it.steps(Called(it.module, call))
-    assert off(stepped, wanted) <= TIMES * off(rounded, wanted)
+    assert off(stepped, wanted) <= TIMES * errors_of_rounding("layer", "mixture", torch.bfloat16)[0]
 
 
 class Called(torch.nn.Module):
@@ -140,6 +137,56 @@ class Called(torch.nn.Module):
 
     def forward(self, x, *, cache):
         return self.call(x, cache=cache)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["filled under it", "read under it"])
+def test_autocast_may_begin_and_end_between_the_calls_of_a_cross_attention(before):
+    """Keys and values of the context are made once, and symbols of it, in the dtype of the first call."""
+    torch.manual_seed(0)
+    heads = [group for row in MECHANISMS for group in [getattr(ph, row.config)(8)]]
+    layer = ph.MultiHeadAttention(48 * 4, heads, qk_norm=True, max_length=16)
+    x, context = torch.randn(2, 5, 192), torch.randn(2, 9, 192)
+    parts, again = [], torch.randn(2, 9, 192)
+    with torch.no_grad():
+        wanted, cache = layer(x, context), LayerCache()
+        for span, on in ((slice(0, 2), before), (slice(2, 4), not before), (slice(4, 5), before)):
+            with torch.autocast("cpu", torch.bfloat16, enabled=on):
+                parts.append(layer(x[:, span], context if span.start == 0 else again, cache=cache).float())
+        with Rounding(torch.bfloat16):
+            rounded = layer(x, context)
+    assert off(torch.cat(parts, 1), wanted) <= TIMES * off(rounded, wanted)
+
+
+class Within(nn.Module):
+    """A module, autocast within it where asked for."""
+
+    def __init__(self, module, within):
+        super().__init__()
+        self.module, self.within = module, within
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16) if self.within else contextlib.nullcontext():
+            return self.module(x)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("within", [True, False], ids=["within", "around"])
+def test_an_exported_program_under_autocast(within):
+    """Exported, a layer is under autocast what it is there: autocast within the module, or around export and call."""
+    torch.manual_seed(0)
+    layer = ph.MultiHeadAttention(24, [ph.Softmax(2), ph.Hyla(2), ph.Relational(2)], causal=True, qk_norm=True)
+    x = torch.randn(2, 5, 24)
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16, enabled=not within):
+            program = torch.export.export(Within(layer, within), (x,), strict=False).module()
+            came = program(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            wanted = layer(x)
+        assert came.dtype == torch.bfloat16
+        assert off(came, wanted.float()) < 2**-8
+        if not within:  # made for another precision: an error, and no number
+            with pytest.raises(RuntimeError, match="dtype"):
+                program(x)
 
 
 @pytest.mark.compile

@@ -23,10 +23,10 @@ OWN = ("blocked", "triton")
 """Impls of custom ops."""
 
 
-def build(op, arguments, problem, t, s=None, **sizes):
+def build(op, arguments, problem, t, s=None, p=1, **sizes):
     """The op as a function of its tensors by autograd's own names, and the tensors."""
     sizes = {"b": 1, "h": 2, "g": 1, "d": 2, "e": 2, **sizes}
-    return [x.detach() for x in arguments(op, problem(t, s or t, **sizes)[0], r=2, p=1)]
+    return [x.detach() for x in arguments(op, problem(t, s or t, **sizes)[0], r=2, p=p)]
 
 
 def entropy(x, weight, bias):
@@ -125,6 +125,57 @@ def test_custom_ops_refuse_in_one_line(problem, arguments, op, impl):
     for _, way in ways(lambda q: resolve(op, impl)(q, *rest, causal=True), q):
         with pytest.raises(ValueError, match=told):
             way()
+
+
+def penalty(run, leaves):
+    """The gradient of the squared length of a gradient."""
+    out = run(*leaves)
+    grads = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+    return torch.autograd.grad(sum(x.square().sum() for x in grads), leaves)
+
+
+@pytest.mark.parametrize("t", [16, 512])
+@pytest.mark.parametrize("op", ["linear", "hyla", "relational", "disentangled"])
+def test_a_gradient_penalty_is_that_of_the_reference(problem, arguments, op, t):
+    """Short and long: what the reference computes, and what tiles do; those that are asked for by name refuse."""
+    torch.manual_seed(0)
+    # p = 3: PyTorch's fused kernels, which narrower relations go through, have one derivative.
+    leaves = [x.requires_grad_() for x in build(op, arguments, problem, t, p=3)]
+    came, wanted = (
+        penalty(lambda *x, i=impl: resolve(op, i)(*x, causal=True), leaves) for impl in ("auto", "reference")
+    )
+    assert_close(came, wanted, rtol=1e-9, atol=1e-9)
+    if t == 16 and "blocked" in BACKENDS[op]:
+        with pytest.raises(RuntimeError, match=r"impl 'blocked' has no second derivative; use impl='reference'$"):
+            penalty(lambda *x: resolve(op, "blocked")(*x), leaves)
+
+
+@pytest.mark.usefixtures("_worth_it")
+@pytest.mark.parametrize("op", ["hyla", "relational"])
+def test_a_gradient_penalty_through_tiles_with_all_that_limits_them(problem, arguments, op):
+    """A tensor twice among the arguments, grouped keys, symbols by offset, a mask, dropout, a bias that is learned."""
+    torch.manual_seed(0)
+    q, k, *rest = build(op, arguments, problem, 6, p=3, h=4, g=2)
+    bias = torch.randn(4, 11, dtype=q.dtype)
+    bias[:, 3] = -torch.inf
+    options = {"mask": torch.rand(1, 4, 6, 6) > 0.2, "keep": 2.0 * (torch.rand(1, 4, 6, 6) > 0.5).to(q.dtype)}
+    if op == "hyla":
+        options |= {"act": "silu", "normalise": "softmax", "window": 4}
+        rest.append(torch.randn(4, 2, 2, dtype=q.dtype))
+    else:
+        options |= {"relation_act": "tanh", "scale": 0.7}
+        rest[2] = torch.randn(11, 2, rest[2].shape[-1], dtype=q.dtype)
+    leaves = [x.requires_grad_() for x in (k, bias, *rest)]
+
+    def run(impl):
+        def called(k, bias, *rest):
+            named = {"value_weight": rest[1]} if op == "hyla" else {}
+            twice = k.repeat_interleave(2, 2) + k.sum()
+            return resolve(op, impl)(twice, k, *(rest[:1] if named else rest), bias=bias, **options, **named)
+
+        return called
+
+    assert_close(penalty(run("auto"), leaves), penalty(run("reference"), leaves), rtol=1e-9, atol=1e-9)
 
 
 def test_fused_kernels_know_one_derivative(problem):

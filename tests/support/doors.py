@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 import polyhead as ph
 from polyhead import config, ops
@@ -108,27 +110,27 @@ def transformer(name: str) -> Door:
 
     def steps(module: nn.Module) -> Tensor:
         cache = Cache(2)
-        return torch.cat([module(_tokens()[:, span], cache=cache) for span in _spans()], 1)
+        return torch.cat([module(tokens_of()[:, span], cache=cache) for span in _spans()], 1)
 
-    return Door(ph.Transformer(settings(name)), lambda module: module(_tokens()), steps)
+    return Door(ph.Transformer(settings(name)), lambda module: module(tokens_of()), steps)
 
 
 # ------------------------------------------------------------------------------------------------------- transformers
-def _tokens() -> Tensor:
+def tokens_of() -> Tensor:
     return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(3))
 
 
 def _generated(module: nn.Module) -> Tensor:
     memory, parts = None, []
     for span in _spans():
-        out = module(_tokens()[:, span], past_key_values=memory, use_cache=True)
+        out = module(tokens_of()[:, span], past_key_values=memory, use_cache=True)
         memory = out.past_key_values
         parts.append(out.logits)
     return torch.cat(parts, 1)
 
 
 def _foreign(module: nn.Module) -> Door:
-    return Door(module.eval(), lambda module: module(_tokens()).logits, _generated)
+    return Door(module.eval(), lambda module: module(tokens_of()).logits, _generated)
 
 
 def _llama(heads: int):  # type: ignore[no-untyped-def]
@@ -194,3 +196,50 @@ DOORS = {
     "PolyheadForCausalLM": (ours, ("mixture",)),
 }
 """Name of the door -> what builds it, of which kinds of heads."""
+
+
+# ------------------------------------------------------------------------------------------------- measures of "near"
+TIMES = 2
+"""How often the error of a run whose every operation is rounded may be made: see tests/test_precision.py."""
+
+DRAWS = 3
+"""Models whose errors are taken together."""
+
+
+def weights_of(out: Tensor) -> Tensor:
+    """Of the sum that is differentiated."""
+    return torch.randn(out.shape, generator=torch.Generator().manual_seed(7))
+
+
+def measured(module: nn.Module, call: Callable[[nn.Module], Tensor]) -> tuple[Tensor, Tensor]:
+    """Outputs, and the gradients of a random sum of them as one vector; a gradient has its parameter's dtype."""
+    out = call(module)
+    weights = weights_of(out)
+    parameters = list(module.parameters())
+    grads = torch.autograd.grad((out.float() * weights).sum(), parameters, allow_unused=True)
+    for grad, parameter in zip(grads, parameters, strict=True):
+        assert grad is None or grad.dtype == parameter.dtype
+    vector = torch.cat(
+        [torch.zeros(x.numel()) if g is None else g.flatten().float() for g, x in zip(grads, parameters, strict=True)]
+    )
+    return out.detach(), vector
+
+
+class Rounding(TorchDispatchMode):
+    """The result of every operation in float32 is rounded to `dtype`."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = function(*args, **(kwargs or {}))
+        return out if function._schema.is_mutable or function.is_view else tree_map(self.rounded, out)
+
+    def rounded(self, x):  # type: ignore[no-untyped-def]
+        return x.to(self.dtype).float() if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x
+
+
+def off(came: Tensor, wanted: Tensor) -> float:
+    """The relative error."""
+    return ((came.float() - wanted).norm() / wanted.norm()).item()

@@ -231,8 +231,10 @@ class MultiHeadAttention(nn.Module):
 
         if call.memory is None:
             made |= senders()
-        elif call.context is not None:
-            made |= call.memory.once(i, senders)
+        elif call.context is not None:  # kept under autocast, they may be read without
+            like = next(iter(made.values()), call.x).dtype
+            kept = call.memory.once(i, senders)
+            made |= {name: x.to(torch.promote_types(x.dtype, like)) for name, x in kept.items()}
         else:
             made |= {name: new if name == "table" else call.remember((i, name), new) for name, new in senders().items()}
         if self.shared[i]:

@@ -54,6 +54,9 @@ PORTABLE = ("sdpa",)
 """Impls that "auto" may choose in `torch.export`, beside the reference: made of PyTorch's own operations, so that the
 graph runs without this package, and for all lengths.  A choice by size would limit the graph to some of them."""
 
+TILES = ("blocked",)
+"""Impls whose `forward` takes `twice`: from "auto", a second derivative is computed by the reference."""
+
 _MODULES: dict[str, ModuleType] = {}
 
 
@@ -113,7 +116,8 @@ def choose(op: str, impl: str, inputs: Inputs) -> Callable[..., Tensor]:
         return backend(op, impl)
     for name in BACKENDS[op]:
         if name not in IN_OP_FILE and _takes(name, _MODULES[f"{op}_{name}"], inputs):
-            return _MODULES[f"{op}_{name}"].forward
+            forward = _MODULES[f"{op}_{name}"].forward
+            return functools.partial(forward, twice=True) if name in TILES else forward
     return _MODULES[op].reference
 
 

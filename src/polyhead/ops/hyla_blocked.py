@@ -16,14 +16,16 @@ eq. 6 and 10.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyhead.ops.code import Inputs, share, wide
+from polyhead.ops.dispatch import backend
 from polyhead.ops.hyla_blocked_tiles import Chunk, Grads, backward_chunk, forward_chunk
 from polyhead.ops.tiles import Buffers, Reach, Scores, given, refuse
-from polyhead.ops.tiles_ops import backward_only, check_backward, no_second_derivative, vmapped
+from polyhead.ops.tiles_ops import backward_only, by_reference, check_backward, no_second_derivative, vmapped
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE, SOFTMAX_AXIS
 
@@ -70,8 +72,10 @@ def forward(
     normalise: str = "rms_heads",
     act: str = "relu",
     value_weight: Tensor | None = None,
+    twice: bool = False,
 ) -> Tensor:
-    """HYLA by tiles.  Gradients for q, k, v, bias and value_weight; a second derivative is refused."""
+    """HYLA by tiles.  Gradients for q, k, v, bias and value_weight; a second derivative by the reference if `twice`,
+    else it is refused."""
     one_of("hyla", "normalise", normalise, NORMALISE)
     one_of("hyla", "act", act, ACTS)
     refuse("hyla", "blocked", refusal(Inputs(q, k, v, keep=keep)))
@@ -79,7 +83,7 @@ def forward(
     absent = q.new_empty(0)
     limits = [absent if x is None else x for x in (bias, value_weight, mask, keep, cu_seqlens)]
     options = {"causal": causal, "window": window, "scale": scale, "normalise": normalise, "act": act}
-    return torch.ops.polyhead.hyla_blocked([q, k, v, *limits[:2]], limits[2:], **options)
+    return torch.ops.polyhead.hyla_blocked([q, k, v, *limits[:2]], limits[2:], **options, twice=twice)
 
 
 # ---------------------------------------------------------------------------------------------------- chunks of a call
@@ -137,6 +141,7 @@ def _forward(
     scale: float,
     normalise: str,
     act: str,
+    twice: bool = False,
 ) -> Tensor:
     """Of q, k, v, bias, weight; mask, keep, cu_seqlens."""
     q, _, v, *rest = tensors
@@ -149,7 +154,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(tensors, limits, *, causal, window=None, scale, normalise, act):  # type: ignore[no-untyped-def]
+def _(tensors, limits, *, causal, window=None, scale, normalise, act, twice=False):  # type: ignore[no-untyped-def]
     return tensors[0].new_empty(*tensors[0].shape[:3], tensors[2].shape[-1])
 
 
@@ -198,8 +203,19 @@ def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped
 def _grad(ctx, dout):  # type: ignore[no-untyped-def]
     check_backward("hyla", "blocked")
     saved = list(ctx.saved_tensors)  # once: checkpointing unpacks them once only
-    tensors, limits = saved[:5], saved[5:]
-    return torch.ops.polyhead.hyla_blocked_backward(dout, tensors, limits, **ctx.options), [None] * len(limits)
+    tensors, limits, options = saved[:5], saved[5:], dict(ctx.options)
+    if options.pop("twice", False) and torch.is_grad_enabled():
+        grads = by_reference(lambda own: [_anew(own, limits, options)], tensors, [dout])
+    else:
+        grads = torch.ops.polyhead.hyla_blocked_backward(dout, tensors, limits, **options)
+    return grads, [None] * len(limits)
+
+
+def _anew(tensors: list[Tensor], limits: list[Tensor], options: dict[str, Any]) -> Tensor:
+    """The forward pass by the reference."""
+    bias, weight, mask, keep, cu_seqlens = given([*tensors[3:], *limits])
+    extra = {"bias": bias, "value_weight": weight, "mask": mask, "keep": keep, "cu_seqlens": cu_seqlens}
+    return backend("hyla", "reference")(*tensors[:3], **extra, **options)
 
 
 _forward.register_autograd(_grad, setup_context=_setup)

@@ -16,12 +16,14 @@ Memory order is (h b q k) for the code and (r b q k) for relations: "for every h
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from einops import einsum
 from torch import Tensor
 
 from polyhead.ops.code import Inputs, share, wide
+from polyhead.ops.dispatch import backend
 from polyhead.ops.tiles import (
     Buffers,
     Reach,
@@ -36,7 +38,7 @@ from polyhead.ops.tiles import (
     product,
     refuse,
 )
-from polyhead.ops.tiles_ops import backward_only, check_backward, no_second_derivative, vmapped
+from polyhead.ops.tiles_ops import backward_only, by_reference, check_backward, no_second_derivative, vmapped
 from polyhead.shapes import one_of
 from polyhead.spec import RELATION_ACTS
 
@@ -83,16 +85,17 @@ def forward(
     scale: float | None = None,
     keep: Tensor | None = None,
     relation_act: str = "identity",
+    twice: bool = False,
 ) -> Tensor:
-    """Relational attention by tiles.  Gradients for everything but masks; a second derivative is refused."""
+    """Relational attention by tiles.  Gradients for everything but masks; a second derivative by the reference if
+    `twice`, else it is refused."""
     one_of("relational_attention", "relation_act", relation_act, RELATION_ACTS)
     refuse("relational_attention", "blocked", refusal(Inputs(q, k, symbols, keep=keep, act=relation_act)))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     absent = q.new_empty(0)
     bias, *limits = (absent if x is None else x for x in (bias, mask, keep, cu_seqlens))
-    retrieved, related = torch.ops.polyhead.relational_blocked(
-        [q, k, q_rel, k_rel, symbols, bias], limits, causal=causal, window=window, scale=scale, act=relation_act
-    )
+    tensors, how = [q, k, q_rel, k_rel, symbols, bias], Options(causal, window, scale, relation_act)
+    retrieved, related = torch.ops.polyhead.relational_blocked(tensors, limits, **vars(how), twice=twice)
     return retrieved + einsum(relation_weight, related, "h e r, b t h r -> b t h e")
 
 
@@ -311,6 +314,7 @@ def _forward(
     window: int | None = None,
     scale: float,
     act: str,
+    twice: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Of q, k, q_rel, k_rel, symbols, bias; mask, keep, cu_seqlens."""
     q, _, q_rel, _, symbols, bias = tensors
@@ -323,7 +327,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(tensors, limits, *, causal, window=None, scale, act):  # type: ignore[no-untyped-def]
+def _(tensors, limits, *, causal, window=None, scale, act, twice=False):  # type: ignore[no-untyped-def]
     q, _, q_rel, _, symbols, _ = tensors
     return q.new_empty(*q.shape[:3], symbols.shape[-1]), q.new_empty(*q.shape[:3], q_rel.shape[2])
 
@@ -364,9 +368,24 @@ def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped
 def _grad(ctx, *douts):  # type: ignore[no-untyped-def]
     check_backward("relational_attention", "blocked")
     saved = list(ctx.saved_tensors)  # once: checkpointing unpacks them once only
-    tensors, limits = saved[:6], saved[6:]
-    grads = torch.ops.polyhead.relational_blocked_backward(list(douts), tensors, limits, **ctx.options)
+    tensors, limits, options = saved[:6], saved[6:], dict(ctx.options)
+    if options.pop("twice", False) and torch.is_grad_enabled():
+        grads = by_reference(lambda own: _anew(own, limits, options), tensors, douts)
+    else:
+        grads = torch.ops.polyhead.relational_blocked_backward(list(douts), tensors, limits, **options)
     return grads, [None] * len(limits)
+
+
+def _anew(tensors: list[Tensor], limits: list[Tensor], options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The forward pass by the reference: retrieved, without relations, and related, by the unit matrix."""
+    *queries, symbols, bias = tensors
+    bias, mask, keep, cu_seqlens = given([bias, *limits])  # type: ignore[assignment]
+    extra = {"bias": bias, "mask": mask, "keep": keep, "cu_seqlens": cu_seqlens}
+    extra |= {"relation_act" if name == "act" else name: value for name, value in options.items()}
+    (b, _, h, _), s, r = queries[0].shape, queries[1].shape[1], queries[2].shape[2]
+    run, unit = backend("relational", "reference"), torch.eye(r, dtype=symbols.dtype, device=symbols.device)
+    retrieved = run(*queries, symbols, symbols.new_zeros(h, symbols.shape[-1], r), **extra)
+    return retrieved, run(*queries, symbols.new_zeros(b, s, 1, r), unit.expand(h, r, r), **extra)
 
 
 _forward.register_autograd(_grad, setup_context=_setup)

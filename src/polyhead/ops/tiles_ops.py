@@ -2,13 +2,15 @@
 
 Of a custom op PyTorch knows the backward pass and no more: in forward mode it takes the tangent for 0, without a word.
 So a backend made of such ops refuses to be differentiated in any other way, and "auto" takes one of PyTorch's own
-operations, at every size.
+operations, at every size.  That a backward pass is to be differentiated again (create_graph=True) is known only when it
+runs: then tiles that "auto" chose have the reference compute it, from the same tensors, and others refuse.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -70,6 +72,19 @@ def no_second_derivative(who: str, impl: str) -> Callable[..., None]:
     return refuse
 
 
+def by_reference(
+    run: Callable[[list[Tensor]], Sequence[Tensor]], tensors: list[Tensor], douts: Sequence[Tensor]
+) -> list[Tensor]:
+    """Gradients of `tensors`, computed anew by PyTorch's own operations, so that they can be differentiated again."""
+    # Aliases, as the gradient of this use alone is wanted, whatever else a tensor was used for before.
+    own = [x.view_as(x) for x in tensors]
+    with torch.enable_grad(), torch.autocast(tensors[0].device.type, enabled=False):
+        outs = run(own)
+        learned = [x for x in own if x.requires_grad]
+        grads = iter(torch.autograd.grad(outs, learned, douts, create_graph=True, materialize_grads=True))
+    return [next(grads) if x.requires_grad else torch.zeros_like(x) for x in own]
+
+
 def vmapped(op: Callable[..., Any]) -> Callable[..., Any]:
     """A rule for vmap, for an op on lists of tensors, of which the first is (b ...), as are the results.
 
@@ -86,8 +101,9 @@ def vmapped(op: Callable[..., Any]) -> Callable[..., Any]:
         scale: float | None = None,
         act: str | None = None,
         normalise: str | None = None,
+        twice: bool | None = None,
     ) -> tuple[Any, Any]:
-        options = {"causal": causal, "scale": scale, "act": act, "normalise": normalise}
+        options = {"causal": causal, "scale": scale, "act": act, "normalise": normalise, "twice": twice}
         options = {name: x for name, x in options.items() if x is not None}  # what the op has
         options |= {} if causal is None else {"window": window}
         (leaves, form), (dims, _), n = tree_flatten(args), tree_flatten(in_dims), info.batch_size

@@ -1,0 +1,73 @@
+"""Half precision of NNX models: parameters of that dtype, and parameters in float32 that a loss casts.
+
+The measure is that of tests/test_precision.py: the same model of PyTorch, every operation of which is rounded.
+"""
+
+import copy
+import dataclasses
+import functools
+
+import doors
+import numpy as np
+import pytest
+import torch
+
+import polyhead as ph
+
+jax = pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
+flax = pytest.importorskip("flax", reason="flax is not installed (extra `flax`)")
+jnp = jax.numpy
+
+from polyhead.jaxside import convert, nnx  # noqa: E402
+
+HEADS = (ph.Softmax(4), ph.Hyla(4))
+SETTINGS = dataclasses.replace(doors.settings("Softmax"), heads=HEADS, layers=1)
+
+
+def in_precision(x, dtype):
+    return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def graded(graph, dtype, state, weights):
+    """Logits, and gradients of a sum of them in the dtype of the parameters, which are cast for the call."""
+
+    def loss(params):
+        cast = jax.tree.map(lambda x: in_precision(x, dtype), (params, state[1]))
+        logits = flax.nnx.merge(graph, *cast)(doors.tokens_of().numpy())
+        return (logits.astype(jnp.float32) * weights).sum(), logits
+
+    return jax.grad(loss, has_aux=True)(state[0])
+
+
+@pytest.mark.usefixtures("quick_draws")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_models_in_half_precision(dtype):
+    found, ours = [], nnx.Transformer(SETTINGS)
+    for draw in range(doors.DRAWS):
+        torch.manual_seed(draw)
+        theirs = ph.Transformer(SETTINGS)
+        wanted = doors.measured(theirs, lambda module: module(doors.tokens_of()))
+        with doors.Rounding(getattr(torch, dtype)):
+            module = copy.deepcopy(theirs).to(getattr(torch, dtype)).float()
+            rounded = doors.measured(module, lambda module: module(doors.tokens_of()))
+        state = {name: x.numpy() for name, x in theirs.state_dict().items()}
+        graph, *state = flax.nnx.split(convert.to_flax(state, ours), flax.nnx.Param, ...)
+        slopes, logits = graded(graph, dtype, state, doors.weights_of(wanted[0]).numpy())
+        assert logits.dtype == dtype
+        assert all(slope.dtype == jnp.float32 for slope in jax.tree.leaves(slopes))
+        named = {name: np.asarray(x[...]) for name, x in convert.named(flax.nnx.merge(graph, slopes, state[1]))}
+        vector = np.concatenate([named[name].ravel() for name, _ in theirs.named_parameters()])
+        came = torch.tensor(np.asarray(logits.astype(jnp.float32))), torch.tensor(vector)
+        found.append([doors.off(x, z) / doors.off(y, z) for x, y, z in zip(came, rounded, wanted, strict=True)])
+    assert (torch.tensor(found).log().mean(0).exp() <= doors.TIMES).all(), found
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_parameters_in_half_precision_compute_in_it(dtype):
+    def made(tokens):
+        pure = nnx.Transformer(SETTINGS, dtype=dtype)
+        return pure(tokens), flax.nnx.state(pure, flax.nnx.Param)
+
+    found = jax.tree.leaves(jax.eval_shape(made, jnp.asarray(doors.tokens_of().numpy())))
+    assert {x.dtype for x in found} == {jnp.dtype(dtype)}
