@@ -66,6 +66,68 @@ def test_no_way_in_for_those_that_compute_attention_themselves(script, kind):
         assert torch.equal(model(**given).logits, before)
 
 
+def composed(script, inner):
+    """What is supported outside, the part of its configuration that holds `inner`, and inputs."""
+    transformers, own = script.transformers, script.build(inner, None).config
+    ids = {"input_ids": torch.arange(3, 9)[None]}
+    if inner == "codegen":
+        seen = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+        image = transformers.CLIPVisionConfig(**seen, image_size=16, patch_size=8)
+        config = transformers.LlavaConfig(vision_config=image, text_config=own, image_token_index=2)
+        return transformers.LlavaForConditionalGeneration, config, "text_config", ids
+    ids["decoder_input_ids"] = ids["input_ids"].flip(1)
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(script.build("bert").config, own)
+    return transformers.EncoderDecoderModel, config, "decoder", ids
+
+
+@pytest.mark.parametrize("inner", ["codegen", "xglm"])
+def test_no_way_in_for_one_inside_another_that_goes_through(script, inner):
+    """By one name for all models or one for that part, as it is made, by `set_attn_implementation`, in its part of the
+    configuration, and by hand in a model that is there."""
+    kind, config, part, ids = composed(script, inner)
+    name, before = "polyhead_linear", kind(copy.deepcopy(config)).eval()
+    wanted = before(**ids).logits
+
+    def given_to_its_part():
+        held = copy.deepcopy(config)
+        getattr(held, part)._attn_implementation = name
+        return kind(held)
+
+    ways = [
+        *(lambda n=n: kind._from_config(copy.deepcopy(config), attn_implementation=n) for n in (name, {part: name})),
+        *(lambda n=n: before.set_attn_implementation(n) for n in (name, {part: name}, {"": "eager", part: name})),
+        given_to_its_part,
+    ]
+    for way in ways:
+        with pytest.raises(ValueError, match=rf"^polyhead: \w+ must call its attention .* for '{name}' but computes"):
+            way()
+    assert torch.equal(before(**ids).logits, wanted)
+    for module in before.modules():
+        if isinstance(module, script.transformers.PreTrainedModel) and module is not before:
+            module.config._attn_implementation = name
+    with pytest.raises(ValueError, match=r"^polyhead: "):
+        before(**ids)
+
+
+def test_a_name_for_one_part_of_a_composed_model(script):
+    """`verify` says which layers are ours; those of the encoder are as they were, and no token of the decoder sees a
+    later one."""
+    kind, config, part, ids = composed(script, "gpt2")
+    model = kind(config).eval()
+    model.set_attn_implementation({part: "polyhead_hyla"})
+    layers = hf.verify(model, ids).layers
+    assert len(layers) == 6
+    assert {x.kind: (x.ours, x.heads) for x in layers} == {
+        "BertAttention": (False, "its own"),
+        "GPT2Attention": (True, "polyhead_hyla"),
+    }
+    changed = {**ids, "decoder_input_ids": ids["decoder_input_ids"].clone()}
+    changed["decoder_input_ids"][:, -1] += 1
+    moved = (model(**ids).logits - model(**changed).logits).abs().amax((0, 2))
+    assert moved[-1] > 1e-4
+    assert moved[:-1].max() < 1e-6
+
+
 def test_what_only_says_that_it_goes_through_is_refused_at_the_first_pass(script):
     """One layer of a Llama that computes attention itself, wherever it lies; again at the second pass."""
     model = script.build("llama", "polyhead_hyla")

@@ -133,11 +133,14 @@ def _asked(model: PreTrainedModel, requested_attention: Any = None, *_: Any, **_
 
 
 def _set(model: PreTrainedModel, attn_implementation: Any = None, *_: Any, **__: Any) -> None:
-    """Of a model and those inside, which transformers passes over with a warning."""
-    if ours(attn_implementation):
-        for module in model.modules():
-            if isinstance(module, PreTrainedModel):
-                uses_interface(type(module), attn_implementation)
+    """Of a model and those inside, which transformers passes over with a warning: one name for all, or by the part of
+    the configuration that a model inside has."""
+    by_part = attn_implementation if isinstance(attn_implementation, dict) else {None: attn_implementation}
+    for part, name in by_part.items():
+        config = getattr(model.config, part, None) if part else model.config
+        for module in model.modules() if ours(name) else ():
+            if isinstance(module, PreTrainedModel) and (part is None or module.config is config):
+                uses_interface(type(module), name)
 
 
 def watch(model: nn.Module) -> None:
