@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import runpy
 import subprocess
@@ -183,6 +184,31 @@ def test_another_number_of_tokens(name, count, tmp_path):
     model.save_pretrained(tmp_path)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(logits(again, tokens(2, 7) % 40), after)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("preset", ["hyla", "cs336"])
+def test_the_loss_begins_near_that_of_knowing_nothing_by_this_door_too(preset, tied):
+    """Also after `resize_token_embeddings`, whose new rows are as wide as the preset makes them."""
+    torch.manual_seed(0)
+    ends = {"inputs": Tokens(256), "outputs": Logits(256, tied=tied)}
+    how = dataclasses.replace(settings(dim=64, heads=(Softmax(8),), init=preset), **ends)
+    model = transformers.AutoModelForCausalLM.from_config(ours.PolyheadConfig(how)).eval()
+    old = [x.weight.std().item() for x in (model.model.inputs.table, logits_of(model))]
+    for count in (256, 512):
+        model.resize_token_embeddings(count, mean_resizing=False)
+        out = logits(model, torch.randint(count, (4, 16)))
+        assert (out.logsumexp(-1) - out.mean(-1)).mean().item() == pytest.approx(math.log(count), rel=0.05)
+    # Of cs336 an untied map is of variance 2 / (in + out).
+    wanted = [1.0, (320 / 576) ** 0.5 if (preset, tied) == ("cs336", False) else 1.0]
+    for table, before, factor in zip((model.model.inputs.table, logits_of(model)), old, wanted, strict=True):
+        assert table.weight[256:].std().item() == pytest.approx(before * factor, rel=0.05)
+        assert table.weight[:256].std().item() == before
+
+
+def logits_of(model):
+    """What makes the logits."""
+    return model.model.inputs.table if model.config.tie_word_embeddings else model.model.outputs.linear
 
 
 def test_images(tmp_path):

@@ -8,7 +8,8 @@ In both, norms are 1, biases 0 and relative-bias tables N(0, 1/buckets).  The jo
 three separate projections would be.  Libraries, templates and positions of symbols are N(0, 1), relative ones uniform
 of variance 2/(rows + width); relation weights are filled last, by their own rule, which looks at the maps around them.
 What makes the logits of a language model then begins narrower where its loss would not begin near ln(tokens): see
-`parts.narrower`.
+`parts.narrower`.  In cs336 an untied map to 256 tokens is left as the course has it up to a width of 134, that of the
+committed language models (128) among them: from 100 on it costs more than 5 % of ln(256), 5.8 % measured at 128.
 """
 
 import torch
