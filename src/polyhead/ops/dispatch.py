@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.code import Inputs, check_limits
+from polyhead.ops.tiles_ops import REFERENCES
 from polyhead.shapes import one_of
 
 BACKENDS: dict[str, tuple[str, ...]] = {
@@ -63,6 +64,7 @@ _MODULES: dict[str, ModuleType] = {}
 def load(op: str) -> None:
     """Import every candidate of an op; each op's file does this last, as `torch.compile` allows no import in a call."""
     _MODULES[op] = importlib.import_module(f"polyhead.ops.{op}")
+    REFERENCES[op] = _MODULES[op].reference
     for impl in BACKENDS[op]:
         if impl not in IN_OP_FILE:
             _MODULES[f"{op}_{impl}"] = importlib.import_module(f"polyhead.ops.{op}_{impl}")

@@ -22,10 +22,16 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.code import Inputs, share, wide
-from polyhead.ops.dispatch import backend
 from polyhead.ops.hyla_blocked_tiles import Chunk, Grads, backward_chunk, forward_chunk
 from polyhead.ops.tiles import Buffers, Reach, Scores, given, refuse
-from polyhead.ops.tiles_ops import backward_only, by_reference, check_backward, no_second_derivative, vmapped
+from polyhead.ops.tiles_ops import (
+    REFERENCES,
+    backward_only,
+    by_reference,
+    check_backward,
+    no_second_derivative,
+    vmapped,
+)
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE, SOFTMAX_AXIS
 
@@ -215,7 +221,7 @@ def _anew(tensors: list[Tensor], limits: list[Tensor], options: dict[str, Any]) 
     """The forward pass by the reference."""
     bias, weight, mask, keep, cu_seqlens = given([*tensors[3:], *limits])
     extra = {"bias": bias, "value_weight": weight, "mask": mask, "keep": keep, "cu_seqlens": cu_seqlens}
-    return backend("hyla", "reference")(*tensors[:3], **extra, **options)
+    return REFERENCES["hyla"](*tensors[:3], **extra, **options)
 
 
 _forward.register_autograd(_grad, setup_context=_setup)

@@ -23,7 +23,6 @@ from einops import einsum
 from torch import Tensor
 
 from polyhead.ops.code import Inputs, share, wide
-from polyhead.ops.dispatch import backend
 from polyhead.ops.tiles import (
     Buffers,
     Reach,
@@ -38,7 +37,14 @@ from polyhead.ops.tiles import (
     product,
     refuse,
 )
-from polyhead.ops.tiles_ops import backward_only, by_reference, check_backward, no_second_derivative, vmapped
+from polyhead.ops.tiles_ops import (
+    REFERENCES,
+    backward_only,
+    by_reference,
+    check_backward,
+    no_second_derivative,
+    vmapped,
+)
 from polyhead.shapes import one_of
 from polyhead.spec import RELATION_ACTS
 
@@ -383,7 +389,7 @@ def _anew(tensors: list[Tensor], limits: list[Tensor], options: dict[str, Any]) 
     extra = {"bias": bias, "mask": mask, "keep": keep, "cu_seqlens": cu_seqlens}
     extra |= {"relation_act" if name == "act" else name: value for name, value in options.items()}
     (b, _, h, _), s, r = queries[0].shape, queries[1].shape[1], queries[2].shape[2]
-    run, unit = backend("relational", "reference"), torch.eye(r, dtype=symbols.dtype, device=symbols.device)
+    run, unit = REFERENCES["relational"], torch.eye(r, dtype=symbols.dtype, device=symbols.device)
     retrieved = run(*queries, symbols, symbols.new_zeros(h, symbols.shape[-1], r), **extra)
     return retrieved, run(*queries, symbols.new_zeros(b, s, 1, r), unit.expand(h, r, r), **extra)
 

@@ -16,6 +16,9 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from polyhead.ops.code import Inputs
 
+REFERENCES: dict[str, Callable[..., Tensor]] = {}
+"""Op -> its reference, for `by_reference`: written by dispatch.py."""
+
 
 def _transforms() -> tuple[int, int, int]:
     """How many of torch.func's transforms we are in: of reverse mode, of forward mode, of vmap."""
