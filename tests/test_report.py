@@ -313,6 +313,15 @@ def test_the_same_run_twice_counts_once(tmp_path: pathlib.Path) -> None:
     assert cells(page, "HYLA")[2] == "one seed"
 
 
+@pytest.mark.parametrize("finished_first", [True, False])
+def test_of_the_same_run_twice_the_finished_one_counts(tmp_path: pathlib.Path, finished_first: bool) -> None:
+    made = [fabricate(tmp_path / "a", run_of("hyla", 0), 0.6), fabricate(tmp_path / "b", run_of("hyla", 0), 0.6)]
+    (made[finished_first] / "result.json").unlink()
+    (entry,) = report_data.read(made)
+    assert entry.folder == made[not finished_first]
+    assert entry.result is not None
+
+
 def test_variants_are_told_apart_and_unequal_training_is_said(tmp_path: pathlib.Path) -> None:
     made = [
         fabricate(tmp_path / "a", run_of("hyla", 0, lr=1e-3), 0.6),
