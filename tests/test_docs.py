@@ -127,7 +127,9 @@ def verb_examples():
 
 def one_of_each(runs, text):
     """Of a study's hundred runs those that differ in what fields they have: each is parsed, which takes its time."""
-    return list({(type(run.task), type(run.model), *map(type, getattr(run.model, "heads", ()))): run for run in runs}.values()), text
+    return list(
+        {(type(run.task), type(run.model), *map(type, getattr(run.model, "heads", ()))): run for run in runs}.values()
+    ), text
 
 
 @pytest.fixture

@@ -200,6 +200,9 @@ def test_welch_by_hand() -> None:
     b = Summary(0.3, vb**0.5, (0.2, 0.4), "seeds")
     assert report_text.p_value(a, b) == pytest.approx(1 - float(torch.trapezoid(density, x)), abs=1e-6)
     assert report_text.p_value(a, Summary(0.1, 0.1, (0.1,), "sequences")) is None
+    sure, same = Summary(0.4, 0.0, (0.4, 0.4), "seeds"), Summary(0.4, 0.0, (0.4, 0.4, 0.4), "seeds")
+    assert report_text.p_value(sure, same) == 1.0  # nothing spreads: they are the same, or they are not
+    assert report_text.p_value(sure, Summary(0.5, 0.0, (0.5, 0.5), "seeds")) == 0.0
 
 
 @pytest.mark.parametrize(

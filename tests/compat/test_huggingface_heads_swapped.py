@@ -85,7 +85,6 @@ def test_without_positions_symbols_are_counted_from_the_first_token_that_came():
         assert_close(part["values"].expand(2, -1, -1, -1), whole["values"].expand(2, -1, -1, -1)[:, 4:])
 
 
-
 @pytest.mark.parametrize("name", ["softmax", "cut"])
 def test_softmax_for_softmax_leaves_the_logits(make, name):
     model, ids = make(), tokens()

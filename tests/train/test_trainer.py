@@ -6,11 +6,10 @@ import os
 import pathlib
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
+import forked
 import pytest
 import torch
 from run_folders import rows, same
@@ -345,9 +344,8 @@ def test_killed_at_any_moment_the_run_is_the_same(tiny: Tiny, tmp_path: pathlib.
         pass
     seen = []
     for where, count in (("train", 4), ("replace", 2), ("iid", 4)):
-        command = [sys.executable, "-c", KILLED, str(tmp_path), where, str(count)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == -signal.SIGKILL, done.stderr
+        code, said = forked.run(KILLED, tmp_path, where, count)
+        assert code == -signal.SIGKILL, said
         seen.append(rows(tmp_path)[-1]["step"])
     assert seen == [3, 10, 12]
     with open(tmp_path / "metrics.jsonl", "a") as file:
