@@ -62,6 +62,20 @@ def pytest_addoption(parser):
 LONGEST = ("test_docs.py", "test_devices.py", "test_site.py", "test_sweep.py", "test_bad_input.py", "test_trainer.py")
 """Begun with, so that no worker is left with one of them when the others have finished."""
 
+SLOW = (
+    "test_ahead_of_time.py",
+    "test_campaign.py",
+    "test_hyla_triton.py",
+    "test_linear_triton.py",
+    "test_relational_triton.py",
+)
+"""Among the folders of `make check`, what it leaves to `make test`."""
+
+
+def pytest_itemcollected(item):
+    if item.path.name in SLOW:
+        item.add_marker("slow")
+
 
 def pytest_ignore_collect(collection_path, config):
     """With `-m compile` files without such tests are not even imported."""

@@ -209,7 +209,8 @@ def test_welch_by_hand() -> None:
     ("score", "sentence"),
     [
         (0.90, "Softmax is above it."),
-        (0.51, "Softmax is level with it, so no score here is evidence of composition."),
+        (0.53, "Softmax is above it."),
+        (0.52, "Softmax is level with it, so no score here is evidence of composition."),  # 1.7 joint errors above
         (0.20, "Softmax is below it, so no score here is evidence of composition."),
     ],
 )

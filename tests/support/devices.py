@@ -1,7 +1,4 @@
-"""What several processes do in the tests of runs on several devices: torchrun starts this file in each of them.
-
-torchrun --standalone --nproc-per-node 2 -m tests.support.devices FOLDER CASE ...
-"""
+"""What several processes do in the tests of runs on several devices: the engine of torchrun calls `worker` in each."""
 
 import dataclasses
 import json
@@ -17,7 +14,7 @@ import polyhead as ph
 from polyhead.models.build import build
 from polyhead.tasks import Text
 from polyhead.train import evaluate, evaluation, run
-from polyhead.train.__main__ import main as worker
+from polyhead.train.__main__ import main as go_on
 from polyhead.train.parallel import let_go, placed
 from polyhead.train.world import World
 
@@ -75,7 +72,7 @@ def main(root: str, *cases: str) -> int:
         train(pathlib.Path(root), *cases[:-1])
         fuzzy_to(pathlib.Path(root) / name)
         signal_at(*{"stop": (27, signal.SIGTERM), "kill": (7, signal.SIGKILL)}[way])
-        return worker([str(pathlib.Path(root) / name / "config.json"), "--quiet"])
+        return go_on([str(pathlib.Path(root) / name / "config.json"), "--quiet"])
     train(pathlib.Path(root), *cases)
     return 0
 
@@ -127,5 +124,6 @@ def evaluations(how: str, world: World) -> dict[str, dict[str, float]]:
     return found
 
 
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+def worker(root: str, *cases: str) -> None:
+    if code := main(root, *cases):
+        sys.exit(code)
