@@ -1,4 +1,7 @@
-"""What several processes do in the tests of runs on several devices: the engine of torchrun calls `worker` in each."""
+"""What several processes do in the tests of runs on several devices: torchrun starts this file in each of them.
+
+torchrun --standalone --nproc-per-node 2 -m tests.support.devices FOLDER CASE ...
+"""
 
 import dataclasses
 import json
@@ -14,7 +17,7 @@ import polyhead as ph
 from polyhead.models.build import build
 from polyhead.tasks import Text
 from polyhead.train import evaluate, evaluation, run
-from polyhead.train.__main__ import main as go_on
+from polyhead.train.__main__ import main as worker
 from polyhead.train.parallel import let_go, placed
 from polyhead.train.world import World
 
@@ -72,7 +75,7 @@ def main(root: str, *cases: str) -> int:
         train(pathlib.Path(root), *cases[:-1])
         fuzzy_to(pathlib.Path(root) / name)
         signal_at(*{"stop": (27, signal.SIGTERM), "kill": (7, signal.SIGKILL)}[way])
-        return go_on([str(pathlib.Path(root) / name / "config.json"), "--quiet"])
+        return worker([str(pathlib.Path(root) / name / "config.json"), "--quiet"])
     train(pathlib.Path(root), *cases)
     return 0
 
@@ -124,6 +127,5 @@ def evaluations(how: str, world: World) -> dict[str, dict[str, float]]:
     return found
 
 
-def worker(root: str, *cases: str) -> None:
-    if code := main(root, *cases):
-        sys.exit(code)
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

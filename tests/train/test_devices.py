@@ -6,9 +6,10 @@ Two and three processes over gloo on the CPU, each launch with all that it is to
 import json
 import pathlib
 import shutil
+import subprocess
+import sys
 from typing import Any
 
-import forked
 import pytest
 from safetensors.torch import load_file
 from tests.support import devices
@@ -24,19 +25,11 @@ ACROSS = 1e-5
 """Losses of fifty steps; other figures by ten times as much: they are larger or, as r2, divide by something small."""
 
 
-LAUNCH = """
-import dataclasses, sys
-from torch.distributed.launcher.api import elastic_launch
-from polyhead.train import launch
-from tests.support import devices
-settings = dataclasses.replace(launch._settings(int(sys.argv[1])), start_method="fork")
-elastic_launch(settings, devices.worker)(*sys.argv[2:])
-"""
-
-
-def start(count: int, root: pathlib.Path, *cases: str) -> tuple[int, str]:
-    """By the engine of torchrun, its workers forked: which code the launch ends with, and all that was said."""
-    return forked.run(LAUNCH, count, root, *cases)
+def start(count: int, root: pathlib.Path, *cases: str) -> "subprocess.CompletedProcess[str]":
+    """Under torchrun, on a free port of its own."""
+    how = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    command = [sys.executable, *how, "-m", "tests.support.devices", str(root), *cases]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
 
 
 def part(root: pathlib.Path, source: str, target: str, name: str) -> None:
@@ -64,13 +57,13 @@ def one(root: pathlib.Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def two(root: pathlib.Path, one: dict[str, Any]) -> tuple[int, str]:
+def two(root: pathlib.Path, one: dict[str, Any]) -> "subprocess.CompletedProcess[str]":
     part(root, "fuzzy-one", "stopped-sharded", "checkpoint-00000020.safetensors")
     return start(2, root, "fuzzy-data", "fuzzy-sharded", "text-sharded", "evaluate", "stop:stopped-sharded")
 
 
 @pytest.fixture(scope="module")
-def three(root: pathlib.Path, two: object) -> tuple[int, str]:
+def three(root: pathlib.Path, two: object) -> "subprocess.CompletedProcess[str]":
     part(root, "fuzzy-sharded", "fuzzy-sharded-on", "checkpoint-00000020.sharded")
     part(root, "text-sharded", "text-data-on", "checkpoint-00000020.sharded")
     return start(3, root, "resume:fuzzy-sharded-on", "resume:text-data-on", "evaluate", "kill:killed-data")
@@ -135,22 +128,22 @@ def test_evaluation_is_that_of_one(root: pathlib.Path, one: Any, three: object, 
             assert found[name] == pytest.approx(scores, rel=1e-5), name
 
 
-def test_a_signal_to_one_stops_all_at_the_same_step(root: pathlib.Path, two: tuple[int, str]):
+def test_a_signal_to_one_stops_all_at_the_same_step(root: pathlib.Path, two: "subprocess.CompletedProcess[str]"):
     (folder,) = (root / "stopped-sharded").glob("checkpoint-*.sharded")
     step = int(folder.stem.removeprefix("checkpoint-"))
     assert step in (28, 29)  # told in the 28th step, heard by all a step later
     assert len(list(folder.glob("shard-*"))) == 2
-    told = [line for line in two[1].splitlines() if line.startswith("polyhead: ")]
+    told = [line for line in two.stderr.splitlines() if line.startswith("polyhead: ")]
     way_on = f"polyhead resume {root / 'stopped-sharded'} --devices 2"
     assert told == [f"polyhead: stopped and saved at step {step}; go on with: {way_on}"]
-    assert "exitcode  : 130" in two[1]
+    assert "exitcode  : 130" in two.stderr
 
 
-def test_a_killed_process_ends_the_others(root: pathlib.Path, three: tuple[int, str]):
+def test_a_killed_process_ends_the_others(root: pathlib.Path, three: "subprocess.CompletedProcess[str]"):
     """Without words of their own; the time limit of the launch sees to it that they do not hang."""
-    assert "exitcode  : -9" in three[1]
-    assert "polyhead: " not in three[1]
-    assert three[0] == 1
+    assert "exitcode  : -9" in three.stderr
+    assert "polyhead: " not in three.stderr
+    assert three.returncode == 1
     assert [row["step"] for row in read_metrics(root / "killed-data")] == [1, 5]
     assert not (root / "killed-data" / "result.json").exists()
 
