@@ -287,6 +287,9 @@ def test_of_long_inputs_the_end_is_shown_and_less_of_it_where_there_is_much(tmp_
             related, symbols = layer.groups[1].relations, layer.groups[1].assignments
             np.testing.assert_array_equal(related, all_of.groups[1].relations[:, -left:, -left:])
             np.testing.assert_array_equal(symbols, all_of.groups[1].assignments[-left:])
+    below = dataclasses.replace(layer.groups[1], relations=-np.abs(related))
+    mapped = report_looks.maps(dataclasses.replace(layer, groups=(below,)))["relations"]
+    assert [one.limit for one in mapped] == [np.abs(related).max()] * 3
 
 
 def test_a_question_and_its_answer_are_written_out(tmp_path: pathlib.Path) -> None:
