@@ -18,7 +18,8 @@ from torch import nn
 
 import polyhead as ph
 from polyhead.train import Interrupted, evaluate, load_model, read_config, run
-from polyhead.train.folder import claim
+from polyhead.train.checkpoint import read_metadata
+from polyhead.train.folder import claim, is_past
 
 Tiny = Callable[..., Any]
 
@@ -187,6 +188,8 @@ def test_the_last_row_is_the_result_and_can_be_had_again(whole: pathlib.Path):
 # ---------------------------------------------------------------------------------------------------------- the folder
 def test_rows_and_result(whole: pathlib.Path):
     train, evals = rows(whole, "train"), rows(whole, "eval")
+    stay = [row for row in (*train, *evals) if is_past(row, 12, 12)]
+    assert read_metadata(whole / "checkpoint.safetensors")["rows"] == len(stay) > 12  # it vouches for them
     assert [row["step"] for row in train] == list(range(1, 13))
     assert train[0]["lr"] == 0.0
     assert train[11]["lr"] == pytest.approx(1e-4)
