@@ -113,6 +113,18 @@ def test_two_sweeps_share_one_folder(tiny: Tiny, tmp_path: pathlib.Path, monkeyp
         assert steps == dict.fromkeys(range(1, 13), 1)
 
 
+@pytest.mark.parametrize(
+    ("runs", "workers", "threads", "wanted"),
+    [(3, None, None, (3, 2)), (9, None, None, (8, 1)), (3, 2, None, (2, 4)), (3, 2, 5, (2, 5))],
+)
+def test_workers_share_the_cores(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: Any, runs, workers, threads, wanted):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda who: set(range(8)), raising=False)
+    engine = engine_local.Local()
+    assert (engine.open([tiny("unused")] * runs, tmp_path, workers, threads), engine.threads) == wanted
+    monkeypatch.setattr(engine_local, "_on_cpu", lambda runs: False)  # where each takes the whole device
+    assert engine.open([tiny("unused")] * runs, tmp_path, None, None) == 1
+
+
 # --------------------------------------------------------------------------------------------------------- fake workers
 class Fake:
     """An engine whose workers do what a script says: codes by seed, one for each start.  Code 0 leaves a result."""
