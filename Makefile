@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and make:
 #   make demo    environment, install, the main job (train and compare mechanisms on fuzzy logic), report
 #   make test    environment, install, all tests
+# and while one writes code, make check (two minutes): lines, types, and the tests of functions and layers.
 # PY=python3.12 picks another Python; TORCH=... another torch build.
 
 PY ?= python3
@@ -8,7 +9,7 @@ TORCH ?= $(shell grep -E '^torch==' constraints.txt | cut -d' ' -f1)
 BIN := .venv/bin
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test lint format docs bench campaign clean
+.PHONY: demo test check lint format docs bench campaign clean
 
 .venv/.ready: pyproject.toml constraints.txt
 	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11+ is needed: make demo PY=python3.12")'
@@ -23,9 +24,13 @@ demo: .venv/.ready
 
 test: .venv/.ready
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
-	@$(BIN)/mypy
 	$(BIN)/python -m pytest -q -n 2 -m 'not compile' --jaxtyping-packages=polyhead,beartype.beartype
 	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -q -n 2 -m compile
+
+# A third of the tests: functions and layers, which all else stands on, without what compiles or interprets kernels.
+check: lint
+	$(BIN)/python -m pytest -q -n 2 -m 'not compile and not slow' --jaxtyping-packages=polyhead,beartype.beartype \
+		tests/ops tests/layers tests/test_house_rules.py
 
 lint: .venv/.ready
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -59,11 +59,38 @@ def pytest_addoption(parser):
     parser.addoption("--order", default="", help="reverse or random:SEED: files, and the tests in each, in that order")
 
 
+LONGEST = ("test_docs.py", "test_devices.py", "test_site.py", "test_sweep.py", "test_bad_input.py", "test_trainer.py")
+"""Begun with, so that no worker is left with one of them when the others have finished."""
+
+SLOW = (
+    "test_ahead_of_time.py",
+    "test_campaign.py",
+    "test_hyla_triton.py",
+    "test_linear_triton.py",
+    "test_relational_triton.py",
+)
+"""Among the folders of `make check`, what it leaves to `make test`."""
+
+
+def pytest_itemcollected(item):
+    if item.path.name in SLOW:
+        item.add_marker("slow")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """With `-m compile` files without such tests are not even imported."""
+    if config.option.markexpr == "compile" and collection_path.name.startswith("test_"):
+        return True if "mark.compile" not in collection_path.read_text(encoding="utf-8") else None
+    return None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
     """Another order, the same in every worker; a file's tests stay together, for its fixtures are made once."""
     order, _, seed = config.getoption("--order").partition(":")
-    if order == "reverse":
+    if not order:
+        items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    elif order == "reverse":
         items.reverse()
     elif order == "random" and seed.isdecimal():
         draw = random.Random(int(seed))

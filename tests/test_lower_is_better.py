@@ -53,6 +53,7 @@ def test_a_report_ranks_the_best_first(better, order):
     assert report_text.title(found).startswith(f"{order[0]} beats {order[1]} and {order[2]} on fresh data")
     told = " ".join(report_text.verdict(found, {}))
     assert f"{order[0]} beats {order[1]} by {'0.500' if better == 'lower' else '1.000'} (Welch" in told
+    assert "falls by" not in told  # from fresh data to fresh data
     figure = report_figures.results(found, floors(one=1.0, two=4.0), TASKS[better].metric)
     rows = list(figure.layout.yaxis.categoryarray)  # the last is on top
     assert rows[::-1] == [*order, *(("One", "Two") if better == "lower" else ("Two", "One"))]

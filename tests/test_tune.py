@@ -8,12 +8,11 @@ import os
 import pathlib
 import pickle
 import re
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import forked
 import pytest
 from rich.console import Console
 from searches import SPACE, Engine, Handle, facts, finish, install, score, search, tiny
@@ -280,24 +279,19 @@ def test_the_record_is_plain_text(tmp_path: pathlib.Path, monkeypatch: pytest.Mo
 def test_killed_in_the_middle(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     """A real study of three trials, whose process is killed in the second."""
     monkeypatch.setattr(tune, "Local", engine_local.Local)
+    monkeypatch.setattr(engine_local, "subprocess", forked.INSTEAD)
     code = (
         "import sys; from polyhead import tune; from polyhead.train import read_config\n"
         "tune.tune(read_config(sys.argv[1]), {'train.lr': '1e-4:1e-2:log'}, folder=sys.argv[2], trials=3, threads=1)"
     )
     ph.config.save(tiny(), tmp_path / "run.json")
     folder = tmp_path / "study"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "run.json"), str(folder)],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(pathlib.Path(ph.__file__).parents[1])},
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("trial 1: train.lr"):
-            process.send_signal(signal.SIGKILL)
-            break
-    process.stderr.close()
+    read, write = os.pipe()
+    command = [sys.executable, "-c", code, str(tmp_path / "run.json"), str(folder)]
+    with open(read) as said, open(write, "w") as told:
+        process = forked.Process(command, stdout=told, stderr=told)
+        assert any(line.startswith("trial 1: train.lr") for line in said)
+        process.kill()
     assert process.wait() == -9
     before = tune.status(folder)
     assert [trial.state for trial in before.trials] == [tune.DONE, tune.RUNNING]

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead.compat import huggingface as hf
+from polyhead.compat.huggingface_attention import Heads, Place
 
 F64 = torch.float64
 SMALL = {
@@ -71,6 +72,17 @@ def swapped(model, name, layers=(1,)):
         for parameter in model.model.layers[layer].self_attn.polyhead.parameters():
             nn.init.normal_(parameter, std=0.5)
     return model
+
+
+def test_without_positions_symbols_are_counted_from_the_first_token_that_came():
+    """As in a cached step of a model whose attention is not told where its tokens stand."""
+    torch.manual_seed(0)
+    sources = [ph.Relational(1, symbols=ph.PositionSymbols()), ph.Relational(1, symbols=ph.SymbolicAttention(5))]
+    heads, x = Heads(sources, Place(8, heads=2, kv_heads=2, dim=4), dtype=F64), torch.randn(2, 6, 8, dtype=F64)
+    for parameter in heads.parameters():
+        nn.init.normal_(parameter)
+    for whole, part in zip(heads(x), heads(x[:, 4:], first=4), strict=True):
+        assert_close(part["values"].expand(2, -1, -1, -1), whole["values"].expand(2, -1, -1, -1)[:, 4:])
 
 
 @pytest.mark.parametrize("name", ["softmax", "cut"])

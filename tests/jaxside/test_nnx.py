@@ -323,3 +323,25 @@ def test_functions_need_no_flax_and_modules_no_torch():
     assert done.stderr.strip().endswith(
         "ImportError: the modules of polyhead.jaxside need flax: pip install 'polyhead[flax]'"
     )
+
+
+def test_shared_dropout_is_drawn_once_for_all_heads_and_samples(monkeypatch):
+    plain, shapes = jax.random.bernoulli, []
+    monkeypatch.setattr(jax.random, "bernoulli", lambda key, p, shape: shapes.append(shape) or plain(key, p, shape))
+    for shared in (True, False):
+        how = {"dropout": 0.5, "dropout_shared": shared}
+        nnx.MultiHeadAttention(8, [ph.Softmax(2)], rngs=flax.nnx.Rngs(0), **how)(drawn(2, 3, 8), rngs=flax.nnx.Rngs(0))
+    assert shapes == [(1, 1, 3, 3), (2, 2, 3, 3)]
+
+
+def test_positions_are_those_of_queries_where_there_is_a_context():
+    layer = nnx.MultiHeadAttention(8, [ph.Softmax(2)], positions=ph.Rotary(), max_length=8, rngs=flax.nnx.Rngs(0))
+    x, context = drawn(1, 7, 8), drawn(1, 4, 8, seed=2)
+    came = layer(x[:, 3:], context, positions=np.arange(3, 7)[None])
+    np.testing.assert_allclose(came, layer(x, context)[:, 3:], atol=1e-6)
+
+
+def test_what_is_shared_is_normalised_once():
+    heads = [ph.Softmax(2), ph.Relational(2, dim=4, share=True)]
+    layer = nnx.MultiHeadAttention(16, heads, qk_norm=True, max_length=8, rngs=flax.nnx.Rngs(0))
+    assert [type(norm).__name__ for norm in layer.qk_norms] == ["Norm", "Norm", "Identity", "Identity"]

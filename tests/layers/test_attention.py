@@ -317,6 +317,10 @@ ERRORS = {
         lambda a, x: make("hyla", positions=Rotary())(x, torch.zeros(2, 33, 64, dtype=F64)),
         "33 positions but max_length is 32",
     ),
+    "more queries than the rotary table has, and a short context": (
+        lambda a, x: make("hyla", positions=Rotary())(torch.zeros(2, 33, 64, dtype=F64), x),
+        "33 positions but max_length is 32",
+    ),
     "bias of the wrong size": (lambda a, x: a(x, bias=torch.ones(4, 8, dtype=F64)), "(h t+s-1) = (4, 9) but is (4, 8)"),
 }
 

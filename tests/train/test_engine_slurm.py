@@ -147,3 +147,27 @@ def test_how_a_job_ended(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
     job = engine_slurm._Job(engine, "7_1")
     found = [job.code() for _ in states]
     assert found == [None] * (len(states) - 1) + [code]
+
+
+def test_an_answer_of_squeue_counts_once(tmp_path: pathlib.Path):
+    engine = Slurm(pause=1e9)
+    engine.folder, engine.states, engine.asked = tmp_path, {"7_1": "FAILED"}, time.monotonic()
+    job = engine_slurm._Job(engine, "7_1")
+    found = []
+    for looks in (0, 1, 1, 2):
+        engine.looks = looks
+        found.append(job.code())
+    assert found == [None, None, None, engine_slurm.LOST]
+
+
+@pytest.mark.parametrize(("state", "taken"), [("RUNNING", True), ("PENDING", True), ("FAILED", False), (None, False)])
+def test_a_job_of_an_earlier_call_is_taken_over_while_slurm_knows_it(tmp_path: pathlib.Path, state: Any, taken: bool):
+    engine = Slurm()
+    engine.states = {} if state is None else {"7_1": state}
+    assert engine._earlier(tmp_path) is None
+    (tmp_path / RECORD).write_text(json.dumps({"job": "7_1"}))
+    assert engine._earlier(tmp_path) == ("7_1" if taken else None)
+
+
+def test_so_many_jobs_run_at_once():
+    assert Slurm()._parameters(7)["slurm_array_parallelism"] == 7

@@ -17,6 +17,7 @@ def test_members_with_other_splits_are_trained_as_alone(tiny, tmp_path, task, at
     ends = {"inputs": task.ends[0], "outputs": task.ends[1], "max_length": task.length, "residual_dropout": 0.0}
     splits = [replace(task, split_seed=seed) for seed in (2, 0, 2, 1)]  # seeds and splits in no common order
     evaluate = ("iid", "compositional")
+    ends |= {"steps": 5, "eval_every": 5}
     runs = [
         tiny(None, name=f"r{i}", seed=(5, 6, 6, 5)[i], task=split, evaluate=evaluate, lr=1e-3 * (i + 1), **ends)
         for i, split in enumerate(splits)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import forked
 import pytest
 
 import polyhead as ph
@@ -40,6 +41,7 @@ sys.exit(main([sys.argv[1]]))
 def test_results_failures_deaths_and_what_is_done(tiny: Tiny, tmp_path: pathlib.Path, capfd: Any, monkeypatch: Any):
     good, bad = tiny("unused"), tiny("unused", name="bad", lr=1e38, warmup=0)
     alone = ph.train.run(tiny(tmp_path / "alone"), progress=False)
+    monkeypatch.setattr(engine_local, "subprocess", forked.INSTEAD)
     monkeypatch.setattr(engine_local, "command", lambda folder: [sys.executable, "-c", DIES_ONCE, str(folder)])
     failed, done = sweep([bad, good], tmp_path, workers=2, threads=1)
     assert isinstance(failed, Failure)
@@ -58,10 +60,10 @@ def test_results_failures_deaths_and_what_is_done(tiny: Tiny, tmp_path: pathlib.
     assert "bad: failed: train: the loss" in said
     assert "compositional r2" in said
     # Again: the finished run is not started.
-    monkeypatch.setattr("polyhead.train.engine_local.subprocess.Popen", None)
+    monkeypatch.setattr(engine_local, "subprocess", None)
     assert sweep([good], tmp_path) == [done]
     assert "tiny: already done" in capfd.readouterr().err
-    with pytest.raises(TypeError):  # now it would be
+    with pytest.raises(AttributeError):  # now it would be
         sweep([good], tmp_path, again=True)
 
 
@@ -89,8 +91,9 @@ def test_ctrl_c_saves_every_worker(tiny: Tiny, tmp_path: pathlib.Path, monkeypat
     assert "polyhead resume" in said
 
 
-def test_two_sweeps_share_one_folder(tiny: Tiny, tmp_path: pathlib.Path):
+def test_two_sweeps_share_one_folder(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     """As on two machines: what each of them knows of the other is in the folder."""
+    monkeypatch.setattr(engine_local, "subprocess", forked.INSTEAD)
     runs = [tiny("unused", seed=seed) for seed in range(2)]
     found: dict[int, list[Any]] = {}
 
@@ -108,6 +111,18 @@ def test_two_sweeps_share_one_folder(tiny: Tiny, tmp_path: pathlib.Path):
     for outcome in found[0]:
         steps = Counter(row["step"] for row in read_metrics(outcome.folder) if row["kind"] == "train")
         assert steps == dict.fromkeys(range(1, 13), 1)
+
+
+@pytest.mark.parametrize(
+    ("runs", "workers", "threads", "wanted"),
+    [(3, None, None, (3, 2)), (9, None, None, (8, 1)), (3, 2, None, (2, 4)), (3, 2, 5, (2, 5))],
+)
+def test_workers_share_the_cores(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: Any, runs, workers, threads, wanted):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda who: set(range(8)), raising=False)
+    engine = engine_local.Local()
+    assert (engine.open([tiny("unused")] * runs, tmp_path, workers, threads), engine.threads) == wanted
+    monkeypatch.setattr(engine_local, "_on_cpu", lambda runs: False)  # where each takes the whole device
+    assert engine.open([tiny("unused")] * runs, tmp_path, None, None) == 1
 
 
 # --------------------------------------------------------------------------------------------------------- fake workers

@@ -2,13 +2,11 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 import signal
-import subprocess
-import sys
 from typing import Any
 
+import forked
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -245,9 +243,8 @@ def test_killed_and_resumed_the_run_is_the_same(text: Text, tmp_path: pathlib.Pa
     settings = config(text, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(ph.config.to_dict(settings)))
     log = tmp_path / "drawn"
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(log)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ})
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    code, said = forked.run(KILLED, tmp_path, log)
+    assert code == -signal.SIGKILL, said
     assert rows(tmp_path)[-1]["step"] == 4
     wanted = [text.batch("train", 8, seed=3, step=step).inputs.sum().item() for step in range(5)]
     assert log.read_text().split() == [str(value) for pair in enumerate(wanted) for value in pair]

@@ -1,11 +1,16 @@
 """Operations of a step against PyTorch's own counter; the share of a card's peak."""
 
+import types
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import polyhead as ph
+from polyhead.train import loop, run
+from polyhead.train.folder import read_metrics
 from polyhead.train.progress import Progress
+from polyhead.train.saving import Saver
 from polyhead.train.throughput import Throughput, operations, peak
 
 KINDS = {
@@ -100,3 +105,30 @@ def test_the_progress_line_says_it():
     row = {"loss": 1.0, "accuracy": 0.5, "step": 3, "tokens_per_second": 12345.6, "share_of_peak": 0.381}
     progress.trained(row)
     assert (progress.shown["tokens/s"], progress.shown["of peak"]) == ("12,346", "38%")
+
+
+def test_steps_per_second_are_those_of_training_alone(tiny, tmp_path, monkeypatch):
+    """By a clock of which a step takes 2 s, a batch of an evaluation 100 and a checkpoint 50."""
+    now = [7.0]
+    draw, save = ph.tasks.FuzzyLogic.batch, Saver.save
+
+    def batch(task, split, *given, **where):
+        now[0] += 2.0 if split == "train" else 100.0
+        return draw(task, split, *given, **where)
+
+    def saving(*given):
+        now[0] += 50.0
+        return save(*given)
+
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(ph.tasks.FuzzyLogic, "batch", batch)
+    monkeypatch.setattr(Saver, "save", saving)
+    settings = tiny(tmp_path, log_every=5, evaluate=("iid", "novel"))
+    whole = run(settings, progress=False)
+    rows = [row for row in read_metrics(tmp_path) if row["kind"] == "train"]
+    assert [row["step"] for row in rows] == [1, 5, 10, 12]
+    assert [row["steps_per_second"] for row in rows] == [0.5] * 4
+    others = 50 + 2 * 2 * 100  # saved after 5 steps, two batches of two splits evaluated after 6
+    assert [row["seconds"] for row in rows] == [2, 10, 20 + others, 24 + others + 50]
+    (tmp_path / "result.json").unlink()
+    assert run(settings, progress=False, resume=True).seconds >= whole.seconds > 24 + others  # it goes on from there

@@ -6,11 +6,10 @@ import os
 import pathlib
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
+import forked
 import pytest
 import torch
 from run_folders import rows, same
@@ -19,7 +18,8 @@ from torch import nn
 
 import polyhead as ph
 from polyhead.train import Interrupted, evaluate, load_model, read_config, run
-from polyhead.train.folder import claim
+from polyhead.train.checkpoint import read_metadata
+from polyhead.train.folder import claim, is_past
 
 Tiny = Callable[..., Any]
 
@@ -188,6 +188,8 @@ def test_the_last_row_is_the_result_and_can_be_had_again(whole: pathlib.Path):
 # ---------------------------------------------------------------------------------------------------------- the folder
 def test_rows_and_result(whole: pathlib.Path):
     train, evals = rows(whole, "train"), rows(whole, "eval")
+    stay = [row for row in (*train, *evals) if is_past(row, 12, 12)]
+    assert read_metadata(whole / "checkpoint.safetensors")["rows"] == len(stay) > 12  # it vouches for them
     assert [row["step"] for row in train] == list(range(1, 13))
     assert train[0]["lr"] == 0.0
     assert train[11]["lr"] == pytest.approx(1e-4)
@@ -345,9 +347,8 @@ def test_killed_at_any_moment_the_run_is_the_same(tiny: Tiny, tmp_path: pathlib.
         pass
     seen = []
     for where, count in (("train", 4), ("replace", 2), ("iid", 4)):
-        command = [sys.executable, "-c", KILLED, str(tmp_path), where, str(count)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == -signal.SIGKILL, done.stderr
+        code, said = forked.run(KILLED, tmp_path, where, count)
+        assert code == -signal.SIGKILL, said
         seen.append(rows(tmp_path)[-1]["step"])
     assert seen == [3, 10, 12]
     with open(tmp_path / "metrics.jsonl", "a") as file:

@@ -160,15 +160,14 @@ def _sklearn(name: str) -> Floor:
 # -------------------------------------------------------------------------------------------------------------- ceiling
 def ceiling(task: FuzzyLogic, batch: Batch) -> tuple[Float[Tensor, "b"], Int[Tensor, "b"]]:
     """The posterior mean at the query, and how many functions of the family agree with the context, by sequence (b)."""
-    everything = torch.arange(2**task.variables)[:, None]
-    guesses, counts = [], []
-    for tokens in batch.inputs.cpu():
-        x = tokens[:, :-1].expand(len(everything), -1, -1)
-        answers = _consistent(zadeh(x, everything).T, tokens[:-1, -1], task.terms)
-        guesses.append(answers.double().mean())
-        counts.append(len(answers))
+    inputs = batch.inputs.cpu()
+    x, y = inputs[..., :-1], inputs[:, :-1, -1]
+    terms = torch.arange(2**task.variables)
+    values = torch.stack([zadeh(x, term.expand(len(x), 1)) for term in terms], dim=-1)  # (b t terms)
+    found = [_consistent(*one, task.terms) for one in zip(values, y, strict=True)]
+    guesses = torch.stack([answers.double().mean() for answers in found])
     device = batch.inputs.device
-    return torch.stack(guesses).to(device), torch.tensor(counts, device=device)
+    return guesses.to(device), torch.tensor([len(answers) for answers in found], device=device)
 
 
 def _consistent(values: Tensor, y: Tensor, terms: int) -> Tensor:

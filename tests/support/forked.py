@@ -1,0 +1,103 @@
+"""Processes that are copies of this one: a fresh one would take seconds to import what it runs.
+
+A `Process` is called as subprocess.Popen is and has what the tests need of it.  Only `python -c CODE WORD ...` and
+`python -m polyhead.train WORD ...` are known.  What a fresh process is for (what it imports, what its command line is)
+is tested where processes are started anew.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+import types
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+
+class Process(subprocess.Popen[bytes]):
+    _child_created = False  # by what this class inherits, which then leaves the child alone
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: Any = None,
+        stdout: IO[Any],
+        stderr: IO[Any],
+        env: Mapping[str, str] | None = None,
+        start_new_session: bool = False,
+    ) -> None:
+        self.returncode: Any = None
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # JAX warns of every fork
+            self.pid = os.fork()
+        if not self.pid:
+            if start_new_session:
+                os.setsid()
+            for descriptor, file in ((1, stdout), (2, stderr)):
+                os.dup2(file.fileno(), descriptor)
+            _live(command, env)
+
+    def poll(self) -> int | None:
+        return self._ended(os.WNOHANG)
+
+    def wait(self, timeout: float | None = None) -> int:
+        assert timeout is None
+        return self._ended(0)
+
+    def _ended(self, how: int) -> Any:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, how)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def terminate(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _live(command: Sequence[str], env: Mapping[str, str] | None) -> None:
+    """All of a child's life; does not return."""
+    code: Any = 1
+    try:
+        sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        warnings.simplefilter("ignore")
+        os.environ.update(env or {})
+        _, how, what, *words = command
+        sys.argv = [how, *words]
+        if how == "-c":
+            exec(compile(what, "<forked>", "exec"), {"__name__": "__main__"})
+        else:
+            assert (how, what) == ("-m", "polyhead.train"), command
+            from polyhead.train.__main__ import main
+
+            sys.exit(main(words))
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+INSTEAD = types.SimpleNamespace(Popen=Process, DEVNULL=subprocess.DEVNULL)
+"""In place of a module's `subprocess`."""
+
+
+def run(code: str, *words: object) -> tuple[int, str]:
+    """The exit code of `python -c CODE WORD ...` (below 0: the signal) and all that it said."""
+    with tempfile.TemporaryFile("w+") as said:
+        process = Process([sys.executable, "-c", code, *map(str, words)], stdout=said, stderr=said)
+        code_of_it = process.wait()
+        said.seek(0)
+        return code_of_it, said.read()
