@@ -1,7 +1,5 @@
 """The documents tell the truth: code runs, commands parse, links lead somewhere, tables are whole."""
 
-import ast
-import doctest
 import importlib.util
 import inspect
 import json
@@ -10,12 +8,10 @@ import re
 import runpy
 import shlex
 import sys
-import tokenize
 
 import pytest
 import torch
 import yaml
-from jaxtyping import Float
 from some import some
 
 import polyhead as ph
@@ -29,12 +25,6 @@ PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
 MADE = re.findall(r"^\+\+\+ b/(\S+)", (ROOT / "docs" / "howto" / "energy.patch").read_text(), re.M)
 OPTIONAL = ("jax", "flax", "haiku", "transformers", "optuna", "ray", "submitit", "tensorboard", "wandb", "trackio")
-SOURCES = sorted(PACKAGE.rglob("*.py"))
-AMERICAN = re.compile(
-    r"\b(\w*(?:normaliz|optimiz|initializ|generaliz|regulariz|factoriz|recogniz|minimiz|maximiz|summariz|visualiz|materializ)"
-    r"\w*|behaviors?|colors?|colored|centers?|centered|analyz\w+|modeling|modeled|labeled|neighbors?|artifacts?|gray)\b",
-    re.I,
-)
 
 
 def name(path):
@@ -346,99 +336,3 @@ def test_hooks_are_local():
         for hook in some(repo["hooks"]):
             assert hook["language"] == "system"
             assert (pathlib.Path(sys.executable).parent / pathlib.Path(hook["entry"].split()[0]).name).exists()
-
-
-def prose(path):
-    """Documents without code; docstrings and comments of sources."""
-    if path.suffix == ".md":
-        text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
-    else:
-        with open(path, "rb") as file:
-            comments = [t.string for t in tokenize.tokenize(file.readline) if t.type == tokenize.COMMENT]
-        text = "\n".join([*comments, *(doc for _, doc in docstrings(path))])
-    return re.sub(r"`[^`]*`|(?<!\*)\*[^*\n]+\*(?!\*)", "", text)  # neither code nor titles
-
-
-def test_the_spelling_is_british():
-    found = {name(p): words for p in (*DOCUMENTS, *SOURCES) if (words := AMERICAN.findall(prose(p)))}
-    assert not found
-
-
-# ----------------------------------------------------------------------------------------------------------- docstrings
-def docstrings(path):
-    """(qualified name, docstring) of a file and everything in it."""
-
-    def walk(node, prefix):
-        if doc := ast.get_docstring(node):
-            yield prefix or path.stem, doc
-        for child in node.body:
-            if isinstance(child, (ast.ClassDef, ast.FunctionDef)):
-                yield from walk(child, f"{prefix}.{child.name}" if prefix else child.name)
-
-    yield from walk(ast.parse(path.read_text()), "")
-
-
-@pytest.mark.parametrize("public", ph.__all__)
-def test_public_names_say_what_they_are(public):
-    doc = (getattr(ph, public).__doc__ or "").strip()
-    # A dataclass without a docstring is given its signature as one, and a module inherits nn.Module's.
-    assert doc
-    assert not doc.startswith((f"{public}(", ">>>"))
-    assert doc != (torch.nn.Module.__doc__ or "").strip()
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_every_file_begins_with_what_it_is_for(path):
-    assert ast.get_docstring(ast.parse(path.read_text()))
-
-
-EXAMPLES = [
-    pytest.param(path, doc, id=f"{path.relative_to(PACKAGE)}:{owner}")
-    for path in SOURCES
-    for owner, doc in docstrings(path)
-    if re.search(r"^\s*>>> (?!polyhead )", doc, re.M) and path.name != "report.py"  # that one needs finished runs
-]
-
-
-def scene(module, doc):
-    """What an example in a docstring may take for granted: its file, the public names, and a small world."""
-    torch.manual_seed(0)
-    q, k, v = torch.randn(3, 2, 6, 4, 8)
-    task = ph.tasks.FuzzyLogic()
-    settings = ph.TransformerConfig(*task.ends, dim=64, heads=(ph.Hyla(8),), layers=1)
-    count = 2000 if "probe(" in doc else 40
-    data = {"q": q, "k": k, "v": v, "task": task, "model": ph.Transformer(settings)}
-    data |= {"batch": task.batch("iid", 4, seed=0, step=0), "labels": torch.randint(4, (count,))}
-    data |= {"targets": torch.rand(count).numpy(), "terms": torch.randint(4, (count, 2)).numpy(), "zeros": torch.zeros}
-    data |= dict(zip(("q_rel", "k_rel", "symbols"), torch.randn(3, 2, 6, 4, 8), strict=True))
-    data["relation_weight"] = torch.randn(4, 8, 4)
-    if not re.search(r"\bcodes\(", doc):  # otherwise it is the function of that name
-        data["codes"] = torch.randn(count, 8)
-    names = {key: value for key, value in vars(module).items() if not key.startswith("__")}
-    analysis = {key: getattr(ph.analysis, key) for key in ph.analysis.__all__}
-    tools = {"torch": torch, "Float": Float, "Tensor": torch.Tensor}
-    return {**analysis, **{key: getattr(ph, key) for key in ph.__all__}, **tools, **names, **data}
-
-
-def check_example(example, namespace, capsys):
-    """Run one `>>>` line; an output is compared where the docstring gives one."""
-    code = compile(example.source, "<docstring>", "single")
-    capsys.readouterr()
-    try:
-        exec(code, namespace)
-        said = capsys.readouterr().out
-    except ValueError as error:
-        said = f"ValueError: {error}\n"
-        assert example.want, said
-    if example.want:
-        flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-        assert doctest.OutputChecker().check_output(example.want, said, flags), said
-
-
-@pytest.mark.parametrize(("path", "doc"), EXAMPLES)
-def test_examples_in_docstrings(path, doc, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    module = importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
-    namespace = scene(module, doc)
-    for example in some(doctest.DocTestParser().get_examples(doc)):
-        check_example(example, namespace, capsys)
