@@ -69,7 +69,7 @@ def make(case, problem, dtype=torch.float64):
     options |= {key: case[key] for key in ("causal", "window", "scale", "normalise", "act") if key in case}
     options["cu_seqlens"] = torch.tensor(edges, dtype=torch.int32, device=DEVICE) if edges else None
     if case.get("hidden"):
-        options["mask"] = torch.rand(shape["b"], 1, 1, s, device=DEVICE) > 0.4
+        options["mask"] = (torch.rand(shape["b"], 1, 1, s + 3, device=DEVICE) > 0.4)[..., 1 : s + 1]
         options["mask"][0] = False
     qkv, options["bias"] = [x.detach().to(DEVICE).requires_grad_() for x in qkv], moved(options["bias"])
     return qkv, options

@@ -56,7 +56,7 @@ def make(case, problem, arguments, dtype=torch.float64):
     if edges:
         options["cu_seqlens"] = torch.tensor(edges, dtype=torch.int32, device=DEVICE)
     if case.get("hidden"):
-        options["mask"] = torch.rand(shape["b"], 1, 1, s, device=DEVICE) > 0.4
+        options["mask"] = (torch.rand(shape["b"], 1, 1, s + 3, device=DEVICE) > 0.4)[..., 1 : s + 1]
         options["mask"][0] = False
     if options["bias"] is not None:
         options["bias"] = options["bias"].detach().to(DEVICE).requires_grad_()
