@@ -39,7 +39,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-COUNTS = {"ops": 20_000, "jax": 500, "cache": 1_000, "models": 1_000, "steps": 600, "learned": 100, "across": 300}
+COUNTS = {"ops": 20_000, "jax": 500, "cache": 1_000, "models": 1_000, "learned": 40, "across": 110, "steps": 850}
 """Kinds, each in tests/support/parity_KIND.py, and their cases."""
 
 SAVED = 10.0  # seconds between two savings
