@@ -111,7 +111,7 @@ def write(path: str | None, found: State) -> None:
     }
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     part = pathlib.Path(f"{path}.part")
-    part.write_text(json.dumps({**about, **found}, indent=1) + "\n")
+    part.write_text(json.dumps({**about, "kinds": found["kinds"]}, indent=1) + "\n")
     os.replace(part, path)
 
 

@@ -54,7 +54,7 @@ def test_models_agree_with_themselves(kind):
     assert not failures(kind.check_number, range(6))
 
 
-@pytest.mark.parametrize(("kind", "cases"), [(parity_steps, 15), (parity_across, 3)])
+@pytest.mark.parametrize(("kind", "cases"), [(parity_steps, 10), (parity_across, 2)])
 def test_steps_and_encoders_agree_with_the_whole(kind, cases):
     assert not failures(kind.check_number, range(cases))
 
@@ -162,7 +162,7 @@ def test_a_fault_is_noticed(monkeypatch, fault):
 
 
 # The bounds of ill-conditioned equations, on the smallest such cases of the campaign.
-ILL = {5180: "dq", 6188: "dq", 10458: "dq", 13936: "dk"}
+ILL = {6188: "dq", 10458: "dq", 13936: "dk"}
 
 
 def off(part):
@@ -246,6 +246,8 @@ def test_the_campaign_goes_on_where_it_stopped(tmp_path):
     assert came["cases"] == whole["cases"] == 5
     assert {**came, "seconds": 0} == {**whole, "seconds": 0}
     assert "--kind ops --seed 3 --case 7" in campaign.repeat("ops", 3, 7)
+    campaign.count(whole, "ops", 6, parity_ops.Outcome("g", "", "right", {"dq": (2e-9, 4e-9)}, "", ("conditioned",)))
+    assert whole["conditioned"] == [{"case": 6, "group": "g", "errors and bounds": {"dq": [2e-9, 4e-9]}}]
     failed = parity_ops.Outcome("hyla blocked float64", "words", "wrong", {}, "dv: 1 > 0")
     campaign.count(whole, "ops", 7, failed)
     assert whole["failures"] == [
