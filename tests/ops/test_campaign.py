@@ -223,6 +223,11 @@ def test_other_spellings_are_the_same_equations():
             assert 0 < (x - y).norm() / y.norm() < 1e-3
         seen |= {case.op, parity_rounding.has_state(case)}
     assert seen == {"hyla", "softmax", True, False}
+    x, weight = torch.randn(5, 3).double().requires_grad_(), torch.randn(7, 3).double()
+    entropies = (answers.cross_entropy, parity_rounding.entropy_by_logarithm)
+    losses = [entropy(x, weight, weight[:, 0], torch.arange(5), 0.5) for entropy in entropies]
+    assert_close(*losses)
+    assert_close(*(torch.autograd.grad(loss.sum(), x) for loss in losses))
 
 
 def test_what_does_not_fit_must_be_infinite():

@@ -4,9 +4,9 @@ Monte Carlo arithmetic (Parker 1997): the oracle runs in float64, forward and ba
 up to one rounding each, and so is, at random, what each step yields and each term of each sum.  A gradient that is 0
 by cancellation then moves by roundings of what cancels, one that is well conditioned by roundings of itself.
 
-Two steps are spelled as tiles and states have to, in every other draw.  A tile keeps of a row of scores log sum exp,
-and makes weights of it again (FlashAttention, Dao et al. 2022): its rounding grows with the scores.  A state of HYLA
-keeps the sum of k v k, a number for every triple of their entries.
+Two steps are spelled as tiles and states have to, in every other draw.  A tile keeps of a row of scores, or of logits,
+log sum exp and makes weights of it again (FlashAttention, Dao et al. 2022): its rounding grows with the scores.  A
+state of HYLA keeps the sum of k v k, a number for every triple of their entries.
 """
 
 import contextlib
@@ -86,6 +86,16 @@ def by_logarithm(x: Tensor, look: Tensor, dim: int) -> Tensor:
     return torch.where(look, torch.exp(torch.where(look, x, z) - z), torch.zeros_like(x))
 
 
+def entropy_by_logarithm(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, factor: float) -> Tensor:
+    """The oracle's cross entropy; its gradient has the weights exp(l - log sum exp l)."""
+    logits = factor * (x @ weight.T if bias is None else x @ weight.T + bias)
+    fixed = logits.detach()
+    top = fixed.amax(1, keepdim=True)
+    z = torch.exp(fixed - top).sum(1, keepdim=True).log() + top
+    change = (torch.exp(fixed - z) * (logits - fixed)).sum(1)  # 0, but for its gradient
+    return z[:, 0] + change - logits.gather(1, targets[:, None])[:, 0]
+
+
 def by_state(x: dict[str, Tensor], look: Tensor, options: dict[str, Any]) -> Tensor:
     """HYLA of identities: out_ihe = sum_dgc q_ihd (sum_r q_igrc) sum_j k_jgc v_jge k_jfd, f = h // (h / g)."""
     (h, d), g = x["q"].shape[2:], x["k"].shape[2]
@@ -114,6 +124,7 @@ def spelled(case: Case, draw: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if draw % 2:
             stack.enter_context(mock.patch.object(oracle, "softmax", by_logarithm))
+            stack.enter_context(mock.patch.object(oracle, "cross_entropy", entropy_by_logarithm))
             if has_state(case):
                 stack.enter_context(mock.patch.dict(oracle.OPS, {"hyla": by_state}))
         yield
