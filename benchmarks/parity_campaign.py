@@ -7,11 +7,14 @@
     jax       every op and impl of JAX beside the same oracle, in 64 bits
     cache     models of random mixtures: decoding in pieces with a cache beside the full pass
     models    the same models: impl "auto" beside "reference", a batch beside its samples, packed beside separate
+    steps     decoding steps beside the oracle's whole pass, cross entropies in tiles
+    learned   ops of JAX with a scale that learns
+    across    models with encoders: impls, batches and caches as above
 
 Errors and bounds are those of tests/support/parity_measure.py and parity_ops.py: 1e-9 relative in float64; in other
-dtypes twice the reference's own error.  Each failure is printed as the line that repeats it, and the exit code is then
-1.  With --json the state is saved every few seconds, and the same command goes on where it stopped; failures that it
-holds are tried again first.
+dtypes twice the reference's own error; where the equation is ill-conditioned what parity_rounding.py measures.  Each
+failure is printed as the line that repeats it, and the exit code is then 1.  With --json the state is saved every few
+seconds, and the same command goes on where it stopped; failures that it holds are tried again first.
 """
 
 import argparse
@@ -36,7 +39,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-COUNTS = {"ops": 20_000, "jax": 500, "cache": 1_000, "models": 1_000}
+COUNTS = {"ops": 20_000, "jax": 500, "cache": 1_000, "models": 1_000, "learned": 40, "across": 110, "steps": 850}
 """Kinds, each in tests/support/parity_KIND.py, and their cases."""
 
 SAVED = 10.0  # seconds between two savings
@@ -48,7 +51,8 @@ def repeat(kind: str, seed: int, number: int) -> str:
 
 
 def fresh(seed: int) -> State:
-    return {"seed": seed, "cases": 0, "right": 0, "refused": 0, "failures": [], "seconds": 0.0, "worst": {}}
+    counts = {"cases": 0, "right": 0, "refused": 0, "overflow": 0}
+    return {"seed": seed, **counts, "failures": [], "seconds": 0.0, "worst": {}, "conditioned": []}
 
 
 def count(state: State, kind: str, number: int, outcome: Outcome) -> None:
@@ -64,6 +68,10 @@ def count(state: State, kind: str, number: int, outcome: Outcome) -> None:
         state["failures"].append(line)
         return
     state[outcome.what] += 1
+    state["overflow"] += "overflow" in outcome.notes
+    if "conditioned" in outcome.notes:
+        errors = {name: [float(f"{x:.3g}") for x in pair] for name, pair in outcome.errors.items()}
+        state["conditioned"].append({"case": number, "group": outcome.group, "errors and bounds": errors})
     for name, (error, bound) in outcome.errors.items():
         what = "output" if name == "output" else "gradient" if name.startswith("d") else name
         best = state["worst"].setdefault(f"{outcome.group} {what}", {"cases": 0, "error": -1.0, "of bound": -1.0})
@@ -86,17 +94,24 @@ def read(path: str | None) -> State:
     return json.loads(pathlib.Path(path).read_text())
 
 
+def _machine() -> str:
+    about = pathlib.Path("/proc/cpuinfo")
+    named = [line.partition(":")[2].strip() for line in about.read_text().splitlines() if line.startswith("model name")]
+    cores = f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
+    return ", ".join([*named[:1], platform.machine(), cores])
+
+
 def write(path: str | None, found: State) -> None:
     if path is None:
         return
     about = {
         "date": datetime.date.today().isoformat(),
         "command": "python benchmarks/parity_campaign.py",
-        "environment": {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()},
+        "environment": {"python": platform.python_version(), "torch": torch.__version__, "machine": _machine()},
     }
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     part = pathlib.Path(f"{path}.part")
-    part.write_text(json.dumps({**about, **found}, indent=1) + "\n")
+    part.write_text(json.dumps({**about, "kinds": found["kinds"]}, indent=1) + "\n")
     os.replace(part, path)
 
 
@@ -153,6 +168,10 @@ def main() -> int:
         failures += len(state["failures"])
         figures = ", ".join(f"{state[what]} {what}" for what in ("right", "refused"))
         console.print(f"{kind}: {figures}, {len(state['failures'])} failures, {state['seconds']:.0f} s of CPU")
+        beyond = (
+            f"{len(state['conditioned'])} ill-conditioned, {state['overflow']} with numbers too large for the dtype"
+        )
+        console.print(f"{kind}: {beyond}")
     return int(failures > 0)
 
 

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from some import some
 from torch.testing import assert_close
 
 from polyhead import ops
@@ -17,6 +18,7 @@ CASES = list(itertools.product(RELATION_ACTS, (False, True), (None, "rows", "key
 @pytest.mark.parametrize(("t", "s"), [(1, 4), (4, 4), (5, 3), (3, 5)])
 def test_equals_the_loops(problem, arguments, oracle, impl, t, s):
     torch.manual_seed(t)
+    taken = 0
     for n, (act, offset, mask, causal) in list(enumerate(CASES))[t % 2 :: 2]:
         bias, keep = (None, "offset", "dense", "per_sample")[(n + n // 4) % 4], n % 3 == 0
         if impl == "sdpa" and (act != "softmax" or offset or keep):
@@ -26,6 +28,8 @@ def test_equals_the_loops(problem, arguments, oracle, impl, t, s):
         out = ops.abstractor_attention(q, k, symbols, **options, act=act, impl=impl)
         wanted = oracle(q, k, symbols, **options).abstractor(act)
         assert_close(out.detach(), torch.tensor(wanted), rtol=1e-9, atol=1e-9)
+        taken += 1
+    assert taken
 
 
 @pytest.mark.parametrize("act", RELATION_ACTS)
@@ -51,7 +55,7 @@ def test_gradients_equal_finite_differences(problem, arguments):
 
 def test_a_query_that_may_look_nowhere_gets_zero_and_no_nan(problem):
     tensors, options = problem(4, 6, mask="rows")
-    for act in RELATION_ACTS:
+    for act in some(RELATION_ACTS):
         out = ops.abstractor_attention(*tensors, mask=options["mask"], act=act)
         assert (out[0, 2] == 0).all()
         assert all(g.isfinite().all() for g in torch.autograd.grad(out.square().sum(), tensors))

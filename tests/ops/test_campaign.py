@@ -9,14 +9,19 @@ import pathlib
 from dataclasses import replace
 
 import oracle as answers
+import parity_across
 import parity_arrays
 import parity_cache
 import parity_cases
+import parity_measure
 import parity_models
 import parity_ops
+import parity_rounding
+import parity_steps
 import pytest
 import torch
 from rich.console import Console
+from some import some
 from torch.testing import assert_close
 
 from polyhead import spec
@@ -49,11 +54,18 @@ def test_models_agree_with_themselves(kind):
     assert not failures(kind.check_number, range(6))
 
 
+@pytest.mark.parametrize(("kind", "cases"), [(parity_steps, 10), (parity_across, 2)])
+def test_steps_and_encoders_agree_with_the_whole(kind, cases):
+    assert not failures(kind.check_number, range(cases))
+
+
 def test_jax_agrees_with_the_oracle():
     pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
     import parity_jax
+    import parity_learned
 
     assert not failures(parity_jax.check_number, (0,))
+    assert not failures(parity_learned.check_number, (6,))
 
 
 def test_the_tables_of_the_draw_are_those_of_the_package():
@@ -149,6 +161,86 @@ def test_a_fault_is_noticed(monkeypatch, fault):
     assert any(parity_ops.check_number(0, n, small=True).failed for n in numbers)
 
 
+# The bounds of ill-conditioned equations, on the smallest such cases of the campaign.
+ILL = {6188: "dq", 10458: "dq", 13936: "dk"}
+
+
+def off(part):
+    """Gradients of queries and keys that are wrong by a small part of what cancels in them."""
+    run = parity_ops.run
+
+    def changed(case, bases, impl):
+        found = run(case, bases, impl)
+        if impl == "reference":
+            return found
+        sizes = parity_ops.scales(case, bases, parity_ops.truth(case, bases))
+        for name, x, size in zip(parity_ops.names_of(case), found, sizes, strict=True):
+            if name in ("dq", "dk"):
+                x += part * size / x.numel() ** 0.5
+        return found
+
+    return changed
+
+
+@pytest.mark.parametrize(("number", "quantity"), ILL.items())
+def test_an_ill_conditioned_case_has_a_bound_of_its_own(monkeypatch, number, quantity):
+    case = parity_cases.draw(0, number)
+    came = parity_ops.check_number(0, number)
+    assert (came.what, came.notes) == ("right", ("conditioned",))
+    monkeypatch.setattr(parity_ops, "run", off(1e-11 if case.dtype == "float64" else 1e-4))
+    came = parity_ops.check_number(0, number)
+    assert came.what == "wrong"
+    assert quantity in came.detail
+
+
+def test_a_well_conditioned_case_keeps_its_bound():
+    """What rounds the equation by 1e-16 does not make room for an error of 1e-9."""
+    found = parity_ops.check_number(0, 1, small=True)
+    assert found.notes == ()
+    case = replace(parity_cases.draw(0, 6188), dtype="float64")
+    bases = parity_arrays.arrays(case, 0)
+    wanted = parity_ops.truth(case, bases)
+    sizes, names = parity_ops.scales(case, bases, wanted), parity_ops.names_of(case)
+    bounds = parity_ops.conditioned(case, bases, wanted, sizes, dict.fromkeys(names, (0.0, 1e-9)))
+    assert set(bounds.values()) == {(0.0, 1e-9)}
+
+
+def test_other_spellings_are_the_same_equations():
+    """In float64, of whole cases, by states and by logarithms; rounding is what differs."""
+    seen = set()
+    for n in some(n for n in range(400) if parity_cases.draw(0, n, small=True).op in ("hyla", "softmax")):
+        case = replace(parity_cases.draw(0, n, small=True), dtype="float64", learned=("v",))
+        if case.odd or case.tie or seen >= {case.op, parity_rounding.has_state(case)}:
+            continue
+        bases = parity_arrays.arrays(case, 0)
+        plain = parity_ops.truth(case, bases)
+        with parity_rounding.spelled(case, 1):
+            for x, y in some(zip(parity_ops.truth(case, bases), plain, strict=True)):
+                assert_close(x, y, rtol=1e-9, atol=1e-9)
+        with parity_rounding.spelled(case, 0), parity_rounding.Rounded(1e-6, 0):
+            rounded = parity_ops.truth(case, bases)
+        for x, y in some(zip(rounded, plain, strict=True)):
+            assert 0 < (x - y).norm() / y.norm() < 1e-3
+        seen |= {case.op, parity_rounding.has_state(case)}
+    assert seen == {"hyla", "softmax", True, False}
+    x, weight = torch.randn(5, 3).double().requires_grad_(), torch.randn(7, 3).double()
+    entropies = (answers.cross_entropy, parity_rounding.entropy_by_logarithm)
+    losses = [entropy(x, weight, weight[:, 0], torch.arange(5), 0.5) for entropy in entropies]
+    assert_close(*losses)
+    assert_close(*(torch.autograd.grad(loss.sum(), x) for loss in losses))
+
+
+def test_what_does_not_fit_must_be_infinite():
+    truth = torch.tensor([1.0, -7e4, 65400.0, 65400.0], dtype=torch.float64)
+    for entries, wanted in [
+        ((1.0, -torch.inf, 65408.0, torch.inf), [False, True, False, True]),
+        ((torch.inf, torch.inf, -torch.inf, torch.nan), [False] * 4),
+    ]:
+        came = torch.tensor(entries).half()
+        assert parity_measure.beyond(came, truth).tolist() == wanted
+        assert (parity_measure.error(came, truth) < 20) == any(wanted)
+
+
 def test_the_campaign_goes_on_where_it_stopped(tmp_path):
     campaign, silent = load_campaign(), Console(quiet=True)
     path = tmp_path / "parity.json"
@@ -159,6 +251,8 @@ def test_the_campaign_goes_on_where_it_stopped(tmp_path):
     assert came["cases"] == whole["cases"] == 5
     assert {**came, "seconds": 0} == {**whole, "seconds": 0}
     assert "--kind ops --seed 3 --case 7" in campaign.repeat("ops", 3, 7)
+    campaign.count(whole, "ops", 6, parity_ops.Outcome("g", "", "right", {"dq": (2e-9, 4e-9)}, "", ("conditioned",)))
+    assert whole["conditioned"] == [{"case": 6, "group": "g", "errors and bounds": {"dq": [2e-9, 4e-9]}}]
     failed = parity_ops.Outcome("hyla blocked float64", "words", "wrong", {}, "dv: 1 > 0")
     campaign.count(whole, "ops", 7, failed)
     assert whole["failures"] == [

@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 import torch
+from some import some
 from torch.testing import assert_close
 
 from polyhead.ops.dispatch import BACKENDS, TENSORS, resolve
@@ -41,9 +42,9 @@ def test_gradients_stop_at_the_present(problem, arguments, op, impl, t, s):
     out = resolve(op, impl)(*tensors, causal=True)
     for i in range(t):
         grads = torch.autograd.grad(out[:, i].square().sum(), [*ours, *theirs], retain_graph=True)
-        for g in grads[: len(ours)]:
+        for g in some(grads[: len(ours)]):
             assert (g[:, [j for j in range(t) if j != i]] == 0).all()
-        for g in grads[len(ours) :]:
+        for g in some(grads[len(ours) :]):
             assert (g[:, max(0, i + 1 + s - t) :] == 0).all()
         # A softmax over a single key does not depend on that key, but its value counts.
         seen = grads[-1].abs().sum((0, 2, 3)) > 0
@@ -56,7 +57,7 @@ def test_outputs_equal_those_of_the_prefix(problem, arguments, op, impl, t, s):
     torch.manual_seed(1)
     tensors, run = arguments(op, problem(t, s)[0]), resolve(op, impl)
     out = run(*tensors, causal=True)
-    for i in range(max(1, t - s + 1), t + 1):
+    for i in some(range(max(1, t - s + 1), t + 1)):
         keys = i + s - t
         cut = {"q": i, "k": keys, "v": keys, "s": keys, "r": None}  # by first letter; weights stay whole
         part = [x[:, : cut[name[0]]] for name, x in zip(TENSORS[op], tensors, strict=True)]
@@ -84,7 +85,7 @@ def test_gradients_stop_at_the_window(problem, arguments, op, impl, t, s, causal
     for i in range(t):
         grads = torch.autograd.grad(out[:, i].square().sum(), theirs, retain_graph=True)
         near = [abs(j - place) < 3 and (j <= place or not causal) for place in [i + s - t] for j in range(s)]
-        for g in grads:
+        for g in some(grads):
             assert (g[:, [j for j in range(s) if not near[j]]] == 0).all()
         assert (grads[-1].abs().sum((0, 2, 3)) > 0).tolist() == near
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from some import some
 
 from polyhead import ops
 from polyhead.ops import dispatch
@@ -27,7 +28,7 @@ def chosen(op, *, sizes=None, relations=(3, 2), **options):
 
 
 def test_every_op_has_a_reference_and_every_impl_can_be_called(arguments):
-    for op, impls in BACKENDS.items():
+    for op, impls in some(BACKENDS.items()):
         assert "reference" in impls
         for impl in ("auto", *impls):
             assert resolve(op, impl)(*arguments(op, qkv()), causal=True, **PLAIN.get(impl, {})).shape == (1, 5, 2, 4)

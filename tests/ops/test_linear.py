@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 import torch
+from some import some
 from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
@@ -29,7 +30,9 @@ CASES = list(
 def test_equals_the_loops(problem, oracle, normalise, act):
     torch.manual_seed(0)
     start = NORMALISE.index(normalise) + ACTS.index(act)
-    for (t, s), case in zip(itertools.cycle([(1, 4), (4, 4), (5, 3), (3, 5)]), CASES[start % 4 :: 4], strict=False):
+    for (t, s), case in some(
+        zip(itertools.cycle([(1, 4), (4, 4), (5, 3), (3, 5)]), CASES[start % 4 :: 4], strict=False)
+    ):
         bias, mask, causal, keep = case
         qkv, options = problem(t, s, bias=bias, mask=mask, causal=causal, keep=keep)
         out = ops.linear_attention(*qkv, **options, normalise=normalise, act=act)
@@ -127,11 +130,11 @@ def test_packed_sequences_are_those_sequences(problem, impl, causal, edges):
     cotangent = torch.randn_like(out)
     grads = torch.autograd.grad(out, qkv, cotangent)
     edges = (0, *edges[1:]) if edges[-1] == 23 else (0, *edges[1:], 23)
-    for start, end in itertools.pairwise(edges):
+    for start, end in some(itertools.pairwise(edges)):
         alone = [x[:, start:end].detach().requires_grad_() for x in qkv]
         wanted = ops.linear_attention(*alone, causal=causal, act="relu", impl="reference")
         assert_close(out[:, start:end], wanted, rtol=1e-9, atol=1e-9)
-        for x, y in zip(grads, torch.autograd.grad(wanted, alone, cotangent[:, start:end]), strict=True):
+        for x, y in some(zip(grads, torch.autograd.grad(wanted, alone, cotangent[:, start:end]), strict=True)):
             assert_close(x[:, start:end], y, rtol=1e-9, atol=1e-9)
 
 

@@ -7,6 +7,7 @@ import importlib
 
 import pytest
 import torch
+from some import some
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
@@ -64,7 +65,7 @@ def choices(op, impl):
 @pytest.mark.parametrize(("op", "impl"), ALL)
 def test_nothing_comes_of_nothing(problem, arguments, op, impl):
     """No sample, no query or no key: outputs and gradients are empty or 0."""
-    for n, (b, t, s) in enumerate([(1, 3, 0), (1, 0, 3), (0, 3, 4), (2, 0, 0)][: samples(impl, 1, 4)]):
+    for n, (b, t, s) in some(enumerate([(1, 3, 0), (1, 0, 3), (0, 3, 4), (2, 0, 0)][: samples(impl, 1, 4)])):
         options = {"causal": n % 2 == 0, **NEEDED.get(impl, {})}
         tensors = arguments(op, problem(t, s, b=b)[0])
         came = grads(op, impl, tensors, options, torch.ones(b, t, 4, 5, dtype=torch.float64))
@@ -79,7 +80,7 @@ def test_a_bias_of_minus_infinity_hides_like_a_mask(problem, arguments, op, impl
     """Single pairs, and for one query all: code and gradients are exactly 0 there."""
     torch.manual_seed(0)
     t, s, taken = 4, 5, 0
-    for n, extra in enumerate(choices(op, impl)):
+    for n, extra in some(enumerate(choices(op, impl))):
         for kind in ("offset",) if impl == "triton" else ("offset", "dense", "per_sample"):
             b = samples(impl)
             qkv, options = problem(t, s, bias=kind, mask=(None, "keys")[n % 2], causal=n % 3 == 0, b=b)
@@ -143,7 +144,7 @@ def test_what_a_mask_hides_from_all_may_be_nan(problem, arguments, op, impl):
     """Padding, and a column of a mask of pairs; samples differ."""
     torch.manual_seed(1)
     t, s, taken = 4, 6, 0
-    for n, extra in enumerate(choices(op, impl)):
+    for n, extra in some(enumerate(choices(op, impl))):
         b, mask = samples(impl), "keys" if n % 2 == 0 or impl in NEEDED else "rows"
         qkv, options = problem(t, s, mask=mask, causal=n % 3 == 1, b=b)
         options = options | extra
@@ -187,7 +188,7 @@ def test_every_gradient_that_is_asked_for_comes_or_is_refused(problem, arguments
     given |= {"bias": torch.randn(4, 10).double(), "keep": torch.rand(1, 4, 5, 6).double()}
     given |= {"value_weight": torch.randn(4, 5, 5).double()} if op == "hyla" else {}
     cotangent = torch.randn(3, 5, 4, 5, dtype=torch.float64)
-    for name in ("keep",) if impl == "triton" else given:  # the grids of kernels have the others
+    for name in some(("keep",) if impl == "triton" else given):  # the grids of kernels have the others
         used = {**{x: given[x] for x in TENSORS[op]}, name: given[name].clone().requires_grad_()}
         came = []
         for which in (impl, "reference"):

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from some import some
 from torch.testing import assert_close
 
 from polyhead import ops
@@ -20,9 +21,8 @@ CASES = list(
 @pytest.mark.parametrize(("t", "s"), [(1, 4), (4, 4), (5, 3), (3, 5)])
 def test_equals_the_loops(problem, oracle, impl, t, s):
     torch.manual_seed(t)
-    for bias, mask, causal, keep in CASES[t % 2 :: 2]:
-        if impl == "sdpa" and keep:
-            continue
+    taken = [case for case in CASES if not (impl == "sdpa" and case[3])]  # the kernels take no keep
+    for bias, mask, causal, keep in some(taken[t % 3 :: 3]):
         qkv, options = problem(t, s, bias=bias, mask=mask, causal=causal, keep=keep)
         out = ops.softmax_attention(*qkv, **options, impl=impl)
         assert_close(out.detach(), torch.tensor(oracle(*qkv, **options).values()), rtol=1e-9, atol=1e-9)
@@ -64,7 +64,7 @@ def test_mistakes_are_one_clear_line(problem):
 def test_a_scale_that_is_not_positive_keeps_the_future_hidden(problem, oracle, scale, mask):
     """The kernel's own causal mask is -inf before it is scaled."""
     qkv, options = problem(33, 33, mask=mask)
-    for impl in BACKENDS["softmax"]:
+    for impl in some(BACKENDS["softmax"]):
         out = ops.softmax_attention(*qkv, mask=options["mask"], scale=scale, causal=True, impl=impl)
         wanted = oracle(*qkv, mask=options["mask"], scale=scale, causal=True).values()
         assert_close(out.detach(), torch.tensor(wanted), rtol=1e-9, atol=1e-9)

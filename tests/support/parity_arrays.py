@@ -75,7 +75,7 @@ def arguments(case: Case, bases: dict[str, Tensor]) -> tuple[dict[str, Tensor], 
         alias, name = {"q_rel is k_rel": ("k_rel", "q_rel"), "q is k": ("k", "q"), "k is v": (last, "k")}[case.tie]
         seen[alias] = seen[name]
     options = dict(case.options)
-    options |= {name: seen[name] for name in ("bias", "mask", "keep", "value_weight") if name in seen}
+    options |= {name: seen[name] for name in ("bias", "mask", "keep", "value_weight", "scale") if name in seen}
     if case.edges is not None:
         options["cu_seqlens"] = torch.tensor(case.edges, dtype=torch.int32)
     return {name: seen[name] for name in TENSORS[case.op]}, options, seen["dout"]

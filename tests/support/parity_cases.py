@@ -79,6 +79,7 @@ class Case:
     patches: dict[str, int] = field(default_factory=dict)
     sharp: float = 1.0
     simple: bool = True
+    scaled: bool = False  # by a number that learns
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -328,4 +329,5 @@ def shapes_of(case: Case) -> dict[str, tuple[int, ...]]:
     shapes |= {"value_weight": (h, e, e)} if case.deep else {}
     shapes |= {} if case.mask is None else {"mask": case.mask}
     shapes |= {} if case.keep is None else {"keep": case.keep}
+    shapes |= {"scale": ()} if case.scaled else {}
     return shapes | {"dout": (b, t, h, e)}

@@ -84,7 +84,7 @@ def arguments(case: Case, bases: dict[str, Any]) -> tuple[list[Any], dict[str, A
         alias, name = {"q_rel is k_rel": ("k_rel", "q_rel"), "q is k": ("k", "q"), "k is v": (last, "k")}[case.tie]
         seen[alias] = seen[name]
     options = dict(case.options)
-    options |= {name: seen[name] for name in ("bias", "mask", "keep", "value_weight") if name in seen}
+    options |= {name: seen[name] for name in ("bias", "mask", "keep", "value_weight", "scale") if name in seen}
     if case.edges is not None:
         options["cu_seqlens"] = jnp.asarray(case.edges, dtype=jnp.int32)
     return [seen[name] for name in parity_cases.TENSORS[case.op]], options
@@ -92,7 +92,11 @@ def arguments(case: Case, bases: dict[str, Any]) -> tuple[list[Any], dict[str, A
 
 def check_number(seed: int, number: int) -> Outcome:
     """What comes of case `number`."""
-    case = draw(seed, number)
+    return check(draw(seed, number), seed)
+
+
+def check(case: Case, seed: int) -> Outcome:
+    """What comes of a case."""
     group = f"{case.op} {case.impl} {case.dtype}"
     bases = parity_arrays.arrays(case, seed)
     jax.config.update("jax_disable_most_optimizations", True)
@@ -101,7 +105,7 @@ def check_number(seed: int, number: int) -> Outcome:
         with jax.enable_x64(True):
             came = run(case, bases)
         case.impl = "reference"  # whose bound is not another code's error
-        return judged(group, str(case), compare(case, bases, came))
+        return judged(group, str(case), *compare(case, bases, came))
     except Exception as trouble:
         return Outcome(group, str(case), "raised", detail=f"{type(trouble).__name__}: {str(trouble)[:500]}")
     finally:

@@ -19,13 +19,15 @@ from torch import Tensor
 
 EXACT = 1e-9
 ROW = 1e-4
+NEARLY = 2**-6
 
 
 @dataclass
 class Outcome:
     """What came of a case: "right", "refused" in one line, "wrong" or "raised"; errors and bounds by quantity.
 
-    `words` say what the case is, `group` what it is counted with.
+    `words` say what the case is, `group` what it is counted with.  `notes`: "conditioned" where the bound is that of an
+    ill-conditioned equation, "overflow" where the truth has numbers that do not fit the dtype.
     """
 
     group: str
@@ -33,16 +35,17 @@ class Outcome:
     what: str = "right"
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
     detail: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:
         return self.what in ("wrong", "raised")
 
 
-def judged(group: str, words: str, errors: dict[str, tuple[float, float]]) -> Outcome:
+def judged(group: str, words: str, errors: dict[str, tuple[float, float]], notes: tuple[str, ...] = ()) -> Outcome:
     """Right or wrong, by bounds."""
     wrong = [f"{name}: {x:.2e} > {bound:.2e}" for name, (x, bound) in errors.items() if not x <= bound]
-    return Outcome(group, words, "wrong" if wrong else "right", errors, ", ".join(wrong))
+    return Outcome(group, words, "wrong" if wrong else "right", errors, ", ".join(wrong), notes)
 
 
 @contextlib.contextmanager
@@ -91,5 +94,14 @@ def error_exact(came: Tensor, wanted: Tensor, scale: float) -> float:
     return torch.nan_to_num((came - wanted).abs() / row, nan=torch.inf).max().item()
 
 
+def beyond(came: Tensor, wanted: Tensor) -> Tensor:
+    """Where the truth does not fit the dtype of what came, or nearly so, which is infinite as it should be."""
+    most = torch.finfo(came.dtype).max * (1 - NEARLY)
+    return came.isinf() & (wanted.abs() > most) & (came.sign() == wanted.sign())
+
+
 def error(came: Tensor, wanted: Tensor) -> float:
-    return torch.nan_to_num((came.double() - wanted).norm(), nan=torch.inf).item()
+    """Norm of the difference, but for numbers that are `beyond`."""
+    fits = ~beyond(came, wanted)
+    difference = torch.where(fits, came.double(), 0) - torch.where(fits, wanted, 0)
+    return torch.nan_to_num(difference.norm(), nan=torch.inf).item()

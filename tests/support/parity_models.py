@@ -35,24 +35,30 @@ def check_number(seed: int, number: int) -> Outcome:
     how = dice.choice(("impl", "impl", "batch", "packed"))
     settings = mixtures.draw(dice, causal=dice.random() < 0.5)
     b, t = dice.choice((1, 2, 3, 5)), dice.choice((1, 2, 5, 9, 16, 17, 31))
-    patches: dict[str, Any] = {}
-    for file in WORTH:
-        patches[f"{file}.worth"] = dice.choice((_yes, _yes, _no))
-    for file, names in TILES.items():
-        patches |= {f"{file}.{name}": dice.choice((1, 2, 3, 7, 64)) for name in names}
-    for name in ("hyla_blocked.PAIRS", "relational_blocked.PAIRS", "hyla_blocked.ROWS", "relational_blocked.ROWS"):
-        patches[name] = max(1, int(2 ** dice.uniform(4, 17)))
-    patches["tiles.NARROW"] = dice.choice((16, 0, 64))
-    named = {name: x if isinstance(x, int) else x.__name__ for name, x in patches.items()}
+    changed = patches(dice)
+    named = {name: x if isinstance(x, int) else x.__name__ for name, x in changed.items()}
     group, words = f"models {how}", f"{settings}, b {b}, t {t}, {named}"
     try:
-        with poisoned(), patched(patches):
+        with poisoned(), patched(changed):
             x = mixtures.tokens(dice, b, t)
             return judged(
                 group, words, {"packed": packed, "batch": batch, "impl": impl}[how](settings, x, number, dice)
             )
     except Exception as trouble:
         return Outcome(group, words, "raised", detail=f"{type(trouble).__name__}: {trouble}")
+
+
+def patches(dice: random.Random) -> dict[str, Any]:
+    """Which files are worth it, and the sizes of their tiles."""
+    found: dict[str, Any] = {}
+    for file in WORTH:
+        found[f"{file}.worth"] = dice.choice((_yes, _yes, _no))
+    for file, names in TILES.items():
+        found |= {f"{file}.{name}": dice.choice((1, 2, 3, 7, 64)) for name in names}
+    for name in ("hyla_blocked.PAIRS", "relational_blocked.PAIRS", "hyla_blocked.ROWS", "relational_blocked.ROWS"):
+        found[name] = max(1, int(2 ** dice.uniform(4, 17)))
+    found["tiles.NARROW"] = dice.choice((16, 0, 64))
+    return found
 
 
 def _yes(inputs: object) -> bool:

@@ -6,8 +6,12 @@ twice the reference's own in that dtype, or twice the rounding of arguments, whi
 truth under one rounding of every argument at random), and three roundings of the result.  The reference itself has
 sixteen times the rounding of arguments, and that of its sums in float32.  Where the truth is 0 by cancellation, eight
 roundings of the gradient's part in the output are allowed.
+
+An error beyond these bounds may still be what roundings do to the equation: parity_rounding.py measures that, for
+every dtype alike.  Entries of the truth that are too large for float16 must come as infinite.
 """
 
+import math
 import os
 import warnings
 
@@ -18,7 +22,8 @@ import parity_arrays
 import parity_cases
 import torch
 from parity_cases import Case
-from parity_measure import EXACT, Outcome, error, error_exact, judged, patched, poisoned
+from parity_measure import EXACT, Outcome, beyond, error, error_exact, judged, patched, poisoned
+from parity_rounding import FACTOR, responses
 from torch import Tensor
 
 from polyhead.ops.dispatch import PUBLIC, resolve
@@ -97,13 +102,28 @@ def names_of(case: Case) -> list[str]:
     return ["output", *(f"d{name}" for name in case.learned)]
 
 
-def compare(case: Case, bases: dict[str, Tensor], came: list[Tensor]) -> dict[str, tuple[float, float]]:
-    """Error and bound by quantity."""
+def compare(
+    case: Case, bases: dict[str, Tensor], came: list[Tensor]
+) -> tuple[dict[str, tuple[float, float]], tuple[str, ...]]:
+    """Error and bound by quantity; of what the case is an example (see `judged`)."""
     wanted = truth(case, bases)
     sizes = scales(case, bases, wanted)
     for mine, exact in zip(came, wanted, strict=True):
         assert mine.shape == exact.shape, f"shape {tuple(mine.shape)} for {tuple(exact.shape)}"
         assert mine.dtype == getattr(torch, case.dtype), f"dtype {mine.dtype} for {case.dtype}"
+    found, notes = _plain(case, bases, came, wanted, sizes), []
+    if any(beyond(x, y).any() for x, y in zip(came, wanted, strict=True)):
+        notes.append("overflow")
+    if not all(x <= bound for x, bound in found.values()):
+        notes.append("conditioned")
+        found = conditioned(case, bases, wanted, sizes, found)
+    return found, tuple(notes)
+
+
+def _plain(
+    case: Case, bases: dict[str, Tensor], came: list[Tensor], wanted: list[Tensor], sizes: list[float]
+) -> dict[str, tuple[float, float]]:
+    """Errors, and bounds of what is well conditioned."""
     if case.dtype == "float64":
         errors = [error_exact(*each) for each in zip(came, wanted, sizes, strict=True)]
         return {name: (x, EXACT) for name, x in zip(names_of(case), errors, strict=True)}
@@ -113,6 +133,33 @@ def compare(case: Case, bases: dict[str, Tensor], came: list[Tensor]) -> dict[st
         if all(x <= bound for x, bound in found.values()):
             break
     return found
+
+
+def conditioned(
+    case: Case,
+    bases: dict[str, Tensor],
+    wanted: list[Tensor],
+    sizes: list[float],
+    found: dict[str, tuple[float, float]],
+) -> dict[str, tuple[float, float]]:
+    """The same errors; bounds are at least FACTOR times what roundings do to the equation (parity_rounding.py)."""
+
+    def measure(shaken: list[Tensor]) -> list[float]:
+        if case.dtype == "float64":
+            return [error_exact(*each) for each in zip(shaken, wanted, sizes, strict=True)]
+        wholes = [whole(*each, case.dtype) for each in zip(wanted, sizes, strict=True)]
+        return [error(x, y) / size for x, y, size in zip(shaken, wanted, wholes, strict=True)]
+
+    moved = responses(case, lambda n: truth(case, rounded(case, bases, case.number + n)), measure)
+    return {
+        name: (x, max(bound, FACTOR * response))
+        for (name, (x, bound)), response in zip(found.items(), moved, strict=True)
+    }
+
+
+def whole(wanted: Tensor, size: float, dtype: str) -> float:
+    """What the norm of an error is divided by."""
+    return wanted.norm().item() + torch.finfo(getattr(torch, dtype)).eps * size + 1e-30
 
 
 def bounded(
@@ -131,13 +178,13 @@ def bounded(
         budget = [16 * x + sums * y.norm().item() for x, y in zip(budget, wanted, strict=True)]
     else:
         reference = run(case, bases, "reference")
-        budget = [2 * max(error(x, y), z) for x, y, z in zip(reference, wanted, budget, strict=True)]
+        own = [error(x, y) for x, y in zip(reference, wanted, strict=True)]
+        budget = [2 * max(x if x < math.inf else 0.0, y) for x, y in zip(own, budget, strict=True)]
     found = {}
     for name, x, y, allowed, size in zip(names_of(case), came, wanted, budget, sizes, strict=True):
-        norm = y.norm().item()
+        norm, of = y.norm().item(), whole(y, size, case.dtype)
         cancelled = norm < 0.3 * size / max(1, wanted[0].numel()) ** 0.5
-        whole = norm + unit * size + 1e-30
-        found[name] = (error(x, y) / whole, (allowed + 3 * unit * norm + cancelled * 8 * unit * size) / whole + 1e-30)
+        found[name] = (error(x, y) / of, (allowed + 3 * unit * norm + cancelled * 8 * unit * size) / of + 1e-30)
     return found
 
 
@@ -161,7 +208,7 @@ def check(case: Case, seed: int) -> Outcome:
         wanted = tangent(case, bases, None)
         errors = [error_exact(x, y, y.norm().item()) for x, y in zip(came, wanted, strict=True)]
         return judged(group, words, {"output": (errors[0], EXACT), "tangent": (errors[1], EXACT)})
-    return judged(group, words, compare(case, bases, came))
+    return judged(group, words, *compare(case, bases, came))
 
 
 def check_number(seed: int, number: int, *, small: bool = False) -> Outcome:

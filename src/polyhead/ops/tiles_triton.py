@@ -117,7 +117,8 @@ def limits(mask: Tensor | None, cu_seqlens: Tensor | None, window: int | None, t
         first, end = edges[number], edges[number + 1]
     if mask is None:
         return Limits(None, None, first, end, window)
-    return Limits(rowwise(mask).view(torch.uint8), mask.shape[1] * (mask.shape[0] > 1), first, end, window)
+    look = rowwise(mask).view(torch.uint8)  # may be part of a wider mask
+    return Limits(look, look.stride(0) * (mask.shape[0] > 1), first, end, window)
 
 
 def strides(x: Tensor) -> tuple[int, int, int]:
