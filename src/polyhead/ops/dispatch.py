@@ -22,7 +22,7 @@ from polyhead.shapes import one_of
 BACKENDS: dict[str, tuple[str, ...]] = {
     "softmax": ("sdpa", "reference"),
     "linear": ("triton", "chunked", "reference", "recurrent"),
-    "hyla": ("state", "triton", "blocked", "reference"),
+    "hyla": ("state", "triton", "native", "blocked", "reference"),
     "relational": ("sdpa", "triton", "blocked", "reference"),
     "disentangled": ("reference",),
     "abstractor": ("sdpa", "reference"),

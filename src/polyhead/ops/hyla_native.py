@@ -1,0 +1,179 @@
+"""HYLA on a CPU by native code (ops/native/hyla.cpp, where the equations are): heads are mixed in registers.
+
+Memory grows with t; only the arguments are saved.  Nothing is added atomically: with the same number of threads,
+results are the same every time.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6.
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyhead.ops import tiles_native as native
+from polyhead.ops.code import Inputs
+from polyhead.ops.tiles import given, reach, refuse
+from polyhead.ops.tiles_ops import backward_only, check_backward, no_second_derivative, vmapped
+from polyhead.shapes import one_of
+from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS
+
+
+def refusal(inputs: Inputs) -> str | None:
+    """Why native code does not take the inputs, or None; the first call that is not refused for itself builds it."""
+    if inputs.q.device.type != "cpu":
+        return "takes CPU tensors only"
+    if inputs.q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"takes float32, bfloat16 and float16 only, not {inputs.q.dtype}"
+    if inputs.value_weight is not None:
+        return "takes no value_weight"
+    return backward_only(inputs) or native.missing("hyla")
+
+
+def worth(inputs: Inputs) -> bool:
+    """Is it measured to be no slower than the reference?"""
+    return True
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    keep: Tensor | None = None,
+    normalise: str = "rms_heads",
+    act: str = "relu",
+    value_weight: Tensor | None = None,
+) -> Tensor:
+    """HYLA by native code.  Gradients for q, k, v and bias; a second derivative is refused."""
+    one_of("hyla", "normalise", normalise, NORMALISE)
+    one_of("hyla", "act", act, ACTS)
+    refuse("hyla", "native", refusal(Inputs(q, k, v, keep=keep, value_weight=value_weight)))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    absent = q.new_empty(0)
+    full = [x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (mask, keep)]
+    limits = [absent if x is None else x for x in (bias, *full, cu_seqlens)]
+    options = {"causal": causal, "window": window, "scale": scale, "normalise": normalise, "act": act}
+    return torch.ops.polyhead.hyla_native([q, k, v, limits[0]], limits[1:], **options)
+
+
+class Call(ctypes.Structure):
+    """HylaCall in native/hyla.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in "btshgde"),
+        *((name, native.Rows) for name in ("q", "k", "v", "dout")),
+        *((name, ctypes.c_void_p) for name in ("out", "dq", "dk", "dv", "dbias")),
+        ("limits", native.Limits),
+        *((f"dbias_{name}", ctypes.c_int64) for name in ("b", "h", "q", "k", "slot", "strip")),
+        *((name, ctypes.c_int64) for name in ("slots", "strips")),
+        *((name, ctypes.c_float) for name in ("scale", "eps")),
+        *((name, ctypes.c_int32) for name in ("normalise", "act")),
+        ("pool", ctypes.c_void_p),
+        ("threads", ctypes.c_int64),
+    ]
+
+
+def _call(tensors: list[Tensor], limits: list[Tensor | None], options: dict[str, Any]) -> tuple[Call, list[Any]]:
+    """What both passes are told, and the tensors whose memory that is."""
+    (q, k, v), (bias, mask, keep, cu_seqlens) = [native.numbers(x) for x in tensors], limits
+    (b, t, h, d), (s, g, e) = q.shape, v.shape[1:]
+    bias, keep = (None if x is None else native.numbers(x) for x in (bias, keep))
+    look = native.sight(t, s, options["causal"], options["window"], cu_seqlens)
+    call = Call(
+        b, t, s, h, g, d, e, native.rows(q), native.rows(k), native.rows(v),
+        limits=native.limits(look, bias, keep, mask, t, s), scale=options["scale"], eps=RMS_HEADS_EPS,
+        normalise=NORMALISE.index(options["normalise"]), act=RELATION_ACTS.index(options["act"]),
+        pool=native.pool(), threads=native.threads(),
+    )  # fmt: skip
+    return call, [q, k, v, bias, keep, mask, look]
+
+
+@torch.library.custom_op("polyhead::hyla_native", mutates_args=(), device_types="cpu")
+def _forward(
+    tensors: list[Tensor],
+    limits: list[Tensor],
+    *,
+    causal: bool,
+    window: int | None = None,
+    scale: float,
+    normalise: str,
+    act: str,
+) -> Tensor:
+    """Of q, k, v, bias; mask, keep, cu_seqlens."""
+    q, _, v, bias = tensors
+    out = torch.empty(*q.shape[:3], v.shape[-1], dtype=torch.float32)
+    if out.numel():
+        options = {"causal": causal, "window": window, "scale": scale, "normalise": normalise, "act": act}
+        call, _kept = _call(tensors[:3], given([bias, *limits]), options)
+        call.out = out.data_ptr()
+        native.call("hyla", call, 0)
+    return out.to(q.dtype)
+
+
+@_forward.register_fake
+def _(tensors, limits, *, causal, window=None, scale, normalise, act):  # type: ignore[no-untyped-def]
+    return tensors[0].new_empty(*tensors[0].shape[:3], tensors[2].shape[-1])
+
+
+@torch.library.custom_op("polyhead::hyla_native_backward", mutates_args=(), device_types="cpu")
+def _backward(
+    dout: Tensor,
+    tensors: list[Tensor],
+    limits: list[Tensor],
+    *,
+    causal: bool,
+    window: int | None = None,
+    scale: float,
+    normalise: str,
+    act: str,
+) -> list[Tensor]:
+    """Gradients of q, k, v and bias; empty if it is not given."""
+    q, k, v, bias = tensors
+    if not dout.numel() or not k.numel():
+        return [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in tensors]
+    options = {"causal": causal, "window": window, "scale": scale, "normalise": normalise, "act": act}
+    call, _kept = _call([q, k, v], given([bias, *limits]), options)
+    dout = native.numbers(dout)
+    call.dout = native.rows(dout)
+    call.slots, call.strips = native.shares(call.b, call.s, bias)
+    dq = torch.zeros(call.strips, *q.shape, dtype=torch.float32)
+    dk, dv = (torch.empty(x.shape, dtype=torch.float32) for x in (k, v))
+    call.dq, call.dk, call.dv = (x.data_ptr() for x in (dq, dk, dv))
+    dbias = torch.zeros(0)
+    if bias.numel():
+        dbias, steps = native.bias_grad(bias, call.slots, call.strips, call.t)
+        call.dbias = dbias.data_ptr() + steps.pop("first") * dbias.itemsize
+        for name, step in steps.items():
+            setattr(call, f"dbias_{name}", step)
+        dbias = dbias
+    native.call("hyla", call, 1)
+    grads = zip((dq.sum(0) if call.strips > 1 else dq[0], dk, dv, dbias.sum((0, 1)) if bias.numel() else dbias), tensors, strict=True)
+    return [x.to(like.dtype) for x, like in grads]
+
+
+@_backward.register_fake
+def _(dout, tensors, limits, *, causal, window=None, scale, normalise, act):  # type: ignore[no-untyped-def]
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
+
+
+def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
+    ctx.options = keyword_only_inputs
+    ctx.save_for_backward(*inputs[0], *inputs[1])
+
+
+def _grad(ctx, dout):  # type: ignore[no-untyped-def]
+    check_backward("hyla", "native")
+    saved = list(ctx.saved_tensors)  # once: checkpointing unpacks them once only
+    tensors, limits = saved[:4], saved[4:]
+    return torch.ops.polyhead.hyla_native_backward(dout, tensors, limits, **ctx.options), [None] * len(limits)
+
+
+_forward.register_autograd(_grad, setup_context=_setup)
+_backward.register_autograd(no_second_derivative("hyla", "native"))
+_forward.register_vmap(vmapped(_forward))

@@ -1,0 +1,77 @@
+// Pointwise activations and their slopes; numbers in the order of RELATION_ACTS in spec.py.
+
+#pragma once
+#include "vec.h"
+
+namespace polyhead {
+
+enum Act { IDENTITY, RELU, SIGMOID, TANH, GELU, GELU_TANH, SILU };
+
+inline Vec sigmoid(const Vec& x) { return splat(1) / (exp(splat(0) - x) + 1.0f); }
+
+// Abramowitz and Stegun 7.1.26, as in PyTorch's own gelu on a CPU.
+inline Vec erf(const Vec& x) {
+  Vec size = larger(x, splat(0) - x), t = splat(1) / (size * 0.3275911f + 1.0f);
+  Vec p = t * 1.061405429f + -1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t + -0.284496736f;
+  p = p * t + 0.254829592f;
+  Vec far = 1.0f - p * t * exp(splat(0) - size * size);
+  return choose(x > 0.0f, far, splat(0) - far);
+}
+
+inline Vec tanh(const Vec& x) {
+  Vec size = larger(x, splat(0) - x), square = x * x;
+  Vec p = square * -5.70498872745e-3f + 2.06390887954e-2f;
+  p = p * square + -5.37397155531e-2f;
+  p = p * square + 1.33314422036e-1f;
+  p = p * square + -3.33332819422e-1f;
+  Vec far = 1.0f - splat(2) / (exp(size * 2.0f) + 1.0f);
+  return choose(size > 0.625f, choose(x > 0.0f, far, splat(0) - far), p * square * x + x);
+}
+
+// act(z), and its slope.
+inline Vec activate(int act, const Vec& z, Vec& slope) {
+  switch (act) {
+    case RELU: {
+      Mask on = z > 0.0f;
+      slope = choose(on, splat(1), splat(0));
+      return choose(on, z, splat(0));
+    }
+    case SIGMOID: {
+      Vec y = sigmoid(z);
+      slope = y * (1.0f - y);
+      return y;
+    }
+    case TANH: {
+      Vec y = tanh(z);
+      slope = 1.0f - y * y;
+      return y;
+    }
+    case GELU: {
+      Vec below = (erf(z * 0.70710678f) + 1.0f) * 0.5f;
+      slope = below + z * exp(z * z * -0.5f) * 0.39894228f;
+      return z * below;
+    }
+    case GELU_TANH: {  // (1 + tanh(u)) / 2 = sigmoid(2 u)
+      Vec square = z * z, share = sigmoid(z * (square * 0.044715f + 1.0f) * 1.59576912f);
+      slope = share + z * share * (1.0f - share) * (square * 0.134145f + 1.0f) * 1.59576912f;
+      return z * share;
+    }
+    case SILU: {
+      Vec share = sigmoid(z);
+      slope = share * ((z * (1.0f - share)) + 1.0f);
+      return z * share;
+    }
+    default:
+      slope = splat(1);
+      return z;
+  }
+}
+
+inline Vec activate(int act, const Vec& z) {
+  Vec slope;
+  return activate(act, z, slope);
+}
+
+}  // namespace polyhead

@@ -1,0 +1,380 @@
+// HYLA, hypernetwork linear attention, with memory that grows with t.
+//
+//   z_ij   = act(sum_h a_hij v_jh)          the pair's hidden layer
+//   out_ih = sum_j a_hij z_ij               its output layer
+//
+// with a_hij the code: scores through their normaliser, times dropout (pairs.h).  Backward, with y = act(z):
+//
+//   dy_ij  = sum_h a_hij dout_ih            dz = dy act'(z)            da_hij = dout_ih . y_ij + dz_ij . v_jh
+//   dv_jh  = sum_i a_hij dz_ij              ds = da through the normaliser
+//   dq_ih  = sum_j ds_hij k_jh scale        dk_jh = sum_i ds_hij q_ih scale
+//
+// Schug et al. 2024, "Attention as a hypernetwork", eq. 6.  The forward pass has 16 queries in lanes, the backward
+// pass 16 keys, so that neither adds up over lanes but for dq; a softmax over keys needs a pass before each.
+
+#include "acts.h"
+#include "parallel.h"
+#include "tiles.h"
+
+using namespace polyhead;
+
+extern "C" struct HylaCall {
+  int64_t b, t, s, h, g, d, e;
+  Rows q, k, v, dout;
+  float *out, *dq, *dk, *dv, *dbias;  // contiguous; dq as often as there are strips, dbias as its strides say
+  Limits limits;                      // own: queries
+  int64_t dbias_b, dbias_h, dbias_q, dbias_k, dbias_slot, dbias_strip;
+  int64_t slots, strips;  // the batch and the keys are cut into so many, which are worked on independently
+  float scale, eps;
+  int32_t normalise, act;
+  Pool pool;
+  int64_t threads;
+};
+
+namespace {
+
+constexpr int64_t COLUMNS = 16;  // numbers of the hidden layer that are made at once, at most
+constexpr int TOGETHER = 4;      // tiles of queries that read the same keys
+
+template <int H> struct Hyla {
+  const HylaCall& c;
+  Limits limits;
+  int share;  // query heads of a group of keys
+
+  Hyla(const HylaCall& c, const Limits& limits) : c(c), limits(limits), share(int(c.h / c.g)) {}
+  int heads() const { return H ? H : int(c.h); }
+  int groups() const { return H ? H : int(c.g); }
+  int shared() const { return H ? 1 : share; }
+
+  // Of n rows of the other side: the code a, and u, that with dropout, and w, u added up over the heads of a group of keys.
+  struct Code {
+    float *a, *u, *w, *scale;
+  };
+  Code code_memory(Memory& memory) const {
+    Code code;
+    code.a = memory.take(OTHERS * heads() * LANES);
+    code.u = limits.keep.at ? memory.take(OTHERS * heads() * LANES) : code.a;
+    code.w = shared() > 1 ? memory.take(OTHERS * groups() * LANES) : code.u;
+    code.scale = memory.take(OTHERS * LANES);
+    return code;
+  }
+  int64_t code_size() const { return 3 * OTHERS * (heads() + 1) * LANES; }
+
+  void make_code(const Tile& tile, int64_t other, int n, const Stats& lse, const Code& code) const {
+    for (int r = 0; r < n; r++) {
+      Sight sight(limits, tile, other + r);
+      float *a = code.a + r * heads() * LANES, *u = code.u + r * heads() * LANES;
+      add_bias(sight, a, heads(), c.normalise == RMS_HEADS || c.normalise == NONE ? 0.0f : -INFINITY);
+      store(code.scale + r * LANES, normalise(c.normalise, sight, lse, a, heads(), c.eps));
+      if (limits.keep.at) drop(sight, a, u, heads());
+      for (int g = 0; shared() > 1 && g < groups(); g++) {
+        Vec total = splat(0);
+        for (int h = 0; h < shared(); h++) total += load(u + (g * shared() + h) * LANES);
+        store(code.w + (r * groups() + g) * LANES, total);
+      }
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------------------- forward
+  // Hidden layers y[row][column][lane] of R columns.
+  template <int R> void hidden(const Code& code, int r, const float* v, float* y) const {
+    Vec z[R] = {};
+    combine<R>(z, code.w + r * groups() * LANES, LANES, v, c.v.h, groups());
+    POLYHEAD_UNROLL
+    for (int i = 0; i < R; i++) store(y + i * LANES, activate(c.act, z[i]));
+  }
+
+  void values(const Tile& tile, int64_t other, int n, const Code& code, float* y, float* out) const {
+    for (int64_t e0 = 0; e0 < c.e; e0 += COLUMNS) {
+      int64_t columns = std::min(COLUMNS, c.e - e0);
+      for (int r = 0; r < n; r++) {
+        const float* v = c.v.at + tile.b * c.v.b + (other + r) * c.v.n + e0;
+        float* to = y + r * COLUMNS * LANES;
+        int64_t i = 0;
+        for (; i + WIDE <= columns; i += WIDE) hidden<WIDE>(code, r, v + i, to + i * LANES);
+        for (; i + 2 <= columns; i += 2) hidden<2>(code, r, v + i, to + i * LANES);
+        for (; i < columns; i++) hidden<1>(code, r, v + i, to + i * LANES);
+      }
+      outer(out, c.e, e0, code.u, heads(), y, COLUMNS * LANES, columns, n);
+    }
+  }
+
+  // lse[head][lane] of a tile of queries: log of the sum over keys of e^score; 0 where there is no key.
+  void sums(const Tile& tile, const float* q, float* s, float* lse) const {
+    Memory memory(2 * heads() * LANES);
+    float *top = memory.take(heads() * LANES), *total = memory.zeros(heads() * LANES);
+    std::fill(top, top + heads() * LANES, -3e38f);
+    Range range = others(limits, tile);
+    for (int64_t at = range.from; at < range.to; at += OTHERS) {
+      int n = int(std::min<int64_t>(OTHERS, range.to - at));
+      scores(q, 1, c.k, shared(), tile.b, at, n, heads(), c.d, s);
+      for (int r = 0; r < n; r++) {
+        Sight sight(limits, tile, at + r);
+        float* score = s + r * heads() * LANES;
+        add_bias(sight, score, heads(), -INFINITY);
+        for (int h = 0; h < heads(); h++) {
+          Vec x = load(score + h * LANES), old = load(top + h * LANES), higher = larger(x, old);
+          store(total + h * LANES, load(total + h * LANES) * exp(old - higher) + exp(x - higher));
+          store(top + h * LANES, higher);
+        }
+      }
+    }
+    for (int i = 0; i < heads() * LANES; i++) lse[i] = total[i] > 0 ? top[i] + std::log(total[i]) : 0.0f;
+  }
+
+  int64_t forward_size() const {
+    return code_size() + TOGETHER * heads() * LANES * (c.d + c.e + 1) + (OTHERS * COLUMNS + 64) * LANES;
+  }
+
+  // Queries from `row` on, in as many tiles as read the same keys.
+  void forward(int64_t b, int64_t row, Memory& memory) const {
+    Code code = code_memory(memory);
+    float* y = memory.take(OTHERS * COLUMNS * LANES);
+    float *q[TOGETHER], *out[TOGETHER], *lse[TOGETHER];
+    Tile tile[TOGETHER];
+    Range range[TOGETHER], all = {c.s, 0};
+    int tiles = 0;
+    for (; tiles < TOGETHER && row < c.t; tiles++, row += LANES) {
+      tile[tiles] = tile_at(b, row, c.t);
+      q[tiles] = memory.take(heads() * c.d * LANES);
+      out[tiles] = memory.zeros(heads() * c.e * LANES);
+      lse[tiles] = memory.take(heads() * LANES);
+      pack(c.q, tile[tiles], heads(), c.d, c.scale, q[tiles]);
+      if (over_keys(c.normalise)) sums(tile[tiles], q[tiles], code.a, lse[tiles]);
+      range[tiles] = others(limits, tile[tiles]);
+      all = {std::min(all.from, range[tiles].from), std::max(all.to, range[tiles].to)};
+    }
+    for (int64_t at = all.from; at < all.to; at += OTHERS)
+      for (int i = 0; i < tiles; i++) {
+        int64_t from = std::max(at, range[i].from), to = std::min(at + OTHERS, range[i].to);
+        if (from >= to) continue;
+        int n = int(to - from);
+        scores(q[i], 1, c.k, shared(), b, from, n, heads(), c.d, code.a);
+        make_code(tile[i], from, n, {lse[i] - tile[i].row, 0, LANES, 1, 0}, code);
+        values(tile[i], from, n, code, y, out[i]);
+      }
+    for (int i = 0; i < tiles; i++) {
+      float* to = c.out + (b * c.t + tile[i].row) * c.h * c.e;
+      unpack(out[i], tile[i], heads(), c.e, 1.0f, to, c.h * c.e);
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------------------ backward
+  // The gradient of the code, in two sums: over dout (of heads) and over v (of groups of keys); the same memory if
+  // there is a group for every head.
+  struct Grads {
+    float *of_dout, *of_v;
+  };
+
+  // R columns of the hidden layer of a pair, with the tile's own rows (of v, or of dout) in lanes and a row of the other.
+  //
+  //   z = sum_g w_g v_g,  dy = sum_h u_h dout_h,  da_h += dout_h . y,  da_g += dz . v_g
+  template <int R, bool KEYS>
+  void pair(const Code& code, int r, const float* own, const float* other, float* dz, const Grads& grads) const {
+    const int mine = KEYS ? groups() : heads(), theirs = KEYS ? heads() : groups();
+    const float *w = code.w + r * groups() * LANES, *u = code.u + r * heads() * LANES;
+    const int64_t step = c.e * LANES, step_other = KEYS ? c.dout.h : c.v.h;
+    Vec x[R] = {}, y[R] = {};
+    combine_lanes<R>(x, KEYS ? w : u, own, step, mine);
+    combine<R>(y, KEYS ? u : w, LANES, other, step_other, theirs);
+    Vec on_own[R], on_other[R];
+    POLYHEAD_UNROLL
+    for (int i = 0; i < R; i++) {
+      Vec slope, out = activate(c.act, KEYS ? x[i] : y[i], slope), grad = (KEYS ? y[i] : x[i]) * slope;
+      if (KEYS) store(dz + i * LANES, grad);
+      on_own[i] = KEYS ? grad : out;
+      on_other[i] = KEYS ? out : grad;
+    }
+    float *to_own = (KEYS ? grads.of_v : grads.of_dout) + r * mine * LANES;
+    float *to_other = (KEYS ? grads.of_dout : grads.of_v) + r * theirs * LANES;
+    for (int h = 0; h < mine; h++) {
+      Vec total = load(to_own + h * LANES);
+      POLYHEAD_UNROLL
+      for (int i = 0; i < R; i++) total += load(own + h * step + i * LANES) * on_own[i];
+      store(to_own + h * LANES, total);
+    }
+    for (int h = 0; h < theirs; h++) {
+      Vec total = load(to_other + h * LANES);
+      POLYHEAD_UNROLL
+      for (int i = 0; i < R; i++) total += on_other[i] * other[h * step_other + i];
+      store(to_other + h * LANES, total);
+    }
+  }
+
+  // da[row][head][lane] of n rows of the other side and, where keys are in lanes, what they add to dv.
+  template <bool KEYS>
+  void pairs(const Tile& tile, int64_t other, int n, const Code& code, const float* own, float* dz, const Grads& grads,
+             float* dv) const {
+    const Rows& x = KEYS ? c.dout : c.v;
+    std::fill(grads.of_dout, grads.of_dout + n * heads() * LANES, 0.0f);
+    std::fill(grads.of_v, grads.of_v + n * groups() * LANES, 0.0f);
+    for (int64_t e0 = 0; e0 < c.e; e0 += COLUMNS) {
+      int64_t columns = std::min(COLUMNS, c.e - e0);
+      for (int r = 0; r < n; r++) {
+        const float* row = x.at + tile.b * x.b + (other + r) * x.n + e0;
+        const float* mine = own + e0 * LANES;
+        float* to = dz + r * COLUMNS * LANES;
+        int64_t i = 0;
+        for (; i + 4 <= columns; i += 4) pair<4, KEYS>(code, r, mine + i * LANES, row + i, to + i * LANES, grads);
+        for (; i + 2 <= columns; i += 2) pair<2, KEYS>(code, r, mine + i * LANES, row + i, to + i * LANES, grads);
+        for (; i < columns; i++) pair<1, KEYS>(code, r, mine + i * LANES, row + i, to + i * LANES, grads);
+      }
+      if (KEYS) outer(dv, c.e, e0, code.w, groups(), dz, COLUMNS * LANES, columns, n);
+    }
+    for (int r = 0; shared() > 1 && r < n; r++)
+      for (int h = 0; h < heads(); h++) {
+        float* to = grads.of_dout + (r * heads() + h) * LANES;
+        store(to, load(to) + load(grads.of_v + (r * groups() + h / shared()) * LANES));
+      }
+  }
+
+  Grads grad_memory(Memory& memory) const {
+    float* of_dout = memory.take(OTHERS * heads() * LANES);
+    return {of_dout, shared() > 1 ? memory.take(OTHERS * groups() * LANES) : of_dout};
+  }
+
+  // lse and delta [head][lane] of a tile of queries, for softmax over keys.
+  void stats(int64_t b, int64_t row, Memory& memory, const Stats& lse, const Stats& delta) const {
+    Code code = code_memory(memory);
+    Grads grads = grad_memory(memory);
+    Tile tile = tile_at(b, row, c.t);
+    float *q = memory.take(heads() * c.d * LANES), *dout = memory.take(heads() * c.e * LANES);
+    float *sum = memory.take(heads() * LANES), *total = memory.zeros(heads() * LANES);
+    pack(c.q, tile, heads(), c.d, c.scale, q);
+    pack(c.dout, tile, heads(), c.e, 1.0f, dout);
+    sums(tile, q, code.a, sum);
+    Range range = others(limits, tile);
+    for (int64_t at = range.from; at < range.to; at += OTHERS) {
+      int n = int(std::min<int64_t>(OTHERS, range.to - at));
+      scores(q, 1, c.k, shared(), b, at, n, heads(), c.d, code.a);
+      make_code(tile, at, n, {sum - row, 0, LANES, 1, 0}, code);
+      pairs<false>(tile, at, n, code, dout, nullptr, grads, nullptr);
+      for (int r = 0; r < n; r++) {
+        float *a = code.a + r * heads() * LANES, *da = grads.of_dout + r * heads() * LANES;
+        if (limits.keep.at) drop(Sight(limits, tile, at + r), da, da, heads());
+        through_heads(c.normalise, load(code.scale + r * LANES), a, da, heads());
+        for (int h = 0; h < heads() * LANES; h++) total[h] += a[h] * da[h];
+      }
+    }
+    for (int h = 0; h < heads(); h++) {
+      std::copy(sum + h * LANES, sum + (h + 1) * LANES, lse.at + b * lse.b + h * lse.h + row);
+      std::copy(total + h * LANES, total + (h + 1) * LANES, delta.at + b * delta.b + h * delta.h + row);
+    }
+  }
+
+  int64_t backward_size() const {
+    return 2 * code_size() + heads() * LANES * (2 * c.d + 4 * c.e + padded(c.d) + 4) + (OTHERS * COLUMNS + 64) * LANES;
+  }
+
+  // Keys from `row` to `end`, a tile at a time; dq is that of their strip.
+  void backward(int64_t b, Range keys, Memory& memory, const Stats& lse, const Stats& delta, float* dq, float* dbias) const {
+    Code code = code_memory(memory);
+    Grads grads = grad_memory(memory);
+    float *k = memory.take(groups() * c.d * LANES), *v = memory.take(groups() * c.e * LANES);
+    float *rows = memory.take(groups() * LANES * padded(c.d)), *dz = memory.take(OTHERS * COLUMNS * LANES);
+    float *dk = memory.take(groups() * c.d * LANES), *dv = memory.take(groups() * c.e * LANES);
+    for (int64_t row = keys.from; row < keys.to; row += LANES) {
+      Tile tile = tile_at(b, row, c.s);
+      pack(c.k, tile, groups(), c.d, c.scale, k);
+      pack(c.v, tile, groups(), c.e, 1.0f, v);
+      copy_rows(c.k, tile, groups(), c.d, c.scale, rows);
+      std::fill(dk, dk + groups() * c.d * LANES, 0.0f);
+      std::fill(dv, dv + groups() * c.e * LANES, 0.0f);
+      Range range = others(limits, tile);
+      for (int64_t at = range.from; at < range.to; at += OTHERS) {
+        int n = int(std::min<int64_t>(OTHERS, range.to - at));
+        scores(k, shared(), c.q, 1, b, at, n, heads(), c.d, code.a);
+        make_code(tile, at, n, lse, code);
+        pairs<true>(tile, at, n, code, v, dz, grads, dv);
+        for (int r = 0; r < n; r++) {
+          Sight sight(limits, tile, at + r);
+          float *a = code.a + r * heads() * LANES, *da = grads.of_dout + r * heads() * LANES;
+          if (limits.keep.at) drop(sight, da, da, heads());
+          through_heads(c.normalise, load(code.scale + r * LANES), a, da, heads());
+          through_keys(c.normalise, sight, delta, a, da, heads());
+          if (dbias) add_to_bias(tile, at + r, da, dbias);
+        }
+        score_grads(tile, at, n, grads.of_dout, rows, dq, dk);
+      }
+      unpack(dk, tile, groups(), c.d, c.scale, c.dk + (b * c.s + row) * c.g * c.d, c.g * c.d);
+      unpack(dv, tile, groups(), c.e, 1.0f, c.dv + (b * c.s + row) * c.g * c.e, c.g * c.e);
+    }
+  }
+
+  void add_to_bias(const Tile& tile, int64_t query, const float* ds, float* dbias) const {
+    for (int h = 0; h < heads(); h++) {
+      float* to = dbias + tile.b * c.dbias_b + h * c.dbias_h + query * c.dbias_q + tile.row * c.dbias_k;
+      for (int64_t l = 0; l < tile.count; l++) to[l * c.dbias_k] += ds[h * LANES + l];
+    }
+  }
+
+  // From ds[query][head][lane] to dq (t h d) and dk[group][d][lane].
+  void score_grads(const Tile& tile, int64_t query, int n, const float* ds, const float* rows, float* dq, float* dk) const {
+    const int64_t step = heads() * LANES, to = c.h * c.d;
+    for (int h = 0; h < heads(); h++) {
+      int g = h / shared(), r = 0;
+      const float* k = rows + g * LANES * padded(c.d);
+      float* grad = dq + query * to + h * c.d;
+      for (; r + 4 <= n; r += 4) add_rows<4>(ds + r * step + h * LANES, step, k, c.d, grad + r * to, to);
+      for (; r < n; r++) add_rows<1>(ds + r * step + h * LANES, step, k, c.d, grad + r * to, to);
+      const float* q = c.q.at + tile.b * c.q.b + query * c.q.n + h * c.q.h;
+      int64_t i = 0;
+      for (; i + WIDE <= c.d; i += WIDE) key_grads<WIDE>(ds + h * LANES, step, q + i, n, dk + (g * c.d + i) * LANES);
+      for (; i + 2 <= c.d; i += 2) key_grads<2>(ds + h * LANES, step, q + i, n, dk + (g * c.d + i) * LANES);
+      for (; i < c.d; i++) key_grads<1>(ds + h * LANES, step, q + i, n, dk + (g * c.d + i) * LANES);
+    }
+  }
+  template <int R> void key_grads(const float* ds, int64_t step, const float* q, int n, float* dk) const {
+    Vec total[R] = {};
+    combine<R>(total, ds, step, q, c.q.n, n);
+    POLYHEAD_UNROLL
+    for (int i = 0; i < R; i++) store(dk + i * LANES, load(dk + i * LANES) + total[i]);
+  }
+};
+
+template <int H> bool forward(const HylaCall& c) {
+  Hyla<H> hyla(c, c.limits);
+  int64_t jobs = (c.t + LANES * TOGETHER - 1) / (LANES * TOGETHER);
+  return each({c.pool, c.threads}, c.b * jobs, hyla.forward_size(), [&](int64_t job, Memory& memory) {
+    hyla.forward(job / jobs, job % jobs * LANES * TOGETHER, memory);
+  });
+}
+
+template <int H> bool backward(const HylaCall& c) {
+  Hyla<H> queries(c, c.limits), keys(c, c.limits.turned());
+  Team team = {c.pool, c.threads};
+  const int64_t tiles = (c.t + LANES - 1) / LANES, rows = tiles * LANES, key_tiles = (c.s + LANES - 1) / LANES;
+  const bool stats = over_keys(c.normalise);
+  Memory memory(stats ? 2 * (c.b * c.h * rows + LANES) : 0);
+  if (memory.failed()) return false;
+  Stats lse = {stats ? memory.take(c.b * c.h * rows) : nullptr, c.h * rows, rows, 0, 1}, delta = lse;
+  delta.at = stats ? memory.take(c.b * c.h * rows) : nullptr;
+  bool done = !stats || each(team, c.b * tiles, queries.backward_size(), [&](int64_t job, Memory& own) {
+    queries.stats(job / tiles, job % tiles * LANES, own, lse, delta);
+  });
+  return done && each(team, c.slots * c.strips, keys.backward_size(), [&](int64_t job, Memory& own) {
+    int64_t slot = job / c.strips, strip = job % c.strips;
+    int64_t from = strip * key_tiles / c.strips * LANES, to = (strip + 1) * key_tiles / c.strips * LANES;
+    float* dbias = c.dbias ? c.dbias + slot * c.dbias_slot + strip * c.dbias_strip : nullptr;
+    for (int64_t b = slot * c.b / c.slots; b < (slot + 1) * c.b / c.slots; b++) {
+      own.again();
+      keys.backward(b, {from, std::min(to, c.s)}, own, lse, delta, c.dq + (strip * c.b + b) * c.t * c.h * c.d, dbias);
+    }
+  });
+}
+
+template <int H> int run(const HylaCall& c, bool grads) { return (grads ? backward<H>(c) : forward<H>(c)) ? 0 : 1; }
+
+}  // namespace
+
+// 0, or 1 if there was no memory.
+extern "C" int polyhead_hyla(const HylaCall* call, int grads) {
+  switch (call->g == call->h ? call->h : 0) {
+    case 1: return run<1>(*call, grads);
+    case 2: return run<2>(*call, grads);
+    case 4: return run<4>(*call, grads);
+    case 8: return run<8>(*call, grads);
+    case 16: return run<16>(*call, grads);
+    default: return run<0>(*call, grads);
+  }
+}

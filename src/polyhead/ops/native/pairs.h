@@ -1,0 +1,175 @@
+// The pairs of a query and a key: who may look, biases, dropout, and the code.
+//
+// A tile holds 16 rows of one side in lanes (its own: queries in the forward pass, keys in the backward pass) and goes
+// through the other side one row after the other.  What is written here holds for both.
+
+#pragma once
+#include "vec.h"
+
+namespace polyhead {
+
+// (b n h width), in numbers from one to the next; the width is contiguous.
+struct Rows {
+  const float* at;
+  int64_t b, n, h;
+};
+
+// (b h own other): a mask, bias or dropout; a stride of 0 says it is the same for all.
+template <class T> struct Pairs {
+  T* at;
+  int64_t b, h, own, other;
+  Pairs turned() const { return {at, b, h, other, own}; }
+};
+
+struct Limits {
+  const int32_t *first, *end;  // of each own row, the others it may meet; null if all
+  const int32_t *low, *high;   // of each other row, the own ones
+  Pairs<const float> bias, keep;
+  Pairs<const uint8_t> mask;
+  int64_t owns, others;
+  Limits turned() const {
+    return {low, high, first, end, bias.turned(), keep.turned(), mask.turned(), others, owns};
+  }
+};
+
+// Own rows `row` to `row` + 16 of sample b, of which `count` exist.
+struct Tile {
+  int64_t b, row, count;
+};
+
+struct Range {
+  int64_t from, to;
+};
+
+inline Tile tile_at(int64_t b, int64_t row, int64_t owns) { return {b, row, owns - row < LANES ? owns - row : LANES}; }
+
+// The others that any row of a tile may meet.
+inline Range others(const Limits& limits, const Tile& tile) {
+  if (limits.first == nullptr) return {0, limits.others};
+  return {limits.first[tile.row], limits.end[tile.row + tile.count - 1]};
+}
+
+template <class T> inline Vec lanes_of(const Pairs<T>& x, const Tile& tile, int64_t h, int64_t other) {
+  const T* from = x.at + tile.b * x.b + h * x.h + tile.row * x.own + other * x.other;
+  float lane[LANES] = {};
+  if (x.own == 1 && tile.count == LANES)
+    for (int l = 0; l < LANES; l++) lane[l] = float(from[l]);
+  else
+    for (int64_t l = 0; l < tile.count; l++) lane[l] = float(from[l * x.own]);
+  return load(lane);
+}
+
+// Who of the tile may look at (or be seen by) the other row, in a head: range, mask, and -inf in the bias.
+struct Sight {
+  const Limits& limits;
+  const Tile& tile;
+  int64_t other;
+  Mask all;    // what holds for all heads
+  bool whole;  // nothing is hidden
+
+  Sight(const Limits& limits, const Tile& tile, int64_t other) : limits(limits), tile(tile), other(other) {
+    int64_t from = limits.low ? limits.low[other] - tile.row : 0, to = limits.high ? limits.high[other] - tile.row : LANES;
+    to = to < tile.count ? to : tile.count;
+    whole = from <= 0 && to >= LANES && limits.mask.at == nullptr && limits.bias.at == nullptr;
+    if (whole) return;
+    all = between(from, to);
+    if (limits.mask.at && limits.mask.h == 0) all = all & (lanes_of(limits.mask, tile, 0, other) > 0.0f);
+  }
+  Mask of(int64_t h) const {
+    Mask seen = all;
+    if (limits.mask.at && limits.mask.h != 0) seen = seen & (lanes_of(limits.mask, tile, h, other) > 0.0f);
+    if (limits.bias.at) seen = seen & (lanes_of(limits.bias, tile, h, other) > splat(-INFINITY));
+    return seen;
+  }
+};
+
+enum Normalise { SOFTMAX, RMS_HEADS, NONE, SOFTMAX_RMS_HEADS, SOFTMAX_HEADS };  // as in spec.py
+
+inline bool over_keys(int normalise) { return normalise == SOFTMAX || normalise == SOFTMAX_RMS_HEADS; }
+inline bool root_of_heads(int normalise) { return normalise == RMS_HEADS || normalise == SOFTMAX_RMS_HEADS; }
+
+// Something of each query and head (lse: log of the sum of e^score over keys; delta: sum over keys of a da).
+struct Stats {
+  float* at;
+  int64_t b, h, own, other;
+  Vec of(const Tile& tile, int64_t head, int64_t row) const {
+    const float* from = at + tile.b * b + head * h + tile.row * own + row * other;
+    return own == 1 ? load(from) : splat(*from);
+  }
+};
+
+// Add the bias to products [head][lane] of a pair; hidden scores become `hidden`.
+inline void add_bias(const Sight& sight, float* s, int heads, float hidden) {
+  if (sight.whole) return;
+  for (int h = 0; h < heads; h++) {
+    Vec x = load(s + h * LANES);
+    if (sight.limits.bias.at) x += lanes_of(sight.limits.bias, sight.tile, h, sight.other);
+    store(s + h * LANES, choose(sight.of(h), x, splat(hidden)));
+  }
+}
+
+// From scores [head][lane] of a pair to its code, in place; the result is one over the root of its mean square over heads.
+//
+//   a = s | e^(s - lse) | e^s / sum_h e^s,  then for rms  a / sqrt(mean_h a^2 + eps)
+inline Vec normalise(int how, const Sight& sight, const Stats& lse, float* s, int heads, float eps) {
+  Vec scale = splat(1);
+  if (over_keys(how))
+    for (int h = 0; h < heads; h++)
+      store(s + h * LANES, exp(load(s + h * LANES) - lse.of(sight.tile, h, sight.other)));
+  if (how == SOFTMAX_HEADS) {
+    Vec top = splat(-3e38f), total = splat(0);
+    for (int h = 0; h < heads; h++) top = larger(load(s + h * LANES), top);
+    for (int h = 0; h < heads; h++) {
+      Vec x = exp(load(s + h * LANES) - top);
+      total += x;
+      store(s + h * LANES, x);
+    }
+    Vec share = choose(total > 0.0f, splat(1) / total, splat(0));
+    for (int h = 0; h < heads; h++) store(s + h * LANES, load(s + h * LANES) * share);
+  }
+  if (root_of_heads(how)) {
+    Vec square = splat(0);
+    for (int h = 0; h < heads; h++) square += load(s + h * LANES) * load(s + h * LANES);
+    scale = splat(1) / root(square * (1.0f / float(heads)) + eps);
+    for (int h = 0; h < heads; h++) store(s + h * LANES, load(s + h * LANES) * scale);
+  }
+  return scale;
+}
+
+// From the gradient of a code [head][lane], without dropout, to that of what its first softmax gave, or of the scores.
+//
+//   through rms  scale (da - a mean_h(a da));  through a softmax over heads  a (da - sum_h a da)
+// and, for a softmax over keys, p, which the code is made of, in place of a.
+inline void through_heads(int how, const Vec& scale, float* a, float* da, int heads) {
+  if (how == NONE || how == SOFTMAX) return;
+  Vec inner = splat(0);
+  for (int h = 0; h < heads; h++) inner += load(a + h * LANES) * load(da + h * LANES);
+  if (root_of_heads(how)) inner = inner * (1.0f / float(heads));
+  for (int h = 0; h < heads; h++) {
+    Vec code = load(a + h * LANES), grad = load(da + h * LANES);
+    if (how == SOFTMAX_HEADS)
+      store(da + h * LANES, code * (grad - inner));
+    else
+      store(da + h * LANES, scale * (grad - code * inner));
+    if (how == SOFTMAX_RMS_HEADS) store(a + h * LANES, code / scale);
+  }
+}
+
+// ... and on to the scores: p (dp - delta), and 0 where the pair is hidden.
+inline void through_keys(int how, const Sight& sight, const Stats& delta, const float* p, float* da, int heads) {
+  if (over_keys(how))
+    for (int h = 0; h < heads; h++) {
+      Vec less = load(da + h * LANES) - delta.of(sight.tile, h, sight.other);
+      store(da + h * LANES, load(p + h * LANES) * less);
+    }
+  if (sight.whole) return;
+  for (int h = 0; h < heads; h++) store(da + h * LANES, choose(sight.of(h), load(da + h * LANES), splat(0)));
+}
+
+// a times its dropout, for one pair; `from` and `to` may be the same.
+inline void drop(const Sight& sight, const float* from, float* to, int heads) {
+  for (int h = 0; h < heads; h++)
+    store(to + h * LANES, load(from + h * LANES) * lanes_of(sight.limits.keep, sight.tile, h, sight.other));
+}
+
+}  // namespace polyhead

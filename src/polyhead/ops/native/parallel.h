@@ -1,0 +1,72 @@
+// Work on PyTorch's own threads: the pool of the OpenMP library that it has loaded, whose door Python hands over.
+
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+
+namespace polyhead {
+
+typedef void (*Pool)(void (*)(void*), void*, unsigned threads, unsigned flags);  // GOMP_parallel
+
+struct Team {
+  Pool pool;
+  int64_t threads;
+};
+
+// Memory of one thread, or of a call, which is asked for once and handed out piece by piece.
+class Memory {
+ public:
+  explicit Memory(int64_t numbers) {
+    size_t bytes = (size_t(numbers) * sizeof(float) / 64 + 64) * 64;
+    start_ = next_ = static_cast<float*>(std::aligned_alloc(64, bytes));
+  }
+  ~Memory() { std::free(start_); }
+  Memory(const Memory&) = delete;
+  bool failed() const { return start_ == nullptr; }
+  static int64_t rounded(int64_t numbers) { return (numbers + 15) / 16 * 16; }
+  float* take(int64_t numbers) {
+    float* piece = next_;
+    next_ += rounded(numbers);
+    return piece;
+  }
+  float* zeros(int64_t numbers) {
+    float* piece = take(numbers);
+    std::fill(piece, piece + numbers, 0.0f);
+    return piece;
+  }
+  void again() { next_ = start_; }
+
+ private:
+  float *start_, *next_;
+};
+
+// work(item, memory) for every item, each once, on any thread; false if there was no memory.
+template <class Work> bool each(const Team& team, int64_t items, int64_t numbers, const Work& work) {
+  struct Shared {
+    std::atomic<int64_t> next;
+    std::atomic<bool> failed;
+    int64_t items, numbers;
+    const Work& work;
+  } shared{{0}, {false}, items, numbers, work};
+  auto run = [](void* given) {
+    Shared& all = *static_cast<Shared*>(given);
+    Memory memory(all.numbers);
+    if (memory.failed()) all.failed = true;
+    while (!all.failed) {
+      int64_t item = all.next.fetch_add(1);
+      if (item >= all.items) break;
+      memory.again();
+      all.work(item, memory);
+    }
+  };
+  unsigned threads = unsigned(std::min(team.threads, items));
+  if (team.pool != nullptr && threads > 1)
+    team.pool(run, &shared, threads, 0);
+  else
+    run(&shared);
+  return !shared.failed;
+}
+
+}  // namespace polyhead

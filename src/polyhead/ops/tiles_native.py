@@ -1,0 +1,294 @@
+"""Native code: the C++ sources in ops/native, compiled on first use, kept in the user's cache, called with pointers.
+
+A library is a plain C interface without a header of PyTorch's, so that it is built in seconds and depends on no ABI.
+Its name in the cache is a digest of what makes it: sources, flags, versions, processor.  One process builds it, under
+a lock that the system takes back when the process dies; it gets its name when it is whole.  Whatever goes wrong is a
+reason, in a line, why there is no native code, and other impls do the work.
+
+POLYHEAD_NATIVE=0 turns it off, POLYHEAD_NATIVE_CACHE is another folder, POLYHEAD_NATIVE_FLAGS other flags.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyhead.ops.tiles import reach
+
+SOURCES = Path(__file__).parent / "native"
+COMPILERS = ("g++", "clang++")
+FLAGS = "-O3 -march=native"
+ALWAYS = ("-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-pipe")
+PATIENCE = 600.0
+"""Seconds that a build may take, or the wait for another process that builds."""
+
+SYMBOL = "polyhead_{}"
+"""The one function of a library, by the name of its source."""
+
+_LIBRARIES: dict[str, Any] = {}
+"""Name of a source -> its function, or why there is none."""
+
+_log = logging.getLogger("polyhead")
+
+
+def missing(name: str) -> str | None:
+    """Why there is no native code of that name, or None; the first question builds it."""
+    if name not in _LIBRARIES:
+        try:
+            _LIBRARIES[name] = _library(name)
+        except (OSError, AttributeError, subprocess.SubprocessError) as error:
+            _LIBRARIES[name] = _short(error)
+        if isinstance(_LIBRARIES[name], str) and enabled():
+            _log.warning("polyhead: no native code for %s: it %s; slower code takes its place", name, _LIBRARIES[name])
+    found = _LIBRARIES[name]
+    return found if isinstance(found, str) else None
+
+
+missing._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a compiler asks once, and does not look inside
+
+
+def enabled() -> bool:
+    """Is native code wanted?"""
+    return os.environ.get("POLYHEAD_NATIVE", "1") != "0"
+
+
+def call(name: str, struct: ctypes.Structure, *more: int) -> None:
+    """Run native code that `missing` has nothing against; MemoryError if it has too little memory."""
+    if _LIBRARIES[name](ctypes.byref(struct), *more):
+        raise MemoryError(f"polyhead: native code for {name} found too little memory")
+
+
+def status(name: str) -> str:
+    """What `polyhead list impls` says of native code: whether it is built, and why not.  Builds nothing."""
+    if not enabled():
+        return "turned off by POLYHEAD_NATIVE=0"
+    path = cached(name)
+    if path.exists():
+        return f"built: {path}"
+    return "not built yet: compiled on first use" if _compiler() else "cannot be built: neither g++ nor clang++ is there"
+
+
+def sources() -> tuple[str, ...]:
+    """Names of what can be built."""
+    return tuple(sorted(path.stem for path in SOURCES.glob("*.cpp")))
+
+
+# ------------------------------------------------------------------------------------------------------------- building
+def cached(name: str) -> Path:
+    """Where the library lies, or will."""
+    text = "\n".join([*flags(), torch.__version__, platform.platform(terse=True), platform.machine(), _processor()])
+    made = hashlib.sha256(text.encode())
+    for path in [SOURCES / f"{name}.cpp", *sorted(SOURCES.glob("*.h"))]:
+        made.update(path.read_bytes())
+    return folder() / f"{name}-{made.hexdigest()[:20]}.so"
+
+
+def flags() -> list[str]:
+    """Of the compiler."""
+    return [*os.environ.get("POLYHEAD_NATIVE_FLAGS", FLAGS).split(), *ALWAYS]
+
+
+def folder() -> Path:
+    """The cache."""
+    own, shared = os.environ.get("POLYHEAD_NATIVE_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own) if own else Path(shared or Path.home() / ".cache") / "polyhead" / "native"
+
+
+def _processor() -> str:
+    """What the instructions depend on."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return "\n".join(sorted({x for x in lines if x.startswith(("model name", "flags", "Features", "CPU part"))}))
+    return platform.processor()
+
+
+def _compiler() -> str | None:
+    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
+
+
+def _library(name: str) -> Any:
+    """The function of a library, built if it is not there, or why there is none."""
+    if not enabled():
+        return "is turned off by POLYHEAD_NATIVE=0"
+    path = cached(name)
+    with contextlib.suppress(OSError, AttributeError):
+        return _load(path, name)
+    if (compiler := _compiler()) is None:
+        return "needs a compiler, g++ or clang++, and neither is there"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(path.with_suffix(".lock")):
+        with contextlib.suppress(OSError, AttributeError):
+            return _load(path, name)  # another process has built it meanwhile
+        if (reason := _build(compiler, name, path)) is not None:
+            return reason
+    return _load(path, name)
+
+
+def _load(path: Path, name: str) -> Any:
+    function = getattr(ctypes.CDLL(str(path)), SYMBOL.format(name))
+    function.restype = ctypes.c_int
+    return function
+
+
+def _build(compiler: str, name: str, path: Path) -> str | None:
+    """Compile to a file of our own, which is then given its name at once; in words, what went wrong."""
+    for left in path.parent.glob(f"{path.stem}.*.part"):
+        left.unlink(missing_ok=True)  # by a process that was killed
+    part = path.with_suffix(f".{os.getpid()}.part")
+    _log.warning("polyhead: compiling native code for %s, once (%s)", name, path.parent)
+    try:
+        done = subprocess.run(
+            [compiler, *flags(), str(SOURCES / f"{name}.cpp"), "-o", str(part)],
+            capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+            return f"cannot be compiled: {compiler}: {lines[0].strip() if lines else f'exit code {done.returncode}'}"
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return None
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time; the lock dies with its process."""
+    import fcntl
+
+    with path.open("w") as file:
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise OSError(f"another process holds {path}") from None
+                time.sleep(0.05)
+        yield
+
+
+def _short(error: Exception) -> str:
+    return f"cannot be built: {' '.join(str(error).split())[:200]}"
+
+
+# -------------------------------------------------------------------------------------------------------------- calling
+class Rows(ctypes.Structure):
+    """(b n h width): numbers from one to the next; see native/pairs.h."""
+
+    _fields_ = [("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("b", "n", "h"))]
+
+
+class Pairs(ctypes.Structure):
+    """(b h t s), as it is laid out."""
+
+    _fields_ = [("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("b", "h", "own", "other"))]
+
+
+class Limits(ctypes.Structure):
+    """Who may look where, queries first."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("first", "end", "low", "high")),
+        *((name, Pairs) for name in ("bias", "keep", "mask")),
+        *((name, ctypes.c_int64) for name in ("owns", "others")),
+    ]
+
+
+def rows(x: Tensor | None) -> Rows:
+    """Of (b n h width) in float32, the width contiguous."""
+    return Rows() if x is None else Rows(x.data_ptr(), *x.stride()[:3])
+
+
+def pairs(x: Tensor | None, t: int) -> Pairs:
+    """Of something with 4 dimensions that broadcast to (b h t s), or by offset (h t+s-1)."""
+    if x is None:
+        return Pairs()
+    if x.ndim == 2:
+        return Pairs(x.data_ptr() + (t - 1) * x.itemsize, 0, x.stride(0), -1, 1)
+    return Pairs(x.data_ptr(), *(0 if n == 1 else step for n, step in zip(x.shape, x.stride(), strict=True)))
+
+
+def sight(
+    t: int, s: int, causal: bool, window: int | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Of each query, the first key it may look at and one past the last; of each key, the same of queries."""
+    if not causal and window is None and cu_seqlens is None:
+        return None
+    first, end = reach(t, s, torch.device("cpu"), causal=causal, window=window, cu_seqlens=cu_seqlens)
+    keys = torch.arange(s, dtype=torch.int32)
+    low, high = torch.searchsorted(end, keys, right=True), torch.searchsorted(first, keys, right=True)
+    return first, end, low.to(torch.int32), high.to(torch.int32)
+
+
+def limits(
+    look: tuple[Tensor, ...] | None, bias: Tensor | None, keep: Tensor | None, mask: Tensor | None, t: int, s: int
+) -> Limits:
+    """All that limits a call; `look` as `sight` gives it."""
+    ends = [None] * 4 if look is None else [x.data_ptr() for x in look]
+    return Limits(*ends, pairs(bias, t), pairs(keep, t), pairs(mask, t), t, s)
+
+
+def shares(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
+    """Into how many the samples and the keys of a backward pass are cut, to be worked on independently.
+
+    Each share of the keys has a dq of its own, each share of both the gradient of a bias by offset, so there are few.
+    Samples that have a dense bias in common are not cut.
+    """
+    n, tiles = threads(), -(-s // 16)
+    if n == 1:
+        return 1, 1
+    shared = bias is not None and bias.ndim == 4 and bias.shape[0] == 1
+    slots = 1 if shared else min(b, 4 * n)
+    return slots, min(tiles, -(-2 * n // slots))
+
+
+def bias_grad(bias: Tensor, slots: int, strips: int, t: int) -> tuple[Tensor, dict[str, int]]:
+    """Zeros (slots strips ...) that add up to the gradient of a bias, and how far apart in it things lie."""
+    if bias.ndim == 2:
+        grad = torch.zeros(slots, strips, *bias.shape)
+        return grad, {"first": t - 1, "b": 0, "h": grad.stride(2), "q": -1, "k": 1, "slot": grad.stride(0), "strip": grad.stride(1)}
+    grad = torch.zeros(1, 1, *bias.shape)
+    steps = [0 if n == 1 else step for n, step in zip(bias.shape, grad.stride()[2:], strict=True)]
+    return grad, {"first": 0, **dict(zip("bhqk", steps, strict=True)), "slot": 0, "strip": 0}
+
+
+def numbers(x: Tensor) -> Tensor:
+    """In float32, its last dimension contiguous."""
+    x = x.to(torch.float32)
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def threads() -> int:
+    """As many as PyTorch takes."""
+    return torch.get_num_threads()
+
+
+def pool() -> int | None:
+    """Where the OpenMP library that PyTorch has loaded starts a team of threads (GOMP_parallel), or None."""
+    if not _POOL:
+        libraries = sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*"))
+        _POOL.append(next((at for path in (*map(str, libraries), None) if (at := _door(path))), None))
+    return _POOL[0]
+
+
+_POOL: list[int | None] = []
+
+
+def _door(path: str | None) -> int | None:
+    try:
+        library = ctypes.CDLL(path, mode=os.RTLD_NOW | (os.RTLD_NOLOAD if path else 0))
+        return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
