@@ -134,7 +134,7 @@ def _sideways(mine, theirs):
         return True
     if a[1] == b[1] == "ops" and "_" in a[-1]:
         own = "_".join(a[2].split("_")[:2])  # a backend's kernels have a file of their own
-        shared = ("code", "precision", "tiles", "tiles_ops", "tiles_triton")
+        shared = ("code", "precision", "tiles", "tiles_ops", "tiles_triton", "tiles_native")
         return len(b) == 2 or not (b[2] in shared or f"{b[2]}_".startswith(f"{own}_"))
     return False
 

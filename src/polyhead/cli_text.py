@@ -234,6 +234,9 @@ def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[
 
 
 def impls() -> list[Row]:
+    from polyhead.ops import tiles_native
     from polyhead.ops.dispatch import BACKENDS
 
-    return [{"op": op, "impls, in the order auto asks them": ", ".join(names)} for op, names in BACKENDS.items()]
+    told = "impls, in the order auto asks them"
+    state = {op: tiles_native.status(op) if "native" in names else "" for op, names in BACKENDS.items()}
+    return [{"op": op, told: ", ".join(names), "native": state[op]} for op, names in BACKENDS.items()]

@@ -8,7 +8,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from problems import make_arguments, make_problem
+
+from polyhead.ops import tiles_native
 
 ACTS = {
     "identity": lambda x: x,
@@ -150,6 +153,12 @@ class Oracle:
                 a[b, h, i, j] = ACTS[act](self.score(b, h, i, j)) * keep if self.sees(b, h, i, j) else 0.0
             out[b, i, h] += a[b, h, i, j] * self.symbol(b, h, i, j)
         return out
+
+
+@pytest.fixture(autouse=True)
+def _native_code_takes_float64(monkeypatch):
+    """Of the same sources, compiled once more, so that it is held to what all other impls are held to."""
+    monkeypatch.setitem(tiles_native.NUMBERS, torch.float64, torch.float64)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ pytestmark = [  # torch's own: it scripts rules of forward mode, a Jacobian of a
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
 ]
-OWN = ("blocked", "triton")
+OWN = ("blocked", "triton", "native")
 """Impls of custom ops."""
 
 

@@ -61,7 +61,7 @@ def test_auto_is_fast_on_long_sequences():
     long = {"t": 512, "s": 512}
     assert chosen("softmax", sizes=long, causal=True) == "sdpa"
     assert chosen("linear", sizes=long, causal=True, normalise="identity") == "chunked"
-    assert chosen("hyla", sizes=long, causal=True, normalise="rms_heads") == "blocked"
+    assert chosen("hyla", sizes=long, causal=True, normalise="rms_heads") == "native"
     assert chosen("relational", sizes=long, causal=True, relations=(8, 4)) == "blocked"
     assert chosen("relational", sizes=long, causal=True, relations=(8, 1)) == "sdpa"
     assert chosen("abstractor", sizes=long, causal=True, act="softmax") == "sdpa"

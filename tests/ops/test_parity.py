@@ -12,13 +12,17 @@ import torch
 from some import some
 from torch.testing import assert_close
 
+from polyhead.ops import tiles_native
 from polyhead.ops.code import Inputs
 from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, TENSORS, resolve
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS
 
+READY = ("built", "not built yet: compiled on first use")
+"""Where there is a compiler."""
+
 RELATIONS = [(1, 5, False), (3, 1, True), (8, 2, False)]
 RELATED = [{"offset": o, "r": r, "p": p, "symmetric": y} for o in (False, True) for r, p, y in RELATIONS]
-SKIPPED = ("reference", "triton", "state")
+SKIPPED = ("reference", "triton", "state", *(() if tiles_native.status("hyla") in READY else ("native",)))
 """The specification; kernels, whose interpreter is too slow, and what refuses the defaults: they have own tests."""
 PAIRS = [(op, impl) for op, impls in BACKENDS.items() for impl in impls if impl not in SKIPPED]
 VARIANTS = {

@@ -124,6 +124,5 @@ def choose(op: str, impl: str, inputs: Inputs) -> Callable[..., Tensor]:
 
 
 def _takes(name: str, module: Any, inputs: Inputs) -> bool:
-    if module.refusal(inputs) is not None:
-        return False
-    return name in PORTABLE if torch.compiler.is_exporting() else module.worth(inputs)
+    wanted = name in PORTABLE if torch.compiler.is_exporting() else module.worth(inputs)
+    return wanted and module.refusal(inputs) is None  # in this order: what nobody wants is not compiled either

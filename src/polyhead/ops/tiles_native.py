@@ -29,29 +29,42 @@ from polyhead.ops.tiles import reach
 SOURCES = Path(__file__).parent / "native"
 COMPILERS = ("g++", "clang++")
 FLAGS = "-O3 -march=native"
-ALWAYS = ("-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-pipe")
+ALWAYS = ("-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-pipe")
 PATIENCE = 600.0
 """Seconds that a build may take, or the wait for another process that builds."""
+
+NUMBERS = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float32)
+"""Dtypes that are taken, and what is computed in; tests add float64, for which sources are compiled once more."""
 
 SYMBOL = "polyhead_{}"
 """The one function of a library, by the name of its source."""
 
-_LIBRARIES: dict[str, Any] = {}
-"""Name of a source -> its function, or why there is none."""
+_LIBRARIES: dict[tuple[str, torch.dtype], Any] = {}
+"""Name of a source, what it computes in -> its function, or why there is none."""
 
 _log = logging.getLogger("polyhead")
 
 
-def missing(name: str) -> str | None:
-    """Why there is no native code of that name, or None; the first question builds it."""
-    if name not in _LIBRARIES:
+def unready(name: str, x: Tensor) -> str | None:
+    """Why there is no native code of that name for such tensors, or None; the first question builds it."""
+    if x.device.type != "cpu":
+        return "takes CPU tensors only"
+    if x.dtype not in NUMBERS:
+        return f"takes {', '.join(str(d).removeprefix('torch.') for d in NUMBERS)} only, not {x.dtype}"
+    return missing(name, NUMBERS[x.dtype])
+
+
+def missing(name: str, dtype: torch.dtype = torch.float32) -> str | None:
+    """Why there is no native code of that name that computes in that dtype, or None."""
+    key = (name, dtype)
+    if key not in _LIBRARIES:
         try:
-            _LIBRARIES[name] = _library(name)
-        except (OSError, AttributeError, subprocess.SubprocessError) as error:
-            _LIBRARIES[name] = _short(error)
-        if isinstance(_LIBRARIES[name], str) and enabled():
-            _log.warning("polyhead: no native code for %s: it %s; slower code takes its place", name, _LIBRARIES[name])
-    found = _LIBRARIES[name]
+            _LIBRARIES[key] = _library(name, dtype)
+        except (OSError, ImportError, subprocess.SubprocessError) as error:
+            _LIBRARIES[key] = _short(error)
+        if isinstance(_LIBRARIES[key], str) and enabled():
+            _log.warning("polyhead: no native code for %s: it %s; slower code takes its place", name, _LIBRARIES[key])
+    found = _LIBRARIES[key]
     return found if isinstance(found, str) else None
 
 
@@ -63,9 +76,10 @@ def enabled() -> bool:
     return os.environ.get("POLYHEAD_NATIVE", "1") != "0"
 
 
-def call(name: str, struct: ctypes.Structure, *more: int) -> None:
+def call(name: str, dtype: torch.dtype, struct: ctypes.Structure, *more: int) -> None:
     """Run native code that `missing` has nothing against; MemoryError if it has too little memory."""
-    if _LIBRARIES[name](ctypes.byref(struct), *more):
+    missing(name, dtype)
+    if _LIBRARIES[name, dtype](ctypes.byref(struct), *more):
         raise MemoryError(f"polyhead: native code for {name} found too little memory")
 
 
@@ -73,30 +87,25 @@ def status(name: str) -> str:
     """What `polyhead list impls` says of native code: whether it is built, and why not.  Builds nothing."""
     if not enabled():
         return "turned off by POLYHEAD_NATIVE=0"
-    path = cached(name)
-    if path.exists():
-        return f"built: {path}"
+    if cached(name).exists():
+        return "built"
     return "not built yet: compiled on first use" if _compiler() else "cannot be built: neither g++ nor clang++ is there"
 
 
-def sources() -> tuple[str, ...]:
-    """Names of what can be built."""
-    return tuple(sorted(path.stem for path in SOURCES.glob("*.cpp")))
-
-
 # ------------------------------------------------------------------------------------------------------------- building
-def cached(name: str) -> Path:
+def cached(name: str, dtype: torch.dtype = torch.float32) -> Path:
     """Where the library lies, or will."""
-    text = "\n".join([*flags(), torch.__version__, platform.platform(terse=True), platform.machine(), _processor()])
+    text = "\n".join([*flags(dtype), torch.__version__, platform.platform(terse=True), platform.machine(), _processor()])
     made = hashlib.sha256(text.encode())
     for path in [SOURCES / f"{name}.cpp", *sorted(SOURCES.glob("*.h"))]:
         made.update(path.read_bytes())
     return folder() / f"{name}-{made.hexdigest()[:20]}.so"
 
 
-def flags() -> list[str]:
+def flags(dtype: torch.dtype) -> list[str]:
     """Of the compiler."""
-    return [*os.environ.get("POLYHEAD_NATIVE_FLAGS", FLAGS).split(), *ALWAYS]
+    more = ["-DPOLYHEAD_NUMBER=double"] if dtype == torch.float64 else []
+    return [*os.environ.get("POLYHEAD_NATIVE_FLAGS", FLAGS).split(), *ALWAYS, *more]
 
 
 def folder() -> Path:
@@ -117,11 +126,11 @@ def _compiler() -> str | None:
     return next((path for name in COMPILERS if (path := shutil.which(name))), None)
 
 
-def _library(name: str) -> Any:
+def _library(name: str, dtype: torch.dtype) -> Any:
     """The function of a library, built if it is not there, or why there is none."""
     if not enabled():
         return "is turned off by POLYHEAD_NATIVE=0"
-    path = cached(name)
+    path = cached(name, dtype)
     with contextlib.suppress(OSError, AttributeError):
         return _load(path, name)
     if (compiler := _compiler()) is None:
@@ -130,7 +139,7 @@ def _library(name: str) -> Any:
     with _alone(path.with_suffix(".lock")):
         with contextlib.suppress(OSError, AttributeError):
             return _load(path, name)  # another process has built it meanwhile
-        if (reason := _build(compiler, name, path)) is not None:
+        if (reason := _build([compiler, *flags(dtype)], name, path)) is not None:
             return reason
     return _load(path, name)
 
@@ -141,7 +150,7 @@ def _load(path: Path, name: str) -> Any:
     return function
 
 
-def _build(compiler: str, name: str, path: Path) -> str | None:
+def _build(command: list[str], name: str, path: Path) -> str | None:
     """Compile to a file of our own, which is then given its name at once; in words, what went wrong."""
     for left in path.parent.glob(f"{path.stem}.*.part"):
         left.unlink(missing_ok=True)  # by a process that was killed
@@ -149,12 +158,12 @@ def _build(compiler: str, name: str, path: Path) -> str | None:
     _log.warning("polyhead: compiling native code for %s, once (%s)", name, path.parent)
     try:
         done = subprocess.run(
-            [compiler, *flags(), str(SOURCES / f"{name}.cpp"), "-o", str(part)],
+            [*command, str(SOURCES / f"{name}.cpp"), "-o", str(part)],
             capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False,
         )  # fmt: skip
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-            return f"cannot be compiled: {compiler}: {lines[0].strip() if lines else f'exit code {done.returncode}'}"
+            return f"cannot be compiled: {lines[0].strip() if lines else f'exit code {done.returncode}'}"
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -254,19 +263,22 @@ def shares(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
     return slots, min(tiles, -(-2 * n // slots))
 
 
-def bias_grad(bias: Tensor, slots: int, strips: int, t: int) -> tuple[Tensor, dict[str, int]]:
+def bias_grad(
+    bias: Tensor, slots: int, strips: int, t: int, dtype: torch.dtype
+) -> tuple[Tensor, dict[str, int]]:
     """Zeros (slots strips ...) that add up to the gradient of a bias, and how far apart in it things lie."""
     if bias.ndim == 2:
-        grad = torch.zeros(slots, strips, *bias.shape)
-        return grad, {"first": t - 1, "b": 0, "h": grad.stride(2), "q": -1, "k": 1, "slot": grad.stride(0), "strip": grad.stride(1)}
-    grad = torch.zeros(1, 1, *bias.shape)
+        grad = torch.zeros(slots, strips, *bias.shape, dtype=dtype)
+        slot, strip, head, _ = grad.stride()
+        return grad, {"first": t - 1, "b": 0, "h": head, "q": -1, "k": 1, "slot": slot, "strip": strip}
+    grad = torch.zeros(1, 1, *bias.shape, dtype=dtype)
     steps = [0 if n == 1 else step for n, step in zip(bias.shape, grad.stride()[2:], strict=True)]
     return grad, {"first": 0, **dict(zip("bhqk", steps, strict=True)), "slot": 0, "strip": 0}
 
 
-def numbers(x: Tensor) -> Tensor:
-    """In float32, its last dimension contiguous."""
-    x = x.to(torch.float32)
+def numbers(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """In that dtype, its last dimension contiguous."""
+    x = x.to(dtype)
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 

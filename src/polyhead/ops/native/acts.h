@@ -11,6 +11,7 @@ inline Vec sigmoid(const Vec& x) { return splat(1) / (exp(splat(0) - x) + 1.0f);
 
 // Abramowitz and Stegun 7.1.26, as in PyTorch's own gelu on a CPU.
 inline Vec erf(const Vec& x) {
+  if (EXACT) return each_lane(x, [](number one) { return std::erf(one); });
   Vec size = larger(x, splat(0) - x), t = splat(1) / (size * 0.3275911f + 1.0f);
   Vec p = t * 1.061405429f + -1.453152027f;
   p = p * t + 1.421413741f;
@@ -21,6 +22,7 @@ inline Vec erf(const Vec& x) {
 }
 
 inline Vec tanh(const Vec& x) {
+  if (EXACT) return each_lane(x, [](number one) { return std::tanh(one); });
   Vec size = larger(x, splat(0) - x), square = x * x;
   Vec p = square * -5.70498872745e-3f + 2.06390887954e-2f;
   p = p * square + -5.37397155531e-2f;
@@ -30,14 +32,9 @@ inline Vec tanh(const Vec& x) {
   return choose(size > 0.625f, choose(x > 0.0f, far, splat(0) - far), p * square * x + x);
 }
 
-// act(z), and its slope.
-inline Vec activate(int act, const Vec& z, Vec& slope) {
+// act(z), and its slope, of one vector.
+__attribute__((noinline)) inline Vec activate_one(int act, const Vec& z, Vec& slope) {
   switch (act) {
-    case RELU: {
-      Mask on = z > 0.0f;
-      slope = choose(on, splat(1), splat(0));
-      return choose(on, z, splat(0));
-    }
     case SIGMOID: {
       Vec y = sigmoid(z);
       slope = y * (1.0f - y);
@@ -49,13 +46,13 @@ inline Vec activate(int act, const Vec& z, Vec& slope) {
       return y;
     }
     case GELU: {
-      Vec below = (erf(z * 0.70710678f) + 1.0f) * 0.5f;
-      slope = below + z * exp(z * z * -0.5f) * 0.39894228f;
+      Vec below = (erf(z * number(0.70710678118654752)) + 1.0f) * 0.5f;
+      slope = below + z * exp(z * z * -0.5f) * number(0.39894228040143268);
       return z * below;
     }
     case GELU_TANH: {  // (1 + tanh(u)) / 2 = sigmoid(2 u)
-      Vec square = z * z, share = sigmoid(z * (square * 0.044715f + 1.0f) * 1.59576912f);
-      slope = share + z * share * (1.0f - share) * (square * 0.134145f + 1.0f) * 1.59576912f;
+      Vec square = z * z, share = sigmoid(z * (square * number(0.044715) + 1.0f) * number(1.5957691216057308));
+      slope = share + z * share * (1.0f - share) * (square * number(0.134145) + 1.0f) * number(1.5957691216057308);
       return z * share;
     }
     case SILU: {
@@ -63,15 +60,30 @@ inline Vec activate(int act, const Vec& z, Vec& slope) {
       slope = share * ((z * (1.0f - share)) + 1.0f);
       return z * share;
     }
-    default:
-      slope = splat(1);
-      return z;
+    default:  // RELU, IDENTITY
+      slope = choose(z > (act == RELU ? 0.0f : NEVER), splat(1), splat(0));
+      return z * slope;
   }
 }
 
-inline Vec activate(int act, const Vec& z) {
-  Vec slope;
-  return activate(act, z, slope);
+// The same of R vectors; what is asked for most stays in registers.
+template <int R> POLYHEAD_INLINE void activate(int act, const Vec* z, Vec* y, Vec* slope) {
+  if (act == RELU) {
+    POLYHEAD_UNROLL
+    for (int r = 0; r < R; r++) {
+      Mask on = z[r] > 0.0f;
+      y[r] = choose(on, z[r], splat(0));
+      slope[r] = choose(on, splat(1), splat(0));
+    }
+  } else if (act == IDENTITY) {
+    POLYHEAD_UNROLL
+    for (int r = 0; r < R; r++) y[r] = z[r], slope[r] = splat(1);
+  } else {
+    Vec from[R], to[R], steep[R];
+    for (int r = 0; r < R; r++) from[r] = z[r];
+    for (int r = 0; r < R; r++) to[r] = activate_one(act, from[r], steep[r]);
+    for (int r = 0; r < R; r++) y[r] = to[r], slope[r] = steep[r];
+  }
 }
 
 }  // namespace polyhead

@@ -21,11 +21,11 @@ using namespace polyhead;
 extern "C" struct HylaCall {
   int64_t b, t, s, h, g, d, e;
   Rows q, k, v, dout;
-  float *out, *dq, *dk, *dv, *dbias;  // contiguous; dq as often as there are strips, dbias as its strides say
+  number *out, *dq, *dk, *dv, *dbias;  // contiguous; dq as often as there are strips, dbias as its strides say
   Limits limits;                      // own: queries
   int64_t dbias_b, dbias_h, dbias_q, dbias_k, dbias_slot, dbias_strip;
   int64_t slots, strips;  // the batch and the keys are cut into so many, which are worked on independently
-  float scale, eps;
+  double scale, eps;
   int32_t normalise, act;
   Pool pool;
   int64_t threads;
@@ -48,7 +48,7 @@ template <int H> struct Hyla {
 
   // Of n rows of the other side: the code a, and u, that with dropout, and w, u added up over the heads of a group of keys.
   struct Code {
-    float *a, *u, *w, *scale;
+    number *a, *u, *w, *scale;
   };
   Code code_memory(Memory& memory) const {
     Code code;
@@ -60,12 +60,12 @@ template <int H> struct Hyla {
   }
   int64_t code_size() const { return 3 * OTHERS * (heads() + 1) * LANES; }
 
-  void make_code(const Tile& tile, int64_t other, int n, const Stats& lse, const Code& code) const {
+  void make_code(const Tile& tile, int64_t other, int n, const Stats& stats, const Code& code) const {
     for (int r = 0; r < n; r++) {
       Sight sight(limits, tile, other + r);
-      float *a = code.a + r * heads() * LANES, *u = code.u + r * heads() * LANES;
-      add_bias(sight, a, heads(), c.normalise == RMS_HEADS || c.normalise == NONE ? 0.0f : -INFINITY);
-      store(code.scale + r * LANES, normalise(c.normalise, sight, lse, a, heads(), c.eps));
+      number *a = code.a + r * heads() * LANES, *u = code.u + r * heads() * LANES;
+      add_bias(sight, a, heads(), c.normalise == RMS_HEADS || c.normalise == NONE ? 0.0f : NEVER);
+      store(code.scale + r * LANES, normalise(c.normalise, sight, stats, a, heads(), number(c.eps)));
       if (limits.keep.at) drop(sight, a, u, heads());
       for (int g = 0; shared() > 1 && g < groups(); g++) {
         Vec total = splat(0);
@@ -77,19 +77,21 @@ template <int H> struct Hyla {
 
   // ------------------------------------------------------------------------------------------------------- forward
   // Hidden layers y[row][column][lane] of R columns.
-  template <int R> void hidden(const Code& code, int r, const float* v, float* y) const {
+  template <int R> POLYHEAD_INLINE void hidden(const Code& code, int r, const number* v, number* y) const {
     Vec z[R] = {};
     combine<R>(z, code.w + r * groups() * LANES, LANES, v, c.v.h, groups());
+    Vec out[R], slope[R];
+    activate<R>(c.act, z, out, slope);
     POLYHEAD_UNROLL
-    for (int i = 0; i < R; i++) store(y + i * LANES, activate(c.act, z[i]));
+    for (int i = 0; i < R; i++) store(y + i * LANES, out[i]);
   }
 
-  void values(const Tile& tile, int64_t other, int n, const Code& code, float* y, float* out) const {
+  void values(const Tile& tile, int64_t other, int n, const Code& code, number* y, number* out) const {
     for (int64_t e0 = 0; e0 < c.e; e0 += COLUMNS) {
       int64_t columns = std::min(COLUMNS, c.e - e0);
       for (int r = 0; r < n; r++) {
-        const float* v = c.v.at + tile.b * c.v.b + (other + r) * c.v.n + e0;
-        float* to = y + r * COLUMNS * LANES;
+        const number* v = c.v.at + tile.b * c.v.b + (other + r) * c.v.n + e0;
+        number* to = y + r * COLUMNS * LANES;
         int64_t i = 0;
         for (; i + WIDE <= columns; i += WIDE) hidden<WIDE>(code, r, v + i, to + i * LANES);
         for (; i + 2 <= columns; i += 2) hidden<2>(code, r, v + i, to + i * LANES);
@@ -99,19 +101,19 @@ template <int H> struct Hyla {
     }
   }
 
-  // lse[head][lane] of a tile of queries: log of the sum over keys of e^score; 0 where there is no key.
-  void sums(const Tile& tile, const float* q, float* s, float* lse) const {
-    Memory memory(2 * heads() * LANES);
-    float *top = memory.take(heads() * LANES), *total = memory.zeros(heads() * LANES);
-    std::fill(top, top + heads() * LANES, -3e38f);
+  // What a softmax over keys needs of a tile of queries, [head][lane]; a query without a key has a share of 0.
+  void sums(const Tile& tile, const number* q, number* s, const Stats& stats) const {
+    number *top = stats.top + tile.row, *total = stats.share + tile.row;
+    std::fill(top, top + heads() * LANES, LEAST);
+    std::fill(total, total + heads() * LANES, 0.0f);
     Range range = others(limits, tile);
     for (int64_t at = range.from; at < range.to; at += OTHERS) {
       int n = int(std::min<int64_t>(OTHERS, range.to - at));
       scores(q, 1, c.k, shared(), tile.b, at, n, heads(), c.d, s);
       for (int r = 0; r < n; r++) {
         Sight sight(limits, tile, at + r);
-        float* score = s + r * heads() * LANES;
-        add_bias(sight, score, heads(), -INFINITY);
+        number* score = s + r * heads() * LANES;
+        add_bias(sight, score, heads(), NEVER);
         for (int h = 0; h < heads(); h++) {
           Vec x = load(score + h * LANES), old = load(top + h * LANES), higher = larger(x, old);
           store(total + h * LANES, load(total + h * LANES) * exp(old - higher) + exp(x - higher));
@@ -119,18 +121,19 @@ template <int H> struct Hyla {
         }
       }
     }
-    for (int i = 0; i < heads() * LANES; i++) lse[i] = total[i] > 0 ? top[i] + std::log(total[i]) : 0.0f;
+    for (int i = 0; i < heads() * LANES; i++) total[i] = total[i] > 0 ? 1 / total[i] : 0.0f;
   }
 
   int64_t forward_size() const {
-    return code_size() + TOGETHER * heads() * LANES * (c.d + c.e + 1) + (OTHERS * COLUMNS + 64) * LANES;
+    return code_size() + TOGETHER * heads() * LANES * (c.d + c.e + 2) + (OTHERS * COLUMNS + 64) * LANES;
   }
 
   // Queries from `row` on, in as many tiles as read the same keys.
   void forward(int64_t b, int64_t row, Memory& memory) const {
     Code code = code_memory(memory);
-    float* y = memory.take(OTHERS * COLUMNS * LANES);
-    float *q[TOGETHER], *out[TOGETHER], *lse[TOGETHER];
+    number* y = memory.take(OTHERS * COLUMNS * LANES);
+    number *q[TOGETHER], *out[TOGETHER];
+    Stats stats[TOGETHER];
     Tile tile[TOGETHER];
     Range range[TOGETHER], all = {c.s, 0};
     int tiles = 0;
@@ -138,9 +141,9 @@ template <int H> struct Hyla {
       tile[tiles] = tile_at(b, row, c.t);
       q[tiles] = memory.take(heads() * c.d * LANES);
       out[tiles] = memory.zeros(heads() * c.e * LANES);
-      lse[tiles] = memory.take(heads() * LANES);
-      pack(c.q, tile[tiles], heads(), c.d, c.scale, q[tiles]);
-      if (over_keys(c.normalise)) sums(tile[tiles], q[tiles], code.a, lse[tiles]);
+      stats[tiles] = tile_stats(tile[tiles], memory);
+      pack(c.q, tile[tiles], heads(), c.d, number(c.scale), q[tiles]);
+      if (over_keys(c.normalise)) sums(tile[tiles], q[tiles], code.a, stats[tiles]);
       range[tiles] = others(limits, tile[tiles]);
       all = {std::min(all.from, range[tiles].from), std::max(all.to, range[tiles].to)};
     }
@@ -150,11 +153,11 @@ template <int H> struct Hyla {
         if (from >= to) continue;
         int n = int(to - from);
         scores(q[i], 1, c.k, shared(), b, from, n, heads(), c.d, code.a);
-        make_code(tile[i], from, n, {lse[i] - tile[i].row, 0, LANES, 1, 0}, code);
+        make_code(tile[i], from, n, stats[i], code);
         values(tile[i], from, n, code, y, out[i]);
       }
     for (int i = 0; i < tiles; i++) {
-      float* to = c.out + (b * c.t + tile[i].row) * c.h * c.e;
+      number* to = c.out + (b * c.t + tile[i].row) * c.h * c.e;
       unpack(out[i], tile[i], heads(), c.e, 1.0f, to, c.h * c.e);
     }
   }
@@ -163,30 +166,31 @@ template <int H> struct Hyla {
   // The gradient of the code, in two sums: over dout (of heads) and over v (of groups of keys); the same memory if
   // there is a group for every head.
   struct Grads {
-    float *of_dout, *of_v;
+    number *of_dout, *of_v;
   };
 
   // R columns of the hidden layer of a pair, with the tile's own rows (of v, or of dout) in lanes and a row of the other.
   //
   //   z = sum_g w_g v_g,  dy = sum_h u_h dout_h,  da_h += dout_h . y,  da_g += dz . v_g
   template <int R, bool KEYS>
-  void pair(const Code& code, int r, const float* own, const float* other, float* dz, const Grads& grads) const {
+  POLYHEAD_INLINE void pair(const Code& code, int r, const number* own, const number* other, number* dz, const Grads& grads) const {
     const int mine = KEYS ? groups() : heads(), theirs = KEYS ? heads() : groups();
-    const float *w = code.w + r * groups() * LANES, *u = code.u + r * heads() * LANES;
+    const number *w = code.w + r * groups() * LANES, *u = code.u + r * heads() * LANES;
     const int64_t step = c.e * LANES, step_other = KEYS ? c.dout.h : c.v.h;
     Vec x[R] = {}, y[R] = {};
     combine_lanes<R>(x, KEYS ? w : u, own, step, mine);
     combine<R>(y, KEYS ? u : w, LANES, other, step_other, theirs);
-    Vec on_own[R], on_other[R];
+    Vec out[R], slope[R], on_own[R], on_other[R];
+    activate<R>(c.act, KEYS ? x : y, out, slope);
     POLYHEAD_UNROLL
     for (int i = 0; i < R; i++) {
-      Vec slope, out = activate(c.act, KEYS ? x[i] : y[i], slope), grad = (KEYS ? y[i] : x[i]) * slope;
+      Vec grad = (KEYS ? y[i] : x[i]) * slope[i];
       if (KEYS) store(dz + i * LANES, grad);
-      on_own[i] = KEYS ? grad : out;
-      on_other[i] = KEYS ? out : grad;
+      on_own[i] = KEYS ? grad : out[i];
+      on_other[i] = KEYS ? out[i] : grad;
     }
-    float *to_own = (KEYS ? grads.of_v : grads.of_dout) + r * mine * LANES;
-    float *to_other = (KEYS ? grads.of_dout : grads.of_v) + r * theirs * LANES;
+    number *to_own = (KEYS ? grads.of_v : grads.of_dout) + r * mine * LANES;
+    number *to_other = (KEYS ? grads.of_dout : grads.of_v) + r * theirs * LANES;
     for (int h = 0; h < mine; h++) {
       Vec total = load(to_own + h * LANES);
       POLYHEAD_UNROLL
@@ -203,17 +207,17 @@ template <int H> struct Hyla {
 
   // da[row][head][lane] of n rows of the other side and, where keys are in lanes, what they add to dv.
   template <bool KEYS>
-  void pairs(const Tile& tile, int64_t other, int n, const Code& code, const float* own, float* dz, const Grads& grads,
-             float* dv) const {
+  void pairs(const Tile& tile, int64_t other, int n, const Code& code, const number* own, number* dz, const Grads& grads,
+             number* dv) const {
     const Rows& x = KEYS ? c.dout : c.v;
     std::fill(grads.of_dout, grads.of_dout + n * heads() * LANES, 0.0f);
     std::fill(grads.of_v, grads.of_v + n * groups() * LANES, 0.0f);
     for (int64_t e0 = 0; e0 < c.e; e0 += COLUMNS) {
       int64_t columns = std::min(COLUMNS, c.e - e0);
       for (int r = 0; r < n; r++) {
-        const float* row = x.at + tile.b * x.b + (other + r) * x.n + e0;
-        const float* mine = own + e0 * LANES;
-        float* to = dz + r * COLUMNS * LANES;
+        const number* row = x.at + tile.b * x.b + (other + r) * x.n + e0;
+        const number* mine = own + e0 * LANES;
+        number* to = dz + r * COLUMNS * LANES;
         int64_t i = 0;
         for (; i + 4 <= columns; i += 4) pair<4, KEYS>(code, r, mine + i * LANES, row + i, to + i * LANES, grads);
         for (; i + 2 <= columns; i += 2) pair<2, KEYS>(code, r, mine + i * LANES, row + i, to + i * LANES, grads);
@@ -223,42 +227,51 @@ template <int H> struct Hyla {
     }
     for (int r = 0; shared() > 1 && r < n; r++)
       for (int h = 0; h < heads(); h++) {
-        float* to = grads.of_dout + (r * heads() + h) * LANES;
+        number* to = grads.of_dout + (r * heads() + h) * LANES;
         store(to, load(to) + load(grads.of_v + (r * groups() + h / shared()) * LANES));
       }
   }
 
   Grads grad_memory(Memory& memory) const {
-    float* of_dout = memory.take(OTHERS * heads() * LANES);
+    number* of_dout = memory.take(OTHERS * heads() * LANES);
     return {of_dout, shared() > 1 ? memory.take(OTHERS * groups() * LANES) : of_dout};
   }
 
-  // lse and delta [head][lane] of a tile of queries, for softmax over keys.
-  void stats(int64_t b, int64_t row, Memory& memory, const Stats& lse, const Stats& delta) const {
+  // Stats of a tile of queries in memory of its own.
+  Stats tile_stats(const Tile& tile, Memory& memory) const {
+    number *top = memory.take(heads() * LANES), *share = memory.take(heads() * LANES);
+    return {top - tile.row, share - tile.row, nullptr, 0, LANES, 1, 0};
+  }
+
+  // All stats of a tile of queries, written to those of a call.
+  void stats(int64_t b, int64_t row, Memory& memory, const Stats& to) const {
     Code code = code_memory(memory);
     Grads grads = grad_memory(memory);
     Tile tile = tile_at(b, row, c.t);
-    float *q = memory.take(heads() * c.d * LANES), *dout = memory.take(heads() * c.e * LANES);
-    float *sum = memory.take(heads() * LANES), *total = memory.zeros(heads() * LANES);
-    pack(c.q, tile, heads(), c.d, c.scale, q);
+    Stats own = tile_stats(tile, memory);
+    number *q = memory.take(heads() * c.d * LANES), *dout = memory.take(heads() * c.e * LANES);
+    number* total = memory.zeros(heads() * LANES);
+    pack(c.q, tile, heads(), c.d, number(c.scale), q);
     pack(c.dout, tile, heads(), c.e, 1.0f, dout);
-    sums(tile, q, code.a, sum);
+    sums(tile, q, code.a, own);
     Range range = others(limits, tile);
     for (int64_t at = range.from; at < range.to; at += OTHERS) {
       int n = int(std::min<int64_t>(OTHERS, range.to - at));
       scores(q, 1, c.k, shared(), b, at, n, heads(), c.d, code.a);
-      make_code(tile, at, n, {sum - row, 0, LANES, 1, 0}, code);
+      make_code(tile, at, n, own, code);
       pairs<false>(tile, at, n, code, dout, nullptr, grads, nullptr);
       for (int r = 0; r < n; r++) {
-        float *a = code.a + r * heads() * LANES, *da = grads.of_dout + r * heads() * LANES;
+        number *a = code.a + r * heads() * LANES, *da = grads.of_dout + r * heads() * LANES;
         if (limits.keep.at) drop(Sight(limits, tile, at + r), da, da, heads());
         through_heads(c.normalise, load(code.scale + r * LANES), a, da, heads());
         for (int h = 0; h < heads() * LANES; h++) total[h] += a[h] * da[h];
       }
     }
     for (int h = 0; h < heads(); h++) {
-      std::copy(sum + h * LANES, sum + (h + 1) * LANES, lse.at + b * lse.b + h * lse.h + row);
-      std::copy(total + h * LANES, total + (h + 1) * LANES, delta.at + b * delta.b + h * delta.h + row);
+      int64_t at = b * to.b + h * to.h + row;
+      store(to.top + at, load(own.top + row + h * LANES));
+      store(to.share + at, load(own.share + row + h * LANES));
+      store(to.delta + at, load(total + h * LANES));
     }
   }
 
@@ -267,64 +280,64 @@ template <int H> struct Hyla {
   }
 
   // Keys from `row` to `end`, a tile at a time; dq is that of their strip.
-  void backward(int64_t b, Range keys, Memory& memory, const Stats& lse, const Stats& delta, float* dq, float* dbias) const {
+  void backward(int64_t b, Range keys, Memory& memory, const Stats& stats, number* dq, number* dbias) const {
     Code code = code_memory(memory);
     Grads grads = grad_memory(memory);
-    float *k = memory.take(groups() * c.d * LANES), *v = memory.take(groups() * c.e * LANES);
-    float *rows = memory.take(groups() * LANES * padded(c.d)), *dz = memory.take(OTHERS * COLUMNS * LANES);
-    float *dk = memory.take(groups() * c.d * LANES), *dv = memory.take(groups() * c.e * LANES);
+    number *k = memory.take(groups() * c.d * LANES), *v = memory.take(groups() * c.e * LANES);
+    number *rows = memory.take(groups() * LANES * padded(c.d)), *dz = memory.take(OTHERS * COLUMNS * LANES);
+    number *dk = memory.take(groups() * c.d * LANES), *dv = memory.take(groups() * c.e * LANES);
     for (int64_t row = keys.from; row < keys.to; row += LANES) {
       Tile tile = tile_at(b, row, c.s);
-      pack(c.k, tile, groups(), c.d, c.scale, k);
+      pack(c.k, tile, groups(), c.d, number(c.scale), k);
       pack(c.v, tile, groups(), c.e, 1.0f, v);
-      copy_rows(c.k, tile, groups(), c.d, c.scale, rows);
+      copy_rows(c.k, tile, groups(), c.d, number(c.scale), rows);
       std::fill(dk, dk + groups() * c.d * LANES, 0.0f);
       std::fill(dv, dv + groups() * c.e * LANES, 0.0f);
       Range range = others(limits, tile);
       for (int64_t at = range.from; at < range.to; at += OTHERS) {
         int n = int(std::min<int64_t>(OTHERS, range.to - at));
         scores(k, shared(), c.q, 1, b, at, n, heads(), c.d, code.a);
-        make_code(tile, at, n, lse, code);
+        make_code(tile, at, n, stats, code);
         pairs<true>(tile, at, n, code, v, dz, grads, dv);
         for (int r = 0; r < n; r++) {
           Sight sight(limits, tile, at + r);
-          float *a = code.a + r * heads() * LANES, *da = grads.of_dout + r * heads() * LANES;
+          number *a = code.a + r * heads() * LANES, *da = grads.of_dout + r * heads() * LANES;
           if (limits.keep.at) drop(sight, da, da, heads());
           through_heads(c.normalise, load(code.scale + r * LANES), a, da, heads());
-          through_keys(c.normalise, sight, delta, a, da, heads());
+          through_keys(c.normalise, sight, stats, a, da, heads());
           if (dbias) add_to_bias(tile, at + r, da, dbias);
         }
         score_grads(tile, at, n, grads.of_dout, rows, dq, dk);
       }
-      unpack(dk, tile, groups(), c.d, c.scale, c.dk + (b * c.s + row) * c.g * c.d, c.g * c.d);
+      unpack(dk, tile, groups(), c.d, number(c.scale), c.dk + (b * c.s + row) * c.g * c.d, c.g * c.d);
       unpack(dv, tile, groups(), c.e, 1.0f, c.dv + (b * c.s + row) * c.g * c.e, c.g * c.e);
     }
   }
 
-  void add_to_bias(const Tile& tile, int64_t query, const float* ds, float* dbias) const {
+  void add_to_bias(const Tile& tile, int64_t query, const number* ds, number* dbias) const {
     for (int h = 0; h < heads(); h++) {
-      float* to = dbias + tile.b * c.dbias_b + h * c.dbias_h + query * c.dbias_q + tile.row * c.dbias_k;
+      number* to = dbias + tile.b * c.dbias_b + h * c.dbias_h + query * c.dbias_q + tile.row * c.dbias_k;
       for (int64_t l = 0; l < tile.count; l++) to[l * c.dbias_k] += ds[h * LANES + l];
     }
   }
 
   // From ds[query][head][lane] to dq (t h d) and dk[group][d][lane].
-  void score_grads(const Tile& tile, int64_t query, int n, const float* ds, const float* rows, float* dq, float* dk) const {
+  void score_grads(const Tile& tile, int64_t query, int n, const number* ds, const number* rows, number* dq, number* dk) const {
     const int64_t step = heads() * LANES, to = c.h * c.d;
     for (int h = 0; h < heads(); h++) {
       int g = h / shared(), r = 0;
-      const float* k = rows + g * LANES * padded(c.d);
-      float* grad = dq + query * to + h * c.d;
+      const number* k = rows + g * LANES * padded(c.d);
+      number* grad = dq + query * to + h * c.d;
       for (; r + 4 <= n; r += 4) add_rows<4>(ds + r * step + h * LANES, step, k, c.d, grad + r * to, to);
       for (; r < n; r++) add_rows<1>(ds + r * step + h * LANES, step, k, c.d, grad + r * to, to);
-      const float* q = c.q.at + tile.b * c.q.b + query * c.q.n + h * c.q.h;
+      const number* q = c.q.at + tile.b * c.q.b + query * c.q.n + h * c.q.h;
       int64_t i = 0;
       for (; i + WIDE <= c.d; i += WIDE) key_grads<WIDE>(ds + h * LANES, step, q + i, n, dk + (g * c.d + i) * LANES);
       for (; i + 2 <= c.d; i += 2) key_grads<2>(ds + h * LANES, step, q + i, n, dk + (g * c.d + i) * LANES);
       for (; i < c.d; i++) key_grads<1>(ds + h * LANES, step, q + i, n, dk + (g * c.d + i) * LANES);
     }
   }
-  template <int R> void key_grads(const float* ds, int64_t step, const float* q, int n, float* dk) const {
+  template <int R> POLYHEAD_INLINE void key_grads(const number* ds, int64_t step, const number* q, int n, number* dk) const {
     Vec total[R] = {};
     combine<R>(total, ds, step, q, c.q.n, n);
     POLYHEAD_UNROLL
@@ -344,21 +357,22 @@ template <int H> bool backward(const HylaCall& c) {
   Hyla<H> queries(c, c.limits), keys(c, c.limits.turned());
   Team team = {c.pool, c.threads};
   const int64_t tiles = (c.t + LANES - 1) / LANES, rows = tiles * LANES, key_tiles = (c.s + LANES - 1) / LANES;
-  const bool stats = over_keys(c.normalise);
-  Memory memory(stats ? 2 * (c.b * c.h * rows + LANES) : 0);
+  const bool needed = over_keys(c.normalise);
+  const int64_t numbers = needed ? c.b * c.h * rows : 0;
+  Memory memory(3 * numbers);
   if (memory.failed()) return false;
-  Stats lse = {stats ? memory.take(c.b * c.h * rows) : nullptr, c.h * rows, rows, 0, 1}, delta = lse;
-  delta.at = stats ? memory.take(c.b * c.h * rows) : nullptr;
-  bool done = !stats || each(team, c.b * tiles, queries.backward_size(), [&](int64_t job, Memory& own) {
-    queries.stats(job / tiles, job % tiles * LANES, own, lse, delta);
+  number *top = memory.take(numbers), *share = memory.take(numbers), *delta = memory.take(numbers);
+  Stats stats = {top, share, delta, c.h * rows, rows, 0, 1};
+  bool done = !needed || each(team, c.b * tiles, queries.backward_size(), [&](int64_t job, Memory& own) {
+    queries.stats(job / tiles, job % tiles * LANES, own, stats);
   });
   return done && each(team, c.slots * c.strips, keys.backward_size(), [&](int64_t job, Memory& own) {
     int64_t slot = job / c.strips, strip = job % c.strips;
     int64_t from = strip * key_tiles / c.strips * LANES, to = (strip + 1) * key_tiles / c.strips * LANES;
-    float* dbias = c.dbias ? c.dbias + slot * c.dbias_slot + strip * c.dbias_strip : nullptr;
+    number* dbias = c.dbias ? c.dbias + slot * c.dbias_slot + strip * c.dbias_strip : nullptr;
     for (int64_t b = slot * c.b / c.slots; b < (slot + 1) * c.b / c.slots; b++) {
       own.again();
-      keys.backward(b, {from, std::min(to, c.s)}, own, lse, delta, c.dq + (strip * c.b + b) * c.t * c.h * c.d, dbias);
+      keys.backward(b, {from, std::min(to, c.s)}, own, stats, c.dq + (strip * c.b + b) * c.t * c.h * c.d, dbias);
     }
   });
 }

@@ -10,7 +10,7 @@ namespace polyhead {
 
 // (b n h width), in numbers from one to the next; the width is contiguous.
 struct Rows {
-  const float* at;
+  const number* at;
   int64_t b, n, h;
 };
 
@@ -24,7 +24,7 @@ template <class T> struct Pairs {
 struct Limits {
   const int32_t *first, *end;  // of each own row, the others it may meet; null if all
   const int32_t *low, *high;   // of each other row, the own ones
-  Pairs<const float> bias, keep;
+  Pairs<const number> bias, keep;
   Pairs<const uint8_t> mask;
   int64_t owns, others;
   Limits turned() const {
@@ -51,11 +51,11 @@ inline Range others(const Limits& limits, const Tile& tile) {
 
 template <class T> inline Vec lanes_of(const Pairs<T>& x, const Tile& tile, int64_t h, int64_t other) {
   const T* from = x.at + tile.b * x.b + h * x.h + tile.row * x.own + other * x.other;
-  float lane[LANES] = {};
+  number lane[LANES] = {};
   if (x.own == 1 && tile.count == LANES)
-    for (int l = 0; l < LANES; l++) lane[l] = float(from[l]);
+    for (int l = 0; l < LANES; l++) lane[l] = number(from[l]);
   else
-    for (int64_t l = 0; l < tile.count; l++) lane[l] = float(from[l * x.own]);
+    for (int64_t l = 0; l < tile.count; l++) lane[l] = number(from[l * x.own]);
   return load(lane);
 }
 
@@ -78,7 +78,7 @@ struct Sight {
   Mask of(int64_t h) const {
     Mask seen = all;
     if (limits.mask.at && limits.mask.h != 0) seen = seen & (lanes_of(limits.mask, tile, h, other) > 0.0f);
-    if (limits.bias.at) seen = seen & (lanes_of(limits.bias, tile, h, other) > splat(-INFINITY));
+    if (limits.bias.at) seen = seen & (lanes_of(limits.bias, tile, h, other) > splat(NEVER));
     return seen;
   }
 };
@@ -88,18 +88,19 @@ enum Normalise { SOFTMAX, RMS_HEADS, NONE, SOFTMAX_RMS_HEADS, SOFTMAX_HEADS };  
 inline bool over_keys(int normalise) { return normalise == SOFTMAX || normalise == SOFTMAX_RMS_HEADS; }
 inline bool root_of_heads(int normalise) { return normalise == RMS_HEADS || normalise == SOFTMAX_RMS_HEADS; }
 
-// Something of each query and head (lse: log of the sum of e^score over keys; delta: sum over keys of a da).
+// Of each query and head, for a softmax over keys: the largest score, one over the sum of e^(score - top) over keys,
+// and the sum over keys of p dp.
 struct Stats {
-  float* at;
+  number *top, *share, *delta;
   int64_t b, h, own, other;
-  Vec of(const Tile& tile, int64_t head, int64_t row) const {
-    const float* from = at + tile.b * b + head * h + tile.row * own + row * other;
+  Vec of(const number* at, const Tile& tile, int64_t head, int64_t row) const {
+    const number* from = at + tile.b * b + head * h + tile.row * own + row * other;
     return own == 1 ? load(from) : splat(*from);
   }
 };
 
 // Add the bias to products [head][lane] of a pair; hidden scores become `hidden`.
-inline void add_bias(const Sight& sight, float* s, int heads, float hidden) {
+inline void add_bias(const Sight& sight, number* s, int heads, number hidden) {
   if (sight.whole) return;
   for (int h = 0; h < heads; h++) {
     Vec x = load(s + h * LANES);
@@ -110,14 +111,15 @@ inline void add_bias(const Sight& sight, float* s, int heads, float hidden) {
 
 // From scores [head][lane] of a pair to its code, in place; the result is one over the root of its mean square over heads.
 //
-//   a = s | e^(s - lse) | e^s / sum_h e^s,  then for rms  a / sqrt(mean_h a^2 + eps)
-inline Vec normalise(int how, const Sight& sight, const Stats& lse, float* s, int heads, float eps) {
+//   a = s | e^s / sum_keys e^s | e^s / sum_h e^s,  then for rms  a / sqrt(mean_h a^2 + eps)
+inline Vec normalise(int how, const Sight& sight, const Stats& stats, number* s, int heads, number eps) {
   Vec scale = splat(1);
-  if (over_keys(how))
-    for (int h = 0; h < heads; h++)
-      store(s + h * LANES, exp(load(s + h * LANES) - lse.of(sight.tile, h, sight.other)));
+  for (int h = 0; over_keys(how) && h < heads; h++) {
+    Vec less = load(s + h * LANES) - stats.of(stats.top, sight.tile, h, sight.other);
+    store(s + h * LANES, exp(less) * stats.of(stats.share, sight.tile, h, sight.other));
+  }
   if (how == SOFTMAX_HEADS) {
-    Vec top = splat(-3e38f), total = splat(0);
+    Vec top = splat(LEAST), total = splat(0);
     for (int h = 0; h < heads; h++) top = larger(load(s + h * LANES), top);
     for (int h = 0; h < heads; h++) {
       Vec x = exp(load(s + h * LANES) - top);
@@ -130,7 +132,7 @@ inline Vec normalise(int how, const Sight& sight, const Stats& lse, float* s, in
   if (root_of_heads(how)) {
     Vec square = splat(0);
     for (int h = 0; h < heads; h++) square += load(s + h * LANES) * load(s + h * LANES);
-    scale = splat(1) / root(square * (1.0f / float(heads)) + eps);
+    scale = splat(1) / root(square * (1.0f / number(heads)) + eps);
     for (int h = 0; h < heads; h++) store(s + h * LANES, load(s + h * LANES) * scale);
   }
   return scale;
@@ -140,11 +142,11 @@ inline Vec normalise(int how, const Sight& sight, const Stats& lse, float* s, in
 //
 //   through rms  scale (da - a mean_h(a da));  through a softmax over heads  a (da - sum_h a da)
 // and, for a softmax over keys, p, which the code is made of, in place of a.
-inline void through_heads(int how, const Vec& scale, float* a, float* da, int heads) {
+inline void through_heads(int how, const Vec& scale, number* a, number* da, int heads) {
   if (how == NONE || how == SOFTMAX) return;
   Vec inner = splat(0);
   for (int h = 0; h < heads; h++) inner += load(a + h * LANES) * load(da + h * LANES);
-  if (root_of_heads(how)) inner = inner * (1.0f / float(heads));
+  if (root_of_heads(how)) inner = inner * (1.0f / number(heads));
   for (int h = 0; h < heads; h++) {
     Vec code = load(a + h * LANES), grad = load(da + h * LANES);
     if (how == SOFTMAX_HEADS)
@@ -156,10 +158,10 @@ inline void through_heads(int how, const Vec& scale, float* a, float* da, int he
 }
 
 // ... and on to the scores: p (dp - delta), and 0 where the pair is hidden.
-inline void through_keys(int how, const Sight& sight, const Stats& delta, const float* p, float* da, int heads) {
+inline void through_keys(int how, const Sight& sight, const Stats& stats, const number* p, number* da, int heads) {
   if (over_keys(how))
     for (int h = 0; h < heads; h++) {
-      Vec less = load(da + h * LANES) - delta.of(sight.tile, h, sight.other);
+      Vec less = load(da + h * LANES) - stats.of(stats.delta, sight.tile, h, sight.other);
       store(da + h * LANES, load(p + h * LANES) * less);
     }
   if (sight.whole) return;
@@ -167,7 +169,7 @@ inline void through_keys(int how, const Sight& sight, const Stats& delta, const 
 }
 
 // a times its dropout, for one pair; `from` and `to` may be the same.
-inline void drop(const Sight& sight, const float* from, float* to, int heads) {
+inline void drop(const Sight& sight, const number* from, number* to, int heads) {
   for (int h = 0; h < heads; h++)
     store(to + h * LANES, load(from + h * LANES) * lanes_of(sight.limits.keep, sight.tile, h, sight.other));
 }

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstdlib>
 
+#include "vec.h"
+
 namespace polyhead {
 
 typedef void (*Pool)(void (*)(void*), void*, unsigned threads, unsigned flags);  // GOMP_parallel
@@ -19,27 +21,27 @@ struct Team {
 class Memory {
  public:
   explicit Memory(int64_t numbers) {
-    size_t bytes = (size_t(numbers) * sizeof(float) / 64 + 64) * 64;
-    start_ = next_ = static_cast<float*>(std::aligned_alloc(64, bytes));
+    size_t bytes = (size_t(numbers) * sizeof(number) / 64 + 64) * 64;
+    start_ = next_ = static_cast<number*>(std::aligned_alloc(64, bytes));
   }
   ~Memory() { std::free(start_); }
   Memory(const Memory&) = delete;
   bool failed() const { return start_ == nullptr; }
   static int64_t rounded(int64_t numbers) { return (numbers + 15) / 16 * 16; }
-  float* take(int64_t numbers) {
-    float* piece = next_;
+  number* take(int64_t numbers) {
+    number* piece = next_;
     next_ += rounded(numbers);
     return piece;
   }
-  float* zeros(int64_t numbers) {
-    float* piece = take(numbers);
+  number* zeros(int64_t numbers) {
+    number* piece = take(numbers);
     std::fill(piece, piece + numbers, 0.0f);
     return piece;
   }
   void again() { next_ = start_; }
 
  private:
-  float *start_, *next_;
+  number *start_, *next_;
 };
 
 // work(item, memory) for every item, each once, on any thread; false if there was no memory.

@@ -12,23 +12,23 @@ constexpr int OTHERS = 16;  // rows of the other side that are taken at once, at
 constexpr int WIDE = WIDTH == 16 ? 8 : 4;  // sums that are held in registers
 
 // Rows of a tile, packed [head][width][lane], times `factor`; rows that do not exist are 0.
-inline void pack(const Rows& x, const Tile& tile, int heads, int64_t width, float factor, float* to) {
+inline void pack(const Rows& x, const Tile& tile, int heads, int64_t width, number factor, number* to) {
   for (int h = 0; h < heads; h++)
     for (int64_t c = 0; c < width; c++) {
-      const float* from = x.at + tile.b * x.b + tile.row * x.n + h * x.h + c;
-      float* lane = to + (h * width + c) * LANES;
+      const number* from = x.at + tile.b * x.b + tile.row * x.n + h * x.h + c;
+      number* lane = to + (h * width + c) * LANES;
       for (int64_t l = 0; l < LANES; l++) lane[l] = l < tile.count ? from[l * x.n] * factor : 0.0f;
     }
 }
 
 // The reverse.
-inline void unpack(const float* from, const Tile& tile, int heads, int64_t width, float factor, float* to, int64_t step) {
+inline void unpack(const number* from, const Tile& tile, int heads, int64_t width, number factor, number* to, int64_t step) {
   for (int64_t l = 0; l < tile.count; l++)
     for (int64_t c = 0; c < heads * width; c++) to[l * step + c] = from[c * LANES + l] * factor;
 }
 
 // total[r] += sum_i x[i] row_i[r], vectors of lanes times R numbers of each row.
-template <int R> inline void combine(Vec* total, const float* x, int64_t step_x, const float* row, int64_t step, int n) {
+template <int R> POLYHEAD_INLINE void combine(Vec* total, const number* x, int64_t step_x, const number* row, int64_t step, int n) {
   for (int i = 0; i < n; i++, x += step_x, row += step) {
     Vec lane = load(x);
     POLYHEAD_UNROLL
@@ -37,7 +37,7 @@ template <int R> inline void combine(Vec* total, const float* x, int64_t step_x,
 }
 
 // The same with vectors of lanes in place of numbers.
-template <int R> inline void combine_lanes(Vec* total, const float* x, const float* own, int64_t step, int n) {
+template <int R> POLYHEAD_INLINE void combine_lanes(Vec* total, const number* x, const number* own, int64_t step, int n) {
   for (int i = 0; i < n; i++, x += LANES, own += step) {
     Vec lane = load(x);
     POLYHEAD_UNROLL
@@ -47,7 +47,7 @@ template <int R> inline void combine_lanes(Vec* total, const float* x, const flo
 
 // to[lane] = sum_c own[c][lane] row_r[c] for R rows of the other side.
 template <int R>
-inline void products(const float* own, const float* row, int64_t step, int64_t width, float* to, int64_t step_to) {
+POLYHEAD_INLINE void products(const number* own, const number* row, int64_t step, int64_t width, number* to, int64_t step_to) {
   Vec total[R] = {};
   for (int64_t c = 0; c < width; c++) {
     Vec lane = load(own + c * LANES);
@@ -59,11 +59,11 @@ inline void products(const float* own, const float* row, int64_t step, int64_t w
 }
 
 // s[row][head][lane] of n rows of the other side; heads of either side may be shared by several (grouped keys).
-inline void scores(const float* own, int share_own, const Rows& x, int share, int64_t b, int64_t row, int n, int heads,
-                   int64_t width, float* s) {
+inline void scores(const number* own, int share_own, const Rows& x, int share, int64_t b, int64_t row, int n, int heads,
+                   int64_t width, number* s) {
   for (int h = 0; h < heads; h++) {
-    const float* mine = own + (h / share_own) * width * LANES;
-    const float* from = x.at + b * x.b + row * x.n + (h / share) * x.h;
+    const number* mine = own + (h / share_own) * width * LANES;
+    const number* from = x.at + b * x.b + row * x.n + (h / share) * x.h;
     int r = 0;
     for (; r + WIDE <= n; r += WIDE)
       products<WIDE>(mine, from + r * x.n, x.n, width, s + (r * heads + h) * LANES, heads * LANES);
@@ -73,7 +73,7 @@ inline void scores(const float* own, int share_own, const Rows& x, int share, in
 
 // own[head][column][lane] += sum_n a[n][head][lane] y[n][column][lane], A heads and C columns in registers.
 template <int A, int C>
-inline void outer_block(float* own, int64_t step_own, const float* a, int64_t step_a, const float* y, int64_t step_y, int n) {
+POLYHEAD_INLINE void outer_block(number* own, int64_t step_own, const number* a, int64_t step_a, const number* y, int64_t step_y, int n) {
   POLYHEAD_UNROLL
   for (int p = 0; p < PARTS; p++) {
     part total[A][C] = {};
@@ -92,14 +92,14 @@ inline void outer_block(float* own, int64_t step_own, const float* a, int64_t st
     for (int h = 0; h < A; h++)
       POLYHEAD_UNROLL
       for (int c = 0; c < C; c++) {
-        float* to = own + h * step_own + c * LANES + p * WIDTH;
+        number* to = own + h * step_own + c * LANES + p * WIDTH;
         write(to, read<part>(to) + total[h][c]);
       }
   }
 }
 
 // The same for all heads, and `columns` columns from `first` on.
-inline void outer(float* own, int64_t width, int64_t first, const float* a, int heads, const float* y, int64_t step_y,
+inline void outer(number* own, int64_t width, int64_t first, const number* a, int heads, const number* y, int64_t step_y,
                   int64_t columns, int n) {
   constexpr int C = MANY_REGISTERS ? 4 : 2;
   int64_t step_own = width * LANES, step_a = heads * LANES;
@@ -122,9 +122,9 @@ inline void outer(float* own, int64_t width, int64_t first, const float* a, int 
 
 // Rows of a tile as they are, [head][lane][width padded to quads], 0 where there is none.
 inline int64_t padded(int64_t width) { return (width + 3) / 4 * 4; }
-inline void copy_rows(const Rows& x, const Tile& tile, int heads, int64_t width, float factor, float* to) {
+inline void copy_rows(const Rows& x, const Tile& tile, int heads, int64_t width, number factor, number* to) {
   int64_t wide = padded(width);
-  std::memset(to, 0, size_t(heads * LANES * wide) * sizeof(float));
+  std::memset(to, 0, size_t(heads * LANES * wide) * sizeof(number));
   for (int h = 0; h < heads; h++)
     for (int64_t l = 0; l < tile.count; l++)
       for (int64_t c = 0; c < width; c++)
@@ -132,12 +132,12 @@ inline void copy_rows(const Rows& x, const Tile& tile, int heads, int64_t width,
 }
 
 // to_r[c] += sum_l s_r[l] rows[l][c] for R rows of the other side, V columns at once, of which `some` are written.
-inline void get(const float* from, Vec& x) { x = load(from); }
-inline void get(const float* from, quad& x) { x = read<quad>(from); }
-inline void put(float* to, const Vec& x) { store(to, x); }
-inline void put(float* to, const quad& x) { write(to, x); }
+inline void get(const number* from, Vec& x) { x = load(from); }
+inline void get(const number* from, quad& x) { x = read<quad>(from); }
+inline void put(number* to, const Vec& x) { store(to, x); }
+inline void put(number* to, const quad& x) { write(to, x); }
 template <class V, int R>
-inline void add_block(const float* s, int64_t step_s, const float* rows, int64_t wide, float* to, int64_t step, int64_t some) {
+POLYHEAD_INLINE void add_block(const number* s, int64_t step_s, const number* rows, int64_t wide, number* to, int64_t step, int64_t some) {
   V total[R] = {};
   for (int l = 0; l < LANES; l++) {
     V row;
@@ -147,14 +147,14 @@ inline void add_block(const float* s, int64_t step_s, const float* rows, int64_t
   }
   POLYHEAD_UNROLL
   for (int r = 0; r < R; r++) {
-    float column[sizeof(V) / sizeof(float)];
+    number column[sizeof(V) / sizeof(number)];
     put(column, total[r]);
     for (int64_t c = 0; c < some; c++) to[r * step + c] += column[c];
   }
 }
 
 template <int R>
-inline void add_rows(const float* s, int64_t step_s, const float* rows, int64_t width, float* to, int64_t step) {
+inline void add_rows(const number* s, int64_t step_s, const number* rows, int64_t width, number* to, int64_t step) {
   int64_t wide = padded(width), c = 0;
   for (; c + LANES <= width; c += LANES) add_block<Vec, R>(s, step_s, rows + c, wide, to + c, step, LANES);
   for (; c < width; c += 4)

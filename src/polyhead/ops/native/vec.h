@@ -5,7 +5,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
+#ifndef POLYHEAD_NUMBER  // tests take double
+#define POLYHEAD_NUMBER float
+#endif
 #ifndef POLYHEAD_WIDTH  // float32 numbers in a vector of the machine
 #if defined(__AVX512F__)
 #define POLYHEAD_WIDTH 16
@@ -19,21 +23,28 @@
 // Before a loop over what is held in registers.
 #define POLYHEAD_UNROLL _Pragma("GCC unroll 16")
 
+// What is called in an inner loop, so that its sums stay in registers.
+#define POLYHEAD_INLINE inline __attribute__((always_inline))
+
 namespace polyhead {
 
+typedef POLYHEAD_NUMBER number;
+constexpr bool EXACT = sizeof(number) > 4;  // functions then come from the C library
 constexpr int WIDTH = POLYHEAD_WIDTH, LANES = 16, PARTS = LANES / WIDTH;
+constexpr number NEVER = -INFINITY, LEAST = number(-3e38);  // the score of a hidden pair; what is less than any other
 constexpr bool MANY_REGISTERS = WIDTH == 16 || WIDTH == 4;  // 32 of them, not 16
 
-typedef float part __attribute__((vector_size(4 * WIDTH)));
-typedef int32_t whole __attribute__((vector_size(4 * WIDTH)));
-typedef float quad __attribute__((vector_size(16)));
+typedef std::conditional<EXACT, int64_t, int32_t>::type integer;
+typedef number part __attribute__((vector_size(sizeof(number) * WIDTH)));
+typedef integer whole __attribute__((vector_size(sizeof(number) * WIDTH)));
+typedef number quad __attribute__((vector_size(sizeof(number) * 4)));
 
-template <class T> inline T read(const float* from) {
+template <class T> inline T read(const number* from) {
   T x;
   std::memcpy(&x, from, sizeof x);
   return x;
 }
-template <class T> inline void write(float* to, const T& x) { std::memcpy(to, &x, sizeof x); }
+template <class T> inline void write(number* to, const T& x) { std::memcpy(to, &x, sizeof x); }
 
 struct Mask {
   whole of[PARTS];
@@ -42,110 +53,116 @@ struct Vec {
   part of[PARTS];
 };
 
-template <class F> inline Vec each_part(F f) {
+template <class F> POLYHEAD_INLINE Vec each_part(F f) {
   Vec r;
   POLYHEAD_UNROLL
   for (int p = 0; p < PARTS; p++) r.of[p] = f(p);
   return r;
 }
-template <class F> inline Mask each_mask(F f) {
+template <class F> POLYHEAD_INLINE Mask each_mask(F f) {
   Mask r;
   POLYHEAD_UNROLL
   for (int p = 0; p < PARTS; p++) r.of[p] = f(p);
   return r;
 }
 
-inline Vec load(const float* from) {
+POLYHEAD_INLINE Vec load(const number* from) {
   return each_part([&](int p) { return read<part>(from + p * WIDTH); });
 }
-inline void store(float* to, const Vec& x) {
+POLYHEAD_INLINE void store(number* to, const Vec& x) {
   POLYHEAD_UNROLL
   for (int p = 0; p < PARTS; p++) write(to + p * WIDTH, x.of[p]);
 }
-inline Vec splat(float x) {
+POLYHEAD_INLINE Vec splat(number x) {
   return each_part([&](int) { return x - part{}; });
 }
-inline Vec operator+(const Vec& x, const Vec& y) {
+POLYHEAD_INLINE Vec operator+(const Vec& x, const Vec& y) {
   return each_part([&](int p) { return x.of[p] + y.of[p]; });
 }
-inline Vec operator-(const Vec& x, const Vec& y) {
+POLYHEAD_INLINE Vec operator-(const Vec& x, const Vec& y) {
   return each_part([&](int p) { return x.of[p] - y.of[p]; });
 }
-inline Vec operator*(const Vec& x, const Vec& y) {
+POLYHEAD_INLINE Vec operator*(const Vec& x, const Vec& y) {
   return each_part([&](int p) { return x.of[p] * y.of[p]; });
 }
-inline Vec operator/(const Vec& x, const Vec& y) {
+POLYHEAD_INLINE Vec operator/(const Vec& x, const Vec& y) {
   return each_part([&](int p) { return x.of[p] / y.of[p]; });
 }
-inline Vec operator*(const Vec& x, float y) {
+POLYHEAD_INLINE Vec operator*(const Vec& x, number y) {
   return each_part([&](int p) { return x.of[p] * y; });
 }
-inline Vec operator+(const Vec& x, float y) {
+POLYHEAD_INLINE Vec operator+(const Vec& x, number y) {
   return each_part([&](int p) { return x.of[p] + y; });
 }
-inline Vec operator-(float x, const Vec& y) {
+POLYHEAD_INLINE Vec operator-(number x, const Vec& y) {
   return each_part([&](int p) { return x - y.of[p]; });
 }
-inline Vec& operator+=(Vec& x, const Vec& y) { return x = x + y; }
+POLYHEAD_INLINE Vec& operator+=(Vec& x, const Vec& y) { return x = x + y; }
 
-inline Mask operator&(const Mask& x, const Mask& y) {
+POLYHEAD_INLINE Mask operator&(const Mask& x, const Mask& y) {
   return each_mask([&](int p) { return x.of[p] & y.of[p]; });
 }
-inline Mask operator>(const Vec& x, float y) {
+POLYHEAD_INLINE Mask operator>(const Vec& x, number y) {
   return each_mask([&](int p) { return x.of[p] > y; });
 }
-inline Mask operator>(const Vec& x, const Vec& y) {
+POLYHEAD_INLINE Mask operator>(const Vec& x, const Vec& y) {
   return each_mask([&](int p) { return x.of[p] > y.of[p]; });
 }
 // Where the mask is set x, elsewhere y.
-inline Vec choose(const Mask& mask, const Vec& x, const Vec& y) {
+POLYHEAD_INLINE Vec choose(const Mask& mask, const Vec& x, const Vec& y) {
   return each_part([&](int p) { return mask.of[p] ? x.of[p] : y.of[p]; });
 }
-inline Vec larger(const Vec& x, const Vec& y) { return choose(x > y, x, y); }
-
-inline float sum(const Vec& x) {
-  float lane[LANES], total = 0;
-  store(lane, x);
-  for (float one : lane) total += one;
-  return total;
-}
+POLYHEAD_INLINE Vec larger(const Vec& x, const Vec& y) { return choose(x > y, x, y); }
 
 // Lanes from `first` to `end`, end excluded.
 inline Mask between(int64_t first, int64_t end) {
-  int32_t lane[LANES];
-  for (int l = 0; l < LANES; l++) lane[l] = -int32_t(l >= first && l < end);
+  integer lane[LANES];
+  for (int l = 0; l < LANES; l++) lane[l] = -integer(l >= first && l < end);
   Mask m;
   std::memcpy(&m, lane, sizeof m);
   return m;
 }
 
-inline Vec root(const Vec& x) {
-  float lane[LANES];
+// A function of the C library, lane by lane.
+template <class F> inline Vec each_lane(const Vec& x, F f) {
+  number lane[LANES];
   store(lane, x);
-  for (float& one : lane) one = std::sqrt(one);
+  for (number& one : lane) one = f(one);
   return load(lane);
+}
+inline Vec root(const Vec& x) {
+  return each_lane(x, [](number one) { return std::sqrt(one); });
 }
 
 // e^x: 2^n e^r with |r| <= log(2) / 2, where a polynomial is exact to a rounding; 0 below -87, as at -inf.
-inline Vec exp(const Vec& x) {
-  return each_part([&](int p) {
-    part low = -87.0f - part{}, high = 88.5f - part{};
-    part y = x.of[p] > low ? x.of[p] : low;
+inline Vec fast_exp(const Vec& x) {
+  typedef float real __attribute__((vector_size(4 * WIDTH)));
+  typedef int32_t power __attribute__((vector_size(4 * WIDTH)));
+  Vec to;
+  for (int p = 0; p < PARTS; p++) {
+    real y = __builtin_convertvector(x.of[p], real), low = -87.0f - real{}, high = 88.5f - real{};
+    whole some = x.of[p] > number(-87);
+    y = y > low ? y : low;
     y = y < high ? y : high;
-    part n = (y * 1.44269504f + 12582912.0f) - 12582912.0f;
-    part r = y - n * 0.693359375f + n * 2.12194440e-4f;
-    part q = 1.9875691500e-4f - part{};
+    real n = (y * 1.44269504f + 12582912.0f) - 12582912.0f;
+    real r = y - n * 0.693359375f + n * 2.12194440e-4f;
+    real q = 1.9875691500e-4f - real{};
     q = q * r + 1.3981999507e-3f;
     q = q * r + 8.3334519073e-3f;
     q = q * r + 4.1665795894e-2f;
     q = q * r + 1.6666665459e-1f;
     q = q * r + 5.0000001201e-1f;
     q = q * r * r + r + 1.0f;
-    whole power = (__builtin_convertvector(n, whole) + 127) << 23;
-    part two;
-    std::memcpy(&two, &power, sizeof two);
-    return x.of[p] > low ? q * two : part{};
-  });
+    power bits = (__builtin_convertvector(n, power) + 127) << 23;
+    real two;
+    std::memcpy(&two, &bits, sizeof two);
+    to.of[p] = some ? __builtin_convertvector(q * two, part) : part{};
+  }
+  return to;
+}
+inline Vec exp(const Vec& x) {
+  if (!EXACT) return fast_exp(x);
+  return each_lane(x, [](number one) { return std::exp(one); });
 }
 
 }  // namespace polyhead

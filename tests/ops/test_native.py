@@ -1,0 +1,258 @@
+"""Native code: how it is built and what happens where it cannot be; beyond the grids, to which it belongs like any impl.
+
+A compiler here is a script that copies what was built before, so that nothing is compiled twice.
+"""
+
+import importlib
+import logging
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from problems import make_problem
+from torch.testing import assert_close
+
+from polyhead import ops
+from polyhead.ops import tiles_native
+from polyhead.ops.code import Inputs
+from polyhead.ops.dispatch import choose
+from polyhead.spec import ACTS, NORMALISE
+
+READY = tiles_native.status("hyla") in ("built", "not built yet: compiled on first use")
+needs_compiler = pytest.mark.skipif(not READY, reason="no compiler")
+BACKEND = importlib.import_module("polyhead.ops.hyla_native")
+
+
+@pytest.fixture
+def place(monkeypatch, tmp_path):
+    """An empty cache, and no compiler but what a test writes."""
+    monkeypatch.setenv("POLYHEAD_NATIVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("POLYHEAD_NATIVE", raising=False)
+    monkeypatch.setattr(tiles_native, "_LIBRARIES", {})
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return tmp_path
+
+
+def compiler(place, *lines):
+    """A script for the shell; $out is the library that is wanted."""
+    count = f"echo called >> {place}/calls"
+    script = place / "bin" / "g++"
+    script.write_text("\n".join(["#!/bin/sh", count, 'for out in "$@"; do :; done', *lines]) + "\n")
+    script.chmod(0o755)
+
+
+def calls(place):
+    return (place / "calls").read_text().count("called") if (place / "calls").exists() else 0
+
+
+def copying(place, library):
+    compiler(place, f'/bin/cp {library} "$out"')
+
+
+@pytest.fixture(scope="module")
+def library():
+    """One that is built already."""
+    if not READY or tiles_native.missing("hyla") is not None:
+        pytest.skip("no compiler")
+    return tiles_native.cached("hyla")
+
+
+def test_it_is_compiled_once_and_kept(place, library, caplog):
+    copying(place, library)
+    assert tiles_native.status("hyla") == "not built yet: compiled on first use"
+    for _ in range(2):
+        assert tiles_native.missing("hyla") is None
+        tiles_native._LIBRARIES.clear()  # as in the next process
+    assert calls(place) == 1
+    assert tiles_native.status("hyla") == "built"
+    assert [record.message for record in caplog.records] == [
+        f"polyhead: compiling native code for hyla, once ({place / 'cache'})"
+    ]
+    assert not list((place / "cache").glob("*.part"))
+
+
+def test_threads_and_processes_do_not_build_it_twice(place, library):
+    copying(place, library)
+    found = []
+    both = [threading.Thread(target=lambda: found.append(tiles_native._library("hyla", torch.float32))) for _ in "ab"]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert calls(place) == 1
+    assert not any(isinstance(x, str) for x in found)
+
+
+def test_a_killed_build_leaves_nothing_in_the_way(place, library):
+    """Its half a library has another name, and its lock died with it."""
+    copying(place, library)
+    path = tiles_native.cached("hyla")
+    path.parent.mkdir()
+    half = path.with_suffix(".4711.part")
+    half.write_bytes(b"half")
+    code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+    command = [sys.executable, "-c", code, str(path.with_suffix(".lock"))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"1\n"
+        tiles_native.PATIENCE, patience = 0.0, tiles_native.PATIENCE
+        try:
+            assert "another process holds" in tiles_native.missing("hyla")
+        finally:
+            tiles_native.PATIENCE = patience
+            holder.kill()
+    tiles_native._LIBRARIES.clear()
+    assert tiles_native.missing("hyla") is None
+    assert not half.exists()
+
+
+def test_a_damaged_library_is_built_anew(place, library):
+    copying(place, library)
+    path = tiles_native.cached("hyla")
+    path.parent.mkdir()
+    path.write_bytes(library.read_bytes()[:1000])
+    assert tiles_native.missing("hyla") is None
+    assert calls(place) == 1
+
+
+FAILURES = {
+    "no compiler": ([], "needs a compiler, g++ or clang++, and neither is there"),
+    "broken": (["echo x.cpp:1: error: no such luck >&2", "exit 1"], "cannot be compiled: x.cpp:1: error: no such luck"),
+    "disk full": (["echo as: No space left on device >&2", "exit 1"], "cannot be compiled: as: No space left on device"),
+    "killed": (["exit 137"], "cannot be compiled: exit code 137"),
+    "garbage": (['echo garbage > "$out"'], "cannot be built: "),
+    "nothing": (["exit 0"], "cannot be built: "),
+}
+
+
+@pytest.mark.parametrize("what", FAILURES)
+def test_what_cannot_be_built_is_one_line_and_tiles_go_on(place, caplog, what):
+    lines, told = FAILURES[what]
+    if lines:
+        compiler(place, *lines)
+    q, k, v = torch.randn(3, 1, 600, 2, 4)
+    chosen = choose("hyla", "auto", Inputs(q, k, v, causal=True, normalise="rms_heads", act="relu"))
+    assert chosen.__module__ == "polyhead.ops.hyla_blocked"
+    with pytest.raises(ValueError, match="^hyla: impl 'native' .*; use impl='auto' or 'reference'$") as error:
+        ops.hyla(q, k, v, impl="native")
+    assert told in str(error.value)
+    warned = [r.message for r in caplog.records if r.levelno == logging.WARNING and "no native code" in r.message]
+    assert len(warned) == 1
+    assert told in warned[0]
+    assert "\n" not in warned[0]
+
+
+def test_a_cache_that_cannot_be_written(place, monkeypatch):
+    (place / "file").write_text("")
+    compiler(place)
+    monkeypatch.setenv("POLYHEAD_NATIVE_CACHE", str(place / "file" / "cache"))
+    assert "cannot be built: " in tiles_native.missing("hyla")
+    assert not calls(place)
+
+
+def test_it_can_be_turned_off(place, monkeypatch, caplog):
+    compiler(place)
+    monkeypatch.setenv("POLYHEAD_NATIVE", "0")
+    assert tiles_native.missing("hyla") == "is turned off by POLYHEAD_NATIVE=0"
+    assert tiles_native.status("hyla") == "turned off by POLYHEAD_NATIVE=0"
+    assert not caplog.records
+    assert not calls(place)
+
+
+def test_small_calls_compile_nothing(place):
+    compiler(place)
+    q, k, v = torch.randn(3, 1, 8, 2, 4)
+    ops.hyla(q, k, v)
+    assert not calls(place)
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+def both(q, k, v, cotangent, **options):
+    """Of native code, and of the reference in float64: output and gradients."""
+    came = []
+    for impl, dtype in (("native", q.dtype), ("reference", torch.float64)):
+        leaves = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        out = ops.hyla(*leaves, **options, impl=impl)
+        came.append([out, *torch.autograd.grad(out, leaves, cotangent.to(dtype))])
+    return came
+
+
+def test_float64_is_refused(monkeypatch):
+    monkeypatch.delitem(tiles_native.NUMBERS, torch.float64)
+    q, k, v = torch.zeros(3, 1, 2, 1, 1, dtype=torch.float64)
+    told = "hyla: impl 'native' takes float32, bfloat16, float16 only, not torch.float64; use impl='auto'"
+    with pytest.raises(ValueError, match=told):
+        ops.hyla(q, k, v, impl="native")
+
+
+@needs_compiler
+@pytest.mark.parametrize("normalise", NORMALISE)
+def test_its_own_functions_are_those_of_float32(normalise):
+    """exp, erf and tanh are its own in float32, and the C library's in float64, where the grid looks."""
+    q, k, v = torch.randn(3, 2, 37, 4, 6)
+    cotangent = torch.randn(2, 37, 4, 6)
+    for act in ACTS:
+        mine, exact = both(q, k, v, cotangent, causal=True, normalise=normalise, act=act)
+        for x, y in zip(mine, exact, strict=True):
+            assert ((x - y).norm() / y.norm()).item() < 3e-6, act
+
+
+@needs_compiler
+@pytest.mark.parametrize("heads", [(1, 1), (2, 2), (8, 8), (8, 2), (16, 16), (5, 5)])
+def test_heads_and_widths_beside_poison(heads):
+    """Neighbours of every argument are NaN, as is memory that nobody wrote: sizes are no multiples of anything."""
+    h, g = heads
+    for t, s, d, e in ((19, 33, 1, 7), (33, 17, 18, 21)):
+        wide = [torch.full((3, n + 5, m + 2, c + 3), torch.nan).double() for n, m, c in ((t, h, d), (s, g, d), (s, g, e))]
+        sizes = ((t, h, d), (s, g, d), (s, g, e))
+        inner = [x[1:, 2 : n + 2, 1 : m + 1, :c] for x, (n, m, c) in zip(wide, sizes, strict=True)]
+        for x in inner:
+            x.copy_(torch.randn(x.shape))
+        bias = torch.randn(h, t + s + 3).double()[:, 1:-3]
+        mine, exact = both(*inner, torch.randn(2, t, h, e), bias=bias, window=15)
+        for x, y in zip(mine, exact, strict=True):
+            assert_close(x, y, rtol=1e-9, atol=1e-9)
+
+
+@needs_compiler
+@pytest.mark.parametrize("bias", [None, "offset", "dense", "per_sample"])
+def test_threads_share_the_work_and_nothing_else(bias):
+    """The same on two threads, and the same again."""
+    (q, k, v), options = make_problem(40, 50, bias=bias, causal=True, b=3)
+    leaves = [q, k, v, *([] if bias is None else [options["bias"]])]
+
+    def grads():
+        out = ops.hyla(q, k, v, **options, impl="native")
+        return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+    one = grads()
+    try:
+        torch.set_num_threads(2)
+        two, again = grads(), grads()
+    finally:
+        torch.set_num_threads(1)
+    assert_close(two, one, rtol=1e-12, atol=1e-12)
+    assert all((x == y).all() for x, y in zip(two, again, strict=True))
+
+
+@needs_compiler
+def test_it_is_an_op_like_others():
+    (q, k, v), options = make_problem(9, 9, bias="offset", b=1)
+    limits = [q.new_empty(0) for _ in range(3)]
+    keywords = {"causal": True, "scale": 0.5, "normalise": "rms_heads", "act": "relu"}
+    torch.library.opcheck(torch.ops.polyhead.hyla_native, ([q, k, v, options["bias"]], limits), keywords)
+    mapped = torch.func.vmap(lambda q: ops.hyla(q, k, v, impl="native"))(torch.stack([q, q * 2]))
+    assert_close(mapped[1], ops.hyla(q * 2, k, v, impl="reference"))
+
+
+@needs_compiler
+@pytest.mark.compile
+def test_it_compiles_whole():
+    torch._dynamo.reset()
+    q, k, v = (x.float().detach().requires_grad_() for x in make_problem(70, 70, b=1)[0])
+    compiled = torch.compile(lambda *x: ops.hyla(*x, causal=True).sin(), fullgraph=True, backend="aot_eager")
+    outs = compiled(q, k, v), ops.hyla(q, k, v, causal=True, impl="reference").sin()
+    assert_close(*outs, rtol=1e-4, atol=1e-5)
+    assert_close(*(torch.autograd.grad(out.square().sum(), (q, k, v)) for out in outs), rtol=1e-3, atol=1e-4)
