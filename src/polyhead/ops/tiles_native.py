@@ -145,6 +145,9 @@ def _library(name: str, dtype: torch.dtype) -> Any:
 
 
 def _load(path: Path, name: str) -> Any:
+    # A library of which a part is missing would end the process, and not with an error.
+    if _digest(path) != path.with_suffix(".sum").read_text():
+        raise OSError(f"{path} is damaged")
     function = getattr(ctypes.CDLL(str(path)), SYMBOL.format(name))
     function.restype = ctypes.c_int
     return function
@@ -164,10 +167,15 @@ def _build(command: list[str], name: str, path: Path) -> str | None:
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
             return f"cannot be compiled: {lines[0].strip() if lines else f'exit code {done.returncode}'}"
+        path.with_suffix(".sum").write_text(_digest(part))
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
     return None
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @contextlib.contextmanager
