@@ -228,9 +228,9 @@ def _hyla(per_pair: str, deep: str, first: int) -> Formula:
     """Of HYLA by tiles, tensors (b t h d): `first` is where they stand among the arguments."""
 
     def formula(args: Any, options: Mapping[str, Any]) -> int:
-        q, k, v, _, weight = args[first]
+        q, k, v, _, *weight = args[first]
         pairs = _pairs(q.shape[0] * q.shape[2], q.shape[1], k.shape[1], options["causal"])
-        each = _amount(per_pair, q, v) + (_amount(deep, q, v) if weight.numel() else 0)
+        each = _amount(per_pair, q, v) + (_amount(deep, q, v) if weight and weight[0].numel() else 0)
         return pairs * 2 * each
 
     return formula
@@ -261,6 +261,8 @@ def _formulas() -> dict[Any, Formula]:
         ours.hyla_blocked: _hyla("d + 2 e", "e e", 0),
         # Scores and values again; then dy, da twice, dv, dq, dk.
         ours.hyla_blocked_backward: _hyla("3 d + 5 e", "4 e e", 1),
+        ours.hyla_native: _hyla("d + 2 e", "e e", 0),
+        ours.hyla_native_backward: _hyla("3 d + 5 e", "4 e e", 1),
         ours.relational_blocked: _relational("d + e + r", "r p", 0),
         ours.relational_blocked_backward: _relational("3 d + 2 e + 2 r", "3 r p", 1),
         ours.chunked_cross_entropy: _entropy(1, 0),

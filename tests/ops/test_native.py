@@ -1,4 +1,4 @@
-"""Native code: how it is built and what happens where it cannot be; beyond the grids, to which it belongs like any impl.
+"""Native code: how it is built, and what happens where it cannot be.  It belongs to the grids like any impl.
 
 A compiler here is a script that copies what was built before, so that nothing is compiled twice.
 """
@@ -121,7 +121,10 @@ def test_a_damaged_library_is_built_anew(place, library):
 FAILURES = {
     "no compiler": ([], "needs a compiler, g++ or clang++, and neither is there"),
     "broken": (["echo x.cpp:1: error: no such luck >&2", "exit 1"], "cannot be compiled: x.cpp:1: error: no such luck"),
-    "disk full": (["echo as: No space left on device >&2", "exit 1"], "cannot be compiled: as: No space left on device"),
+    "disk full": (
+        ["echo as: No space left on device >&2", "exit 1"],
+        "cannot be compiled: as: No space left on device",
+    ),
     "killed": (["exit 137"], "cannot be compiled: exit code 137"),
     "garbage": (['echo garbage > "$out"'], "cannot be built: "),
     "nothing": (["exit 0"], "cannot be built: "),
@@ -136,7 +139,7 @@ def test_what_cannot_be_built_is_one_line_and_tiles_go_on(place, caplog, what):
     q, k, v = torch.randn(3, 1, 600, 2, 4)
     chosen = choose("hyla", "auto", Inputs(q, k, v, causal=True, normalise="rms_heads", act="relu"))
     assert chosen.__module__ == "polyhead.ops.hyla_blocked"
-    with pytest.raises(ValueError, match="^hyla: impl 'native' .*; use impl='auto' or 'reference'$") as error:
+    with pytest.raises(ValueError, match=r"^hyla: impl 'native' .*; use impl='auto' or 'reference'$") as error:
         ops.hyla(q, k, v, impl="native")
     assert told in str(error.value)
     warned = [r.message for r in caplog.records if r.levelno == logging.WARNING and "no native code" in r.message]
@@ -206,8 +209,8 @@ def test_heads_and_widths_beside_poison(heads):
     """Neighbours of every argument are NaN, as is memory that nobody wrote: sizes are no multiples of anything."""
     h, g = heads
     for t, s, d, e in ((19, 33, 1, 7), (33, 17, 18, 21)):
-        wide = [torch.full((3, n + 5, m + 2, c + 3), torch.nan).double() for n, m, c in ((t, h, d), (s, g, d), (s, g, e))]
         sizes = ((t, h, d), (s, g, d), (s, g, e))
+        wide = [torch.full((3, n + 5, m + 2, c + 3), torch.nan, dtype=torch.float64) for n, m, c in sizes]
         inner = [x[1:, 2 : n + 2, 1 : m + 1, :c] for x, (n, m, c) in zip(wide, sizes, strict=True)]
         for x in inner:
             x.copy_(torch.randn(x.shape))

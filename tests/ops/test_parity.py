@@ -81,14 +81,15 @@ def chunks_of(monkeypatch, samples, t, s, variant):
     monkeypatch.setattr(relational, "ROWS", 50 if samples == 1 else 400)
 
 
-def refusal(op, impl, tensors, options, variant):
+def refusal(op, impl, tensors, options, variant, weight=None):
     """Why the backend does not take the inputs, by its own account; recurrent takes what chunked takes."""
     file = f"{op}_{'chunked' if impl in IN_OP_FILE else impl}"
     parts = {key: options[key] for key in ("bias", "mask", "keep", "causal", "window", "cu_seqlens")}
     given = dict(zip(TENSORS[op], tensors, strict=True))
     given = {"v" if name == "symbols" else name: x for name, x in given.items()}
     act = variant.get("relation_act", variant.get("act", "identity"))
-    inputs = Inputs(**given, **parts, normalise=variant.get("normalise", "softmax"), act=act)
+    deep = weight if variant.get("deep") else None
+    inputs = Inputs(**given, **parts, normalise=variant.get("normalise", "softmax"), act=act, value_weight=deep)
     return importlib.import_module(f"polyhead.ops.{file}").refusal(inputs)
 
 
@@ -120,7 +121,7 @@ def test_backend_equals_reference(monkeypatch, problem, arguments, case):
         b = 3 if together == 2 else 2  # so that a chunk of two is followed by one of a single sample
         qkv, options = problem(t, s, bias=bias, mask=mask, keep=keep, causal=causal, b=b, **limits)
         tensors = arguments(op, qkv, **shape(variant))
-        if refusal(op, impl, tensors, options, variant) is not None:
+        if refusal(op, impl, tensors, options, variant, weight) is not None:
             with pytest.raises(ValueError, match=rf"impl '{impl}' takes .*; use impl='auto' or 'reference'$"):
                 run(op, impl, tensors, options, variant, weight, None)
             continue

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.ops import tiles_native as native
+import polyhead.ops.tiles_native as native
 from polyhead.ops.code import Inputs
-from polyhead.ops.tiles import given, reach, refuse
+from polyhead.ops.tiles import given, refuse
 from polyhead.ops.tiles_ops import backward_only, check_backward, no_second_derivative, vmapped
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS

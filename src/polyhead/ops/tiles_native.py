@@ -89,13 +89,17 @@ def status(name: str) -> str:
         return "turned off by POLYHEAD_NATIVE=0"
     if cached(name).exists():
         return "built"
-    return "not built yet: compiled on first use" if _compiler() else "cannot be built: neither g++ nor clang++ is there"
+    return (
+        "not built yet: compiled on first use" if _compiler() else "cannot be built: neither g++ nor clang++ is there"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- building
 def cached(name: str, dtype: torch.dtype = torch.float32) -> Path:
     """Where the library lies, or will."""
-    text = "\n".join([*flags(dtype), torch.__version__, platform.platform(terse=True), platform.machine(), _processor()])
+    text = "\n".join(
+        [*flags(dtype), torch.__version__, platform.platform(terse=True), platform.machine(), _processor()]
+    )
     made = hashlib.sha256(text.encode())
     for path in [SOURCES / f"{name}.cpp", *sorted(SOURCES.glob("*.h"))]:
         made.update(path.read_bytes())
@@ -271,9 +275,7 @@ def shares(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
     return slots, min(tiles, -(-2 * n // slots))
 
 
-def bias_grad(
-    bias: Tensor, slots: int, strips: int, t: int, dtype: torch.dtype
-) -> tuple[Tensor, dict[str, int]]:
+def bias_grad(bias: Tensor, slots: int, strips: int, t: int, dtype: torch.dtype) -> tuple[Tensor, dict[str, int]]:
     """Zeros (slots strips ...) that add up to the gradient of a bias, and how far apart in it things lie."""
     if bias.ndim == 2:
         grad = torch.zeros(slots, strips, *bias.shape, dtype=dtype)
