@@ -95,6 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--longest", type=int, default=4096)
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -102,7 +103,7 @@ def main() -> None:
     if (reason := tiles_native.missing("hyla")) is not None:
         raise SystemExit(f"bench_native: hyla {reason}")
     check()
-    found = [row for size in CAUSAL for row in rows(size, False, options.rounds)]
+    found = [row for size in CAUSAL if size[1] <= options.longest for row in rows(size, False, options.rounds)]
     found += [row for size in NARROW for row in rows(size, True, options.rounds)]
     if options.json:
         made = {"torch": torch.__version__, "processor": platform.processor(), "threads": options.threads}
