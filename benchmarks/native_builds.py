@@ -1,10 +1,11 @@
-"""Native code in builds that this machine would not choose, over a fixed set of cases, against the reference in float64.
+"""Native code in builds that this machine would not choose, over fixed cases, against the reference in float64.
 
     python benchmarks/native_builds.py                    # all: sanitizers (gcc), vectors of 1, 4 and 16 numbers
     python benchmarks/native_builds.py --only scalar
 
-`sanitized` runs with the sanitizers of addresses and of undefined behaviour, which end the process at the first fault.
-Vectors wider than the machine's are made of its own by the compiler: that shows what AVX-512 code computes, not its speed.
+`sanitized` runs with the sanitizers of addresses and of undefined behaviour, which end the process at the first
+fault.  Vectors wider than the machine's are made of its own by the compiler: that shows what AVX-512 code computes,
+not its speed.
 """
 
 import argparse
@@ -38,7 +39,7 @@ def cases() -> None:
     worst, count = 0.0, 0
     for n, (t, s, h, g, d, e) in enumerate(SIZES):
         for i, normalise in enumerate(NORMALISE):
-            biases = (None, torch.randn(h, t + s - 1), torch.randn(2, h, t, s), torch.randn(1, 1, t, s))
+            biases = (None, torch.randn(h, t + s - 1), torch.randn(2, h, t, s), torch.randn(1, h, t, s))
             bias = biases[(n + i) % 4]
             q, k, v = torch.randn(2, t, h, d), torch.randn(2, s, g, d), torch.randn(2, s, g, e)
             options = {"normalise": normalise, "act": ACTS[(n + 2 * i) % len(ACTS)], "causal": (n + i) % 2 == 0}
