@@ -13,7 +13,14 @@ from torch import Tensor
 import polyhead.ops.tiles_native as native
 from polyhead.ops.code import Inputs
 from polyhead.ops.tiles import given, refuse
-from polyhead.ops.tiles_ops import backward_only, check_backward, no_second_derivative, vmapped
+from polyhead.ops.tiles_ops import (
+    REFERENCES,
+    backward_only,
+    by_reference,
+    check_backward,
+    no_second_derivative,
+    vmapped,
+)
 from polyhead.shapes import one_of
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS
 
@@ -51,8 +58,10 @@ def forward(
     normalise: str = "rms_heads",
     act: str = "relu",
     value_weight: Tensor | None = None,
+    twice: bool = False,
 ) -> Tensor:
-    """HYLA by native code.  Gradients for q, k, v and bias; a second derivative is refused."""
+    """HYLA by native code.  Gradients for q, k, v and bias; a second derivative by the reference if `twice`, else it is
+    refused."""
     one_of("hyla", "normalise", normalise, NORMALISE)
     one_of("hyla", "act", act, ACTS)
     refuse("hyla", "native", refusal(Inputs(q, k, v, keep=keep, value_weight=value_weight)))
@@ -61,7 +70,7 @@ def forward(
     full = [x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (mask, keep)]
     limits = [absent if x is None else x for x in (bias, *full, cu_seqlens)]
     options = {"causal": causal, "window": window, "scale": scale, "normalise": normalise, "act": act}
-    return torch.ops.polyhead.hyla_native([q, k, v, limits[0]], limits[1:], **options)
+    return torch.ops.polyhead.hyla_native([q, k, v, limits[0]], limits[1:], **options, twice=twice)
 
 
 class Call(ctypes.Structure):
@@ -108,6 +117,7 @@ def _forward(
     scale: float,
     normalise: str,
     act: str,
+    twice: bool = False,
 ) -> Tensor:
     """Of q, k, v, bias; mask, keep, cu_seqlens."""
     q, _, v, bias = tensors
@@ -124,7 +134,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(tensors, limits, *, causal, window=None, scale, normalise, act):  # type: ignore[no-untyped-def]
+def _(tensors, limits, *, causal, window=None, scale, normalise, act, twice=False):  # type: ignore[no-untyped-def]
     return tensors[0].new_empty(*tensors[0].shape[:3], tensors[2].shape[-1])
 
 
@@ -179,8 +189,19 @@ def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped
 def _grad(ctx, dout):  # type: ignore[no-untyped-def]
     check_backward("hyla", "native")
     saved = list(ctx.saved_tensors)  # once: checkpointing unpacks them once only
-    tensors, limits = saved[:4], saved[4:]
-    return torch.ops.polyhead.hyla_native_backward(dout, tensors, limits, **ctx.options), [None] * len(limits)
+    tensors, limits, options = saved[:4], saved[4:], dict(ctx.options)
+    if options.pop("twice", False) and torch.is_grad_enabled():
+        grads = by_reference(lambda own: [_anew(own, limits, options)], tensors, [dout])
+    else:
+        grads = torch.ops.polyhead.hyla_native_backward(dout, tensors, limits, **options)
+    return grads, [None] * len(limits)
+
+
+def _anew(tensors: list[Tensor], limits: list[Tensor], options: dict[str, Any]) -> Tensor:
+    """The forward pass by the reference."""
+    bias, mask, keep, cu_seqlens = given([*tensors[3:], *limits])
+    extra = {"bias": bias, "mask": mask, "keep": keep, "cu_seqlens": cu_seqlens}
+    return REFERENCES["hyla"](*tensors[:3], **extra, **options)
 
 
 _forward.register_autograd(_grad, setup_context=_setup)
