@@ -30,7 +30,7 @@ test: .venv/.ready
 # A third of the tests: functions and layers, which all else stands on, without what compiles or interprets kernels.
 check: lint
 	$(BIN)/python -m pytest -q -n 2 -m 'not compile and not slow' --jaxtyping-packages=polyhead,beartype.beartype \
-		tests/ops tests/layers tests/test_house_rules.py
+		tests/ops tests/layers tests/house/test_rules.py
 
 lint: .venv/.ready
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -29,13 +29,12 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-from polyhead.ops.hyla_triton import too_large_for
-from polyhead.ops.hyla_triton_kernels import launches as hyla_launches
-from polyhead.ops.hyla_triton_kernels import prepare
-from polyhead.ops.linear_triton import CHUNK
-from polyhead.ops.linear_triton_kernels import launches as linear_launches
-from polyhead.ops.relational_triton_launches import Above, Call, Grads, backward_launches, forward_launches
-from polyhead.ops.tiles_triton import Launch, limits
+from polyhead.ops.hyla.triton import too_large_for
+from polyhead.ops.hyla.triton.kernels import launches as hyla_launches, prepare
+from polyhead.ops.linear.triton import CHUNK
+from polyhead.ops.linear.triton.kernels import launches as linear_launches
+from polyhead.ops.relational.triton.launches import Above, Call, Grads, backward_launches, forward_launches
+from polyhead.ops.triton_tiles import Launch, limits
 
 CAPABILITIES = (80, 89, 90)
 QUICK_CAPABILITIES = (80, 90)

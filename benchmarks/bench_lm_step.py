@@ -20,10 +20,10 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from polyhead.bench import SMALL, Clock, machine, parity, peak
-from polyhead.bench_sides import Options, sides, tensors
 from polyhead.config import Batch, Hyla, Logits, Mechanism, Rotary, Run, Softmax, Task, Tokens, Train, TransformerConfig
 from polyhead.models.size import parameters
+from polyhead.timing.measure import SMALL, Clock, machine, parity, peak
+from polyhead.timing.sides import Options, sides, tensors
 from polyhead.train import fast_products
 from polyhead.train.device import pick_device
 from polyhead.train.loop import Loop

@@ -16,8 +16,8 @@ import sys
 import torch
 from torch.nn import functional as F
 
-from polyhead.bench import Clock, machine
-from polyhead.models.ends import LazyLogits
+from polyhead.models.inputs_outputs import LazyLogits
+from polyhead.timing.measure import Clock, machine
 from polyhead.train import fast_products
 from polyhead.train.device import pick_device
 

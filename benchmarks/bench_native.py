@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead import ops
-from polyhead.ops import tiles_native
+from polyhead.ops.native import library as tiles_native
 
 CAUSAL = ((1, 512, 8, 64), (1, 2048, 8, 64), (1, 4096, 8, 64), (64, 64, 8, 32), (8, 256, 8, 32))
 NARROW = ((128, 32, 8, 2), (128, 32, 8, 8), (128, 32, 8, 16), (16, 16, 8, 8))

@@ -26,10 +26,11 @@ from pathlib import Path
 import torch
 
 from polyhead.config import Hyla, Linear, Run, Softmax, Train
-from polyhead.recipes.hyla import fuzzy_model
+from polyhead.papers.hyla.singles import fuzzy_model
+from polyhead.scale.population import training as population
 from polyhead.tasks import FuzzyLogic
-from polyhead.train import fast_products, population, run
-from polyhead.train.folder import read_metrics
+from polyhead.train import fast_products, run
+from polyhead.train.store.folder import read_metrics
 
 SHAPES = {
     "small": {"dim": 16, "hidden": 32, "head": 4, "batch": 16, "length": 16},

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from bench_training import median_interval
-from polyhead.bench import machine
 from polyhead.config import Run
-from polyhead.recipes import RECIPES
+from polyhead.papers.recipes import RECIPES
+from polyhead.timing.measure import machine
 from polyhead.train import products
 from polyhead.train.loop import Loop
 from polyhead.train.products import Products

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 
 from polyhead.tasks import Sraven
-from polyhead.tasks.sraven_ambiguity import ambiguous, bayes
-from polyhead.tasks.sraven_rules import violations
+from polyhead.tasks.sraven.ambiguity import ambiguous, bayes
+from polyhead.tasks.sraven.rules import violations
 
 BATCHES = (128, 1024, 8192)
 TARGET = 100_000.0

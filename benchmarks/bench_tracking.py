@@ -17,7 +17,7 @@ os.environ.setdefault("WANDB_MODE", "offline")
 
 import polyhead as ph
 from polyhead.train import tracking
-from polyhead.train.folder import Metrics
+from polyhead.train.store.folder import Metrics
 
 NONE, FIELDS = "metrics.jsonl alone", ("loss", "r2", "mse", "lr", "grad_norm", "steps_per_second", "seconds")
 

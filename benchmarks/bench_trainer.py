@@ -25,10 +25,10 @@ import torch
 from torch.nn import functional as F
 
 from bench_training import median_interval
-from polyhead.bench import machine
 from polyhead.config import Run, stream
 from polyhead.models.build import build
-from polyhead.recipes import RECIPES
+from polyhead.papers.recipes import RECIPES
+from polyhead.timing.measure import machine
 from polyhead.train import fast_products, optimiser
 from polyhead.train.loop import Loop
 from polyhead.train.stop import Stop

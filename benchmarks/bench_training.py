@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from polyhead.config import Hyla, Linear, Softmax, Train
 from polyhead.models.transformer import Transformer
-from polyhead.recipes.hyla import fuzzy_model
+from polyhead.papers.hyla.singles import fuzzy_model
 from polyhead.tasks import FuzzyLogic
 from polyhead.train import fast_products
 from polyhead.train.evaluation import predict

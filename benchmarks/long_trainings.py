@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from polyhead.config import Run, Train
-from polyhead.recipes.hyla import fuzzy_model
-from polyhead.recipes.rows import ROWS
+from polyhead.papers.hyla.rows import ROWS
+from polyhead.papers.hyla.singles import fuzzy_model
+from polyhead.scale.sweep import jobs as sweep
 from polyhead.tasks import FuzzyLogic
-from polyhead.train import sweep
-from polyhead.train.folder import Result
+from polyhead.train.store.folder import Result
 
 MODELS = ("softmax", "hyla", "linear")
 RATES = (1e-3, 3e-3)

@@ -30,7 +30,7 @@ def cases() -> None:
     import torch
 
     from polyhead import ops
-    from polyhead.ops import tiles_native
+    from polyhead.ops.native import library as tiles_native
     from polyhead.spec import ACTS, NORMALISE
 
     torch.manual_seed(0)

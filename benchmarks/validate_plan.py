@@ -25,7 +25,6 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from polyhead.bench import machine, peak
 from polyhead.config import (
     CoRelNetConfig,
     PrediNetConfig,
@@ -33,9 +32,10 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.models.build import build
-from polyhead.plan import _Place, measured, step
-from polyhead.plan_cards import card
-from polyhead.recipes import RECIPES
+from polyhead.papers.recipes import RECIPES
+from polyhead.scale.plan.cards import card
+from polyhead.scale.plan.estimate import _Place, measured, step
+from polyhead.timing.measure import machine, peak
 from polyhead.train import fast_products, optimiser
 from polyhead.train.throughput import operations
 

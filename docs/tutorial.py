@@ -26,10 +26,9 @@ from flax import nnx
 import polyhead as ph
 from polyhead import jaxside
 from polyhead.compat import haiku as torch_haiku
-from polyhead.jaxside import convert
-from polyhead.jaxside import nnx as heads_nnx
-from polyhead.tasks.sraven import RULES
-from polyhead.tasks.sraven_ambiguity import correspondences
+from polyhead.jaxside import convert, nnx as heads_nnx
+from polyhead.tasks.sraven.ambiguity import correspondences
+from polyhead.tasks.sraven.task import RULES
 
 rng = np.random.default_rng(0)
 

@@ -6,7 +6,7 @@
 A small byte-level model learns to count in words.  Two tasks ask it to: one offers four next words, one lets it write
 until the end of the line.  For tasks that the harness brings along, give their names to its own command line:
 
-    python -c "import polyhead.compat.huggingface_model, lm_eval.__main__ as m; m.cli_evaluate()" run \
+    python -c "import polyhead.compat.huggingface.model, lm_eval.__main__ as m; m.cli_evaluate()" run \
         --model hf --model_args pretrained=exported --tasks lambada_openai
 """
 
@@ -21,7 +21,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 import polyhead as ph
-from polyhead.compat.huggingface_model import to_folder  # registers our models with AutoModelForCausalLM
+from polyhead.compat.huggingface.model import to_folder  # registers our models with AutoModelForCausalLM
 from polyhead.config import Run, Train
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]

@@ -2,7 +2,7 @@
 
 python examples/readme_results.py [runs/demo]
 
-Nothing of it is typed by hand, so that after other steps or seeds (`FUZZY_STEPS` in recipes/demo.py) this one command
+Nothing of it is typed by hand, so that after other steps or seeds (`FUZZY_STEPS` in papers/demo.py) this one command
 is all there is to do; tests hold the README to it.  The table is that of the report and of the demo's last lines, to
 the digit.  What was measured is kept in docs/results/demo.json, the core-minutes in `MINUTES` for `polyhead list`.
 """
@@ -14,12 +14,12 @@ import re
 import sys
 import textwrap
 
-from polyhead import report
 from polyhead.analysis import figures
 from polyhead.config import digest
-from polyhead.recipes import demo
-from polyhead.report_data import read
-from polyhead.report_text import floor_name
+from polyhead.pages import report
+from polyhead.pages.report.headline import floor_name
+from polyhead.pages.report.runs import read
+from polyhead.papers import demo
 
 ROOT = pathlib.Path(__file__).parents[1]
 README, RECIPES = ROOT / "README.md", ROOT / "src" / "polyhead" / "recipes" / "__init__.py"

@@ -41,7 +41,7 @@ _NAMES = {
         *("TransformerConfig", "Batch", "Task", "Decay", "Train", "Run", "stream", "digest"),
     ),
     "polyhead.layers.attention": ("MultiHeadAttention",),
-    "polyhead.layers.heads": ("SoftmaxHeads", "LinearHeads", "HylaHeads"),
+    "polyhead.layers.heads.groups": ("SoftmaxHeads", "LinearHeads", "HylaHeads"),
     "polyhead.layers.norms": ("RMSNorm", "LayerNorm"),
     "polyhead.layers.feedforward": ("MLP", "SwiGLU", "MixtureOfExperts"),
     "polyhead.layers.positions": (

@@ -2,6 +2,6 @@
 
 import sys
 
-from polyhead.cli import main
+from polyhead.cli.verbs import main
 
 sys.exit(main())

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import polyhead as ph
-from polyhead.analysis import probe as run_probe
-from polyhead.analysis import probe_model, probe_run, purity, query_codes
+from polyhead.analysis import probe as run_probe, probe_model, probe_run, purity, query_codes
 from polyhead.analysis.probe import chance_f1, clusters, draws
 from polyhead.tasks import FuzzyLogic, Sraven
 

@@ -11,8 +11,8 @@ import torch
 from torch.testing import assert_close
 
 from polyhead.compat import dual_attention
-from polyhead.compat.dual_attention_models import plan
-from polyhead.compat.dual_attention_places import of_model
+from polyhead.compat.dual_attention.models import plan
+from polyhead.compat.dual_attention.tensors import of_model
 
 pytest.importorskip("dual_attention", reason="the package dual-attention is not installed (extra `test`)")
 from dual_attention import language_models, model_utils, relational_attention, seq2seq_models, vision_models

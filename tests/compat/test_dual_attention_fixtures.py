@@ -10,9 +10,9 @@ from torch.testing import assert_close
 
 from polyhead.compat import dual_attention
 from polyhead.compat.dual_attention import _groups
-from polyhead.compat.dual_attention_models import plan
-from polyhead.compat.dual_attention_places import of_attention, of_block, of_model
-from polyhead.compat.dual_attention_read import block
+from polyhead.compat.dual_attention.arguments import block
+from polyhead.compat.dual_attention.models import plan
+from polyhead.compat.dual_attention.tensors import of_attention, of_block, of_model
 
 NEAR = {"atol": 1e-5, "rtol": 1e-5}
 

@@ -216,6 +216,6 @@ def test_what_is_not_plain_is_one_clear_line(library, make, name):
 
 
 def test_names_are_found_late():
-    assert hf.swap_heads.__module__ == "polyhead.compat.huggingface_heads"
+    assert hf.swap_heads.__module__ == "polyhead.compat.huggingface.heads"
     with pytest.raises(AttributeError, match=r"^module 'polyhead.compat.huggingface' has no attribute 'nothing'$"):
         getattr(hf, "nothing")  # noqa: B009

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead.compat import huggingface as hf
-from polyhead.compat.huggingface_attention import Heads, Place
+from polyhead.compat.huggingface.attention import Heads, Place
 
 F64 = torch.float64
 SMALL = {
@@ -206,7 +206,7 @@ for kind in (transformers.AutoModelForCausalLM, transformers.LlamaForCausalLM, t
     except ValueError as error:
         print(kind.__name__, "polyhead_llama" in str(error) or "polyhead_heads" in str(error))
 from polyhead.compat import huggingface
-assert sys.modules["transformers"] and "polyhead.compat.huggingface_heads" not in sys.modules
+assert sys.modules["transformers"] and "polyhead.compat.huggingface.heads" not in sys.modules
 huggingface.register()
 try:
     print("ran", transformers.LlamaForCausalLM.from_pretrained(folder)(torch.ones(1, 2, dtype=torch.long)))

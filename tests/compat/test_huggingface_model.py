@@ -36,7 +36,7 @@ from polyhead.config import (
 from polyhead.models.transformer import Transformer
 
 transformers = pytest.importorskip("transformers")
-ours = pytest.importorskip("polyhead.compat.huggingface_model")
+ours = pytest.importorskip("polyhead.compat.huggingface.model")
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
@@ -143,7 +143,7 @@ def test_a_fresh_process(tmp_path):
     model = make()
     model.save_pretrained(tmp_path)
     code = (
-        "import sys, torch, polyhead.compat.huggingface_model\n"
+        "import sys, torch, polyhead.compat.huggingface.model\n"
         "from transformers import AutoConfig, AutoModelForCausalLM\n"
         "model = AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
         "print(AutoConfig.from_pretrained(sys.argv[1]).settings.heads)\n"
@@ -350,6 +350,6 @@ def test_what_a_model_cannot_be_given():
 def test_another_version_of_the_library_is_one_clear_line(monkeypatch):
     monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.57.1")  # which other tests may load anew
     with pytest.raises(
-        ImportError, match=r"^polyhead.compat.huggingface_model needs transformers, .* \(version 5, not 4"
+        ImportError, match=r"^polyhead.compat.huggingface.model needs transformers, .* \(version 5, not 4"
     ):
         runpy.run_path(ours.__file__)

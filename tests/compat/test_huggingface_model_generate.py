@@ -23,10 +23,10 @@ from polyhead.config import (
     Tokens,
     TransformerConfig,
 )
-from polyhead.models.generate import greedy
+from polyhead.models.generate.tokens import greedy
 
 transformers = pytest.importorskip("transformers")
-ours = pytest.importorskip("polyhead.compat.huggingface_model")
+ours = pytest.importorskip("polyhead.compat.huggingface.model")
 
 MODELS = {
     "softmax": {"heads": (Softmax(2),), "positions": Rotary(), "layers": 2},

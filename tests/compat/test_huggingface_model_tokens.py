@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from polyhead.config import Classes, Hyla, Patches, Rotary, Run, Softmax, Train, TransformerConfig
-from polyhead.models.generate import greedy
-from polyhead.tasks import FuzzyLogic, Images, Text, text_tokens
-from polyhead.tasks.text_tokens import Bytes, codec_of
+from polyhead.models.generate.tokens import greedy
+from polyhead.tasks import FuzzyLogic, Images, Text
+from polyhead.tasks.text import tokens as text_tokens
+from polyhead.tasks.text.tokens import Bytes, codec_of
 from polyhead.train import load_model, run
 
 transformers = pytest.importorskip("transformers")
-ours = pytest.importorskip("polyhead.compat.huggingface_model")
+ours = pytest.importorskip("polyhead.compat.huggingface.model")
 tokenizer_of = ours.tokenizer_of
 
 STORY = "The cat sat on the mat; the hen sat on the hat. Ā naïve café, 日本 😀\n\n\tdef f(x):\n        return x\n"

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from polyhead.config import Experts, Hyla, Logits, Rotary, Softmax, Tokens, TransformerConfig
 
 transformers = pytest.importorskip("transformers")
-ours = pytest.importorskip("polyhead.compat.huggingface_model")
+ours = pytest.importorskip("polyhead.compat.huggingface.model")
 
 
 def make(**changes):

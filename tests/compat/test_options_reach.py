@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import polyhead as ph
-from polyhead.compat import cs336, dual_attention_read, haiku
+from polyhead.compat import cs336, haiku
+from polyhead.compat.dual_attention import arguments as dual_attention_read
 
 BLOCK = {"n_heads_sa": 2, "n_heads_ra": 2, "dff": None, "activation": "swiglu", "dropout_rate": 0.3, "norm_first": True}
 
@@ -80,7 +81,7 @@ def test_heads_may_be_of_another_width_than_their_share():
 
 def test_a_cache_says_how_long_a_mask_is():
     pytest.importorskip("transformers")
-    from polyhead.compat.huggingface_cache import PolyheadCache
+    from polyhead.compat.huggingface.cache import PolyheadCache
 
     cache = PolyheadCache(1)
     cache.memory[0].length = 5
@@ -89,6 +90,6 @@ def test_a_cache_says_how_long_a_mask_is():
 
 def test_a_sequence_of_one_token_is_a_sequence():
     pytest.importorskip("transformers")
-    from polyhead.compat.huggingface_model import _boundaries
+    from polyhead.compat.huggingface.model import _boundaries
 
     assert _boundaries(torch.tensor([[0, 0, 1, 0, 3]])).tolist() == [0, 1, 3, 4, 5]

@@ -11,8 +11,7 @@ from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
 import polyhead as ph
-from polyhead.compat import huggingface as hf
-from polyhead.compat import torch_mha
+from polyhead.compat import huggingface as hf, torch_mha
 
 SMALL = {"vocab_size": 50, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 HEADS = {

@@ -7,7 +7,7 @@ from safetensors.numpy import save_file
 
 import polyhead as ph
 from polyhead.compat import haiku as of_torch
-from polyhead.train.files import checksum as checksum_of_torch
+from polyhead.train.store.files import checksum as checksum_of_torch
 
 jax = pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
 flax = pytest.importorskip("flax", reason="flax is not installed (extra `flax`)")

@@ -15,7 +15,7 @@ flax = pytest.importorskip("flax", reason="flax is not installed (extra `flax`)"
 jnp = jax.numpy
 
 from polyhead.jaxside import convert, nnx  # noqa: E402
-from polyhead.jaxside.nnx_positions import buckets_of  # noqa: E402
+from polyhead.jaxside.nnx.positions import buckets_of  # noqa: E402
 from polyhead.layers.positions import relative_buckets  # noqa: E402
 
 DIM, B, T, S = 16, 2, 6, 9
@@ -316,8 +316,8 @@ def test_functions_need_no_flax_and_modules_no_torch():
     code = (
         "import sys, polyhead.jaxside; assert not {'flax', 'torch'} & set(sys.modules)\n"
         "import polyhead.jaxside.convert, polyhead.jaxside.nnx; assert 'torch' not in sys.modules\n"
-        "sys.modules['flax'] = None; del sys.modules['polyhead.jaxside.nnx_parts']\n"
-        "import polyhead.jaxside.nnx_parts"
+        "sys.modules['flax'] = None; del sys.modules['polyhead.jaxside.nnx.components']\n"
+        "import polyhead.jaxside.nnx.components"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert done.stderr.strip().endswith(

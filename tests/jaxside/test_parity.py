@@ -17,7 +17,7 @@ jnp = jax.numpy
 
 from polyhead import jaxside, spec  # noqa: E402
 from polyhead.jaxside import tiles  # noqa: E402
-from polyhead.jaxside.code import Inputs  # noqa: E402
+from polyhead.jaxside.latent_code import Inputs  # noqa: E402
 from polyhead.ops.dispatch import PUBLIC, resolve  # noqa: E402
 
 OPS = {name: op for op, name in PUBLIC.items()}

@@ -9,7 +9,7 @@ from polyhead.config import Alibi, Hyla, Linear, RelativeBias, Rotary, Softmax
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
 from polyhead.layers.feedforward import MLP
-from polyhead.ops.code import dense
+from polyhead.ops.latent_code import dense
 
 F64 = torch.float64
 MIXTURES = {

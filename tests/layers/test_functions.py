@@ -10,13 +10,14 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import polyhead as ph
-from polyhead import analysis, explore, spec
+from polyhead import analysis, spec
 from polyhead.analysis import codes, value_network
 from polyhead.compat import torch_mha
-from polyhead.layers import functions
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.heads import LinearHeads, SoftmaxHeads
+from polyhead.layers.heads import functions
+from polyhead.layers.heads.groups import LinearHeads, SoftmaxHeads
 from polyhead.ops import dispatch
+from polyhead.pages import explore
 
 F64 = torch.float64
 KINDS = [getattr(ph, row.config) for row in spec.MECHANISMS]

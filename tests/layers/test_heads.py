@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from polyhead.config import Alibi, Hyla, Linear, Softmax
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MLP, MixtureOfExperts, SwiGLU
-from polyhead.layers.heads import HylaHeads, LinearHeads, SoftmaxHeads
+from polyhead.layers.heads.groups import HylaHeads, LinearHeads, SoftmaxHeads
 from polyhead.layers.positions import AlibiBias, RotaryEmbedding
 
 

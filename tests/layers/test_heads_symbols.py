@@ -17,8 +17,8 @@ from polyhead.config import (
     SymbolicAttention,
 )
 from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.heads_symbols import AbstractorHeads, DisentangledHeads, RelationalHeads
-from polyhead.layers.sizes import Sizes
+from polyhead.layers.heads.sizes import Sizes
+from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads
 from polyhead.layers.taps import GroupTaps
 from polyhead.models.initialise import initialise
 

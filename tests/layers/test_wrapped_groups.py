@@ -12,8 +12,8 @@ from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead.compat import torch_mha
-from polyhead.layers import functions
 from polyhead.layers.cache import LayerCache
+from polyhead.layers.heads import functions
 
 F64 = torch.float64
 MECHANISMS = {

@@ -21,9 +21,9 @@ from polyhead.config import (
     TransformerConfig,
     Vectors,
 )
-from polyhead.models.abstractor import Abstractor
-from polyhead.models.baselines import CoRelNet, PrediNet, places
 from polyhead.models.build import build
+from polyhead.models.rivals.abstractor import Abstractor
+from polyhead.models.rivals.corelnet_predinet import CoRelNet, PrediNet, places
 from polyhead.tasks import KINDS, ObjectSorting, RelationalGames
 
 F64 = torch.float64

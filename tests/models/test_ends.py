@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from polyhead.config import Classes, Learned, Logits, Patches, Softmax, Tokens, TransformerConfig, Vectors
-from polyhead.models.ends import ClassOutput, PatchInput, TokenInput
+from polyhead.models.inputs_outputs import ClassOutput, PatchInput, TokenInput
 from polyhead.models.transformer import Transformer
 
 F64 = torch.float64

@@ -28,7 +28,7 @@ from polyhead.config import (
     Vectors,
 )
 from polyhead.layers.cache import Cache
-from polyhead.models.generate import greedy
+from polyhead.models.generate.tokens import greedy
 from polyhead.models.transformer import Transformer
 
 BASE = TransformerConfig(

@@ -25,8 +25,8 @@ from polyhead.config import (
     Tokens,
     TransformerConfig,
 )
-from polyhead.models.generate import generate, greedy, stream
-from polyhead.models.sampling import Choice, row_draws
+from polyhead.models.generate.sampling import Choice, row_draws
+from polyhead.models.generate.tokens import generate, greedy, stream
 from polyhead.models.transformer import Transformer
 
 F64 = torch.float64

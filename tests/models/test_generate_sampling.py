@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from polyhead.models.sampling import Choice, row_draws
+from polyhead.models.generate.sampling import Choice, row_draws
 
 F64 = torch.float64
 P = torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=F64)

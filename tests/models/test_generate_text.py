@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from polyhead.config import Logits, Rotary, Softmax, Tokens, TransformerConfig
-from polyhead.models import generate_text as module
-from polyhead.models.generate import generate
-from polyhead.models.generate_text import generate_text, stream_text
+from polyhead.models.generate import text as module
+from polyhead.models.generate.text import generate_text, stream_text
+from polyhead.models.generate.tokens import generate
 from polyhead.models.transformer import Transformer
-from polyhead.tasks.text_tokens import Bytes
+from polyhead.tasks.text.tokens import Bytes
 
 
 class Words:

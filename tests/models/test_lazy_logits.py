@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import polyhead as ph
-from polyhead.models.ends import LazyLogits
+from polyhead.models.inputs_outputs import LazyLogits
 from polyhead.ops import cross_entropy
 from polyhead.tasks.task import token_guesses, token_losses
 

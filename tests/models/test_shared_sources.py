@@ -21,7 +21,7 @@ from polyhead.config import (
     from_dict,
     to_dict,
 )
-from polyhead.models.generate import greedy
+from polyhead.models.generate.tokens import greedy
 from polyhead.models.size import parameters
 from polyhead.models.transformer import Transformer
 from polyhead.tasks import PairwiseOrder

@@ -17,7 +17,7 @@ from polyhead.config import (
     Tokens,
     TransformerConfig,
 )
-from polyhead.models.sources import Sources
+from polyhead.models.symbol_routing import Sources
 from polyhead.models.transformer import Transformer
 
 F64 = torch.float64

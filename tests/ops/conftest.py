@@ -11,7 +11,7 @@ import pytest
 import torch
 from problems import make_arguments, make_problem
 
-from polyhead.ops import tiles_native
+from polyhead.ops.native import library as tiles_native
 
 ACTS = {
     "identity": lambda x: x,

@@ -25,8 +25,9 @@ from some import some
 from torch.testing import assert_close
 
 from polyhead import spec
-from polyhead.ops import hyla_blocked_tiles, tiles
+from polyhead.ops import tiles
 from polyhead.ops.dispatch import BACKENDS, TENSORS
+from polyhead.ops.hyla import tiles as hyla_blocked_tiles
 
 BLOCKS, EACH = 10, 30
 

@@ -9,7 +9,7 @@ from some import some
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.code import act, dense, diagonal, share
+from polyhead.ops.latent_code import act, dense, diagonal, share
 from polyhead.spec import ACTS, NORMALISE
 
 CASES = list(itertools.product((None, "offset", "dense", "per_sample"), (None, "rows", "keys", "plane"), (False, True)))

@@ -6,8 +6,8 @@ from some import some
 
 from polyhead import ops
 from polyhead.ops import dispatch
-from polyhead.ops.code import Inputs
 from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, backend, choose, resolve
+from polyhead.ops.latent_code import Inputs
 
 PLAIN = {"state": {"normalise": "identity", "act": "identity"}}
 """Options of an impl that refuses the defaults."""

@@ -11,9 +11,9 @@ from some import some
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops import hyla_blocked
-from polyhead.ops.code import visible
 from polyhead.ops.dispatch import BACKENDS
+from polyhead.ops.hyla import blocked as hyla_blocked
+from polyhead.ops.latent_code import visible
 from polyhead.spec import ACTS, NORMALISE
 
 IMPLS = [impl for impl in BACKENDS["hyla"] if impl not in ("triton", "state")]

@@ -9,8 +9,8 @@ from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.code import Inputs
-from polyhead.ops.hyla_state import worth
+from polyhead.ops.hyla.state import worth
+from polyhead.ops.latent_code import Inputs
 
 PLAIN = {"normalise": "identity", "act": "identity"}
 CASES = {
@@ -26,7 +26,7 @@ CASES = {
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
     for constant in ("SMALL", "LARGE"):
-        monkeypatch.setattr(importlib.import_module("polyhead.ops.hyla_state"), constant, 4)
+        monkeypatch.setattr(importlib.import_module("polyhead.ops.hyla.state"), constant, 4)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -92,7 +92,7 @@ def test_what_has_no_state_is_refused_in_one_line(problem, changes, case, told):
     ],
 )
 def test_chosen_for_narrow_heads_and_long_sequences(monkeypatch, t, h, d, causal, pays):
-    monkeypatch.setattr(importlib.import_module("polyhead.ops.hyla_state"), "LARGE", 128)
+    monkeypatch.setattr(importlib.import_module("polyhead.ops.hyla.state"), "LARGE", 128)
     q = torch.zeros(1, t, h, d)
     assert worth(Inputs(q, q, q, causal=causal)) == pays
 

@@ -11,9 +11,9 @@ import torch
 from some import some
 from torch.testing import assert_close
 
-from polyhead.ops import hyla
-from polyhead.ops.code import Inputs
-from polyhead.ops.hyla_triton import refusal, worth
+from polyhead.ops.hyla import reference as hyla
+from polyhead.ops.hyla.triton import refusal, worth
+from polyhead.ops.latent_code import Inputs
 from polyhead.ops.tiles import INTERPRETED
 
 pytestmark = pytest.mark.skipif(
@@ -89,7 +89,7 @@ def run(impl, qkv, options, cotangent):
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_equal_the_reference(monkeypatch, problem, name):
     case = CASES[name]
-    kernels = importlib.import_module("polyhead.ops.hyla_triton_kernels")
+    kernels = importlib.import_module("polyhead.ops.hyla.triton.kernels")
     for constant, value in case.get("constants", {}).items():
         monkeypatch.setattr(kernels, constant, value)
     if "tile" in case:
@@ -180,7 +180,7 @@ def test_more_than_a_program_holds_is_refused(h, d, taken):
 )
 def test_a_card_with_too_little_memory_is_refused_before_it_is_asked(monkeypatch, dtype, d, taken):
     """So that "auto" passes the kernels over on a card where they could not start."""
-    monkeypatch.setattr("polyhead.ops.hyla_triton.shared_memory", lambda device: 99 << 10)
+    monkeypatch.setattr("polyhead.ops.hyla.triton.shared_memory", lambda device: 99 << 10)
     x = torch.zeros(1, 4, 8, d, dtype=dtype)
     most = 512 if dtype == torch.bfloat16 else 256
     told = f"takes heads x width up to {most} on a card with 99 KB of shared memory, not 8 x {d} (padded, {dtype})"
@@ -189,7 +189,7 @@ def test_a_card_with_too_little_memory_is_refused_before_it_is_asked(monkeypatch
 
 def test_long_rows_have_smaller_tiles_where_there_is_less_memory():
     """Rows of 4 KB: what an A100 has room for was found by compiling, see benchmarks/ahead_of_time.py."""
-    kernels = importlib.import_module("polyhead.ops.hyla_triton_kernels")
+    kernels = importlib.import_module("polyhead.ops.hyla.triton.kernels")
     x = torch.zeros(1, 4, 8, 64)
     options = {"causal": True, "window": 0, "scale": 1.0, "normalise": "rms_heads", "act": "relu"}
     problem = kernels.prepare(x, x, x, None, None, None, **options)

@@ -107,7 +107,7 @@ def test_what_has_no_state_is_refused_in_one_line(problem, impl, case, extra, te
 # ------------------------------------------------------------------------------------------- packed sequences and steps
 @pytest.fixture
 def chunks_of_four(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("polyhead.ops.linear_chunked"), "CHUNK", 4)
+    monkeypatch.setattr(importlib.import_module("polyhead.ops.linear.chunked"), "CHUNK", 4)
 
 
 PACKS = {

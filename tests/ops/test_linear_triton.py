@@ -11,8 +11,8 @@ from some import some
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.code import Inputs
-from polyhead.ops.linear_triton import refusal, worth
+from polyhead.ops.latent_code import Inputs
+from polyhead.ops.linear.triton import refusal, worth
 from polyhead.ops.tiles import INTERPRETED, TRITON
 
 pytestmark = pytest.mark.skipif(
@@ -34,8 +34,8 @@ CASES = {
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
     """As small as a card takes them; states are read and written in several pieces."""
-    monkeypatch.setattr(importlib.import_module("polyhead.ops.linear_triton"), "CHUNK", 16)
-    kernels = importlib.import_module("polyhead.ops.linear_triton_kernels")
+    monkeypatch.setattr(importlib.import_module("polyhead.ops.linear.triton"), "CHUNK", 16)
+    kernels = importlib.import_module("polyhead.ops.linear.triton.kernels")
     monkeypatch.setattr(kernels, "WIDTH", {2: 16, 4: 16, 8: 16})
 
 

@@ -15,14 +15,14 @@ from problems import make_problem
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops import tiles_native
-from polyhead.ops.code import Inputs
 from polyhead.ops.dispatch import choose
+from polyhead.ops.latent_code import Inputs
+from polyhead.ops.native import library as tiles_native
 from polyhead.spec import ACTS, NORMALISE
 
 READY = tiles_native.status("hyla") in ("built", "not built yet: compiled on first use")
 needs_compiler = pytest.mark.skipif(not READY, reason="no compiler")
-BACKEND = importlib.import_module("polyhead.ops.hyla_native")
+BACKEND = importlib.import_module("polyhead.ops.hyla.native")
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_what_cannot_be_built_is_one_line_and_tiles_go_on(place, caplog, what):
         compiler(place, *lines)
     q, k, v = torch.randn(3, 1, 600, 2, 4)
     chosen = choose("hyla", "auto", Inputs(q, k, v, causal=True, normalise="rms_heads", act="relu"))
-    assert getattr(chosen, "func", chosen).__module__ == "polyhead.ops.hyla_blocked"
+    assert getattr(chosen, "func", chosen).__module__ == "polyhead.ops.hyla.blocked"
     with pytest.raises(ValueError, match=r"^hyla: impl 'native' .*; use impl='auto' or 'reference'$") as error:
         ops.hyla(q, k, v, impl="native")
     assert told in str(error.value)

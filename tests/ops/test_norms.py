@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyhead.ops.code import at_least_float32
+from polyhead.ops.latent_code import at_least_float32
 from polyhead.ops.norms import layer_norm, rms_norm
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -12,9 +12,9 @@ import torch
 from some import some
 from torch.testing import assert_close
 
-from polyhead.ops import tiles_native
-from polyhead.ops.code import Inputs
 from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, TENSORS, resolve
+from polyhead.ops.latent_code import Inputs
+from polyhead.ops.native import library as tiles_native
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS
 
 READY = ("built", "not built yet: compiled on first use")
@@ -61,14 +61,14 @@ def stride(op):
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
     """No size of the grid is a multiple of these."""
-    monkeypatch.setattr(importlib.import_module("polyhead.ops.linear_chunked"), "CHUNK", 3)
-    blocked = importlib.import_module("polyhead.ops.hyla_blocked")
+    monkeypatch.setattr(importlib.import_module("polyhead.ops.linear.chunked"), "CHUNK", 3)
+    blocked = importlib.import_module("polyhead.ops.hyla.blocked")
     for constant, value in {"QUERIES": 3, "KEYS": 2, "PAIRS": 1, "ROWS": 50}.items():
         monkeypatch.setattr(blocked, constant, value)
-    blocked = importlib.import_module("polyhead.ops.relational_blocked")
+    blocked = importlib.import_module("polyhead.ops.relational.blocked")
     for constant, value in {"QUERIES": 3, "PAIRS": 20, "ROWS": 50}.items():
         monkeypatch.setattr(blocked, constant, value)
-    monkeypatch.setattr(importlib.import_module("polyhead.ops.relational_sdpa"), "WIDTH", 4)
+    monkeypatch.setattr(importlib.import_module("polyhead.ops.relational.sdpa"), "WIDTH", 4)
 
 
 def chunks_of(monkeypatch, samples, t, s, variant):

@@ -7,9 +7,9 @@ import torch
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops import relational_blocked
-from polyhead.ops.code import by_offset, visible
 from polyhead.ops.dispatch import BACKENDS
+from polyhead.ops.latent_code import by_offset, visible
+from polyhead.ops.relational import blocked as relational_blocked
 from polyhead.spec import RELATION_ACTS
 
 IMPLS = [impl for impl in BACKENDS["relational"] if impl != "triton"]

@@ -9,8 +9,8 @@ from some import some
 from torch.testing import assert_close
 
 from polyhead.ops import relational_attention
-from polyhead.ops.code import Inputs
-from polyhead.ops.relational_triton import refusal, worth
+from polyhead.ops.latent_code import Inputs
+from polyhead.ops.relational.triton import refusal, worth
 from polyhead.ops.tiles import INTERPRETED
 from polyhead.spec import RELATION_ACTS
 

@@ -13,9 +13,11 @@ from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead import ops
-from polyhead.ops import cross_entropy, hyla_blocked, relational_blocked
-from polyhead.ops.code import Inputs, dense
+from polyhead.ops import cross_entropy
 from polyhead.ops.dispatch import BACKENDS, TENSORS, choose, resolve
+from polyhead.ops.hyla import blocked as hyla_blocked
+from polyhead.ops.latent_code import Inputs, dense
+from polyhead.ops.relational import blocked as relational_blocked
 from polyhead.ops.tiles import INTERPRETED, TRITON
 from polyhead.spec import NORMALISE
 
@@ -33,8 +35,8 @@ SENDERS = ("k", "v", "k_rel", "symbols")
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
     """Two samples in a chunk, so that of three the last is alone."""
-    monkeypatch.setattr(importlib.import_module("polyhead.ops.linear_chunked"), "CHUNK", 3)
-    monkeypatch.setattr(importlib.import_module("polyhead.ops.linear_triton"), "CHUNK", 16)
+    monkeypatch.setattr(importlib.import_module("polyhead.ops.linear.chunked"), "CHUNK", 3)
+    monkeypatch.setattr(importlib.import_module("polyhead.ops.linear.triton"), "CHUNK", 16)
     for constant, value in {"QUERIES": 3, "KEYS": 2, "PAIRS": 60, "ROWS": 50}.items():
         monkeypatch.setattr(hyla_blocked, constant, value)
     for constant, value in {"QUERIES": 3, "PAIRS": 120, "ROWS": 50}.items():

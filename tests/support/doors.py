@@ -181,7 +181,7 @@ def swapped(name: str) -> Door:
 
 def ours(name: str) -> Door:
     """Our model as one of transformers'."""
-    from polyhead.compat.huggingface_model import PolyheadConfig, PolyheadForCausalLM
+    from polyhead.compat.huggingface.model import PolyheadConfig, PolyheadForCausalLM
 
     return _foreign(PolyheadForCausalLM(PolyheadConfig(settings(name))))
 

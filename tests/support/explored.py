@@ -6,7 +6,7 @@ import torch
 
 import polyhead as ph
 from polyhead.config import Batch
-from polyhead.tasks.text_tokens import Bytes
+from polyhead.tasks.text.tokens import Bytes
 
 TEXT = 'if a < b:\n\tprint("<script>window.hacked = 1</script><img src=x onerror=hacked()>")  # é &amp; a < b'
 DUAL = (ph.Softmax(2), ph.Relational(2, symbols=ph.SymbolicAttention(count=5), relations=3))

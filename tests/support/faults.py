@@ -79,7 +79,7 @@ def facts(folder: pathlib.Path) -> Order:
     """All that a finished run may be compared by, bit for bit: rows, scores, parameters, the optimiser's state."""
     from safetensors import safe_open
 
-    from polyhead.train.folder import read_metrics, read_result
+    from polyhead.train.store.folder import read_metrics, read_result
 
     rows = [{name: value for name, value in row.items() if name not in CLOCK} for row in read_metrics(folder)]
     with safe_open(folder / "checkpoint.safetensors", "np") as file:
@@ -127,13 +127,13 @@ def serve() -> None:
 
 def _warm() -> None:
     """Import and compute once what every life would import and compute again."""
+    import polyhead.cli_runs
+    import polyhead.train.population
+    import polyhead.train.sweep
     import torch
 
     import polyhead as ph
-    import polyhead.cli_runs
     import polyhead.train.__main__
-    import polyhead.train.population
-    import polyhead.train.sweep
 
     with contextlib.suppress(ImportError):
         import tokenizers  # noqa: F401
@@ -241,7 +241,7 @@ def _train(order: Order, note: pathlib.Path) -> int:
 
 def _use(order: Order, note: pathlib.Path) -> int:
     """What `polyhead eval` and `generate` read, without the floors that eval computes."""
-    from polyhead.tasks.text_tokens import codec_of
+    from polyhead.tasks.text.tokens import codec_of
     from polyhead.train import evaluate, load_model
 
     try:
@@ -264,8 +264,8 @@ def _runs(order: Order) -> list[Any]:
 
 def _sweep(order: Order, note: pathlib.Path) -> int:
     """`polyhead sweep`, its workers forked instead of started."""
-    from polyhead.cli_runs import failed
-    from polyhead.train import sweep
+    from polyhead.cli.train import failed
+    from polyhead.scale.sweep import jobs as sweep
 
     class Forked(_Forked):
         arming = (order["root"], order["fault"], note)
@@ -277,15 +277,16 @@ def _sweep(order: Order, note: pathlib.Path) -> int:
 
 
 def _population(order: Order, note: pathlib.Path) -> int:
-    from polyhead.cli_runs import failed
-    from polyhead.train import population
+    from polyhead.cli.train import failed
+    from polyhead.scale.population import training as population
 
     return failed(population.train(_runs(order), order["folder"], progress=False))
 
 
 def _text(order: Order, note: pathlib.Path) -> int:
     """Tokenise, with a line of the journal for every few hundred bytes."""
-    from polyhead.tasks import Text, text_data
+    from polyhead.tasks import Text
+    from polyhead.tasks.text import data as text_data
 
     text_data.STRETCH = order["stretch"]
     try:

@@ -23,12 +23,15 @@ from safetensors.torch import save
 import polyhead as ph
 from polyhead import config as configs
 from polyhead.models.build import build
-from polyhead.tasks import KINDS, relational_games_original, text_tokens
-from polyhead.tasks.text_tokens import Bytes
-from polyhead.train import checkpoint, optimiser, read_config
-from polyhead.train.checkpoint import read_checkpoint
-from polyhead.train.files import checksum, seal
-from polyhead.train.folder import read_metrics, read_result
+from polyhead.tasks import KINDS
+from polyhead.tasks.relational_games import original as relational_games_original
+from polyhead.tasks.text import tokens as text_tokens
+from polyhead.tasks.text.tokens import Bytes
+from polyhead.train import optimiser, read_config
+from polyhead.train.store import checkpoint
+from polyhead.train.store.checkpoint import read_checkpoint
+from polyhead.train.store.files import checksum, seal
+from polyhead.train.store.folder import read_metrics, read_result
 
 SECONDS = 5.0  # of CPU time, after which an input counts as hung
 MEMORY = 256 << 20  # bytes by which an input may raise the most that the process ever used
@@ -45,7 +48,7 @@ FEW = ("demo", "fuzzy-original", "sraven-hyla", "lm-softmax", "lm-linear", "imag
 
 def seeds(recipes: Iterable[str] | None = None) -> list[Any]:
     """The configurations that are changed: of every recipe (or these) its first run."""
-    from polyhead.recipes import RECIPES
+    from polyhead.papers.recipes import RECIPES
 
     found = {}
     for name in recipes or RECIPES:

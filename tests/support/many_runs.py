@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import polyhead as ph
-from polyhead.train.engine import settings
-from polyhead.train.folder import LOCK, claimed_by, read_metrics
+from polyhead.scale.sweep.engines.engine import settings
+from polyhead.train.store.folder import LOCK, claimed_by, read_metrics
 
 STEPS = 300
 

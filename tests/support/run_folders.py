@@ -13,8 +13,8 @@ from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead.train import Result, run
-from polyhead.train.checkpoint import candidates, read_checkpoint
-from polyhead.train.folder import read_metrics
+from polyhead.train.store.checkpoint import candidates, read_checkpoint
+from polyhead.train.store.folder import read_metrics
 
 CLOCK = ("seconds", "steps_per_second", "tokens_per_second", "mfu")
 

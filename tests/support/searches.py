@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import polyhead as ph
-from polyhead import tune
-from polyhead.train.folder import Metrics, Result, read_config, write_result
+from polyhead.scale.tune import search as tune
+from polyhead.train.store.folder import Metrics, Result, read_config, write_result
 
 SPACE = {"train.lr": "1e-4:1e-1:log", "model.layers": "1:4", "train.precision": "fp32,bf16"}
 

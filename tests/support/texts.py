@@ -3,7 +3,7 @@
 import random
 
 from polyhead.tasks import Text
-from polyhead.tasks.text_sources import SPLITS
+from polyhead.tasks.text.sources import SPLITS
 
 
 def lines(count, seed):

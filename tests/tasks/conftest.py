@@ -3,7 +3,7 @@
 import pytest
 from texts import lines
 
-from polyhead.tasks import text_data
+from polyhead.tasks.text import data as text_data
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from sklearn.neighbors import KNeighborsRegressor
 
 from polyhead.config import Batch
 from polyhead.tasks import FuzzyLogic, Score
-from polyhead.tasks.floors import FLOORS, ceiling, floors, predictions
-from polyhead.tasks.fuzzy_logic import zadeh
+from polyhead.tasks.fuzzy_logic.floors import FLOORS, ceiling, floors, predictions
+from polyhead.tasks.fuzzy_logic.task import zadeh
 
 NAMES = ["context_mean", "nearest_neighbour", "ridge", "gaussian_process"]
 

@@ -8,8 +8,9 @@ import torch
 from sklearn.linear_model import Ridge
 
 from polyhead.config import Batch
-from polyhead.tasks import FuzzyLogic, floors_functions
-from polyhead.tasks.floors_functions import PENALTIES, WIDTHS, mix, predictions, recall, settings, values
+from polyhead.tasks import FuzzyLogic
+from polyhead.tasks.fuzzy_logic import function_floors as floors_functions
+from polyhead.tasks.fuzzy_logic.function_floors import PENALTIES, WIDTHS, mix, predictions, recall, settings, values
 
 SMALL = FuzzyLogic(variables=3, terms=3, unknown=0.4, length=12, held_out=0.3)
 

@@ -12,8 +12,9 @@ import torch
 from some import some
 
 from polyhead import config
-from polyhead.tasks import KINDS, FuzzyLogic, fuzzy_logic
-from polyhead.tasks.fuzzy_logic import zadeh
+from polyhead.tasks import KINDS, FuzzyLogic
+from polyhead.tasks.fuzzy_logic import task as fuzzy_logic
+from polyhead.tasks.fuzzy_logic.task import zadeh
 
 SPLITS = ("train", "validation", "iid", "compositional", "novel")
 

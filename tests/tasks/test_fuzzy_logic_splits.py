@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyhead.tasks import FuzzyLogic, fuzzy_logic
+from polyhead.tasks import FuzzyLogic
+from polyhead.tasks.fuzzy_logic import task as fuzzy_logic
 
 SETTINGS = [
     *({"held_out": held_out, "split_seed": seed} for held_out in (0.3, 0.5, 0.7) for seed in range(8)),

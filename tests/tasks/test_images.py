@@ -11,8 +11,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from polyhead import config
-from polyhead.tasks import KINDS, Images, images, images_data
-from polyhead.tasks.images import moved, walk
+from polyhead.tasks import KINDS, Images
+from polyhead.tasks.images import data as images_data, task as images
+from polyhead.tasks.images.task import moved, walk
 
 STILL = Images(shift=0)
 

@@ -9,10 +9,11 @@ import torch
 from torch.nn import functional as F
 
 from polyhead import config
-from polyhead.tasks import KINDS, Maths, maths_modules, maths_text
-from polyhead.tasks.maths_checker import fault
-from polyhead.tasks.maths_modules import LEVELS, MODULES, Level
-from polyhead.tasks.maths_text import END, PAD, START, VOCABULARY
+from polyhead.tasks import KINDS, Maths
+from polyhead.tasks.maths import modules as maths_modules, text as maths_text
+from polyhead.tasks.maths.checker import fault
+from polyhead.tasks.maths.modules import LEVELS, MODULES, Level
+from polyhead.tasks.maths.text import END, PAD, START, VOCABULARY
 
 SPLITS = ("train", "validation", "iid", "compositional", "novel")
 
@@ -226,7 +227,7 @@ def test_settings_that_cannot_be_met(setting, message):
 
 
 def test_limits_that_leave_no_question_are_one_line(monkeypatch):
-    monkeypatch.setattr("polyhead.tasks.maths.TRIES", 50)
+    monkeypatch.setattr("polyhead.tasks.maths.task.TRIES", 50)
     with pytest.raises(ValueError, match=r"^Maths: 51 draws gave no question of 'novel' within 12 characters .*$"):
         Maths(question=12).batch("novel", 4, seed=0, step=0)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from polyhead.tasks.maths_checker import CHECKS, fault, value
-from polyhead.tasks.maths_modules import DIFFICULTIES, LEVELS, MODULES, Dice, Level, question
+from polyhead.tasks.maths.checker import CHECKS, fault, value
+from polyhead.tasks.maths.modules import DIFFICULTIES, LEVELS, MODULES, Dice, Level, question
 
 WRONG = [
     ("algebra__linear_1d", "Solve 2*x + 3 = 5 for x.", "2", "x = 2 does not solve it"),

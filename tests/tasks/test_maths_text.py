@@ -10,8 +10,9 @@ import pytest
 import torch
 from some import some
 
-from polyhead.tasks import Maths, maths, maths_text
-from polyhead.tasks.maths_checker import fault
+from polyhead.tasks import Maths
+from polyhead.tasks.maths import task as maths, text as maths_text
+from polyhead.tasks.maths.checker import fault
 
 MODULE = "polynomials__expand"
 

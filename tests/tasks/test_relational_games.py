@@ -10,9 +10,10 @@ import torch
 from some import some
 
 from polyhead import config
-from polyhead.tasks import KINDS, RelationalGames, relational_games
-from polyhead.tasks.relational_games import GAMES
-from polyhead.tasks.relational_games_shapes import COLOURS, SHAPES, count, draw, masks
+from polyhead.tasks import KINDS, RelationalGames
+from polyhead.tasks.relational_games import task as relational_games
+from polyhead.tasks.relational_games.shapes import COLOURS, SHAPES, count, draw, masks
+from polyhead.tasks.relational_games.task import GAMES
 
 CPU = torch.device("cpu")
 OCCUPIED = {"same": 2, "occurs": 4, "xoccurs": 4, "between": 3, "match_pattern": 6}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polyhead.tasks import RelationalGames
-from polyhead.tasks.relational_games_floors import known_pairs
+from polyhead.tasks.relational_games.floors import known_pairs
 
 E = -1  # an empty cell
 

@@ -10,8 +10,9 @@ import torch
 from some import some
 
 from polyhead import config
-from polyhead.tasks import KINDS, Sraven, sraven
-from polyhead.tasks.sraven_ambiguity import ambiguous
+from polyhead.tasks import KINDS, Sraven
+from polyhead.tasks.sraven import task as sraven
+from polyhead.tasks.sraven.ambiguity import ambiguous
 
 SPLITS = ("train", "validation", "iid", "compositional")
 SETTINGS = [

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from polyhead.tasks import Sraven
-from polyhead.tasks.sraven_ambiguity import ambiguity, ambiguous, bayes, causes, check_size, explanations, hypotheses
-from polyhead.tasks.sraven_rules import obeys
+from polyhead.tasks.sraven.ambiguity import ambiguity, ambiguous, bayes, causes, check_size, explanations, hypotheses
+from polyhead.tasks.sraven.rules import obeys
 
 
 def panels_of(task, count, split="train"):

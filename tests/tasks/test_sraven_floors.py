@@ -6,12 +6,22 @@ import math
 import pytest
 import torch
 
-from polyhead import cli_text, config
-from polyhead.tasks import Sraven, sraven_counts
-from polyhead.tasks.sraven_ambiguity import bayes
-from polyhead.tasks.sraven_counts import Count
-from polyhead.tasks.sraven_floors import copy_left, evidence, floors, hits, known_combinations, same_slot, symbol_counts
-from polyhead.tasks.sraven_rules import obeys
+from polyhead import config
+from polyhead.cli import text as cli_text
+from polyhead.tasks import Sraven
+from polyhead.tasks.sraven import counts as sraven_counts
+from polyhead.tasks.sraven.ambiguity import bayes
+from polyhead.tasks.sraven.counts import Count
+from polyhead.tasks.sraven.floors import (
+    copy_left,
+    evidence,
+    floors,
+    hits,
+    known_combinations,
+    same_slot,
+    symbol_counts,
+)
+from polyhead.tasks.sraven.rules import obeys
 
 NAMES = ["chance", "copy_left", "symbol_counts", "same_slot", "known_combinations", "ceiling"]
 

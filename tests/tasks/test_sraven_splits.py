@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyhead.tasks import Sraven, sraven
+from polyhead.tasks import Sraven
+from polyhead.tasks.sraven import task as sraven
 
 SETTINGS = [
     *({"held_out": held_out, "split_seed": seed} for held_out in (0.1, 0.25, 0.5, 0.75, 0.95) for seed in range(4)),

@@ -12,9 +12,10 @@ import torch
 from some import some
 
 from polyhead import config
-from polyhead.tasks import KINDS, Text, text_data, text_floors
+from polyhead.tasks import KINDS, Text
 from polyhead.tasks.task import token_losses
-from polyhead.tasks.text import order
+from polyhead.tasks.text import data as text_data, floors as text_floors
+from polyhead.tasks.text.task import order
 
 
 @pytest.fixture(scope="module")

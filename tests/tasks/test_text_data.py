@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from texts import contents, everything, place_of, task_of, texts
 
-from polyhead.tasks import text_data, text_sources, text_writer
-from polyhead.tasks.text_sources import Files
-from polyhead.tasks.text_writer import Writer
+from polyhead.tasks.text import data as text_data, sources as text_sources, writer as text_writer
+from polyhead.tasks.text.sources import Files
+from polyhead.tasks.text.writer import Writer
 
 pytestmark = pytest.mark.usefixtures("afresh")
 

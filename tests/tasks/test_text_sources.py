@@ -8,9 +8,9 @@ import types
 import pytest
 from texts import contents, everything, lines, place_of, task_of, texts
 
-from polyhead.tasks import text_data, text_sources
-from polyhead.tasks.text_sources import SPLITS, Files
-from polyhead.tasks.text_writer import Writer
+from polyhead.tasks.text import data as text_data, sources as text_sources
+from polyhead.tasks.text.sources import SPLITS, Files
+from polyhead.tasks.text.writer import Writer
 
 pytestmark = pytest.mark.usefixtures("afresh")
 

@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from polyhead import config
-from polyhead.tasks import FuzzyLogic, Text, text_tokens
-from polyhead.tasks.text_tokens import Bytes, Sentences, Subwords, Tiktoken, codec_of, existing, read, shown
+from polyhead.tasks import FuzzyLogic, Text
+from polyhead.tasks.text import tokens as text_tokens
+from polyhead.tasks.text.tokens import Bytes, Sentences, Subwords, Tiktoken, codec_of, existing, read, shown
 
 ENGLISH = ["the cat sat on the mat and the hen sat on the hat; " * 4, "naïve café, the cat again\n\n\tand again"] * 3
 

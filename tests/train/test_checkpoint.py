@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 import polyhead as ph
 from polyhead.train import load_model, run
-from polyhead.train.checkpoint import read_checkpoint, save_checkpoint
-from polyhead.train.files import checksum, seal, unseal
 from polyhead.train.optimiser import build
+from polyhead.train.store.checkpoint import read_checkpoint, save_checkpoint
+from polyhead.train.store.files import checksum, seal, unseal
 
 
 @pytest.fixture

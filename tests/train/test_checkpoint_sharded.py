@@ -17,15 +17,15 @@ from torch import distributed as dist
 import polyhead as ph
 from polyhead.models.build import build
 from polyhead.train import optimiser
-from polyhead.train.checkpoint import read_checkpoint, read_metadata, save_checkpoint
-from polyhead.train.checkpoint_sharded import INDEX, read_index, restore_sharded, save_sharded
-from polyhead.train.disk import Patience
 from polyhead.train.evaluation import answers
-from polyhead.train.files import Damaged, seal
-from polyhead.train.folder import BEST, claim
 from polyhead.train.parallel import is_part
-from polyhead.train.saving import Saver
 from polyhead.train.stop import Stop
+from polyhead.train.store.checkpoint import read_checkpoint, read_metadata, save_checkpoint
+from polyhead.train.store.disk import Patience
+from polyhead.train.store.files import Damaged, seal
+from polyhead.train.store.folder import BEST, claim
+from polyhead.train.store.saving import Saver
+from polyhead.train.store.sharded import INDEX, read_index, restore_sharded, save_sharded
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view")  # see parallel.placed
 METADATA = {"digest": "d" * 12, "step": 5, "seconds": 1.5, "scaler": {}, "score": None}
@@ -192,7 +192,7 @@ def test_a_disk_that_fails_is_told_and_leaves_what_was(saved: Any, monkeypatch: 
 
     model, found = trained(config, steps=1, sharded=True)
     with monkeypatch.context() as patch:
-        patch.setattr("polyhead.train.checkpoint_sharded.write", full)
+        patch.setattr("polyhead.train.store.sharded.write", full)
         with pytest.raises(OSError, match="No space left") as error:
             save_sharded(path.parent, model, found, METADATA)
         assert error.value.errno == 28
@@ -202,7 +202,7 @@ def test_a_disk_that_fails_is_told_and_leaves_what_was(saved: Any, monkeypatch: 
 
 def test_an_unfinished_folder_is_no_checkpoint(saved: Any, tiny: Any):
     """Killed while it was written: the run goes on from the one before."""
-    from polyhead.train.checkpoint import candidates
+    from polyhead.train.store.checkpoint import candidates
 
     path, config, _ = saved
     path.with_name("checkpoint-00000009.sharded.partial").mkdir()

@@ -16,7 +16,7 @@ from tests.support import devices
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from polyhead.train import launch, load_model, read_result, run
-from polyhead.train.folder import read_metrics
+from polyhead.train.store.folder import read_metrics
 from polyhead.train.world import LOST, World
 
 ROOT = pathlib.Path(__file__).parents[2]

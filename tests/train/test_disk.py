@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from run_folders import names, same, steps
 
-from polyhead.train import Interrupted, disk, run
-from polyhead.train.folder import Metrics, read_metrics
+from polyhead.train import Interrupted, run
 from polyhead.train.stop import Stop
+from polyhead.train.store import disk
+from polyhead.train.store.folder import Metrics, read_metrics
 
 Tiny = Callable[..., Any]
 

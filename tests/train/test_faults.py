@@ -11,8 +11,8 @@ import pytest
 from fault_cases import GOOD, Campaign
 from faults import DAMAGES, Zygote
 
-from polyhead.train.checkpoint import read_metadata
-from polyhead.train.folder import read_metrics
+from polyhead.train.store.checkpoint import read_metadata
+from polyhead.train.store.folder import read_metrics
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="lives are counted with Linux's /proc and prctl")
 SEED = 7
@@ -84,9 +84,9 @@ def test_rows_that_are_lost_are_told(
     campaign: Campaign, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], cut: slice
 ):
     """Those in the middle, and those of the last evaluation, which is not before any checkpoint."""
-    from polyhead import report_data
+    from polyhead.pages.report import runs as report_data
     from polyhead.train import run
-    from polyhead.train.folder import read_config
+    from polyhead.train.store.folder import read_config
 
     shutil.copytree(campaign.undisturbed("train").root / "run", tmp_path / "mine")
     path = tmp_path / "mine" / "metrics.jsonl"

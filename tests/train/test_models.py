@@ -15,11 +15,12 @@ from polyhead.analysis import capture
 from polyhead.analysis.ablate import zero_heads
 from polyhead.config import Batch, Classes, CoRelNetConfig, Learned, Logits, Patches, Task, Tokens, TransformerConfig
 from polyhead.models.transformer import Transformer
+from polyhead.scale.population import training as population
+from polyhead.scale.population.stacked import Stack, refusal
 from polyhead.tasks import KINDS
-from polyhead.train import evaluate, load_model, population, run
+from polyhead.train import evaluate, load_model, run
 from polyhead.train.evaluation import predict
-from polyhead.train.folder import read_metrics
-from polyhead.train.stacked import Stack, refusal
+from polyhead.train.store.folder import read_metrics
 
 SPLITS = ("train", "iid")
 

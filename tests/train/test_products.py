@@ -15,12 +15,14 @@ import torch
 from run_folders import rows, same
 
 import polyhead as ph
-from polyhead.bench import command
-from polyhead.bench_sides import Options
-from polyhead.cli import main
-from polyhead.train import checkpoint, fast_products, population, products, read_config, read_result, run, saving
-from polyhead.train.checkpoint import read_metadata
+from polyhead.cli.verbs import main
+from polyhead.scale.population import training as population
+from polyhead.timing.measure import command
+from polyhead.timing.sides import Options
+from polyhead.train import fast_products, products, read_config, read_result, run
 from polyhead.train.products import Products
+from polyhead.train.store import checkpoint, saving
+from polyhead.train.store.checkpoint import read_metadata
 from polyhead.train.world import World
 
 Tiny = Callable[..., Any]

@@ -16,8 +16,8 @@ from run_folders import copied, damage, names, rows, same, steps
 
 import polyhead as ph
 from polyhead.train import Interrupted, load_model, run
-from polyhead.train.checkpoint import candidates, read_checkpoint, read_metadata, step_of
-from polyhead.train.folder import read_result
+from polyhead.train.store.checkpoint import candidates, read_checkpoint, read_metadata, step_of
+from polyhead.train.store.folder import read_result
 
 Tiny = Callable[..., Any]
 

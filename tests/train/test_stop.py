@@ -12,11 +12,11 @@ import pytest
 from run_folders import same
 
 import polyhead
-from polyhead import cli
+from polyhead.cli import verbs as cli
 from polyhead.train import Interrupted, run
 from polyhead.train.__main__ import main
-from polyhead.train.folder import claim, read_metrics
 from polyhead.train.stop import Preempted, Stop, requeue
+from polyhead.train.store.folder import claim, read_metrics
 
 Tiny = Callable[..., Any]
 MINE = ("SLURM_JOB_ID", "SLURM_PROCID", "SUBMITIT_EXECUTOR", "POLYHEAD_REQUEUE")

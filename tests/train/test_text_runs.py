@@ -13,12 +13,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 import polyhead as ph
-from polyhead.models.ends import LazyLogits
+from polyhead.models.inputs_outputs import LazyLogits
 from polyhead.tasks import Text
-from polyhead.train import evaluate, load_model, run
-from polyhead.train import evaluation as scoring
+from polyhead.train import evaluate, evaluation as scoring, load_model, run
 from polyhead.train.checks import check
-from polyhead.train.folder import read_metrics
+from polyhead.train.store.folder import read_metrics
 
 CLOCK = ("seconds", "steps_per_second", "tokens_per_second")
 

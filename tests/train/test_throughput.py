@@ -8,9 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polyhead as ph
 from polyhead.train import loop, run
-from polyhead.train.folder import read_metrics
 from polyhead.train.progress import Progress
-from polyhead.train.saving import Saver
+from polyhead.train.store.folder import read_metrics
+from polyhead.train.store.saving import Saver
 from polyhead.train.throughput import Throughput, operations, peak
 
 KINDS = {

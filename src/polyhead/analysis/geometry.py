@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polyhead.analysis.capture import as_array
-from polyhead.shapes import one_of, shaped
+from polyhead.spec.shapes import one_of, shaped
 
 Array = np.ndarray
 METHODS = ("tsne", "pca")

@@ -11,8 +11,8 @@ import numpy as np
 
 from polyhead.analysis.capture import as_array
 from polyhead.config import Batch, Classes, Task
-from polyhead.tasks.fuzzy_logic import FuzzyLogic
-from polyhead.tasks.sraven import RULES, Sraven
+from polyhead.tasks.fuzzy_logic.task import FuzzyLogic
+from polyhead.tasks.sraven.task import RULES, Sraven
 
 Array = np.ndarray
 Pairs = tuple[tuple[int, int], ...]

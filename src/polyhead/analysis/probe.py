@@ -20,7 +20,7 @@ from polyhead.analysis.capture import as_array, capture, codes
 from polyhead.analysis.geometry import purity
 from polyhead.analysis.labels import targets, unreadable, views
 from polyhead.config import Batch, Task, stream
-from polyhead.shapes import one_of, shaped
+from polyhead.spec.shapes import one_of, shaped
 
 Array = np.ndarray
 Index = Array | Tensor | slice | list[int]

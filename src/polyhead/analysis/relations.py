@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from polyhead.analysis.capture import as_array, capture
 from polyhead.config import Batch, Patches, Task, Tokens
 from polyhead.layers.taps import GroupTaps, Taps
-from polyhead.tasks.fuzzy_logic import FuzzyLogic
-from polyhead.tasks.maths import Maths
-from polyhead.tasks.maths_text import END, FIRST, PAD, START
+from polyhead.tasks.fuzzy_logic.task import FuzzyLogic
+from polyhead.tasks.maths.task import Maths
+from polyhead.tasks.maths.text import END, FIRST, PAD, START
 from polyhead.tasks.object_sorting import ObjectSorting
 from polyhead.tasks.pairwise_order import PairwiseOrder
 from polyhead.tasks.set_cards import SetCards
-from polyhead.tasks.sraven import Sraven
-from polyhead.tasks.text import Text
+from polyhead.tasks.sraven.task import Sraven
+from polyhead.tasks.text.task import Text
 
 Array = np.ndarray
 Names = tuple[str, ...]

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from polyhead.analysis.capture import codes
 from polyhead.layers.taps import OWN, GroupTaps, Taps
-from polyhead.ops.code import act as activation
-from polyhead.ops.code import retrieve
+from polyhead.ops.latent_code import act as activation, retrieve
 
 
 class ValueNetwork(list[Tensor]):

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from polyhead.layers.taps import GroupTaps
-from polyhead.ops.softmax import code, softmax_attention
+from polyhead.ops.softmax.reference import code, softmax_attention
 
 
 def limits(

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyhead.config import Softmax
-from polyhead.haiku_trees import Params, State, check, state_of, tree_of
 from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.heads import SoftmaxHeads
+from polyhead.layers.heads.groups import SoftmaxHeads
+from polyhead.spec.haiku_tree import Params, State, check, state_of, tree_of
 
 
 def from_haiku(params: Params, *, heads: int, name: str | None = None, device: Device = None) -> MultiHeadAttention:

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from polyhead import config
-from polyhead.haiku_trees import Params, State, check, state_of, tree_of
-from polyhead.jaxside.nnx_attention import MultiHeadAttention
-from polyhead.jaxside.nnx_heads import ValueHeads
+from polyhead.jaxside.nnx.attention import MultiHeadAttention
+from polyhead.jaxside.nnx.heads import ValueHeads
+from polyhead.spec.haiku_tree import Params, State, check, state_of, tree_of
 
 PART = "model/"
 """What the parameters of a model are called in a checkpoint, whose optimiser is not read."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from polyhead.jaxside.code import Inputs, blank, check_limits
-from polyhead.shapes import one_of
+from polyhead.jaxside.latent_code import Inputs, blank, check_limits
 from polyhead.spec import mechanism
+from polyhead.spec.shapes import one_of
 
 
 @dataclass(frozen=True)

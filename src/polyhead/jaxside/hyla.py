@@ -13,12 +13,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from polyhead.jaxside.code import Array, Bias, Inputs, Keep, Mask, Packed, Scale, code, drop, row_softmax, share
-from polyhead.jaxside.code import act as activation
 from polyhead.jaxside.dispatch import Impl, compute
+from polyhead.jaxside.latent_code import (
+    Array,
+    Bias,
+    Inputs,
+    Keep,
+    Mask,
+    Packed,
+    Scale,
+    act as activation,
+    code,
+    drop,
+    row_softmax,
+    share,
+)
 from polyhead.jaxside.tiles import blocked
-from polyhead.shapes import one_of, shaped
 from polyhead.spec import ACTS, NORMALISE
+from polyhead.spec.shapes import one_of, shaped
 
 
 def reference(x: Inputs) -> jax.Array:

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from polyhead.jaxside.code import Array, wide
-from polyhead.shapes import shaped
+from polyhead.jaxside.latent_code import Array, wide
+from polyhead.spec.shapes import shaped
 
 
 @shaped

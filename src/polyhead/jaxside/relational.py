@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from polyhead.jaxside.code import (
+from polyhead.jaxside.dispatch import Impl, compute
+from polyhead.jaxside.latent_code import (
     Array,
     Bias,
     Inputs,
@@ -32,10 +33,9 @@ from polyhead.jaxside.code import (
     seen_by_any,
     visible,
 )
-from polyhead.jaxside.dispatch import Impl, compute
 from polyhead.jaxside.tiles import blocked
-from polyhead.shapes import one_of, shaped
 from polyhead.spec import RELATION_ACTS
+from polyhead.spec.shapes import one_of, shaped
 
 
 def compared(x: Inputs) -> tuple[jax.Array, jax.Array | None]:

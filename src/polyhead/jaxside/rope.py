@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from polyhead.jaxside.code import Array, wide
-from polyhead.shapes import one_of, shaped
+from polyhead.jaxside.latent_code import Array, wide
+from polyhead.spec.shapes import one_of, shaped
 
 LAYOUTS = ("interleaved", "half")
 

@@ -8,7 +8,7 @@ first three are repaired here, float64 and float16 are refused.
 import jax
 import jax.numpy as jnp
 
-from polyhead.jaxside.code import Inputs, finite_bias
+from polyhead.jaxside.latent_code import Inputs, finite_bias
 
 
 def refusal(x: Inputs) -> str | None:

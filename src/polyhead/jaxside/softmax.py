@@ -12,10 +12,23 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from polyhead.jaxside import sdpa
-from polyhead.jaxside.code import Array, Bias, Inputs, Keep, Logits, Mask, Packed, Scale, code, drop, logits, share
 from polyhead.jaxside.dispatch import Impl, compute
+from polyhead.jaxside.latent_code import (
+    Array,
+    Bias,
+    Inputs,
+    Keep,
+    Logits,
+    Mask,
+    Packed,
+    Scale,
+    code,
+    drop,
+    logits,
+    share,
+)
 from polyhead.jaxside.tiles import blocked
-from polyhead.shapes import shaped
+from polyhead.spec.shapes import shaped
 
 
 def reference(x: Inputs) -> jax.Array:

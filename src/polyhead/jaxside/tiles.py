@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polyhead.jaxside.code import Inputs, Logits, sequence_of, softmax_visible
 from polyhead.jaxside.dispatch import Impl
+from polyhead.jaxside.latent_code import Inputs, Logits, sequence_of, softmax_visible
 
 Arrays = dict[str, jax.Array]
 Run = Callable[[Inputs], jax.Array]

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.layers import Device
-from polyhead.layers.arguments import Call, all_hidden, call_of, check, limits_of, symbols_of
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.functions import asked, attended, coder, compiled
-from polyhead.layers.heads import LinearHeads, SymbolGroup, build, shared_groups
+from polyhead.layers.call import Call, all_hidden, call_of, check, limits_of, symbols_of
+from polyhead.layers.heads.functions import asked, attended, coder, compiled
+from polyhead.layers.heads.groups import LinearHeads, SymbolGroup, build, shared_groups
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, rotary_tables
 from polyhead.layers.projection import (
@@ -35,8 +35,8 @@ from polyhead.layers.projection import (
 )
 from polyhead.layers.symbols import SymbolModule, build_symbols
 from polyhead.layers.taps import GroupTaps, Taps, described
-from polyhead.ops.code import Packed, dense
-from polyhead.shapes import shaped
+from polyhead.ops.latent_code import Packed, dense
+from polyhead.spec.shapes import shaped
 
 Positions = config.Position | nn.ModuleDict | None
 Part = tuple[dict[str, Tensor], Tensor, dict[str, Any]]

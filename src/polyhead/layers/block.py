@@ -18,8 +18,8 @@ from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.taps import Taps
-from polyhead.ops.code import Packed
-from polyhead.shapes import one_of
+from polyhead.ops.latent_code import Packed
+from polyhead.spec.shapes import one_of
 
 Symbols = Tensor | Sequence[Tensor | None] | None
 """What `MultiHeadAttention.forward` takes as `symbols`."""

@@ -10,9 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyhead.layers import Device
-from polyhead.ops.code import act as activation
-from polyhead.ops.code import wide
-from polyhead.ops.plain import silu
+from polyhead.ops.latent_code import act as activation, wide
+from polyhead.ops.textbook import silu
 
 
 def _check_width(who: str, wanted: int, x: Tensor) -> None:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.layers import Device
-from polyhead.ops.code import at_least_float32, sequence_of
+from polyhead.ops.latent_code import at_least_float32, sequence_of
 from polyhead.ops.rope import LAYOUTS, check_even, check_range, check_shape, rope, rope_angles, rotate
-from polyhead.shapes import one_of
+from polyhead.spec.shapes import one_of
 
 
 def starts_in(cu_seqlens: Int[Tensor, "_"], t: int) -> Int[Tensor, "t"]:

@@ -19,12 +19,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyhead import config
+from polyhead.config.mechanisms import check_source
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.positions import places_in, starts_in
-from polyhead.mechanisms import check_source
 from polyhead.ops.rope import check_range
-from polyhead.shapes import shaped
+from polyhead.spec.shapes import shaped
 
 HEADS = 4
 """Heads of symbolic attention by default, where they divide the widths."""
@@ -336,7 +336,7 @@ class RelativeSymbols(nn.Module):
 
 
 def symbol_std(source: config.SymbolSource, dim: int, max_length: int) -> float:
-    """How far from 0 the symbols of a source begin, by which relations are balanced (layers/heads_symbols.py).
+    """How far from 0 the symbols of a source begin, by which relations are balanced (layers/heads/symbolic.py).
 
     Relative ones as their table is filled; 1 for all others, although a library's mixtures begin narrower: what they
     have in common stays in the mean over tokens, so that they reach a head's output within a factor of 2 to 4.

@@ -11,9 +11,9 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from polyhead.layers.functions import compiled, is_own, seen_coder
-from polyhead.layers.heads import RelationalHeads, SymbolGroup
-from polyhead.ops.code import relate, relations, share, visible
+from polyhead.layers.heads.functions import compiled, is_own, seen_coder
+from polyhead.layers.heads.groups import RelationalHeads, SymbolGroup
+from polyhead.ops.latent_code import relate, relations, share, visible
 
 OWN = "own"
 """The kind of heads that compute a function of the user's own, and how their code is normalised."""

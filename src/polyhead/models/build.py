@@ -7,8 +7,8 @@ from torch import nn
 
 from polyhead.config import AbstractorConfig, CoRelNetConfig, Model, PrediNetConfig, TransformerConfig
 from polyhead.layers import Device
-from polyhead.models.abstractor import Abstractor
-from polyhead.models.baselines import CoRelNet, PrediNet
+from polyhead.models.rivals.abstractor import Abstractor
+from polyhead.models.rivals.corelnet_predinet import CoRelNet, PrediNet
 from polyhead.models.transformer import Transformer
 
 NETWORKS: dict[type, Callable[..., nn.Module]] = {

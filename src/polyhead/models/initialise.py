@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
-from polyhead.layers.heads import HylaHeads
-from polyhead.layers.heads_symbols import RelationalHeads
+from polyhead.layers.heads.groups import HylaHeads
+from polyhead.layers.heads.symbolic import RelationalHeads
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.positions import LearnedPositions, RelativePositionBias
 from polyhead.layers.symbols import PositionSymbols, RelativeSymbols, SymbolicAttention
-from polyhead.shapes import one_of
+from polyhead.spec.shapes import one_of
 
 OWN_RULE = (
     *(RelativePositionBias, LearnedPositions, MixtureOfExperts),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.config import TransformerConfig
+from polyhead.config.components import narrower
 from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention, Positions, rotary_tables
 from polyhead.layers.block import TransformerBlock, build_norm
@@ -22,12 +23,18 @@ from polyhead.layers.cache import Cache
 from polyhead.layers.feedforward import MLP, MixtureOfExperts, SwiGLU
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions, places_in
 from polyhead.layers.taps import Taps
-from polyhead.models.ends import ClassOutput, LazyLogits, LinearOutput, TiedOutput, build_input, build_output
 from polyhead.models.initialise import initialise
-from polyhead.models.sources import Sources, recomputed
-from polyhead.ops.code import Packed
-from polyhead.parts import narrower
-from polyhead.shapes import shaped
+from polyhead.models.inputs_outputs import (
+    ClassOutput,
+    LazyLogits,
+    LinearOutput,
+    TiedOutput,
+    build_input,
+    build_output,
+)
+from polyhead.models.symbol_routing import Sources, recomputed
+from polyhead.ops.latent_code import Packed
+from polyhead.spec.shapes import shaped
 
 
 class Transformer(nn.Module):

@@ -16,10 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyhead.ops.code import wide
+from polyhead.ops.custom_op_rules import differentiated
+from polyhead.ops.latent_code import wide
 from polyhead.ops.precision import autocast_dtype
-from polyhead.ops.tiles_ops import differentiated
-from polyhead.shapes import shaped
+from polyhead.spec.shapes import shaped
 
 CHUNK = 4096
 """Entries of the vocabulary in a tile."""

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.ops.code import Inputs, check_limits
-from polyhead.ops.tiles_ops import REFERENCES
-from polyhead.shapes import one_of
+from polyhead.ops.custom_op_rules import REFERENCES
+from polyhead.ops.latent_code import Inputs, check_limits
+from polyhead.spec.shapes import one_of
 
 BACKENDS: dict[str, tuple[str, ...]] = {
     "softmax": ("sdpa", "reference"),

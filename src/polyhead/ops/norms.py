@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.code import at_least_float32
-from polyhead.shapes import shaped
+from polyhead.ops.latent_code import at_least_float32
+from polyhead.spec.shapes import shaped
 
 
 @shaped

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polyhead.ops.code import at_least_float32
-from polyhead.shapes import one_of, shaped
+from polyhead.ops.latent_code import at_least_float32
+from polyhead.spec.shapes import one_of, shaped
 
 LAYOUTS = ("interleaved", "half")
 

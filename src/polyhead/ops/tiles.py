@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyhead.ops.code import Inputs, act, dense, hides, sequence_of, share, visible
+from polyhead.ops.latent_code import Inputs, act, dense, hides, sequence_of, share, visible
 
 
 def refuse(who: str, impl: str, reason: str | None) -> None:

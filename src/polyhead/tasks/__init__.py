@@ -1,16 +1,16 @@
 """Reasoning tasks and language: data, loss and metrics.  They know no network."""
 
 from polyhead.config import Batch, Task
-from polyhead.tasks.fuzzy_logic import FuzzyLogic
-from polyhead.tasks.images import Images
-from polyhead.tasks.maths import Maths
+from polyhead.tasks.fuzzy_logic.task import FuzzyLogic
+from polyhead.tasks.images.task import Images
+from polyhead.tasks.maths.task import Maths
 from polyhead.tasks.object_sorting import ObjectSorting
 from polyhead.tasks.pairwise_order import PairwiseOrder
-from polyhead.tasks.relational_games import RelationalGames
+from polyhead.tasks.relational_games.task import RelationalGames
 from polyhead.tasks.set_cards import SetCards
-from polyhead.tasks.sraven import Sraven
+from polyhead.tasks.sraven.task import Sraven
 from polyhead.tasks.task import Score
-from polyhead.tasks.text import Text
+from polyhead.tasks.text.task import Text
 
 KINDS: tuple[type[Task], ...] = (
     FuzzyLogic,

@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Batch, Logits, Task, Tokens, Vectors, stream
-from polyhead.shapes import one_of, shaped
+from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks.examples import distinct, picks, training_set, unseen
-from polyhead.tasks.floors_objects import ascending, mean_places, nearest
+from polyhead.tasks.object_floors import ascending, mean_places, nearest
 from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork
 
 COUNTS = {"product": 48, "random": 64}

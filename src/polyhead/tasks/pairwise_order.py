@@ -14,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.config import Batch, Classes, Task, Vectors, stream
-from polyhead.shapes import one_of, shaped
+from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks import classification
 from polyhead.tasks.examples import picks
-from polyhead.tasks.floors_objects import first_shares, ordered_pairs
+from polyhead.tasks.object_floors import first_shares, ordered_pairs
 from polyhead.tasks.task import Score, advance, check_draw, check_integers, check_split, fork, portion
 
 SHARES = (0.5, 0.65)  # where the pairs are cut: 50 % training, 15 % validation, 35 % test

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Batch, Classes, Task, Vectors, stream
-from polyhead.shapes import shaped
+from polyhead.spec.shapes import shaped
 from polyhead.tasks import classification
 from polyhead.tasks.examples import picks
-from polyhead.tasks.floors_objects import card_pairs
+from polyhead.tasks.object_floors import card_pairs
 from polyhead.tasks.task import Score, advance, check_draw, check_integers, check_split, fork
 
 CARDS = tuple(itertools.product(range(3), repeat=4))

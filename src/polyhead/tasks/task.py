@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Batch, Task, stream
-from polyhead.shapes import one_of
+from polyhead.spec.shapes import one_of
 
 Item = TypeVar("Item")
 

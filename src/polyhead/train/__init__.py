@@ -8,15 +8,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyhead.train import population, sweep
-    from polyhead.train.bad_batch import read_batch
-    from polyhead.train.checkpoint import load_model
+    from polyhead.scale.population import training as population
+    from polyhead.scale.sweep import jobs as sweep
+    from polyhead.scale.sweep.jobs import Failure
     from polyhead.train.evaluation import evaluate
-    from polyhead.train.files import Damaged
-    from polyhead.train.folder import Result, read_config, read_result
     from polyhead.train.products import Products, fast_products
     from polyhead.train.stop import Interrupted
-    from polyhead.train.sweep import Failure
+    from polyhead.train.store.bad_batch import read_batch
+    from polyhead.train.store.checkpoint import load_model
+    from polyhead.train.store.files import Damaged
+    from polyhead.train.store.folder import Result, read_config, read_result
     from polyhead.train.trainer import run
 
 _HOMES = {

@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quiet", action="store_true", help="no progress")
     asked = parser.parse_args(argv)
     with leaving(again=True):  # importing these takes seconds
-        from polyhead.train.folder import read_config
+        from polyhead.train.store.folder import read_config
         from polyhead.train.trainer import run
         from polyhead.train.world import Lost, leave
     try:

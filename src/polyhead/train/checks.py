@@ -2,8 +2,8 @@
 
 from polyhead import config as configs
 from polyhead.config import Run
-from polyhead.models.generate import reach
-from polyhead.shapes import one_of
+from polyhead.models.generate.tokens import reach
+from polyhead.spec.shapes import one_of
 from polyhead.train import tracking
 from polyhead.train.device import pick_device
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from polyhead.config import Run
-from polyhead.shapes import one_of
+from polyhead.spec.shapes import one_of
 
 
 def pick_device(name: str) -> torch.device:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead.config import Batch, Logits, Task
-from polyhead.models.ends import LazyLogits
+from polyhead.models.inputs_outputs import LazyLogits
 from polyhead.models.transformer import Transformer
 from polyhead.train.world import World
 

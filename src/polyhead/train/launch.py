@@ -20,9 +20,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from polyhead.config import Run
 from polyhead.train.checks import check
 from polyhead.train.device import pick_device
-from polyhead.train.disk import tell
-from polyhead.train.folder import CONFIG, Result, folder_of, read_result
 from polyhead.train.stop import DONE, INTERRUPTED, PREEMPTED, USUAL, slurm_job
+from polyhead.train.store.disk import tell
+from polyhead.train.store.folder import CONFIG, Result, folder_of, read_result
 from polyhead.train.trainer import begin
 from polyhead.train.world import LOST
 

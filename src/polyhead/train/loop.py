@@ -20,12 +20,12 @@ from polyhead.config import Run, stream
 from polyhead.models.build import build
 from polyhead.models.transformer import Transformer
 from polyhead.train import optimiser, parallel, products
-from polyhead.train.disk import Patience
 from polyhead.train.evaluation import answers, evaluate, parts
-from polyhead.train.folder import CONFIG, Metrics, Result, environment, is_past, write_result
 from polyhead.train.progress import Progress
-from polyhead.train.saving import Saver
 from polyhead.train.stop import Stop
+from polyhead.train.store.disk import Patience
+from polyhead.train.store.folder import CONFIG, Metrics, Result, environment, is_past, write_result
+from polyhead.train.store.saving import Saver
 from polyhead.train.throughput import Throughput
 from polyhead.train.tracking import Rows
 from polyhead.train.world import Ear, World

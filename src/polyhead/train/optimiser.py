@@ -17,8 +17,8 @@ from torch import nn
 from polyhead.config import Decay, Train
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
-from polyhead.layers.heads import HylaHeads
-from polyhead.layers.heads_symbols import RelationalHeads
+from polyhead.layers.heads.groups import HylaHeads
+from polyhead.layers.heads.symbolic import RelationalHeads
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.positions import LearnedPositions, RelativePositionBias
 from polyhead.layers.symbols import PositionSymbols, RelativeSymbols, SymbolicAttention

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from polyhead.config import Run
-from polyhead.train.disk import tell
+from polyhead.train.store.disk import tell
 from polyhead.train.world import World
 
 SWITCH: Any = getattr(torch.backends.mkldnn, "matmul", None)

@@ -23,8 +23,8 @@ from tqdm import tqdm
 
 from polyhead import config as configs
 from polyhead.config import Run
-from polyhead.shapes import one_of
-from polyhead.train.folder import Metrics, Result, read_metrics
+from polyhead.spec.shapes import one_of
+from polyhead.train.store.folder import Metrics, Result, read_metrics
 
 ROWS = "rows.txt"
 BEHIND = 10_000

@@ -4,11 +4,13 @@ import contextlib
 import pathlib
 
 from polyhead.config import Run, digest
-from polyhead.train.checkpoint import read_checkpoint
 from polyhead.train.checks import check, read_all
 from polyhead.train.device import process
-from polyhead.train.files import DAMAGED, Damaged, set_aside
-from polyhead.train.folder import (
+from polyhead.train.loop import Loop
+from polyhead.train.stop import Stop
+from polyhead.train.store.checkpoint import read_checkpoint
+from polyhead.train.store.files import DAMAGED, Damaged, set_aside
+from polyhead.train.store.folder import (
     CHECKPOINT,
     RESULT,
     Result,
@@ -20,8 +22,6 @@ from polyhead.train.folder import (
     read_result,
     saves,
 )
-from polyhead.train.loop import Loop
-from polyhead.train.stop import Stop
 from polyhead.train.world import World
 
 

@@ -1,0 +1,133 @@
+"""`polyhead bench OP`: the verb, its progress and its table."""
+
+import dataclasses
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from polyhead.cli.text import say, table
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Time and peak memory of an op, forward and forward + backward, over t: every impl beside the reference.
+
+    Beside them stock scaled-dot-product attention of the same shape (the anchor), torch.compile(reference), and for
+    relational the package dual-attention where it is installed.  Refuses to time an op whose parity is red.  Writes
+    OP.json, OP-time and OP-memory (.png, .svg) to --out.
+
+    >>> polyhead bench hyla
+    >>> polyhead bench relational --lengths 512 1024 --relations 32 --no-causal
+    >>> polyhead bench hyla --device cuda --batch 8 --lengths 1024 2048 16384
+    """
+
+    op: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OP")]
+    """softmax, linear, hyla, relational, disentangled or abstractor."""
+    lengths: tuple[int, ...] = ()
+    """Tokens (default: 256 to 2048 on a CPU, to 16384 on a GPU)."""
+    batch: int = 1
+    heads: int = 8
+    dim: int = 64
+    """Width of a head."""
+    relations: int = 8
+    """Of relational: how many, heads x dim / relations wide."""
+    causal: bool = True
+    window: int | None = None
+    """Only keys less than so many places away (stock attention has none)."""
+    dtype: str | None = None
+    """float32, bfloat16, float16 or float64 (default: float32 on a CPU, bfloat16 on a GPU)."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    threads: int = 1
+    """On a CPU; their times add up."""
+    fast_products: bool = True
+    """On a CPU, products by oneDNN where it is faster and as exact; for all that are compared."""
+    repeats: int | None = None
+    """Of each call (default: 3 on a CPU, 20 on a GPU); the table shows the fastest."""
+    sides: tuple[str, ...] = ()
+    """Only these of the table (default: all)."""
+    compile: bool | None = None
+    """torch.compile(reference), too (default: on a GPU)."""
+    memory: float | None = None
+    """GiB that the reference may take (default: most of what is free); beyond, it is skipped."""
+    out: Path = Path("runs/bench")
+    """Where JSON and figures go."""
+
+    def __call__(self) -> int:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks; it looks when torch is imported
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        from polyhead.timing import measure as bench
+        from polyhead.timing.sides import Options
+
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(Options)}
+        try:
+            with _Bar(sys.stderr.isatty()) as tell:
+                result = bench.run(Options(**given), self.out, tell)
+        except bench.Red as red:
+            return say(str(red), 1)
+        show(result)
+        print(f"figures and JSON: {self.out}")
+        return 0
+
+
+class _Bar:
+    """A bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, enabled: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns: Any = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self.progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=not enabled)
+        self.task = self.progress.add_task("", total=None)
+
+    def __enter__(self) -> Any:
+        self.progress.start()
+        return self.tell
+
+    def tell(self, text: str, done: int, total: int) -> None:
+        self.progress.update(self.task, description=text, completed=done, total=total)
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+
+def show(result: dict[str, Any]) -> None:
+    """A table for each pass: a row per length and side."""
+    options, where, gpu = result["options"], result["environment"], result["matrix_tflops"] is not None
+    limits = "causal" if options["causal"] else "full"
+    limits += f", window {options['window']}" if options["window"] else ""
+    sizes = f"b {options['batch']}, h {options['heads']}, d {options['dim']}"
+    sizes += f", r {options['relations']}" if options["op"] == "relational" else ""
+    machine = where["device"] if gpu else f"{where['cpu']}, {options['threads']} thread(s), CPU time"
+    print(f"{options['op']}, {limits}, {sizes}, {options['dtype']}; {machine}, torch {where['torch']}")
+    for which in dict.fromkeys(row["pass"] for row in result["rows"]):
+        table(which, [_cells(row, gpu) for row in result["rows"] if row["pass"] == which])
+    print(f"ms: fastest of {options['repeats']}, and their median; × ref, × stock: times as fast as the reference, as")
+    print("stock attention; MiB: growth of peak memory; ref MiB / MiB: how often it fits into the reference's")
+    if gpu:
+        print(f"TFLOP/s: useful work; a large bfloat16 matrix product reaches {result['matrix_tflops']:.0f}")
+    for name, reason in result["left_out"].items():
+        print(f"left out: {name} {reason}")
+
+
+def _cells(row: dict[str, Any], gpu: bool) -> dict[str, Any]:
+    """Strings, empty where nothing was measured."""
+    done = "skipped" not in row
+    seconds, memory = row.get("seconds", {}), row.get("memory", 0)
+    over = {name: row.get(f"{name}_over") for name in ("reference", "stock")}
+    cells = {
+        "t": row["t"],
+        "": row["side"],
+        "ms": f"{seconds['min'] * 1e3:.2f}" if done else row["skipped"],
+        "median": f"{seconds['median'] * 1e3:.2f}" if done else "",
+        "× ref": f"{over['reference']['time']:.2f}" if over["reference"] else "",
+        "× stock": f"{over['stock']['time']:.2f}" if over["stock"] else "",
+        "MiB": f"{memory / 2**20:.1f}" if done else "",
+        "ref MiB / MiB": f"{over['reference']['memory']:.1f}" if over["reference"] else "",
+    }
+    return cells | ({"TFLOP/s": f"{row['tflops']:.1f}" if "tflops" in row else ""} if gpu else {})

@@ -1,0 +1,127 @@
+"""`polyhead demo`: a race on a relational game, then fuzzy logic at the paper's setting; one report on both."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyhead.cli.train import failed
+
+if TYPE_CHECKING:
+    from polyhead.config import Run
+
+START, SCORING = 6.0, 1.1
+"""Seconds until a worker trains; what scores take on top of the steps."""
+
+RACE = """\
+1 of 2, about {minutes}: is a shape between two of its kind?  Training shows pentominoes, the unseen shapes are
+hexominoes.  Softmax heads mix what they see.  Dual attention has heads that compare, too.  CoRelNet only compares."""
+FUZZY = """\
+2 of 2, about {minutes}: functions made of two terms, at the network and setting of the HYLA paper.  70 % of the
+combinations of known terms are held out.  Watch known and unseen combinations: do both go on rising?"""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Train dual attention, HYLA and softmax heads on two tasks, watch what they do with what is new, write the report.
+
+    It says beforehand how long it takes here.  Interrupted, the same command goes on where it stopped.
+
+    >>> polyhead demo
+    >>> polyhead demo --seed 1 --folder runs/second --workers 1
+    """
+
+    folder: Path = Path("runs/demo")
+    """Where the runs and report.html go."""
+    seed: int = 0
+    """Added to the seeds of the runs."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    deterministic: bool = False
+    """Deterministic algorithms only."""
+    workers: int | None = None
+    """Runs at a time (default: one per core)."""
+
+    def __call__(self) -> int:
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"demo: workers must be at least 1 but is {self.workers}")
+        from polyhead.pages import report
+        from polyhead.papers import demo
+        from polyhead.papers.recipes import reseeded
+        from polyhead.scale.sweep.board import Board
+        from polyhead.scale.sweep.jobs import sweep
+        from polyhead.train import Result
+
+        where: Any = {"device": self.device, "deterministic": self.deterministic}
+        parts = [[replace(reseeded(run, self.seed), **where) for run in made] for made in (demo.race(), demo.fuzzy())]
+        waits = [minutes(part, self.workers) for part in parts]
+        outcomes, folders = [], []
+        for part, words, unseen, wait in zip(parts, (RACE, FUZZY), UNSEEN, waits, strict=True):
+            print(f"\n{words.format(minutes=wait)}\n", file=sys.stderr, flush=True)
+            board = partial(Board, unseen=unseen, marks=marks(part[0], unseen))
+            outcomes += sweep(part, self.folder, workers=self.workers, screen=board)
+            folders.append([o.folder for o in outcomes if isinstance(o, Result) and o.name in {r.name for r in part}])
+        race, fuzzy = folders
+        if race and fuzzy:
+            path = report.write(fuzzy, self.folder / "report.html", title="polyhead demo", beside=race)
+            for name, done in (("between, accuracy", race), ("fuzzy logic, R²", fuzzy)):
+                _print(name, *report.results_table(done))
+            print(f"report: {path}")
+        return failed(outcomes)
+
+
+UNSEEN = ("novel_hexominoes", "compositional")
+"""The split of each part that shows something new."""
+
+FLOORS = ("recall", "gaussian_process", "mix", "known_pairs", "chance", "ceiling")
+"""Those that are marked while one waits."""
+
+
+def minutes(runs: "Sequence[Run]", workers: int | None) -> str:
+    """How long the runs take here, from steps of each model that are timed now."""
+    each = {str(run.model): step_seconds(run) for run in reversed(runs)}
+    free = [0.0] * max(1, workers or os.cpu_count() or 1)
+    for run in runs:
+        free[free.index(min(free))] += START + run.train.steps * each[str(run.model)] * SCORING
+    return f"{max(free) / 60:.0f} minutes" if max(free) >= 90 else f"{max(free):.0f} seconds"
+
+
+def step_seconds(run: "Run", steps: int = 4) -> float:
+    """Of a training step, the quickest of a few, on one thread as a worker has it."""
+    import torch
+
+    from polyhead.models.build import build
+    from polyhead.train.evaluation import answers
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    network = build(run.model)
+    optimiser, times = torch.optim.AdamW(network.parameters()), []
+    for step in range(steps):
+        began = time.perf_counter()
+        batch = run.task.batch("train", run.train.batch_size, seed=0, step=step)
+        run.task.loss(answers(network, run.task, batch), batch).backward()
+        optimiser.step()
+        times.append(time.perf_counter() - began)
+    torch.set_num_threads(threads)
+    return min(times)
+
+
+def marks(run: "Run", split: str) -> dict[str, float]:
+    """Floors and ceiling on the split, by name."""
+    from polyhead.pages.report.headline import floor_name
+
+    task: Any = run.task
+    found = task.floors(split)
+    return {floor_name(name): found[name].mean for name in FLOORS if name in found}
+
+
+def _print(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from polyhead.cli.text import table
+
+    print()
+    table(title, [dict(zip(head, row, strict=True)) for row in rows])

@@ -1,0 +1,35 @@
+"""`polyhead explore MODEL --text "..."`: the page on which one explores a text as a model reads it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Explore:
+    """Write one self-contained HTML page on a text: point at a token, see its latent code and which tokens it reads.
+
+    MODEL is a run folder of a language model, or a folder that holds a causal model of Hugging Face and its tokenizer.
+    The first 512 tokens of the text are shown.
+
+    >>> polyhead explore runs/language-hyla-0 --text "def add(a, b):"
+    >>> polyhead explore models/gpt2 --text "To be, or not to be" --out gpt2.html
+    """
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A run folder, or one of Hugging Face."""
+    text: str
+    """What it reads."""
+    out: Path = Path("explore.html")
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+
+    def __call__(self) -> int:
+        from polyhead.pages.explore import explore_folder
+        from polyhead.train.device import pick_device
+
+        device = pick_device(self.device)
+        print(f"explore: {explore_folder(self.model, self.text, self.out, device=device)}")
+        return 0

@@ -1,0 +1,122 @@
+"""`polyhead generate RUN`: what a language model writes, shown as it comes."""
+
+import itertools
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Let a trained language model go on with a text; what it writes appears as it comes, after the prompt.
+
+    An empty prompt begins a document.  Ctrl-C ends it.
+
+    >>> polyhead generate runs/language-hyla-1a2b3c4d5e6f --prompt "def main("
+    >>> polyhead generate runs/language-hyla-1a2b3c4d5e6f --prompt-file begun.py --samples 3 --temperature 0.5
+    """
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The run folder."""
+    prompt: str | None = None
+    """What it goes on with; - reads standard input."""
+    prompt_file: Path | None = None
+    """A file with the prompt, in place of --prompt."""
+    steps: int = 200
+    """Tokens at most."""
+    temperature: float = 0.8
+    """Below 1 the likely is likelier, 0 takes the likeliest token."""
+    top_k: int | None = None
+    """Draw from so many of the likeliest tokens only."""
+    top_p: float | None = None
+    """Draw from the fewest of the likeliest tokens that hold such a share."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; \\n and \\t are written so."""
+    samples: int = 1
+    """Texts, one after the other."""
+    seed: int = 0
+    """Of the draws."""
+    echo: bool = True
+    """Show the prompt, too."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+
+    def __call__(self) -> int:
+        import torch
+
+        from polyhead.models.generate.text import stream_text
+        from polyhead.tasks.text.tokens import codec_of
+        from polyhead.train import load_model, read_config
+        from polyhead.train.device import pick_device
+
+        if self.samples < 1:
+            raise ValueError(f"generate: samples must be at least 1 but is {self.samples}")
+        prompt, run = self._prompt(), read_config(self.run)
+        check_run(run)
+        codec = codec_of(run, self.run)
+        _, model = load_model(self.run, pick_device(self.device))
+        limits: dict[str, Any] = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        stops = [stop.replace("\\n", "\n").replace("\\t", "\t") for stop in self.stop]
+        generator = torch.Generator().manual_seed(self.seed)
+        pieces = stream_text(
+            *(model, codec, [prompt] * self.samples), steps=self.steps, stop=stops, generator=generator, **limits
+        )
+        try:
+            show(pieces, prompt if self.echo else "", self.samples)
+        except KeyboardInterrupt:
+            print()
+            return 130
+        return 0
+
+    def _prompt(self) -> str:
+        if (self.prompt is None) == (self.prompt_file is None):
+            came = "neither" if self.prompt is None else "both"
+            raise ValueError(f"generate: --prompt or --prompt-file must be given but {came} came")
+        if self.prompt not in (None, "-"):
+            return str(self.prompt)
+        where = "standard input" if self.prompt_file is None else str(self.prompt_file)
+        try:
+            read = sys.stdin.buffer.read() if self.prompt_file is None else self.prompt_file.read_bytes()
+            return read.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"generate: the prompt in {where} is no UTF-8 (byte {error.start})") from None
+        except OSError as error:
+            raise ValueError(f"generate: {where}: {error.strerror}") from None
+
+
+def check_run(run: Any) -> None:
+    """Raise a ValueError unless the run trains a decoder of text."""
+    if not hasattr(run.task, "codec"):
+        raise ValueError(f"generate: a run that trains on text was wanted but {run.name} learns {run.task.name}")
+    if not getattr(run.model, "causal", False):
+        raise ValueError(f"generate: a model that sees no later tokens was wanted but {run.name} has no causal=True")
+
+
+def show(pieces: Iterator[list[str | None]], prompt: str, samples: int) -> None:
+    """Print the text of each sample after `prompt`: of the first that has not ended as it comes, of others after it."""
+    waiting, now = [""] * samples, 0
+    end: list[str | None] = [None] * samples
+
+    def head() -> str:
+        return (f"--- sample {now + 1}\n" if samples > 1 else "") + prompt
+
+    _say(head())
+    for said in itertools.chain(pieces, [end]):
+        waiting = [text + (piece or "") for text, piece in zip(waiting, said, strict=True)]
+        _say(waiting[now])
+        while said[now] is None and now + 1 < samples:
+            now += 1
+            _say(f"\n{head()}{waiting[now]}")
+        waiting[now] = ""
+    _say("\n")
+
+
+def _say(text: str) -> None:
+    """Print at once; on a terminal without what would steer it."""
+    if sys.stdout.isatty():
+        text = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    print(text, end="", flush=True)

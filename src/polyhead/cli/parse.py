@@ -1,0 +1,35 @@
+"""Arguments into dataclasses, by tyro; its boxed errors become one line."""
+
+import contextlib
+import io
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import tyro
+
+from polyhead.cli.text import one_line
+
+Parsed = TypeVar("Parsed")
+
+
+def help_text(kind: Any) -> str:
+    """The docstring of a verb as help text: `>>>` lines are examples."""
+    lines = [line.strip() for line in kind.__doc__.strip().splitlines()]
+    text = [line for line in lines if not line.startswith(">>>")]
+    examples = ["  " + line.removeprefix(">>> ") for line in lines if line.startswith(">>>")]
+    return "\n".join([*text, "examples:", *examples])
+
+
+def parse(kind: Callable[..., Parsed], arguments: list[str], prog: str, text: str, default: Any = None) -> Parsed:
+    """`arguments` as a `kind`; --help prints and leaves.  ValueError: one line."""
+    options: dict[str, Any] = {"prog": prog, "description": text, "args": arguments}
+    options |= {"config": (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)}
+    options |= {} if default is None else {"default": default}
+    if {"-h", "--help"} & set(arguments):
+        return tyro.cli(kind, **options)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(kind, **options)
+    except SystemExit:
+        raise ValueError(one_line(said.getvalue(), prog, arguments)) from None

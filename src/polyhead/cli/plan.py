@@ -1,0 +1,144 @@
+"""`polyhead plan RECIPE`: the verb, its tables and its JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from polyhead.cli.text import table
+from polyhead.cli.train import configured, first_word
+
+if TYPE_CHECKING:
+    from polyhead.config import Run
+    from polyhead.scale.plan.estimate import Plan as Found
+
+
+class Plan:
+    """What a recipe needs on devices that are not here: memory of each, time of a step, days, the largest batch.
+
+    RECIPE and its fields are as for train.  --devices N and --card NAME (h100, h200, a100, a100-40, l4, rtx4090, or
+    this: the GPU or processor here, on which one step is measured) say where, --parallel data or sharded how.
+    --hours H also says how far it gets in so long; --share S is the share of the peak that kernels reach, --link GB
+    what a device sends in a second, where they are known; --json prints all there is.  Of a recipe of several runs
+    each is planned, and the dearest is shown.
+
+    >>> polyhead plan lm-hyla --devices 64 --card h100 --train.batch-size 512
+    >>> polyhead plan fuzzy-hyla
+    >>> polyhead plan mine.yaml --devices 8 --card a100 --parallel sharded --hours 24 --json
+    """
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.arguments = arguments
+
+    def __call__(self) -> int:
+        recipe, rest = first_word("plan", self.arguments)
+        runs, asked = configured("plan", recipe, [rest], kind=_planning())
+        if asked.hours is not None and not asked.hours > 0:
+            raise ValueError(f"plan: hours must be above 0 but is {asked.hours}")
+        return answer(runs, asked)
+
+
+def answer(runs: Sequence["Run"], asked: Any) -> int:
+    """Plan the runs as they are asked for, and print what was found; the exit code."""
+    from polyhead.scale.plan.estimate import plan
+
+    given: Any = {"devices": asked.devices, "card": asked.card, "share": asked.share}
+    given["link"] = None if asked.link is None else asked.link * 1e9
+    groups = alike(runs)
+    alone = len(groups) == 1
+    plans = [plan(group[0], search=alone, **given) for group in groups]
+    dearest = max(range(len(plans)), key=lambda i: plans[i].hours)
+    chosen = plans[0] if alone else plan(groups[dearest][0], **given)
+    if asked.json:
+        found = [{**one.to_dict(), "runs": len(group)} for one, group in zip(plans, groups, strict=True)]
+        print(json.dumps(chosen.to_dict() if len(runs) == 1 else {"dearest": chosen.to_dict(), "plans": found}))
+        return 0
+    if len(runs) > 1:
+        several(plans, groups)
+    show(chosen, asked.hours)
+    return 0
+
+
+def _planning() -> Any:
+    """The options of `plan`: the fields of a Run, and these.  Made on use, as a Run takes torch to import."""
+    from polyhead.config import Run
+
+    @dataclass(frozen=True)
+    class Planning:
+        run: Annotated[Run, tyro.conf.arg(name="")]
+        devices: Annotated[int, tyro.conf.arg(help="how many")] = 1
+        card: Annotated[str, tyro.conf.arg(help="h100, h200, a100, a100-40, l4, rtx4090 or this")] = "this"
+        hours: Annotated[float | None, tyro.conf.arg(help="also say how far the run gets in so long")] = None
+        share: Annotated[float | None, tyro.conf.arg(help="of the peak that kernels reach, where it is known")] = None
+        link: Annotated[float | None, tyro.conf.arg(help="GB a second that one device sends")] = None
+        json: Annotated[bool, tyro.conf.arg(help="print everything as JSON")] = False
+
+    return Planning
+
+
+def alike(runs: Sequence["Run"]) -> list[list["Run"]]:
+    """Runs that cost the same together: those that differ in seed, name and rates only."""
+    from polyhead.config import Decay, digest
+
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        same: Any = {"lr": 0.0, "weight_decay": 0.0, "decay": Decay(), "warmup": 0, "final": 0.0, "betas": (0.0, 0.0)}
+        groups.setdefault(digest(replace(run, seed=0, train=replace(run.train, **same))), []).append(run)
+    return list(groups.values())
+
+
+def several(plans: Sequence["Found"], groups: Sequence[Sequence["Run"]]) -> None:
+    """A row for each kind of run, and what all take."""
+    rows = [
+        {
+            "first of": one.name,
+            "runs": len(group),
+            "GB": f"{one.memory['total'] / 1e9:.3g}",
+            "fits": "yes" if one.fits else "no",
+            "ms a step": f"{one.seconds['step'] * 1e3:.3g}",
+            "time of each": duration(one.hours),
+        }
+        for one, group in zip(plans, groups, strict=True)
+    ]
+    table("Kinds of runs", rows)
+    total = sum(one.hours * len(group) for one, group in zip(plans, groups, strict=True))
+    print(f"all {sum(map(len, groups))} runs, one after the other: {duration(total)}; the dearest:\n")
+
+
+def show(found: "Found", hours: float | None = None) -> None:
+    """The tables of one run, the verdict, what is assumed."""
+    where = f"{found.devices} x {found.card}" + (f", {found.parallel}" if found.devices > 1 else "")
+    pieces = f" x {found.accumulate} pieces" if found.accumulate > 1 else ""
+    size = (
+        f"{found.parameters:,} parameters, {found.devices} x {found.sequences}{pieces} = {found.batch_size} sequences"
+    )
+    print(f"{found.name} on {where}: {size}")
+    table("Memory of a device", [{"": name, "GB": _gb(size)} for name, size in found.memory.items()])
+    seconds = found.seconds if found.devices > 1 else {k: v for k, v in found.seconds.items() if k[:2] != "ex"}
+    table("Time of a step", [{"": name, "ms": f"{value * 1e3:,.3g}"} for name, value in seconds.items()])
+    print(f"verdict: {found.verdict}")
+    rate = f"{found.sequences_per_second:,.0f} sequences, {found.tokens_per_second:,.0f} tokens a second"
+    print(f"speed: {rate}; {found.share_of_peak:.1%} of the peak")
+    print(f"time: {duration(found.hours)} for {found.steps:,} steps and their evaluations")
+    if hours is not None:
+        steps = min(found.steps, int(found.steps * hours / found.hours))
+        print(f"in {duration(hours)}: {steps:,} of {found.steps:,} steps")
+    print("assumed:")
+    for name, value in found.assumptions:
+        print(f"  {name}: {value}")
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:,.4f}"
+
+
+def duration(hours: float) -> str:
+    """
+    >>> duration(0.2), duration(5.25), duration(80.0)
+    ('12.0 minutes', '5.2 hours', '3.3 days')
+    """
+    if hours < 1:
+        return f"{hours * 60:.1f} minutes"
+    return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"

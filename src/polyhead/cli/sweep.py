@@ -1,0 +1,173 @@
+"""The verb sweep: many runs side by side, here or on a cluster."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from polyhead.cli.train import FILES, configured, failed, first_word, option, training
+
+if TYPE_CHECKING:
+    from polyhead.config import Run
+    from polyhead.train import Failure, Result
+
+
+class Sweep:
+    """Train many runs side by side and show what is done, running, failed and waiting; on a cluster, too.
+
+    RECIPE is as for train, or a grid file: {recipe: NAME, parameters: {FIELD: {values: [...]}}}.  A field with several
+    values, separated by commas, is a grid.  Interrupted, the same command goes on; a run's result is written once, and
+    several machines that see the folder share the work.  A worker that dies is started again.
+    Runs lie in --folder (default: runs, or runs/reproduce/SCALE for a figure); --scale is a figure's;
+    --status only shows the table; --population trains runs of one architecture at once in one process.
+
+    >>> polyhead sweep fuzzy-hyla --seed 0,1,2 --train.lr 1e-3,3e-3 --workers 2
+    >>> polyhead sweep table-a1 --scale small --status
+    >>> polyhead sweep grid.yaml --folder runs/grid --ray 10.0.0.1:6379 --gpus 0.5
+    >>> polyhead sweep grid.yaml --folder runs/grid --slurm --partition gpu --gpus 1 --minutes 240 --workers 8
+    """
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.arguments = arguments
+
+    def __call__(self) -> int:
+        recipe, rest = first_word("sweep", self.arguments)
+        rest, status = _flag(rest, "--status")
+        rest, population = _flag(rest, "--population")
+        rest, scale = option("sweep", rest, "--scale")
+        if recipe.endswith(FILES):
+            recipe, given = grid_file(recipe)
+            rest = [*given, *rest]
+        runs, options = configured("sweep", recipe, grid(rest), scale, _options())
+        folder = runs[0].folder or _folder(recipe, scale)
+        code = 0
+        if not status:
+            code = failed(side_by_side(runs, folder, options, population))
+        from polyhead.cli.text import table
+        from polyhead.scale.sweep.status import status as states
+
+        table(f"Runs in {folder}", states(runs, folder))
+        return code
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where the runs of a sweep are trained, if not here, and what each of them gets there."""
+
+    ray: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
+    """Train on a Ray cluster: HOST:PORT, auto (the one this machine is in) or local (started here)."""
+    slurm: bool = False
+    """Train as jobs of Slurm, in one array."""
+    cpus: int | None = None
+    """Of a cluster: cores of a run (default: 1)."""
+    gpus: float | None = None
+    """Of a cluster: GPUs of a run (default: 0); for --ray also a part of one."""
+    memory: float | None = None
+    """Of a cluster: GiB of a run (default: the cluster's)."""
+    partition: str | None = None
+    """Of Slurm (default: its own)."""
+    account: str | None = None
+    """Of Slurm (default: its own)."""
+    minutes: int | None = None
+    """Of Slurm: of one job; a run that takes longer goes on in another (default: 60)."""
+
+    def engine(self) -> Any:
+        """What starts the workers there; None for this machine.  Raises ValueError."""
+        if self.ray is not None and self.slurm:
+            raise ValueError("polyhead sweep: --ray and --slurm are two places but a sweep has one")
+        slurm, shared = self._given("partition", "account", "minutes"), self._given("cpus", "gpus", "memory")
+        if not self.slurm and slurm:
+            raise ValueError(f"polyhead sweep: --{next(iter(slurm))} is for --slurm")
+        if self.ray is None and not self.slurm:
+            if shared:
+                raise ValueError(f"polyhead sweep: --{next(iter(shared))} is for --ray and --slurm")
+            return None
+        from polyhead.scale.sweep.engines.engine import Resources
+        from polyhead.scale.sweep.engines.ray import Ray
+        from polyhead.scale.sweep.engines.slurm import Slurm
+
+        resources = Resources(**shared)
+        return Slurm(resources, **slurm) if self.ray is None else Ray(self.ray, resources)
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+def _options() -> Any:
+    """The options of `train`, and these."""
+    base: Any = training()
+
+    @dataclass(frozen=True)
+    class Options(base):
+        retries: Annotated[int, tyro.conf.arg(help="how often a worker that dies is started again")] = 2
+        cluster: Annotated[Cluster, tyro.conf.arg(name="")] = Cluster()
+
+    return Options
+
+
+def side_by_side(runs: Sequence["Run"], folder: str, options: Any, population: bool) -> "Sequence[Result | Failure]":
+    """Train in worker processes, here or on a cluster, or all of one architecture at once."""
+    engine = options.cluster.engine()
+    if population:
+        from polyhead.scale.population import training as together
+
+        if engine is not None:
+            place = "--ray" if options.cluster.ray else "--slurm"
+            raise ValueError(f"polyhead sweep: --population trains in one process, so {place} has nothing to do")
+        return together.train(runs, folder, again=options.again)
+    from polyhead.scale.sweep.jobs import sweep
+
+    asked: Any = {"workers": options.workers, "again": options.again, "retries": options.retries}
+    return sweep(runs, folder, engine=engine, **asked)
+
+
+def _flag(arguments: list[str], name: str) -> tuple[list[str], bool]:
+    return [word for word in arguments if word != name], name in arguments
+
+
+def grid(arguments: list[str]) -> list[list[str]]:
+    """All combinations of arguments whose values are separated by commas.
+
+    >>> grid(["--seed", "0,1", "--train.lr=1e-3,3e-3", "--again"])[1]
+    ['--seed', '0', '--train.lr=3e-3', '--again']
+    """
+    choices = []
+    for word in arguments:
+        name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        choices.append([f"{name}{equals}{one}" for one in value.split(",")] if value else [word])
+    return [list(words) for words in itertools.product(*choices)]
+
+
+def grid_file(path: str) -> tuple[str, list[str]]:
+    """The recipe of a grid file and its parameters as arguments; any other file is a configuration of its own.
+
+    The parameters have the shape of a W&B grid: {train.lr: {values: [1e-3, 3e-3]}, seed: {value: 0}}.
+    """
+    from polyhead.config import serial
+
+    found = serial.read(path)
+    if not isinstance(found, dict) or "parameters" not in found:
+        return path, []
+    recipe, parameters = found.get("recipe"), found["parameters"]
+    if not isinstance(recipe, str):
+        raise ValueError(f"{path}: a grid needs `recipe`, the name of a recipe or a file, but it is {recipe!r}")
+    if not isinstance(parameters, dict) or found.get("method", "grid") != "grid":
+        raise ValueError(f"{path}: a grid is `method: grid` and a mapping `parameters`")
+    words: list[str] = []
+    for name, entry in parameters.items():
+        values = (
+            entry.get("values", [entry["value"]] if "value" in entry else None) if isinstance(entry, dict) else None
+        )
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"{path}: {name} must be {{values: [...]}} or {{value: ...}} but is {entry!r}")
+        words += [f"--{name}", ",".join(str(value) for value in values)]
+    return recipe, words
+
+
+def _folder(recipe: str, scale: str | None) -> str:
+    """Where runs lie unless they say it themselves; those of a figure with what `polyhead reproduce` trains."""
+    from polyhead.papers.recipes import STUDIES, default_scale
+
+    return f"runs/reproduce/{scale or default_scale(recipe)}" if recipe in STUDIES else "runs"

@@ -1,0 +1,242 @@
+"""What the command line says: tables, and errors in one line."""
+
+import dataclasses
+import inspect
+import itertools
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyhead.config import Run
+
+WIDTH = 120  # where the output is not a terminal
+FIGURES = """\
+polyhead reproduce NAME trains and draws a figure; polyhead train NAME --help says how its runs are made.
+small, short, paper: runs at that --scale; core minutes: of all small runs, measured, and of short ones, by steps, in
+brackets; figures that have short take it by default, tables small; GPU minutes a run: what the paper states (in all: 24
+GPU hours for fuzzy logic, 10 GPU days for SRAVEN)."""
+RECIPES = """\
+polyhead train NAME trains one, --help after the name tells more; polyhead list figures has the costs of figures."""
+LETTERS = """\
+m: model width {dim}; h: heads {heads}; d, e: widths of queries and values {each}; s: keys a token looks at {length}
+(a causal one sees half of them on average); r: relations {heads}, of width p = {each}."""
+Row = Mapping[str, Any]
+
+
+WORDS = {"INT": "an integer", "FLOAT": "a number", "{None}": "None"}
+"""What the command-line library calls kinds of values, in words."""
+
+
+def one_line(box: str, prog: str, arguments: Sequence[str] = ()) -> str:
+    """What a box of the command-line library says of these arguments, in one line."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    lines = [line.strip("│| ") for line in plain.splitlines() if "──" not in line and "---" not in line]  # no rules
+    text = " ".join(" ".join(lines).split())
+    help_ = f"see {prog} --help"
+    if found := re.search(r"Unrecognized options: ([^\s,]+)", text):
+        if flag := _flag_before(found[1], arguments):
+            return f"{prog}: {flag} takes no value but {found[1]!r} came: give {flag} or {_opposite(flag)} alone"
+        what = "option" if found[1].startswith("-") else "argument"
+        near = re.search(r"Perhaps you meant: (--[\w.-]+)", text)
+        return f"{prog}: unknown {what} {found[1]}" + (f"; did you mean {near[1]}?" if near else f"; {help_}")
+    if found := re.search(r"Missing value for argument '([^']+)'. Expected (\S+)", text):
+        return f"{prog}: {found[1]} needs {'a value' if found[2] == '1' else f'{found[2]} values'}"
+    if found := re.search(r"invalid choice '(.*?)' for argument '([^']+)'. Expected one of \(([^)]*)\)", text):
+        wanted = _choice(re.findall(r"'([^']*)'", found[3]))
+        return f"{prog}: {found[2]} must be {wanted} but is {found[1]!r}"
+    if found := re.search(r"Missing from [^:]+: (\S+)", text):
+        return f"{prog}: {found[1]} is missing; {help_}"
+    if found := re.search(r"Error parsing (\S+): (.*?) (?:Argument helptext: \S+ (\S+)|For full helptext)", text):
+        if found[3] is None:
+            return found[2]
+        came = re.findall(r"'([^']*)'", found[2].partition("Got errors")[0])
+        wanted = _choice([WORDS.get(kind, kind) for kind in found[3].split("|")])
+        return f"{prog}: {found[1]} must be {wanted} but is {came[-1] if came else 'not'!r}"
+    return f"{prog}: {text.partition(' For full helptext')[0]}"
+
+
+def _choice(names: Sequence[str]) -> str:
+    """ "True or False or None": always in one order, None last."""
+    return " or ".join(sorted(names, key=lambda name: (name == "None", name == "False", name)))
+
+
+def _flag_before(word: str, arguments: Sequence[str]) -> str | None:
+    """The option that stands before a word that belongs to none."""
+    before = [one for one, other in itertools.pairwise(arguments) if other == word]
+    return before[0] if before and before[0].startswith("--") and not word.startswith("-") else None
+
+
+def _opposite(flag: str) -> str:
+    """
+    >>> _opposite("--model.causal"), _opposite("--no-compile")
+    ('--model.no-causal', '--compile')
+    """
+    path, dot, name = flag.removeprefix("--").rpartition(".")
+    return f"--{path}{dot}{name.removeprefix('no-') if name.startswith('no-') else f'no-{name}'}"
+
+
+def say(text: str, code: int) -> int:
+    """One line on standard error; the exit code."""
+    line = " ".join(text.split())
+    print(line if line.startswith("polyhead") else f"polyhead: {line}", file=sys.stderr)
+    return code
+
+
+def table(title: str, rows: Sequence[Row]) -> None:
+    """Print `rows`, whose keys are the columns."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(
+        title=title, title_justify="left", show_lines=any("\n" in str(v) for row in rows for v in row.values())
+    )
+    for name in rows[0] if rows else ():
+        numbers = all(isinstance(row[name], (int, float)) for row in rows)
+        shown.add_column(str(name), justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*(_cell(value) for value in row.values()))
+    Console(width=None if sys.stdout.isatty() else WIDTH, markup=False, highlight=False).print(shown)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def scores(run: "Run", found: Mapping[str, Mapping[str, Row]], *, floors: bool = True, seed: int = 0) -> None:
+    """Print the metric of the task by run and split, over the floors and the ceiling that the task offers."""
+    metric = run.task.metric
+    splits = list(dict.fromkeys(split for by_split in found.values() for split in by_split))
+    rows = [{"": name, **{s: _score(by_split.get(s), metric) for s in splits}} for name, by_split in found.items()]
+    if floors and (offered := getattr(run.task, "floors", None)):
+        tables = {split: offered(split, seed=seed) for split in splits}
+        for name in next(iter(tables.values()), {}):
+            cells = {s: _measured(tables[s][name]) for s in splits}
+            rows.append({"": name.replace("_", " "), **cells})
+    low = "; lower is better" if run.task.better == "lower" else ""
+    table(f"{metric} (mean ± standard error over {run.task.items}{low}) on {run.task.name}", rows)
+
+
+def _measured(score: Any) -> str:
+    """A floor or the ceiling; without an error where it is known exactly."""
+    return f"{score.mean:.3f} ± {score.standard_error:.3f}" if score.count else f"{score.mean:.3f}"
+
+
+def _score(row: Row | None, metric: str) -> str:
+    return "" if row is None else f"{row[metric]:.3f} ± {row[f'{metric}_se']:.3f}"
+
+
+def recipes() -> list[Row]:
+    """Those that stand for themselves; `families` has the others."""
+    from polyhead.papers.recipes import RECIPES, STUDIES
+
+    rows: list[Row] = []
+    for name, function in RECIPES.items():
+        if name not in STUDIES:
+            made = function()
+            runs = made if isinstance(made, tuple) else (made,)
+            what = (inspect.getdoc(function) or "").splitlines()[0]
+            row = {"recipe": name, "runs": len(runs), "steps": runs[0].train.steps, "core minutes": _minutes(name)}
+            rows.append({**row, "what": what})
+    return rows
+
+
+def families() -> list[Row]:
+    """The recipes of figures, a line for each paper or kind."""
+    from polyhead.papers.recipes import FAMILIES
+
+    return [
+        {"figures of": family, "recipes": len(names), "names": ", ".join(names)} for family, names in FAMILIES.items()
+    ]
+
+
+def figures() -> list[Row]:
+    from polyhead.papers.recipes import SHORT, STUDIES, paper_cost
+    from polyhead.papers.reproduce import FIGURES
+
+    rows: list[Row] = []
+    for name, figure in FIGURES.items():
+        row = {"figure": name, "what": figure.title, "small": 0, "core minutes": ""}
+        row |= {"short": "", "paper": 0}
+        if name in STUDIES:
+            row |= {scale: len(STUDIES[name](scale)) for scale in ("small", "paper")}
+            row |= {"core minutes": _minutes(name)}
+        if name in SHORT:
+            row |= {"short": f"{len(STUDIES[name]('short'))} ({_estimate(name)})"}
+        rows.append({**row, "GPU minutes a run": paper_cost(name) if name in STUDIES else ""})
+    return rows
+
+
+def _minutes(name: str) -> str:
+    """What all runs of a recipe took."""
+    from polyhead.papers.recipes import MINUTES
+
+    return f"{MINUTES[name]:.3g}" if name in MINUTES else _estimate(name)
+
+
+def _estimate(name: str) -> str:
+    """What the runs at the scale `short` take, by their steps."""
+    from polyhead.papers.recipes import short_minutes
+
+    minutes = short_minutes(name)
+    return "not measured" if minutes is None else f"{minutes:.3g}"
+
+
+def tasks() -> list[Row]:
+    from polyhead.tasks import KINDS
+
+    rows: list[Row] = []
+    for kind in KINDS:
+        task: Any = kind()
+        what = (inspect.getdoc(kind) or "").splitlines()[0]
+        row = {"task": kind.__name__, "what": what, "splits": ", ".join(task.splits), "metric": kind.metric}
+        fields = ", ".join(f"{f.name}={getattr(task, f.name)!r}" for f in dataclasses.fields(kind))
+        rows.append({**row, "fields": fields})
+    return rows
+
+
+def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[Row], str]:
+    """Equations, parameters and work, and what the letters mean.
+
+    The figures are those of a layer of `heads` heads of one kind, widths and relations as they come by default, for a
+    sequence of `length` tokens.
+    """
+    from polyhead.spec import MECHANISMS, SYMBOLS, amount
+
+    for name, value in (("dim", dim), ("heads", heads), ("length", length)):
+        if value < 1:
+            raise ValueError(f"polyhead list: --{name} must be at least 1 but is {value}")
+    if dim % heads:
+        raise ValueError(f"polyhead list: --heads must divide --dim {dim} but is {heads}")
+    sizes = {"m": dim, "h": heads, "s": length, "r": heads}
+    sizes |= dict.fromkeys("dep", dim // heads)
+
+    def cell(formula: str, symbols: str, how_often: str) -> str:
+        value = amount(formula, sizes)
+        lines = [formula, f"= {value:,}; {heads} heads: {heads * value:,}"]
+        if symbols:
+            lines.append(f"symbols, {how_often}:\n{symbols} = {amount(symbols, sizes):,}")
+        return "\n".join(lines)
+
+    rows: list[Row] = []
+    for m in MECHANISMS:
+        own = [f"{name}: {axes}" for name, axes in m.parameters.items()]
+        text = "\n".join([m.equation, f"{m.summary} ({m.source})", *own])
+        size, work = (SYMBOLS[name] if m.reads_symbols else "" for name in ("size", "work"))
+        row = {
+            "mechanism": m.config,
+            "equation": text,
+            "parameters per head": cell(m.size, size, "once for all layers"),
+        }
+        rows.append({**row, "multiply-adds per head and token": cell(m.work, work, "every layer")})
+    return rows, LETTERS.format(dim=dim, heads=heads, length=length, each=dim // heads)
+
+
+def impls() -> list[Row]:
+    from polyhead.ops.dispatch import BACKENDS
+    from polyhead.ops.native import library as tiles_native
+
+    told = "impls, in the order auto asks them"
+    state = {op: tiles_native.status(op) if "native" in names else "" for op, names in BACKENDS.items()}
+    return [{"op": op, told: ", ".join(names), "native": state[op]} for op, names in BACKENDS.items()]

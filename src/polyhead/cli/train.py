@@ -1,0 +1,185 @@
+"""The verb train, and what all verbs that take a recipe and the fields of its runs share."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from polyhead.cli.parse import help_text, parse
+from polyhead.cli.text import say
+from polyhead.spec.shapes import one_of
+from polyhead.train.stop import leaving
+
+if TYPE_CHECKING:
+    from polyhead.config import Run
+    from polyhead.train import Failure, Result
+
+FILES = (".json", ".yaml", ".yml")
+
+
+class Train:
+    """Train a recipe, or a configuration file, with fields changed.  A recipe of several runs trains all of them.
+
+    RECIPE is a name from `polyhead list recipes` or the path of a .json or .yaml file.  Its fields are listed by
+    `polyhead train RECIPE --help`.  --scale is a figure's, or that of fuzzy-softmax, -linear and -hyla: short or paper.
+
+    >>> polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3
+    >>> polyhead train fuzzy-softmax --model.dim 64 --model.heads.0.heads 4 --device cpu --deterministic
+    >>> polyhead train mine.yaml --folder runs/mine
+    >>> polyhead train lm-softmax --devices 8 --parallel sharded
+    """
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.arguments = arguments
+
+    def __call__(self) -> int:
+        recipe, rest = first_word("train", self.arguments)
+        rest, scale = option("train", rest, "--scale")
+        runs, options = configured("train", recipe, [rest], scale)
+        return train(runs, again=options.again, workers=options.workers, devices=options.devices)
+
+
+def first_word(verb: str, arguments: list[str]) -> tuple[str, list[str]]:
+    """The recipe, and the rest."""
+    recipe = arguments[0]
+    if recipe.startswith("-"):
+        raise ValueError(f"polyhead {verb}: RECIPE comes first but {recipe} came; see polyhead {verb} --help")
+    return recipe, arguments[1:]
+
+
+def option(verb: str, arguments: list[str], name: str) -> tuple[list[str], str | None]:
+    """The other arguments, and what option `name` was given."""
+    words = [word for given in arguments for word in (given.split("=", 1) if given.startswith(f"{name}=") else [given])]
+    if name not in words:
+        return arguments, None
+    place = words.index(name)
+    if place + 1 == len(words):
+        raise ValueError(f"polyhead {verb}: {name} needs a value")
+    return words[:place] + words[place + 2 :], words[place + 1]
+
+
+def configured(
+    verb: str, recipe: str, combinations: list[list[str]], scale: str | None = None, kind: Any = None
+) -> tuple[list["Run"], Any]:
+    """The runs of a recipe with each of the `combinations` of fields, and the options beside them, those of `kind`."""
+    with leaving():
+        from polyhead.papers.recipes import reseeded
+
+        defaults, text = _resolve(verb, recipe, scale)
+    kind = training() if kind is None else kind
+    runs: list[Run] = []
+    options = kind(defaults[0])
+    for words in combinations:
+        if not words:
+            runs += defaults
+            continue
+        asked = [parse(kind, words, f"polyhead {verb} {recipe}", text, kind(run)) for run in defaults]
+        mine = [_fitted(one.run, default) for one, default in zip(asked, defaults, strict=True)]
+        if len({default.seed for default in defaults}) > 1 and any(
+            run.seed != default.seed for run, default in zip(mine, defaults, strict=True)
+        ):  # one seed for all of them would train the same run twice
+            mine = [reseeded(replace(run, seed=base.seed), run.seed) for run, base in zip(mine, defaults, strict=True)]
+        runs, options = runs + mine, asked[0]
+    if verb == "sweep" and options.devices != 1:
+        raise ValueError(f"polyhead {verb}: --devices is for one run: polyhead train")
+    return runs, options
+
+
+def training() -> Any:
+    """The options of `train`: the fields of a Run, and these.  Made on use, as a Run takes torch to import."""
+    from polyhead.config import Run
+
+    @dataclass(frozen=True)
+    class Training:
+        run: Annotated[Run, tyro.conf.arg(name="")]
+        again: Annotated[bool, tyro.conf.arg(help="forget what the run folder holds and start over")] = False
+        workers: Annotated[int | None, tyro.conf.arg(help="runs at a time (default: one per core)")] = None
+        devices: Annotated[int, tyro.conf.arg(help="processes that train one run together, each on its device")] = 1
+
+    return Training
+
+
+def _resolve(verb: str, recipe: str, scale: str | None) -> tuple[list["Run"], str]:
+    """The runs of a recipe or a file, and the help text."""
+    from polyhead.papers.recipes import RECIPES, SINGLE, STUDIES, default_scale
+    from polyhead.train import read_config
+
+    if scale is not None and recipe not in STUDIES | SINGLE:
+        raise ValueError(
+            f"polyhead {verb}: --scale is for the recipes of figures and {', '.join(SINGLE)}, not for {recipe}"
+        )
+    if recipe.endswith(FILES):
+        return [read_config(recipe)], f"Train the run in {recipe}."
+    name = one_of(f"polyhead {verb}", "recipe", recipe, RECIPES)
+    if scale is None and name in STUDIES:
+        scale = default_scale(name)
+    runs = RECIPES[name]() if scale is None else RECIPES[name](scale)
+    return list(runs) if isinstance(runs, tuple) else [runs], RECIPES[name].__doc__ or ""
+
+
+def _fitted(run: "Run", default: "Run") -> "Run":
+    """A changed task changes what the model takes and gives, unless the recipe or the user chose that themselves."""
+    from polyhead.config import AbstractorConfig, TransformerConfig
+
+    model: Any = run.model
+    before: Any = default.model
+    if (before.inputs, before.outputs) == default.task.ends and (model.inputs, model.outputs) == default.task.ends:
+        model = replace(model, inputs=run.task.ends[0], outputs=run.task.ends[1])
+    if isinstance(model, TransformerConfig) and isinstance(before, TransformerConfig):
+        if before.max_length == default.task.length and model.max_length == before.max_length:
+            model = replace(model, max_length=run.task.length)
+        if run.task.source is not None and isinstance(before.encoder, TransformerConfig | AbstractorConfig):
+            model = replace(model, encoder=_fitted_encoder(model.encoder, before.encoder, run.task, default.task))
+    return replace(run, model=model)
+
+
+def _fitted_encoder(model: Any, before: Any, task: Any, default: Any) -> Any:
+    """The same of an encoder, which reads the task's source."""
+    if before.inputs == default.source == model.inputs:
+        model = replace(model, inputs=task.source)
+    if before.max_length == default.source_length == model.max_length:
+        model = replace(model, max_length=task.source_length)
+    return model
+
+
+def train(
+    runs: Sequence["Run"], *, resume: bool = False, again: bool = False, workers: int | None = None, devices: int = 1
+) -> int:
+    """Train one run here, on several devices if asked to, or several side by side, print the scores; the exit code."""
+    from polyhead.cli.text import scores
+    from polyhead.scale.sweep.jobs import sweep
+    from polyhead.train import Result, run
+
+    if len(runs) > 1 and devices != 1:
+        raise ValueError(f"polyhead train: --devices is for one run but there are {len(runs)}")
+    outcomes: Sequence[Result | Failure]
+    if devices != 1:
+        from polyhead.train import launch
+
+        outcomes = [launch.train(runs[0], devices, resume=resume, again=again)]
+    elif len(runs) > 1:
+        outcomes = sweep(runs, runs[0].folder or "runs", workers=workers, again=again)
+    else:
+        outcomes = [run(runs[0], resume=resume, again=again)]
+    if done := [outcome for outcome in outcomes if isinstance(outcome, Result)]:
+        scores(runs[0], {result.name: result.scores for result in done}, floors=False)
+    for result in done:
+        size = f"{result.parameters} parameters"
+        print(f"{result.name}: {result.steps} steps, {result.seconds:.0f} s, {size}, {result.folder}")
+    return failed(outcomes)
+
+
+def failed(outcomes: Iterable["Result | Failure"]) -> int:
+    """Say what failed; the exit code."""
+    from polyhead.train import Failure
+
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    for failure in failures:
+        say(f"{failure.name} failed: {failure.error} (log in {failure.folder})", 1)
+    return 1 if failures else 0
+
+
+def usage(verb: str, kind: Any) -> str:
+    """The help of a verb without a recipe."""
+    return f"usage: polyhead {verb} RECIPE [--field value ...]\n\n{help_text(kind)}"

@@ -1,0 +1,150 @@
+"""The verb that searches: tune."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from polyhead.cli.text import say, table
+from polyhead.cli.train import configured, first_word
+
+if TYPE_CHECKING:
+    from polyhead.config import Run
+    from polyhead.scale.tune.search import Outcome
+
+
+class Tune:
+    """Search for the fields of a recipe that score best, beyond a grid: Optuna proposes, workers train.
+
+    A field is given a range, LOW:HIGH or LOW:HIGH:log, or a list of values, A,B,C; any other stays as it is given.
+    The score is the headline metric on split validation if train.evaluate has it, else on its first.  Trials are
+    ordinary runs in --folder (default: runs/tune/NAME), which also holds the study.  Interrupted, the same command goes
+    on, also on another machine; a larger --trials adds some.  --sampler: tpe or random.  --prune gives up early what is
+    worse than the median (--prune hyperband: by hyperband).  --status only shows the trials.
+
+    >>> polyhead tune fuzzy-hyla --train.lr 1e-4:1e-2:log --train.weight_decay 0:0.3 --trials 40 --workers 2
+    >>> polyhead tune fuzzy-hyla --train.lr 1e-4:1e-2:log --model.dim 32,64,128 --train.steps 500 --prune
+    """
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.arguments = arguments
+
+    def __call__(self) -> int:
+        recipe, rest = first_word("tune", self.arguments)
+        kind = _tuning()
+        helped = bool({"-h", "--help"} & set(rest))
+        space, fixed = ({}, rest) if helped else split(_one("tune", recipe, [], kind)[0], _plain_prune(rest))
+        run, options = _one("tune", recipe, fixed, kind)
+        return answer(run, space, options, ["polyhead", "train", recipe, *_of_the_run(fixed)])
+
+
+def answer(run: "Run", space: dict[str, str], options: Any, train: Sequence[str]) -> int:
+    """Search, or only look, and show what there is; the exit code."""
+    from polyhead.scale.tune import search as tune
+
+    folder = run.folder or f"runs/tune/{run.name}"
+    if options.status:
+        show(tune.status(folder))
+        return 0
+    given: dict[str, Any] = {name: getattr(options, name) for name in OPTIONS if name != "status"}
+    outcome = tune.tune(run, space, folder=folder, **given)
+    show(outcome, train)
+    return 0 if outcome.best is not None else say("no trial has a score", 1)
+
+
+OPTIONS = ("trials", "workers", "sampler", "prune", "status")
+
+
+def _tuning() -> Any:
+    """The options of `tune`: the fields of a Run, and these.  Made on use, as a Run takes torch to import."""
+    from polyhead.config import Run
+
+    @dataclass(frozen=True)
+    class Tuning:
+        run: Annotated[Run, tyro.conf.arg(name="")]
+        trials: Annotated[int, tyro.conf.arg(help="in all, those of earlier calls included")] = 20
+        workers: Annotated[int, tyro.conf.arg(help="trials at a time")] = 1
+        sampler: Annotated[str, tyro.conf.arg(help="tpe or random")] = "tpe"
+        prune: Annotated[str | None, tyro.conf.arg(help="median or hyperband: give up early what is worse")] = None
+        status: Annotated[bool, tyro.conf.arg(help="only show the trials")] = False
+
+    return Tuning
+
+
+def _one(verb: str, recipe: str, words: list[str], kind: Any) -> tuple["Run", Any]:
+    """The one run of a recipe."""
+    runs, options = configured(verb, recipe, [words], kind=kind)
+    if len(runs) != 1:
+        raise ValueError(f"polyhead {verb}: {recipe} has {len(runs)} runs but a search is for one")
+    return runs[0], options
+
+
+def split(run: "Run", arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The fields with a range or a list, by dotted name, and all other arguments.
+
+    Raises ValueError for a field that the run lacks and for one that is given twice.
+    """
+    from polyhead.scale.tune.space import is_space, kinds_of
+
+    words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    space: dict[str, str] = {}
+    fixed: list[str] = []
+    while words:
+        word = words.pop(0)
+        name = word.removeprefix("--").replace("-", "_")
+        value = words[0] if word.startswith("--") and words and not words[0].startswith("--") else ""
+        if ("," in value or ":" in value) and name not in OPTIONS and is_space(value, kinds_of(run, name)):
+            if name in space:
+                raise ValueError(f"tune: {name} is given twice")
+            space[name] = words.pop(0)
+        else:
+            fixed.append(word)
+    for word in fixed:
+        if word.startswith("--") and (name := word.removeprefix("--").replace("-", "_")) in space:
+            raise ValueError(f"tune: {name} is given a value and a range")
+    return space, fixed
+
+
+def _plain_prune(arguments: list[str]) -> list[str]:
+    """--prune alone is by the median."""
+    words = [*arguments]
+    if "--prune" in words:
+        place = words.index("--prune") + 1
+        if place == len(words) or words[place].startswith("--"):
+            words.insert(place, "median")
+    return words
+
+
+def _of_the_run(fixed: Sequence[str]) -> list[str]:
+    """The arguments that `train` takes, too."""
+    words: list[str] = []
+    kept = True
+    for word in fixed:
+        if word.startswith("--"):
+            kept = word.removeprefix("--") not in (*OPTIONS, "folder")
+        words += [word] if kept else []
+    return words
+
+
+def show(outcome: "Outcome", train: Sequence[str] = ()) -> None:
+    """All trials, the best, and what to do with it.  `train`: what trains the run of this search, if that is known."""
+    from polyhead.scale.tune.screen import said, short
+    from polyhead.scale.tune.space import words
+
+    score = f"{outcome.split} {outcome.metric}"
+    rows = []
+    for trial in outcome.trials:
+        fields = {name: short(value) for name, value in trial.values.items()}
+        value = "" if trial.score is None else f"{trial.score:.4f}"
+        rows.append({"trial": str(trial.number), **fields, score: value, "": said(trial, outcome)})
+    if rows:
+        table(f"Trials in {outcome.folder}", rows)
+    if outcome.importance:
+        print("importance: " + ", ".join(f"{name} {share:.2f}" for name, share in outcome.importance.items()))
+    if (best := outcome.best) is not None:
+        print(f"best: trial {best.number}, {score} {best.score:.4f}")
+        itself = ["polyhead", "train", f"{best.folder}/config.json", "--folder", f"{best.folder}-anew"]
+        print(f"train it anew: {shlex.join([*train, *words(best.values)] if train else itself)}")
+        print(f"look at it: polyhead report {best.folder}")

@@ -1,0 +1,322 @@
+"""The command line.  Every mistake is one line on standard error and exit code 2; Ctrl-C saves, says so, and is 130.
+
+Verbs import what they need when they run, so that `polyhead --help` is quick.  Only the files cli*.py know tyro.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from polyhead.cli.bench import Bench
+from polyhead.cli.demo import Demo
+from polyhead.cli.explore import Explore
+from polyhead.cli.generate import Generate
+from polyhead.cli.parse import help_text, parse
+from polyhead.cli.plan import Plan
+from polyhead.cli.sweep import Sweep
+from polyhead.cli.text import say
+from polyhead.cli.train import Train, failed, train, usage
+from polyhead.cli.tune import Tune
+from polyhead.spec.shapes import one_of
+from polyhead.train.stop import INTERRUPTED, Interrupted, Preempted, leaving, requeue
+
+KINDS = ("recipes", "figures", "tasks", "mechanisms", "impls")
+Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+EXAMPLES = """\
+examples:
+  polyhead demo                                      train and compare heads on two tasks, write a report
+  polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3
+  polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f"""
+
+
+# ---------------------------------------------------------------------------------------------------------------- verbs
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run that was stopped or killed; a finished run is only reported.
+
+    >>> polyhead resume runs/fuzzy-hyla-1a2b3c4d5e6f
+    """
+
+    run: Folder
+    """The run folder."""
+    device: str | None = None
+    """auto, cpu, cuda or mps (default: the run's own)."""
+    seed: int | None = None
+    """Only the run's own seed is possible: another seed is another run."""
+    deterministic: bool = False
+    """Deterministic algorithms only."""
+    devices: int = 1
+    """Processes that train it together, each on its device: as many as before, or fewer, or more."""
+
+    def __call__(self) -> int:
+        with leaving(again=True):
+            from polyhead.train import read_config
+
+        run = read_config(self.run)
+        if self.seed not in (None, run.seed):
+            raise ValueError(f"resume: {self.run} has seed {run.seed}; another seed is another run: use polyhead train")
+        strict = self.deterministic or run.deterministic
+        run = replace(run, device=self.device or run.device, deterministic=strict)
+        return train([run], resume=True, devices=self.devices)
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Score a trained run on the splits of its task, beside the floors and the ceiling of the task.
+
+    >>> polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f
+    >>> polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f --splits compositional novel --batches 64
+    >>> polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f --checkpoint best
+    """
+
+    run: Folder
+    """The run folder."""
+    splits: tuple[str, ...] = ()
+    """Default: all but train and validation."""
+    batches: int = 16
+    batch_size: int = 128
+    seed: int | None = None
+    """Of the sequences (default: the run's own, as in training)."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    deterministic: bool = False
+    """Deterministic algorithms only."""
+    checkpoint: str = "newest"
+    """newest, best (on the validation split, or on the first that was evaluated), or a step that is kept."""
+
+    def __call__(self) -> int:
+        from polyhead.cli.text import scores
+        from polyhead.train import evaluate, fast_products, load_model
+
+        device = _device(self.device, self.deterministic)
+        run, model = load_model(self.run, device, self.checkpoint)
+        for name in ("batches", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"eval: {name} must be at least 1 but is {getattr(self, name)}")
+        seed = run.seed if self.seed is None else self.seed
+        splits = self.splits or tuple(split for split in run.task.splits if split not in ("train", "validation"))
+        size: Any = {"batches": self.batches, "batch_size": self.batch_size}
+        with fast_products(run.fast_products and device.type == "cpu"):
+            found = {s: evaluate(model, run.task, s, seed=seed, device=device, **size) for s in splits}
+        scores(run, {run.name: found}, seed=seed)
+        return 0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Read the parts of a task off the latent code, layer by layer, on tasks the model has not seen.
+
+    >>> polyhead probe runs/fuzzy-hyla-1a2b3c4d5e6f
+    """
+
+    run: Folder
+    """The run folder."""
+    sequences: int = 4096
+    """To fit on, and as many to score on."""
+    seed: int = 0
+    """Of the sequences."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    deterministic: bool = False
+    """Deterministic algorithms only."""
+
+    def __call__(self) -> int:
+        from polyhead import analysis
+        from polyhead.cli.text import table
+        from polyhead.train import fast_products, read_config
+
+        run = read_config(self.run)
+        device = _device(self.device, self.deterministic)
+        with fast_products(run.fast_products and device.type == "cpu"):
+            rows = analysis.probe_run(self.run, sequences=self.sequences, seed=self.seed, device=device)
+        table(f"Probes of the latent code: {run.name}", [{**row, "layer": row["layer"] + 1} for row in rows])
+        return 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write one self-contained HTML page about runs: scores, floors, curves, attention, relations, code maps, probes.
+
+    >>> polyhead report runs/demo/* --out report.html
+    >>> polyhead report runs/demo/* --static figures
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
+    """Run folders."""
+    out: Path = Path("report.html")
+    title: str | None = None
+    static: Path | None = None
+    """A folder for every figure as PNG and SVG, too."""
+
+    def __call__(self) -> int:
+        from polyhead.pages import report
+        from polyhead.train import fast_products, read_config
+
+        folders = [path for path in self.runs if path.is_dir() or not path.exists()]  # runs/* matches report.html too
+        if not folders:
+            raise ValueError("report: no run folder was given")
+        runs = [read_config(folder) for folder in folders]
+        asked = {"title": self.title, "static": self.static}
+        given: Any = {name: value for name, value in asked.items() if value is not None}
+        with fast_products(all(run.fast_products for run in runs)):
+            print(f"report: {report.write(folders, self.out, **given)}")
+        return 0
+
+
+@dataclass(frozen=True)
+class List:
+    """Show what there is: recipes, figures, tasks, mechanisms or impls.
+
+    >>> polyhead list recipes
+    >>> polyhead list mechanisms --dim 512 --heads 8 --length 1024
+    """
+
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
+    """recipes, figures, tasks, mechanisms or impls."""
+    dim: int | None = None
+    """Of mechanisms: the model width their figures are for (default: 128)."""
+    heads: int | None = None
+    """Of mechanisms: heads in a layer (default: 8)."""
+    length: int | None = None
+    """Of mechanisms: tokens in a sequence (default: 256)."""
+
+    def __call__(self) -> int:
+        from polyhead.cli import text as cli_text
+
+        what = one_of("polyhead list", "kind", self.what, KINDS)
+        legends = {"recipes": cli_text.RECIPES, "figures": cli_text.FIGURES}
+        asked = {name: value for name in ("dim", "heads", "length") if (value := getattr(self, name)) is not None}
+        if what == "mechanisms":
+            rows, legend = cli_text.mechanisms(**asked)
+            cli_text.table(what.capitalize(), rows)
+            print(legend)
+            return 0
+        if asked:
+            raise ValueError(f"polyhead list: --{next(iter(asked))} is for mechanisms but {what} were asked for")
+        cli_text.table(what.capitalize(), getattr(cli_text, what)())
+        if what == "recipes":
+            cli_text.table("", cli_text.families())
+        print(legends.get(what, ""), end="\n" * (what in legends))
+        return 0
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Reproduce a figure or table of a paper: train its runs, draw it beside the paper's numbers, say what holds.
+
+    Interrupted, the same command goes on where it stopped; figures share runs.  --scale small takes minutes on two CPU
+    cores; short, for fuzzy logic, is the paper's network and rate for 15,000 steps and takes hours; paper has the
+    paper's settings; smoke only shows that everything runs.  Costs: `polyhead list figures`.
+
+    >>> polyhead reproduce table-a1 --scale small
+    >>> polyhead reproduce fig-2c --workers 2
+    """
+
+    figure: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FIGURE")]
+    """A name from `polyhead list figures`."""
+    scale: str | None = None
+    """small, short, paper or smoke (default: short for the figures of fuzzy logic, small for the others)."""
+    folder: Path | None = None
+    """Where runs and results go (default: runs/reproduce/SCALE)."""
+    workers: int | None = None
+    """Runs at a time (default: one per core)."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    population: bool | None = None
+    """Train runs of one architecture at once in one process (default: on a GPU)."""
+
+    def __call__(self) -> int:
+        from polyhead.cli.text import table
+        from polyhead.papers.reproduce import reproduce
+
+        where: Any = {"folder": self.folder, "workers": self.workers, "device": self.device}
+        page, outcome, failures = reproduce(self.figure, self.scale, population=self.population, **where)
+        if outcome.rows:
+            table(self.figure, [dict(zip(outcome.head, row, strict=True)) for row in outcome.rows])
+        for verdict in outcome.verdicts:
+            print(verdict)
+        print(f"page: {page}")
+        return failed(failures)
+
+
+VERBS: dict[str, Any] = {
+    "demo": Demo,
+    "train": Train,
+    "sweep": Sweep,
+    "tune": Tune,
+    "plan": Plan,
+    "reproduce": Reproduce,
+    "resume": Resume,
+    "eval": Eval,
+    "probe": Probe,
+    "report": Report,
+    "explore": Explore,
+    "generate": Generate,
+    "bench": Bench,
+    "list": List,
+}
+
+
+# ----------------------------------------------------------------------------------------------------------------- main
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except Interrupted as stop:
+        goes_on = arguments[0] in ("resume", "sweep") and "--again" not in arguments  # the same command, as it is
+        code = say(str(stop), stop.code)
+        again = requeue() if isinstance(stop, Preempted) and goes_on else ""
+        return say(again, code) if again else code
+    except KeyboardInterrupt:
+        return say("interrupted", INTERRUPTED)
+    except ValueError as error:
+        return say(str(error), 2)
+    except BrokenPipeError:  # polyhead list recipes | head -1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return say(error.strerror or str(error), 1)
+    except SystemExit as leave:  # --help
+        return int(leave.code or 0)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_overview())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from polyhead import __version__
+
+        print(__version__)
+        return 0
+    verb = one_of("polyhead", "command", arguments[0], VERBS)
+    rest = arguments[1:]
+    if verb in ("train", "sweep", "tune", "plan"):
+        if not rest:
+            raise ValueError(f"polyhead {verb}: RECIPE is missing; see polyhead list recipes")
+        if rest[0] in ("-h", "--help"):
+            print(usage(verb, VERBS[verb]))
+            return 0
+        return VERBS[verb](rest)()
+    return parse(VERBS[verb], rest, f"polyhead {verb}", help_text(VERBS[verb]))()
+
+
+def _overview() -> str:
+    verbs = [f"  {name:<10} {kind.__doc__.splitlines()[0]}" for name, kind in VERBS.items()]
+    head = "usage: polyhead COMMAND ...      polyhead COMMAND --help explains one"
+    return "\n".join([head, "", "Multi-head attention: train it, compare it, look inside.", "", *verbs, "", EXAMPLES])
+
+
+def _device(name: str, deterministic: bool = False) -> Any:
+    from polyhead.train.device import be_deterministic, pick_device
+
+    device = pick_device(name)
+    if deterministic:
+        be_deterministic()
+    return device

@@ -1,0 +1,322 @@
+"""Our settings as arguments of the package `dual-attention`: the inverse of reading them, and how it is checked.
+
+Arguments are written first and then read again: where what is read differs from the settings, the package has no
+such model, and the field says so.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from polyhead.compat.dual_attention.arguments import FEEDFORWARD_ACTS, KINDS, NORMS, RELATION_ACTS, RETRIEVERS
+from polyhead.config import (
+    Abstractor,
+    Disentangled,
+    Heads,
+    Learned,
+    Logits,
+    Mechanism,
+    Mlp,
+    Patches,
+    PositionSymbols,
+    Relational,
+    RelationalSymbols,
+    RelativeSymbols,
+    Softmax,
+    Swiglu,
+    SymbolHeads,
+    SymbolicAttention,
+    SymbolSource,
+    Tokens,
+    TransformerConfig,
+    Values,
+    Vectors,
+)
+from polyhead.layers.feedforward import swiglu_width
+
+Biases = Mapping[tuple[str, str], bool]
+"""Whether modules of a kind, by side ("", "encoder", "decoder") and name, have biases: "sa.kv", "sa.out", ..."""
+
+
+def arguments(settings: TransformerConfig, biases: Biases) -> dict[str, Any]:
+    """What the package's constructor would be told, of `plain` settings."""
+    if settings.encoder is not None:
+        return _sequence(settings, biases)
+    if isinstance(settings.inputs, Patches):
+        return _vision(settings, biases)
+    if isinstance(settings.inputs, Tokens) and isinstance(settings.outputs, Logits):
+        return _language(settings, biases)
+    ends = type(settings.inputs).__name__, type(settings.outputs).__name__
+    raise ValueError("the package has no model from {} to {}".format(*ends))
+
+
+def _language(settings: TransformerConfig, biases: Biases) -> dict[str, Any]:
+    own = _block(settings, biases, dual := _dual(settings))
+    assert isinstance(settings.inputs, Tokens)
+    del own["causal"]
+    found = {"vocab_size": settings.inputs.count, **_sizes(settings), "max_block_size": settings.max_length}
+    found["pos_enc_type"] = "pos_emb" if isinstance(settings.positions, Learned) else "RoPE"
+    if dual:
+        source = _source(settings)
+        found |= _retriever(source, settings)
+        tied = isinstance(source, SymbolicAttention) and source.tied
+        found["symbol_retriever_config"] = {
+            "shared_symbol_retriever": source.shared,
+            "weight_tie_symbol_library": tied,
+        }
+    elif kwargs := own.pop("attn_kwargs", None):
+        own["block_kwargs"] = {"attn_kwargs": kwargs}
+    return found | own
+
+
+def _vision(settings: TransformerConfig, biases: Biases) -> dict[str, Any]:
+    own, inputs = _block(settings, biases, dual := _dual(settings)), settings.inputs
+    assert isinstance(inputs, Patches)
+    for name in ("causal", "share_attn_params"):
+        if own.pop(name, None):
+            raise ValueError(f"the package's vision models have no {name}")
+    (c, height, width), patch = inputs.image, inputs.patch
+    outputs = settings.outputs
+    found = {
+        "image_shape": [c, width, height],
+        "patch_size": [patch[1], patch[0]],
+        "num_classes": getattr(outputs, "count", 1),
+        "pool": {"class": "cls"}.get(getattr(outputs, "pool", "mean"), "mean"),
+        **_sizes(settings),
+    }
+    return found | own | (_retriever(_source(settings), settings) if dual else {})
+
+
+def _sequence(settings: TransformerConfig, biases: Biases) -> dict[str, Any]:
+    encoder = settings.encoder
+    if not isinstance(encoder, TransformerConfig):
+        raise ValueError(f"the package has no encoder like {type(encoder).__name__}")
+    dual = _dual(settings) or _dual(encoder)
+    found = {
+        "input_spec": _spec(encoder),
+        "output_spec": _spec(settings),
+        "d_model": settings.dim,
+        "out_dim": settings.outputs.count if isinstance(settings.outputs, Logits) else 1,
+        "n_layers_enc": encoder.layers,
+        "n_layers_dec": settings.layers,
+        "encoder_kwargs": _block(encoder, biases, dual, "encoder"),
+        "decoder_kwargs": _block(settings, biases, dual, "decoder"),
+        "in_block_size": encoder.max_length,
+        "out_block_size": settings.max_length,
+        "tie_weights": False,  # it does not tie them, but then says so
+    }
+    side = settings if _dual(settings) else encoder
+    return found | (_retriever(_source(side), side) if dual else {})
+
+
+def _sizes(settings: TransformerConfig) -> dict[str, Any]:
+    return {"d_model": settings.dim, "n_layers": settings.layers}
+
+
+def _spec(settings: TransformerConfig) -> dict[str, Any]:
+    if isinstance(settings.inputs, Tokens):
+        return {"type": "token", "vocab_size": settings.inputs.count}
+    if isinstance(settings.inputs, Vectors):
+        return {"type": "vector", "dim": settings.inputs.size}
+    raise ValueError(f"the package reads no {type(settings.inputs).__name__} into words")
+
+
+# --------------------------------------------------------------------------------------------------------------- blocks
+def _split(heads: Heads) -> tuple[Softmax | None, SymbolHeads | None]:
+    """Sensory and relational heads."""
+    kinds = [Softmax if isinstance(group, Softmax) else SymbolHeads for group in heads]
+    strange = [g for g in heads if not isinstance(g, (Softmax, Relational, Disentangled, Abstractor))]
+    if strange or kinds not in ([Softmax], [SymbolHeads], [Softmax, SymbolHeads]):
+        names = ", ".join(type(group).__name__ for group in heads)
+        raise ValueError(f"heads must be Softmax, then heads with symbols, each at most once, but are {names}")
+    groups: tuple[Mechanism | None, ...] = (None, *heads) if kinds == [SymbolHeads] else (*heads, None)
+    return groups[0], groups[1]  # type: ignore[return-value]
+
+
+def _dual(settings: TransformerConfig) -> bool:
+    return _split(settings.layer_heads(0))[1] is not None
+
+
+def _block(settings: TransformerConfig, biases: Biases, dual: bool, side: str = "") -> dict[str, Any]:
+    sa, ra = _split(settings.layer_heads(0))
+    total = sum(group.heads for group in settings.layer_heads(0))
+    cross = settings.layer_cross_heads(0)
+    if cross and not (len(cross) == 1 and isinstance(cross[0], Softmax)):
+        raise ValueError("cross_heads must be one group, Softmax")
+    found = {
+        **_feedforward(settings),
+        "dropout_rate": settings.dropout,
+        "norm_first": settings.norm_order == "pre",
+        "norm_type": {ours: theirs for theirs, ours in NORMS.items()}[settings.norm],
+        "causal": settings.causal,
+    }
+    wide = settings.dim // total
+    if cross:
+        found["n_heads_cross"] = cross[0].heads
+    if not dual:
+        assert sa is not None
+        told = side != "decoder" and not isinstance(settings.inputs, Patches)  # those are not asked about attention
+        kwargs = _attention(sa, wide, told and biases[side, "sa.kv"], False)
+        if kwargs and not told:
+            name, value = next(iter(kwargs.items()))
+            raise ValueError(
+                f"without relational heads the package's decoders and vision models have no {name}, but it is {value}"
+            )
+        found["bias"] = found["bias"] or biases[side, "sa.out"] or biases[side, "cross.out"]
+        return found | {"n_heads": sa.heads} | ({"attn_kwargs": kwargs} if kwargs else {})
+    found |= {"n_heads_sa": sa.heads if sa else 0, "n_heads_ra": ra.heads if ra else 0}
+    if sa is not None:
+        found["sa_kwargs"] = _attention(sa, wide, biases[side, "sa.kv"], biases[side, "sa.out"])
+    if ra is not None:
+        found["ra_kwargs"] = _relational(ra, wide, biases[side, "ra.kv"], biases[side, "ra.out"])
+        found["ra_type"] = {Abstractor: "rca", Disentangled: "disrca"}.get(type(ra), next(iter(KINDS)))
+        found["share_attn_params"] = ra.share
+    if cross:
+        width = settings.dim // cross[0].heads
+        found["cross_kwargs"] = _attention(cross[0], width, biases[side, "cross.kv"], biases[side, "cross.out"])
+    return found
+
+
+def _attention(group: Mechanism, wide: int, kv: bool, out: bool) -> dict[str, Any]:
+    """The arguments of a module, without those at their defaults."""
+    found = {"n_kv_heads": (group.kv_heads, group.heads), "key_dim": (group.dim, wide)}
+    found |= {"add_bias_kv": (kv, False), "add_bias_out": (out, False)}
+    return {name: value for name, (value, default) in found.items() if value != default}
+
+
+def _relational(group: SymbolHeads, wide: int, kv: bool, out: bool) -> dict[str, Any]:
+    found = _attention(group, wide, kv and not isinstance(group, Disentangled), out)  # whose relations have none here
+    if isinstance(group, Relational):
+        found |= {"n_relations": group.relations, "rel_proj_dim": group.relation_dim}
+        found |= {"symmetric_rels": group.symmetric}
+    act = group.act if isinstance(group, Abstractor) else group.relation_act  # type: ignore[attr-defined]
+    found["activation" if isinstance(group, Abstractor) else "rel_activation"] = _act(act, RELATION_ACTS)
+    found["use_relative_positional_symbols"] = isinstance(group.symbols, RelativeSymbols)
+    return found
+
+
+def _act(act: str, names: Mapping[str, str]) -> str:
+    for theirs, ours in names.items():
+        if act == ours:
+            return theirs
+    raise ValueError(f"the package has no activation {act!r} there (it has {', '.join(names.values())})")
+
+
+def _feedforward(settings: TransformerConfig) -> dict[str, Any]:
+    kind = settings.feedforward
+    if isinstance(kind, Swiglu):
+        return {"activation": "swiglu", "dff": kind.hidden, "bias": kind.bias}
+    if isinstance(kind, Mlp):
+        return {"activation": _act(kind.act, FEEDFORWARD_ACTS), "dff": kind.hidden, "bias": kind.bias}
+    raise ValueError(f"feedforward must be Mlp or Swiglu but is {type(kind).__name__}")
+
+
+# -------------------------------------------------------------------------------------------------------------- symbols
+def _source(settings: TransformerConfig) -> SymbolSource:
+    ra = _split(settings.layer_heads(0))[1]
+    assert ra is not None
+    return ra.symbols
+
+
+def _retriever(source: SymbolSource, settings: TransformerConfig) -> dict[str, Any]:
+    dim = settings.dim
+    if isinstance(source, PositionSymbols):
+        return _told(RETRIEVERS[1], {"symbol_dim": dim, "max_length": settings.max_length})
+    if isinstance(source, RelativeSymbols):
+        return _told(RETRIEVERS[2], {"symbol_dim": dim, "max_rel_pos": source.distance})
+    common = {"d_model": dim, "n_symbols": source.count}
+    if not isinstance(source, RelationalSymbols):
+        return _told(RETRIEVERS[0], {**common, "n_heads": source.heads, "trainable_symbols": source.trainable})
+    kwargs = {
+        **common,
+        "symbolic_attn_n_heads": source.heads,
+        "rel_n_heads": source.relations,
+        "nbhd_delta": source.neighbours,
+        "causal_nbhd": source.causal,
+        "include_self": source.include_self,
+        "normalize_rels": source.normalise,
+    }
+    return _told("rel_sym_attn", kwargs)
+
+
+def _told(kind: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"symbol_retrieval": kind, "symbol_retrieval_kwargs": kwargs}
+
+
+# ----------------------------------------------------------------------------------------------------------- comparison
+def plain(settings: TransformerConfig) -> TransformerConfig:
+    """`settings` with all defaults written out and without what is no matter of format."""
+    encoder = settings.encoder
+    layers = [settings.layer_heads(i) for i in range(settings.layers)]
+    cross = settings.layer_cross_heads(0)
+    last = settings.norm_order == "pre" if settings.final_norm is None else settings.final_norm
+    values = isinstance(settings.outputs, Values)
+    return dataclasses.replace(
+        settings,
+        heads=tuple(_plain_heads(heads, settings) for heads in layers),
+        cross_heads=_plain_heads(cross, settings) if cross else None,
+        feedforward=_plain_feedforward(settings),
+        final_norm=last,
+        outputs=Logits(settings.outputs.size, bias=settings.outputs.bias) if values else settings.outputs,  # type: ignore[union-attr]
+        encoder=plain(dataclasses.replace(encoder, outputs=Values(1)))
+        if isinstance(encoder, TransformerConfig)
+        else encoder,
+        init="cs336",
+        dropout_shared=False,
+        residual_dropout=settings.dropout,
+        checkpoint=False,
+    )
+
+
+def _plain_heads(heads: Heads, settings: TransformerConfig) -> Heads:
+    total = sum(group.heads for group in heads)
+    return tuple(_plain_group(group, settings, settings.dim // total) for group in heads)
+
+
+def _plain_group(group: Mechanism, settings: TransformerConfig, wide: int) -> Mechanism:
+    value_dim = group.value_dim or wide
+    fields: dict[str, Any] = {"dim": group.dim or wide, "value_dim": value_dim, "impl": "auto"}
+    fields["kv_heads"] = group.kv_heads or group.heads
+    if isinstance(group, SymbolHeads):
+        fields["symbols"] = _plain_source(group.symbols, settings)
+    if isinstance(group, Relational):
+        relations = group.relations or group.heads
+        width = group.relation_dim or max(1, group.heads * value_dim // relations)
+        fields |= {"relations": relations, "relation_dim": width, "relation_init": "balanced"}
+    if isinstance(group, Disentangled):
+        fields["relation_dim"] = group.relation_dim or value_dim
+    return dataclasses.replace(group, **fields)
+
+
+def _plain_source(source: SymbolSource, settings: TransformerConfig) -> SymbolSource:
+    fields: dict[str, Any] = {"dim": source.dim or settings.dim}
+    if isinstance(source, SymbolicAttention):
+        fields["heads"] = source.heads or math.gcd(4, settings.dim, fields["dim"])
+        fields["tied"] = source.tied and not source.shared
+    if isinstance(source, RelationalSymbols):
+        fields["causal"] = settings.causal if source.causal is None else source.causal
+    if isinstance(source, RelativeSymbols):
+        fields["distance"] = source.distance or settings.max_length - 1
+    return dataclasses.replace(source, **fields)
+
+
+def _plain_feedforward(settings: TransformerConfig) -> Any:
+    kind = settings.feedforward
+    hidden = swiglu_width(settings.dim) if isinstance(kind, Swiglu) else 4 * settings.dim
+    return dataclasses.replace(kind, hidden=kind.hidden or hidden)
+
+
+def difference(wanted: Any, came: Any, path: str = "") -> str | None:
+    """Where two `plain` settings first differ, in words.
+
+    Biases are no difference: those that only the package has are 0, those that only ours has are looked at by value.
+    """
+    if dataclasses.is_dataclass(wanted) and type(wanted) is type(came):
+        names = [f.name for f in dataclasses.fields(wanted) if f.name != "bias"]
+        pairs = [(f"{path}.{name}".lstrip("."), getattr(wanted, name), getattr(came, name)) for name in names]
+    elif isinstance(wanted, tuple) and isinstance(came, tuple) and len(wanted) == len(came):
+        pairs = [(f"{path}[{i}]", *both) for i, both in enumerate(zip(wanted, came, strict=True))]
+    else:
+        return None if wanted == came else f"{path} must be {wanted} but is {came}"
+    return next((found for p, w, c in pairs if (found := difference(w, c, p))), None)

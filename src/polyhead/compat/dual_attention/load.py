@@ -1,0 +1,308 @@
+"""The package `dual-attention` (Altabaa and Lafferty 2024): its models and state dicts as ours, and back.
+
+    load / save                     a state dict and its model's arguments  <->  polyhead.Transformer
+    from_folder, to_folder          the same, as published: config.json and model.safetensors
+    load_block, load_attention      one of its blocks, or of its attention modules
+
+    >>> parts = {"heads": Softmax(4), "positions": Rotary(), "feedforward": Swiglu(), "causal": True}
+    >>> model = Transformer(TransformerConfig(Tokens(50), Logits(50, tied=True), dim=32, **parts))
+    >>> state_dict, arguments = save(model)             # of the package's TransformerLM(**arguments)
+    >>> arguments["n_heads"], arguments["activation"], arguments["pos_enc_type"], len(state_dict)
+    (4, 'swiglu', 'RoPE', 26)
+    >>> load(state_dict, arguments)(torch.randint(50, (2, 9))).shape
+    torch.Size([2, 9, 50])
+
+Which model it is, its arguments say: vocab_size is a language model, image_shape a vision model, input_spec one from
+sequence to sequence, each with dual attention (n_heads_sa, n_heads_ra) or without (n_heads).
+
+What is the same: rotary positions turn pairs (2j, 2j + 1), queries and keys of attention but no relations; relations
+are scaled by p ** -0.5 and shared by heads; symbols are made from the stream before the first norm; norms' eps is 1e-5.
+
+What is told otherwise here: its output projections, one per kind of heads, are the diagonal blocks of one; keys of
+another width than the head's are scaled by the head's, so that the queries are multiplied by (key_dim / head) ** 0.5,
+and a scale of symbolic attention goes into its query map; biases that it does not have are 0; its gelu is gelu_tanh;
+width comes before height in its image_shape; vectors of a sequence are multiplied by the root of the width in the map
+itself; in its state dict a shared tensor has several keys, of which a file may hold one.
+
+What it does in training only, and ours does not: it drops attention outputs twice, a decoder's feed-forward outputs
+never.  What it ignores is ignored here, too: n_layers_dec of its dual model from sequence to sequence (it has as many
+layers as the encoder), n_heads_cross of the plain one, `bias` of its dual language model, tie_weights.  Refused are a
+symbolic attention with dropout, which the package applies in evaluation, too, and a softmax of relations under a causal
+mask, which there sees the future.
+"""
+
+import contextlib
+import json
+import pathlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyhead.compat.dual_attention import export as write, tensors as places
+from polyhead.compat.dual_attention.arguments import (
+    RELATIONAL,
+    SENSORY,
+    Group,
+    Width,
+    block,
+    dual_groups,
+    options,
+    relational,
+    sensory,
+)
+from polyhead.compat.dual_attention.models import Plan, plan
+from polyhead.config import RelativeSymbols, Rotary, SymbolicAttention, SymbolSource, TransformerConfig, Values, Vectors
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.block import TransformerBlock
+from polyhead.layers.positions import SinusoidalPositions
+from polyhead.models.transformer import Transformer
+from polyhead.spec.shapes import one_of
+
+WHO = "dual_attention"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CLASSES = {
+    "Attention": "sa",
+    "RelationalAttention": "ra",
+    "RelationalCrossAttention": "rca",
+    "DisentangledRelationalCrossAttention": "disrca",
+    "DualAttention": "dual",
+}
+"""The package's attention modules."""
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Errors begin with who it is that is not satisfied."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{WHO}.{what}: {error}") from None
+
+
+# --------------------------------------------------------------------------------------------------------------- models
+def load(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] | None = None, **arguments: Any) -> Transformer:
+    """A model of the package as ours, on the device and in the dtype of its tensors.
+
+    `config`: the arguments of its constructor, as in a published config.json; or give them by name.  The prefix
+    `_orig_mod.` that torch.compile leaves is stripped.
+
+    Raises ValueError, naming it, for an argument or a key that is missing or unknown, a tensor of another shape, and
+    what ours cannot be.
+    """
+    with _named("load"):
+        its = plan({**({} if config is None else config), **arguments})
+        state = _tensors(state_dict, its.unused)
+        like = next(iter(state.values()))
+        model = _build(its.settings, like)
+        places.fill(model, list(places.of_model(model, its)), state, _constants(its))
+    return model
+
+
+def _tensors(state_dict: Mapping[str, Tensor], unused: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """The tensors without those that no head reads; ValueError for anything else than floating tensors."""
+    state = {key.replace("_orig_mod.", ""): value for key, value in state_dict.items()}
+    state = {key: value for key, value in state.items() if not key.startswith(unused)} if unused else state
+    for key, value in state.items():
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            came = f"of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ValueError(f"{key} must be a floating tensor but is {came}")
+    if not state:
+        raise ValueError("the state dict is empty")
+    return state
+
+
+def _build(settings: TransformerConfig, like: Tensor) -> Transformer:
+    parts = [settings, settings.encoder] if isinstance(settings.encoder, TransformerConfig) else [settings]
+    groups = [group for part in parts for group in part.layer_heads(0)]
+    if any(getattr(getattr(group, "symbols", None), "tied", False) for group in groups):
+        with torch.random.fork_rng(devices=[]):  # what is one tensor in several modules does not survive to_empty
+            return Transformer(settings, device=like.device, dtype=like.dtype)
+    return Transformer(settings, device="meta", dtype=like.dtype).to_empty(device=like.device)
+
+
+def _constants(its: Plan) -> dict[str, Tensor]:
+    """The tables of sines that its sequence models keep in their state."""
+    names = ("source", "target") if its.kind == "sequence" else ()
+    sides = zip(names, its.lengths, strict=True) if names else ()
+    dim = its.settings.dim
+    return {f"layers.{name}_pos_embedder.pe": SinusoidalPositions(n, dim).table.value for name, n in sides}
+
+
+def save(model: Transformer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The inverse of `load`: a state dict, copied, and the arguments of the package's constructor.
+
+    A bias that is 0 everywhere is left out where the package can do without.
+
+    Raises ValueError, naming the field or the tensor, for what the package cannot express: entries of an output
+    projection between two kinds of heads, for instance, which training makes.
+    """
+    with _named("save"):
+        ours = write.plain(model.config)
+        kinds = ("sa.kv", "sa.out", "ra.kv", "ra.out", "cross.kv", "cross.out")
+        sides = {"": model.config, "decoder": model.config, "encoder": model.config.encoder}
+        biases = {(side, kind): bool(getattr(its, "bias", False)) for side, its in sides.items() for kind in kinds}
+        its, state = _written(model, ours, biases)
+        shares = {side: _shares(its) for side, its in sides.items()}
+        biases = {
+            (side, kind): has and _any_bias(state, side, kind, shares[side]) for (side, kind), has in biases.items()
+        }
+        its, state = _written(model, ours, biases)
+    return state, its
+
+
+def _written(
+    model: Transformer, ours: TransformerConfig, biases: write.Biases
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    its = write.arguments(ours, biases)
+    read = plan(its)
+    if differs := write.difference(write.plain(read.settings), ours):
+        raise ValueError(differs)
+    state = places.take(model, list(places.of_model(model, read)))
+    like = next(iter(state.values()))
+    state = {key: value for key, value in state.items() if ".target_embedder.weights." not in key}
+    return its, state | {key: value.to(like) for key, value in _constants(read).items()}
+
+
+_MODULES = {"sa": r"self_att\w+", "ra": r"relational_attention", "cross": r"cross_attn"}
+
+
+def _shares(settings: Any) -> bool:
+    return isinstance(settings, TransformerConfig) and any(group.share for group in settings.layer_heads(0))
+
+
+def _any_bias(state: Mapping[str, Tensor], side: str, kind: str, shared: bool) -> bool:
+    """Whether a bias of these modules is anywhere not 0; shared keys are the relational module's."""
+    module, _, what = kind.partition(".")
+    letter = "wo" if what == "out" else "wv" if shared and module == "sa" else "w[kv]"
+    pattern = re.compile(rf"{side and side + '_blocks'}.*{_MODULES[module]}\.{letter}\w*\.bias$")
+    return any(value.any() for key, value in state.items() if pattern.search(key))
+
+
+def from_folder(path: str | pathlib.Path, *, device: str | torch.device = "cpu") -> Transformer:
+    """A published model: a folder with config.json and model.safetensors.  Nothing is unpickled."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    folder = pathlib.Path(path)
+    with _named("from_folder"):
+        for name in (CONFIG, WEIGHTS):
+            if not (folder / name).is_file():
+                raise ValueError(f"{folder} has no {name}")
+        try:
+            config = json.loads((folder / CONFIG).read_text())
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{folder / CONFIG} is not valid JSON ({error})") from None
+        if not isinstance(config, dict):
+            raise ValueError(f"{folder / CONFIG} holds no arguments by name")
+        try:
+            state = load_file(folder / WEIGHTS, device=str(device))
+        except SafetensorError as error:
+            raise ValueError(f"{folder / WEIGHTS} is damaged ({error})") from None
+    return load(state, config)
+
+
+def to_folder(model: Transformer, path: str | pathlib.Path) -> None:
+    """Write what `from_folder` and the package's `from_pretrained` read; a tensor with several keys once."""
+    from safetensors.torch import save_file
+
+    state, config = save(model)
+    folder = pathlib.Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    distinct = {value.data_ptr(): key for key, value in reversed(state.items())}
+    kept = {key: value.contiguous() for key, value in state.items() if distinct[value.data_ptr()] == key}
+    save_file(kept, folder / WEIGHTS, {"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+# --------------------------------------------------------------------------------------------------------- single parts
+def load_block(
+    state_dict: Mapping[str, Tensor], config: Mapping[str, Any], *, rotary: bool = False, max_length: int = 2048
+) -> TransformerBlock:
+    """A block of the package, of an encoder or (with n_heads_cross) of a decoder, as ours; symbols are given to it.
+
+    `rotary`: its calls have the angles.  Position-relative symbols are given as their table.
+    """
+    with _named("load_block"):
+        its, dim = dict(config), _dim(config)
+        own = {name: value for name, value in its.items() if name != "d_model"}
+        dual, decoder = "n_heads_sa" in its or "n_heads_ra" in its, "n_heads_cross" in its
+        source = _given_source(its.get("ra_kwargs") or {})
+        found = block(own, dim, dual=dual, decoder=decoder, source=source)
+        ends: dict[str, Any] = {"inputs": Vectors(dim), "outputs": Values(1), "dim": dim, "layers": 1}
+        if decoder:
+            found_in = TransformerConfig(**ends)
+            ends["encoder"] = found_in
+        settings = TransformerConfig(
+            **(ends | dict(found.fields)), positions=Rotary() if rotary else None, max_length=max_length
+        )
+        state = _tensors(state_dict)
+        like = next(iter(state.values()))
+        made = Transformer(settings, device="meta", dtype=like.dtype).blocks[0].to_empty(device=like.device)
+        assert isinstance(made, TransformerBlock)
+        places.fill(made, list(places.of_block(made, found)), state, {})
+    return made
+
+
+def _dim(config: Mapping[str, Any]) -> int:
+    dim = config.get("d_model")
+    if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
+        raise ValueError(f"d_model must be an integer of at least 1 but is {dim!r}")
+    return dim
+
+
+def load_attention(
+    state_dict: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    *,
+    cls: str = "DualAttention",
+    causal: bool = False,
+    rotary: bool = False,
+    max_length: int = 2048,
+) -> MultiHeadAttention:
+    """An attention module of the package as a layer of ours; symbols are given to it, relative ones as a table.
+
+    `cls`: its class (see CLASSES), of which `config` are the arguments; `causal` and `rotary` its calls decide there.
+    Where `total_n_heads` says that it is a part of a wider layer, its output is the first features of ours.
+    """
+    with _named("load_attention"):
+        groups = _groups(CLASSES[one_of("arguments", "cls", cls, CLASSES)], config, causal)
+        state = _tensors(state_dict)
+        like, dim = next(iter(state.values())), _dim(config)
+        layer = MultiHeadAttention(
+            dim,
+            [group.mechanism for group in groups],
+            causal=causal,
+            positions=Rotary() if rotary else None,
+            bias=any(group.bias_kv or group.bias_out for group in groups),
+            dropout=float(config.get("dropout", 0.0)),
+            max_length=max_length,
+            own_symbols=False,
+            device="meta",
+            dtype=like.dtype,
+        ).to_empty(device=like.device)
+        places.fill(layer, list(places.of_attention(layer, groups)), state, {})
+    return layer
+
+
+def _groups(kind: str, config: Mapping[str, Any], causal: bool) -> tuple[Group, ...]:
+    dim, own = _dim(config), {name: value for name, value in config.items() if name != "d_model"}
+    if kind == "dual":
+        optional = {"sa_kwargs": None, "ra_kwargs": None, "share_attn_params": False, "ra_type": "relational_attention"}
+        its = options(own, ("n_heads_sa", "n_heads_ra", "dropout"), optional)
+        return dual_groups({**its, "causal": causal}, dim, "", _given_source(its["ra_kwargs"] or {}))
+    wanted = {**SENSORY, "add_bias_out": False} if kind == "sa" else RELATIONAL[kind]
+    its = options(own, ("n_heads",), {"dropout": 0.0, "total_n_heads": None, **wanted})
+    heads, inner = its["n_heads"], {name: its[name] for name in wanted}
+    width = Width(dim, its["total_n_heads"] or heads, heads)
+    if kind == "sa":
+        return (sensory({"arguments": inner}, "arguments", heads, width, ""),)
+    how: dict[str, Any] = {"source": _given_source(inner), "causal": causal}
+    return (relational({"ra_kwargs": inner}, kind, heads, width, "", **how),)
+
+
+def _given_source(its: Mapping[str, Any]) -> SymbolSource:
+    """What stands for symbols that the caller gives."""
+    return RelativeSymbols() if its.get("use_relative_positional_symbols") else SymbolicAttention()

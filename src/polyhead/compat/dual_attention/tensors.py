@@ -1,0 +1,303 @@
+"""Where the tensors of the package `dual-attention` lie in ours: a part of one of our tensors, times a number.
+
+What no part covers is 0: entries of the output projection between kinds of heads, biases that the package has not.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.compat.dual_attention.arguments import Block, Group, Retriever
+from polyhead.compat.dual_attention.models import Plan
+from polyhead.config import PositionSymbols, RelationalSymbols, RelativeSymbols, TransformerConfig, Vectors
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.block import TransformerBlock
+from polyhead.layers.feedforward import SwiGLU
+from polyhead.layers.heads.symbolic import DisentangledHeads, RelationalHeads
+from polyhead.layers.norms import LayerNorm
+from polyhead.models.transformer import Transformer
+
+ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One tensor of the package: its names there (all hold it), those of ours (all the same tensor), which part.
+
+    `factor`: ours / theirs; `shape`: theirs, where it is not that of the part: of as many entries, or longer by rows
+    that are out of reach here.
+    """
+
+    keys: tuple[str, ...]
+    names: tuple[str, ...]
+    where: tuple[slice, ...] = (ALL,)
+    factor: float = 1.0
+    shape: tuple[int, ...] | None = None
+
+
+def _linear(theirs: str, ours: str, *, bias: bool = True, factor: float = 1.0) -> Iterator[Place]:
+    for what in ("weight", "bias") if bias else ("weight",):
+        yield Place((f"{theirs}.{what}",), (f"{ours}.{what}",), factor=factor)
+
+
+# ------------------------------------------------------------------------------------------------------------ attention
+def of_attention(
+    layer: MultiHeadAttention, groups: Sequence[Group], theirs: str = "", ours: str = ""
+) -> Iterator[Place]:
+    """The tensors of a layer, whose keys begin with `theirs` and whose names with `ours`."""
+    start = 0
+    for i, group in enumerate(groups):
+        size, prefix = layer.sizes[i], theirs + group.prefix
+        sharing = groups[i + 1] if i + 1 < len(groups) and groups[i + 1].mechanism.share else None
+        rows = [
+            slice(first := sum(layer.widths[:n]) + sum(s.widths[n] for s in layer.sizes[:i]), first + size.widths[n])
+            for n in range(3)
+        ]
+        if "q" in size.takes:
+            yield from _queries_and_keys(group, sharing, rows, theirs, ours)
+        value, where = (f"{ours}qkv", rows[2]) if group.kind == "sa" else (f"{ours}groups.{i}.value", ALL)
+        for what in ("weight", "bias") if group.bias_kv else ("weight",):
+            yield Place((f"{prefix}wv.{what}",), (f"{value}.{what}",), (where,))
+        yield from _relations(layer.groups[i], prefix, f"{ours}groups.{i}.")
+        square = slice(start, start := start + size.heads * size.value_dim)
+        yield Place((f"{prefix}wo.weight",), (f"{ours}out.weight",), (square, square))
+        if group.bias_out:
+            yield Place((f"{prefix}wo.bias",), (f"{ours}out.bias",), (square,))
+
+
+def _queries_and_keys(
+    group: Group, sharing: Group | None, rows: Sequence[slice], theirs: str, ours: str
+) -> Iterator[Place]:
+    """Of a group, and of the one after it that has the same: whose modules, in the package, both then are."""
+    both = (group,) if sharing is None else (group, sharing)
+    stems = [theirs + g.prefix + "w{}" + ("" if g.kind in ("sa", "rca") else "_attn") for g in both]
+    for letter, where, factor in (("q", rows[0], group.factor), ("k", rows[1], 1.0)):
+        for what in ("weight", "bias") if letter == "k" and both[-1].bias_kv else ("weight",):
+            keys = tuple(f"{stem.format(letter)}.{what}" for stem in stems)
+            yield Place(keys, (f"{ours}qkv.{what}",), (where,), factor)
+
+
+def _relations(heads: nn.Module, theirs: str, ours: str) -> Iterator[Place]:
+    if isinstance(heads, (RelationalHeads, DisentangledHeads)):
+        symmetric = heads.k_rel is None
+        keys = (f"{theirs}wq_rel.weight", *((f"{theirs}wk_rel.weight",) if symmetric else ()))
+        yield Place(keys, (f"{ours}q_rel.weight",))
+        if not symmetric:
+            yield Place((f"{theirs}wk_rel.weight",), (f"{ours}k_rel.weight",))
+    if isinstance(heads, RelationalHeads):
+        yield Place((f"{theirs}wr",), (f"{ours}relation_weight",))
+
+
+# --------------------------------------------------------------------------------------------------------------- blocks
+def of_block(block: TransformerBlock, its: Block, theirs: str = "", ours: str = "") -> Iterator[Place]:
+    """The tensors of a block."""
+    yield from of_attention(block.attention, its.groups, theirs, f"{ours}attention.")
+    norms = ["norm1", "norm2"]
+    if block.cross is not None:
+        norms.insert(1, "norm_cross")
+        yield from of_attention(block.cross, its.cross, theirs, f"{ours}cross.")
+    for n, name in enumerate(norms, 1):
+        yield from _linear(f"{theirs}norm{n}", f"{ours}{name}", bias=isinstance(block.norm1, LayerNorm))
+    maps = ("w1", "w2", "w3") if isinstance(block.feedforward, SwiGLU) else ("up", "down")
+    for n, name in enumerate(maps, 1):
+        bias = its.fields["feedforward"].bias
+        yield from _linear(f"{theirs}ff_block.linear{n}", f"{ours}feedforward.{name}", bias=bias)
+
+
+# -------------------------------------------------------------------------------------------------------------- symbols
+def of_symbols(asked: Retriever, theirs: Sequence[str], ours: Sequence[str], dim: int, length: int) -> Iterator[Place]:
+    """The tensors of a source of symbols that stands under several prefixes there and here."""
+    for place in _of_source(asked, dim, length):
+        keys, names = (
+            [prefix + name for prefix in some for name in its]
+            for some, its in ((theirs, place.keys), (ours, place.names))
+        )
+        yield replace(place, keys=tuple(keys), names=tuple(names))
+
+
+def _of_source(asked: Retriever, dim: int, length: int) -> Iterator[Place]:
+    symbolic, related = asked.factors
+    if isinstance(asked.source, PositionSymbols):
+        yield Place(("symbol_library.weight",), ("table",), shape=(asked.length or length, dim))
+    elif isinstance(asked.source, RelativeSymbols):
+        yield Place(("rel_pos_enc.rel_pos_embeddings",), ("table",))
+    else:
+        theirs = ours = ""
+        if isinstance(asked.source, RelationalSymbols):
+            theirs, ours = "symbolic_attention.", "symbolic."
+            for name, our, factor in (("q_proj", "q", related), ("k_proj", "k", 1.0), ("model_dim_proj", "map", 1.0)):
+                yield from _linear(name, our, factor=factor)
+        yield Place((f"{theirs}template_features",), (f"{ours}templates",))
+        yield Place((f"{theirs}symbol_library",), (f"{ours}library",))
+        yield from _linear(f"{theirs}q_proj", f"{ours}query", factor=symbolic)
+
+
+def _by_layer(asked: Retriever, theirs: Sequence[str], dim: int, length: int) -> Iterator[Place]:
+    """Sources of the layers' own; a library they have in common is one tensor."""
+    ours = [f"blocks.{i}.symbols.0." for i in range(len(theirs))]
+    tied = getattr(asked.source, "tied", False)
+    for i in range(len(theirs)):
+        for place in of_symbols(asked, theirs[i : i + 1], ours[i : i + 1], dim, length):
+            if not (tied and place.names[0].endswith("library")):
+                yield place
+    if tied:
+        yield Place(tuple(f"{prefix}symbol_library" for prefix in theirs), tuple(f"{name}library" for name in ours))
+
+
+# --------------------------------------------------------------------------------------------------------------- models
+def of_model(model: Transformer, plan: Plan) -> Iterator[Place]:
+    """The tensors of a model of the package that this plan describes."""
+    stem = {"language": "layers.blocks", "vision": "encoder_blocks", "sequence": "layers.decoder_blocks"}[plan.kind]
+    for i, block in enumerate(_blocks(model)):
+        yield from of_block(block, plan.block, f"{stem}.{i}.", f"blocks.{i}.")
+    ends = {"language": _language, "vision": _vision, "sequence": _sequence}
+    yield from ends[plan.kind](model, plan)
+
+
+def _blocks(model: Transformer) -> list[TransformerBlock]:
+    return list(model.blocks)  # type: ignore[arg-type]
+
+
+def _language(model: Transformer, plan: Plan) -> Iterator[Place]:
+    settings, asked = plan.settings, plan.retriever
+    dim, length = settings.dim, settings.max_length
+    tables = ("inputs.table.weight", "outputs.table.weight")
+    yield Place(("layers.token_embedder.weight", "layers.final_out.weight"), tables)
+    if model.positions is not None:
+        yield Place(("layers.positional_embedder.weight",), ("positions.table",), shape=(plan.lengths[0], dim))
+    yield from _linear("layers.norm", "norm", bias=isinstance(model.norm, LayerNorm))
+    if asked is not None:
+        theirs = [f"layers.symbol_retrievers.{i}." for i in range(settings.layers)]
+        if asked.source.shared:
+            yield from of_symbols(asked, theirs, ("symbols.0.",), dim, length)
+        else:
+            yield from _by_layer(asked, theirs, dim, length)
+
+
+def _vision(model: Transformer, plan: Plan) -> Iterator[Place]:
+    count, dim = plan.settings.max_length, plan.settings.dim
+    for n, name in enumerate(("norm", "linear", "norm_out"), 1):
+        yield from _linear(f"to_patch_embedding.{n}", f"inputs.{name}")
+    yield Place(("pos_embedding",), ("positions.table",), shape=(1, count, dim))
+    yield Place(("cls_token",), ("inputs.class_token.weight",), shape=(1, 1, dim))
+    yield from _linear("final_out", "outputs.linear")
+    if plan.retriever is not None:
+        yield from of_symbols(plan.retriever, ("symbol_retriever.",), ("symbols.0.",), dim, count)
+
+
+def _sequence(model: Transformer, plan: Plan) -> Iterator[Place]:
+    settings, encoder = plan.settings, plan.settings.encoder
+    assert plan.encoder is not None
+    assert isinstance(model.encoder, Transformer)
+    assert isinstance(encoder, TransformerConfig)
+    for i, block in enumerate(_blocks(model.encoder)):
+        prefixes = f"layers.encoder_blocks.{i}.", f"encoder.blocks.{i}."
+        yield from of_block(block, plan.encoder, *prefixes)
+    root = math.sqrt(settings.dim)
+    for side, prefix, end in (("source", "encoder.", encoder.inputs), ("target", "", settings.inputs)):
+        if isinstance(end, Vectors):  # there the vectors are multiplied by the root of the width, not so here
+            yield from _linear(f"layers.{side}_embedder", f"{prefix}inputs.linear", factor=root)
+        else:
+            yield Place((f"layers.{side}_embedder.weight",), (f"{prefix}inputs.table.weight",))
+    for what in ("weight", "bias"):  # its attempt to tie them leaves a second name
+        keys = (f"layers.final_out.{what}", f"layers.target_embedder.weights.{what}")
+        yield Place(keys, (f"outputs.linear.{what}",))
+    if plan.retriever is not None:
+        sides = [prefix for prefix, its in (("encoder.", model.encoder), ("", model)) if len(its.symbols)]
+        names = [f"{prefix}symbols.0." for prefix in sides]
+        yield from of_symbols(plan.retriever, ("layers.symbol_retriever.",), names, settings.dim, settings.max_length)
+
+
+# -------------------------------------------------------------------------------------------------------------- tensors
+@torch.no_grad()
+def fill(module: nn.Module, places: Sequence[Place], state: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> None:
+    """Write the tensors of `state` where they belong and 0 everywhere else.
+
+    `extra`: tensors that may be there and must be like these.  ValueError for keys that are missing or left over.
+    """
+    _compare_keys(set(state), places, extra)
+    targets = module.state_dict()
+    strange = targets.keys() - {name for place in places for name in place.names}
+    assert all(name.endswith("bias") for name in strange), strange
+    for target in targets.values():
+        target.zero_()
+    for place in places:
+        value = _one(place.keys, state)
+        for name in place.names:
+            part = targets[name][place.where]
+            wanted = place.shape or tuple(part.shape)
+            if tuple(value.shape) != wanted:
+                _misshapen(next(key for key in place.keys if key in state), wanted, value)
+            rows = value[: len(part)] if value.ndim == part.ndim else value.reshape(part.shape)
+            part.copy_(rows if place.factor == 1.0 else rows * place.factor)
+    for key in extra.keys() & state.keys():
+        value, same = state[key], extra[key]
+        if value.shape != same.shape:
+            _misshapen(key, tuple(same.shape), value)
+        if not torch.allclose(value.to(same), same, atol=1e-3):
+            raise ValueError(f"{key} is not what the package computes, which is all that ours can")
+
+
+def _compare_keys(keys: set[str], places: Sequence[Place], extra: Mapping[str, Tensor]) -> None:
+    missing = [place.keys[0] for place in places if keys.isdisjoint(place.keys)]
+    unknown = sorted(keys - extra.keys() - {key for place in places for key in place.keys})
+    found = (("missing", missing), ("unknown", unknown))
+    problems = [
+        f"{what} {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+        for what, names in found
+        if names
+    ]
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def _one(keys: Sequence[str], state: Mapping[str, Tensor]) -> Tensor:
+    """The tensor that all of these names have; a file may hold it under one of them."""
+    there = [key for key in keys if key in state]
+    first = state[there[0]]
+    for key in there[1:]:
+        if state[key].data_ptr() != first.data_ptr() and not torch.equal(state[key], first):
+            raise ValueError(f"{there[0]} and {key} are one tensor in the package but differ")
+    return first
+
+
+def _misshapen(key: str, wanted: tuple[int, ...], value: Tensor) -> NoReturn:
+    raise ValueError(f"{key} must be {wanted} but is {tuple(value.shape)}")
+
+
+@torch.no_grad()
+def take(module: nn.Module, places: Sequence[Place]) -> dict[str, Tensor]:
+    """The inverse of `fill`, copied.  ValueError where ours has entries that no place holds."""
+    ours = {name: value.detach() for name, value in module.state_dict().items()}
+    rest = {name: value.clone() for name, value in ours.items()}
+    theirs: dict[str, Tensor] = {}
+    for place in places:
+        for name in place.names[1:]:
+            if not torch.equal(ours[name], ours[place.names[0]]):
+                raise ValueError(f"{place.names[0]} and {name} are one tensor in the package but differ")
+        name = place.names[0]
+        if name in ours:
+            part = ours[name][place.where]
+        else:  # a bias the package has and ours does without
+            weight = ours[name.removesuffix("bias") + "weight"]
+            part = weight.new_zeros(weight.shape[0])[place.where]
+        value = part.clone() if place.factor == 1.0 else part / place.factor
+        value = value if place.shape is None else value.reshape(place.shape)
+        theirs |= dict.fromkeys(place.keys, value)
+        for name in place.names:
+            if name in rest:
+                rest[name][place.where] = 0.0
+    for name, value in rest.items():
+        if value.any():
+            raise ValueError(f"{name} has entries, up to {value.abs().max():.2g}, {_why(name)}")
+    return theirs
+
+
+def _why(name: str) -> str:
+    if name.endswith("out.weight"):
+        return "between heads of two kinds, which the package projects apart"
+    return "that the package has no place for: it has no bias there"

@@ -1,0 +1,319 @@
+"""What transformers' attention interface calls: our heads on the queries, keys and values of a model of its own.
+
+    attend(module, query, key, value, attention_mask, dropout=, scaling=, ...) -> (b t h e), None
+
+One function serves the names of `huggingface_heads.NAMES` (all layers have one mechanism) and layers whose attention
+module has `Heads` of its own.  Masks are those that SDPA gets: boolean, True where looking is allowed, or floating and
+added to the scores; none and a causal module mean the causal mask.
+
+Relational heads read more than q, k and v.  Their attention module is a subclass (`with_symbols`) that gives the heads
+the stream, and in place of the cache `Senders`, which put symbols where the values of those heads would be and keys of
+relations beside the keys, so that any cache of transformers keeps them.
+
+Heads are called as a module, and nothing else is asked of them, so that what wraps them (PEFT, torch.compile, FSDP) has
+its say.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from polyhead import config
+from polyhead.compat.foreign import limits
+from polyhead.compat.huggingface.taps import REFUSED
+from polyhead.layers.call import limits_of
+from polyhead.layers.heads.functions import asked, attended
+from polyhead.layers.heads.groups import HeadGroup, HylaHeads, SymbolGroup, build
+from polyhead.layers.projection import by_offset
+from polyhead.layers.symbols import build_symbols
+from polyhead.ops.latent_code import share
+
+Slices = tuple[slice, slice | None]
+"""Of a group: its heads, and its keys and values; None where a group's keys are not a whole number of the model's."""
+
+Said = list[dict[str, Any]]
+"""Of each group, what it makes of the stream: "received" (by name), "k_rel" (b t r p), "values" (b t g e) or, by
+offset, a table (n g e), and "keys", the first and last of its keys.  Empty of heads that read q, k and v alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """How wide a layer of a foreign model is: total heads and groups of keys, per head `dim`, and its model's width."""
+
+    width: int
+    heads: int
+    kv_heads: int
+    dim: int
+    max_length: int = 512
+    bias: bool = False
+
+
+def fitted(who: str, mechanisms: Sequence[config.Mechanism], place: Place) -> list[tuple[config.Mechanism, Slices]]:
+    """The mechanisms with the sizes that the model gives them, and which of its heads each of them is.
+
+    ValueError where they are not as many as the model has, or want what a model's own q, k and v cannot give.
+    """
+    total = sum(mechanism.heads for mechanism in mechanisms)
+    if total != place.heads:
+        raise ValueError(f"{who}: {place.heads} heads were wanted but {total} came")
+    shared, found, first = place.heads // place.kv_heads, [], 0
+    for mechanism in mechanisms:
+        name, last = type(mechanism).__name__, first + mechanism.heads
+        whole = first % shared == 0 and mechanism.heads % shared == 0
+        kv_heads = mechanism.heads // shared if whole else mechanism.heads
+        for field, wanted in (("dim", place.dim), ("value_dim", place.dim), ("kv_heads", kv_heads)):
+            if getattr(mechanism, field) not in (None, wanted):
+                raise ValueError(f"{who}: {field} of {name} must be {wanted} but is {getattr(mechanism, field)}")
+        if mechanism.share or getattr(mechanism, "hidden", None) is not None:
+            raise ValueError(f"{who}: {name} must read the model's own queries and keys, without share or hidden")
+        if isinstance(mechanism, config.SymbolHeads):
+            if not whole:
+                raise ValueError(f"{who}: {name} must be a multiple of {shared} heads, which share keys")
+            if isinstance(mechanism.symbols, config.RelationalSymbols):
+                raise ValueError(f"{who}: {name} must have symbols of single tokens but has RelationalSymbols")
+        keys = slice(first // shared, last // shared) if whole else None
+        mechanism = dataclasses.replace(mechanism, dim=place.dim, value_dim=place.dim, kv_heads=kv_heads)
+        found.append((mechanism, (slice(first, last), keys)))
+        first = last
+    return found
+
+
+class Heads(nn.Module):
+    """The head groups of one layer of a foreign model, side by side, and what they add to its q, k and v.
+
+    Softmax, linear and HYLA heads add nothing (HYLA with `value_depth=2`: its second value matrix); relational ones
+    their maps and, for each source that they name, the layer's own symbols.
+    """
+
+    def __init__(
+        self,
+        mechanisms: Sequence[config.Mechanism],
+        place: Place,
+        *,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        pairs = fitted("heads", mechanisms, place)
+        how: dict[str, Any] = {"max_length": place.max_length, "device": device, "dtype": dtype}
+        self.groups = nn.ModuleList(build(m, place.width, place.heads, bias=place.bias, **how) for m, _ in pairs)
+        self.slices = [where for _, where in pairs]
+        named = [m.symbols if isinstance(m, config.SymbolHeads) else None for m, _ in pairs]
+        distinct = [source for source in dict.fromkeys(named) if source is not None]
+        self.source_of = [None if source is None else distinct.index(source) for source in named]
+        self.symbols = nn.ModuleList(build_symbols(source, place.width, causal=True, **how) for source in distinct)
+
+    @torch.no_grad()
+    def begin(self, v_proj: nn.Module | None) -> None:
+        """Fill what no checkpoint has filled: symbols go through the rows that the values of these heads went
+        through, relations are balanced on that, all else begins as it does in our own models."""
+        for group, (_, keys) in zip(self._groups(), self.slices, strict=True):
+            if isinstance(group, HylaHeads) and group.value_weight is not None and _fresh(group.value_weight):
+                nn.init.normal_(group.value_weight, std=group.sizes.value_dim**-0.5)
+            if not isinstance(group, SymbolGroup) or keys is None or not isinstance(v_proj, nn.Linear):
+                continue
+            if v_proj.in_features == group.symbol_dim:
+                rows = slice(keys.start * group.sizes.value_dim, keys.stop * group.sizes.value_dim)
+                for name, parameter in group.value.named_parameters():
+                    if _fresh(parameter):
+                        parameter.copy_(v_proj.get_parameter(name)[rows])
+        for module in self.modules():
+            own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+            if hasattr(module, "reset_parameters") and not isinstance(module, nn.Linear) and any(map(_fresh, own)):
+                module.reset_parameters()  # type: ignore[operator]
+
+    def _groups(self) -> list[Any]:
+        return list(self.groups)  # head groups, or what wraps them
+
+    def forward(
+        self,
+        q: Float[Tensor, "b t *width"],
+        k: Float[Tensor, "b s g d"] | None = None,
+        v: Float[Tensor, "b s g e"] | None = None,
+        *,
+        seen: dict[str, Any] | None = None,
+        made: list[dict[str, Tensor]] | None = None,
+        first: int = 0,
+        positions: Tensor | None = None,
+    ) -> Float[Tensor, "b t h e"] | Said:
+        """The output of all heads; `seen`: bias, mask, causal and keep of all of them, `made`: see `Senders.made`.
+
+        Without k and v: what they make of the stream (b t m), whose first token is number `first`.
+        """
+        if k is None or v is None:
+            return self._say(q, first, positions)
+        parts, limits = [], seen or {}
+        for i, (group, (heads, keys)) in enumerate(zip(self._groups(), self.slices, strict=True)):
+            own = limits_of(limits, heads.start, heads.stop)
+            # Heads that cut through a set which shares its keys get a copy each.
+            mine = [x[:, :, keys] if keys is not None else share(x, q.shape[2])[:, :, heads] for x in (k, v)]
+            more = {} if made is None else dict(made[i])
+            if made is None and self.source_of[i] is not None:
+                raise ValueError("heads: relational heads need the stream but their layer did not give it")
+            mine[1] = more.pop("v", mine[1])
+            parts.append(attended(group, {**more, "q": q[:, :, heads], "k": mine[0], "v": mine[1]}, own))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+    def _say(self, x: Tensor, first: int, positions: Tensor | None) -> Said:
+        symbols, said = [source(x, first=first, positions=positions) for source in self.symbols], []
+        for group, source, (_, keys) in zip(self.groups, self.source_of, self.slices, strict=True):
+            of_group: dict[str, Any] = {}
+            if source is not None and keys is not None:
+                f = asked(group, "features")(x)
+                sent = asked(group, "send")(f)  # nothing, of an Abstractor
+                of_group = {"received": asked(group, "receive")(f), **sent, "keys": (keys.start, keys.stop)}
+                of_group["values"] = asked(group, "values")(symbols[source])
+            said.append(of_group)
+        return said
+
+
+def _fresh(tensor: Tensor) -> bool:
+    return not getattr(tensor, "_is_hf_initialized", False)  # transformers marks what it has loaded
+
+
+class Senders:
+    """What relational heads of one call read beside q, k and v: the stream, symbols, and all keys of relations.
+
+    In place of a cache: `update` keeps symbols as values, and relation keys behind each key.
+    """
+
+    def __init__(self, said: Said, cache: Any, past: int) -> None:
+        self.said, self.cache, self.past = said, cache, past
+        self.kept = False
+        self.keys = {i: of["k_rel"] for i, of in enumerate(said) if "k_rel" in of}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["cache"], name)
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """All keys and values (b g s d) of the layer, after these; those of relations are cut off again."""
+        g, d = key.shape[1], key.shape[-1]
+        flat = [related.flatten(2) for related in self.keys.values()]
+        if flat:
+            joint = torch.cat(flat, dim=-1)
+            joint = nn.functional.pad(joint, (0, -joint.shape[-1] % g))
+            key = torch.cat((key, joint.unflatten(-1, (g, -1)).transpose(1, 2)), dim=-1)
+        value = self.filled(value.transpose(1, 2)).transpose(1, 2)
+        key, value = self.cache.update(key, value, layer, *args, **kwargs)
+        self.kept = True
+        if flat:
+            joint = key[..., d:].transpose(1, 2).flatten(2)
+            widths = [piece.shape[-1] for piece in flat]
+            pieces = joint[..., : sum(widths)].split(widths, dim=-1)
+            shapes = [related.shape[2:] for related in self.keys.values()]
+            self.keys = {i: p.unflatten(-1, shape) for i, p, shape in zip(self.keys, pieces, shapes, strict=True)}
+        return key[..., :d], value
+
+    def filled(self, value: Float[Tensor, "b t g e"]) -> Float[Tensor, "b t g e"]:
+        """Values, with symbols by key in place of those of heads that read them."""
+        value = value.clone()
+        for of in self.said:
+            if of and of["values"].ndim == 4:
+                value[:, :, slice(*of["keys"])] = of["values"]
+        return value
+
+    def made(self, t: int, s: int) -> list[dict[str, Tensor]]:
+        """Of each group, relations of `t` receivers and the first `s` senders, and symbols by offset."""
+        found: list[dict[str, Tensor]] = []
+        for i, of in enumerate(self.said):
+            made = dict(of.get("received", {}))
+            if i in self.keys:
+                made["k_rel"] = self.keys[i][:, :s]
+            if of and of["values"].ndim == 3:
+                # A cache of fixed size has empty places after the last token, one with a window fewer than came before.
+                made["v"] = by_offset(of["values"], t, s, min(self.past, s - t))
+            found.append(made)
+        return found
+
+
+def attend(
+    heads: Callable[..., Any],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    polyhead: Senders | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The function of the interface, on (b h t d) tensors; returns (b t h e).  ValueError for what is not plain.
+
+    `heads` is called as `Heads` are, whatever it is: the module of a layer, wrapped by whom it may be.
+    """
+    who = type(module).__name__
+    refuse(module, options)
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    if polyhead is not None and not polyhead.kept:
+        v = polyhead.filled(v)
+    t, d = q.shape[1], q.shape[3]
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = bool(causal) and attention_mask is None and t > 1
+    if causal:  # no mask then means that query 0 is key 0: what lies behind is the empty rest of a cache
+        k, v = k[:, :t], v[:, :t]
+    seen = {
+        "causal": causal,
+        "keep": None,
+        **_bias_and_mask(who, (attention_mask, position_bias), t, k.shape[1], q.dtype),
+    }
+    if dropout > 0:
+        draw = torch.rand(q.shape[0], q.shape[2], t, k.shape[1], device=q.device)
+        seen["keep"] = (draw >= dropout).to(q.dtype) / (1.0 - dropout)
+    if scaling is not None and scaling != d**-0.5:
+        q = q * (scaling * d**0.5)
+    made = None if polyhead is None else polyhead.made(t, k.shape[1])
+    return heads(q, k, v, seen=seen, made=made).contiguous(), None
+
+
+def alone(group: HeadGroup) -> Callable[..., Tensor]:
+    """A group that is all heads of a layer and reads q, k and v alone, to be called as `Heads` are."""
+    return lambda q, k, v, *, seen, made: group(q, k, v, **seen)
+
+
+def refuse(module: nn.Module, options: Mapping[str, Any]) -> None:
+    """ValueError for what some models pass to their attention that is no part of the ops."""
+    for option in (*REFUSED, "cache"):  # a paged cache, which attention itself would have to keep
+        if options.get(option) is not None:
+            raise ValueError(f"polyhead: {type(module).__name__} must be plain attention but {option} changes it")
+
+
+def _bias_and_mask(who: str, given: Sequence[Tensor | None], t: int, s: int, dtype: torch.dtype) -> dict[str, Any]:
+    arrays = [array[..., :s] for array in given if array is not None]
+    if any(array.ndim != 4 for array in arrays):
+        raise ValueError(f"polyhead: {who} must have masks (b h t s) but one is {tuple(arrays[0].shape)}")
+    if len(arrays) == 1 and arrays[0].dtype == torch.bool:
+        return {"bias": None, "mask": arrays[0]}  # without a look at it, which would wait for the device
+    bias, mask = limits(arrays, t, s, dtype)
+    return {"bias": bias, "mask": mask}
+
+
+class _Stream:
+    """Before the class of an attention module: its relational heads are given what they relate."""
+
+    polyhead: nn.Module
+    layer_idx: int
+    polyhead_stream = True
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        cache = kwargs.get("past_key_values")
+        past = 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
+        said = self.polyhead(hidden_states, first=past, positions=kwargs.get("position_ids"))
+        senders = Senders(said, cache, past)
+        if cache is not None:
+            kwargs["past_key_values"] = senders
+        return super().forward(hidden_states, *args, polyhead=senders, **kwargs)  # type: ignore[misc]
+
+
+@functools.cache
+def with_symbols(kind: Any) -> Any:
+    """The subclass of an attention module's class that gives relational heads the stream."""
+    return type(f"Polyhead{kind.__name__}", (_Stream, kind), {"__module__": __name__})

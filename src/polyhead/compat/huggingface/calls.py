@@ -1,0 +1,295 @@
+"""Which attention layers of a model of transformers are ours: counted where they are called, and refused where not.
+
+    verify(model)           a tiny forward pass; a row for each attention layer: its calls, and what it computes
+
+A name of ours is a string in a configuration.  An architecture that computes attention itself never looks it up: it
+would stay softmax attention, or add the mask made for us, which is boolean, to scores of its own.  So such a model is
+refused three times, each time by its name:
+
+    as it is made           transformers asks one method whether a model takes a name; ours is asked first
+    where masks are made    they are made for a configuration, whoever wrote the name into it
+    by the first pass       every module called Attention must have called us, or lie within one that did, or hold one
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+from polyhead.analysis.capture import looking
+from polyhead.compat.torch_mha.module import MultiheadAttention as DropIn
+from polyhead.layers.attention import MultiHeadAttention
+
+_PREFIX = "polyhead_"
+_COUNT: ContextVar["Calls | None"] = ContextVar("calls", default=None)
+
+
+def ours(name: Any) -> bool:
+    """Whether an `attn_implementation` is one of ours."""
+    return isinstance(name, str) and name.startswith(_PREFIX)
+
+
+def note(module: nn.Module, heads: str) -> None:
+    """A layer's attention came to us."""
+    if not torch.compiler.is_compiling() and (calls := _COUNT.get()) is not None:
+        calls.heads[module] = heads
+        calls.came[module] = calls.came.get(module, 0) + 1
+
+
+@dataclass
+class Calls:
+    """What was called in one forward pass."""
+
+    heads: dict[nn.Module, str] = field(default_factory=dict)
+    """Modules whose attention came to us, and what computed it."""
+
+    came: dict[nn.Module, int] = field(default_factory=dict)
+    """How often."""
+
+    count: dict[nn.Module, int] = field(default_factory=dict)
+    """How often each module of a class called Attention was called."""
+
+    def called(self, module: nn.Module, *_: Any) -> None:
+        """A hook."""
+        self.count[module] = self.count.get(module, 0) + 1
+
+    def foreign(self) -> list[nn.Module]:
+        """Those that computed attention themselves, outermost only."""
+        inside = {part for module in self.heads for part in module.modules()}
+        alone = [m for m in self.count if m not in inside and not any(part in self.heads for part in m.modules())]
+        within = {part for module in alone for part in list(module.modules())[1:]}
+        return [module for module in alone if module not in within]
+
+
+@contextlib.contextmanager
+def counted(model: nn.Module) -> Iterator[Calls]:
+    """Count what is called meanwhile."""
+    calls, hooks = Calls(), []
+    token = _COUNT.set(calls)
+    try:
+        for module in model.modules():
+            if "Attention" in type(module).__name__:
+                hooks.append(module.register_forward_hook(calls.called))
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+        _COUNT.reset(token)
+
+
+def _goes_through(kind: type[PreTrainedModel]) -> bool:
+    """Whether the source of a class of models mentions the interface; transformers' own rule."""
+    return kind._can_set_attn_implementation()
+
+
+def uses_interface(kind: type, name: str) -> None:
+    """ValueError for a class of models that computes attention itself."""
+    if issubclass(kind, PreTrainedModel) and not _goes_through(kind):
+        raise ValueError(
+            f"polyhead: {kind.__name__} must call its attention through transformers' AttentionInterface for "
+            f"{name!r} but computes it itself"
+        )
+
+
+def mask(*sizes: Any, config: Any = None, **options: Any) -> Tensor | None:
+    """The mask that SDPA gets, for architectures that hand it on to us."""
+    if config is not None and not torch.compiler.is_compiling() and type(config) in MODEL_MAPPING:
+        found: Any = MODEL_MAPPING[type(config)]
+        for kind in found if isinstance(found, (tuple, list)) else (found,):
+            uses_interface(kind, str(config._attn_implementation))
+    return sdpa_mask(*sizes, config=config, **options)
+
+
+def guard() -> None:
+    """Have models that are given a name of ours refused or watched; may be called again."""
+    for name, before in (("get_correct_attn_implementation", _asked), ("set_attn_implementation", _set)):
+        method = getattr(PreTrainedModel, name)
+        if not hasattr(method, "polyhead"):
+            setattr(PreTrainedModel, name, _first(before, method))
+
+
+def _first(before: Callable[..., None], method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def asked(self: PreTrainedModel, *args: Any, **options: Any) -> Any:
+        before(self, *args, **options)
+        return method(self, *args, **options)
+
+    asked.polyhead = True  # type: ignore[attr-defined]
+    return asked
+
+
+def _asked(model: PreTrainedModel, requested_attention: Any = None, *_: Any, **__: Any) -> None:
+    if ours(requested_attention):
+        uses_interface(type(model), requested_attention)
+        watch(model)
+
+
+def _set(model: PreTrainedModel, attn_implementation: Any = None, *_: Any, **__: Any) -> None:
+    """Of a model and those inside, which transformers passes over with a warning: one name for all, or by the part of
+    the configuration that a model inside has."""
+    by_part = attn_implementation if isinstance(attn_implementation, dict) else {None: attn_implementation}
+    for part, name in by_part.items():
+        config = getattr(model.config, part, None) if part else model.config
+        for module in model.modules() if ours(name) else ():
+            if isinstance(module, PreTrainedModel) and (part is None or module.config is config):
+                uses_interface(type(module), name)
+
+
+def watch(model: nn.Module) -> None:
+    """Check the first forward pass of a model: see `_Watch`."""
+    if not any(isinstance(hook, _Watch) for hook in model._forward_hooks.values()):
+        watching = _Watch()
+        model.register_forward_pre_hook(watching.before)
+        model.register_forward_hook(watching, always_call=True)
+
+
+class _Watch:
+    """Two hooks that check one forward pass and go.
+
+    A model within a model leaves it to the outer one.  What torch.compile takes as a whole is not counted.
+    """
+
+    def __init__(self) -> None:
+        self.open: tuple[Calls, contextlib.ExitStack] | None = None
+
+    def before(self, model: nn.Module, _: Any) -> None:
+        if not torch.compiler.is_compiling() and _COUNT.get() is None:
+            stack = contextlib.ExitStack()
+            self.open = stack.enter_context(counted(model)), stack
+
+    def __call__(self, model: nn.Module, _: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or self.open is None:
+            return
+        (calls, stack), self.open = self.open, None
+        stack.close()
+        if output is None:  # an error of its own
+            return
+        check(model, calls)
+        for hooks in (model._forward_pre_hooks, model._forward_hooks):
+            for key in [key for key, hook in hooks.items() if hook in (self, self.before)]:
+                del hooks[key]
+                model._forward_hooks_always_called.pop(key, None)
+
+
+def check(model: nn.Module, calls: Calls) -> None:
+    """ValueError where heads that a configuration of the model promises were not called."""
+    who = type(model).__name__
+    promised, names = _promised(model), {module: name for name, module in model.named_modules()}
+    for module in calls.foreign():
+        if module in promised:
+            where = f"{names[module]} ({type(module).__name__})"
+            raise ValueError(f"{_WANTED.format(who, promised[module])} but {where} computes it itself")
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if ours(name) and not calls.heads:
+        raise ValueError(f"{_WANTED.format(who, name)} but none of its layers does")
+    held = getattr(getattr(model, "config", None), "polyhead_heads", None) or ()
+    came = {getattr(module, "layer_idx", None) for module in calls.heads}
+    for layer in (i for i, heads in enumerate(held) if heads is not None and i not in came):
+        raise ValueError(f"polyhead: layer {layer} of {who} must call the heads that its configuration holds")
+
+
+_WANTED = "polyhead: {} must call its attention through transformers' AttentionInterface for {!r}"
+
+
+def _promised(model: nn.Module, above: Any = None) -> dict[nn.Module, str]:
+    """Every module called Attention whose configuration has a name of ours, and the name."""
+    name = getattr(getattr(model, "config", None), "_attn_implementation", above)
+    found = {model: name} if ours(name) and "Attention" in type(model).__name__ else {}
+    for child in model.children():
+        found |= _promised(child, name)
+    return found
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An attention layer in one forward pass."""
+
+    name: str
+    kind: str
+    calls: int
+    heads: str
+    """What computed it: our heads, or who else did."""
+
+    ours: bool
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The attention layers of a model, in its order; printed as a table."""
+
+    model: str
+    layers: tuple[Layer, ...]
+
+    def __repr__(self) -> str:
+        rows = [("layer", "class", "calls", "ours", "heads")]
+        rows += [(x.name, x.kind, str(x.calls), "yes" if x.ours else "no", x.heads) for x in self.layers]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip() for row in rows]
+        own = sum(layer.ours for layer in self.layers)
+        return "\n".join((f"{self.model}: {own} of {len(self.layers)} attention layers are ours", *lines))
+
+
+def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **inputs: Any) -> Verified:
+    """One forward pass without gradients: which attention layers were called how often, and which of them are ours.
+
+    >>> import transformers
+    >>> from polyhead.compat.huggingface import register, swap_heads
+    >>> register()
+    >>> llama = transformers.LlamaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    >>> verify(swap_heads(transformers.LlamaForCausalLM(llama), [1], [Softmax(2), Hyla(2)]))
+    PolyheadLlamaForCausalLM: 1 of 2 attention layers are ours
+    layer                     class           calls  ours  heads
+    model.layers.0.self_attn  LlamaAttention  1      no    sdpa
+    model.layers.1.self_attn  LlamaAttention  1      yes   Softmax(2), Hyla(2)
+
+    `batch`: a mapping of inputs or the main input alone, `inputs` by name add to it; by default four tokens, or an
+    image of noise.  A compiled model runs without its compiler.
+
+    ValueError: heads that the configuration promises were not called, or the model wants inputs of another kind.
+    """
+    given = _tiny(model) if batch is None and not inputs else batch or {}
+    if isinstance(given, Tensor):
+        given = {getattr(model, "main_input_name", "input_ids"): given}
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in {**given, **inputs}.items()}
+    with looking(model), torch.compiler.set_stance("force_eager"), counted(model) as calls:
+        model(**moved)
+    inner = getattr(model, "_orig_mod", model)
+    check(inner, calls)
+    alone = calls.foreign()
+    found = [(name, module, _who(module, calls, alone)) for name, module in inner.named_modules()]
+    layers = tuple(Layer(name, type(module).__name__, *who) for name, module, who in found if who[0])
+    return Verified(type(inner).__name__, layers)
+
+
+def _who(module: nn.Module, calls: Calls, alone: list[nn.Module]) -> tuple[int, str, bool]:
+    """How often a layer was called, what computed it, and whether that is ours; 0 of what is no layer of attention."""
+    if module in calls.heads:
+        return calls.came[module], calls.heads[module], calls.heads[module] != ELSEWHERE
+    if module not in alone:
+        return 0, "", False
+    groups = module.groups if isinstance(module, (MultiHeadAttention, DropIn)) else ()
+    return calls.count[module], ", ".join(type(group).__name__ for group in groups) or "its own", bool(groups)
+
+
+ELSEWHERE = "sdpa"
+"""What computes a layer that comes to us and has no heads of ours."""
+
+
+def _tiny(model: Any) -> dict[str, Any]:
+    """Inputs for a model of tokens or images."""
+    main, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
+    if main == "input_ids" and config is not None:
+        ids = torch.arange(1, 5)[None] % config.get_text_config().vocab_size
+        return {"input_ids": ids, **({"decoder_input_ids": ids} if config.is_encoder_decoder else {})}
+    if main == "pixel_values" and isinstance(size := getattr(config, "image_size", None), int):
+        return {"pixel_values": torch.randn(1, getattr(config, "num_channels", 3), size, size)}
+    raise ValueError(f"verify: {type(model).__name__} must be given inputs by name (main: {main}) but none came")

@@ -1,0 +1,56 @@
+"""Our codecs as tokenizers of Hugging Face's library, so that `AutoTokenizer.from_pretrained` finds one beside a model.
+
+>>> from polyhead.tasks.text.tokens import Bytes
+>>> tokenizer = tokenizer_of(Bytes())
+>>> tokenizer("né")["input_ids"], tokenizer.decode([110, 195, 169])
+([110, 195, 169], 'né')
+"""
+
+import json
+
+import tokenizers
+import transformers
+
+from polyhead.tasks.text.tokens import Bytes, Codec, Subwords
+
+NUL = "\0"
+
+
+def tokenizer_of(codec: Codec, *, max_length: int | None = None) -> transformers.PreTrainedTokenizerFast:
+    """A tokenizer that makes the tokens `codec` makes, and its text of them.
+
+    The token between documents is its `eos_token` and what it pads with, on the left.  Raises ValueError for a codec of
+    tiktoken or SentencePiece, which has no tokenizer.json.
+    """
+    end: str | None = NUL
+    if isinstance(codec, Bytes):
+        rust = _bytes(codec)
+    elif isinstance(codec, Subwords):
+        rust = tokenizers.Tokenizer.from_str(codec.text)
+        end = None if codec.end is None else rust.id_to_token(codec.end)
+    else:
+        raise ValueError(
+            f"tokenizer_of: bytes or a tokenizer.json was wanted but a {type(codec).__name__} came: "
+            "save the model alone and use the tokenizer that the library has for it"
+        )
+    named = {} if end is None else {"eos_token": end, "pad_token": end}
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=rust,
+        padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=isinstance(codec, Subwords),  # a text that says "<|endoftext|>" does not end there
+        **({} if max_length is None else {"model_max_length": max_length}),
+        **named,
+    )
+
+
+def _bytes(codec: Bytes) -> tokenizers.Tokenizer:
+    """Token i is byte i.  NUL, which ends documents, is called by itself: the printable character that stands for it in
+    byte-level tokenizers may be part of a text, where it must not end anything."""
+    parts = json.loads(codec.to_json())
+    names = parts["model"]["vocab"]
+    parts["model"]["vocab"] = {NUL if byte == 0 else name: byte for name, byte in names.items()}
+    made = tokenizers.Tokenizer.from_str(json.dumps(parts))
+    made.add_special_tokens([tokenizers.AddedToken(NUL, normalized=False)])
+    return made

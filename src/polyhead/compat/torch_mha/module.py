@@ -1,0 +1,340 @@
+"""`nn.MultiheadAttention` with any heads: the same signature, state-dict keys and conventions of masks.
+
+    attention = MultiheadAttention(512, 8)                                     what PyTorch's does, to rounding
+    attention = MultiheadAttention(512, 8, heads=[ph.Softmax(4), ph.Hyla(4)])
+    torch_mha.replace(model, heads)                                            every one in a model, weights kept
+
+Masks are PyTorch's: True hides, floating ones are added to the scores.  What differs: a query that may look nowhere
+gets 0 (there NaN), nested tensors are refused, and the fused kernel that `nn.TransformerEncoderLayer` runs in place of
+its attention, for inference, is never taken: it would compute softmax attention without a call of `forward`.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyhead import config
+from polyhead.compat.foreign import limits
+from polyhead.layers import Device
+from polyhead.layers.call import limits_of
+from polyhead.layers.heads.functions import asked, attended, coder
+from polyhead.layers.heads.groups import build, shared_groups
+from polyhead.layers.projection import Rows, by_offset, widths_of
+from polyhead.layers.symbols import SymbolModule, build_symbols
+from polyhead.ops.latent_code import drop
+
+WHO = "MultiheadAttention"
+LATE = ("kdim", "vdim", "batch_first", "device", "dtype")
+"""Arguments of the constructor that come after the sixth."""
+
+Heads = config.Mechanism | Sequence[config.Mechanism] | None
+
+
+class MultiheadAttention(nn.Module):
+    """A drop-in for `nn.MultiheadAttention` whose heads may be of any mechanism.
+
+    >>> attention = MultiheadAttention(16, 4, batch_first=True, heads=[Softmax(2), Hyla(2)])
+    >>> x = torch.randn(3, 5, 16)
+    >>> y, code = attention(x, x, x, average_attn_weights=False)
+    >>> y.shape, code.shape
+    (torch.Size([3, 5, 16]), torch.Size([3, 4, 5, 5]))
+
+    Rows of `in_proj_weight` are queries, keys, values, head after head, whatever the mechanism; only heads that need
+    more (relational ones, HYLA with `value_depth=2`) have parameters besides, in `groups` and `symbols`, and
+    relational ones no rows for values.  A seed gives the weights that it gives PyTorch's.
+
+    ValueError: heads that are not `num_heads` together, add_bias_kv, add_zero_attn (keys that no mechanism but softmax
+    can ignore).
+    """
+
+    in_proj_weight: Tensor | None
+    in_proj_bias: Tensor | None
+    q_proj_weight: Tensor | None
+    k_proj_weight: Tensor | None
+    v_proj_weight: Tensor | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        *late: Any,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        heads: Heads = None,
+        max_length: int = 512,
+    ) -> None:
+        super().__init__()
+        named: dict[str, Any] = {
+            "kdim": kdim,
+            "vdim": vdim,
+            "batch_first": batch_first,
+            "device": device,
+            "dtype": dtype,
+        }
+        named |= dict(zip(LATE, late, strict=False))
+        groups = config.head_list(WHO, config.Softmax(num_heads) if heads is None else heads)
+        total = sum(group.heads for group in groups)
+        if total != num_heads:
+            raise ValueError(f"{WHO}: num_heads = {num_heads} but heads have {total}")
+        for name, given in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
+            if given:
+                raise ValueError(f"{WHO}: keys must be made of the inputs but {name}=True came")
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.kdim, self.vdim = named["kdim"] or embed_dim, named["vdim"] or embed_dim
+        self.dropout, self.batch_first, self.bias_k, self.bias_v = dropout, named["batch_first"], None, None
+        self.add_zero_attn = False
+        # PyTorch's layers ask this before they take their fused kernel; whether weights are joint, in_proj_weight says.
+        self._qkv_same_embed_dim = False
+        how: dict[str, Any] = {"device": named["device"], "dtype": named["dtype"]}
+        self._add_groups(groups, bias, max_length, how)
+        self._add_projections(bias, how)
+
+    def _add_groups(self, heads: config.Heads, bias: bool, max_length: int, how: dict[str, Any]) -> None:
+        options = {"bias": bias, "max_length": max_length, **how}
+        groups = [build(mechanism, self.embed_dim, self.num_heads, **options) for mechanism in heads]
+        self.sizes, self.shared = [group.sizes for group in groups], shared_groups(heads, groups)
+        named = [group.symbols if isinstance(group, config.SymbolHeads) else None for group in heads]
+        distinct = [source for source in dict.fromkeys(named) if source is not None]
+        if distinct and (self.kdim, self.vdim) != (self.embed_dim, self.embed_dim):
+            raise ValueError(f"{WHO}: relational heads need kdim and vdim = {self.embed_dim}")
+        self.source_of = [None if source is None else distinct.index(source) for source in named]
+        self.groups = nn.ModuleList(groups)
+        self.symbols = nn.ModuleList(
+            build_symbols(source, self.embed_dim, max_length=max_length, **how) for source in distinct
+        )
+
+    def _add_projections(self, bias: bool, how: dict[str, Any]) -> None:
+        """Made, and then filled, in the order of PyTorch's: a seed gives the same weights."""
+        widths, sides = widths_of(self.sizes), (self.embed_dim, self.kdim, self.vdim)
+        joint = len(set(sides)) == 1
+        for name, width, side in zip("qkv", widths, sides, strict=True):
+            parameter = None if joint else nn.Parameter(torch.empty(width, side, **how))
+            self.register_parameter(f"{name}_proj_weight", parameter)
+        rows = nn.Parameter(torch.empty(sum(widths), self.embed_dim, **how)) if joint else None
+        self.register_parameter("in_proj_weight", rows)
+        self.register_parameter("in_proj_bias", nn.Parameter(torch.empty(sum(widths), **how)) if bias else None)
+        out = sum(size.heads * size.value_dim for size in self.sizes)
+        self.out_proj = nn.Linear(out, self.embed_dim, bias=bias, **how)
+        self._reset_parameters()
+
+    def _reset_parameters(self) -> None:
+        """As PyTorch's, which are called so; what groups add begins as it does in our own layers."""
+        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
+            if weight is not None and weight.numel():
+                nn.init.xavier_uniform_(weight)
+        for offset in (self.in_proj_bias, self.out_proj.bias):
+            if offset is not None:
+                nn.init.zeros_(offset)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        *late: bool,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output, and the code (b h t s), after dropout, or its mean over heads (b t s); None unless
+        `need_weights`.
+
+        Shapes are PyTorch's: (t b m), (b t m) if `batch_first`, (t m) for one sequence.  True in a mask hides; floating
+        masks are added to the scores.  `is_causal` says that `attn_mask` is the causal mask, and needs one.
+        """
+        average, causal = (*late, *(average_attn_weights, is_causal)[len(late) :])
+        one, first = query.ndim == 2, self.batch_first
+        _, _, parts, seen = self.read(query, key, value, key_padding_mask, attn_mask, causal)
+        outputs = [
+            attended(group, made, own).flatten(2)
+            for group, made, own in zip(self._groups(), parts, self.own(seen), strict=True)
+        ]
+        y = self.out_proj(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1))
+        y = y[0] if one else y if first else y.transpose(0, 1)
+        if not need_weights:
+            return y, None
+        code = drop(self._code(parts, seen), seen["keep"])
+        code = code.mean(1) if average else code
+        return y, code[0] if one else code
+
+    def read(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        padding: Tensor | None,
+        pairs: Tensor | None,
+        causal: bool,
+    ) -> tuple[Tensor, Tensor, list[dict[str, Tensor]], dict[str, Any]]:
+        """Of a call: query and value (b t m), what the op of each group reads, and mask, bias, causality, dropout."""
+        x = self._batch_first(query)  # what is one tensor stays one
+        keys = x if key is query else self._batch_first(key)
+        values = keys if value is key else self._batch_first(value)
+        self._check(x, keys, values)
+        b, t, s = *x.shape[:2], keys.shape[1]
+        if causal and pairs is None:
+            raise ValueError(f"{WHO}: is_causal says what attn_mask is, but attn_mask is None")
+        causal = causal and t == s  # without a look at the mask; elsewhere PyTorch aligns otherwise than our ops
+        seen: dict[str, Any] = {"causal": causal, "keep": self._keep(b, t, s, x)}
+        seen |= self._limits(padding, None if causal else pairs, x, s)
+        return x, values, self._parts(x, keys, values, padding), seen
+
+    def _groups(self) -> list[Any]:
+        return list(self.groups)  # head groups, or what wraps them
+
+    def _batch_first(self, x: Tensor) -> Tensor:
+        if x.is_nested:
+            raise ValueError(f"{WHO}: padded tensors are wanted, but a nested one came: set enable_nested_tensor=False")
+        if x.ndim not in (2, 3):
+            raise ValueError(f"{WHO}: query, key and value must have 2 or 3 dimensions but one is {tuple(x.shape)}")
+        return x[None] if x.ndim == 2 else x if self.batch_first else x.transpose(0, 1)
+
+    def _check(self, x: Tensor, keys: Tensor, values: Tensor) -> None:
+        for name, part, width in zip(
+            ("query", "key", "value"), (x, keys, values), (self.embed_dim, self.kdim, self.vdim), strict=True
+        ):
+            if (
+                part.shape[-1] != width
+                or part.shape[0] != x.shape[0]
+                or (part is values and part.shape[1] != keys.shape[1])
+            ):
+                wanted = (x.shape[0], keys.shape[1] if part is values else part.shape[1], width)
+                raise ValueError(f"{WHO}: {name} must be (b t m) = {tuple(wanted)} but is {tuple(part.shape)}")
+
+    def _limits(self, padding: Tensor | None, pairs: Tensor | None, x: Tensor, s: int) -> dict[str, Tensor | None]:
+        """Our bias and mask, True where looking is allowed, of PyTorch's masks."""
+        b, t = x.shape[:2]
+        given = []
+        for name, mask, shapes in (
+            ("key_padding_mask", padding, {1: (s,), 2: (b, s)}),
+            ("attn_mask", pairs, {2: (t, s), 3: (b * self.num_heads, t, s)}),
+        ):
+            if mask is None:
+                continue
+            if mask.dtype != torch.bool and not mask.is_floating_point():
+                raise ValueError(f"{WHO}: {name} must be boolean or floating but is {mask.dtype}")
+            if tuple(mask.shape) != shapes.get(mask.ndim):
+                raise ValueError(f"{WHO}: {name} must be one of {tuple(shapes.values())} but is {tuple(mask.shape)}")
+            mask = ~mask if mask.dtype == torch.bool else mask
+            if name == "key_padding_mask":
+                given.append(mask.reshape(-1, 1, 1, s).expand(b, 1, 1, s))
+            else:
+                given.append(mask.view(-1, self.num_heads, t, s) if mask.ndim == 3 else mask[None, None])
+        return _bias_and_mask(given, t, s, x.dtype)
+
+    def _keep(self, b: int, t: int, s: int, x: Tensor) -> Tensor | None:
+        if not self.training or self.dropout == 0.0:
+            return None
+        draw = torch.rand(b, self.num_heads, t, s, device=x.device)
+        return (draw >= self.dropout).to(x.dtype) / (1.0 - self.dropout)
+
+    def own(self, seen: dict[str, Any]) -> list[dict[str, Any]]:
+        """What each group sees of bias, mask and dropout."""
+        last = 0
+        found = []
+        for size in self.sizes:
+            first, last = last, last + size.heads
+            found.append(limits_of(seen, first, last))
+        return found
+
+    def values_of(self, i: int) -> tuple[Tensor | None, Tensor | None]:
+        """The weight (g e m) and bias (g e) of the values of group `i`; None where they are symbols."""
+        size, widths = self.sizes[i], widths_of(self.sizes)
+        if "v" not in size.takes:
+            return None, None
+        row, shape = sum(other.widths[2] for other in self.sizes[:i]), (size.kv_heads, size.value_dim)
+        weight = self.v_proj_weight if self.in_proj_weight is None else self.in_proj_weight.split(widths)[2]
+        bias = None if self.in_proj_bias is None else self.in_proj_bias.split(widths)[2]
+        rows = slice(row, row + size.widths[2])
+        made = [None if a is None else a.detach()[rows].unflatten(0, shape) for a in (weight, bias)]
+        return made[0], made[1]
+
+    def _project(self, x: Tensor, keys: Tensor, values: Tensor) -> list[Rows]:
+        """What each group takes of the joint projections; inputs that are one tensor are multiplied once."""
+        widths = widths_of(self.sizes)
+        offsets: Sequence[Any] = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.split(widths)
+        weight = self.in_proj_weight
+        if weight is not None and x is keys and keys is values:
+            joint = F.linear(x, weight, self.in_proj_bias).split(widths, dim=-1)
+        else:
+            three: Any = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+            weights = three if weight is None else weight.split(widths)
+            joint = tuple(map(F.linear, (x, keys, values), weights, offsets))
+        rows: list[Rows] = [{} for _ in self.sizes]
+        for part, (name, whole) in enumerate(zip("qkv", joint, strict=True)):
+            pieces = whole.split([size.widths[part] for size in self.sizes], dim=-1)
+            for own, size, piece in zip(rows, self.sizes, pieces, strict=True):
+                if name in size.takes:
+                    count = size.heads if name == "q" else size.kv_heads
+                    own[name] = piece.unflatten(-1, (count, size.value_dim if name == "v" else size.dim))
+        return rows
+
+    def _parts(self, x: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None) -> list[dict[str, Tensor]]:
+        """What the op of each group reads: q, k, v and, of relational heads, q_rel and k_rel."""
+        sources: list[SymbolModule] = list(self.symbols)  # type: ignore[arg-type]
+        real = None  # which keys are no padding, for symbols that look at neighbours
+        if padding is not None:
+            real = ~padding if padding.dtype == torch.bool else padding > torch.finfo(padding.dtype).min
+            real = real.reshape(-1, values.shape[1])
+        symbols = [source(values, mask=real) for source in sources]
+        parts: list[dict[str, Tensor]] = []
+        for i, (group, made) in enumerate(zip(self._groups(), self._project(x, keys, values), strict=True)):
+            source = self.source_of[i]
+            if source is not None:
+                f = asked(group, "features")(x)
+                sent = f if x is keys else asked(group, "features")(keys)
+                made = made | asked(group, "receive")(f) | asked(group, "send")(sent)
+                read = asked(group, "values")(symbols[source])
+                table = read.ndim == 3
+                made["v"] = (
+                    by_offset(read, x.shape[1], keys.shape[1], 0) if table else read.expand(x.shape[0], -1, -1, -1)
+                )
+            if self.shared[i]:
+                made |= {name: parts[-1][name] for name in "qk"}
+            parts.append(made)
+        return parts
+
+    def _code(self, parts: list[dict[str, Tensor]], seen: dict[str, Any]) -> Tensor:
+        """(b h t s), before dropout."""
+        codes = []
+        for group, made, own in zip(self._groups(), parts, self.own(seen), strict=True):
+            limits = {name: value for name, value in own.items() if name != "keep"}
+            codes.append(coder(group)(made["q"], made["k"], **limits))
+        return codes[0] if len(codes) == 1 else torch.cat(codes, dim=1)
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout}, batch_first={self.batch_first}"
+
+
+_FORWARD, _INIT = (inspect.signature(f) for f in (nn.MultiheadAttention.forward, nn.MultiheadAttention.__init__))
+_OWN = [inspect.signature(MultiheadAttention.__init__).parameters[name] for name in ("heads", "max_length")]
+# What positional arguments mean, as help() shows it; their names are PyTorch's, and so is their order.
+MultiheadAttention.forward.__signature__ = _FORWARD  # type: ignore[attr-defined]
+MultiheadAttention.__signature__ = _INIT.replace(  # type: ignore[attr-defined]
+    parameters=[*list(_INIT.parameters.values())[1:], *_OWN]
+)
+
+
+def _bias_and_mask(given: Sequence[Tensor], t: int, s: int, dtype: torch.dtype) -> dict[str, Tensor | None]:
+    """(b h t s) of masks that are boolean, True where looking is allowed, or added; layers of PyTorch add them all."""
+    if not torch.compiler.is_compiling() and not any(mask.requires_grad for mask in given):
+        bias, mask = limits(given, t, s, dtype)  # a bias of zeros, and a mask that hides nothing, are left out
+        return {"bias": bias, "mask": mask}
+    looks = [mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min for mask in given]
+    added = [x.masked_fill(~y, 0).to(dtype) for x, y in zip(given, looks, strict=True) if x.dtype != torch.bool]
+    bias = sum(added[1:], added[0]) if added else None
+    look = looks[0] & looks[-1] if looks else None
+    return {"bias": None if bias is None else bias.expand(*bias.shape[:2], t, s), "mask": look}

@@ -1,0 +1,162 @@
+"""The latent code of `nn.MultiheadAttention`, wherever it lies in a model: nothing is replaced, its calls are watched.
+
+    taps = capture(nn.TransformerEncoder(layer, 2), x)          one Taps per call, in order
+    codes(taps[0], -1, -1)                                      polyhead.analysis reads them as it reads our own
+
+q, k and v are made again from the arguments of each call and the module's weights; `key_padding_mask` and `attn_mask`,
+which are True where looking is *forbidden* or are added to the scores, become our mask and bias.  Our drop-in is
+watched as PyTorch's module is: a model can be read before and after `replace`.
+
+`MultiheadAttention` is a drop-in with any heads, `replace` puts it everywhere in a model.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyhead.analysis.capture import looking
+from polyhead.compat.foreign import limits, softmax_group
+from polyhead.compat.torch_mha.module import MultiheadAttention as MultiheadAttention
+from polyhead.compat.torch_mha.replace import drop_in as drop_in, replace as replace
+from polyhead.layers.projection import affine, out_weight
+from polyhead.layers.taps import GroupTaps, Taps, described
+
+_SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
+
+
+def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
+    """One forward pass `model(*inputs, **options)`, without dropout or gradients: the taps of every call of an
+    `nn.MultiheadAttention` (self- or cross-attention), or of what `replace` put in its place, in order.
+
+    >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
+    >>> taps = capture(torch.nn.TransformerEncoder(layer, 2), torch.randn(3, 5, 16))
+    >>> [(layer.name, *layer.q.shape) for layer in taps]
+    [('layers.0.self_attn', 3, 5, 4, 4), ('layers.1.self_attn', 3, 5, 4, 4)]
+
+    `context` is what the values are made of, and `x` the query.  Afterwards the model is as it was: no hooks, the same
+    modes.  PyTorch's fused encoder, which calls no attention module, is switched off meanwhile, in this process.
+
+    ValueError: no attention was called, or one has keys that no input makes (add_bias_kv, add_zero_attn).
+    """
+    found: list[Taps] = []
+    fused = torch.backends.mha.get_fastpath_enabled()
+    hooks = []
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        for name, module in model.named_modules():
+            if isinstance(module, (nn.MultiheadAttention, MultiheadAttention)):
+                _check(name, module)
+                hooks.append(module.register_forward_hook(_hook(found, name), with_kwargs=True))
+        with looking(model):
+            model(*inputs, **options)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        for hook in hooks:
+            hook.remove()
+    if not found:
+        raise ValueError(f"capture: {type(model).__name__} called none of {len(hooks)} nn.MultiheadAttention")
+    return found
+
+
+def _check(name: str, module: nn.MultiheadAttention | MultiheadAttention) -> None:
+    if isinstance(module, MultiheadAttention):
+        return
+    who = f"capture: {name or type(module).__name__}"
+    if module.bias_k is not None or module.add_zero_attn:
+        option = "add_zero_attn" if module.bias_k is None else "add_bias_kv"
+        raise ValueError(f"{who} must have keys that its inputs make but has {option}=True")
+    if type(module).forward is not nn.MultiheadAttention.forward:
+        raise ValueError(f"{who} must run nn.MultiheadAttention.forward but {type(module).__name__} has its own")
+
+
+def _hook(found: list[Taps], name: str) -> Callable[..., None]:
+    def watch(module: Any, args: tuple, kwargs: dict[str, Any], result: tuple) -> None:
+        call = _SIGNATURE.bind(module, *args, **kwargs).arguments
+        make = _taps_of_ours if isinstance(module, MultiheadAttention) else _taps
+        found.append(make(name, module, call, result[0]))
+
+    return watch
+
+
+def _taps(name: str, module: nn.MultiheadAttention, call: dict[str, Any], result: Tensor) -> Taps:
+    first = partial(_batch_first, module)
+    x, keys, context = (first(call[part]) for part in ("query", "key", "value"))
+    (wq, wk, wv), (bq, bk, bv) = _projections(module)
+    heads = module.num_heads
+    q, k, v = (
+        F.linear(a, w, b).unflatten(-1, (heads, -1)) for a, w, b in ((x, wq, bq), (keys, wk, bk), (context, wv, bv))
+    )
+    bias, mask = _limits(call, heads, q, k)
+    group = softmax_group(
+        *(q, k, v),
+        bias=bias,
+        mask=mask,
+        w_value=wv.detach().unflatten(0, (heads, -1)),
+        b_value=None if bv is None else bv.detach().unflatten(0, (heads, -1)),
+        w_out=module.out_proj.weight.detach().unflatten(1, (heads, -1)).transpose(0, 1),
+    )
+    bo: Tensor | None = module.out_proj.bias
+    b_out = None if bo is None else bo.detach()
+    return Taps(x=x, context=context, output=first(result), b_out=b_out, groups=(group,), name=name)
+
+
+def _taps_of_ours(name: str, module: MultiheadAttention, call: dict[str, Any], result: Tensor) -> Taps:
+    masks = call.get("key_padding_mask"), call.get("attn_mask"), call.get("is_causal", False)
+    x, context, parts, seen = module.read(call["query"], call["key"], call["value"], *masks)
+    own = zip(parts, module.own(seen), strict=True)
+    groups = tuple(_group(module, i, made, limits) for i, (made, limits) in enumerate(own))
+    bias = affine(module.out_proj)[1]
+    y = result[None] if result.ndim == 2 else result if module.batch_first else result.transpose(0, 1)
+    return Taps(x=x, context=context, output=y, b_out=None if bias is None else bias.detach(), groups=groups, name=name)
+
+
+def _group(module: MultiheadAttention, i: int, made: dict[str, Any], own: dict[str, Any]) -> GroupTaps:
+    group: Any = module.groups[i]
+    about: dict[str, Any] = described(group, own)
+    about |= {what: x.detach() for what, x in about.items() if isinstance(x, Tensor)}
+    w_value, b_value = module.values_of(i)
+    return GroupTaps(
+        output=group(**made, **own),
+        bias=own["bias"],
+        mask=own["mask"],
+        causal=own["causal"],
+        scale=module.sizes[i].dim ** -0.5,
+        w_value=w_value,
+        b_value=b_value,
+        w_out=out_weight(module.out_proj, module.sizes, i).detach(),
+        **about,
+        **made,
+    )
+
+
+def _batch_first(module: nn.MultiheadAttention, x: Tensor) -> Tensor:
+    """(b t m) of what the module takes: also (t b m), or (t m) for one sequence."""
+    if x.ndim == 2:
+        return x[None]
+    return x if module.batch_first else x.transpose(0, 1)
+
+
+def _projections(module: nn.MultiheadAttention) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+    """Weights and biases of queries, keys and values."""
+    if module.in_proj_weight is not None:
+        weights = module.in_proj_weight.chunk(3)
+    else:
+        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    return weights, (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+
+
+def _limits(call: dict[str, Any], heads: int, q: Tensor, k: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Our (bias, mask) of both masks of a call; `is_causal` is only a hint about `attn_mask`."""
+    b, t, s = q.shape[0], q.shape[1], k.shape[1]
+    padding, pairs = call.get("key_padding_mask"), call.get("attn_mask")
+    given = []
+    if padding is not None:
+        given.append(padding.reshape(b, 1, 1, s))
+    if pairs is not None:
+        given.append(pairs[None, None] if pairs.ndim == 2 else pairs.reshape(b, heads, t, s))
+    return limits([~array if array.dtype == torch.bool else array for array in given], t, s, q.dtype)

@@ -1,0 +1,228 @@
+"""The parts of a model around its heads, as frozen dataclasses: positions, feed-forward layers and ends.
+
+`config.py` is the door: it gives all of them, with the mechanisms, the transformer, the task and the run they enter.
+"""
+
+import math
+from dataclasses import dataclass
+
+from polyhead.config.mechanisms import positive
+from polyhead.config.serial import Checked, late
+from polyhead.spec import ACTS
+from polyhead.spec.shapes import one_of
+
+
+@dataclass(frozen=True)
+class Rotary(Checked):
+    """Rotary embedding of q and k.  `interleaved` turns pairs (2j, 2j+1), `half` turns pairs (j, j + d/2)."""
+
+    theta: float = 1e4
+    layout: str = "interleaved"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("Rotary", "layout", self.layout, ("interleaved", "half"))
+
+
+@dataclass(frozen=True)
+class RelativeBias(Checked):
+    """T5 relative bias, one table per layer.  Defaults: as many buckets as positions; keys after the query share
+    bucket 0."""
+
+    buckets: int | None = None
+    max_distance: int | None = None
+    bidirectional: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "buckets")
+
+
+@dataclass(frozen=True)
+class Alibi(Checked):
+    """Attention with linear biases: score - slope_h |i - j| (Press et al. 2022)."""
+
+
+@dataclass(frozen=True)
+class Learned(Checked):
+    """A learned vector per position, added to the inputs of the first layer."""
+
+
+@dataclass(frozen=True)
+class Sinusoidal(Checked):
+    """Sines and cosines of the position, added to the inputs of the first layer (Vaswani et al. 2017)."""
+
+
+Position = Rotary | RelativeBias | Alibi | Learned | Sinusoidal
+
+
+@dataclass(frozen=True)
+class Mlp(Checked):
+    """Two linear maps with `act` between them.  `hidden` defaults to 4 x width."""
+
+    hidden: int | None = None
+    act: str = "gelu"
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "hidden")
+        one_of("Mlp", "act", self.act, ACTS)
+
+
+@dataclass(frozen=True)
+class Swiglu(Checked):
+    """W2(silu(W1 x) * W3 x).  `hidden` defaults to floor(8/3 width) down to a multiple of 64."""
+
+    hidden: int | None = None
+    bias: bool = late(False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "hidden")
+
+
+@dataclass(frozen=True)
+class Experts(Checked):
+    """Mixture of expert MLPs: the top k of a linear gate, weighted by the softmax over those k; no noise."""
+
+    experts: int = 4
+    top_k: int = 2
+    hidden: int | None = None
+    act: str = "gelu"
+    bias: bool = True
+    balance: float = 0.01  # weight of the load-balance loss
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "experts", "hidden")
+        one_of("Experts", "act", self.act, ACTS)
+        if not 1 <= self.top_k <= self.experts:
+            raise ValueError(f"Experts: top_k must be 1 to {self.experts} (experts) but is {self.top_k}")
+
+
+FeedForward = Mlp | Swiglu | Experts
+
+
+@dataclass(frozen=True)
+class Tokens(Checked):
+    """Integer tokens (b t) through an embedding table of `count` rows; `scaled` multiplies them by sqrt(width)."""
+
+    count: int
+    scaled: bool = late(False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "count")
+
+
+@dataclass(frozen=True)
+class Vectors(Checked):
+    """Vectors (b t size) through a linear map."""
+
+    size: int
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "size")
+
+
+@dataclass(frozen=True)
+class Patches(Checked):
+    """Images (b c height width) cut into patches, each through a linear map: one token per patch, row by row.
+
+    `image`: channels, height, width; `patch`: height, width.  `norm`: LayerNorms before and after the map.
+    `class_token`: a learned token in front.
+    """
+
+    image: tuple[int, int, int]
+    patch: tuple[int, int]
+    norm: bool = False
+    class_token: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, count in (("image", 3), ("patch", 2)):
+            value = getattr(self, name)
+            sizes = value if isinstance(value, (list, tuple)) else ()
+            if len(sizes) != count or not all(type(size) is int and size > 0 for size in sizes):
+                raise ValueError(f"Patches: {name} must be {count} positive integers but is {value!r}")
+            object.__setattr__(self, name, tuple(value))
+        if self.image[1] % self.patch[0] or self.image[2] % self.patch[1]:
+            raise ValueError(
+                f"Patches: patches of {self.patch[0]} x {self.patch[1]} do not divide an image of "
+                f"{self.image[1]} x {self.image[2]} (height x width)"
+            )
+
+    @property
+    def count(self) -> int:
+        """Tokens of an image."""
+        return (self.image[1] // self.patch[0]) * (self.image[2] // self.patch[1]) + self.class_token
+
+
+Input = Tokens | Vectors | Patches
+
+
+@dataclass(frozen=True)
+class Logits(Checked):
+    """`count` logits per position; `tied` reuses the token table, `scaled` divides by sqrt(width) (the HYLA paper's
+    LM)."""
+
+    count: int
+    bias: bool = False
+    tied: bool = False
+    scaled: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "count")
+
+
+@dataclass(frozen=True)
+class Values(Checked):
+    """`size` real numbers per position."""
+
+    size: int = 1
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "size")
+
+
+@dataclass(frozen=True)
+class Classes(Checked):
+    """`count` logits per sequence, (b 1 count): of the mean over its tokens, or of its first token (`pool="class"`)."""
+
+    count: int
+    pool: str = "mean"
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "count")
+        one_of("Classes", "pool", self.pool, ("mean", "class"))
+
+
+Output = Logits | Values | Classes
+
+
+def narrower(inputs: Input, outputs: Output, dim: int, preset: str) -> float:
+    """What the map to the logits of a language model is multiplied by when it begins, after the preset has filled it.
+
+    Logits of variance v cost v / 2 nats more than the ln(count) of knowing nothing.  A tied table begins with logits
+    of variance 1/4, or with rows of variance 1 / dim where `outputs.scaled` divides by sqrt(dim); where
+    `inputs.scaled`, it is sqrt(dim) narrower again, as a token's own row, which then dominates the stream, would
+    give that token's logit sqrt(dim).  An untied map begins with variance 1/4, too, but in "cs336" only where the
+    course's own rule costs more than ln(count) / 16.
+    """
+    if not (isinstance(inputs, Tokens) and isinstance(outputs, Logits)):
+        return 1.0
+    count = outputs.count
+    if not outputs.tied:
+        own = (2 / (dim + count)) ** 0.5 if preset == "cs336" else dim**-0.5
+        fine = preset == "cs336" and dim * own**2 / 2 <= math.log(count) / 16
+        return 1.0 if fine else 0.5 * dim**-0.5 / own
+    std = 1.0 if outputs.scaled else 0.5 / (dim**0.5 if inputs.scaled else 1.0)
+    return std if preset == "hyla" else std * dim**-0.5

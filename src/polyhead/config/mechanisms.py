@@ -1,0 +1,235 @@
+"""The mechanisms (groups of heads of one kind) and the sources of symbols, as frozen dataclasses."""
+
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+from polyhead.config.serial import Checked, late, plain
+from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RELATION_INIT
+from polyhead.spec.shapes import one_of
+
+MOST = {"layers": 4096, "neighbours": 4096}
+"""Of what is made one by one: a file that asks for 10^12 layers must not keep anybody waiting."""
+
+
+def positive(part: Any, *names: str) -> None:
+    """Raise a ValueError unless each of these fields is None or at least 1, and at most what `MOST` says."""
+    for name in names:
+        value, most = getattr(part, name), MOST.get(name)
+        if value is not None and value < 1:
+            raise ValueError(f"{type(part).__name__}: {name} must be at least 1 but is {value}")
+        if value is not None and most is not None and value > most:
+            raise ValueError(f"{type(part).__name__}: {name} must be at most {most} but is {value}")
+
+
+@dataclass(frozen=True)
+class Mechanism(Checked):
+    """A group of heads of one kind.  `dim` (query/key) and `value_dim` are per head; by default model width //
+    total heads.
+
+    `kv_heads`: keys and values are shared by heads // kv_heads query heads (grouped attention).  `share`: queries and
+    keys are those of the group before it in the list.
+    """
+
+    heads: int = 8
+    dim: int | None = None
+    value_dim: int | None = None
+    kv_heads: int | None = None
+    share: bool = late(False)
+    impl: str = plain("auto")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        who = type(self).__name__
+        positive(self, "heads", "dim", "value_dim", "kv_heads")
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise ValueError(f"{who}: kv_heads must divide {self.heads} heads but is {self.kv_heads}")
+
+
+@dataclass(frozen=True)
+class Softmax(Mechanism):
+    """Softmax attention (Vaswani et al. 2017)."""
+
+
+@dataclass(frozen=True)
+class Linear(Mechanism):
+    """Linear attention: scores are used as they are.  `act` acts on the values."""
+
+    normalise: str = "identity"
+    act: str = "identity"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("Linear", "normalise", self.normalise, NORMALISE)
+        one_of("Linear", "act", self.act, ACTS)
+
+
+@dataclass(frozen=True)
+class Hyla(Mechanism):
+    """Hypernetwork linear attention (Schug et al., eq. 6; `value_depth=2` is the deep value network of eq. 10)."""
+
+    normalise: str = "rms_heads"
+    act: str = "relu"
+    value_depth: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("Hyla", "normalise", self.normalise, NORMALISE)
+        one_of("Hyla", "act", self.act, ACTS)
+        if self.value_depth not in (1, 2):
+            raise ValueError(f"Hyla: value_depth must be 1 or 2 but is {self.value_depth}")
+
+
+@dataclass(frozen=True)
+class Symbols(Checked):
+    """Where relational heads take their symbols from: the values that carry no sensory content.
+
+    `dim`: width of a symbol, by default the model's.  `shared`: one source for all layers, not one for each.
+    """
+
+    dim: int | None = None
+    shared: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "dim")
+
+
+@dataclass(frozen=True)
+class SymbolicAttention(Symbols):
+    """Every token picks from a library of `count` learned symbols by softmax attention over their templates.
+
+    `heads` defaults to 4 (where they do not divide the width: to what divides both).  `trainable`: the library; the
+    templates always are.  `once`: symbols are read off the embedded input and kept for all layers, instead of off
+    each layer's own input.  `tied`: where every layer has a source of its own (`shared=False`), they have one library,
+    and queries and templates of their own.
+    """
+
+    count: int = 64
+    heads: int | None = None
+    trainable: bool = True
+    once: bool = False
+    tied: bool = late(False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "count", "heads")
+
+
+@dataclass(frozen=True)
+class RelationalSymbols(SymbolicAttention):
+    """Symbolic attention that asks with a token's relations to its neighbours instead of with the token.
+
+    `neighbours`: how many before it (and, unless causal, after it), with itself if `include_self`; `relations`: inner
+    products per neighbour; `normalise`: softmax of each over the neighbours.  `causal` None: as the model is.
+    """
+
+    neighbours: int = 2
+    relations: int = 4
+    include_self: bool = False
+    normalise: bool = True
+    causal: bool | None = late(None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "neighbours", "relations")
+
+
+@dataclass(frozen=True)
+class PositionSymbols(Symbols):
+    """A learned symbol for each position."""
+
+
+@dataclass(frozen=True)
+class RelativeSymbols(Symbols):
+    """A learned symbol for each offset of key and query, farther ones clipped to `distance` (default: none is)."""
+
+    distance: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "distance")
+
+
+SymbolSource = SymbolicAttention | RelationalSymbols | PositionSymbols | RelativeSymbols
+
+
+def check_source(who: str, symbols: object) -> None:
+    """Raise a ValueError unless this is a source of symbols."""
+    if not isinstance(symbols, typing.get_args(SymbolSource)):
+        raise ValueError(f"{who}: symbols must be a source such as PositionSymbols() but is {symbols!r}")
+
+
+@dataclass(frozen=True)
+class SymbolHeads(Mechanism):
+    """What heads whose values are symbols have in common.
+
+    `symbols`: by place if nothing is said.  By place and by offset learned best in our study, with both kinds of
+    positions (`polyhead reproduce symbols`), and places, unlike offsets, another sequence has, too.  A sequence may
+    then have `max_length` tokens, without limit with the other sources.
+
+    `hidden`: queries, keys and relations are linear maps of a hidden layer of so many units (gelu), so that each is an
+    MLP of the token; None: linear maps of the token itself.
+    """
+
+    symbols: SymbolSource = PositionSymbols()
+    hidden: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        who = type(self).__name__
+        positive(self, "hidden")
+        check_source(who, self.symbols)
+        if self.share and self.hidden is not None:
+            raise ValueError(f"{who}: share takes another group's queries and keys, so hidden must be None")
+
+
+@dataclass(frozen=True)
+class Relational(SymbolHeads):
+    """Relational attention (Altabaa and Lafferty 2024): symbols and relations of what a head looks at.
+
+    `relations` inner products per pair (default: one per head) of width `relation_dim` (default: heads x value_dim //
+    relations), the same for all heads; `symmetric`: one map for both sides.  `relation_init`: "balanced" gives
+    relations the variance of normal symbols, "paper" is uniform within relations ** -0.5, "package" that over the root
+    of value_dim (as released).
+    """
+
+    relations: int | None = None
+    relation_dim: int | None = None
+    relation_act: str = "identity"
+    symmetric: bool = False
+    relation_init: str = "balanced"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "relations", "relation_dim")
+        one_of("Relational", "relation_act", self.relation_act, RELATION_ACTS)
+        one_of("Relational", "relation_init", self.relation_init, RELATION_INIT)
+
+
+@dataclass(frozen=True)
+class Disentangled(SymbolHeads):
+    """Disentangled relational cross-attention: each head weights symbols with attention times a relation of its own."""
+
+    relation_dim: int | None = None
+    relation_act: str = "identity"
+    symmetric: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "relation_dim")
+        one_of("Disentangled", "relation_act", self.relation_act, RELATION_ACTS)
+
+
+@dataclass(frozen=True)
+class Abstractor(SymbolHeads):
+    """Relational cross-attention of the Abstractor (Altabaa et al. 2024): attention whose values are symbols.
+
+    `act`: softmax over keys, or any activation of the scores, without normalising.
+    """
+
+    act: str = "softmax"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("Abstractor", "act", self.act, RELATION_ACTS)

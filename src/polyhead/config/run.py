@@ -1,0 +1,399 @@
+"""Everything that fixes a run, as frozen dataclasses: mechanisms, the transformer, the abstract task, training, the
+run itself.
+
+A run is a value: two runs with the same `digest` do the same arithmetic.  Fields that cannot change a result
+(device, folders, logging) are marked non-semantic and do not enter the digest.  Plain dataclasses, read and written
+as JSON (or read as YAML); only `cli.py` knows a command-line library.  Neither torch nor jax is imported: both
+sides share this file.
+"""
+
+import hashlib
+import json
+import pathlib
+import typing
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from polyhead.config import serial
+from polyhead.config.components import (
+    Alibi,
+    Classes,
+    Experts,
+    FeedForward,
+    Input,
+    Learned,
+    Logits,
+    Mlp,
+    Output,
+    Patches,
+    Position,
+    RelativeBias,
+    Rotary,
+    Sinusoidal,
+    Swiglu,
+    Tokens,
+    Values,
+    Vectors,
+    narrower,
+)
+from polyhead.config.mechanisms import (
+    Abstractor,
+    Disentangled,
+    Hyla,
+    Linear,
+    Mechanism,
+    PositionSymbols,
+    Relational,
+    RelationalSymbols,
+    RelativeSymbols,
+    Softmax,
+    SymbolHeads,
+    SymbolicAttention,
+    Symbols,
+    SymbolSource,
+    positive,
+)
+from polyhead.config.rivals import AbstractorConfig, Baseline, CoRelNetConfig, PrediNetConfig
+from polyhead.config.serial import Checked, late, plain, to_dict
+from polyhead.config.task import Batch, Task, stream
+from polyhead.spec.shapes import one_of
+
+__all__ = [
+    "Abstractor",
+    "AbstractorConfig",
+    "Alibi",
+    "Batch",
+    "Classes",
+    "CoRelNetConfig",
+    "Decay",
+    "Disentangled",
+    "Experts",
+    "FeedForward",
+    "Hyla",
+    "Input",
+    "Learned",
+    "Linear",
+    "Logits",
+    "Mechanism",
+    "Mlp",
+    "Model",
+    "Output",
+    "Patches",
+    "Position",
+    "PositionSymbols",
+    "PrediNetConfig",
+    "Relational",
+    "RelationalSymbols",
+    "RelativeBias",
+    "RelativeSymbols",
+    "Rotary",
+    "Run",
+    "Sinusoidal",
+    "Softmax",
+    "Swiglu",
+    "SymbolHeads",
+    "SymbolSource",
+    "SymbolicAttention",
+    "Symbols",
+    "Task",
+    "Tokens",
+    "Train",
+    "TransformerConfig",
+    "Values",
+    "Vectors",
+    "digest",
+    "from_dict",
+    "load",
+    "narrower",
+    "save",
+    "stream",
+    "to_dict",
+]
+
+
+Heads = tuple[Mechanism, ...]
+
+_PARTS: dict[str, tuple[type, ...]] = {
+    "inputs": typing.get_args(Input),
+    "outputs": typing.get_args(Output),
+    "feedforward": typing.get_args(FeedForward),
+    "positions": (*typing.get_args(Position), type(None)),
+}
+
+
+@dataclass(frozen=True)
+class TransformerConfig(Checked):
+    """The one transformer.  `heads`: one list of head groups for all layers, or one list per layer (hybrid stacks).
+
+    With an `encoder`, every layer also looks at that model's output through `cross_heads` (default: as many softmax
+    heads as the layer has heads); the encoder's own outputs are not used.
+    """
+
+    usual: ClassVar[bool] = True  # a file that gives a model without a kind means this one
+
+    inputs: Input
+    outputs: Output
+    dim: int = 128
+    layers: int = 2
+    heads: Mechanism | Sequence[Mechanism | Sequence[Mechanism]] = (Softmax(),)
+    feedforward: FeedForward = Mlp()  # noqa: RUF009 (frozen)
+    positions: Position | None = None
+    max_length: int = 512
+    causal: bool = False
+    norm: str = "layer"
+    norm_eps: float = 1e-5
+    norm_order: str = "pre"
+    bias: bool = False
+    """Biases on q, k, v and the output projection."""
+    qk_norm: bool = False
+    dropout: float = 0.0
+    """Rate on the latent code."""
+    dropout_shared: bool = False
+    """One dropout mask per layer, shared by batch and heads, instead of one per element."""
+    residual_dropout: float = 0.0
+    init: str = "cs336"
+    final_norm: bool | None = late(None)
+    """A norm after the last block; None: with pre-norm only."""
+    encoder: "TransformerConfig | AbstractorConfig | None" = late(None)  # noqa: RUF009 (a field)
+    cross_heads: Mechanism | Sequence[Mechanism] | None = late(None)  # noqa: RUF009 (a field)
+    encoder_symbols: bool = late(False)
+    """The layers read the encoder's sources of symbols, which must be shared ones, in place of equal ones of their
+    own."""
+    window: int | None = late(None)
+    """A token sees only those of its own sequence that are less than so many positions away."""
+    checkpoint: bool = plain(False)
+    """In training, keep what goes into each block only and compute the rest again in the backward pass: less memory,
+    one more forward pass, the same gradients."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "heads", _layers_of_heads(self.heads))
+        for name, kinds in _PARTS.items():
+            if not isinstance(getattr(self, name), kinds):
+                names = ", ".join(f"{kind.__name__}()" for kind in kinds if kind is not type(None))
+                raise ValueError(f"TransformerConfig: {name} must be one of {names} but is {getattr(self, name)!r}")
+        positive(self, "dim", "layers", "max_length", "window")
+        if self.per_layer and len(self._lists) != self.layers:
+            raise ValueError(f"TransformerConfig: {self.layers} layers but {len(self._lists)} lists of heads")
+        if self.cross_heads is not None:
+            if self.encoder is None:
+                raise ValueError("TransformerConfig: cross_heads look at an encoder, but encoder is None")
+            object.__setattr__(self, "cross_heads", head_list("TransformerConfig", self.cross_heads))
+        self._check_encoder()
+        if self.encoder_symbols:
+            self._check_lender()
+        self._check_classes()
+        one_of("TransformerConfig", "norm", self.norm, ("layer", "rms"))
+        one_of("TransformerConfig", "norm_order", self.norm_order, ("pre", "post"))
+        one_of("TransformerConfig", "init", self.init, ("hyla", "cs336"))
+
+    def _check_encoder(self) -> None:
+        if self.encoder is None:
+            return
+        if self.encoder.dim != self.dim:
+            raise ValueError(f"TransformerConfig: the encoder's dim is {self.encoder.dim} but the decoder's {self.dim}")
+        if getattr(self.encoder, "encoder", None) is not None:
+            raise ValueError("TransformerConfig: an encoder has no encoder of its own")
+        for i in range(self.layers if self.cross_heads is None else 0):
+            if self.dim % (heads := self.layer_cross_heads(i)[0].heads):
+                raise ValueError(
+                    f"TransformerConfig: {heads} heads that look at the encoder, as many as layer {i} has, do not "
+                    f"divide dim {self.dim}: give cross_heads="
+                )
+        for group in self.layer_cross_heads(0):
+            if isinstance(group, SymbolHeads) and isinstance(group.symbols, RelativeSymbols):
+                raise ValueError(
+                    "TransformerConfig: cross_heads look at another sequence, which has no RelativeSymbols"
+                )
+
+    def _check_lender(self) -> None:
+        """Whether the encoder has every source that the layers want of it, and one that sees no later tokens."""
+        if not isinstance(self.encoder, TransformerConfig):
+            raise ValueError("TransformerConfig: encoder_symbols are those of an encoder that is a transformer")
+        lent = self.encoder._shared_sources()
+        for source in self._shared_sources():
+            if source not in lent:
+                raise ValueError(f"TransformerConfig: encoder_symbols, but the encoder has no shared {source}")
+            if isinstance(source, RelationalSymbols) and source.causal is None and self.causal != self.encoder.causal:
+                raise ValueError("TransformerConfig: RelationalSymbols that an encoder lends need causal=True or False")
+
+    def _shared_sources(self) -> list[Symbols]:
+        groups = [group for i in range(self.layers) for group in self.layer_heads(i) if isinstance(group, SymbolHeads)]
+        return [group.symbols for group in groups if group.symbols.shared]
+
+    def _check_classes(self) -> None:
+        """Whether there is a first token that stands for all."""
+        if not isinstance(self.outputs, Classes) or self.outputs.pool == "mean":
+            return
+        if isinstance(self.inputs, Patches) and not self.inputs.class_token:
+            raise ValueError('TransformerConfig: Classes(pool="class") needs Patches(class_token=True)')
+        if self.causal:
+            raise ValueError('TransformerConfig: with causal=True the first token sees no other: Classes(pool="mean")')
+
+    @property
+    def _lists(self) -> tuple[Any, ...]:
+        return typing.cast(tuple[Any, ...], self.heads)  # __post_init__ made it a tuple
+
+    @property
+    def per_layer(self) -> bool:
+        """Whether `heads` is one list per layer."""
+        return isinstance(self._lists[0], tuple)
+
+    def layer_heads(self, layer: int) -> Heads:
+        """The head groups of layer `layer` (from 0)."""
+        return typing.cast(Heads, self._lists[layer] if self.per_layer else self._lists)
+
+    def layer_cross_heads(self, layer: int) -> Heads:
+        """The head groups that look at the encoder in layer `layer`; none without an encoder."""
+        if self.encoder is None:
+            return ()
+        if self.cross_heads is None:
+            return (Softmax(sum(group.heads for group in self.layer_heads(layer))),)
+        return typing.cast(Heads, self.cross_heads)
+
+
+def head_list(who: str, heads: Any) -> Heads:
+    """`heads` as a tuple of mechanisms, a lone one included."""
+    groups = (heads,) if isinstance(heads, Mechanism) else heads
+    if not isinstance(groups, (list, tuple)) or not groups:
+        raise ValueError(f"{who}: heads must be mechanisms such as [Softmax(4), Hyla(4)] but is {heads!r}")
+    strangers = [group for group in groups if not isinstance(group, Mechanism)]
+    if strangers:
+        raise ValueError(f"{who}: heads must be mechanisms such as Softmax(4) but holds {strangers[0]!r}")
+    return tuple(groups)
+
+
+def _layers_of_heads(heads: Any) -> Any:
+    """One list of mechanisms, or a list per layer."""
+    who = "TransformerConfig"
+    nested = [isinstance(group, (list, tuple)) for group in heads] if isinstance(heads, (list, tuple)) else []
+    if any(nested) and not all(nested):
+        raise ValueError(f"{who}: heads must be one list of mechanisms or one list per layer, not a mixture of both")
+    return tuple(head_list(who, group) for group in heads) if any(nested) else head_list(who, heads)
+
+
+Model = TransformerConfig | Baseline
+"""What a run can train: `models.build` knows the network of each."""
+
+
+@dataclass(frozen=True)
+class Decay(Checked):
+    """Which parameters weight decay touches.  Weight matrices always; everything else only if asked."""
+
+    biases: bool = False
+    qkv_biases: bool = False
+    norms: bool = False
+    relative_bias: bool = False
+    embeddings: bool = False
+
+
+@dataclass(frozen=True)
+class Train(Checked):
+    """AdamW, linear warm-up from 0, cosine to `final` x lr."""
+
+    steps: int = 1000
+    batch_size: int = 128
+    lr: float = 1e-3
+    weight_decay: float = 0.1
+    decay: Decay = Decay()
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    warmup: int = 100
+    final: float = 0.1
+    early_floor: bool = False
+    """End the cosine `warmup` steps early (the original HYLA code counted warm-up twice)."""
+    clip: float | None = None
+    """Largest gradient norm; None does not clip."""
+    precision: str = "fp32"
+    evaluate: tuple[str, ...] = ("iid", "compositional")
+    accumulate: int = late(1)
+    """Parts that a batch is cut into, one after the other: less memory, the same gradient but for dropout, which each
+    part draws for itself.  It divides `batch_size`."""
+    eval_batches: int = 16
+    eval_every: int = plain(500)
+    log_every: int = plain(50)
+    save_every: int = plain(500)
+    keep: int = plain(2)
+    """Checkpoints that are kept: the last ones; the best is kept beside them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("Train", "precision", self.precision, ("fp32", "bf16", "fp16"))
+        positive(self, "steps", "batch_size", "accumulate", "eval_batches")
+        positive(self, "eval_every", "log_every", "save_every", "keep")
+        if self.batch_size % self.accumulate:
+            raise ValueError(f"Train: accumulate must divide batch_size {self.batch_size} but is {self.accumulate}")
+        for name in ("lr", "weight_decay", "warmup", "final", "eps"):
+            if not getattr(self, name) >= 0:  # nan neither
+                raise ValueError(f"Train: {name} must be at least 0 but is {getattr(self, name)}")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"Train: clip must be above 0, or None, but is {self.clip}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"Train: betas must be two numbers in [0, 1) but are {self.betas}")
+
+
+@dataclass(frozen=True)
+class Run(Checked):
+    """One training run, whole."""
+
+    task: Task
+    model: Model
+    name: str = plain("run")
+    train: Train = Train()
+    seed: int = 0
+    device: str = plain("auto")
+    compile: bool = plain(False)
+    deterministic: bool = plain(False)
+    threads: int | None = plain(None)
+    fast_products: bool = plain(True)
+    """On a CPU float32 matrix products go through oneDNN where a check finds that faster and as exact; like threads,
+    this changes rounding only."""
+    folder: str | None = plain(None)
+    parallel: str = plain("data")
+    """On several devices: every one holds the model and its rows of a batch ("data"), or a part of the model, too
+    ("sharded")."""
+    track: tuple[str, ...] = plain(())
+    """Trackers beside metrics.jsonl: tensorboard, wandb, trackio."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"Run: threads must be at least 1, or None, but is {self.threads}")
+        one_of("Run", "parallel", self.parallel, ("data", "sharded"))
+
+    @property
+    def transformer(self) -> TransformerConfig:
+        """The model, of a run that trains a transformer; of any other a ValueError."""
+        if not isinstance(self.model, TransformerConfig):
+            raise ValueError(f"{self.name}: a transformer was wanted but the model is a {type(self.model).__name__}")
+        return self.model
+
+
+def digest(config: Any) -> str:
+    """Twelve hex digits of the JSON of `config` without its non-semantic fields: the id of a run."""
+    text = json.dumps(to_dict(config, semantic=True), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+_KINDS = (
+    *(Softmax, Linear, Hyla, Relational, Disentangled, Abstractor, *typing.get_args(SymbolSource)),
+    *(*typing.get_args(Position), *typing.get_args(FeedForward), *typing.get_args(Input), *typing.get_args(Output)),
+    *(*typing.get_args(Model), Decay, Train, Run),
+)
+
+
+def save(config: Any, path: str | pathlib.Path) -> None:
+    """Write `config` as JSON."""
+    pathlib.Path(path).write_text(json.dumps(to_dict(config), indent=2) + "\n")
+
+
+def load(path: str | pathlib.Path, kinds: Iterable[type] = ()) -> Any:
+    """Read a run from a JSON or YAML file.  `kinds`: classes beyond this module's (the tasks)."""
+    return from_dict(serial.read(path), kinds, where=str(path))
+
+
+def from_dict(data: Any, kinds: Iterable[type] = (), *, where: str = "config") -> Any:
+    """The inverse of `to_dict`.  Unknown fields, kinds and types are errors that name the field."""
+    serial.measure(data)
+    return serial.build(data, Run, {cls.__name__: cls for cls in (*_KINDS, *kinds)}, where)

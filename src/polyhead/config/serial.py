@@ -1,0 +1,207 @@
+"""Frozen dataclasses to JSON values and back.
+
+A dataclass becomes an object with its class name under "kind"; reading checks every field, kind and type, and names
+the field that is wrong.  Only classes the caller lists can be built, so a file from a stranger runs no code.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import reprlib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polyhead.spec.shapes import one_of
+
+
+def plain(default: Any) -> Any:
+    """A field that cannot change the result of a run: it stays out of the digest."""
+    return dataclasses.field(default=default, kw_only=True, metadata={"semantic": False})
+
+
+def late(default: Any) -> Any:
+    """A field that came when runs had been made: at its default it stays out of the digest, so they keep their id."""
+    return dataclasses.field(default=default, kw_only=True, metadata={"late": True})
+
+
+class Checked:
+    """For frozen dataclasses: fields that are truth values, numbers or strings hold nothing else.
+
+    Raises ValueError when one is made with another value: `causal="no"` would be a yes.
+    """
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        for name, kinds, wanted in _plain_fields(kind):
+            value = getattr(self, name)
+            if type(value) is int and value.bit_length() > 63:
+                raise ValueError(f"{kind.__name__}: {name} has {value.bit_length()} bits, which no size or seed has")
+            if type(value) not in kinds and (isinstance(value, bool) or not isinstance(value, kinds)):
+                raise ValueError(f"{kind.__name__}: {name} must be {wanted} but is {value!r}")
+
+
+_PLAIN = {bool: "True or False", int: "an integer", float: "a number", str: "a string", type(None): "None"}
+
+
+@functools.cache
+def _plain_fields(cls: type) -> list[tuple[str, tuple[type, ...], str]]:
+    """The fields of these kinds alone: name, what they may hold (for a number an integer, too), and that in words."""
+    hints, found = _hints(cls), []
+    for f in dataclasses.fields(cls):
+        options = _options(hints[f.name])
+        if _PLAIN.keys() >= set(options):
+            kinds = (*options, int) if float in options else options
+            found.append((f.name, kinds, " or ".join(_PLAIN[option] for option in options)))
+    return found
+
+
+def to_dict(config: Any, *, semantic: bool = False) -> Any:
+    """`config` as JSON values; with `semantic`, without the fields that cannot change a result."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        fields = [f for f in dataclasses.fields(config) if not semantic or _counts(config, f)]
+        hints = _hints(type(config))
+        values = {f.name: to_dict(_floats(getattr(config, f.name), hints[f.name]), semantic=semantic) for f in fields}
+        return {"kind": type(config).__name__, **values}
+    if isinstance(config, (list, tuple)):
+        return [to_dict(item, semantic=semantic) for item in config]
+    return config
+
+
+def _counts(config: Any, f: "dataclasses.Field[Any]") -> bool:
+    """Whether a field can change a result, and is no later addition that is left at its default."""
+    return f.metadata.get("semantic", True) and not (f.metadata.get("late") and getattr(config, f.name) == f.default)
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; of anything else, itself."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _floats(value: Any, hint: Any) -> Any:
+    """1 as 1.0 where a float is wanted: what is written, its digest and what is read back are then one value."""
+    options = _options(hint)
+    if type(value) is int and float in options and int not in options:
+        return float(value)
+    if isinstance(value, (list, tuple)) and (lists := [o for o in options if _is_list(o)]):
+        return [_floats(item, typing.get_args(lists[0])[0]) for item in value]
+    return value
+
+
+def read(path: str | pathlib.Path) -> Any:
+    """The JSON or YAML values in a file."""
+    import yaml
+
+    path = pathlib.Path(path)
+    try:
+        text = path.read_text()
+        values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        measure(values)
+        return values
+    except RecursionError:
+        raise ValueError(f"{path}: cannot be read (it is nested too deeply)") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path}: not valid {path.suffix[1:].upper() or 'YAML'} ({reason})") from None
+
+
+def measure(values: Any) -> None:
+    """Raise a ValueError for more than any configuration holds: a few lines of YAML, whose aliases stand for what they
+    name, can mean billions of values, or a list that holds itself."""
+    count, waiting = 0, [(values, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+        waiting += [(item, depth + 1) for item in inner]
+        count += 1 + len(inner)
+        if count > VALUES or depth > DEPTH:
+            raise ValueError(f"it has more than {VALUES} values or is nested more than {DEPTH} deep")
+
+
+VALUES, DEPTH = 100_000, 100
+
+
+def shown(value: Any) -> str:
+    """A value in an error's one line: as Python writes it, cut short where it is long."""
+    text = repr(value) if isinstance(value, (str, int, float, bool, type(None))) else _SHORT.repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 12
+_SHORT.maxstring = _SHORT.maxother = 200
+
+
+def build(data: Any, wanted: Any, known: Mapping[str, type], where: str) -> Any:
+    """The dataclass that `data` describes: of the class its "kind" names among `known`, by default `wanted`.
+
+    Raises ValueError, beginning with `where`, for unknown kinds and for unknown, missing or mistyped fields.
+    """
+    if not isinstance(data, dict):
+        raise ValueError(f"{where}: an object with fields was wanted but {shown(data)} came")
+    data = dict(data)
+    kind = data.pop("kind", None)
+    if not isinstance(kind, (str, type(None))):
+        raise ValueError(f'{where}: "kind" must be the name of a class but is {shown(kind)}')
+    cls = known[one_of(where, "kind", kind, known)] if kind is not None else wanted
+    if cls is None or not dataclasses.is_dataclass(cls):
+        raise ValueError(f'{where}: "kind" is missing (choose from {", ".join(known)})')
+    hints = _hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]
+    values = {n: _value(data[n], hints[one_of(where, "field", n, names)], known, f"{where}: {n}") for n in data}
+    missing = [f.name for f in dataclasses.fields(cls) if f.name not in values and _required(f)]
+    if missing:
+        raise ValueError(f"{where}: {cls.__name__} needs {', '.join(missing)}")
+    try:
+        return cls(**values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _required(f: "dataclasses.Field[Any]") -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _value(data: Any, hint: Any, known: Mapping[str, type], where: str) -> Any:
+    options = _options(hint)
+    if data is None and type(None) in options:
+        return None
+    if isinstance(data, dict):
+        classes = [o for o in options if dataclasses.is_dataclass(o)]
+        usual = [o for o in classes if len(classes) == 1 or getattr(o, "usual", False)]  # what need not name its kind
+        built = build(data, usual[0] if usual else None, known, where)
+        if not any(isinstance(built, c) for c in classes if isinstance(c, type)):
+            names = " or ".join(getattr(c, "__name__", str(c)) for c in classes)
+            raise ValueError(f"{where}: {names or hint} was wanted but {type(built).__name__} came")
+        return built
+    if isinstance(data, (list, tuple)) and (lists := [o for o in options if _is_list(o)]):
+        inner = typing.get_args(lists[0])
+        if typing.get_origin(lists[0]) is tuple and inner[-1] is not ... and len(data) != len(inner):
+            raise ValueError(f"{where}: {len(inner)} values were wanted but {shown(list(data))} came")
+        return tuple(_value(item, inner[0], known, where) for item in data)
+    return _scalar(data, options, where)
+
+
+def _is_list(hint: Any) -> bool:
+    return typing.get_origin(hint) in (tuple, Sequence)
+
+
+def _scalar(data: Any, options: tuple[Any, ...], where: str) -> Any:
+    if any(isinstance(o, type) and type(data) is o for o in options):
+        return data
+    if float in options and isinstance(data, (int, str)) and not isinstance(data, bool):
+        try:
+            return float(data)  # YAML reads 3e-4 as a string, and 1 is a fine learning rate
+        except (ValueError, OverflowError):
+            pass
+    wanted = " or ".join(getattr(o, "__name__", str(o)) for o in options)
+    raise ValueError(f"{where}: {wanted} was wanted but {shown(data)} came")

@@ -1,0 +1,307 @@
+"""Scores, the latent code and relations: what all mechanisms do before they touch a value.
+
+    s_hij   = q_ih . k_jh / sqrt(d) + bias_hij                        scores
+    a_hij   = softmax over keys j | rms over heads h | softmax over heads h | s itself
+                                                                      the code of the pair (i, j): one number per head
+    rel_rij = act(q_rel_ir . k_rel_jr / sqrt(p))                      the relations of the pair: r numbers
+
+The twin of `polyhead.ops.latent_code`.  Vaswani et al. 2017, eq. 1 (softmax); Schug et al. 2024, "Attention as a
+hypernetwork", eq. 3 to 6 (the code, rms over heads); Altabaa and Lafferty 2024, "Disentangling and integrating
+relational and sensory information in transformer architectures" (relations).
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int32
+
+from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
+from polyhead.spec.shapes import one_of, shaped
+
+Array = jax.Array | np.ndarray
+"""What functions take; they give back jax.Array."""
+
+Bias = Float[Array, "#b #h t s"] | Float[Array, "h t+s-1"]
+"""Dense, or by offset: column j - i + t - 1 is the bias of key j for query i."""
+
+Symbols = Float[Array, "b s g e"] | Float[Array, "t+s-1 g e"]
+"""By key, or by offset: row j - i + t - 1 is the symbol of key j for query i."""
+
+Mask = Bool[Array, "#b #h #t #s"] | Bool[Array, "#h #t #s"] | Bool[Array, "#t #s"] | Bool[Array, "#s"]
+"""True where looking is allowed."""
+
+Packed = Int32[Array, "_"]
+"""Sequences one after the other in a single sample: number n is rows cu_seqlens[n] to cu_seqlens[n + 1]."""
+
+Keep = Float[Array, "#b #h t s"]
+"""Dropout of the code: 0 or 1 / (1 - rate)."""
+
+Scale = float | Array | None
+"""A number or a scalar array, which may be traced and learned; None is d ** -0.5."""
+
+
+def _static(default: Any) -> Any:
+    return field(default=default, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Inputs:
+    """A call: arrays are leaves of a pytree, options are static.  All impls of an op are functions of it.
+
+    The symbols of relational mechanisms are `v`.  `total` and `total_rel` are there when only some of the keys are
+    (see tiles.py): the log of the sum of exponentials over all of them, (b h t) and (b r t).
+    """
+
+    q: Any
+    k: Any
+    v: Any = None
+    bias: Any = None
+    mask: Any = None
+    keep: Any = None
+    cu_seqlens: Any = None
+    scale: Any = None
+    value_weight: Any = None
+    q_rel: Any = None
+    k_rel: Any = None
+    relation_weight: Any = None
+    total: Any = None
+    total_rel: Any = None
+    causal: bool = _static(False)
+    window: int | None = _static(None)
+    normalise: str = _static("softmax")
+    act: str = _static("identity")
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """(t, s)."""
+        return self.q.shape[1], self.k.shape[1]
+
+
+Logits = Callable[[Inputs], tuple[jax.Array, jax.Array | None]]
+
+_ACTS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "identity": lambda x: x,
+    "relu": jax.nn.relu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "silu": jax.nn.silu,
+    "sigmoid": jax.nn.sigmoid,
+    "tanh": jnp.tanh,
+}
+
+
+def act(name: str, who: str = "polyhead.jaxside") -> Callable[[jax.Array], jax.Array]:
+    """The pointwise activation of that name (spec.ACTS)."""
+    return _ACTS[one_of(who, "act", name, ACTS)]
+
+
+def wide(x: jax.Array) -> jax.Array:
+    """`x` in at least float32, the dtype to take statistics in."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def share(x: jax.Array, heads: int) -> jax.Array:
+    """Grouped keys or values (b s g d), one copy per query head: head i reads group i // (h / g)."""
+    groups = x.shape[2]
+    return x if groups == heads else jnp.repeat(x, heads // groups, axis=2)
+
+
+def dense(bias: jax.Array, t: int, s: int) -> jax.Array:
+    """A bias by offset (h t+s-1), spelled out as (h t s); a dense one is returned as it is."""
+    if bias.ndim != 2:
+        return bias
+    # Reading rows of n numbers as rows of n - 1 moves each query one key further.
+    h, n = bias.shape
+    rows = jnp.broadcast_to(bias[:, None], (h, t, n)).reshape(h, t * n)
+    return rows[:, t - 1 : t * n - 1].reshape(h, t, n - 1)[:, :, :s] if t > 1 else bias[:, None]
+
+
+def sequence_of(cu_seqlens: jax.Array, rows: int) -> jax.Array:
+    """(rows,) the number of the sequence that each row of a packed sample belongs to; rows after the last are one."""
+    return jnp.searchsorted(cu_seqlens[1:], jnp.arange(rows, dtype=cu_seqlens.dtype), side="right")
+
+
+def visible(x: Inputs) -> jax.Array | None:
+    """Where looking is allowed, with 1 to 4 dimensions that broadcast to (b h t s); None means everywhere.
+
+    The last query is aligned with the last key.  Within a `window`, keys are less than so many places away.
+    """
+    t, s = x.lengths
+    # Made where they are read: from NumPy they would be constants of t x s numbers in the program.
+    place, key = (s - t + jnp.arange(t, dtype=jnp.int32))[:, None], jnp.arange(s, dtype=jnp.int32)
+    limits: list[Any] = [key <= place] if x.causal else []
+    if x.window is not None:
+        limits.append(jnp.abs(place - key) < x.window)
+    if x.cu_seqlens is not None:
+        number = sequence_of(x.cu_seqlens, t)
+        limits.append(number[:, None] == number)
+    limits += [] if x.mask is None else [x.mask]
+    return functools.reduce(jnp.logical_and, limits) if limits else None
+
+
+def drop(code: jax.Array, keep: jax.Array | None) -> jax.Array:
+    """Dropout of the code, after it is normalised."""
+    return code if keep is None else code * keep.astype(code.dtype)
+
+
+def by_offset(code: jax.Array) -> jax.Array:
+    """(b h t s) codes as (b h t t+s-1): that of key j for query i in column j - i + t - 1, elsewhere 0."""
+    b, h, t, s = code.shape
+    # Reading rows of n numbers as rows of n + 1 moves each query one key nearer.
+    rows = jnp.pad(code, ((0, 0), (0, 0), (0, 0), (t - 1, 0))).reshape(b, h, t * (t + s - 1))
+    return jnp.pad(rows, ((0, 0), (0, 0), (0, t))).reshape(b, h, t, t + s)[..., : t + s - 1]
+
+
+def retrieve(code: jax.Array, symbols: jax.Array) -> jax.Array:
+    """(b t h e), what (b h t s) codes read of symbols by key or by offset."""
+    if symbols.ndim == 4:
+        return jnp.einsum("b h t s, b s h e -> b t h e", code, share(symbols, code.shape[1]))
+    return jnp.einsum("b h t n, n h e -> b t h e", by_offset(code), share(symbols[None], code.shape[1])[0])
+
+
+def softmax_dim(normalise: str) -> int | None:
+    """The dimension of (b h t s) scores that a softmax runs along, or None."""
+    axis = SOFTMAX_AXIS.get(normalise)
+    return None if axis is None else "bhts".index(axis)
+
+
+def softmax_visible(scores: jax.Array, look: jax.Array | None, dim: int, total: jax.Array | None = None) -> jax.Array:
+    """Softmax over those keys (or heads) of (b h t s) scores that may look; where none may, zeros and no gradient.
+
+    With the log of the sum over all keys, `total`, only some of them need be here.
+    """
+    # The smallest finite number instead of -inf: its exponential is 0 all the same, and an empty row holds no NaN.
+    hidden = scores if look is None else jnp.where(look, scores, jnp.finfo(scores.dtype).min)
+    code = jax.nn.softmax(hidden, axis=dim) if total is None else jnp.exp(hidden - total[..., None])
+    return code if look is None else jnp.where(look, code, 0)
+
+
+def rms_heads(scores: jax.Array) -> jax.Array:
+    """s / sqrt(mean over heads of s^2 + eps), for (b h t s) scores; zero where all heads are zero."""
+    return scores * jax.lax.rsqrt(jnp.mean(jnp.square(scores), 1, keepdims=True) + RMS_HEADS_EPS)
+
+
+def blank(mask: jax.Array | None, x: jax.Array) -> jax.Array:
+    """Keys or values (b s g _), 0 where `mask` hides them from every query in all heads: a NaN there reaches nobody."""
+    if mask is None or x.ndim != 4:
+        return x
+    return jnp.where(mask.reshape((1,) * (4 - mask.ndim) + mask.shape).any((1, 2))[:, :, None, None], x, 0)
+
+
+def finite_bias(x: Inputs) -> tuple[jax.Array | None, jax.Array | None]:
+    """The bias, dense, and where looking is allowed: -inf in a bias hides the pair, and is 0 in what comes back."""
+    look = visible(x)
+    if x.bias is None:
+        return None, look
+    bias = dense(x.bias, *x.lengths)
+    shown = bias != -jnp.inf
+    return jnp.where(shown, bias, 0), shown if look is None else look & shown
+
+
+def logits(x: Inputs) -> tuple[jax.Array, jax.Array | None]:
+    """Scores (b h t s), in at least float32, and where looking is allowed: what a softmax over keys is of."""
+    scale = x.q.shape[-1] ** -0.5 if x.scale is None else jnp.asarray(x.scale, x.q.dtype)
+    exact = jnp.promote_types(x.q.dtype, jnp.float32)
+    k = share(x.k, x.q.shape[2])
+    inner = jnp.einsum("b t h d, b s h d -> b h t s", x.q * scale, k, preferred_element_type=exact)
+    bias, look = finite_bias(x)
+    return inner if bias is None else inner + bias, look
+
+
+def code(x: Inputs, normalise: str | None = None) -> jax.Array:
+    """The code (b h t s) of a call: -inf at masked pairs before a softmax, otherwise 0; in the dtype of q."""
+    normalise = x.normalise if normalise is None else normalise
+    (s, look), dim = logits(x), softmax_dim(normalise)
+    if dim is not None:
+        s = softmax_visible(s, look, dim, x.total if dim == 3 else None)
+    elif look is not None:
+        s = jnp.where(look, s, 0)
+    return (rms_heads(s) if normalise in ("rms_heads", "softmax_rms_heads") else s).astype(x.q.dtype)
+
+
+def row_softmax(x: Inputs) -> dict[str, Logits]:
+    """The softmaxes over keys that the code of a call needs: see tiles.py."""
+    return {"total": logits} if SOFTMAX_AXIS.get(x.normalise) == "s" else {}
+
+
+def relate(inner: jax.Array, act: str, look: jax.Array | None, total: jax.Array | None = None) -> jax.Array:
+    """A relation's activation (spec.RELATION_ACTS) of (b r t s) inner products: a softmax runs over visible keys."""
+    return softmax_visible(wide(inner), look, 3, total).astype(inner.dtype) if act == "softmax" else _ACTS[act](inner)
+
+
+def seen_by_any(look: jax.Array | None) -> jax.Array | None:
+    """For relations, which heads share: hidden is what is hidden from all of them."""
+    return look.any(-3, keepdims=True) if look is not None and look.ndim > 2 and look.shape[-3] != 1 else look
+
+
+def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlens: Packed | None) -> None:
+    """What shapes cannot say.  The numbers in `cu_seqlens` are not read: they may be traced."""
+    if window is not None and window < 1:
+        raise ValueError(f"{who}: window must be at least 1 but is {window}")
+    if cu_seqlens is not None and (b != 1 or t != s):
+        raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
+
+
+@shaped
+def latent_code(
+    q: Float[Array, "b t h d"],
+    k: Float[Array, "b s g d"],
+    *,
+    normalise: str,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
+    scale: Scale = None,
+) -> Float[Array, "b h t s"]:
+    """The code of every query-key pair: what the heads say about it, before any value is read.
+
+    normalise: "softmax" over keys, "rms_heads" over the heads of this call, "identity", "softmax_rms_heads" (over
+    keys, then over heads), or "softmax_heads" (the heads of this call compete for the pair: their codes add up to 1,
+    so that a head alone has the code 1).  A masked pair has the code 0.  Normalising is done in at least float32; the
+    result has the dtype of q.  Static under jit: normalise, causal, window.
+    """
+    one_of("latent_code", "normalise", normalise, NORMALISE)
+    if q.dtype != k.dtype:
+        raise ValueError(f"latent_code: q and k must have one dtype but have {q.dtype}, {k.dtype}")
+    check_limits("latent_code", q.shape[0], q.shape[1], k.shape[1], window, cu_seqlens)
+    limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+    return code(jax.tree.map(jnp.asarray, Inputs(q, k, scale=scale, normalise=normalise, **limits)))
+
+
+@shaped
+def relations(
+    q_rel: Float[Array, "b t r p"],
+    k_rel: Float[Array, "b s r p"],
+    *,
+    relation_act: str,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
+) -> Float[Array, "b r t s"]:
+    """The relations of every query-key pair, `act(q_rel . k_rel / sqrt(p))`.
+
+    relation_act: pointwise, of all pairs whatever the mask, or "softmax" over the keys a query may see
+    (spec.RELATION_ACTS).  A mask that differs between heads hides from relations what it hides from all of them.
+    Static under jit: relation_act, causal, window.
+    """
+    one_of("relations", "relation_act", relation_act, RELATION_ACTS)
+    if q_rel.dtype != k_rel.dtype:
+        raise ValueError(f"relations: q_rel and k_rel must have one dtype but have {q_rel.dtype}, {k_rel.dtype}")
+    check_limits("relations", q_rel.shape[0], q_rel.shape[1], k_rel.shape[1], window, cu_seqlens)
+    given = Inputs(q_rel, k_rel, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens)
+    x = jax.tree.map(jnp.asarray, given)
+    return relate(products(x.q, x.k), relation_act, seen_by_any(visible(x)))
+
+
+def products(q_rel: jax.Array, k_rel: jax.Array) -> jax.Array:
+    """q_rel . k_rel / sqrt(p), for relations that heads share (r) or own (h, written r here)."""
+    return jnp.einsum("b t r p, b s r p -> b r t s", q_rel * q_rel.shape[-1] ** -0.5, k_rel)

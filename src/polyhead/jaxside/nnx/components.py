@@ -1,0 +1,147 @@
+"""Parts of the Flax NNX modules: parameters under the names and in the layout of the PyTorch modules, [out, in].
+
+Linear(x) = W x + b        Norm(x)   = layer_norm(x) or rms_norm(x)
+MLP(x)    = W_down act(W_up x)        SwiGLU(x) = W2 (silu(W1 x) * W3 x)
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+try:
+    from flax import nnx
+except ImportError as error:
+    raise ImportError("the modules of polyhead.jaxside need flax: pip install 'polyhead[flax]'") from error
+import jax
+import jax.numpy as jnp
+
+from polyhead.jaxside import norms
+from polyhead.jaxside.latent_code import Array, act as activation
+from polyhead.spec.shapes import one_of
+
+TRUNCATION = 0.87962566103423978
+"""Standard deviation of a unit normal cut at +-2."""
+
+
+class Fixed(nnx.Variable):
+    """What is kept with the parameters but not learned."""
+
+
+class Draw:
+    """How parameters begin: by one of the presets of a model, "cs336" or "hyla", from a stream of random keys."""
+
+    def __init__(self, rngs: nnx.Rngs | None, preset: str = "cs336", dtype: Any = jnp.float32) -> None:
+        self.rngs, self.dtype = nnx.Rngs(0) if rngs is None else rngs, dtype
+        self.preset = one_of("Draw", "preset", preset, ("hyla", "cs336"))
+
+    def _cut(self, shape: Sequence[int], std: float, most: float) -> Array:
+        return std * jax.random.truncated_normal(self.rngs.params(), -most, most, shape, self.dtype)
+
+    def _values(self, shape: Sequence[int], fan_in: int, fan_out: int) -> Array:
+        if self.preset == "hyla":
+            return self._cut(shape, fan_in**-0.5 / TRUNCATION, 2.0)
+        return self._cut(shape, (2.0 / (fan_in + fan_out)) ** 0.5, 3.0)
+
+    def matrix(self, *shape: int) -> nnx.Param:
+        """Weights [..., out, in]."""
+        return nnx.Param(self._values(shape, shape[-1], shape[-2]))
+
+    def joint(self, rows: Sequence[int], inputs: int) -> nnx.Param:
+        """Several weights one above the other, each as if it were alone; `rows` of each."""
+        return nnx.Param(jnp.concatenate([self._values((n, inputs), inputs, n) for n in rows]))
+
+    def table(self, count: int, dim: int) -> nnx.Param:
+        """The embeddings of tokens."""
+        return (
+            self.normal(count, dim, std=dim**-0.5)
+            if self.preset == "hyla"
+            else nnx.Param(self._cut((count, dim), 1.0, 3.0))
+        )
+
+    def normal(self, *shape: int, std: float = 1.0) -> nnx.Param:
+        """N(0, std^2)."""
+        return nnx.Param(std * jax.random.normal(self.rngs.params(), shape, self.dtype))
+
+    def uniform(self, *shape: int, bound: float) -> nnx.Param:
+        """Uniform within `bound` of 0."""
+        return nnx.Param(jax.random.uniform(self.rngs.params(), shape, self.dtype, -bound, bound))
+
+    def full(self, value: float, size: int) -> nnx.Param:
+        """One number over and over."""
+        return nnx.Param(jnp.full(size, value, self.dtype))
+
+
+class Identity(nnx.Module):
+    """What comes in goes out."""
+
+    def __call__(self, x: Array) -> Array:
+        return x
+
+
+class Linear(nnx.Module):
+    """`W x + b` with W [out, in]; `rows`: of several maps that are one above the other."""
+
+    bias: nnx.Param | None
+
+    def __init__(self, inputs: int, outputs: int, draw: Draw, *, bias: bool = True, rows: Sequence[int] = ()) -> None:
+        self.weight = draw.joint(rows or (outputs,), inputs)
+        self.bias = draw.full(0.0, outputs) if bias else None
+
+    def __call__(self, x: Array, first: int = 0, last: int | None = None) -> Array:
+        """The outputs `first` to `last`."""
+        y = jnp.einsum("... i, o i -> ... o", x, self.weight[...][first:last])
+        return y if self.bias is None else y + self.bias[...][first:last]
+
+
+class Norm(nnx.Module):
+    """LayerNorm, or RMSNorm, which has no bias."""
+
+    bias: nnx.Param | None
+
+    def __init__(self, dim: int, draw: Draw, *, kind: str = "layer", eps: float = 1e-5, bias: bool = True) -> None:
+        self.kind, self.eps = one_of("norm", "kind", kind, ("layer", "rms")), eps
+        self.weight = draw.full(1.0, dim)
+        self.bias = draw.full(0.0, dim) if bias and kind == "layer" else None
+
+    def __call__(self, x: Array) -> Array:
+        if self.kind == "rms":
+            return norms.rms_norm(x, self.weight[...], self.eps)
+        return norms.layer_norm(x, self.weight[...], None if self.bias is None else self.bias[...], self.eps)
+
+
+class Embedding(nnx.Module):
+    """A table of `count` vectors."""
+
+    def __init__(self, count: int, dim: int, draw: Draw) -> None:
+        self.weight = draw.table(count, dim)
+
+
+class MLP(nnx.Module):
+    """`W_down act(W_up x)`; `hidden` defaults to 4 dim."""
+
+    def __init__(self, dim: int, hidden: int | None, draw: Draw, *, act: str = "gelu", bias: bool = True) -> None:
+        hidden = 4 * dim if hidden is None else hidden
+        self.act = act
+        self.up, self.down = Linear(dim, hidden, draw, bias=bias), Linear(hidden, dim, draw, bias=bias)
+
+    def __call__(self, x: Array) -> Array:
+        return self.down(activation(self.act, "MLP")(jnp.asarray(self.up(x))))
+
+
+class SwiGLU(nnx.Module):
+    """`W2 (silu(W1 x) * W3 x)`; `hidden` defaults to floor(8/3 dim) down to a multiple of 64, at least 64."""
+
+    def __init__(self, dim: int, hidden: int | None, draw: Draw, *, bias: bool = False) -> None:
+        hidden = max(64, 8 * dim // 3 // 64 * 64) if hidden is None else hidden
+        self.w1, self.w3 = (Linear(dim, hidden, draw, bias=bias) for _ in range(2))
+        self.w2 = Linear(hidden, dim, draw, bias=bias)
+
+    def __call__(self, x: Array) -> Array:
+        return self.w2(jax.nn.silu(self.w1(x)) * self.w3(x))
+
+
+def dropped(x: Array, rate: float, rngs: nnx.Rngs | None) -> Array:
+    """`x` with dropout of that rate; without `rngs` none."""
+    if rngs is None or rate == 0.0:
+        return x
+    keep = jax.random.bernoulli(rngs.dropout(), 1.0 - rate, x.shape)
+    return jnp.where(keep, x / (1.0 - rate), 0)

@@ -1,0 +1,231 @@
+"""Head groups as NNX modules: the function of a mechanism with the parameters that are its own.
+
+A group reads queries (b t h d), keys (b s g d) and values (b s g e) of the layer's joint projection; those whose values
+are symbols map them with `value`, and what they relate with `q_rel` and `k_rel`.  Names as in `polyhead.layers`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from polyhead import config
+from polyhead.jaxside.abstractor import abstractor_attention, code as abstractor_code
+from polyhead.jaxside.disentangled import code as disentangled_code, disentangled_attention
+from polyhead.jaxside.hyla import code as hyla_code, hyla
+from polyhead.jaxside.latent_code import Array, Inputs, relations
+from polyhead.jaxside.linear import code as linear_code, linear_attention
+from polyhead.jaxside.nnx.components import Draw, Linear
+from polyhead.jaxside.relational import code as relational_code, relational_attention
+from polyhead.jaxside.softmax import code as softmax_code, softmax_attention
+
+CODES: dict[type, Callable[[Inputs], jax.Array]] = {
+    config.Softmax: softmax_code,
+    config.Linear: linear_code,
+    config.Hyla: hyla_code,
+    config.Relational: relational_code,
+    config.Disentangled: disentangled_code,
+    config.Abstractor: abstractor_code,
+}
+"""Mechanism -> the code of a call, by the function that its reference calls."""
+
+PROBE = 32
+"""Tokens that relation weights are balanced on."""
+
+Made = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Per head: `dim` of queries and keys, `value_dim` of values; `takes`: which rows of the joint projection."""
+
+    heads: int
+    dim: int
+    value_dim: int
+    kv_heads: int
+    takes: str
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Rows of queries, keys and values."""
+        q, k, v = self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.value_dim
+        return q * ("q" in self.takes), k * ("k" in self.takes), v * ("v" in self.takes)
+
+
+def sizes_of(mechanism: config.Mechanism, width: int, total_heads: int) -> Sizes:
+    """A head that names no width gets width // total_heads; ValueError where heads then do not divide it."""
+    if width % total_heads and None in (mechanism.dim, mechanism.value_dim):
+        raise ValueError(
+            f"{type(mechanism).__name__}: {total_heads} heads do not divide the model width {width}: give dim= and "
+            "value_dim= (per head)"
+        )
+    takes = "" if mechanism.share else "qk"
+    if isinstance(mechanism, config.SymbolHeads):
+        takes = "" if mechanism.hidden else takes
+    else:
+        takes += "v"
+    own = width // total_heads
+    heads, groups = mechanism.heads, mechanism.kv_heads or mechanism.heads
+    return Sizes(heads, mechanism.dim or own, mechanism.value_dim or own, groups, takes)
+
+
+def code(self: Any, q: Array, k: Array, limits: dict[str, Any]) -> Array:
+    """The code of all pairs (b h t s), by the function that the output is made with.
+
+    ValueError for a subclass that computes something else and has no `code` of its own.
+    """
+    if type(self).__call__.__module__ != __name__:
+        who = type(self).__name__
+        raise ValueError(f"{who}: the code of its __call__ is not known: give the class a method `code` beside it")
+    how = {name: getattr(self.mechanism, name) for name in ("normalise", "act") if hasattr(self.mechanism, name)}
+    given = {name: limit for name, limit in limits.items() if name != "keep"}
+    return CODES[type(self.mechanism)](jax.tree.map(jnp.asarray, Inputs(q, k, **given, **how)))
+
+
+class ValueHeads(nnx.Module):
+    """Softmax, linear and HYLA heads: their values are tokens.  `value_weight`: of a deep HYLA."""
+
+    value_weight: nnx.Param | None
+    symbol_dim = None
+    code = code
+
+    def __init__(self, mechanism: config.Mechanism, sizes: Sizes, draw: Draw) -> None:
+        self.mechanism, self.sizes, e = mechanism, sizes, sizes.value_dim
+        deep = isinstance(mechanism, config.Hyla) and mechanism.value_depth == 2
+        self.value_weight = draw.matrix(sizes.heads, e, e) if deep else None
+
+    def __call__(self, made: Made, limits: dict[str, Any]) -> Array:
+        m, qkv = self.mechanism, (made["q"], made["k"], made["v"])
+        if isinstance(m, config.Softmax):
+            return softmax_attention(*qkv, impl=m.impl, **limits)
+        if isinstance(m, config.Linear):
+            return linear_attention(*qkv, normalise=m.normalise, act=m.act, impl=m.impl, **limits)
+        assert isinstance(m, config.Hyla)
+        weight = None if self.value_weight is None else self.value_weight[...]
+        return hyla(*qkv, normalise=m.normalise, act=m.act, value_weight=weight, impl=m.impl, **limits)
+
+
+class HiddenMaps(nnx.Module):
+    """Queries and keys as linear maps of a hidden layer, `gelu(W x + b)`."""
+
+    def __init__(self, width: int, hidden: int, sizes: Sizes, draw: Draw, *, bias: bool) -> None:
+        self.features = Linear(width, hidden, draw)
+        self.q = Linear(hidden, sizes.heads * sizes.dim, draw, bias=bias)
+        self.k = Linear(hidden, sizes.kv_heads * sizes.dim, draw, bias=bias)
+
+    def __call__(self, x: Array) -> Array:
+        return jax.nn.gelu(self.features(x), approximate=False)
+
+
+class SymbolGroup(nnx.Module):
+    """Relational, disentangled and Abstractor heads: their values are symbols of width `symbol_dim`.
+
+    `symbol_std`: the standard deviation that symbols begin with, by which relation weights are balanced.
+    """
+
+    q_rel: Linear | None
+    k_rel: Linear | None
+    hidden: HiddenMaps | None
+    relation_weight: nnx.Param | None
+    code = code
+
+    def __init__(
+        self, mechanism: config.SymbolHeads, width: int, sizes: Sizes, draw: Draw, *, bias: bool, symbol_std: float
+    ) -> None:
+        self.mechanism, self.sizes, self.symbol_dim = mechanism, sizes, mechanism.symbols.dim or width
+        hidden = mechanism.hidden
+        self.hidden = HiddenMaps(width, hidden, sizes, draw, bias=bias) if hidden else None
+        self.relations, self.relation_dim = r, p = _relations(mechanism, sizes)
+        wide, relates = hidden or width, not isinstance(mechanism, config.Abstractor)
+        both = relates and not getattr(mechanism, "symmetric", False)
+        self.q_rel = Linear(wide, r * p, draw, bias=False) if relates else None
+        sent = sizes.kv_heads if isinstance(mechanism, config.Disentangled) else r
+        self.k_rel = Linear(wide, sent * p, draw, bias=False) if both else None
+        self.value = Linear(self.symbol_dim, sizes.kv_heads * sizes.value_dim, draw, bias=bias)
+        relational = isinstance(mechanism, config.Relational)
+        self.relation_weight = self._weight(mechanism, draw, symbol_std) if relational else None
+
+    def _weight(self, mechanism: Any, draw: Draw, symbol_std: float) -> nnx.Param:
+        """As `RelationalHeads.reset_parameters` of `polyhead.layers` fills it."""
+        e, r, init = self.sizes.value_dim, self.relations, mechanism.relation_init
+        shape = (self.sizes.heads, e, r)
+        if init != "balanced":
+            return draw.uniform(*shape, bound=(r if init == "paper" else e * r) ** -0.5)
+        assert self.q_rel is not None
+        wide = (self.q_rel if self.hidden is None else self.hidden.features).weight.shape[1]
+        x, symbols = (jax.random.normal(jax.random.key(0), (1, PROBE, m), draw.dtype) for m in (wide, self.symbol_dim))
+        f = self.features(x)
+        related = relations(self.receive(f)["q_rel"], self.send(f)["k_rel"], relation_act=mechanism.relation_act)
+        retrieved = jnp.square(self.value(symbols * symbol_std).mean(1)).mean()
+        std = jnp.sqrt(retrieved / jnp.maximum(r * jnp.square(related.mean(-1)).mean(), 1e-12))
+        return nnx.Param(draw.normal(*shape)[...] * std)
+
+    def features(self, x: Array) -> Array:
+        """What relations (and, of hidden features, queries and keys) are linear maps of."""
+        return x if self.hidden is None else self.hidden(x)
+
+    def receive(self, f: Array) -> Made:
+        """q_rel (b t r p), of hidden features also q (b t h d)."""
+        made = {} if self.hidden is None else {"q": _split(self.hidden.q(f), self.sizes.heads)}
+        return made if self.q_rel is None else made | {"q_rel": _split(self.q_rel(f), self.relations)}
+
+    def send(self, f: Array) -> Made:
+        """k_rel (b s r|g p), of hidden features also k (b s g d)."""
+        made = {} if self.hidden is None else {"k": _split(self.hidden.k(f), self.sizes.kv_heads)}
+        if self.q_rel is None:
+            return made
+        own = isinstance(self.mechanism, config.Disentangled)
+        k_rel = (self.q_rel if self.k_rel is None else self.k_rel)(f)
+        return made | {"k_rel": _split(k_rel, self.sizes.kv_heads if own else self.relations)}
+
+    def values(self, symbols: Array) -> Array:
+        """Symbols, by key or a table of them, as the heads read them (... g e)."""
+        return _split(self.value(symbols), self.sizes.kv_heads)
+
+    def __call__(self, made: Made, limits: dict[str, Any]) -> Array:
+        m, q, k, v = self.mechanism, made["q"], made["k"], made["v"]
+        if isinstance(m, config.Abstractor):
+            return abstractor_attention(q, k, v, act=m.act, impl=m.impl, **limits)
+        assert isinstance(m, (config.Relational, config.Disentangled))
+        how = {"relation_act": m.relation_act, "impl": m.impl, **limits}
+        if self.relation_weight is None:
+            return disentangled_attention(q, k, made["q_rel"], made["k_rel"], v, **how)
+        return relational_attention(q, k, made["q_rel"], made["k_rel"], v, self.relation_weight[...], **how)
+
+
+Group = ValueHeads | SymbolGroup
+
+
+def _split(x: Array, parts: int) -> Array:
+    return x.reshape(*x.shape[:-1], parts, -1)
+
+
+def _relations(mechanism: config.SymbolHeads, sizes: Sizes) -> tuple[int, int]:
+    """How many relations, and how wide each is."""
+    h, e = sizes.heads, sizes.value_dim
+    if isinstance(mechanism, config.Relational):
+        count = mechanism.relations or h
+        return count, mechanism.relation_dim or max(1, h * e // count)
+    if isinstance(mechanism, config.Disentangled):
+        if mechanism.symmetric and sizes.kv_heads != h:
+            raise ValueError(
+                f"Disentangled: symmetric relations need kv_heads = heads = {h} but it is {sizes.kv_heads}"
+            )
+        return h, mechanism.relation_dim or e
+    return 0, 0
+
+
+def check_shared(heads: Sequence[config.Mechanism], sizes: Sequence[Sizes]) -> None:
+    """Raise a ValueError unless each group that shares queries and keys comes after one that has as many."""
+    for i, mechanism in enumerate(heads):
+        wanted = [(size.heads, size.dim, size.kv_heads) for size in sizes[max(0, i - 1) : i + 1]]
+        if mechanism.share and (i == 0 or wanted[0] != wanted[1]):
+            h, d, g = wanted[-1]
+            came = "there is none" if i == 0 else "it has {}, {} and {}".format(*wanted[0])
+            raise ValueError(
+                f"MultiHeadAttention: {type(mechanism).__name__}(share=True) needs a group before it of {h} heads, "
+                f"dim {d} and kv_heads {g} but {came}"
+            )

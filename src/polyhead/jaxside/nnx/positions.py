@@ -1,0 +1,103 @@
+"""Where a token is, for the NNX modules: T5 relative bias, ALiBi, vectors that are added to the inputs.
+
+A bias comes by offset, (h t+s-1): column j - i + t - 1 is that of key j for query i; or between given positions, dense.
+"""
+
+import functools
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from numpy.typing import NDArray
+
+from polyhead import config
+from polyhead.jaxside.latent_code import Array
+from polyhead.jaxside.nnx.components import Draw
+
+
+@functools.cache
+def buckets_of(buckets: int, max_distance: int, bidirectional: bool) -> NDArray[np.int32]:
+    """The T5 bucket of the distances -reach ... reach, beyond which nothing changes; float32, as in the original."""
+    reach = max(buckets, max_distance)
+    distance = np.arange(-reach, reach + 1)
+    after = np.zeros_like(distance)
+    if bidirectional:
+        buckets //= 2
+        after = (distance < 0) * buckets
+    n = np.abs(distance) if bidirectional else distance.clip(min=0)
+    exact = buckets // 2
+    if max_distance <= exact:
+        return (after + n.clip(max=buckets - 1)).astype(np.int32)
+    small = n.astype(np.float32) / np.float32(exact) + np.finfo(np.float32).eps
+    ratio = np.log(small) / np.log(np.float32(max_distance / exact))
+    large = exact + (ratio * np.float32(buckets - exact)).clip(max=buckets).astype(np.int64)
+    return (after + np.where(n < exact, n, large.clip(max=buckets - 1))).astype(np.int32)
+
+
+class RelativePositionBias(nnx.Module):
+    """T5's learned bias on the scores: one number per head and bucket of distances; `table` is (heads, buckets)."""
+
+    def __init__(self, heads: int, settings: config.RelativeBias, max_length: int, draw: Draw) -> None:
+        buckets = settings.buckets or max_length
+        distance, both = settings.max_distance or buckets, settings.bidirectional
+        least = 4 if both else 2
+        if buckets < least or (both and buckets % 2):
+            raise ValueError(
+                f"RelativePositionBias: buckets must be {'even and ' * both}at least {least} but is {buckets}"
+            )
+        self.kind = (buckets, distance, both)
+        self.table = draw.normal(heads, buckets, std=buckets**-0.5)
+
+    def __call__(self, distance: Array) -> Array:
+        """(h ...) of `distance` (...), query position - key position."""
+        reach = max(self.kind[:2])
+        bucket = jnp.asarray(buckets_of(*self.kind))[jnp.clip(distance, -reach, reach) + reach]
+        return self.table[...][:, bucket]
+
+
+class AlibiBias(nnx.Module):
+    """`-slope_h |i - j|` on the scores: no parameters."""
+
+    def __init__(self, heads: int) -> None:
+        power = 2 ** int(math.log2(heads))
+        slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
+        self.slopes = (*slopes, *(2.0 ** (-4.0 * i / power) for i in range(1, 2 * (heads - power), 2)))
+
+    def __call__(self, distance: Array) -> Array:
+        """(h ...) of `distance` (...), query position - key position."""
+        return -jnp.array(self.slopes).reshape(-1, *(1,) * distance.ndim) * jnp.abs(distance)
+
+
+class LearnedPositions(nnx.Module):
+    """A learned vector per position; `table` is (max_length, dim)."""
+
+    def __init__(self, max_length: int, dim: int, draw: Draw) -> None:
+        self.table = draw.normal(max_length, dim, std=0.02)
+
+    def __call__(self, positions: Array) -> Array:
+        return self.table[...][positions]
+
+
+class SinusoidalPositions(nnx.Module):
+    """`sin(w), cos(w)` in turn, w = position * 10000^(-2 j / dim)."""
+
+    def __init__(self, max_length: int, dim: int) -> None:
+        if dim % 2:
+            raise ValueError(f"SinusoidalPositions: the width must be even but is {dim}")
+        self.max_length, self.dim = max_length, dim
+
+    def __call__(self, positions: Array) -> Array:
+        angles = np.arange(self.max_length)[:, None] * 1e4 ** (np.arange(0, self.dim, 2) / -self.dim)
+        table = np.stack((np.sin(angles), np.cos(angles)), -1).reshape(self.max_length, self.dim)
+        return jnp.asarray(table)[positions]  # in 64 bits where JAX has them
+
+
+def bias_of(relative: RelativePositionBias | AlibiBias, t: int, s: int, offset: int) -> Array:
+    """By offset; `offset` is query 0's position minus key 0's."""
+    return relative(offset + t - 1 - jnp.arange(t + s - 1))
+
+
+def bias_between(relative: RelativePositionBias | AlibiBias, queries: Array, keys: Array) -> Array:
+    """(b|1 h t s) between positions (b|1 t) and (b|1 s)."""
+    return jnp.moveaxis(relative(queries[..., :, None] - keys[..., None, :]), 0, -3)

@@ -1,0 +1,110 @@
+"""Where relational heads take their symbols from, as NNX modules: see `polyhead.layers.symbols`.
+
+    symbolic     s_i = sum_n softmax_n(query(x_i) . template_n / sqrt(d)) library_n             each head its own part
+    position     s_i = table_i
+    relative     s_ij = table_(j - i), clipped
+
+Called with the stream (b s m), a source gives symbols by key (b|1 s dim), or the table (2 distance + 1, dim).
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from polyhead import config
+from polyhead.jaxside.latent_code import Array
+from polyhead.jaxside.nnx.components import Draw, Fixed, Linear
+
+HEADS = 4
+"""Heads of symbolic attention by default, where they divide the widths."""
+
+
+class SymbolicAttention(nnx.Module):
+    """Every token picks from a library of learned symbols, by softmax attention over their templates."""
+
+    library: nnx.Variable
+
+    def __init__(self, source: config.SymbolicAttention, dim: int, draw: Draw) -> None:
+        width = source.dim or dim
+        self.heads = math.gcd(HEADS, dim, width) if source.heads is None else source.heads
+        if dim % self.heads or width % self.heads:
+            raise ValueError(f"SymbolicAttention: heads must divide {dim} and {width} but is {self.heads}")
+        self.query = Linear(dim, dim, draw)
+        self.templates = draw.normal(source.count, dim)
+        library = draw.normal(source.count, width)
+        self.library = library if source.trainable else Fixed(library[...])
+
+    def __call__(self, x: Array, positions: Array | None = None) -> Array:
+        """Symbols (b s dim), of each token by itself."""
+        q, templates, library = (
+            a.reshape(*a.shape[:-1], self.heads, -1) for a in (self.query(x), self.templates[...], self.library[...])
+        )
+        assigned = jax.nn.softmax(jnp.einsum("bshd,nhd->bshn", q, templates) * q.shape[-1] ** -0.5, -1)
+        return jnp.einsum("bshn,nhe->bshe", assigned, library).reshape(*x.shape[:-1], -1)
+
+
+class PositionSymbols(nnx.Module):
+    """A learned symbol for each position; `table` is (max_length, dim)."""
+
+    def __init__(self, width: int, max_length: int, draw: Draw) -> None:
+        self.max_length = max_length
+        self.table = draw.normal(max_length, width)
+
+    def __call__(self, x: Array, positions: Array | None = None) -> Array:
+        """The symbols of positions 0, 1, ..., one for the whole batch, or of `positions`."""
+        if positions is not None:
+            return self.table[...][positions]
+        if x.shape[1] > self.max_length:
+            raise ValueError(f"PositionSymbols: {x.shape[1]} positions but max_length is {self.max_length}")
+        return self.table[...][None, : x.shape[1]]
+
+
+class RelativeSymbols(nnx.Module):
+    """A learned symbol for each offset of key and query; `table` is (2 distance + 1, dim)."""
+
+    def __init__(self, width: int, max_length: int, distance: int | None, draw: Draw) -> None:
+        self.longest = max_length if distance is None else None
+        self.distance = max_length - 1 if distance is None else distance
+        rows = 2 * self.distance + 1
+        self.table = draw.uniform(rows, width, bound=(6.0 / (rows + width)) ** 0.5)
+
+    def __call__(self, x: Array, positions: Array | None = None) -> Array:
+        """The table; `x` only says how far it must reach."""
+        if self.longest is not None and x.shape[1] > self.longest:
+            raise ValueError(
+                f"RelativeSymbols: {x.shape[1]} positions but max_length is {self.longest}: give distance= to clip "
+                "offsets"
+            )
+        return self.table[...]
+
+
+SymbolModule = SymbolicAttention | PositionSymbols | RelativeSymbols
+
+
+def build_symbols(source: config.Symbols, dim: int, max_length: int, draw: Draw) -> SymbolModule:
+    """The module of a source of symbols; ValueError for one that JAX does not have."""
+    width = source.dim or dim
+    if isinstance(source, config.PositionSymbols):
+        return PositionSymbols(width, max_length, draw)
+    if isinstance(source, config.RelativeSymbols):
+        return RelativeSymbols(width, max_length, source.distance, draw)
+    if isinstance(source, config.SymbolicAttention) and not isinstance(source, config.RelationalSymbols):
+        return SymbolicAttention(source, dim, draw)
+    raise ValueError(f"polyhead.jaxside: symbols={type(source).__name__}() exists in PyTorch only")
+
+
+def symbol_std(source: config.Symbols, dim: int, max_length: int) -> float:
+    """How far from 0 the symbols of a source begin, by which relations are balanced."""
+    if not isinstance(source, config.RelativeSymbols):
+        return 1.0
+    rows = 2 * (max_length - 1 if source.distance is None else source.distance) + 1
+    return (2.0 / (rows + (source.dim or dim))) ** 0.5
+
+
+def by_offset(table: Array, t: int, s: int, first: int) -> Array:
+    """Rows of a table by clipped offset: row j - i + t - 1 is that of key j for query i, token `first` + i."""
+    distance = table.shape[0] // 2
+    offset = jnp.arange(1 - t - first, s - first)
+    return table[jnp.clip(offset, -distance, distance) + distance]

@@ -1,0 +1,315 @@
+"""Head groups whose values are symbols: the op of a mechanism with the maps it needs beside queries and keys.
+
+A group reads queries (b t h d) and keys (b s g d) from the layer's joint projection, unless it makes them from hidden
+features of its own; `value` maps symbols, `q_rel` and `k_rel` (one map if symmetric) the tokens it relates.  A layer
+asks it for `features`, then for what receivers and senders have of their own, and hands all of it to the op.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyhead.layers import Device
+from polyhead.layers.heads import functions
+from polyhead.layers.heads.sizes import Sizes
+from polyhead.ops.latent_code import relations as relate
+from polyhead.spec import RELATION_ACTS, RELATION_INIT
+from polyhead.spec.shapes import one_of
+
+PROBE = 32
+"""Tokens that relation weights are balanced on."""
+
+
+class HiddenMaps(nn.Module):
+    """Queries and keys as linear maps of a hidden layer, `gelu(W x + b)`, so that each is an MLP of the token."""
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        sizes: Sizes,
+        *,
+        bias: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.features = nn.Linear(width, hidden, device=device, dtype=dtype)
+        self.q = nn.Linear(hidden, sizes.heads * sizes.dim, bias=bias, device=device, dtype=dtype)
+        self.k = nn.Linear(hidden, sizes.kv_heads * sizes.dim, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x: Float[Tensor, "b t m"]) -> Float[Tensor, "b t f"]:
+        """The features of a token."""
+        return F.gelu(self.features(x))
+
+    def queries(self, f: Float[Tensor, "b t f"]) -> Float[Tensor, "b t h d"]:
+        return self.q(f).unflatten(-1, (self.sizes.heads, self.sizes.dim))
+
+    def keys(self, f: Float[Tensor, "b s f"]) -> Float[Tensor, "b s g d"]:
+        return self.k(f).unflatten(-1, (self.sizes.kv_heads, self.sizes.dim))
+
+
+def _queries(hidden: HiddenMaps | None, f: Tensor) -> dict[str, Tensor]:
+    return {} if hidden is None else {"q": hidden.queries(f)}
+
+
+def _keys(hidden: HiddenMaps | None, f: Tensor) -> dict[str, Tensor]:
+    return {} if hidden is None else {"k": hidden.keys(f)}
+
+
+class RelationalHeads(nn.Module):
+    """Relational attention (ops.relational_attention): `relations` inner products of width `relation_dim` per pair.
+
+    By default one per head, as wide as the heads' values together over their number.  `relation_weight` (h e r) maps
+    them to the output of a head; how it begins is `relation_init`, see `reset_parameters`, which goes by
+    `symbol_std`, the standard deviation that symbols begin with.
+    """
+
+    kind, normalise, act, depth = "relational", "softmax", "identity", 1
+    value_weight: Tensor | None = None
+    attend: Callable[..., Tensor]
+    use, code = functions.use, functions.code
+
+    def __init__(
+        self,
+        width: int,
+        sizes: Sizes,
+        *,
+        relations: int | None = None,
+        relation_dim: int | None = None,
+        relation_act: str = "identity",
+        symmetric: bool = False,
+        relation_init: str = "balanced",
+        symbol_dim: int | None = None,
+        symbol_std: float = 1.0,
+        hidden: int | None = None,
+        bias: bool = False,
+        impl: str = "auto",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.sizes, (heads, e) = sizes, (sizes.heads, sizes.value_dim)
+        self.relations = r = heads if relations is None else relations
+        self.relation_dim = p = max(1, heads * e // r) if relation_dim is None else relation_dim
+        self.relation_act = one_of("RelationalHeads", "relation_act", relation_act, RELATION_ACTS)
+        self.relation_init = one_of("RelationalHeads", "relation_init", relation_init, RELATION_INIT)
+        self.symbol_dim, self.symbol_std = width if symbol_dim is None else symbol_dim, symbol_std
+        self.hidden = HiddenMaps(width, hidden, sizes, bias=bias, device=device, dtype=dtype) if hidden else None
+        wide = hidden or width
+        self.q_rel = nn.Linear(wide, r * p, bias=False, device=device, dtype=dtype)
+        self.k_rel = None if symmetric else nn.Linear(wide, r * p, bias=False, device=device, dtype=dtype)
+        self.value = nn.Linear(self.symbol_dim, sizes.kv_heads * e, bias=bias, device=device, dtype=dtype)
+        self.relation_weight = nn.Parameter(torch.empty(heads, e, r, device=device, dtype=dtype))
+        functions.begin(self, "relational", impl)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Fill `relation_weight`; the maps are filled as linear maps are, and before.
+
+        "paper" is uniform within r^-1/2, "package" within (e r)^-1/2.  "balanced" is normal, so wide that relations
+        and symbols reach a head's output with one variance, where a head looks alike at PROBE tokens, inputs are
+        N(0, 1) and symbols N(0, symbol_std^2): measured with the maps as they are, on inputs that draw from no
+        generator of torch's.
+        """
+        if self.relation_weight.is_meta:  # models that are only counted
+            return
+        e, r = self.sizes.value_dim, self.relations
+        if self.relation_init != "balanced":
+            bound = (r if self.relation_init == "paper" else e * r) ** -0.5
+            nn.init.uniform_(self.relation_weight, -bound, bound)
+            return
+        draw = torch.Generator().manual_seed(0)
+        wide = (self.q_rel if self.hidden is None else self.hidden.features).in_features
+        like = self.q_rel.weight
+        x, symbols = (torch.randn(1, PROBE, m, generator=draw, device="cpu").to(like) for m in (wide, self.symbol_dim))
+        f = self.features(x)
+        related = relate(self.receive(f)["q_rel"], self.send(f)["k_rel"], relation_act=self.relation_act).mean(-1)
+        retrieved = self.value(symbols * self.symbol_std).mean(1)
+        std = (retrieved.square().mean() / (r * related.square().mean()).clamp(min=1e-12)).sqrt()
+        nn.init.normal_(self.relation_weight).mul_(std)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What relations (and, of hidden features, queries and keys) are linear maps of."""
+        return x if self.hidden is None else self.hidden(x)
+
+    def receive(self, f: Tensor) -> dict[str, Tensor]:
+        """q_rel (b t r p), of hidden features also q (b t h d), of the features of receivers."""
+        return _queries(self.hidden, f) | {"q_rel": self.q_rel(f).unflatten(-1, (self.relations, self.relation_dim))}
+
+    def send(self, f: Tensor) -> dict[str, Tensor]:
+        """k_rel (b s r p), of hidden features also k (b s g d), of the features of senders."""
+        k_rel = self.q_rel if self.k_rel is None else self.k_rel
+        return _keys(self.hidden, f) | {"k_rel": k_rel(f).unflatten(-1, (self.relations, self.relation_dim))}
+
+    def values(self, symbols: Float[Tensor, "... m"]) -> Float[Tensor, "... g e"]:
+        """Symbols, by key or a table of them, as the heads read them."""
+        return self.value(symbols).unflatten(-1, (self.sizes.kv_heads, self.sizes.value_dim))
+
+    def forward(
+        self,
+        q: Float[Tensor, "b t h d"],
+        k: Float[Tensor, "b s g d"],
+        v: Float[Tensor, "..."],
+        *,
+        q_rel: Float[Tensor, "b t r p"],
+        k_rel: Float[Tensor, "b s r p"],
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
+        keep: Tensor | None = None,
+    ) -> Float[Tensor, "b t h e"]:
+        how = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+        how |= {"bias": bias, "scale": None, "keep": keep}
+        return self.attend(q, k, q_rel, k_rel, v, self.relation_weight, relation_act=self.relation_act, **how)
+
+
+class DisentangledHeads(nn.Module):
+    """Disentangled relational cross-attention (ops.disentangled_attention): one relation per head, as wide as its
+    values by default; relation keys are grouped as keys are."""
+
+    kind, normalise, act, depth = "disentangled", "softmax", "identity", 1
+    value_weight: Tensor | None = None
+    attend: Callable[..., Tensor]
+    use, code = functions.use, functions.code
+
+    def __init__(
+        self,
+        width: int,
+        sizes: Sizes,
+        *,
+        relation_dim: int | None = None,
+        relation_act: str = "identity",
+        symmetric: bool = False,
+        symbol_dim: int | None = None,
+        hidden: int | None = None,
+        bias: bool = False,
+        impl: str = "auto",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if symmetric and sizes.kv_heads != sizes.heads:
+            raise ValueError(
+                f"Disentangled: symmetric relations need kv_heads = heads = {sizes.heads} but it is {sizes.kv_heads}"
+            )
+        self.sizes, (heads, groups) = sizes, (sizes.heads, sizes.kv_heads)
+        self.relation_dim = p = sizes.value_dim if relation_dim is None else relation_dim
+        self.relation_act = one_of("DisentangledHeads", "relation_act", relation_act, RELATION_ACTS)
+        self.symbol_dim = width if symbol_dim is None else symbol_dim
+        self.hidden = HiddenMaps(width, hidden, sizes, bias=bias, device=device, dtype=dtype) if hidden else None
+        wide = hidden or width
+        self.q_rel = nn.Linear(wide, heads * p, bias=False, device=device, dtype=dtype)
+        self.k_rel = None if symmetric else nn.Linear(wide, groups * p, bias=False, device=device, dtype=dtype)
+        self.value = nn.Linear(self.symbol_dim, groups * sizes.value_dim, bias=bias, device=device, dtype=dtype)
+        functions.begin(self, "disentangled", impl)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What relations (and, of hidden features, queries and keys) are linear maps of."""
+        return x if self.hidden is None else self.hidden(x)
+
+    def receive(self, f: Tensor) -> dict[str, Tensor]:
+        """q_rel (b t h p), of hidden features also q (b t h d), of the features of receivers."""
+        q_rel = self.q_rel(f).unflatten(-1, (self.sizes.heads, self.relation_dim))
+        return _queries(self.hidden, f) | {"q_rel": q_rel}
+
+    def send(self, f: Tensor) -> dict[str, Tensor]:
+        """k_rel (b s g p), of hidden features also k (b s g d), of the features of senders."""
+        k_rel = self.q_rel if self.k_rel is None else self.k_rel
+        return _keys(self.hidden, f) | {"k_rel": k_rel(f).unflatten(-1, (self.sizes.kv_heads, self.relation_dim))}
+
+    def values(self, symbols: Float[Tensor, "... m"]) -> Float[Tensor, "... g e"]:
+        """Symbols, by key or a table of them, as the heads read them."""
+        return self.value(symbols).unflatten(-1, (self.sizes.kv_heads, self.sizes.value_dim))
+
+    def forward(
+        self,
+        q: Float[Tensor, "b t h d"],
+        k: Float[Tensor, "b s g d"],
+        v: Float[Tensor, "..."],
+        *,
+        q_rel: Float[Tensor, "b t h p"],
+        k_rel: Float[Tensor, "b s g p"],
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
+        keep: Tensor | None = None,
+    ) -> Float[Tensor, "b t h e"]:
+        how = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+        how |= {"bias": bias, "scale": None, "keep": keep}
+        return self.attend(q, k, q_rel, k_rel, v, relation_act=self.relation_act, **how)
+
+
+class AbstractorHeads(nn.Module):
+    """Relational cross-attention of the Abstractor (ops.abstractor_attention): `relation_act` of the scores, softmax
+    or pointwise, weights symbols."""
+
+    kind, act, depth = "abstractor", "identity", 1
+    value_weight: Tensor | None = None
+    attend: Callable[..., Tensor]
+    use, code = functions.use, functions.code
+
+    def __init__(
+        self,
+        width: int,
+        sizes: Sizes,
+        *,
+        act: str = "softmax",
+        symbol_dim: int | None = None,
+        hidden: int | None = None,
+        bias: bool = False,
+        impl: str = "auto",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.relation_act = one_of("AbstractorHeads", "act", act, RELATION_ACTS)
+        self.normalise = "softmax" if act == "softmax" else "identity"
+        self.symbol_dim = width if symbol_dim is None else symbol_dim
+        self.hidden = HiddenMaps(width, hidden, sizes, bias=bias, device=device, dtype=dtype) if hidden else None
+        values = sizes.kv_heads * sizes.value_dim
+        self.value = nn.Linear(self.symbol_dim, values, bias=bias, device=device, dtype=dtype)
+        functions.begin(self, "abstractor", impl, {"act": "relation_act"})
+
+    def features(self, x: Tensor) -> Tensor:
+        """What queries and keys of hidden features are linear maps of."""
+        return x if self.hidden is None else self.hidden(x)
+
+    def receive(self, f: Tensor) -> dict[str, Tensor]:
+        """Nothing but queries, and those of hidden features only."""
+        return _queries(self.hidden, f)
+
+    def send(self, f: Tensor) -> dict[str, Tensor]:
+        """Nothing but keys, and those of hidden features only."""
+        return _keys(self.hidden, f)
+
+    def values(self, symbols: Float[Tensor, "... m"]) -> Float[Tensor, "... g e"]:
+        """Symbols, by key or a table of them, as the heads read them."""
+        return self.value(symbols).unflatten(-1, (self.sizes.kv_heads, self.sizes.value_dim))
+
+    def forward(
+        self,
+        q: Float[Tensor, "b t h d"],
+        k: Float[Tensor, "b s g d"],
+        v: Float[Tensor, "..."],
+        *,
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
+        keep: Tensor | None = None,
+    ) -> Float[Tensor, "b t h e"]:
+        how = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+        how |= {"bias": bias, "scale": None, "keep": keep}
+        return self.attend(q, k, v, act=self.relation_act, **how)

@@ -1,0 +1,140 @@
+"""Decoding of text: pieces whose characters are complete, and stop strings wherever tokens cut them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from polyhead import config
+from polyhead.models.generate.tokens import stream
+from polyhead.models.transformer import Transformer
+
+HALF = "\N{REPLACEMENT CHARACTER}"
+"""What stands at the end of text whose last character is not complete."""
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """What is asked of a codec here (tasks/text/tokens.py has them)."""
+
+    @property
+    def count(self) -> int:
+        """Tokens it knows."""
+
+    @property
+    def end(self) -> int | None:
+        """The token that stands between documents, if there is one."""
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; what is no text (half a character) becomes U+FFFD."""
+
+
+def generate_text(
+    model: Transformer,
+    codec: Codec,
+    prompts: Sequence[str],
+    *,
+    steps: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: str | Sequence[str] = (),
+    generator: torch.Generator | None = None,
+    use_cache: bool = True,
+) -> list[str]:
+    """What the model writes after each prompt: up to `steps` tokens, to the end of the document or up to that of the
+    strings `stop` which is complete first, neither prompt nor stop included.  For the rest see `generate`.
+
+    An empty prompt begins a document.  Raises ValueError for a codec of another size than the model's, too.
+    """
+    how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    texts = [""] * len(prompts)
+    pieces = stream_text(model, codec, prompts, steps=steps, stop=stop, generator=generator, use_cache=use_cache, **how)
+    for said in pieces:
+        texts = [text + (piece or "") for text, piece in zip(texts, said, strict=True)]
+    return texts
+
+
+def stream_text(
+    model: Transformer,
+    codec: Codec,
+    prompts: Sequence[str],
+    *,
+    steps: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: str | Sequence[str] = (),
+    generator: torch.Generator | None = None,
+    use_cache: bool = True,
+) -> Iterator[list[str | None]]:
+    """As `generate_text`, piece by piece: what of each row has become certain ("" if nothing), None once it has ended.
+
+    Half a character waits for the other half, and what may begin a stop string for what follows.
+    """
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(stops):
+        raise ValueError("generate: a stop string must not be empty")
+    assert isinstance(model.config.inputs, config.Tokens)
+    if codec.count != model.config.inputs.count:
+        wanted = model.config.inputs.count
+        raise ValueError(f"generate: the tokenizer has {codec.count} tokens but the model was made for {wanted}")
+    begin = () if codec.end is None else (codec.end,)
+    tokens = [codec.encode(prompt) or list(begin) for prompt in prompts]
+    if [] in tokens:
+        raise ValueError("generate: a prompt is empty, and the tokenizer has no token that begins a document")
+    how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    steps_of = stream(model, tokens, steps=steps, stop=begin, generator=generator, use_cache=use_cache, **how)
+    return _pieces(steps_of, [_Row(codec, row, stops) for row in tokens])
+
+
+def _pieces(said: Iterator[list[int | None]], rows: Sequence["_Row"]) -> Iterator[list[str | None]]:
+    for new in said:
+        yield [row.say(token) for row, token in zip(rows, new, strict=True)]
+        if all(row.ended for row in rows):
+            return
+    yield [row.say(None) for row in rows]
+
+
+class _Row:
+    """The text of one row: `codec` reads its last tokens together with those before that belong to shown text, since
+    what a token means may depend on its neighbour."""
+
+    def __init__(self, codec: Codec, prompt: list[int], stops: tuple[str, ...]) -> None:
+        self.codec, self.stops = codec, stops
+        self.tokens, self.shown = list(prompt), len(prompt)
+        self.held = ""
+        self.ended = False
+
+    def say(self, token: int | None) -> str | None:
+        """What can be shown after one token more, or at the end (None); None if it had ended."""
+        if self.ended:
+            return None
+        self.tokens += [] if token is None else [token]
+        self.held += self._decoded(whole=token is None)
+        found = [(self.held.find(stop) + len(stop), -len(stop)) for stop in self.stops if stop in self.held]
+        self.ended = token is None or bool(found)
+        waits = 0 if self.ended else _begun(self.held, self.stops)
+        cut = sum(min(found)) if found else len(self.held) - waits
+        piece, self.held = self.held[:cut], self.held[cut:]
+        return piece
+
+    def _decoded(self, *, whole: bool) -> str:
+        before, now = self.codec.decode(self.tokens[: self.shown]), self.codec.decode(self.tokens)
+        if not whole and (now.endswith(HALF) or len(now) <= len(before)):
+            return ""
+        self.tokens, self.shown = self.tokens[self.shown :], len(self.tokens) - self.shown
+        return now[len(before) :]
+
+
+def _begun(text: str, stops: Sequence[str]) -> int:
+    """How many of the last characters of `text` may be the beginning of a stop string.
+
+    >>> _begun("a = 1\\n", ["\\n\\n", "x"]), _begun("abc", ["bd"])
+    (1, 0)
+    """
+    most = min(len(text), max(map(len, stops), default=0))
+    return next((n for n in range(most, 0, -1) if any(stop.startswith(text[-n:]) for stop in stops)), 0)

@@ -1,0 +1,256 @@
+"""Decoding: token after token, each the likeliest or drawn, for one sequence or many of several lengths.
+
+Rows of several lengths are padded on the left; each gets what it gets alone.  With the cache every step computes its
+own token only: the same logits, up to rounding, and the same draws, so the same tokens as without.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from polyhead import config
+from polyhead.layers.cache import Cache
+from polyhead.models.generate.sampling import Choice, row_draws
+from polyhead.models.transformer import Transformer
+from polyhead.spec.shapes import shaped
+
+Prompts = Sequence[Sequence[int]] | Int[Tensor, "b t"]
+
+
+def generate(
+    model: Transformer,
+    prompts: Prompts,
+    *,
+    steps: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: int | Sequence[int] = (),
+    generator: torch.Generator | None = None,
+    use_cache: bool = True,
+) -> list[list[int]]:
+    """What the model says after each prompt: up to `steps` tokens, without the prompt and without the token of `stop`
+    that ended it.
+
+    `temperature`, `top_k`, `top_p`: see `sampling.Choice`; 0 takes the likeliest token.  Row i draws from a stream of
+    its own that begins where `generator` says: it does not depend on the other rows, on `steps` or on the cache.
+
+    >>> model = Transformer(TransformerConfig(Tokens(9), Logits(9), dim=32, heads=Softmax(4), causal=True))
+    >>> said = generate(model, [[1, 2, 3], [4]], steps=5, top_k=3, generator=torch.Generator().manual_seed(0))
+    >>> [len(tokens) for tokens in said]
+    [5, 5]
+
+    Raises ValueError unless the model is causal, reads tokens, gives logits of as many and has no encoder (of such,
+    see `greedy`), and where prompt and steps together exceed what its positions reach.
+    """
+    how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    rows: list[list[int]] = []
+    for said in stream(model, prompts, steps=steps, stop=stop, generator=generator, use_cache=use_cache, **how):
+        rows = rows or [[] for _ in said]
+        for row, token in zip(rows, said, strict=True):
+            if token is not None:
+                row.append(token)
+    return rows
+
+
+def stream(
+    model: Transformer,
+    prompts: Prompts,
+    *,
+    steps: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: int | Sequence[int] = (),
+    generator: torch.Generator | None = None,
+    use_cache: bool = True,
+) -> Iterator[list[int | None]]:
+    """As `generate`, one step after the other: the token of each row, None where the row has ended.
+
+    Mistakes are raised here, before the first step.
+    """
+    check_model("generate", model, steps)
+    if model.encoder is not None:
+        raise ValueError("generate: the model has an encoder, so it wants a source: use greedy(model, start, source=)")
+    stops = (stop,) if isinstance(stop, int) else tuple(stop)
+    choice = Choice(float(temperature), top_k, None if top_p is None else float(top_p))
+    padded = left_padded(prompts, model)
+    check_length("generate", model.config, padded.tokens.shape[1], steps)
+    rows, device = len(padded.tokens), padded.tokens.device
+    draws = torch.zeros(rows, 1) if temperature == 0 else row_draws(rows, steps, generator)
+    draws = draws.to(device, torch.float32 if device.type == "mps" else None).expand(-1, steps)
+    loop = _steps(model, padded, steps, lambda logits, n: choice(logits, draws[:, n]), stops, use_cache=use_cache)
+
+    def told() -> Iterator[list[int | None]]:
+        for new, ended in loop:
+            said = zip(new.tolist(), ended.tolist(), strict=True)
+            yield [None if over or token in stops else token for token, over in said]
+
+    return told()
+
+
+@shaped
+def greedy(
+    model: Transformer,
+    start: Int[Tensor, "b t"],
+    *,
+    source: Tensor | None = None,
+    source_mask: Bool[Tensor, "b s"] | None = None,
+    steps: int,
+    stop: int | None = None,
+    use_cache: bool = True,
+) -> Int[Tensor, "b _"]:
+    """`start` and up to `steps` of the likeliest tokens after it, without dropout or gradients; `source` is what an
+    encoder reads.
+
+    A sequence that has said `stop` goes on with `stop`; when all have, decoding ends.
+
+    >>> model = Transformer(TransformerConfig(Tokens(9), Logits(9), dim=32, heads=Softmax(4), causal=True))
+    >>> greedy(model, torch.tensor([[1], [2]]), steps=5).shape
+    torch.Size([2, 6])
+
+    Raises ValueError unless the model is causal, reads tokens and gives logits of as many.
+    """
+    check_model("greedy", model, steps)
+    check_length("greedy", model.config, start.shape[1], steps)
+    with _at_rest(model):
+        encoded = None if source is None else model.encode(source, source_mask)
+    stops = () if stop is None else (stop,)
+    loop = _steps(
+        *(model, Padded(start), steps, lambda logits, _: logits.argmax(-1), stops),
+        encoded=encoded,
+        source_mask=source_mask,
+        use_cache=use_cache,
+    )
+    return torch.cat([start, *(new[:, None].to(start.dtype) for new, _ in loop)], dim=1)
+
+
+class Padded(NamedTuple):
+    """Sequences (b t), padded on the left: which tokens are real and their places, or None if all are."""
+
+    tokens: Tensor
+    mask: Tensor | None = None
+    positions: Tensor | None = None
+
+    def then(self, new: Tensor, *, alone: bool) -> "Padded":
+        """With one token more in each row (b 1); `alone`: that token only, as a cache has the rest."""
+        mask = None if self.mask is None or alone else torch.ones_like(self.mask[:, :1])
+        positions = None if self.positions is None else self.positions[:, -1:] + 1
+        if alone:
+            return Padded(new, None, positions)  # the cache remembers what is padding
+        return Padded(_after(self.tokens, new), _after(self.mask, mask), _after(self.positions, positions))
+
+
+def _after(old: Tensor | None, new: Tensor | None) -> Any:
+    return None if old is None or new is None else torch.cat((old, new), dim=1)
+
+
+def left_padded(prompts: Prompts, model: Transformer) -> Padded:
+    """`prompts` as one batch on the model's device.
+
+    Raises ValueError without prompts, for an empty one, and for tokens that the model does not know.
+    """
+    rows: list[list[int]] = prompts.tolist() if isinstance(prompts, Tensor) else [list(row) for row in prompts]
+    if not rows or not all(rows):
+        raise ValueError(f"generate: {'an empty prompt' if rows else 'no prompt'} came: each needs at least one token")
+    assert isinstance(model.config.inputs, config.Tokens)
+    count, longest = model.config.inputs.count, max(map(len, rows))
+    for token in (token for row in rows for token in row):
+        if not 0 <= token < count:
+            raise ValueError(f"generate: tokens must be 0 to {count - 1} but {token} came")
+    device = next(model.parameters()).device
+    tokens = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device)
+    real = torch.tensor([[False] * (longest - len(row)) + [True] * len(row) for row in rows], device=device)
+    if all(len(row) == longest for row in rows):
+        return Padded(tokens)
+    return Padded(tokens, real, (real.cumsum(1) - 1).clamp(min=0))
+
+
+def _steps(
+    model: Transformer,
+    seen: Padded,
+    steps: int,
+    choose: Callable[[Tensor, int], Tensor],
+    stops: tuple[int, ...],
+    *,
+    encoded: Tensor | None = None,
+    source_mask: Tensor | None = None,
+    use_cache: bool,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The token of each row (b,) that `choose` takes from its logits (b c), and which rows had ended before it.
+
+    A row that has said one of `stops` goes on with the first of them; when all have, that is the end.
+    """
+    cache = Cache(model.config.layers) if use_cache else None
+    ended = torch.zeros(len(seen.tokens), dtype=torch.bool, device=seen.tokens.device)
+    last = torch.tensor(stops, device=ended.device)
+    for step in range(steps):
+        with _at_rest(model):
+            where: dict[str, Any] = {"mask": seen.mask, "positions": seen.positions, "source_mask": source_mask}
+            logits = model(seen.tokens, tail=1, encoded=encoded, cache=cache, **where)[:, 0]
+            new = choose(logits, step)
+        if stops:
+            new = new.masked_fill(ended, stops[0])
+        yield new, ended
+        if stops:
+            ended = torch.isin(new, last)
+            if bool(ended.all()):
+                return
+        seen = seen.then(new[:, None].to(seen.tokens.dtype), alone=use_cache)
+
+
+@contextlib.contextmanager
+def _at_rest(model: Transformer) -> Iterator[None]:
+    """Without dropout or gradients; afterwards every module is in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def check_model(who: str, model: Transformer, steps: int) -> None:
+    """Raise a ValueError unless the model can say `steps` tokens."""
+    ends = (model.config.inputs, model.config.outputs)
+    if not (isinstance(ends[0], config.Tokens) and isinstance(ends[1], config.Logits) and model.config.causal):
+        raise ValueError(
+            f"{who}: a causal model between Tokens and Logits was wanted but it is between {ends[0]} and {ends[1]}, "
+            f"causal={model.config.causal}"
+        )
+    if ends[0].count < ends[1].count:
+        raise ValueError(f"{who}: the model knows {ends[0].count} tokens but gives logits of {ends[1].count}")
+    if steps < 1:
+        raise ValueError(f"{who}: steps must be at least 1 but is {steps}")
+
+
+def reach(settings: config.TransformerConfig) -> int | None:
+    """The most tokens a model can read; None where nothing in it ends: without positions, relative bias, ALiBi."""
+    ending: tuple[type, ...] = (config.Rotary, config.Learned, config.Sinusoidal)
+    heads = [group for layer in range(settings.layers) for group in settings.layer_heads(layer)]
+    sources = [group.symbols for group in heads if isinstance(group, config.SymbolHeads)]
+    ends = isinstance(settings.positions, ending) or any(
+        isinstance(source, config.PositionSymbols)
+        or (isinstance(source, config.RelativeSymbols) and source.distance is None)
+        for source in sources
+    )
+    return settings.max_length if ends else None
+
+
+def check_length(who: str, settings: config.TransformerConfig, prompt: int, steps: int) -> None:
+    """Raise a ValueError unless the model can read a prompt of so many tokens and all but the last that it says."""
+    most = reach(settings)
+    if most is None or prompt + steps - 1 <= most:
+        return
+    advice = f"at most {most - prompt + 1} steps" if prompt <= most else f"a prompt of at most {most} tokens"
+    raise ValueError(
+        f"{who}: {prompt} tokens and {steps} steps more go beyond the model's context of {most} (max_length): "
+        f"give {advice}"
+    )

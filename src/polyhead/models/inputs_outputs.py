@@ -1,0 +1,293 @@
+"""The two ends of a model: what turns tokens, vectors or images into the model width, and what turns it into an
+answer."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyhead import config
+from polyhead.layers import Device
+from polyhead.layers.norms import LayerNorm
+from polyhead.layers.projection import plain
+from polyhead.ops.cross_entropy import chunked_cross_entropy, chunked_guesses
+from polyhead.ops.precision import autocast_dtype
+from polyhead.spec.shapes import one_of
+
+
+class TokenInput(nn.Module):
+    """Tokens (b t) through an embedding table of `count` rows; `scaled` multiplies them by sqrt(dim)."""
+
+    def __init__(
+        self,
+        count: int,
+        dim: int,
+        *,
+        scaled: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.factor = dim**0.5 if scaled else 1.0
+        self.table = nn.Embedding(count, dim, device=device, dtype=dtype)
+
+    def forward(self, tokens: Tensor) -> Float[Tensor, "b t m"]:
+        if tokens.ndim != 2 or tokens.is_floating_point():
+            raise ValueError(
+                f"Transformer: integer tokens (b t) were wanted but {tokens.dtype} {tuple(tokens.shape)} came"
+            )
+        try:
+            x = self.table(tokens)
+            return x if self.factor == 1.0 else x * self.factor
+        except IndexError:  # looked at only now: reading tokens beforehand would wait for the device
+            count = self.table.num_embeddings
+            strange = tokens[(tokens < 0) | (tokens >= count)][0].item()
+            raise ValueError(f"Transformer: tokens must be 0 to {count - 1} but {strange} came") from None
+
+
+class VectorInput(nn.Module):
+    """Vectors (b t size) through a linear map."""
+
+    def __init__(
+        self,
+        size: int,
+        dim: int,
+        *,
+        bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self.linear = nn.Linear(size, dim, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, vectors: Float[Tensor, "..."]) -> Float[Tensor, "b t m"]:
+        if vectors.ndim != 3 or vectors.shape[-1] != self.size:
+            raise ValueError(f"Transformer: inputs (b t {self.size}) were wanted but {tuple(vectors.shape)} came")
+        return self.linear(vectors)
+
+
+class PatchInput(nn.Module):
+    """Images (b c height width), cut into patches, through a linear map: one token per patch, row by row.
+
+    A patch is the vector of its pixels, row by row, the channels of a pixel side by side.  `norm`: LayerNorms before
+    and after the map.  `class_token`: a learned token in front.
+
+    >>> PatchInput((3, 36, 36), (12, 12), 64, class_token=True)(torch.randn(2, 3, 36, 36)).shape
+    torch.Size([2, 10, 64])
+    """
+
+    def __init__(
+        self,
+        image: tuple[int, int, int],
+        patch: tuple[int, int],
+        dim: int,
+        *,
+        norm: bool = False,
+        class_token: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.image, self.patch = image, patch
+        size = image[0] * patch[0] * patch[1]
+        self.norm = LayerNorm(size, device=device, dtype=dtype) if norm else None
+        self.linear = nn.Linear(size, dim, device=device, dtype=dtype)
+        self.norm_out = LayerNorm(dim, device=device, dtype=dtype) if norm else None
+        self.class_token = nn.Embedding(1, dim, device=device, dtype=dtype) if class_token else None
+
+    def forward(self, images: Float[Tensor, "..."]) -> Float[Tensor, "b t m"]:
+        if tuple(images.shape[1:]) != self.image or not images.is_floating_point():
+            came = f"{images.dtype} {tuple(images.shape)}"
+            wanted = ", ".join(map(str, self.image))
+            raise ValueError(
+                f"Transformer: floating images (b, {wanted}) (b c height width) were wanted but {came} came"
+            )
+        (c, height, width), (p, q) = self.image, self.patch
+        cut = images.reshape(len(images), c, height // p, p, width // q, q).permute(0, 2, 4, 3, 5, 1)
+        patches = cut.flatten(3).flatten(1, 2)
+        x = self.linear(patches if self.norm is None else self.norm(patches))
+        x = x if self.norm_out is None else self.norm_out(x)
+        return x if self.class_token is None else torch.cat((self._first(x), x), dim=1)
+
+    def _first(self, x: Tensor) -> Tensor:
+        assert self.class_token is not None
+        only = torch.zeros(1, 1, dtype=torch.long, device=x.device)
+        return self.class_token(only).to(x.dtype).expand(len(x), 1, -1)
+
+
+class LazyLogits:
+    """Logits factor (x weight' + bias) of a stream x (b t m) that are never made as a whole: (b t c).
+
+    >>> lazy = Transformer(TransformerConfig(Tokens(9), Logits(9), dim=8))(torch.randint(9, (2, 5)), lazy=True)
+    >>> lazy.cross_entropy(torch.randint(9, (2, 5))).shape, lazy.argmax().shape
+    (torch.Size([2, 5]), torch.Size([2, 5]))
+
+    The dtype of the products is that of autocast where it is made.  Parameters are read when asked, not before: ask
+    before they are updated.
+    """
+
+    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, factor: float = 1.0) -> None:
+        dtype = autocast_dtype(x) or x.dtype
+        self.x, self.weight, self.factor = x.to(dtype), weight.to(dtype), factor
+        self.bias = None if bias is None else bias.to(dtype)
+        self.known: tuple[Tensor, Tensor, Tensor] | None = None  # targets, what they cost, guesses
+
+    def cross_entropy(self, targets: Int[Tensor, "b t"]) -> Float[Tensor, "b t"]:
+        """Nats that each of `targets` costs."""
+        if torch.is_grad_enabled():
+            return chunked_cross_entropy(*self._given(targets), factor=self.factor).view(targets.shape)
+        return self._ask(targets)[0]
+
+    def argmax(self) -> Int[Tensor, "b t"]:
+        """The likeliest class of each position."""
+        with torch.no_grad():
+            return self._ask(None if self.known is None else self.known[0])[1]
+
+    def _ask(self, targets: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What `targets` cost and the guesses: a loss and metrics ask in turn, and the logits are made once."""
+        if self.known is None or self.known[0] is not targets:
+            targets = self.x.new_zeros(self.x.shape[:-1], dtype=torch.long) if targets is None else targets
+            losses, guesses = chunked_guesses(*self._given(targets), factor=self.factor)
+            self.known = (targets, losses.view(targets.shape), guesses.view(targets.shape))
+        return self.known[1], self.known[2]
+
+    def _given(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        if targets.shape != self.x.shape[:-1]:
+            wanted, came = tuple(self.x.shape[:-1]), tuple(targets.shape)
+            raise ValueError(f"LazyLogits: targets (b t) = {wanted} were wanted but {came} came")
+        return self.x.flatten(0, 1), self.weight, self.bias, targets.flatten()
+
+
+class LinearOutput(nn.Module):
+    """`size` numbers per position: logits, or real values."""
+
+    def __init__(
+        self,
+        dim: int,
+        size: int,
+        *,
+        bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, size, bias=bias, device=device, dtype=dtype)
+
+    @property
+    def weight(self) -> Tensor:
+        """[class, width]."""
+        return self.linear.weight
+
+    def forward(self, x: Float[Tensor, "b t m"]) -> Float[Tensor, "b t c"]:
+        return self.linear(x)
+
+    def lazy(self, x: Float[Tensor, "b t m"]) -> LazyLogits | Float[Tensor, "b t c"]:
+        """`forward`, but never as a whole, unless something wraps the map (LoRA): then its weight is not all of it."""
+        return LazyLogits(x, self.linear.weight, self.linear.bias) if plain(self.linear) else self(x)
+
+
+class TiedOutput(nn.Module):
+    """Logits by the token table itself; `scaled` divides them by sqrt(width)."""
+
+    def __init__(self, source: TokenInput, *, scaled: bool = False) -> None:
+        super().__init__()
+        self.table = source.table
+        self.source = (source,)  # a tuple, so that its parameters are not listed twice
+        self.factor = source.table.embedding_dim**-0.5 if scaled else 1.0
+
+    @property
+    def weight(self) -> Tensor:
+        """[token, width]: the table itself."""
+        return self.table.weight
+
+    def forward(self, x: Float[Tensor, "b t m"]) -> Float[Tensor, "b t c"]:
+        return F.linear(x, self._table()) * self.factor
+
+    def lazy(self, x: Float[Tensor, "b t m"]) -> LazyLogits:
+        """`forward`, but never as a whole."""
+        return LazyLogits(x, self._table(), factor=self.factor)
+
+    def _table(self) -> Tensor:
+        """The rows that tokens are given: those of a wrapped table (LoRA) are not its weight.
+
+        PEFT wraps a table where it meets it first, at the inputs.
+        """
+        for table in (self.table, self.source[0].table):
+            if type(table).forward is not nn.Embedding.forward:
+                return table(torch.arange(len(self.weight), device=self.weight.device))
+        return self.weight
+
+
+class ClassOutput(nn.Module):
+    """`count` logits per sequence, (b 1 count): of the mean over its real tokens or, `pool="class"`, of its first."""
+
+    def __init__(
+        self,
+        dim: int,
+        count: int,
+        *,
+        pool: str = "mean",
+        bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.pool = one_of("ClassOutput", "pool", pool, ("mean", "class"))
+        self.linear = nn.Linear(dim, count, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b 1 c"]:
+        return self.linear(x[:, :1] if self.pool == "class" else mean_of_tokens(x, mask))
+
+    def extra_repr(self) -> str:
+        return f"pool={self.pool!r}"
+
+
+def mean_of_tokens(x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None) -> Float[Tensor, "b 1 m"]:
+    """The mean over the real tokens of a sequence, where `mask` is True; 0 where there are none."""
+    if mask is None:
+        return x.mean(1, keepdim=True)
+    total = x.masked_fill(~mask[..., None], 0.0).sum(1, keepdim=True)
+    return total / mask.sum(1).clamp(min=1)[:, None, None].to(x.dtype)
+
+
+InputEnd = TokenInput | VectorInput | PatchInput
+OutputEnd = LinearOutput | TiedOutput | ClassOutput
+
+
+def build_input(
+    end: config.Input,
+    dim: int,
+    *,
+    device: Device = None,
+    dtype: torch.dtype | None = None,
+) -> InputEnd:
+    """The module of an input end."""
+    if isinstance(end, config.Tokens):
+        return TokenInput(end.count, dim, scaled=end.scaled, device=device, dtype=dtype)
+    if isinstance(end, config.Patches):
+        norm, first = end.norm, end.class_token
+        return PatchInput(end.image, end.patch, dim, norm=norm, class_token=first, device=device, dtype=dtype)
+    return VectorInput(end.size, dim, bias=end.bias, device=device, dtype=dtype)
+
+
+def build_output(
+    end: config.Output,
+    source: InputEnd,
+    dim: int,
+    *,
+    device: Device = None,
+    dtype: torch.dtype | None = None,
+) -> OutputEnd:
+    """The module of an output end; tied logits share the table of `source`.
+
+    Raises ValueError where there is no such table, or one of another size.
+    """
+    if isinstance(end, config.Logits) and end.tied:
+        if not isinstance(source, TokenInput) or source.table.num_embeddings != end.count:
+            raise ValueError(f"Transformer: tied logits need Tokens({end.count}) as inputs")
+        return TiedOutput(source, scaled=end.scaled)
+    if isinstance(end, config.Classes):
+        return ClassOutput(dim, end.count, pool=end.pool, bias=end.bias, device=device, dtype=dtype)
+    size = end.count if isinstance(end, config.Logits) else end.size
+    return LinearOutput(dim, size, bias=end.bias, device=device, dtype=dtype)

@@ -1,0 +1,145 @@
+"""The original Abstractor: a stream of symbols that learns of its objects by relations only (Altabaa et al. 2024).
+
+Objects x (b s m) come from the input end, if asked for through transformer blocks.  Symbols s (1 s m) are learned, one
+for each object's place.  A layer, with the residual on the symbols:
+
+    s = norm(s + self_attention(s))                                       if `self_attention`
+    s = norm(s + W_out sum_j act(q(x_i) . k(x_j) / sqrt(d)) v(s_j))       relational cross-attention
+    s = norm(s + feedforward(s))
+
+So nothing of an object reaches the output but through inner products with others: the relational bottleneck.  (The
+dual-attention experiments put the residual on the objects instead, where there is no such bottleneck.)  With `Classes`
+a classifier; without outputs the abstract states (b s m), for a decoder to look at.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from polyhead.config import Abstractor as RelationalCrossAttention, AbstractorConfig, Softmax
+from polyhead.layers import Device
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.block import TransformerBlock
+from polyhead.layers.feedforward import MLP
+from polyhead.layers.norms import LayerNorm
+from polyhead.layers.symbols import build_symbols
+from polyhead.layers.taps import Taps
+from polyhead.models.initialise import initialise
+from polyhead.models.inputs_outputs import build_input, build_output
+from polyhead.spec.shapes import shaped
+
+
+class Abstractor(nn.Module):
+    """Symbols that read the relations of objects; a classifier, or an encoder for a decoder.
+
+    >>> Abstractor(AbstractorConfig(Vectors(8), dim=32))(torch.randn(5, 10, 8)).shape
+    torch.Size([5, 10, 32])
+    """
+
+    def __init__(self, settings: AbstractorConfig, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.config = settings
+        self.inputs = build_input(settings.inputs, settings.dim, device=device, dtype=dtype)
+        self.blocks = nn.ModuleList(_block(settings, device, dtype) for _ in range(settings.encoder_layers))
+        length = settings.max_length
+        self.symbols = build_symbols(settings.symbols, settings.dim, max_length=length, device=device, dtype=dtype)
+        self.layers = nn.ModuleList(
+            AbstractorLayer(settings, device=device, dtype=dtype) for _ in range(settings.layers)
+        )
+        self.dropout = nn.Dropout(settings.dropout)
+        self.outputs: nn.Module | None = None
+        if settings.outputs is not None:
+            self.outputs = build_output(settings.outputs, self.inputs, settings.dim, device=device, dtype=dtype)
+        initialise(self, "cs336")
+
+    @shaped
+    def forward(
+        self,
+        inputs: Float[Tensor, "b s _"] | Int[Tensor, "b s"] | Float[Tensor, "b _ _ _"],
+        mask: Bool[Tensor, "b s"] | None = None,
+        *,
+        taps: list[Taps] | None = None,
+    ) -> Float[Tensor, "b _ _"]:
+        """Logits (b 1 c), or the abstract states (b s m); `mask` is True at real objects.
+
+        `taps` collects one Taps per layer, of its relational cross-attention.
+        """
+        x = self.inputs(inputs)
+        keys = None if mask is None else mask[:, None, None, :]
+        for block in self.blocks:
+            x = block(x, mask=keys)
+        s = self.dropout(self.symbols(x).expand(len(x), -1, -1))
+        for layer in self.layers:
+            s = layer(s, x, mask=keys, taps=taps)
+        return s if self.outputs is None else self.outputs(s, mask)
+
+
+class AbstractorLayer(nn.Module):
+    """One layer: `s` (b s m), the stream of symbols, reads the relations of the objects `x` (b s m)."""
+
+    self_attention: MultiHeadAttention | None
+
+    def __init__(self, settings: AbstractorConfig, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        dim, act = settings.dim, settings.act
+        width = dim if settings.head_dim is None else settings.head_dim
+        relational = RelationalCrossAttention(settings.heads, dim=width, value_dim=width, act=act)
+        self.self_attention = None
+        if settings.self_attention:
+            self.self_attention = _attention(settings, Softmax(settings.heads, width, width), device, dtype)
+            self.norm0 = LayerNorm(dim, device=device, dtype=dtype)
+        self.relational_attention = _attention(settings, relational, device, dtype)
+        self.norm1 = LayerNorm(dim, device=device, dtype=dtype)
+        self.feedforward = _feedforward(settings, device, dtype)
+        self.norm2 = LayerNorm(dim, device=device, dtype=dtype)
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(
+        self,
+        s: Float[Tensor, "b s m"],
+        x: Float[Tensor, "b s m"],
+        *,
+        mask: Bool[Tensor, "..."] | None = None,
+        taps: list[Taps] | None = None,
+    ) -> Float[Tensor, "b s m"]:
+        if self.self_attention is not None:
+            s = self.norm0(s + self.dropout(self.self_attention(s, mask=mask)))
+        s = self.norm1(s + self.dropout(self.relational_attention(x, mask=mask, symbols=s, taps=taps)))
+        return self.norm2(s + self.dropout(self.feedforward(s)))
+
+
+def _attention(
+    settings: AbstractorConfig,
+    heads: Softmax | RelationalCrossAttention,
+    device: Device,
+    dtype: torch.dtype | None,
+) -> MultiHeadAttention:
+    """Attention with biases, as the authors have it; symbols are given."""
+    return MultiHeadAttention(
+        settings.dim,
+        [heads],
+        bias=True,
+        dropout=settings.dropout,
+        max_length=settings.max_length,
+        own_symbols=False,
+        device=device,
+        dtype=dtype,
+    )
+
+
+def _feedforward(settings: AbstractorConfig, device: Device, dtype: torch.dtype | None) -> MLP:
+    hidden = 2 * settings.dim if settings.hidden is None else settings.hidden
+    return MLP(settings.dim, hidden, act="relu", device=device, dtype=dtype)
+
+
+def _block(settings: AbstractorConfig, device: Device, dtype: torch.dtype | None) -> TransformerBlock:
+    """A block of the encoder that the objects pass through first."""
+    width = settings.dim if settings.head_dim is None else settings.head_dim
+    return TransformerBlock(
+        _attention(settings, Softmax(settings.heads, width, width), device, dtype),
+        _feedforward(settings, device, dtype),
+        norm_order="post",
+        dropout=settings.dropout,
+        device=device,
+        dtype=dtype,
+    )

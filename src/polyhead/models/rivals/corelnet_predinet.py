@@ -1,0 +1,136 @@
+"""Relational baselines: classifiers that compare objects by inner products (CoRelNet) or differences (PrediNet).
+
+CoRelNet (Kerg, Mittal, Rolnick, Bengio, Richards, Lajoie 2022), with e_i = MLP(x_i):
+
+    A_ij = softmax_j(e_i . e_j)     (or e_i . e_j)                         logits = MLP(A), its n^2 numbers side by side
+
+PrediNet (Shanahan et al. 2020, in our notation), with l_i = (x_i, place of i) and for each head h:
+
+    q_h = Q_h (l_1 ... l_n),  q'_h = Q'_h (l_1 ... l_n)                     two queries, of all objects side by side
+    u_h = sum_i softmax_i(q_h . K l_i) l_i,   u'_h likewise with q'_h       what they find; K is shared by the heads
+    r_h = (S u_h - S u'_h, place in u_h, place in u'_h)                     logits = MLP(r_1 ... r_H)
+
+Both need a fixed number of objects.  An object is a patch of an image (or a vector, or a token) through the input end;
+with `Patches(norm=True)` and dim 128 CoRelNet has the 215522 parameters of the published comparison (Altabaa and
+Lafferty 2024).  Ours to choose: the two hidden layers of CoRelNet's last MLP, both with relu; the place of a patch is
+its row and column from -1 to 1, that of another object its position from -1 to 1.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from polyhead.config import CoRelNetConfig, Patches, PrediNetConfig
+from polyhead.layers import Device
+from polyhead.layers.feedforward import MLP
+from polyhead.models.initialise import initialise
+from polyhead.models.inputs_outputs import build_input
+from polyhead.spec.shapes import shaped
+
+
+class CoRelNet(nn.Module):
+    """A classifier that sees nothing of its objects but their inner products.
+
+    >>> model = CoRelNet(CoRelNetConfig(Patches((3, 36, 36), (12, 12), norm=True), Classes(2)))
+    >>> model(torch.randn(5, 3, 36, 36)).shape, sum(p.numel() for p in model.parameters())
+    (torch.Size([5, 1, 2]), 215522)
+    """
+
+    def __init__(self, settings: CoRelNetConfig, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.config = settings
+        dim, objects = settings.dim, settings.objects
+        self.inputs = build_input(settings.inputs, dim, device=device, dtype=dtype)
+        self.embed = MLP(dim, settings.hidden, act="relu", device=device, dtype=dtype)
+        self.compare = nn.Linear(objects**2, dim, device=device, dtype=dtype)
+        self.hidden = nn.Linear(dim, dim, device=device, dtype=dtype)
+        self.outputs = nn.Linear(dim, settings.outputs.count, bias=settings.outputs.bias, device=device, dtype=dtype)
+        initialise(self, "cs336")
+
+    @shaped
+    def forward(
+        self,
+        inputs: Float[Tensor, "b t _"] | Int[Tensor, "b t"] | Float[Tensor, "b _ _ _"],
+        *,
+        mask: Bool[Tensor, "b _"] | None = None,
+    ) -> Float[Tensor, "b 1 c"]:
+        """Logits (b 1 c).  All objects must be there: `mask` is None."""
+        e = self.embed(_objects("CoRelNet", self.inputs(inputs), self.config.objects, mask))
+        similarity = e @ e.transpose(1, 2)
+        if self.config.softmax:
+            similarity = similarity.softmax(dim=-1)
+        x = self.hidden(self.compare(similarity.flatten(1)).relu()).relu()
+        return self.outputs(x)[:, None]
+
+
+class PrediNet(nn.Module):
+    """A classifier whose heads each look at two objects and compare them along shared directions.
+
+    >>> model = PrediNet(PrediNetConfig(Vectors(8), Classes(2), dim=32, length=3, heads=4))
+    >>> model(torch.randn(5, 3, 8)).shape
+    torch.Size([5, 1, 2])
+    """
+
+    def __init__(self, settings: PrediNetConfig, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.config = settings
+        dim, heads, objects = settings.dim, settings.heads, settings.objects
+        key_dim = max(1, dim // heads) if settings.key_dim is None else settings.key_dim
+        self.places = 2 if isinstance(settings.inputs, Patches) else 1
+        width = dim + self.places
+        self.inputs = build_input(settings.inputs, dim, device=device, dtype=dtype)
+        self.query1, self.query2 = (
+            nn.Linear(objects * width, heads * key_dim, bias=False, device=device, dtype=dtype) for _ in range(2)
+        )
+        self.key = nn.Linear(width, key_dim, bias=False, device=device, dtype=dtype)
+        self.relations = nn.Linear(width, settings.relations, bias=False, device=device, dtype=dtype)
+        related = heads * (settings.relations + 2 * self.places)
+        self.hidden = nn.Linear(related, dim, device=device, dtype=dtype)
+        self.outputs = nn.Linear(dim, settings.outputs.count, bias=settings.outputs.bias, device=device, dtype=dtype)
+        initialise(self, "cs336")
+
+    @shaped
+    def forward(
+        self,
+        inputs: Float[Tensor, "b t _"] | Int[Tensor, "b t"] | Float[Tensor, "b _ _ _"],
+        *,
+        mask: Bool[Tensor, "b _"] | None = None,
+    ) -> Float[Tensor, "b 1 c"]:
+        """Logits (b 1 c).  All objects must be there: `mask` is None."""
+        x = _objects("PrediNet", self.inputs(inputs), self.config.objects, mask)
+        where = places(self.config, x.device).to(x.dtype).expand(len(x), -1, -1)
+        x = torch.cat((x, where), dim=-1)
+        first, second = (self._find(query, x) for query in (self.query1, self.query2))
+        compared = self.relations(first) - self.relations(second)
+        related = torch.cat((compared, first[..., -self.places :], second[..., -self.places :]), dim=-1)
+        return self.outputs(self.hidden(related.flatten(1)).relu())[:, None]
+
+    def _find(self, query: nn.Linear, x: Tensor) -> Tensor:
+        """What each head finds by its query (b h m)."""
+        q = query(x.flatten(1)).unflatten(-1, (self.config.heads, -1))
+        return torch.einsum("bhd,btd->bht", q, self.key(x)).softmax(dim=-1) @ x
+
+
+def places(settings: PrediNetConfig, device: torch.device) -> Float[Tensor, "t _"]:
+    """Where each object is: row and column of a patch, position in a sequence, from -1 to 1.
+
+    >>> places(PrediNetConfig(Vectors(8), Classes(2), length=3), torch.device("cpu")).flatten()
+    tensor([-1.,  0.,  1.])
+    """
+    if not isinstance(settings.inputs, Patches):
+        return _line(settings.objects, device)[:, None]
+    (_, height, width), (p, q) = settings.inputs.image, settings.inputs.patch
+    return torch.cartesian_prod(_line(height // p, device), _line(width // q, device))
+
+
+def _line(count: int, device: torch.device) -> Tensor:
+    return torch.linspace(-1, 1, count, device=device) if count > 1 else torch.zeros(1, device=device)
+
+
+def _objects(who: str, x: Tensor, count: int, mask: Tensor | None) -> Tensor:
+    """`x` (b t m) if it holds the right number of objects."""
+    if mask is not None:
+        raise ValueError(f"{who}: it compares {count} objects, all of them there, so mask must be None")
+    if x.shape[1] != count:
+        raise ValueError(f"{who}: {count} objects were wanted (length) but {x.shape[1]} came")
+    return x

@@ -1,0 +1,107 @@
+"""HYLA, hypernetwork linear attention: the code of a pair over heads configures a small value network for that pair.
+
+    z_ij   = act(sum_h a_hij v_jh)                      the pair's hidden layer
+    out_ih = sum_j a_hij z_ij                           its output layer; W_out_h follows in the layer
+    z_ij   = act(sum_h a_hij W_h act(sum_h a_hij v_jh)) with a deep value network
+
+with a_hij the rms over heads of the scores.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6; eq. 10 (deep).
+"""
+
+import functools
+from typing import Any
+
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from polyhead.ops.dispatch import choose, load
+from polyhead.ops.latent_code import (
+    Bias,
+    Inputs,
+    Keep,
+    Mask,
+    Packed,
+    act as activation,
+    blank,
+    drop,
+    latent_code,
+    share,
+)
+from polyhead.ops.precision import autocasting
+from polyhead.spec.shapes import shaped
+
+code = functools.partial(latent_code, normalise="rms_heads")
+"""a (b h t s), of q, k, what limits a call, and `normalise`."""
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    keep: Tensor | None = None,
+    normalise: str = "rms_heads",
+    act: str = "relu",
+    value_weight: Tensor | None = None,
+) -> Tensor:
+    """Equation 6 (or 10), as it stands."""
+    phi = activation(act)
+    seen: dict[str, Any] = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+    a = drop(code(q, k, bias=bias, **seen, scale=scale, normalise=normalise), keep)
+    # Contiguous: mixed layouts make the gradient of act 40 times slower than one copy.
+    z = phi(einsum(a, share(v, q.shape[2]), "b h t s, b s h e -> b t s e").contiguous())
+    if value_weight is not None:
+        z = phi(einsum(a, value_weight, z, "b h t s, h f e, b t s e -> b t s f"))
+    return einsum(a, z, "b h t s, b t s e -> b t h e")
+
+
+@shaped
+@autocasting
+def hyla(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    v: Float[Tensor, "b s g e"],
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
+    scale: float | None = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+    normalise: str = "rms_heads",
+    act: str = "relu",
+    value_weight: Float[Tensor, "h e e"] | None = None,
+) -> Float[Tensor, "b t h e"]:
+    """HYLA, `out_h = sum_s a_h act(sum_h a_h v_h)`: the code of a pair picks the network its values go through.
+
+    normalise: how scores become the code (spec.NORMALISE); act: inside the value network (spec.ACTS); value_weight:
+    [head, out, in], one more layer, `act(sum_h a_h W_h z)`. `keep` multiplies the code at every use. A query that
+    may look nowhere gets exactly 0. `window`: only keys less than so many places away, the last query aligned with
+    the last key; `cu_seqlens`: the one sample is several sequences, which do not see one another. ValueError if an
+    explicit impl cannot take the inputs. Schug et al., eq. 6; eq. 10 with value_weight.
+
+    >>> hyla(q, k, v, causal=True)      # (b t h e)
+    """
+    limits: dict[str, Any] = {
+        "bias": bias,
+        "mask": mask,
+        "causal": causal,
+        "window": window,
+        "cu_seqlens": cu_seqlens,
+        "keep": keep,
+        "scale": scale,
+    }
+    k, v = blank(mask, k, v)
+    options: dict[str, Any] = {"normalise": normalise, "act": act, "value_weight": value_weight}
+    return choose("hyla", impl, Inputs(q, k, v, **limits, **options))(q, k, v, **limits, **options)
+
+
+load("hyla")

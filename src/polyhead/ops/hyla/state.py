@@ -1,0 +1,146 @@
+"""HYLA without its nonlinearity and without RMSHead, in O(t): attention of second order, whose keys add up to a state.
+
+    out_ih = sum_j a_hij sum_h' a_h'ij v_jh',   a_hij = q_ih . k_jh / sqrt(d)
+           = sum_(c h' c') q_ihc q_ih'c' S_(h'c', hc),     S = sum_j k_jh'c' v_jh' k_jhc
+
+Causally a chunk of queries reads the state of all earlier chunks and the pairs of its own.  A state has (h d)^2 e
+numbers and a token costs about 4 (h d)^2 e multiplications, whatever t is; pair by pair it is 3 h e t / 2, so
+that this is for narrow heads and long sequences: t > 4/3 h d^2 or so.  Schug et al. 2024, "Attention as a
+hypernetwork", table A1 (the ablation); the state is ours.
+"""
+
+import torch
+import torch.nn.functional as F
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from polyhead.ops.latent_code import Inputs, emptied, wide
+from polyhead.ops.precision import autocasting
+from polyhead.ops.tiles import refuse, stateless
+from polyhead.spec.shapes import shaped
+
+SMALL, LARGE = 16, 128
+"""Queries per chunk, at least and at most: g d between them, where a chunk's pairs cost as much as its state."""
+
+
+def refusal(inputs: Inputs) -> str | None:
+    """Why there is no state to carry, or None."""
+    if (reason := stateless(inputs)) is not None:
+        return reason
+    if inputs.act != "identity":
+        return f"takes act='identity' only, not {inputs.act!r}"
+    if inputs.value_weight is not None:
+        return "takes no value_weight"
+    return None if inputs.cu_seqlens is None else "takes no cu_seqlens"
+
+
+def worth(inputs: Inputs) -> bool:
+    """Is it measured to be no slower than the others?
+
+    Forward and backward, CPU seconds of the quicker of reference and tiles over those of the state (one core,
+    float32, b 1, e = d, h x d).  Causal: 0.7 at t = 32, 2.6 at t = 128 and 11 at t = 512 (8 x 2); 1.2 and 3.3 at t =
+    128 and 512 (16 x 4); 1.0 and 2.7 (8 x 8); 0.6 and 1.9 (4 x 16).  Full: 1.1 to 1.5 at t = 32 up to 16 x 4; 0.7 at
+    t = 32 and 2.2 at t = 128 (8 x 8), 0.9 at t = 128 and 3.8 at t = 512 (4 x 16).  Wider states would take too much
+    memory.  Nothing was measured on a GPU, where kernels go first.
+    """
+    t, h, (g, d) = min(inputs.q.shape[1], inputs.k.shape[1]), inputs.q.shape[2], inputs.k.shape[2:]
+    pays = (g * d) ** 2 // h  # in proportion: one token of a state over one pair
+    enough = max(128, pays // 4) if inputs.causal else max(32, pays // 6)
+    return not inputs.q.is_cuda and g * d <= LARGE and t >= enough
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    keep: Tensor | None = None,
+    normalise: str = "rms_heads",
+    act: str = "relu",
+    value_weight: Tensor | None = None,
+) -> Tensor:
+    """HYLA by its state; grouped heads share their keys' part of it."""
+    given = Inputs(
+        q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise=normalise, value_weight=value_weight, act=act
+    )
+    refuse("hyla", "state", refusal(given))
+    t, s, dtype = q.shape[1], k.shape[1], q.dtype
+    q = wide(q) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    k, v = emptied(mask, wide(k)), wide(v)
+    if not causal or t == 1:
+        out = _read(rearrange(q, "b t (g r) d -> b 1 t g r d", g=k.shape[2]), _states(k[:, None], v[:, None]))
+        return rearrange(out, "b 1 t g r e -> b t (g r) e").to(dtype)
+    if s >= t:
+        before = _states(k[:, None, : s - t], v[:, None, : s - t])
+        return _causal(q, k[:, s - t :], v[:, s - t :], before)[0].to(dtype)
+    # The first t - s queries see no key.
+    return F.pad(_causal(q[:, t - s :], k, v, _nothing(k, v))[0], (0, 0, 0, 0, t - s, 0)).to(dtype)
+
+
+@shaped
+@autocasting
+def hyla_step(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b t g d"],
+    v: Float[Tensor, "b t g e"],
+    state: Float[Tensor, "b g d e g d"] | None = None,
+    *,
+    scale: float | None = None,
+) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b g d e g d"]]:
+    """Causal HYLA (normalise and act identity) of t new tokens after others, which the state sums up.
+
+    Their outputs and the next state, in at least float32; no state means no other tokens.
+
+    >>> torch.manual_seed(0)
+    >>> q, k, v = torch.randn(3, 1, 5, 2, 4, dtype=torch.float64)      # b = 1, t = 5, h = 2, d = 4
+    >>> out, state = hyla_step(q[:, :3], k[:, :3], v[:, :3])
+    >>> last, state = hyla_step(q[:, 3:], k[:, 3:], v[:, 3:], state)
+    >>> wanted = forward(q, k, v, causal=True, normalise="identity", act="identity")
+    >>> torch.allclose(torch.cat((out, last), 1), wanted)
+    True
+    """
+    g, d, e = *k.shape[2:], v.shape[-1]
+    before = _nothing(k, v) if state is None else rearrange(state, "b f c e g d -> b 1 (f c) (e g d)")
+    scaled = wide(q) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    out, after = _causal(scaled, wide(k), wide(v), before)
+    return out.to(q.dtype), rearrange(after, "b 1 (f c) (e g d) -> b f c e g d", f=g, c=d, e=e, g=g)
+
+
+def _states(k: Tensor, v: Tensor) -> Tensor:
+    """(b n g*d e*g*d): of each chunk (b n s g _), sum_j k_jfc v_jfe k_jgd, f being the group that the value is of."""
+    values = einsum(k, v, "b n s f c, b n s f e -> b n s f c e").flatten(3)
+    return (values.mT @ k.flatten(3)).unflatten(2, (k.shape[3] * k.shape[4], -1)).flatten(3)
+
+
+def _nothing(k: Tensor, v: Tensor) -> Tensor:
+    """The state before the first key."""
+    return _states(wide(k)[:, None, :0], wide(v)[:, None, :0])
+
+
+def _read(q: Tensor, states: Tensor) -> Tensor:
+    """What queries (b n t g r d) read of the states of their chunks: (b n t g r e)."""
+    g, d = q.shape[3], q.shape[5]
+    networks = (q.sum(4).flatten(3) @ states).unflatten(3, (-1, g, d))
+    return einsum(networks, q, "b n t e g d, b n t g r d -> b n t g r e")
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """As many queries as keys; `before` (b 1 g*d e*g*d) is the state of keys that all see.  Also the last state."""
+    t, (g, d) = q.shape[1], k.shape[2:]
+    chunk = max(1, min(t, LARGE, max(SMALL, g * d)))
+    # Not F.pad: where it adds nothing its gradient has other strides than a compiler expects.
+    q, k, v = (torch.cat((x, x.new_zeros(x.shape[0], -t % chunk, *x.shape[2:])), 1) for x in (q, k, v))
+    q, k, v = (x.unflatten(1, (-1, chunk)) for x in (q.unflatten(2, (g, -1)), k, v))
+    states = torch.cat((before, _states(k, v)), 1).cumsum(1)
+    lower = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
+    code = einsum(q, k, "b n t g r d, b n s g d -> b n g r t s").masked_fill(~lower, 0)
+    z = einsum(code.sum(3), v, "b n g t s, b n s g e -> b n t s e")
+    out = einsum(code, z, "b n g r t s, b n t s e -> b n t g r e") + _read(q, states[:, :-1])
+    return out.flatten(1, 2).flatten(2, 3)[:, :t], states[:, -1:]

@@ -1,0 +1,167 @@
+# mypy: disallow-untyped-defs=False
+"""Kernels of HYLA: the code of a tile of pairs and its gradient, and the sums that a softmax over keys needs first.
+
+    rms, identity   a = root s                          ds = root (da - a mean_h(a da)), the mean with rms only
+    softmax         a = exp(s - lse)                    ds = a (da - delta)
+                    lse = log sum_keys exp(s)           delta = sum_keys a da
+
+`lse` and `delta` are (b t h), made by kernels of their own: neither is a sum over heads of something local to a pair.
+"""
+
+from dataclasses import dataclass
+
+import triton.language as tl
+from polyhead.ops.triton_tiles import (
+    Block,
+    Dots,
+    Sight,
+    by_offset,
+    dot,
+    jit,
+    keys_of,
+    load_by_head,
+    load_by_row,
+    number,
+    rms_root,
+    visible,
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is compiled in."""
+
+    q: Block
+    k: Block
+    v: Block
+    out: Block
+    sight: Sight
+    dots: Dots
+    normalise: str
+    relu: bool
+    eps: float
+
+
+@jit
+def score_tile(queries, keys, bias, at, call, C: tl.constexpr):
+    """[head, query, key] scores of a tile, 0 at masked pairs, and [head or 1, query, key] whether they are not masked.
+
+    A bias of -inf masks a pair of its head.
+    """
+    b, q0, k0 = at
+    scale, lengths, limits, _lse = call
+    scores = dot(queries, tl.permute(keys, (0, 2, 1)), C.dots) * scale
+    if bias is not None:
+        scores += by_offset(bias, q0, k0, lengths, C.sight, C.q).to(C.dots.total)
+    seen = visible(b, q0, k0, lengths, limits, C.sight)[None, :, :]
+    if bias is not None:
+        seen = seen & (scores != float("-inf"))
+    return tl.where(seen, scores, 0.0), seen
+
+
+@jit
+def code_tile(queries, keys, bias, at, call, C: tl.constexpr):
+    """[head, query, key] code of a tile, and its factor of the scores [head or 1, query, key], 0 if masked."""
+    b, q0, _k0 = at
+    _scale, lengths, _limits, lse = call
+    scores, seen = score_tile(queries, keys, bias, at, call, C)
+    root = seen.to(C.dots.total)
+    if C.normalise == "softmax":
+        top = load_sums(lse, b, q0, lengths[0], C)[:, :, None]
+        scores = tl.exp(tl.where(seen, scores - top, 0.0))
+    if C.normalise == "rms_heads":
+        root = rms_root(scores, seen, C.q.heads, C.eps)
+    return scores * root, root
+
+
+@jit
+def pair_backward(loaded, bias, at, call, C: tl.constexpr):
+    """Of a tile: code, its factor as of `code_tile`, gradient of the code, of the hidden layers [key, query, width]."""
+    queries, keys, values, grads = loaded
+    code, root = code_tile(queries, keys, bias, at, call, C)
+    a = code.to(values.dtype)
+    z = dot(tl.permute(a, (2, 1, 0)), values, C.dots)
+    dz = tl.permute(dot(tl.permute(a, (1, 2, 0)), grads, C.dots).to(values.dtype), (1, 0, 2))
+    y = z
+    if C.relu:
+        y = tl.maximum(z, 0.0)
+        dz = tl.where(z > 0, dz, tl.zeros_like(dz))
+    da = tl.permute(dot(grads, tl.permute(y.to(values.dtype), (1, 2, 0)), C.dots), (1, 0, 2))
+    da += tl.permute(dot(values, tl.permute(dz, (0, 2, 1)), C.dots), (1, 2, 0))
+    return code, root, da, dz
+
+
+@jit
+def score_grads(code, root, da, delta, C: tl.constexpr):
+    """Gradient of the scores of a tile, from that of their code; `delta` is [head, query]."""
+    if C.normalise == "softmax":
+        da -= delta[:, :, None]
+        da *= code
+    else:
+        if C.normalise == "rms_heads":
+            da -= code * (tl.sum(code * da, 0) / C.q.heads)[None, :, :]
+        da *= root
+    return da
+
+
+@jit
+def load_sums(start, b, q0, t, C: tl.constexpr):
+    """[head, query] of (b t h)."""
+    h = tl.arange(0, C.q.heads_padded)[:, None]
+    i = q0 + tl.arange(0, C.q.rows)[None, :]
+    return tl.load(start + (b * t + i) * C.q.heads + h, mask=(h < C.q.heads) & (i < t), other=0.0)
+
+
+@jit
+def store_sums(start, b, q0, t, x, C: tl.constexpr):
+    """What `load_sums` reads, written."""
+    h = tl.arange(0, C.q.heads_padded)[:, None]
+    i = q0 + tl.arange(0, C.q.rows)[None, :]
+    tl.store(start + (b * t + i) * C.q.heads + h, x, mask=(h < C.q.heads) & (i < t))
+
+
+@jit
+def hyla_lse(tensors, strides, t, s, settings, C: tl.constexpr):
+    """Logarithms of the sums over keys of the exponentials of scores; 0 where there is no key."""
+    q, k, _v, bias = tensors
+    scale, limits, lse, _delta = settings
+    tiles = tl.cdiv(t, C.sight.queries)
+    q0 = tl.program_id(0) % tiles * C.sight.queries
+    b = tl.cast(tl.program_id(0) // tiles, tl.int64)
+    call = (number(scale, C.dots.total), (t, s), limits, lse)
+    queries = load_by_head(q + b * strides[0][0], q0, t, strides[0], C.q)
+    top = tl.full([C.q.heads_padded, C.q.rows], float("-inf"), C.dots.total)
+    total = tl.full([C.q.heads_padded, C.q.rows], 0.0, C.dots.total)
+    low, high = keys_of(q0, (t, s), limits, C.sight)
+    for k0 in range(low, high, C.sight.keys):
+        keys = load_by_head(k + b * strides[1][0], k0, s, strides[1], C.k)
+        scores, seen = score_tile(queries, keys, bias, (b, q0, k0), call, C)
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 2))
+        finite = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(top - finite) + tl.sum(tl.exp(scores - finite[:, :, None]), 2)
+        top = higher
+    some = total > 0
+    store_sums(lse, b, q0, t, tl.where(some, top + tl.log(tl.where(some, total, 1.0)), 0.0), C)
+
+
+@jit
+def hyla_delta(tensors, strides, t, s, settings, C: tl.constexpr):
+    """Sums over keys of the code times its gradient."""
+    q, k, v, bias, dout = tensors
+    to_q, to_k, to_v, to_out = strides
+    scale, limits, lse, delta = settings
+    tiles = tl.cdiv(t, C.sight.queries)
+    q0 = tl.program_id(0) % tiles * C.sight.queries
+    b = tl.cast(tl.program_id(0) // tiles, tl.int64)
+    call = (number(scale, C.dots.total), (t, s), limits, lse)
+    queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
+    grads = load_by_row(dout + b * to_out[0], q0, t, to_out, C.out)
+    total = tl.full([C.q.heads_padded, C.q.rows], 0.0, C.dots.total)
+    low, high = keys_of(q0, (t, s), limits, C.sight)
+    for k0 in range(low, high, C.sight.keys):
+        keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
+        values = load_by_row(v + b * to_v[0], k0, s, to_v, C.v)
+        code, _, da, _ = pair_backward((queries, keys, values, grads), bias, (b, q0, k0), call, C)
+        total += tl.sum(code * da, 2)
+    store_sums(delta, b, q0, t, total, C)

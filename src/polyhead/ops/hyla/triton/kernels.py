@@ -1,0 +1,364 @@
+# mypy: disallow-untyped-defs=False
+"""The kernels of HYLA, and how they are launched: see hyla_blocked.py for the equations, tiles_triton.py for the style.
+
+One program holds a tile of queries (or, for the gradients of keys and values, of keys) with all heads, and goes
+through the tiles of the other side.  Sums over heads of a pair and sums over keys of a head are products of stacks of
+small matrices: the first has one matrix for each key, the second one for each query.
+
+    code        a [head, query, key]    = normalised q k^T                   stack of heads (hyla_triton_code.py)
+    forward     z [key, query, width]   = a^T v     y = act(z)               stack of keys
+                out [query, head, width] += a y                              stack of queries
+    backward    dy [query, key, width]  = a^T dout  dz = dy act'(z)          stack of queries
+                da [head, query, key]   = dout y^T + v dz^T                  stacks of queries and of keys
+                ds from da (hyla_triton_code.py),  dq += ds k,  dk += ds^T q,  dv += a dz
+
+Wide values are cut: out is separable over their width, and the gradients of q, k and bias are sums over it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import triton
+import triton.language as tl
+from polyhead.ops.hyla.triton.code import (
+    Config,
+    code_tile,
+    hyla_delta,
+    hyla_lse,
+    load_sums,
+    pair_backward,
+    score_grads,
+)
+from polyhead.ops.latent_code import wide
+from polyhead.ops.tiles import shared_memory
+from polyhead.ops.triton_tiles import (
+    SMALLEST,
+    Launch,
+    Limits,
+    Sight,
+    block,
+    diagonals,
+    dot,
+    dots,
+    jit,
+    keys_of,
+    limits,
+    load_by_head,
+    load_by_row,
+    number,
+    padded,
+    pair,
+    queries_of,
+    rowwise,
+    store_by_head,
+    store_by_row,
+    strides,
+)
+from polyhead.spec import RMS_HEADS_EPS
+
+PROGRAMS = 256
+"""Where there would be fewer programs than half of these, they share out the keys of a query between them."""
+
+SPLIT = 128
+"""Keys of one share, at least."""
+
+PARTIAL = 1 << 26
+"""Numbers in the partial sums of a bias's gradient, at most (beyond a single tile of queries)."""
+
+
+# -------------------------------------------------------------------------------------------------------------- kernels
+@jit
+def hyla_forward(tensors, strides, t, s, settings, C: tl.constexpr):
+    """Output of a tile of queries, from all keys or (grid axis 1) from `share` of them."""
+    q, k, v, bias, out = tensors
+    to_q, to_k, to_v, to_out = strides
+    scale, limits, lse, _delta, share = settings
+    tiles = tl.cdiv(t, C.sight.queries)
+    q0 = (tiles - 1 - tl.program_id(0) % tiles) * C.sight.queries
+    b = tl.cast(tl.program_id(0) // tiles, tl.int64)
+    call = (number(scale, C.dots.total), (t, s), limits, lse)
+    queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
+    total = tl.full([C.out.rows, C.out.heads_padded, C.out.width_padded], 0.0, C.dots.total)
+    low, high = keys_of(q0, (t, s), limits, C.sight)
+    if share is not None:
+        low = tl.maximum(low, tl.program_id(1) * share)
+        high = tl.minimum(high, (tl.program_id(1) + 1) * share)
+    for k0 in range(low, high, C.sight.keys):
+        keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
+        values = load_by_row(v + b * to_v[0], k0, s, to_v, C.v)
+        a, _ = code_tile(queries, keys, bias, (b, q0, k0), call, C)
+        a = a.to(values.dtype)
+        z = dot(tl.permute(a, (2, 1, 0)), values, C.dots)
+        if C.relu:
+            z = tl.maximum(z, 0.0)
+        y = tl.permute(z.to(values.dtype), (1, 0, 2))
+        total += dot(tl.permute(a, (1, 0, 2)), y, C.dots)
+    samples = tl.num_programs(0) // tiles
+    store_by_row(out + (b + tl.program_id(1) * samples) * to_out[0], q0, t, to_out, total, C.out)
+
+
+@jit
+def hyla_queries(tensors, strides, t, s, settings, C: tl.constexpr):
+    """Gradient of a tile of queries; of the bias, what those queries add, in a row of partial sums of their own."""
+    q, k, v, bias, dout, dq = tensors
+    to_q, to_k, to_v, to_out, to_dq = strides
+    scale, limits, lse, delta, first, rows, partial = settings
+    tiles = rows // C.sight.queries
+    q0 = first + (tiles - 1 - tl.program_id(0) % tiles) * C.sight.queries
+    b = tl.cast(tl.program_id(0) // tiles, tl.int64)
+    call = (number(scale, C.dots.total), (t, s), limits, lse)
+    queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
+    grads = load_by_row(dout + b * to_out[0], q0, t, to_out, C.out)
+    total = tl.full([C.q.heads_padded, C.q.rows, C.q.width_padded], 0.0, C.dots.total)
+    own = total
+    if C.normalise == "softmax":
+        own = load_sums(delta, b, q0, t, C)
+    low, high = keys_of(q0, (t, s), limits, C.sight)
+    # Columns of the bias: every tile of keys completes those it is the last to touch, and hands the others on.
+    carry = tl.full([C.q.heads_padded, C.sight.keys], 0.0, C.dots.total)
+    if bias is not None:
+        h = tl.arange(0, C.q.heads_padded)[:, None]
+        n = t + s - 1
+        column = low - q0 + t - C.sight.queries + tl.arange(0, C.sight.keys)[None, :]
+        row = partial + tl.cast(tl.program_id(0), tl.int64) * C.q.heads * n + h * n
+    for k0 in range(low, high, C.sight.keys):
+        keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
+        values = load_by_row(v + b * to_v[0], k0, s, to_v, C.v)
+        code, root, da, _ = pair_backward((queries, keys, values, grads), bias, (b, q0, k0), call, C)
+        ds = score_grads(code, root, da, own, C)
+        total += dot(ds.to(keys.dtype), keys, C.dots)
+        if bias is not None:
+            at = column + (k0 - low)
+            tl.store(row + at, carry + diagonals(ds, 0), mask=(h < C.q.heads) & (at >= 0) & (at < n))
+            carry = diagonals(ds, 1)
+    if bias is not None:
+        at = column + tl.cdiv(tl.maximum(high - low, 0), C.sight.keys) * C.sight.keys
+        tl.store(row + at, carry, mask=(h < C.q.heads) & (at >= 0) & (at < n))
+    store_by_head(dq + b * to_dq[0], q0, t, to_dq, total * call[0], C.q)
+
+
+@jit
+def hyla_keys(tensors, strides, t, s, settings, C: tl.constexpr):
+    """Gradients of a tile of keys and of its values, for every query head."""
+    q, k, v, bias, dout, dk, dv = tensors
+    to_q, to_k, to_v, to_out, to_dk, to_dv = strides
+    scale, limits, lse, delta = settings
+    tiles = tl.cdiv(s, C.sight.keys)
+    k0 = tl.program_id(0) % tiles * C.sight.keys
+    b = tl.cast(tl.program_id(0) // tiles, tl.int64)
+    call = (number(scale, C.dots.total), (t, s), limits, lse)
+    keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
+    values = load_by_row(v + b * to_v[0], k0, s, to_v, C.v)
+    total_k = tl.full([C.k.heads_padded, C.k.rows, C.k.width_padded], 0.0, C.dots.total)
+    total_v = tl.full([C.v.rows, C.v.heads_padded, C.v.width_padded], 0.0, C.dots.total)
+    low, high = queries_of(k0, (t, s), limits, C.sight)
+    for q0 in range(low, high, C.sight.queries):
+        queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
+        grads = load_by_row(dout + b * to_out[0], q0, t, to_out, C.out)
+        code, root, da, dz = pair_backward((queries, keys, values, grads), bias, (b, q0, k0), call, C)
+        total_v += dot(tl.permute(code.to(values.dtype), (2, 0, 1)), dz, C.dots)
+        own = da
+        if C.normalise == "softmax":
+            own = load_sums(delta, b, q0, t, C)
+        ds = score_grads(code, root, da, own, C)
+        total_k += dot(tl.permute(ds.to(queries.dtype), (0, 2, 1)), queries, C.dots)
+    store_by_head(dk + b * to_dk[0], k0, s, to_dk, total_k * call[0], C.k)
+    store_by_row(dv + b * to_dv[0], k0, s, to_dv, total_v, C.v)
+
+
+# ------------------------------------------------------------------------------------------------------------- launches
+Run = Callable[[Launch], None]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Pairs of a tile, threads of a program, loads under way."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def row(q: Tensor) -> tuple[int, bool]:
+    """Heads that one program holds, and whether a row of their queries is large."""
+    heads = padded(q.shape[2])
+    return heads, heads * padded(q.shape[3]) * q.itemsize > (2048 if q.itemsize == 2 else 1024)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A call of the op."""
+
+    q: Tensor  # (b t h d)
+    k: Tensor  # (b s g d)
+    v: Tensor  # (b s g e)
+    bias: Tensor | None  # (h t+s-1)
+    limits: Limits
+    scale: float
+    causal: bool
+    normalise: str
+    relu: bool
+    lse: Tensor | None = None  # (b t h), of a softmax
+    delta: Tensor | None = None
+    shared: int = 227 << 10  # bytes of memory that a program can have on the card
+
+    def config(self, size: Tile) -> Config:
+        h = self.q.shape[2]
+        values = block(self.v, size.keys, h)
+        return Config(
+            q=block(self.q, size.queries, h),
+            k=block(self.k, size.keys, h),
+            v=values,
+            out=replace(values, rows=size.queries, share=1),
+            sight=Sight(size.queries, size.keys, self.causal),
+            dots=dots(self.v.dtype),
+            normalise=self.normalise,
+            relu=self.relu,
+            eps=RMS_HEADS_EPS,
+        )
+
+    def launch(
+        self, kernel: Any, grid: tuple[int, ...], size: Tile, more: tuple[Tensor, ...], settings: tuple[Any, ...]
+    ) -> Launch:
+        """Of a kernel that takes `more` tensors, with strides, and `settings`."""
+        tensors, where = (self.q, self.k, self.v, self.bias, *more), (self.q, self.k, self.v, *more)
+        first = tensors, tuple(map(strides, where)), self.q.shape[1], self.k.shape[1]
+        args = *first, (pair(self.scale), self.limits, self.lse, self.delta, *settings), self.config(size)
+        return Launch(kernel, grid, args, size.warps, size.stages)
+
+    def pieces(self) -> Iterator[slice]:
+        """The width of the values, cut into what one program can hold."""
+        e, (heads, large) = self.v.shape[-1], row(self.q)
+        step = max(SMALLEST, (1024 if large else 2048) // (heads * self.q.itemsize))
+        for first in range(0, max(e, 1), step):
+            yield slice(first, min(first + step, e))
+
+
+def tile(kernel: str, problem: Problem) -> Tile:
+    """What spills few registers and fits into shared memory, found by compiling: nothing is searched for at run time.
+
+    Products need 16 terms, so the other side of a tile has 16 rows; with a bias, queries are at most as many as keys.
+    """
+    (heads, large), itemsize = row(problem.q), problem.q.itemsize
+    if kernel == "forward":
+        return Tile(16, 16, 8, 2 if itemsize == 2 and not large else 1)
+    if kernel == "queries":
+        wide = itemsize > 2 and problem.shared < 200 << 10
+        return Tile((2 if wide else 8) if large else 16, 16, 8, 1)
+    return Tile(16, 8 if large or heads > 32 or problem.shared < 200 << 10 else 16, 8, 1)
+
+
+def prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    look: Tensor | None,
+    cu_seqlens: Tensor | None,
+    *,
+    causal: bool,
+    window: int,
+    scale: float,
+    normalise: str,
+    act: str,
+) -> Problem:
+    """From the arguments of the op: `look` is a mask of keys (b|1 s), and 0 is no window."""
+    q, k, v = rowwise(q), rowwise(k), rowwise(v)
+    bias = None if bias is None else bias.contiguous()
+    sight = limits(look, cu_seqlens, window or None, q.shape[1])
+    return Problem(q, k, v, bias, sight, scale, causal, normalise, act == "relu", shared=shared_memory(q.device))
+
+
+def with_lse(problem: Problem, run: Run) -> Problem:
+    """With the sums that a softmax needs before there is a code."""
+    if problem.normalise != "softmax":
+        return problem
+    size, (b, t, h, _) = tile("forward", problem), problem.q.shape
+    problem = replace(problem, lse=torch.empty(b, t, h, dtype=wide(problem.q).dtype, device=problem.q.device))
+    run(problem.launch(hyla_lse, (triton.cdiv(t, size.queries) * b,), size, (), ()))
+    return problem
+
+
+def with_delta(problem: Problem, dout: Tensor, run: Run) -> Problem:
+    """With the sums that the gradient of a softmax needs, of some of the width: all that follows is linear in them."""
+    if problem.lse is None:
+        return problem
+    size, (b, t) = tile("queries", problem), problem.q.shape[:2]
+    problem = replace(problem, delta=torch.empty_like(problem.lse))
+    run(problem.launch(hyla_delta, (triton.cdiv(t, size.queries) * b,), size, (dout,), ()))
+    return problem
+
+
+def forward(problem: Problem, run: Run) -> Tensor:
+    """The output (b t h e); `run` is given every launch."""
+    problem = with_lse(problem, run)
+    q, k, v, size = problem.q, problem.k, problem.v, tile("forward", problem)
+    (b, t, h, _), s, e = q.shape, k.shape[1], v.shape[-1]
+    programs = b * triton.cdiv(t, size.queries)
+    shares = 1 if 2 * programs >= PROGRAMS else max(1, min(PROGRAMS // max(1, programs), triton.cdiv(s, SPLIT)))
+    share = triton.cdiv(triton.cdiv(s, shares), size.keys) * size.keys
+    parts = torch.empty(shares, b, t, h, e, dtype=q.dtype if shares == 1 else wide(q).dtype, device=q.device)
+    for piece in problem.pieces():
+        part, out = replace(problem, v=v[..., piece]), parts.flatten(0, 1)[..., piece]
+        run(part.launch(hyla_forward, (programs, shares), size, (out,), (share if shares > 1 else None,)))
+    return parts[0] if shares == 1 else parts.sum(0).to(q.dtype)
+
+
+def backward(problem: Problem, dout: Tensor, run: Run) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v and, if there is one, the bias, given that of the output."""
+    problem = with_lse(problem, run)
+    q, k, v, bias = problem.q, problem.k, problem.v, problem.bias
+    (h, g), wider, pieces = (q.shape[2], k.shape[2]), wide(q).dtype, [*problem.pieces()]
+    dbias = None if bias is None else torch.zeros(bias.shape, dtype=wider, device=q.device)
+    dout, dv = rowwise(dout), _empty(v, h, v.dtype if h == g else wider)
+    dq = dk = None
+    for piece in pieces:
+        dq_part = _empty(q, h, q.dtype if len(pieces) == 1 else wider)
+        dk_part = _empty(k, h, k.dtype if len(pieces) == 1 and h == g else wider)
+        part, grad = with_delta(replace(problem, v=v[..., piece]), dout[..., piece], run), dout[..., piece]
+        query_grads(part, grad, (dq_part, dbias), run)
+        key_grads(part, grad, (dk_part, dv[..., piece]), run)
+        dq, dk = (dq_part if dq is None else dq + dq_part), (dk_part if dk is None else dk + dk_part)
+    assert dq is not None
+    assert dk is not None
+    if h > g:
+        dk, dv = (x.unflatten(2, (g, -1)).sum(3) for x in (dk, dv))
+    found = [dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)]
+    return tuple(found if dbias is None or bias is None else [*found, dbias.to(bias.dtype)])
+
+
+def _empty(like: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+    """(b n h c), one for each query head."""
+    return torch.empty(*like.shape[:2], heads, like.shape[3], dtype=dtype, device=like.device)
+
+
+def query_grads(problem: Problem, dout: Tensor, grads: tuple[Tensor, Tensor | None], run: Run) -> None:
+    """Write the gradient of q; add that of the bias, some tiles of queries at a time so that partial sums stay few."""
+    size, b, (dq, dbias) = tile("queries", problem), problem.q.shape[0], grads
+    tiles = triton.cdiv(problem.q.shape[1], size.queries)
+    each = max(1, tiles if dbias is None else min(tiles, PARTIAL // max(1, b * dbias.numel())))
+    for first in range(0, tiles, each):
+        count = min(each, tiles - first)
+        partial = None if dbias is None else dbias.new_zeros(count * b, *dbias.shape)
+        settings = first * size.queries, count * size.queries, partial
+        run(problem.launch(hyla_queries, (count * b,), size, (dout, dq), settings))
+        if dbias is not None and partial is not None:
+            dbias += partial.sum(0)
+
+
+def key_grads(problem: Problem, dout: Tensor, grads: tuple[Tensor, Tensor], run: Run) -> None:
+    """Write the gradients of k and v, for every query head."""
+    size, (b, s) = tile("keys", problem), problem.k.shape[:2]
+    run(problem.launch(hyla_keys, (triton.cdiv(s, size.keys) * b,), size, (dout, *grads), ()))
+
+
+def launches(problem: Problem) -> list[Launch]:
+    """All that a call and its gradients launch, without launching it: meta tensors will do."""
+    found: list[Launch] = []
+    backward(problem, forward(problem, found.append), found.append)
+    return found

@@ -1,0 +1,186 @@
+"""Linear attention: the scores are used as they are, so the sum over keys can be carried along as a state.
+
+    out_ih = sum_j a_hij act(v_jh),      a_hij = q_ih . k_jh / sqrt(d) + bias_hij             parallel
+    out_i  = S_i q_i / sqrt(d),          S_i = S_(i-1) + act(v_i) k_i^T                       recurrent (causal, t = s)
+
+Schug et al. 2024, "Attention as a hypernetwork", eq. 3 without the softmax; `normalise="rms_heads"` and an `act`
+other than identity are the ablations of its table A1.  Recurrent form: Katharopoulos et al. 2020, eq. 16 to 20 (no
+feature map here).
+"""
+
+import functools
+from typing import Any
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from polyhead.ops.dispatch import choose, load
+from polyhead.ops.latent_code import (
+    Bias,
+    Inputs,
+    Keep,
+    Mask,
+    Packed,
+    act as activation,
+    blank,
+    drop,
+    emptied,
+    latent_code,
+    sequence_of,
+    share,
+    wide,
+)
+from polyhead.ops.linear.chunked import step
+from polyhead.ops.precision import autocasting
+from polyhead.ops.tiles import is_key_mask, refuse, stateless
+from polyhead.spec.shapes import shaped
+
+code = functools.partial(latent_code, normalise="identity")
+"""a (b h t s), of q, k, what limits a call, and `normalise`."""
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    keep: Tensor | None = None,
+    normalise: str = "identity",
+    act: str = "identity",
+) -> Tensor:
+    """The parallel equation, as it stands."""
+    seen: dict[str, Any] = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
+    a = code(q, k, bias=bias, **seen, scale=scale, normalise=normalise)
+    return einsum(drop(a, keep), activation(act)(share(v, q.shape[2])), "b h t s, b s h e -> b t h e")
+
+
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    keep: Tensor | None = None,
+    normalise: str = "identity",
+    act: str = "identity",
+) -> Tensor:
+    """The recurrent equation: keys enter the state one by one, each query reads the state of all keys it may see."""
+    refuse(
+        "linear_attention",
+        "recurrent",
+        stateless(Inputs(q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise)),
+    )
+    t, h, s = q.shape[1], q.shape[2], k.shape[1]
+    k, v = wide(share(emptied(mask, k), h)), wide(activation(act)(share(v, h)))
+    sequence = None if cu_seqlens is None else sequence_of(cu_seqlens, s)
+    states = [einsum(k[:, :0], v[:, :0], "b s h d, b s h e -> b h d e")]  # 0, whatever there is no key of
+    for j in range(s):
+        before = states[-1]
+        if sequence is not None and j > 0:
+            before = torch.where(sequence[j] == sequence[j - 1], before, 0)
+        states.append(before + einsum(k[:, j], v[:, j], "b h d, b h e -> b h d e"))
+    if causal:
+        read = torch.arange(1 + s - t, 1 + s, device=q.device).clamp(min=0)
+    elif sequence is None:
+        read = torch.full((t,), s, device=q.device)
+    else:
+        read = torch.searchsorted(sequence, sequence, right=True)  # after the last key of the query's own sequence
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return einsum(wide(q) * scale, torch.stack(states, 1)[:, read], "b t h d, b t h d e -> b t h e").to(q.dtype)
+
+
+@shaped
+@autocasting
+def linear_attention(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    v: Float[Tensor, "b s g e"],
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
+    scale: float | None = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+    normalise: str = "identity",
+    act: str = "identity",
+) -> Float[Tensor, "b t h e"]:
+    """Linear attention, `out = (q k^T / sqrt(d) + bias) act(v)` per head: no feature map, no division.
+
+    normalise: how scores become the code (spec.NORMALISE); act: acts on the values (spec.ACTS). O(t) time and
+    memory when nothing but a mask of keys touches the scores. A query that may look nowhere gets exactly 0.
+    `window`: only keys less than so many places away, the last query aligned with the last key; `cu_seqlens`: the
+    one sample is several sequences, which do not see one another. ValueError if an explicit impl cannot take the
+    inputs. Schug et al., eq. 3 without the softmax.
+
+    >>> linear_attention(q, k, v, causal=True)      # (b t h e)
+    """
+    limits: dict[str, Any] = {
+        "bias": bias,
+        "mask": mask,
+        "causal": causal,
+        "window": window,
+        "cu_seqlens": cu_seqlens,
+        "keep": keep,
+        "scale": scale,
+    }
+    k, v = blank(mask, k, v)
+    run = choose("linear", impl, Inputs(q, k, v, **limits, normalise=normalise))
+    return run(q, k, v, **limits, normalise=normalise, act=act)
+
+
+@shaped
+@autocasting
+def linear_step(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b t g d"],
+    v: Float[Tensor, "b t g e"],
+    state: Float[Tensor, "b g d e"] | None = None,
+    *,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    act: str = "identity",
+) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b g d e"]]:
+    """Causal linear attention of t new tokens after others, which the state sums up: their outputs and the next state.
+
+    No state means no other tokens.  A step costs the same after any number of tokens, and any cut of a sequence into
+    steps gives what one causal call gives.  The state is in at least float32.  `mask` is one of the new keys,
+    (b|1, 1, 1, t); ValueError if it is any other.
+
+    >>> torch.manual_seed(0)
+    >>> q, k, v = torch.randn(3, 1, 5, 2, 4, dtype=torch.float64)      # b = 1, t = 5, h = 2, d = 4
+    >>> out, state = linear_step(q[:, :3], k[:, :3], v[:, :3])
+    >>> last, state = linear_step(q[:, 3:], k[:, 3:], v[:, 3:], state)
+    >>> torch.allclose(torch.cat((out, last), 1), linear_attention(q, k, v, causal=True))
+    True
+    """
+    _check_step(q, k, v, state, mask)
+    k, v = blank(mask, emptied(mask, k), v)
+    return step(q, k, activation(act)(v), state, scale)
+
+
+def _check_step(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, mask: Tensor | None) -> None:
+    if len({x.dtype for x in (q, k, v)}) > 1:
+        raise ValueError(f"linear_step: q, k and v must have one dtype but have {q.dtype}, {k.dtype}, {v.dtype}")
+    if state is not None and state.dtype != wide(q).dtype:
+        raise ValueError(f"linear_step: the state of {q.dtype} tokens must be {wide(q).dtype} but is {state.dtype}")
+    if mask is not None and not is_key_mask(mask):
+        raise ValueError(f"linear_step: mask must be one of keys (b|1, 1, 1, t) but is {tuple(mask.shape)}")
+
+
+load("linear")

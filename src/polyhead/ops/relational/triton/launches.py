@@ -1,0 +1,272 @@
+"""What the kernels of relational attention are launched with: parts of heads and relations, tiles, grids.
+
+What a program holds at once is bounded: beyond `WIDE`, heads are taken in parts, and relations, which only add up, too.
+Sums over parts are left to the caller.  Imports triton, so it is imported only where a kernel is about to run.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import triton
+from polyhead.ops.relational.triton.kernels import backward_keys, backward_offsets, backward_queries, forward
+from polyhead.ops.triton_tiles import SMALLEST, Block, Dots, Launch, Limits, Sight, dots, padded, pair, strides
+
+WIDE = 512
+"""Heads times their width, padded, that one program holds of 16-bit numbers, at most; of wider ones fewer.
+
+Half as many on a card with less than 128 KB of shared memory for a program.
+"""
+
+RELATED = 256
+"""Heads times relations that one program holds, at most."""
+
+TILE = 16
+"""Queries and keys of one tile; twice as many queries in the forward pass where they fit."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compiled in.  Of all relations but the first part, the symbols are not read again."""
+
+    q: Block
+    k: Block
+    q_rel: Block
+    k_rel: Block
+    symbols: Block  # by key, or the offsets of a tile
+    read: Block
+    related: Block
+    sight: Sight
+    dots: Dots
+    act: str
+    deep_heads: int
+    deep_relations: int
+    own_keys: bool
+    by_offset: bool
+    reads: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some heads, the keys they read, and some relations."""
+
+    heads: slice
+    groups: slice
+    relations: slice
+    number: tuple[int, int]  # of the heads, of the relations
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Of (b t h _)."""
+        return x[:, :, self.heads]
+
+    def keys(self, x: Tensor) -> Tensor:
+        """Of (b s g _)."""
+        return x[:, :, self.groups]
+
+    def related(self, x: Tensor) -> Tensor:
+        """Of (b t r _)."""
+        return x[:, :, self.relations]
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments; symbols are (b s g e), or by offset (b t+s-1 g e) without a stride between samples."""
+
+    q: Tensor
+    k: Tensor
+    q_rel: Tensor
+    k_rel: Tensor
+    symbols: Tensor
+    bias: Tensor | None
+    limits: Limits
+    causal: bool
+    scale: float
+    act: str
+    by_offset: bool
+    shared: int = 227 << 10  # bytes of memory that a program can have on the card
+
+    def counts(self) -> tuple[int, int]:
+        """Heads and relations of a part, at most."""
+        numbers = WIDE * 2 // self.q.dtype.itemsize
+        numbers = numbers if self.shared >= 1 << 17 else numbers // 2
+        h, share = self.q.shape[2], self.q.shape[2] // self.k.shape[2]
+        width = max(padded(self.q.shape[-1]), padded(self.symbols.shape[-1]))
+        fit = [
+            n
+            for n in range(1, h + 1)
+            if triton.next_power_of_2(n) * width <= numbers and (n % share == 0 or share % n == 0)
+        ]
+        heads = max(fit, default=1)
+        some = min(numbers // padded(self.q_rel.shape[-1]), RELATED // triton.next_power_of_2(heads))
+        return heads, max(1, min(some, self.q_rel.shape[2]))
+
+    def parts(self) -> Iterator[Part]:
+        """All of them, relations last."""
+        (h, r), share = (self.q.shape[2], self.q_rel.shape[2]), self.q.shape[2] // self.k.shape[2]
+        heads, relations = self.counts()
+        for n, h0 in enumerate(range(0, h, heads)):
+            h1 = min(h0 + heads, h)
+            for m, r0 in enumerate(range(0, r, relations)):
+                groups = slice(h0 // share, (h1 - 1) // share + 1)
+                yield Part(slice(h0, h1), groups, slice(r0, min(r0 + relations, r)), (n, m))
+
+    def plan(self, part: Part, queries: int = TILE) -> Plan:
+        """For a program that owns queries."""
+        q, k, symbols = part.queries(self.q), part.keys(self.k), part.keys(self.symbols)
+        q_rel, heads, keys = part.related(self.q_rel), part.heads.stop - part.heads.start, TILE
+        r, (d, p, e), share = q_rel.shape[2], (x.shape[-1] for x in (q, q_rel, symbols)), heads // k.shape[2]
+        rows = triton.next_power_of_2(queries + keys) if self.by_offset else keys
+        few, many = triton.next_power_of_2(heads), triton.next_power_of_2(r)
+        return Plan(
+            q=Block(queries, heads, d, few, padded(d)),
+            k=Block(keys, heads, d, few, padded(d), share),
+            q_rel=Block(queries, r, p, many, padded(p)),
+            k_rel=Block(keys, r, p, many, padded(p)),
+            symbols=Block(rows, heads, e, few, padded(e), share),
+            read=Block(queries, heads, e, few, padded(e)),
+            related=Block(queries, heads, r, few, many),
+            sight=Sight(queries, keys, self.causal),
+            dots=dots(q.dtype),
+            act=self.act,
+            deep_heads=max(SMALLEST, few),
+            deep_relations=max(SMALLEST, many),
+            own_keys=False,
+            by_offset=self.by_offset,
+            reads=part.number[1] == 0,
+        )
+
+    def key_side(self, part: Part) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor | None]:
+        """Keys and relation keys, symbols, bias."""
+        bias = None if self.bias is None else self.bias[part.heads]
+        return (part.keys(self.k), part.related(self.k_rel)), part.keys(self.symbols), bias
+
+    def settings(self) -> tuple[tuple[float, float], tuple[float, float], Limits]:
+        return pair(self.scale), pair(self.q_rel.shape[-1] ** -0.5), self.limits
+
+    def tiles(self, rows: int, tile: int) -> tuple[int, int]:
+        """A grid."""
+        return triton.cdiv(rows, tile), self.q.shape[0]
+
+
+def all_strides(tensors: tuple[Tensor, ...]) -> tuple[tuple[int, int, int], ...]:
+    return tuple(map(strides, tensors))
+
+
+def forward_launches(call: Call, out: tuple[Tensor, Tensor, Tensor]) -> Iterator[Launch]:
+    """Fill what is retrieved (b t h e), what is related (b t h r) and the normaliser (b h t)."""
+    t, s = call.q.shape[1], call.k.shape[1]
+    for part in call.parts():
+        C = call.plan(part)
+        few = C.related.heads_padded * C.related.width_padded <= RELATED // 2
+        if few and call.q.dtype.itemsize == 2 and not call.by_offset:
+            C = call.plan(part, 2 * TILE)
+        own = part.queries(call.q), part.related(call.q_rel)
+        keys, symbols, bias = call.key_side(part)
+        filled = part.queries(out[0]), part.queries(out[1])[..., part.relations]
+        tensors = *own, keys, symbols, bias, *filled, out[2][:, part.heads]
+        steps = *all_strides(own), all_strides(keys), strides(symbols), *all_strides(filled), call.q.shape[2]
+        yield Launch(forward, call.tiles(t, C.q.rows), (tensors, steps, t, s, call.settings(), C), *warps_stages(C, 2))
+
+
+@dataclass(frozen=True)
+class Above:
+    """What the backward pass is given beside the arguments: gradients of both outputs, normaliser, sum of code x da."""
+
+    dretrieved: Tensor
+    drelated: Tensor
+    lse: Tensor
+    delta: Tensor
+
+
+@dataclass(frozen=True)
+class Grads:
+    """Gradients, still apart by part, head of the queries and (bias) tile of queries.
+
+    n counts parts of heads, m parts of relations, i tiles of queries.
+    """
+
+    q: Tensor  # (m b t h d)
+    k: Tensor  # (m b s h d)
+    q_rel: Tensor  # (n b t r p)
+    k_rel: Tensor  # (n b s r p)
+    symbols: Tensor  # (b s h e), or by offset (b t+s-1 h e)
+    bias: Tensor | None  # (m b i h t+s-1)
+
+    @classmethod
+    def empty(cls, call: Call) -> "Grads":
+        """To be filled."""
+        (b, t, h, _), s, dtype = call.q.shape, call.k.shape[1], dots_dtype(call.q)
+        counts = [part.number for part in call.parts()]
+        n, m = (max(count) + 1 for count in zip(*counts, strict=True))
+        empty, bias = lambda *shape: call.q.new_empty(shape, dtype=dtype), None
+        if call.bias is not None:
+            bias = call.q.new_zeros((m, b, triton.cdiv(t, TILE), h, t + s - 1), dtype=dtype)
+        return cls(
+            q=empty(m, *call.q.shape),
+            k=empty(m, *call.k.shape[:2], h, call.k.shape[3]),
+            q_rel=empty(n, *call.q_rel.shape),
+            k_rel=empty(n, *call.k_rel.shape),
+            symbols=empty(*call.symbols.shape[:2], h, call.symbols.shape[3]),
+            bias=bias,
+        )
+
+    def total(self, call: Call) -> list[Tensor]:
+        """Of q, k, q_rel, k_rel, symbols and bias (if there is one), as they are shaped; heads of a group add up."""
+        groups = call.k.shape[2]
+        k = self.k.sum(0).unflatten(2, (groups, -1)).sum(3)
+        symbols = self.symbols.unflatten(2, (groups, -1)).sum(3)
+        symbols = symbols.sum(0) if call.by_offset else symbols
+        bias = [] if self.bias is None else [self.bias.sum((0, 1, 2))]
+        return [self.q.sum(0), k, self.q_rel.sum(0), self.k_rel.sum(0), symbols, *bias]
+
+
+def dots_dtype(x: Tensor) -> torch.dtype:
+    """In which gradients are summed."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def backward_launches(call: Call, above: Above, grads: Grads) -> Iterator[Launch]:
+    """Fill the gradients."""
+    (_, t, heads, _), s = call.q.shape, call.k.shape[1]
+    for part in call.parts():
+        C, (n, m) = call.plan(part), part.number
+        given = part.queries(above.dretrieved), part.queries(above.drelated)[..., part.relations]
+        stats = above.lse[:, part.heads], above.delta[:, part.heads]
+        own = part.queries(call.q), part.related(call.q_rel), *given, *stats
+        keys, symbols, bias = call.key_side(part)
+        dq, dk, dsymbols = (part.queries(x) for x in (grads.q[m], grads.k[m], grads.symbols))
+        dq_rel, dk_rel = part.related(grads.q_rel[n]), part.related(grads.k_rel[n])
+        dbias = None if grads.bias is None else grads.bias[m][:, :, part.heads]
+        given_steps = (*all_strides(own[:4]), heads), all_strides(keys), strides(symbols)
+        given_tensors, rest = (own, keys, symbols, bias), (t, s, call.settings())
+        filled: tuple[Any, ...] = (dq, dq_rel, dbias)
+        steps: tuple[Any, ...] = (strides(dq), strides(dq_rel), heads)
+        args: tuple[Any, ...] = ((*given_tensors, *filled), (*given_steps, *steps), *rest, C)
+        yield Launch(backward_queries, call.tiles(t, TILE), args, *warps_stages(C, 1))
+        filled = dk, dk_rel, dsymbols
+        args = (*given_tensors, *filled), (*given_steps, *all_strides(filled)), *rest, replace(C, own_keys=True)
+        yield Launch(backward_keys, call.tiles(s, TILE), args, *warps_stages(C, 1))
+        if call.by_offset and C.reads:
+            yield offsets_launch(call, above, part, dsymbols, C)
+
+
+def offsets_launch(call: Call, above: Above, part: Part, dsymbols: Tensor, C: Plan) -> Launch:
+    """Fill the gradient of the symbols by offset."""
+    t, s = call.q.shape[1], call.k.shape[1]
+    wide = triton.next_power_of_2(2 * TILE)  # keys that a tile of queries sees at a tile of offsets
+    sight = replace(C.sight, keys=wide)
+    C = replace(C, k=replace(C.k, rows=wide), symbols=replace(C.symbols, rows=TILE), sight=sight)
+    (k, _), _, bias_of = call.key_side(part)
+    read = part.queries(call.q), k, bias_of, part.queries(above.dretrieved), above.lse[:, part.heads], dsymbols
+    steps = *all_strides((read[0], k, read[3])), call.q.shape[2], strides(dsymbols)
+    args = read, steps, t, s, (pair(call.scale), call.limits), C
+    return Launch(backward_offsets, call.tiles(t + s - 1, TILE), args, *warps_stages(C, 1))
+
+
+def warps_stages(C: Plan, stages: int) -> tuple[int, int]:
+    """Eight warps for what fills a program; never measured on a GPU."""
+    size = max(C.q.heads_padded * C.q.width_padded, C.q_rel.heads_padded * C.q_rel.width_padded)
+    return (8 if size >= WIDE // 2 else 4), stages

@@ -1,0 +1,80 @@
+"""Softmax attention: every head mixes values with weights that sum to one over the keys.
+
+    out_ih = sum_j a_hij v_jh,      a_hij = softmax_j(q_ih . k_jh / sqrt(d) + bias_hij)
+
+Vaswani et al. 2017, "Attention is all you need", eq. 1.
+"""
+
+import functools
+from typing import Any
+
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from polyhead.ops.dispatch import choose, load
+from polyhead.ops.latent_code import Bias, Inputs, Keep, Mask, Packed, blank, drop, latent_code, share
+from polyhead.ops.precision import autocasting
+from polyhead.spec.shapes import shaped
+
+code = functools.partial(latent_code, normalise="softmax")
+"""a (b h t s), of q, k and what limits a call."""
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    keep: Tensor | None = None,
+) -> Tensor:
+    """The equation, as it stands."""
+    a = code(q, k, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=scale)
+    return einsum(drop(a, keep), share(v, q.shape[2]), "b h t s, b s h e -> b t h e")
+
+
+@shaped
+@autocasting
+def softmax_attention(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    v: Float[Tensor, "b s g e"],
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
+    scale: float | None = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+) -> Float[Tensor, "b t h e"]:
+    """Softmax attention, `out = softmax(q k^T / sqrt(d) + bias) v` per head.
+
+    Query head i reads group i // (h / g) of keys and values. A query that may look nowhere gets exactly 0.
+    `window`: only keys less than so many places away, the last query aligned with the last key; `cu_seqlens`: the
+    one sample is several sequences, which do not see one another. ValueError if an explicit impl cannot take the
+    inputs. Vaswani et al. 2017, eq. 1.
+
+    >>> softmax_attention(q, k, v, causal=True)      # (b t h e)
+    """
+    limits: dict[str, Any] = {
+        "bias": bias,
+        "mask": mask,
+        "causal": causal,
+        "window": window,
+        "cu_seqlens": cu_seqlens,
+        "keep": keep,
+        "scale": scale,
+    }
+    k, v = blank(mask, k, v)
+    return choose("softmax", impl, Inputs(q, k, v, **limits))(q, k, v, **limits)
+
+
+load("softmax")

@@ -1,0 +1,165 @@
+"""The numbers of a page that explores a text: codes, relations and symbols of all its pairs, one byte each.
+
+    byte = round(255 sqrt(x / limit))                      where no x is negative
+    byte = sign(x) round(127 sqrt(|x| / limit))            elsewhere, as a signed byte
+
+`limit` is the largest |x| of a group of heads.  The root spends the byte on small numbers: a head that spreads itself
+over 200 tokens gives each 0.005.  Of a causal model only pairs that may look are kept: j <= i.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from polyhead.analysis.capture import as_array
+from polyhead.layers.taps import GroupTaps, Taps
+from polyhead.ops.latent_code import visible
+
+Array = np.ndarray
+TOKENS = 512
+"""Shown at most."""
+NUMBERS = 20_000_000
+"""Held by a page at most: of a large model, fewer tokens are shown."""
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What a page holds: `tokens` in words, `layers` as the page's script reads them, and the bytes they refer to."""
+
+    tokens: tuple[str, ...]
+    causal: bool
+    layers: list[dict[str, Any]]
+    numbers: bytes
+    normalised: tuple[str, ...]  # how codes came to be, each way once
+    note: str  # why there are fewer tokens than there were; else empty
+
+    @property
+    def facts(self) -> str:
+        """Its size in words."""
+        heads = sum(group["heads"] for layer in self.layers for group in layer["groups"])
+        return f"{len(self.tokens):,} tokens, {len(self.layers)} layers, {heads:,} heads"
+
+
+def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> Explored:
+    """All pairs of one sequence, layer by layer.
+
+    Only the first TOKENS tokens, and no more than NUMBERS allow; `of`: how many there were before.
+    ValueError: no layers, no tokens, several sequences, layers that look at other tokens, figures that are not finite.
+    """
+    _check(taps, tokens)
+    causal = all(_causal(group) for layer in taps for group in layer.groups)
+    count = _shown(taps, len(tokens), causal)
+    holder = _Holder(count, causal)
+    layers = [
+        {
+            "name": f"layer {i + 1}",
+            "own": layer.name,
+            "groups": [holder.group(group, f"layer {i + 1}") for group in layer.groups],
+        }
+        for i, layer in enumerate(taps)
+    ]
+    ways = dict.fromkeys(group.normalise for layer in taps for group in layer.groups)
+    of = max(of, len(tokens))
+    note = "" if count == of else f"Of {of:,} tokens the first {count:,} are shown."
+    return Explored(tuple(map(shown, tokens[:count])), causal, layers, b"".join(holder.parts), tuple(ways), note)
+
+
+def shown(piece: str) -> str:
+    """A token that can be seen: blanks are dots, what controls a terminal has a picture.
+
+    >>> shown(" if"), shown("\\t"), shown("\\0"), shown("")
+    ('·if', '⇥', '␀', '∅')
+    """
+    marks = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
+    return "".join(marks.get(c) or (chr(0x2400 + ord(c)) if ord(c) < 32 else c) for c in piece) or "∅"
+
+
+def _check(taps: Sequence[Taps], tokens: Sequence[str]) -> None:
+    if not taps:
+        raise ValueError("explore: taps of at least one layer were wanted but none came")
+    if not tokens:
+        raise ValueError("explore: at least one token was wanted but the text is empty")
+    for i, layer in enumerate(taps):
+        for group in layer.groups:
+            (b, t), s = group.q.shape[:2], group.k.shape[1]
+            if b != 1:
+                raise ValueError(f"explore: taps of one sequence were wanted but a batch of {b} came")
+            if (t, s) != (len(tokens), len(tokens)):
+                name = layer.name or f"layer {i + 1}"
+                raise ValueError(f"explore: {name} must look at the {len(tokens)} tokens but has t = {t} and s = {s}")
+
+
+def _causal(group: GroupTaps) -> bool:
+    """Whether no token may look at a later one."""
+    t = group.q.shape[1]
+    look = visible(group.mask, group.causal, t, t, group.q.device)
+    if look is None:
+        return t == 1
+    return not look.broadcast_to(*look.shape[:-2], t, t).triu(1).any()
+
+
+def _shown(taps: Sequence[Taps], tokens: int, causal: bool) -> int:
+    """How many of so many tokens a page shows."""
+    pairs, each = 0, 0
+    for group in (group for layer in taps for group in layer.groups):
+        pairs += group.q.shape[2] + (0 if group.q_rel is None or not group.relates else group.q_rel.shape[2])
+        each += 0 if group.assignments is None else group.assignments[0, 0].numel()
+
+    def held(t: int) -> int:
+        return (t * (t + 1) // 2 if causal else t * t) * pairs + t * each
+
+    return max(t for t in range(1, min(tokens, TOKENS) + 1) if t == 1 or held(t) <= NUMBERS)
+
+
+class _Holder:
+    """Collects bytes, one array after the other."""
+
+    def __init__(self, count: int, causal: bool) -> None:
+        self.count, self.parts, self.length = count, list[bytes](), 0
+        self.pairs = np.tril(np.ones((count, count), dtype=bool), 0 if causal else count)
+
+    def group(self, group: GroupTaps, layer: str) -> dict[str, Any]:
+        """A group of heads as the page's script reads it."""
+        code = self._pairs(group.code(), layer)
+        related = self._pairs(group.relations(), layer) if group.relates else None
+        assigned = None
+        if group.assignments is not None:  # one head of symbolic attention after the other
+            assigned = self._add(_float(group.assignments)[0, : self.count].transpose(1, 0, 2), layer)
+        return {"kind": group.kind, "heads": group.q.shape[2], "code": code, "relations": related, "symbols": assigned}
+
+    def _pairs(self, matrices: Float[Tensor, "1 n t t"], layer: str) -> dict[str, Any]:
+        return self._add(_float(matrices)[0, :, : self.count, : self.count][:, self.pairs], layer)
+
+    def _add(self, values: Array, layer: str) -> dict[str, Any]:
+        """Keep `values` and say where: the first of their shape counts planes, the last what is in a row."""
+        if not np.isfinite(values).all():
+            raise ValueError(f"explore: {layer} must have finite codes, relations and symbols but some are not")
+        data, limit, signed = quantised(values)
+        about = {"start": self.length, "planes": len(values), "limit": limit, "signed": signed}
+        self.parts.append(data.tobytes())
+        self.length += data.size
+        return about | {"row": values.shape[-1]}
+
+
+def quantised(values: Array) -> tuple[Array, float, bool]:
+    """Bytes of `values`, the size of the largest, and whether any is negative.
+
+    >>> data, limit, signed = quantised(np.array([0.0, 0.25, 1.0]))
+    >>> data.tolist(), limit, signed
+    ([0, 128, 255], 1.0, False)
+    >>> quantised(np.array([-0.5, 2.0]))[0].tolist()
+    [-64, 127]
+    """
+    limit, signed = float(np.abs(values).max(initial=0)) or 1.0, bool(values.min(initial=0) < 0)
+    root = np.sqrt(np.abs(values) / limit)
+    if signed:
+        return (np.sign(values) * np.rint(root * 127)).astype(np.int8), limit, True
+    return np.rint(root * 255).astype(np.uint8), limit, False
+
+
+def _float(tensor: Tensor) -> Array:
+    return as_array(tensor.float())

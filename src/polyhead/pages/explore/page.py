@@ -1,0 +1,77 @@
+"""The page that explores a text: one file with its numbers, style and script, which forbids itself every request.
+
+What comes from the text is JSON without a `<`, and the script shows it as text: no token is ever read as HTML.
+"""
+
+import base64
+import html as markup
+import importlib.resources
+import json
+import zlib
+
+from polyhead.pages.explore.data import Explored
+
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+SCORE = "q<sub>h,i</sub> · k<sub>h,j</sub> / √d"
+LEAD = """<p class="lead">Point at a token i: colours show which tokens j it reads, and the table the <b>latent code</b>
+of a pair, one number per head: what the heads make of token j for the sake of token i.</p>"""
+CODES = {
+    "softmax": f"softmax over j of {SCORE}: the share of head h that token i gives to token j; the shares of a head "
+    "add up to 1 over the tokens it may look at",
+    "rms_heads": f"{SCORE}, divided by its root mean square over the heads: tokens do not compete, only the pattern "
+    "over heads counts",
+    "identity": f"{SCORE}: the score itself, of either sign and any size",
+    "softmax_rms_heads": f"softmax over j of {SCORE}, then divided by its root mean square over the heads",
+    "softmax_heads": f"softmax over h of {SCORE}: the heads compete for the pair, and its code adds up to 1",
+    "own": "what the function that these heads were given makes of q<sub>h,i</sub> and k<sub>h,j</sub>",
+}
+"""How the code of a pair comes to be, by `normalise`."""
+
+
+def html(found: Explored, title: str = "") -> str:
+    """The whole file."""
+    heading = f"What {title or 'the model'} reads"
+    held = {"tokens": found.tokens, "causal": found.causal, "layers": found.layers}
+    data = json.dumps(held, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    numbers = base64.b64encode(zlib.compress(found.numbers, 9)).decode()
+    return "\n".join(
+        [
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">',
+            f"<title>{markup.escape(heading)}</title>",
+            f"<style>{_resource('report.css')}{_resource('explore.css')}</style></head><body>",
+            f'<header><div><p class="kicker">polyhead explore</p><h1>{markup.escape(heading)}</h1>',
+            f'<p class="meta">{markup.escape(found.facts)}. {markup.escape(found.note)}</p>{LEAD}</div>',
+            f"{_words(found)}</header>",
+            "<noscript><p>This page needs JavaScript.</p></noscript>",
+            _resource("explore.html"),
+            f'<script type="application/json" id="explored">{data}</script>',
+            f'<script type="text/plain" id="numbers">{numbers}</script>',
+            f"<script>{_resource('explore.js')}</script></body></html>",
+        ]
+    )
+
+
+def _words(found: Explored) -> str:
+    """What one sees, and by which equation."""
+    ways = [f"<li>code<sub>h</sub>(i → j) = {CODES[way]}.</li>" for way in found.normalised]
+    kinds = {group["kind"] for layer in found.layers for group in layer["groups"]}
+    more = ""
+    if any(group["relations"] for layer in found.layers for group in layer["groups"]):
+        more += "<li>relation<sub>r</sub>(i → j) = act(q<sub>r,i</sub> · k<sub>r,j</sub> / √p): how the two tokens "
+        more += "compare; relational heads read these and symbols, not what token j holds.</li>"
+    if any(group["symbols"] for layer in found.layers for group in layer["groups"]):
+        more += (
+            "<li>symbols(j): how much of each learned symbol stands for token j, by head of symbolic attention.</li>"
+        )
+    if "hyla" in kinds:
+        more += (
+            "<li>In HYLA heads the code is what makes the value network of the pair: pairs with one code are treated "
+        )
+        more += "alike.</li>"
+    return f'<ul class="equations">{"".join(ways)}{more}</ul>'
+
+
+def _resource(name: str) -> str:
+    return importlib.resources.files("polyhead").joinpath(name).read_text(encoding="utf-8")

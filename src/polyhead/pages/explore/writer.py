@@ -1,0 +1,145 @@
+"""A page on which one explores a text as a model reads it: point at a token and see, layer by layer, the latent code
+over heads, which tokens it reads, relations and symbols, and the nearest tokens by latent code.
+
+    explore(model, text, codec, path)        our model, or a causal model of Hugging Face with its tokenizer
+    explore_folder(folder, text, path)       of a run folder, or of a folder that holds a model of Hugging Face
+    write(taps, tokens, path)                what `capture` gives of any model
+"""
+
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from polyhead.analysis import capture
+from polyhead.compat import huggingface
+from polyhead.compat.huggingface import explore as huggingface_explore
+from polyhead.config import Batch, Run, Tokens
+from polyhead.layers.taps import Taps
+from polyhead.models.transformer import Transformer
+from polyhead.pages.explore.data import TOKENS, gather
+from polyhead.pages.explore.page import html
+from polyhead.tasks.text import tokens as text_tokens
+from polyhead.train import load_model, read_config, read_result
+from polyhead.train.store import folder as folders
+
+Path = str | pathlib.Path
+
+
+def write(
+    taps: Sequence[Taps], tokens: Sequence[str], path: Path, *, title: str = "", of: int = 0, progress: bool = True
+) -> pathlib.Path:
+    """Write the page on one sequence, `tokens` in words, and return its path.
+
+    >>> heads = (Hyla(2), Softmax(2))
+    >>> model = Transformer(TransformerConfig(Tokens(9), Logits(9), dim=8, layers=2, heads=heads, causal=True))
+    >>> ids = torch.tensor([[3, 1, 4, 1, 5]])
+    >>> taps = capture(model, Batch(ids, ids, None, torch.ones(1, 5), {}))
+    >>> write(taps, ["to", " be", " or", " not", " to"], "explore.html").name
+    'explore.html'
+
+    `taps`: of `polyhead.analysis.capture`, or of `polyhead.compat.huggingface.capture`, for one sequence.  A page shows
+    512 tokens at most, of large models fewer, and says so; `of`: how many there were before somebody cut them.  It
+    needs nothing else: no network, no other file.  ValueError: taps and tokens that do not belong together, figures
+    that are not finite, a path that cannot be written.
+    """
+    path = pathlib.Path(path)
+    found = gather(taps, tokens, of=of)
+    page = html(found, title).encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folders.write(path, page)
+    except OSError as error:
+        wrong = str(error.strerror)  # of a file that cannot be written, a whole line
+        wrong = wrong if str(path) in wrong else f"{path}: cannot be written ({wrong})"
+        raise ValueError(f"explore: {wrong}") from None
+    if progress:
+        note = f" {found.note}" if found.note else ""
+        print(f"explore: {len(page) / 1e6:.1f} MB, {found.facts}.{note}", file=sys.stderr)
+    return path
+
+
+def explore(
+    model: nn.Module, text: str, codec: Any, path: Path, *, title: str = "", progress: bool = True
+) -> pathlib.Path:
+    """Write the page on `text` as `model` reads it, and return its path.
+
+    `model`: ours, or a causal model of Hugging Face; `codec`: its codec (of `polyhead.tasks.text.tokens`), or its
+    tokenizer.  Only the first 512 tokens are read; of a causal model, what comes later changes nothing.  ValueError:
+    an empty text, one longer than the model's context, a tokenizer with tokens that the model does not know, a
+    model that reads no tokens, and as in `write`.
+    """
+    ids = [int(token) for token in codec.encode(text)] if text else []
+    if not ids:
+        raise ValueError("explore: at least one token was wanted but the text is empty")
+    ours = next((module for module in model.modules() if isinstance(module, Transformer)), None)
+    context, known = huggingface_explore.reach(model) if ours is None else _reach(ours)
+    if known is not None and max(ids) >= known:
+        wanted = f"a tokenizer of the model's {known} tokens"
+        raise ValueError(f"explore: {wanted} was wanted but the text has token {max(ids)}: it belongs to another model")
+    if context is not None and len(ids) > context:
+        wanted = f"a text of at most {context} tokens, the model's context"
+        raise ValueError(f"explore: {wanted}, was wanted but {len(ids)} came")
+    kept = ids[:TOKENS]
+    x = torch.tensor([kept])
+    taps = huggingface.capture(model, x) if ours is None else capture(ours, Batch(x, x, None, torch.ones_like(x), {}))
+    return write(taps, pieces(codec, kept), path, title=title, of=len(ids), progress=progress)
+
+
+def explore_folder(
+    folder: Path, text: str, path: Path, *, device: str | torch.device = "cpu", progress: bool = True
+) -> pathlib.Path:
+    """Write the page on `text` as the model in `folder` reads it: of a run folder, or one that Hugging Face's
+    `save_pretrained` has written, tokenizer included.
+
+    ValueError: a run that is not finished or reads no text, and as in `explore`.
+    """
+    folder = pathlib.Path(folder)
+    model: Any
+    if huggingface_explore.holds_model(folder):
+        model, codec = huggingface_explore.load(folder, device)
+        title = folder.resolve().name
+    else:
+        run = _finished(folder)
+        codec = text_tokens.codec_of(run, folder)
+        _, model = load_model(folder, device)
+        title = run.name
+    return explore(model, text, codec, path, title=title, progress=progress)
+
+
+def pieces(codec: Any, tokens: Sequence[int]) -> list[str]:
+    """The text of each token by itself; one that is no text (half a character) has the name that `codec` gives it.
+
+    Decoded as the second of two equal ones: some tokenizers drop the blank that a text begins with.
+    """
+    found = []
+    for token in tokens:
+        alone, twice = codec.decode([token]), codec.decode([token, token])
+        piece = twice[len(alone) :] if twice.startswith(alone) else alone
+        if not piece or "\N{REPLACEMENT CHARACTER}" in piece + alone:
+            own = hasattr(codec, "pieces")
+            piece = codec.pieces([token])[0] if own else text_tokens.spelled(str(codec.convert_ids_to_tokens(token)))
+        found.append(str(piece))
+    return found
+
+
+def _finished(folder: pathlib.Path) -> Run:
+    run = read_config(folder)
+    if not hasattr(run.task, "codec"):
+        task = run.task.name.replace("_", " ")
+        shows = f"polyhead report {folder} shows its attention"
+        raise ValueError(f"explore: {folder} must be trained on text but is on {task}; {shows}")
+    if read_result(folder) is None:
+        raise ValueError(f"explore: {folder} must be finished but is not; polyhead resume {folder} goes on with it")
+    return run
+
+
+def _reach(model: Transformer) -> tuple[int, int]:
+    """How many tokens it can read, and how many it knows."""
+    settings = model.config
+    if not isinstance(settings.inputs, Tokens) or settings.encoder is not None:
+        raise ValueError(f"explore: a model that reads tokens alone was wanted but it reads {settings.inputs}")
+    return settings.max_length, settings.inputs.count

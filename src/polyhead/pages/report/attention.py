@@ -1,0 +1,212 @@
+"""What a report shows of single inputs: attention, relations and symbols of every layer, beside what the model read.
+
+One finished run of each mechanism is looked at, on a few sequences that neither training nor evaluation reads.  What
+a page can hold is limited: long sequences show their last tokens, large models fewer examples.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from polyhead.analysis.capture import as_array, looking
+from polyhead.analysis.probe import draws
+from polyhead.analysis.relations import LayerLook, Picture, characters, look, picture
+from polyhead.config import Batch, Task
+from polyhead.pages.report.runs import HEADLINE, Entry, Group, Progress
+from polyhead.tasks.maths.task import Maths
+from polyhead.tasks.object_sorting import ObjectSorting
+from polyhead.tasks.pairwise_order import PairwiseOrder
+from polyhead.tasks.relational_games.task import RelationalGames
+from polyhead.tasks.set_cards import SetCards
+from polyhead.tasks.text.task import Text
+from polyhead.train import load_model
+from polyhead.train.evaluation import predict
+
+Array = np.ndarray
+EXAMPLES = 3
+TOKENS = 64  # of a sequence
+CELLS = 300_000  # of all matrices of a run
+KINDS = ("attention", "relations", "symbols")
+GAMES = {
+    "same": "Are the two the same?",
+    "occurs": "Is the one above among the three below?",
+    "xoccurs": "Is the one above among the three below, exactly once?",
+    "between": "Are the outer two the same and the middle one another?",
+    "match_pattern": "Do the rows above and below have one pattern?",
+}
+"""What is asked of an image: class 1 is yes."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One input: what it is in words, its image where it is one, and what every layer does with it."""
+
+    text: str
+    image: Picture | None
+    layers: tuple[LayerLook, ...]
+
+
+@dataclass(frozen=True)
+class Map:
+    """One matrix to look at: a head's attention, a relation, or how tokens take symbols.  `columns` None: symbols,
+    counted.  `limit` is the largest size of a value among the matrices of its kind and group."""
+
+    name: str
+    values: Array
+    rows: tuple[str, ...]
+    columns: tuple[str, ...] | None
+    limit: float
+    signed: bool
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What one checkpoint does with examples of a split; `note` says why there are none."""
+
+    entry: Entry
+    group: Group
+    split: str = ""
+    examples: tuple[Example, ...] = ()
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.group.label}, seed {self.entry.run.seed}"
+
+    @property
+    def related(self) -> bool:
+        """Whether any layer has relations or symbols."""
+        return any(maps(layer)[kind] for layer in self.examples[0].layers for kind in KINDS[1:])
+
+
+def looks(found: Sequence[Group], progress: Progress) -> list[Looked]:
+    """Look at the first finished run of each mechanism; one that cannot be looked at says why in a line."""
+    results = []
+    for group in found:
+        for entry in group.finished[:1]:
+            progress(f"attention of {entry.folder.name}")
+            results.append(_one(entry, group))
+    return results
+
+
+def maps(layer: LayerLook) -> dict[str, list[Map]]:
+    """All matrices of a layer, by kind: "attention" of each head, "relations", "symbols" by head that picks them."""
+    found: dict[str, list[Map]] = {kind: [] for kind in KINDS}
+    kinds = [group.kind for group in layer.groups]
+    for group in layer.groups:
+        beside = f" ({group.kind})" if len(set(kinds)) > 1 else ""
+        symbols = None if group.assignments is None else group.assignments.transpose(1, 0, 2)
+        for kind, word, values in zip(
+            KINDS, ("head", "relation", "head"), (group.attention, group.relations, symbols), strict=True
+        ):
+            if values is None:
+                continue
+            limit, signed = float(np.abs(values).max(initial=0)) or 1.0, bool(values.min(initial=0) < 0)
+            sides = (layer.senders, None) if kind == "symbols" else (layer.receivers, layer.senders)
+            for each in values:
+                name = f"{word} {len(found[kind]) + 1}{beside if kind == 'attention' else ''}"
+                found[kind].append(Map(name, each, sides[0], sides[1], limit, signed))
+    return found
+
+
+def _one(entry: Entry, group: Group) -> Looked:
+    def without(why: object) -> Looked:
+        return Looked(entry, group, note=f"{entry.folder.name}: no attention maps ({' '.join(str(why).split())})")
+
+    try:
+        run, model = load_model(entry.folder)
+        split = next((split for split in HEADLINE if split in run.task.splits), run.task.splits[0])
+        (batch,) = draws(run.task, split, EXAMPLES, seed=run.seed, purpose="look")
+        examples = tuple(_examples(model, run.task, batch))
+    except (ValueError, OSError) as error:
+        return without(error)
+    if not all(np.isfinite(each.values).all() for example in examples for each in _every(example.layers)):
+        return without("its figures are not finite")
+    return Looked(entry, group, split, examples)
+
+
+def _examples(model: Any, task: Task, batch: Batch) -> Iterator[Example]:
+    left = CELLS
+    with looking(model):
+        outputs = predict(model, task, batch).float()
+    for i in range(EXAMPLES):
+        layers = tuple(_cut(layer, TOKENS) for layer in look(model, batch, sample=i, task=task))
+        if (cells := _cells(layers)) > left:
+            if i:
+                return
+            layers = tuple(_cut(layer, TOKENS // 2) for layer in layers)
+        left -= cells
+        yield Example(describe(task, batch, outputs, i), picture(model, batch, sample=i), layers)
+
+
+def _every(layers: Sequence[LayerLook]) -> Iterator[Map]:
+    return (each for layer in layers for kind in maps(layer).values() for each in kind)
+
+
+def _cells(layers: Sequence[LayerLook]) -> int:
+    return sum(each.values.size for each in _every(layers))
+
+
+def _cut(layer: LayerLook, most: int) -> LayerLook:
+    """A layer with the last `most` receivers and senders only."""
+    groups = tuple(
+        dataclasses.replace(
+            group,
+            attention=group.attention[:, -most:, -most:],
+            relations=None if group.relations is None else group.relations[:, -most:, -most:],
+            assignments=None if group.assignments is None else group.assignments[-most:],
+        )
+        for group in layer.groups
+    )
+    return LayerLook(layer.name, layer.receivers[-most:], layer.senders[-most:], groups)
+
+
+def describe(task: Task, batch: Batch, outputs: Tensor, i: int) -> str:
+    """What sample `i` asks, the answer, and what the model says.
+
+    `outputs` are the model's: of a task that is read and written, with the true answer so far before its eyes.
+    """
+    if isinstance(task, Text):
+        return _continued(task, batch, outputs, i)
+    scored = as_array(batch.scored[i]).astype(bool)
+    targets, given = as_array(batch.targets[i])[scored], as_array(outputs[i])[scored]
+    if batch.targets.is_floating_point():
+        wanted, said = (f"{float(values.reshape(-1)[-1]):.3f}" for values in (targets, given))
+    else:
+        wanted, said = (_written(task, values) for values in (targets, given.argmax(-1)))
+    wanted, said = wanted.replace("-", "−"), said.replace("-", "−")
+    if (question := _question(task)) is not None:
+        return f"{question} {wanted.capitalize()}; the model says {said}."
+    asked = task.texts(batch)[i][0] + " " if isinstance(task, Maths) else ""
+    what = "Class" if outputs.shape[1] == 1 else "Answer"
+    return f"{asked}{what} {wanted}; the model says {said}."
+
+
+def _continued(task: Text, batch: Batch, outputs: Tensor, i: int) -> str:
+    """The end of a text, the token that follows and what the model says would."""
+    codec, read = task.codec(), as_array(batch.inputs[i]).tolist()
+    wanted, said = codec.pieces([int(batch.targets[i, -1]), int(outputs[i, -1].argmax())])
+    text = codec.decode(read[-TOKENS:]).replace("\0", "")  # which stands between documents
+    return f"“…{text}” goes on with “{wanted}”; the model says “{said}”."
+
+
+def _question(task: Task) -> str | None:
+    """What a task asks that wants a yes (class 1) or a no, in words."""
+    if isinstance(task, RelationalGames):
+        return GAMES[task.game]
+    if isinstance(task, SetCards):
+        return "Are they a set?"
+    return "Is the first before the second?" if isinstance(task, PairwiseOrder) else None
+
+
+def _written(task: Task, tokens: Array) -> str:
+    if isinstance(task, Maths):
+        return "".join(" " if c == "␣" else "" if c == "end" else c for c in characters(tokens.tolist()))
+    if _question(task) is not None:
+        return ("no", "yes")[int(tokens.reshape(-1)[0])]
+    first = 1 if isinstance(task, ObjectSorting) else 0  # positions are counted as the tokens are
+    return " ".join(str(token + first) for token in tokens.reshape(-1).tolist())

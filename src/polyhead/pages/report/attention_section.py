@@ -1,0 +1,152 @@
+"""The section of a report on single inputs: heat maps that a reader chooses by example, layer, head and relation."""
+
+import base64
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from polyhead.pages.report import page
+from polyhead.pages.report.attention import KINDS, TOKENS, Example, Looked, Map, maps
+from polyhead.pages.report.figures import FAINT, blank
+from polyhead.pages.report.headline import sample
+from polyhead.pages.report.page import STEPS, Page, escape
+
+WORDS = {
+    "attention": ("head", "Attention: how much each token (row) takes from each (column)."),
+    "relations": ("relation", "Relations: how each token (row) compares with each (column)."),
+    "symbols": ("symbols by head", "Symbols: how much of each (column) a token (row) is known by."),
+}
+AXES = {"attention": ("from token", "token"), "relations": ("token", "token"), "symbols": ("symbol", "token")}
+
+
+def section(out: Page, looked: Sequence[Looked]) -> None:
+    """One of each mechanism, the first with relations in sight; others can be opened."""
+    shown = [one for one in looked if one.examples]
+    if not shown:
+        return
+    first = next((one for one in shown if one.related), shown[0])
+    heading = "Where does it look, and what does it compare?" if first.related else "Where does it look?"
+    out.section("looks", heading, "Attention")
+    out.add(page.paragraphs(_words(first)))
+    for one in [first, *(other for other in shown if other is not first)]:
+        body = _block(out, one)
+        out.add(f"<h3>{escape(one.name)}</h3>{body}" if one is first else page.details(one.name, body))
+
+
+def _words(one: Looked) -> list[str]:
+    lines = [
+        f"Examples: {sample(one.entry.run.task, one.split)}. Attention is the latent code of a pair of tokens; of "
+        "softmax heads each row adds up to 1."
+    ]
+    if one.related:
+        lines[0] += (
+            " Relational heads retrieve no content: weighted by their attention, they add up symbols of the tokens "
+            "they look at and relations to them."
+        )
+    if any(len(layer.senders) == TOKENS for example in one.examples for layer in example.layers):
+        lines.append(f"Of sequences longer than {TOKENS} tokens the last {TOKENS} are shown.")
+    return lines
+
+
+def _block(out: Page, one: Looked) -> str:
+    """Choices, what was read, and a figure for each kind of matrix that any layer has."""
+    name = f"look-{len(out.looks) + 1}"
+    every = [[(layer.name, maps(layer)) for layer in example.layers] for example in one.examples]
+    kinds = [kind for kind in KINDS if any(found[kind] for layers in every for _, found in layers)]
+    plots, figures = "", {}
+    for kind in kinds:
+        plots += out.plot(figure(kind), WORDS[kind][1])
+        figures[kind] = out.figures[-1]["id"]
+    examples = [[{"name": layer, **_packed(found)} for layer, found in layers] for layers in every]
+    out.looks.append({"id": name, "figures": figures, "examples": examples})
+    counts = [str(i + 1) for i in range(len(one.examples))]
+    choices = _select("example", "example", counts) + _select("layer", "layer", [layer for layer, _ in every[0]])
+    choices += "".join(_select(kind, WORDS[kind][0], []) for kind in kinds)
+    seen = "".join(_seen(i, example) for i, example in enumerate(one.examples))
+    body = f'<div class="choices">{choices}</div>{seen}<div class="row">{plots}</div>'
+    return f'<div class="look" id="{name}">{body}</div>'
+
+
+def _select(name: str, label: str, options: Sequence[str]) -> str:
+    inner = "".join(f"<option>{escape(option)}</option>" for option in options)
+    return f'<label>{escape(label)} <select name="{name}">{inner}</select></label>'
+
+
+def _packed(found: dict[str, list[Map]]) -> dict[str, list[dict[str, Any]]]:
+    """The matrices of a layer as the page holds them: whole numbers, `limit` / STEPS each."""
+    return {
+        kind: [
+            {
+                "name": each.name,
+                "limit": round(each.limit, 6) or each.limit,
+                "signed": each.signed,
+                "rows": each.rows,
+                "columns": each.columns,
+                "z": np.rint(each.values * (STEPS / each.limit)).astype(int).tolist(),
+            }
+            for each in every
+        ]
+        for kind, every in found.items()
+        if every
+    }
+
+
+def _seen(i: int, example: Example) -> str:
+    image = "" if example.image is None else svg(*example.image)
+    return f'<div class="seen" data-example="{i}"{" hidden" * bool(i)}>{image}<p>{escape(example.text)}</p></div>'
+
+
+def figure(kind: str) -> go.Figure:
+    """A heat map without values: the page fills in the one that is chosen."""
+    made = blank(300, x=AXES[kind][0], y=AXES[kind][1], legend=False)
+    bar = {"thickness": 8, "len": 1.0, "outlinewidth": 0, "tickfont": {"size": 10, "color": FAINT}, "nticks": 5}
+    made.add_heatmap(z=[], colorbar=bar, hovertemplate="%{text}: %{z:.3f}<extra></extra>", hoverongaps=False)
+    quiet = {"showgrid": False, "zeroline": False, "ticks": "", "showline": False, "title": {"font": {"size": 12}}}
+    made.update_xaxes(**quiet)
+    made.update_yaxes(**quiet, autorange="reversed")
+    return made
+
+
+# -------------------------------------------------------------------------------------------------------------- images
+def svg(pixels: np.ndarray, rows: int, columns: int) -> str:
+    """An image with its patches numbered as tokens are, from 1, row by row."""
+    lines = [f'<path d="M0 {10 * i}h{10 * columns}"/>' for i in range(1, rows)]
+    lines += [f'<path d="M{10 * i} 0v{10 * rows}"/>' for i in range(1, columns)]
+    numbers = [
+        f'<text x="{10 * (i % columns) + 0.6}" y="{10 * (i // columns) + 2.9}">{i + 1}</text>'
+        for i in range(rows * columns)
+    ]
+    picture = f'<image href="{png(pixels)}" width="{10 * columns}" height="{10 * rows}" preserveAspectRatio="none"/>'
+    box = f'viewBox="0 0 {10 * columns} {10 * rows}" role="img" aria-label="the image, its patches numbered"'
+    return f'<svg class="patches" {box}>{picture}{"".join(lines + numbers)}</svg>'
+
+
+def png(pixels: np.ndarray) -> str:
+    """An image (height width 3) of colours from 0 to 1 as the address of a PNG file that holds it."""
+    height, width, _ = pixels.shape
+    rows = np.rint(pixels * 255).astype(np.uint8)
+    data = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows), 9)
+    parts = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", data), (b"IEND", b""))
+    chunks = [struct.pack(">I", len(d)) + name + d + struct.pack(">I", zlib.crc32(name + d)) for name, d in parts]
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()
+
+
+def still(example: Example) -> dict[str, tuple[str, list[Any]]]:
+    """Panels for files, by layer and kind: (label of the scale, (title, values, names of rows, names of columns))."""
+    found: dict[str, tuple[str, list[Any]]] = {}
+    for layer in example.layers:
+        for kind, every in maps(layer).items():
+            panels = [(f"{layer.name}, {m.name}", m.values, m.rows, m.columns or _counted(m)) for m in every]
+            if panels:
+                found[f"{kind}-{layer.name.replace(' ', '')}"] = (kind, panels)
+    return found
+
+
+def _counted(one: Map) -> tuple[str, ...]:
+    """Symbols by number; of many, every eighth."""
+    count = one.values.shape[1]
+    return tuple(str(i + 1) if count <= 16 or (i + 1) % 8 == 0 else "" for i in range(count))

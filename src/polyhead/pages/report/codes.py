@@ -1,0 +1,160 @@
+"""What a report computes from a checkpoint: maps of the latent code on unseen tasks, probes of every layer, and what
+each head is worth."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from polyhead.analysis.ablate import zero_heads
+from polyhead.analysis.geometry import METHODS, embed, purity
+from polyhead.analysis.labels import class_name, targets, unreadable, views, with_field
+from polyhead.analysis.probe import probe_model, query_codes
+from polyhead.config import Run, Task, TransformerConfig
+from polyhead.pages.report.runs import Entry, Group, Progress
+from polyhead.train import load_model
+
+Array = np.ndarray
+POINTS = 500  # a map; enough to see clusters, few enough for a page of maps
+PROBED = 2048  # sequences to fit a probe, and as many to score it
+ZEROED = 512  # sequences for each head
+NEIGHBOURS = 10
+SAMPLES = 12  # codes of a class that are drawn one by one
+
+
+@dataclass(frozen=True)
+class CodeMap:
+    """The codes (b n) of one layer in one view, as points, too: coordinates (b 2) by method.
+
+    `number`: the target of each sequence, by which maps are coloured.  `labels`: its classes by name: "function" and
+    "term 1", ..., or "rule".  `purity`: of a code's neighbours, and by chance, by label and for whole-number targets.
+    """
+
+    view: str
+    layer: int
+    codes: Array
+    points: dict[str, Array]
+    number: Array
+    labels: dict[str, Array]
+    purity: dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Analysed:
+    """What one checkpoint shows.  `rows` are those of `analysis.probe_run`, `zeroed` those of `analysis.zero_heads`;
+    `note` says why there is nothing."""
+
+    entry: Entry
+    group: Group
+    maps: tuple[CodeMap, ...] = ()
+    rows: tuple[dict[str, Any], ...] = ()
+    zeroed: tuple[dict[str, Any], ...] = ()
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.group.label}, seed {self.entry.run.seed}"
+
+    @property
+    def views(self) -> list[str]:
+        return list(dict.fromkeys(found.view for found in self.maps))
+
+    def layers(self, view: str) -> list[CodeMap]:
+        """The maps of one view, first layer to last."""
+        return [found for found in self.maps if found.view == view]
+
+
+def analyse(found: Sequence[Group], progress: Progress) -> list[Analysed]:
+    """Probe and map every finished run; one whose checkpoint cannot be used says why in a line."""
+    results = []
+    for group in found:
+        for entry in group.finished:
+            progress(f"codes of {entry.folder.name}: probes, maps, heads zeroed")
+            results.append(_one(entry, group))
+    return results
+
+
+def _one(entry: Entry, group: Group) -> Analysed:
+    name = entry.folder.name
+    try:
+        run, model = load_model(entry.folder)
+    except (ValueError, OSError) as error:
+        return Analysed(entry, group, note=f"{name}: no code maps and probes ({' '.join(str(error).split())})")
+    task = run.task
+    if why := _unfit(run):
+        return Analysed(entry, group, note=why)
+    try:
+        rows = tuple(probe_model(model, task, sequences=PROBED, seed=run.seed))
+        maps = tuple(code_maps(model, task, points=POINTS, seed=run.seed))
+        zeroed = tuple(zero_heads(model, task, sequences=ZEROED, seed=run.seed))
+    except ValueError as error:
+        return Analysed(entry, group, note=f"{name}: no code maps and probes ({' '.join(str(error).split())})")
+    return Analysed(entry, group, maps, rows, zeroed)
+
+
+def _unfit(run: Run) -> str:
+    """Why the code of the last token says nothing about the task; "" where it does."""
+    if why := unreadable(run.task):
+        return f"No code maps and probes: {why}."
+    return "" if isinstance(run.model, TransformerConfig) else f"No code maps and probes of {type(run.model).__name__}."
+
+
+def code_maps(model: nn.Module, task: Task, *, points: int = POINTS, seed: int = 0) -> list[CodeMap]:
+    """One map per view and layer of the last token's code, on unseen tasks (Schug et al., figures 5A, 5B, A2).
+
+    All sequences show the same context inputs where the task offers that (`inputs="fixed_context"`): what moves a point
+    is its function and its query.
+    """
+    found = []
+    for view, (drawn, pairs) in views(task).items():
+        fixed = with_field(drawn, "inputs", "fixed_context")
+        layers, batch = query_codes(model, fixed, "compositional", points, pairs=pairs, seed=seed, purpose="maps")
+        labels = targets(batch)
+        terms = {name: values for name, values in labels.items() if name.startswith("term")}
+        shown = {name: values for name, values in labels.items() if name != "target value"}
+        shown = ({"function": _functions(terms)} if len(terms) > 1 else {}) | shown
+        near = min(NEIGHBOURS, points - 1)
+        for layer, codes in enumerate(layers):
+            pure = {name: purity(codes, values, neighbours=near) for name, values in labels.items()}
+            at = {method: embed(codes, method, seed) for method in METHODS}
+            found.append(CodeMap(view, layer, codes, at, _number(batch.targets[:, -1]), shown, pure))
+    return found
+
+
+def class_names(task: Task, layer: CodeMap, label: str) -> dict[int, str]:
+    """What a reader sees on a point: "¬x₁x₂x₃¬x₄", such terms joined by "or" for a function, the name of a rule."""
+    if label != "function":
+        return {int(i): class_name(task, label, int(i)) for i in np.unique(layer.labels[label])}
+    terms = {name: values.tolist() for name, values in layer.labels.items() if name != "function"}
+    rows = zip(layer.labels["function"].tolist(), *terms.values(), strict=True)
+    return {
+        row[0]: " or ".join(class_name(task, name, i) for name, i in zip(terms, row[1:], strict=True)) for row in rows
+    }
+
+
+def samples(layer: CodeMap, label: str) -> tuple[Array, Array]:
+    """Codes of `SAMPLES` sequences of each class at most, class after class: (b n) and their labels (b)."""
+    values = layer.labels[label]
+    chosen = np.concatenate([np.flatnonzero(values == each)[:SAMPLES] for each in np.unique(values)])
+    return layer.codes[chosen], values[chosen]
+
+
+def head_names(entry: Entry, found: CodeMap) -> list[str]:
+    """The rows of a picture of codes: "head 3", or "key 27, head 3" where there are several pairs."""
+    pairs = entry.run.task.pairs[found.view]
+    heads = found.codes.shape[1] // len(pairs)
+    if len(pairs) == 1:
+        return [f"head {head + 1}" for head in range(heads)]
+    return [f"key {key}, head {head + 1}" for _, key in pairs for head in range(heads)]
+
+
+def _number(target: Tensor) -> Array:
+    return target.reshape(len(target), -1)[:, 0].double().cpu().numpy()
+
+
+def _functions(terms: dict[str, Array]) -> Array:
+    """One label per combination of terms, numbered in sorted order."""
+    rows = np.stack(list(terms.values()), axis=1)
+    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)

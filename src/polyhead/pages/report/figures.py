@@ -1,0 +1,241 @@
+"""The interactive figures of results and curves, as plotly figures, and the looks that all figures share.  Colours are
+the light theme's; the page maps them for the dark one."""
+
+from collections.abc import Iterable, Sequence
+
+import plotly.graph_objects as go
+
+from polyhead.pages.report.headline import KNOWN, floor_name, metric_name, split_name, where, with_error
+from polyhead.pages.report.runs import Group, Summary, headline
+
+INK, FAINT, GRID = "#24292f", "#6e7781", "#e4e7eb"
+COLOURS = {"softmax": "#0072b2", "linear": "#d98c00", "hyla": "#009e73", "mixture": "#cc5f9f", "relational": "#d55e00"}
+EXTRA = ("#d55e00", "#56a5d9", "#8a6fc4", "#8c8c1f", "#7a4a2b", "#4d4d4d")
+MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "star", "hexagon", "x")
+SHORT = {"context_mean": "mean", "nearest_neighbour": "1-NN", "gaussian_process": "GP"}  # recall and mix are short
+SHORT |= {"copy_left": "copy", "same_slot": "slot", "known_combinations": "known", "known_pairs": "pairs"}
+LOWEST = -0.5  # of a score that is drawn over steps
+DASHES = {"ceiling": "dot", "gaussian_process": "dash", "recall": "dashdot", "mix": "longdash"}
+DASHES |= {"known_combinations": "dash", "known_pairs": "dash"}
+CLASSES = ("#0072b2", "#d98c00", "#009e73", "#cc5f9f", "#d55e00", "#56a5d9")
+SHAPES = ("circle", "diamond", "square", "triangle-up", "cross", "star", "x", "triangle-down")
+GLYPHS = ("●", "◆", "■", "▲", "✚", "★", "✖", "▼")
+Style = tuple[str, str]
+
+DARK = {
+    INK: "#e6e9ed",
+    FAINT: "#98a2ad",
+    GRID: "#333b44",
+    "#0072b2": "#4fa8e0",
+    "#d98c00": "#f0b030",
+    "#009e73": "#2bc79b",
+    "#cc5f9f": "#e58fc0",
+    "#d55e00": "#f58040",
+    "#56a5d9": "#8cc8f0",
+    "#8a6fc4": "#b39ddb",
+    "#8c8c1f": "#c5c552",
+    "#7a4a2b": "#c08a66",
+    "#4d4d4d": "#b0b0b0",
+    "#f4f6f8": "#232a32",
+}
+"""The dark theme's colour for each of the light theme's."""
+
+SCALES = {
+    "plain": [[0.0, "#f4f6f8"], [1.0, "#0072b2"]],
+    "signed": [[0.0, "#0072b2"], [0.5, "#f4f6f8"], [1.0, "#d55e00"]],
+}
+"""The colours of matrices that a reader chooses from: zero is nearly the paper, in either theme."""
+
+
+def dashes(table: Iterable[str]) -> dict[str, str]:
+    """Of the floors and the ceiling, those that are lines across a figure, and how they are drawn."""
+    return {name: DASHES[name] for name in table if name in DASHES} or {n: "dash" for n in table if n == "chance"}
+
+
+def styles(found: Sequence[Group]) -> dict[str, Style]:
+    """Colour and marker by label: a mechanism keeps its colour in every report, further variants get spare ones."""
+    chosen: dict[str, Style] = {}
+    spare = iter(EXTRA * len(found))
+    used: set[str] = set()
+    for i, group in enumerate(found):
+        colour = COLOURS.get(group.kind, FAINT)
+        colour = next(spare) if colour in used else colour
+        used.add(colour)
+        chosen[group.label] = (colour, MARKERS[i % len(MARKERS)])
+    return chosen
+
+
+def category(index: int) -> tuple[str, str, str]:
+    """Colour, marker and glyph of class `index`: 48 classes that do not rest on colour alone."""
+    shape = (index // len(CLASSES)) % len(SHAPES)
+    return CLASSES[index % len(CLASSES)], SHAPES[shape], GLYPHS[shape]
+
+
+def blank(height: int, *, x: str = "", y: str = "", legend: bool = True) -> go.Figure:
+    axis: dict[str, object] = {"title": {"standoff": 8}, "automargin": True, "ticks": "outside"}
+    axis |= {"gridcolor": GRID, "linecolor": FAINT, "zerolinecolor": GRID, "tickcolor": GRID}
+    figure = go.Figure()
+    figure.update_layout(
+        template="none",
+        height=height,
+        margin={"l": 8, "r": 12, "t": 12, "b": 8},
+        font={"family": "system-ui, sans-serif", "size": 13, "color": INK},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        hovermode="closest",
+        showlegend=legend,
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
+        xaxis={**axis, "title": {"text": x, "standoff": 8}},
+        yaxis={**axis, "title": {"text": y, "standoff": 8}},
+    )
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+def results(found: Sequence[Group], table: dict[str, dict[str, Summary]], metric: str) -> go.Figure:
+    """One row per mechanism, best on top, then the floors: score on the headline's split (filled), iid (hollow), every
+    seed (dot)."""
+    style, split = styles(found), headline(found)
+    scored = [group for group in found if group.score(split)]
+    gain = found[0].task.gain
+    scored.sort(key=lambda group: gain(group.score(split).mean))  # type: ignore[union-attr]
+    floors = sorted((n for n in table if split in table[n]), key=lambda n: gain(table[n][split].mean))
+    unseen, known = where(found), KNOWN.get(found[0].task.name, "fresh data (iid)")
+    figure = blank(90 + 34 * (len(scored) + len(floors)), x=metric_name(metric))
+    figure.update_yaxes(title=None, showgrid=False, type="category", ticks="")
+    order = [floor_name(n) for n in floors if n != "ceiling"] + [group.label for group in scored]
+    order += [floor_name("ceiling")] if "ceiling" in floors else []
+    figure.update_yaxes(categoryorder="array", categoryarray=order)
+    lines = dashes(floors)
+    for name in floors:
+        row = table[name][split]
+        _point(figure, floor_name(name), row, (FAINT, "line-ns-open"), "floors and ceiling")
+        if name in lines:
+            figure.add_vline(row.mean, line={"color": FAINT, "width": 1.5, "dash": lines[name]})
+    for group in scored:
+        score, iid = group.score(split), group.score("iid")
+        colour, marker = style[group.label]
+        if iid is not None and split != "iid":
+            _point(figure, group.label, iid, (colour, f"{marker}-open"), known)
+        if score is not None:
+            _point(figure, group.label, score, (colour, marker), unseen)
+            _seeds(figure, group.label, score, colour)
+    for name, marker in ((unseen, "circle"), *(((known, "circle-open"),) if split != "iid" else ())):
+        look = {"color": INK, "symbol": marker, "size": 10, "line": {"width": 2, "color": INK}}
+        figure.add_scatter(x=[None], y=[None], mode="markers", name=name, marker=look)
+    return figure
+
+
+def _point(figure: go.Figure, row: str, score: Summary, style: Style, name: str) -> None:
+    spread = {"type": "data", "array": [score.error or 0.0], "thickness": 1.5, "width": 5, "color": style[0]}
+    figure.add_scatter(
+        x=[score.mean],
+        y=[row],
+        error_x=spread,
+        mode="markers",
+        showlegend=False,
+        marker={"color": style[0], "symbol": style[1], "size": 12, "line": {"width": 2, "color": style[0]}},
+        hovertemplate=f"{row}<br>{name}: {with_error(score)}<extra></extra>",
+    )
+
+
+def _seeds(figure: go.Figure, row: str, score: Summary, colour: str) -> None:
+    if score.n > 1:
+        figure.add_scatter(
+            x=list(score.values),
+            y=[row] * score.n,
+            mode="markers",
+            showlegend=False,
+            marker={"color": colour, "size": 5, "opacity": 0.6},
+            hovertemplate=f"{row}, one seed: %{{x:.3f}}<extra></extra>",
+        )
+
+
+# -------------------------------------------------------------------------------------------------------------- curves
+def losses(found: Sequence[Group]) -> go.Figure:
+    """Training loss over steps, one line per seed."""
+    figure = blank(320, x="optimiser step", y="training loss (log scale)")
+    figure.update_yaxes(type="log", dtick="D2")
+    _lines(figure, found, "train", "loss", None)
+    return figure
+
+
+def scores(found: Sequence[Group], split: str, table: dict[str, dict[str, Summary]], metric: str) -> go.Figure:
+    """The metric on one split over steps, one line per seed, with the floors and the ceiling."""
+    figure = blank(320, x="optimiser step", y=f"{split_name(split)} {metric_name(metric)}")
+    _lines(figure, found, "eval", metric, split)
+    rows = {name: row[split].mean for name, row in table.items() if split in row and row[split].mean > LOWEST}
+    lines = dashes(rows)
+    for name, value in rows.items():
+        width, opacity = (1.5, 1.0) if name in lines else (1.0, 0.6)
+        figure.add_hline(value, line={"color": FAINT, "width": width, "dash": lines.get(name, "dot")}, opacity=opacity)
+    seen = [value for g in found for e in g.entries for value in e.curve("eval", metric, split)[1]]
+    # A run that starts far below the floors would squeeze everything else, and so would a floor that is far below.
+    low = min([*rows.values(), max(min(seen, default=0.0), LOWEST)]) - 0.08
+    low = max(low, -0.03) if min([*rows.values(), *seen], default=-1.0) >= 0 else low
+    top = max([*rows.values(), 1.0 if metric == "r2" else max(seen, default=1.0)]) + 0.06
+    figure.update_yaxes(range=[low, top])
+    for name, height in spread(rows, 0.075 * (top - low)).items():
+        text = SHORT.get(name, name)
+        font = {"size": 11, "color": FAINT}
+        figure.add_annotation(xref="paper", x=1.01, y=height, text=text, font=font, showarrow=False, xanchor="left")
+    figure.update_layout(margin={"l": 8, "r": 58, "t": 12, "b": 8})
+    return figure
+
+
+def together(found: Sequence[Group], split: str, table: dict[str, dict[str, Summary]], metric: str) -> go.Figure:
+    """The metric over steps on fresh data (dotted) and on `split` (solid), with floors and ceiling of `split`."""
+    figure = scores(found, split, table, metric)
+    style = styles(found)
+    for group in found:
+        for entry in group.entries:
+            steps, ys = entry.curve("eval", metric, "iid")
+            name = f"{group.label}, known, seed {entry.run.seed}"
+            figure.add_scatter(
+                x=steps,
+                y=ys,
+                mode="lines",
+                showlegend=False,
+                line={"color": style[group.label][0], "width": 1.6, "dash": "dot"},
+                hovertemplate=f"{name}<br>step %{{x:,}}: %{{y:.4f}}<extra></extra>",
+            )
+    figure.update_layout(height=380)
+    figure.update_yaxes(title={"text": metric_name(metric), "standoff": 8})
+    for name, dash in (("unseen", "solid"), ("known", "dot")):
+        figure.add_scatter(x=[None], y=[None], mode="lines", name=name, line={"color": INK, "width": 2, "dash": dash})
+    return figure
+
+
+def spread(heights: dict[str, float], least: float) -> dict[str, float]:
+    """The heights moved apart to be at least `least` from each other, each close to where it belongs."""
+    names = sorted(heights, key=lambda name: heights[name])
+    moved = [heights[name] for name in names]
+    for _ in range(20):
+        for i in range(len(moved) - 1):
+            if (lack := least - (moved[i + 1] - moved[i])) > 1e-9:
+                moved[i], moved[i + 1] = moved[i] - lack / 2, moved[i + 1] + lack / 2
+    return dict(zip(names, moved, strict=True))
+
+
+def _lines(figure: go.Figure, found: Sequence[Group], kind: str, value: str, split: str | None) -> None:
+    style = styles(found)
+    for group in found:
+        shown = False
+        for entry in group.entries:
+            steps, ys = entry.curve(kind, value, split)
+            if not steps:
+                continue
+            colour, marker = style[group.label]
+            figure.add_scatter(
+                x=steps,
+                y=ys,
+                mode="lines" if kind == "train" else "lines+markers",
+                name=group.label,
+                legendgroup=group.label,
+                showlegend=not shown,
+                line={"color": colour, "width": 2 if len(group.entries) == 1 else 1.4},
+                marker={"symbol": marker, "size": 6},
+                opacity=1.0 if entry.result else 0.5,
+                hovertemplate=f"{group.label}, seed {entry.run.seed}<br>step %{{x:,}}: %{{y:.4f}}<extra></extra>",
+            )
+            shown = True

@@ -1,0 +1,372 @@
+"""The words of a report: who is ahead of whom on unseen combinations, how sure that is, and what the terms mean.
+
+Nothing is claimed that the seeds do not carry: one mechanism "beats" another only where Welch's t-test over at
+least two seeds each gives p < 0.05; otherwise they are apart by no more than chance, or one is ahead "in these
+runs".
+"""
+
+import math
+from collections.abc import Sequence
+
+from polyhead.config import Task
+from polyhead.pages.report.runs import Entry, Group, Summary, headline
+
+FLOORS = {
+    "context_mean": ("Context mean", "predicts the mean target of the examples"),
+    "nearest_neighbour": ("Nearest neighbour", "copies the target of the closest example"),
+    "ridge": ("Ridge regression", "fits a line to the examples"),
+    "gaussian_process": ("Gaussian process", "interpolates smoothly between the examples"),
+    "recall": ("Recall", "weighs the training functions by how well each fits the examples"),
+    "mix": ("Mixture", "mixes the training functions linearly, as fits the examples best"),
+    "chance": ("Chance", "draws every answer at random"),
+    "known_pairs": ("Known pairs", "knows no relation, only the pairs of objects that it met in training"),
+    "known_objects": ("Known objects", "knows no relation, only the mean place of each object in training"),
+    "symbol_counts": ("Symbol counts", "knows no rule, only where in the panels the answers of training stood"),
+    "copy_left": ("Copy", "copies the panel to the left of the last one"),
+    "same_slot": ("Same slot", "knows the rules, but not that columns permute their features"),
+    "known_combinations": (
+        "Known combinations",
+        "knows the family, but no combination of rules beyond the training ones",
+    ),
+    "ceiling": ("Exact ceiling", "knows the whole family and weighs all its members that fit what is shown"),
+}
+_MET = {
+    "known_pairs": "the pairs of objects it has met",
+    "known_objects": "one number for each object, where it stood in training",
+}
+METRICS = {"r2": "R²", "accuracy": "accuracy", "mse": "mean squared error"}
+WHERE = {
+    "compositional": "unseen combinations",
+    "novel": "what was never seen in training",
+    "iid": "fresh data",
+    ("maths", "compositional"): "longer questions than in training",
+    ("maths", "novel"): "larger numbers than in training",
+    ("relational_games", "novel"): "unseen shapes",
+    ("relational_games", "novel_hexominoes"): "unseen shapes (hexominoes)",
+    ("relational_games", "novel_stripes"): "unseen shapes (stripes)",
+    ("object_sorting", "novel"): "disturbed objects",
+    ("pairwise_order", "compositional"): "unseen pairs",
+    ("set_cards", "compositional"): "unseen triples",
+}
+"""What a split is, for a reader: of any task, or of one."""
+KNOWN = dict.fromkeys(("fuzzy_logic", "sraven"), "known combinations (iid)")
+PARTS = {"fuzzy_logic": "term", "sraven": "rule"}
+VIEWS = {
+    "self": "the last query token attending to itself, on the task as it was trained (the definition in the paper)",
+    "last_row": "the last query token attending to the last feature of each panel to its left, on sequences whose "
+    "columns permute nothing, so that all these tokens belong to one feature (the definition in the original code)",
+}
+Scored = tuple[Group, Summary]
+
+
+def part(task_name: str) -> str:
+    """What a task combines: terms, rules."""
+    return PARTS.get(task_name, "part")
+
+
+def floor_name(name: str) -> str:
+    return FLOORS.get(name, (name.replace("_", " ").capitalize(), ""))[0]
+
+
+def metric_name(name: str) -> str:
+    return METRICS.get(name, name.replace("_", " "))
+
+
+def split_name(split: str) -> str:
+    """ "novel hexominoes"."""
+    return split.replace("_", " ")
+
+
+def sample(task: Task, split: str) -> str:
+    """What a split holds: "compositional sequences", "unseen shapes (stripes)"."""
+    return WHERE.get((task.name, split), f"{split_name(split)} {task.items}")
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number as a report prints it: a true minus sign, a dash for what is missing or not finite."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:.{digits}f}".replace("-", "−")
+
+
+def with_error(summary: Summary, digits: int = 3) -> str:
+    if summary.error is None or not math.isfinite(summary.error) or not math.isfinite(summary.mean):
+        return number(summary.mean, digits)
+    return f"{number(summary.mean, digits)}\u00a0±\u00a0{number(summary.error, digits)}"  # no line break inside
+
+
+def seeds(n: int) -> str:
+    return "one seed" if n == 1 else f"{n} seeds"
+
+
+def where(found: Sequence[Group]) -> str:
+    """What the headline's split is, for a reader."""
+    split = headline(found)
+    return WHERE.get((found[0].task.name, split)) or WHERE.get(split, f"the {split} split")
+
+
+def ranked(found: Sequence[Group], split: str | None = None) -> list[Scored]:
+    """Groups with a finite score on `split` (default: the headline's), best first."""
+    split = split or headline(found)
+    scored = [(group, score) for group in found if (score := group.score(split)) and math.isfinite(score.mean)]
+    return sorted(scored, key=lambda pair: -pair[0].task.gain(pair[1].mean))
+
+
+def p_value(a: Summary, b: Summary) -> float | None:
+    """Welch's t-test over seeds; None where one side has a single seed."""
+    if a.n < 2 or b.n < 2:
+        return None
+    from scipy.stats import t as student
+
+    va, vb = ((x.error or 0.0) ** 2 for x in (a, b))  # squared standard errors
+    if va + vb == 0.0:
+        return 1.0 if a.mean == b.mean else 0.0
+    freedom = (va + vb) ** 2 / (va**2 / (a.n - 1) + vb**2 / (b.n - 1))
+    return float(2 * student.sf(abs(a.mean - b.mean) / math.sqrt(va + vb), freedom))
+
+
+def compared(order: Sequence[Scored]) -> tuple[list[str], list[str], list[str]]:
+    """The rivals of the first: clearly beaten, too close to call, and not to be judged because a side has one seed."""
+    beaten: list[str] = []
+    close: list[str] = []
+    single: list[str] = []
+    for group, other in order[1:]:
+        p = p_value(order[0][1], other)
+        (single if p is None else beaten if p < 0.05 else close).append(group.label)
+    return beaten, close, single
+
+
+def title(found: Sequence[Group]) -> str:
+    """The headline, in one line."""
+    order = ranked(found)
+    if not order:
+        return f"No finished run with a score on {where(found)} yet"
+    (best, score), unseen = order[0], where(found)
+    at = f"{metric_name(best.task.metric)} {number(score.mean, 2)}"
+    if len(order) == 1:
+        return f"{best.label} reaches {at} on {unseen}"
+    beaten, close, single = compared(order)
+    if single:
+        return f"{best.label} is ahead on {unseen} in these runs ({at})"
+    if not beaten:
+        return f"{best.label} is ahead on {unseen} ({at}), but the seeds do not settle it"
+    rest = f"; {_and(close)} {_are(close)} too close to call" if close else ""
+    return f"{best.label} beats {_and(beaten)} on {unseen} ({at}){rest}"
+
+
+def verdict(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> list[str]:
+    """The sentences under the headline: the ranking, its certainty, the floors, the gap to known combinations."""
+    order = ranked(found)
+    if not order:
+        return ["The runs below have no result to compare: finish them (polyhead resume) and write the report again."]
+    metric = metric_name(order[0][0].task.metric)
+    basis_of = [_basis(score, group.task) for group, score in order]
+    bases = list(dict.fromkeys(basis_of))
+    each = [with_error(score) + f" ({own})" * (len(bases) > 1) for (_, score), own in zip(order, basis_of, strict=True)]
+    listed = "; ".join(f"{group.label} {value}" for (group, _), value in zip(order, each, strict=True))
+    basis = f" ({bases[0]})" if len(bases) == 1 else ""
+    split = headline(found)
+    lines = [f"{split_name(split).capitalize()} {metric}{basis}, best first: {listed}."]
+    lines += _certainty(order)
+    lines += _against_floors(order, table, split)
+    return lines + (_gap(order, where(found)) if split != "iid" else [])
+
+
+def opening(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> tuple[list[str], list[str]]:
+    """What a report says first, three sentences at most, and what it says beside its table.
+
+    First: what the second half of training brought (or the scores), the gap to known combinations, the best floor.
+    """
+    lines, order, split = [*course(found), *verdict(found, table)], ranked(found), headline(found)
+    telling = lines[:1]
+    if order and split != "iid":
+        telling += _gap(order, where(found))
+    telling += _against_floors(order, table, split)[:1] if order else []
+    return telling, [line for line in lines if line not in telling]
+
+
+Course = tuple[str, float, float, float, float]
+
+
+def courses(found: Sequence[Group]) -> list[Course]:
+    """By mechanism, in its best-first order: label, score on fresh data at half of the training and at its end, the
+    same on the headline's split; means over seeds.  [] where not both were scored during training."""
+    split, metric = headline(found), found[0].task.metric
+    rows: list[Course] = []
+    for group, _ in ranked(found) if split != "iid" else ():
+        both = [[_halves(entry, metric, which) for entry in group.finished] for which in ("iid", split)]
+        if any(pair is None for each in both for pair in each):
+            return []
+        a, b, c, d = (sum(pair[i] for pair in each if pair) / len(each) for each in both for i in (0, 1))
+        rows.append((group.label, a, b, c, d))
+    return rows
+
+
+def _halves(entry: Entry, metric: str, split: str) -> tuple[float, float] | None:
+    """A score at the half of the training, or the last before it, and the last one."""
+    steps, scores = entry.curve("eval", metric, split)
+    early = [score for step, score in zip(steps, scores, strict=True) if 0 < step <= entry.run.train.steps / 2]
+    return (early[-1], scores[-1]) if early else None
+
+
+def course(found: Sequence[Group]) -> list[str]:
+    """What the second half of training brought, known beside unseen."""
+    rows = courses(found)
+    if not rows:
+        return []
+    unseen = where(found)
+    known = "known combinations" if unseen == "unseen combinations" else "fresh data"
+    each = []
+    for label, before, after, early, late in rows:
+        first, second = _by(after - before), _by(late - early)
+        second = second.removeprefix(f"{first.split()[0]} ")  # said once
+        each.append(f"{label} {first} on {known} and {second} on {unseen}")
+    return [f"In the second half of training {'; '.join(each)}."]
+
+
+def _by(change: float) -> str:
+    return f"{'gained' if change >= 0 else 'lost'} {number(abs(change))}"
+
+
+def _basis(score: Summary, task: Task) -> str:
+    if score.over == "seeds":
+        return f"mean ± standard error over {score.n} seeds"
+    return f"one seed; ± is over test {task.items}"
+
+
+def _certainty(order: Sequence[Scored]) -> list[str]:
+    if len(order) < 2:
+        return ["One seed: another may differ."] if order[0][1].n == 1 else []
+    best, score = order[0]
+    lines = []
+    for group, other in order[1:]:
+        p = p_value(score, other)
+        if p is None:
+            continue
+        apart = f"by {number(abs(score.mean - other.mean))} (Welch's t-test over seeds, {_p(p)})"
+        beats = f"{best.label} beats {group.label} {apart}."
+        lines.append(
+            beats if p < 0.05 else f"{best.label} is ahead of {group.label} {apart}: too little to be sure of."
+        )
+    if compared(order)[2]:
+        lines.append("With one seed on a side, the order of two mechanisms may change with the next seed.")
+    return lines
+
+
+def _p(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def _against_floors(order: Sequence[Scored], table: dict[str, dict[str, Summary]], split: str) -> list[str]:
+    floors = {name: row[split] for name, row in table.items() if split in row}
+    ceiling = floors.pop("ceiling", None)
+    lines = [_best_floor(order, floors)] if floors else []
+    if ceiling is not None:
+        lines.append(f"A solver that knows the whole family scores {number(ceiling.mean)}, the ceiling.")
+    return lines
+
+
+def _best_floor(order: Sequence[Scored], floors: dict[str, Summary]) -> str:
+    gain, lower = order[0][0].task.gain, order[0][0].task.better == "lower"
+    name = max(floors, key=lambda key: gain(floors[key].mean))
+    floor = floors[name]
+    better, worse = ("below", "above") if lower else ("above", "below")
+    sides: dict[str, list[str]] = {better: [], "level with": [], worse: []}
+    for group, score in order:
+        spread = math.hypot(score.error or 0.0, floor.error or 0.0)
+        apart = gain(score.mean) - gain(floor.mean)
+        sides["level with" if abs(apart) <= 2 * spread else better if apart > 0 else worse].append(group.label)
+    parts = [f"{_and(labels)} {_are(labels)} {side} it" for side, labels in sides.items() if labels]
+    where = "; ".join(parts)
+    if lower:
+        return f"Without any network {floor_name(name)} comes to {number(floor.mean)}: {where}."
+    if name in _MET:
+        return f"Without any relation, by {_MET[name]}, a learner scores {number(floor.mean)}: {where}."
+    if name == "chance":
+        return f"Guessing scores {number(floor.mean)}: {where}."
+    where += "." if sides[better] else ", so no score here is evidence of composition."
+    return f"The best predictor that composes nothing new ({floor_name(name)}) scores {number(floor.mean)}: {where}"
+
+
+def _gap(order: Sequence[Scored], unseen: str) -> list[str]:
+    gaps = [(group.label, iid.mean - score.mean) for group, score in order if (iid := group.score("iid"))]
+    if not gaps:
+        return []
+    each = _and([f"{number(gap)} for {label}" for label, gap in gaps])
+    known = "known" if unseen == "unseen combinations" else "fresh data of the kind that was trained on"
+    return [f"From {known} to {unseen} the score falls by {each}."]
+
+
+def _are(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+# ------------------------------------------------------------------------------------------------------ latent codes
+def probing(part: str, count: int, *, several_queries: bool) -> list[str]:
+    """What a section on probes says first."""
+    what = {"term": "each term of the function", "rule": "the rule behind the query token, and the symbol to predict,"}
+    reads = (
+        f"A logistic regression reads {what.get(part, f'each {part}')} off the code of the last query token, one "
+        f"number per head. It is fitted on {count:,} sequences of training tasks and scored on {count:,} of unseen "
+        "combinations."
+    )
+    first = (
+        "In layer 1 a code that is not normalised over keys depends on the query token and its own position alone: "
+        "with one query for all, attending to itself, it is one code, from which nothing can be read."
+    )
+    own = (
+        f" What a code says depends on the query it is asked about, so the {part}s are easier to find when all "
+        "sequences share one query (mean over several such probes) than when each has its own. "
+    )
+    return [reads + (own if several_queries else " All sequences have the same query token. ") + first]
+
+
+def clustering(part: str, count: int) -> list[str]:
+    """What a section on clusters says first."""
+    share = (
+        f"Of each code's nearest neighbours among {count:,} sequences of unseen combinations, the share that have its "
+        "label: 1 where the codes of every label lie apart, the chance level where labels are mixed."
+    )
+    rule = (
+        " Compare the rule with the target value, each above its own chance: which of the two a layer's code follows."
+        if part == "rule"
+        else ""
+    )
+    return [share + rule]
+
+
+def zeroing(metric: str, count: int) -> list[str]:
+    """What a section on zeroed heads says first."""
+    return [
+        f"How far the {metric} on {count:,} sequences of unseen combinations falls when the latent code of one head is "
+        "zeroed, or of all heads of a layer: the same sequences each time, and no training in between. The head that "
+        "matters most was chosen by these very figures, so its fall is flattered."
+    ]
+
+
+ALIKE = (
+    "The mean code of every rule, on unseen combinations, and how alike these are: 1 where two rules have the same "
+    "direction of code, 0 where they have nothing in common. Rules with one code are computed by one value network.",
+    "Plain similarities, those of the paper, are all near 1 where the codes share a large part whatever the rule. The "
+    "centred ones are taken after the mean code of all rules is subtracted: which rules differ from the rest alike. Of "
+    "rules that do not differ they show noise, so read them beside the probes.",
+)
+
+
+def mapping(part: str, count: int) -> list[str]:
+    """What a section on maps says first."""
+    if part == "rule":
+        return [
+            f"Each point is the code of the last query token of one of {count:,} sequences of unseen combinations. The "
+            "same map is coloured by the symbol to predict and by the rule that gives it: clusters that follow the "
+            "rule rather than the symbol mean that the code says what to compute."
+        ]
+    return [
+        f"Each point is the code of one query attending to itself: {count} sequences of unseen combinations, all with "
+        "the same context inputs. The same map is coloured several ways; clusters that follow the function or a term "
+        "rather than the target mean that the code says what to compute."
+    ]

@@ -1,0 +1,324 @@
+"""What a report says, as data: run folders read, grouped over seeds, and set beside the floors and the ceiling of
+their task.
+
+Every number comes from a run folder or is computed here from the task itself.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from polyhead.config import (
+    Mechanism,
+    PositionSymbols,
+    RelationalSymbols,
+    RelativeSymbols,
+    Run,
+    SymbolicAttention,
+    Task,
+    TransformerConfig,
+    digest,
+    to_dict,
+)
+from polyhead.tasks.task import Score
+from polyhead.train.store.checkpoint import read_metadata
+from polyhead.train.store.folder import CHECKPOINT, METRICS, Result, expected, read_config, read_metrics, read_result
+
+NAMES = {"Hyla": "HYLA"}
+CHOICES = ("normalise", "act", "value_depth", "relations", "relation_act", "symmetric", "relation_init")
+SYMBOLS: dict[type, str] = {
+    PositionSymbols: "symbols by position",
+    RelativeSymbols: "symbols by offset",
+    SymbolicAttention: "symbols from a library",
+    RelationalSymbols: "symbols by neighbours",
+}
+SPLITS = ("iid", "compositional", "novel", "novel_hexominoes", "novel_stripes")
+HEADLINE = ("compositional", "novel", "novel_hexominoes", "novel_stripes", "iid", "validation", "train")
+"""Splits by how much a score on them says, best first."""
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run folder: its configuration, its rows, and its result once it is finished."""
+
+    folder: pathlib.Path
+    run: Run
+    rows: tuple[dict[str, Any], ...]
+    result: Result | None
+    notes: tuple[str, ...]
+
+    @property
+    def step(self) -> int:
+        """Steps done so far."""
+        return self.result.steps if self.result else max((row["step"] for row in self.rows), default=0)
+
+    def curve(self, kind: str, value: str, split: str | None = None) -> tuple[list[int], list[float]]:
+        """Steps and values of one column of metrics.jsonl."""
+        rows = [r for r in self.rows if r.get("kind") == kind and (split is None or r.get("split") == split)]
+        points = [(r["step"], float(r[value])) for r in rows if isinstance(r.get(value), (int, float))]
+        return [step for step, _ in points], [y for _, y in points]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and standard error: over seeds, or over the test sequences of the only seed (`over`)."""
+
+    mean: float
+    error: float | None
+    values: tuple[float, ...]
+    over: str
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+
+def summary(values: Sequence[float], error: float | None) -> Summary:
+    """Of the figures of several seeds, or of one, whose standard error over sequences is `error`."""
+    if len(values) > 1:
+        return Summary(
+            float(np.mean(values)), float(np.std(values, ddof=1)) / len(values) ** 0.5, tuple(values), "seeds"
+        )
+    return Summary(values[0], None if error is None else float(error), tuple(values), "sequences")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but their seeds."""
+
+    label: str
+    kind: str  # "softmax", "linear", "hyla" or "mixture": decides the colour
+    entries: tuple[Entry, ...]
+
+    @property
+    def finished(self) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.entries if entry.result is not None)
+
+    @property
+    def task(self) -> Task:
+        return self.entries[0].run.task
+
+    def score(self, split: str) -> Summary | None:
+        """The task's metric on a split, None where no finished run measured it."""
+        metric = self.task.metric
+        found = [e.result.scores[split] for e in self.finished if e.result and metric in e.result.scores.get(split, {})]
+        if not found:
+            return None
+        return summary([float(scores[metric]) for scores in found], found[0].get(f"{metric}_se"))
+
+    def mean(self, name: str) -> float | None:
+        """The mean over finished runs of a number in result.json."""
+        values = [float(getattr(entry.result, name)) for entry in self.finished]
+        return float(np.mean(values)) if values else None
+
+
+def read(folders: Iterable[str | pathlib.Path]) -> list[Entry]:
+    """All run folders, each run once.  ValueError: no folders, one that is not a run, a damaged file, tasks that
+    differ."""
+    entries: list[Entry] = []
+    for folder in folders:
+        entry = _entry(pathlib.Path(folder))
+        twin = next((e for e in entries if digest(e.run) == digest(entry.run)), None)
+        if twin is None:
+            entries.append(entry)
+            continue
+        note = f"{entry.folder.name} is the same run as {twin.folder.name} and counts once."
+        better = entry if entry.result and not twin.result else twin
+        entries[entries.index(twin)] = dataclasses.replace(better, notes=(*better.notes, note))
+    if not entries:
+        raise ValueError("report: at least one run folder was wanted but none came")
+    _same_task(entries)
+    return entries
+
+
+def _entry(folder: pathlib.Path) -> Entry:
+    if not folder.is_dir():
+        raise ValueError(f"report: {folder} is not a run folder")
+    run, result = read_config(folder), read_result(folder)
+    rows = tuple(read_metrics(folder))
+    notes = []
+    path = folder / METRICS
+    lines = [line for line in path.read_bytes().splitlines() if line.strip()] if path.is_file() else []
+    if len(lines) > len(rows):
+        notes.append(f"{folder.name}: {len(lines) - len(rows)} of {len(lines)} lines of {METRICS} cannot be read.")
+    keep, wanted = expected(run.train.steps, _vouched(folder), result)
+    if (lost := wanted - sum(map(keep, rows))) > 0:
+        notes.append(f"{folder.name}: {lost} rows of {METRICS} are lost: there are gaps in its curves.")
+    if result is None:
+        done = max((row["step"] for row in rows), default=0)
+        notes.append(
+            f"{folder.name} is unfinished ({done:,} of {run.train.steps:,} steps): curves only, not in the table."
+        )
+    elif not all(_numbers(scores) for scores in result.scores.values()):
+        raise ValueError(f"report: {folder / 'result.json'} has scores that are not numbers")
+    elif any(not math.isfinite(v) for scores in result.scores.values() for v in scores.values()):
+        notes.append(f"{folder.name} has scores that are not finite: it diverged or could not be evaluated.")
+    return Entry(folder, run, rows, result, tuple(notes))
+
+
+def _vouched(folder: pathlib.Path) -> int:
+    """Rows of metrics.jsonl that its last checkpoint says there are; of a folder without one that can be read, 0."""
+    try:
+        return int(read_metadata(folder / CHECKPOINT).get("rows", 0))
+    except ValueError:
+        return 0
+
+
+def _numbers(scores: Any) -> bool:
+    return isinstance(scores, dict) and all(isinstance(v, (int, float)) for v in scores.values())
+
+
+def _same_task(entries: Sequence[Entry]) -> None:
+    """One table compares runs on one task; seeds of the split may differ."""
+    first = entries[0]
+    wanted = flat(to_dict(_unseeded(first.run).task))
+    for entry in entries[1:]:
+        came = flat(to_dict(_unseeded(entry.run).task))
+        for name in sorted(wanted.keys() | came.keys()):
+            if wanted.get(name) != came.get(name):
+                raise ValueError(
+                    f"report: runs of one task were wanted but {name} is {wanted.get(name)} in {first.folder.name} "
+                    f"and {came.get(name)} in {entry.folder.name}"
+                )
+
+
+def _unseeded(run: Run) -> Run:
+    seeded = any(f.name == "split_seed" for f in dataclasses.fields(run.task))
+    task: Any = run.task
+    return dataclasses.replace(run, seed=0, task=dataclasses.replace(task, split_seed=0) if seeded else task)
+
+
+def flat(values: Any, prefix: str = "") -> dict[str, str]:
+    """Nested JSON values as {"train.lr": "0.001"}."""
+    if isinstance(values, dict):
+        pairs = [(f"{prefix}.{k}" if prefix else str(k), v) for k, v in values.items()]
+    elif isinstance(values, list):
+        pairs = [(f"{prefix}.{i}", v) for i, v in enumerate(values)]
+    else:
+        return {prefix: str(values) if isinstance(values, str) else json.dumps(values)}
+    return {name: value for key, item in pairs for name, value in flat(item, key).items()}
+
+
+# -------------------------------------------------------------------------------------------------------------- groups
+def groups(entries: Sequence[Entry]) -> list[Group]:
+    """Entries by configuration without seeds, in the order they came; labels are made unique by what differs."""
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(digest(_unseeded(entry.run)), []).append(entry)
+    members = [tuple(group) for group in found.values()]
+    labels = [mechanism(group[0].run) for group in members]
+    full = []
+    for label, group in zip(labels, members, strict=True):
+        twins = [g[0].run for g, name in zip(members, labels, strict=True) if name == label]
+        full.append(label + _difference(group[0].run, twins))
+    kinds = [_kind(group[0].run) for group in members]
+    return [Group(label, kind, group) for label, kind, group in zip(full, kinds, members, strict=True)]
+
+
+def headline(found: Sequence[Group]) -> str:
+    """The split that the headline is about: the most telling one that the task has and a finished run has a score
+    on."""
+    offered = [split for split in HEADLINE if split in found[0].task.splits]
+    return next((split for split in offered if any(group.score(split) for group in found)), [*offered, "iid"][0])
+
+
+def mechanism(run: Run) -> str:
+    """ "HYLA", "Linear (normalise rms_heads)", "Softmax 4 + HYLA 4", or one such name per layer; of an encoder-decoder
+    that differs, "Softmax 2 + Relational 2, decoder Softmax"."""
+    return _network(run.model)
+
+
+def _network(model: Any) -> str:
+    if not isinstance(model, TransformerConfig):
+        return type(model).__name__.removesuffix("Config")
+    layers = [_heads(model.layer_heads(i)) for i in range(model.layers)]
+    name = layers[0] if len(set(layers)) == 1 else ", then ".join(layers)
+    encoder = name if model.encoder is None else _network(model.encoder)
+    return name if encoder == name else f"{encoder}, decoder {name}"
+
+
+def _heads(heads: Sequence[Mechanism]) -> str:
+    names = []
+    for group in heads:
+        default: Any = type(group)()
+        changed = [n for n in CHOICES if getattr(group, n, None) != getattr(default, n, None)]
+        each = [_choice(name, getattr(group, name)) for name in changed]
+        symbols = type(getattr(group, "symbols", None))
+        each += [SYMBOLS[symbols]] if symbols is not type(getattr(default, "symbols", None)) else []
+        options = ", ".join(each)
+        name = NAMES.get(type(group).__name__, type(group).__name__)
+        count = f" {group.heads}" if len(heads) > 1 else ""
+        names.append(name + count + (f" ({options})" if options else ""))
+    return " + ".join(names)
+
+
+def _choice(name: str, value: object) -> str:
+    """A field of a mechanism in words: "symmetric", "3 relations", "value depth 2"."""
+    words = name.replace("_", " ")
+    if isinstance(value, bool):
+        return words if value else f"not {words}"
+    return f"{value} {words}" if name == "relations" else f"{words} {value}"
+
+
+def _kind(run: Run) -> str:
+    model = run.model
+    if not isinstance(model, TransformerConfig):
+        return type(model).__name__.removesuffix("Config").lower()
+    stacks = [stack for stack in (model, model.encoder) if isinstance(stack, TransformerConfig)]
+    kinds = {type(g).__name__.lower() for stack in stacks for i in range(stack.layers) for g in stack.layer_heads(i)}
+    return kinds.pop() if len(kinds) == 1 else "mixture"
+
+
+def _difference(run: Run, twins: Sequence[Run]) -> str:
+    """What tells a run from others with the same label: " · lr 0.003"."""
+    mine = flat(to_dict(_unseeded(run), semantic=True))
+    others = [flat(to_dict(_unseeded(twin), semantic=True)) for twin in twins]
+    names = [n for n in mine if any(other.get(n) != mine[n] for other in others)]
+    return "".join(f" · {name.rpartition('.')[2]} {mine[name]}" for name in names[:3])
+
+
+def unequal(found: Sequence[Group]) -> list[str]:
+    """Settings beside the heads in which compared groups differ: "train.lr: 0.001 (HYLA), 0.003 (Softmax)"."""
+    flats = [flat(to_dict(_unseeded(group.entries[0].run), semantic=True)) for group in found]
+    every = {name for values in flats for name in values if not name.startswith(("model.heads", "model.kind"))}
+    if len({values["model.kind"] for values in flats}) > 1:  # what only one kind of model has is no difference
+        every = {name for name in every if all(name in values for values in flats)}
+    lines = []
+    for name in sorted(every):
+        if len({values.get(name) for values in flats}) > 1:
+            each = [f"{values.get(name)} ({group.label})" for values, group in zip(flats, found, strict=True)]
+            lines.append(f"{name}: {', '.join(each)}")
+    return lines
+
+
+# ------------------------------------------------------------------------------------------------- floors and ceiling
+def baselines(
+    found: Sequence[Group], splits: Sequence[str], *, sequences: int, progress: Progress
+) -> dict[str, dict[str, Summary]]:
+    """Floors and ceiling of the task, by name and split; averaged over the splits of terms that the runs used.
+
+    {} for a task that offers none.
+    """
+    tasks = list(dict.fromkeys(entry.run.task for group in found for entry in group.entries))
+    table: dict[str, dict[str, Summary]] = {}
+    for split in splits:
+        scores: dict[str, list[Any]] = {}
+        for task in tasks:
+            measure = getattr(task, "floors", None)
+            if measure is None:
+                return {}
+            progress(f"floors and ceiling, {split}")
+            for name, score in measure(split, sequences=max(100, sequences // len(tasks))).items():
+                scores.setdefault(name, []).append(score)
+        for name, each in scores.items():
+            whole = Score.over(each)
+            error = whole.standard_error if whole.count else None  # what is known exactly
+            table.setdefault(name, {})[split] = Summary(whole.mean, error, tuple(s.mean for s in each), "sequences")
+    return table

@@ -1,0 +1,246 @@
+"""The sections of a report on the latent code: probes, clusters, maps, classes that share a code, heads zeroed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from polyhead.analysis.geometry import means, similarity
+from polyhead.analysis.labels import class_name
+from polyhead.pages.report import code_figures as figures, headline as text, page
+from polyhead.pages.report.code_figures import Cells
+from polyhead.pages.report.codes import Analysed, CodeMap, class_names, head_names, samples
+from polyhead.pages.report.figures import category
+from polyhead.pages.report.page import Page, escape
+from polyhead.pages.report.runs import Group, summary
+
+QUERIES = {"fixed": "one query for all sequences", "varies": "every sequence its own query"}
+
+
+def sections(out: Page, found: Sequence[Group], analysed: Sequence[Analysed]) -> None:
+    """All of them that the checkpoints allow."""
+    shown = [one for one in analysed if one.maps]
+    if not shown:
+        return
+    part = text.part(found[0].task.name)
+    _probes(out, found, shown, part)
+    _clusters(out, found, shown, part)
+    _zeroed(out, shown)
+    if any("rule" in layer.labels for one in shown for layer in one.maps):
+        _alike(out, shown)
+    _maps(out, shown, part)
+
+
+# -------------------------------------------------------------------------------------------------------------- probes
+def _probes(out: Page, found: Sequence[Group], shown: Sequence[Analysed], part: str) -> None:
+    out.section("probes", f"Can the {part}s be read off the latent code?", "Probes")
+    count = next(row["n"] for one in shown for row in one.rows)
+    kinds = list(dict.fromkeys((row["pairs"], row["query"]) for one in shown for row in one.rows))
+    out.add(page.paragraphs(text.probing(part, count, several_queries=len({query for _, query in kinds}) > 1)))
+    _view_notes(out, [view for view, _ in kinds])
+    cells = {_words(view, query, kinds): figures.probe_cells(shown, view, query) for view, query in kinds}
+    _over_layers(out, found, cells, "macro F1", f"macro F1 by layer and {part}")
+
+
+def _words(view: str, query: str, kinds: Sequence[tuple[str, str]]) -> str:
+    """What tells one kind of probe from the others."""
+    several = len({view for view, _ in kinds}) > 1
+    own = len({query for _, query in kinds}) > 1
+    return ", ".join([f"pairs “{view}”"] * several + [QUERIES[query]] * (own or not several))
+
+
+def _view_notes(out: Page, views: Sequence[str]) -> None:
+    if len(set(views)) > 1:
+        out.add(page.bullets([f"“{view}”: {text.VIEWS.get(view, view)}" for view in dict.fromkeys(views)]))
+
+
+def _clusters(out: Page, found: Sequence[Group], shown: Sequence[Analysed], part: str) -> None:
+    out.section("clusters", "What do the clusters of codes follow?", "Clusters")
+    count = len(shown[0].maps[0].number)
+    out.add(page.paragraphs(text.clustering(part, count)))
+    views = shown[0].views
+    cells = {
+        f"pairs “{view}”" if len(views) > 1 else "the query attending to itself": figures.purity_cells(shown, view)
+        for view in views
+    }
+    _over_layers(out, found, cells, "purity", "share of the nearest codes that have the same label")
+
+
+def _over_layers(out: Page, found: Sequence[Group], several: dict[str, Cells], what: str, words: str) -> None:
+    """A figure and rows of a table for each kind."""
+    top = figures.ceiling_of(list(several.values()))
+    plots = [
+        out.plot(figures.over_layers(cells, found, what, top), f"{kind[0].upper()}{kind[1:]}: {words}. Dashed: chance.")
+        for kind, cells in several.items()
+    ]
+    out.add(f'<div class="row">{"".join(plots)}</div>')
+    rows = []
+    labels = list(dict.fromkeys(label for cells in several.values() for label, _ in cells))
+    for kind, cells in several.items():
+        for place in dict.fromkeys(place for _, place in cells):
+            mine = [cells.get((label, place)) for label in labels]
+            chance = [cell[1] for cell in mine if cell]
+            each = [text.with_error(cell[0]) if cell else "–" for cell in mine]
+            name = f'layer {place[0] + 1}, {escape(place[1])}<span class="small">{escape(kind)}</span>'
+            rows.append(("", [name, *each, text.number(sum(chance) / len(chance))]))
+    figures_ = page.table([what, *labels, "chance"], rows)
+    figures_ += '<p class="note">± is the standard error over seeds, where there are several.</p>'
+    out.add(figures_ if len(rows) <= 8 else page.details(f"{what[0].upper()}{what[1:]} in figures", figures_))
+
+
+# -------------------------------------------------------------------------------------------------------- heads zeroed
+def _zeroed(out: Page, shown: Sequence[Analysed]) -> None:
+    out.section("heads", "What is each head worth?", "Heads")
+    metric = text.metric_name(shown[0].group.task.metric)
+    out.add(page.paragraphs(text.zeroing(metric, shown[0].zeroed[0]["n"])))
+    out.add(page.table(["zeroed", *dict.fromkeys(one.group.label for one in shown)], _zeroed_rows(shown, metric)))
+    out.add('<p class="note">± is the standard error over seeds where there are several, else over sequences.</p>')
+    limit = max(abs(row["drop"]) for one in shown for row in one.zeroed if row["head"] is not None) or 1.0
+    for one, first in _first_of_each(shown):
+        plot = out.plot(zeroed_figure(one, limit, metric), f"{one.name}: fall of {metric} without each head.")
+        out.add(plot if first else page.details(one.name, plot))
+
+
+def _zeroed_rows(shown: Sequence[Analysed], metric: str) -> list[tuple[str, Sequence[str]]]:
+    groups = {label: [one for one in shown if one.group.label == label] for label in _labels(shown)}
+    layers = max(row["layer"] for one in shown for row in one.zeroed if row["layer"] is not None) + 1
+
+    def cells(layer: int | None, figure: str, error: str) -> list[str]:
+        found = []
+        for members in groups.values():
+            rows = [r for one in members for r in one.zeroed if r["layer"] == layer and r["head"] is None]
+            found.append(text.with_error(summary([r[figure] for r in rows], rows[0][error])) if rows else "–")
+        return found
+
+    def heaviest(layer: int) -> list[str]:
+        found = []
+        for members in groups.values():
+            heads = [[r for r in one.zeroed if r["layer"] == layer and r["head"] is not None] for one in members]
+            most = [max(rows, key=lambda row: row["drop"]) for rows in heads if rows]
+            found.append(text.with_error(summary([r["drop"] for r in most], most[0]["drop_se"])) if most else "–")
+        return found
+
+    rows: list[tuple[str, Sequence[str]]] = [("", [f"nothing: {escape(metric)}", *cells(None, "score", "se")])]
+    for layer in range(layers):
+        rows.append(("", [f"layer {layer + 1}, all heads: fall", *cells(layer, "drop", "drop_se")]))
+        rows.append(("", [f"layer {layer + 1}, the head that matters most: fall", *heaviest(layer)]))
+    return rows
+
+
+def drops(zeroed: Sequence[dict[str, Any]]) -> tuple[np.ndarray, list[list[str]], list[str], list[str]]:
+    """The fall of the score by layer and head, in words, too; names of layers and heads.  NaN where a layer has fewer
+    heads."""
+    rows = [row for row in zeroed if row["head"] is not None]
+    layers, heads = max(row["layer"] for row in rows) + 1, max(row["head"] for row in rows) + 1
+    values = np.full((layers, heads), np.nan)
+    words = [[""] * heads for _ in range(layers)]
+    for row in rows:
+        values[row["layer"], row["head"]] = row["drop"]
+        fall = f"{text.number(row['drop'])} ± {text.number(row['drop_se'])}"
+        words[row["layer"]][row["head"]] = f"layer {row['layer'] + 1}, head {row['head'] + 1}: fall {fall}"
+    names = [f"layer {i + 1}" for i in range(layers)], [str(i + 1) for i in range(heads)]
+    return values, words, *names
+
+
+def zeroed_figure(one: Analysed, limit: float, metric: str) -> figures.go.Figure:
+    values, words, layers, heads = drops(one.zeroed)
+    figure = figures.matrix(values, layers, heads, limit=limit, text=words)
+    figure.update_xaxes(title={"text": "head", "standoff": 4})
+    return figure
+
+
+# -------------------------------------------------------------------------------------------- rules that share a code
+def _alike(out: Page, shown: Sequence[Analysed]) -> None:
+    out.section("alike", "Which rules share a code?", "Similar rules")
+    out.add(page.paragraphs(text.ALIKE))
+    for one, first in _first_of_each(shown):
+        body = ""
+        for view in one.views:
+            layers = one.layers(view)
+            body += f"<h4>Cosine similarity of mean codes, pairs “{escape(view)}”</h4>"
+            for centred in (False, True):
+                plots = [
+                    out.plot(
+                        alike_figure(one, layer, centred=centred), f"Layer {layer.layer + 1}{', centred' * centred}"
+                    )
+                    for layer in layers
+                ]
+                body += f'<div class="row">{"".join(plots)}</div>'
+            caption = f"Codes of layer {layers[-1].layer + 1}, pairs “{view}”: "
+            body += out.plot(samples_figure(one, layers[-1]), caption + "sequences drawn at random, rule by rule.")
+            body += out.plot(means_figure(one, layers[-1]), caption + "the mean of each rule.")
+        out.add(f"<h3>{escape(one.name)}</h3>{body}" if first else page.details(one.name, body))
+
+
+def rule_names(one: Analysed, labels: np.ndarray) -> list[str]:
+    return [class_name(one.entry.run.task, "rule", int(label)) for label in labels]
+
+
+def alike_figure(one: Analysed, layer: CodeMap, *, centred: bool) -> figures.go.Figure:
+    classes, values = similarity(layer.codes, layer.labels["rule"], centred=centred)
+    names = rule_names(one, classes)
+    return figures.matrix(values, names, names, limit=1.0, height=330)
+
+
+def samples_figure(one: Analysed, layer: CodeMap) -> figures.go.Figure:
+    codes, labels = samples(layer, "rule")
+    return _codes_figure(one, layer, codes, rule_names(one, labels))
+
+
+def means_figure(one: Analysed, layer: CodeMap) -> figures.go.Figure:
+    classes, codes = means(layer.codes, layer.labels["rule"])
+    return _codes_figure(one, layer, codes, rule_names(one, classes))
+
+
+def _codes_figure(one: Analysed, layer: CodeMap, codes: np.ndarray, columns: list[str]) -> figures.go.Figure:
+    heads = head_names(one.entry, layer)
+    limit = float(np.abs(codes).max()) or 1.0
+    return figures.matrix(codes.T, heads, columns, limit=limit, height=90 + 16 * len(heads))
+
+
+# ---------------------------------------------------------------------------------------------------------------- maps
+def _maps(out: Page, shown: Sequence[Analysed], part: str) -> None:
+    out.section("maps", "Maps of the latent code", "Code maps")
+    out.add(page.paragraphs(text.mapping(part, len(shown[0].maps[0].number))))
+    radios = [("tsne", "t-SNE", " checked"), ("pca", "PCA", "")]
+    boxes = "".join(f'<label><input type="radio" name="method" value="{v}"{c}> {n}</label>' for v, n, c in radios)
+    out.add(f'<div class="switch" role="radiogroup" aria-label="Kind of map">{boxes}</div>')
+    out.add(_legend(shown[0], part))
+    for one, first in _first_of_each(shown):
+        body = "".join(_layer(out, one, layer) for layer in one.maps)
+        out.add(f"<h3>{escape(one.name)}</h3>{body}" if first else page.details(one.name, body))
+
+
+def _layer(out: Page, one: Analysed, layer: CodeMap) -> str:
+    plots, maps = [], {method: figures.coordinates(layer, method) for method in layer.points}
+    for name in ("target", *layer.labels):
+        names = {} if name == "target" else class_names(one.entry.run.task, layer, name)
+        plots.append(out.plot(figures.code_map(layer, name, names), f"by {name}", maps=maps))
+    heading = f"Layer {layer.layer + 1}" + (f", pairs “{escape(layer.view)}”" if len(one.views) > 1 else "")
+    return f'<h4>{heading}</h4><div class="maps">{"".join(plots)}</div>'
+
+
+def _legend(one: Analysed, part: str) -> str:
+    """The marks of the terms or rules, shared by all maps."""
+    labels = {name: values for layer in one.maps for name, values in layer.labels.items() if name != "function"}
+    every = np.unique(np.concatenate([layer.labels[name] for layer in one.maps for name in labels]))
+    items = []
+    for i in every.tolist():
+        colour, _, glyph = category(i)
+        name = class_name(one.entry.run.task, next(iter(labels)), i)
+        items.append(f"<span>{page.swatch(colour, glyph)}{escape(name)}</span>")
+    return f'<p class="legend"><span>{part.capitalize()}s:</span>{"".join(items)}</p>'
+
+
+def _labels(shown: Sequence[Analysed]) -> list[str]:
+    return list(dict.fromkeys(one.group.label for one in shown))
+
+
+def _first_of_each(shown: Sequence[Analysed]) -> list[tuple[Analysed, bool]]:
+    """Every checkpoint, and whether it is the first of its mechanism: that one is shown, the others can be opened."""
+    seen: set[str] = set()
+    found = []
+    for one in shown:
+        found.append((one, one.group.label not in seen))
+        seen.add(one.group.label)
+    return found

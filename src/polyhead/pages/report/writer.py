@@ -1,0 +1,383 @@
+"""A report one can show: run folders in, one HTML file out that opens offline, and its figures as files.
+
+Results beside floors and ceiling, learning curves, what the latent code says about the task, what each head is worth,
+and the exact configuration and command of every run.  Every number is read from the run folders or computed now from
+their checkpoints and task.
+"""
+
+import errno
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from polyhead.config import Task, digest, to_dict
+from polyhead.pages.report import figures, headline as text, page
+from polyhead.pages.report.attention import Looked, looks
+from polyhead.pages.report.attention_section import section as look_section
+from polyhead.pages.report.codes import Analysed, analyse
+from polyhead.pages.report.export import FORMATS, draw
+from polyhead.pages.report.glossary import definitions
+from polyhead.pages.report.page import Page, escape
+from polyhead.pages.report.runs import (
+    SPLITS,
+    Entry,
+    Group,
+    Progress,
+    Summary,
+    baselines,
+    groups,
+    headline,
+    read,
+    unequal,
+)
+from polyhead.pages.report.sections import sections
+from polyhead.spec.shapes import one_of
+from polyhead.train.store.folder import environment
+
+SEQUENCES = 2000  # for the floors and the ceiling, per split
+Table = dict[str, dict[str, Summary]]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything a report says, before it is drawn."""
+
+    found: list[Group]
+    splits: list[str]
+    table: Table
+    analysed: list[Analysed]
+    looked: list[Looked]
+    notes: list[str]
+
+
+def write(
+    folders: Iterable[str | pathlib.Path],
+    path: str | pathlib.Path,
+    *,
+    title: str | None = None,
+    static: str | pathlib.Path | None = None,
+    beside: Iterable[str | pathlib.Path] = (),
+    progress: bool = True,
+) -> pathlib.Path:
+    """Write the report on run `folders` to `path` and return that path.
+
+    >>> write(["runs/softmax-0", "runs/hyla-0"], "runs/report.html")
+
+    `title` stands above the headline.  `beside`: runs of another task, whose results follow.  `static`: a folder for
+    every figure as PNG and SVG, too.  Unfinished runs show their curves only, and a note says so; so does one whose
+    checkpoint cannot be read.  ValueError: no folders, a folder that is no run, a damaged file, runs of different
+    tasks, or a path that cannot be written.
+    """
+    path = pathlib.Path(path)
+    _check_place(path)
+    if static is not None:
+        _check_folder(pathlib.Path(static))
+    say = _speaker(progress)
+    findings = _gather(folders, say)
+    others = _measure(beside, say) if (beside := list(beside)) else None
+    content = _page(findings, title, others)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(content, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise ValueError(f"report: {path} cannot be written ({error.strerror})") from None
+    say(f"{path} ({len(content) / 1e6:.1f} MB)")
+    if static is not None:
+        _draw(findings, pathlib.Path(static), say)
+    return path
+
+
+def export(
+    folders: Iterable[str | pathlib.Path],
+    directory: str | pathlib.Path,
+    *,
+    formats: Sequence[str] = FORMATS,
+    progress: bool = True,
+) -> list[pathlib.Path]:
+    """Write every figure of the report on `folders` into `directory`, as PNG and SVG (or PDF), without the page.
+
+    >>> export(["runs/softmax-0", "runs/hyla-0"], "figures")
+
+    Returns the files.  ValueError as in `write`.
+    """
+    for kind in formats:
+        one_of("export", "format", kind, (*FORMATS, "pdf"))
+    _check_folder(pathlib.Path(directory))
+    say = _speaker(progress)
+    return _draw(_gather(folders, say), pathlib.Path(directory), say, formats)
+
+
+def _speaker(progress: bool) -> Progress:
+    def say(line: str) -> None:
+        if progress:
+            print(f"report: {line}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def results_table(folders: Iterable[str | pathlib.Path]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table of results: mechanisms, best first, then floors, each a mean ± standard error."""
+    findings = _measure(folders, _speaker(False))
+    found, splits, table = findings.found, findings.splits, findings.table
+    rows = [[g.label, *(_cell(g, split) for split in splits)] for g in _in_order(found)]
+    floors = _floors_in_order(found, table)
+    rows += [[text.floor_name(n), *(text.with_error(table[n][s]) for s in splits)] for n in floors]
+    return ["", *splits], rows
+
+
+def _gather(folders: Iterable[str | pathlib.Path], say: Progress) -> Findings:
+    """Read the runs and compute what the report adds to them."""
+    findings = _measure(folders, say)
+    analysed, looked = analyse(findings.found, say), looks(findings.found, say)
+    notes = [note for note in (*(one.note for one in analysed), *(one.note for one in looked)) if note]
+    notes = list(dict.fromkeys([*findings.notes, *notes]))
+    return replace(findings, analysed=analysed, looked=looked, notes=notes)
+
+
+def _measure(folders: Iterable[str | pathlib.Path], say: Progress) -> Findings:
+    """The runs beside floors and ceiling, without a look at their codes."""
+    say("reading runs")
+    entries = read(folders)
+    found = groups(entries)
+    splits = [s for s in SPLITS if any(group.score(s) for group in found)] or ["iid", "compositional"]
+    try:
+        table = baselines(found, splits, sequences=SEQUENCES, progress=say)
+        notes = []
+    except ValueError as error:  # the ceiling of a long family cannot be enumerated
+        table, notes = {}, [f"No floors and ceiling: {error}"]
+    notes += [note for entry in entries for note in entry.notes]
+    return Findings(found, splits, table, [], [], list(dict.fromkeys(notes)))
+
+
+def _draw(
+    findings: Findings, directory: pathlib.Path, say: Progress, formats: Sequence[str] = FORMATS
+) -> list[pathlib.Path]:
+    say(f"figures in {directory}")
+    done = findings.analysed, findings.looked
+    return draw(directory, findings.found, findings.splits, findings.table, *done, formats=formats)
+
+
+def _check_folder(directory: pathlib.Path) -> None:
+    """Notice a folder that cannot be written before the work.  Raises ValueError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"report: {directory} cannot be written ({error.strerror})") from None
+
+
+def _check_place(path: pathlib.Path) -> None:
+    """Notice a place that cannot be written before the work, not after it.  Raises ValueError."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        partial.touch()
+        partial.unlink()
+    except OSError as error:
+        raise ValueError(f"report: {path} cannot be written ({error.strerror})") from None
+
+
+def _page(findings: Findings, title: str | None, others: Findings | None) -> str:
+    found, splits, table = findings.found, findings.splits, findings.table
+    out = Page()
+    metric = found[0].task.metric
+    headline = text.title(found)
+    picture = _together(out, found, table, metric)
+    first, further = text.opening(found, table)
+    if findings.notes:
+        out.add(page.bullets(findings.notes, "notes"))
+    _results(out, found, splits, table, metric, further)
+    if others is not None:
+        _beside(out, others)
+    _curves(out, found, splits, table, metric)
+    look_section(out, findings.looked)
+    sections(out, found, findings.analysed)
+    _runs(out, [entry for group in found for entry in group.entries])
+    out.section("terms", "What the words mean", "Terms")
+    terms = definitions(found[0].task)
+    out.add("<dl>" + "".join(f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd></div>" for a, b in terms) + "</dl>")
+    kicker = f'<p class="kicker">{escape(title or "polyhead report")}</p>'
+    head = f"{kicker}<h1>{escape(headline)}</h1>{picture}{page.paragraphs([' '.join(first)], lead=True)}"
+    return out.html(f"{title or 'polyhead'}: {headline}", head + f'<p class="meta">{escape(_about(found))}</p>')
+
+
+def _task_name(task: Task) -> str:
+    return task.name.replace("_", " ")
+
+
+def _title(task: Task) -> str:
+    game = getattr(task, "game", None)
+    return _task_name(task).capitalize() + (f": {game}" if game else "")
+
+
+def _about(found: Sequence[Group]) -> str:
+    """The task and the runs, in a line."""
+    own = to_dict(found[0].task)
+    values = {k: v for k, v in own.items() if k not in ("kind", "split_seed", "inputs", "folder") and v is not None}
+    settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
+    runs = [entry for group in found for entry in group.entries]
+    done = sum(entry.result is not None for entry in runs)
+    count = f"{len(runs)} run{'s' * (len(runs) != 1)}" + (f", {done} finished" if done < len(runs) else "")
+    return f"Task: {_task_name(found[0].task)} ({settings}). {count}."
+
+
+def _swatch(style: tuple[str, str]) -> str:
+    glyph = dict(zip(figures.MARKERS, "●■◆▲✚▼★⬢✖", strict=True))[style[1]]
+    return page.swatch(style[0], glyph)
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+def _together(out: Page, found: Sequence[Group], table: Table, metric: str) -> str:
+    """Known and unseen in one figure, where both were scored during training; "" elsewhere."""
+    if not text.courses(found):
+        return ""
+    name, unseen = text.metric_name(metric), text.where(found)
+    figure = figures.together(found, headline(found), table, metric)
+    caption = f"{name} during training: dotted on known combinations, solid on {unseen}. Grey: floors that need no "
+    return out.plot(figure, f"{caption}network.")
+
+
+def _beside(out: Page, others: Findings) -> None:
+    """The results of runs of another task."""
+    found, metric = others.found, others.found[0].task.metric
+    out.section("beside", _title(found[0].task))
+    out.add(page.paragraphs([text.title(found) + ".", *text.verdict(found, others.table)]))
+    if others.notes:
+        out.add(page.bullets(others.notes, "notes"))
+    _table(out, found, others.splits, others.table, metric)
+    _plots(out, found, others.splits, others.table, metric)
+
+
+def _results(
+    out: Page, found: Sequence[Group], splits: Sequence[str], table: Table, metric: str, told: Sequence[str]
+) -> None:
+    out.section("results", "Results")
+    out.add(page.bullets(told))
+    _table(out, found, splits, table, metric)
+
+
+def _table(out: Page, found: Sequence[Group], splits: Sequence[str], table: Table, metric: str) -> None:
+    name = text.metric_name(metric)
+    if text.ranked(found):
+        dashed = [text.floor_name(n) for n, line in figures.dashes(table).items() if line != "dot"]
+        caption = f"{name.capitalize()} of each mechanism{' and of the floors' * bool(dashed)}, with standard errors."
+        if dashed:
+            composes = ". None of them composes anything new. Dotted line: exact ceiling" if "ceiling" in table else ""
+            caption += f" Dashed line{'s' * (len(dashed) > 1)}: {', '.join(dashed)}{composes}."
+        out.add(out.plot(figures.results(found, table, metric), caption))
+    style = figures.styles(found)
+    head = ["mechanism", *(f"{text.split_name(split)} {name}" for split in splits), "n", "parameters", "training, s"]
+    rows: list[tuple[str, list[str]]] = []
+    task, order = found[0].task, _in_order(found)
+    for group in order:
+        rows.append(("", _group_row(group, splits, style[group.label])))
+    for i, floor in enumerate(_floors_in_order(found, table)):
+        label = (
+            f'{escape(text.floor_name(floor))}<span class="small">{escape(text.FLOORS.get(floor, ("", ""))[1])}</span>'
+        )
+        cells = [text.with_error(table[floor][s]) if s in table[floor] else "" for s in splits]
+        exact = all(row.error is None for row in table[floor].values())
+        count = "exact" if exact else f"{SEQUENCES:,} {task.items}"
+        rows.append(("floor first" if i == 0 else "floor", [label, *cells, count, "", ""]))
+    out.add(page.table(head, rows))
+    measured = any(row.error is not None for by_split in table.values() for row in by_split.values())
+    out.add(f'<p class="note">{escape(_table_note(order, task.items, measured))}</p>')
+    if different := unequal(found):
+        out.add("<p>The mechanisms were not trained alike; settings that differ beside the heads:</p>")
+        out.add(page.bullets(different))
+
+
+def _in_order(found: Sequence[Group]) -> list[Group]:
+    """Finished groups, best first."""
+    order = [group for group, _ in text.ranked(found)]
+    return order + [group for group in found if group.finished and group not in order]
+
+
+def _floors_in_order(found: Sequence[Group], table: Table) -> list[str]:
+    split, gain = headline(found), found[0].task.gain
+    return sorted(table, key=lambda n: -gain(table[n].get(split, next(iter(table[n].values()))).mean))
+
+
+def _cell(group: Group, split: str) -> str:
+    score = group.score(split)
+    return text.with_error(score) if score else "–"
+
+
+def _group_row(group: Group, splits: Sequence[str], style: tuple[str, str]) -> list[str]:
+    cells = [_cell(group, split) for split in splits]
+    parameters, seconds = group.mean("parameters"), group.mean("seconds")
+    size = "–" if parameters is None else f"{parameters:,.0f}"
+    return [
+        _swatch(style) + escape(group.label),
+        *cells,
+        text.seeds(len(group.finished)),
+        size,
+        "–" if seconds is None else f"{seconds:,.0f}",
+    ]
+
+
+def _table_note(order: Sequence[Group], items: str, floors: bool) -> str:
+    single = [group.label for group in order if len(group.finished) == 1]
+    lines = []
+    if single and len(single) == len(order):
+        lines.append(f"± is over test {items}: with one seed each, nothing is known about other seeds.")
+    elif single:
+        lines.append(f"± is the standard error over seeds; for {', '.join(single)}, with one seed, over test {items}.")
+    elif order:
+        lines.append("± is the standard error over seeds; parameters and training time are means over seeds.")
+    if any(" + " in group.label for group in order):
+        lines.append("A number after a mechanism counts its heads in a layer.")
+    if floors:
+        lines.append(f"Floors and ceiling were computed for this report; their ± is over test {items}.")
+    return " ".join(lines)
+
+
+# -------------------------------------------------------------------------------------------------------------- curves
+def _curves(out: Page, found: Sequence[Group], splits: Sequence[str], table: Table, metric: str) -> None:
+    entries = [entry for group in found for entry in group.entries]
+    if not any(entry.rows for entry in entries):
+        return
+    out.section("curves", "Learning curves")
+    _plots(out, found, splits, table, metric)
+
+
+def _plots(out: Page, found: Sequence[Group], splits: Sequence[str], table: Table, metric: str) -> None:
+    """Loss and scores over steps."""
+    entries = [entry for group in found for entry in group.entries]
+    parts = [out.plot(figures.losses(found), "Loss on training batches.")]
+    for split in splits:
+        if any(entry.curve("eval", metric, split)[0] for entry in entries):
+            name = text.metric_name(metric).capitalize()
+            drawn = "the floors and the ceiling" if "ceiling" in table else ", ".join(map(text.floor_name, table))
+            lines = f"; horizontal lines: {drawn}" if table else ""
+            caption = f"{name} on {text.sample(found[0].task, split)}{lines}."
+            parts.append(out.plot(figures.scores(found, split, table, metric), caption))
+    out.add(f'<div class="row">{"".join(parts)}</div>')
+    out.add('<p class="note">One line per seed; a faint line is a run that is not finished.</p>')
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+def _runs(out: Page, entries: Sequence[Entry]) -> None:
+    out.section("runs", "Every run, exactly", "Runs")
+    for entry in entries:
+        run, result = entry.run, entry.result
+        state = f"{entry.step:,} steps" if result else f"unfinished, {entry.step:,} of {run.train.steps:,} steps"
+        command = result.command if result else f"python -m polyhead.train {entry.folder / 'config.json'}"
+        body = f"<h4>Command</h4><pre><code>{escape(command)}</code></pre>"
+        about: dict[str, object] = {"folder": entry.folder, "digest": digest(run), "seed": run.seed}
+        body += "<h4>Environment</h4>" + page.facts(about | dict(result.environment if result else {}))
+        config = json.dumps(to_dict(run), indent=2, ensure_ascii=False)
+        body += f"<h4>Configuration</h4><pre><code>{escape(config)}</code></pre>"
+        out.add(page.details(f"{entry.folder.name}: seed {run.seed}, {state}", body))
+    here = {
+        k: v for k, v in environment(torch.device("cpu")).items() if k in ("python", "torch", "polyhead", "cpu", "date")
+    }
+    out.add(page.details("This report", page.facts(here)))

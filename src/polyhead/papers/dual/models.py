@@ -1,0 +1,231 @@
+"""The models of the dual-attention study: softmax beside relational heads, their controls, and the relational
+baselines, all with as many parameters as the first.
+
+The papers (Altabaa and Lafferty 2024, "Disentangling and integrating relational and sensory information"; Altabaa,
+Webb, Cohen, Lafferty 2024, "Abstractors") compare dual attention with softmax heads that know no relative position; the
+controls here do.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+
+from polyhead.config import (
+    AbstractorConfig,
+    Classes,
+    CoRelNetConfig,
+    Input,
+    Learned,
+    Mechanism,
+    Mlp,
+    Model,
+    Output,
+    Position,
+    PositionSymbols,
+    PrediNetConfig,
+    Relational,
+    RelationalSymbols,
+    RelativeBias,
+    RelativeSymbols,
+    Rotary,
+    Run,
+    Softmax,
+    Swiglu,
+    SymbolicAttention,
+    SymbolSource,
+    TransformerConfig,
+    Values,
+)
+from polyhead.models.size import match, parameters
+from polyhead.papers.sizes import Scale
+from polyhead.spec.shapes import one_of
+
+CLOSE = 0.01
+"""How far the number of parameters may be from that of dual attention, as a fraction."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a reader sees of a model, and how it was read where the papers are silent."""
+
+    label: str
+    choice: str = ""
+
+
+ROWS: dict[str, Row] = {
+    "dual": Row("Dual attention", "half of the heads are softmax, half relational, one relation per relational head"),
+    "dual-package": Row("Dual attention, package start", "relation weights as small as in the released package"),
+    "relational": Row("Relational heads only"),
+    "softmax": Row("Softmax", "learned absolute positions and nothing else tells where a token is, as in the papers"),
+    "softmax-rope": Row("Softmax + RoPE", "our control: relative positions, in place of the learned ones"),
+    "softmax-t5": Row("Softmax + T5 bias", "our control: one bias per offset and head, in place of learned positions"),
+    "corelnet": Row("CoRelNet"),
+    "predinet": Row("PrediNet"),
+    "abstractor": Row("Abstractor", "the original one, with its residual stream of symbols and softmax relations"),
+}
+"""Name -> model."""
+
+
+SYMBOLS: dict[str, SymbolSource] = {
+    "by place": PositionSymbols(),
+    "by offset": RelativeSymbols(),
+    "library": SymbolicAttention(),
+    "by neighbours": RelationalSymbols(),
+}
+"""What a reader sees of where symbols come from."""
+
+
+@dataclass(frozen=True)
+class Relations:
+    """What relational heads are given: where symbols come from, how many relations (None: one per head), how they
+    begin."""
+
+    symbols: SymbolSource = PositionSymbols()  # noqa: RUF009 (frozen)
+    symmetric: bool = True
+    relations: int | None = None
+    start: str = "balanced"
+
+    def heads(self, softmax: int, relational: int, dim: int) -> tuple[Mechanism, ...]:
+        """So many heads of each kind, of width `dim`; groups without heads are left out."""
+        groups: list[Mechanism] = [Softmax(softmax, dim, dim)] if softmax else []
+        if relational:
+            own = Relational(relational, dim, dim, symbols=self.symbols, symmetric=self.symmetric)
+            groups.append(replace(own, relations=self.relations, relation_init=self.start))
+        return tuple(groups)
+
+
+BY_PLACE = Relations()
+"""What the papers give on relational games."""
+
+BY_OFFSET = Relations(RelativeSymbols(), symmetric=False)
+"""What they give on maths and, symmetric or not, on images."""
+
+
+def heads_of(row: str, shape: Scale, relations: Relations) -> tuple[Mechanism, ...]:
+    """The heads of a transformer among the rows."""
+    if row == "dual-package":
+        relations = replace(relations, start="package")
+    softmax = {"dual": shape.heads // 2, "dual-package": shape.heads // 2, "relational": 0}.get(row, shape.heads)
+    return relations.heads(softmax, shape.heads - softmax, shape.head_dim)
+
+
+def positions_of(row: str, shape: Scale, length: int) -> Position:
+    """Where tokens are told where they are: a bias per offset needs 2 `length` of them, four times that in buckets."""
+    offsets = RelativeBias(4 * length, max_distance=length, bidirectional=True)
+    controls: dict[str, Position] = {"softmax-rope": Rotary(), "softmax-t5": offsets}
+    return controls.get(row, shape.positions)
+
+
+@functools.cache
+def classifier(
+    ends: tuple[Input, Classes],
+    length: int,
+    row: str,
+    shape: Scale,
+    relations: Relations = BY_PLACE,
+    standard: Relations | None = None,
+) -> Model:
+    """The model `row` of sequences of `length` with one class each, with as many parameters as dual attention has with
+    learned positions and `standard` relations (default: these)."""
+    one_of("recipes", "model", row, ROWS)
+    inputs, outputs = ends
+    dual = _reader(inputs, outputs, length, "dual", replace(shape, positions=Learned()), standard or relations)
+    target = parameters(dual)
+    if row == "predinet":
+        predinet = PrediNetConfig(inputs, outputs, shape.dim, length, heads=max(shape.dim // 8, 1))
+        return match(predinet, target, field="relations", tolerance=CLOSE)
+    settings: Model = _reader(inputs, outputs, length, row, shape, relations)
+    if row == "corelnet":
+        settings = CoRelNetConfig(inputs, outputs, shape.dim, length)
+    if row == "abstractor":
+        settings = _abstractor(inputs, outputs, length, shape)
+    return dual if settings == dual else match(settings, target, field="hidden", tolerance=CLOSE)
+
+
+@functools.cache
+def writer(
+    source: tuple[Input, int], ends: tuple[Input, Output, int], row: str, shape: Scale, relations: Relations
+) -> TransformerConfig:
+    """The model `row` that reads one sequence and writes another, with as many parameters as dual attention has.
+
+    `source`: the input end of the encoder and its length; `ends`: those of the decoder and its length.  Dual attention
+    has relational heads in encoder and decoder; the Abstractor is an encoder, and its decoder a transformer.
+    """
+    one_of("recipes", "model", row, ROWS)
+
+    def whole(name: str) -> TransformerConfig:
+        encoder: TransformerConfig | AbstractorConfig = _abstractor(source[0], None, source[1], shape)
+        if name != "abstractor":
+            encoder = _reader(source[0], Values(), source[1], name, shape, relations)
+        return replace(_reader(*ends, name, shape, relations), causal=True, encoder=encoder)
+
+    dual = whole("dual")
+    return dual if row == "dual" else match(whole(row), parameters(dual), field="hidden", tolerance=CLOSE)
+
+
+def _reader(
+    inputs: Input, outputs: Output, length: int, row: str, shape: Scale, relations: Relations
+) -> TransformerConfig:
+    """A transformer among the rows, before its width is matched."""
+    return TransformerConfig(
+        *(inputs, outputs),
+        dim=shape.dim,
+        layers=shape.layers,
+        heads=heads_of(row, shape, relations),
+        feedforward=Swiglu(shape.hidden) if shape.act == "swiglu" else Mlp(shape.hidden, shape.act),
+        positions=positions_of(row, shape, length),
+        max_length=length,
+        norm_order=shape.norm_order,
+        dropout=shape.dropout,
+        residual_dropout=shape.dropout,
+    )
+
+
+def _abstractor(inputs: Input, outputs: Classes | None, length: int, shape: Scale) -> AbstractorConfig:
+    return AbstractorConfig(
+        *(inputs, outputs),
+        dim=shape.dim,
+        layers=shape.layers,
+        heads=shape.heads,
+        head_dim=shape.head_dim,
+        hidden=shape.hidden,
+        max_length=length,
+        dropout=shape.dropout,
+    )
+
+
+def row_of(run: Run) -> str:
+    """The name of the row whose model `run` trains, by its content.  ValueError: none of them."""
+    model = run.model
+    for kind, name in ((CoRelNetConfig, "corelnet"), (PrediNetConfig, "predinet"), (AbstractorConfig, "abstractor")):
+        if isinstance(model, kind) or isinstance(getattr(model, "encoder", None), kind):
+            return name
+    settings = encoder_of(run)
+    groups, relational = settings.layer_heads(0), relational_of(run)
+    if relational is None and all(isinstance(group, Softmax) for group in groups):
+        return {Rotary: "softmax-rope", RelativeBias: "softmax-t5"}.get(type(settings.positions), "softmax")
+    if relational is None:
+        raise ValueError(f"dual_models: {run.name} is none of the models of the study")
+    if len(groups) == 1:
+        return "relational"
+    return "dual-package" if relational.relation_init == "package" else "dual"
+
+
+def encoder_of(run: Run) -> TransformerConfig:
+    """The transformer that reads: the encoder where there is one."""
+    encoder = run.transformer.encoder
+    return encoder if isinstance(encoder, TransformerConfig) else run.transformer
+
+
+def relational_of(run: Run) -> Relational | None:
+    """The relational heads of a transformer's first layer, of the one that reads; None of another model."""
+    groups = encoder_of(run).layer_heads(0) if isinstance(run.model, TransformerConfig) else ()
+    return next((group for group in groups if isinstance(group, Relational)), None)
+
+
+def split_of(run: Run) -> tuple[int, int] | None:
+    """How many softmax and how many relational heads a layer has; None of another model than a transformer."""
+    if not isinstance(run.model, TransformerConfig):
+        return None
+    groups = encoder_of(run).layer_heads(0)
+    relational = sum(group.heads for group in groups if isinstance(group, Relational))
+    return sum(group.heads for group in groups) - relational, relational

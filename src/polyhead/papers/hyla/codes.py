@@ -1,0 +1,238 @@
+"""Figures of the latent code: 2B, 2D, A2 (fuzzy logic), 5A, 5B, 5E, 5F, A6, A7, A8 (SRAVEN).
+
+Of the last query token attending to itself, as the paper has it ("self"), and where a probe is cheap also of the pairs
+that the original code looks at ("last_row").  Every model trained at the figure's setting is looked at for numbers and
+verdicts, the first seed for maps.
+"""
+
+import pathlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from polyhead.analysis import clusters, embed, figures, probe_model, query_codes, similarity
+from polyhead.analysis.geometry import means
+from polyhead.analysis.labels import class_name, targets, with_field
+from polyhead.papers.hyla import claims
+from polyhead.papers.hyla.claims import Estimate
+from polyhead.papers.outcome import Outcome, both, numbers
+from polyhead.papers.study import Point, Study, label
+from polyhead.tasks.sraven.task import RULES
+from polyhead.train import load_model
+
+FIT = {"smoke": 256}
+"""Sequences to fit a probe on and as many to score on; 2048 elsewhere."""
+MAP = {"smoke": 64}
+"""Points of a map; 800 elsewhere."""
+SUM, DIFFERENCE = RULES.index("sum"), RULES.index("difference")
+Draw = Callable[[Study, pathlib.Path], Outcome]
+
+
+def selected(study: Study) -> dict[str, list[Point]]:
+    """The points of the selected setting of every model, by seed."""
+    return {model: list(cell.points) for (model,), cell in study.cells("model").items()}
+
+
+def models(study: Study) -> Iterator[tuple[str, Point, nn.Module]]:
+    """Every selected model, loaded."""
+    for name, points in selected(study).items():
+        for point in points:
+            yield name, point, load_model(point.result.folder)[1]
+
+
+# -------------------------------------------------------------------------------------------------------------- probes
+def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
+    """Fig. 2B and 5F: what a logistic regression reads off the code on unseen tasks, layer by layer."""
+
+    def draw(study: Study, folder: pathlib.Path) -> Outcome:
+        size = FIT.get(study.scale, 2048)
+        found: dict[tuple[str, str, str], dict[str, dict[int, dict[int, float]]]] = defaultdict(dict)
+        chance: dict[tuple[str, str, str], dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+        for model, point, network in models(study):
+            for row in probe_model(network, point.run.task, sequences=size):
+                if wanted(row):
+                    place, layer = (row["target"], row["pairs"], row["query"]), row["layer"] + 1
+                    found[place].setdefault(model, {}).setdefault(layer, {})[point.run.seed] = row["f1"]
+                    chance[place][layer][point.run.seed] = row["chance"]
+        guess = {place: {x: Estimate.of(by_seed) for x, by_seed in by.items()} for place, by in chance.items()}
+        panels: list[Any] = []
+        for place, by_model in found.items():
+            lines = {label(m): {x: list(v.values()) for x, v in by.items()} for m, by in by_model.items()}
+            panels.append((_panel(place), lines, {"chance": {x: e.mean for x, e in guess[place].items()}}))
+        for path in both(study.figure, folder):
+            figures.lines(panels, path, x_label="layer", y_label="macro F1", limits=(0.0, 1.02))
+        last, level = _last(found, guess)
+        rows = [
+            (f"{_panel(place)}, layer {x}", *(str(Estimate.of(by[m][x])) for m in by), f"{guess[place][x].mean:.3f}")
+            for place, by in found.items()
+            for x in next(iter(by.values()))
+        ]
+        names = [label(m) for m in selected(study)]
+        return Outcome(
+            pictures=(
+                (study.figure, f"Macro F1 on unseen tasks of a probe for the {what}, by layer; dashed: chance."),
+            ),
+            head=("probe", *names, "chance"),
+            rows=tuple(rows),
+            verdicts=tuple(claims.decodable(f"the {what}", last, level)),
+            notes=(f"Fitted on {size} sequences of training tasks, scored on as many of unseen combinations.",),
+            numbers={
+                f"{_panel(place)}, layer {x}": {m: numbers(Estimate.of(by[m][x])) for m in by}
+                | {"chance": guess[place][x].mean}
+                for place, by in found.items()
+                for x in next(iter(by.values()))
+            },
+        )
+
+    return draw
+
+
+def _panel(place: tuple[str, str, str]) -> str:
+    target, pairs, query = place
+    kind = {"varies": "own queries", "fixed": "one query"}[query] if target.startswith("term") else ""
+    return ", ".join(part for part in (target, kind, "" if pairs == "self" else pairs.replace("_", " ")) if part)
+
+
+def _last(found: Any, guess: Any) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
+    """Per model and target the last layer, chosen beforehand, of the pairs and queries that the paper looks at."""
+    scores: dict[str, Estimate] = {}
+    level: dict[str, Estimate] = {}
+    for (target, pairs, query), by_model in found.items():
+        if pairs != "self" or target == "target value" or (target.startswith("term") and query != "varies"):
+            continue
+        for model, by_layer in by_model.items():
+            layer, name = max(by_layer), f"{target}, {label(model)}"
+            scores[name], level[name] = Estimate.of(by_layer[layer]), guess[target, pairs, query][layer]
+    return scores, level
+
+
+# ---------------------------------------------------------------------------------------------------------------- maps
+def maps(colours: tuple[str, ...], *, layers: str = "last") -> Draw:
+    """Fig. 2D, A2, 5A, 5B, A6, A7: t-SNE of the codes of the last token attending to itself, the first seed's."""
+
+    def draw(study: Study, folder: pathlib.Path) -> Outcome:
+        count = MAP.get(study.scale, 800)
+        pictures: list[tuple[str, str]] = []
+        verdicts: list[claims.Verdict] = []
+        found: dict[str, Any] = {}
+        for model, points in selected(study).items():
+            network, task = load_model(points[0].result.folder)[1], points[0].run.task
+            drawn = with_field(task, "inputs", "fixed_context")
+            codes, batch = query_codes(network, drawn, "compositional", count, purpose="maps")
+            shown = range(len(codes)) if layers == "all" else range(len(codes) - 1, len(codes))
+            labels = targets(batch) | {"target": batch.targets[:, -1].reshape(count, -1)[:, 0].numpy()}
+            if "term 1" in labels:
+                labels["function"] = labels["term 1"] * 2**task.variables + labels["term 2"]  # type: ignore[attr-defined]
+            panels = [
+                (f"layer {i + 1}, by {name}", points_of, labels[name], _names(task, name, labels[name]))
+                for i in shown
+                for points_of in [embed(codes[i])]
+                for name in colours
+            ]
+            stem = f"{study.figure}-{model}"
+            for path in both(stem, folder):
+                figures.code_maps([(t, p, v) for t, p, v, _ in panels], path, columns=max(len(colours), 2))
+            pictures.append(
+                (stem, f"{label(model)}: t-SNE of {count} codes on unseen combinations, seed {points[0].run.seed}.")
+            )
+        if "rule" in colours:
+            verdicts, found = _clusters(study)
+        return Outcome(pictures=tuple(pictures), verdicts=tuple(verdicts), numbers=found)
+
+    return draw
+
+
+def _names(task: Any, name: str, values: Any) -> dict[int, str]:
+    if np.issubdtype(values.dtype, np.floating) or name == "function":
+        return {}
+    return {int(v): class_name(task, name, int(v)) for v in np.unique(values)}
+
+
+def _clusters(study: Study) -> tuple[list[claims.Verdict], dict[str, Any]]:
+    """Early layers by magnitude, late ones by rule: purity of neighbours, first layer against last."""
+    purity: dict[tuple[str, str, int], dict[int, float]] = defaultdict(dict)
+    count = MAP.get(study.scale, 800)
+    for model, point, network in models(study):
+        for row in clusters(network, point.run.task, sequences=count):
+            if row["pairs"] == "self":
+                purity[model, row["target"], row["layer"]][point.run.seed] = row["purity"] - row["chance"]
+    values = {place: Estimate.of(by_seed) for place, by_seed in purity.items()}
+    last = max(layer for _, _, layer in values)
+    rule = {label(m): values[m, "rule", last] - values[m, "rule", 0] for m in selected(study)}
+    magnitude = {label(m): values[m, "target value", 0] - values[m, "target value", last] for m in selected(study)}
+    shown = {f"{m}, {target}, layer {i + 1}": numbers(e) for (m, target, i), e in values.items()}
+    return claims.order_of_layers(rule, magnitude), {"purity of neighbours over chance": shown}
+
+
+# ---------------------------------------------------------------------------------------------------------- similarity
+def similar(model: str, *, samples: bool = False) -> Draw:
+    """Fig. 5E (HYLA) and A8 (softmax, with sampled and mean codes): cosine of the mean codes per rule, last layer.
+
+    The verdict is on the plain cosine, the paper's; beside it the cosine after the mean over rules is taken away, as
+    what all rules share brings every plain one near 1.
+    """
+
+    def draw(study: Study, folder: pathlib.Path) -> Outcome:
+        count = FIT.get(study.scale, 2048)
+        pictures: list[tuple[str, str]] = []
+        over: dict[str, dict[int, float]] = {"plain": {}, "centred": {}}
+        matrices: dict[str, Any] = {}
+        for point in selected(study).get(model, []):
+            network, task, seed = load_model(point.result.folder)[1], point.run.task, point.run.seed
+            codes, batch = query_codes(network, task, "compositional", count, purpose="similarity")
+            rules = targets(batch)["rule"]
+            found = {name: similarity(codes[-1], rules, centred=name == "centred") for name in over}
+            names = [class_name(task, "rule", int(c)) for c in found["plain"][0]]
+            shown = {name: matrix.round(6).tolist() for name, (_, matrix) in found.items()}
+            matrices[str(seed)] = {"rules": names, **shown}
+            for name, (classes, matrix) in found.items():
+                if {SUM, DIFFERENCE} <= set(classes.tolist()):
+                    over[name][seed] = _over_others(classes.tolist(), matrix)
+            if not pictures:  # the first seed's
+                panels = [(name, matrix, names, names) for name, (_, matrix) in found.items()]
+                pictures = _pictures(study.figure, folder, panels, (codes[-1], rules, names) if samples else None)
+        return _similar_outcome(pictures, over, matrices)
+
+    return draw
+
+
+def _similar_outcome(pictures: list[tuple[str, str]], over: Any, matrices: dict[str, Any]) -> Outcome:
+    if not over["plain"]:
+        notes = ("Sum and difference do not both occur in the held-out combinations.",)
+        return Outcome(pictures=tuple(pictures), numbers={"by seed": matrices}, notes=notes)
+    centred = Estimate.of(over["centred"])
+    notes = (f"Centred, the cosine of sum and difference is {centred} above the mean of the other pairs.",)
+    found = {name: numbers(Estimate.of(values)) for name, values in over.items()}
+    verdicts = claims.shared_code(Estimate.of(over["plain"]))
+    numbers_ = {"sum and difference over other pairs": found, "by seed": matrices}
+    return Outcome(pictures=tuple(pictures), verdicts=tuple(verdicts), numbers=numbers_, notes=notes)
+
+
+def _over_others(classes: list[int], matrix: Any) -> float:
+    """Cosine of sum and difference less the mean over all other pairs of rules."""
+    i, j = classes.index(SUM), classes.index(DIFFERENCE)
+    rest = [matrix[a, b] for a in range(len(classes)) for b in range(a) if {a, b} != {i, j}]
+    return float(matrix[i, j] - np.mean(rest))
+
+
+def _pictures(stem: str, folder: pathlib.Path, panels: list[Any], samples: Any) -> list[tuple[str, str]]:
+    words = "Cosine similarity between the mean codes of the rules, last layer; right: after their mean is taken away."
+    pictures = [(stem, words)]
+    for path in both(stem, folder):
+        figures.heat(panels, path, label="cosine similarity", limits=(-1, 1))
+    if samples is not None:
+        codes, rules, names = samples
+        heads = [str(i + 1) for i in range(codes.shape[1])]
+        classes, middle = means(codes, rules)
+        order = np.concatenate([np.flatnonzero(rules == c)[:6] for c in classes])
+        named = [names[classes.tolist().index(c)] for c in rules[order]]
+        shown = [("A: sampled codes", codes[order], named, heads), ("B: mean codes", middle, names, heads)]
+        for path in both(f"{stem}-codes", folder):
+            figures.heat(shown, path, label="code", columns=2)
+        pictures.insert(
+            0, (f"{stem}-codes", "A: codes of random instances by rule, a column per head.  B: their means.")
+        )
+    return pictures

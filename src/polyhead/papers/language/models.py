@@ -1,0 +1,147 @@
+"""The language models: one per kind of heads, all with as many parameters as softmax heads; their sizes by scale.
+
+paper   what the papers trained, on data that must be fetched: `lm.py` says which.
+small   what two CPU cores train in minutes, on the Python standard library's own sources.
+smoke   a few steps.  Its numbers mean nothing.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+
+from polyhead.config import (
+    Abstractor,
+    Disentangled,
+    FeedForward,
+    Hyla,
+    Linear,
+    Logits,
+    Mechanism,
+    Mlp,
+    Relational,
+    Run,
+    Softmax,
+    Swiglu,
+    SymbolicAttention,
+    Tokens,
+    TransformerConfig,
+)
+from polyhead.models.size import match, parameters
+from polyhead.papers.dual.models import CLOSE, Row
+from polyhead.papers.sizes import Scale
+from polyhead.spec.shapes import one_of
+from polyhead.tasks import Text
+
+ROWS: dict[str, Row] = {
+    "softmax": Row("Softmax"),
+    "linear": Row("Linear"),
+    "hyla": Row("HYLA"),
+    "dual": Row("Dual attention", "half of the heads are softmax, half relational, which read symbols from a library"),
+    "disentangled": Row("Softmax + disentangled", "half of the heads each, symbols from a library"),
+    "abstractor-heads": Row("Softmax + Abstractor heads", "half of the heads each, symbols from a library"),
+    "mixture": Row("Softmax + HYLA + relational", "half of the heads are softmax, a quarter each of the others"),
+}
+"""Name -> model."""
+
+
+COUNTS = {"bytes": 256, "tiktoken:gpt2": 50_257}
+
+
+@dataclass(frozen=True)
+class Shape(Scale):
+    """A language model, its text and its training."""
+
+    data: str = "stdlib"
+    tokenizer: str = "bytes"
+    length: int = 256
+    limit: int | None = None
+    held_out: float = 0.05
+    norm: str = "rms"
+    tied: bool = False
+    init: str = "cs336"
+    kv_heads: int | None = None
+    """Of the dual model, each of its halves."""
+    relations: int | None = None
+    symbols: SymbolicAttention = SymbolicAttention(trainable=False)  # noqa: RUF009 (frozen)
+    evaluations: int = 10
+    precision: str = "fp32"
+    accumulate: int = 1
+    """Parts of a batch, one after the other."""
+
+    @property
+    def task(self) -> Text:
+        return Text(self.data, self.length, self.tokenizer, self.held_out, self.limit)
+
+    def wider(self, factor: float) -> "Shape":
+        """`factor` times as wide, with as many heads."""
+        dim, hidden, width = (round(factor * value) for value in (self.dim, self.hidden, self.head_dim))
+        return replace(self, dim=dim, hidden=hidden, head_dim=width)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are, without a look at the text."""
+        kind, _, count = self.tokenizer.partition(":")
+        return int(count) if kind == "bpe" else COUNTS[self.tokenizer]
+
+
+def _heads(row: str, shape: Shape) -> tuple[Mechanism, ...]:
+    """The heads of a model, all of one width."""
+    h, w = shape.heads, shape.head_dim
+    symbols, half, quarter = shape.symbols, shape.heads // 2, shape.heads // 4
+    own = Relational(half, w, w, symbols=symbols, relations=shape.relations)
+    sensory = Softmax(half, w, w)
+    made: dict[str, tuple[Mechanism, ...]] = {
+        "softmax": (Softmax(h, w, w),),
+        "linear": (Linear(h, w, w),),
+        "hyla": (Hyla(h, w, w),),
+        "dual": (replace(sensory, kv_heads=shape.kv_heads), replace(own, kv_heads=shape.kv_heads)),
+        "disentangled": (sensory, Disentangled(half, w, w, symbols=symbols)),
+        "abstractor-heads": (sensory, Abstractor(half, w, w, symbols=symbols)),
+        "mixture": (sensory, Hyla(quarter, w, w), replace(own, heads=quarter)),
+    }
+    return made[one_of("recipes", "model", row, made)]
+
+
+def feedforward(act: str, hidden: int) -> FeedForward:
+    """Without biases: SwiGLU, or an MLP with any activation."""
+    return Swiglu(hidden) if act == "swiglu" else Mlp(hidden, act, bias=False)
+
+
+@functools.cache
+def model(row: str, shape: Shape, *, matched: bool = True) -> TransformerConfig:
+    """The model `row`; `matched`: with as many parameters as softmax heads, by the width of its feed-forward layers."""
+    made = TransformerConfig(
+        *(Tokens(shape.vocabulary), Logits(shape.vocabulary, tied=shape.tied, scaled=shape.tied)),
+        dim=shape.dim,
+        layers=shape.layers,
+        heads=_heads(row, shape),
+        feedforward=feedforward(shape.act, shape.hidden),
+        positions=shape.positions,
+        max_length=shape.length,
+        causal=True,
+        norm=shape.norm,
+        norm_order=shape.norm_order,
+        init=shape.init,
+    )
+    if row == "softmax" or not matched:
+        return made
+    return match(made, parameters(model("softmax", shape)), field="hidden", tolerance=CLOSE)
+
+
+def row_of(run: Run) -> str:
+    """The name of the row whose model `run` trains, by its heads.  ValueError: none of them."""
+    kinds = tuple(type(group) for group in run.transformer.layer_heads(0))
+    if kinds not in KINDS:
+        raise ValueError(f"lm_models: {run.name} is none of the language models of the studies")
+    return KINDS[kinds]
+
+
+KINDS: dict[tuple[type, ...], str] = {
+    (Softmax,): "softmax",
+    (Linear,): "linear",
+    (Hyla,): "hyla",
+    (Softmax, Relational): "dual",
+    (Softmax, Disentangled): "disentangled",
+    (Softmax, Abstractor): "abstractor-heads",
+    (Softmax, Hyla, Relational): "mixture",
+}
+"""The kinds of heads in a layer -> the row."""

@@ -1,0 +1,129 @@
+"""What a figure or table comes to: pictures, a table, verdicts, and the numbers behind them."""
+
+import functools
+import math
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyhead.config import Run
+from polyhead.papers.hyla.claims import Estimate, Verdict
+from polyhead.papers.study import Cell, Study, label
+from polyhead.tasks import Score
+
+FLOOR_SEQUENCES = 1000
+FLOORS = {
+    "gaussian_process": "Gaussian process",
+    "recall": "Recall",
+    "mix": "Mixture",
+    "symbol_counts": "Symbol counts",
+    "known_combinations": "Known combinations only",
+    "known_pairs": "Known pairs",
+    "known_objects": "Known objects",
+    "ceiling": "Exact ceiling",
+}
+"""The floors that are drawn: those that say most about composing, and the most there is."""
+
+Levels = dict[str, Estimate]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`pictures`: (file stem, caption), each written as .png and .svg.  `table`: head and rows, as text; numbers in it
+    are measured unless the head says "paper".  `numbers`: JSON of what the pictures show."""
+
+    pictures: tuple[tuple[str, str], ...] = ()
+    head: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    notes: tuple[str, ...] = ()
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+
+def metric_name(task: str) -> str:
+    return "R²" if task == "fuzzy" else "accuracy"
+
+
+def runs_of(cells: Mapping[Any, Cell]) -> list[Run]:
+    return [point.run for cell in cells.values() for point in cell.points]
+
+
+def floors(runs: Iterable[Run], split: str = "compositional") -> Levels:
+    """Floors and ceiling on `split` of the tasks of `runs`, which differ in the seed of their split alone: over these
+    splits, and by seed where every seed has a split of its own."""
+    tasks = dict.fromkeys((run.seed, run.task) for run in runs if hasattr(run.task, "floors"))
+    tables = {task: _floors(task, split, FLOOR_SEQUENCES) for _, task in tasks}
+    found: Levels = {}
+    for name in next(iter(tables.values()), {}):
+        score = Score.over([table[name] for table in tables.values()])
+        freedom = score.count - 1 if len(tables) == 1 else len(tables) - 1
+        alone = len(tables) == len(tasks) > 1
+        by_seed = {seed: tables[task][name].mean for seed, task in tasks} if alone else {}
+        found[name] = Estimate(score.mean, score.standard_error, float(freedom), by_seed)
+    return found
+
+
+@functools.lru_cache(maxsize=512)
+def _floors(task: Any, split: str, sequences: int) -> Mapping[str, Score]:
+    found: Mapping[str, Score] = task.floors(split, sequences=sequences)
+    return found
+
+
+def drawn(levels: Levels) -> dict[str, float]:
+    """The floors that a picture shows, under the names a reader sees."""
+    return {FLOORS[name]: level.mean for name, level in levels.items() if name in FLOORS}
+
+
+def beside(cells: Mapping[Any, Cell], split: str) -> dict[str, Estimate]:
+    """The floors that are drawn, of the tasks of `cells`, by the names a reader sees; none on a split they lack."""
+    runs = [run for run in runs_of(cells) if split in run.task.splits]
+    return {FLOORS[name]: level for name, level in floors(runs, split).items() if name in FLOORS}
+
+
+def by_model(study: Study, *axes: str, task: str | None = None) -> dict[tuple[Any, ...], dict[str, Cell]]:
+    """Cells by the place on `axes`, and within one by model."""
+    found: dict[tuple[Any, ...], dict[str, Cell]] = {}
+    for place, cell in study.cells(*axes, "model", task=task).items():
+        found.setdefault(place[:-1], {})[place[-1]] = cell
+    return found
+
+
+def whole(cells: Mapping[Any, Mapping[str, Cell]]) -> bool:
+    """Whether every place has every model, and places are a whole grid: nothing is missing because its runs failed."""
+    models = {model for cell in cells.values() for model in cell}
+    full = math.prod(len(set(values)) for values in zip(*cells, strict=True))
+    return bool(cells) and len(cells) == full and all(set(cell) == models for cell in cells.values())
+
+
+def scores(cells: Mapping[str, Cell], split: str, metric: str | None = None) -> dict[str, Estimate]:
+    return {model: cell.score(split, metric) for model, cell in cells.items()}
+
+
+def series(
+    points: Mapping[Any, Mapping[str, Estimate]],
+) -> dict[str, dict[Any, list[float]]]:
+    """{label: {x: scores of the seeds}} from {x: {model: score}}."""
+    found: dict[str, dict[Any, list[float]]] = {}
+    for x, by in points.items():
+        for model, estimate in by.items():
+            found.setdefault(label(model), {})[x] = list(estimate.values.values())
+    return found
+
+
+def setting_text(cell: Cell) -> str:
+    """The setting selected: learning rate, weight decay, warm-up, of how many."""
+    s = cell.setting
+    return f"lr {s.lr:g}, wd {s.weight_decay:g}, warm-up {s.warmup} (of {cell.tried})"
+
+
+def numbers(estimate: Estimate) -> dict[str, Any]:
+    """As JSON: mean, standard error over seeds (null for one), values by seed."""
+    values = {str(seed): value for seed, value in estimate.values.items()}
+    error = None if estimate.error != estimate.error else estimate.error
+    return {"mean": estimate.mean, "standard_error": error, "by_seed": values}
+
+
+def both(stem: str, folder: pathlib.Path) -> Sequence[pathlib.Path]:
+    """The files of a picture."""
+    return [folder / f"{stem}.png", folder / f"{stem}.svg"]

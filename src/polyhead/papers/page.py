@@ -1,0 +1,89 @@
+"""The page of one figure: verdicts first, then the pictures, the table beside the paper's numbers, and how it was made.
+
+Pictures are written into the page as SVG, so that it is one file that needs nothing.
+"""
+
+import base64
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from polyhead.pages.report.page import Page, bullets, details, escape, facts, table
+from polyhead.papers.hyla.claims import FAILS, HOLDS, Verdict
+from polyhead.papers.outcome import Outcome
+from polyhead.train.store.folder import write
+
+MARKS = {HOLDS: "●", FAILS: "✖"}
+
+
+def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome: Outcome) -> pathlib.Path:
+    """Write it; `about` is results.json."""
+    page = Page()
+    if outcome.verdicts:
+        page.section("verdicts", "Does the paper's claim hold here?", "Verdicts")
+        page.add("".join(_verdict(verdict) for verdict in outcome.verdicts))
+        page.add(f'<p class="note">{escape(_HOW)}</p>')
+    if outcome.pictures:
+        page.section("figures", "Figures" if len(outcome.pictures) > 1 else "Figure")
+        page.add("".join(_picture(path.parent / f"{stem}.svg", caption) for stem, caption in outcome.pictures))
+    if outcome.rows:
+        page.section("table", "Numbers", "Table")
+        rows = [("", [escape(cell) for cell in row]) for row in outcome.rows]
+        page.add(f'<div style="overflow-x:auto">{table(list(outcome.head), rows)}</div>')
+        page.add('<p class="note">± is the standard error over seeds, of a floor over sequences.</p>')
+    page.add(bullets(outcome.notes, "notes"))
+    page.section("made", "How it was made", "Made")
+    _made(page, about)
+    kicker = f'<p class="kicker">polyhead reproduce, scale {escape(about["scale"])}</p>'
+    lead = "".join(f'<p class="lead">{escape(_line(v))}</p>' for v in outcome.verdicts[:1])
+    write(path, page.html(f"{title} ({about['scale']})", f"{kicker}<h1>{escape(title)}</h1>{lead}").encode())
+    return path
+
+
+_HOW = (
+    "A claim holds if each difference it speaks of is above zero, or above the margin it names, beyond its one-sided "
+    "95 % interval (Student's t over seeds, seed by seed where seeds are shared), does not hold if one is below (at a "
+    "level that allows for their number), and otherwise there is not enough evidence. A small scale is not the "
+    "paper's: a verdict is about what was run here."
+)
+
+
+def _line(verdict: Verdict) -> str:
+    return f"{verdict.outcome.capitalize()}: {verdict.claim}."
+
+
+def _verdict(verdict: Verdict) -> str:
+    """The outcome and the claim, and under it what was measured."""
+    mark = MARKS.get(verdict.outcome, "○")
+    parts = verdict.evidence.split("; ")
+    if verdict.printed:
+        parts.append(f"the same test on the paper's own numbers: {verdict.printed}")
+    outcome = f'<span aria-hidden="true">{mark}</span> <strong>{escape(verdict.outcome.capitalize())}</strong>'
+    return f"<p>{outcome}: {escape(verdict.claim)}</p>{bullets(parts)}"
+
+
+def _picture(path: pathlib.Path, caption: str) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    image = (
+        f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(caption)}" style="max-width:100%;background:#fff">'
+    )
+    return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _made(page: Page, about: Mapping[str, Any]) -> None:
+    runs = about["runs"]
+    seeds = sorted({run["seed"] for run in runs})
+    minutes = about["training_seconds"] / 60
+    values = {"command": about["command"], "date": about["date"]}
+    if runs:
+        values |= {"runs": len(runs), "seeds": ", ".join(map(str, seeds)), "training, core minutes": f"{minutes:.1f}"}
+    page.add(facts(values | about["environment"]))
+    if about["failures"]:
+        page.add("<p>Runs that failed and are left out:</p>")
+        page.add(bullets([f"{one['name']}: {one['error']}" for one in about["failures"]]))
+    if runs:
+        head = ["run", "seed", "lr", "weight decay", "warm-up", "steps", "seconds", "digest"]
+        keys = ("name", "seed", "lr", "weight_decay", "warmup", "steps", "seconds", "digest")
+        rows = [("", [escape(run[key]) for key in keys]) for run in runs]
+        body = f'<div style="overflow-x:auto">{table(head, rows)}</div>'
+        page.add(details(f"All {len(runs)} runs", body))

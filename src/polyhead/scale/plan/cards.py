@@ -1,0 +1,135 @@
+"""The cards that `polyhead plan` knows, what is assumed of them, and the machine this runs on as one of them.
+
+Data sheets, dense and without sparsity.  NVIDIA: H200 (2024), H100 SXM (2023), A100 SXM of 40 and 80 GB (2021), L4
+(2023); white paper of the Ada architecture (RTX 4090).  Bandwidths of links are those of one direction: NVLink 4 and 3
+(900 and 600 GB/s of both), PCIe 4 x16.  Between machines: 400 Gb/s for each GPU (DGX H100, DGX H200), 200 (DGX A100),
+and where no such system is sold 100 Gb/s for a machine of 8, which is an assumption.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from polyhead.spec.shapes import one_of
+from polyhead.train import throughput
+
+GB = 1e9
+"""As data sheets count; a card's memory is a few per cent more."""
+
+MACHINE = 8
+"""Devices in a machine; more of them speak over a network."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One device: operations a second (`narrow`: bf16, fp16), bytes, bytes a second; `full` is the name it gives."""
+
+    name: str
+    full: str
+    fp32: float
+    narrow: float
+    memory: float
+    bandwidth: float
+    link: float
+    network: float
+    source: str = "the vendor's data sheet"
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.full == "cpu"
+
+    def between(self, devices: int) -> float:
+        """Bytes a second that one of so many devices sends."""
+        return self.link if devices <= MACHINE else min(self.link, self.network)
+
+    def seconds(self, operations: int, moved: int, narrow: bool) -> float:
+        """Of a kernel at the peak: it computes or it moves, whichever takes longer (Williams et al. 2009)."""
+        return max(operations / (self.narrow if narrow else self.fp32), moved / self.bandwidth)
+
+
+def _card(name: str, full: str, sizes: tuple[float, float, float], link: float, network: float) -> Card:
+    """`sizes`: fp32 operations a second, bytes, bytes a second; bf16 is in the one table of peaks."""
+    narrow = throughput.peak(full)
+    assert narrow is not None, full
+    fp32, memory, bandwidth = sizes
+    return Card(name, full, fp32, narrow, memory, bandwidth, link, network)
+
+
+CARDS = {
+    card.name: card
+    for card in (
+        _card("h100", "NVIDIA H100 80GB HBM3", (67e12, 80 * GB, 3.35e12), 450e9, 50e9),
+        _card("h200", "NVIDIA H200", (67e12, 141 * GB, 4.8e12), 450e9, 50e9),
+        _card("a100", "NVIDIA A100-SXM4-80GB", (19.5e12, 80 * GB, 2.039e12), 300e9, 25e9),
+        _card("a100-40", "NVIDIA A100-SXM4-40GB", (19.5e12, 40 * GB, 1.555e12), 300e9, 25e9),
+        _card("l4", "NVIDIA L4", (30.3e12, 24 * GB, 0.3e12), 32e9, 12.5e9 / MACHINE),
+        _card("rtx4090", "NVIDIA GeForce RTX 4090", (82.6e12, 24 * GB, 1.008e12), 32e9, 12.5e9 / MACHINE),
+    )
+}
+
+
+def card(name: str) -> Card:
+    """A card by name; "this" is the machine here.  Raises ValueError, naming the nearest.
+
+    >>> card("h100").memory, card("h100").between(8), card("h100").between(64)
+    (80000000000.0, 450000000000.0, 50000000000.0)
+    """
+    if one_of("plan", "card", name, (*CARDS, "this")) == "this":
+        return this()
+    return CARDS[name]
+
+
+def this() -> Card:
+    """The GPU here, as its data sheet has it or else as it is measured, or this machine's processor, measured."""
+    if not torch.cuda.is_available():
+        return _measured("cpu", _main_memory())
+    full, memory = torch.cuda.get_device_name(), float(torch.cuda.get_device_properties().total_memory)
+    known = [one for one in CARDS.values() if one.full in full or full in one.full]
+    return known[0] if known else _measured(full, memory)
+
+
+def _main_memory() -> float:
+    """Bytes; without limit where the system does not say."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
+
+
+def _measured(full: str, memory: float) -> Card:
+    device, n, much = ("cpu", 512, 2**20) if full == "cpu" else ("cuda", 8192, 2**28)
+    rates = []
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.ones(n, n, device=device, dtype=dtype)
+        rates.append(2 * n**3 / quickest(lambda x=x: x @ x))  # type: ignore[misc]
+    source, target = torch.ones(2, much, device=device)
+    bandwidth = 2 * source.nbytes / quickest(lambda: target.copy_(source))
+    name = "this machine" if full == "cpu" else "this"
+    fp32, narrow = rates
+    return Card(name, full, fp32, narrow, memory, bandwidth, 1e9, 1e9, "measured here: a matrix product, a copy")
+
+
+def quickest(call: Callable[[], object], times: int = 8) -> float:
+    """Seconds of the fastest of some calls, after one that warms up."""
+    call()
+    clock, found = clock_here(), []
+    for _ in range(times):
+        start = clock()
+        call()
+        found.append(clock() - start)
+    return min(found)
+
+
+def clock_here() -> Callable[[], float]:
+    """Of a processor that one thread works on: its CPU time, which other processes do not lengthen; else the wall's."""
+    if not torch.cuda.is_available():
+        return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+
+    def clock() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return clock

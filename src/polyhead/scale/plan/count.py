@@ -1,0 +1,307 @@
+"""What a training step does to one device, counted op by op on tensors that hold nothing (PyTorch's fake tensors).
+
+The step is the trainer's own code: forward pass, loss, backward pass, with autocast, checkpointing, lazy logits and
+pieces of a batch.  Every op is seen with its shapes and dtypes: what it computes (PyTorch's formulas for matrix
+products, ours below for attention), which bytes it reads and writes, and what it allocates; a storage counts until it
+is let go.  Only the code inside a fused kernel is not seen: its tiles are no memory of the step.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from polyhead.config import Batch, Hyla, Mechanism, Relational, Run, TransformerConfig
+from polyhead.models.build import build
+from polyhead.models.transformer import Transformer
+from polyhead.ops.hyla import triton as hyla_triton
+from polyhead.spec import amount
+from polyhead.train.evaluation import answers
+
+Kernels = tuple[tuple[int, int, bool, int], ...]
+"""Kinds of kernels: operations, bytes moved, whether in half precision, how many of them."""
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Count:
+    """One piece of a batch on one device; all sizes in bytes."""
+
+    sequences: int
+    tokens: int
+    parameters: int
+    buffers: int
+    inputs: int
+    kept: int
+    """What the forward pass leaves for the backward pass."""
+    beside: int
+    """The most at any moment beside parameters, buffers, inputs and gradients."""
+    most: int
+    """The most at any moment, of everything."""
+    forward: Kernels
+    backward: Kernels
+
+    @property
+    def operations(self) -> int:
+        return sum(kind[0] * kind[3] for kind in (*self.forward, *self.backward))
+
+
+def count(run: Run, sequences: int, sample: Batch, *, card: bool = False) -> Count:
+    """A piece of so many sequences like those of `sample`; with `run.train.accumulate`, one that is not the first.
+
+    `card`: with the impls that "auto" takes on a GPU.  Raises ValueError for a step that depends on its data.
+    """
+    run = replace(run, model=on_card(run.model, run.train.precision)) if card else run
+    with torch.device("meta"):
+        model = build(run.model, device="meta")
+    tally = _Tally()
+    try:
+        with FakeTensorMode(), tally:
+            _materialise(model.train())
+            parameters, buffers = (_bytes(group) for group in (model.parameters(), model.buffers()))
+            batch = sample.map(lambda x: torch.empty((sequences, *x.shape[1:]), dtype=x.dtype))
+            inputs = tally.now - parameters - buffers
+            for _ in range(min(run.train.accumulate, 2)):
+                tally.begin()
+                loss = _loss(model, run, batch)
+                kept, forward = tally.now - tally.before, tally.kernels()
+                loss.backward()
+                del loss
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            most, beside = tally.most(), tally.most(without=gradients) - parameters - buffers - inputs
+    except (RuntimeError, NotImplementedError) as error:
+        what = str(error).strip().partition("\n")[0]
+        raise ValueError(f"plan: {run.name} cannot be counted without its data: {what}") from error
+    tokens = sequences * (batch.inputs.shape[1] if batch.inputs.ndim < 4 else run.task.length)
+    return Count(
+        sequences, tokens, parameters, buffers, inputs, kept, beside, most, forward, tally.kernels(besides=forward)
+    )
+
+
+def _loss(model: nn.Module, run: Run, batch: Batch) -> Tensor:
+    outputs = answers(model, run.task, batch, run.train.precision)
+    loss = run.task.loss(outputs, batch)
+    return loss + model.auxiliary_loss() if isinstance(model, Transformer) else loss
+
+
+def _bytes(tensors: Any) -> int:
+    return sum({id(x): x.numel() * x.element_size() for x in tensors}.values())
+
+
+def _materialise(model: nn.Module) -> None:
+    """Every tensor anew where we are; one that hangs in two places stays one."""
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, old in held.items():
+                if old is None:
+                    continue
+                if id(old) not in made:
+                    new = torch.empty(old.shape, dtype=old.dtype, device="cpu")
+                    made[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+                held[name] = made[id(old)]  # type: ignore[assignment]
+
+
+# ----------------------------------------------------------------------------------------------------------- the tally
+class _Tally(TorchDispatchMode):
+    """Notes of every op what it computes and moves, and of every storage when it comes and goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.before = 0
+        self.sizes: dict[int, int] = {}
+        self.events: list[tuple[int, int]] = []  # storage, bytes that come or go
+        self.found: Counter[tuple[int, int, bool]] = Counter()
+        self.number = 0  # of storages so far
+        self.numbers: dict[int, int] = {}  # of living storages, whose addresses are used again
+
+    def begin(self) -> None:
+        """A new piece: what is there now stays."""
+        self.before = self.now
+        self.events = [(number, self.sizes[key]) for key, number in self.numbers.items()]
+        self.found.clear()
+
+    def kernels(self, besides: Kernels = ()) -> Kernels:
+        left = self.found - Counter({(a, b, c): n for a, b, c, n in besides})
+        return tuple((*kind, times) for kind, times in sorted(left.items()))
+
+    def most(self, without: list[Tensor] | None = None) -> int:
+        """The most that ever lived, without the storages of these tensors."""
+        hidden = {self.numbers.get(x.untyped_storage()._cdata) for x in without or []}
+        now = most = 0
+        for number, change in self.events:
+            now += 0 if number in hidden else change
+            most = max(most, now)
+        return most
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is aten._local_scalar_dense.default:  # a check of a range: nothing is out of range
+            return 0.0 if args[0].dtype.is_floating_point else 0
+        if func._overloadpacket in (aten.index, aten.index_put, aten.index_put_):
+            args = (args[0], _everywhere(args[1]), *args[2:])
+        out = func(*args, **kwargs)
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        came = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        new = [self._note(x) for x in came]
+        if any(new) or func._schema.is_mutable:
+            narrow = any(x.dtype in (torch.bfloat16, torch.float16) for x in given)
+            work = _operations(func._overloadpacket, args, kwargs, out)
+            moved = sum(x.numel() * x.element_size() for x in (*given, *came))
+            self.found[work, moved, narrow] += 1
+        return out
+
+    def _note(self, x: Tensor) -> bool:
+        """Whether its storage is a new one."""
+        storage = x.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.numbers:
+            return False
+        self.number += 1
+        self.numbers[key], self.sizes[key] = self.number, size
+        self.now += size
+        self.events.append((self.number, size))
+        weakref.finalize(storage, self._drop, key).atexit = False
+        return True
+
+    def _drop(self, key: int) -> None:
+        size = self.sizes.pop(key)
+        self.now -= size
+        self.events.append((self.numbers.pop(key), -size))
+
+
+def _everywhere(indices: list[Tensor | None]) -> list[Tensor | None]:
+    """A mask chooses nobody knows how many positions: here all."""
+    found: list[Tensor | None] = []
+    for x in indices:
+        masks = x is not None and x.dtype == torch.bool
+        found += [x.new_empty(x.numel(), dtype=torch.long)] * x.ndim if x is not None and masks else [x]
+    return found
+
+
+# ---------------------------------------------------------------------------------------- operations of fused attention
+Formula = Callable[[Any, Mapping[str, Any]], int]
+"""Operations of a kernel, from its arguments and its options."""
+
+
+def _operations(op: Any, args: Any, options: Mapping[str, Any], out: Any) -> int:
+    if (ours := FORMULAS.get(op)) is not None:
+        return ours(args, options)
+    known = flop_registry.get(op)
+    return 0 if known is None else int(known(*args, **options, out_val=out))
+
+
+def _attention(per_pair: str) -> Formula:
+    """Of scaled-dot-product attention: tensors (b h t d), causal ones half of the pairs."""
+
+    def formula(args: Any, options: Mapping[str, Any]) -> int:
+        q, k, v = args[:3] if per_pair == FORWARD else args[1:4]
+        causal = options.get("is_causal", any(x is True for x in args))
+        return _pairs(q.shape[0] * q.shape[1], q.shape[2], k.shape[2], causal) * 2 * _amount(per_pair, q, v)
+
+    return formula
+
+
+def _pairs(batch: int, t: int, s: int, causal: bool) -> int:
+    seen = t * s - (t * (t - 1)) // 2 if causal and s >= t else t * s
+    return batch * seen
+
+
+def _amount(formula: str, q: Any, v: Any, r: int = 0) -> int:
+    return amount(formula, {"d": q.shape[-1], "e": v.shape[-1], "r": r})
+
+
+FORWARD, BACKWARD = "d + e", "3 d + 2 e"
+"""Multiply-adds of a pair and head: scores, values; backward the scores again, dv, da, dq, dk."""
+
+
+def _hyla(per_pair: str, deep: str, first: int) -> Formula:
+    """Of HYLA by tiles, tensors (b t h d): `first` is where they stand among the arguments."""
+
+    def formula(args: Any, options: Mapping[str, Any]) -> int:
+        q, k, v, _, *weight = args[first]
+        pairs = _pairs(q.shape[0] * q.shape[2], q.shape[1], k.shape[1], options["causal"])
+        each = _amount(per_pair, q, v) + (_amount(deep, q, v) if weight and weight[0].numel() else 0)
+        return pairs * 2 * each
+
+    return formula
+
+
+def _relational(per_pair: str, per_relation: str, first: int) -> Formula:
+    def formula(args: Any, options: Mapping[str, Any]) -> int:
+        q, k, q_rel, _, symbols = args[first][:5]
+        r, p = q_rel.shape[-2:]
+        each = q.shape[2] * _amount(per_pair, q, symbols, r=r) + amount(per_relation, {"r": r, "p": p})
+        return _pairs(q.shape[0], q.shape[1], k.shape[1], options["causal"]) * 2 * each
+
+    return formula
+
+
+def _entropy(products: int, first: int) -> Formula:
+    def formula(args: Any, options: Mapping[str, Any]) -> int:
+        return 2 * products * args[first].numel() * args[first + 1].shape[0]
+
+    return formula
+
+
+def _formulas() -> dict[Any, Formula]:
+    ours = torch.ops.polyhead
+    return {
+        aten._scaled_dot_product_flash_attention_for_cpu: _attention(FORWARD),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention(BACKWARD),
+        ours.hyla_blocked: _hyla("d + 2 e", "e e", 0),
+        # Scores and values again; then dy, da twice, dv, dq, dk.
+        ours.hyla_blocked_backward: _hyla("3 d + 5 e", "4 e e", 1),
+        ours.hyla_native: _hyla("d + 2 e", "e e", 0),
+        ours.hyla_native_backward: _hyla("3 d + 5 e", "4 e e", 1),
+        ours.relational_blocked: _relational("d + e + r", "r p", 0),
+        ours.relational_blocked_backward: _relational("3 d + 2 e + 2 r", "3 r p", 1),
+        ours.chunked_cross_entropy: _entropy(1, 0),
+        ours.chunked_cross_entropy_backward: _entropy(3, 1),
+    }
+
+
+FORMULAS = _formulas()
+
+
+# ----------------------------------------------------------------------------------------------- impls as on a GPU
+def on_card(model: Any, precision: str) -> Any:
+    """A model whose heads keep what "auto" keeps on a GPU: Triton's kernels save what tiles save, their arguments."""
+    if not isinstance(model, TransformerConfig):
+        return model
+    encoder = None if model.encoder is None else on_card(model.encoder, precision)
+    heads: Any = model.heads
+    layers = [model.layer_heads(i) for i in range(model.layers)]
+    tiled = [tuple(_tiled(group, model, precision) for group in layer) for layer in layers]
+    heads = tuple(tiled) if model.per_layer else tiled[0]
+    return replace(model, heads=heads, encoder=encoder)
+
+
+def _tiled(group: Mechanism, model: TransformerConfig, precision: str) -> Mechanism:
+    if group.impl == "triton":
+        return replace(group, impl="blocked" if isinstance(group, Hyla | Relational) else "chunked")
+    if group.impl != "auto" or model.dropout:
+        return group
+    if isinstance(group, Relational) and group.relation_act not in ("identity", "softmax"):
+        return replace(group, impl="blocked")
+    return replace(group, impl="blocked") if isinstance(group, Hyla) and _kernels(group, model, precision) else group
+
+
+def _kernels(group: Hyla, model: TransformerConfig, precision: str) -> bool:
+    """Whether HYLA's kernels take such heads and "auto" wants them: see `ops/hyla/triton/__init__.py`."""
+    size = 4 if precision == "fp32" else 2
+    width = group.dim or model.dim // group.heads
+    row = [max(16, 1 << (n - 1).bit_length()) for n in (group.heads, width)]
+    most_heads, most = hyla_triton.MOST[size]
+    takes = group.act in ("relu", "identity") and group.normalise in ("rms_heads", "identity", "softmax")
+    fits = row[0] <= most_heads and row[0] * row[1] <= (most if size == 2 else hyla_triton.ROW // size)
+    return takes and fits and group.value_depth == 1

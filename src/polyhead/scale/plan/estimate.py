@@ -1,0 +1,400 @@
+"""What a run needs on devices that are not here: memory of each, time of a step, days, the largest batch that fits.
+
+    memory   parameters + gradients + 2 moments (AdamW) + buffers + the batch + what a step holds beside them
+    sharded  parameters, gradients and moments / devices, and what is gathered: the rest of the model and two blocks
+    step     sum over kernels of max(operations / peak, bytes / bandwidth) / share, on a GPU no less than the time to
+             launch them; + what of the communication is not hidden; + AdamW; + drawing the batch
+    data     all-reduce of the gradients: 2 (n - 1) / n of their bytes over the link, hidden behind the backward pass
+    sharded  all-gather of the parameters in each forward pass, of those of blocks in each backward pass, too, and
+             reduce-scatter of the gradients once: (n - 1) / n of their bytes each, hidden behind their pass
+
+Kernels, their operations and bytes, and what lives when are counted op by op (`plan_count.py`); nothing is allocated.
+Ring collectives: Patarasuk and Yuan 2009.  The roofline: Williams et al. 2009.  Sharding: Rajbhandari et al. 2020
+(ZeRO), here PyTorch's FSDP2 as `train/parallel.py` uses it.  What is assumed is in `Plan.assumptions`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from polyhead.config import Batch, Run, TransformerConfig
+from polyhead.models.build import build
+from polyhead.models.transformer import Transformer
+from polyhead.scale.plan.cards import MACHINE, Card, card, quickest
+from polyhead.scale.plan.count import Count, Kernels, count
+from polyhead.train import products
+from polyhead.train.checks import check
+from polyhead.train.device import process
+from polyhead.train.evaluation import answers, enough
+
+SHARE = 0.5
+"""Of the peak and of the bandwidth, kernel by kernel, where nothing is measured."""
+
+LAUNCH = 10e-6
+"""Seconds between two kernels that Python launches one after the other."""
+
+RESERVED, FRAGMENTS = 1.5e9, 0.05
+"""Bytes of a GPU that CUDA, its libraries and NCCL take; the share of the rest that the allocator cannot use."""
+
+MOST, DRAWN = 1 << 16, 4096
+"""The most sequences, and devices, that are looked at; the most that are drawn to see how long it takes."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run on so many devices.  Memory in bytes and time in seconds, of one device and one step."""
+
+    name: str
+    devices: int
+    card: str
+    parallel: str
+    batch_size: int
+    sequences: int
+    """That one device takes at a time: batch_size / devices / accumulate."""
+    accumulate: int
+    steps: int
+    parameters: int
+    memory: dict[str, float]
+    """By what it holds; `total` is the most at any moment, which need not be their sum."""
+    usable: float | None
+    """None where the machine does not say."""
+    largest: int | None
+    """The most sequences at a time that fit, a power of two; None where none does, or without a limit."""
+    seconds: dict[str, float]
+    """Of a step by what it does; `exchange` is all of the communication, `exposed` what is not hidden."""
+    operations: int
+    share: float
+    share_of_peak: float
+    sequences_per_second: float
+    tokens_per_second: float
+    hours: float
+    """Of all steps and evaluations."""
+    smallest_change: str | None
+    """What would make it fit; None where it does, or where nothing tried did."""
+    assumptions: tuple[tuple[str, str], ...]
+
+    @property
+    def fits(self) -> bool:
+        return self.usable is None or self.memory["total"] <= self.usable
+
+    @property
+    def verdict(self) -> str:
+        """Whether it fits, in a line."""
+        total = self.memory["total"] / 1e9
+        if self.usable is None:
+            return f"needs {total:.2f} GB of each device"
+        if self.fits:
+            most = "" if self.largest is None else f"; up to {self.largest:,} sequences at a time would"
+            return f"fits: {total:.2f} GB of {self.usable / 1e9:.1f} usable on each {self.card}{most}"
+        change = self.smallest_change or "none was found"
+        return (
+            f"does not fit: needs {total:.1f} GB of {self.usable / 1e9:.1f} usable; smallest change that fits: {change}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        given = dataclasses.asdict(self)
+        return given | {"fits": self.fits, "verdict": self.verdict, "assumptions": dict(self.assumptions)}
+
+
+def plan(
+    run: Run,
+    *,
+    devices: int = 1,
+    card: str | Card = "this",
+    share: float | None = None,
+    link: float | None = None,
+    search: bool = True,
+) -> Plan:
+    """What `run` needs on `devices` cards, data parallel or sharded as `run.parallel` says.
+
+    `card`: a name of `plan_cards.CARDS`, or "this": the GPU or the processor here, on which one step is measured.
+    `share`: of the peak that kernels reach, where a step was measured elsewhere.  `link`: bytes a second that a device
+    sends.  `search`: also look for the largest batch, and for a change that fits.  Raises ValueError for what no card,
+    no number of devices or no run is, and for a batch that so many devices cannot share.
+    """
+    if devices < 1:
+        raise ValueError(f"plan: devices must be at least 1 but is {devices}")
+    if share is not None and not 0 < share <= 1:
+        raise ValueError(f"plan: share must be above 0 and at most 1 but is {share}")
+    if link is not None and not link > 0:
+        raise ValueError(f"plan: link must be above 0 but is {link:g}")
+    here = replace(run, device="cuda" if torch.cuda.is_available() else "cpu")
+    check(here)
+    with process(here) as device, products.using(products.of_run(here, device)):
+        place = _Place(run, devices, _found(card), link)
+        have = place.counted(place.sequences)
+        how = _share(place, have, share)
+    seconds, exact = place.seconds(have, how[0]), place.memory(have)
+    step, each = seconds["step"], run.train.batch_size
+    hours = (run.train.steps * step + place.evaluating(have, how[0])) / 3600
+    usable = place.usable
+    full = usable is not None and exact["total"] > usable
+    return Plan(
+        *(run.name, devices, place.card.name, run.parallel, each, place.sequences, run.train.accumulate),
+        steps=run.train.steps,
+        parameters=sum(p.numel() for p in place.model.parameters()),
+        memory=exact,
+        usable=usable,
+        largest=place.largest() if search else None,
+        seconds=seconds,
+        operations=have.operations * run.train.accumulate,
+        share=how[0],
+        share_of_peak=have.operations * run.train.accumulate / step / place.peak,
+        sequences_per_second=each / step,
+        tokens_per_second=each * (have.tokens / have.sequences) / step,
+        hours=hours,
+        smallest_change=_change(place) if full and search else None,
+        assumptions=(*how[1], *place.assumptions()),
+    )
+
+
+def _found(name: str | Card) -> Card:
+    return name if isinstance(name, Card) else card(name)
+
+
+class _Place:
+    """A run on its devices: what is counted once."""
+
+    def __init__(self, run: Run, devices: int, card: Card, link: float | None = None) -> None:
+        self.run, self.devices, self.card, self.link = run, devices, card, link
+        pieces = devices * run.train.accumulate
+        if run.train.batch_size % pieces:
+            near = max(1, round(run.train.batch_size / pieces)) * pieces
+            raise ValueError(
+                f"plan: batch_size must be a multiple of {devices} devices x accumulate {run.train.accumulate} but is "
+                f"{run.train.batch_size}; the nearest is {near}"
+            )
+        self.sequences = run.train.batch_size // pieces
+        self.sharded = run.parallel == "sharded" and devices > 1
+        self.sample = run.task.batch("train", 2, seed=run.seed, step=0)
+        with torch.device("meta"):
+            self.model = build(run.model, device="meta")
+        self.known: dict[int, Count] = {}
+
+    def changed(self, given: Mapping[str, Any]) -> "_Place":
+        """The same with another `accumulate`, `checkpoint`, `devices` or `parallel`."""
+        pieces = given.get("accumulate", self.run.train.accumulate)
+        run = replace(self.run, train=replace(self.run.train, accumulate=pieces))
+        run = replace(run, parallel=given.get("parallel", run.parallel))
+        if "checkpoint" in given:
+            run = replace(run, model=replace(self.run.transformer, checkpoint=True))
+        return _Place(run, given.get("devices", self.devices), self.card, self.link)
+
+    def counted(self, sequences: int) -> Count:
+        if sequences not in self.known:
+            self.known[sequences] = count(self.run, sequences, self.sample, card=not self.card.is_cpu)
+        return self.known[sequences]
+
+    # ------------------------------------------------------------------------------------------------------- memory
+    @property
+    def usable(self) -> float | None:
+        if self.card.is_cpu:
+            return self.card.memory if math.isfinite(self.card.memory) else None
+        return (self.card.memory - RESERVED) * (1 - FRAGMENTS)
+
+    def memory(self, have: Count) -> dict[str, float]:
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        gradients = float(sum(p.numel() * p.element_size() for p in trained))
+        moments = 2 * gradients + 4 * len(trained)  # and each parameter's count of updates
+        inputs = have.inputs / have.sequences * self.run.train.batch_size  # every process draws the whole batch
+        found = {"parameters": float(have.parameters), "gradients": gradients, "moments": moments}
+        held = have.buffers + inputs
+        found |= {"activations": float(have.kept), "batch and buffers": held}
+        if not self.sharded:
+            most = have.most - have.inputs - have.buffers  # the gradients come while activations go
+            total = max(float(most), have.parameters + gradients) + moments + held
+            return {**found, "total": total}
+        root, unit = self.units
+        for name in ("parameters", "gradients", "moments"):
+            found[name] = self._part() * (2 if name == "moments" else 1)
+        # What is gathered, its gradients, and with pieces the gradients of all until the last piece.
+        found["gathered"] = 2 * (root + 2 * unit) if self.run.train.accumulate == 1 else root + 2 * unit + gradients
+        own = found["parameters"] + found["gradients"] + found["moments"]
+        return {**found, "total": own + found["gathered"] + have.beside + held}
+
+    def _part(self) -> float:
+        """Bytes of one device's part of the parameters: rows of each, as equal as can be, the first the most."""
+        return float(
+            sum(
+                -(-p.shape[0] // self.devices) * (p.numel() // p.shape[0]) * p.element_size()
+                if p.ndim and p.numel()
+                else 0
+                for p in self.model.parameters()
+            )
+        )
+
+    @property
+    def units(self) -> tuple[float, float]:
+        """Bytes of what stays gathered through a step, and of the largest unit that comes and goes."""
+        from polyhead.train.parallel import units
+
+        sizes = [float(sum(p.numel() * p.element_size() for p in unit.parameters())) for unit in units(self.model)]
+        all_ = float(sum(p.numel() * p.element_size() for p in self.model.parameters()))
+        return all_ - sum(sizes), max(sizes, default=0.0)
+
+    def fits(self) -> bool:
+        usable = self.usable
+        if usable is None or self.standing() > usable:
+            return usable is None
+        return self.memory(self.counted(self.sequences))["total"] <= usable
+
+    def standing(self) -> float:
+        """Bytes of what is there all the time, which nothing needs to be counted for."""
+        trained = float(sum(p.numel() * p.element_size() for p in self.model.parameters()))
+        return 4 * (self._part() if self.sharded else trained)
+
+    def largest(self) -> int | None:
+        """The largest power of two of sequences at a time that fits, found from a straight line and then counted."""
+        usable = self.usable
+        if usable is None:
+            return None
+
+        def needs(n: int) -> float:
+            return self.memory(self.counted(n))["total"]
+
+        slope = max((needs(4) - needs(2)) / 2, 1.0)
+        guess = int(min(max((usable - needs(2)) / slope + 2, 1), MOST))
+        at = 1 << (guess.bit_length() - 1)
+        while at > 1 and needs(at) > usable:
+            at //= 2
+        while at < MOST and needs(2 * at) <= usable:
+            at *= 2
+        return at if needs(at) <= usable else None
+
+    # --------------------------------------------------------------------------------------------------------- time
+    @property
+    def peak(self) -> float:
+        return self.card.fp32 if self.run.train.precision == "fp32" else self.card.narrow
+
+    def working(self, kernels: Kernels, share: float) -> float:
+        """Seconds of a pass: on a GPU no less than it takes to launch its kernels, on a processor that comes on top."""
+        launch = sum(kind[3] for kind in kernels) * LAUNCH
+        busy = sum(self.card.seconds(*kind[:3]) * kind[3] for kind in kernels)
+        return (busy + launch) / share if self.card.is_cpu else max(busy / share, launch)
+
+    def seconds(self, have: Count, share: float) -> dict[str, float]:
+        pieces = self.run.train.accumulate
+        forward, backward = (self.working(kernels, share) for kernels in (have.forward, have.backward))
+        each = self._part() if self.sharded else float(have.parameters)
+        passes = 7 + 3 * (self.run.train.clip is not None)  # parameter, gradient, two moments read, three written
+        found = {"forward": pieces * forward, "backward": pieces * backward}
+        found["AdamW"] = self.card.seconds(0, round(passes * each), False) / share
+        found["draw"] = quickest(self.draw, 3) * max(1.0, self.run.train.batch_size / DRAWN)
+        reached = (self.link or self.card.between(self.devices)) * self.devices / max(1, self.devices - 1)
+        whole = have.parameters / reached if self.devices > 1 else 0.0
+        if self.sharded:
+            again = whole - self.units[0] / reached  # what is no block is still there
+            scattered = max(0.0, whole - max(0.0, backward - again))
+            exchange = pieces * (whole + again) + whole
+            exposed = pieces * (max(0.0, whole - forward) + max(0.0, again - backward)) + scattered
+        else:
+            exchange = 2 * whole
+            exposed = max(0.0, exchange - backward)
+        found |= {"exchange": exchange, "exposed": exposed}
+        return {**found, "step": sum(found.values()) - exchange}
+
+    def draw(self) -> Batch:
+        return self.run.task.batch("train", min(self.run.train.batch_size, DRAWN), seed=self.run.seed, step=0)
+
+    def evaluating(self, have: Count, share: float) -> float:
+        """Seconds of all evaluations, which the devices share."""
+        train = self.run.train
+        times = -(-train.steps // train.eval_every)
+        each = self.working(have.forward, share) * train.batch_size / self.sequences / self.devices
+        return (
+            times * each * sum(enough(self.run.task, s, train.eval_batches, train.batch_size) for s in train.evaluate)
+        )
+
+    def assumptions(self) -> Iterable[tuple[str, str]]:
+        """What the card is taken to be and what is taken for granted, with where it comes from."""
+        here = self.card
+        narrow = f"{here.narrow / 1e12:.3g} bf16, {here.fp32 / 1e12:.3g} fp32 Tera-operations a second"
+        yield here.full, f"{narrow}, {here.bandwidth / 1e9:,.0f} GB/s ({here.source})"
+        if not here.is_cpu:
+            yield (
+                "memory",
+                f"{RESERVED / 1e9} GB for CUDA and NCCL, {FRAGMENTS:.0%} of the rest lost to fragments (assumed)",
+            )
+            yield "launches", f"{LAUNCH * 1e6:.0f} microseconds each (assumed; without --compile)"
+        if self.devices > 1:
+            source = "given" if self.link else f"of one direction, {here.source}"
+            speed = (self.link or here.between(self.devices)) / 1e9
+            yield "link", f"{speed:,.4g} GB/s a device, {MACHINE} devices to a machine ({source}); no latency"
+            yield "overlap", "communication is hidden behind the pass it belongs to (DDP, FSDP2)"
+        yield "drawing a batch", "as measured here, not overlapped"
+
+
+# ---------------------------------------------------------------------------------------------------- one measured step
+def _share(place: _Place, have: Count, given: float | None) -> tuple[float, tuple[tuple[str, str], ...]]:
+    """The share of the peak that kernels reach, and where it comes from."""
+    if given is not None:
+        return given, (("share of the peak", f"{given:.2f} (given)"),)
+    local = place.card.is_cpu or (torch.cuda.is_available() and place.card.full in torch.cuda.get_device_name())
+    if not local:
+        said = "assumed: whole steps reach 0.44 to 0.52, Narayanan et al. 2021; large products alone 0.8, Bekman 2025"
+        return SHARE, (("share of the peak", f"{SHARE} of peak and bandwidth, kernel by kernel ({said})"),)
+    few = min(have.sequences, place.largest() or have.sequences)
+    seconds = measured(place.run, few)
+    here = place.counted(few)
+    share = (place.working(here.forward, 1.0) + place.working(here.backward, 1.0)) / seconds
+    return share, (("share of the peak", f"{share:.2f}: a step of {few} sequences took {seconds:.3g} s here"),)
+
+
+def measured(run: Run, sequences: int, times: int = 3) -> float:
+    """Seconds of the forward and backward pass of so many sequences on this machine, the fastest of a few."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = build(run.model).to(device).train()
+    batch = run.task.batch("train", sequences, seed=run.seed, step=0, device=device)
+    return quickest(lambda: step(model, run, batch), times)
+
+
+def step(model: nn.Module, run: Run, batch: Batch, *, clear: bool = True) -> None:
+    """One forward and backward pass as the trainer makes it, without an update."""
+    if clear:
+        model.zero_grad(set_to_none=True)
+    loss = run.task.loss(answers(model, run.task, batch, run.train.precision), batch)
+    (loss + model.auxiliary_loss() if isinstance(model, Transformer) else loss).backward()
+
+
+# ------------------------------------------------------------------------------------------------------- what would fit
+def _change(place: _Place) -> str | None:
+    """The smallest change that makes the run fit: pieces, then checkpointing, then sharding, then more devices."""
+    train, devices = place.run.train, place.devices
+    again = isinstance(place.run.model, TransformerConfig) and not place.run.model.checkpoint
+    if (pieces := _pieces(place)) is not None:
+        return f"--train.accumulate {pieces}"
+    if again:
+        deep = place.changed({"checkpoint": True})
+        if deep.fits():
+            return "--model.checkpoint"
+        if (pieces := _pieces(deep)) is not None:
+            return f"--model.checkpoint --train.accumulate {pieces}"
+    for n in (devices, *(1 << i for i in range(1, 11) if 1 << i > devices)):
+        if n == 1 or train.batch_size % n or (place.sharded and n == devices):
+            continue
+        words = "--parallel sharded" + (f" --devices {n}" if n > devices else "")
+        shard = {"devices": n, "parallel": "sharded", "accumulate": 1}
+        if place.changed(shard).fits():
+            return words
+        if again and place.changed({**shard, "checkpoint": True}).fits():
+            return f"{words} --model.checkpoint"
+    return None
+
+
+def _pieces(place: _Place) -> int | None:
+    """The fewest pieces that fit: a straight line through one and two sequences says which, and they are counted."""
+    train, usable = place.run.train, place.usable or 0.0
+    rows = train.batch_size // place.devices
+    many = [n for n in range(train.accumulate + 1, rows + 1) if rows % n == 0]
+    if not many or place.standing() > usable:
+        return None
+    cut = place.changed({"accumulate": many[0]})
+    one, two = (cut.memory(cut.counted(n))["total"] for n in (1, 2))
+    near = [n for n in many if one + (two - one) * (rows // n - 1) <= 1.02 * usable]
+    return next((n for n in near if place.changed({"accumulate": n}).fits()), None)

@@ -1,0 +1,69 @@
+"""What a person sees of the demo: known and unseen side by side on one scale, the floors as marks on it."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from polyhead.scale.sweep.screen import DONE, WAITING, Screen
+
+if TYPE_CHECKING:
+    from polyhead.scale.sweep.jobs import Job
+
+WIDE = 50
+"""Characters of the scale from 0 to 1."""
+
+
+class Board(Screen):
+    """Known and unseen side by side on one scale, the floors as marks on it."""
+
+    def __init__(
+        self, jobs: "Sequence[Job]", at_once: int, *, enabled: bool, unseen: str, marks: Mapping[str, float]
+    ) -> None:
+        super().__init__(jobs, at_once, enabled=enabled)
+        self.unseen, self.marks = unseen, {n: x for n, x in marks.items() if 0 <= x <= 1}
+        self.display = Live(get_renderable=self.drawn, console=self.console, refresh_per_second=2)
+
+    def __enter__(self) -> "Board":
+        for job in self.jobs:
+            if job.state == DONE:
+                self.line(f"{job.config.name}: already done")
+        if self.live:
+            self.display.start()
+        else:
+            self.line("floors: " + ", ".join(f"{name} {value:.2f}" for name, value in self.marks.items()))
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self.live:
+            self.display.stop()
+
+    def update(self) -> None:
+        if not self.live:
+            super().update()
+
+    def drawn(self) -> Group:
+        """A line a run: step, known, unseen, both on the scale; then what the marks are."""
+        table = Table.grid(padding=(0, 2))
+        for job in self.jobs:
+            known, unseen = (self._score(job, split) for split in ("iid", self.unseen))
+            step = job.state if job.state in (DONE, WAITING) else f"{job.step:,}/{job.config.train.steps:,}"
+            texts = [f"{word} {'–' if x is None else f'{x:.2f}'}" for word, x in (("known", known), ("unseen", unseen))]
+            table.add_row(job.config.name, step, *texts, self.scale(known, unseen))
+        named = "   ".join(f"{name} {value:.2f}" for name, value in self.marks.items())
+        return Group(table, Text(f"○ known   ● unseen   │ {named}", style="dim"), Text(self.summary(), style="dim"))
+
+    def _score(self, job: "Job", split: str) -> float | None:
+        text = job.shown.get(f"{split} {job.config.task.metric}")
+        return None if text is None else float(text)
+
+    def scale(self, known: float | None, unseen: float | None) -> str:
+        """0 to 1 in characters."""
+        line = ["·"] * WIDE
+        for value, mark in (*((x, "│") for x in self.marks.values()), (known, "○"), (unseen, "●")):
+            if value is not None:
+                line[round(min(max(value, 0.0), 1.0) * (WIDE - 1))] = mark
+        return "".join(line)

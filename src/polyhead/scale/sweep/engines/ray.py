@@ -1,0 +1,192 @@
+"""Workers as tasks of a Ray cluster (Ray Core).
+
+A task runs the worker as a process of its own, which dies with it, and returns its exit code.  A task whose process or
+machine is gone has no exit code: the sweep starts that run again, and Ray puts it where there is room.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import inspect
+import logging
+import os
+import pathlib
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from polyhead.scale.sweep.engines.engine import LOG, LOST, Handle, Resources, settings
+from polyhead.train.stop import DISK
+
+if TYPE_CHECKING:
+    from polyhead.config import Run
+
+SECONDS = 10.0
+"""To wait for an answer from the address of a cluster."""
+
+
+class Ray:
+    """The cluster at `address`: HOST:PORT, "auto" for that of this machine, "local" to start one here for this sweep.
+
+    Without `workers` the whole list is handed over, and the cluster does as much at a time as it has room for.
+    """
+
+    pause, queues = 0.5, False
+
+    def __init__(self, address: str, resources: Resources | None = None) -> None:
+        self.address, self.resources = address, resources or Resources()
+        self.tasks: list[_Task] = []
+        self.began = False
+        self.threads = 1
+
+    def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None, threads: int | None) -> int:
+        if self.address != "local":
+            _answers(self.address)
+        ray = _ray()
+        if not ray.is_initialized():
+            self._join(ray)
+            self.began = True
+        self.threads = threads or self.resources.cpus
+        self.queues = workers is None
+        self._demand(ray)
+        return workers or len(runs)
+
+    def _join(self, ray: Any) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        if self.address == "local":
+            ray.init(address="local", include_dashboard=False, **quiet)
+            return
+        try:
+            ray.init(address=self.address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(f"sweep: no Ray cluster at {self.address} ({reason})") from None
+
+    def _demand(self, ray: Any) -> None:
+        """One run must fit on some machine: Ray would wait for such a machine for ever."""
+        wanted = self.resources
+        memory = None if wanted.memory is None else wanted.memory * 2**30
+        for name, amount in (("CPU", wanted.cpus), ("GPU", wanted.gpus), ("memory", memory)):
+            most = max((node["Resources"].get(name, 0) for node in ray.nodes() if node["Alive"]), default=0)
+            if amount and amount > most:
+                shown = f"{most / 2**30:.1f} GiB of memory" if name == "memory" else f"{most:g} {name}"
+                raise ValueError(f"sweep: a run wants more than any machine of the Ray cluster has: {shown}")
+
+    def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Handle]:
+        ray, wanted = _ray(), self.resources
+        memory = None if wanted.memory is None else int(wanted.memory * 2**30)
+        work = inspect.unwrap(_work())  # without checks of its annotations, which tests put around it
+        made = ray.remote(num_cpus=wanted.cpus, num_gpus=wanted.gpus, memory=memory, max_retries=0)(work)
+        own = settings(self.threads, {})
+        begun = [_Task(made.remote(str(folder.absolute()), LOG, own), folder) for folder in folders]
+        self.tasks = [task for task in self.tasks if task.code() is None] + begun
+        return begun
+
+    def stop(self, handles: Sequence[Handle]) -> str:
+        ray = _ray()
+        for task in self.tasks:
+            ray.cancel(task.reference)  # Ctrl-C for the task, which lets its worker save
+        left = [task.reference for task in self.tasks]
+        if left:
+            ray.wait(left, num_returns=len(left))
+        return "stopped and saved"
+
+    def close(self) -> None:
+        ray: Any = sys.modules.get("ray")
+        if ray is None or not ray.is_initialized():
+            return
+        for task in self.tasks:
+            if task.code() is None:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.cancel(task.reference, force=True)
+        if self.began:
+            ray.shutdown()
+
+
+class _Task:
+    def __init__(self, reference: Any, folder: pathlib.Path) -> None:
+        self.reference, self.folder = reference, folder
+        self.ended: int | None = None
+
+    def code(self) -> int | None:
+        ray = _ray()
+        if self.ended is None and ray.wait([self.reference], timeout=0)[0]:
+            try:
+                self.ended = int(ray.get(self.reference))
+            except ray.exceptions.RayTaskError as error:  # before the worker: its machine does not see the folder
+                self.ended = DISK
+                with contextlib.suppress(OSError), open(self.folder / LOG, "a") as log:
+                    log.write(f"polyhead: {error.cause}, on a machine of the Ray cluster\n")
+            except ray.exceptions.RayError:
+                self.ended = LOST
+        return self.ended
+
+
+def _ray() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ImportError:
+        raise ValueError("sweep: --ray needs Ray, which is not installed: pip install 'polyhead[ray]'") from None
+
+
+def _answers(address: str) -> None:
+    """Raise ValueError where nobody listens: Ray itself would try for long, and say much."""
+    host, colon, port = address.rpartition(":")
+    if address == "auto" or address.startswith("ray://"):
+        return
+    if not colon or not port.isdigit():
+        raise ValueError(f"sweep: --ray wants HOST:PORT, auto or local but {address!r} came")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"sweep: no Ray cluster at {address} ({error})") from None
+
+
+def _work() -> Callable[..., int]:
+    """What a task does.  A function inside a function is sent as it is: machines need Ray, and see our files."""
+
+    def work(folder: str, log: str, own: dict[str, str]) -> int:
+        import os
+        import subprocess
+        import sys
+        import time
+
+        paths = os.pathsep.join(filter(None, [own["PYTHONPATH"], os.environ.get("PYTHONPATH")]))
+        words = [sys.executable, "-m", "polyhead.scale.sweep.engines.ray", folder, str(os.getpid())]
+        with open(os.path.join(folder, log), "ab") as file:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env={**os.environ, **own, "PYTHONPATH": paths},
+                start_new_session=True,
+            )
+        try:
+            while process.poll() is None:
+                time.sleep(0.1)
+        except KeyboardInterrupt:  # cancelled
+            process.terminate()
+            process.wait()
+        return int(process.returncode)
+
+    return work
+
+
+def main(words: Sequence[str]) -> int:
+    """The worker of a task: FOLDER, and the process it dies with."""
+    folder, parent = words[0], int(words[1])
+    if sys.platform == "linux" and os.getppid() == parent:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it is gone already
+        return LOST - 1
+    from polyhead.train.__main__ import main as train
+
+    return train([folder])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,220 @@
+"""Workers as jobs of Slurm: one array, by submitit.
+
+A job runs the worker as a process of its own.  When Slurm announces by SIGUSR2 that it takes the machine away, or that
+the job's time is over, the worker saves, and submitit queues the job again.  Ctrl-C leaves jobs to Slurm; the same
+command finds them again by the file slurm.json in the folder of each run.
+
+Nothing that a job pickles is read here: how its worker ended is a file of its own, what the job is doing says squeue.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import pathlib
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from polyhead.scale.sweep.engines.engine import LOG, LOST, Handle, Resources, command, settings
+from polyhead.train.stop import INTERRUPTED, PREEMPTED
+
+if TYPE_CHECKING:
+    from polyhead.config import Run
+
+NAME, PLACE, RECORD = "polyhead", "slurm", "slurm.json"
+ENDED = {
+    **dict.fromkeys(("COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "REVOKED")),
+    "CANCELLED": INTERRUPTED,
+    "DEADLINE": INTERRUPTED,
+    "PREEMPTED": PREEMPTED,
+}
+"""States from which a job does not come back, and what they say of its worker; None: the worker's own exit code."""
+
+
+class Slurm:
+    """Jobs of at most `minutes` each, which go on in another one.  `partition` and `account`: Slurm's default."""
+
+    queues = True
+
+    def __init__(
+        self,
+        resources: Resources | None = None,
+        *,
+        partition: str | None = None,
+        account: str | None = None,
+        minutes: int = 60,
+        pause: float = 5.0,
+    ) -> None:
+        if minutes < 1:
+            raise ValueError(f"sweep: minutes must be at least 1 but is {minutes}")
+        self.resources = resources or Resources()
+        if self.resources.gpus != int(self.resources.gpus):
+            raise ValueError(f"sweep: Slurm gives whole GPUs but gpus is {self.resources.gpus}")
+        self.partition, self.account, self.minutes, self.pause = partition, account, minutes, pause
+        self.folder = pathlib.Path()
+        self.executor: Any = None
+        self.threads = 1
+        self.states: dict[str, str] = {}
+        self.asked, self.looks = 0.0, 0  # when squeue was asked last, how often it has answered
+
+    def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None, threads: int | None) -> int:
+        for program in ("sbatch", "squeue", "scontrol", "srun"):
+            if shutil.which(program) is None:
+                raise ValueError(f"sweep: --slurm needs {program}, which is not installed here: is this a login node?")
+        try:
+            import submitit
+        except ImportError:
+            advice = "pip install 'polyhead[slurm]'"
+            raise ValueError(f"sweep: --slurm needs submitit, which is not installed: {advice}") from None
+        at_once = workers or len(runs)
+        self.threads = threads or self.resources.cpus
+        self.folder = (folder / PLACE).absolute()
+        self.executor = submitit.AutoExecutor(self.folder, cluster="slurm", slurm_max_num_timeout=10**6)
+        self.executor.update_parameters(**self._parameters(at_once))
+        self._look()
+        return at_once
+
+    def _parameters(self, at_once: int) -> dict[str, Any]:
+        wanted, paths = self.resources, settings(self.threads, os.environ)["PYTHONPATH"]
+        chosen: dict[str, Any] = {"partition": self.partition, "account": self.account}
+        chosen |= {"gpus_per_node": int(wanted.gpus) or None}
+        return {
+            "name": NAME,
+            "timeout_min": self.minutes,
+            "cpus_per_task": wanted.cpus,
+            "slurm_array_parallelism": at_once,
+            "slurm_setup": [f"export PYTHONPATH={shlex.quote(paths)}"],
+            "slurm_signal_delay_s": min(90, 30 * self.minutes),
+            "slurm_additional_parameters": {"requeue": True},
+            **({} if wanted.memory is None else {"mem_gb": wanted.memory}),
+            **{f"slurm_{name}": value for name, value in chosen.items() if value is not None},
+        }
+
+    def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Handle]:
+        """Jobs of an earlier call that have not ended are taken over; the others make one array."""
+        self._look()
+        found = {folder: self._earlier(folder) for folder in folders}
+        new = [folder for folder, job in found.items() if job is None]
+        if new:
+            for folder, job in zip(new, self._submit(new), strict=True):
+                (folder / RECORD).write_text(json.dumps({"job": job}) + "\n")
+                found[folder] = job
+        self.asked = 0.0
+        return [_Job(self, str(found[folder])) for folder in folders]
+
+    def _submit(self, folders: Sequence[pathlib.Path]) -> list[str]:
+        logging.getLogger("submitit").setLevel(logging.ERROR)
+        task = Task(self.threads)
+        try:
+            jobs = self.executor.map_array(task, [str(folder.absolute()) for folder in folders])
+        except Exception as error:  # of submitit, which has no class for them: what sbatch said
+            said = [line for line in str(error).splitlines() if "error" in line] or [str(error)]
+            raise ValueError(f"sweep: sbatch refused the jobs ({said[-1].strip()})") from None
+        return [str(job.job_id) for job in jobs]
+
+    def _earlier(self, folder: pathlib.Path) -> str | None:
+        """The job that an earlier call asked for and that may still train this run."""
+        with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
+            job = json.loads((folder / RECORD).read_text()).get("job")
+            if isinstance(job, str) and self.states.get(job, "COMPLETED") not in ENDED:
+                return job
+        return None
+
+    def state(self, job: str) -> str | None:
+        """What squeue says of a job; None when it has forgotten it."""
+        if time.monotonic() - self.asked > self.pause:
+            self._look()
+        return self.states.get(job)
+
+    def _look(self) -> None:
+        """Slurm tells of ended jobs for some minutes; while it does not answer, what it said last holds."""
+        asked = ["squeue", "--me", "--noheader", "--array", "--states=all", f"--name={NAME}", "--format=%i %T"]
+        self.asked = time.monotonic()
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60).stdout
+            self.states = dict(line.split(maxsplit=1) for line in said.splitlines() if " " in line)
+            self.looks += 1
+
+    def stop(self, handles: Sequence[Handle]) -> str:
+        jobs = sorted({job.name.partition("_")[0] for job in handles if isinstance(job, _Job)})
+        if not jobs:
+            return "stopped"
+        return f"left {len(handles)} jobs to Slurm, which goes on with them (scancel {' '.join(jobs)} ends them)"
+
+    def close(self) -> None:
+        pass
+
+
+class _Job:
+    def __init__(self, slurm: Slurm, name: str) -> None:
+        self.slurm, self.name = slurm, name
+        self.ends, self.looks = 0, slurm.looks  # in how many looks in a row it had ended, and of how many
+
+    def code(self) -> int | None:
+        state = self.slurm.state(self.name)
+        if self.slurm.looks == self.looks:
+            return None
+        self.looks = self.slurm.looks
+        self.ends = self.ends + 1 if state is None or state in ENDED else 0
+        if self.ends < 2:  # a job that is queued again may look ended for a moment, and a shared disk be late
+            return None
+        if state is not None and (code := ENDED[state]) is not None:
+            return code
+        try:
+            return int(_record(self.slurm.folder, self.name).read_text())
+        except (OSError, ValueError):
+            return LOST
+
+
+def _record(folder: pathlib.Path, job: str) -> pathlib.Path:
+    """Where a job writes its worker's exit code."""
+    return folder / f"{job}.code"
+
+
+class Task:
+    """What a job does: it runs the worker, and lets it save when the job is to make room."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.worker = 0
+
+    def __call__(self, folder: str) -> int:
+        from submitit import JobEnvironment
+
+        record = _record(pathlib.Path(os.environ["SUBMITIT_FOLDER"]), JobEnvironment().job_id)
+        record.unlink(missing_ok=True)
+        with open(pathlib.Path(folder, LOG), "ab") as log:
+            process = subprocess.Popen(
+                command(pathlib.Path(folder), sys.executable),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=settings(self.threads, os.environ),
+                preexec_fn=_deaf,
+            )
+        self.worker = process.pid
+        code = os.waitstatus_to_exitcode(os.waitpid(self.worker, 0)[1])  # not Popen.wait: a signal may come in it
+        process.returncode = code
+        record.write_text(f"{code}\n")
+        return code
+
+    def checkpoint(self, folder: str) -> Any:
+        """submitit calls this in its handler of SIGUSR2, and queues the job again with what comes back."""
+        from submitit.helpers import DelayedSubmission
+
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a second one would end the worker before it has saved
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.worker, signal.SIGUSR1)
+            os.waitpid(self.worker, 0)
+        return DelayedSubmission(Task(self.threads), folder)
+
+
+def _deaf() -> None:
+    """Slurm sends SIGUSR2 to all processes of a job, but the worker is to be told once, by `checkpoint`."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)

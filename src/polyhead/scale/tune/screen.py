@@ -1,0 +1,90 @@
+"""What a person sees of a search: a live table on a terminal, else a line when a trial begins and ends."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from polyhead.train.progress import QUIET_SECONDS
+
+if TYPE_CHECKING:
+    from polyhead.scale.tune.search import Outcome, Trial
+
+ROWS = 15
+"""The last trials, and the best."""
+SECONDS = 0.5
+"""Between two looks at the study."""
+
+
+class Screen:
+    """`outcome` tells how the study stands."""
+
+    def __init__(self, outcome: "Callable[[], Outcome]", *, enabled: bool) -> None:
+        self.outcome, self.enabled = outcome, enabled
+        console = Console(stderr=True)
+        self.live = Live(console=console, auto_refresh=False) if enabled and console.is_terminal else None
+        self.drawn, self.spoken = 0.0, time.monotonic()
+
+    def __enter__(self) -> "Screen":
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live is not None:
+            self.live.update(table(self.outcome(), {}), refresh=True)
+            self.live.stop()
+
+    def update(self, texts: Mapping[int, str]) -> None:
+        """`texts`: what the trials at work say, by number."""
+        now = time.monotonic()
+        if self.live is not None and now - self.drawn > SECONDS:
+            self.drawn = now
+            self.live.update(table(self.outcome(), texts), refresh=True)
+        elif now - self.spoken > QUIET_SECONDS:
+            self.spoken = now
+            for number, text in texts.items():
+                self.line(f"trial {number}: {text}")
+
+    def line(self, text: str) -> None:
+        if self.enabled and self.live is None:
+            print(text, file=sys.stderr, flush=True)
+
+
+def table(outcome: "Outcome", texts: Mapping[int, str]) -> Table:
+    """The last trials and the best."""
+    shown = list(outcome.trials[-ROWS:])
+    if outcome.best is not None and outcome.best not in shown:
+        shown.insert(0, outcome.best)
+    fields = list(dict.fromkeys(name for trial in shown for name in trial.values))
+    found = Table("trial", *fields, f"{outcome.split} {outcome.metric}", "", title=str(outcome.folder))
+    for trial in shown:
+        values = [short(trial.values.get(name, "")) for name in fields]
+        score = "" if trial.score is None else f"{trial.score:.4f}"
+        style = "bold" if trial is outcome.best else None
+        text = texts.get(trial.number) or said(trial, outcome)
+        found.add_row(str(trial.number), *map(escape, values), score, escape(text), style=style)
+    return found
+
+
+def said(trial: "Trial", outcome: "Outcome") -> str:
+    """What there is to say of a trial beside its score."""
+    if trial is outcome.best:
+        return "best"
+    return f"{trial.state}: {trial.error}" if trial.error else "" if trial.state == "done" else trial.state
+
+
+def short(value: object) -> str:
+    """
+    >>> short(0.00123456), short(64), short(None)
+    ('0.00123', '64', 'None')
+    """
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,370 @@
+"""Search beyond a grid: Optuna proposes settings, the workers of a sweep train them.
+
+A study is a folder.  study.json says what is asked, study.journal is Optuna's record, one line of JSON per event, and
+every trial is an ordinary run in FOLDER/NAME-DIGEST.  Trial n is drawn from streams of its own, such as
+stream(seed, "tune", n), and what is known by then; so with one worker a study is a pure function of its question,
+interrupted or not.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from polyhead import config as configs
+from polyhead.config import Run, serial, stream
+from polyhead.scale.sweep.engines.local import Local
+from polyhead.scale.sweep.jobs import LOOK_SECONDS, Failure, Job, interruptible
+from polyhead.scale.tune.screen import Screen, short
+from polyhead.scale.tune.space import Range, Space, Value, changed, read_space
+from polyhead.spec.shapes import one_of
+from polyhead.tasks import KINDS
+from polyhead.train.checks import check, read_all
+from polyhead.train.stop import MISTAKE, Stop
+from polyhead.train.store.disk import Patience
+from polyhead.train.store.files import write
+from polyhead.train.store.folder import Held, Result, locked, read_metrics
+
+STUDY, JOURNAL, NAME = "study.json", "study.journal", "polyhead"
+SAMPLERS, PRUNERS = ("tpe", "random"), ("median", "hyperband")
+ENOUGH = 10
+"""Finished trials; the importance of fields among fewer is noise."""
+DONE, PRUNED, FAILED, RUNNING = "done", "pruned", "failed", "running"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One proposal: its fields, its run, what became of it, and its score, of a pruned one that at its last step."""
+
+    number: int
+    state: str
+    values: dict[str, Value]
+    score: float | None
+    folder: pathlib.Path | None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A study as it stands.  `importance`: of each field, shares that add up to 1; empty while it is not known."""
+
+    folder: pathlib.Path
+    split: str
+    metric: str
+    trials: tuple[Trial, ...]
+    best: Trial | None
+    importance: dict[str, float]
+
+
+def tune(
+    run: Run,
+    space: Mapping[str, str],
+    *,
+    folder: str | pathlib.Path,
+    trials: int = 20,
+    workers: int = 1,
+    threads: int | None = None,
+    sampler: str = "tpe",
+    prune: str | None = None,
+    progress: bool = True,
+) -> Outcome:
+    """Look for the fields of `run` that score best: tune(run, {"train.lr": "1e-4:1e-2:log"}, folder="runs/tune/a").
+
+    The score is the task's headline metric on split `validation` if it is among train.evaluate, else on the first that
+    is, when training ends.  `trials`: how many the study has in the end, those of earlier calls included.  `prune`:
+    give up early what is worse than the median, or by hyperband.  A trial that fails, or whose settings cannot be, is a
+    trial.  Raises ValueError for a folder that holds another study, Interrupted after Ctrl-C, when all have saved.
+    """
+    one_of("tune", "sampler", sampler, SAMPLERS)
+    if prune is not None:
+        one_of("tune", "pruner", prune, PRUNERS)
+    for name, value in (("trials", trials), ("workers", workers), ("threads", threads)):
+        if value is not None and value < 1:
+            raise ValueError(f"tune: {name} must be at least 1 but is {value}")
+    question = _question(run, space, sampler, prune)
+    check(run)
+    read_all(run)
+    path = pathlib.Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"tune: {path} cannot be made ({error.strerror})") from None
+    try:
+        with locked(path):
+            _claim(path, question)
+            _mend(path / JOURNAL)
+            study = _Study(run, path, question, new=True)
+            with Screen(study.outcome, enabled=progress) as screen:
+                _Search(study, workers, threads, screen).work(trials)
+    except Held:
+        raise ValueError(f"tune: another process works on the study in {path}") from None
+    return study.outcome(importance=True)
+
+
+def status(folder: str | pathlib.Path) -> Outcome:
+    """A study as it stands, also while another process works on it.  Nothing is written."""
+    path = pathlib.Path(folder)
+    if not (path / STUDY).is_file() or not (path / JOURNAL).is_file():
+        raise ValueError(f"tune: {path} holds no study")
+    try:
+        question = serial.read(path / STUDY)
+        run = configs.from_dict(question["run"], KINDS, where=str(path / STUDY))
+        return _Study(run, path, question).outcome(importance=True)
+    except ValueError:
+        raise
+    except Exception as error:  # whatever a file from a stranger makes of it
+        raise ValueError(f"tune: {path} holds no study that can be read ({type(error).__name__}: {error})") from None
+
+
+def _question(run: Run, space: Mapping[str, str], sampler: str, prune: str | None) -> dict[str, Any]:
+    """What a study asks, as JSON.  Raises ValueError for a space that cannot be searched."""
+    if not run.train.evaluate:
+        raise ValueError("tune: nothing is evaluated: give train.evaluate a split")
+    read_space(run, space)
+    split = "validation" if "validation" in run.train.evaluate else run.train.evaluate[0]
+    asked = {"digest": configs.digest(run), "space": dict(space), "sampler": sampler, "prune": prune}
+    asked |= {"split": split, "metric": run.task.metric}
+    return {**asked, "run": configs.to_dict(dataclasses.replace(run, folder=None))}
+
+
+def _claim(folder: pathlib.Path, question: dict[str, Any]) -> None:
+    """Write the question down, or see that it is the one that is there."""
+    path = folder / STUDY
+    if not path.exists():
+        if (folder / JOURNAL).exists():
+            raise ValueError(f"tune: {folder} holds {JOURNAL} but no {STUDY}; choose another folder or delete it")
+        write(path, (json.dumps(question, indent=2) + "\n").encode())
+        return
+    there = serial.read(path)
+    for name in ("digest", "space", "sampler", "prune"):
+        if (theirs := there.get(name) if isinstance(there, dict) else None) != question[name]:
+            what = f"{name} is {theirs} there and {question[name]} here"
+            raise ValueError(f"tune: {folder} holds another study ({what}); choose another folder")
+
+
+def _mend(journal: pathlib.Path) -> None:
+    """Cut off a last line that a crash or a full disk cut short: Optuna reads no line after such a one."""
+    if journal.is_file() and not (text := journal.read_bytes()).endswith(b"\n"):
+        write(journal, text[: text.rfind(b"\n") + 1])
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ValueError("tune: Optuna is not installed: pip install 'polyhead[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+class _Study:
+    """Optuna's side: proposals and what became of them."""
+
+    def __init__(self, run: Run, folder: pathlib.Path, question: dict[str, Any], *, new: bool = False) -> None:
+        self.run, self.folder, self.optuna = run, folder, _optuna()
+        self.split, self.metric = question["split"], question["metric"]
+        self.space: Space = read_space(run, question["space"])
+        self.sampler, self.prune = question["sampler"], question["prune"]
+        journal = self.optuna.storages.journal
+        path = str(folder / JOURNAL)
+        try:
+            backend = journal.JournalFileBackend(path, lock_obj=journal.JournalFileOpenLock(path))
+            storage = self.optuna.storages.JournalStorage(backend)
+            if new and not storage.get_all_studies():
+                direction = "maximize" if run.task.better == "higher" else "minimize"
+                self.optuna.create_study(storage=storage, study_name=NAME, direction=direction)
+            self.study = self.optuna.load_study(storage=storage, study_name=NAME, pruner=self._pruner())
+            self.study.get_trials(deepcopy=False)  # reads it all
+        except Exception as error:  # Optuna checks little
+            raise ValueError(f"tune: {path} cannot be read ({type(error).__name__}: {error})") from None
+
+    def _pruner(self) -> Any:
+        pruners, train = self.optuna.pruners, self.run.train
+        if self.prune == "hyperband":
+            return pruners.HyperbandPruner(min_resource=min(train.eval_every, train.steps), max_resource=train.steps)
+        return pruners.MedianPruner() if self.prune == "median" else pruners.NopPruner()
+
+    def interrupted(self) -> list[int]:
+        """Trials that were at work when the process that asked for them ended."""
+        return [t.number for t in self.study.get_trials(deepcopy=False) if t.state.name == "RUNNING"]
+
+    def count(self) -> int:
+        return len(self.study.get_trials(deepcopy=False))
+
+    def propose(self, number: int | None = None) -> Any:
+        """The next trial, or again that of this number, which has been proposed before, perhaps not to the end."""
+        n = self.count() if number is None else number
+        self._draw_from("tune", n)
+        if number is None:
+            trial = self.study.ask()
+        else:
+            trial = self.optuna.trial.Trial(self.study, self.study.get_trials(deepcopy=False)[number]._trial_id)
+        for name, part in self.space.items():
+            self._draw_from(f"tune/{name}", n)  # of its own: some may have been drawn before a crash
+            if not isinstance(part, Range):
+                trial.suggest_categorical(name, part.values)
+            elif isinstance(part.low, int) and isinstance(part.high, int):
+                trial.suggest_int(name, part.low, part.high, log=part.log)
+            else:
+                trial.suggest_float(name, part.low, part.high, log=part.log)
+        return trial
+
+    def _draw_from(self, name: str, number: int) -> None:
+        samplers = self.optuna.samplers
+        kind = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler}[self.sampler]
+        self.study.sampler = kind(seed=stream(self.run.seed, name, number) % 2**32)
+
+    def tell(self, trial: Any, outcome: Any) -> None:
+        """A trial has ended.  Settings that cannot be, or that diverge, count as the worst there are: unlike a worker
+        that was killed they would fail again, so the sampler learns from them."""
+        score = outcome.scores[self.split][self.metric] if isinstance(outcome, Result) else math.nan
+        if math.isfinite(score):
+            self.study.tell(trial, score)
+            return
+        error = "its score is not finite" if isinstance(outcome, Result) else outcome.error
+        trial.set_user_attr("error", error)
+        hopeless = isinstance(outcome, Result) or outcome.code == MISTAKE
+        self.study.tell(trial, state=getattr(self.optuna.trial.TrialState, "PRUNED" if hopeless else "FAIL"))
+
+    def outcome(self, *, importance: bool = False) -> Outcome:
+        trials = tuple(self._trial(trial) for trial in self.study.get_trials(deepcopy=False))
+        done = [trial for trial in trials if trial.state == DONE and trial.score is not None]
+        best = max(done, key=lambda trial: self.run.task.gain(trial.score or 0.0), default=None)
+        shares = self._importance() if importance and len(done) >= ENOUGH else {}
+        return Outcome(self.folder, self.split, self.metric, trials, best, shares)
+
+    def _trial(self, trial: Any) -> Trial:
+        error, run = trial.user_attrs.get("error", ""), trial.user_attrs.get("run")
+        states = {"COMPLETE": DONE, "PRUNED": FAILED if error else PRUNED, "FAIL": FAILED}
+        state = states.get(trial.state.name, RUNNING)
+        score = trial.value if state in (DONE, PRUNED) else None
+        return Trial(trial.number, state, dict(trial.params), score, self.folder / run if run else None, error)
+
+    def _importance(self) -> dict[str, float]:
+        with contextlib.suppress(ValueError, RuntimeError), warnings.catch_warnings():  # all scores alike
+            warnings.simplefilter("ignore")
+            found = self.optuna.importance.get_param_importances(self.study)
+            return {name: float(share) for name, share in found.items()}
+        return {}
+
+
+class _Search:
+    """The trials at work, each with its job; two may share one, since a sampler may propose the same twice."""
+
+    def __init__(self, study: _Study, workers: int, threads: int | None, screen: Screen) -> None:
+        self.study, self.workers, self.threads, self.screen = study, workers, threads, screen
+        self.engine, self.patiently = Local(), Patience(Stop())
+        self.working: list[tuple[Any, Job]] = []
+        self.leaving: list[Job] = []  # pruned, and saving
+        self.read: dict[int, int] = {}  # how much of metrics.jsonl the pruner has seen, by trial
+        self.looked = 0.0
+
+    def work(self, wanted: int) -> None:
+        before = self.study.interrupted()
+        with contextlib.ExitStack() as held:
+            held.callback(self.engine.close)
+            self.engine.open([self.study.run], self.study.folder, self.workers, self.threads)
+            stop = held.enter_context(interruptible())
+            try:
+                while (more := before or self.study.count() < wanted) or self.working or self.leaving:
+                    if more and len(self.working) + len(self.leaving) < self.workers:
+                        self._begin(self.study.propose(before.pop(0) if before else None))
+                    else:
+                        self._look()
+            except KeyboardInterrupt:
+                became = self.engine.stop([job.handle for _, job in self.working if job.handle is not None])
+                done = self.study.count() - len(self.study.interrupted())
+                text = f"{became}; {done} of {wanted} trials are done, the same command goes on"
+                raise stop.interrupted(text) from None
+
+    def _begin(self, trial: Any) -> None:
+        """Give a trial its job; one whose settings cannot be has ended."""
+        try:
+            run = dataclasses.replace(changed(self.study.run, trial.params), folder=None)
+            check(run)
+        except ValueError as error:
+            said = str(error).removeprefix("tune: ")
+            self._end(trial, Failure(self.study.run.name, self.study.folder, MISTAKE, said))
+            return
+        place = self.study.folder / f"{run.name}-{configs.digest(run)}"
+        trial.set_user_attr("run", place.name)
+        shared = [job for _, job in self.working if job.folder == place]
+        job = shared[0] if shared else Job(run, place)
+        job.retries = 2
+        self.working.append((trial, job))
+        chosen = ", ".join(f"{name} {short(value)}" for name, value in trial.params.items())
+        self.screen.line(f"trial {trial.number}: {chosen} ({place})")
+
+    def _look(self) -> None:
+        """See to everything that is at work, once."""
+        look = time.monotonic() - self.looked > LOOK_SECONDS
+        self.looked = time.monotonic() if look else self.looked
+        for job in dict.fromkeys([job for _, job in self.working] + self.leaving):
+            self._tend(job, look)
+        self.leaving = [job for job in self.leaving if job.outcome is None]
+        for trial, job in list(self.working):
+            if self.study.prune and self._hopeless(trial, job):
+                self._prune(trial, job)
+            elif job.outcome is not None:
+                self.working.remove((trial, job))
+                self._end(trial, job.outcome)
+        self.screen.update({trial.number: job.text() for trial, job in self.working})
+        if self.working or self.leaving:
+            time.sleep(self.engine.pause)
+
+    def _tend(self, job: Job, look: bool) -> None:
+        """As in a sweep: start it, start it again, or watch whoever trains it, perhaps since before a crash."""
+        if job.outcome is not None:
+            return
+        if job.holder is not None:
+            if look:
+                job.look()
+        elif job.handle is not None:
+            job.poll()
+        elif self.patiently(job.ready):
+            job.handle, job.begun = self.patiently(functools.partial(self.engine.start, [job.folder]))[0], True
+
+    def _hopeless(self, trial: Any, job: Job) -> bool:
+        """Report the evaluations there are, in their order and before the end; whether the pruner gives it up."""
+        if job.read == self.read.get(trial.number, 0):
+            return False
+        self.read[trial.number] = job.read
+        known = self.study.study.get_trials(deepcopy=False)[trial.number].intermediate_values
+        for row in read_metrics(job.folder):
+            counts = row["kind"] == "eval" and row.get("split") == self.study.split
+            step, score = row["step"], row.get(self.study.metric)
+            if counts and step < job.config.train.steps and isinstance(score, (int, float)) and math.isfinite(score):
+                if step not in known:
+                    trial.report(score, step)
+                if trial.should_prune():
+                    return True
+        return False
+
+    def _prune(self, trial: Any, job: Job) -> None:
+        """Its worker saves and stops, unless another trial has the same run."""
+        self.working.remove((trial, job))
+        self.study.study.tell(trial, state=self.study.optuna.trial.TrialState.PRUNED)
+        if job.outcome is None and all(other is not job for _, other in self.working):
+            handle: Any = job.handle
+            if handle is not None:
+                handle.terminate()
+                self.leaving.append(job)
+        self._say(trial.number)
+
+    def _end(self, trial: Any, outcome: Any) -> None:
+        self.study.tell(trial, outcome)
+        self._say(trial.number)
+
+    def _say(self, number: int) -> None:
+        state = self.study.outcome()
+        trial, best = state.trials[number], state.best
+        what = f"{state.split} {state.metric} {trial.score:.4f}" if trial.score is not None else trial.error
+        so_far = f"; best so far: trial {best.number}, {best.score:.4f}" if best is not None else ""
+        self.screen.line(f"trial {number}: {trial.state}: {what}{so_far}")

@@ -1,0 +1,158 @@
+"""Images and their labels from where they lie: scikit-learn's digits, CIFAR's binary files, folders of classes.
+
+No reader runs anything that a file says: CIFAR comes in a Python version, too, whose pickles could, and is not read.
+"""
+
+import functools
+import pathlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyhead.spec.shapes import one_of
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is known of images before they are read: channels, height and width; classes; and what is usual: side of a
+    patch, largest shift in training, whether a mirrored image is of the same class.  `top` is white."""
+
+    image: tuple[int, int, int]
+    classes: int
+    patch: int
+    shift: int
+    flip: bool
+    top: int = 255
+
+
+SOURCES = {
+    "digits": Source((1, 8, 8), 10, 2, 1, False, top=16),
+    "cifar10": Source((3, 32, 32), 10, 4, 4, True),
+    "cifar100": Source((3, 32, 32), 100, 4, 4, True),
+    "folder": Source((3, 224, 224), 0, 16, 0, True),
+}
+
+CIFAR = {
+    "cifar10": ("cifar-10-batches-bin", [f"data_batch_{i}.bin" for i in range(1, 6)], ["test_batch.bin"], 1),
+    "cifar100": ("cifar-100-binary", ["train.bin"], ["test.bin"], 2),
+}
+"""By data: the folder in the archive, training files, test files, labels of a record (the last is the finest)."""
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".webp")
+FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")  # whatever its name: Pillow would hand PostScript to a program
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Labels (n), and pixels (n c h w) in bytes, or the files to read them from, brought to `size`."""
+
+    labels: Tensor
+    pixels: Tensor | None = None
+    paths: tuple[pathlib.Path, ...] = ()
+    size: int = 0
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Pixels (b c h w) in bytes."""
+        if self.pixels is not None:
+            return self.pixels[rows]
+        return torch.stack([_decode(self.paths[row], self.size) for row in rows.tolist()]).to(rows.device)
+
+    def to(self, device: torch.device) -> "Images":
+        """The same, on a device."""
+        pixels = None if self.pixels is None else self.pixels.to(device)
+        return Images(self.labels.to(device), pixels, self.paths, self.size)
+
+
+@functools.lru_cache(maxsize=4)
+def digits() -> Images:
+    """The 1797 handwritten digits that come with scikit-learn, 8 x 8, values 0 to 16."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    pixels = torch.from_numpy(data.images.astype(np.uint8))[:, None]
+    return Images(torch.from_numpy(data.target.astype(np.int64)), pixels)
+
+
+@functools.lru_cache(maxsize=4)
+def cifar(data: str, folder: str, part: str) -> Images:
+    """The `part` "train" or "test" of CIFAR in its binary version: records of labels, then 3072 bytes, red first.
+
+    The files lie in `folder`, or in the folder of the archive within it.
+    """
+    inner, train, test, labels = CIFAR[data]
+    root = pathlib.Path(folder)
+    root = root / inner if (root / inner).is_dir() else root
+    records = []
+    for name in train if part == "train" else test:
+        try:
+            raw = np.fromfile(root / name, dtype=np.uint8)
+        except OSError as error:
+            raise ValueError(
+                f"Images: {root / name} cannot be read ({error.strerror}); {_wanted(root, data)}"
+            ) from None
+        if not len(raw) or len(raw) % (labels + 3072):
+            raise ValueError(f"Images: {root / name} has {len(raw)} bytes, no multiple of {labels + 3072}, a record")
+        records.append(raw.reshape(-1, labels + 3072))
+    whole = np.concatenate(records)
+    found = whole[:, labels - 1].astype(np.int64)
+    if found.max() >= SOURCES[data].classes:
+        raise ValueError(f"Images: {root} has the label {found.max()}, but {data} has {SOURCES[data].classes} classes")
+    return Images(torch.from_numpy(found), torch.from_numpy(whole[:, labels:].reshape(-1, 3, 32, 32)))
+
+
+def _wanted(root: pathlib.Path, data: str) -> str:
+    pickled = any((root / name).exists() for name in ("data_batch_1", "train", CIFAR[data][0].replace("-bin", "-py")))
+    version = "the Python version is there, but its pickles could run code; " if pickled else ""
+    return f"{version}the binary version of {data} is wanted, {CIFAR[data][0]}, unpacked"
+
+
+def classes(folder: str) -> list[str]:
+    """The names of the classes: the folders in `folder/train`, sorted."""
+    train = pathlib.Path(folder) / "train"
+    try:
+        found = sorted(path.name for path in train.iterdir() if path.is_dir())
+    except OSError as error:
+        raise ValueError(
+            f"Images: {train} cannot be read ({error.strerror}); wanted are folder/train/CLASS/IMAGE and folder/val/..."
+        ) from None
+    if len(found) < 2:
+        raise ValueError(
+            f"Images: {train} has {len(found)} folders, but at least two classes, a folder each, are wanted"
+        )
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def tree(folder: str, part: str, size: int) -> Images:
+    """The files of `folder`/`part`/CLASS, by class and name; they are read when they are asked for."""
+    names = classes(folder)
+    root = pathlib.Path(folder) / part
+    labels, paths = [], []
+    try:
+        for path in sorted(root.iterdir()):
+            if path.is_dir():
+                label = names.index(one_of(f"Images: {root}", "class", path.name, names))
+                inside = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
+                paths += inside
+                labels += [label] * len(inside)
+    except OSError as error:
+        raise ValueError(f"Images: {root} cannot be read ({error.strerror})") from None
+    if not paths:
+        raise ValueError(f"Images: {root} has no image in its classes' folders ({', '.join(SUFFIXES)})")
+    return Images(torch.tensor(labels), paths=tuple(paths), size=size)
+
+
+def _decode(path: pathlib.Path, size: int) -> Tensor:
+    """An image as (3 size size): its middle, in the largest square there is."""
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise ValueError("Images: data='folder' needs Pillow; pip install pillow") from None
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            square = ImageOps.fit(image.convert("RGB"), (size, size), method=Image.Resampling.BILINEAR)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"Images: {path} cannot be read as an image ({' '.join(str(error).split())})") from None
+    return torch.from_numpy(np.array(square)).permute(2, 0, 1)

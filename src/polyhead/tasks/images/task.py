@@ -1,0 +1,219 @@
+"""Images into classes, cut into patches: scikit-learn's digits without a download, CIFAR and folders where they lie.
+
+Pixels are between -1, black, and 1.  In training an image is moved by up to `shift` pixels both ways, what comes in
+being black, and mirrored half of the time with `flip`:
+
+>>> image = torch.tensor([[[[1, 2], [3, 4]]]])
+>>> moved(image, torch.tensor([[1, -1]]))  # one down, one to the left
+tensor([[[[0, 0],
+          [2, 0]]]])
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polyhead.config import Batch, Classes, Patches, Task, stream
+from polyhead.spec.shapes import one_of, shaped
+from polyhead.tasks import classification
+from polyhead.tasks.images import data as images_data
+from polyhead.tasks.images.data import SOURCES
+from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork, portion, shuffled
+
+HELD_OUT = {"validation": 0.1, "iid": 0.2}  # of data without a test set of its own; of others, a tenth for validation
+
+
+@dataclass(frozen=True)
+class Images(Task):
+    """Classification of images.
+
+        train        moved and mirrored
+        validation   a tenth of the images, to select hyper-parameters by
+        iid          the test images; of digits, a fifth of all
+
+    Which images are held out depends on `split_seed`.  Batch after batch of one seed goes through a split in a random
+    order, and then through it again in another, so that consecutive batches show each image once.  Of a held-out split
+    the last batch before it begins again is short: as many batches as cover it score each image exactly once.
+
+    data: "digits" (8 x 8, 1797 of them, in scikit-learn); "cifar10" or "cifar100", the binary version in `folder`;
+        "folder", images of any sizes as `folder/train/CLASS/NAME.png` and `folder/val/CLASS/...` (needs Pillow), of
+        which the middle is brought to `size` x `size`.
+    patch, shift, flip: None is what is usual: 2, 1, False of digits, 4, 4, True of CIFAR, 16, 0, True of folders.
+    folder: enters the digest of a run, as another folder may hold other images.
+
+    >>> Images().batch("train", 16, seed=0, step=0).inputs.shape
+    torch.Size([16, 1, 8, 8])
+
+    Latents, (b): `label`; `image`, its number among the images of its file or folder.
+    Raises ValueError for settings that cannot be met, and for images that are not there when they are asked for.
+    """
+
+    data: str = "digits"
+    patch: int | None = None
+    shift: int | None = None
+    flip: bool | None = None
+    size: int | None = None
+    split_seed: int = 0
+    folder: str = "images"
+
+    name: ClassVar[str] = "images"
+    metric: ClassVar[str] = "accuracy"
+    items: ClassVar[str] = "images"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("Images", "data", self.data, SOURCES)
+        given = {
+            name: least for name, least in (("patch", 1), ("shift", 0), ("size", 1)) if getattr(self, name) is not None
+        }
+        check_integers(self, {**given, "split_seed": 0})
+        if self.flip is not None and not isinstance(self.flip, bool):
+            raise ValueError(f"Images: flip must be True, False or None but is {self.flip!r}")
+        if self.size is not None and self.data != "folder":
+            raise ValueError(
+                f"Images: size is of data='folder', but {self.data} images are {self.image[1]} x {self.image[2]}"
+            )
+        self.patches  # noqa: B018 (it says what does not fit)
+        side = min(self.image[1:])
+        if self.shift is not None and self.shift >= side:
+            raise ValueError(f"Images: shift must be below {side}, the image's side, but is {self.shift}")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("train", "validation", "iid")
+
+    @property
+    def image(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        channels, height, width = SOURCES[self.data].image
+        return (channels, self.size, self.size) if self.size else (channels, height, width)
+
+    @property
+    def patches(self) -> Patches:
+        """How an image becomes tokens."""
+        side = self.patch or SOURCES[self.data].patch
+        return Patches(self.image, (side, side))
+
+    @property
+    def classes(self) -> int:
+        """How many there are; of a folder, it is counted."""
+        return SOURCES[self.data].classes or len(images_data.classes(self.folder))
+
+    @property
+    def ends(self) -> tuple[Patches, Classes]:
+        return self.patches, Classes(self.classes)
+
+    @property
+    def length(self) -> int:
+        return self.patches.count
+
+    def count(self, split: str) -> int | None:
+        return None if split == "train" else len(_rows(self, split, torch.device("cpu")))
+
+    def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
+        """A batch on the generator's device: inputs (b c height width), targets (b 1); images may come twice."""
+        check_draw(self, split, batch_size)
+        rows = _rows(self, split, generator.device)
+        picker, mover = (fork(generator, f"{self.name}/{split}/{what}") for what in ("images", "moves"))
+        advance(generator)
+        chosen = torch.randint(len(rows), (batch_size,), generator=picker, device=generator.device)
+        return self._batch(split, rows[chosen], mover)
+
+    def batch(self, split: str, batch_size: int, *, seed: int, step: int, device: Any = "cpu") -> Batch:
+        """Batch number `step` of a walk through `split`: a pure function of (seed, split, step, batch size)."""
+        check_draw(self, split, batch_size)
+        generator = self.generator(split, seed=seed, step=step, device=device)
+        rows = _rows(self, split, generator.device)
+        first = step * batch_size
+        if split != "train":  # batches of a pass over all: the last ends with it
+            number, place = divmod(step, -(-len(rows) // batch_size))
+            first = number * len(rows) + place * batch_size
+            batch_size = min(batch_size, len(rows) - place * batch_size)
+        chosen = walk(len(rows), first, batch_size, seed=seed, name=f"{self.name}/{split}/order")
+        return self._batch(split, rows[chosen.to(rows.device)], fork(generator, "moves"))
+
+    def _batch(self, split: str, rows: Tensor, mover: torch.Generator) -> Batch:
+        source, images = SOURCES[self.data], _images(self, split, rows.device)
+        pixels, labels = images.read(rows), images.labels[rows]
+        if split == "train":
+            pixels = self._moved(pixels, mover)
+        return classification.batch_of(pixels.float() * (2 / source.top) - 1, labels, {"label": labels, "image": rows})
+
+    def _moved(self, pixels: Tensor, mover: torch.Generator) -> Tensor:
+        """Images moved and mirrored as training shows them."""
+        usual, device = SOURCES[self.data], mover.device
+        most = usual.shift if self.shift is None else self.shift
+        if usual.flip if self.flip is None else self.flip:
+            mirrored = torch.randint(2, (len(pixels), 1, 1, 1), generator=mover, device=device) == 1
+            pixels = torch.where(mirrored, pixels.flip(-1), pixels)
+        if not most:
+            return pixels
+        return moved(pixels, torch.randint(-most, most + 1, (len(pixels), 2), generator=mover, device=device))
+
+    @shaped
+    def loss(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> Float[Tensor, ""]:
+        """Mean cross-entropy."""
+        return classification.cross_entropy(self, outputs, batch)
+
+    @shaped
+    def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
+        """By image (b): `accuracy`."""
+        return classification.accuracy(self, outputs, batch)
+
+    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """What guessing scores, exactly.  A class of images has no relation that a learner could lack."""
+        return classification.floors(self, split)
+
+
+def moved(images: Tensor, by: Int[Tensor, "b 2"]) -> Tensor:
+    """Each image (c height width) moved down and to the right by `by` pixels; what comes in is 0."""
+    for axis in (2, 3):
+        size = images.shape[axis]
+        places = torch.arange(size, device=images.device) - by[:, axis - 2, None]  # (b size): where it comes from
+        shape = (len(images), 1, size, 1) if axis == 2 else (len(images), 1, 1, size)
+        found = images.gather(axis, places.clamp(0, size - 1).view(shape).expand_as(images))
+        images = found.masked_fill(((places < 0) | (places >= size)).view(shape), 0)
+    return images
+
+
+def walk(count: int, first: int, many: int, *, seed: int, name: str) -> Tensor:
+    """The rows number `first` to `first + many` of a walk over `count` rows: each comes once before any comes again."""
+    places = torch.arange(first, first + many)
+    rounds = range(int(places[0]) // count, int(places[-1]) // count + 1)
+    order = torch.cat([_order(count, seed, name, number) for number in rounds])
+    return order[places - rounds[0] * count]
+
+
+@functools.lru_cache(maxsize=8)
+def _order(count: int, seed: int, name: str, number: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(stream(seed, name, number)))
+
+
+@functools.lru_cache(maxsize=16)
+def _images(task: Images, split: str, device: torch.device) -> images_data.Images:
+    """The images that those of `split` are among."""
+    part = "test" if split == "iid" else "train"
+    if task.data == "digits":
+        return images_data.digits().to(device)
+    if task.data == "folder":
+        return images_data.tree(task.folder, "val" if part == "test" else part, task.image[1]).to(device)
+    return images_data.cifar(task.data, task.folder, part).to(device)
+
+
+@functools.lru_cache(maxsize=16)
+def _rows(task: Images, split: str, device: torch.device) -> Tensor:
+    """The numbers of the images of `split`, among those of its file or folder."""
+    count = len(_images(task, split, device).labels)
+    if task.data != "digits" and split == "iid":
+        return torch.arange(count, device=device)
+    order = shuffled(range(count), stream(task.split_seed, f"{task.name}/{task.data}/split"))
+    held = portion(HELD_OUT["validation"], count)
+    test = portion(HELD_OUT["iid"], count) if task.data == "digits" else 0
+    parts = {"validation": order[:held], "iid": order[held : held + test], "train": order[held + test :]}
+    if not parts[split]:
+        raise ValueError(f"Images: {count} images of {task.data} are too few: none is left for {split!r}")
+    return torch.tensor(parts[split], device=device)

@@ -1,0 +1,209 @@
+"""Mathematics in words, letter by letter: a question is read, its answer is written (Saxton et al. 2019).
+
+    source    Solve 126*p = 110*p + 80 for p.       (b s) the characters of the question, padding behind them
+    inputs    <start> 5                             (b t) what has been written so far
+    targets   5 <end>                               (b t) what is to be written next
+
+`maths_modules` makes questions of five modules, `maths_text` reads the published files and the authors' generator,
+`maths_checker` answers the questions of the five modules anew, with code of its own.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyhead.config import Batch, Logits, Task, Tokens, plain, stream
+from polyhead.spec.shapes import one_of, shaped
+from polyhead.tasks.maths import text as maths_text
+from polyhead.tasks.maths.modules import LEVELS, MODULES, TRIES, Dice, Level, question
+from polyhead.tasks.maths.text import END, PAD, START, VOCABULARY, Pair
+from polyhead.tasks.task import advance, check_draw, check_integers, check_split, fork
+
+DATA = ("generated", "original", "package")
+DIFFICULTIES = (*maths_text.DIFFICULTIES, "mixed")
+
+
+@dataclass(frozen=True)
+class Maths(Task):
+    """Sequence-to-sequence mathematics: characters in, characters out.
+
+        train           questions of the difficulty
+        validation      others, to select hyper-parameters by
+        iid             others again, to report: interpolation
+        compositional   extrapolation in length: more parts (terms, factors, degrees) than training ever has
+        novel           extrapolation in size: a number above all that occur in training
+
+    There are no floors: answers are free, and the commonest of training is right in 0 to 0.05 (easy questions).
+
+    No question is in two splits: of training's kind, a hash of the text says to which it belongs.
+
+    difficulty: "easy", "medium", "hard" or "mixed", a third of each, as the papers train.
+    question, answer: most characters of each; what is longer is drawn again.  They fix the shapes of all batches.
+    data: "generated" questions are our own.  "original" reads the published files in `folder`, `train-easy/MODULE.txt`
+        and so on, `iid` from `interpolate`, `novel` from `extrapolate` where a module has a file there (none of our
+        five does).  "package" asks the authors' generator, mathematics-dataset, where it is installed.
+    pool: 0 draws every batch afresh (10 000 to 60 000 questions a second); otherwise `pool` training questions, and a
+        tenth for each other split, are made once per process, at first use, and batches draw from them.  The authors'
+        generator takes up to 20 ms a question and must have one.  Published data are a pool of their own.
+
+    >>> task = Maths("calculus__differentiate", "easy")
+    >>> print(*task.texts(task.batch("train", 1, seed=0, step=0))[0])
+    What is the first derivative of -19*n**4 + 18*n**3 - 7*n**2? -76*n**3 + 54*n**2 - 14*n
+
+    Raises ValueError for settings that cannot be met.
+    """
+
+    module: str = "algebra__linear_1d"
+    difficulty: str = "easy"
+    question: int = 160
+    answer: int = 30
+    data: str = "generated"
+    pool: int = 0
+    folder: str = plain("mathematics_dataset")
+
+    name: ClassVar[str] = "maths"
+    metric: ClassVar[str] = "exact_match"
+    items: ClassVar[str] = "questions"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("Maths", "data", self.data, DATA)
+        one_of("Maths", "difficulty", self.difficulty, DIFFICULTIES)
+        check_integers(self, {"question": 1, "answer": 1, "pool": 0})
+        if self.data == "generated":
+            one_of("Maths", "module", self.module, MODULES)
+        if self.data == "package" and self.pool < 1:
+            raise ValueError("Maths: data='package' needs a pool of at least 1 question (it takes up to 20 ms for one)")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        if self.data == "generated":
+            return ("train", "validation", "iid", "compositional", "novel")
+        return ("train", "validation", "iid", *(["novel"] if self.module in maths_text.SUFFIXES else []))
+
+    @property
+    def source(self) -> Tokens:
+        return Tokens(VOCABULARY)
+
+    @property
+    def source_length(self) -> int:
+        return self.question
+
+    @property
+    def ends(self) -> tuple[Tokens, Logits]:
+        return Tokens(VOCABULARY), Logits(VOCABULARY)
+
+    @property
+    def length(self) -> int:
+        """Of the answer, its end included."""
+        return self.answer + 1
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Most characters of a question and of an answer."""
+        return self.question, self.answer
+
+    def levels(self, split: str) -> tuple[Level, ...]:
+        """What the generated questions of `split` are like; longer and larger than the hardest of training."""
+        own = [LEVELS[self.module][level] for level in maths_text.levels(self.difficulty)]
+        return {"compositional": (own[-1].longer(),), "novel": (own[-1].larger(),)}.get(split, tuple(own))
+
+    def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
+        """A batch on the generator's device: source (b s), inputs, targets (b t), latents question_length and
+        answer_length (b), in characters.
+
+        Splits do not share draws, even from generators in the same state.
+        """
+        check_draw(self, split, batch_size)
+        picker, device = fork(generator, f"{self.name}/{split}/questions"), generator.device
+        if self.data != "generated" or self.pool:
+            questions, answers = _pool(self, split, device)
+            rows = torch.randint(len(questions), (batch_size,), generator=picker, device=device)
+            questions, answers = questions[rows], answers[rows]
+        else:
+            pairs = _draw(self, split, batch_size, picker.initial_seed())
+            questions, answers = (part.to(device) for part in maths_text.tokens(pairs, self.sizes))
+        advance(generator)
+        return self._batch(questions.long(), answers.long())
+
+    def _batch(self, questions: Tensor, answers: Tensor) -> Batch:
+        lengths = (answers != PAD).sum(dim=1)
+        inputs = F.pad(answers, (1, 0), value=START)
+        targets = F.pad(answers, (0, 1), value=PAD).scatter(1, lengths[:, None], END)
+        scored = torch.arange(self.length, device=answers.device) <= lengths[:, None]
+        real = questions != PAD
+        latents = {"question_length": real.sum(dim=1), "answer_length": lengths}
+        return Batch(inputs, targets, None, scored, latents, questions, real)
+
+    def texts(self, batch: Batch) -> list[Pair]:
+        """The questions of a batch and their answers, as they are written."""
+        questions, answers = (maths_text.decode(part) for part in (batch.source, batch.targets))  # type: ignore[arg-type]
+        return list(zip(questions, answers, strict=True))
+
+    @shaped
+    def loss(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> Float[Tensor, ""]:
+        """Mean cross-entropy over the characters of the answers, their ends included."""
+        logits = self._logits(outputs, batch)
+        return F.cross_entropy(logits[batch.scored], batch.targets[batch.scored])
+
+    @shaped
+    def metrics(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
+        """By sequence (b): `exact_match`, 1 where the whole answer is right, end included, and `character_accuracy`.
+
+        Both are read off outputs that saw the true answer so far.  For the exact match that is no help: a greedy
+        decoder that has been right up to a place has written the true answer up to there, so it sees the same and
+        writes the same next character; it goes wrong first where the outputs here do.  A share of right characters has
+        no such twin: behind its first mistake a decoder sees another text.
+        """
+        logits = self._logits(outputs, batch)
+        right = (logits.argmax(dim=-1) == batch.targets) & batch.scored
+        exact = (right | ~batch.scored).all(dim=1).to(logits.dtype)
+        return {"exact_match": exact, "character_accuracy": right.sum(dim=1) / batch.scored.sum(dim=1).to(logits.dtype)}
+
+    def _logits(self, outputs: Tensor, batch: Batch) -> Tensor:
+        wanted = (*batch.targets.shape, VOCABULARY)
+        if outputs.shape != wanted:
+            raise ValueError(f"Maths: outputs must be logits {wanted} but have {tuple(outputs.shape)}")
+        return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+
+
+def _draw(task: Maths, split: str, count: int, seed: int) -> list[Pair]:
+    """`count` questions of `split`, from this seed."""
+    dice, levels, tries = Dice(seed), task.levels(split), 0
+    found: list[Pair] = []
+    wanted = {"validation": (0,), "iid": (1,), "train": range(2, maths_text.BUCKETS)}.get(split)
+    while len(found) < count:
+        pair = question(task.module, levels, dice)
+        tries += 1
+        if tries > TRIES * (len(found) + 1):
+            raise ValueError(
+                f"Maths: {tries} draws gave no question of {split!r} within {task.question} characters and an answer "
+                f"within {task.answer}; allow more"
+            )
+        if pair is None or len(pair[0]) > task.question or len(pair[1]) > task.answer:
+            continue
+        if wanted is None or maths_text.bucket(pair[0]) in wanted:
+            found.append(pair)
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _pool(task: Maths, split: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """All questions of a split that are kept, and their answers, as tokens in bytes."""
+    check_split(task, split)
+    if task.data == "generated":
+        count = task.pool if split == "train" else max(1, task.pool // maths_text.BUCKETS)
+        pairs = _draw(task, split, count, stream(0, f"{task.name}/{split}/pool"))
+    elif task.data == "original":
+        pairs = maths_text.from_files(task.folder, task.module, task.difficulty, task.sizes)[split]
+    else:
+        pairs = maths_text.from_package(task.module, task.difficulty, task.sizes, task.pool)[split]
+    if not pairs:
+        raise ValueError(f"Maths: no question of {task.module} is left for {split!r}; give more questions")
+    questions, answers = maths_text.tokens(pairs, task.sizes)
+    return questions.to(device), answers.to(device)

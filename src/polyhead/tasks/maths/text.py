@@ -1,0 +1,202 @@
+"""Text of questions and answers as tokens, and pools of questions that are kept: files in the published layout, the
+package `mathematics-dataset`, or the generators of `maths_modules` drawn once.
+
+A token is a printable character of ASCII, or one of three marks: 0 padding, 1 start, 2 end.
+
+>>> encode(["2*x"], 5)
+tensor([[21, 13, 91,  0,  0]])
+>>> decode(encode(["2*x"], 5))
+['2*x']
+"""
+
+import functools
+import importlib.util
+import pathlib
+import random
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from polyhead.config import stream
+from polyhead.spec.shapes import one_of
+
+PAD, START, END = 0, 1, 2
+FIRST = ord(" ") - 3  # the blank is token 3
+VOCABULARY = 3 + 95
+BUCKETS = 10  # of all questions, by their text: bucket 0 is validation's, 1 is held out, the others train
+
+DIFFICULTIES = ("easy", "medium", "hard")
+SUFFIXES = {
+    "algebra__polynomial_roots": "_big",
+    **dict.fromkeys(("arithmetic__add_or_sub", "arithmetic__mul", "arithmetic__div"), "_big"),
+    **dict.fromkeys(("arithmetic__add_sub_multiple", "arithmetic__mul_div_multiple", "arithmetic__mixed"), "_longer"),
+    **dict.fromkeys(("comparison__kth_biggest", "comparison__sort", "comparison__closest"), "_more"),
+    "measurement__conversion": "",
+    **dict.fromkeys(("numbers__round_number", "numbers__place_value"), "_big"),
+    **dict.fromkeys(("probability__swr_p_sequence", "probability__swr_p_level_set"), "_more_samples"),
+}
+"""The modules that extrapolate in the published data, and what their file there is called beyond the module's name."""
+
+Pair = tuple[str, str]
+
+
+def encode(texts: Sequence[str], width: int) -> Int[Tensor, "b t"]:
+    """Printable ASCII of at most `width` characters each, padded to it."""
+    padded = b"".join([text.encode("ascii").ljust(width, b"\0") for text in texts])
+    codes = torch.from_numpy(np.frombuffer(padded, dtype=np.uint8).reshape(len(texts), width).astype(np.int64))
+    return (codes - FIRST).clamp(min=PAD)
+
+
+def decode(tokens: Int[Tensor, "b t"]) -> list[str]:
+    """The texts of rows of tokens, each up to its end or padding; a start in front is not shown."""
+    texts = []
+    for row in tokens.tolist():
+        row = row[1:] if row[:1] == [START] else row
+        stop = next((i for i, token in enumerate(row) if token in (PAD, END)), len(row))
+        texts.append("".join(chr(max(token, 3) + FIRST) for token in row[:stop]))
+    return texts
+
+
+def bucket(question: str) -> int:
+    """Which of ten parts of all questions this one belongs to: the same on every machine, in every process."""
+    return zlib.crc32(question.encode()) % BUCKETS
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+def levels(difficulty: str) -> tuple[str, ...]:
+    """The difficulties that "mixed" stands for, or the one."""
+    return DIFFICULTIES if difficulty == "mixed" else (difficulty,)
+
+
+@functools.lru_cache(maxsize=2)
+def from_files(folder: str, module: str, difficulty: str, sizes: tuple[int, int]) -> dict[str, list[Pair]]:
+    """What the published layout holds of a module, by split: `train-easy/MODULE.txt` and so on, `interpolate` and,
+    where there is one, `extrapolate`; questions and answers in alternating lines.
+
+    Raises ValueError for a file that is not there, and for lines that are no such text.
+    """
+    root = pathlib.Path(folder)
+    train = [pair for level in levels(difficulty) for pair in _file(root / f"train-{level}" / f"{module}.txt", sizes)]
+    found = {"train": train, "iid": list(_file(root / "interpolate" / f"{module}.txt", sizes))}
+    if module in SUFFIXES:
+        found["novel"] = list(_file(root / "extrapolate" / f"{module}{SUFFIXES[module]}.txt", sizes))
+    return divided(found)
+
+
+def _file(path: pathlib.Path, sizes: tuple[int, int]) -> Iterator[Pair]:
+    try:
+        lines = path.read_text(encoding="ascii").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"Maths: {path}: byte {error.start + 1} is no ASCII character") from None
+    except OSError as error:
+        where = "the published layout has train-easy, train-medium, train-hard, interpolate and extrapolate"
+        raise ValueError(f"Maths: {path} cannot be read ({error.strerror}); {where} in the folder") from None
+    lines = [line.rstrip("\r") for line in lines]
+    if lines[-1] == "":
+        lines.pop()
+    if not lines or len(lines) % 2:
+        raise ValueError(f"Maths: {path} has {len(lines)} lines, but a question and an answer in turn were wanted")
+    for i in range(0, len(lines), 2):
+        for what, line, most in (("question", i, sizes[0]), ("answer", i + 1, sizes[1])):
+            if not 1 <= len(lines[line]) <= most or not lines[line].isprintable():
+                came = f"{len(lines[line])} came" if lines[line].isprintable() else f"{lines[line]!r} came"
+                raise ValueError(f"Maths: {path}, line {line + 1}: {what} of 1 to {most} characters wanted, {came}")
+        yield lines[i], lines[i + 1]
+
+
+def divided(found: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
+    """`found` with a validation part cut off `train`, and no question in two splits: a held-out one stays held out."""
+    seen: set[str] = set()
+    splits: dict[str, list[Pair]] = {}
+    for split in ("novel", "iid"):
+        if split in found:
+            splits[split] = [pair for pair in found[split] if pair[0] not in seen]
+            seen |= {pair[0] for pair in splits[split]}
+    rest = [pair for pair in found["train"] if pair[0] not in seen]
+    splits["validation"] = [pair for pair in rest if bucket(pair[0]) == 0]
+    splits["train"] = [pair for pair in rest if bucket(pair[0]) != 0]
+    return splits
+
+
+# -------------------------------------------------------------------------------------------------------------- package
+@functools.lru_cache(maxsize=2)
+def from_package(module: str, difficulty: str, sizes: tuple[int, int], count: int) -> dict[str, list[Pair]]:
+    """`count` questions for training and a tenth for each held-out split, from the package `mathematics-dataset`.
+
+    It draws from the global generators of Python and NumPy; these are seeded for it, and put back afterwards.
+    """
+    makers = _package()
+    area, _, name = module.partition("__")
+    one_of("Maths", "module", module, [f"{a}__{n}" for a, members in makers.test().items() for n in members])
+    states = random.getstate(), np.random.get_state()
+    random.seed(stream(0, f"maths/package/{module}/{difficulty}"))
+    np.random.seed(stream(0, f"maths/package/{module}/{difficulty}") % 2**32)
+    try:
+        names = levels(difficulty)
+        train = [makers.train(_third(DIFFICULTIES.index(level)))[area][name] for level in names]
+        held = max(1, count // BUCKETS)
+        found = {
+            "train": list(_drawn(train, count + held, sizes)),
+            "iid": list(_drawn([makers.test()[area][name]], held, sizes)),
+        }
+        if module in SUFFIXES:
+            found["novel"] = list(_drawn([makers.test_extra()[area][name + SUFFIXES[module]]], held, sizes))
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+    return divided(found)
+
+
+def _third(level: int) -> Any:
+    """The part of a range of entropies that a difficulty takes, as the package's own script divides it."""
+
+    def part(span: tuple[float, float]) -> tuple[float, float]:
+        width = (span[1] - span[0]) / len(DIFFICULTIES)
+        return span[0] + level * width, span[0] + (level + 1) * width
+
+    return part
+
+
+def _drawn(makers: Sequence[Any], count: int, sizes: tuple[int, int]) -> Iterator[Pair]:
+    for i in range(count):
+        while True:
+            problem = makers[i % len(makers)]()
+            pair = str(problem.question), str(problem.answer)
+            if len(pair[0]) <= sizes[0] and len(pair[1]) <= sizes[1]:
+                yield pair
+                break
+
+
+def _package() -> Any:
+    """The package's modules.  One of its files is of the time of sympy 1.4 and NumPy 1, and is mended as it is read."""
+    name = "mathematics_dataset.sample.polynomials"
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None or spec.origin is None:
+        raise ValueError("Maths: data='package' needs mathematics-dataset; pip install mathematics-dataset")
+    if name not in sys.modules:
+        text = pathlib.Path(spec.origin).read_text(encoding="utf-8")
+        text = text.replace("sympy.solvers.diophantine import", "sympy.solvers.diophantine.diophantine import")
+        text = re.sub(r"\bnp\.object\b", "object", text)
+        text = re.sub(r"(\w+)\.itemset\((\w+), (\w+)\)", r"\1[\2] = \3", text)
+        mended = importlib.util.module_from_spec(spec)
+        sys.modules[name] = mended
+        exec(compile(text, spec.origin, "exec"), mended.__dict__)
+    from mathematics_dataset.modules import modules  # type: ignore[import-not-found]
+
+    return modules
+
+
+def tokens(pairs: Iterable[Pair], sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Questions (n s) and answers (n t) as tokens, in bytes: two million questions take 0.4 GB."""
+    questions, answers = zip(*pairs, strict=True)
+    return encode(questions, sizes[0]).to(torch.uint8), encode(answers, sizes[1]).to(torch.uint8)

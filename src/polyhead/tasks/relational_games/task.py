@@ -1,0 +1,268 @@
+"""Relational games: do the objects in an image stand in a relation, whatever they look like? (Shanahan et al. 2020)
+
+An image has 3 x 3 cells, each empty or with one object: a shape in a colour.  Objects are the same where all their
+pixels are.  With letters for objects and dots for empty cells, these are of class 1:
+
+    same       occurs     xoccurs    between    match_pattern
+    . A .      . A .      . A .      . . A      A B A
+    . . .      . . .      . . .      . B .      . . .
+    . . A      B A C      B A B      A . .      C D C
+
+    same            two objects: they are the same
+    occurs          the object above is among the three below
+    xoccurs         it is among them exactly once
+    between         of three in a row, column or diagonal the outer two are the same and the middle one is another
+    match_pattern   the rows above and below have one pattern of equality: AAA, AAB, ABA, ABB or ABC
+
+Training shows pentominoes; `novel` shapes are never seen there: hexominoes and stripes.
+
+Half of all images are of class 1, and what the rule does not compare says nothing: the three below are always different
+in `occurs`, and two of them are alike in half of either class of `xoccurs`.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polyhead.config import Batch, Classes, Patches, Task, plain, stream
+from polyhead.spec.shapes import one_of, shaped
+from polyhead.tasks import classification
+from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
+from polyhead.tasks.relational_games import original as relational_games_original
+from polyhead.tasks.relational_games.floors import known_pairs
+from polyhead.tasks.relational_games.shapes import COLOURS, count, draw
+from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork
+
+GAMES = ("same", "occurs", "xoccurs", "between", "match_pattern")
+SHAPES_OF = {
+    "train": ("pentominoes",),
+    "validation": ("pentominoes",),
+    "iid": ("pentominoes",),
+    "novel": ("hexominoes", "stripes"),
+    "novel_hexominoes": ("hexominoes",),
+    "novel_stripes": ("stripes",),
+}
+MOST = 30_000  # examples: `same` has 30636 images of class 1, of which training takes half its examples
+
+LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
+PATTERNS = ((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (0, 1, 2))
+ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+
+
+@dataclass(frozen=True)
+class RelationalGames(Task):
+    """Classification of images by the relation of the objects in them, from a training set of a given size.
+
+        train              `examples` images of pentominoes, drawn once from `split_seed`, half of them of each class;
+                           a batch is sampled from them with replacement
+        validation, iid    fresh images of pentominoes, none of them a training image
+        novel              hexominoes and stripes in turn; `novel_hexominoes` and `novel_stripes`: one kind alone
+
+    data: "generated", or "original": the published npz files in `folder` (see `relational_games_original`).  These hold
+        no ground truth beside the class, so `latents` is empty; images of pentominoes are dealt to the splits.
+
+    >>> RelationalGames("between").batch("novel", 8, seed=0, step=0).inputs.shape
+    torch.Size([8, 3, 36, 36])
+
+    Latents, by cell and -1 where it is empty: `shapes` (b 9), `colours` (b 9); `cells` (b 9): one is there.
+    Raises ValueError for settings that cannot be met.
+    """
+
+    game: str = "same"
+    examples: int = 1000
+    split_seed: int = 0
+    data: str = "generated"
+    folder: str = plain("relational_games")
+
+    name: ClassVar[str] = "relational_games"
+    metric: ClassVar[str] = "accuracy"
+    items: ClassVar[str] = "images"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("RelationalGames", "game", self.game, GAMES)
+        one_of("RelationalGames", "data", self.data, ("generated", "original"))
+        check_integers(self, {"examples": 2, "split_seed": 0})
+        if self.data == "generated" and self.examples > MOST:
+            raise ValueError(f"RelationalGames: examples must be at most {MOST} but is {self.examples}")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(SHAPES_OF)
+
+    @property
+    def ends(self) -> tuple[Patches, Classes]:
+        return Patches((3, 36, 36), (12, 12)), Classes(2)
+
+    @property
+    def length(self) -> int:
+        return 9
+
+    def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
+        """A batch on the generator's device: inputs (b 3 36 36) in [0, 1], targets (b 1).
+
+        Splits do not share draws, even from generators in the same state.
+        """
+        check_draw(self, split, batch_size)
+        own = fork(generator, f"{self.name}/{self.game}/{split}")
+        advance(generator)
+        if self.data == "original":
+            return self._original(split, batch_size, own)
+        if split == "train":
+            grids, labels = _pool(self, own.device)
+            rows = picks(len(labels), batch_size, own)
+            return _batch(("pentominoes",), grids[rows], labels[rows])
+        kinds = torch.arange(batch_size, device=own.device)
+        if len(SHAPES_OF[split]) > 1:
+            parts = [self._fresh(shapes, kinds[i::2] // 2, own) for i, shapes in enumerate(SHAPES_OF[split])]
+            return _batch(SHAPES_OF[split], *(_in_turn(pair) for pair in zip(*parts, strict=True)))
+        (shapes,) = SHAPES_OF[split]
+        return _batch((shapes,), *self._fresh(shapes, kinds, own))
+
+    @shaped
+    def loss(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> Float[Tensor, ""]:
+        """Mean cross-entropy."""
+        return classification.cross_entropy(self, outputs, batch)
+
+    @shaped
+    def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
+        """By image (b): `accuracy`."""
+        return classification.accuracy(self, outputs, batch)
+
+    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """What guessing scores, exactly; and of generated images what needs no relation: `relational_games_floors`."""
+        table = classification.floors(self, split)
+        if self.data == "original":
+            return table
+        grids, labels = _pool(self, torch.device("cpu"))
+        batch = self.batch(split, sequences, seed=seed, step=0)
+        shapes, colours = batch.latents["shapes"], batch.latents["colours"]
+        asked = torch.where(shapes < 0, -1, shapes * len(COLOURS) + colours)
+        if "pentominoes" not in SHAPES_OF[split]:
+            asked = torch.where(shapes < 0, -1, -2 - asked)  # names that no training image has
+        guesses = known_pairs(grids, labels, asked)
+        return table | {"known_pairs": Score.of(1 - (guesses - batch.targets[:, 0]).abs())}
+
+    def _fresh(self, shapes: str, kinds: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Grids (n 9) that are not in the training set, and their labels (n)."""
+        draw = _drawer(self.game, shapes, generator)
+        novel = shapes != "pentominoes"
+        return draw(kinds) if novel else unseen(draw, kinds, _pool(self, kinds.device)[0]), kinds % 2
+
+    def _original(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
+        """A batch of the published images, on the generator's device."""
+        device, sets = generator.device, SHAPES_OF[split]
+        images = torch.empty(batch_size, 3, 36, 36, dtype=torch.uint8, device=device)
+        labels = torch.empty(batch_size, dtype=torch.long, device=device)
+        for i, shapes in enumerate(sets):
+            pixels, classes = relational_games_original.load(self.folder, self.game, shapes)
+            chosen = torch.arange(len(classes))
+            if shapes == "pentominoes":
+                settings = (self.game, split, self.examples, self.split_seed)
+                chosen = relational_games_original.rows(self.folder, *settings)
+            mine = labels[i :: len(sets)]
+            rows = chosen[picks(len(chosen), len(mine), generator).cpu()]
+            images[i :: len(sets)], labels[i :: len(sets)] = pixels[rows].to(device), classes[rows].to(device)
+        return classification.batch_of(images.float() / 255, labels, {})
+
+
+def grids_of(game: str, kinds: Tensor, objects: int, generator: torch.Generator) -> Tensor:
+    """Grids (n 9): in each cell one of `objects`, -1 in an empty one.
+
+    `kinds` (n): an odd one is of class 1; where a class has two halves, the next bit says which.
+    """
+    positive, other = kinds % 2 == 1, kinds // 2 % 2 == 1
+    cells, content = _GAMES[game](positive, other, objects, generator)
+    grids = torch.full((len(kinds), 9), -1, device=kinds.device)
+    return grids.scatter_(1, cells, content)
+
+
+def _drawer(game: str, shapes: str, generator: torch.Generator) -> Draw:
+    """What draws grids of kinds, with shapes of one set."""
+    objects = count(shapes) * len(COLOURS)
+    return lambda kinds: grids_of(game, kinds, objects, generator)
+
+
+def _same(positive: Tensor, other: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    n = len(positive)
+    a, b = distinct(n, 2, objects, generator).unbind(1)
+    return distinct(n, 2, 9, generator), torch.stack((a, torch.where(positive, a, b)), 1)
+
+
+def _occurs(positive: Tensor, other: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    a, b, c, d = distinct(len(positive), 4, objects, generator).unbind(1)
+    return _above_three(a, torch.stack((torch.where(positive, a, d), b, c), 1), generator)
+
+
+def _xoccurs(positive: Tensor, other: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Below A: ABC or ABB in class 1, DBC or ABA in class 0, so that two are alike in half of each."""
+    a, b, c, d = distinct(len(positive), 4, objects, generator).unbind(1)
+    first = torch.where(positive | other, a, d)
+    last = torch.where(other, torch.where(positive, b, a), c)
+    return _above_three(a, torch.stack((first, b, last), 1), generator)
+
+
+def _above_three(above: Tensor, three: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """An object in some cell of the first row, three in some order in the last."""
+    n, device = len(above), above.device
+    column = torch.randint(3, (n, 1), generator=generator, device=device)
+    order = _pick(ORDERS, n, generator)
+    below = torch.arange(6, 9, device=device).expand(n, 3)
+    return torch.cat((column, below), 1), torch.cat((above[:, None], three.gather(1, order)), 1)
+
+
+def _between(positive: Tensor, other: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """ABA in class 1; in class 0 half are ABC, the others AAC or ACC."""
+    n = len(positive)
+    a, b, c = distinct(n, 3, objects, generator).unbind(1)
+    early = torch.randint(2, (n,), generator=generator, device=a.device) == 1
+    middle = torch.where(~positive & other, torch.where(early, a, c), b)
+    return _pick(LINES, n, generator), torch.stack((a, middle, torch.where(positive, a, c)), 1)
+
+
+def _match_pattern(positive: Tensor, other: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    n, device = len(positive), positive.device
+    patterns = torch.tensor(PATTERNS, device=device)
+    first = torch.randint(5, (n,), generator=generator, device=device)
+    step = torch.randint(1, 5, (n,), generator=generator, device=device)
+    second = torch.where(positive, first, (first + step) % 5)
+    above, below = distinct(n, 6, objects, generator).split(3, dim=1)
+    content = torch.cat((above.gather(1, patterns[first]), below.gather(1, patterns[second])), 1)
+    return torch.tensor((0, 1, 2, 6, 7, 8), device=device).expand(n, 6), content
+
+
+_GAMES = {"same": _same, "occurs": _occurs, "xoccurs": _xoccurs, "between": _between, "match_pattern": _match_pattern}
+
+
+def _pick(table: tuple[tuple[int, ...], ...], n: int, generator: torch.Generator) -> Tensor:
+    return torch.tensor(table, device=generator.device)[picks(len(table), n, generator)]
+
+
+def _in_turn(pair: tuple[Tensor, Tensor]) -> Tensor:
+    """Rows of the first and of the second, one after the other."""
+    first, second = pair
+    both = first.new_empty((len(first) + len(second), *first.shape[1:]))
+    both[::2], both[1::2] = first, second
+    return both
+
+
+def _batch(sets: tuple[str, ...], grids: Tensor, labels: Tensor) -> Batch:
+    """Images of grids whose rows are of the sets of shapes in turn."""
+    there = grids >= 0
+    shapes = torch.where(there, grids // len(COLOURS), -1)
+    colours = torch.where(there, grids % len(COLOURS), -1)
+    parts = [draw(name, shapes[i :: len(sets)], colours[i :: len(sets)]) for i, name in enumerate(sets)]
+    images = parts[0] if len(parts) == 1 else _in_turn((parts[0], parts[1]))
+    return classification.batch_of(images, labels, {"shapes": shapes, "colours": colours, "cells": there})
+
+
+@functools.lru_cache(maxsize=32)
+def _pool(task: RelationalGames, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The training set: different grids (n 9) and their labels (n); drawn on the CPU to be the same everywhere."""
+    generator = torch.Generator().manual_seed(stream(task.split_seed, f"{task.name}/{task.game}/examples"))
+    grids = training_set(_drawer(task.game, "pentominoes", generator), task.examples)
+    return grids.to(device), (torch.arange(task.examples) % 2).to(device)

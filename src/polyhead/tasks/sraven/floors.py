@@ -1,0 +1,130 @@
+"""Floors and ceiling of SRAVEN: what accuracy says about composing rules, and the most there is.
+
+    chance               every symbol of the last panel at random: values^-features
+    copy_left            the panel to the left of the last one
+    symbol_counts        knows no rule and no correspondence, only how often answers stood where, in training: to each
+                         slot of the last panel naive Bayes over the panels shown,
+
+                             argmax_v Σ_panels log P(slot_v, count_v | v is the answer) / P(slot_v, count_v | it is not)
+
+                         slot_v: whether v stands in the same slot of the panel, count_v: in how many of its slots.  So
+                         it copies from where copies were right in training.  The frequencies are those of `TRAINED`
+                         sequences of the training split, plus one
+    same_slot            knows the rules, but takes the same slot of all columns for one feature: for each slot the
+                         most probable answer of a single rule, or the symbol to the left where none fits.  Only where
+                         columns are permuted; elsewhere that is no mistake
+    known_combinations   Bayes-optimal, but considers no multiset of rules outside the training split; copies the panel
+                         to the left where it cannot explain what it sees.  On compositional instances this is what
+                         remembering combinations is worth, on the others the very ceiling
+    ceiling              Bayes-optimal over all multisets of the family, which of them belong to a split unknown: what a
+                         solver reaches that combines rules freely (`sraven_ambiguity.bayes`)
+
+The last two search all correspondences; where there are too many (`sraven_ambiguity.MOST`), they are left out.
+"""
+
+import functools
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyhead.spec.shapes import shaped
+from polyhead.tasks.sraven.ambiguity import bayes, chances, hypotheses, searchable, straight
+from polyhead.tasks.sraven.task import Sraven
+from polyhead.tasks.task import Score, check_split
+
+CHUNK = 500  # sequences at once
+TRAINED = 4000  # sequences that `symbol_counts` has counted
+
+
+def floors(task: Sraven, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+    """Accuracy on `split` of every floor and of the ceiling, over `sequences` sequences of stream `seed`.
+
+    Raises ValueError for an unknown split, or no sequences.
+    """
+    check_split(task, split)
+    if sequences < 1:
+        raise ValueError(f"floors: sequences must be at least 1 but is {sequences}")
+    scores: dict[str, list[Tensor]] = {}
+    single = []
+    for step, start in enumerate(range(0, sequences, CHUNK)):
+        panels = task.batch(split, min(CHUNK, sequences - start), seed=seed, step=step).latents["panels"]
+        found = {
+            "copy_left": hits(copy_left(panels), panels),
+            "symbol_counts": hits(symbol_counts(panels, _learned(task).to(panels.device), task.values), panels),
+        }
+        if task.permuted:
+            found["same_slot"] = hits(same_slot(panels, task), panels)
+        if searchable(task):
+            found["known_combinations"] = known_combinations(panels, task)
+            found["ceiling"], answers = bayes(panels, task)
+            single.append(answers == 1)
+        for name, values in found.items():
+            scores.setdefault(name, []).append(values)
+    table = {"chance": Score(float(task.values) ** -task.features, 0.0, sequences)}
+    table |= {name: Score.of(torch.cat(parts)) for name, parts in scores.items()}
+    if single:
+        table["ceiling"] = Score.of(torch.cat(scores["ceiling"]), torch.cat(single).double().mean().item())
+    return table
+
+
+def known_combinations(panels: Int[Tensor, "b g g m"], task: Sraven) -> Float[Tensor, "b"]:
+    """Accuracy on each instance of the solver that knows the training multisets only."""
+    remembered, answers = bayes(panels, task, rules=task.rules("train"))
+    return torch.where(answers == 0, hits(copy_left(panels), panels), remembered)
+
+
+def hits(answers: Int[Tensor, "b m"], panels: Int[Tensor, "b g g m"]) -> Float[Tensor, "b"]:
+    """1 where the whole last panel is right (b)."""
+    return (answers == panels[:, -1, -1]).all(dim=-1).double()
+
+
+def copy_left(panels: Int[Tensor, "b g g m"]) -> Int[Tensor, "b m"]:
+    """The panel to the left of the last one."""
+    return panels[:, -1, -2]
+
+
+@shaped
+def symbol_counts(panels: Int[Tensor, "b g g m"], weights: Float[Tensor, "m p n"], values: int) -> Int[Tensor, "b m"]:
+    """By slot, the symbol with the most evidence, by the `weights` of `evidence`."""
+    states = _states(panels, values)
+    slots, shown = (torch.arange(n, device=panels.device) for n in (states.shape[1], states.shape[3]))
+    return weights[slots[:, None, None], shown, states].sum(dim=-1).argmax(dim=-1)
+
+
+@shaped
+def evidence(panels: Int[Tensor, "b g g m"], values: int) -> Float[Tensor, "m p n"]:
+    """By slot, panel and state (2 count_v + slot_v): log of how often it is the answer's over how often another's."""
+    m = panels.shape[-1]
+    counts = torch.zeros(2, m, panels.shape[1] ** 2 - 1, 2 * m + 2, dtype=torch.double, device=panels.device)
+    for part in panels.split(CHUNK):
+        states, is_answer = _states(part, values), F.one_hot(part[:, -1, -1], values)[..., None]
+        for n in range(2 * m + 2):
+            counts[0, :, :, n] += ((states == n) * is_answer).sum(dim=(0, 2))
+            counts[1, :, :, n] += ((states == n) * (1 - is_answer)).sum(dim=(0, 2))
+    answer, other = ((counts + 1) / (counts + 1).sum(dim=-1, keepdim=True)).log()
+    return answer - other
+
+
+def _states(panels: Tensor, values: int) -> Tensor:
+    """Of a slot, a symbol and a panel shown (b m v p): twice how often it stands there, and 1 if in the same slot."""
+    shown = F.one_hot(panels.flatten(1, 2)[:, :-1], values)  # (b p m v)
+    return (shown + 2 * shown.sum(dim=2, keepdim=True)).permute(0, 2, 3, 1)
+
+
+@functools.lru_cache(maxsize=64)
+def _learned(task: Sraven) -> Tensor:
+    """The evidence of training sequences."""
+    parts = [task.batch("train", CHUNK, seed=0, step=step).latents["panels"] for step in range(TRAINED // CHUNK)]
+    return evidence(torch.cat(parts), task.values)
+
+
+def same_slot(panels: Int[Tensor, "b g g m"], task: Sraven) -> Int[Tensor, "b m"]:
+    """By slot, the most probable answer under a single rule, as if no column were permuted."""
+    fits, answers = hypotheses(panels, task, distinct=True)
+    slots, features = straight(task, panels.device), torch.arange(task.features, device=panels.device)
+    fits, answers = fits[:, features, slots], answers[:, features, slots]  # (b m r)
+    mass = torch.zeros(*fits.shape[:2], task.values, dtype=torch.float64, device=panels.device)
+    mass = mass.scatter_add(2, answers, fits * chances(task, panels.device))
+    return torch.where(fits.any(dim=-1), mass.argmax(dim=-1), copy_left(panels))

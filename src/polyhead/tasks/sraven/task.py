@@ -1,0 +1,365 @@
+"""SRAVEN: symbolic Raven matrices with hidden correspondences between the features of panels (Schug et al. 2024, §4).
+
+A grid of `grid` x `grid` panels, each of `features` symbols out of `values`; all panels but the last are shown, and
+the last is to be predicted.  Each feature obeys one of eight rules along every row, modulo `values`:
+
+    0 constant          a a a                       5 sum           the last is the sum of the others
+    1, 2 progression    a a+1 a+2;  a a+2 a+4       6 difference    the last is the first minus the others
+    3, 4 progression    a a-1 a-2;  a a-2 a-4       7 distribute    `grid` distinct symbols, in some order in every row
+
+A task is a *multiset* of rules.  Every column permutes the features of its panels in an order of its own, the same in
+all rows, so that a solver must find out which symbols belong together.  A worked example of two features and 8 values:
+feature 0 is constant, feature 1 counts up; column 2 (the second) swaps them, the others do not:
+
+    features     (4, 1) (4, 2) (4, 3)        panels     (4, 1) (2, 4) (4, 3)
+                 (0, 6) (0, 7) (0, 0)                   (0, 6) (7, 0) (0, 0)
+                 (5, 2) (5, 3) (5, 4)                   (5, 2) (3, 5)  ?  ?       the answer: (5, 4)
+
+>>> features = torch.tensor([[[[4, 1], [4, 2], [4, 3]], [[0, 6], [0, 7], [0, 0]], [[5, 2], [5, 3], [5, 4]]]])
+>>> permute(features, torch.tensor([[[0, 1], [1, 0], [0, 1]]]))[0, 2]
+tensor([[5, 2],
+        [3, 5],
+        [5, 4]])
+
+A sequence has one token per feature: the panels in reading order, their features in the order shown, each a one-hot
+vector, and `features` zero vectors for the last panel.  `sraven_rules` checks panels against the rules with code of
+its own; `sraven_ambiguity` finds the instances that another explanation answers differently, and the best accuracy
+there is.
+"""
+
+import functools
+import importlib.resources
+import itertools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyhead.config import Batch, Logits, Task, Vectors, stream
+from polyhead.spec.shapes import one_of, shaped
+from polyhead.tasks.task import Score, advance, check_draw, check_integers, check_split, fork, portion, shuffled
+
+RULES = (
+    "constant",
+    "progression +1",
+    "progression +2",
+    "progression -1",
+    "progression -2",
+    "sum",
+    "difference",
+    "distribute",
+)
+STEPS = (0, 1, 2, -1, -2)  # per column, of rules 0 to 4
+SUM, DIFFERENCE, DISTRIBUTE = 5, 6, 7
+SPLITS = ("covered", "legacy", "partitionable")
+MOST = 2_000_000  # multisets that are still listed one by one
+TRIES = 1000  # random splits to look at before a covering one is given up; draws of an unambiguous instance
+BITS = 31  # of a random number; a die of n sides is fair to n / 2^31
+
+Multiset = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sraven(Task):
+    """Symbolic Raven matrices, with multisets of rules held out.
+
+        train           248 of 330 multisets by default: training tasks
+        validation      fresh samples of training tasks, to select hyper-parameters by
+        iid             fresh samples of training tasks, to report
+        compositional   the `held_out` rest: unseen combinations of rules that each occur in training
+        novel           with a single feature, in place of compositional: the held-out rules themselves
+
+    split: "covered" is random, with every rule in training, for any `split_seed`.  "legacy" and "partitionable" are the
+        splits of the original code under JAX before and since 0.5 (4 features, seeds 0, 1, 2, 2024), the former the
+        paper's.
+    grid: 3 in the paper.  Another number makes rows and columns of that many panels: a sum is of all columns but the
+        last, a difference takes them from the first, and as many distinct symbols are distributed.
+    permuted: whether columns permute their features.  Without, features stand in the order of their rules.
+    reject_ambiguous: "code" or "text" draws ambiguous instances anew, in all splits (see `sraven_ambiguity`).
+
+    >>> Sraven().sample("compositional", 16, torch.Generator().manual_seed(0)).inputs.shape
+    torch.Size([16, 36, 8])
+
+    Raises ValueError for settings that cannot be met.
+    """
+
+    features: int = 4
+    values: int = 8
+    grid: int = 3
+    held_out: float = 0.25
+    split: str = "covered"
+    split_seed: int = 0
+    permuted: bool = True
+    reject_ambiguous: str | None = None
+
+    name: ClassVar[str] = "sraven"
+    metric: ClassVar[str] = "accuracy"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("Sraven", "split", self.split, SPLITS)
+        check_integers(self, {"features": 1, "values": 2, "grid": 2})
+        if self.values < self.grid:
+            raise ValueError(
+                f"Sraven: distribute needs {self.grid} distinct symbols, so values must be at least {self.grid}, the "
+                f"grid, but is {self.values}"
+            )
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"Sraven: held_out must lie between 0 and 1 but is {self.held_out}")
+        count = math.comb(len(RULES) + self.features - 1, self.features)
+        if count > MOST:
+            raise ValueError(
+                f"Sraven: {count} multisets of {self.features} rules, but at most {MOST} can be listed; use fewer "
+                "features"
+            )
+        if self.split != "covered" and self.features != 4:
+            raise ValueError(f"Sraven: split={self.split!r} exists for 4 features, not for {self.features}")
+        _split(self.features, self.held_out, self.split, self.split_seed)
+        if self.reject_ambiguous is not None:
+            from polyhead.tasks.sraven.ambiguity import DEFINITIONS, check_size  # which knows the task, not the task it
+
+            one_of("Sraven", "reject_ambiguous", self.reject_ambiguous, DEFINITIONS)
+            check_size(self)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        held_out = "novel" if self.features == 1 else "compositional"  # one rule alone combines with nothing
+        return ("train", "validation", "iid", held_out)
+
+    @property
+    def ends(self) -> tuple[Vectors, Logits]:
+        return Vectors(self.values), Logits(self.values, bias=True)
+
+    @property
+    def length(self) -> int:
+        return self.grid**2 * self.features
+
+    @property
+    def tail(self) -> int:
+        return self.features
+
+    @property
+    def pairs(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """The last token on itself (the paper), and on the last feature of the panels to its left (its code)."""
+        left = range(self.grid * (self.grid - 1), self.grid**2 - 1)
+        return {"self": ((-1, -1),), "last_row": tuple((-1, (panel + 1) * self.features - 1) for panel in left)}
+
+    def rules(self, split: str) -> Int[Tensor, "n m"]:
+        """The multisets of rules of `split`: rows of ascending numbers, `RULES` has their names."""
+        check_split(self, split)
+        return _multisets(self, split, torch.device("cpu")).clone()
+
+    def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
+        """A batch on the generator's device: inputs (b t values), targets (b t) the symbols of all tokens, the hidden
+        ones included, and latents
+
+            rules (b features)                      ascending
+            permutations (b grid features)          by column: token j shows feature permutations[., column, j]
+            panels (b grid grid features)           as shown, and the answer
+            query_rules (b features)                the rule behind each query token
+
+        Splits do not share draws, even from generators in the same state.
+        """
+        check_draw(self, split, batch_size)
+        multisets = _multisets(self, split, generator.device)
+
+        def pick(picker: torch.Generator) -> Tensor:
+            return multisets[torch.randint(len(multisets), (batch_size,), generator=picker, device=picker.device)]
+
+        return self._batch(f"{self.name}/{split}", pick, generator)
+
+    @shaped
+    def of_rules(self, rules: Int[Tensor, "b m"], generator: torch.Generator) -> Batch:
+        """A batch of these multisets of rules, whatever split they belong to."""
+        if rules.shape[1] != self.features or not ((rules >= 0) & (rules < len(RULES))).all():
+            raise ValueError(f"of_rules: rules must be {self.features} numbers from 0 to {len(RULES) - 1} an instance")
+        rules = rules.to(generator.device, torch.int64).sort(dim=1).values
+        return self._batch(f"{self.name}/of_rules", lambda _: rules, generator)
+
+    def _batch(self, stem: str, pick: Callable[[torch.Generator], Tensor], generator: torch.Generator) -> Batch:
+        def draw(attempt: str) -> tuple[Tensor, Tensor, Tensor]:
+            rules = pick(fork(generator, f"{stem}/rules{attempt}"))
+            return _draw(self, rules, fork(generator, f"{stem}/grids{attempt}"))
+
+        rules, order, panels = draw("")
+        if self.reject_ambiguous is not None:
+            _redraw(self, (rules, order, panels), draw)
+        advance(generator)
+        targets = panels.flatten(1)
+        shown = targets.clone()
+        shown[:, -self.features :] = self.values  # the row of zeros
+        inputs = F.embedding(shown, _vectors(self.values, targets.device))
+        scored = torch.zeros(targets.shape, dtype=torch.bool, device=targets.device)
+        scored[:, -self.features :] = True
+        latents = {
+            "rules": rules,
+            "permutations": order,
+            "panels": panels,
+            "query_rules": rules.gather(1, order[:, -1]),
+        }
+        return Batch(inputs, targets, None, scored, latents)
+
+    @shaped
+    def loss(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> Float[Tensor, ""]:
+        """Mean cross-entropy over the query tokens."""
+        logits, targets = self._queries(outputs, batch)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    @shaped
+    def metrics(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
+        """By sequence (b): `accuracy`, 1 where all features of the last panel are right, and `feature_accuracy`."""
+        logits, targets = self._queries(outputs, batch)
+        right = logits.argmax(dim=-1) == targets
+        return {"accuracy": right.all(dim=-1).to(logits.dtype), "feature_accuracy": right.to(logits.dtype).mean(dim=-1)}
+
+    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """Accuracy of baselines that combine no rules, and of the Bayes-optimal solver: see `sraven_floors`."""
+        from polyhead.tasks.sraven import floors as sraven_floors
+
+        return sraven_floors.floors(self, split, sequences=sequences, seed=seed)
+
+    def _queries(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Logits (b features values) in at least float32 and targets (b features) of the query tokens."""
+        wanted = (*batch.targets.shape, self.values)
+        if outputs.shape != wanted:
+            raise ValueError(f"Sraven: outputs must be logits {wanted} but have {tuple(outputs.shape)}")
+        logits = outputs[:, -self.features :]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits, batch.targets[:, -self.features :]
+
+
+@shaped
+def permute(features: Int[Tensor, "b g g m"], permutations: Int[Tensor, "b g m"]) -> Int[Tensor, "b g g m"]:
+    """panels[b, row, column, j] = features[b, row, column, permutations[b, column, j]]"""
+    return features.gather(-1, permutations[:, None].expand_as(features))
+
+
+# ------------------------------------------------------------------------------------------------------------ generator
+def _draw(task: Sraven, rules: Tensor, painter: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Rules (b m), as given, permutations (b g m) and panels (b g g m)."""
+    (count, m), g, device = rules.shape, task.grid, painter.device
+    # One call draws all numbers, so that a smaller batch is the beginning of a larger one.
+    cells, rest = m * g * (g - 1), m * g
+    numbers = torch.randint(2**BITS, (count, cells + rest + g * (m - 1)), generator=painter, device=device)
+    grids = _grids(
+        rules,
+        numbers[:, :cells].view(count, g, g - 1, m),
+        numbers[:, cells : cells + rest].view(count, g, m),
+        task.values,
+    )
+    if not task.permuted:
+        return rules, torch.arange(m, device=device).expand(count, g, m).contiguous(), grids
+    order = _arrange(numbers[:, cells + rest :].view(count, g, m - 1), m, m)
+    return rules, order, permute(grids, order)
+
+
+def _redraw(
+    task: Sraven, drawn: tuple[Tensor, Tensor, Tensor], draw: Callable[[str], tuple[Tensor, Tensor, Tensor]]
+) -> None:
+    """Replace ambiguous instances, in place, by others of their rank in later draws."""
+    from polyhead.tasks.sraven.ambiguity import ambiguous  # which knows the task, not the task it
+
+    definition = str(task.reject_ambiguous)
+    left = ambiguous(drawn[-1], task, definition).nonzero()[:, 0]
+    for attempt in range(1, TRIES):
+        if not len(left):
+            return
+        fresh = draw(f"/{attempt}")
+        for old, new in zip(drawn, fresh, strict=True):
+            old[left] = new[left]
+        left = left[ambiguous(drawn[-1][left], task, definition)]
+    if len(left):
+        raise ValueError(
+            f"Sraven: {TRIES} draws gave no instance without ambiguity by definition {definition!r}; use more values"
+        )
+
+
+def _grids(rules: Tensor, cells: Tensor, symbols: Tensor, values: int) -> Tensor:
+    """The symbols (b g g m) of every feature under its rule.
+
+    Random numbers: cells (b g g-1 m), by row, symbols (b g m).  A feature has one rule, so that all rules may share
+    them.
+    """
+    g = symbols.shape[1]
+    free = _die(cells, values)  # (b g g-1 m)
+    steps = torch.tensor((*STEPS, 0, 0, 0), device=rules.device)[rules][:, None, None]
+    columns = torch.arange(g, device=rules.device)[:, None]
+    counted = (free[:, :, :1] + columns * steps) % values
+    total = free.sum(dim=2, keepdim=True)
+    last = torch.where((rules == SUM)[:, None, None], total, 2 * free[:, :, :1] - total) % values
+    computed = torch.cat((free, last), dim=2)
+    chosen = _arrange(symbols.transpose(1, 2), values, g).transpose(1, 2)  # (b g m): g distinct symbols
+    orders = _arrange(cells.transpose(2, 3), g, g).transpose(2, 3)  # (b g g m): in an order per row
+    dealt = chosen[:, None].expand_as(orders).gather(2, orders)
+    kind = rules[:, None, None]
+    return torch.where(kind < SUM, counted, torch.where(kind < DISTRIBUTE, computed, dealt))
+
+
+def _die(random: Tensor, sides: int | Tensor) -> Tensor:
+    """Numbers of `BITS` random bits as throws of a die: 0 to sides - 1."""
+    return (random * sides) >> BITS
+
+
+def _arrange(random: Tensor, items: int, size: int) -> Tensor:
+    """`size` distinct numbers below `items`, in random order, from random numbers (... size), or (... size - 1) where
+    the last number is then the one item left.
+
+    Number i, a throw below items - i, is the rank among the items that numbers 0 to i - 1 left over; from the last to
+    the first, every later number steps over the one it may not repeat.
+    """
+    if random.shape[-1] < size:
+        random = F.pad(random, (0, 1))  # the last of a whole permutation has no choice
+    sides = torch.arange(items, items - size, -1, device=random.device)
+    numbers = _die(random, sides)
+    for i in range(size - 2, -1, -1):
+        numbers[..., i + 1 :] += numbers[..., i + 1 :] >= numbers[..., i : i + 1]
+    return numbers
+
+
+@functools.lru_cache(maxsize=64)
+def _vectors(values: int, device: torch.device) -> Tensor:
+    """One-hot vectors, and zeros in the last row."""
+    return torch.eye(values + 1, values, dtype=torch.float32, device=device)
+
+
+# --------------------------------------------------------------------------------------------------------------- splits
+@functools.lru_cache(maxsize=64)
+def _multisets(task: Sraven, split: str, device: torch.device) -> Tensor:
+    train, held = _split(task.features, task.held_out, task.split, task.split_seed)
+    return torch.tensor(held if split in ("compositional", "novel") else train, device=device)
+
+
+@functools.lru_cache(maxsize=64)
+def _split(features: int, held_out: float, split: str, seed: int) -> tuple[tuple[Multiset, ...], tuple[Multiset, ...]]:
+    """Training and held-out multisets of rules."""
+    rows = list(itertools.combinations_with_replacement(range(len(RULES)), features))
+    held = portion(held_out, len(rows))
+    if not 0 < held < len(rows):
+        raise ValueError(f"Sraven: held_out={held_out} of {len(rows)} multisets of rules leaves one split empty")
+    if split != "covered":
+        order = [rows[rank] for rank in _legacy(split, seed)]
+        return tuple(order[held:]), tuple(order[:held])
+    if features == 1 or (len(rows) - held) * features >= len(RULES):
+        for attempt in range(TRIES):
+            order = shuffled(rows, stream(seed, "sraven/split", attempt))
+            if features == 1 or len(set(itertools.chain(*order[held:]))) == len(RULES):
+                return tuple(order[held:]), tuple(order[:held])
+    raise ValueError(
+        f"Sraven: held_out={held_out} leaves {len(rows) - held} training multisets of {features} rules, too few to "
+        f"cover all {len(RULES)} rules"
+    )
+
+
+def _legacy(split: str, seed: int) -> list[int]:
+    """The original code's order of the 330 multisets, by rank; its first floor(330 held_out) are held out."""
+    text = importlib.resources.files(__package__).joinpath("sraven_legacy.json").read_text()
+    orders: dict[str, list[int]] = json.loads(text)[split]
+    if str(seed) not in orders:
+        raise ValueError(f"Sraven: split={split!r} exists for split_seed {', '.join(orders)}, not for {seed}")
+    return orders[str(seed)]

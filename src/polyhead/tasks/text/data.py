@@ -1,0 +1,248 @@
+"""Text tokenised once, into files that are mapped into memory.
+
+    FOLDER/stdlib-1a2b3c4d/        one for each data, tokenizer, share that is held out, limit
+        manifest.json              names the others, their sizes and checksums, and the files the text is from
+        STEM.train.bin             tokens, 1, 2 or 4 bytes each, and so for validation and iid
+        STEM.tokenizer.json        of a tokenizer trained on the spot
+        STEM.journal               while it is written: a line for each stretch that is safely on the disk
+
+What the manifest does not name does not exist, and it is written last.  A process that was killed leaves a journal; the
+next one checks what the journal vouches for, cuts off the rest and goes on.  Files that do not match their checksums
+are made again.  One process at a time writes.
+"""
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import re
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from polyhead.tasks.text import sources as text_sources, tokens as text_tokens
+from polyhead.tasks.text.sources import Files, Hub, Piece, Source
+from polyhead.tasks.text.tokens import Codec
+from polyhead.tasks.text.writer import (
+    LOCK,
+    MANIFEST,
+    VERSION,
+    Progress,
+    Writer,
+    as_json,
+    digest,
+    hasher,
+    say,
+    text_of,
+    write,
+)
+
+STRETCH = 4 << 20  # bytes of text between two lines of the journal
+SAMPLE = 64 << 20  # bytes of training text that a tokenizer is trained on
+
+_CHECKED: dict[pathlib.Path, tuple[int, int, int]] = {}
+"""Files whose checksums this process has seen to be right, as they then were."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be tokenised, and how: the fields of `Text` that matter, with `folder` absolute."""
+
+    data: str
+    tokenizer: str
+    held_out: float
+    limit: int | None
+    column: str
+    folder: pathlib.Path
+
+    @property
+    def place(self) -> pathlib.Path:
+        """The folder of its files."""
+        data = sysconfig.get_path("stdlib") if self.data == "stdlib" else self.data
+        data = data if data.startswith("hub:") else str(pathlib.Path(data).absolute())
+        codec = text_tokens.existing(self.tokenizer)
+        parts = [data, self.tokenizer if codec is None else codec.digest, self.held_out, self.limit, self.column]
+        name = re.sub(r"[^A-Za-z0-9]+", "-", self.data)[-40:].strip("-")
+        return self.folder / f"{name}-{digest(json.dumps([VERSION, *parts]).encode())[:12]}"
+
+    def source(self, known: Any) -> Source:
+        if not self.data.startswith("hub:"):
+            return Files(text_sources.files(self.data, self.limit, self.folder), self.held_out, known)
+        assert self.limit is not None
+        return Hub(self.data.removeprefix("hub:"), self.held_out, self.limit, self.column)
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Tokens of each split, mapped into memory; what turned text into them; what is known about both."""
+
+    tokens: dict[str, np.ndarray]
+    codec: Codec
+    manifest: dict[str, Any]
+
+    def rate(self, split: str) -> float:
+        """Bytes of text that a token of `split` stands for, on average.  What stands between documents is one byte."""
+        found = self.manifest["splits"][split]
+        return float(found["bytes"] / max(1, found["tokens"] - (self.codec.end is not None)))
+
+
+def corpus(request: Request) -> Corpus:
+    """The tokens of `request`, made if they are not there.
+
+    Raises ValueError for data or a tokenizer that cannot be had, and where the folder cannot be written.
+    """
+    return _open(request, os.getcwd())
+
+
+@functools.lru_cache(maxsize=8)
+def _open(request: Request, here: str) -> Corpus:
+    place = request.place
+    try:
+        known = _manifest(place, tell=False)
+        source = request.source(known and known["listing"])
+        if (found := _ready(place, request, source, tell=False)) is not None:
+            return found
+        _prepare(place, request.folder)
+        with _locked(place):
+            found = _ready(place, request, source)  # another process may have made it meanwhile
+            if found is None:
+                _build(place, request, source)
+                found = _ready(place, request, source)
+            assert found is not None, place
+            return found
+    except OSError as error:
+        raise ValueError(f"Text: {error.filename or place}: {error.strerror or error}") from None
+
+
+def _prepare(place: pathlib.Path, folder: pathlib.Path) -> None:
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        (folder / ".gitignore").write_text("*\n")
+    place.mkdir(exist_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(place: pathlib.Path) -> Iterator[None]:
+    """Wait until no other process writes there."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: no lock
+        yield
+        return
+    with (place / LOCK).open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"text: another process is filling {place}; waiting for it")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+# -------------------------------------------------------------------------------------------------------------- reading
+def _manifest(place: pathlib.Path, *, tell: bool) -> dict[str, Any] | None:
+    """What the manifest says; None where there is none that can be believed.  `tell`: say so."""
+    try:
+        found = json.loads((place / MANIFEST).read_bytes())
+        if found["version"] == VERSION and found.pop("checksum") == digest(as_json(found)):
+            return dict(found)
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        pass
+    if tell:
+        say(f"text: {place / MANIFEST} is damaged or of another version; tokenising again")
+    return None
+
+
+def _ready(place: pathlib.Path, request: Request, source: Source, *, tell: bool = True) -> Corpus | None:
+    """The corpus in `place`, if it is made from `source` and whole."""
+    manifest = _manifest(place, tell=tell)
+    if manifest is None or manifest["stem"] != source.stem():
+        return None
+    dtype, tokens = np.dtype(manifest["dtype"]), {}
+    for name, wanted in manifest["files"].items():
+        if not _whole(place / name, wanted):
+            if tell:
+                say(f"text: {place / name} does not match its checksum; tokenising again")
+            return None
+    codec = text_tokens.existing(request.tokenizer) or text_tokens.read(place / manifest["tokenizer"]["file"])
+    for split, found in manifest["splits"].items():
+        path = place / found["file"]
+        tokens[split] = np.asarray(np.memmap(path, dtype, "r")) if found["tokens"] else np.empty(0, dtype)
+    return Corpus(tokens, codec, manifest)
+
+
+def _whole(path: pathlib.Path, wanted: dict[str, Any]) -> bool:
+    """Whether a file has the size and checksum it should; the latter, once a process and whenever it changed."""
+    try:
+        stat = path.stat()
+        if stat.st_size != wanted["size"]:
+            return False
+        stamp = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
+        if _CHECKED.get(path) != stamp:
+            with path.open("rb") as handle:
+                if hashlib.file_digest(handle, hasher).hexdigest() != wanted["checksum"]:
+                    return False
+            _CHECKED[path] = stamp
+    except FileNotFoundError:
+        return False
+    return True
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
+def _build(place: pathlib.Path, request: Request, source: Source) -> None:
+    codec = text_tokens.existing(request.tokenizer) or _trained(place, request, source)
+    with Writer(place, source.stem(), codec) as writer:
+        writer.begin()
+        with Progress(f"tokenising {request.data}", writer.read, source.total) as progress:
+            for stretch in _stretches(source.pieces(writer.pieces, writer.read)):
+                writer.add(stretch)
+                writer.commit()
+                progress.show(writer.read)
+        writer.finish({"data": request.data, "tokenizer": _named(request, codec, source.stem())}, source.listing)
+
+
+def _named(request: Request, codec: Codec, stem: str) -> dict[str, Any]:
+    trained = {"file": f"{stem}.{text_tokens.FILE}"} if text_tokens.existing(request.tokenizer) is None else {}
+    return {"name": request.tokenizer, "digest": codec.digest, "count": codec.count, **trained}
+
+
+def _trained(place: pathlib.Path, request: Request, source: Source) -> Codec:
+    """A tokenizer of the training text, or of files evenly spread over more text than it should read."""
+    path = place / f"{source.stem()}.{text_tokens.FILE}"
+    with contextlib.suppress(OSError, ValueError, RecursionError, IndexError, KeyError, TypeError):
+        journal = path.with_name(f"{source.stem()}.journal").read_bytes()
+        if (found := text_tokens.read(path)).digest == json.loads(journal.splitlines()[0])["codec"]:
+            return found
+    stride = 1 if isinstance(source, Hub) else -(-source.total // SAMPLE)
+    say(f"text: training {request.tokenizer} on {min(source.total, SAMPLE) / 1e6:.1f} MB of {request.data}")
+    codec = text_tokens.train(_sample(source.pieces(), stride), int(request.tokenizer.partition(":")[2]))
+    write(path, codec.to_json().encode())
+    return codec
+
+
+def _sample(pieces: Iterable[Piece], stride: int) -> Iterator[str]:
+    seen = 0
+    for piece in itertools.islice((piece for piece in pieces if piece.split == "train"), 0, None, stride):
+        yield text_of(piece)
+        seen += len(piece.data)
+        if seen >= SAMPLE:
+            return
+
+
+def _stretches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Pieces by about `STRETCH` bytes."""
+    gathered: list[Piece] = []
+    for piece in pieces:
+        gathered.append(piece)
+        if sum(len(piece.data) for piece in gathered) >= STRETCH:
+            yield gathered
+            gathered = []
+    if gathered:
+        yield gathered

@@ -1,0 +1,263 @@
+"""Language: the next token of any text, from this machine's own Python sources to a data set of the Hub.
+
+Text is tokenised once (`text_data`) into one long row of tokens for each split, documents one after the other.  A
+sequence is a window of it, its targets are the same tokens one further on:
+
+    row       \\0 d e f   f ( ) : \\0 i m p o r t ...            length 4
+    inputs    \\0 d e f                                          targets   d e f _
+
+The windows of one pass of training lie side by side, from an offset that changes with each pass, and come in an order
+that changes with it, too: `order`, a permutation that is computed place by place, whatever the size of the text.
+
+>>> sorted(order(np.arange(7), 7, key=0).tolist())
+[0, 1, 2, 3, 4, 5, 6]
+"""
+
+import functools
+import json
+import math
+import os
+import pathlib
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyhead.config import Batch, Logits, Task, Tokens, plain, stream
+from polyhead.tasks.task import LazyLogits, Score, check_draw, check_integers, check_split, token_guesses, token_losses
+from polyhead.tasks.text import data as text_data, tokens as text_tokens
+from polyhead.tasks.text.sources import SPLITS
+from polyhead.tasks.text.tokens import Codec
+from polyhead.tasks.text.writer import write
+
+ROUNDS = 5  # of the permutation
+
+
+@dataclass(frozen=True)
+class Text(Task):
+    """Language modelling of any text.
+
+        train         the text that is not held out
+        validation    whole documents, `held_out` of all bytes, to select hyper-parameters by
+        iid           as many others, to report
+
+    The windows of a held-out split score each of its tokens once (but the first, where nothing stands before it), in a
+    fixed shuffled order, the same for every seed; `sequences` of an evaluation says how many were scored.
+
+    data: "stdlib", the sources of Python's standard library on this machine, without tests, 11 MB; a file; a folder, of
+        which files with a usual suffix are read (`text_sources.SUFFIXES`); a glob; "hub:OWNER/NAME/CONFIG", streamed
+        through `datasets` from the Hugging Face Hub.
+    tokenizer: "bytes"; "bpe:4096", a byte-level byte-pair encoding of so many tokens trained on the training text; a
+        tokenizer.json of `tokenizers`; "tiktoken:gpt2" and so on; a SentencePiece .model.
+    length: tokens in a sequence.
+    limit: bytes of text to take, None for all there is; the Hub needs one.
+    column: of a data set of the Hub, which holds the text.
+    folder: where the tokens are kept.
+
+    >>> task = Text(length=8)
+    >>> batch = task.batch("train", 2, seed=0, step=0)
+    >>> torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+    True
+
+    Scores can be compared where `fingerprint` is the same: another Python has another library.
+    Raises ValueError for settings that cannot be met, and for text that is not there when it is asked for.
+    """
+
+    data: str = "stdlib"
+    length: int = 256
+    tokenizer: str = "bytes"
+    held_out: float = 0.05
+    limit: int | None = None
+    column: str = "text"
+    folder: str = plain("data/text")
+
+    name: ClassVar[str] = "text"
+    metric: ClassVar[str] = "bits_per_byte"
+    better: ClassVar[str] = "lower"
+    lazy: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integers(self, {"length": 1} | ({} if self.limit is None else {"limit": 1}))
+        if not 0 < self.held_out < 0.5:
+            raise ValueError(f"Text: held_out must lie between 0 and 0.5 but is {self.held_out}")
+        text_tokens.check(self.tokenizer)
+        kind, _, name = self.data.partition(":")
+        if kind == "hub" and "/" not in name.strip("/"):
+            raise ValueError(f"Text: a data set of the Hub is 'hub:OWNER/NAME[/CONFIG]', not {self.data!r}")
+        if kind == "hub" and self.limit is None:
+            raise ValueError(f"Text: {self.data} needs limit, the bytes of text to take of it")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return SPLITS
+
+    @property
+    def ends(self) -> tuple[Tokens, Logits]:
+        kind, _, count = self.tokenizer.partition(":")
+        size = int(count) if kind == "bpe" else self.codec().count
+        return Tokens(size), Logits(size)
+
+    def codec(self) -> Codec:
+        """What turns text into tokens and back; one that is to be trained needs the data."""
+        return text_tokens.existing(self.tokenizer) or self._corpus().codec
+
+    def fingerprint(self) -> str:
+        """A hash of the text and of what is held out; it does not depend on the tokenizer."""
+        return str(self._corpus().manifest["fingerprint"])
+
+    def _corpus(self) -> text_data.Corpus:
+        folder = pathlib.Path(self.folder).absolute()
+        return text_data.corpus(
+            text_data.Request(self.data, self.tokenizer, self.held_out, self.limit, self.column, folder)
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- batches
+    def count(self, split: str) -> int | None:
+        return None if split == "train" else -(-(len(self._tokens(split)) - 1) // self.length)
+
+    def _tokens(self, split: str) -> np.ndarray:
+        check_split(self, split)
+        tokens = self._corpus().tokens[split]
+        if len(tokens) <= self.length:
+            wanted = f"a sequence takes {self.length + 1}"
+            raise ValueError(f"Text: {self.data} has {len(tokens)} tokens for {split!r}, but {wanted}; lower length")
+        return tokens
+
+    def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
+        """A batch on the generator's device: windows from anywhere in the text."""
+        check_draw(self, split, batch_size)
+        last = len(self._tokens(split)) - self.length
+        starts = torch.randint(last, (batch_size,), generator=generator, device=generator.device)
+        return self._batch(split, starts.cpu().numpy(), None, generator.device)
+
+    def batch(self, split: str, batch_size: int, *, seed: int, step: int, device: Any = "cpu") -> Batch:
+        """Batch number `step` of `split`: a pure function of (seed, split, step, batch size); held out, not of seed."""
+        check_draw(self, split, batch_size)
+        tokens, place = self._tokens(split), torch.device(device)
+        if split == "train":
+            return self._batch(split, self._starts(len(tokens), batch_size, seed, step), None, place)
+        count = -(-(len(tokens) - 1) // self.length)
+        first = step % -(-count // batch_size) * batch_size  # of batches of a pass over all: the last ends with it
+        places = np.arange(first, min(first + batch_size, count))
+        rows = order(places, count, key=stream(0, f"{self.name}/{split}/order"))
+        last = len(tokens) - 1 - self.length
+        starts = np.minimum(rows * self.length, last)  # the last window is full, and scores what the one before left
+        return self._batch(split, starts, rows * self.length - starts, place)
+
+    def _starts(self, count: int, batch_size: int, seed: int, step: int) -> np.ndarray:
+        """Where the windows of a batch of training begin, in a row of `count` tokens."""
+        windows = max(1, (count - self.length) // self.length)
+        spare = min(self.length, count - windows * self.length)  # how many offsets leave room for all windows
+        passes, places = np.divmod(np.arange(step * batch_size, (step + 1) * batch_size), windows)
+        starts = np.empty(batch_size, np.int64)
+        for number in range(int(passes[0]), int(passes[-1]) + 1):
+            here = passes == number
+            key = stream(seed, f"{self.name}/train/order", number)
+            starts[here] = order(places[here], windows, key=key) * self.length + key % spare
+        return starts
+
+    def _batch(self, split: str, starts: np.ndarray, skipped: np.ndarray | None, device: torch.device) -> Batch:
+        """The windows at `starts` (b), of which the first `skipped` (b) targets are not scored."""
+        corpus = self._corpus()
+        windows = np.lib.stride_tricks.sliding_window_view(corpus.tokens[split], self.length + 1)[starts]
+        tokens = torch.from_numpy(windows.astype(np.int64))
+        scored = torch.ones(len(starts), self.length, dtype=torch.bool)
+        size = torch.full((len(starts),), self.length * corpus.rate(split), dtype=torch.float32)
+        if skipped is not None and skipped.any():
+            scored = torch.arange(self.length) >= torch.from_numpy(skipped)[:, None]
+            size = (scored.sum(dim=1) * corpus.rate(split)).float()
+        if device.type == "cuda":  # without waiting for what the device is at
+            tokens, scored, size = (part.pin_memory().to(device, non_blocking=True) for part in (tokens, scored, size))
+        tokens, scored, size = tokens.to(device), scored.to(device), size.to(device)
+        return Batch(tokens[:, :-1], tokens[:, 1:], None, scored, {"bytes": size})
+
+    # ----------------------------------------------------------------------------------------------------------- scores
+    def loss(self, outputs: Tensor | LazyLogits, batch: Batch) -> Tensor:
+        """Mean nats of a token."""
+        nats = token_losses(outputs, batch.targets)
+        return (nats * batch.scored).sum() / batch.scored.sum()
+
+    def metrics(self, outputs: Tensor | LazyLogits, batch: Batch) -> dict[str, Tensor]:
+        """By sequence (b): `bits_per_byte`, and `accuracy`, the share of tokens that were the likeliest.
+
+        A token stands for as many bytes as one of its split does on average, so that the mean over a whole split is
+        all bits over all bytes, and tokenizers can be compared; what stands between documents counts as one byte.
+        """
+        nats = (token_losses(outputs, batch.targets) * batch.scored).sum(dim=1)
+        right = ((token_guesses(outputs) == batch.targets) & batch.scored).sum(dim=1)
+        return {
+            "bits_per_byte": nats / math.log(2) / batch.latents["bytes"],
+            "accuracy": right / batch.scored.sum(dim=1),
+        }
+
+    def derived(self, scores: dict[str, float]) -> dict[str, float]:
+        """`perplexity`: of a token, so it depends on the tokenizer."""
+        return {"perplexity": math.exp(min(scores["loss"], 700.0))}
+
+    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """Bits per byte of compressors and of what knows no context: see `text_floors`."""
+        from polyhead.tasks.text import floors as text_floors  # a floor knows the task, not the task its floors
+
+        return text_floors.floors(self, split, sequences=sequences)
+
+    # ------------------------------------------------------------------------------------------------------------- runs
+    def keep(self, folder: str | os.PathLike[str]) -> None:
+        """tokenizer.json, and data.json: which text it was, its fingerprint, its tokens and bytes.
+
+        Raises ValueError where the folder's run was begun with another text or tokenizer.
+        """
+        corpus, root = self._corpus(), pathlib.Path(folder)
+        about = {"data": self.data, "fingerprint": self.fingerprint(), "tokenizer": corpus.manifest["tokenizer"]}
+        about["splits"] = {
+            split: {"tokens": found["tokens"], "bytes": found["bytes"]}
+            for split, found in corpus.manifest["splits"].items()
+        }
+        record = root / text_tokens.RECORD
+        if record.exists():
+            try:
+                before = json.loads(record.read_bytes())
+                known = before["fingerprint"], before["tokenizer"]["digest"]
+            except (ValueError, RecursionError, KeyError, TypeError) as error:
+                way_on = "delete it if the text is the same as before"
+                raise ValueError(f"Text: {record} cannot be read ({' '.join(str(error).split())}); {way_on}") from None
+            mine = about["fingerprint"], about["tokenizer"]["digest"]
+            for what, then, now in zip(("text", "tokenizer"), known, mine, strict=True):
+                if then != now:
+                    raise ValueError(f"Text: {root} was begun with another {what} of {self.data} ({then}, not {now})")
+        write(root / text_tokens.FILE, corpus.codec.to_json().encode())
+        write(record, json.dumps(about, indent=2).encode() + b"\n")
+
+
+# ---------------------------------------------------------------------------------------------------------------- order
+def order(places: np.ndarray, count: int, *, key: int) -> np.ndarray:
+    """Where a permutation of 0 to `count` - 1 takes each of `places` (b): a Feistel network, nothing is stored.
+
+    A number is a pair of digits of base n, the least with n² >= count.  In turn, each digit has a hash of the other
+    added to it, modulo n; what lands at `count` or beyond goes through again, until it does not.
+    """
+    base = max(1, math.isqrt(max(0, count - 1)) + 1)
+    keys = _keys(key)
+    result = places.astype(np.int64)
+    out = np.arange(len(result))
+    while len(out):
+        left, right = np.divmod(result[out], base)
+        for salt in keys:
+            left, right = right, (left + (_mixed(right, salt) % base).astype(np.int64)) % base
+        result[out] = left * base + right
+        out = out[result[out] >= count]
+    return result
+
+
+@functools.lru_cache(maxsize=64)
+def _keys(key: int) -> tuple[np.uint64, ...]:
+    return tuple(np.uint64(stream(key, "text/rounds", number)) for number in range(ROUNDS))
+
+
+def _mixed(values: np.ndarray, salt: np.uint64) -> np.ndarray:
+    """A hash of each value: multiplied and folded twice, as in splitmix64; what overflows is dropped."""
+    mixed = (values.astype(np.uint64) ^ salt) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(29))

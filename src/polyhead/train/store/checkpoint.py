@@ -1,0 +1,284 @@
+"""One safetensors file holds everything a run needs to go on: parameters, optimiser state, the number of steps done.
+
+    model/<name>                                   parameters and persistent buffers
+    optimiser/<parameter>/{exp_avg, exp_avg_sq, step}
+    metadata "polyhead"                            JSON: format, digest, step, seconds, loss scale
+
+Batches and dropout are pure functions of (seed, step), so no generator state is stored.  Nothing is ever unpickled.
+"""
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from polyhead import config as configs
+from polyhead.config import Run
+from polyhead.models.build import build
+from polyhead.train.parallel import like, whole
+from polyhead.train.store.files import Damaged, checksum, forget, link, seal, unseal, write
+from polyhead.train.store.folder import BEST, CHECKPOINT, EARLIER, read_config, read_result, saves
+
+FORMAT = 1
+STATES = ("exp_avg", "exp_avg_sq", "step")
+
+
+def save_checkpoint(
+    folder: pathlib.Path,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    metadata: dict[str, Any],
+    *,
+    keep: int = 1,
+    best: bool = False,
+    patience: Callable[[Callable[[], None]], None] = lambda write: write(),
+) -> None:
+    """Replace the folder's checkpoint in one step; `keep` of the last stay, and BEST names it, too, if it is `best`.
+
+    At every moment a whole checkpoint lies there under one of the names.  Raises OSError for a disk that `patience`
+    does not wait for.
+    """
+    data = _packed(model, optimiser, metadata)
+    patience(lambda: _put(folder, data, keep, best))
+
+
+def save_best(
+    folder: pathlib.Path,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    metadata: dict[str, Any],
+    *,
+    patience: Callable[[Callable[[], None]], None] = lambda write: write(),
+) -> None:
+    """The best checkpoint alone, of a model whose others are saved in parts.  Raises as save_checkpoint."""
+    data = _packed(model, optimiser, metadata)
+    patience(lambda: write(folder / BEST, data))
+
+
+def _packed(model: nn.Module, optimiser: torch.optim.Optimizer, metadata: dict[str, Any]) -> bytes:
+    tensors = {name: _copy(value) for name, value in state(model, optimiser)}
+    text = json.dumps(seal({"format": FORMAT, **metadata, "checksum": checksum(tensors)}))
+    return save(tensors, {"polyhead": text})
+
+
+def state(model: nn.Module, optimiser: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a checkpoint by name."""
+    yield from ((f"model/{name}", value.detach()) for name, value in model.state_dict().items())
+    for name, parameter in model.named_parameters():
+        kept = optimiser.state.get(parameter, {})
+        yield from ((f"optimiser/{name}/{key}", kept[key]) for key in STATES if key in kept)
+
+
+def _put(folder: pathlib.Path, data: bytes, keep: int, best: bool) -> None:
+    """May be called again after any part of it has failed."""
+    path = folder / CHECKPOINT
+    if keep > 1 and (step := step_of(path)) > 0:
+        link(path, folder / f"{EARLIER.format(step)}.safetensors")
+    write(path, data)
+    if best:
+        link(path, folder / BEST)
+    rotate(folder, keep)
+
+
+def rotate(folder: pathlib.Path, keep: int) -> None:
+    """Delete all checkpoints but the last `keep`, and the best."""
+    for path in sorted(saves(folder), key=step_of, reverse=True)[keep:]:
+        forget(path)
+
+
+def step_of(path: pathlib.Path) -> int:
+    """The step of a checkpoint, from its name or its first bytes; 0 if there is none to be had."""
+    if (said := path.stem.removeprefix("checkpoint-")).isdecimal():
+        return int(said)
+    try:
+        return int(read_metadata(path)["step"])
+    except (ValueError, OSError):
+        return 0
+
+
+def owner(folder: pathlib.Path) -> str | None:
+    """The run that was trained in `folder`: "" where that can no longer be read, None where none was."""
+    found = candidates(folder)
+    for path in found:
+        with contextlib.suppress(ValueError):
+            if path.is_dir():
+                from polyhead.train.store.sharded import read_index
+
+                return str(read_index(path)["digest"])
+            return str(read_metadata(path)["digest"])
+    with contextlib.suppress(ValueError):
+        if (result := read_result(folder)) is not None:
+            return result.digest
+        return "" if found else None
+    return ""
+
+
+def candidates(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Where a run could go on, what is furthest first, each file once.
+
+    The newest comes before all others of its kind, whatever it says; one that was saved in parts may be further.
+    """
+    newest, best = folder / CHECKPOINT, folder / BEST
+    here = newest.exists()
+    others = sorted((path for path in saves(folder) if path != newest), key=step_of, reverse=True)
+    reached = step_of(newest) if here else 0
+    further = [path for path in others if path.suffix == ".sharded" and 0 < reached < step_of(path)]
+    found = [*further, *[newest] * here, *(path for path in others if path not in further)]
+    return [*found, best] if best.exists() and not any(best.samefile(path) for path in found) else found
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return whole(tensor).to("cpu", copy=True).contiguous()  # a copy: tied tensors may not share memory in the file
+
+
+def read_metadata(path: pathlib.Path) -> dict[str, Any]:
+    """What is written about the tensors of a checkpoint; they themselves are not read.  Raises as read_checkpoint."""
+    with _opened(path) as file:
+        return _metadata(file, path)
+
+
+def read_checkpoint(
+    folder: pathlib.Path, digest: str, name: str = CHECKPOINT
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and metadata.  Raises Damaged for a file that is not as it was written, ValueError for one of another
+    run or version."""
+    path = folder / name
+    with _opened(path) as file:
+        metadata = _metadata(file, path)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    if metadata["checksum"] != checksum(tensors):
+        raise Damaged(f"checkpoint: {path} is damaged (its contents do not match their checksum)")
+    if metadata["digest"] != digest:
+        raise ValueError(f"checkpoint: {path} belongs to run {metadata['digest']} but the folder's run is {digest}")
+    return tensors, metadata
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except FileNotFoundError:
+        raise ValueError(f"checkpoint: {path} does not exist: this run has not been trained yet") from None
+    except (SafetensorError, OSError) as error:
+        raise Damaged(f"checkpoint: {path} is damaged ({' '.join(str(error).split())})") from None
+
+
+def _metadata(file: Any, path: pathlib.Path) -> dict[str, Any]:
+    text = (file.metadata() or {}).get("polyhead")
+    if text is None:
+        raise Damaged(f"checkpoint: {path} was not written by polyhead")
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Damaged(f"checkpoint: {path} is damaged (its metadata cannot be read)") from None
+    metadata = unseal(values, f"checkpoint: {path}")
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"checkpoint: {path} has format {metadata.get('format')} but this version reads {FORMAT}")
+    if lost := [name for name in ("checksum", "digest", "step") if name not in metadata]:
+        raise Damaged(f"checkpoint: {path} is damaged (its metadata lacks {lost[0]!r})")
+    check_kinds(metadata, path)
+    return metadata
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "step": (int,),
+    "rows": (int,),
+    "checksum": (int,),
+    "digest": (str,),
+    "seconds": (int, float),
+    "score": (int, float, type(None)),
+    "scaler": (dict,),
+    "fast_products": (bool,),
+}
+
+
+def check_kinds(metadata: dict[str, Any], path: pathlib.Path) -> None:
+    """Raise Damaged for metadata that no training has written, though their checksums fit."""
+    for name, kinds in _KINDS.items():
+        value = metadata.get(name, kinds[0]())
+        if type(value) not in kinds or (name in ("step", "rows") and not 0 <= value < 1 << 62):
+            raise Damaged(f"checkpoint: {path} is damaged (its metadata have {name} {str(value)[:40]!r})")
+
+
+def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: object) -> None:
+    """Fill `model` from a checkpoint's tensors.  Raises ValueError naming what is missing, left over or misshapen."""
+    stored = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
+    wanted = model.state_dict()
+    if missing := sorted(wanted.keys() - stored.keys()):
+        raise ValueError(f"checkpoint: {path} lacks {len(missing)} parameters of the model, first {missing[0]!r}")
+    if extra := sorted(stored.keys() - wanted.keys()):
+        raise ValueError(f"checkpoint: {path} has {len(extra)} parameters the model lacks, first {extra[0]!r}")
+    for name, value in wanted.items():
+        if value.shape != stored[name].shape:
+            came, want = tuple(stored[name].shape), tuple(value.shape)
+            raise ValueError(f"checkpoint: {path} has {name!r} of shape {came} but the model wants {want}")
+    model.load_state_dict({name: like(stored[name], value) for name, value in wanted.items()})
+
+
+def load_optimiser(
+    model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], path: object
+) -> None:
+    """Fill the optimiser's state, parameter by parameter, by name."""
+    for name, parameter in model.named_parameters():
+        keys = [f"optimiser/{name}/{key}" for key in STATES]
+        found = [key in tensors for key in keys]
+        if not any(found):
+            continue  # a parameter that has had no gradient yet
+        if not all(found):
+            raise ValueError(f"checkpoint: {path} lacks {keys[found.index(False)]!r}")
+        state = {key: tensors[full] for key, full in zip(STATES, keys, strict=True)}
+        if state["exp_avg"].shape != parameter.shape or state["exp_avg_sq"].shape != parameter.shape:
+            raise ValueError(f"checkpoint: {path} has optimiser state of another shape for {name!r}")
+        moments = {key: like(state[key], parameter) for key in STATES[:2]}
+        steps = state["step"].to(step_place(optimiser, parameter), copy=True)
+        optimiser.state[parameter] = {**moments, "step": steps}
+
+
+def step_place(optimiser: torch.optim.Optimizer, parameter: nn.Parameter) -> torch.device:
+    """Where AdamW counts its updates of a parameter."""
+    return parameter.device if optimiser.defaults["fused"] else torch.device("cpu")
+
+
+def restore(path: pathlib.Path, digest: str, model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+    """Fill model and optimiser from a checkpoint; its metadata.  Raises as read_checkpoint."""
+    tensors, metadata = read_checkpoint(path.parent, digest, path.name)
+    load_weights(model, tensors, path)
+    load_optimiser(model, optimiser, tensors, path)
+    return metadata
+
+
+def load_model(
+    folder: str | pathlib.Path, device: str | torch.device = "cpu", which: str | int = "newest"
+) -> tuple[Run, Any]:
+    """The run of a folder and its trained model, in eval mode on `device`.
+
+    `which`: "newest", "best" (of the checkpoints that were evaluated, by the headline metric on the validation split,
+    or on the first that is evaluated), or the step of a checkpoint that is still there.
+    """
+    config = read_config(folder)
+    path = _find(pathlib.Path(config.folder or folder), which)
+    tensors, _ = read_checkpoint(path.parent, configs.digest(config), path.name)
+    with torch.random.fork_rng(devices=[]):
+        model = build(config.model)
+    load_weights(model, tensors, path)
+    return config, model.to(device).eval()
+
+
+def _find(folder: pathlib.Path, which: str | int) -> pathlib.Path:
+    names = {"newest": CHECKPOINT, "best": BEST}
+    if which == "newest" and (last := candidates(folder)[:1]) and last[0].is_dir():
+        raise ValueError(f"checkpoint: {last[0]} is in parts: `polyhead resume {folder}` until the run is done")
+    if which in names:
+        return folder / names[str(which)]
+    there = {step_of(path): path for path in candidates(folder) if path.suffix == ".safetensors"}
+    if not str(which).isdecimal() or int(which) not in there:
+        held = ", ".join(map(str, sorted(there)))
+        raise ValueError(f"checkpoint: {folder} has none of {which!r} (choose from newest, best, {held})")
+    return there[int(which)]

@@ -1,0 +1,339 @@
+"""A run folder: config.json, metrics.jsonl, checkpoint.safetensors, result.json, and who may write there."""
+
+import contextlib
+import dataclasses
+import datetime
+import errno
+import io
+import json
+import os
+import pathlib
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from polyhead import config as configs
+from polyhead.config import Run, serial
+from polyhead.train import products
+from polyhead.train.store.disk import tell
+from polyhead.train.store.files import DAMAGED, Damaged, forget, named, seal, set_aside, unseal, write
+
+CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.safetensors", "result.json"
+EARLIER, BEST, BAD_BATCH = "checkpoint-{:08}", "best.safetensors", "bad_batch.safetensors"
+LOCK, DIGEST = ".lock", "digest"
+
+
+class Held(ValueError):
+    """Another process is training in the folder."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run leaves.  `scores[split]`: loss, and of each metric mean and standard error `<metric>_se`."""
+
+    name: str
+    digest: str
+    steps: int
+    seconds: float
+    parameters: int
+    scores: dict[str, dict[str, float]]
+    command: str
+    environment: dict[str, Any]
+    folder: pathlib.Path = pathlib.Path()
+
+
+def folder_of(config: Run) -> pathlib.Path:
+    """`config.folder`, or runs/NAME-DIGEST: two different runs never share the default."""
+    return pathlib.Path(config.folder or f"runs/{config.name}-{configs.digest(config)}")
+
+
+def read_config(folder: str | pathlib.Path) -> Run:
+    """The run of a folder (or of a config file), with `folder` set to where it lies now."""
+    from polyhead.tasks import KINDS
+
+    path = pathlib.Path(folder)
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        if not path.is_dir():
+            raise ValueError(f"run folder: {path} does not exist")
+        path = path / CONFIG
+        if not path.is_file():
+            inside = len(list(pathlib.Path(folder).glob(f"*/{CONFIG}")))
+            hint = f"; of the {inside} runs in it, name one, or {path.parent}/*" if inside else ""
+            raise ValueError(f"run folder: {path.parent} holds no {CONFIG}, so it is not a run{hint}")
+    data = serial.read(path)
+    said = data.pop(DIGEST, None) if isinstance(data, dict) and path.name == CONFIG else None
+    config = configs.from_dict(data, KINDS, where=str(path))
+    if not isinstance(config, Run):
+        raise ValueError(f"{path}: a Run was wanted but a {type(config).__name__} came")
+    if said not in (None, mine := configs.digest(config)):
+        way_on = f'if it is meant as it is, delete its line "{DIGEST}"'
+        raise Damaged(f"{path} was written for run {said} but is that of run {mine}: it is damaged or edited; {way_on}")
+    return dataclasses.replace(config, folder=str(path.parent)) if path.name == CONFIG else config
+
+
+def read_result(folder: str | pathlib.Path) -> Result | None:
+    """The result of a finished run, or None while it is not finished.  Raises Damaged."""
+    path = pathlib.Path(folder) / RESULT
+    if not path.is_file():
+        return None
+    try:
+        values = unseal(json.loads(path.read_bytes()), path)
+        scores, about = (values.get(name, {}) for name in ("scores", "environment"))
+        tables = (scores, about, *(scores.values() if isinstance(scores, dict) else ()))
+        if not all(isinstance(table, dict) for table in tables):
+            raise TypeError("scores and environment must be tables")
+        return Result(**values, folder=path.parent)
+    except Damaged:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Damaged(f"{path}: not a result ({error})") from None
+
+
+def finished(folder: str | pathlib.Path, digest: str) -> Result | None:
+    """The result of this run if there is one that can be read: whoever trains it says what is wrong with another."""
+    with contextlib.suppress(Damaged):
+        if (result := read_result(folder)) is not None and result.digest == digest:
+            return result
+    return None
+
+
+def write_result(result: Result) -> None:
+    """The inverse of `read_result`."""
+    values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "folder"}
+    write(result.folder / RESULT, (json.dumps(seal(values), indent=2) + "\n").encode())
+
+
+def saves(folder: pathlib.Path) -> list[pathlib.Path]:
+    """All checkpoints in `folder` but the best: the newest, and those whose name says their step."""
+    found = [folder / CHECKPOINT, *folder.glob("checkpoint-*.safetensors"), *folder.glob("checkpoint-*.sharded")]
+    return [path for path in found if path.exists()]
+
+
+@contextlib.contextmanager
+def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
+    """Hold `folder` for `config`: nobody else trains there meanwhile, and it belongs to this run and no other."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"run folder: {folder} cannot be made ({error.strerror})") from None
+    with locked(folder):
+        path, mine = folder / CONFIG, configs.digest(config)
+        if (theirs := _holder(folder, mine)) != mine:
+            held = f"{folder} already holds another run ({theirs}, not {mine})"
+            raise ValueError(f"run folder: {held}; choose another folder or delete it")
+        values = {DIGEST: mine, **configs.to_dict(dataclasses.replace(config, folder=None))}
+        text = json.dumps(values, indent=2) + "\n"
+        if not path.exists() or path.read_bytes() != text.encode():
+            try:
+                write(path, text.encode())
+            except OSError:
+                if not (folder / RESULT).exists():  # a finished run may lie where nobody can write
+                    raise
+        yield
+
+
+def _holder(folder: pathlib.Path, mine: str) -> str:
+    """The run that was trained in `folder`; `mine` if none was: a mistake mended may use its folder.
+
+    A damaged config.json is set aside where the rest is of run `mine`.  Raises ValueError where it is not.
+    """
+    from polyhead.train.store.checkpoint import owner
+
+    path, rest = folder / CONFIG, owner(folder)
+    try:
+        if path.exists() and rest is not None:
+            return configs.digest(read_config(folder))
+    except ValueError as error:
+        if rest != mine:
+            raise
+        set_aside(path, error)
+    return rest or mine
+
+
+@contextlib.contextmanager
+def locked(folder: pathlib.Path) -> Iterator[None]:
+    """Hold the folder's lock.  Of a file: over NFS the lock of a folder is known to one machine only."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: no lock
+        yield
+        return
+    try:
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:  # a finished run may lie where nobody can write
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Held(f"run folder: another process is training in {folder}") from None
+        with contextlib.suppress(OSError):  # who it is, for those who look: nothing rests on it
+            os.truncate(handle, 0)
+            os.pwrite(handle, f"{platform.node()} {os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+def claimed_by(folder: pathlib.Path) -> str | None:
+    """The machine on which a process trains in `folder` now ("" where that is not known), or None."""
+    try:
+        import fcntl
+
+        handle = os.open(folder / LOCK, os.O_RDWR)
+    except (ImportError, OSError):  # nobody ever trained there, or nobody can
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(handle, 256, 0).decode(errors="replace").partition(" ")[0]
+    finally:
+        os.close(handle)
+    return None
+
+
+def clear(folder: pathlib.Path) -> None:
+    """Forget all training in `folder`, and what text it was."""
+    from polyhead.tasks.text import tokens as text_tokens
+
+    names = (RESULT, METRICS, BEST, BAD_BATCH, text_tokens.FILE, text_tokens.RECORD)
+    told = folder.glob("*/rows.txt")  # trackers, see tracking.py, begin anew
+    for path in [*(folder / name for name in names), *saves(folder), *folder.glob("*" + DAMAGED), *told]:
+        forget(path)
+
+
+class Metrics:
+    """The rows of metrics.jsonl, each with its checksum.  Opening keeps what `keep` wants, without damaged rows, and
+    says so if that is less than the `wanted` rows that a checkpoint vouches for."""
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        keep: Callable[[dict[str, Any]], bool],
+        patience: Callable[[Callable[[], None]], None] = lambda write: write(),
+        wanted: int = 0,
+    ) -> None:
+        self.path, self.patience, self.keep = folder / METRICS, patience, keep
+        kept = kept_rows(folder, keep, wanted)
+        text = b"".join(map(_line, kept))
+        write(self.path, text)
+        self.count = len(kept)
+        self.size = len(text)
+        self.file: io.FileIO | None = None
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append a row.  Raises OSError for a disk that `patience` does not wait for."""
+        self.patience(lambda: self._try(lambda file: self._append(file, _line(row))))
+        self.count += self.keep(row)
+
+    def sync(self) -> int:
+        """How many rows, of those that stay when the run goes on, are safely on the disk now."""
+        self.patience(lambda: self._try(lambda file: os.fsync(file.fileno())))
+        return self.count
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+        self.file = None
+
+    def _try(self, do: Callable[[io.FileIO], None]) -> None:
+        """Do it with the file, which is opened again after a failure: the share it was on may have been away."""
+        try:
+            with named(self.path):
+                if self.file is None:
+                    self.file = self._opened()
+                do(self.file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.close()
+            self.file = None
+            raise
+
+    def _opened(self) -> io.FileIO:
+        file = io.FileIO(os.open(self.path, os.O_WRONLY | os.O_APPEND), "ab")
+        there = os.fstat(file.fileno()).st_size
+        if there > self.size:  # half a row
+            os.ftruncate(file.fileno(), self.size)
+        elif there < self.size:
+            tell(f"{self.path}: the last rows were lost with the disk")
+            self.size = there + file.write(b"\n")
+        return file
+
+    def _append(self, file: io.FileIO, line: bytes) -> None:
+        if file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.size += len(line)
+
+
+def kept_rows(folder: pathlib.Path, keep: Callable[[dict[str, Any]], bool], wanted: int) -> list[dict[str, Any]]:
+    """The rows so far that `keep` wants; a line is said if there should be `wanted`."""
+    kept = [row for row in read_metrics(folder) if keep(row)]
+    if (lost := wanted - len(kept)) > 0:
+        tell(f"{folder / METRICS}: {lost} of {wanted} rows are lost or damaged; curves have a gap there, nothing else")
+    return kept
+
+
+def is_past(row: dict[str, Any], step: int, steps: int) -> bool:
+    """Rows that stay when a run of `steps` goes on at `step`: all but a final evaluation, which is done again."""
+    return row["step"] <= step and not (row["kind"] == "eval" and row["step"] == steps)
+
+
+def expected(steps: int, vouched: int, result: Result | None) -> tuple[Callable[[dict[str, Any]], bool], int]:
+    """Which rows a run of `steps` should have, and how many.
+
+    Those for which its last checkpoint vouches and, of a finished run, the last evaluation of each split.
+    """
+    if result is None:
+        return lambda row: is_past(row, steps, steps), vouched
+    return lambda row: row["step"] <= steps, vouched + len(result.scores)
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return (json.dumps(seal(row)) + "\n").encode()
+
+
+def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
+    """The whole rows of metrics.jsonl so far."""
+    path = pathlib.Path(folder) / METRICS
+    rows = []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            row = unseal(json.loads(line), path)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row.get("step"), int) and "kind" in row:
+            rows.append(row)
+    return rows
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Where a run ran: versions, machine, threads, device, what makes matrix products now, date."""
+    try:
+        version = metadata.version("polyhead")
+    except metadata.PackageNotFoundError:  # running from the source tree
+        version = "source"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "polyhead": version,
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": f"{device.type} ({name})" if name else device.type,
+        **({"products": str(products.in_force())} if device.type == "cpu" else {}),
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+
+
+def _cpu() -> str:
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

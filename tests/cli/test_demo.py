@@ -1,0 +1,81 @@
+"""The demo: what one sees while it trains, and how long it says it takes."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from polyhead.cli import demo as cli_demo
+from polyhead.papers import demo
+from polyhead.scale.sweep import board as board_module
+from polyhead.scale.sweep.screen import DONE, RUNNING, WAITING
+
+
+class Job:
+    """A run of a sweep, as a screen sees it."""
+
+    def __init__(self, run: Any, state: str, step: int, **shown: str) -> None:
+        self.config, self.state, self.step, self.outcome, self.rate = run, state, step, None, 0.0
+        self.shown = {f"{split} {run.task.metric}": value for split, value in shown.items()}
+
+    def text(self) -> str:
+        return ""
+
+
+def board(*jobs: Job, marks: dict[str, float]) -> board_module.Board:
+    return board_module.Board(jobs, 2, enabled=True, unseen="compositional", marks=marks)  # type: ignore[arg-type]
+
+
+def test_known_and_unseen_stand_on_one_scale_with_the_floors() -> None:
+    hyla, softmax = demo.fuzzy()
+    jobs = Job(hyla, RUNNING, 1250, iid="0.600", compositional="0.500"), Job(softmax, WAITING, 0)
+    shown = board(*jobs, marks={"Recall": 0.45, "Mixture": 0.9, "Nearest neighbour": -0.2})
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(shown.drawn())
+    first, second, legend, *_ = console.export_text().splitlines()
+    assert first.split()[:6] == ["hyla-1", "1,250/5,000", "known", "0.60", "unseen", "0.50"]
+    scale = first.split()[-1]
+    assert len(scale) == board_module.WIDE
+    places = {mark: [i / (board_module.WIDE - 1) for i, other in enumerate(scale) if other == mark] for mark in "○●│"}
+    assert places["○"] == pytest.approx([0.6], abs=0.011)
+    assert places["●"] == pytest.approx([0.5], abs=0.011)
+    assert places["│"] == pytest.approx([0.45, 0.9], abs=0.011)  # a floor below the scale is no mark
+    assert second.split()[:4] == ["softmax-1", "waiting", "known", "–"]
+    assert "Recall 0.45" in legend
+    assert "Mixture 0.90" in legend
+    assert "Nearest" not in legend
+
+
+def test_what_lies_beyond_the_scale_is_at_its_end() -> None:
+    run = demo.fuzzy()[0]
+    scale = board(Job(run, DONE, 5000), marks={}).scale(1.2, -0.3)
+    assert (scale[-1], scale[0]) == ("○", "●")
+
+
+def test_the_estimate_shares_the_runs_among_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs of 5,000 steps of 0.06 and 0.03 s, with their start and scores: on two cores the longer one counts."""
+    monkeypatch.setattr(cli_demo, "step_seconds", lambda run: 0.06 if run.name.startswith("hyla") else 0.03)
+    longer, shorter = (cli_demo.START + 5000 * each * cli_demo.SCORING for each in (0.06, 0.03))
+    assert cli_demo.minutes(demo.fuzzy(), 2) == f"{longer / 60:.0f} minutes"
+    assert cli_demo.minutes(demo.fuzzy(), 1) == f"{(longer + shorter) / 60:.0f} minutes"
+
+
+def test_a_step_is_timed_and_threads_are_put_back() -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    assert cli_demo.step_seconds(demo.race()[0], steps=1) > 0
+    assert torch.get_num_threads() == before
+
+
+def test_marks_are_the_floors_of_the_unseen_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = demo.fuzzy()[0]
+    found = run.task.floors("compositional", sequences=50)
+    monkeypatch.setattr(type(run.task), "floors", lambda self, split: found if split == "compositional" else {})
+    assert cli_demo.marks(run, "compositional") == {
+        "Recall": found["recall"].mean,
+        "Gaussian process": found["gaussian_process"].mean,
+        "Mixture": found["mix"].mean,
+        "Exact ceiling": found["ceiling"].mean,
+    }

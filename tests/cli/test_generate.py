@@ -1,0 +1,146 @@
+"""`polyhead generate`: text as it comes, and one line for every mistake."""
+
+import io
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+import polyhead as ph
+from polyhead.cli import verbs as cli
+from polyhead.cli.generate import show
+from polyhead.models.generate import text as texts
+from polyhead.tasks.text.task import Text
+from polyhead.tasks.text.tokens import Bytes
+from polyhead.train import load_model, read_config
+from polyhead.train.store.folder import Result
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run of one step on a page of text."""
+    root = tmp_path_factory.mktemp("generate")
+    (root / "text").mkdir()
+    for i in range(40):
+        (root / "text" / f"{i}.txt").write_text(f"def number_{i}():\n    return {i}\n\n\n" * 4)
+    task = Text(data=str(root / "text"), length=32, held_out=0.1, folder=str(root / "tokens"))
+    model = ph.TransformerConfig(
+        *task.ends, dim=16, layers=1, heads=ph.Hyla(2), positions=ph.Rotary(), max_length=32, causal=True
+    )
+    train = ph.Train(steps=1, batch_size=2, warmup=1, evaluate=("iid",), eval_batches=1)
+    run = ph.Run(name="tiny", task=task, model=model, train=train, device="cpu", folder=str(root / "run"))
+    assert isinstance(ph.train.run(run), Result)
+    return root / "run"
+
+
+def ask(capfdbinary, *arguments):
+    code = cli.main(["generate", *map(str, arguments)])
+    out, err = capfdbinary.readouterr()
+    return code, out.decode(), err.decode()
+
+
+def said(folder, prompts, **how):
+    _, model = load_model(folder)
+    return texts.generate_text(model, Bytes(), prompts, generator=torch.Generator().manual_seed(how.pop("seed")), **how)
+
+
+def test_it_writes_what_the_model_says(folder, capfdbinary):
+    (text,) = said(folder, ["def "], steps=20, temperature=0.8, seed=0)
+    assert ask(capfdbinary, folder, "--prompt", "def ", "--steps", 20) == (0, f"def {text}\n", "")
+    how = ("--steps", 20, "--temperature", 1.5, "--top-k", 90, "--top-p", 0.9, "--seed", 4, "--no-echo")
+    (text,) = said(folder, ["é"], steps=20, temperature=1.5, top_k=90, top_p=0.9, seed=4)
+    assert ask(capfdbinary, folder, "--prompt", "é", *how) == (0, f"{text}\n", "")
+
+
+def test_prompts_from_files_and_standard_input(folder, capfdbinary, monkeypatch, tmp_path):
+    (tmp_path / "begun.py").write_text("né\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("né\n".encode())))
+    wanted = ask(capfdbinary, folder, "--prompt", "né\n", "--steps", 5)
+    assert wanted[0] == 0
+    assert ask(capfdbinary, folder, "--prompt-file", tmp_path / "begun.py", "--steps", 5) == wanted
+    assert ask(capfdbinary, folder, "--prompt", "-", "--steps", 5) == wanted
+
+
+def test_samples_differ_and_stop_where_told(folder, capfdbinary):
+    rows = said(folder, ["a"] * 3, steps=20, temperature=0.8, seed=0)
+    stop = rows[1][5]
+    cut = [row.partition(stop)[0] for row in rows]
+    _, out, _ = ask(capfdbinary, folder, "--prompt", "a", "--steps", 20, "--samples", 3, "--stop", stop)
+    assert out == "".join(f"--- sample {i + 1}\na{row}\n" for i, row in enumerate(cut))
+
+
+def test_text_appears_as_it_comes(capsys):
+    """Of the first sample at once, of the next as soon as it is its turn, and of each only once."""
+    seen = []
+
+    def pieces():
+        for piece in (["a", "x"], ["b", "y"], [None, "z"], [None, "w"], [None, None]):
+            yield piece
+            seen.append(capsys.readouterr().out)
+
+    show(pieces(), "p:", 2)
+    rest = capsys.readouterr().out
+    assert seen == ["--- sample 1\np:a", "b", "\n--- sample 2\np:xyz", "w", ""]
+    assert rest == "\n"
+    show(iter([["a", "x"], ["b", None]]), "", 2)
+    assert capsys.readouterr().out == "--- sample 1\nab\n--- sample 2\nx\n"
+
+
+def test_a_terminal_is_not_steered(monkeypatch, capsys):
+    show(iter([["a\x1b[2J\tb\r\n"]]), "", 1)
+    assert capsys.readouterr().out == "a\x1b[2J\tb\r\n\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    show(iter([["a\x1b[2J\tb\n"]]), "", 1)
+    assert capsys.readouterr().out == "a\ufffd[2J\tb\n\n"
+
+
+def test_ctrl_c_ends_it_quietly(folder, capfdbinary, monkeypatch):
+    def interrupted(*_, **__):
+        yield ["a"]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(texts, "stream_text", interrupted)
+    assert ask(capfdbinary, folder, "--prompt", "x") == (130, "xa\n", "")
+
+
+def test_mistakes_are_one_line(folder, capfdbinary, tmp_path):
+    fuzzy = ph.tasks.FuzzyLogic(length=6)
+    run = replace(read_config(folder), folder=None)
+    settings = ph.TransformerConfig(*fuzzy.ends, dim=8, layers=1, heads=ph.Hyla(2))
+    for name, other in (
+        ("fuzzy", replace(run, task=fuzzy, model=settings)),
+        ("both", replace(run, model=replace(run.model, causal=False))),
+        ("new", run),
+    ):
+        (tmp_path / name).mkdir()
+        ph.config.save(other, tmp_path / name / "config.json")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    for arguments, text in (
+        ((folder,), "generate: --prompt or --prompt-file must be given but neither came"),
+        ((folder, "--prompt", "a", "--prompt-file", "b"), "generate: --prompt or --prompt-file must be given but both"),
+        ((folder, "--prompt-file", tmp_path / "none"), "none: No such file or directory"),
+        ((folder, "--prompt-file", tmp_path / "latin.txt"), "latin.txt is no UTF-8 (byte 3)"),
+        ((folder, "--prompt", "a" * 40), "40 tokens and 200 steps more go beyond the model's context of 32"),
+        ((folder, "--prompt", "a", "--samples", 0), "generate: samples must be at least 1 but is 0"),
+        ((folder, "--prompt", "a", "--temperature", -1), "generate: temperature must be at least 0 but is -1.0"),
+        ((folder, "--prompt", "a", "--top-p", 2), "generate: top_p must be above 0"),
+        ((tmp_path / "fuzzy", "--prompt", "a"), "a run that trains on text was wanted but tiny learns fuzzy"),
+        ((tmp_path / "both", "--prompt", "a"), "a model that sees no later tokens was wanted but tiny has no causal"),
+        ((tmp_path / "new", "--prompt", "a"), "does not exist: this run has not been trained yet"),
+        ((tmp_path / "nothing", "--prompt", "a"), "nothing"),
+    ):
+        code, out, err = ask(capfdbinary, *arguments)
+        assert (code, out) == (2, "")
+        assert len(err.splitlines()) == 1
+        assert text in err
+
+
+def test_a_tokenizer_of_another_model(folder, capfdbinary, monkeypatch):
+    class Other(Bytes):
+        digest = "other"
+
+    monkeypatch.setattr(Text, "codec", lambda self: Other())
+    code, _, err = ask(capfdbinary, folder, "--prompt", "a")
+    assert code == 2
+    assert "but the model was trained with bytes" in err

@@ -1,0 +1,166 @@
+"""`polyhead sweep`: grids on the command line and in files, its table, and its mistakes."""
+
+import shlex
+
+import pytest
+
+import polyhead as ph
+from polyhead.cli import sweep as cli_sweep, verbs as cli
+from polyhead.cli.sweep import side_by_side
+from polyhead.config import digest
+from polyhead.papers import recipes
+from polyhead.papers.recipes import STUDIES
+from polyhead.scale.sweep.engines.engine import Resources
+from polyhead.train import Failure, read_result
+from polyhead.train.stop import Preempted
+
+
+def small(**changes):
+    task = ph.tasks.FuzzyLogic(length=6)
+    model = ph.TransformerConfig(*task.ends, dim=8, layers=1, heads=(ph.Hyla(2),), max_length=6)
+    train = ph.Train(steps=3, batch_size=2, warmup=1, eval_batches=1, log_every=1)
+    return ph.Run(name="small", task=task, model=model, train=train, **changes)
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """What would be trained: (runs, folder, options, population)."""
+    calls = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(recipes.RECIPES, "small", small)
+    monkeypatch.setattr(cli_sweep, "side_by_side", lambda *args: calls.append(args) or [])
+    return calls
+
+
+def sweep(words):
+    return cli.main(["sweep", *shlex.split(words)])
+
+
+def test_a_grid_on_the_command_line(asked, capsys):
+    assert sweep("small --seed 0,1,2 --train.lr=1e-3,3e-3 --workers 2 --folder here") == 0
+    ((runs, folder, options, population),) = asked
+    assert {(run.seed, run.train.lr) for run in runs} == {(seed, lr) for seed in (0, 1, 2) for lr in (1e-3, 3e-3)}
+    assert len({digest(run) for run in runs}) == 6
+    assert (folder, options.workers, population) == ("here", 2, False)
+    table = capsys.readouterr().out
+    assert table.count("waiting") == 6
+    assert "0.003" in table
+
+
+def test_a_grid_in_a_file(asked, tmp_path):
+    text = "method: grid\nrecipe: small\nparameters:\n  seed: {values: [4, 5]}\n  train.lr: {value: 2e-3}\n"
+    (tmp_path / "grid.yaml").write_text(text)
+    assert sweep("grid.yaml --train.steps 7 --population") == 0
+    ((runs, folder, _, population),) = asked
+    assert [(run.seed, run.train.lr, run.train.steps) for run in runs] == [(4, 2e-3, 7), (5, 2e-3, 7)]
+    assert (folder, population) == ("runs", True)
+
+
+def test_a_figure_lies_where_reproduce_looks_for_it(asked):
+    assert sweep("fig-5c --scale smoke") == 0
+    ((runs, folder, _, _),) = asked
+    assert [digest(run) for run in runs] == [digest(run) for run in STUDIES["fig-5c"]("smoke")]
+    assert folder == "runs/reproduce/smoke"
+
+
+def test_where_and_how(monkeypatch, asked):
+    calls = []
+    monkeypatch.setattr(cli_sweep, "side_by_side", side_by_side)
+    monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, folder, **options: calls.append(options) or [])
+    assert sweep("small --seed 0,1 --retries 5") == 0
+    assert sweep("small --seed 0,1 --ray 10.0.0.1:6379 --gpus 0.5 --cpus 2 --workers 3") == 0
+    assert sweep("small --slurm --partition gpu --account us --minutes 7 --memory 4 --again") == 0
+    here, ray, slurm = calls
+    assert here == {"engine": None, "workers": None, "again": False, "retries": 5}
+    assert (ray["engine"].address, ray["engine"].resources) == ("10.0.0.1:6379", Resources(cpus=2, gpus=0.5))
+    assert (ray["workers"], ray["retries"]) == (3, 2)
+    engine = slurm["engine"]
+    assert (engine.partition, engine.account, engine.minutes) == ("gpu", "us", 7)
+    assert engine.resources == Resources(memory=4.0)
+    assert slurm["again"]
+
+
+def test_status_trains_nothing(asked, capsys, tmp_path):
+    assert sweep("fig-5c --scale=smoke --status") == 0
+    assert not asked
+    assert capsys.readouterr().out.count("waiting") == len(STUDIES["fig-5c"]("smoke"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_failures_make_the_exit_code(monkeypatch, asked, tmp_path, capsys):
+    failure = Failure("small", tmp_path, 1, "it broke")
+    monkeypatch.setattr(cli_sweep, "side_by_side", lambda *_: [failure])
+    assert sweep("small --seed 0,1") == 1
+    assert "small failed: it broke" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "queued"), [("small --seed 0,1", True), ("small --seed 0,1 --again", False)])
+def test_a_preempted_sweep_is_queued_again(monkeypatch, asked, capsys, words, queued):
+    def stopped(*_):
+        raise Preempted("stopped and saved")
+
+    monkeypatch.setattr(cli_sweep, "side_by_side", stopped)
+    monkeypatch.setattr(cli, "requeue", lambda: "job 7 is queued again")
+    assert sweep(words) == 75
+    assert capsys.readouterr().err == "polyhead: stopped and saved\n" + "polyhead: job 7 is queued again\n" * queued
+
+
+def test_it_trains_both_ways(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(recipes.RECIPES, "small", small)
+    assert sweep("small --seed 0,1 --population --folder together --device cpu") == 0
+    table = capsys.readouterr().out
+    assert table.count("done") == 2
+    results = [read_result(path.parent) for path in sorted(tmp_path.rglob("result.json"))]
+    assert [result.steps for result in results] == [3, 3]
+    assert {"iid", "compositional"} == set(results[0].scores)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("", "polyhead sweep: RECIPE is missing"),
+        ("--seed 1", "polyhead sweep: RECIPE comes first but --seed came"),
+        ("smal", "unknown recipe 'smal'; did you mean 'small'"),
+        (
+            "small --scale small",
+            "--scale is for the recipes of figures and fuzzy-softmax, ",
+        ),
+        ("fig-2c --scale", "--scale needs a value"),
+        ("fig-2c --scale huge", "unknown scale 'huge'"),
+        ("small --train.lr 1e-3,fast", "--train.lr must be a number but is 'fast'"),
+        ("small --train.rate 1,2", "unknown option --train.rate"),
+        ("small --ray local --slurm", "--ray and --slurm are two places but a sweep has one"),
+        ("small --partition gpu", "--partition is for --slurm"),
+        ("small --ray local --minutes 9", "--minutes is for --slurm"),
+        ("small --gpus 1", "--gpus is for --ray and --slurm"),
+        ("small --slurm --gpus 0.5", "Slurm gives whole GPUs but gpus is 0.5"),
+        ("small --slurm --minutes 0", "minutes must be at least 1 but is 0"),
+        ("small --ray local --cpus 0", "cpus must be at least 1 but is 0"),
+        ("small --ray nowhere", "--ray wants HOST:PORT, auto or local but 'nowhere' came"),
+        ("small --population --slurm", "--population trains in one process, so --slurm has nothing to do"),
+        ("small --population --ray local", "--population trains in one process, so --ray has nothing to do"),
+        ("small --retries -1", "retries must be at least 0 but is -1"),
+        ("small --devices 2", "--devices is for one run: polyhead train"),
+        ("small --seed 0,0", "the run 'small' occurs twice"),
+        ("missing.yaml", "missing.yaml"),
+        ("empty.yaml", "empty.yaml: a grid needs `recipe`"),
+        ("odd.yaml", "odd.yaml: seed must be {values: [...]} or {value: ...} but is 3"),
+        ("bayes.yaml", "bayes.yaml: a grid is `method: grid`"),
+    ],
+)
+def test_mistakes_are_one_line(words, line, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(recipes.RECIPES, "small", small)
+    (tmp_path / "empty.yaml").write_text("parameters: {}\n")
+    (tmp_path / "odd.yaml").write_text("recipe: small\nparameters: {seed: 3}\n")
+    (tmp_path / "bayes.yaml").write_text("recipe: small\nmethod: bayes\nparameters: {seed: {value: 3}}\n")
+    assert sweep(words) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, said
+    assert line in said
+
+
+def test_help(capsys):
+    assert sweep("--help") == 0
+    assert "polyhead sweep fuzzy-hyla --seed 0,1,2" in capsys.readouterr().out

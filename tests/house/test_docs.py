@@ -1,0 +1,340 @@
+"""The documents tell the truth: code runs, commands parse, links lead somewhere, tables are whole."""
+
+import importlib.util
+import inspect
+import json
+import pathlib
+import re
+import runpy
+import shlex
+import sys
+
+import pytest
+import torch
+import yaml
+from some import some
+
+import polyhead as ph
+from polyhead import config, spec
+from polyhead.cli import plan as cli_plan, sweep as cli_sweep, train as cli_runs, tune as cli_tune, verbs as cli
+from polyhead.ops.dispatch import BACKENDS
+from polyhead.spec import shapes
+from polyhead.tasks.fuzzy_logic.floors import FLOORS
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "polyhead"
+PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
+MADE = re.findall(r"^\+\+\+ b/(\S+)", (ROOT / "docs" / "howto" / "energy.patch").read_text(), re.M)
+OPTIONAL = ("jax", "flax", "haiku", "transformers", "optuna", "ray", "submitit", "tensorboard", "wandb", "trackio")
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def blocks(text, language):
+    """(line, code) of every fenced block of a language."""
+    for found in re.finditer(rf"^```{language}\n(.*?)^```", text, re.M | re.S):
+        yield text[: found.start()].count("\n") + 2, found[1]
+
+
+def between(text, marker):
+    """What stands between `<!-- marker -->` and `<!-- /marker -->`."""
+    found = re.findall(rf"<!-- {marker} -->\n(.*?)<!-- /{marker} -->", text, re.S)
+    assert len(found) == 1, f"{len(found)} passages are marked {marker}"
+    return found[0].strip()
+
+
+def read(path):
+    return (ROOT / path).read_text()
+
+
+# ---------------------------------------------------------------------------------------------------- code in documents
+@pytest.fixture
+def _quick_jax(path):
+    """Programs run once here: optimising them would take longer than it saves."""
+    if "import jax" not in path.read_text() or importlib.util.find_spec("jax") is None:
+        yield
+        return
+    jax = importlib.import_module("jax")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.usefixtures("_quick_jax")
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if list(blocks(p.read_text(), "python"))], ids=name)
+def test_python_blocks_run_in_order(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    namespace = {"__name__": "__document__"}
+    for line, code in blocks(path.read_text(), "python"):
+        try:
+            exec(compile("\n" * (line - 1) + code, str(path), "exec"), namespace)
+        except ModuleNotFoundError as error:  # from here on: a block builds on those before it
+            if error.name not in OPTIONAL:
+                raise
+            pytest.skip(f"{name(path)}, line {line}: {error.name} is not installed")
+
+
+def test_the_readme_has_code():
+    assert len(list(blocks(read("README.md"), "python"))) >= 4
+    first = next(code for _, code in blocks(read("README.md"), "python"))
+    assert len(first.strip().splitlines()) <= 13
+
+
+def test_the_example_runs(monkeypatch):
+    example = runpy.run_path(str(ROOT / "examples" / "swap_heads.py"))
+    change, losses = example["main"](steps=40)
+    assert change < 1e-5
+    assert sum(losses[-5:]) / 5 < 0.5 * losses[0]
+
+
+def test_the_example_replaces_every_layer_and_keeps_the_meaning_of_the_mask():
+    example = runpy.run_path(str(ROOT / "examples" / "swap_heads.py"))
+    model = example["Reader"](5).eval()
+    x, padding = torch.randn(2, 6, 5), torch.zeros(2, 6, dtype=torch.bool)
+    padding[:, :2] = True
+    old, blind = model(x, padding), model(x)
+    assert (old - blind).abs().max() > 1e-3
+    assert example["replace"](model, [ph.Softmax(4)]) == 2
+    assert not [m for m in model.modules() if isinstance(m, torch.nn.MultiheadAttention)]
+    torch.testing.assert_close(model(x, padding), old)
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+def shell_lines(text):
+    for _, code in blocks(text, "bash"):
+        for line in code.splitlines():
+            if words := shlex.split(line, comments=True):
+                yield words
+
+
+def verb_examples():
+    """The `>>> polyhead ...` lines in the help of the command line."""
+    for kind in cli.VERBS.values():
+        yield from (shlex.split(found) for found in re.findall(r">>> (.*)", inspect.getdoc(kind)))
+
+
+def one_of_each(runs, text):
+    """Of a study's hundred runs those that differ in what fields they have: each is parsed, which takes its time."""
+    return list(
+        {(type(run.task), type(run.model), *map(type, getattr(run.model, "heads", ()))): run for run in runs}.values()
+    ), text
+
+
+@pytest.fixture
+def dry(monkeypatch, tmp_path):
+    """A command line that parses and checks what it is given, and then does nothing."""
+    monkeypatch.chdir(tmp_path)
+    config.save(ph.recipes.RECIPES["demo"]()[0], tmp_path / "mine.yaml")
+    grid = "recipe: fuzzy-hyla\nparameters: {seed: {values: [0, 1]}, train.lr: {values: [1e-3, 3e-3]}}\n"
+    (tmp_path / "grid.yaml").write_text(grid)
+    resolve = cli_runs._resolve
+    monkeypatch.setattr(cli_runs, "_resolve", lambda *named: one_of_each(*resolve(*named)))
+    monkeypatch.setattr(cli_runs, "train", lambda *_, **__: 0)
+    monkeypatch.setattr(cli_sweep, "side_by_side", lambda *_, **__: [])
+    monkeypatch.setattr(cli_plan, "answer", lambda *_: 0)
+    monkeypatch.setattr(cli_tune, "answer", lambda *_: 0)
+    for name, kind in cli.VERBS.items():
+        if name not in ("train", "sweep", "tune", "plan"):  # those read their arguments when they are called
+            monkeypatch.setattr(kind, "__call__", lambda self: 0)
+    return lambda words: cli.main(words[1:])
+
+
+COMMANDS = [words for path in DOCUMENTS for words in shell_lines(path.read_text()) if words[0] == "polyhead"]
+
+
+@pytest.mark.parametrize("words", [*COMMANDS, *verb_examples()], ids=" ".join)
+def test_commands_parse(words, dry):
+    assert words[0] == "polyhead"
+    assert dry(words) == 0
+
+
+def test_a_command_that_does_not_exist_is_noticed(dry, capsys):
+    assert dry(["polyhead", "train", "fuzzy-hyla", "--train.rate", "1"]) == 2
+    assert dry(["polyhead", "eval", "runs/a", "--split", "novel"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_every_verb_is_shown():
+    shown = {words[1] for words in COMMANDS} | {"demo"}
+    assert shown == set(cli.VERBS)
+    planned = re.search(r"^polyhead (.*)$", read("docs/design.md"), re.M)[1]
+    assert planned.split(" | ") == list(cli.VERBS)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_make_targets_and_programs_exist(path):
+    targets = set(re.findall(r"^(\w+):", read("Makefile"), re.M))
+    text = path.read_text()
+    for words in shell_lines(text):
+        if words[0].startswith(".venv/bin/"):
+            assert (pathlib.Path(sys.executable).parent / pathlib.Path(words[0]).name).exists(), words[0]
+        else:
+            assert words[0] in ("make", "polyhead", "pip", "git", "torchrun"), words
+        for word in words:
+            if word.startswith(("tests/", "benchmarks/", "examples/", "docs/")):
+                assert (ROOT / word).exists() or word in MADE, word
+    asked = {words[1] for words in shell_lines(text) if words[0] == "make"} | set(re.findall(r"`make (\w+)`", text))
+    assert asked <= targets
+
+
+# --------------------------------------------------------------------------------------------------- links and pictures
+def slug(heading):
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_links_lead_somewhere(path):
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        there = path.parent / file if file else path
+        assert there.exists(), f"{name(path)}: {target}"
+        if anchor:
+            assert anchor in {slug(h) for h in re.findall(r"^#+ (.*)", there.read_text(), re.M)}, target
+
+
+def test_every_page_is_in_the_menu_of_the_site():
+    listed = set()
+    for path in PAGES:
+        for body in re.findall(r"^```{toctree}\n(.*?)^```", path.read_text(), re.M | re.S):
+            entries = [line.strip() for line in body.splitlines() if line.strip() and not line.startswith(":")]
+            names = [re.sub(r".*<(.+)>", r"\1", entry) for entry in entries]
+            listed |= {(path.parent / f"{name}.md").resolve() for name in names}
+    assert set(PAGES) - listed == {ROOT / "docs" / "index.md"}
+    assert {page.with_suffix(".py") for page in listed - set(PAGES)} <= {ROOT / "docs" / "tutorial.py"}
+
+
+def test_the_numbers_of_the_readme_are_the_demos():
+    """As `examples/readme_results.py` writes them, of the runs that the demo has now."""
+    script = readme_results()
+    kept = json.loads(script.KEPT.read_text(encoding="utf-8"))
+    for marker, passage in script.PASSAGES.items():
+        assert between(read("README.md"), marker) == passage(kept)
+    assert {part: [config.digest(run) for run in runs()] for part, runs in script.PARTS.items()} == {
+        part: kept[part]["digests"] for part in script.PARTS
+    }
+    assert kept["fuzzy"]["steps"] == script.PARTS["fuzzy"]()[0].train.steps
+    assert ph.recipes.MINUTES["demo"] == round(script.minutes(kept), 1)
+
+
+@pytest.mark.parametrize(
+    ("hyla", "softmax", "seen", "against"),
+    [
+        ((0.9, 0.85), (0.9, 0.5), "HYLA is the better one there", ("HYLA stays below it", "Softmax stays below it")),
+        (
+            (0.9, 0.96),
+            (0.9, 0.93),
+            "HYLA is the better one there",
+            ("HYLA reaches further than it", "Softmax reaches as"),
+        ),
+        ((0.7, 0.69), (0.8, 0.7), "softmax is ahead there, but within", ("HYLA stays", "Softmax stays")),
+        ((0.7, 0.6), (0.8, 0.9), "softmax is the better one there", ("HYLA stays", "Softmax reaches as far")),
+        ((0.7, 0.91), (0.8, 0.9), "HYLA is ahead there, but within", ("HYLA reaches as far", "Softmax reaches as far")),
+    ],
+)
+def test_the_readme_says_what_the_numbers_say(hyla, softmax, seen, against):
+    script = readme_results()
+    kept = json.loads(script.KEPT.read_text(encoding="utf-8"))
+    scores = {"HYLA": hyla, "Softmax": softmax, "Mixture": (0.99, 0.91)}
+    part = kept["fuzzy"] | {"head": ["", "iid", "compositional"], "steps": 15_000}
+    part["rows"] = [[name, *(f"{x:.3f}\u00a0±\u00a00.008" for x in pair)] for name, pair in scores.items()]
+    words, far = (" ".join(tell(kept | {"fuzzy": part}).split()) for tell in (script.says, script.limits))
+    for name, (known, unseen) in (("softmax", softmax), ("HYLA", hyla)):
+        way = "falls" if unseen < known else "rises"
+        assert f"{name} {way} by {abs(unseen - known):.3f}, from {known:.3f} to {unseen:.3f}" in words
+    assert f"After 15,000 steps {seen}" in words
+    assert "30 % of the paper's training" in far
+    assert all(claim in far for claim in against)
+
+
+def test_the_readme_is_written_by_one_command(tmp_path, monkeypatch):
+    """Of other numbers: the passages, the minutes, what is kept, and the figure."""
+    script = readme_results()
+    kept = json.loads(script.KEPT.read_text(encoding="utf-8"))
+    kept["fuzzy"] |= {"steps": 12_345, "seconds": 60 * 99 - kept["race"]["seconds"]}
+    for place in ("README", "RECIPES", "KEPT"):
+        copy = tmp_path / getattr(script, place).name
+        copy.write_text(getattr(script, place).read_text(encoding="utf-8"), encoding="utf-8")
+        monkeypatch.setattr(script, place, copy)
+    drawn = []
+    monkeypatch.setattr(script, "measured", lambda folder: kept)
+    monkeypatch.setattr(script, "draw", lambda found, path: drawn.append((found, path)))
+    monkeypatch.setattr(sys, "argv", ["readme_results.py", str(tmp_path)])
+    script.main()
+    text = script.README.read_text(encoding="utf-8")
+    assert [between(text, marker) for marker in script.PASSAGES] == [tell(kept) for tell in script.PASSAGES.values()]
+    assert "After 12,345 steps" in text
+    assert '"demo": 99.0,' in script.RECIPES.read_text(encoding="utf-8")
+    assert json.loads(script.KEPT.read_text(encoding="utf-8")) == kept
+    assert drawn == [(kept, ROOT / "docs" / "figures" / "demo.svg")]
+
+
+def readme_results():
+    spec = importlib.util.spec_from_file_location("readme_results", ROOT / "examples" / "readme_results.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+# -------------------------------------------------------------------------------------------------------- what they say
+def mechanisms_table():
+    rows = [f"| `{m.config}` | `{m.equation}` | `ops.{m.op}` | {m.source} |" for m in spec.MECHANISMS]
+    return "\n".join(["| heads | output of the layer | function | source |", "|---|---|---|---|", *rows])
+
+
+def test_the_table_of_mechanisms_is_the_spec():
+    """If this fails, the wanted table is in the message."""
+    assert between(read("README.md"), "mechanisms") == mechanisms_table(), "\n" + mechanisms_table()
+    assert "|" not in "".join(m.equation + m.source for m in spec.MECHANISMS)
+
+
+def test_the_layout_in_the_design_is_the_tree():
+    told = re.findall(r"[\w]+\.(?:py|css|js)\b", between(read("docs/design.md"), "layout"))
+    there = {p.name for p in PACKAGE.rglob("*") if p.suffix in (".py", ".css", ".js")}
+    assert set(told) == there
+    folders = re.findall(r"^  (\w+)/ ", between(read("docs/design.md"), "layout"), re.M)
+    assert set(folders) == {p.parent.name for p in PACKAGE.glob("*/__init__.py")}
+    assert set(re.findall(r"^  (\w+)/ ", read("README.md"), re.M)) == set(folders)
+
+
+def test_the_glossary_is_whole():
+    text = read("docs/glossary.md")
+    letters = dict(re.findall(r"^\| `(\w)` \| ([^,;|]*)", text, re.M))
+    assert {letter: axis.strip() for letter, axis in letters.items()} == shapes.LETTERS
+    names = {*spec.NORMALISE, *spec.ACTS, *FLOORS, "ceiling", "reference", "auto"}
+    names |= {impl for impls in BACKENDS.values() for impl in impls} | {m.config for m in spec.MECHANISMS}
+    names |= set(ph.tasks.FuzzyLogic().splits) | {"covered", "legacy", "partitionable", "interleaved", "half"}
+    names |= {"code", "scores", "mask", "keep", "scored", "latents", "value_weight", "value_depth"}
+    missing = {n for n in names if not re.search(rf"`{n}[`(]|^\| {n}\b|\| {n},", text, re.M)}
+    assert not missing
+
+
+def test_the_glossary_names_configurations_that_exist():
+    found = re.findall(r"\| `((?:Softmax|Linear|Hyla)\(.*?\))` \|", read("docs/glossary.md"))
+    assert len(found) == 11
+    made = [eval(text, {"Softmax": ph.Softmax, "Linear": ph.Linear, "Hyla": ph.Hyla}) for text in found]
+    assert len(set(made)) == len(made)
+
+
+def test_documents_are_short():
+    assert len(read("CONTRIBUTING.md").splitlines()) <= 60
+    assert len(read("README.md").splitlines()) <= 220
+
+
+def test_the_changelog_knows_this_version():
+    assert re.search(rf"^## \[{re.escape(ph.__version__)}\]", read("CHANGELOG.md"), re.M)
+    assert f'version = "{ph.__version__}"' in read("pyproject.toml")
+
+
+def test_hooks_are_local():
+    for repo in some(yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]):
+        assert repo["repo"] == "local"
+        for hook in some(repo["hooks"]):
+            assert hook["language"] == "system"
+            assert (pathlib.Path(sys.executable).parent / pathlib.Path(hook["entry"].split()[0]).name).exists()

@@ -1,0 +1,74 @@
+"""The committed results are of the recipes as they stand: configuration digests, counts, tables and verdicts agree."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+from polyhead.config import digest
+from polyhead.papers.recipes import MINUTES, STUDIES
+from polyhead.papers.reproduce import FORMAT
+
+RESULTS = pathlib.Path(__file__).parents[1] / "docs" / "results"
+SMALL = {path.parent.name: json.loads(path.read_text()) for path in sorted((RESULTS / "small").glob("*/results.json"))}
+
+
+def test_the_main_ones_are_there():
+    assert {"table-a1", "table-a2", "fig-2c"} <= set(SMALL)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_results_are_of_the_recipe(name):
+    found = SMALL[name]
+    assert (found["format"], found["figure"], found["scale"], found["failures"]) == (FORMAT, name, "small", [])
+    assert found["command"] == f"polyhead reproduce {name} --scale small"
+    if name in STUDIES:
+        assert sorted(run["digest"] for run in found["runs"]) == sorted(digest(run) for run in STUDIES[name]("small"))
+        assert MINUTES[name] == pytest.approx(found["training_seconds"] / 60, abs=0.05)
+    for picture in found["pictures"]:
+        assert (RESULTS / "small" / name / f"{picture}.png").exists()
+    page = (RESULTS / "small" / name / "index.html").read_text()
+    assert all(run["digest"] in page for run in found["runs"])
+
+
+def rounded(cell):
+    """Its numbers, to three digits."""
+    return [round(float(number) + 1e-12, 3) for number in re.findall(r"\d+\.\d+", cell)]
+
+
+def test_the_page_of_numbers_repeats_table_a1():
+    by_model = {row[0]: (row[1], row[5]) for row in SMALL["table-a1"]["rows"]}
+    text = (RESULTS / "hyla.md").read_text()
+    assert len(by_model) >= 15
+    for model, (fuzzy, sraven) in list(by_model.items())[:15]:
+        cells = next(line for line in text.splitlines() if line.startswith(f"| {model} |")).split("|")
+        assert (rounded(cells[2]), rounded(cells[4])) == (rounded(fuzzy), rounded(sraven))
+
+
+DUAL = {
+    "Relational games": ("games",),
+    "Which symbols, positions and relations": ("symbols",),
+    "More softmax heads, or relational ones among them": ("split",),
+    "Mathematics": ("maths",),
+    "Sorting, order, SET": ("sorting", "order", "set"),
+    "Images": ("images",),
+}
+
+
+@pytest.mark.parametrize("section", DUAL)
+def test_the_page_on_dual_attention_repeats_its_results(section):
+    """Every score in its tables is one of a run of that name; every outcome with a size is a verdict's."""
+    parts = re.split(r"^## (.*)$", (RESULTS / "dual.md").read_text(), flags=re.M)
+    text = dict(zip(parts[1::2], parts[2::2], strict=True))[section]
+    rows = [row for name in DUAL[section] for row in SMALL[name]["rows"]]
+    tables = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    scores = [(row[0], cell) for row in tables for cell in row if "±" in cell]
+    assert len(scores) >= 5
+    for label, cell in scores:
+        of_that_name = [row for row in rows if label in row] or rows
+        assert any(cell in row for row in of_that_name), (label, cell)
+    evidence = " ".join(verdict["evidence"] for name in DUAL[section] for verdict in SMALL[name]["verdicts"])
+    prose = " ".join(line for line in text.splitlines() if line[:1] != "|")
+    for claimed in re.findall(r"(?:holds|evidence) \(\D*([+−][\d.]+ ± [\d.]+)", " ".join(prose.split())):
+        assert claimed in evidence, claimed

@@ -1,0 +1,256 @@
+"""The shape of the house (docs/design.md): sizes, names and the ladder of imports, read from the source."""
+
+import ast
+import importlib.util
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from some import some
+
+import polyhead
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "polyhead"
+FILES = some(sorted(PACKAGE.rglob("*.py")))
+PLACES = ("src", "tests", "benchmarks", "examples", "docs")
+EVERYTHING = [p for d in PLACES for p in sorted((ROOT / d).rglob("*.py")) if "_build" not in p.parts]
+
+LADDER = {
+    **dict.fromkeys(("shapes", "spec", "serial", "haiku_trees"), 0),
+    **dict.fromkeys(("mechanisms", "parts", "data", "baselines", "config"), 1),
+    "ops": 2,
+    "layers": 3,
+    **dict.fromkeys(("models", "tasks"), 4),
+    "train": 5,
+    **dict.fromkeys(("recipes", "analysis", "compat", "jaxside"), 6),
+    **dict.fromkeys(("cli", "__main__", "report", "reproduce", "explore", "claims", "bench", "plan", "tune"), 7),
+}
+SEES = {
+    "ops": {"ops", "shapes", "spec"},
+    "tasks": {"tasks", "config", "shapes"},
+    "jaxside": {"jaxside", "config", "shapes", "spec", "serial", "haiku_trees"},
+}
+"""Folders that see even less than the rungs below them."""
+
+ONLY_IN = {
+    "plotly": ("report", "explore"),
+    "matplotlib": ("analysis/figures.py",),
+    "tyro": ("cli",),
+    "transformers": ("compat/huggingface",),
+}
+
+
+HOME = polyhead._HOME
+
+
+def tree(path):
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def functions(path):
+    return [n for n in ast.walk(tree(path)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
+def imports(path):
+    """(module, line) of every import, also inside functions."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            names = [alias.name for alias in node.names]
+            if node.module == "polyhead":  # a lazy name counts as the file it comes from
+                yield from ((f"{HOME.get(name, 'polyhead')}.{name}", node.lineno) for name in names)
+            else:
+                yield node.module, node.lineno
+                yield from ((f"{node.module}.{name}", node.lineno) for name in names)
+
+
+def rung(module):
+    """The rung of `polyhead.layers.attention` is that of "layers"; None for the package itself and outside it."""
+    parts = module.split(".")
+    if parts[0] != "polyhead" or len(parts) == 1:
+        return None
+    of_one_family = parts[1].startswith(("report_", "cli_", "explore_", "claims_", "bench_", "plan_", "tune_"))
+    name = parts[1].split("_")[0] if of_one_family else parts[1]
+    return LADDER.get(name)
+
+
+def module_of(path):
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def violations(path):
+    """Every broken rule of one file, in words."""
+    where = path.relative_to(PACKAGE.parent) if path.is_relative_to(PACKAGE.parent) else path.name
+    text = path.read_text()
+    if text.count("\n") > 400:
+        yield f"{where}: {text.count(chr(10))} lines"
+    if path.name == "utils.py":
+        yield f"{where}: no file is called utils"
+    for f in functions(path):
+        yield from _function_violations(where, f)
+
+
+def _function_violations(where, f):
+    length = f.end_lineno - f.lineno + 1
+    if length > 50:
+        yield f"{where}:{f.lineno}: {f.name} has {length} lines"
+    a = f.args
+    names = [arg.arg for arg in a.posonlyargs + a.args]
+    positional = len(names) - (names[:1] in (["self"], ["cls"], ["ctx"]))
+    if positional > 6:
+        yield f"{where}:{f.lineno}: {f.name} has {positional} positional arguments"
+    if positional + len(a.kwonlyargs) > 15:
+        yield f"{where}:{f.lineno}: {f.name} has {positional + len(a.kwonlyargs)} arguments"
+    wrapper = (pathlib.Path(where).name, f.name) in (("shapes.py", "checked"), ("precision.py", "lowered"))
+    allowed = "compat" in str(where) or wrapper
+    if a.kwarg is not None and not allowed:
+        yield f"{where}:{f.lineno}: {f.name} takes **{a.kwarg.arg}"
+
+
+def ladder_violations(path, module=None):
+    mine = module or module_of(path)
+    own = rung(mine)
+    if own is None:
+        return
+    for name, line in imports(path):
+        theirs = rung(name)
+        if name == "polyhead" and own < LADDER["cli"]:
+            yield f"{mine}:{line}: {mine} may not import the whole package"
+        here, there = mine.split(".")[1], name.partition(".")[2].partition(".")[0]
+        if theirs is not None and (theirs > own or there not in SEES.get(here, {there})):
+            yield f"{mine}:{line}: {here} may not import {there}"
+        if theirs == own and _sideways(mine, name):
+            yield f"{mine}:{line}: {mine} may not import {name}"
+
+
+def _sideways(mine, theirs):
+    """tasks know no network; an op's backend knows neither another backend nor the reference."""
+    a, b = mine.split("."), theirs.split(".")
+    if {a[1], b[1]} == {"models", "tasks"}:
+        return True
+    if a[1] == b[1] == "ops" and "_" in a[-1]:
+        own = "_".join(a[2].split("_")[:2])  # a backend's kernels have a file of their own
+        shared = ("code", "precision", "tiles", "tiles_ops", "tiles_triton", "tiles_native")
+        return len(b) == 2 or not (b[2] in shared or f"{b[2]}_".startswith(f"{own}_"))
+    return False
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_the_file_keeps_the_rules(path):
+    assert not list(violations(path))
+    assert not list(ladder_violations(path))
+
+
+def test_every_file_of_the_package_has_a_rung():
+    homeless = [str(p) for p in FILES if p.parent != PACKAGE or p.name != "__init__.py" if rung(module_of(p)) is None]
+    assert not homeless
+
+
+@pytest.mark.parametrize("path", [p for p in EVERYTHING if p not in FILES], ids=lambda p: str(p.relative_to(ROOT)))
+def test_tests_and_benchmarks_are_short_too(path):
+    assert path.read_text().count("\n") <= 400
+
+
+def test_libraries_stay_in_their_room():
+    for path in FILES:
+        name = str(path.relative_to(PACKAGE))
+        for module, line in imports(path):
+            rooms = ONLY_IN.get(module.split(".")[0])
+            assert rooms is None or name.startswith(rooms), f"{name}:{line} imports {module}"
+
+
+def test_a_module_inherits_from_module_only():
+    for path in FILES:
+        for node in ast.walk(tree(path)):
+            bases = [ast.unparse(b) for b in node.bases] if isinstance(node, ast.ClassDef) else []
+            assert "nn.Module" not in bases or bases == ["nn.Module"], f"{path}:{node.lineno}"
+
+
+def test_every_backend_has_a_reference_and_a_test():
+    from polyhead.ops.dispatch import BACKENDS
+
+    for op in BACKENDS:
+        assert (PACKAGE / "ops" / f"{op}.py").exists()
+        assert "def reference(" in (PACKAGE / "ops" / f"{op}.py").read_text()
+        assert (ROOT / "tests" / "ops" / f"test_{op}.py").exists()
+
+
+def test_a_reference_is_at_most_ten_lines_after_its_arguments():
+    count = 0
+    for path in (PACKAGE / "ops").glob("*.py"):
+        for f in functions(path):
+            if f.name == "reference":
+                count += 1
+                body = f.body[1:] if isinstance(f.body[0], ast.Expr) else f.body
+                assert body[-1].end_lineno - body[0].lineno + 1 <= 10, path.name
+    assert count >= 6
+
+
+def test_the_rules_catch_planted_faults(tmp_path):
+    bad = tmp_path / "code.py"
+    many = ", ".join(f"a{i}" for i in range(7))
+    bad.write_text(f"import polyhead.layers.heads.groups\ndef f({many}, **rest):\n" + "    x = 1\n" * 51)
+    found = "\n".join([*violations(bad), *ladder_violations(bad, "polyhead.ops.latent_code")])
+    for fault in ("ops may not import layers", "7 positional", "takes **rest", "has 52 lines"):
+        assert fault in found
+    bad.write_text("from polyhead.ops import hyla\n" + "\n" * 401)
+    assert "401 lines" in "".join(violations(bad)) or "402 lines" in "".join(violations(bad))
+    assert "may not import" in "".join(ladder_violations(bad, "polyhead.ops.hyla.blocked"))
+    for fault, where in (
+        ("from polyhead.models import transformer", "tasks.fuzzy_logic"),
+        ("from polyhead.tasks import FuzzyLogic", "models.transformer"),
+        ("from polyhead.ops.latent_code import act", "tasks.fuzzy_logic"),
+        ("from polyhead import config", "ops.code"),
+        ("from polyhead import Transformer", "layers.attention"),
+        ("from polyhead import ops", "ops.hyla_blocked"),
+        ("from polyhead.ops.linear.chunked import forward", "ops.hyla_blocked"),
+        ("import polyhead as ph", "analysis.probe"),
+        ("from polyhead.config.mechanisms import Hyla", "serial"),
+        ("from polyhead.config import Run", "shapes"),
+        ("from polyhead.train import run", "parts"),
+        ("from polyhead.ops import hyla", "jaxside.ops"),
+    ):
+        bad.write_text(fault + "\n")
+        assert "may not" in "".join(ladder_violations(bad, f"polyhead.{where}")), (fault, where)
+
+
+def test_import_is_lazy():
+    code = (
+        "import polyhead, sys; print(*(m for m in ('torch', 'numpy', 'sklearn', 'plotly', 'tyro') if m in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stdout.split()
+
+
+def test_the_layers_need_little_more_than_torch():
+    code = (
+        "import torch, sys; before = set(sys.modules)\n"
+        "import polyhead as ph; ph.MultiHeadAttention(8, [ph.Softmax(2), ph.Hyla(2)]); ph.ops.hyla\n"
+        "ph.analysis, ph.compat.torch_mha, ph.compat.huggingface\n"
+        "heavy = {'sklearn', 'scipy', 'plotly', 'matplotlib', 'tyro', 'rich', 'tqdm', 'pandas', 'yaml', 'transformers'}"
+        "\n"
+        "print(*sorted({m.split('.')[0] for m in set(sys.modules) - before} & heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stdout.split()
+
+
+def test_nothing_speaks_of_the_place_it_was_made_in():
+    place = str(ROOT)
+    for path in some(ROOT.rglob("*.*")):
+        if path.suffix in (".py", ".md", ".toml", ".yaml", ".yml", ".txt") and ".venv" not in path.parts:
+            text = path.read_text()
+            assert place not in text, path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed (extra `dev`)")
+def test_the_types_fit():
+    """mypy over the whole package, as `make lint` runs it; here, where other tests run beside it."""
+    done = subprocess.run([sys.executable, "-m", "mypy"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

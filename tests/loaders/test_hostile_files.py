@@ -1,0 +1,392 @@
+"""Files from strangers: whatever they hold, by whatever name, they run no code and are refused in one line."""
+
+import contextlib
+import importlib
+import io
+import json
+import pathlib
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+from traps import guises, spring
+
+import polyhead as ph
+from polyhead import config as configs
+from polyhead.cli.verbs import main
+from polyhead.tasks.text import data as text_data, tokens as text_tokens
+from polyhead.train import load_model, read_config
+from polyhead.train.store.bad_batch import read_batch, write_batch
+from polyhead.train.store.checkpoint import read_checkpoint
+from polyhead.train.store.files import Damaged, checksum, seal
+from polyhead.train.store.folder import read_metrics, read_result
+
+SOURCE = pathlib.Path(ph.__file__).parent
+
+
+# -------------------------------------------------------------------------------------------------------- what is there
+@pytest.fixture(scope="module")
+def model_files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A run on text that was trained, with all that a run folder may hold; its tokens; models for other libraries."""
+    root = tmp_path_factory.mktemp("hostile")
+    (root / "documents").mkdir()
+    for i in range(12):
+        (root / "documents" / f"{i}.txt").write_text(f"def f{i}(x):\n    return x + {i}\n" * 8)
+    task = ph.tasks.Text(str(root / "documents"), length=8, held_out=0.2, folder=str(root / "tokens"))
+    model = ph.TransformerConfig(
+        *task.ends,
+        dim=8,
+        layers=1,
+        heads=(ph.Softmax(2),),
+        max_length=8,
+        causal=True,
+        positions=ph.Rotary(),
+        norm="rms",
+    )
+    train = ph.Train(steps=4, batch_size=2, warmup=1, save_every=2, eval_every=2, evaluate=("iid",), eval_batches=1)
+    run = ph.Run(name="mine", task=task, model=model, train=train, device="cpu", folder=str(root / "run"))
+    ph.train.run(run, progress=False)
+    batch = task.batch("train", 2, seed=0, step=0)
+    write_batch(root / "run" / "bad_batch.safetensors", batch, {"step": 1})
+    parts: dict[str, Any] = {
+        "heads": ph.Softmax(2),
+        "positions": ph.Rotary(),
+        "feedforward": ph.Swiglu(),
+        "causal": True,
+    }
+    package = ph.TransformerConfig(ph.Tokens(9), ph.Logits(9, tied=True), dim=8, layers=1, **parts)
+    ph.compat.dual_attention.to_folder(ph.Transformer(package), root / "package")
+    return root
+
+
+@pytest.fixture
+def folder(model_files: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+    """A copy of it, which a test may spoil."""
+    shutil.copytree(model_files, tmp_path / "files")
+    path = tmp_path / "files" / "run" / "config.json"
+    values = json.loads(path.read_text())
+    values.pop("digest")
+    values["task"]["folder"] = str(tmp_path / "files" / "tokens")
+    path.write_text(json.dumps(values))
+    return tmp_path / "files"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_remembered() -> Iterator[None]:
+    text_data._open.cache_clear()
+    text_data._CHECKED.clear()
+    yield
+    text_data._open.cache_clear()
+
+
+def verb(*words: str) -> Callable[[pathlib.Path], object]:
+    """A command of `polyhead` for what lies in the folder F; it fails in one line as a ValueError does."""
+
+    def call(root: pathlib.Path) -> None:
+        error = io.StringIO()
+        with contextlib.redirect_stderr(error), contextlib.redirect_stdout(error):
+            code = main([word.replace("F/", f"{root}/") for word in words])
+        said = error.getvalue()
+        assert "Traceback" not in said
+        if code:
+            assert code == 2, said
+            raise ValueError(said.strip().splitlines()[-1])
+
+    return call
+
+
+def each_verb() -> dict[str, Callable[[pathlib.Path], object]]:
+    words = {
+        "resume": ("resume", "F/run"),
+        "eval": ("eval", "F/run", "--batches", "1", "--batch-size", "2", "--device", "cpu"),
+        "probe": ("probe", "F/run", "--sequences", "2", "--device", "cpu"),
+        "report": ("report", "F/run", "--out", "F/report.html"),
+        "explore": ("explore", "F/run", "--text", "x", "--out", "F/explore.html", "--device", "cpu"),
+        "generate": ("generate", "F/run", "--prompt", "x", "--steps", "1", "--device", "cpu"),
+    }
+    return {name: verb(*said) for name, said in words.items()}
+
+
+VERBS = each_verb()
+READERS: list[tuple[str, str, Callable[[pathlib.Path], object]]] = [
+    ("run/config.json", "read_config", lambda root: read_config(root / "run")),
+    ("run/config.json", "load_model", lambda root: load_model(root / "run")),
+    *[("run/config.json", name, call) for name, call in VERBS.items()],
+    ("mine.yaml", "train", verb("train", "F/mine.yaml")),
+    ("mine.json", "train", verb("train", "F/mine.json")),
+    ("mine.yaml", "plan", verb("plan", "F/mine.yaml")),
+    ("grid.yaml", "sweep", verb("sweep", "F/grid.yaml", "--status")),
+    ("run/checkpoint.safetensors", "load_model", lambda root: load_model(root / "run")),
+    *[("run/checkpoint.safetensors", name, VERBS[name]) for name in ("eval", "explore", "generate")],
+    ("run/checkpoint-00000002.safetensors", "load_model", lambda root: load_model(root / "run", which=2)),
+    ("run/best.safetensors", "load_model", lambda root: load_model(root / "run", which="best")),
+    ("run/bad_batch.safetensors", "read_batch", lambda root: read_batch(root / "run")),
+    ("run/result.json", "read_result", lambda root: read_result(root / "run")),
+    ("run/result.json", "report", VERBS["report"]),
+    ("run/tokenizer.json", "read", lambda root: text_tokens.read(root / "run" / "tokenizer.json")),
+    ("mine.model", "read", lambda root: text_tokens.read(root / "mine.model")),
+    ("run/data.json", "codec_of", lambda root: text_tokens.codec_of(read_config(root / "run"), root / "run")),
+    ("package/config.json", "from_folder", lambda root: ph.compat.dual_attention.from_folder(root / "package")),
+    ("package/model.safetensors", "from_folder", lambda root: ph.compat.dual_attention.from_folder(root / "package")),
+    ("same_pentos.npz", "original", lambda root: _original(root)),
+    ("pictures/train/a/1.png", "pictures", lambda root: _picture(root)),
+    ("questions/train-easy/arithmetic__add_or_sub.txt", "questions", lambda root: _questions(root)),
+    (
+        "results.json",
+        "reproduce",
+        lambda root: importlib.import_module("polyhead.papers.reproduce").check(root / "results.json"),
+    ),
+    ("prompt.txt", "generate", verb("generate", "F/run", "--prompt-file", "F/prompt.txt", "--device", "cpu")),
+]
+
+
+def _original(root: pathlib.Path) -> object:
+    from polyhead.tasks.relational_games import original as relational_games_original
+
+    return relational_games_original.load(str(root), "same", "pentominoes")
+
+
+def _picture(root: pathlib.Path) -> object:
+    images = importlib.import_module("polyhead.tasks.images.data")
+    return images._decode(root / "pictures/train/a/1.png", 8)
+
+
+def _questions(root: pathlib.Path) -> object:
+    from polyhead.tasks.maths import text as maths_text
+
+    return list(maths_text._file(root / "questions/train-easy/arithmetic__add_or_sub.txt", (160, 30)))
+
+
+# ------------------------------------------------------------------------------------------------------------- pickles
+LINE = r"\A[^\n]+\Z"
+
+
+@pytest.mark.parametrize("name", guises(pathlib.Path("unused")))
+def test_the_traps_are_traps(name: str, tmp_path: pathlib.Path):
+    marker = tmp_path / "sprung"
+    spring(name, guises(marker)[name])
+    assert marker.exists()
+
+
+@pytest.mark.parametrize(("name", "reader"), [entry[:2] for entry in READERS], ids=lambda part: part)
+def test_a_pickle_by_any_name_is_refused(name: str, reader: str, folder: pathlib.Path):
+    read = next(read for n, r, read in READERS if (n, r) == (name, reader))
+    marker, path = folder / "sprung", folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for guise, data in guises(marker).items():
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        path.write_bytes(data)
+        if reader in ("questions", "generate") and name.endswith(".txt") and guise.startswith(("yaml", "pickle 0")):
+            continue  # these are plain text, which is what is asked for
+        with pytest.raises(ValueError, match=LINE):
+            read(folder)
+        assert not marker.exists(), guise
+
+
+HEALED = [
+    "run/checkpoint.safetensors",
+    "run/checkpoint-00000002.safetensors",
+    "run/best.safetensors",
+    "run/result.json",
+]
+HEALED += ["run/metrics.jsonl", "run/tokenizer.json"]
+
+
+@pytest.mark.parametrize("name", [*HEALED, "tokens"])
+def test_what_a_run_makes_again_is_not_unpickled_either(name: str, folder: pathlib.Path):
+    """A trap in the place of each; the run goes on, or is made again, without it."""
+    marker = folder / "sprung"
+    spoiled = [path for path in (folder / name).rglob("*") if path.is_file()] if name == "tokens" else [folder / name]
+    for guise in ("torch", "npy", "pickle"):
+        for path in spoiled:
+            path.unlink(missing_ok=True)
+            path.write_bytes(guises(marker)[guise])
+        text_data._open.cache_clear()
+        VERBS["resume"](folder)
+        assert not marker.exists(), guise
+        assert load_model(folder / "run")
+    assert all(row["step"] <= 4 for row in read_metrics(folder / "run"))
+
+
+def test_a_sharded_checkpoint_is_not_unpickled(folder: pathlib.Path):
+    """Neither its index, nor a shard, nor the `.metadata` that torch's own reader would unpickle."""
+    from torch import distributed as dist
+
+    from polyhead.train import optimiser
+    from polyhead.train.store.sharded import restore_sharded, save_sharded
+
+    run, model = load_model(folder / "run")
+    adamw = optimiser.build(model, run.train)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        about = {"digest": "x", "step": 2, "seconds": 0.0, "score": None, "scaler": {}}
+        save_sharded(folder, model, adamw, about, keep=2)
+        place = folder / "checkpoint-00000002.sharded"
+        marker = folder / "sprung"
+        (place / ".metadata").write_bytes(guises(marker)["pickle"])
+        restore_sharded(place, "x", model, adamw)
+        for path in sorted(place.iterdir()):
+            whole = path.read_bytes()
+            for data in guises(marker).values():
+                if path.name == ".metadata":
+                    continue
+                path.write_bytes(data)
+                with pytest.raises(ValueError, match=LINE):
+                    restore_sharded(place, "x", model, adamw)
+            path.write_bytes(whole)
+        assert not marker.exists()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "pytorch_model.bin", "tokenizer.json"])
+def test_a_model_of_hugging_face_is_not_unpickled(name: str, folder: pathlib.Path):
+    pytest.importorskip("transformers")
+    from polyhead.compat.huggingface import model as huggingface_model
+
+    place, marker = folder / "exported", folder / "sprung"
+    huggingface_model.to_folder(folder / "run", place)
+    (place / name).unlink(missing_ok=True)
+    if name == "pytorch_model.bin":
+        (place / "model.safetensors").unlink()
+    for guise in ("torch", "pickle", "zip", "yaml"):
+        (place / name).write_bytes(guises(marker)[guise])
+        with pytest.raises(ValueError, match=LINE):
+            verb("explore", "F/exported", "--text", "x", "--out", "F/x.html", "--device", "cpu")(folder)
+        assert not marker.exists(), guise
+
+
+# ------------------------------------------------------------------------------------------ odd JSON, YAML, safetensors
+ODD = {
+    "nested": "[" * 1200,
+    "nested objects": '{"model":' * 5000 + "1" + "}" * 5000,
+    "NaN": '{"train": {"lr": NaN}}',
+    "1e400": '{"train": {"lr": 1e400, "steps": 1e400}}',
+    "10^400": '{"train": {"lr": 1' + "0" * 400 + "}}",
+    "10^5000": '{"seed": 1' + "0" * 5000 + "}",
+    "surrogate": '{"name": "\\ud800", "model": "\\udfff"}',
+    "surrogate key": '{"\\ud800": 1}',
+    "twice": '{"seed": 1, "seed": 2}',
+    "bytes": "\udcff\udcfe",
+    "nothing": "",
+    "null": "null",
+    "10^12 layers": '{"model": {"inputs": {"kind": "Vectors", "size": 5}, "outputs": {"kind": "Values"}, '
+    '"layers": 1000000000000}}',
+    "long kind": '{"kind": "' + "x" * 100_000 + '"}',
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_values_are_one_line(odd: str, tmp_path: pathlib.Path):
+    data = ODD[odd].encode("utf-8", "surrogateescape")
+    for name in ("config.json", "mine.yaml"):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError, match=LINE) as caught:
+            read_config(tmp_path / name)
+        assert len(str(caught.value)) < 120_000 if odd == "long kind" else len(str(caught.value)) < 2000
+    for name, read in (("result.json", read_result), ("metrics.jsonl", read_metrics)):
+        (tmp_path / name).write_bytes(data)
+        with contextlib.suppress(ValueError):
+            assert not read(tmp_path)
+
+
+BOMB = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
+
+
+@pytest.mark.parametrize("text", ["a0: &a0 [1]\n" + BOMB, "heads: &h [*h]\n", "model: &m {encoder: *m}\n"])
+def test_aliases_that_stand_for_billions_of_values(text: str, tmp_path: pathlib.Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    for read in (read_config, lambda path: verb("sweep", "F/mine.yaml", "--status")(path.parent)):
+        with pytest.raises(ValueError, match=r"\A[^\n]*(more than|unhashable|recursive)[^\n]*\Z"):
+            read(path)
+
+
+def test_a_model_that_no_memory_holds_is_one_line(tmp_path: pathlib.Path):
+    task = ph.tasks.FuzzyLogic(length=6)
+    model = ph.TransformerConfig(*task.ends, dim=10**12, heads=(ph.Softmax(1),), max_length=6)
+    run = ph.Run(task=task, model=model, folder=str(tmp_path / "run"), device="cpu")
+    with pytest.raises(ValueError, match=r"\Abuild: this TransformerConfig is too large[^\n]+\Z"):
+        ph.train.run(run, progress=False)
+
+
+def header(tensors: Any, data: bytes = b"", size: int | None = None) -> bytes:
+    text = (tensors if isinstance(tensors, str) else json.dumps(tensors)).encode()
+    return struct.pack("<Q", len(text) if size is None else size) + text + data
+
+
+def tensor(dtype: Any, shape: list[int], begin: int, end: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+SAFETENSORS = {
+    "2^60 bytes of header": header({}, size=2**60),
+    "2^64 - 1": header({}, size=2**64 - 1),
+    "a header of 99 MB that is not there": header("{", size=99_000_000),
+    "2^60 bytes of data": header({"a": tensor("F32", [2**58], 0, 2**60)}),
+    "sizes that overflow": header({"a": tensor("F32", [2**40, 2**40], 0, 0)}),
+    "no size below 0": header('{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}', b"1234"),
+    "overlapping": header({"a": tensor("F32", [2], 0, 8), "b": tensor("F32", [2], 4, 12)}, bytes(12)),
+    "backwards": header({"a": tensor("F32", [2], 8, 0)}, bytes(8)),
+    "unknown numbers": header({"a": tensor("F99", [2], 0, 8)}, bytes(8)),
+    "numbers by number": header({"a": tensor(3, [2], 0, 8)}, bytes(8)),
+    "twice": header('{"a": %s, "a": %s}' % ((json.dumps(tensor("F32", [1], 0, 4)),) * 2), bytes(4)),
+    "nested": header("[" * 50_000),
+    "no object": header([1, 2]),
+    "metadata of another kind": header({"__metadata__": {"polyhead": [1]}}),
+    "metadata that is nested": header({"__metadata__": {"polyhead": "[" * 100_000}}),
+    "metadata of a list": header({"__metadata__": {"polyhead": "[]"}}),
+    "names that climb": header(
+        {"../../x": tensor("F32", [1], 0, 4), "__metadata__": {"polyhead": '{"format": 1}'}}, bytes(4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAFETENSORS)
+def test_odd_headers_of_safetensors(name: str, tmp_path: pathlib.Path):
+    for file, read in (
+        ("checkpoint.safetensors", lambda: read_checkpoint(tmp_path, "x")),
+        ("bad_batch.safetensors", lambda: read_batch(tmp_path)),
+    ):
+        (tmp_path / file).write_bytes(SAFETENSORS[name])
+        with pytest.raises(ValueError, match=LINE):
+            read()
+
+
+def test_parameters_of_another_kind_or_shape_are_refused(folder: pathlib.Path):
+    """With checksums that fit."""
+    place = folder / "run"
+    tensors, metadata = read_checkpoint(place, configs.digest(read_config(place)))
+    name = "model/outputs.linear.weight"
+    for changed in (
+        {name: tensors[name].reshape(-1)},
+        {name: tensors[name][:0]},
+        {"model/../../x": torch.zeros(1)},
+        {name.replace("model", "optimiser") + "/exp_avg": torch.zeros(3)},
+    ):
+        mine = tensors | {key: value.contiguous() for key, value in changed.items()}
+        about = seal({**metadata, "checksum": checksum(mine)})
+        (place / "checkpoint.safetensors").unlink()
+        (place / "checkpoint.safetensors").write_bytes(save(mine, {"polyhead": json.dumps(about)}))
+        (place / "result.json").unlink(missing_ok=True)
+        with pytest.raises(ValueError, match=LINE):
+            VERBS["resume"](folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("step", "2"), ("step", -1), ("step", 10**400), ("rows", 2.5), ("seconds", None), ("scaler", [])],
+)
+def test_metadata_that_no_training_has_written(name: str, value: Any, folder: pathlib.Path):
+    """With checksums that fit: it is damage, and the run goes on without."""
+    path = folder / "run" / "checkpoint.safetensors"
+    tensors, metadata = read_checkpoint(path.parent, configs.digest(read_config(path.parent)))
+    path.unlink()
+    path.write_bytes(save(tensors, {"polyhead": json.dumps(seal(metadata | {name: value}))}))
+    with pytest.raises(Damaged, match=rf"is damaged \(its metadata have {name} "):
+        load_model(path.parent)

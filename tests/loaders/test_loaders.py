@@ -1,0 +1,72 @@
+"""Every place of the source that reads a file is known, and none can run what the file says."""
+
+import pathlib
+import re
+
+from some import some
+
+import polyhead as ph
+
+SOURCE = pathlib.Path(ph.__file__).parent
+
+LOADS = (
+    r"torch\.load\(|\bpickle\b|marshal|shelve|joblib|np\.load\(|fromfile|memmap\(|safe_open\(|load_file\(|yaml\.|"
+    r"json\.loads?\(|read_bytes\(|read_text\(|from_pretrained\(|Image\.open\(|JournalFileBackend\(|load_dataset\("
+)
+KNOWN = {
+    "compat/dual_attention/load.py": "package/config.json, package/model.safetensors",
+    "compat/huggingface/explore.py": "test_a_model_of_hugging_face_is_not_unpickled",
+    "compat/huggingface/heads.py": "a docstring",
+    "compat/huggingface/model.py": "docstrings; test_a_model_of_hugging_face_is_not_unpickled",
+    "compat/huggingface/tokens.py": "a docstring; what our own codec has written",
+    "cli_generate.py": "prompt.txt",
+    "explore_page.py": "own pages",
+    "report_data.py": "run/metrics.jsonl, counted by line",
+    "report_page.py": "own pages, own figures",
+    "jaxside/convert.py": "run/checkpoint.safetensors: tests/jaxside/test_convert.py",
+    "papers/reproduce.py": "results.json",
+    "papers/language/curves.py": "run/data.json",
+    "papers/page.py": "own pictures",
+    "serial.py": "run/config.json, mine.yaml, grid.yaml",
+    "tasks/fuzzy_logic/task.py": "own table",
+    "tasks/images/data.py": "pictures; CIFAR's binary version is numbers",
+    "tasks/maths/text.py": "questions",
+    "tasks/relational_games/original.py": "same_pentos.npz",
+    "tasks/sraven/task.py": "own table",
+    "tasks/text/task.py": "run/data.json",
+    "tasks/text/data.py": "tokens",
+    "tasks/text/sources.py": "documents, as bytes; the Hub without code",
+    "tasks/text/tokens.py": "run/tokenizer.json, mine.model, run/data.json",
+    "tasks/text/writer.py": "tokens",
+    "train/store/bad_batch.py": "run/bad_batch.safetensors",
+    "train/store/checkpoint.py": "run/checkpoint.safetensors and the kept ones",
+    "train/store/sharded.py": "test_a_sharded_checkpoint_is_not_unpickled",
+    "scale/sweep/engines/slurm.py": "own records, as JSON and numbers",
+    "train/store/files.py": "a copy, byte for byte",
+    "train/store/folder.py": "run/config.json, run/result.json, run/metrics.jsonl",
+    "scale/sweep/jobs.py": "run/metrics.jsonl and logs, as text",
+    "train/tracking.py": "what was told to a tracker, as text",
+    "tune.py": "test_tune",
+}
+"""Every file that reads something, and what of the above, or which test, shows that it may come from a stranger."""
+
+
+def test_every_loader_is_known():
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        text = path.read_text()
+        if calls := sorted(set(re.findall(LOADS, text))):
+            found[str(path.relative_to(SOURCE))] = calls
+    assert found.keys() - KNOWN.keys() == set(), {name: found[name] for name in found.keys() - KNOWN.keys()}
+    assert KNOWN.keys() - found.keys() == set(), "these read nothing any more"
+
+
+def test_nothing_in_the_source_can_run_what_a_file_says():
+    forbidden = (
+        r"torch\.load\(|import pickle|pickle\.|allow_pickle=True|yaml\.(?:unsafe_)?load\(|\bexec\(|[^.\w]eval\(|"
+    )
+    forbidden += r"trust_remote_code=True|weights_only=False|shell=True|os\.system\("
+    for path in some(sorted(SOURCE.rglob("*.py"))):
+        code = "\n".join(line.partition("#")[0] for line in path.read_text().splitlines())
+        installed = "exec(compile(text, spec.origin"  # a package that its user has installed is mended as it is read
+        assert re.findall(forbidden, code.replace(installed, "")) == [], path

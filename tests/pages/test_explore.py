@@ -1,0 +1,278 @@
+"""The page that explores a text: its numbers against the reference, what the command says, and mistakes."""
+
+import base64
+import json
+import math
+import pathlib
+import re
+import shutil
+import zlib
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from explored import DUAL, TEXT, batch_of, model_of
+
+import polyhead as ph
+from polyhead.analysis import capture, look
+from polyhead.cli import verbs as cli
+from polyhead.config import Batch
+from polyhead.pages import explore
+from polyhead.pages.explore import data as explore_data
+from polyhead.pages.explore.data import gather, quantised, shown
+from polyhead.pages.explore.page import CODES
+from polyhead.spec import NORMALISE
+from polyhead.tasks.text.tokens import Bytes
+
+
+def held(path: pathlib.Path) -> tuple[dict[str, Any], bytes]:
+    """What a page holds: its JSON and its numbers."""
+    page = path.read_text(encoding="utf-8")
+    data = re.search(r'<script type="application/json" id="explored">(.*?)</script>', page, re.S)
+    numbers = re.search(r'<script type="text/plain" id="numbers">(.*?)</script>', page, re.S)
+    assert data is not None
+    assert numbers is not None
+    return json.loads(data[1]), zlib.decompress(base64.b64decode(numbers[1]))
+
+
+def unpacked(array: dict[str, Any], numbers: bytes, size: int) -> np.ndarray:
+    """The planes of an array, `size` numbers each."""
+    raw = numbers[array["start"] : array["start"] + array["planes"] * size]
+    if array["signed"]:
+        root = np.frombuffer(raw, dtype=np.int8).astype(float) / 127
+    else:
+        root = np.frombuffer(raw, dtype=np.uint8).astype(float) / 255
+    return (array["limit"] * np.sign(root) * root**2).reshape(array["planes"], size)
+
+
+# -------------------------------------------------------------------------------------------------------------- numbers
+@pytest.mark.parametrize(("low", "steps"), [(0.0, 255), (-3.0, 127)])
+def test_a_byte_keeps_a_number(low: float, steps: int) -> None:
+    values = np.random.default_rng(0).uniform(low, 3, size=2000) ** 3
+    data, limit, signed = quantised(values)
+    root = data.astype(float) / steps
+    error = np.abs(limit * np.sign(root) * root**2 - values)
+    assert signed == (low < 0)
+    assert (error <= (np.sqrt(np.abs(values) * limit) + limit / (4 * steps)) / steps + 1e-9).all()
+    assert quantised(np.zeros(3))[0].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_all_pairs_are_those_of_the_reference(causal: bool, tmp_path: pathlib.Path) -> None:
+    model = model_of((ph.Hyla(4),), DUAL, causal=causal)
+    batch = batch_of(TEXT[:30])
+    path = explore.explore(model, TEXT[:30], Bytes(), tmp_path / "page.html", progress=False)
+    page, numbers = held(path)
+    t = len(page["tokens"])
+    pairs = np.tril_indices(t) if causal else tuple(np.indices((t, t)).reshape(2, -1))
+    assert page["causal"] == causal
+    last = 0
+    for layer, wanted in zip(page["layers"], look(model, batch), strict=True):
+        for group, seen in zip(layer["groups"], wanted.groups, strict=True):
+            for name, matrices in (("code", seen.attention), ("relations", seen.relations)):
+                assert (group[name] is None) == (matrices is None)
+                if matrices is not None:
+                    found = unpacked(group[name], numbers, len(pairs[0]))
+                    np.testing.assert_allclose(found, matrices[:, *pairs], atol=group[name]["limit"] / 125)
+                    assert np.abs(matrices[:, *pairs]).max() > 0.5
+                    last = group[name]["start"] + found.size
+            if group["symbols"]:
+                found = unpacked(group["symbols"], numbers, t * 5).reshape(-1, t, 5)
+                np.testing.assert_allclose(found, seen.assignments.transpose(1, 0, 2), atol=1 / 250)
+                last = group["symbols"]["start"] + found.size
+    assert last == len(numbers)
+
+
+def test_a_long_text_is_cut_and_the_page_says_so(
+    tmp_path: pathlib.Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of((ph.Hyla(2),), DUAL)
+    whole, _ = held(explore.explore(model, TEXT[:20], Bytes(), tmp_path / "whole.html"))
+    assert re.fullmatch(r"explore: 0\.\d MB, 20 tokens, 2 layers, 6 heads\.\n", capsys.readouterr().err)
+    monkeypatch.setattr(explore, "TOKENS", 20)
+    path = explore.explore(model, TEXT, Bytes(), tmp_path / "cut.html")
+    told = f"Of {len(TEXT.encode())} tokens the first 20 are shown."
+    assert told in capsys.readouterr().err
+    assert told in path.read_text()
+    assert held(path)[0]["layers"] == whole["layers"]
+    monkeypatch.setattr(explore_data, "TOKENS", 7)
+    taps = capture(model, batch_of(TEXT[:20]))
+    assert len(gather(taps, list(TEXT[:20])).tokens) == 7
+    # 2 + 4 heads and 3 relations of t (t + 1) / 2 pairs, 4 heads of 5 symbols
+    monkeypatch.setattr(explore_data, "NUMBERS", 9 * 15 + 20 * 5)
+    found = gather(taps, list(TEXT[:20]))
+    assert (len(found.tokens), len(found.numbers)) == (5, 9 * 15 + 20 * 5)
+    monkeypatch.setattr(explore_data, "NUMBERS", 9 * 15 + 20 * 5 - 1)
+    assert len(gather(taps, list(TEXT[:20])).tokens) == 4
+
+
+def test_a_foreign_mask_says_what_is_causal() -> None:
+    layer = capture(model_of((ph.Softmax(2),)), batch_of("abcd"))[0]
+    full = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    for mask, causal in ((full, False), (full.tril(), True), (full.tril() & full.triu(-1), True)):
+        found = gather([replace(layer, groups=(replace(layer.groups[0], causal=False, mask=mask),))], "abcd")
+        assert (found.causal, len(found.numbers)) == (causal, 2 * (10 if causal else 16))
+
+
+def test_a_page_is_light(tmp_path: pathlib.Path) -> None:
+    """200 tokens, 6 layers, 8 heads: at most a megabyte and a bit, whatever the heads do."""
+    for heads, most in ((ph.Softmax(8), 0.9e6), (ph.Hyla(8), 1.25e6)):
+        text = (TEXT * 3)[:199]
+        path = explore.explore(model_of(*[(heads,)] * 6, max_length=256), text, Bytes(), tmp_path / "page.html")
+        assert path.stat().st_size < most
+
+
+def test_no_token_ends_a_script(tmp_path: pathlib.Path) -> None:
+    taps = capture(model_of((ph.Hyla(2),)), batch_of("abc"))
+    tokens = ["</script><script>hacked()</script>", "<!--<script>", "]]> &lt; \u2028 \ud800"]
+    path = explore.write(
+        taps, tokens, tmp_path / "page.html", title="</title><script>hacked()</script>", progress=False
+    )
+    assert held(path)[0]["tokens"] == [shown(token) for token in tokens]
+    page = path.read_text()
+    assert "<script>hacked" not in page
+    assert "<!--" not in page
+    assert page.count("<script") == page.count("</script>") == 3
+
+
+def test_tokens_can_be_seen() -> None:
+    ids = Bytes().encode("é\n ")
+    assert [shown(piece) for piece in explore.pieces(Bytes(), ids)] == ["\\xc3", "\\xa9", "⏎", "·"]
+    assert set(CODES) == {*NORMALISE, "own"}
+
+    class Sentence:
+        """Drops the blank a text begins with, as SentencePiece does."""
+
+        def decode(self, tokens: list[int]) -> str:
+            return "".join([" the", "x", ""][token] for token in tokens).removeprefix(" ")
+
+        def convert_ids_to_tokens(self, token: int) -> str:
+            return f"<{token}>"
+
+    assert explore.pieces(Sentence(), [0, 1, 2]) == [" the", "x", "<2>"]
+
+    class Levelled:
+        """Of bytes, called as byte-level tokenizers call them."""
+
+        def decode(self, tokens: list[int]) -> str:
+            return bytes([0x20, 0xE6, 0x97, 0xA5][token] for token in tokens).decode("utf-8", "replace")
+
+        def convert_ids_to_tokens(self, token: int) -> str:
+            return "ĠæĹ¥"[token]
+
+    assert explore.pieces(Levelled(), [0, 1, 2]) == [" ", "\\xe6", "\\x97"]
+
+
+# ------------------------------------------------------------------------------------------------------------- mistakes
+def said(call: Any, *arguments: Any, **options: Any) -> str:
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
+        call(*arguments, **options)
+    return str(caught.value)
+
+
+def test_mistakes_are_one_line(tmp_path: pathlib.Path) -> None:
+    model, path = model_of((ph.Softmax(2),), max_length=16), tmp_path / "page.html"
+    assert "the text is empty" in said(explore.explore, model, "", Bytes(), path)
+    assert "at most 16 tokens, the model's context, was wanted but 17 came" in said(
+        explore.explore, model, "x" * 17, Bytes(), path
+    )
+    few = ph.Transformer(ph.TransformerConfig(ph.Tokens(99), ph.Logits(99), dim=8, heads=(ph.Softmax(2),), causal=True))
+    wrong = "a tokenizer of the model's 99 tokens was wanted but the text has token 99: it belongs to another model"
+    assert wrong in said(explore.explore, few, "abc", Bytes(), path)
+    vectors = ph.Transformer(ph.TransformerConfig(ph.Vectors(3), ph.Logits(2), dim=8, heads=(ph.Softmax(2),)))
+    assert "reads tokens alone was wanted but it reads Vectors" in said(explore.explore, vectors, "a", Bytes(), path)
+    taps = capture(model, batch_of("abcd"))
+    assert "layer 1 must look at the 3 tokens but has t = 4 and s = 4" in said(explore.write, taps, "abc", path)
+    assert "the text is empty" in said(explore.write, taps, [], path)
+    assert "at least one layer" in said(explore.write, [], "abcd", path)
+    ids = torch.zeros(2, 4, dtype=torch.long)
+    two = capture(model, Batch(ids, ids, None, torch.ones(2, 4), {}))
+    assert "one sequence were wanted but a batch of 2 came" in said(explore.write, two, "abcd", path)
+    group = taps[0].groups[0]
+    broken = [replace(taps[0], groups=(replace(group, q=group.q * math.nan),))]
+    assert "layer 1 must have finite codes" in said(explore.write, broken, "abcd", path)
+    (tmp_path / "file").write_text("")
+    assert "x.html: cannot be written (File exists)" in said(explore.write, taps, "abcd", tmp_path / "file" / "x.html")
+    assert "cannot be written" in said(explore.write, taps, "abcd", tmp_path)
+    assert not path.exists()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> ph.Run:
+    """A finished run on a small text."""
+    root = tmp_path_factory.mktemp("language")
+    (root / "text.txt").write_text("def add(a, b):\n    return a + b\n" * 300)
+    task = ph.tasks.Text(data=str(root / "text.txt"), length=32)
+    model = ph.TransformerConfig(*task.ends, dim=8, layers=2, heads=(ph.Hyla(2),), causal=True, max_length=32)
+    train = ph.Train(steps=2, batch_size=2, warmup=1, eval_batches=1, log_every=1, evaluate=("iid",))
+    made = ph.Run(name="small", task=task, model=model, train=train, device="cpu", folder=str(root / "run"))
+    ph.train.run(made, progress=False)
+    return made
+
+
+def test_the_command_writes_a_page_on_a_run(run: ph.Run, tmp_path: pathlib.Path, capsys: Any) -> None:
+    out = tmp_path / "new" / "page.html"
+    assert cli.main(["explore", str(run.folder), "--text", "def f(a):\n", "--out", str(out), "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == f"explore: {out}\n"
+    page, _ = held(out)
+    assert page["tokens"] == [*"def·f(a):⏎"]
+    assert [layer["groups"][0]["kind"] for layer in page["layers"]] == ["hyla", "hyla"]
+    assert "What small reads" in out.read_text()
+    assert cli.main(["explore", str(run.folder), "--text", "x" * 33, "--out", str(out)]) == 2
+    assert "at most 32 tokens" in capsys.readouterr().err
+    assert cli.main(["explore", str(run.folder), "--text", "", "--out", str(out)]) == 2
+    assert "the text is empty" in capsys.readouterr().err
+
+
+def test_runs_it_cannot_show_are_named(run: ph.Run, tmp_path: pathlib.Path) -> None:
+    unfinished = pathlib.Path(shutil.copytree(str(run.folder), tmp_path / "unfinished"))
+    (unfinished / "result.json").unlink()
+    assert f"polyhead resume {unfinished} goes on" in said(explore.explore_folder, unfinished, "a", tmp_path / "x")
+    task = ph.tasks.FuzzyLogic()
+    model = ph.TransformerConfig(*task.ends, dim=8, layers=1, heads=(ph.Hyla(2),), max_length=task.length)
+    (tmp_path / "fuzzy").mkdir()
+    ph.config.save(ph.Run(name="fuzzy", task=task, model=model), tmp_path / "fuzzy" / "config.json")
+    line = said(explore.explore_folder, tmp_path / "fuzzy", "a", tmp_path / "x")
+    assert "must be trained on text but is on fuzzy logic" in line
+    assert "does not exist" in said(explore.explore_folder, tmp_path / "nothing", "a", tmp_path / "x")
+
+
+# --------------------------------------------------------------------------------------------------------- Hugging Face
+def test_any_causal_model_of_hugging_face(tmp_path: pathlib.Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from polyhead.compat.huggingface.tokens import tokenizer_of
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 24, "bos_token_id": 0, "eos_token_id": 0}
+    settings = transformers.GPT2Config(vocab_size=256, attn_implementation="eager", initializer_range=0.5, **sizes)
+    model = transformers.GPT2LMHeadModel(settings).eval()
+    model.save_pretrained(tmp_path / "gpt")
+    tokenizer_of(Bytes()).save_pretrained(tmp_path / "gpt")
+    path = explore.explore_folder(tmp_path / "gpt", "to be or\nnot é", tmp_path / "page.html", progress=False)
+    page, numbers = held(path)
+    assert page["tokens"][:9] == [*"to·be·or⏎"]
+    assert page["causal"]
+    t = len(page["tokens"])
+    ids = torch.tensor([list("to be or\nnot é".encode())])
+    for layer, wanted in zip(page["layers"], model(ids, output_attentions=True).attentions, strict=True):
+        found = unpacked(layer["groups"][0]["code"], numbers, t * (t + 1) // 2)
+        np.testing.assert_allclose(found, wanted[0].detach().numpy()[:, *np.tril_indices(t)], atol=1 / 250)
+    line = said(explore.explore_folder, tmp_path / "gpt", "x" * 25, tmp_path / "x")
+    assert "at most 24 tokens" in line
+    model.resize_token_embeddings(99, mean_resizing=False)
+    line = said(explore.explore, model, "abc", Bytes(), tmp_path / "x")
+    assert "a tokenizer of the model's 99 tokens was wanted but the text has token 99" in line
+    (tmp_path / "gpt" / "model.safetensors").unlink()
+    line = said(explore.explore_folder, tmp_path / "gpt", "x", tmp_path / "x")
+    assert "must hold a causal model and its tokenizer" in line
+
+
+def test_our_heads_inside_a_foreign_model_are_not_taken_for_softmax() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.config = SimpleNamespace(_attn_implementation="polyhead_hyla")
+    assert "polyhead_hyla are inside it" in said(explore.explore, model, "x", Bytes(), "x.html")

@@ -1,0 +1,187 @@
+"""The dual-attention study's runs: equal parameters, equal steps, the papers' settings, every model trains."""
+
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+from some import some
+
+import polyhead as ph
+from polyhead import train as training
+from polyhead.config import digest
+from polyhead.models.size import parameters
+from polyhead.papers.dual.models import CLOSE, ROWS, Relations, encoder_of, heads_of, row_of, split_of
+from polyhead.papers.recipes import DUAL, RECIPES
+from polyhead.papers.sizes import size
+from polyhead.papers.study import AXES
+from polyhead.tasks.relational_games.task import GAMES
+
+SMALL = {name: DUAL[name]("small") for name in DUAL}
+FREE = ("split",)
+"""Studies whose very question is another number of parameters."""
+
+
+@pytest.mark.parametrize("name", DUAL)
+@pytest.mark.parametrize("scale", ["small", "smoke"])
+def test_models_that_are_compared_have_equal_parameters_and_steps(name, scale):
+    runs = SMALL[name] if scale == "small" else DUAL[name](scale)
+    alike = defaultdict(list)
+    for run in runs:
+        alike[replace(run.task, split_seed=0) if hasattr(run.task, "split_seed") else run.task].append(run)
+    for same in some(alike.values()):
+        assert len({(run.train.steps, run.train.batch_size, run.train.lr) for run in same}) == 1
+        if name not in FREE:
+            plain = parameters_of(next(run.model for run in same if row_of(run) == "dual"))
+            assert all(abs(parameters_of(run.model) - plain) <= CLOSE * plain for run in same)
+
+
+COUNTED = {}
+
+
+def parameters_of(model):
+    """Counted once."""
+    if model not in COUNTED:
+        COUNTED[model] = parameters(model)
+    return COUNTED[model]
+
+
+@pytest.mark.parametrize("name", DUAL)
+def test_the_runs_of_a_study(name):
+    for runs in (DUAL[name]("smoke"), SMALL[name]):
+        assert len({digest(run) for run in runs}) == len(runs) == len({run.name for run in runs})
+        for run in runs:
+            assert run.name.endswith(f"-{run.seed}")
+            assert row_of(run) in ROWS
+            assert run.train.evaluate[0] == "validation"
+            assert getattr(run.task, "split_seed", run.seed) == run.seed
+    assert {run.seed for run in SMALL[name]} == {0, 1, 2}
+
+
+def test_runs_that_studies_share_have_one_name():
+    named = {}
+    for runs in some(SMALL.values()):
+        for run in runs:
+            assert named.setdefault(digest(run), run.name) == run.name
+
+
+SMOKE = {name: {row_of(run): run for run in reversed(DUAL[name]("smoke"))} for name in DUAL}
+
+
+@pytest.mark.parametrize(("name", "row"), [(name, row) for name, rows in SMOKE.items() for row in rows])
+def test_every_model_of_a_study_trains(name, row, tmp_path):
+    run = replace(SMOKE[name][row], folder=str(tmp_path / "run"), device="cpu")
+    run = replace(run, train=replace(run.train, steps=2, eval_batches=1))
+    result = training.run(run, progress=False)
+    assert result.steps == 2
+    assert result.parameters == parameters(run.model)
+    assert set(result.scores) == set(run.train.evaluate)
+
+
+def games(scale):
+    runs = SMALL["games"] if scale == "small" else DUAL["games"](scale)
+    return [run for run in runs if run.seed == 0]
+
+
+def test_games_are_the_papers():
+    runs = games("paper")
+    one = {row_of(run): run for run in runs if (run.task.game, run.task.examples) == ("occurs", 1000)}
+    assert list(one) == list(ROWS)
+    dual = one["dual"].model
+    assert dual.heads == (
+        ph.Softmax(1, 64, 64),
+        ph.Relational(1, 64, 64, symbols=ph.PositionSymbols(), symmetric=True),
+    )
+    assert one["relational"].model.heads == (replace(dual.heads[1], heads=2),)
+    assert one["dual-package"].model == replace(
+        dual, heads=(dual.heads[0], replace(dual.heads[1], relation_init="package"))
+    )
+    assert {row: one[row].model.positions for row in ("softmax", "softmax-rope", "softmax-t5")} == {
+        "softmax": ph.Learned(),
+        "softmax-rope": ph.Rotary(),
+        "softmax-t5": ph.RelativeBias(36, 9, bidirectional=True),
+    }
+    assert (dual.dim, dual.layers, dual.feedforward, dual.dropout) == (128, 2, ph.Swiglu(256), 0.1)
+    train = one["dual"].train
+    assert (train.steps, train.batch_size, train.lr, train.final, train.warmup) == (100, 512, 1e-3, 1.0, 0)
+    assert (train.betas, train.weight_decay, train.clip) == ((0.9, 0.99), 0.0, None)
+    steps = {run.task.examples: run.train.steps for run in runs}
+    assert (steps[250], steps[500], steps[2500], steps[25_000]) == (50, 50, 250, 2450)
+    assert {run.task.game for run in runs} == set(GAMES)
+
+
+def test_small_games_have_one_number_of_steps_whatever_the_number_of_images():
+    for scale in ("small", "smoke"):
+        assert len({run.train.steps for run in games(scale)}) == 1
+        assert all(len({run.task.examples for run in games(scale) if run.task.game == game}) > 1 for game in GAMES)
+
+
+def test_t5_has_a_bias_of_its_own_for_every_offset():
+    run = next(run for run in games("smoke") if row_of(run) == "softmax-t5")
+    bias = ph.Transformer(run.model).blocks[0].attention.relative
+    assert len(bias(9, 9).unique(dim=1).T) == 17
+
+
+def test_relations():
+    shape = size("small", "games")
+    softmax, relational = heads_of("dual", shape, Relations(relations=3, symmetric=False))
+    assert (softmax.heads, relational.heads, relational.relations, relational.symmetric) == (1, 1, 3, False)
+    assert heads_of("softmax", shape, Relations()) == (ph.Softmax(2, 32, 32),)
+
+
+def test_symbols_are_crossed_with_all_else():
+    runs = [run for run in SMALL["symbols"] if run.seed == 0 and run.task.game == "occurs"]
+    places = [tuple(AXES[axis](run) for axis in ("symbols", "positions", "symmetric", "relations")) for run in runs]
+    kinds = ("by place", "by offset", "library", "by neighbours")
+    grid = {(kind, "learned", same, count) for kind in kinds for same in (True, False) for count in (1, 4, 16)}
+    assert sorted(places) == sorted(grid | {(kind, "rotary", True, 1) for kind in kinds})
+    shared = {digest(run) for run in SMALL["symbols"]} & {digest(run) for run in SMALL["games"]}
+    assert len(shared) == 6  # the plain one, on two games, three seeds
+
+
+def test_splits_have_heads_of_one_width():
+    runs = [run for run in SMALL["split"] if run.seed == 0 and run.task.game == "occurs"]
+    assert {split_of(run) for run in runs} == {(2, 0), (4, 0), (8, 0), (1, 1), (2, 2), (4, 4), (3, 1), (1, 3), (0, 4)}
+    assert {(group.dim, group.value_dim) for run in runs for group in run.model.heads} == {(16, 16)}
+    assert {run.model.feedforward for run in runs} == {ph.Swiglu(128)}
+
+
+def test_writers():
+    one = {row_of(run): run.model for run in DUAL["maths"]("paper") if run.seed == 0 and "expand" in run.task.module}
+    dual = one["dual"]
+    heads = (ph.Softmax(4, 16, 16), ph.Relational(4, 16, 16, symbols=ph.RelativeSymbols()))
+    assert dual.heads == dual.encoder.heads == heads
+    assert dual.causal
+    assert not dual.encoder.causal
+    assert (dual.encoder.max_length, dual.max_length, dual.norm_order, dual.positions) == (
+        *(160, 31, "post"),
+        ph.Sinusoidal(),
+    )
+    assert one["abstractor"].heads == one["softmax"].heads == (ph.Softmax(8, 16, 16),)
+    assert isinstance(one["abstractor"].encoder, ph.AbstractorConfig)
+    assert (one["softmax-rope"].positions, one["softmax-rope"].encoder.positions) == (ph.Rotary(), ph.Rotary())
+
+
+def test_digits_keep_the_grey_of_their_patches():
+    run = SMALL["images"][0]
+    assert (run.task.data, run.model.inputs.norm) == ("digits", False)
+    assert all(run.model.inputs.norm for run in DUAL["images"]("paper"))
+    assert {run.task.data for run in DUAL["images"]("paper")} == {"cifar10", "cifar100"}
+
+
+def test_a_foreign_run_is_one_clear_line():
+    run = games("smoke")[0]
+    assert encoder_of(run) == run.model
+    strange = replace(run, model=replace(run.model, heads=[ph.Hyla(2)]))
+    with pytest.raises(ValueError, match="is none of the models of the study"):
+        row_of(strange)
+    with pytest.raises(ValueError, match=r"recipes: unknown scale 'tiny'"):
+        DUAL["games"]("tiny")
+
+
+def test_single_recipes_are_runs_of_the_studies():
+    for name, study in (("games", "games"), ("sorting", "sorting"), ("digits", "images"), ("maths", "maths")):
+        run = RECIPES[f"{name}-dual"]()
+        assert (run.name, row_of(run), run.threads) == (f"{name}-dual", "dual", None)
+        alike = [r for r in SMALL[study] if replace(r, train=run.train, name=run.name, threads=None) == run]
+        assert len(alike) == 1
+        assert (alike[0].train == run.train) == (name in ("games", "sorting"))

@@ -1,0 +1,164 @@
+"""The study's runs: the models of Table A1, the settings of Table A3, and every figure at every scale."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import polyhead as ph
+from polyhead.config import digest
+from polyhead.models.size import parameters
+from polyhead.papers import sizes as scales
+from polyhead.papers.hyla.rows import OURS, ROWS, row_of
+from polyhead.papers.recipes import HYLA as STUDIES, SHORT, STUDIES as ALL, default_scale, short_minutes
+from polyhead.papers.sizes import SCALES, Setting, fuzzy_task, sraven_task
+from polyhead.train import optimiser
+
+CODE = {  # the eight that the original code has, by its (normalisation, target network)
+    "softmax": ph.Softmax(),
+    "linear": ph.Linear(),
+    "linear-rms": ph.Linear(normalise="rms_heads"),
+    "hyla": ph.Hyla(),
+    "hyla-linear": ph.Hyla(act="identity"),
+    "hyla-norms": ph.Hyla(normalise="identity"),
+    "hyla-linear-norms": ph.Hyla(normalise="identity", act="identity"),
+    "hyla-softmax": ph.Hyla(normalise="softmax"),
+}
+
+
+def tiny(task, row, seed=0):
+    shape = replace(SCALES["smoke"][task], steps=3)
+    made = fuzzy_task("smoke", seed, length=8) if task == "fuzzy" else sraven_task("smoke", seed)
+    return scales.make(made, row, shape, Setting(1e-2, 0.1, 1), seed)
+
+
+def test_fourteen_models_eight_of_them_the_codes():
+    assert len(ROWS) == 14
+    assert {name: ROWS[name].heads for name in CODE} == CODE
+    assert all(row.choice for name, row in (ROWS | OURS).items() if name not in CODE)
+    assert [name for name, row in ROWS.items() if row.experts] == ["softmax-moe", "linear-moe", "hyla-moe"]
+    assert OURS["hyla-compete"].heads == ph.Hyla(normalise="softmax_heads")
+    assert OURS["hyla-compete"].fuzzy is None
+
+
+@pytest.mark.parametrize("task", ["fuzzy", "sraven"])
+@pytest.mark.parametrize("row", ROWS | OURS)
+def test_every_model_trains_on_both_tasks(task, row):
+    run = tiny(task, row)
+    torch.manual_seed(0)
+    model = ph.Transformer(run.model)
+    optimiser_ = optimiser.build(model, run.train)
+    batch = run.task.batch("train", 16, seed=0, step=0)
+    losses = []
+    for _ in range(8):
+        for group in optimiser_.param_groups:
+            group["lr"] = 3e-3
+        optimiser_.zero_grad()
+        loss = run.task.loss(model(batch.inputs), batch) + model.auxiliary_loss()
+        loss.backward()
+        optimiser_.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    untouched = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert [name for name in untouched if not name.endswith(("qkv.bias", "gate.weight"))] == []
+    assert row_of(run) == row
+
+
+def test_the_papers_settings():
+    fuzzy = STUDIES["table-a1"]("paper")[0]
+    assert (fuzzy.task.length, fuzzy.task.held_out, fuzzy.model.dim, fuzzy.model.layers) == (32, 0.7, 128, 2)
+    assert fuzzy.model.heads == (ph.Softmax(8, dim=2, value_dim=2),)
+    assert fuzzy.model.feedforward == ph.Mlp(256, "gelu_tanh")
+    assert (fuzzy.train.steps, fuzzy.train.batch_size, fuzzy.train.clip) == (50_000, 128, None)
+    assert parameters(replace(fuzzy.model)) == 151_265
+    sraven = next(run for run in STUDIES["table-a1"]("paper") if isinstance(run.task, ph.tasks.Sraven))
+    assert (sraven.task.features, sraven.task.values, sraven.task.held_out, sraven.task.permuted) == (4, 8, 0.25, True)
+    assert sraven.model.heads == (ph.Softmax(16, dim=4, value_dim=4),)
+    assert sraven.train.steps * sraven.train.batch_size == 20_000_000
+    assert parameters(sraven.model) == 402_824
+
+
+def settings(runs):
+    return {(run.train.lr, run.train.weight_decay, run.train.warmup) for run in runs}
+
+
+def test_the_papers_grids():
+    both = STUDIES["table-a3"]("paper")
+    fuzzy = [run for run in both if isinstance(run.task, ph.tasks.FuzzyLogic)]
+    sraven = [run for run in both if isinstance(run.task, ph.tasks.Sraven)]
+    assert settings(fuzzy) == {(lr, wd, 100) for lr in (1e-3, 3e-3) for wd in (0.1, 0.03)}
+    assert settings(sraven) == {(lr, wd, w) for lr in (1e-3, 3e-4) for wd in (0.1, 0.3) for w in (1000, 3000)}
+    assert len(STUDIES["fig-2c"]("paper")) == 432  # as in the original sweep
+    assert {(r.task.length, r.task.held_out) for r in STUDIES["fig-2c"]("paper")} == {
+        (n, h) for n in (16, 32, 64, 96) for h in (0.3, 0.5, 0.7)
+    }
+    instances = {r.train.steps * r.train.batch_size for r in STUDIES["fig-4b"]("paper")}
+    assert instances == {10_000_000, 20_000_000, 40_000_000}
+    assert {r.model.layers for r in STUDIES["fig-4b"]("paper")} == {4, 8, 16}
+    assert {r.model.dim for r in STUDIES["fig-4a"]("paper")} == {128, 256, 512}
+    assert {r.model.layers for r in STUDIES["fig-a7"]("paper")} == {16}
+    assert 1 in {r.model.layer_heads(0)[0].heads for r in STUDIES["fig-5c"]("paper")}
+
+
+@pytest.mark.parametrize("figure", {function: name for name, function in STUDIES.items()}.values())
+def test_the_runs_of_a_figure(figure):
+    for scale in ("smoke", "small"):
+        runs = STUDIES[figure](scale)
+        assert len({digest(run) for run in runs}) == len(runs)
+        for run in runs:
+            row_of(run)
+            assert run.task.split_seed == run.seed
+            assert run.train.evaluate[0] == "validation"
+            assert "compositional" in run.train.evaluate
+
+
+def test_the_short_scale_is_the_papers_network_trained_for_fewer_steps():
+    for figure in SHORT:
+        runs = STUDIES[figure]("short")
+        assert {run.task.name for run in runs} == {"fuzzy_logic"}
+        assert {run.seed for run in runs} == {0, 1, 2}
+        assert all(run.task.split_seed == run.seed and run.train.steps == 15_000 for run in runs)
+    for run in STUDIES["fig-2b"]("short"):
+        whole = next(r for r in STUDIES["fig-2b"]("paper") if (r.name, r.train.lr) == (run.name, 1e-3))
+        assert (run.task, run.model, run.seed) == (whole.task, whole.model, whole.seed)
+        same = {"steps": 50_000, "eval_batches": 125, "eval_every": 12_500, "log_every": 833, "save_every": 12_500}
+        assert replace(run.train, **same) == whole.train
+
+
+def test_a_scale_that_a_figure_lacks_is_one_clear_line():
+    without = [name for name in ALL if name not in SHORT]
+    assert default_scale("fig-2c") == "short"
+    assert {default_scale(name) for name in (*without, "table-a1")} == {"small"}
+    for name in without:
+        with pytest.raises(ValueError, match=r"^recipes: .*scale 'short'.*choose from paper, small, smoke"):
+            ALL[name]("short")
+
+
+def test_what_the_short_runs_take():
+    assert short_minutes("fuzzy-softmax") == pytest.approx(15_000 * 0.041 / 60)
+    assert short_minutes("fig-2b") == pytest.approx(3 * 15_000 * (0.041 + 0.044 + 0.05) / 60)
+    assert short_minutes("fig-2c") == pytest.approx(3 * short_minutes("fig-2b"))  # half as long, and two fractions
+    assert short_minutes("table-a1") is short_minutes("fig-4a") is None
+
+
+def test_equal_runs_of_two_figures_share_their_folder():
+    named = {}
+    for figure in STUDIES:
+        for run in STUDIES[figure]("small"):
+            assert named.setdefault(digest(run), run.name) == run.name
+    a1 = {digest(run) for run in STUDIES["table-a1"]("small")}
+    for figure in ("fig-2b", "fig-5f"):
+        assert {digest(run) for run in STUDIES[figure]("small")} <= a1
+
+
+def test_models_of_a_figure_differ_in_their_heads_alone():
+    runs = [run for run in STUDIES["fig-2c"]("small") if run.seed == 0]
+    alike = {replace(run, name="", model=replace(run.model, heads=(ph.Softmax(8),))) for run in runs}
+    assert len(alike) == len(runs) / 3
+
+
+def test_an_unknown_scale_or_model_is_one_clear_line():
+    with pytest.raises(ValueError, match=r"recipes: unknown scale 'tiny'.*choose from paper, short, small, smoke"):
+        STUDIES["table-a1"]("tiny")
+    with pytest.raises(ValueError, match=r"recipes: unknown model 'hylla'; did you mean 'hyla'"):
+        tiny("fuzzy", "hylla")

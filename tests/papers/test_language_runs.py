@@ -1,0 +1,172 @@
+"""The runs of language models: equal parameters, equal tokens, the papers' settings, every model trains."""
+
+import itertools
+import math
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+import torch
+from some import some
+
+import polyhead as ph
+from polyhead import train as training
+from polyhead.config import digest
+from polyhead.models.size import parameters
+from polyhead.papers.language.models import CLOSE, KINDS, ROWS, model, row_of
+from polyhead.papers.language.runs import ACTS, COMPARED, RATES, dual_sizes, size
+from polyhead.papers.recipes import LM, RECIPES, paper_cost
+from polyhead.papers.study import AXES
+
+SMALL = {name: LM[name]("small") for name in LM}
+
+
+@pytest.mark.parametrize("scale", ["small", "smoke"])
+@pytest.mark.parametrize("name", LM)
+def test_models_that_are_compared_have_equal_parameters_and_tokens(name, scale):
+    runs = SMALL[name] if scale == "small" else LM[name](scale)
+    by_width = defaultdict(list)
+    for run in runs:
+        by_width[run.model.dim].append(run)
+    for same in some(by_width.values()):
+        assert len({(run.train.steps, run.train.batch_size, run.task) for run in same}) == 1
+        counts = [parameters(settings) for settings in {run.model for run in same}]
+        assert max(counts) - min(counts) <= CLOSE * min(counts)
+
+
+@pytest.mark.parametrize("name", LM)
+def test_the_runs_of_a_study(name):
+    for runs in (LM[name]("smoke"), SMALL[name], LM[name]("paper")):
+        assert len({digest(run) for run in runs}) == len(runs)
+        for run in runs:
+            assert run.name.endswith(f"-{run.seed}")
+            assert row_of(run) in ROWS
+            assert run.train.evaluate == ("validation", "iid")
+            assert (run.model.causal, run.model.max_length) == (True, run.task.length)
+    assert all(run.task.data == "stdlib" for run in SMALL[name])
+
+
+def test_every_kind_of_heads_is_a_recipe():
+    assert set(KINDS.values()) == set(ROWS)
+    for row in ROWS:
+        run = RECIPES[f"lm-{row}"]()
+        assert (run.name, row_of(run), run.threads) == (f"lm-{row}", row, None)
+        assert f"polyhead train lm-{row}" in RECIPES[f"lm-{row}"].__doc__
+        if row in COMPARED:
+            like = next(r for r in SMALL["lm-bytes"] if row_of(r) == row)
+            assert replace(run, name=like.name) == like
+    assert {"softmax", "hyla", "dual"} <= set(COMPARED)
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A text of a few thousand words."""
+    words = [f"word{i % 37} of {i * i % 101}\n" for i in range(3000)]
+    path = tmp_path / "some.txt"
+    path.write_text("".join(words))
+    return path
+
+
+def tiny(run, text, steps=3):
+    task = replace(run.task, data=str(text), folder=str(text.parent / "tokens"))
+    train = replace(run.train, steps=steps, eval_batches=1)
+    return replace(run, task=task, train=train, folder=str(text.parent / run.name), device="cpu")
+
+
+def test_every_model_trains(text):
+    shape = replace(size("smoke", "bytes"), steps=0)
+    like = LM["lm-bytes"]("smoke")[0]
+    for row in ROWS:
+        run = tiny(replace(like, name=row, model=model(row, shape)), text)
+        result = training.run(run, progress=False)
+        assert result.parameters == parameters(run.model)
+        assert math.isfinite(result.scores["iid"]["bits_per_byte"])
+
+
+def test_pairs_of_bytes_train(text):
+    run = tiny(next(r for r in LM["fig-6"]("smoke") if row_of(r) == "hyla"), text)
+    assert run.task.ends == (ph.Tokens(300), ph.Logits(300))
+    assert training.run(run, progress=False).steps == 3
+
+
+def test_no_model_sees_the_token_it_is_to_say():
+    for row in ROWS:
+        torch.manual_seed(0)
+        network = ph.Transformer(model(row, size("smoke", "bytes"))).eval()
+        tokens = torch.randint(256, (1, 16))
+        changed = tokens.clone()
+        changed[0, 9] = (changed[0, 9] + 1) % 256
+        before, after = network(tokens), network(changed)
+        assert torch.equal(before[:, :9], after[:, :9])
+        assert not torch.allclose(before[:, 9:], after[:, 9:])
+
+
+def test_figure_6_is_the_papers():
+    runs = LM["fig-6"]("paper")
+    assert {row_of(run) for run in runs} == {"softmax", "linear", "hyla"}
+    assert {(run.train.lr, run.train.weight_decay) for run in runs} == set(itertools.product((1e-3, 3e-3), (0.1, 0.03)))
+    run = next(run for run in runs if row_of(run) == "hyla")
+    assert run.model.heads == (ph.Hyla(8, 64, 64),)
+    assert (run.model.dim, run.model.layers, run.model.feedforward.hidden, run.model.inputs.count) == (
+        *(512, 6, 2048, 32_000),
+    )
+    assert run.model.outputs == ph.Logits(32_000, tied=True, scaled=True)
+    assert run.model.positions == ph.Rotary()
+    assert (run.train.warmup, run.train.batch_size, run.train.precision) == (1000, 256, "bf16")
+    assert run.train.steps * run.train.batch_size * run.task.length == pytest.approx(130e9, rel=1e-4)
+    assert "TPU" in paper_cost("fig-6")
+
+
+def test_dual_attention_in_language_is_the_papers():
+    runs = {(run.model.dim, row_of(run)): run for run in LM["dual-lm"]("paper")}
+    assert {dim for dim, _ in runs} == {1024, 1536, 2048}
+    for run in runs.values():
+        train = run.train
+        assert train.steps * train.batch_size * run.task.length == pytest.approx(10e9, rel=1e-3)
+        assert (train.batch_size * run.task.length, train.accumulate, train.precision) == (524_288, 16, "bf16")
+        assert (train.lr, train.final, train.warmup, train.clip, train.betas) == (6e-4, 0.1, 715, 1.0, (0.9, 0.95))
+        assert (run.model.layers, run.model.feedforward) == (24, ph.Mlp(4 * run.model.dim, "gelu_tanh", bias=False))
+        assert run.train.eval_every * train.batch_size * run.task.length == pytest.approx(0.131e9, rel=0.01)
+    library = ph.SymbolicAttention(count=1024, heads=8, trainable=False)
+    assert runs[1024, "dual"].model.heads == (
+        ph.Softmax(8, 64, 64, kv_heads=4),
+        ph.Relational(8, 64, 64, kv_heads=4, relations=64, symbols=library),
+    )
+    assert runs[1536, "dual"].model.layer_heads(0)[0] == ph.Softmax(12, 64, 64, kv_heads=6)
+    assert runs[2048, "dual"].model.layer_heads(0)[1].symbols == replace(library, count=2048, heads=16)
+    assert runs[1024, "softmax"].model.heads == (ph.Softmax(16, 64, 64),)
+    counts = {place: round(parameters(run.model) / 1e6) for place, run in runs.items()}
+    assert counts == {
+        (1024, "dual"): 356,
+        (1536, "dual"): 762,
+        (2048, "dual"): 1323,
+        (1024, "softmax"): 354,
+        (1536, "softmax"): 757,
+        (2048, "softmax"): 1311,
+    }
+
+
+def test_parts_of_a_model():
+    acts = {AXES["feedforward"](run) for run in SMALL["swiglu"]}
+    assert acts == {"SwiGLU", "SiLU", "ReLU"}
+    assert len(ACTS) == 3
+    places = {(AXES["norm order"](run), AXES["lr"](run)) for run in SMALL["norms"]}
+    assert places == set(itertools.product(("pre", "post"), RATES["small"]))
+    assert {run.seed for run in SMALL["norms"]} == {0, 1}
+
+
+def test_sizes():
+    small, large = dual_sizes("small")
+    assert (large.dim, large.head_dim, large.heads) == (2 * small.dim, 2 * small.head_dim, small.heads)
+    (long,), shape = SMALL["lm-long"], size("small", "bytes")
+    assert long.task.length * long.train.steps == pytest.approx(2 * 16 / 15 * shape.length * shape.steps)
+    assert size("paper", "dual").vocabulary == 50_257
+
+
+def test_a_foreign_run_is_one_clear_line():
+    run = SMALL["lm-bytes"][0]
+    strange = replace(run, model=replace(run.model, heads=[ph.Disentangled(8)]))
+    with pytest.raises(ValueError, match="is none of the language models"):
+        row_of(strange)
+    with pytest.raises(ValueError, match=r"recipes: unknown scale 'tiny'"):
+        LM["lm-bytes"]("tiny")

@@ -1,0 +1,52 @@
+"""Floors of a figure: over the splits of its seeds."""
+
+from dataclasses import replace
+
+import pytest
+
+from polyhead.config import Run, TransformerConfig
+from polyhead.papers import outcome
+from polyhead.tasks import FuzzyLogic, Maths, Score
+
+
+def runs_of(tasks):
+    return [Run(task, TransformerConfig(*task.ends), seed=seed) for seed, task in enumerate(tasks)]
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(outcome, "FLOOR_SEQUENCES", 60)
+    return 60
+
+
+def test_the_floors_of_every_seeds_own_split(few):
+    tasks = [FuzzyLogic(length=8, held_out=0.7, split_seed=seed) for seed in range(3)]
+    each = [task.floors("compositional", sequences=few) for task in tasks]
+    found = outcome.floors(runs_of(tasks) + runs_of(tasks))
+    for name, level in found.items():
+        over = Score.over([table[name] for table in each])
+        assert (level.mean, level.error, level.freedom) == (over.mean, over.standard_error, 2)
+        assert level.values == {seed: table[name].mean for seed, table in enumerate(each)}
+    assert found["mix"].mean != each[0]["mix"].mean
+    assert list(outcome.drawn(found)) == ["Gaussian process", "Recall", "Mixture", "Exact ceiling"]
+
+
+def test_seeds_that_share_a_split_say_nothing_of_others(few):
+    (level,) = (outcome.floors(runs_of([FuzzyLogic(length=8)] * 3))[name] for name in ("ridge",))
+    alone = FuzzyLogic(length=8).floors("compositional", sequences=few)["ridge"]
+    assert (level.mean, level.error, level.freedom, level.values) == (alone.mean, alone.standard_error, few - 1, {})
+
+
+def test_floors_are_measured_once_for_all_figures(few, monkeypatch):
+    outcome._floors.cache_clear()
+    calls = []
+    measure = FuzzyLogic.floors
+    monkeypatch.setattr(FuzzyLogic, "floors", lambda task, *a, **k: calls.append(task) or measure(task, *a, **k))
+    run = runs_of([FuzzyLogic(length=8)])[0]
+    assert outcome.floors([run]) == outcome.floors([replace(run, name="another")])
+    assert len(calls) == 1
+
+
+def test_a_task_without_floors():
+    maths = Maths("algebra__linear_1d")
+    assert outcome.floors(runs_of([maths])) == outcome.beside({}, "iid") == {}

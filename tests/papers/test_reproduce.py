@@ -1,0 +1,161 @@
+"""One command: train what is missing, draw, write results and page."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+import polyhead.papers.reproduce as module
+from polyhead import train as training
+from polyhead.cli import verbs as cli
+from polyhead.config import digest
+from polyhead.papers.hyla.claims import Verdict
+from polyhead.papers.outcome import Outcome
+from polyhead.papers.page import write_page
+from polyhead.papers.recipes import DUAL, STUDIES
+from polyhead.papers.reproduce import FIGURES, reproduce
+from polyhead.tasks.sraven.counts import tasks
+from polyhead.train import Failure
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Runs are trained in this process; the list of those that were asked for."""
+    asked = []
+
+    def sweep(runs, folder, **_):
+        asked.append([digest(run) for run in runs])
+        return [
+            training.run(replace(run, folder=str(folder / f"{run.name}-{digest(run)}")), progress=False) for run in runs
+        ]
+
+    monkeypatch.setattr(module, "sweep", sweep)
+    return asked
+
+
+def test_a_figure_from_nothing(trained, tmp_path, capsys):
+    code = cli.main(["reproduce", "fig-5d", "--scale", "smoke", "--folder", str(tmp_path), "--device", "cpu"])
+    assert code == 0
+    said = capsys.readouterr().out
+    assert "SRAVEN gets harder with the number of features" in said
+    assert f"page: {tmp_path}/fig-5d/index.html" in said
+    results = json.loads((tmp_path / "fig-5d" / "results.json").read_text())
+    runs = STUDIES["fig-5d"]("smoke")
+    assert [run["digest"] for run in results["runs"]] == [digest(run) for run in runs]
+    assert {run["seed"] for run in results["runs"]} == {0, 1}
+    assert set(results["runs"][0]["scores"]) == {"validation", "iid", "compositional"}
+    assert results["command"] == "polyhead reproduce fig-5d --scale smoke"
+    assert results["format"] == 1
+    assert {verdict["outcome"] for verdict in results["verdicts"]} <= {"holds", "does not hold", "not enough evidence"}
+    assert "validation" not in json.dumps(results["numbers"])
+    page = (tmp_path / "fig-5d" / "index.html").read_text()
+    assert not re.search(r"(src|href)=\"(?!data:|#)", page)
+    assert page.count("data:image/svg+xml") == 1
+    assert digest(runs[0]) in page
+    assert len(page) < 500_000  # no plotly where nothing needs it
+    again = reproduce("fig-5d", "smoke", folder=tmp_path, device="cpu", progress=False)
+    assert again[0] == tmp_path / "fig-5d" / "index.html"
+    assert (
+        json.loads((tmp_path / "fig-5d" / "results.json").read_text())["runs"] == results["runs"]
+    )  # none trained again
+
+
+def test_figures_without_runs(tmp_path):
+    page, outcome, failures = reproduce("fig-a9", "smoke", folder=tmp_path)
+    assert not failures
+    assert f"{tasks(4).paper:,}" in page.read_text()
+    assert outcome.numbers["tasks"][4] == {"paper": 188_760, "exact": tasks(4).exact}
+    page, outcome, failures = reproduce("table-a2", "smoke", folder=tmp_path)
+    assert [row[:2] for row in outcome.rows] == [("4", "4"), ("4", "8"), ("4", "16")]
+    assert len(outcome.verdicts) == 2
+    assert "0.0032 ± 0.0009" in page.read_text()
+
+
+def test_runs_that_fail_are_named_and_left_out(monkeypatch, tmp_path, capsys):
+    def sweep(runs, folder, **_):
+        first = training.run(replace(runs[0], folder=str(folder / "one")), progress=False)
+        return [first, *(Failure(run.name, folder, 1, "no memory left") for run in runs[1:])]
+
+    monkeypatch.setattr(module, "sweep", sweep)
+    code = cli.main(["reproduce", "fig-5c", "--scale", "smoke", "--folder", str(tmp_path), "--device", "cpu"])
+    assert code == 1
+    assert "no memory left" in capsys.readouterr().err
+    results = json.loads((tmp_path / "fig-5c" / "results.json").read_text())
+    assert len(results["failures"]) == len(STUDIES["fig-5c"]("smoke")) - 1
+    assert "no memory left" in (tmp_path / "fig-5c" / "index.html").read_text()
+
+
+def test_no_finished_run_is_one_clear_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "sweep", lambda runs, folder, **_: [Failure(r.name, folder, 1, "broken") for r in runs])
+    with pytest.raises(ValueError, match=r"reproduce: none of the 12 runs of fig-5c finished; broken"):
+        reproduce("fig-5c", "smoke", folder=tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize("held", ['{"format": 0}', "{}", "[", '["format"]'])
+def test_results_of_another_version_are_kept(held, tmp_path, capsys):
+    (tmp_path / "fig-a9").mkdir()
+    path = tmp_path / "fig-a9" / "results.json"
+    path.write_text(held)
+    assert cli.main(["reproduce", "fig-a9", "--folder", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"{path} has format" in said
+    assert path.read_text() == held
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["fig-2e"], "unknown figure 'fig-2e'; did you mean 'fig-"),
+        (["fig-2c", "--scale", "tiny"], "unknown scale 'tiny'"),
+        ([], "FIGURE is missing"),
+        (["fig-a9", "--workers", "many"], "--workers must be"),
+    ],
+)
+def test_mistakes_are_one_line(words, line, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["reproduce", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert line in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_gpu_trains_populations(monkeypatch, tmp_path):
+    from polyhead.scale.population import training as population
+
+    called = []
+    monkeypatch.setattr(population, "train", lambda runs, folder, **_: called.append(len(runs)) or [])
+    monkeypatch.setattr(module, "sweep", lambda runs, folder, **_: called.append(-len(runs)) or [])
+    runs = STUDIES["fig-5c"]("smoke")
+    module.train(runs, tmp_path, population=True)
+    module.train([replace(run, device="cpu") for run in runs], tmp_path)
+    assert called == [12, -12]
+
+
+def test_the_page_says_what_holds(tmp_path):
+    verdicts = (Verdict("a <claim>", "holds", "+0.1", "not enough evidence"), Verdict("b", "does not hold", "−1"))
+    outcome = Outcome(head=("model", "score"), rows=(("HYLA", "0.5 ± 0.1"),), verdicts=verdicts, notes=("a note",))
+    about = {"scale": "small", "command": "c", "date": "d", "environment": {}, "failures": [], "runs": []}
+    text = write_page(tmp_path / "index.html", "Fig. 0", {**about, "training_seconds": 0.0}, outcome).read_text()
+    for words in ("Holds: a &lt;claim&gt;.", "does not hold", "0.5 ± 0.1", "a note", "Fig. 0"):
+        assert words in text
+    assert "<claim>" not in text
+
+
+def test_every_study_is_a_figure():
+    assert set(STUDIES) == {name for name, figure in FIGURES.items() if figure.runs is not None}
+    assert set(FIGURES) - set(STUDIES) == {"fig-a9", "table-a2"}
+    wanted = ("2b", "2c", "2d", "4a", "4b", *(f"5{x}" for x in "abcdef"), *(f"a{i}" for i in range(2, 10)))
+    assert set(DUAL) <= set(FIGURES)
+    assert {f"fig-{name}" for name in wanted} | {"table-a1", "table-a2", "table-a3"} <= set(FIGURES)
+
+
+@pytest.mark.parametrize("figure", ["fig-a9", "fig-5c"])
+def test_a_folder_that_is_a_file_is_one_line(figure, tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    assert cli.main(["reproduce", figure, "--scale", "smoke", "--folder", str(tmp_path / "file")]) == 2
+    said = capsys.readouterr().err
+    assert said == f"polyhead: reproduce: {tmp_path}/file/{figure} cannot be made (Not a directory)\n"
+    assert (tmp_path / "file").read_text() == "mine"

@@ -1,0 +1,101 @@
+"""Cells, and the selection of settings on the validation stream."""
+
+from dataclasses import replace
+
+import pytest
+from some import some
+
+from polyhead.papers.hyla.rows import OURS, ROWS, row_of
+from polyhead.papers.sizes import Setting
+from polyhead.papers.study import AXES, Study, label
+from polyhead.train import Failure
+
+
+def by_rate(high, low):
+    """Scores by learning rate; smoke has 1e-3 and 3e-3."""
+    return lambda run: (high if run.train.lr > 2e-3 else low) + 0.01 * run.seed
+
+
+def test_the_setting_with_the_best_validation_score_is_selected(study_of):
+    for high, low, lr in ((0.6, 0.2, 3e-3), (0.2, 0.6, 1e-3)):
+        cells = study_of("table-a1", by_rate(high, low)).cells("model", task="fuzzy")
+        assert {cell.setting.lr for cell in cells.values()} == {lr}
+        cell = cells[("hyla",)]
+        assert cell.tried == 2
+        assert cell.score("compositional").mean == pytest.approx(0.605)
+        assert cell.validation.mean == pytest.approx(0.655)
+
+
+def test_the_reported_splits_are_not_looked_at_for_it(study_of):
+    study = study_of("table-a1", by_rate(0.2, 0.6))
+    turned = []
+    for point in study.points:  # the better a setting is on validation, the worse elsewhere
+        scores = {
+            s: {k: (v if s == "validation" else -v) for k, v in by.items()} for s, by in point.result.scores.items()
+        }
+        turned.append(replace(point, result=replace(point.result, scores=scores)))
+    for cell in some(replace(study, points=tuple(turned)).cells("model", task="sraven").values()):
+        assert cell.setting.lr == 1e-3
+        assert cell.score("compositional").mean < -0.5
+
+
+def test_a_setting_with_fewer_finished_seeds_is_not_selected(study_of):
+    study = study_of("table-a1", by_rate(0.6, 0.2))
+    left = [p for p in study.points if not (p.run.seed == 1 and p.setting.lr > 2e-3)]
+    cells = replace(study, points=tuple(left)).cells("model", task="fuzzy")
+    assert {cell.setting.lr for cell in cells.values()} == {1e-3}
+    assert {len(cell.points) for cell in cells.values()} == {2}
+
+
+def test_a_score_that_is_no_number_is_never_selected(study_of):
+    study = study_of("table-a1", by_rate(0.6, float("nan")))  # the first of the settings is the one without
+    assert {cell.setting.lr for cell in study.cells("model", task="fuzzy").values()} == {3e-3}
+
+
+def test_a_result_that_lacks_what_is_asked_is_one_line(study_of):
+    point = study_of("table-a1", by_rate(0.6, 0.2)).points[0]
+    bare = replace(point, result=replace(point.result, scores={"validation": {}}))
+    for split in ("validation", "iid"):
+        with pytest.raises(ValueError, match=rf"result\.json: no r2 on {split}, so it is not of this version"):
+            bare.score(split)
+    (point.result.folder / "metrics.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: no row of training"):
+        point.training_loss()
+
+
+def test_one_value_per_seed(study_of):
+    cell = study_of("fig-2c", lambda run: 0.1 * run.seed).cells("length", "held out", "model")[16, 0.7, "softmax"]
+    assert cell.score("compositional").values == pytest.approx({0: 0.0, 1: 0.1})
+    assert cell.score("iid").values == pytest.approx({0: 0.04, 1: 0.14})
+
+
+def test_training_loss_is_the_mean_of_the_last_logged(study_of):
+    cell = study_of("fig-2c", lambda run: 0.5).cells("length", "held out", "model")[8, 0.3, "hyla"]
+    assert cell.training_loss().mean == pytest.approx(0.5 + 0.01 * (4 + 5 + 6 + 7 + 8) / 5)
+
+
+def test_failures_are_left_out_and_kept(study_of, tmp_path):
+    study = study_of("fig-5c", lambda run: 0.5)
+    runs = [point.run for point in study.points]
+    outcomes = [Failure(runs[0].name, tmp_path, 1, "broken"), *(point.result for point in study.points[1:])]
+    again = Study.of("fig-5c", "smoke", tmp_path, runs, outcomes)
+    assert [point.run for point in again.points] == runs[1:]
+    assert [failure.error for failure in again.failures] == ["broken"]
+
+
+def test_every_model_is_recognised_by_its_configuration(study_of):
+    points = study_of("table-a1", lambda run: 0.5).points
+    assert {row_of(point.run) for point in points} == set(ROWS | OURS)
+    assert {AXES["task"](point.run) for point in points} == {"fuzzy", "sraven"}
+    assert label("hyla-norms") == "HYLA − RMSHead"
+
+
+def test_a_foreign_model_is_one_clear_line(study_of):
+    run = study_of("fig-5c", lambda run: 0.5).points[0].run
+    strange = replace(run, model=replace(run.model, heads=(run.model.heads[0],) * 2))
+    with pytest.raises(ValueError, match=r"rows: sraven-2-5-25-hyla-0 is none of the models of Table A1"):
+        row_of(strange)
+
+
+def test_settings_compare_by_value():
+    assert Setting(1e-3, 0.1, 100) == Setting(1e-3, 0.1, 100) != Setting(1e-3, 0.1, 300)

@@ -1,0 +1,314 @@
+"""Estimates beside what is measured or counted by hand.  `benchmarks/validate_plan.py` does the same at full size."""
+
+import dataclasses
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from polyhead.cli import plan as cli_plan, verbs as cli
+from polyhead.config import (
+    Abstractor,
+    CoRelNetConfig,
+    Disentangled,
+    Hyla,
+    Linear,
+    Mlp,
+    Relational,
+    Run,
+    Softmax,
+    SymbolicAttention,
+    Train,
+    TransformerConfig,
+)
+from polyhead.models.build import build
+from polyhead.models.size import parameters
+from polyhead.papers import demo
+from polyhead.papers.recipes import RECIPES
+from polyhead.scale.plan import count as plan_count, estimate as module
+from polyhead.scale.plan.cards import CARDS, Card
+from polyhead.scale.plan.count import FORMULAS, Count, on_card
+from polyhead.scale.plan.estimate import RESERVED, Plan, _Place, plan, step
+from polyhead.tasks import FuzzyLogic
+from polyhead.timing.measure import peak
+from polyhead.train import optimiser
+
+CPU = torch.device("cpu")
+HERE = Card("here", "cpu", 1e9, 2e9, 1e12, 1e9, 1e9, 1e9)
+TASK = FuzzyLogic(length=24)
+
+
+def run_of(heads, **changes):
+    """A small run; `changes` of the model, and of training where it has the field."""
+    fields = {f.name for f in dataclasses.fields(Train)}
+    train = {name: changes.pop(name) for name in list(changes) if name in fields}
+    shape = {"dim": 32, "layers": 2, "feedforward": Mlp(64), "max_length": 24} | changes
+    model = TransformerConfig(*TASK.ends, heads=heads, **shape)
+    return Run(task=TASK, model=model, train=Train(**{"batch_size": 8, "evaluate": (), **train}))
+
+
+def counted(run):
+    place = _Place(run, 1, HERE)
+    return place, place.counted(place.sequences)
+
+
+def measured_growth(run, sequences):
+    """By how much memory grows in a step, and what AdamW holds after one."""
+    torch.manual_seed(0)
+    model = build(run.model).train()
+    batch = run.task.batch("train", sequences, seed=0, step=0)
+    step(model, run, batch)
+    adamw = optimiser.build(model, run.train)
+    adamw.step()
+    held = sum(x.numel() * x.element_size() for state in adamw.state.values() for x in state.values())
+    clear = run.train.accumulate == 1
+    model.zero_grad(set_to_none=clear)
+    return peak(CPU, lambda: step(model, run, batch, clear=clear)), held
+
+
+MECHANISMS = (Softmax(4), Linear(4), Hyla(4), Relational(4), Disentangled(4), Abstractor(4))
+RUNS = {
+    "mechanisms": run_of([[heads] for heads in MECHANISMS], layers=6),
+    "bf16": run_of(Softmax(4), precision="bf16"),
+    "checkpoint": run_of(Softmax(4), layers=3, checkpoint=True),
+    "pieces": run_of(Softmax(4), accumulate=2),
+    "encoder and decoder": replace(RECIPES["sorting-dual"](), train=Train(batch_size=4)),
+    "baseline": replace(RECIPES["games-dual"](), train=Train(batch_size=8)),
+}
+RUNS["baseline"] = replace(RUNS["baseline"], model=CoRelNetConfig(*RUNS["baseline"].task.ends))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_memory_is_what_is_measured(name):
+    run = RUNS[name]
+    place, have = counted(run)
+    told = place.memory(have)
+    grown, moments = measured_growth(run, place.sequences)
+    assert told["parameters"] == told["gradients"] == 4 * parameters(run.model)
+    assert told["moments"] == moments
+    before = have.parameters + have.buffers + have.inputs
+    before += told["gradients"] if run.train.accumulate > 1 else 0
+    assert have.most - before == pytest.approx(grown, rel=0.1 if name == "bf16" else 0.02)
+    assert have.kept <= have.beside <= have.most < told["total"]
+
+
+def test_a_tensor_that_hangs_in_two_places_stays_one():
+    run = run_of(Relational(4, symbols=SymbolicAttention(count=8, shared=False, tied=True)))
+    with torch.device("meta"):
+        model = build(run.model, device="meta")
+    with FakeTensorMode():
+        plan_count._materialise(model)
+    assert sum(p.numel() for p in model.parameters()) == parameters(run.model)
+
+
+def test_operations_are_those_of_flop_counter():
+    run = run_of(Softmax(4))
+    _, have = counted(run)
+    plain = replace(run, model=replace(run.model, heads=Softmax(4, impl="reference")))
+    with FlopCounterMode(display=False) as counter:
+        step(build(plain.model).train(), plain, run.task.batch("train", 8, seed=0, step=0))
+    assert have.operations == pytest.approx(counter.get_total_flops(), rel=0.05)
+    assert sum(kind[0] * kind[3] for kind in have.backward) > 1.7 * sum(kind[0] * kind[3] for kind in have.forward)
+
+
+def test_a_mask_chooses_every_position():
+    x, mask = torch.randn(3, 4, 5, requires_grad=True), torch.zeros(3, 4, dtype=torch.bool)
+    with FakeTensorMode(allow_non_fake_inputs=True), plan_count._Tally() as tally:
+        tally.begin()
+        assert x[mask].shape == (12, 5)
+        assert tally.most() == 12 * 5 * 4
+        x[mask].sum().backward()
+    assert x.grad.shape == x.shape
+
+
+def test_operations_of_attention_by_hand():
+    q, v, none = torch.empty(2, 5, 3, 4), torch.empty(2, 5, 3, 6), torch.empty(0)
+    ours = torch.ops.polyhead
+    pairs = 2 * 5 * 5 * 3
+    hyla = [[q, q, v, none, none]]
+    assert FORMULAS[ours.hyla_blocked](hyla, {"causal": False}) == 2 * pairs * (4 + 2 * 6)
+    assert FORMULAS[ours.hyla_blocked](hyla, {"causal": True}) == 2 * pairs * 15 // 25 * (4 + 2 * 6)
+    assert FORMULAS[ours.hyla_blocked_backward]([v, *hyla], {"causal": False}) == 2 * pairs * (3 * 4 + 5 * 6)
+    deep = [[q, q, v, none, torch.empty(3, 6, 6)]]
+    assert FORMULAS[ours.hyla_blocked](deep, {"causal": False}) == 2 * pairs * (4 + 2 * 6 + 6 * 6)
+    related = [[q, q, torch.empty(2, 5, 7, 2), torch.empty(2, 5, 7, 2), v, none]]
+    wanted = 2 * 2 * 25 * (3 * (4 + 6 + 7) + 7 * 2)
+    assert FORMULAS[ours.relational_blocked](related, {"causal": False}) == wanted
+    assert FORMULAS[ours.relational_blocked](related, {"causal": True}) == wanted * 15 // 25
+    sdpa = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    heads = [x.transpose(1, 2) for x in (q, q, v)]
+    assert FORMULAS[sdpa](heads, {"is_causal": False}) == 2 * pairs * 10
+    assert FORMULAS[sdpa]([*heads, 0.0, True], {}) == 2 * 2 * 3 * 15 * 10
+
+
+def test_on_a_card_kernels_keep_what_tiles_keep():
+    def impl(heads, precision):
+        return on_card(run_of(heads).model, precision).layer_heads(0)[0].impl
+
+    assert impl(Hyla(4), "bf16") == "blocked" == impl(Hyla(4), "fp32")
+    assert impl(Hyla(4, value_depth=2), "bf16") == "auto" == impl(Hyla(4, act="gelu"), "bf16")
+    assert impl(Hyla(32, dim=16, value_dim=1), "fp32") == "auto"
+    assert impl(Relational(4, relation_act="relu"), "fp32") == "blocked"
+    assert impl(Relational(4), "fp32") == "auto" == impl(Softmax(4), "bf16")
+
+
+@pytest.fixture
+def straight(monkeypatch):
+    """A step that takes and holds so much a sequence, a third as much with checkpoints."""
+
+    def stand_in(run, sequences, sample, *, card):
+        size, twice = 4 * parameters(run.model), run.train.accumulate > 1
+        kept = (10_000 if getattr(run.model, "checkpoint", False) else 30_000) * sequences
+        most = size * (1 + twice) + 100 * sequences + kept
+        kernels = ((10**7 * sequences, 10**6, False, 20), (0, 10**6 * sequences, True, 5))
+        held = {"parameters": size, "buffers": 0, "inputs": 100 * sequences, "kept": kept, "beside": kept, "most": most}
+        return Count(sequences, 24 * sequences, **held, forward=kernels, backward=kernels * 2)
+
+    monkeypatch.setattr(module, "count", stand_in)
+
+
+def test_time_by_hand(straight):
+    run = run_of(Softmax(4), accumulate=2, clip=1.0, steps=100, eval_every=50, eval_batches=3, evaluate=("iid",))
+    place, size = _Place(run, 1, HERE), 4 * parameters(run.model)
+    seconds = place.seconds(place.counted(4), 0.5)
+    each = 20 * 4e7 / 1e9 + 5 * 4e6 / 1e9 + 25 * 1e-5  # operations bind some, bytes others
+    assert seconds["forward"] == pytest.approx(2 * each / 0.5)
+    assert seconds["backward"] == pytest.approx(2 * 2 * each / 0.5)
+    assert seconds["AdamW"] == pytest.approx(10 * size / 1e9 / 0.5)
+    assert seconds["exchange"] == seconds["exposed"] == 0.0
+    found = plan(run, card=HERE, share=0.5, search=False)
+    assert found.hours == pytest.approx((100 * found.seconds["step"] + 2 * 3 * 2 * each / 0.5) / 3600)
+    assert found.tokens_per_second == pytest.approx(24 * 8 / found.seconds["step"])
+    fast = plan(run, card=replace(CARDS["h100"], fp32=1e30, narrow=1e30, bandwidth=1e30), search=False)
+    assert fast.seconds["forward"] == pytest.approx(2 * 25 * 1e-5)  # no faster than it is launched
+
+
+@pytest.mark.parametrize("devices", [2, 8, 16])
+def test_communication_by_hand(straight, devices):
+    run = run_of(Softmax(4), batch_size=32, accumulate=2)
+    slow = replace(CARDS["h100"], link=1e7, network=1e6)
+    part = 4 * parameters(run.model) * (devices - 1) / devices / (1e7 if devices <= 8 else 1e6)
+    data = plan(run, devices=devices, card=slow, search=False).seconds
+    assert data["exchange"] == pytest.approx(2 * part)
+    assert data["exposed"] == pytest.approx(max(0.0, 2 * part - data["backward"] / 2))
+    sharded = plan(replace(run, parallel="sharded"), devices=devices, card=slow, search=False).seconds
+    blocks = sum(p.numel() for p in build(run.model).blocks.parameters()) / parameters(run.model)
+    wanted = 2 * (part + blocks * part) + part  # gathered for both passes of two pieces, scattered once
+    assert sharded["exchange"] == pytest.approx(wanted)
+    assert sharded["exposed"] == pytest.approx(wanted - sharded["forward"] - sharded["backward"])
+    wide = plan(run, devices=devices, card=slow, link=1e15, search=False).seconds
+    assert wide["exposed"] == 0.0
+    assert wide["step"] < data["step"]
+
+
+def test_sharded_memory_by_hand(straight):
+    run = replace(run_of(Softmax(4), batch_size=10), parallel="sharded")
+    found = plan(run, devices=5, card="h100", search=False).memory
+    model = build(run.model)
+    own = sum(-(-p.shape[0] // 5) * p[0].numel() * 4 for p in model.parameters())
+    block = 4 * sum(p.numel() for p in model.blocks[0].parameters())
+    root = 4 * parameters(run.model) - 2 * block
+    assert found["parameters"] == found["gradients"] == found["moments"] / 2 == own
+    assert found["gathered"] == 2 * (root + 2 * block)
+    assert found["total"] == 4 * own + 2 * (root + 2 * block) + 2 * 30_000 + 10 * 100
+    whole = plan(replace(run, parallel="data"), devices=5, card="h100", search=False).memory
+    assert whole["parameters"] == 4 * parameters(run.model)
+
+
+def card_of(memory):
+    """A card with so many usable bytes."""
+    return replace(CARDS["h100"], memory=RESERVED + memory / 0.95)
+
+
+def test_the_largest_batch_fits_and_twice_as_many_do_not(straight):
+    run = run_of(Softmax(4), batch_size=8)
+    model, moments = 4 * parameters(run.model), plan(run, card="h100", search=False).memory["moments"]
+    for most, wanted in ((32, 32), (63, 32), (64, 64), (1, 1), (0, None)):
+        room = card_of(max(model + 30_000 * most, 2 * model) + moments + 8 * 100 + 1)
+        found = plan(run, card=room)
+        enough = most * 30_000 >= model
+        assert found.largest == wanted or not enough, most
+        assert found.fits == (most >= 8) or not enough
+    assert plan(run, card=card_of(1.0)).largest is None
+
+
+def test_what_would_fit_is_the_smallest_change(straight):
+    run = run_of(Softmax(4), batch_size=2048, dim=8, feedforward=Mlp(8))
+    fixed = 4 * 4 * parameters(run.model) + 2048 * 100
+    found = plan(run, card=card_of(fixed + 30_000 * 600))
+    assert not found.fits
+    assert found.smallest_change == "--train.accumulate 4"
+    assert found.verdict.startswith("does not fit: needs")
+    assert found.verdict.endswith("--train.accumulate 4")
+    alone = replace(run, train=replace(run.train, batch_size=1))
+    wanted = plan(alone, card=card_of(2 * 4 * parameters(run.model) + 4 * 4 * len(list(build(run.model).parameters()))))
+    assert wanted.smallest_change is None
+    four = replace(run, train=replace(run.train, batch_size=4))
+    own = plan(four, devices=4, card="h100", search=False).memory["total"]
+    assert plan(four, devices=4, card=card_of(own - 10_000)).smallest_change == "--model.checkpoint"
+    wide = run_of(Softmax(4), batch_size=8, layers=8)
+    all_ = 4 * 4 * parameters(wide.model)
+    assert plan(wide, devices=4, card=card_of(0.8 * all_)).smallest_change == "--parallel sharded"
+    assert plan(wide, devices=4, card=card_of(0.8 * all_)).memory["total"] > all_
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"card": "h10"}, "plan: unknown card 'h10'; did you mean 'h100'"),
+        ({"devices": 0}, "devices must be at least 1 but is 0"),
+        ({"devices": 3, "card": "l4"}, "a multiple of 3 devices x accumulate 1 but is 8; the nearest is 9"),
+        ({"share": 0.0}, "share must be above 0 and at most 1 but is 0.0"),
+        ({"share": 5.0}, "share must be above 0 and at most 1 but is 5.0"),
+        ({"link": -1e9}, "link must be above 0 but is -1e+09"),
+        ({"link": float("nan")}, "link must be above 0 but is nan"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(straight, given, wanted):
+    with pytest.raises(ValueError, match=r"^plan: ") as error:
+        plan(run_of(Softmax(4)), **given)
+    assert wanted in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_batch_that_no_machine_could_draw_is_planned(straight):
+    few, many = (plan(run_of(Softmax(4), batch_size=n), card="l4", search=False) for n in (4096, 10**8))
+    assert not many.fits
+    assert many.seconds["draw"] > 100 * few.seconds["draw"]
+
+
+def test_this_machine_is_measured():
+    found = plan(run_of(Softmax(4)), card="this", search=False)
+    assert isinstance(found, Plan)
+    assert found.share > 0
+    assert found.hours > 0
+    said = dict(found.assumptions)
+    assert "took" in said["share of the peak"]
+    assert "measured here" in said["cpu"]
+
+
+def test_the_verb_prints_tables_or_json(straight, capsys):
+    words = ["plan", "fuzzy-softmax", "--card", "a100", "--devices", "4", "--train.batch-size", "32", "--share", "0.4"]
+    assert cli.main([*words, "--hours", "0.001"]) == 0
+    said = capsys.readouterr().out
+    for word in ("4 x a100, data", "moments", "verdict: fits", "assumed:", "0.40 (given)", "of 15,000 steps"):
+        assert word in said
+    assert cli.main([*words, "--json", "--link", "5"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["sequences"] == 8
+    assert found["fits"]
+    assert "5 GB/s" in found["assumptions"]["link"]
+    assert cli.main(["plan", "fuzzy-softmax", "--card", "h20"]) == 2
+    assert "did you mean" in capsys.readouterr().err
+
+
+def test_several_runs_are_planned_once_for_each_kind(straight, capsys):
+    runs = [replace(run, seed=seed, name=f"{run.name}-{seed}") for run in demo.fuzzy() for seed in (0, 1)]
+    assert [len(group) for group in cli_plan.alike(runs)] == [2, 2]
+    assert cli.main(["plan", "demo", "--card", "l4"]) == 0
+    said = capsys.readouterr().out
+    assert "all 8 runs" in said
+    assert "-1 on 1 x l4" in said

@@ -1,0 +1,291 @@
+"""Runs trained together are the runs trained alone: their losses, their folders, their ends."""
+
+import dataclasses
+import os
+import pathlib
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from run_folders import alone, rows, same
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import polyhead as ph
+from polyhead.scale.population import stacked, training as population
+from polyhead.scale.population.stacked import Stack, adamw_
+from polyhead.scale.population.training import groups
+from polyhead.train import Interrupted, evaluate, load_model, run
+from polyhead.train.store.checkpoint import read_checkpoint
+from polyhead.train.store.folder import read_metrics
+
+Tiny = Callable[..., Any]
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Everything in float64, batches included; learning rates are sent to the device six at a time."""
+    monkeypatch.setattr(stacked, "WINDOW", 6)
+    for task in (ph.tasks.FuzzyLogic, ph.tasks.Sraven):
+
+        def batch(self: Any, *args: Any, plain: Any = task._batch) -> Any:
+            return plain(self, *args).map(lambda array: array.double() if array.is_floating_point() else array)
+
+        monkeypatch.setattr(task, "_batch", batch)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+# --------------------------------------------------------------------------------------------------------------- parity
+SRAVEN = ph.tasks.Sraven(features=2, values=4)
+EXPERTS = ph.Experts(3, 2, hidden=4, balance=0.5)
+MODELS = {
+    "softmax": {"heads": (ph.Softmax(2),), "dropout": 0.0},
+    "linear, experts": {"heads": (ph.Linear(2),), "feedforward": EXPERTS, "dropout": 0.0},
+    "hyla, experts, dropout": {"heads": (ph.Hyla(2),), "feedforward": ph.Experts(3, 1, hidden=4), "dropout": 0.2},
+    "deep, shared dropout": {"heads": (ph.Hyla(2, value_depth=2),), "dropout": 0.3, "dropout_shared": True},
+    "competing, causal": {"heads": (ph.Linear(2, normalise="softmax_heads", act="relu"),), "causal": True},
+    "a mixture per layer": {
+        "heads": ((ph.Softmax(1), ph.Hyla(1)), (ph.Hyla(2, dim=2, value_dim=6),)),
+        "positions": ph.Rotary(),
+        "norm": "rms",
+        "norm_order": "post",
+    },
+    "sraven": {"task": SRAVEN, "inputs": SRAVEN.ends[0], "outputs": SRAVEN.ends[1], "max_length": 18, "batch_size": 3},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_together_is_alone_in_float64(name: str, members: Any, double: Any, tmp_path: pathlib.Path):
+    """Losses, norms, scores, parameters and moments, in 20 steps of the three mechanisms and 5 of other variants."""
+    steps = 20 if name in list(MODELS)[:3] else 5
+    runs = members(**{"steps": steps, "eval_every": 20, "save_every": 20, "eval_batches": 1, **MODELS[name]})
+    wanted = alone(runs, tmp_path / "alone")
+    for at_once in (1, 2) if "dropout" in name else (2,):
+        results = population.train(runs, tmp_path / str(at_once), progress=False, at_once=at_once)
+        for config, result, one in zip(runs, results, wanted, strict=True):
+            assert result.folder == tmp_path / str(at_once) / f"{config.name}-{ph.digest(config)}"
+            same(one.folder, result.folder, rel=1e-9)
+
+
+@pytest.mark.parametrize(("precision", "rel"), [("fp32", 1e-5), ("bf16", 0.02)])
+def test_otherwise_it_is_alone_to_rounding(precision: str, rel: float, members: Any, tmp_path: pathlib.Path):
+    runs = members(precision=precision, steps=3 if precision == "fp32" else 1, heads=(ph.Softmax(2),), lr=1e-3)
+    results = population.train(runs, tmp_path, progress=False, at_once=3)
+    losses = []
+    for result, wanted in zip(results, alone(runs, tmp_path / "alone"), strict=True):
+        found = [[row["loss"] for row in rows(x.folder, "train")] for x in (wanted, result)]
+        assert found[1] == pytest.approx(found[0], rel=rel)
+        losses += found[1]
+    assert not any(torch.tensor(loss).bfloat16().item() == loss for loss in losses)  # the loss itself is in float32
+
+
+def test_adamw_is_that_of_torch():
+    torch.manual_seed(0)
+    start, gradients = torch.randn(3, 10, dtype=torch.float64), torch.randn(4, 3, 10, dtype=torch.float64)
+    settings = [(1e-2, 0.1, (0.9, 0.999), 1e-8), (1e-1, 0.7, (0.5, 0.6), 1e-3), (0.0, 1.0, (0.9, 0.9), 1e-8)]
+    rows, moments = start.clone(), (torch.zeros_like(start), torch.zeros_like(start))
+    columns = [torch.tensor(values, dtype=torch.float64) for values in zip(*(s[2] for s in settings), strict=True)]
+    constants = (
+        columns[0][:, None],
+        columns[1][:, None],
+        torch.tensor([[s[3]] for s in settings], dtype=torch.float64),
+    )
+    for t, gradient in enumerate(gradients, 1):
+        scalars = [
+            [lr / (1 - b1**t) for lr, _, (b1, _), _ in settings],
+            [(1 - b2**t) ** -0.5 for _, _, (_, b2), _ in settings],
+            [1 - lr * decay for lr, decay, _, _ in settings],
+        ]
+        adamw_(rows, gradient, moments, torch.tensor(scalars, dtype=torch.float64)[..., None], constants, 4)
+    for i, (lr, decay, betas, eps) in enumerate(settings):
+        parts = [torch.nn.Parameter(part.clone()) for part in start[i].split((4, 6))]
+        optimiser = torch.optim.AdamW(
+            [{"params": [part], "weight_decay": d} for part, d in zip(parts, (decay, 0.0), strict=True)], lr, betas, eps
+        )
+        for gradient in gradients:
+            for part, own in zip(parts, gradient[i].split((4, 6)), strict=True):
+                part.grad = own.clone()
+            optimiser.step()
+        assert_close(rows[i], torch.cat([part.detach() for part in parts]), rtol=1e-12, atol=1e-12)
+        assert_close(moments[1][i, :4], optimiser.state[parts[0]]["exp_avg_sq"], rtol=1e-12, atol=0)
+
+
+# -------------------------------------------------------------------------------------------------------------- folders
+def test_a_member_is_an_ordinary_run_afterwards(members: Any, tmp_path: pathlib.Path):
+    runs = members()
+    results = population.train(runs, tmp_path, at_once=3)
+    for config, result in zip(runs, results, strict=True):
+        found, model = load_model(result.folder)
+        assert ph.digest(found) == ph.digest(config) == result.digest
+        for split in ("iid", "compositional"):
+            scores = evaluate(model, config.task, split, batches=2, batch_size=4, seed=config.seed)
+            assert scores == pytest.approx(result.scores[split], rel=1e-4, abs=1e-5)
+        assert run(found, progress=False) == result  # done: nothing is trained
+        assert result.environment["population"] == 3
+        assert result.parameters == sum(p.numel() for p in model.parameters())
+        assert result.command == f"python -m polyhead.train {result.folder / 'config.json'}"
+        assert [(row["kind"], row["step"]) for row in read_metrics(result.folder)] == [
+            (kind, step) for step in range(1, 7) for kind in ("train", *("eval", "eval") * (step in (4, 6)))
+        ]
+    assert all(results[0].seconds == result.seconds > 0 for result in results)  # each its share
+    assert population.train(runs, tmp_path) == results
+    before = [rows(result.folder) for result in results[:2]]
+    for result in results[:2]:
+        (result.folder / "result.json").unlink()  # killed between the last checkpoint and the result
+    anew = population.train(runs, tmp_path, progress=False, at_once=3)
+    assert [result.scores for result in anew] == [result.scores for result in results]
+    assert [rows(result.folder) for result in results[:2]] == before
+    (again, *_) = population.train(runs[:1], tmp_path, again=True, progress=False)
+    assert "population" not in again.environment
+
+
+def cut(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Ctrl-C while update number `step` (from 0) of a population runs."""
+    plain, waiting = Stack.step, [signal.SIGINT]
+
+    def stopped(self: Stack, number: int, **options: Any) -> Any:
+        if number == step and waiting:
+            os.kill(os.getpid(), waiting.pop())
+        return plain(self, number, **options)
+
+    monkeypatch.setattr(Stack, "step", stopped)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_stopped_at_any_step_it_goes_on_to_the_last_bit(
+    at_once: int, members: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    runs = members(dropout=0.2)
+    whole = population.train(runs, tmp_path / "whole", progress=False, at_once=at_once)
+    cut(monkeypatch, 4)
+    with pytest.raises(Interrupted, match=r"^stopped and saved; 0 of 3 runs are done, the same command goes on$"):
+        population.train(runs, tmp_path / "cut", progress=False, at_once=at_once)
+    for path, config in zip(sorted((tmp_path / "cut").iterdir()), runs, strict=True):
+        assert read_checkpoint(path, ph.digest(config))[1]["step"] == 5
+    results = population.train(runs, tmp_path / "cut", progress=False, at_once=at_once)
+    for one, two in zip(whole, results, strict=True):
+        same(one.folder, two.folder)
+
+
+def test_from_alone_to_together_and_back(
+    members: Any, double: Any, tmp_path: pathlib.Path, at_step: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """Two begin alone, are joined by a third that is at another step, and end alone."""
+    runs = members(dropout=0.2, steps=8)
+    folders = [tmp_path / f"{config.name}-{ph.digest(config)}" for config in runs]
+    for config, folder in zip(runs[:2], folders, strict=False):
+        at_step(2, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(Interrupted):
+            run(dataclasses.replace(config, folder=str(folder)), progress=False)
+    sizes: list[int] = []
+    plain = Stack.__init__
+    monkeypatch.setattr(Stack, "__init__", lambda self, *args: (sizes.append(len(args[0])), plain(self, *args))[1])
+    cut(monkeypatch, 5)
+    with pytest.raises(Interrupted, match=r"0 of 3 runs"):
+        population.train(runs, tmp_path, progress=False, at_once=2)
+    assert sizes == [2]  # the third waits: it is at another step
+    for wanted, config, folder in zip(alone(runs, tmp_path / "alone"), runs, folders, strict=True):
+        run(dataclasses.replace(config, folder=str(folder)), progress=False, resume=True)
+        same(wanted.folder, folder, rel=1e-9)
+
+
+# --------------------------------------------------------------------------------------------------------------- groups
+def test_groups_are_what_can_be_trained_together(tiny: Tiny, members: Any, monkeypatch: pytest.MonkeyPatch):
+    a, b, c = members()
+    wider, longer, halves = members(dim=16)[0], members(steps=7)[1], members(precision="fp16")[:2]
+    dropped = tiny(None, name="dropped")  # with residual dropout
+    assert groups([a, wider, b, dropped, longer, dropped, c, *halves]) == [
+        *([a, b, c], [wider], [dropped], [longer], [dropped]),
+        *([half] for half in halves),
+    ]
+    assert groups([dataclasses.replace(a, threads=2), a, dataclasses.replace(b, folder="x")]) != [[a, b]]
+    monkeypatch.setattr(population, "MOST", 2)
+    assert groups([a, b, c]) == [[a, b], [c]]
+
+
+def test_what_fits_nowhere_is_trained_alone(tiny: Tiny, members: Any, tmp_path: pathlib.Path):
+    lonely, bad = tiny(None, name="lonely", steps=2), tiny(None, name="bad", lr=1e38, warmup=0)
+    done, failed, *_ = population.train([lonely, bad, *members(steps=1)], tmp_path, progress=False)
+    assert "population" not in done.environment
+    assert failed.error.startswith("train: the loss of bad is nan at step 2")
+
+
+def test_a_cpu_takes_as_many_as_its_cache_holds(members: Any):
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    small, demo = members()[0], ph.recipes.demo.fuzzy()[0]
+    assert population.networks_at_once(small, cpu) == (1 << 20) // (4 * 8 * 32)
+    assert population.networks_at_once(demo, cpu) == 1
+    assert population.networks_at_once(demo, gpu) == population.MOST
+    assert population.networks_at_once(dataclasses.replace(demo, compile=True), cpu) == population.MOST
+
+
+# ----------------------------------------------------------------------------------------------------------------- step
+class Watch(TorchDispatchMode):
+    """Refuses to hand a number to Python: a GPU would be waited for."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert function not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_step_does_not_wait_for_the_device(members: Any):
+    stack = Stack(members(heads=(ph.Hyla(2),), dropout=0.2), torch.device("cpu"), 3)
+    stack.step(0)
+    with Watch():
+        stack.step(1)
+        with pytest.raises(AssertionError):
+            stack.step(2, wanted=True)["loss"][0].item()
+
+
+def test_a_pass_too_large_is_made_smaller(members: Any, monkeypatch: pytest.MonkeyPatch):
+    runs = members(heads=(ph.Hyla(2),), dropout=0.2)
+    plain, small, tried = Stack(runs, torch.device("cpu"), 3), Stack(runs, torch.device("cpu"), 3), []
+    whole = small.losses
+
+    def limited(rows: torch.Tensor, *rest: Any) -> Any:
+        tried.append(len(rows))
+        if len(rows) > 2:
+            raise torch.OutOfMemoryError
+        return whole(rows, *rest)
+
+    small.losses = limited
+    for number in range(2):
+        a, b = (stack.step(number, wanted=True) for stack in (plain, small))
+        assert_close(a, b)
+    assert tried == [3, 2, 1, 2, 1]
+    assert_close(plain.rows, small.rows, rtol=1e-4, atol=1e-5)
+    small.losses = lambda *_: limited(torch.zeros(3))
+    with pytest.raises(torch.OutOfMemoryError):
+        small.step(2)
+
+
+@pytest.mark.compile
+def test_compiled_it_is_the_same(members: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    """Traced whole, forward and backward, and run by the eager backend; experts leave nothing behind in the modules."""
+    plain, seen = torch.compile, []
+
+    def traced(function: Any, **options: Any) -> Any:
+        seen.append(options)
+        return plain(function, backend="aot_eager", fullgraph=True)
+
+    monkeypatch.setattr(torch, "compile", traced)
+    experts = {
+        "heads": (ph.Hyla(2),),
+        "layers": 1,
+        "feedforward": ph.Experts(2, 1, hidden=4),
+        "dropout": 0.2,
+        "steps": 3,
+    }
+    results = {
+        compiled: population.train(
+            members(compile=compiled, **experts), tmp_path / str(compiled), progress=False, at_once=3
+        )
+        for compiled in (True, False)
+    }
+    assert len(seen) == 2  # passes and updates
+    for one, two in zip(results[True], results[False], strict=True):
+        same(one.folder, two.folder, rel=1e-5)

@@ -1,0 +1,124 @@
+"""How members of a population end: done, diverged, with a disk that fails, in folders that are busy or damaged."""
+
+import dataclasses
+import errno
+import os
+import pathlib
+import signal
+from typing import Any
+
+import pytest
+import torch
+from run_folders import alone, rows, same
+from some import some
+
+import polyhead as ph
+from polyhead.scale.population import training as population
+from polyhead.scale.population.stacked import Stack
+from polyhead.train import Failure, Interrupted
+from polyhead.train.store import disk
+from polyhead.train.store.folder import claim
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_one_that_diverges_stays_alone(at_once: int, members: Any, tmp_path: pathlib.Path, capsys: Any):
+    good, other, _ = members(dropout=0.1, steps=4)
+    bad = dataclasses.replace(good, name="bad", train=dataclasses.replace(good.train, lr=1e38, clip=None))
+    results = population.train([good, bad, other], tmp_path, at_once=at_once)
+    failed = results[1]
+    assert failed == Failure("bad", tmp_path / f"bad-{ph.digest(bad)}", 2, failed.error)
+    assert failed.error.startswith(
+        "train: the loss of bad is nan at step 2; there is no checkpoint yet; lower train.lr"
+    )
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == [f"m0 and 2 more: from step 0, {min(at_once, 3)} in a pass", f"bad: failed: {failed.error}"]
+    assert said[2:] == [f"{result.name}: done ({result.folder})" for result in (results[0], results[2])]
+    assert [row["step"] for row in rows(failed.folder)] == [1]
+    for config, result in zip((good, other), (results[0], results[2]), strict=True):
+        (wanted,) = alone([config], tmp_path / "alone")
+        same(wanted.folder, result.folder, rel=2e-3)
+
+
+def test_parameters_that_are_not_finite_are_not_saved(members: Any, tmp_path: pathlib.Path):
+    runs = members(lr=1e38, log_every=100, warmup=0, clip=None)[:2]
+    for config, failed in some(zip(runs, population.train(runs, tmp_path, progress=False), strict=True)):
+        assert failed.error.startswith(
+            f"train: parameters of {failed.name} are not finite at step 3; there is no checkp"
+        )
+        batch, about = ph.train.read_batch(failed.folder)
+        assert (about["step"], about["seed"], about["digest"]) == (2, config.seed, ph.digest(config))
+        assert torch.equal(batch.inputs, config.task.batch("train", 4, seed=config.seed, step=1).inputs)
+        assert not (failed.folder / "checkpoint.safetensors").exists()
+
+
+def test_a_busy_and_a_damaged_folder(members: Any, tmp_path: pathlib.Path, capsys: Any):
+    """Nobody touches what another process trains; what is damaged is trained from the last whole checkpoint."""
+    runs = members()
+    whole = population.train(runs, tmp_path / "whole", progress=False)
+    folders = [tmp_path / f"{config.name}-{ph.digest(config)}" for config in runs]
+    folders[0].mkdir()
+    (folders[0] / "checkpoint.safetensors").write_bytes(b"x" * 100)
+    (folders[0] / "result.json").write_bytes(b"{")
+    with claim(runs[1], folders[1]):
+        anew, busy, fine = population.train(runs, tmp_path, progress=False)
+    assert busy.error == f"run folder: another process is training in {folders[1]}"
+    assert busy.code == 2
+    for wanted, mended in ((whole[0], anew), (whole[2], fine)):
+        same(wanted.folder, mended.folder, rel=1e-6)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition("set aside as ")[2] for line in said] == [
+        *("checkpoint.safetensors.damaged", "", "result.json.damaged")
+    ]
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_full_disk_is_a_pause(
+    at_once: int, members: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    """Also for rows and results; a signal ends the pause, and those that were saved go on from there."""
+    runs = members()
+    whole = population.train(runs, tmp_path / "whole", progress=False, at_once=at_once)
+    plain, full, rests, once = os.replace, [], [], set()
+
+    def replace(one: Any, two: Any) -> None:
+        if full or (str(two).endswith("result.json") and two not in once):
+            once.add(two)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(one, two)
+
+    def rest(seconds: float) -> None:
+        rests.append(seconds)
+        if len(rests) == 2 * disk.SECONDS:
+            full.clear()
+        if len(rests) == 3 * disk.SECONDS:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(disk, "sleep", rest)
+    step, fills = Stack.step, {1, 4}
+
+    def filling(self: Stack, number: int, **options: Any) -> Any:
+        if number in fills:
+            fills.remove(number)
+            full.append(1)
+        return step(self, number, **options)
+
+    monkeypatch.setattr(Stack, "step", filling)
+    with pytest.raises(Interrupted, match=r"^stopped, not saved: .+ is kept; 0 of 3 runs are done, the same command"):
+        population.train(runs, tmp_path / "cut", progress=False, at_once=at_once)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in said] == ["paused", "the disk works again", "paused"]
+    full.clear()
+    results = population.train(runs, tmp_path / "cut", progress=False, at_once=at_once)
+    assert {path.parent for path in once if path.name == "result.json"} == {result.folder for result in results}
+    for one, two in zip(whole, results, strict=True):
+        same(one.folder, two.folder)
+
+
+def test_bad_populations(members: Any, tmp_path: pathlib.Path):
+    one = members()[0]
+    with pytest.raises(ValueError, match=r"^population: the run 'm0' occurs twice$"):
+        population.train([one, one], tmp_path)
+    with pytest.raises(ValueError, match=r"^population: at_once must be at least 1 but is 0$"):
+        population.train([], tmp_path, at_once=0)
+    assert population.train([], tmp_path) == []

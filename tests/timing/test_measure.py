@@ -1,0 +1,295 @@
+"""`polyhead bench`: what it writes, that it refuses what is wrong, and that it skips what would not fit."""
+
+import functools
+import importlib
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from polyhead.cli import verbs as cli
+from polyhead.ops.dispatch import BACKENDS, resolve
+from polyhead.timing import measure as bench, sides as bench_sides
+from polyhead.timing.sides import Options
+
+SMALL = "--heads 2 --dim 4 --relations 2 --repeats 2"
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """Parity and the probe of memory at a few tokens, in an empty folder, without an interpreter of kernels."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(bench, "SMALL", 9)
+    monkeypatch.setattr(bench, "PROBE", 4)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures take a second."""
+    monkeypatch.setattr(bench, "draw", lambda *given: None)
+
+
+def ask(command: str) -> int:
+    return cli.main(["bench", *shlex.split(command)])
+
+
+def measured(op: str, command: str) -> dict[str, Any]:
+    """What the command wrote; it must succeed."""
+    assert ask(f"{op} {command}") == 0
+    return json.loads((pathlib.Path("runs/bench") / f"{op}.json").read_text())
+
+
+def rows(result: dict[str, Any]) -> dict[tuple[int, str, str], dict[str, Any]]:
+    return {(row["t"], row["side"], row["pass"]): row for row in result["rows"]}
+
+
+# ------------------------------------------------------------------------------------------------------------ the whole
+@pytest.mark.parametrize("op", BACKENDS)
+def test_the_whole_command(op: str, capsys: Any, monkeypatch: pytest.MonkeyPatch):
+    if op != "relational":
+        monkeypatch.setattr(bench, "draw", lambda *given: None)
+    result = measured(op, f"--lengths 16 8 {SMALL}")
+    said = capsys.readouterr().out
+    taking = {side for _, side, _ in rows(result)}
+    assert taking | set(result["left_out"]) >= {*BACKENDS[op], "stock"}
+    assert {"reference", "stock"} <= taking
+    assert list(rows(result)) == [(t, side, which) for t in (8, 16) for side in names(result) for which in PASSES]
+    for row in rows(result).values():
+        assert 0 < row["seconds"]["min"] <= row["seconds"]["median"]
+        assert row["memory"] >= row["t"] * 2 * 4 * 4  # of the output alone
+        other = rows(result)[row["t"], "reference", row["pass"]]
+        assert row["reference_over"]["time"] == pytest.approx(other["seconds"]["min"] / row["seconds"]["min"])
+        assert row["reference_over"]["memory"] == pytest.approx(other["memory"] / row["memory"])
+    assert set(result["parity"]["errors"]) == taking - {"stock"}
+    assert max(result["parity"]["errors"].values()) < 1e-5
+    assert result["command"] == f"polyhead bench {op} --lengths 16 8 {SMALL}"
+    assert result["environment"]["torch"] == torch.__version__
+    assert result["environment"]["threads"] == 1
+    assert "nobody asked" not in result["environment"]["products"]
+    assert result["options"]["dtype"] == "float32"
+    assert result["matrix_tflops"] is None
+    assert f"{op}, causal, b 1, h 2, d 4" in said
+    assert all(f"│ {side} " in said for side in taking)
+    assert all(f"left out: {impl} {reason}" in said for impl, reason in result["left_out"].items())
+    if op != "relational":
+        return
+    files = {path.name for path in pathlib.Path("runs/bench").iterdir()}
+    assert files == {f"{op}.json"} | {f"{op}-{what}.{kind}" for what in ("time", "memory") for kind in ("png", "svg")}
+    assert r"10^{" in pathlib.Path(f"runs/bench/{op}-time.svg").read_text()  # logarithmic
+
+
+PASSES = ("forward", "forward+backward")
+
+
+def names(result: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(row["side"] for row in result["rows"]))
+
+
+def test_the_authors_package_takes_part_where_it_is_installed(
+    undrawn: None, capsys: Any, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("dual_attention")
+    result = measured("relational", f"--lengths 8 {SMALL} --no-causal")
+    assert result["parity"]["errors"]["dual-attention"] < 1e-5
+    monkeypatch.setitem(sys.modules, "dual_attention.relational_attention", None)
+    absent = measured("relational", f"--lengths 8 {SMALL}")["left_out"]["dual-attention"]
+    assert absent == "is not installed (pip install dual-attention)"
+
+
+def test_every_side_computes_what_was_asked_for():
+    for limits in ({"causal": True, "window": 3}, {"causal": True}, {"causal": False}):
+        options = Options("softmax", heads=2, dim=4, **limits).settled()
+        given = bench_sides.tensors(options, 9)
+        wanted = resolve("softmax", "reference")(given["q"], given["k"], given["v"], **limits)
+        found, absent = bench_sides.sides(options, given)
+        assert [side.name for side in found] == ["reference", "sdpa", "stock"]
+        assert not absent
+        for side in found if "window" not in limits else found[:2]:  # stock attention has no window
+            out, *gradients = side.both(given)
+            torch.testing.assert_close(out, wanted)
+            torch.testing.assert_close(side.forward(given), wanted)
+            leaves = [given[name] for name in "qkv"]
+            torch.testing.assert_close(
+                gradients, list(torch.autograd.grad(wanted, leaves, given["cotangent"], retain_graph=True))
+            )
+
+
+def test_what_an_impl_refuses_leaves_it_out(undrawn: None, capsys: Any):
+    result = measured("relational", f"--lengths 8 {SMALL} --window 3")
+    assert result["left_out"]["dual-attention"] == "takes no window"
+    assert "window 3" in capsys.readouterr().out
+    assert ask(f"relational --lengths 8 {SMALL} --window 3 --sides dual-attention") == 2
+    assert capsys.readouterr().err == "polyhead: bench: relational dual-attention takes no window\n"
+
+
+def test_only_chosen_sides(undrawn: None, capsys: Any):
+    result = measured("linear", f"--lengths 8 {SMALL} --sides chunked stock")
+    assert names(result) == ["chunked", "stock"]
+    assert all("reference_over" not in row and "stock_over" in row for row in result["rows"])
+    assert set(result["parity"]["errors"]) > {"chunked"}
+
+
+@pytest.mark.compile
+def test_the_compiled_reference(undrawn: None, capsys: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    result = measured("softmax", f"--lengths 8 9 {SMALL} --compile True")
+    assert names(result)[-1] == "compiled"
+    assert all("skipped" not in row for row in result["rows"])
+    assert names(measured("softmax", f"--lengths 8 {SMALL} --sides compiled")) == ["compiled"]
+
+
+def test_what_cannot_be_compiled_is_said_so():
+    def broken(*given: Any) -> Any:
+        raise RuntimeError("no compiler\nlong story")
+
+    options = Options("hyla", lengths=(4,), heads=2, dim=4).settled()
+    row = bench._Bench(options, [bench_sides.Side("compiled", broken, ("q",))], lambda *told: None).length(4)[0]
+    assert row["skipped"] == "cannot be compiled: no compiler"
+    with pytest.raises(RuntimeError, match="no compiler"):
+        bench._Bench(options, [bench_sides.Side("blocked", broken, ("q",))], lambda *told: None).length(4)
+
+
+def test_python_dash_m():
+    done = subprocess.run([sys.executable, "-m", "polyhead", "bench", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: polyhead bench ")
+    assert subprocess.run([sys.executable, "-m", "polyhead", "bunch"], capture_output=True).returncode == 2
+
+
+# -------------------------------------------------------------------------------------------------------------- refusal
+@pytest.mark.parametrize("fault", ["output", "gradient"])
+def test_a_red_parity_is_not_timed(fault: str, capsys: Any, monkeypatch: pytest.MonkeyPatch):
+    blocked: Any = importlib.import_module("polyhead.ops.hyla.blocked")
+    right = blocked.forward
+
+    def wrong(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        out = right(q, k, v, **options)
+        return out * (1 + 1e-3) if fault == "output" else out + 1e-3 * (k - k.detach()).sum()
+
+    monkeypatch.setattr(blocked, "forward", wrong)
+    assert ask(f"hyla --lengths 8 {SMALL}") == 1
+    said = capsys.readouterr()
+    what = "the output" if fault == "output" else "the gradient of k"
+    assert said.err.startswith(
+        f"polyhead: bench: parity of hyla is red, nothing is timed: {what} of blocked is off by "
+    )
+    assert len(said.err.splitlines()) == 1
+    assert not said.out
+    assert not pathlib.Path("runs").exists()
+
+
+def test_parity_in_half_precision_allows_twice_the_error_of_the_reference(monkeypatch: pytest.MonkeyPatch):
+    options = Options("hyla", heads=4, dim=8, dtype="bfloat16").settled()
+    small = bench_sides.tensors(options, 40, 2)
+    found, _ = bench_sides.sides(options, small)
+    errors = bench.parity(options, found, small)
+    assert 1e-3 < errors["blocked"] < 2e-2
+    coarse = found[0].run
+    worse = bench_sides.Side(
+        "worse", lambda *x: coarse(*(y.half().bfloat16() * (1 + 2**-5) for y in x)), found[0].takes
+    )
+    with pytest.raises(bench.Red, match="of worse is off by"):
+        bench.parity(options, [found[0], worse], small)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("hyla --lengths 256 0", "polyhead: bench: lengths must be at least 1 but one is 0"),
+        ("hyla --dtype float23", "polyhead: bench: unknown dtype 'float23'; did you mean 'float32'? (choose from "),
+        ("hyla --device cuda", "polyhead: device: this machine has no cuda (choose from auto, cpu)"),
+        ("hyla --heads 0", "polyhead: bench: heads must be at least 1 but is 0"),
+        ("hyla --window 0", "polyhead: bench: window must be at least 1 but is 0"),
+        ("hyla --repeats 0", "polyhead: bench: repeats must be at least 1 but is 0"),
+        ("hyla --memory 0", "polyhead: bench: memory must be above 0 GiB but is 0.0"),
+        ("relational --relations 7", "polyhead: bench: relations must divide heads x dim = 512 but are 7"),
+        ("hyla --sides tiles", "polyhead: bench: unknown side 'tiles' (choose from reference, "),
+        ("hylo", "polyhead: bench: unknown op 'hylo'; did you mean 'hyla'? (choose from softmax, "),
+        ("", "polyhead bench: OP is missing"),
+    ],
+)
+def test_bad_input_is_one_line(command: str, said: str, capsys: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert ask(command) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(said)
+    assert len(error.splitlines()) == 1
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+def test_a_reference_that_would_not_fit_is_skipped(undrawn: None, capsys: Any):
+    result = measured("hyla", f"--lengths 8 256 {SMALL} --memory 0.001")
+    skipped = {at: row["skipped"] for at, row in rows(result).items() if "skipped" in row}
+    assert list(skipped) == [(256, "reference", which) for which in PASSES]
+    assert all(text.startswith("would take 0.0") and text.endswith(" GiB of 0.0") for text in skipped.values())
+    assert "would take" in capsys.readouterr().out
+    assert rows(result)[256, "blocked", "forward"]["memory"] > 0
+    assert "reference_over" not in rows(result)[256, "blocked", "forward"]
+
+
+def test_what_is_out_of_memory_is_said_so(monkeypatch: pytest.MonkeyPatch):
+    def full(*given: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    options = Options("hyla", lengths=(4,), heads=2, dim=4).settled()
+    side = bench_sides.Side("blocked", full, ("q", "k", "v"))
+    found = bench._Bench(options, [side], lambda *told: None).length(4)
+    assert [row["skipped"] for row in found] == ["out of memory"] * 2
+
+
+def test_memory_is_the_growth_of_the_peak():
+    def call() -> torch.Tensor:
+        x = torch.ones(1000, 1000)  # 4 MB
+        y = x + x  # 8 MB
+        del x
+        return y[:500] + 1  # 6 MB
+
+    for _ in range(2):
+        assert 8e6 <= bench.peak(torch.device("cpu"), call) < 8.01e6
+
+
+def test_tiles_grow_with_t_and_the_reference_with_its_square():
+    options = Options("hyla", lengths=(512,), heads=4, dim=8).settled()
+    found, _ = bench_sides.sides(options, bench_sides.tensors(options, 4))
+    growth = {}
+    for side in found:
+        given = [bench_sides.tensors(options, t) for t in (512, 1024)]
+        small, large = (bench.peak(torch.device("cpu"), lambda g=g, side=side: side.both(g)) for g in given)
+        growth[side.name] = large / small
+    assert growth["blocked"] < 2.2
+    assert growth["reference"] > 3.8
+
+
+# ----------------------------------------------------------------------------------------------------------------- work
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 3, 9])
+def test_pairs_are_those_that_may_look(causal: bool, window: int | None):
+    from polyhead.ops.latent_code import visible
+
+    for t in (1, 2, 7):
+        look = visible(None, causal, t, t, torch.device("cpu"), window=window)
+        options = Options("hyla", causal=causal, window=window)
+        assert bench_sides.pairs(options, t) == (t * t if look is None else int(look.sum()))
+
+
+@pytest.mark.parametrize(
+    ("op", "adds"),
+    [
+        ("softmax", lambda t: 2 * t * t * 32),
+        ("hyla", lambda t: 3 * t * t * 32),
+        ("linear", lambda t: 2 * t * 4 * 8 * 8),
+        ("relational", lambda t: t * t * (32 + 32 + 2 * 16 + 4 * 2) + t * 4 * 8 * 2),
+        ("disentangled", lambda t: t * t * 3 * 32),
+        ("abstractor", lambda t: t * t * 2 * 32),
+    ],
+)
+def test_work_by_hand(op: str, adds: Any):
+    options = Options(op, batch=3, heads=4, dim=8, relations=2, causal=False)
+    assert bench_sides.operations(options, 10, "forward") == 2 * 3 * adds(10)
+    assert bench_sides.operations(options, 10, "forward+backward") == 6 * 3 * adds(10)
