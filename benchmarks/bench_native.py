@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead import ops
-from polyhead.ops.native import library as tiles_native
+from polyhead.ops.native import library
 
 CAUSAL = ((1, 512, 8, 64), (1, 2048, 8, 64), (1, 4096, 8, 64), (64, 64, 8, 32), (8, 256, 8, 32))
 NARROW = ((128, 32, 8, 2), (128, 32, 8, 8), (128, 32, 8, 16), (16, 16, 8, 8))
@@ -100,14 +100,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    if (reason := tiles_native.missing("hyla")) is not None:
+    if (reason := library.missing("hyla")) is not None:
         raise SystemExit(f"bench_native: hyla {reason}")
     check()
     found = [row for size in CAUSAL if size[1] <= options.longest for row in rows(size, False, options.rounds)]
     found += [row for size in NARROW for row in rows(size, True, options.rounds)]
     if options.json:
         made = {"torch": torch.__version__, "processor": platform.processor(), "threads": options.threads}
-        flags = tiles_native.flags(torch.float32)
+        flags = library.flags(torch.float32)
         options.json.write_text(json.dumps({**made, "flags": flags, "rows": found}, indent=1) + "\n")
 
 

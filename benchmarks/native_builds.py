@@ -30,11 +30,11 @@ def cases() -> None:
     import torch
 
     from polyhead import ops
-    from polyhead.ops.native import library as tiles_native
+    from polyhead.ops.native import library
     from polyhead.spec import ACTS, NORMALISE
 
     torch.manual_seed(0)
-    if (reason := tiles_native.missing("hyla")) is not None:
+    if (reason := library.missing("hyla")) is not None:
         raise SystemExit(f"native_builds: hyla {reason}")
     worst, count = 0.0, 0
     for n, (t, s, h, g, d, e) in enumerate(SIZES):

@@ -22,7 +22,7 @@ from polyhead.pages.report.runs import read
 from polyhead.papers import demo
 
 ROOT = pathlib.Path(__file__).parents[1]
-README, RECIPES = ROOT / "README.md", ROOT / "src" / "polyhead" / "recipes" / "__init__.py"
+README, RECIPES = ROOT / "README.md", ROOT / "src" / "polyhead" / "papers" / "recipes.py"
 KEPT = ROOT / "docs" / "results" / "demo.json"
 PARTS = {"fuzzy": demo.fuzzy, "race": demo.race}
 NAMES = {

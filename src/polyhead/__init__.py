@@ -1,4 +1,4 @@
-"""One family of multi-head attention: softmax, linear, hypernetwork (HYLA) heads and any mixture of them.
+"""One family of multi-head attention: softmax, linear, hypernetwork (HYLA), relational heads and any mixture of them.
 
     import polyhead as ph
     ph.ops.hyla(q, k, v)                                                    one op
@@ -10,26 +10,109 @@ Names are found when first used, so importing the package loads nothing else.
 """
 
 import importlib
-from typing import Any
+import importlib.machinery
+import types
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what a type checker and an editor see: the names of _MODULES and _NAMES below
+    from polyhead import (
+        analysis as analysis,
+        compat as compat,
+        config as config,
+        layers as layers,
+        models as models,
+        ops as ops,
+        scale as scale,
+        spec as spec,
+        tasks as tasks,
+        train as train,
+    )
+    from polyhead.config import (
+        Abstractor as Abstractor,
+        AbstractorConfig as AbstractorConfig,
+        Alibi as Alibi,
+        Batch as Batch,
+        Classes as Classes,
+        CoRelNetConfig as CoRelNetConfig,
+        Decay as Decay,
+        Disentangled as Disentangled,
+        Experts as Experts,
+        Hyla as Hyla,
+        Learned as Learned,
+        Linear as Linear,
+        Logits as Logits,
+        Mechanism as Mechanism,
+        Mlp as Mlp,
+        Patches as Patches,
+        PositionSymbols as PositionSymbols,
+        PrediNetConfig as PrediNetConfig,
+        Relational as Relational,
+        RelationalSymbols as RelationalSymbols,
+        RelativeBias as RelativeBias,
+        RelativeSymbols as RelativeSymbols,
+        Rotary as Rotary,
+        Run as Run,
+        Sinusoidal as Sinusoidal,
+        Softmax as Softmax,
+        Swiglu as Swiglu,
+        SymbolicAttention as SymbolicAttention,
+        Task as Task,
+        Tokens as Tokens,
+        Train as Train,
+        TransformerConfig as TransformerConfig,
+        Values as Values,
+        Vectors as Vectors,
+        digest as digest,
+        stream as stream,
+    )
+    from polyhead.layers.attention import MultiHeadAttention as MultiHeadAttention
+    from polyhead.layers.block import TransformerBlock as TransformerBlock
+    from polyhead.layers.feedforward import (
+        MLP as MLP,
+        MixtureOfExperts as MixtureOfExperts,
+        SwiGLU as SwiGLU,
+    )
+    from polyhead.layers.heads.groups import (
+        HylaHeads as HylaHeads,
+        LinearHeads as LinearHeads,
+        SoftmaxHeads as SoftmaxHeads,
+    )
+    from polyhead.layers.norms import (
+        LayerNorm as LayerNorm,
+        RMSNorm as RMSNorm,
+    )
+    from polyhead.layers.positions import (
+        AlibiBias as AlibiBias,
+        LearnedPositions as LearnedPositions,
+        RelativePositionBias as RelativePositionBias,
+        RotaryEmbedding as RotaryEmbedding,
+        SinusoidalPositions as SinusoidalPositions,
+    )
+    from polyhead.layers.taps import Taps as Taps
+    from polyhead.models.generate.tokens import generate as generate
+    from polyhead.models.transformer import Transformer as Transformer
+    from polyhead.pages import report as report
+    from polyhead.pages.explore.writer import explore as explore
+    from polyhead.papers import (
+        recipes as recipes,
+        reproduce as reproduce,
+    )
+    from polyhead.scale.plan.estimate import plan as plan
+    from polyhead.scale.sweep.jobs import sweep as sweep
+    from polyhead.scale.tune.search import tune as tune
+    from polyhead.timing.measure import run as bench  # noqa: F401
+    from polyhead.train.store.checkpoint import load_model as load  # noqa: F401
 
 __version__ = "0.1.0"
 
-_MODULES = (
-    "analysis",
-    "claims",
-    "compat",
-    "config",
-    "layers",
-    "models",
-    "ops",
-    "recipes",
-    "report",
-    "reproduce",
-    "shapes",
-    "spec",
-    "tasks",
-    "train",
-)
+_MODULES = {
+    **{name: f"polyhead.{name}" for name in ("analysis", "compat", "config", "layers", "models", "ops", "scale")},
+    **{name: f"polyhead.{name}" for name in ("spec", "tasks", "train")},
+    "recipes": "polyhead.papers.recipes",
+    "report": "polyhead.pages.report",
+    "reproduce": "polyhead.papers.reproduce",
+}
 
 _NAMES = {
     "polyhead.config": (
@@ -50,19 +133,79 @@ _NAMES = {
     "polyhead.layers.block": ("TransformerBlock",),
     "polyhead.layers.taps": ("Taps",),
     "polyhead.models.transformer": ("Transformer",),
+    "polyhead.models.generate.tokens": ("generate",),
+    "polyhead.scale.plan.estimate": ("plan",),
+    "polyhead.scale.sweep.jobs": ("sweep",),
+    "polyhead.scale.tune.search": ("tune",),
+    "polyhead.pages.explore.writer": ("explore",),
+    "polyhead.timing.measure": ("bench:run",),
+    "polyhead.train.store.checkpoint": ("load:load_model",),
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
+_HOME = {
+    name.partition(":")[0]: (module, name.partition(":")[2] or name)
+    for module, names in _NAMES.items()
+    for name in names
+}
+
+_MOVED = {
+    "polyhead.claims": "polyhead.papers.hyla.claims",
+    "polyhead.compat.huggingface_model": "polyhead.compat.huggingface.model",
+    "polyhead.models.generate_text": "polyhead.models.generate.text",
+    "polyhead.shapes": "polyhead.spec.shapes",
+    "polyhead.train.engine": "polyhead.scale.sweep.engines",
+    "polyhead.train.engine_ray": "polyhead.scale.sweep.engines.ray",
+    "polyhead.train.engine_slurm": "polyhead.scale.sweep.engines.slurm",
+    "polyhead.train.population": "polyhead.scale.population",
+    "polyhead.train.sweep": "polyhead.scale.sweep",
+    **{f"polyhead.{name}": f"polyhead.scale.{name}" for name in ("plan", "tune")},
+    **{f"polyhead.{name}": f"polyhead.pages.{name}" for name in ("explore", "report")},
+    **{f"polyhead.{name}": f"polyhead.papers.{name}" for name in ("recipes", "reproduce")},
+}
+"""Modules of 0.1.0 and where they are now: the old names work, with a warning, for one version."""
 
 __all__ = [*_MODULES, *_HOME]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"polyhead.{name}")
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'polyhead' has no attribute {name!r}")
+if not TYPE_CHECKING:  # to a type checker a module with this function would have every name
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(_MODULES[name])
+        if name in _HOME:
+            module, attribute = _HOME[name]
+            return getattr(importlib.import_module(module), attribute)
+        if f"{__name__}.{name}" in _MOVED:
+            return importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module 'polyhead' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _Old(types.ModuleType):
+    """A module under its old name; called, it is the function of that name that `polyhead` has now."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(_MOVED[self.__name__]), name)
+
+    @property
+    def __call__(self) -> Any:
+        return getattr(self, self.__name__.rpartition(".")[2])
+
+
+class _Finder:
+    """Finds the modules of `_MOVED`."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        return importlib.machinery.ModuleSpec(name, self) if name in _MOVED else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        warnings.warn(f"{spec.name} is {_MOVED[spec.name]} now", DeprecationWarning, stacklevel=2)
+        return _Old(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+importlib.import_module("sys").meta_path.append(_Finder())

@@ -68,7 +68,8 @@ def test_mistakes(tmp_path: pathlib.Path) -> None:
         figures.results({"HYLA": [0.5]}, tmp_path / "r.xyz")
 
 
-def test_no_global_state_of_matplotlib(tmp_path: pathlib.Path) -> None:
+def test_no_global_state_of_matplotlib(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)  # another library may have loaded it
     figures.results({"HYLA": [0.5]}, tmp_path / "r.png")
     assert "matplotlib.pyplot" not in sys.modules
 

@@ -11,6 +11,7 @@ import torch
 import polyhead as ph
 from polyhead.analysis import capture, codes, value_network
 from polyhead.config import Batch
+from polyhead.ops.latent_code import act as activation
 from polyhead.spec import ACTS, NORMALISE
 
 T, DIM = 8, 12
@@ -74,7 +75,7 @@ def rebuilt(taps: ph.Taps, sample: int) -> torch.Tensor:
             network = value_network(taps, i, j, sample=sample, group=g)
             y = taps.context[sample, j]
             for n, (matrix, bias) in enumerate(zip(network, network.biases, strict=True)):
-                y = matrix @ (y if n == 0 else ph.ops.code.act(network.act)(y)) + bias
+                y = matrix @ (y if n == 0 else activation(network.act)(y)) + bias
             assert torch.allclose(y, network(taps.context[sample, j]), rtol=1e-12, atol=1e-12)
             total = total + y
         rows.append(total)

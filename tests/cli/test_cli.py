@@ -21,6 +21,7 @@ from polyhead.config import save
 from polyhead.layers.symbols import PositionSymbols
 from polyhead.pages import report
 from polyhead.papers import recipes, reproduce
+from polyhead.scale.sweep import Failure
 from polyhead.train import Result, read_config, read_result
 from polyhead.train.store.folder import read_metrics
 
@@ -105,7 +106,7 @@ def test_the_version(capsys: Any):
     [
         (
             "recipes",
-            ["demo 8 600 38 The", "fuzzy-hyla 1 15000 12.5 HYLA at", "games, sorting, order, set, ma"],
+            ["demo 8 600 37.6 The", "fuzzy-hyla 1 15000 12.5 HYLA at", "games, sorting, order, set, ma"],
         ),
         ("tasks", ["FuzzyLogic", "compositional", "held_out=0.5", "r2"]),
         ("mechanisms", ["Softmax", "Linear", "Hyla", "rms_heads(q_th", "s (d + 2", "value_weight"]),
@@ -346,7 +347,7 @@ def test_demo_ends_with_the_table_and_the_report(capsys: Any, monkeypatch: pytes
 
 @pytest.mark.usefixtures("recipe")
 def test_a_failed_run_is_named_and_the_code_is_1(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
-    failure = ph.train.Failure("one", tmp_path, -9, "killed by signal 9")
+    failure = Failure("one", tmp_path, -9, "killed by signal 9")
     monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, folder, **more: [failure])
     assert cli.main(["train", "pair"]) == 1
     assert "polyhead: one failed: killed by signal 9 (log in " in capsys.readouterr().err

@@ -9,11 +9,13 @@ from rich.console import Console
 from polyhead.cli import demo as cli_demo
 from polyhead.papers import demo
 from polyhead.scale.sweep import board as board_module
-from polyhead.scale.sweep.screen import DONE, RUNNING, WAITING
+from polyhead.scale.sweep.job import Job, State
 
 
-class Job:
+class Shown(Job):
     """A run of a sweep, as a screen sees it."""
+
+    state = State.WAITING
 
     def __init__(self, run: Any, state: str, step: int, **shown: str) -> None:
         self.config, self.state, self.step, self.outcome, self.rate = run, state, step, None, 0.0
@@ -23,13 +25,13 @@ class Job:
         return ""
 
 
-def board(*jobs: Job, marks: dict[str, float]) -> board_module.Board:
-    return board_module.Board(jobs, 2, enabled=True, unseen="compositional", marks=marks)  # type: ignore[arg-type]
+def board(*jobs: Shown, marks: dict[str, float]) -> board_module.Board:
+    return board_module.Board(jobs, 2, enabled=True, unseen="compositional", marks=marks)
 
 
 def test_known_and_unseen_stand_on_one_scale_with_the_floors() -> None:
     hyla, softmax = demo.fuzzy()
-    jobs = Job(hyla, RUNNING, 1250, iid="0.600", compositional="0.500"), Job(softmax, WAITING, 0)
+    jobs = Shown(hyla, State.RUNNING, 1250, iid="0.600", compositional="0.500"), Shown(softmax, State.WAITING, 0)
     shown = board(*jobs, marks={"Recall": 0.45, "Mixture": 0.9, "Nearest neighbour": -0.2})
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(shown.drawn())
@@ -49,7 +51,7 @@ def test_known_and_unseen_stand_on_one_scale_with_the_floors() -> None:
 
 def test_what_lies_beyond_the_scale_is_at_its_end() -> None:
     run = demo.fuzzy()[0]
-    scale = board(Job(run, DONE, 5000), marks={}).scale(1.2, -0.3)
+    scale = board(Shown(run, State.DONE, 5000), marks={}).scale(1.2, -0.3)
     assert (scale[-1], scale[0]) == ("○", "●")
 
 

@@ -10,8 +10,9 @@ from polyhead.cli.sweep import side_by_side
 from polyhead.config import digest
 from polyhead.papers import recipes
 from polyhead.papers.recipes import STUDIES
-from polyhead.scale.sweep.engines.engine import Resources
-from polyhead.train import Failure, read_result
+from polyhead.scale.sweep import Failure
+from polyhead.scale.sweep.engines import Resources
+from polyhead.train import read_result
 from polyhead.train.stop import Preempted
 
 

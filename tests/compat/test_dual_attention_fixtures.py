@@ -9,8 +9,8 @@ import torch
 from torch.testing import assert_close
 
 from polyhead.compat import dual_attention
-from polyhead.compat.dual_attention import _groups
 from polyhead.compat.dual_attention.arguments import block
+from polyhead.compat.dual_attention.load import CLASSES, _groups
 from polyhead.compat.dual_attention.models import plan
 from polyhead.compat.dual_attention.tensors import of_attention, of_block, of_model
 
@@ -116,7 +116,7 @@ def test_modules(fixtures, name):
     x = given.get("x", given.get("query"))
     y = layer(x, symbols=given.get("symbols"))
     assert not y[..., arrays["out.0"].shape[-1] :].any()
-    groups = _groups(dual_attention.CLASSES[cls], config, causal)
+    groups = _groups(CLASSES[cls], config, causal)
     if cls == "Attention":  # its three inputs were three tensors
         arrays["gin"] = {}
         assert all(torch.equal(arrays["in"][name], x) for name in ("key", "value"))

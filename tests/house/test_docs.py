@@ -21,7 +21,7 @@ from polyhead.ops.dispatch import BACKENDS
 from polyhead.spec import shapes
 from polyhead.tasks.fuzzy_logic.floors import FLOORS
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "polyhead"
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
@@ -295,12 +295,16 @@ def test_the_table_of_mechanisms_is_the_spec():
 
 
 def test_the_layout_in_the_design_is_the_tree():
-    told = re.findall(r"[\w]+\.(?:py|css|js)\b", between(read("docs/design.md"), "layout"))
-    there = {p.name for p in PACKAGE.rglob("*") if p.suffix in (".py", ".css", ".js")}
-    assert set(told) == there
-    folders = re.findall(r"^  (\w+)/ ", between(read("docs/design.md"), "layout"), re.M)
-    assert set(folders) == {p.parent.name for p in PACKAGE.glob("*/__init__.py")}
-    assert set(re.findall(r"^  (\w+)/ ", read("README.md"), re.M)) == set(folders)
+    told, folder = set(), "polyhead"
+    for line in between(read("docs/design.md"), "layout").splitlines():
+        if found := re.match(r"  ([\w/]+)/ ", line):
+            folder = f"polyhead/{found[1]}"
+        told |= {f"{folder}/{file}" for file in re.findall(r"\w+\.(?:py|css|js)\b", line)}
+    there = {str(p.relative_to(PACKAGE.parent)) for p in PACKAGE.rglob("*") if p.suffix in (".py", ".css", ".js")}
+    doors = {name for name in there if name.endswith(("/__init__.py", "/__main__.py"))}
+    assert told | doors == there
+    families = {p.parent.name for p in PACKAGE.glob("*/__init__.py")}
+    assert set(re.findall(r"^  (\w+)/ ", read("README.md"), re.M)) == families
 
 
 def test_the_glossary_is_whole():

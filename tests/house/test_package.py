@@ -15,7 +15,7 @@ import yaml
 
 import polyhead
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "polyhead"
 BUILD = "import sys, hatchling.build as b; print(getattr(b, sys.argv[1])(sys.argv[2]))"
 needs_builder = pytest.mark.skipif(importlib.util.find_spec("hatchling") is None, reason="hatchling is not installed")

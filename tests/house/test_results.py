@@ -10,7 +10,7 @@ from polyhead.config import digest
 from polyhead.papers.recipes import MINUTES, STUDIES
 from polyhead.papers.reproduce import FORMAT
 
-RESULTS = pathlib.Path(__file__).parents[1] / "docs" / "results"
+RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results"
 SMALL = {path.parent.name: json.loads(path.read_text()) for path in sorted((RESULTS / "small").glob("*/results.json"))}
 
 

@@ -7,7 +7,7 @@ import torch
 
 import polyhead as ph
 
-EXAMPLE = runpy.run_path(str(pathlib.Path(__file__).parents[1] / "examples" / "select_then_relate.py"))
+EXAMPLE = runpy.run_path(str(pathlib.Path(__file__).parents[2] / "examples" / "select_then_relate.py"))
 
 
 def generator():

@@ -8,7 +8,7 @@ import pytest
 for module, extra in (("jax", "jax"), ("flax", "flax"), ("haiku", "test")):
     pytest.importorskip(module, reason=f"{module} is not installed (extra `{extra}`)")
 
-DOCS = pathlib.Path(__file__).parents[1] / "docs"
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture

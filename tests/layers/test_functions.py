@@ -17,7 +17,7 @@ from polyhead.layers.cache import LayerCache
 from polyhead.layers.heads import functions
 from polyhead.layers.heads.groups import LinearHeads, SoftmaxHeads
 from polyhead.ops import dispatch
-from polyhead.pages import explore
+from polyhead.pages.explore import writer as explore
 
 F64 = torch.float64
 KINDS = [getattr(ph, row.config) for row in spec.MECHANISMS]

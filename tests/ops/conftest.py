@@ -11,7 +11,7 @@ import pytest
 import torch
 from problems import make_arguments, make_problem
 
-from polyhead.ops.native import library as tiles_native
+from polyhead.ops.native import library
 
 ACTS = {
     "identity": lambda x: x,
@@ -158,7 +158,7 @@ class Oracle:
 @pytest.fixture(autouse=True)
 def _native_code_takes_float64(monkeypatch):
     """Of the same sources, compiled once more, so that it is held to what all other impls are held to."""
-    monkeypatch.setitem(tiles_native.NUMBERS, torch.float64, torch.float64)
+    monkeypatch.setitem(library.NUMBERS, torch.float64, torch.float64)
 
 
 @pytest.fixture

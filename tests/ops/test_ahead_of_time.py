@@ -28,7 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import compute_cache_key, create_function_from_signature
 from ahead_of_time import QUICK
-from polyhead.ops.hyla_triton_kernels import launches, prepare
+from polyhead.ops.hyla.triton.kernels import launches, prepare
 
 backend = make_backend(GPUTarget("cuda", 90, 32))
 ones = [torch.empty(1, n, h, 5, dtype=torch.bfloat16) for n, h in ((1, 4), (100, 2), (100, 2))]
@@ -43,7 +43,7 @@ for launch in [*(launch for case in QUICK for launch in case.make(227 << 10)), *
     assert signature == source.signature, (signature, source.signature)
     assert {x: str(y) for x, y in constants.items()} == {x: str(y) for x, y in source.constants.items()}
     assert {x: y for x, y in attributes.items() if y} == source.attrs, (attributes, source.attrs)
-    op, name = kernel.__module__.split(".")[-1].partition("_")[0], kernel.__name__
+    op, name = kernel.__module__.split(".")[2], kernel.__name__
     print(name if name.startswith(op) else op + "_" + name)
 """
 

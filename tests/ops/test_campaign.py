@@ -28,6 +28,7 @@ from polyhead import spec
 from polyhead.ops import tiles
 from polyhead.ops.dispatch import BACKENDS, TENSORS
 from polyhead.ops.hyla import tiles as hyla_blocked_tiles
+from polyhead.ops.native import library
 
 BLOCKS, EACH = 10, 30
 
@@ -69,8 +70,25 @@ def test_jax_agrees_with_the_oracle():
     assert not failures(parity_learned.check_number, (6,))
 
 
+@pytest.mark.skipif(not library.status("hyla").startswith(("built", "not built")), reason="no compiler")
+def test_native_code_agrees_with_the_oracle(monkeypatch):
+    """HYLA's draws, computed by native code in float64: layouts, limits and sizes as users have them."""
+    monkeypatch.setitem(library.NUMBERS, torch.float64, torch.float64)
+    cases = [parity_cases.draw(0, n, small=True) for n in range(400)]
+    native = [
+        replace(case, impl="native", dtype="float64", patches={})
+        for case in cases
+        if case.op == "hyla" and not case.deep
+    ]
+    with parity_measure.poisoned():
+        found = [parity_ops.check(case, 0) for case in some(native)]
+    assert not [f"{case}: {came.detail}" for case, came in zip(native, found, strict=True) if came.failed]
+    assert sum(came.what == "right" for came in found) > 40
+
+
 def test_the_tables_of_the_draw_are_those_of_the_package():
-    assert {op: set(impls) for op, impls in parity_cases.IMPLS.items()} == {op: set(x) for op, x in BACKENDS.items()}
+    drawn = {op: {*impls, *(["native"] if op == "hyla" else [])} for op, impls in parity_cases.IMPLS.items()}
+    assert drawn == {op: set(impls) for op, impls in BACKENDS.items()}  # native code has draws of its own, below
     assert parity_cases.TENSORS == TENSORS
     assert parity_cases.NORMALISE == spec.NORMALISE
     assert parity_cases.ACTS == spec.ACTS
@@ -82,7 +100,7 @@ def test_the_draw_takes_everything_and_is_the_same_every_time():
     assert drawn[:50] == [parity_cases.draw(0, n) for n in range(50)]
     assert drawn[:50] != [parity_cases.draw(1, n) for n in range(50)]
     pairs = {(case.op, case.impl) for case in drawn}
-    assert pairs == {(op, impl) for op in BACKENDS for impl in ("auto", *BACKENDS[op])}
+    assert pairs == {(op, impl) for op in BACKENDS for impl in ("auto", *BACKENDS[op]) if impl != "native"}
     assert {case.odd for case in drawn} == {"", "empty", "-inf", "nan", "keep", "jvp"}
     assert {case.tie for case in drawn} == {"", "joint", "q_rel is k_rel", "q is k", "k is v"}
     assert {how[0] for case in drawn for how in case.layouts.values()} == {"plain", "swap", "slice", "stride", "expand"}

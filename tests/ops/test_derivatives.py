@@ -102,7 +102,7 @@ def _worth_it(monkeypatch):
     for op, impls in BACKENDS.items():
         for impl in impls:
             if impl not in IN_OP_FILE:
-                monkeypatch.setattr(importlib.import_module(f"polyhead.ops.{op}_{impl}"), "worth", lambda inputs: True)
+                monkeypatch.setattr(importlib.import_module(f"polyhead.ops.{op}.{impl}"), "worth", lambda inputs: True)
 
 
 @pytest.mark.usefixtures("_worth_it")

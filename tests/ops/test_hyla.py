@@ -190,6 +190,8 @@ def original(file, impl, by_offset):
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem.removeprefix("hyla_attn_small_"))
 def test_the_original_layer(file, impl, by_offset):
+    if impl == "native" and "deepvalue" in file.stem:
+        pytest.skip("native code takes no value_weight")
     out, code, leaves, data = original(file, impl, by_offset)
     assert_close(out.detach(), torch.tensor(data["out"]), rtol=1e-5, atol=1e-5)
     if "attn_weights" in data:

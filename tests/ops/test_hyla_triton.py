@@ -11,7 +11,7 @@ import torch
 from some import some
 from torch.testing import assert_close
 
-from polyhead.ops.hyla import reference as hyla
+from polyhead.ops import hyla
 from polyhead.ops.hyla.triton import refusal, worth
 from polyhead.ops.latent_code import Inputs
 from polyhead.ops.tiles import INTERPRETED
@@ -180,7 +180,7 @@ def test_more_than_a_program_holds_is_refused(h, d, taken):
 )
 def test_a_card_with_too_little_memory_is_refused_before_it_is_asked(monkeypatch, dtype, d, taken):
     """So that "auto" passes the kernels over on a card where they could not start."""
-    monkeypatch.setattr("polyhead.ops.hyla.triton.shared_memory", lambda device: 99 << 10)
+    monkeypatch.setattr(importlib.import_module("polyhead.ops.hyla.triton"), "shared_memory", lambda device: 99 << 10)
     x = torch.zeros(1, 4, 8, d, dtype=dtype)
     most = 512 if dtype == torch.bfloat16 else 256
     told = f"takes heads x width up to {most} on a card with 99 KB of shared memory, not 8 x {d} (padded, {dtype})"

@@ -17,10 +17,10 @@ from torch.testing import assert_close
 from polyhead import ops
 from polyhead.ops.dispatch import choose
 from polyhead.ops.latent_code import Inputs
-from polyhead.ops.native import library as tiles_native
+from polyhead.ops.native import library as native
 from polyhead.spec import ACTS, NORMALISE
 
-READY = tiles_native.status("hyla") in ("built", "not built yet: compiled on first use")
+READY = native.status("hyla") in ("built", "not built yet: compiled on first use")
 needs_compiler = pytest.mark.skipif(not READY, reason="no compiler")
 BACKEND = importlib.import_module("polyhead.ops.hyla.native")
 
@@ -30,7 +30,7 @@ def place(monkeypatch, tmp_path):
     """An empty cache, and no compiler but what a test writes."""
     monkeypatch.setenv("POLYHEAD_NATIVE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("POLYHEAD_NATIVE", raising=False)
-    monkeypatch.setattr(tiles_native, "_LIBRARIES", {})
+    monkeypatch.setattr(native, "_LIBRARIES", {})
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     return tmp_path
@@ -55,19 +55,19 @@ def copying(place, library):
 @pytest.fixture(scope="module")
 def library():
     """One that is built already."""
-    if not READY or tiles_native.missing("hyla") is not None:
+    if not READY or native.missing("hyla") is not None:
         pytest.skip("no compiler")
-    return tiles_native.cached("hyla")
+    return native.cached("hyla")
 
 
 def test_it_is_compiled_once_and_kept(place, library, caplog):
     copying(place, library)
-    assert tiles_native.status("hyla") == "not built yet: compiled on first use"
+    assert native.status("hyla") == "not built yet: compiled on first use"
     for _ in range(2):
-        assert tiles_native.missing("hyla") is None
-        tiles_native._LIBRARIES.clear()  # as in the next process
+        assert native.missing("hyla") is None
+        native._LIBRARIES.clear()  # as in the next process
     assert calls(place) == 1
-    assert tiles_native.status("hyla") == "built"
+    assert native.status("hyla") == "built"
     assert [record.message for record in caplog.records] == [
         f"polyhead: compiling native code for hyla, once ({place / 'cache'})"
     ]
@@ -77,7 +77,7 @@ def test_it_is_compiled_once_and_kept(place, library, caplog):
 def test_threads_and_processes_do_not_build_it_twice(place, library):
     copying(place, library)
     found = []
-    both = [threading.Thread(target=lambda: found.append(tiles_native._library("hyla", torch.float32))) for _ in "ab"]
+    both = [threading.Thread(target=lambda: found.append(native._library("hyla", torch.float32))) for _ in "ab"]
     for thread in both:
         thread.start()
     for thread in both:
@@ -89,7 +89,7 @@ def test_threads_and_processes_do_not_build_it_twice(place, library):
 def test_a_killed_build_leaves_nothing_in_the_way(place, library):
     """Its half a library has another name, and its lock died with it."""
     copying(place, library)
-    path = tiles_native.cached("hyla")
+    path = native.cached("hyla")
     path.parent.mkdir()
     half = path.with_suffix(".4711.part")
     half.write_bytes(b"half")
@@ -97,24 +97,24 @@ def test_a_killed_build_leaves_nothing_in_the_way(place, library):
     command = [sys.executable, "-c", code, str(path.with_suffix(".lock"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"1\n"
-        tiles_native.PATIENCE, patience = 0.0, tiles_native.PATIENCE
+        native.PATIENCE, patience = 0.0, native.PATIENCE
         try:
-            assert "another process holds" in tiles_native.missing("hyla")
+            assert "another process holds" in native.missing("hyla")
         finally:
-            tiles_native.PATIENCE = patience
+            native.PATIENCE = patience
             holder.kill()
-    tiles_native._LIBRARIES.clear()
-    assert tiles_native.missing("hyla") is None
+    native._LIBRARIES.clear()
+    assert native.missing("hyla") is None
     assert not half.exists()
 
 
 def test_a_damaged_library_is_built_anew(place, library):
     copying(place, library)
-    path = tiles_native.cached("hyla")
+    path = native.cached("hyla")
     path.parent.mkdir()
     path.write_bytes(library.read_bytes()[:1000])
     path.with_suffix(".sum").write_text(library.with_suffix(".sum").read_text())
-    assert tiles_native.missing("hyla") is None
+    assert native.missing("hyla") is None
     assert calls(place) == 1
 
 
@@ -152,15 +152,15 @@ def test_a_cache_that_cannot_be_written(place, monkeypatch):
     (place / "file").write_text("")
     compiler(place)
     monkeypatch.setenv("POLYHEAD_NATIVE_CACHE", str(place / "file" / "cache"))
-    assert "cannot be built: " in tiles_native.missing("hyla")
+    assert "cannot be built: " in native.missing("hyla")
     assert not calls(place)
 
 
 def test_it_can_be_turned_off(place, monkeypatch, caplog):
     compiler(place)
     monkeypatch.setenv("POLYHEAD_NATIVE", "0")
-    assert tiles_native.missing("hyla") == "is turned off by POLYHEAD_NATIVE=0"
-    assert tiles_native.status("hyla") == "turned off by POLYHEAD_NATIVE=0"
+    assert native.missing("hyla") == "is turned off by POLYHEAD_NATIVE=0"
+    assert native.status("hyla") == "turned off by POLYHEAD_NATIVE=0"
     assert not caplog.records
     assert not calls(place)
 
@@ -184,7 +184,7 @@ def both(q, k, v, cotangent, **options):
 
 
 def test_float64_is_refused(monkeypatch):
-    monkeypatch.delitem(tiles_native.NUMBERS, torch.float64)
+    monkeypatch.delitem(native.NUMBERS, torch.float64)
     q, k, v = torch.zeros(3, 1, 2, 1, 1, dtype=torch.float64)
     told = "hyla: impl 'native' takes float32, bfloat16, float16 only, not torch.float64; use impl='auto'"
     with pytest.raises(ValueError, match=told):

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, TENSORS, resolve
 from polyhead.ops.latent_code import Inputs
-from polyhead.ops.native import library as tiles_native
+from polyhead.ops.native import library
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS
 
 READY = ("built", "not built yet: compiled on first use")
@@ -22,7 +22,7 @@ READY = ("built", "not built yet: compiled on first use")
 
 RELATIONS = [(1, 5, False), (3, 1, True), (8, 2, False)]
 RELATED = [{"offset": o, "r": r, "p": p, "symmetric": y} for o in (False, True) for r, p, y in RELATIONS]
-SKIPPED = ("reference", "triton", "state", *(() if tiles_native.status("hyla") in READY else ("native",)))
+SKIPPED = ("reference", "triton", "state", *(() if library.status("hyla") in READY else ("native",)))
 """The specification; kernels, whose interpreter is too slow, and what refuses the defaults: they have own tests."""
 PAIRS = [(op, impl) for op, impls in BACKENDS.items() for impl in impls if impl not in SKIPPED]
 VARIANTS = {
@@ -73,7 +73,7 @@ def _small_tiles(monkeypatch):
 
 def chunks_of(monkeypatch, samples, t, s, variant):
     """So many samples of a batch in each chunk; relations of one sample come in pieces, too."""
-    hyla, relational = (importlib.import_module(f"polyhead.ops.{op}_blocked") for op in ("hyla", "relational"))
+    hyla, relational = (importlib.import_module(f"polyhead.ops.{op}.blocked") for op in ("hyla", "relational"))
     tile_t, tile_s = hyla.sizes(1, 4, t, s, 5, variant.get("normalise", "").startswith("softmax"))[1:]
     pairs = 20 if samples == 1 else samples * min(t, 3) * s * max(4, variant.get("r", 0))
     monkeypatch.setattr(hyla, "PAIRS", samples * min(tile_t, t) * tile_s * 5)
@@ -83,7 +83,7 @@ def chunks_of(monkeypatch, samples, t, s, variant):
 
 def refusal(op, impl, tensors, options, variant, weight=None):
     """Why the backend does not take the inputs, by its own account; recurrent takes what chunked takes."""
-    file = f"{op}_{'chunked' if impl in IN_OP_FILE else impl}"
+    file = f"{op}.{'chunked' if impl in IN_OP_FILE else impl}"
     parts = {key: options[key] for key in ("bias", "mask", "keep", "causal", "window", "cu_seqlens")}
     given = dict(zip(TENSORS[op], tensors, strict=True))
     given = {"v" if name == "symbols" else name: x for name, x in given.items()}

@@ -20,8 +20,7 @@ import polyhead as ph
 from polyhead.analysis import capture, look
 from polyhead.cli import verbs as cli
 from polyhead.config import Batch
-from polyhead.pages import explore
-from polyhead.pages.explore import data as explore_data
+from polyhead.pages.explore import data as explore_data, writer as explore
 from polyhead.pages.explore.data import gather, quantised, shown
 from polyhead.pages.explore.page import CODES
 from polyhead.spec import NORMALISE

@@ -14,7 +14,7 @@ from explored import DUAL, TEXT, batch_of, model_of
 import polyhead as ph
 from polyhead.analysis import capture, look
 from polyhead.config import Batch
-from polyhead.pages import explore
+from polyhead.pages.explore import writer as explore
 from polyhead.tasks.text.tokens import Bytes
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -12,8 +12,7 @@ import torch
 
 import polyhead as ph
 from polyhead.config import save, stream
-from polyhead.pages import report
-from polyhead.pages.report import codes as report_codes, headline as report_text, runs as report_data
+from polyhead.pages.report import codes as report_codes, headline as report_text, runs as report_data, writer as report
 from polyhead.pages.report.runs import Summary
 from polyhead.tasks import FuzzyLogic
 from polyhead.tasks.task import Score

@@ -19,13 +19,13 @@ from polyhead.analysis import figures as still, look
 from polyhead.analysis.probe import draws
 from polyhead.config import save
 from polyhead.models.build import build
-from polyhead.pages import report
 from polyhead.pages.report import (
     attention as report_looks,
     attention_section as report_look_section,
     glossary as report_terms,
     headline as report_text,
     runs as report_data,
+    writer as report,
 )
 from polyhead.pages.report.runs import groups, headline, mechanism, read
 from polyhead.tasks import KINDS, Maths, ObjectSorting, RelationalGames, SetCards

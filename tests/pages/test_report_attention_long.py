@@ -5,7 +5,7 @@ import pathlib
 from typing import Any
 
 import numpy as np
-from tests.test_report_looks import GAMES, fabricate, model_of
+from tests.pages.test_report_attention import GAMES, fabricate, model_of
 
 from polyhead.analysis import look
 from polyhead.analysis.probe import draws

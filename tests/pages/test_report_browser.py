@@ -11,8 +11,7 @@ import pytest
 import polyhead as ph
 from polyhead.analysis import look
 from polyhead.analysis.probe import draws
-from polyhead.pages import report
-from polyhead.pages.report import codes as report_codes
+from polyhead.pages.report import codes as report_codes, writer as report
 from polyhead.tasks import FuzzyLogic, RelationalGames, Sraven
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -51,8 +51,8 @@ def test_from_the_score_at_half_of_the_training_to_its_last():
     assert rows[0][1:] == pytest.approx((0.3, 0.85, 0.2, 0.6))
     assert rows[1][1:] == pytest.approx((0.5, 0.7, 0.3, 0.2))
     assert report_text.course(groups()) == [
-        "In the second half of training HYLA gained 0.550 on fresh data and gained 0.400 on unseen combinations; "
-        "Softmax gained 0.200 on fresh data and lost 0.100 on unseen combinations."
+        "In the second half of training HYLA gained 0.550 on known combinations and 0.400 on unseen combinations; "
+        "Softmax gained 0.200 on known combinations and lost 0.100 on unseen combinations."
     ]
 
 

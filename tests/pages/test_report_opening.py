@@ -9,8 +9,7 @@ import pytest
 
 import polyhead as ph
 from polyhead.config import save
-from polyhead.pages import report
-from polyhead.pages.report import codes as report_codes
+from polyhead.pages.report import codes as report_codes, writer as report
 from polyhead.tasks import FuzzyLogic
 
 TASK = FuzzyLogic(variables=3, terms=2, length=8)

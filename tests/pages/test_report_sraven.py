@@ -11,8 +11,7 @@ import pytest
 
 import polyhead as ph
 from polyhead.analysis import embed, figures as still, probe_model, purity, query_codes, similarity, zero_heads
-from polyhead.pages import report
-from polyhead.pages.report import codes as report_codes, sections as report_sections
+from polyhead.pages.report import codes as report_codes, sections as report_sections, writer as report
 from polyhead.tasks import FuzzyLogic, Sraven
 
 RAVEN, FUZZY = Sraven(features=2, values=5), FuzzyLogic(variables=3, terms=2, length=8)

@@ -15,8 +15,8 @@ from polyhead.papers.outcome import Outcome
 from polyhead.papers.page import write_page
 from polyhead.papers.recipes import DUAL, STUDIES
 from polyhead.papers.reproduce import FIGURES, reproduce
+from polyhead.scale.sweep import Failure
 from polyhead.tasks.sraven.counts import tasks
-from polyhead.train import Failure
 
 
 @pytest.fixture

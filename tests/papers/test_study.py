@@ -8,7 +8,7 @@ from some import some
 from polyhead.papers.hyla.rows import OURS, ROWS, row_of
 from polyhead.papers.sizes import Setting
 from polyhead.papers.study import AXES, Study, label
-from polyhead.train import Failure
+from polyhead.scale.sweep import Failure
 
 
 def by_rate(high, low):

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from many_runs import check_all, many_runs, process, working
 
-from polyhead.scale.sweep.engines import ray as engine_ray
-from polyhead.scale.sweep.engines.engine import LOST, Resources
+from polyhead.scale.sweep.engines import LOST, Resources, ray as engine_ray
 from polyhead.scale.sweep.engines.ray import Ray
 from polyhead.scale.sweep.jobs import sweep
 

@@ -15,9 +15,10 @@ from some import some
 import polyhead as ph
 from polyhead.scale.population import training as population
 from polyhead.scale.population.stacked import Stack
-from polyhead.train import Failure, Interrupted
+from polyhead.scale.sweep import Failure
+from polyhead.train import Interrupted
 from polyhead.train.store import disk
-from polyhead.train.store.folder import claim
+from polyhead.train.store.claims import claim
 
 
 @pytest.mark.parametrize("at_once", [1, 4])

@@ -4,9 +4,10 @@ import json
 from dataclasses import replace
 
 from polyhead import config, train
-from polyhead.scale.sweep.engines.engine import LOG
+from polyhead.scale.sweep.engines import LOG
 from polyhead.scale.sweep.status import status
-from polyhead.train.store.folder import LOCK, METRICS, claim
+from polyhead.train.store.claims import LOCK, claim
+from polyhead.train.store.folder import METRICS
 
 
 def place(run, folder):

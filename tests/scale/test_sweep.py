@@ -14,13 +14,14 @@ import forked
 import pytest
 
 import polyhead as ph
-from polyhead.scale.sweep import screen as live
-from polyhead.scale.sweep.engines import local as engine_local
-from polyhead.scale.sweep.engines.engine import LOST, Resources, settings
-from polyhead.scale.sweep.jobs import Job, sweep
+from polyhead.scale.sweep import Failure, screen as live
+from polyhead.scale.sweep.engines import LOST, Resources, local as engine_local, settings
+from polyhead.scale.sweep.job import Job
+from polyhead.scale.sweep.jobs import sweep
 from polyhead.scale.sweep.screen import Screen
-from polyhead.train import Failure, Interrupted, Result
-from polyhead.train.store.folder import claim, read_metrics, write_result
+from polyhead.train import Interrupted, Result
+from polyhead.train.store.claims import claim
+from polyhead.train.store.folder import read_metrics, write_result
 
 Tiny = Callable[..., Any]
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import polyhead as ph
-from polyhead.scale.sweep.engines.engine import LOG
-from polyhead.scale.sweep.jobs import Job, sweep
+from polyhead.scale.sweep import Failure
+from polyhead.scale.sweep.engines import LOG
+from polyhead.scale.sweep.job import Job
+from polyhead.scale.sweep.jobs import sweep
 from polyhead.scale.sweep.status import status
-from polyhead.train import Failure, Result
+from polyhead.train import Result
 from polyhead.train.store.folder import METRICS, write_result
 
 

@@ -194,7 +194,7 @@ def test_pruned_trials_stop_and_keep_what_they_have(
     assert {trial.state for trial in found.trials} == {tune.PRUNED, tune.DONE}
     assert found.best.state == tune.DONE
     for trial in pruned:
-        rows = ph.train.folder.read_metrics(trial.folder)
+        rows = ph.train.store.folder.read_metrics(trial.folder)
         assert trial.score in [row["r2"] for row in rows if row["split"] == "validation"]
         assert not (trial.folder / "result.json").exists()
     assert [handle.ended for handle in handles].count(130) == len(pruned)
@@ -281,8 +281,8 @@ def test_killed_in_the_middle(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(tune, "Local", engine_local.Local)
     monkeypatch.setattr(engine_local, "subprocess", forked.INSTEAD)
     code = (
-        "import sys; from polyhead import tune; from polyhead.train import read_config\n"
-        "tune.tune(read_config(sys.argv[1]), {'train.lr': '1e-4:1e-2:log'}, folder=sys.argv[2], trials=3, threads=1)"
+        "import sys; import polyhead as ph; from polyhead.train import read_config\n"
+        "ph.tune(read_config(sys.argv[1]), {'train.lr': '1e-4:1e-2:log'}, folder=sys.argv[2], trials=3, threads=1)"
     )
     ph.config.save(tiny(), tmp_path / "run.json")
     folder = tmp_path / "study"

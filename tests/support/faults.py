@@ -127,13 +127,12 @@ def serve() -> None:
 
 def _warm() -> None:
     """Import and compute once what every life would import and compute again."""
-    import polyhead.cli_runs
-    import polyhead.train.population
-    import polyhead.train.sweep
     import torch
 
     import polyhead as ph
+    import polyhead.cli.train
     import polyhead.train.__main__
+    from polyhead.scale import population, sweep  # noqa: F401
 
     with contextlib.suppress(ImportError):
         import tokenizers  # noqa: F401

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import polyhead as ph
-from polyhead.scale.sweep.engines.engine import settings
-from polyhead.train.store.folder import LOCK, claimed_by, read_metrics
+from polyhead.scale.sweep.engines import settings
+from polyhead.train.store.claims import LOCK, claimed_by
+from polyhead.train.store.folder import read_metrics
 
 STEPS = 300
 

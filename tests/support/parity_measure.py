@@ -54,7 +54,7 @@ def patched(patches: dict[str, int]) -> Iterator[None]:
     old = []
     for path, value in patches.items():
         file, name = path.split(".")
-        module = importlib.import_module(f"polyhead.ops.{file}")
+        module = importlib.import_module("polyhead.ops." + file.replace("_", "."))
         old.append((module, name, getattr(module, name)))
         setattr(module, name, value)
     try:

@@ -21,8 +21,9 @@ pytestmark = pytest.mark.usefixtures("afresh")
 # --------------------------------------------------------------------------------------------------------------- killed
 KILLED = """
 import os, signal, sys
-from polyhead.tasks import Text, text_data
-from polyhead.tasks.text_writer import Writer
+from polyhead.tasks import Text
+from polyhead.tasks.text import data as text_data
+from polyhead.tasks.text.writer import Writer
 text_data.STRETCH = 20_000
 commit = Writer.commit
 def dying(self):

@@ -209,7 +209,7 @@ def test_parity_in_half_precision_allows_twice_the_error_of_the_reference(monkey
         ("hyla --repeats 0", "polyhead: bench: repeats must be at least 1 but is 0"),
         ("hyla --memory 0", "polyhead: bench: memory must be above 0 GiB but is 0.0"),
         ("relational --relations 7", "polyhead: bench: relations must divide heads x dim = 512 but are 7"),
-        ("hyla --sides tiles", "polyhead: bench: unknown side 'tiles' (choose from reference, "),
+        ("hyla --sides xyz", "polyhead: bench: unknown side 'xyz' (choose from reference, "),
         ("hylo", "polyhead: bench: unknown op 'hylo'; did you mean 'hyla'? (choose from softmax, "),
         ("", "polyhead bench: OP is missing"),
     ],

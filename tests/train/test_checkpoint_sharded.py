@@ -21,9 +21,10 @@ from polyhead.train.evaluation import answers
 from polyhead.train.parallel import is_part
 from polyhead.train.stop import Stop
 from polyhead.train.store.checkpoint import read_checkpoint, read_metadata, save_checkpoint
+from polyhead.train.store.claims import claim
 from polyhead.train.store.disk import Patience
 from polyhead.train.store.files import Damaged, seal
-from polyhead.train.store.folder import BEST, claim
+from polyhead.train.store.folder import BEST
 from polyhead.train.store.saving import Saver
 from polyhead.train.store.sharded import INDEX, read_index, restore_sharded, save_sharded
 

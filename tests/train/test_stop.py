@@ -16,7 +16,8 @@ from polyhead.cli import verbs as cli
 from polyhead.train import Interrupted, run
 from polyhead.train.__main__ import main
 from polyhead.train.stop import Preempted, Stop, requeue
-from polyhead.train.store.folder import claim, read_metrics
+from polyhead.train.store.claims import claim
+from polyhead.train.store.folder import read_metrics
 
 Tiny = Callable[..., Any]
 MINE = ("SLURM_JOB_ID", "SLURM_PROCID", "SUBMITIT_EXECUTOR", "POLYHEAD_REQUEUE")

@@ -86,7 +86,7 @@ def told(fake: Fake) -> list[tuple[int, str, float]]:
 def written(folder: pathlib.Path) -> list[tuple[int, str, float]]:
     """The same of metrics.jsonl and result.json."""
     numbers = []
-    for row in ph.train.folder.read_metrics(folder):
+    for row in ph.train.store.folder.read_metrics(folder):
         head = row.get("split", "training")
         numbers += [(row["step"], f"{head}/{k}", v) for k, v in row.items() if k not in ("kind", "step", "split")]
     result = json.loads((folder / "result.json").read_text())
@@ -160,7 +160,7 @@ def test_tracked_from_the_middle_on_and_anew(tiny: Tiny, tmp_path: pathlib.Path,
 def test_members_of_a_population(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     fake = Fake().install(monkeypatch, "wandb")
     runs = [tiny(tmp_path, residual_dropout=0.0, seed=seed, track=("wandb",)) for seed in (0, 1)]
-    folders = [result.folder for result in ph.train.population.train(runs, tmp_path, progress=False)]
+    folders = [result.folder for result in ph.scale.population.train(runs, tmp_path, progress=False)]
     assert sorted(told(fake)) == sorted([number for folder in folders for number in written(folder)])
     starts = [given for given in fake.given if "project" in given]
     assert {given["id"] for given in starts} == {ph.digest(run) for run in runs}

@@ -19,7 +19,8 @@ from torch import nn
 import polyhead as ph
 from polyhead.train import Interrupted, evaluate, load_model, read_config, run
 from polyhead.train.store.checkpoint import read_metadata
-from polyhead.train.store.folder import claim, is_past
+from polyhead.train.store.claims import claim
+from polyhead.train.store.folder import is_past
 
 Tiny = Callable[..., Any]
 
@@ -221,7 +222,7 @@ def test_a_finished_run_may_lie_where_nobody_can_write(tiny: Tiny, tmp_path: pat
     def refused(*args: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("polyhead.train.store.folder.write", refused)
+    monkeypatch.setattr("polyhead.train.store.claims.write", refused)
     assert run(tiny(tmp_path, steps=1), progress=False, resume=True) == first
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace('"keep": 2,', ""))  # of a version that had no such field
@@ -315,7 +316,7 @@ def test_a_signal_saves_and_the_resumed_run_is_the_same(
 
 KILLED = """
 import os, signal, sys
-import polyhead.train.folder as folder
+import polyhead.train.store.folder as folder
 from polyhead.tasks import FuzzyLogic
 from polyhead.train.__main__ import main
 run, where, count = sys.argv[1], sys.argv[2], int(sys.argv[3])

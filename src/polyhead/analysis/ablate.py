@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.analysis.capture import looking
 from polyhead.analysis.probe import draws
 from polyhead.config import Batch, Task
+from polyhead.layers.taps import looking
 from polyhead.models.transformer import Transformer
 from polyhead.tasks.task import Score, check_split
 from polyhead.train.evaluation import predict

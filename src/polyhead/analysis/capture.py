@@ -4,8 +4,7 @@ Nothing is hooked: layers hand out q, k, v on request, and the code of a pair is
 that the output was made with.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyhead.config import Batch
-from polyhead.layers.taps import OWN, GroupTaps, Taps
+from polyhead.layers.taps import OWN, GroupTaps, Taps, looking
 from polyhead.spec import SOFTMAX_AXIS
 from polyhead.train.evaluation import sources
 
@@ -40,19 +39,6 @@ def capture(model: nn.Module, batch: Batch) -> list[Taps]:
         batch = batch.map(lambda array: array.to(device))
         model(batch.inputs, mask=batch.mask, taps=taps, **sources(batch))
     return taps
-
-
-@contextlib.contextmanager
-def looking(model: nn.Module) -> Iterator[None]:
-    """Without dropout or gradients; afterwards every module is in the mode it was found in."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def codes(

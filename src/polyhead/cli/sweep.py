@@ -11,7 +11,8 @@ from polyhead.cli.train import FILES, configured, failed, first_word, option, tr
 
 if TYPE_CHECKING:
     from polyhead.config import Run
-    from polyhead.train import Failure, Result
+    from polyhead.scale.sweep import Failure
+    from polyhead.train import Result
 
 
 class Sweep:
@@ -84,7 +85,7 @@ class Cluster:
             if shared:
                 raise ValueError(f"polyhead sweep: --{next(iter(shared))} is for --ray and --slurm")
             return None
-        from polyhead.scale.sweep.engines.engine import Resources
+        from polyhead.scale.sweep.engines import Resources
         from polyhead.scale.sweep.engines.ray import Ray
         from polyhead.scale.sweep.engines.slurm import Slurm
 

@@ -235,8 +235,8 @@ def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[
 
 def impls() -> list[Row]:
     from polyhead.ops.dispatch import BACKENDS
-    from polyhead.ops.native import library as tiles_native
+    from polyhead.ops.native import library
 
     told = "impls, in the order auto asks them"
-    state = {op: tiles_native.status(op) if "native" in names else "" for op, names in BACKENDS.items()}
+    state = {op: library.status(op) if "native" in names else "" for op, names in BACKENDS.items()}
     return [{"op": op, told: ", ".join(names), "native": state[op]} for op, names in BACKENDS.items()]

@@ -13,7 +13,8 @@ from polyhead.train.stop import leaving
 
 if TYPE_CHECKING:
     from polyhead.config import Run
-    from polyhead.train import Failure, Result
+    from polyhead.scale.sweep import Failure
+    from polyhead.train import Result
 
 FILES = (".json", ".yaml", ".yml")
 
@@ -172,7 +173,7 @@ def train(
 
 def failed(outcomes: Iterable["Result | Failure"]) -> int:
     """Say what failed; the exit code."""
-    from polyhead.train import Failure
+    from polyhead.scale.sweep import Failure
 
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     for failure in failures:

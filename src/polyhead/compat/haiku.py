@@ -1,6 +1,6 @@
 """The multi-head attention of the tutorial "Yet Another (JAX) Transformer": its Haiku parameters, both ways.
 
-Which is which says haiku_trees.py.  NumPy arrays in, NumPy arrays out: neither haiku nor jax is imported.
+Which is which says spec/haiku_tree.py.  NumPy arrays in, NumPy arrays out: neither haiku nor jax is imported.
 
 One difference of meaning remains: where a query may look nowhere the tutorial, which fills with -1e9, averages all
 values; polyhead gives the output bias alone.

@@ -1,6 +1,6 @@
-"""The parts of a model around its heads, as frozen dataclasses: positions, feed-forward layers and ends.
+"""The parts of a model around its heads, as frozen dataclasses: positions, feed-forward layers, inputs and outputs.
 
-`config.py` is the door: it gives all of them, with the mechanisms, the transformer, the task and the run they enter.
+`polyhead.config` gives all of them, with the mechanisms, the transformer, the task and the run they enter.
 """
 
 import math

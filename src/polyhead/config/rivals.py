@@ -1,7 +1,6 @@
 """The relational baselines as frozen dataclasses: CoRelNet, PrediNet and the original Abstractor.
 
-Each names its two ends as a transformer's configuration does.  The modules are in `models/rivals/corelnet_predinet.py` and
-`models/rivals/abstractor.py`.
+Each names its two ends as a transformer's configuration does.  The modules are in `models/rivals`.
 """
 
 import typing

@@ -3,7 +3,7 @@ run itself.
 
 A run is a value: two runs with the same `digest` do the same arithmetic.  Fields that cannot change a result
 (device, folders, logging) are marked non-semantic and do not enter the digest.  Plain dataclasses, read and written
-as JSON (or read as YAML); only `cli.py` knows a command-line library.  Neither torch nor jax is imported: both
+as JSON (or read as YAML); only `polyhead.cli` knows a command-line library.  Neither torch nor jax is imported: both
 sides share this file.
 """
 
@@ -17,25 +17,13 @@ from typing import Any, ClassVar
 
 from polyhead.config import serial
 from polyhead.config.components import (
-    Alibi,
     Classes,
-    Experts,
     FeedForward,
     Input,
-    Learned,
-    Logits,
     Mlp,
     Output,
     Patches,
     Position,
-    RelativeBias,
-    Rotary,
-    Sinusoidal,
-    Swiglu,
-    Tokens,
-    Values,
-    Vectors,
-    narrower,
 )
 from polyhead.config.mechanisms import (
     Abstractor,
@@ -43,74 +31,19 @@ from polyhead.config.mechanisms import (
     Hyla,
     Linear,
     Mechanism,
-    PositionSymbols,
     Relational,
     RelationalSymbols,
     RelativeSymbols,
     Softmax,
     SymbolHeads,
-    SymbolicAttention,
     Symbols,
     SymbolSource,
     positive,
 )
-from polyhead.config.rivals import AbstractorConfig, Baseline, CoRelNetConfig, PrediNetConfig
+from polyhead.config.rivals import AbstractorConfig, Baseline
 from polyhead.config.serial import Checked, late, plain, to_dict
-from polyhead.config.task import Batch, Task, stream
+from polyhead.config.task import Task
 from polyhead.spec.shapes import one_of
-
-__all__ = [
-    "Abstractor",
-    "AbstractorConfig",
-    "Alibi",
-    "Batch",
-    "Classes",
-    "CoRelNetConfig",
-    "Decay",
-    "Disentangled",
-    "Experts",
-    "FeedForward",
-    "Hyla",
-    "Input",
-    "Learned",
-    "Linear",
-    "Logits",
-    "Mechanism",
-    "Mlp",
-    "Model",
-    "Output",
-    "Patches",
-    "Position",
-    "PositionSymbols",
-    "PrediNetConfig",
-    "Relational",
-    "RelationalSymbols",
-    "RelativeBias",
-    "RelativeSymbols",
-    "Rotary",
-    "Run",
-    "Sinusoidal",
-    "Softmax",
-    "Swiglu",
-    "SymbolHeads",
-    "SymbolSource",
-    "SymbolicAttention",
-    "Symbols",
-    "Task",
-    "Tokens",
-    "Train",
-    "TransformerConfig",
-    "Values",
-    "Vectors",
-    "digest",
-    "from_dict",
-    "load",
-    "narrower",
-    "save",
-    "stream",
-    "to_dict",
-]
-
 
 Heads = tuple[Mechanism, ...]
 

@@ -12,7 +12,7 @@ try:
 except ImportError as error:
     raise ImportError("polyhead.jaxside needs jax: pip install 'polyhead[jax]'") from error
 
-import polyhead.jaxside.softmax  # noqa: F401  (first, so that the function of plain.py takes its name and keeps it)
+import polyhead.jaxside.softmax  # noqa: F401  (first, so that the function of textbook.py takes its name and keeps it)
 from polyhead.jaxside.abstractor import abstractor_attention
 from polyhead.jaxside.disentangled import disentangled_attention
 from polyhead.jaxside.feedforward import swiglu

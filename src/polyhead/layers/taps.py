@@ -4,12 +4,14 @@ Taps are copied out on request and never hook anything; the latent code is recom
 asks for, by the function that the output was made with.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyhead.layers.heads.functions import compiled, is_own, seen_coder
 from polyhead.layers.heads.groups import RelationalHeads, SymbolGroup
@@ -134,3 +136,16 @@ class Taps:
     def mask(self) -> Tensor | None:
         """Where looking was allowed: the same for all groups."""
         return self.groups[0].mask
+
+
+@contextlib.contextmanager
+def looking(model: nn.Module) -> Iterator[None]:
+    """Without dropout or gradients; afterwards every module is in the mode it was found in."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -32,6 +32,7 @@ from polyhead.models.inputs_outputs import (
     build_input,
     build_output,
 )
+from polyhead.models.rivals.abstractor import Abstractor
 from polyhead.models.symbol_routing import Sources, recomputed
 from polyhead.ops.latent_code import Packed
 from polyhead.spec.shapes import shaped
@@ -292,9 +293,7 @@ def _encoder(
         return None
     if isinstance(settings, TransformerConfig):
         return Transformer(settings, outputs=False, device=device, dtype=dtype)
-    from polyhead.models.build import build  # whose table holds this file's transformer, too
-
-    return build(settings, device=device, dtype=dtype)
+    return Abstractor(settings, device=device, dtype=dtype)
 
 
 def _input_positions(

@@ -1,11 +1,11 @@
 """Pure functions on (b t h d) tensors: no parameters, no configuration, no modules.
 
-Three files are called like their function (hyla.py, softmax.py, rope.py).  All files are loaded here, and the names
-bound after that, so `polyhead.ops.hyla.reference` is always the function; import from `polyhead.ops.hyla.reference` to reach into the
-file.
+A folder for each mechanism: its equation (reference.py) and its faster implementations.  Three names are those of a
+function and of its folder or file (`hyla`, `softmax`, `rope`): `polyhead.ops.hyla` is the function, and
+`from polyhead.ops.hyla.reference import ...` reaches into the folder.
 """
 
-import polyhead.ops.softmax  # noqa: F401  (first, so that the function of plain.py takes its name and keeps it)
+import polyhead.ops.softmax  # noqa: F401  (first, so that the function of textbook.py takes its name and keeps it)
 from polyhead.ops.abstractor.reference import abstractor_attention
 from polyhead.ops.cross_entropy import chunked_cross_entropy
 from polyhead.ops.disentangled.reference import disentangled_attention

@@ -27,7 +27,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "disentangled": ("reference",),
     "abstractor": ("sdpa", "reference"),
 }
-"""Op (the name of its file) -> impls, in the order in which "auto" asks them."""
+"""Op (the name of its folder) -> impls, in the order in which "auto" asks them."""
 
 PUBLIC = {
     "softmax": "softmax_attention",
@@ -49,7 +49,7 @@ TENSORS = {
 """Op -> its tensors, as they are called; all are of one dtype and on one device."""
 
 IN_OP_FILE = ("reference", "recurrent")
-"""Impls that live beside the public function; any other is `forward` in ops/{op}_{impl}.py."""
+"""Impls that live beside the public function; any other is `forward` in ops/{op}/{impl}.py."""
 
 PORTABLE = ("sdpa",)
 """Impls that "auto" may choose in `torch.export`, beside the reference: made of PyTorch's own operations, so that the
@@ -63,11 +63,11 @@ _MODULES: dict[str, ModuleType] = {}
 
 def load(op: str) -> None:
     """Import every candidate of an op; each op's file does this last, as `torch.compile` allows no import in a call."""
-    _MODULES[op] = importlib.import_module(f"polyhead.ops.{op}")
+    _MODULES[op] = importlib.import_module(f"polyhead.ops.{op}.reference")
     REFERENCES[op] = _MODULES[op].reference
     for impl in BACKENDS[op]:
         if impl not in IN_OP_FILE:
-            _MODULES[f"{op}_{impl}"] = importlib.import_module(f"polyhead.ops.{op}_{impl}")
+            _MODULES[f"{op}_{impl}"] = importlib.import_module(f"polyhead.ops.{op}.{impl}")
 
 
 def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:

@@ -24,9 +24,10 @@ from polyhead.papers.recipes import STUDIES, default_scale
 from polyhead.papers.sizes import SCALES
 from polyhead.papers.study import AXES, Study
 from polyhead.scale.population import training as together
+from polyhead.scale.sweep import Failure
 from polyhead.scale.sweep.jobs import sweep
 from polyhead.spec.shapes import one_of
-from polyhead.train import Failure, Result
+from polyhead.train import Result
 from polyhead.train.device import pick_device
 from polyhead.train.store.folder import environment, write
 

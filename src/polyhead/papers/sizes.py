@@ -1,5 +1,5 @@
 """The sizes at which a study is run: `paper`, `short` (fuzzy logic alone), `small` (two CPU cores), `smoke` (does
-everything run?), and one run of the HYLA study at each; `dual.py` says what its own sizes mean.
+everything run?), and one run of the HYLA study at each; `dual/runs.py` says what its own sizes mean.
 
 paper   the setting of Table A3: fuzzy logic 2 layers, 50,000 steps; SRAVEN 4 layers, 10 to 40 M instances.
 short   the paper's network, batch and rate, trained for 15,000 steps and not 50,000: minutes of a core a run of fuzzy

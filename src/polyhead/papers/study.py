@@ -18,8 +18,9 @@ from polyhead.papers.hyla.claims import Estimate
 from polyhead.papers.hyla.rows import OURS, ROWS, row_of
 from polyhead.papers.language import models as lm_models
 from polyhead.papers.sizes import Setting
+from polyhead.scale.sweep import Failure
 from polyhead.tasks import FuzzyLogic, Images, Sraven, Text
-from polyhead.train import Failure, Result
+from polyhead.train import Result
 from polyhead.train.store.folder import METRICS, RESULT, read_metrics
 
 LABELS = {name: row.label for name, row in (ROWS | OURS).items()} | {

@@ -2,10 +2,12 @@
 baseline."""
 
 import hashlib
+import importlib
 import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -39,6 +41,11 @@ def token_losses(outputs: Tensor | LazyLogits, targets: Tensor) -> Tensor:
 def token_guesses(outputs: Tensor | LazyLogits) -> Tensor:
     """The likeliest class of each position: (b t)."""
     return outputs.argmax(-1) if isinstance(outputs, Tensor) else outputs.argmax()
+
+
+def beside(task: str, file: str) -> ModuleType:
+    """A file of the folder in which the module `task` lies: floors know their task, it knows their place alone."""
+    return importlib.import_module(f"{task.rpartition('.')[0]}.{file}")
 
 
 @dataclass(frozen=True)

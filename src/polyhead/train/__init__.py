@@ -1,5 +1,5 @@
-"""Training: `run` trains one run in its folder, `sweep.sweep` many side by side, `population.train` many as one,
-`load_model` reads one back, `read_batch` the batch with which one diverged; `fast_products` is for loops of your own.
+"""Training: `run` trains one run in its folder, `load_model` reads one back, `read_batch` the batch with which one
+diverged; `fast_products` is for loops of your own.  Many runs: `polyhead.scale`.
 
 Names are imported on first use, so that the worker and the command line start quickly.
 """
@@ -8,9 +8,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyhead.scale.population import training as population
-    from polyhead.scale.sweep import jobs as sweep
-    from polyhead.scale.sweep.jobs import Failure
     from polyhead.train.evaluation import evaluate
     from polyhead.train.products import Products, fast_products
     from polyhead.train.stop import Interrupted
@@ -21,40 +18,42 @@ if TYPE_CHECKING:
     from polyhead.train.trainer import run
 
 _HOMES = {
-    "load_model": "checkpoint",
-    "read_batch": "bad_batch",
+    "load_model": "store.checkpoint",
+    "read_batch": "store.bad_batch",
     "evaluate": "evaluation",
-    "Damaged": "files",
-    "Result": "folder",
-    "read_config": "folder",
-    "read_result": "folder",
+    "Damaged": "store.files",
+    "Result": "store.folder",
+    "read_config": "store.folder",
+    "read_result": "store.folder",
     "Products": "products",
     "fast_products": "products",
-    "Failure": "sweep",
     "Interrupted": "stop",
     "run": "trainer",
 }
 __all__ = [
     "Damaged",
-    "Failure",
     "Interrupted",
     "Products",
     "Result",
     "evaluate",
     "fast_products",
     "load_model",
-    "population",
     "read_batch",
     "read_config",
     "read_result",
     "run",
-    "sweep",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("population", "sweep"):  # modules: a function of such a name would be hidden by its module
-        return importlib.import_module(f"polyhead.train.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:  # to a type checker a module with this function would have every name
+
+    def __getattr__(name: str) -> Any:
+        if name in ("population", "sweep"):  # names of 0.1.0: these modules are in polyhead.scale now
+            return importlib.import_module(f"{__name__}.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -9,12 +9,12 @@ from polyhead.train.device import process
 from polyhead.train.loop import Loop
 from polyhead.train.stop import Stop
 from polyhead.train.store.checkpoint import read_checkpoint
+from polyhead.train.store.claims import claim
 from polyhead.train.store.files import DAMAGED, Damaged, set_aside
 from polyhead.train.store.folder import (
     CHECKPOINT,
     RESULT,
     Result,
-    claim,
     clear,
     expected,
     folder_of,

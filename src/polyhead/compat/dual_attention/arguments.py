@@ -1,7 +1,7 @@
 """What the arguments of the package `dual-attention` mean in ours: of its models, blocks and attention modules.
 
 Names and defaults are the constructors'; so is what they ignore.  An argument that is unknown, missing, of another
-type, or of a meaning that ours cannot have is a ValueError that names it.  `dual_attention.py` is the door.
+type, or of a meaning that ours cannot have is a ValueError that names it.  `load.py` begins.
 """
 
 import math

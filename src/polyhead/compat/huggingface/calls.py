@@ -24,9 +24,9 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from polyhead.analysis.capture import looking
 from polyhead.compat.torch_mha.module import MultiheadAttention as DropIn
 from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.taps import looking
 
 _PREFIX = "polyhead_"
 _COUNT: ContextVar["Calls | None"] = ContextVar("calls", default=None)

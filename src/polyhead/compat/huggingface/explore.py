@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyhead.compat.huggingface import taps as huggingface
+from polyhead.compat import huggingface
 
 
 def holds_model(folder: pathlib.Path) -> bool:

@@ -23,7 +23,7 @@ try:
     if int(transformers.__version__.split(".")[0]) < 5:  # which loads and ties in another way
         raise ImportError(f"version 5, not {transformers.__version__}")
 except ImportError as error:
-    text = f"polyhead.compat.huggingface.model needs transformers, pip install 'polyhead[hf]' ({error})"
+    text = f"polyhead.compat.huggingface needs transformers, pip install 'polyhead[hf]' ({error})"
     raise ImportError(text) from None
 
 from polyhead.compat.huggingface.cache import PolyheadCache

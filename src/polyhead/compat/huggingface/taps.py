@@ -12,7 +12,6 @@ between (a norm of values, a gate on the output, a cache) nothing is claimed, an
 """
 
 import contextlib
-import importlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -21,35 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyhead.analysis.capture import looking
 from polyhead.compat.foreign import limits, softmax_group
-from polyhead.layers.taps import Taps
+from polyhead.layers.taps import Taps, looking
 
 NAME = "polyhead"
 """Of our function in the interface; no configuration keeps it."""
 
 REFUSED = ("softcap", "s_aux", "sinks", "head_mask", "indices", "block_indices")
 """What some models pass to their attention that makes it something else than softmax(q k + bias) over the mask."""
-
-_HOME = {
-    **dict.fromkeys(("NAMES", "register", "with_heads", "swap_heads"), "huggingface_heads"),
-    **dict.fromkeys(("verify", "Verified"), "huggingface_calls"),
-    **dict.fromkeys(("PolyheadConfig", "PolyheadForCausalLM", "PolyheadForImageClassification"), "huggingface_model"),
-    **dict.fromkeys(("from_run", "to_folder"), "huggingface_model"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Our models for transformers, and our heads in its models: both import it, so they are loaded when asked for."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(f"polyhead.compat.{_HOME[name]}"), name)
-    except ImportError as error:
-        raise ImportError(_MISSING.format(error)) from None
-
-
-_MISSING = "polyhead.compat.huggingface needs transformers, pip install 'polyhead[hf]' ({})"
 
 
 def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **inputs: Any) -> list[Taps]:
@@ -122,7 +100,8 @@ def _interface() -> tuple[type[nn.Module], ...]:
         from transformers.masking_utils import sdpa_mask
         from transformers.pytorch_utils import Conv1D
     except ImportError as error:
-        raise ImportError(_MISSING.format(error)) from None
+        text = f"polyhead.compat.huggingface needs transformers, pip install 'polyhead[hf]' ({error})"
+        raise ImportError(text) from None
 
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)

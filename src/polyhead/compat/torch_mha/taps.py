@@ -19,12 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyhead.analysis.capture import looking
 from polyhead.compat.foreign import limits, softmax_group
-from polyhead.compat.torch_mha.module import MultiheadAttention as MultiheadAttention
-from polyhead.compat.torch_mha.replace import drop_in as drop_in, replace as replace
+from polyhead.compat.torch_mha.module import MultiheadAttention
 from polyhead.layers.projection import affine, out_weight
-from polyhead.layers.taps import GroupTaps, Taps, described
+from polyhead.layers.taps import GroupTaps, Taps, described, looking
 
 _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 

@@ -2,7 +2,7 @@
 
 A group reads queries (b t h d), keys (b s g d) and values (b s g e) from the layer's joint projection and returns
 (b t h e). Only what a mechanism adds to that (the second value matrix of HYLA) is a parameter here.  Groups whose
-values are symbols are in heads_symbols.py.
+values are symbols are in symbolic.py.
 """
 
 import dataclasses

@@ -10,7 +10,7 @@ One tile holds some queries i and keys j of all heads; a is its code, with dropo
 
 Only the arguments are saved.  The scores are normalised before they meet a value, with statistics in at least
 float32: pulling the normaliser out of relu would save a multiply per pair but is infinite at masked pairs in half
-precision.  What happens within a tile is in hyla_blocked_tiles.py.  Schug et al. 2024, "Attention as a hypernetwork",
+precision.  What happens within a tile is in tiles.py.  Schug et al. 2024, "Attention as a hypernetwork",
 eq. 6 and 10.
 """
 

@@ -1,4 +1,4 @@
-"""One tile of HYLA: its code, its value networks, and their gradients; see hyla_blocked.py for the equations.
+"""One tile of HYLA: its code, its value networks, and their gradients; see blocked.py for the equations.
 
 Memory order is (k b q h) for the code and (k b q e) for the pairs, so that "for every key" and "for every query" are
 both plain batched matrix multiplies without a copy.

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from polyhead.ops.tiles import reach
 
-SOURCES = Path(__file__).parent / "native"
+SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "clang++")
 FLAGS = "-O3 -march=native"
 ALWAYS = ("-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-pipe")
@@ -237,7 +237,8 @@ def pairs(x: Tensor | None, t: int) -> Pairs:
     if x is None:
         return Pairs()
     if x.ndim == 2:
-        return Pairs(x.data_ptr() + (t - 1) * x.itemsize, 0, x.stride(0), -1, 1)
+        head, step = x.stride()
+        return Pairs(x.data_ptr() + (t - 1) * step * x.itemsize, 0, head, -step, step)
     return Pairs(x.data_ptr(), *(0 if n == 1 else step for n, step in zip(x.shape, x.stride(), strict=True)))
 
 

@@ -5,11 +5,11 @@ What comes from the text is JSON without a `<`, and the script shows it as text:
 
 import base64
 import html as markup
-import importlib.resources
 import json
 import zlib
 
 from polyhead.pages.explore.data import Explored
+from polyhead.pages.resources import resource
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 SCORE = "q<sub>h,i</sub> · k<sub>h,j</sub> / √d"
@@ -40,15 +40,15 @@ def html(found: Explored, title: str = "") -> str:
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">',
             f"<title>{markup.escape(heading)}</title>",
-            f"<style>{_resource('report.css')}{_resource('explore.css')}</style></head><body>",
+            f"<style>{resource('report/report.css')}{resource('explore/explore.css')}</style></head><body>",
             f'<header><div><p class="kicker">polyhead explore</p><h1>{markup.escape(heading)}</h1>',
             f'<p class="meta">{markup.escape(found.facts)}. {markup.escape(found.note)}</p>{LEAD}</div>',
             f"{_words(found)}</header>",
             "<noscript><p>This page needs JavaScript.</p></noscript>",
-            _resource("explore.html"),
+            resource("explore/explore.html"),
             f'<script type="application/json" id="explored">{data}</script>',
             f'<script type="text/plain" id="numbers">{numbers}</script>',
-            f"<script>{_resource('explore.js')}</script></body></html>",
+            f"<script>{resource('explore/explore.js')}</script></body></html>",
         ]
     )
 
@@ -71,7 +71,3 @@ def _words(found: Explored) -> str:
         )
         more += "alike.</li>"
     return f'<ul class="equations">{"".join(ways)}{more}</ul>'
-
-
-def _resource(name: str) -> str:
-    return importlib.resources.files("polyhead").joinpath(name).read_text(encoding="utf-8")

@@ -4,7 +4,6 @@ The file forbids itself every request (Content-Security-Policy), so it looks the
 """
 
 import html
-import importlib.resources
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from polyhead.pages.report.figures import DARK, SCALES
+from polyhead.pages.resources import resource
 
 STEPS = 1000
 """Matrices in `looks` hold whole numbers, this one for their largest value."""
@@ -51,7 +51,7 @@ class Page:
                 '<!doctype html><html lang="en"><head><meta charset="utf-8">',
                 f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
                 '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">',
-                f"<title>{escape(title)}</title><style>{_resource('report.css')}</style></head><body>",
+                f"<title>{escape(title)}</title><style>{resource('report/report.css')}</style></head><body>",
                 f"<header>{head}<nav>{links}</nav></header><main>",
                 *(
                     ["<noscript><p>The figures need JavaScript; tables and text do not.</p></noscript>"]
@@ -70,7 +70,7 @@ class Page:
         data = json.dumps(held, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
         return [
             f'<script type="application/json" id="figures">{data.replace("</", "<" + chr(92) + "/")}</script>',
-            f"<script>{get_plotlyjs()}</script><script>{_resource('report.js')}</script>",
+            f"<script>{get_plotlyjs()}</script><script>{resource('report/report.js')}</script>",
         ]
 
 
@@ -82,10 +82,6 @@ def swatch(colour: str, glyph: str) -> str:
     """A mark in the text, in the colour the figures give it; browsers before 2024 show the light theme's."""
     both = f"color:{colour};color:light-dark({colour},{DARK.get(colour, colour)})"
     return f'<span class="swatch" style="{both}" aria-hidden="true">{glyph}</span>'
-
-
-def _resource(name: str) -> str:
-    return importlib.resources.files("polyhead").joinpath(name).read_text(encoding="utf-8")
 
 
 def paragraphs(lines: Sequence[str], *, lead: bool = False) -> str:

@@ -6,7 +6,7 @@ runs, or goes on with them, and writes figure, table and verdicts beside the pap
 
 All models of a study have as many parameters as dual attention, within 1 % (the width of the feed-forward layers makes
 it so, of CoRelNet that of its first MLP, of PrediNet the number of relations), and as many optimiser steps; `split`
-alone varies the number of heads.  `scales.py` has the sizes, `dual_models.py` the models, `dual_questions.py` the
+alone varies the number of heads.  `papers/sizes.py` has the sizes, `models.py` the models, `questions.py` the
 studies of what to choose.
 
 At small scale: gradients clipped at 1, a warm-up and a cosine to a tenth of the rate, one rate for all, and no dropout

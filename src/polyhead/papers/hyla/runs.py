@@ -3,7 +3,7 @@
 Each takes a scale, `small` (two CPU cores, minutes) or `paper`, and what is about fuzzy logic `short` (hours), too;
 `polyhead reproduce FIGURE --scale small` trains the runs, or goes on with them, and writes figure, table and verdicts
 beside the paper's numbers.  Figures share runs: the
-folder of a run follows from its content.  `scales.py` has the sizes, `rows.py` the models.
+folder of a run follows from its content.  `papers/sizes.py` has the sizes, `rows.py` the models.
 """
 
 from collections.abc import Sequence

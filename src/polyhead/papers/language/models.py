@@ -1,6 +1,6 @@
 """The language models: one per kind of heads, all with as many parameters as softmax heads; their sizes by scale.
 
-paper   what the papers trained, on data that must be fetched: `lm.py` says which.
+paper   what the papers trained, on data that must be fetched: `runs.py` says which.
 small   what two CPU cores train in minutes, on the Python standard library's own sources.
 smoke   a few steps.  Its numbers mean nothing.
 """

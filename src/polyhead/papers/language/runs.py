@@ -5,7 +5,7 @@ Each takes a scale, `small` (two CPU cores, minutes, no download) or `paper`; `p
 runs, or goes on with them, and writes figure, table and verdicts beside the papers' numbers.
 
 Models that are compared see the same tokens in the same order and have as many parameters as softmax heads, within 1 %.
-`lm_models.py` has models and sizes.  Scores are compared where all runs read the same text only: two Pythons have two
+`models.py` has models and sizes.  Scores are compared where all runs read the same text only: two Pythons have two
 standard libraries.
 """
 

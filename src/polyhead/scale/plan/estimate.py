@@ -8,7 +8,7 @@
     sharded  all-gather of the parameters in each forward pass, of those of blocks in each backward pass, too, and
              reduce-scatter of the gradients once: (n - 1) / n of their bytes each, hidden behind their pass
 
-Kernels, their operations and bytes, and what lives when are counted op by op (`plan_count.py`); nothing is allocated.
+Kernels, their operations and bytes, and what lives when are counted op by op (`count.py`); nothing is allocated.
 Ring collectives: Patarasuk and Yuan 2009.  The roofline: Williams et al. 2009.  Sharding: Rajbhandari et al. 2020
 (ZeRO), here PyTorch's FSDP2 as `train/parallel.py` uses it.  What is assumed is in `Plan.assumptions`.
 """

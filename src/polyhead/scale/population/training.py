@@ -29,7 +29,8 @@ from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.scale.population.member import Member, recover
 from polyhead.scale.population.stacked import Stack, refusal
-from polyhead.scale.sweep.jobs import MEMORY, Failure, prepare
+from polyhead.scale.sweep.job import Failure
+from polyhead.scale.sweep.jobs import MEMORY, prepare
 from polyhead.train import optimiser, products
 from polyhead.train.checks import check
 from polyhead.train.device import process
@@ -37,8 +38,9 @@ from polyhead.train.progress import Progress
 from polyhead.train.stop import Interrupted, Stop
 from polyhead.train.store.bad_batch import first_bad
 from polyhead.train.store.checkpoint import load_optimiser, load_weights, save_checkpoint
+from polyhead.train.store.claims import claim
 from polyhead.train.store.disk import UNSAVED, Patience
-from polyhead.train.store.folder import CHECKPOINT, CONFIG, Result, claim, environment, finished, write_result
+from polyhead.train.store.folder import CHECKPOINT, CONFIG, Result, environment, finished, write_result
 from polyhead.train.store.saving import diverged
 from polyhead.train.trainer import run
 

@@ -1,17 +1,14 @@
 """What a person sees of the demo: known and unseen side by side on one scale, the floors as marks on it."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from polyhead.scale.sweep.screen import DONE, WAITING, Screen
-
-if TYPE_CHECKING:
-    from polyhead.scale.sweep.jobs import Job
+from polyhead.scale.sweep.job import Job, State
+from polyhead.scale.sweep.screen import Screen
 
 WIDE = 50
 """Characters of the scale from 0 to 1."""
@@ -21,7 +18,7 @@ class Board(Screen):
     """Known and unseen side by side on one scale, the floors as marks on it."""
 
     def __init__(
-        self, jobs: "Sequence[Job]", at_once: int, *, enabled: bool, unseen: str, marks: Mapping[str, float]
+        self, jobs: Sequence[Job], at_once: int, *, enabled: bool, unseen: str, marks: Mapping[str, float]
     ) -> None:
         super().__init__(jobs, at_once, enabled=enabled)
         self.unseen, self.marks = unseen, {n: x for n, x in marks.items() if 0 <= x <= 1}
@@ -29,7 +26,7 @@ class Board(Screen):
 
     def __enter__(self) -> "Board":
         for job in self.jobs:
-            if job.state == DONE:
+            if job.state == State.DONE:
                 self.line(f"{job.config.name}: already done")
         if self.live:
             self.display.start()
@@ -50,13 +47,13 @@ class Board(Screen):
         table = Table.grid(padding=(0, 2))
         for job in self.jobs:
             known, unseen = (self._score(job, split) for split in ("iid", self.unseen))
-            step = job.state if job.state in (DONE, WAITING) else f"{job.step:,}/{job.config.train.steps:,}"
+            step = job.state if job.state in (State.DONE, State.WAITING) else f"{job.step:,}/{job.config.train.steps:,}"
             texts = [f"{word} {'–' if x is None else f'{x:.2f}'}" for word, x in (("known", known), ("unseen", unseen))]
             table.add_row(job.config.name, step, *texts, self.scale(known, unseen))
         named = "   ".join(f"{name} {value:.2f}" for name, value in self.marks.items())
         return Group(table, Text(f"○ known   ● unseen   │ {named}", style="dim"), Text(self.summary(), style="dim"))
 
-    def _score(self, job: "Job", split: str) -> float | None:
+    def _score(self, job: Job, split: str) -> float | None:
         text = job.shown.get(f"{split} {job.config.task.metric}")
         return None if text is None else float(text)
 

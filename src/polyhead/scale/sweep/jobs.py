@@ -8,174 +8,29 @@ the same call on several machines that see the folder shares the work.
 
 import contextlib
 import functools
-import json
-import math
-import os
 import pathlib
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from polyhead import config as configs
 from polyhead.config import Run
-from polyhead.scale.sweep import screen as live
-from polyhead.scale.sweep.engines.engine import LOG, LOST, MEMORY, Engine, Handle
+from polyhead.scale.sweep.engines import LOG, MEMORY, Engine
 from polyhead.scale.sweep.engines.local import Local
+from polyhead.scale.sweep.job import AGAIN, Failure, Job
 from polyhead.scale.sweep.screen import Screen
-from polyhead.train.progress import duration
-from polyhead.train.stop import DISK, INTERRUPTED, MISTAKE, PREEMPTED, Stop
-from polyhead.train.store.disk import PASSING, Patience
-from polyhead.train.store.files import named, unseal
-from polyhead.train.store.folder import METRICS, Held, Result, claim, claimed_by, clear, finished
+from polyhead.train.stop import Stop
+from polyhead.train.store.claims import claim
+from polyhead.train.store.disk import Patience
+from polyhead.train.store.folder import Result, clear
 
-__all__ = ["LOG", "MEMORY", "Failure", "last_line", "prepare", "sweep"]
+__all__ = ["LOG", "MEMORY", "Failure", "prepare", "sweep"]
 
 LOOK_SECONDS = 2.0
 """Between two looks at a run that somebody else trains."""
-AGAIN = "started again"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A run whose worker ended without a result: its exit code and the last line it said."""
-
-    name: str
-    folder: pathlib.Path
-    code: int
-    error: str
-
-
-class Job:
-    """One run of a sweep: who works on it, what its metrics.jsonl says so far, and how it ended."""
-
-    def __init__(self, config: Run, folder: pathlib.Path) -> None:
-        self.config, self.folder, self.digest = config, folder, configs.digest(config)
-        self.handle: Handle | None = None
-        self.holder: str | None = None  # the machine of another process that trains it
-        self.outcome: Result | Failure | None = finished(folder, self.digest)
-        self.deaths, self.retries, self.said = 0, 0, ""
-        self.step, self.rate, self.read = 0, 0.0, 0
-        self.begun, self.before = False, -1  # whether its worker trains; when metrics.jsonl was changed before that
-        self.shown: dict[str, str] = {}
-        self._follow()
-
-    @property
-    def state(self) -> str:
-        if self.outcome is not None:
-            return live.DONE if isinstance(self.outcome, Result) else live.FAILED
-        if self.holder is not None:
-            return live.ELSEWHERE
-        if self.handle is not None and self.begun:
-            return live.RUNNING
-        return live.RETRYING if self.deaths else live.WAITING
-
-    def ready(self) -> bool:
-        """Write the configuration into the folder, which is ours to train in; False where there is nothing to do."""
-        self.folder.parent.stat()  # a share that is gone is waited for
-        self.holder, self.outcome = None, finished(self.folder, self.digest)
-        if self.outcome is not None:
-            return False
-        self.begun, self.before = False, self._changed()
-        try:
-            with claim(self.config, self.folder), named(self.folder / LOG):
-                open(self.folder / LOG, "ab").close()
-        except Held:
-            self.holder = claimed_by(self.folder) or ""
-        except ValueError as error:
-            self.outcome = Failure(self.config.name, self.folder, MISTAKE, str(error))
-        except OSError as error:  # of this run's folder alone
-            if error.errno in PASSING:
-                raise
-            self.outcome = Failure(self.config.name, self.folder, DISK, error.strerror or str(error))
-        return self.outcome is None and self.holder is None
-
-    def poll(self) -> bool:
-        """Read new rows; True when the worker has just ended: then there is an outcome, a holder, or it shall go on."""
-        self._follow()
-        if self.handle is None:
-            return False
-        self.begun = self.begun or self._changed() != self.before
-        code = self.handle.code()
-        if code is None:
-            return False
-        self._follow()
-        self.handle, self.outcome = None, finished(self.folder, self.digest)
-        if self.outcome is None:
-            self._ended(code)
-        return True
-
-    def _ended(self, code: int) -> None:
-        self.said = said = last_line(self.folder / LOG, code)
-        if code == MISTAKE and ((holder := claimed_by(self.folder)) is not None or is_held(said)):
-            self.holder = holder or ""  # somebody was quicker
-        elif code in (MISTAKE, INTERRUPTED) or (code != PREEMPTED and self.deaths >= self.retries):
-            times = f" ({self.deaths + 1} times)" if self.deaths else ""
-            self.outcome = Failure(self.config.name, self.folder, code, said + times)
-            if code not in (MISTAKE, INTERRUPTED):  # who dies may say nothing
-                self._note(said + times)
-        elif code != PREEMPTED:
-            self.deaths += 1
-            self._note(f"{AGAIN} ({self.deaths} of {self.retries}): {said}")
-
-    def _note(self, text: str) -> None:
-        """For those who look at the folder, see status.py."""
-        with contextlib.suppress(OSError), open(self.folder / LOG, "a") as log:
-            log.write(f"polyhead: {text}\n")
-
-    def look(self) -> bool:
-        """Whether the other process has let go of it, with or without a result."""
-        self._follow()
-        self.outcome = finished(self.folder, self.digest)
-        holder = claimed_by(self.folder) if self.outcome is None else None
-        self.holder = holder
-        return holder is None
-
-    def _changed(self) -> int:
-        try:
-            return (self.folder / METRICS).stat().st_mtime_ns
-        except OSError:
-            return -1
-
-    def _follow(self) -> None:
-        try:
-            with open(self.folder / METRICS, "rb") as file:
-                if file.seek(0, os.SEEK_END) < self.read:
-                    self.read = 0  # a resumed run has cut the file
-                file.seek(self.read)
-                text = file.read()
-        except OSError:
-            return
-        whole = text[: text.rfind(b"\n") + 1]
-        self.read += len(whole)
-        for line in whole.splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
-                self._show(unseal(json.loads(line), METRICS))
-
-    def _show(self, row: dict[str, Any]) -> None:
-        metric, self.step = self.config.task.metric, int(row["step"])
-        if row["kind"] == "train":
-            self.rate = rate if math.isfinite(rate := float(row["steps_per_second"])) else 0.0
-            self.shown["loss"] = f"{row['loss']:.4f}"
-        elif row["kind"] == "eval":
-            self.shown[f"{row['split']} {metric}"] = f"{row[metric]:.3f}"
-
-    def text(self) -> str:
-        shown = "  ".join(f"{name} {value}" for name, value in self.shown.items())
-        if isinstance(self.outcome, Failure):
-            return f"failed: {self.outcome.error}"
-        if self.outcome is not None:
-            return f"{shown}  done in {duration(self.outcome.seconds)}".strip()
-        if self.holder is not None:
-            return f"{shown}  trained by another process{f' on {self.holder}' if self.holder else ''}".strip()
-        retry = f"  retry {self.deaths} of {self.retries}" if self.deaths else ""
-        if not self.begun:
-            return retry.strip()
-        left = (self.config.train.steps - self.step) / self.rate if self.rate else 0.0
-        return (f"{shown}  {self.rate:.1f} steps/s  {duration(left)} left" if self.rate else "starting") + retry
 
 
 def sweep(
@@ -300,20 +155,3 @@ def interruptible() -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def last_line(path: pathlib.Path, code: int) -> str:
-    """The last thing a worker's log says, or how the worker ended."""
-    if code == LOST:
-        return "lost: its machine, or its job, is gone"
-    try:
-        lines = path.read_text(errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    said = lines[-1].removeprefix("polyhead: ") if lines else ""
-    return said if code > 0 and said else f"killed by signal {-code}" if code < 0 else f"no result (exit code {code})"
-
-
-def is_held(said: str) -> bool:
-    """Whether a worker ended because another process trains in its folder."""
-    return said.startswith("run folder: another process is training in ")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyhead.config import Run, digest, to_dict
-from polyhead.scale.sweep.engines.engine import LOG
-from polyhead.scale.sweep.jobs import AGAIN, is_held, last_line
-from polyhead.scale.sweep.screen import DONE, ELSEWHERE, FAILED, RETRYING, RUNNING, STOPPED, WAITING
-from polyhead.train.store.folder import claimed_by, finished, read_metrics
+from polyhead.scale.sweep.engines import LOG
+from polyhead.scale.sweep.job import AGAIN, State, is_held, last_line
+from polyhead.train.store.claims import claimed_by
+from polyhead.train.store.folder import finished, read_metrics
 
 
 def status(runs: Sequence[Run], folder: str | pathlib.Path) -> list[dict[str, Any]]:
@@ -28,27 +28,27 @@ def status(runs: Sequence[Run], folder: str | pathlib.Path) -> list[dict[str, An
     return rows
 
 
-def _state(run: Run, place: pathlib.Path) -> tuple[str, int, str]:
+def _state(run: Run, place: pathlib.Path) -> tuple[State, int, str]:
     result = finished(place, digest(run)) if place.is_dir() else None
     if result is not None:
         split = run.train.evaluate[-1] if "compositional" not in run.train.evaluate else "compositional"
         score = result.scores.get(split, {}).get(run.task.metric)  # of another version it may lack
-        return DONE, result.steps, "" if score is None else f"{split} {run.task.metric} {score:.3f}"
+        return State.DONE, result.steps, "" if score is None else f"{split} {run.task.metric} {score:.3f}"
     if not place.is_dir():
-        return WAITING, 0, ""
+        return State.WAITING, 0, ""
     rows = read_metrics(place)
     step = max((row["step"] for row in rows), default=0)
     if (holder := claimed_by(place)) is not None:
         here = holder in ("", platform.node())
-        return RUNNING if here else ELSEWHERE, step, "" if here else f"on {holder}"
+        return State.RUNNING if here else State.ELSEWHERE, step, "" if here else f"on {holder}"
     log = place / LOG
     said = last_line(log, 1) if log.is_file() and log.stat().st_size else ""
     if said.startswith(AGAIN):
-        return RETRYING, step, said.removeprefix(AGAIN).strip()
+        return State.RETRYING, step, said.removeprefix(AGAIN).strip()
     if not rows and not said:
-        return WAITING, 0, ""
+        return State.WAITING, 0, ""
     fine = not said or said.startswith("stopped") or is_held(said)
-    return (STOPPED, step, "") if fine else (FAILED, step, said)
+    return (State.STOPPED, step, "") if fine else (State.FAILED, step, said)
 
 
 def _differing(runs: Sequence[Run]) -> list[dict[str, Any]]:

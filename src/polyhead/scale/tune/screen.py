@@ -4,17 +4,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from polyhead.scale.tune.trial import Outcome, Trial
 from polyhead.train.progress import QUIET_SECONDS
-
-if TYPE_CHECKING:
-    from polyhead.scale.tune.search import Outcome, Trial
 
 ROWS = 15
 """The last trials, and the best."""
@@ -59,7 +56,7 @@ class Screen:
             print(text, file=sys.stderr, flush=True)
 
 
-def table(outcome: "Outcome", texts: Mapping[int, str]) -> Table:
+def table(outcome: Outcome, texts: Mapping[int, str]) -> Table:
     """The last trials and the best."""
     shown = list(outcome.trials[-ROWS:])
     if outcome.best is not None and outcome.best not in shown:
@@ -75,7 +72,7 @@ def table(outcome: "Outcome", texts: Mapping[int, str]) -> Table:
     return found
 
 
-def said(trial: "Trial", outcome: "Outcome") -> str:
+def said(trial: Trial, outcome: Outcome) -> str:
     """What there is to say of a trial beside its score."""
     if trial is outcome.best:
         return "best"

@@ -15,52 +15,29 @@ import pathlib
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from polyhead import config as configs
 from polyhead.config import Run, serial, stream
 from polyhead.scale.sweep.engines.local import Local
-from polyhead.scale.sweep.jobs import LOOK_SECONDS, Failure, Job, interruptible
+from polyhead.scale.sweep.job import Failure, Job
+from polyhead.scale.sweep.jobs import LOOK_SECONDS, interruptible
 from polyhead.scale.tune.screen import Screen, short
-from polyhead.scale.tune.space import Range, Space, Value, changed, read_space
+from polyhead.scale.tune.space import Range, Space, changed, read_space
+from polyhead.scale.tune.trial import DONE, FAILED, PRUNED, RUNNING, Outcome, Trial
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import KINDS
 from polyhead.train.checks import check, read_all
 from polyhead.train.stop import MISTAKE, Stop
+from polyhead.train.store.claims import Held, locked
 from polyhead.train.store.disk import Patience
 from polyhead.train.store.files import write
-from polyhead.train.store.folder import Held, Result, locked, read_metrics
+from polyhead.train.store.folder import Result, read_metrics
 
 STUDY, JOURNAL, NAME = "study.json", "study.journal", "polyhead"
 SAMPLERS, PRUNERS = ("tpe", "random"), ("median", "hyperband")
 ENOUGH = 10
 """Finished trials; the importance of fields among fewer is noise."""
-DONE, PRUNED, FAILED, RUNNING = "done", "pruned", "failed", "running"
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One proposal: its fields, its run, what became of it, and its score, of a pruned one that at its last step."""
-
-    number: int
-    state: str
-    values: dict[str, Value]
-    score: float | None
-    folder: pathlib.Path | None
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A study as it stands.  `importance`: of each field, shares that add up to 1; empty while it is not known."""
-
-    folder: pathlib.Path
-    split: str
-    metric: str
-    trials: tuple[Trial, ...]
-    best: Trial | None
-    importance: dict[str, float]
 
 
 def tune(

@@ -34,6 +34,7 @@ from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks.task import (
     Score,
     advance,
+    beside,
     check_draw,
     check_integers,
     check_outputs,
@@ -204,9 +205,8 @@ class FuzzyLogic(Task):
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """R² of baselines that compose nothing, and the exact ceiling: see `polyhead.tasks.fuzzy_logic.floors`."""
-        from polyhead.tasks.fuzzy_logic import floors  # a floor knows the task, not the task its floors
-
-        return floors.floors(self, split, sequences=sequences, seed=seed)
+        found: dict[str, Score] = beside(__name__, "floors").floors(self, split, sequences=sequences, seed=seed)
+        return found
 
 
 @shaped
@@ -275,7 +275,7 @@ def _cover(known: int, terms: int, seed: int) -> set[Combination]:
 
 def _legacy(split: str, seed: int) -> list[int]:
     """The original code's order of the 66 known pairs, by rank; its first floor(66 held_out) are held out."""
-    text = importlib.resources.files(__package__).joinpath("fuzzy_logic_legacy.json").read_text()
+    text = importlib.resources.files(__package__).joinpath("legacy.json").read_text()
     orders: dict[str, list[int]] = json.loads(text)[split]
     if str(seed) not in orders:
         raise ValueError(f"FuzzyLogic: split={split!r} exists for split_seed {', '.join(orders)}, not for {seed}")

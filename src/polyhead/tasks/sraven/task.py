@@ -23,7 +23,7 @@ tensor([[5, 2],
 
 A sequence has one token per feature: the panels in reading order, their features in the order shown, each a one-hot
 vector, and `features` zero vectors for the last panel.  `sraven_rules` checks panels against the rules with code of
-its own; `sraven_ambiguity` finds the instances that another explanation answers differently, and the best accuracy
+its own; ambiguity.py finds the instances that another explanation answers differently, and the best accuracy
 there is.
 """
 
@@ -43,7 +43,7 @@ from torch.nn import functional as F
 
 from polyhead.config import Batch, Logits, Task, Vectors, stream
 from polyhead.spec.shapes import one_of, shaped
-from polyhead.tasks.task import Score, advance, check_draw, check_integers, check_split, fork, portion, shuffled
+from polyhead.tasks.task import Score, advance, beside, check_draw, check_integers, check_split, fork, portion, shuffled
 
 RULES = (
     "constant",
@@ -81,7 +81,7 @@ class Sraven(Task):
     grid: 3 in the paper.  Another number makes rows and columns of that many panels: a sum is of all columns but the
         last, a difference takes them from the first, and as many distinct symbols are distributed.
     permuted: whether columns permute their features.  Without, features stand in the order of their rules.
-    reject_ambiguous: "code" or "text" draws ambiguous instances anew, in all splits (see `sraven_ambiguity`).
+    reject_ambiguous: "code" or "text" draws ambiguous instances anew, in all splits (see ambiguity.py).
 
     >>> Sraven().sample("compositional", 16, torch.Generator().manual_seed(0)).inputs.shape
     torch.Size([16, 36, 8])
@@ -122,10 +122,9 @@ class Sraven(Task):
             raise ValueError(f"Sraven: split={self.split!r} exists for 4 features, not for {self.features}")
         _split(self.features, self.held_out, self.split, self.split_seed)
         if self.reject_ambiguous is not None:
-            from polyhead.tasks.sraven.ambiguity import DEFINITIONS, check_size  # which knows the task, not the task it
-
-            one_of("Sraven", "reject_ambiguous", self.reject_ambiguous, DEFINITIONS)
-            check_size(self)
+            ambiguity = beside(__name__, "ambiguity")
+            one_of("Sraven", "reject_ambiguous", self.reject_ambiguous, ambiguity.DEFINITIONS)
+            ambiguity.check_size(self)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -219,10 +218,9 @@ class Sraven(Task):
         return {"accuracy": right.all(dim=-1).to(logits.dtype), "feature_accuracy": right.to(logits.dtype).mean(dim=-1)}
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """Accuracy of baselines that combine no rules, and of the Bayes-optimal solver: see `sraven_floors`."""
-        from polyhead.tasks.sraven import floors as sraven_floors
-
-        return sraven_floors.floors(self, split, sequences=sequences, seed=seed)
+        """Accuracy of baselines that combine no rules, and of the Bayes-optimal solver: see floors.py."""
+        found: dict[str, Score] = beside(__name__, "floors").floors(self, split, sequences=sequences, seed=seed)
+        return found
 
     def _queries(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits (b features values) in at least float32 and targets (b features) of the query tokens."""
@@ -263,8 +261,7 @@ def _redraw(
     task: Sraven, drawn: tuple[Tensor, Tensor, Tensor], draw: Callable[[str], tuple[Tensor, Tensor, Tensor]]
 ) -> None:
     """Replace ambiguous instances, in place, by others of their rank in later draws."""
-    from polyhead.tasks.sraven.ambiguity import ambiguous  # which knows the task, not the task it
-
+    ambiguous = beside(__name__, "ambiguity").ambiguous
     definition = str(task.reject_ambiguous)
     left = ambiguous(drawn[-1], task, definition).nonzero()[:, 0]
     for attempt in range(1, TRIES):
@@ -358,7 +355,7 @@ def _split(features: int, held_out: float, split: str, seed: int) -> tuple[tuple
 
 def _legacy(split: str, seed: int) -> list[int]:
     """The original code's order of the 330 multisets, by rank; its first floor(330 held_out) are held out."""
-    text = importlib.resources.files(__package__).joinpath("sraven_legacy.json").read_text()
+    text = importlib.resources.files(__package__).joinpath("legacy.json").read_text()
     orders: dict[str, list[int]] = json.loads(text)[split]
     if str(seed) not in orders:
         raise ValueError(f"Sraven: split={split!r} exists for split_seed {', '.join(orders)}, not for {seed}")

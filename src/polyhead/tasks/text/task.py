@@ -26,7 +26,16 @@ import torch
 from torch import Tensor
 
 from polyhead.config import Batch, Logits, Task, Tokens, plain, stream
-from polyhead.tasks.task import LazyLogits, Score, check_draw, check_integers, check_split, token_guesses, token_losses
+from polyhead.tasks.task import (
+    LazyLogits,
+    Score,
+    beside,
+    check_draw,
+    check_integers,
+    check_split,
+    token_guesses,
+    token_losses,
+)
 from polyhead.tasks.text import data as text_data, tokens as text_tokens
 from polyhead.tasks.text.sources import SPLITS
 from polyhead.tasks.text.tokens import Codec
@@ -198,10 +207,9 @@ class Text(Task):
         return {"perplexity": math.exp(min(scores["loss"], 700.0))}
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """Bits per byte of compressors and of what knows no context: see `text_floors`."""
-        from polyhead.tasks.text import floors as text_floors  # a floor knows the task, not the task its floors
-
-        return text_floors.floors(self, split, sequences=sequences)
+        """Bits per byte of compressors and of what knows no context: see floors.py."""
+        found: dict[str, Score] = beside(__name__, "floors").floors(self, split, sequences=sequences)
+        return found
 
     # ------------------------------------------------------------------------------------------------------------- runs
     def keep(self, folder: str | os.PathLike[str]) -> None:

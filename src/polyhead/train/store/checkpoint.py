@@ -23,7 +23,7 @@ from polyhead.config import Run
 from polyhead.models.build import build
 from polyhead.train.parallel import like, whole
 from polyhead.train.store.files import Damaged, checksum, forget, link, seal, unseal, write
-from polyhead.train.store.folder import BEST, CHECKPOINT, EARLIER, read_config, read_result, saves
+from polyhead.train.store.folder import BEST, CHECKPOINT, EARLIER, read_config, saves
 
 FORMAT = 1
 STATES = ("exp_avg", "exp_avg_sq", "step")
@@ -100,23 +100,6 @@ def step_of(path: pathlib.Path) -> int:
         return int(read_metadata(path)["step"])
     except (ValueError, OSError):
         return 0
-
-
-def owner(folder: pathlib.Path) -> str | None:
-    """The run that was trained in `folder`: "" where that can no longer be read, None where none was."""
-    found = candidates(folder)
-    for path in found:
-        with contextlib.suppress(ValueError):
-            if path.is_dir():
-                from polyhead.train.store.sharded import read_index
-
-                return str(read_index(path)["digest"])
-            return str(read_metadata(path)["digest"])
-    with contextlib.suppress(ValueError):
-        if (result := read_result(folder)) is not None:
-            return result.digest
-        return "" if found else None
-    return ""
 
 
 def candidates(folder: pathlib.Path) -> list[pathlib.Path]:

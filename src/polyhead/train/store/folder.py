@@ -1,4 +1,4 @@
-"""A run folder: config.json, metrics.jsonl, checkpoint.safetensors, result.json, and who may write there."""
+"""A run folder: config.json, metrics.jsonl, checkpoint.safetensors, result.json."""
 
 import contextlib
 import dataclasses
@@ -9,7 +9,7 @@ import json
 import os
 import pathlib
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -20,15 +20,11 @@ from polyhead import config as configs
 from polyhead.config import Run, serial
 from polyhead.train import products
 from polyhead.train.store.disk import tell
-from polyhead.train.store.files import DAMAGED, Damaged, forget, named, seal, set_aside, unseal, write
+from polyhead.train.store.files import DAMAGED, Damaged, forget, named, seal, unseal, write
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.safetensors", "result.json"
 EARLIER, BEST, BAD_BATCH = "checkpoint-{:08}", "best.safetensors", "bad_batch.safetensors"
-LOCK, DIGEST = ".lock", "digest"
-
-
-class Held(ValueError):
-    """Another process is training in the folder."""
+DIGEST = "digest"
 
 
 @dataclass(frozen=True)
@@ -111,89 +107,6 @@ def saves(folder: pathlib.Path) -> list[pathlib.Path]:
     """All checkpoints in `folder` but the best: the newest, and those whose name says their step."""
     found = [folder / CHECKPOINT, *folder.glob("checkpoint-*.safetensors"), *folder.glob("checkpoint-*.sharded")]
     return [path for path in found if path.exists()]
-
-
-@contextlib.contextmanager
-def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
-    """Hold `folder` for `config`: nobody else trains there meanwhile, and it belongs to this run and no other."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"run folder: {folder} cannot be made ({error.strerror})") from None
-    with locked(folder):
-        path, mine = folder / CONFIG, configs.digest(config)
-        if (theirs := _holder(folder, mine)) != mine:
-            held = f"{folder} already holds another run ({theirs}, not {mine})"
-            raise ValueError(f"run folder: {held}; choose another folder or delete it")
-        values = {DIGEST: mine, **configs.to_dict(dataclasses.replace(config, folder=None))}
-        text = json.dumps(values, indent=2) + "\n"
-        if not path.exists() or path.read_bytes() != text.encode():
-            try:
-                write(path, text.encode())
-            except OSError:
-                if not (folder / RESULT).exists():  # a finished run may lie where nobody can write
-                    raise
-        yield
-
-
-def _holder(folder: pathlib.Path, mine: str) -> str:
-    """The run that was trained in `folder`; `mine` if none was: a mistake mended may use its folder.
-
-    A damaged config.json is set aside where the rest is of run `mine`.  Raises ValueError where it is not.
-    """
-    from polyhead.train.store.checkpoint import owner
-
-    path, rest = folder / CONFIG, owner(folder)
-    try:
-        if path.exists() and rest is not None:
-            return configs.digest(read_config(folder))
-    except ValueError as error:
-        if rest != mine:
-            raise
-        set_aside(path, error)
-    return rest or mine
-
-
-@contextlib.contextmanager
-def locked(folder: pathlib.Path) -> Iterator[None]:
-    """Hold the folder's lock.  Of a file: over NFS the lock of a folder is known to one machine only."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: no lock
-        yield
-        return
-    try:
-        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError:  # a finished run may lie where nobody can write
-        handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Held(f"run folder: another process is training in {folder}") from None
-        with contextlib.suppress(OSError):  # who it is, for those who look: nothing rests on it
-            os.truncate(handle, 0)
-            os.pwrite(handle, f"{platform.node()} {os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        os.close(handle)
-
-
-def claimed_by(folder: pathlib.Path) -> str | None:
-    """The machine on which a process trains in `folder` now ("" where that is not known), or None."""
-    try:
-        import fcntl
-
-        handle = os.open(folder / LOCK, os.O_RDWR)
-    except (ImportError, OSError):  # nobody ever trained there, or nobody can
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.pread(handle, 256, 0).decode(errors="replace").partition(" ")[0]
-    finally:
-        os.close(handle)
-    return None
 
 
 def clear(folder: pathlib.Path) -> None:

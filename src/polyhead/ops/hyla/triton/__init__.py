@@ -1,10 +1,10 @@
-"""HYLA on CUDA: the equations of hyla_blocked.py, tile by tile within one kernel, in three kernels.
+"""HYLA on CUDA: the equations of ../blocked.py, tile by tile within one kernel, in three kernels.
 
 A forward kernel, one for the gradients of queries and bias, one for those of keys and values; each recomputes the codes
 it needs, so only the arguments are saved.  Nothing is added atomically: gradients are the same every time.  Schug et
 al. 2024, "Attention as a hypernetwork", eq. 6.
 
-The kernels (hyla_triton_kernels.py) are imported where they run, as importing polyhead must not need triton.
+The kernels (kernels.py) are imported where they run, as importing polyhead must not need triton.
 """
 
 from typing import Any
@@ -117,7 +117,7 @@ def _forward(
     normalise: str,
     act: str,
 ) -> Tensor:
-    import polyhead.ops.hyla.triton.kernels as kernels
+    from polyhead.ops.hyla.triton import kernels
 
     options: dict[str, Any] = {"causal": causal, "window": window, "scale": scale, "normalise": normalise, "act": act}
     with torch.cuda.device_of(q):
@@ -143,7 +143,7 @@ def _backward(
     act: str,
 ) -> list[Tensor]:
     """Gradients of q, k, v and, if it is given, the bias."""
-    import polyhead.ops.hyla.triton.kernels as kernels
+    from polyhead.ops.hyla.triton import kernels
 
     q, k, v, *bias = tensors
     given = q, k, v, bias[0] if bias else None, look, cu_seqlens

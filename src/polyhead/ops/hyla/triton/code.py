@@ -11,6 +11,7 @@
 from dataclasses import dataclass
 
 import triton.language as tl
+
 from polyhead.ops.triton_tiles import (
     Block,
     Dots,

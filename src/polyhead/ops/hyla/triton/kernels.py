@@ -1,16 +1,16 @@
 # mypy: disallow-untyped-defs=False
-"""The kernels of HYLA, and how they are launched: see hyla_blocked.py for the equations, tiles_triton.py for the style.
+"""The kernels of HYLA, and how they are launched: see blocked.py for the equations, triton_tiles.py for the style.
 
 One program holds a tile of queries (or, for the gradients of keys and values, of keys) with all heads, and goes
 through the tiles of the other side.  Sums over heads of a pair and sums over keys of a head are products of stacks of
 small matrices: the first has one matrix for each key, the second one for each query.
 
-    code        a [head, query, key]    = normalised q k^T                   stack of heads (hyla_triton_code.py)
+    code        a [head, query, key]    = normalised q k^T                   stack of heads (code.py)
     forward     z [key, query, width]   = a^T v     y = act(z)               stack of keys
                 out [query, head, width] += a y                              stack of queries
     backward    dy [query, key, width]  = a^T dout  dz = dy act'(z)          stack of queries
                 da [head, query, key]   = dout y^T + v dz^T                  stacks of queries and of keys
-                ds from da (hyla_triton_code.py),  dq += ds k,  dk += ds^T q,  dv += a dz
+                ds from da (code.py),  dq += ds k,  dk += ds^T q,  dv += a dz
 
 Wide values are cut: out is separable over their width, and the gradients of q, k and bias are sums over it.
 """
@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
-
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from polyhead.ops.hyla.triton.code import (
     Config,
     code_tile,

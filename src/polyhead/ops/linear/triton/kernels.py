@@ -18,10 +18,10 @@ changes.  Imports triton, so it is imported only where a kernel is about to run.
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
-
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from polyhead.ops.triton_tiles import Dots, Launch, dot, dots, jit, number, padded, pair, strides
 
 WIDTH = {2: 64, 4: 32, 8: 32}

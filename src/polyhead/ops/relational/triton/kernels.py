@@ -17,6 +17,7 @@ kernel is about to run.
 """
 
 import triton.language as tl
+
 from polyhead.ops.triton_tiles import (
     by_offset,
     diagonals,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
-import triton
 from polyhead.ops.relational.triton.kernels import backward_keys, backward_offsets, backward_queries, forward
 from polyhead.ops.triton_tiles import SMALLEST, Block, Dots, Launch, Limits, Sight, dots, padded, pair, strides
 

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from polyhead.scale.sweep.engines.engine import LOG, Handle, command, settings
+from polyhead.scale.sweep.engines import LOG, Handle, command, settings
 
 if TYPE_CHECKING:
     from polyhead.config import Run

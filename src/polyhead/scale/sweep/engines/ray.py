@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyhead.scale.sweep.engines.engine import LOG, LOST, Handle, Resources, settings
+from polyhead.scale.sweep.engines import LOG, LOST, Handle, Resources, settings
 from polyhead.train.stop import DISK
 
 if TYPE_CHECKING:

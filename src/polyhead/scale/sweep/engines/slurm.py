@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyhead.scale.sweep.engines.engine import LOG, LOST, Handle, Resources, command, settings
+from polyhead.scale.sweep.engines import LOG, LOST, Handle, Resources, command, settings
 from polyhead.train.stop import INTERRUPTED, PREEMPTED
 
 if TYPE_CHECKING:

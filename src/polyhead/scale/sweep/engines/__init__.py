@@ -77,7 +77,7 @@ def command(folder: pathlib.Path, python: str = sys.executable) -> list[str]:
 
 def settings(threads: int, given: Mapping[str, str]) -> dict[str, str]:
     """The environment of a worker, made of that of whoever starts it."""
-    source = str(pathlib.Path(__file__).parents[2])
+    source = str(pathlib.Path(__file__).parents[4])
     paths = os.pathsep.join([source, *filter(None, [given.get("PYTHONPATH")])])
     own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return {**MEMORY, **given, **own, "POLYHEAD_REQUEUE": "0"}  # the sweep starts it again, not the worker itself

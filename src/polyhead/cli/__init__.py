@@ -1,0 +1,5 @@
+"""The command line: verbs.py begins, a file for each larger verb, text.py prints."""
+
+from polyhead.cli.verbs import main
+
+__all__ = ["main"]

@@ -1,0 +1,7 @@
+"""`nn.MultiheadAttention`: its latent codes (taps.py), ours with its interface (module.py), the swap (replace.py)."""
+
+from polyhead.compat.torch_mha.module import MultiheadAttention
+from polyhead.compat.torch_mha.replace import drop_in, replace
+from polyhead.compat.torch_mha.taps import capture
+
+__all__ = ["MultiheadAttention", "capture", "drop_in", "replace"]

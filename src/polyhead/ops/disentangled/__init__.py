@@ -1,0 +1,1 @@
+"""Disentangled relational attention: the equation (reference.py)."""

@@ -1,0 +1,1 @@
+"""Relational attention: the equation (reference.py), stock attention (sdpa.py), tiles (blocked.py), Triton kernels."""

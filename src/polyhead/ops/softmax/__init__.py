@@ -1,0 +1,1 @@
+"""Softmax attention: the equation (reference.py) and PyTorch's own kernels (sdpa.py)."""

@@ -1,0 +1,1 @@
+"""Pages to look at: `report` (runs: scores, codes, attention) and `explore` (one text)."""

@@ -1,0 +1,4 @@
+"""The papers' experiments: for each of `hyla`, `dual` and `language` its models, runs, claims and figures.
+
+recipes.py names all runs, reproduce.py makes a figure by one command; study.py, outcome.py and page.py serve both.
+"""

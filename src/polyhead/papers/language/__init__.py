@@ -1,0 +1,1 @@
+"""Language models of both papers and of the course: models, runs, claims, curves."""

@@ -1,0 +1,5 @@
+"""Memory, time and the largest batch on devices that are not here: estimate.py, count.py (operations), cards.py."""
+
+from polyhead.scale.plan.estimate import Plan, plan
+
+__all__ = ["Plan", "plan"]

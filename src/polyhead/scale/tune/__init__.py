@@ -1,0 +1,6 @@
+"""Search beyond a grid: search.py (Optuna proposes, workers train), space.py (which values), screen.py."""
+
+from polyhead.scale.tune.search import status, tune
+from polyhead.scale.tune.trial import Outcome, Trial
+
+__all__ = ["Outcome", "Trial", "status", "tune"]

@@ -1,0 +1,56 @@
+"""What every part agrees on: the letters of shapes, the table of mechanisms, one mapping of parameter trees.
+
+No torch, no jax: `polyhead.spec.NAME` is the table (table.py); shapes.py checks sizes and words errors.
+"""
+
+from polyhead.spec.table import (
+    ACTS,
+    AXES,
+    CAUSAL,
+    CODE,
+    COMMON,
+    MASKED_PAIR,
+    MASKED_ROW,
+    MECHANISMS,
+    MIX,
+    NORMALISE,
+    PROJECTIONS,
+    QKV,
+    RELATION_ACTS,
+    RELATION_INIT,
+    RMS_HEADS_EPS,
+    SOFTMAX_AXIS,
+    SYMBOLS,
+    VALUES,
+    Mechanism,
+    Step,
+    amount,
+    mechanism,
+    shape,
+)
+
+__all__ = [
+    "ACTS",
+    "AXES",
+    "CAUSAL",
+    "CODE",
+    "COMMON",
+    "MASKED_PAIR",
+    "MASKED_ROW",
+    "MECHANISMS",
+    "MIX",
+    "NORMALISE",
+    "PROJECTIONS",
+    "QKV",
+    "RELATION_ACTS",
+    "RELATION_INIT",
+    "RMS_HEADS_EPS",
+    "SOFTMAX_AXIS",
+    "SYMBOLS",
+    "VALUES",
+    "Mechanism",
+    "Step",
+    "amount",
+    "mechanism",
+    "shape",
+]

@@ -1,0 +1,5 @@
+"""Fuzzy logic: the task, and what solvers that do not compose reach (floors.py, function_floors.py)."""
+
+from polyhead.tasks.fuzzy_logic.task import FuzzyLogic
+
+__all__ = ["FuzzyLogic"]

@@ -1,0 +1,5 @@
+"""Images: the task, and where its pictures come from (data.py)."""
+
+from polyhead.tasks.images.task import Images
+
+__all__ = ["Images"]

@@ -1,0 +1,119 @@
+"""Whose a run folder is: which run was trained there, and which process trains in it now."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import platform
+from collections.abc import Iterator
+
+from polyhead import config as configs
+from polyhead.config import Run
+from polyhead.train.store.checkpoint import candidates, read_metadata
+from polyhead.train.store.files import set_aside, write
+from polyhead.train.store.folder import CONFIG, DIGEST, RESULT, read_config, read_result
+
+LOCK = ".lock"
+
+
+class Held(ValueError):
+    """Another process is training in the folder."""
+
+
+@contextlib.contextmanager
+def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
+    """Hold `folder` for `config`: nobody else trains there meanwhile, and it belongs to this run and no other."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"run folder: {folder} cannot be made ({error.strerror})") from None
+    with locked(folder):
+        path, mine = folder / CONFIG, configs.digest(config)
+        if (theirs := _holder(folder, mine)) != mine:
+            held = f"{folder} already holds another run ({theirs}, not {mine})"
+            raise ValueError(f"run folder: {held}; choose another folder or delete it")
+        values = {DIGEST: mine, **configs.to_dict(dataclasses.replace(config, folder=None))}
+        text = json.dumps(values, indent=2) + "\n"
+        if not path.exists() or path.read_bytes() != text.encode():
+            try:
+                write(path, text.encode())
+            except OSError:
+                if not (folder / RESULT).exists():  # a finished run may lie where nobody can write
+                    raise
+        yield
+
+
+def _holder(folder: pathlib.Path, mine: str) -> str:
+    """The run that was trained in `folder`; `mine` if none was: a mistake mended may use its folder.
+
+    A damaged config.json is set aside where the rest is of run `mine`.  Raises ValueError where it is not.
+    """
+    path, rest = folder / CONFIG, owner(folder)
+    try:
+        if path.exists() and rest is not None:
+            return configs.digest(read_config(folder))
+    except ValueError as error:
+        if rest != mine:
+            raise
+        set_aside(path, error)
+    return rest or mine
+
+
+@contextlib.contextmanager
+def locked(folder: pathlib.Path) -> Iterator[None]:
+    """Hold the folder's lock.  Of a file: over NFS the lock of a folder is known to one machine only."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: no lock
+        yield
+        return
+    try:
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:  # a finished run may lie where nobody can write
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Held(f"run folder: another process is training in {folder}") from None
+        with contextlib.suppress(OSError):  # who it is, for those who look: nothing rests on it
+            os.truncate(handle, 0)
+            os.pwrite(handle, f"{platform.node()} {os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+def claimed_by(folder: pathlib.Path) -> str | None:
+    """The machine on which a process trains in `folder` now ("" where that is not known), or None."""
+    try:
+        import fcntl
+
+        handle = os.open(folder / LOCK, os.O_RDWR)
+    except (ImportError, OSError):  # nobody ever trained there, or nobody can
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(handle, 256, 0).decode(errors="replace").partition(" ")[0]
+    finally:
+        os.close(handle)
+    return None
+
+
+def owner(folder: pathlib.Path) -> str | None:
+    """The run that was trained in `folder`: "" where that can no longer be read, None where none was."""
+    found = candidates(folder)
+    for path in found:
+        with contextlib.suppress(ValueError):
+            if path.is_dir():
+                from polyhead.train.store.sharded import read_index
+
+                return str(read_index(path)["digest"])
+            return str(read_metadata(path)["digest"])
+    with contextlib.suppress(ValueError):
+        if (result := read_result(folder)) is not None:
+            return result.digest
+        return "" if found else None
+    return ""

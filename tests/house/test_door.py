@@ -1,0 +1,87 @@
+"""The door: what a type checker sees is what is there, `dir` lists it and nothing else, old names lead to new ones."""
+
+import ast
+import importlib
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import polyhead as ph
+
+SOURCE = pathlib.Path(ph.__file__)
+
+
+def typed():
+    """name -> (module, attribute) of the imports under TYPE_CHECKING."""
+    block = next(n for n in ast.parse(SOURCE.read_text()).body if isinstance(n, ast.If))
+    return {
+        alias.asname or alias.name: (n.module, alias.name)
+        for n in block.body
+        if isinstance(n, ast.ImportFrom)
+        for alias in n.names
+    }
+
+
+def test_a_type_checker_sees_what_is_there():
+    modules = {name: tuple(where.rsplit(".", 1)) for name, where in ph._MODULES.items()}
+    assert typed() == ph._HOME | modules
+    assert dir(ph) == sorted(ph.__all__) == sorted(typed())
+
+
+@pytest.mark.parametrize("name", ph.__all__)
+def test_every_name_is_there(name):
+    module, attribute = typed()[name]
+    assert getattr(ph, name) is getattr(importlib.import_module(module), attribute, None) or name in ph._MODULES
+
+
+@pytest.mark.parametrize("old", ph._MOVED)
+def test_an_old_name_leads_to_the_new_one_and_says_so(old, monkeypatch):
+    new = importlib.import_module(ph._MOVED[old])
+    monkeypatch.delitem(sys.modules, old, raising=False)
+    parent, _, name = old.rpartition(".")
+    with pytest.warns(DeprecationWarning, match=f"^{old} is {ph._MOVED[old]} now$"):
+        found = importlib.import_module(old)
+    vars(sys.modules[parent]).pop(name)  # which an import sets, and would hide a function of that name
+    public = [name for name in vars(new) if not name.startswith("_")]
+    assert public
+    assert all(getattr(found, name) is getattr(new, name) for name in public)
+
+
+CALLED = """
+import polyhead.plan, polyhead as ph, polyhead.scale.plan.estimate as new
+assert ph.plan is polyhead.plan is not new.plan
+try:
+    ph.plan(3)
+except (AttributeError, AssertionError, TypeError):
+    raise SystemExit(0)  # of the function: it was called with a number
+raise SystemExit("nothing was called")
+"""
+
+
+def test_a_function_is_called_where_a_module_of_its_name_was():
+    subprocess.run([sys.executable, "-W", "ignore", "-c", CALLED], check=True)
+
+
+USER = """
+import polyhead as ph
+reveal_type(ph.MultiHeadAttention)
+reveal_type(ph.plan)
+ph.Softmax(4, oops=3)
+ph.TransformerConfig(dimm=64)
+ph.MultiHeadAtention
+ph.train.run(3)
+"""
+
+
+def test_mypy_knows_every_name(tmp_path):
+    (tmp_path / "user.py").write_text(USER)
+    api = importlib.import_module("mypy.api")
+    said, _, _ = api.run([str(tmp_path / "user.py"), "--strict", "--cache-dir=/dev/null", "--follow-imports=silent"])
+    lines = {int(line.split(":")[1]): line for line in said.splitlines() if "user.py:" in line}
+    assert 'Revealed type is "def (' in lines[3]
+    assert "MultiHeadAttention" in lines[3]
+    assert "Plan" in lines[4]
+    for number, word in ((5, "oops"), (6, "dimm"), (7, "MultiHeadAtention"), (8, "arg-type")):
+        assert word in lines[number], said

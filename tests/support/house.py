@@ -1,0 +1,149 @@
+"""The house in numbers: `python tests/support/house.py [src/polyhead ...]`, several trees side by side.
+
+files, lines        of Python in the package
+at the root         modules that lie in the package's own folder
+folders             packages, the root not counted
+longest chain       of imports between the folders of the first level, circles taken as one
+circles             of files that import each other, also inside functions and under TYPE_CHECKING
+Any                 in annotations
+splats              calls with `*(a, b, ...)`, a tuple written out
+"""
+
+import ast
+import pathlib
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+
+def files(package: pathlib.Path) -> dict[str, ast.Module]:
+    """Dotted name -> its tree."""
+    found = {}
+    for path in sorted(package.rglob("*.py")):
+        name = ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
+        found[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def imports(trees: Mapping[str, ast.Module], door: Mapping[str, str] | None = None) -> dict[str, set[str]]:
+    """File -> the files of the package it imports anywhere; `door`: what names of the package itself stand for."""
+    arrows: dict[str, set[str]] = defaultdict(set)
+    package = min(trees, key=len)
+    for name, tree in trees.items():
+        if name == package:
+            continue
+        for target in _targets(tree, package, door or {}):
+            while target not in trees and "." in target:
+                target = target.rpartition(".")[0]
+            if target not in (name, package) and target in trees:
+                arrows[name].add(target)
+    return arrows
+
+
+def _targets(tree: ast.Module, package: str, door: Mapping[str, str]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield door.get(alias.name, whole) if node.module == package else whole
+
+
+def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one node (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(arrows.get(node, ())):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            cut = stack.index(node)
+            if len(stack) - cut > 1:
+                found.append(sorted(stack[cut:]))
+            del stack[cut:]
+
+    for node in sorted(arrows):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def rooms(arrows: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """The same between folders (or files) of the first level."""
+    between: dict[str, set[str]] = defaultdict(set)
+    for name, others in arrows.items():
+        here = name.split(".")[1]
+        between[here] |= {there for other in others if (there := other.split(".")[1]) != here}
+    return between
+
+
+def chain(arrows: Mapping[str, set[str]]) -> int:
+    """Nodes of the longest path; a circle counts as one."""
+    one = {name: circle[0] for circle in circles(arrows) for name in circle}
+    merged: dict[str, set[str]] = defaultdict(set)
+    for name, others in arrows.items():
+        mine = one.get(name, name)
+        merged[mine] |= {one.get(other, other) for other in others} - {mine}
+    length: dict[str, int] = {}
+
+    def reach(name: str) -> int:
+        if name not in length:
+            length[name] = 1 + max((reach(other) for other in merged.get(name, ())), default=0)
+        return length[name]
+
+    return max(map(reach, [*merged]), default=0)
+
+
+def anys(tree: ast.Module) -> int:
+    """`Any` in annotations."""
+    marked = [
+        node.annotation for node in ast.walk(tree) if isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation
+    ]
+    marked += [
+        n.returns for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and n.returns
+    ]
+    return sum(isinstance(part, ast.Name) and part.id == "Any" for mark in marked for part in ast.walk(mark))
+
+
+def splats(tree: ast.Module) -> int:
+    """`f(*(a, b))`."""
+    calls = [argument for node in ast.walk(tree) if isinstance(node, ast.Call) for argument in node.args]
+    return sum(isinstance(a, ast.Starred) and isinstance(a.value, (ast.Tuple, ast.List)) for a in calls)
+
+
+def numbers(package: pathlib.Path) -> dict[str, int]:
+    """What the table shows."""
+    trees = files(package)
+    arrows = imports(trees)
+    return {
+        "files": len(trees),
+        "lines": sum(path.read_text(encoding="utf-8").count("\n") for path in package.rglob("*.py")),
+        "at the root": len(list(package.glob("*.py"))),
+        "folders": len(list(package.rglob("__init__.py"))) - 1,
+        "longest chain": chain(rooms(arrows)),
+        "circles": len(circles(arrows)),
+        "Any": sum(map(anys, trees.values())),
+        "splats": sum(map(splats, trees.values())),
+    }
+
+
+def main(places: list[str]) -> None:
+    """A row a number, a column a tree."""
+    default = str(pathlib.Path(__file__).parents[2] / "src" / "polyhead")
+    columns = [numbers(pathlib.Path(place)) for place in places or [default]]
+    for name in columns[0]:
+        print(f"{name:15}", *(f"{column[name]:7}" for column in columns))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

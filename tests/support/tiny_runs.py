@@ -1,0 +1,95 @@
+"""A run small enough to train in a fraction of a second, with dropout on and every kind of parameter in it."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import polyhead as ph
+from polyhead.train import run as train
+
+
+def tiny(folder: Any, **changes: Any) -> Any:
+    """Twelve steps; saved after 5 and 10.  `changes`: fields of Train, of the model, or of the run."""
+    task = ph.tasks.FuzzyLogic(length=8)
+    model = ph.TransformerConfig(
+        *task.ends,
+        dim=16,
+        layers=2,
+        heads=(ph.Softmax(2), ph.Hyla(2)),
+        feedforward=ph.Mlp(24),
+        positions=ph.RelativeBias(),
+        max_length=8,
+        bias=True,
+        dropout=0.2,
+        residual_dropout=0.1,
+        init="hyla",
+    )
+    train = ph.Train(steps=12, batch_size=4, warmup=3, log_every=1, eval_every=6, save_every=5, eval_batches=2)
+    run = ph.Run(name="tiny", task=task, model=model, train=train, seed=7, folder=str(folder), device="cpu", threads=1)
+    for name, value in changes.items():
+        for part in ("train", "model"):
+            if name in {f.name for f in dataclasses.fields(getattr(run, part))}:
+                run = dataclasses.replace(run, **{part: dataclasses.replace(getattr(run, part), **{name: value})})
+                break
+        else:
+            run = dataclasses.replace(run, **{name: value})
+    return run
+
+
+@pytest.fixture(name="tiny", scope="session")
+def _tiny() -> Callable[..., Any]:
+    return tiny
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The uninterrupted run that others are compared with."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(tiny(folder), progress=False)
+    return folder
+
+
+OWN = (  # what members may have of their own
+    {"seed": 0, "lr": 2e-3, "weight_decay": 0.1, "warmup": 0, "clip": 0.05},
+    {"seed": 1, "lr": 5e-4, "weight_decay": 0.5, "warmup": 3, "final": 0.0, "betas": (0.8, 0.95)},
+    {"seed": 0, "lr": 1e-3, "weight_decay": 0.0, "warmup": 5, "early_floor": True, "clip": 1.0, "eps": 1e-6},
+)
+
+
+@pytest.fixture
+def members() -> Callable[..., list[Any]]:
+    """Three runs that differ in all they may, small and without residual dropout."""
+
+    def make(**changes: Any) -> list[Any]:
+        common = {
+            "residual_dropout": 0.0,
+            "dim": 8,
+            "steps": 6,
+            "eval_every": 4,
+            "save_every": 3,
+            "feedforward": ph.Mlp(8),
+        }
+        return [tiny(None, name=f"m{i}", **{**common, **own, **changes}) for i, own in enumerate(OWN)]
+
+    return make
+
+
+@pytest.fixture
+def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], object]], None]:
+    """Do something, once, when training draws its batch number `step` (from 0)."""
+
+    def install(step: int, action: Callable[[], object]) -> None:
+        draw = ph.tasks.FuzzyLogic.batch
+        waiting = [action]
+
+        def batch(task: Any, split: str, size: int, **where: Any) -> Any:
+            if split == "train" and where["step"] == step and waiting:
+                waiting.pop()()
+            return draw(task, split, size, **where)
+
+        monkeypatch.setattr(ph.tasks.FuzzyLogic, "batch", batch)
+
+    return install
