@@ -59,7 +59,15 @@ def pytest_addoption(parser):
     parser.addoption("--order", default="", help="reverse or random:SEED: files, and the tests in each, in that order")
 
 
-LONGEST = ("test_docs.py", "test_devices.py", "test_site.py", "test_sweep.py", "test_bad_input.py", "test_trainer.py")
+LONGEST = (
+    "test_door.py",
+    "test_docs.py",
+    "test_devices.py",
+    "test_site.py",
+    "test_sweep.py",
+    "test_bad_input.py",
+    "test_trainer.py",
+)
 """Begun with, so that no worker is left with one of them when the others have finished."""
 
 SLOW = (
