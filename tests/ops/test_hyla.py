@@ -4,6 +4,7 @@ import itertools
 import json
 import pathlib
 
+import compilers
 import numpy as np
 import pytest
 import torch
@@ -11,12 +12,11 @@ from some import some
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.dispatch import BACKENDS
 from polyhead.ops.hyla import blocked as hyla_blocked
 from polyhead.ops.latent_code import visible
 from polyhead.spec import ACTS, NORMALISE
 
-IMPLS = [impl for impl in BACKENDS["hyla"] if impl not in ("triton", "state")]
+IMPLS = [impl for impl in compilers.IMPLS["hyla"] if impl not in ("triton", "state")]
 """Kernels have tests of their own, as their interpreter is slow."""
 CASES = list(
     itertools.product(

@@ -3,15 +3,18 @@
 A compiler here is a script that copies what was built before, so that nothing is compiled twice.
 """
 
-import importlib
 import logging
+import os
+import shutil
 import subprocess
 import sys
 import threading
 
 import pytest
 import torch
+from compilers import READY
 from problems import make_problem
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 from polyhead import ops
@@ -20,9 +23,8 @@ from polyhead.ops.latent_code import Inputs
 from polyhead.ops.native import library as native
 from polyhead.spec import ACTS, NORMALISE
 
-READY = native.status("hyla") in ("built", "not built yet: compiled on first use")
 needs_compiler = pytest.mark.skipif(not READY, reason="no compiler")
-BACKEND = importlib.import_module("polyhead.ops.hyla.native")
+COMPILER, COMPILERS = shutil.which("g++") or shutil.which("clang++"), os.environ["PATH"]
 
 
 @pytest.fixture
@@ -260,3 +262,56 @@ def test_it_compiles_whole():
     outs = compiled(q, k, v), ops.hyla(q, k, v, causal=True, impl="reference").sin()
     assert_close(*outs, rtol=1e-4, atol=1e-5)
     assert_close(*(torch.autograd.grad(out.square().sum(), (q, k, v)) for out in outs), rtol=1e-3, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------------- the self-check
+def stub(place):
+    """A library that does nothing, and says that it did it."""
+    source = place / "stub.cpp"
+    source.write_text('extern "C" int polyhead_hyla(const void*, int) { return 0; }\n')
+    compiler(place, f'PATH={COMPILERS} {COMPILER} -shared -fPIC {source} -o "$out"')
+
+
+@needs_compiler
+def test_wrong_numbers_are_found_before_the_first_use(place, caplog):
+    stub(place)
+    q, k, v = torch.randn(3, 1, 600, 2, 4)
+    told = "computes wrong numbers on this processor (relative error "
+    for _ in range(2):  # the second is as in the next process
+        with pytest.raises(ValueError, match=r"^hyla: impl 'native' computes wrong numbers .*; use impl='auto'"):
+            ops.hyla(q, k, v, impl="native")
+        assert_close(ops.hyla(q, k, v), ops.hyla(q, k, v, impl="blocked"), rtol=0, atol=0)
+        native._LIBRARIES.clear()
+    assert calls(place) == 1
+    warned = [r.message for r in caplog.records if "no native code" in r.message]
+    assert len(warned) == 2
+    assert all(told in x and "\n" not in x for x in warned)
+
+
+@pytest.mark.parametrize("came", [native.WRONG, float("nan"), None])
+def test_whatever_the_check_does_not_find_right_is_wrong(place, monkeypatch, library, came):
+    copying(place, library)
+    monkeypatch.setitem(native.CHECKS, "hyla", lambda dtype: came if came is not None else 1 / 0)
+    assert "computes wrong numbers" in native.missing("hyla")
+
+
+def test_a_build_is_checked_once_and_outside_the_modes_of_its_caller(place, monkeypatch, library):
+    copying(place, library)
+    checked, errors = native.CHECKS["hyla"], []
+    monkeypatch.setitem(native.CHECKS, "hyla", lambda dtype: errors.append(checked(dtype)) or errors[-1])
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16), FakeTensorMode():
+        assert native.missing("hyla") is None
+    native._LIBRARIES.clear()
+    assert native.missing("hyla") is None
+    assert len(errors) == 1
+    assert 0 < errors[0] < 1e-5
+
+
+def test_a_check_that_cannot_be_noted_is_made_again(place, monkeypatch, library):
+    copying(place, library)
+    assert native.missing("hyla") is None
+    note = native.cached("hyla").with_suffix(".sum")
+    note.write_text(note.read_text().partition("\n")[0])  # as before the check was made
+    monkeypatch.setattr(native, "_note", lambda *a: (_ for _ in ()).throw(OSError("read-only")))
+    native._LIBRARIES.clear()
+    assert native.missing("hyla") is None

@@ -9,22 +9,19 @@ import itertools
 
 import pytest
 import torch
+from compilers import IMPLS
 from some import some
 from torch.testing import assert_close
 
 from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, TENSORS, resolve
 from polyhead.ops.latent_code import Inputs
-from polyhead.ops.native import library
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS
-
-READY = ("built", "not built yet: compiled on first use")
-"""Where there is a compiler."""
 
 RELATIONS = [(1, 5, False), (3, 1, True), (8, 2, False)]
 RELATED = [{"offset": o, "r": r, "p": p, "symmetric": y} for o in (False, True) for r, p, y in RELATIONS]
-SKIPPED = ("reference", "triton", "state", *(() if library.status("hyla") in READY else ("native",)))
+SKIPPED = ("reference", "triton", "state")
 """The specification; kernels, whose interpreter is too slow, and what refuses the defaults: they have own tests."""
-PAIRS = [(op, impl) for op, impls in BACKENDS.items() for impl in impls if impl not in SKIPPED]
+PAIRS = [(op, impl) for op, impls in IMPLS.items() for impl in impls if impl not in SKIPPED]
 VARIANTS = {
     "softmax": [{}],
     "linear": [{"normalise": n, "act": a} for n, a in itertools.product(NORMALISE, ACTS)],

@@ -5,6 +5,7 @@ results are the same every time.  Schug et al. 2024, "Attention as a hypernetwor
 """
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -207,3 +208,24 @@ def _anew(tensors: list[Tensor], limits: list[Tensor], options: dict[str, Any]) 
 _forward.register_autograd(_grad, setup_context=_setup)
 _backward.register_autograd(no_second_derivative("hyla", "native"))
 _forward.register_vmap(vmapped(_forward))
+
+
+def check(dtype: torch.dtype) -> float:
+    """The largest error beside the reference, with heads of a template and others, and tiles that are not full."""
+    cases: list[tuple[list[tuple[int, ...]], dict[str, Any]]] = [
+        ([(1, 37, 8, 5), (1, 37, 8, 5), (1, 37, 8, 7), (8, 73)], {"causal": True}),
+        ([(2, 18, 6, 3), (2, 33, 3, 3), (2, 33, 3, 17), (1, 6, 18, 33)], {
+            "window": 9, "mask": torch.arange(33) % 5 < 4, "normalise": "softmax_rms_heads", "act": "gelu"
+        }),
+    ]  # fmt: skip
+    return max(
+        native.worst_error(_biased(forward, how), _biased(REFERENCES["hyla"], how), sizes, dtype)
+        for sizes, how in cases
+    )
+
+
+def _biased(function: Callable[..., Tensor], options: dict[str, Any]) -> Callable[..., Tensor]:
+    return lambda q, k, v, bias: function(q, k, v, bias=bias, **options)
+
+
+native.CHECKS["hyla"] = check

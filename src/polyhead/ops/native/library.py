@@ -2,8 +2,9 @@
 
 A library is a plain C interface without a header of PyTorch's, so that it is built in seconds and depends on no ABI.
 Its name in the cache is a digest of what makes it: sources, flags, versions, processor.  One process builds it, under
-a lock that the system takes back when the process dies; it gets its name when it is whole.  Whatever goes wrong is a
-reason, in a line, why there is no native code, and other impls do the work.
+a lock that the system takes back when the process dies; it gets its name when it is whole.  Before
+its first use a small call is compared with the reference.  Whatever goes wrong is a reason, in a line, why there is no
+native code, and other impls do the work.
 
 POLYHEAD_NATIVE=0 turns it off, POLYHEAD_NATIVE_CACHE is another folder, POLYHEAD_NATIVE_FLAGS other flags.
 """
@@ -12,12 +13,14 @@ import contextlib
 import ctypes
 import hashlib
 import logging
+import math
 import os
 import platform
 import shutil
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +42,18 @@ NUMBERS = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.fl
 SYMBOL = "polyhead_{}"
 """The one function of a library, by the name of its source."""
 
-_LIBRARIES: dict[tuple[str, torch.dtype], Any] = {}
+CHECKS: dict[str, Callable[[torch.dtype], float]] = {}
+"""Name of a source -> the largest error of a small call, forward and backward, beside the reference (`worst_error`)."""
+
+WRONG, RIGHT = 1e-3, "right"
+"""Errors from here on are no roundings; what is noted of a library without them."""
+
+Function = Callable[..., int]
+_LIBRARIES: dict[tuple[str, torch.dtype], Function | str] = {}
 """Name of a source, what it computes in -> its function, or why there is none."""
+
+_TRIAL = threading.local()
+"""`.functions`: the same, in a thread that checks one."""
 
 _log = logging.getLogger("polyhead")
 
@@ -56,15 +69,15 @@ def unready(name: str, x: Tensor) -> str | None:
 
 def missing(name: str, dtype: torch.dtype = torch.float32) -> str | None:
     """Why there is no native code of that name that computes in that dtype, or None."""
-    key = (name, dtype)
-    if key not in _LIBRARIES:
+    key, functions = (name, dtype), _functions()
+    if key not in functions:
         try:
-            _LIBRARIES[key] = _library(name, dtype)
+            _LIBRARIES[key] = _trusted(name, dtype, _library(name, dtype))
         except (OSError, ImportError, subprocess.SubprocessError) as error:
             _LIBRARIES[key] = _short(error)
         if isinstance(_LIBRARIES[key], str) and enabled():
             _log.warning("polyhead: no native code for %s: it %s; slower code takes its place", name, _LIBRARIES[key])
-    found = _LIBRARIES[key]
+    found = functions[key]
     return found if isinstance(found, str) else None
 
 
@@ -79,7 +92,8 @@ def enabled() -> bool:
 def call(name: str, dtype: torch.dtype, struct: ctypes.Structure, *more: int) -> None:
     """Run native code that `missing` has nothing against; MemoryError if it has too little memory."""
     missing(name, dtype)
-    if _LIBRARIES[name, dtype](ctypes.byref(struct), *more):
+    function = _functions()[name, dtype]
+    if not callable(function) or function(ctypes.byref(struct), *more):
         raise MemoryError(f"polyhead: native code for {name} found too little memory")
 
 
@@ -130,7 +144,7 @@ def _compiler() -> str | None:
     return next((path for name in COMPILERS if (path := shutil.which(name))), None)
 
 
-def _library(name: str, dtype: torch.dtype) -> Any:
+def _library(name: str, dtype: torch.dtype) -> Function | str:
     """The function of a library, built if it is not there, or why there is none."""
     if not enabled():
         return "is turned off by POLYHEAD_NATIVE=0"
@@ -150,7 +164,7 @@ def _library(name: str, dtype: torch.dtype) -> Any:
 
 def _load(path: Path, name: str) -> Any:
     # A library of which a part is missing would end the process, and not with an error.
-    if _digest(path) != path.with_suffix(".sum").read_text():
+    if _digest(path) != _noted(path)[0]:
         raise OSError(f"{path} is damaged")
     function = getattr(ctypes.CDLL(str(path)), SYMBOL.format(name))
     function.restype = ctypes.c_int
@@ -171,7 +185,7 @@ def _build(command: list[str], name: str, path: Path) -> str | None:
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
             return f"cannot be compiled: {lines[0].strip() if lines else f'exit code {done.returncode}'}"
-        path.with_suffix(".sum").write_text(_digest(part))
+        _note(path, _digest(part), "")
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -180,6 +194,67 @@ def _build(command: list[str], name: str, path: Path) -> str | None:
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _note(path: Path, digest: str, verdict: str) -> None:
+    """Beside a library: its digest, and what came of its check."""
+    part = path.with_suffix(f".{os.getpid()}.note")
+    part.write_text(f"{digest}\n{verdict}")
+    part.replace(path.with_suffix(".sum"))
+
+
+def _noted(path: Path) -> tuple[str, str]:
+    digest, _, verdict = path.with_suffix(".sum").read_text().partition("\n")
+    return digest, verdict
+
+
+# ------------------------------------------------------------------------------------------------------------- checking
+def _trusted(name: str, dtype: torch.dtype, found: Function | str) -> Function | str:
+    """The function if its numbers are right, else what is wrong; they are looked at once for a build."""
+    if isinstance(found, str):
+        return found
+    path = cached(name, dtype)
+    digest, verdict = _noted(path)
+    if not verdict:
+        verdict = _verdict(name, dtype, found)
+        with contextlib.suppress(OSError):  # a cache that cannot be written: looked at again by the next process
+            _note(path, digest, verdict)
+    return found if verdict == RIGHT else verdict
+
+
+def _verdict(name: str, dtype: torch.dtype, function: Function) -> str:
+    """RIGHT, or in words what is wrong.  A thread of its own is in none of the caller's modes: no autocast, no vmap."""
+    error = math.inf
+
+    def look() -> None:
+        nonlocal error
+        _TRIAL.functions = {(name, dtype): function}
+        with contextlib.suppress(Exception):
+            error = CHECKS[name](dtype)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return RIGHT if error < WRONG else f"computes wrong numbers on this processor (relative error {error:.0e})"
+
+
+def _functions() -> dict[tuple[str, torch.dtype], Function | str]:
+    return getattr(_TRIAL, "functions", _LIBRARIES)
+
+
+def worst_error(
+    run: Callable[..., Tensor], reference: Callable[..., Tensor], sizes: list[tuple[int, ...]], dtype: torch.dtype
+) -> float:
+    """Of output and gradients for random arguments of such sizes, the largest error relative to its norm."""
+    generator = torch.Generator().manual_seed(0)
+    leaves = [torch.randn(size, generator=generator, dtype=torch.float64).to(dtype) for size in sizes]
+    came = []
+    for function, kind in ((run, dtype), (reference, torch.float64)):
+        own = [x.to(kind).requires_grad_() for x in leaves]
+        out = function(*own)
+        cotangent = torch.linspace(-1, 1, out.numel(), dtype=kind).view_as(out)
+        came.append([out, *torch.autograd.grad(out, own, cotangent)])
+    return max(((x - y).norm() / y.norm()).nan_to_num(torch.inf).item() for x, y in zip(*came, strict=True))
 
 
 @contextlib.contextmanager

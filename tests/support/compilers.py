@@ -1,0 +1,10 @@
+"""Is there native code to test?"""
+
+from polyhead.ops.dispatch import BACKENDS
+from polyhead.ops.native import library
+
+READY = library.status("hyla") in ("built", "not built yet: compiled on first use")
+"""It is built, or there is a compiler."""
+
+IMPLS = {op: tuple(impl for impl in impls if READY or impl != "native") for op, impls in BACKENDS.items()}
+"""Op -> impls that can be called here."""
