@@ -351,3 +351,13 @@ def test_another_version_of_the_library_is_one_clear_line(monkeypatch):
     monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.57.1")  # which other tests may load anew
     with pytest.raises(ImportError, match=r"^polyhead.compat.huggingface needs transformers, .* \(version 5, not 4"):
         runpy.run_path(ours.__file__)
+
+
+def test_a_folder_that_an_earlier_version_exported(fixtures):
+    """By commit 3743f16, see tests/support/old_runs.py."""
+    made = fixtures / "made_by_3743f16"
+    wanted = torch.tensor(json.loads((made / "expected.json").read_text())["exported"])
+    model = ours.PolyheadForCausalLM.from_pretrained(made / "exported").eval()
+    assert_close(model(torch.arange(24).view(2, 12)).logits[:, -1, ::16].detach(), wanted, rtol=1e-5, atol=1e-6)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(made / "exported")
+    assert tokenizer.decode(tokenizer("def f(x):")["input_ids"]) == "def f(x):"
