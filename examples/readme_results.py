@@ -17,7 +17,6 @@ import textwrap
 from polyhead.analysis import figures
 from polyhead.config import digest
 from polyhead.pages import report
-from polyhead.pages.report.headline import floor_name
 from polyhead.pages.report.runs import read
 from polyhead.papers import demo
 
@@ -64,7 +63,7 @@ def measured(folder):
                 for entry in entries
             }
             floors = task.floors("compositional")
-            found["floors"] = {floor_name(name): floors[name].mean for name in DRAWN}
+            found["floors"] = {task.words.floors[name].label: floors[name].mean for name in DRAWN}
     return found
 
 

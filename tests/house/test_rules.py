@@ -197,6 +197,35 @@ def test_circles_splats_and_any_are_noticed(tmp_path):
     assert (found["longest chain"], found["Any"], found["splats"], found["at the root"]) == (2, 2, 1, 5)
 
 
+def strangers(trees):
+    """Files beyond tasks/ and papers/ that name a concrete task."""
+    named = [f"{file}:{lines[0]}" for by in house.known_tasks(trees).values() for file, lines in by.items()]
+    return [where for where in named if not where.startswith(("polyhead.tasks", "polyhead.papers"))]
+
+
+def test_no_task_is_known_beyond_its_folder_and_the_papers():
+    trees = house.files(PACKAGE)
+    assert len(house.tasks(trees)) >= 9
+    assert not strangers(trees)
+    assert house.numbers(PACKAGE)["a new task"] == 2, "its own file or folder, and the registry"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from polyhead.tasks.sraven.task import RULES",
+        "from polyhead.tasks.sraven import ambiguity",
+        "from polyhead.tasks import Sraven",
+        "import polyhead as ph\nfits = isinstance(x, ph.tasks.Sraven)",
+        "WORDS = {'sraven': 'rule'}",
+        "kind = type(task).__name__ == 'Sraven'",
+    ],
+)
+def test_a_stranger_who_knows_a_task_is_noticed(line):
+    trees = house.files(PACKAGE) | {"polyhead.scale.planted": ast.parse(line)}
+    assert strangers(trees) == [f"polyhead.scale.planted:{line.count(chr(10)) + 1}"]
+
+
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: str(p.relative_to(PACKAGE.parent)))
 def test_a_family_is_a_folder(folder):
     assert not list(folder_violations(folder))

@@ -114,10 +114,9 @@ def test_the_page_holds_what_look_finds(games: tuple[pathlib.Path, str, dict[str
     assert "Where does it look, and what does it compare?" in words
     said = [int(model(batch.inputs[i : i + 1]).argmax()) for i in range(3)]
     right, given = ("No", "Yes"), ("no", "yes")
-    assert set(report_looks.GAMES) == set(relational_games.GAMES)
     for i in range(3):
         told = f"{right[int(batch.targets[i, 0])]}; the model says {given[said[i]]}."
-        assert f"{report_looks.GAMES[GAMES.game]} {told}" in words
+        assert f"{relational_games.QUESTIONS[GAMES.game]} {told}" in words
 
 
 def test_guessing_is_a_row_a_line_and_a_sentence(games: tuple[pathlib.Path, str, dict[str, Any]]) -> None:
@@ -156,16 +155,17 @@ def test_what_needs_no_relation_is_told_in_words(kind: type[ph.Task]) -> None:
     """Every floor that a task has, or why it has none beside guessing."""
     task = task_of(kind)
     names = set(task.floors("validation", sequences=20)) if hasattr(task, "floors") else set()
-    assert names <= set(report_text.FLOORS)
+    assert names == set(task.words.floors)
     told = " ".join(f"{a} {b}" for a, b in report_terms.definitions(task))
     beyond = {"known_pairs", "known_objects", "symbol_counts", "mix"} & names
-    assert all(report_text.floor_name(name).lower() in told.lower().replace("mix ", "mixture ") for name in beyond)
+    assert all(task.words.floors[name].label.lower() in told.lower().replace("mix ", "mixture ") for name in beyond)
     assert beyond or " floor " in told
 
 
 @pytest.mark.parametrize(("name", "words"), [("known_pairs", "the pairs of objects"), ("known_objects", "one number")])
 def test_the_best_floor_that_needs_no_relation(name: str, words: str, tmp_path: pathlib.Path) -> None:
-    found = groups(read([fabricate(tmp_path, SetCards(), model_of(SetCards()))]))
+    task = ph.tasks.PairwiseOrder()
+    found = groups(read([fabricate(tmp_path, task, model_of(task))]))
     table = {
         key: {"compositional": report_data.Summary(mean, None, (mean,), "sequences")}
         for key, mean in {"chance": 0.5, name: 0.9}.items()
@@ -387,6 +387,6 @@ def test_text_is_shown_as_text_and_what_comes_next(tmp_path):
     last = text[-1].replace("\n", "\\n")
     said = report_looks.describe(task, batch, outputs, 0)
     shown = text[:-1].replace("\0", "")  # which stands between documents
-    assert said == f"“…{shown}” goes on with “{last}”; the model says “z”."
+    assert said == f"“…{shown}” is followed by “{last}”; the model says “z”."
     names = look(build(model_of(task)), dataclasses.replace(batch, inputs=batch.inputs[:1]), task=task)[0].receivers
     assert "".join(names).replace("␣", " ").replace("\\n", "\n").replace("\\x00", "\0") == text[:-1]

@@ -7,15 +7,18 @@ longest chain       of imports between the folders of the first level, circles t
 circles             of files that import each other, also inside functions and under TYPE_CHECKING
 Any                 in annotations
 splats              calls with `*(a, b, ...)`, a tuple written out
+a new task          the files it touches, those of papers/ not counted: its own, and all others that name a task
 """
 
 import ast
+import functools
 import pathlib
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 
+@functools.cache
 def files(package: pathlib.Path) -> dict[str, ast.Module]:
     """Dotted name -> its tree."""
     found = {}
@@ -121,6 +124,53 @@ def splats(tree: ast.Module) -> int:
     return sum(isinstance(a, ast.Starred) and isinstance(a.value, (ast.Tuple, ast.List)) for a in calls)
 
 
+CODECS = "tasks.text.tokens"
+"""Tokenizers, which everything that reads or writes text may use: the one file of a task that others may know."""
+ORDINARY = {"text", "images"}
+"""Names of tasks that are ordinary words, which other strings may be."""
+
+
+def tasks(trees: Mapping[str, ast.Module]) -> dict[str, tuple[str, str]]:
+    """Class of a task -> the name it gives itself, and the file or folder it lies in."""
+    found = {}
+    for module, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Task" for base in node.bases):
+                fields = [f for f in node.body if isinstance(f, ast.AnnAssign) and ast.unparse(f.target) == "name"]
+                name = next((f.value.value for f in fields if isinstance(f.value, ast.Constant)), node.name)
+                found[node.name] = (str(name), module.removesuffix(".task"))
+    return found
+
+
+def known_tasks(trees: Mapping[str, ast.Module]) -> dict[str, dict[str, list[int]]]:
+    """Class of a task -> the files beyond its own that name it, with the lines: imports, its class, its name."""
+    known = tasks(trees)
+    words = {word: kind for kind, (name, _) in known.items() for word in {kind, name} - ORDINARY}
+    places = {place: kind for kind, (_, place) in known.items()}
+    found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for module, tree in trees.items():
+        for node in ast.walk(tree):
+            for kind in _named(node, known, words, places):
+                if not f"{module}.".startswith(f"{known[kind][1]}."):
+                    found[kind][module].append(node.lineno)  # type: ignore[attr-defined]
+    return found
+
+
+def _named(node: ast.AST, known: Mapping[str, object], words: Mapping[str, str], places: Mapping[str, str]) -> set[str]:
+    """The classes of the tasks that a node names."""
+    if isinstance(node, ast.ImportFrom) and ".tasks" in f".{node.module}":
+        whole = [f"{node.module}.{alias.name}" for alias in node.names]
+        inside = {kind for place, kind in places.items() for each in whole if f"{each}.".startswith(f"{place}.")}
+        if any(CODECS in each for each in whole):
+            return set()
+        return inside | ({alias.name for alias in node.names} & known.keys())
+    if isinstance(node, ast.Attribute):
+        return {node.attr} & known.keys() if ast.unparse(node.value).rpartition(".")[2] == "tasks" else set()
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return {words[node.value]} if node.value in words else set()
+    return set()
+
+
 def numbers(package: pathlib.Path) -> dict[str, int]:
     """What the table shows."""
     trees = files(package)
@@ -134,6 +184,7 @@ def numbers(package: pathlib.Path) -> dict[str, int]:
         "circles": len(circles(arrows)),
         "Any": sum(map(anys, trees.values())),
         "splats": sum(map(splats, trees.values())),
+        "a new task": 1 + max((sum(".papers." not in f for f in by) for by in known_tasks(trees).values()), default=0),
     }
 
 

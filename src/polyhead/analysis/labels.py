@@ -11,8 +11,6 @@ import numpy as np
 
 from polyhead.analysis.capture import as_array
 from polyhead.config import Batch, Classes, Task
-from polyhead.tasks.fuzzy_logic.task import FuzzyLogic
-from polyhead.tasks.sraven.task import RULES, Sraven
 
 Array = np.ndarray
 Pairs = tuple[tuple[int, int], ...]
@@ -47,11 +45,7 @@ def targets(batch: Batch) -> dict[str, Array]:
 
 
 def unreadable(task: Task) -> str:
-    """Why nothing can be read off the code of its last token, and scored on unseen tasks; "" where it can.
-
-    >>> unreadable(Sraven())
-    ''
-    """
+    """Why nothing can be read off the code of its last token, and scored on unseen tasks; "" where it can."""
     name = task.name.replace("_", " ")
     if task.source is not None or isinstance(task.ends[1], Classes):
         return f"{name} has no token that stands for what is asked"
@@ -61,22 +55,8 @@ def unreadable(task: Task) -> str:
 
 
 def class_name(task: Task, target: str, label: int) -> str:
-    """What a reader calls class `label` of `target`.
-
-    >>> class_name(FuzzyLogic(variables=3), "term 1", 0b011)
-    '¬x₁x₂x₃'
-    >>> [class_name(Sraven(), "rule", i) for i in (0, 1, 3, 5, 7)]
-    ['constant', '+1', '−1', 'sum', 'distribute-three']
-    >>> class_name(Sraven(), "target value", 7)
-    '7'
-    """
-    if isinstance(task, FuzzyLogic) and target.startswith("term"):
-        bits = [(label >> (task.variables - 1 - v)) & 1 for v in range(task.variables)]
-        return "".join(("" if bit else "¬") + "x" + chr(0x2081 + v) for v, bit in enumerate(bits))
-    if isinstance(task, Sraven) and target == "rule":
-        rule = RULES[label].removeprefix("progression ").replace("-", "−")
-        return "distribute-three" if rule == "distribute" and task.grid == 3 else rule
-    return str(label)
+    """What a reader calls class `label` of `target`: the task says it."""
+    return task.class_name(target, label)
 
 
 def views(task: Task) -> dict[str, tuple[Task, Pairs]]:
@@ -85,7 +65,7 @@ def views(task: Task) -> dict[str, tuple[Task, Pairs]]:
     The tokens of SRAVEN's "last_row" (the definition of the original code) belong to one feature only where nothing is
     permuted, so it is of the unpermuted task, as there; "self" is of the task as it is.
 
-    >>> task, pairs = views(Sraven())["last_row"]
+    >>> task, pairs = views(tasks.Sraven())["last_row"]
     >>> task.permuted, pairs
     (False, ((-1, 27), (-1, 31)))
     """

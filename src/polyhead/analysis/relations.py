@@ -8,7 +8,6 @@ All of it is recomputed from the taps of one forward pass of that input alone, s
 """
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,19 +18,10 @@ from torch import Tensor, nn
 from polyhead.analysis.capture import as_array, capture
 from polyhead.config import Batch, Patches, Task, Tokens
 from polyhead.layers.taps import GroupTaps, Taps
-from polyhead.tasks.fuzzy_logic.task import FuzzyLogic
-from polyhead.tasks.maths.task import Maths
-from polyhead.tasks.maths.text import END, FIRST, PAD, START
-from polyhead.tasks.object_sorting import ObjectSorting
-from polyhead.tasks.pairwise_order import PairwiseOrder
-from polyhead.tasks.set_cards import SetCards
-from polyhead.tasks.sraven.task import Sraven
-from polyhead.tasks.text.task import Text
 
 Array = np.ndarray
 Names = tuple[str, ...]
 Picture = tuple[Float[Array, "height width 3"], int, int]
-MARKS = {PAD: "pad", START: "start", END: "end", ord(" ") - FIRST: "␣"}
 
 
 @dataclass(frozen=True)
@@ -94,39 +84,19 @@ def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | Non
     return None
 
 
-def characters(tokens: Sequence[int]) -> Names:
-    """What tokens of maths are called one by one: a blank can be seen, marks have names."""
-    return tuple(MARKS.get(token, chr(token + FIRST)) for token in tokens)
-
-
 def token_names(task: Task | None, batch: Batch, count: int, *, source: bool = False, end: Any = None) -> Names:
     """The names of the `count` tokens of the only sample of `batch`, or of its source.
 
-    Objects have their number and their place in the order, symbols of Raven panel and feature; other tokens are called
-    what integers they are, vectors and patches are counted from 1.
+    The task's own names where it has some.  Otherwise tokens are called what integers they are, and vectors and patches
+    are counted from 1.
     """
-    tokens, latents = batch.source if source else batch.inputs, batch.latents
-    if isinstance(task, Maths):
-        return characters(_integers(tokens))
-    if isinstance(task, Text):
-        return tuple(piece.replace(" ", "␣") for piece in task.codec().pieces(_integers(tokens)))
-    if isinstance(task, PairwiseOrder) or (isinstance(task, ObjectSorting) and source):
-        return tuple(f"{i + 1}: #{place}" for i, place in enumerate(_integers(latents["objects"])))
-    if isinstance(task, ObjectSorting):
-        return tuple("start" if place == task.length else str(place + 1) for place in _integers(tokens))
-    if isinstance(task, Sraven):
-        return tuple(f"{i // task.features + 1}.{i % task.features + 1}" for i in range(count))
-    if isinstance(task, SetCards):
-        return tuple("".join(map(str, card)) for card in as_array(latents["cards"])[0].tolist())
+    if task is not None and (names := task.token_names(batch, source=source)) is not None:
+        return names
+    tokens = batch.source if source else batch.inputs
     if isinstance(end, Tokens):
-        return tuple(map(str, _integers(tokens)))
+        return tuple(str(token) for token in as_array(tokens)[0].astype(int).tolist())
     first = ("class",) if isinstance(end, Patches) and end.class_token else ()
-    numbers = tuple(str(i + 1) for i in range(count - len(first)))
-    return (*numbers[:-1], "query") if isinstance(task, FuzzyLogic) else (*first, *numbers)
-
-
-def _integers(array: Tensor | None) -> list[int]:
-    return [] if array is None else as_array(array)[0].astype(int).tolist()
+    return (*first, *(str(i + 1) for i in range(count - len(first))))
 
 
 def _end(settings: Any) -> Any:

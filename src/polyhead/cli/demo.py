@@ -77,9 +77,6 @@ class Demo:
 UNSEEN = ("novel_hexominoes", "compositional")
 """The split of each part that shows something new."""
 
-FLOORS = ("recall", "gaussian_process", "mix", "known_pairs", "chance", "ceiling")
-"""Those that are marked while one waits."""
-
 
 def minutes(runs: "Sequence[Run]", workers: int | None) -> str:
     """How long the runs take here, from steps of each model that are timed now."""
@@ -113,11 +110,9 @@ def step_seconds(run: "Run", steps: int = 4) -> float:
 
 def marks(run: "Run", split: str) -> dict[str, float]:
     """Floors and ceiling on the split, by name."""
-    from polyhead.pages.report.headline import floor_name
-
     task: Any = run.task
-    found = task.floors(split)
-    return {floor_name(name): found[name].mean for name in FLOORS if name in found}
+    found, words = task.floors(split), task.words.floors
+    return {words[name].label: found[name].mean for name in words if words[name].drawn or name == "chance"}
 
 
 def _print(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from polyhead.config.components import Input, Output
+from polyhead.config.components import Classes, Input, Output
 from polyhead.config.serial import Checked
+from polyhead.config.words import Words
 
 
 def stream(seed: int, name: str, step: int = 0) -> int:
@@ -82,6 +83,7 @@ class Task(Checked, abc.ABC):
     items: ClassVar[str] = "sequences"  # what a reader calls what it scores one by one
     better: ClassVar[str] = "higher"  # or "lower": which scores of the headline are good
     lazy: ClassVar[bool] = False  # whether loss and metrics also take logits that are never made, tasks.task.LazyLogits
+    words: ClassVar[Words] = Words()  # what reports print about it
 
     @property
     @abc.abstractmethod
@@ -141,6 +143,22 @@ class Task(Checked, abc.ABC):
     def derived(self, scores: dict[str, float]) -> dict[str, float]:
         """Scores that follow from those of a whole evaluation, `loss` and the means of the metrics: by default none."""
         return {}
+
+    def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...] | None:
+        """Names of the tokens of the first sample of `batch`, or of its source; None: numbers will do."""
+        return None
+
+    def class_name(self, target: str, label: int) -> str:
+        """The name of class `label` of `target`, a label that `analysis.targets` finds in a batch."""
+        return str(label)
+
+    def asked(self, batch: Batch, sample: int) -> str:
+        """What one sample asks, printed before the answer."""
+        return "Class" if isinstance(self.ends[1], Classes) else "Answer"
+
+    def written(self, answer: Sequence[int]) -> str:
+        """An answer, the classes at the scored positions, as a reader sees it."""
+        return " ".join(map(str, answer))
 
     def keep(self, folder: str | os.PathLike[str]) -> None:
         """Write into a run's folder, as the run begins, what its model needs to be used without the data."""

@@ -13,18 +13,6 @@ from polyhead.papers.study import Cell, Study, label
 from polyhead.tasks import Score
 
 FLOOR_SEQUENCES = 1000
-FLOORS = {
-    "gaussian_process": "Gaussian process",
-    "recall": "Recall",
-    "mix": "Mixture",
-    "symbol_counts": "Symbol counts",
-    "known_combinations": "Known combinations only",
-    "known_pairs": "Known pairs",
-    "known_objects": "Known objects",
-    "ceiling": "Exact ceiling",
-}
-"""The floors that are drawn: those that say most about composing, and the most there is."""
-
 Levels = dict[str, Estimate]
 
 
@@ -70,15 +58,23 @@ def _floors(task: Any, split: str, sequences: int) -> Mapping[str, Score]:
     return found
 
 
-def drawn(levels: Levels) -> dict[str, float]:
+def shown(runs: Iterable[Run], levels: Mapping[str, object]) -> dict[str, str]:
+    """The floors among `levels` that figures show: those that say most about composing, and the ceiling.  By name, the
+    label that their task gives them."""
+    words = {name: floor for run in runs for name, floor in run.task.words.floors.items() if floor.drawn}
+    return {name: floor.label for name, floor in words.items() if name in levels}
+
+
+def drawn(runs: Iterable[Run], levels: Levels) -> dict[str, float]:
     """The floors that a picture shows, under the names a reader sees."""
-    return {FLOORS[name]: level.mean for name, level in levels.items() if name in FLOORS}
+    return {label: levels[name].mean for name, label in shown(runs, levels).items()}
 
 
 def beside(cells: Mapping[Any, Cell], split: str) -> dict[str, Estimate]:
     """The floors that are drawn, of the tasks of `cells`, by the names a reader sees; none on a split they lack."""
     runs = [run for run in runs_of(cells) if split in run.task.splits]
-    return {FLOORS[name]: level for name, level in floors(runs, split).items() if name in FLOORS}
+    levels = floors(runs, split)
+    return {label: levels[name] for name, label in shown(runs, levels).items()}
 
 
 def by_model(study: Study, *axes: str, task: str | None = None) -> dict[tuple[Any, ...], dict[str, Cell]]:

@@ -5,7 +5,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Batch, Task
+from polyhead.config.words import Floor
 from polyhead.tasks.task import Score, check_split
+
+ACCURACY = ("Accuracy", "The share of answers that are right.")
+CHANCE = Floor("Chance", "draws every answer at random")
+ANSWERS = ("no", "yes")
+"""Of a question: class 1 is yes."""
 
 
 def batch_of(inputs: Tensor, labels: Tensor, latents: dict[str, Tensor]) -> Batch:

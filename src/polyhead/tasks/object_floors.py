@@ -26,7 +26,26 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from polyhead.config.words import Floor
 from polyhead.spec.shapes import shaped
+
+KNOWN_PAIRS = Floor(
+    "Known pairs",
+    "knows no relation, only the pairs of objects that it met in training",
+    by="the pairs of objects it has met",
+    drawn=True,
+)
+KNOWN_OBJECTS = Floor(
+    "Known objects",
+    "knows no relation, only the mean place of each object in training",
+    by="one number for each object, where it stood in training",
+    drawn=True,
+)
+BY_OBJECT = (
+    "Known objects",
+    "One number for each object, its mean place in training; objects are put into the order of these numbers, so that "
+    "none is compared with another.",
+)
 
 
 @shaped

@@ -12,6 +12,7 @@ The decoder reads a start token (the number `length`) and then the positions alr
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,9 +22,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Batch, Logits, Task, Tokens, Vectors, stream
+from polyhead.config.words import Words
 from polyhead.spec.shapes import one_of, shaped
+from polyhead.tasks.classification import ACCURACY, CHANCE
 from polyhead.tasks.examples import distinct, picks, training_set, unseen
-from polyhead.tasks.object_floors import ascending, mean_places, nearest
+from polyhead.tasks.object_floors import BY_OBJECT, KNOWN_OBJECTS, ascending, mean_places, nearest
 from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork
 
 COUNTS = {"product": 48, "random": 64}
@@ -58,6 +61,12 @@ class ObjectSorting(Task):
 
     name: ClassVar[str] = "object_sorting"
     metric: ClassVar[str] = "accuracy"
+    words: ClassVar[Words] = Words(
+        splits={"novel": "disturbed objects"},
+        metric=ACCURACY,
+        floors={"chance": CHANCE, "known_objects": KNOWN_OBJECTS},
+        terms=(BY_OBJECT,),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,6 +141,15 @@ class ObjectSorting(Task):
         logits = self._logits(outputs, batch)
         right = logits.argmax(dim=-1) == batch.targets
         return {"accuracy": right.all(dim=-1).to(logits.dtype), "element_accuracy": right.to(logits.dtype).mean(dim=-1)}
+
+    def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
+        """Of an object, its number and place in the order; of what is written, the positions, counted from 1."""
+        if source:
+            return tuple(f"{i + 1}: #{place}" for i, place in enumerate(batch.latents["objects"][0].tolist()))
+        return tuple("start" if place == self.length else str(place + 1) for place in batch.inputs[0].tolist())
+
+    def written(self, answer: Sequence[int]) -> str:
+        return " ".join(str(position + 1) for position in answer)
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """Whole orders that are right: by guessing, exactly, and by what needs no relation (`floors_objects`)."""

@@ -6,6 +6,7 @@ follows i < k, and not j < i from i < j.
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,10 +15,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.config import Batch, Classes, Task, Vectors, stream
+from polyhead.config.words import Words
 from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks import classification
+from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE
 from polyhead.tasks.examples import picks
-from polyhead.tasks.object_floors import first_shares, ordered_pairs
+from polyhead.tasks.object_floors import BY_OBJECT, KNOWN_OBJECTS, KNOWN_PAIRS, first_shares, ordered_pairs
 from polyhead.tasks.task import Score, advance, check_draw, check_integers, check_split, fork, portion
 
 SHARES = (0.5, 0.65)  # where the pairs are cut: 50 % training, 15 % validation, 35 % test
@@ -50,6 +53,12 @@ class PairwiseOrder(Task):
     name: ClassVar[str] = "pairwise_order"
     metric: ClassVar[str] = "accuracy"
     items: ClassVar[str] = "pairs"
+    words: ClassVar[Words] = Words(
+        splits={"compositional": "unseen pairs"},
+        metric=ACCURACY,
+        floors={"chance": CHANCE, "known_pairs": KNOWN_PAIRS, "known_objects": KNOWN_OBJECTS},
+        terms=(("Known pairs", "Knows the pairs of training and their reverses, and guesses the others."), BY_OBJECT),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,6 +116,16 @@ class PairwiseOrder(Task):
     def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
         """By pair (b): `accuracy`."""
         return classification.accuracy(self, outputs, batch)
+
+    def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
+        """Number, and place in the order."""
+        return tuple(f"{i + 1}: #{place}" for i, place in enumerate(batch.latents["objects"][0].tolist()))
+
+    def asked(self, batch: Batch, sample: int) -> str:
+        return "Is the first before the second?"
+
+    def written(self, answer: Sequence[int]) -> str:
+        return ANSWERS[answer[0]]
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """What guessing scores, and what needs no relation (`floors_objects`): of all pairs, no sequences are drawn."""

@@ -11,6 +11,7 @@ Two cards have exactly one third: of the 85320 triples 1080 are sets.
 
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,10 +21,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Batch, Classes, Task, Vectors, stream
+from polyhead.config.words import Words
 from polyhead.spec.shapes import shaped
 from polyhead.tasks import classification
+from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE
 from polyhead.tasks.examples import picks
-from polyhead.tasks.object_floors import card_pairs
+from polyhead.tasks.object_floors import KNOWN_PAIRS, card_pairs
 from polyhead.tasks.task import Score, advance, check_draw, check_integers, check_split, fork
 
 CARDS = tuple(itertools.product(range(3), repeat=4))
@@ -56,6 +59,17 @@ class SetCards(Task):
     name: ClassVar[str] = "set_cards"
     metric: ClassVar[str] = "accuracy"
     items: ClassVar[str] = "triples"
+    words: ClassVar[Words] = Words(
+        splits={"compositional": "unseen triples"},
+        metric=ACCURACY,
+        floors={"chance": CHANCE, "known_pairs": KNOWN_PAIRS},
+        terms=(
+            (
+                "Known pairs",
+                "Knows the pairs of cards that sets of training have: no other set has them, so others remain.",
+            ),
+        ),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,6 +123,16 @@ class SetCards(Task):
     def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
         """By triple (b): `accuracy`."""
         return classification.accuracy(self, outputs, batch)
+
+    def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
+        """The four values of each card."""
+        return tuple("".join(map(str, card)) for card in batch.latents["cards"][0].tolist())
+
+    def asked(self, batch: Batch, sample: int) -> str:
+        return "Are they a set?"
+
+    def written(self, answer: Sequence[int]) -> str:
+        return ANSWERS[answer[0]]
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """What guessing scores, and what knows no rule (`floors_objects`), over all triples: no sequences are drawn."""

@@ -14,15 +14,9 @@ from torch import Tensor
 
 from polyhead.analysis.capture import as_array, looking
 from polyhead.analysis.probe import draws
-from polyhead.analysis.relations import LayerLook, Picture, characters, look, picture
+from polyhead.analysis.relations import LayerLook, Picture, look, picture
 from polyhead.config import Batch, Task
 from polyhead.pages.report.runs import HEADLINE, Entry, Group, Progress
-from polyhead.tasks.maths.task import Maths
-from polyhead.tasks.object_sorting import ObjectSorting
-from polyhead.tasks.pairwise_order import PairwiseOrder
-from polyhead.tasks.relational_games.task import RelationalGames
-from polyhead.tasks.set_cards import SetCards
-from polyhead.tasks.text.task import Text
 from polyhead.train import load_model
 from polyhead.train.evaluation import predict
 
@@ -31,14 +25,6 @@ EXAMPLES = 3
 TOKENS = 64  # of a sequence
 CELLS = 300_000  # of all matrices of a run
 KINDS = ("attention", "relations", "symbols")
-GAMES = {
-    "same": "Are the two the same?",
-    "occurs": "Is the one above among the three below?",
-    "xoccurs": "Is the one above among the three below, exactly once?",
-    "between": "Are the outer two the same and the middle one another?",
-    "match_pattern": "Do the rows above and below have one pattern?",
-}
-"""What is asked of an image: class 1 is yes."""
 
 
 @dataclass(frozen=True)
@@ -170,43 +156,11 @@ def describe(task: Task, batch: Batch, outputs: Tensor, i: int) -> str:
 
     `outputs` are the model's: of a task that is read and written, with the true answer so far before its eyes.
     """
-    if isinstance(task, Text):
-        return _continued(task, batch, outputs, i)
     scored = as_array(batch.scored[i]).astype(bool)
     targets, given = as_array(batch.targets[i])[scored], as_array(outputs[i])[scored]
     if batch.targets.is_floating_point():
-        wanted, said = (f"{float(values.reshape(-1)[-1]):.3f}" for values in (targets, given))
+        wanted, said = (f"{float(values.reshape(-1)[-1]):.3f}".replace("-", "−") for values in (targets, given))
     else:
-        wanted, said = (_written(task, values) for values in (targets, given.argmax(-1)))
-    wanted, said = wanted.replace("-", "−"), said.replace("-", "−")
-    if (question := _question(task)) is not None:
-        return f"{question} {wanted.capitalize()}; the model says {said}."
-    asked = task.texts(batch)[i][0] + " " if isinstance(task, Maths) else ""
-    what = "Class" if outputs.shape[1] == 1 else "Answer"
-    return f"{asked}{what} {wanted}; the model says {said}."
-
-
-def _continued(task: Text, batch: Batch, outputs: Tensor, i: int) -> str:
-    """The end of a text, the token that follows and what the model says would."""
-    codec, read = task.codec(), as_array(batch.inputs[i]).tolist()
-    wanted, said = codec.pieces([int(batch.targets[i, -1]), int(outputs[i, -1].argmax())])
-    text = codec.decode(read[-TOKENS:]).replace("\0", "")  # which stands between documents
-    return f"“…{text}” goes on with “{wanted}”; the model says “{said}”."
-
-
-def _question(task: Task) -> str | None:
-    """What a task asks that wants a yes (class 1) or a no, in words."""
-    if isinstance(task, RelationalGames):
-        return GAMES[task.game]
-    if isinstance(task, SetCards):
-        return "Are they a set?"
-    return "Is the first before the second?" if isinstance(task, PairwiseOrder) else None
-
-
-def _written(task: Task, tokens: Array) -> str:
-    if isinstance(task, Maths):
-        return "".join(" " if c == "␣" else "" if c == "end" else c for c in characters(tokens.tolist()))
-    if _question(task) is not None:
-        return ("no", "yes")[int(tokens.reshape(-1)[0])]
-    first = 1 if isinstance(task, ObjectSorting) else 0  # positions are counted as the tokens are
-    return " ".join(str(token + first) for token in tokens.reshape(-1).tolist())
+        wanted, said = (task.written(values.reshape(-1).tolist()) for values in (targets, given.argmax(-1)))
+    asked = task.asked(batch, i)
+    return f"{asked} {wanted.capitalize() if asked.endswith('?') else wanted}; the model says {said}."

@@ -50,17 +50,18 @@ def _results(found: Sequence[Group], table: Table) -> Files:
     measured = {group.label: list(score.values) for group, score in order}
     errors = {group.label: score.error or 0.0 for group, score in order}
     split = headline(found)
-    floors = {text.floor_name(name): row[split].mean for name, row in table.items() if split in row}
-    metric = f"{text.metric_name(order[0][0].task.metric)} on {text.where(found)}"
+    task = order[0][0].task
+    floors = {text.floor(task, name).label: row[split].mean for name, row in table.items() if split in row}
+    metric = f"{text.metric_name(task.metric)} on {text.where(found)}"
     return {"results": lambda path: figures.results(measured, path, errors=errors, floors=floors, score=metric)}
 
 
 def _curves(found: Sequence[Group], splits: Sequence[str], table: Table) -> Files:
-    metric = found[0].task.metric
+    task, metric = found[0].task, found[0].task.metric
     files: Files = {}
     for name, kind, value, split in [("loss", "train", "loss", None), *((s, "eval", metric, s) for s in splits)]:
         series = {group.label: by_step for group in found if (by_step := _by_step(group, kind, value, split))}
-        levels = {text.floor_name(n): row[split].mean for n, row in table.items() if split in row}
+        levels = {text.floor(task, n).label: row[split].mean for n, row in table.items() if split in row}
         words = "training loss" if split is None else f"{text.split_name(split)} {text.metric_name(metric)}"
         if series:
             files[f"curves-{name}"] = _line([("", series, levels)], "optimiser step", words)

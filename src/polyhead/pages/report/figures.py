@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import plotly.graph_objects as go
 
-from polyhead.pages.report.headline import KNOWN, floor_name, metric_name, split_name, where, with_error
+from polyhead.pages.report.headline import floor, metric_name, split_name, where, with_error
 from polyhead.pages.report.runs import Group, Summary, headline
 
 INK, FAINT, GRID = "#24292f", "#6e7781", "#e4e7eb"
@@ -100,16 +100,17 @@ def results(found: Sequence[Group], table: dict[str, dict[str, Summary]], metric
     gain = found[0].task.gain
     scored.sort(key=lambda group: gain(group.score(split).mean))  # type: ignore[union-attr]
     floors = sorted((n for n in table if split in table[n]), key=lambda n: gain(table[n][split].mean))
-    unseen, known = where(found), KNOWN.get(found[0].task.name, "fresh data (iid)")
+    task, unseen = found[0].task, where(found)
+    known = "known combinations (iid)" if task.words.parts else "fresh data (iid)"
     figure = blank(90 + 34 * (len(scored) + len(floors)), x=metric_name(metric))
     figure.update_yaxes(title=None, showgrid=False, type="category", ticks="")
-    order = [floor_name(n) for n in floors if n != "ceiling"] + [group.label for group in scored]
-    order += [floor_name("ceiling")] if "ceiling" in floors else []
+    order = [floor(task, n).label for n in floors if n != "ceiling"] + [group.label for group in scored]
+    order += [floor(task, "ceiling").label] if "ceiling" in floors else []
     figure.update_yaxes(categoryorder="array", categoryarray=order)
     lines = dashes(floors)
     for name in floors:
         row = table[name][split]
-        _point(figure, floor_name(name), row, (FAINT, "line-ns-open"), "floors and ceiling")
+        _point(figure, floor(task, name).label, row, (FAINT, "line-ns-open"), "floors and ceiling")
         if name in lines:
             figure.add_vline(row.mean, line={"color": FAINT, "width": 1.5, "dash": lines[name]})
     for group in scored:

@@ -9,63 +9,29 @@ import math
 from collections.abc import Sequence
 
 from polyhead.config import Task
+from polyhead.config.words import Floor, Parts
 from polyhead.pages.report.runs import Entry, Group, Summary, headline
 
-FLOORS = {
-    "context_mean": ("Context mean", "predicts the mean target of the examples"),
-    "nearest_neighbour": ("Nearest neighbour", "copies the target of the closest example"),
-    "ridge": ("Ridge regression", "fits a line to the examples"),
-    "gaussian_process": ("Gaussian process", "interpolates smoothly between the examples"),
-    "recall": ("Recall", "weighs the training functions by how well each fits the examples"),
-    "mix": ("Mixture", "mixes the training functions linearly, as fits the examples best"),
-    "chance": ("Chance", "draws every answer at random"),
-    "known_pairs": ("Known pairs", "knows no relation, only the pairs of objects that it met in training"),
-    "known_objects": ("Known objects", "knows no relation, only the mean place of each object in training"),
-    "symbol_counts": ("Symbol counts", "knows no rule, only where in the panels the answers of training stood"),
-    "copy_left": ("Copy", "copies the panel to the left of the last one"),
-    "same_slot": ("Same slot", "knows the rules, but not that columns permute their features"),
-    "known_combinations": (
-        "Known combinations",
-        "knows the family, but no combination of rules beyond the training ones",
-    ),
-    "ceiling": ("Exact ceiling", "knows the whole family and weighs all its members that fit what is shown"),
-}
-_MET = {
-    "known_pairs": "the pairs of objects it has met",
-    "known_objects": "one number for each object, where it stood in training",
-}
 METRICS = {"r2": "R²", "accuracy": "accuracy", "mse": "mean squared error"}
 WHERE = {
     "compositional": "unseen combinations",
     "novel": "what was never seen in training",
     "iid": "fresh data",
-    ("maths", "compositional"): "longer questions than in training",
-    ("maths", "novel"): "larger numbers than in training",
-    ("relational_games", "novel"): "unseen shapes",
-    ("relational_games", "novel_hexominoes"): "unseen shapes (hexominoes)",
-    ("relational_games", "novel_stripes"): "unseen shapes (stripes)",
-    ("object_sorting", "novel"): "disturbed objects",
-    ("pairwise_order", "compositional"): "unseen pairs",
-    ("set_cards", "compositional"): "unseen triples",
 }
-"""What a split is, for a reader: of any task, or of one."""
-KNOWN = dict.fromkeys(("fuzzy_logic", "sraven"), "known combinations (iid)")
-PARTS = {"fuzzy_logic": "term", "sraven": "rule"}
-VIEWS = {
-    "self": "the last query token attending to itself, on the task as it was trained (the definition in the paper)",
-    "last_row": "the last query token attending to the last feature of each panel to its left, on sequences whose "
-    "columns permute nothing, so that all these tokens belong to one feature (the definition in the original code)",
-}
+"""What a split is, where its task has no words of its own."""
+PARTS = Parts(
+    "part",
+    read="each part",
+    maps="Each point is the code of one query attending to itself: {count} sequences of unseen combinations.",
+)
+"""Of a task that says nothing about its parts."""
+SELF = "the last query token attending to itself, on the task as it was trained (the definition in the paper)"
 Scored = tuple[Group, Summary]
 
 
-def part(task_name: str) -> str:
-    """What a task combines: terms, rules."""
-    return PARTS.get(task_name, "part")
-
-
-def floor_name(name: str) -> str:
-    return FLOORS.get(name, (name.replace("_", " ").capitalize(), ""))[0]
+def floor(task: Task, name: str) -> Floor:
+    """The words on a floor of a task."""
+    return task.words.floors.get(name) or Floor(name.replace("_", " ").capitalize(), "")
 
 
 def metric_name(name: str) -> str:
@@ -79,7 +45,12 @@ def split_name(split: str) -> str:
 
 def sample(task: Task, split: str) -> str:
     """What a split holds: "compositional sequences", "unseen shapes (stripes)"."""
-    return WHERE.get((task.name, split), f"{split_name(split)} {task.items}")
+    return task.words.splits.get(split, f"{split_name(split)} {task.items}")
+
+
+def split_words(task: Task, split: str) -> str:
+    """What a split shows: "unseen combinations"."""
+    return task.words.splits.get(split) or WHERE.get(split, f"the {split} split")
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -101,8 +72,7 @@ def seeds(n: int) -> str:
 
 def where(found: Sequence[Group]) -> str:
     """What the headline's split is, for a reader."""
-    split = headline(found)
-    return WHERE.get((found[0].task.name, split)) or WHERE.get(split, f"the {split} split")
+    return split_words(found[0].task, headline(found))
 
 
 def ranked(found: Sequence[Group], split: str | None = None) -> list[Scored]:
@@ -267,25 +237,26 @@ def _against_floors(order: Sequence[Scored], table: dict[str, dict[str, Summary]
 
 
 def _best_floor(order: Sequence[Scored], floors: dict[str, Summary]) -> str:
-    gain, lower = order[0][0].task.gain, order[0][0].task.better == "lower"
+    task = order[0][0].task
+    gain, lower = task.gain, task.better == "lower"
     name = max(floors, key=lambda key: gain(floors[key].mean))
-    floor = floors[name]
+    best, words = floors[name], floor(task, name)
     better, worse = ("below", "above") if lower else ("above", "below")
     sides: dict[str, list[str]] = {better: [], "level with": [], worse: []}
     for group, score in order:
-        spread = math.hypot(score.error or 0.0, floor.error or 0.0)
-        apart = gain(score.mean) - gain(floor.mean)
+        spread = math.hypot(score.error or 0.0, best.error or 0.0)
+        apart = gain(score.mean) - gain(best.mean)
         sides["level with" if abs(apart) <= 2 * spread else better if apart > 0 else worse].append(group.label)
     parts = [f"{_and(labels)} {_are(labels)} {side} it" for side, labels in sides.items() if labels]
     where = "; ".join(parts)
     if lower:
-        return f"Without any network {floor_name(name)} comes to {number(floor.mean)}: {where}."
-    if name in _MET:
-        return f"Without any relation, by {_MET[name]}, a learner scores {number(floor.mean)}: {where}."
+        return f"Without any network {words.label} comes to {number(best.mean)}: {where}."
+    if words.by:
+        return f"Without any relation, by {words.by}, a learner scores {number(best.mean)}: {where}."
     if name == "chance":
-        return f"Guessing scores {number(floor.mean)}: {where}."
+        return f"Guessing scores {number(best.mean)}: {where}."
     where += "." if sides[better] else ", so no score here is evidence of composition."
-    return f"The best predictor that composes nothing new ({floor_name(name)}) scores {number(floor.mean)}: {where}"
+    return f"The best predictor that composes nothing new ({words.label}) scores {number(best.mean)}: {where}"
 
 
 def _gap(order: Sequence[Scored], unseen: str) -> list[str]:
@@ -306,37 +277,30 @@ def _and(names: Sequence[str]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------ latent codes
-def probing(part: str, count: int, *, several_queries: bool) -> list[str]:
+def probing(parts: Parts, count: int, *, several_queries: bool) -> list[str]:
     """What a section on probes says first."""
-    what = {"term": "each term of the function", "rule": "the rule behind the query token, and the symbol to predict,"}
     reads = (
-        f"A logistic regression reads {what.get(part, f'each {part}')} off the code of the last query token, one "
-        f"number per head. It is fitted on {count:,} sequences of training tasks and scored on {count:,} of unseen "
-        "combinations."
+        f"A logistic regression reads {parts.read} off the code of the last query token, one number per head. It is "
+        f"fitted on {count:,} sequences of training tasks and scored on {count:,} of unseen combinations."
     )
     first = (
         "In layer 1 a code that is not normalised over keys depends on the query token and its own position alone: "
         "with one query for all, attending to itself, it is one code, from which nothing can be read."
     )
     own = (
-        f" What a code says depends on the query it is asked about, so the {part}s are easier to find when all "
+        f" What a code says depends on the query it is asked about, so the {parts.name}s are easier to find when all "
         "sequences share one query (mean over several such probes) than when each has its own. "
     )
     return [reads + (own if several_queries else " All sequences have the same query token. ") + first]
 
 
-def clustering(part: str, count: int) -> list[str]:
+def clustering(parts: Parts, count: int) -> list[str]:
     """What a section on clusters says first."""
     share = (
         f"Of each code's nearest neighbours among {count:,} sequences of unseen combinations, the share that have its "
         "label: 1 where the codes of every label lie apart, the chance level where labels are mixed."
     )
-    rule = (
-        " Compare the rule with the target value, each above its own chance: which of the two a layer's code follows."
-        if part == "rule"
-        else ""
-    )
-    return [share + rule]
+    return [f"{share} {parts.compare}".rstrip()]
 
 
 def zeroing(metric: str, count: int) -> list[str]:
@@ -344,7 +308,7 @@ def zeroing(metric: str, count: int) -> list[str]:
     return [
         f"How far the {metric} on {count:,} sequences of unseen combinations falls when the latent code of one head is "
         "zeroed, or of all heads of a layer: the same sequences each time, and no training in between. The head that "
-        "matters most was chosen by these very figures, so its fall is flattered."
+        "matters most was chosen by these very figures, so its drop is overstated."
     ]
 
 
@@ -355,18 +319,3 @@ ALIKE = (
     "centred ones are taken after the mean code of all rules is subtracted: which rules differ from the rest alike. Of "
     "rules that do not differ they show noise, so read them beside the probes.",
 )
-
-
-def mapping(part: str, count: int) -> list[str]:
-    """What a section on maps says first."""
-    if part == "rule":
-        return [
-            f"Each point is the code of the last query token of one of {count:,} sequences of unseen combinations. The "
-            "same map is coloured by the symbol to predict and by the rule that gives it: clusters that follow the "
-            "rule rather than the symbol mean that the code says what to compute."
-        ]
-    return [
-        f"Each point is the code of one query attending to itself: {count} sequences of unseen combinations, all with "
-        "the same context inputs. The same map is coloured several ways; clusters that follow the function or a term "
-        "rather than the target mean that the code says what to compute."
-    ]

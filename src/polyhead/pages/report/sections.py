@@ -7,6 +7,8 @@ import numpy as np
 
 from polyhead.analysis.geometry import means, similarity
 from polyhead.analysis.labels import class_name
+from polyhead.config import Task
+from polyhead.config.words import Parts
 from polyhead.pages.report import code_figures as figures, headline as text, page
 from polyhead.pages.report.code_figures import Cells
 from polyhead.pages.report.codes import Analysed, CodeMap, class_names, head_names, samples
@@ -22,24 +24,24 @@ def sections(out: Page, found: Sequence[Group], analysed: Sequence[Analysed]) ->
     shown = [one for one in analysed if one.maps]
     if not shown:
         return
-    part = text.part(found[0].task.name)
-    _probes(out, found, shown, part)
-    _clusters(out, found, shown, part)
+    parts = found[0].task.words.parts or text.PARTS
+    _probes(out, found, shown, parts)
+    _clusters(out, found, shown, parts)
     _zeroed(out, shown)
     if any("rule" in layer.labels for one in shown for layer in one.maps):
         _alike(out, shown)
-    _maps(out, shown, part)
+    _maps(out, shown, parts)
 
 
 # -------------------------------------------------------------------------------------------------------------- probes
-def _probes(out: Page, found: Sequence[Group], shown: Sequence[Analysed], part: str) -> None:
-    out.section("probes", f"Can the {part}s be read off the latent code?", "Probes")
+def _probes(out: Page, found: Sequence[Group], shown: Sequence[Analysed], parts: Parts) -> None:
+    out.section("probes", f"Can the {parts.name}s be read off the latent code?", "Probes")
     count = next(row["n"] for one in shown for row in one.rows)
     kinds = list(dict.fromkeys((row["pairs"], row["query"]) for one in shown for row in one.rows))
-    out.add(page.paragraphs(text.probing(part, count, several_queries=len({query for _, query in kinds}) > 1)))
-    _view_notes(out, [view for view, _ in kinds])
+    out.add(page.paragraphs(text.probing(parts, count, several_queries=len({query for _, query in kinds}) > 1)))
+    _view_notes(out, found[0].task, [view for view, _ in kinds])
     cells = {_words(view, query, kinds): figures.probe_cells(shown, view, query) for view, query in kinds}
-    _over_layers(out, found, cells, "macro F1", f"macro F1 by layer and {part}")
+    _over_layers(out, found, cells, "macro F1", f"macro F1 by layer and {parts.name}")
 
 
 def _words(view: str, query: str, kinds: Sequence[tuple[str, str]]) -> str:
@@ -49,15 +51,16 @@ def _words(view: str, query: str, kinds: Sequence[tuple[str, str]]) -> str:
     return ", ".join([f"pairs “{view}”"] * several + [QUERIES[query]] * (own or not several))
 
 
-def _view_notes(out: Page, views: Sequence[str]) -> None:
+def _view_notes(out: Page, task: Task, views: Sequence[str]) -> None:
+    known = {"self": text.SELF, **task.words.views}
     if len(set(views)) > 1:
-        out.add(page.bullets([f"“{view}”: {text.VIEWS.get(view, view)}" for view in dict.fromkeys(views)]))
+        out.add(page.bullets([f"“{view}”: {known.get(view, view)}" for view in dict.fromkeys(views)]))
 
 
-def _clusters(out: Page, found: Sequence[Group], shown: Sequence[Analysed], part: str) -> None:
+def _clusters(out: Page, found: Sequence[Group], shown: Sequence[Analysed], parts: Parts) -> None:
     out.section("clusters", "What do the clusters of codes follow?", "Clusters")
     count = len(shown[0].maps[0].number)
-    out.add(page.paragraphs(text.clustering(part, count)))
+    out.add(page.paragraphs(text.clustering(parts, count)))
     views = shown[0].views
     cells = {
         f"pairs “{view}”" if len(views) > 1 else "the query attending to itself": figures.purity_cells(shown, view)
@@ -199,13 +202,13 @@ def _codes_figure(one: Analysed, layer: CodeMap, codes: np.ndarray, columns: lis
 
 
 # ---------------------------------------------------------------------------------------------------------------- maps
-def _maps(out: Page, shown: Sequence[Analysed], part: str) -> None:
+def _maps(out: Page, shown: Sequence[Analysed], parts: Parts) -> None:
     out.section("maps", "Maps of the latent code", "Code maps")
-    out.add(page.paragraphs(text.mapping(part, len(shown[0].maps[0].number))))
+    out.add(page.paragraphs([parts.maps.format(count=len(shown[0].maps[0].number))]))
     radios = [("tsne", "t-SNE", " checked"), ("pca", "PCA", "")]
     boxes = "".join(f'<label><input type="radio" name="method" value="{v}"{c}> {n}</label>' for v, n, c in radios)
     out.add(f'<div class="switch" role="radiogroup" aria-label="Kind of map">{boxes}</div>')
-    out.add(_legend(shown[0], part))
+    out.add(_legend(shown[0], parts))
     for one, first in _first_of_each(shown):
         body = "".join(_layer(out, one, layer) for layer in one.maps)
         out.add(f"<h3>{escape(one.name)}</h3>{body}" if first else page.details(one.name, body))
@@ -220,7 +223,7 @@ def _layer(out: Page, one: Analysed, layer: CodeMap) -> str:
     return f'<h4>{heading}</h4><div class="maps">{"".join(plots)}</div>'
 
 
-def _legend(one: Analysed, part: str) -> str:
+def _legend(one: Analysed, parts: Parts) -> str:
     """The marks of the terms or rules, shared by all maps."""
     labels = {name: values for layer in one.maps for name, values in layer.labels.items() if name != "function"}
     every = np.unique(np.concatenate([layer.labels[name] for layer in one.maps for name in labels]))
@@ -229,7 +232,7 @@ def _legend(one: Analysed, part: str) -> str:
         colour, _, glyph = category(i)
         name = class_name(one.entry.run.task, next(iter(labels)), i)
         items.append(f"<span>{page.swatch(colour, glyph)}{escape(name)}</span>")
-    return f'<p class="legend"><span>{part.capitalize()}s:</span>{"".join(items)}</p>'
+    return f'<p class="legend"><span>{parts.name.capitalize()}s:</span>{"".join(items)}</p>'
 
 
 def _labels(shown: Sequence[Analysed]) -> list[str]:

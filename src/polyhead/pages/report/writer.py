@@ -128,7 +128,7 @@ def results_table(folders: Iterable[str | pathlib.Path]) -> tuple[list[str], lis
     found, splits, table = findings.found, findings.splits, findings.table
     rows = [[g.label, *(_cell(g, split) for split in splits)] for g in _in_order(found)]
     floors = _floors_in_order(found, table)
-    rows += [[text.floor_name(n), *(text.with_error(table[n][s]) for s in splits)] for n in floors]
+    rows += [[text.floor(found[0].task, n).label, *(text.with_error(table[n][s]) for s in splits)] for n in floors]
     return ["", *splits], rows
 
 
@@ -267,7 +267,7 @@ def _results(
 def _table(out: Page, found: Sequence[Group], splits: Sequence[str], table: Table, metric: str) -> None:
     name = text.metric_name(metric)
     if text.ranked(found):
-        dashed = [text.floor_name(n) for n, line in figures.dashes(table).items() if line != "dot"]
+        dashed = [text.floor(found[0].task, n).label for n, line in figures.dashes(table).items() if line != "dot"]
         caption = f"{name.capitalize()} of each mechanism{' and of the floors' * bool(dashed)}, with standard errors."
         if dashed:
             composes = ". None of them composes anything new. Dotted line: exact ceiling" if "ceiling" in table else ""
@@ -280,9 +280,8 @@ def _table(out: Page, found: Sequence[Group], splits: Sequence[str], table: Tabl
     for group in order:
         rows.append(("", _group_row(group, splits, style[group.label])))
     for i, floor in enumerate(_floors_in_order(found, table)):
-        label = (
-            f'{escape(text.floor_name(floor))}<span class="small">{escape(text.FLOORS.get(floor, ("", ""))[1])}</span>'
-        )
+        words = text.floor(task, floor)
+        label = f'{escape(words.label)}<span class="small">{escape(words.does)}</span>'
         cells = [text.with_error(table[floor][s]) if s in table[floor] else "" for s in splits]
         exact = all(row.error is None for row in table[floor].values())
         count = "exact" if exact else f"{SEQUENCES:,} {task.items}"
@@ -356,7 +355,8 @@ def _plots(out: Page, found: Sequence[Group], splits: Sequence[str], table: Tabl
     for split in splits:
         if any(entry.curve("eval", metric, split)[0] for entry in entries):
             name = text.metric_name(metric).capitalize()
-            drawn = "the floors and the ceiling" if "ceiling" in table else ", ".join(map(text.floor_name, table))
+            each = ", ".join(text.floor(found[0].task, floor).label for floor in table)
+            drawn = "the floors and the ceiling" if "ceiling" in table else each
             lines = f"; horizontal lines: {drawn}" if table else ""
             caption = f"{name} on {text.sample(found[0].task, split)}{lines}."
             parts.append(out.plot(figures.scores(found, split, table, metric), caption))

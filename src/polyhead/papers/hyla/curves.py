@@ -8,7 +8,6 @@ from polyhead.analysis import figures
 from polyhead.papers.hyla import claims
 from polyhead.papers.hyla.claims import Estimate, Verdict
 from polyhead.papers.outcome import (
-    FLOORS,
     Outcome,
     both,
     by_model,
@@ -19,6 +18,7 @@ from polyhead.papers.outcome import (
     scores,
     series,
     setting_text,
+    shown,
     whole,
 )
 from polyhead.papers.study import Cell, Study, label
@@ -83,7 +83,7 @@ def draw_fuzzy(cells: Cells, split: str, stem: pathlib.Path, levels: Mapping[Any
         points = {n: {model: _value(cell, split) for model, cell in by.items()} for n, by in mine.items()}
         lines: dict[str, dict[int, float]] = {}
         for n in mine:
-            for name, value in drawn(levels.get((n, held), {})).items():
+            for name, value in drawn(runs_of(mine[n]), levels.get((n, held), {})).items():
                 lines.setdefault(name, {})[n] = value
         panels.append((f"{100 * held:.0f} % held out", series(points), lines))
     limits = (None, None) if split in ("novel", "training loss") else (0.0, 1.02)
@@ -95,14 +95,13 @@ def draw_fuzzy(cells: Cells, split: str, stem: pathlib.Path, levels: Mapping[Any
 def _fuzzy_table(cells: Cells, levels: Mapping[Any, Any], splits: tuple[str, ...]) -> dict[str, Any]:
     models = list(dict.fromkeys(model for cell in cells.values() for model in cell))
     head = ("setting", *(f"{label(m)}, {split}" for split in splits for m in models))
-    shown = [name for name in FLOORS if all(name in level for level in levels.values())] if levels else []
-    head += tuple(FLOORS[name] for name in shown)
+    common = shown((run for by in cells.values() for run in runs_of(by)), next(iter(levels.values()), {}))
+    head += tuple(common.values())
     rows = []
     for (n, held), by in sorted(cells.items()):
         row = [f"N {n}, {100 * held:.0f} % held out"]
         row += [str(_value(by[m], split)) if m in by else "–" for split in splits for m in models]
-        if shown:
-            row += [str(levels[n, held][name]) for name in shown]
+        row += [str(levels[n, held][name]) for name in common]
         rows.append(tuple(row))
     found = {
         f"N {n}, held out {held}": {m: {s: numbers(_value(cell, s)) for s in splits} for m, cell in by.items()}
@@ -131,8 +130,9 @@ def scaling(axis: str) -> Callable[[Study, pathlib.Path], Outcome]:
     def draw(study: Study, folder: pathlib.Path) -> Outcome:
         cells = by_model(study, axis, "instances")
         stem = study.figure
-        levels = floors(point.run for point in study.points)
-        _draw_scaling(cells, axis, "compositional", folder / stem, drawn(levels))
+        runs = [point.run for point in study.points]
+        levels = floors(runs)
+        _draw_scaling(cells, axis, "compositional", folder / stem, drawn(runs, levels))
         order = sorted(cells, key=lambda place: (place[1], place[0]))
         found = {place: scores(cells[place], "compositional") for place in order}
         verdicts = claims.solves(found) if whole(cells) else []
@@ -187,7 +187,7 @@ def over(axis: str, claim: Callable[[Mapping[Any, Any]], list[Verdict]]) -> Call
         cells = by_model(study, axis)
         found: dict[str, dict[Any, float]] = {}
         for (x,), cell in cells.items():
-            for name, value in drawn(floors(runs_of(cell))).items():
+            for name, value in drawn(runs_of(cell), floors(runs_of(cell))).items():
                 found.setdefault(name, {})[x] = value
         points = {x: scores(cell, "compositional") for (x,), cell in sorted(cells.items())}
         panel: Panel = ("", series(points), found)

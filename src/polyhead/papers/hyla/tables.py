@@ -9,7 +9,7 @@ from polyhead.analysis import figures
 from polyhead.papers.hyla import claims
 from polyhead.papers.hyla.claims import Estimate, Verdict
 from polyhead.papers.hyla.rows import OURS, ROWS
-from polyhead.papers.outcome import FLOORS, Outcome, both, floors, metric_name, numbers, runs_of, setting_text
+from polyhead.papers.outcome import Outcome, both, drawn, floors, metric_name, numbers, runs_of, setting_text
 from polyhead.papers.study import AXES, Cell, Study, label
 from polyhead.tasks import Score, Sraven
 from polyhead.tasks.sraven import counts as sraven_counts
@@ -28,7 +28,7 @@ def table_a1(study: Study, folder: pathlib.Path) -> Outcome:
     verdicts: list[Verdict] = []
     for task, found in cells.items():
         measured = {label(model): cell.score("compositional").values for model, cell in found.items()}
-        lines = {FLOORS[name]: level.mean for name, level in levels[task].items() if name in FLOORS}
+        lines = drawn(runs_of(found), levels[task])
         for path in both(f"table-a1-{task}", folder):
             values = {name: list(by_seed.values()) for name, by_seed in measured.items()}
             figures.results(values, path, floors=lines, metric=metric_name(task))

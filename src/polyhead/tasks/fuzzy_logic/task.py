@@ -30,7 +30,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polyhead.config import Batch, Task, Values, Vectors, stream
+from polyhead.config.words import Words
 from polyhead.spec.shapes import one_of, shaped
+from polyhead.tasks.fuzzy_logic.words import WORDS
 from polyhead.tasks.task import (
     Score,
     advance,
@@ -88,6 +90,7 @@ class FuzzyLogic(Task):
 
     name: ClassVar[str] = "fuzzy_logic"
     metric: ClassVar[str] = "r2"
+    words: ClassVar[Words] = WORDS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -202,6 +205,20 @@ class FuzzyLogic(Task):
         mse = square.sum(dim=-1) / batch.scored.sum(dim=-1)
         variance = batch.targets.var(dim=(1, 2), correction=0)
         return {"r2": 1 - mse / variance, "mse": mse}
+
+    def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
+        return (*(str(i + 1) for i in range(self.length - 1)), "query")
+
+    def class_name(self, target: str, label: int) -> str:
+        """Of a term, what it says of each variable.
+
+        >>> FuzzyLogic(variables=3).class_name("term 1", 0b011)
+        '¬x₁x₂x₃'
+        """
+        if not target.startswith("term"):
+            return str(label)
+        bits = [(label >> (self.variables - 1 - v)) & 1 for v in range(self.variables)]
+        return "".join(("" if bit else "¬") + "x" + chr(0x2081 + v) for v, bit in enumerate(bits))
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """R² of baselines that compose nothing, and the exact ceiling: see `polyhead.tasks.fuzzy_logic.floors`."""

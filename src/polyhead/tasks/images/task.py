@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polyhead.config import Batch, Classes, Patches, Task, stream
+from polyhead.config.words import Words
 from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks import classification
 from polyhead.tasks.images import data as images_data
@@ -63,6 +64,11 @@ class Images(Task):
     name: ClassVar[str] = "images"
     metric: ClassVar[str] = "accuracy"
     items: ClassVar[str] = "images"
+    words: ClassVar[Words] = Words(
+        metric=classification.ACCURACY,
+        floors={"chance": classification.CHANCE},
+        terms=(("No other floor", "A class of images is made of no parts or relations that a learner could lack."),),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,6 +9,7 @@
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Batch, Logits, Task, Tokens, plain, stream
+from polyhead.config.words import Words
 from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks.maths import text as maths_text
 from polyhead.tasks.maths.modules import LEVELS, MODULES, TRIES, Dice, Level, question
@@ -69,6 +71,11 @@ class Maths(Task):
     name: ClassVar[str] = "maths"
     metric: ClassVar[str] = "exact_match"
     items: ClassVar[str] = "questions"
+    words: ClassVar[Words] = Words(
+        splits={"compositional": "longer questions than in training", "novel": "larger numbers than in training"},
+        metric=("Exact match", "The share of answers that are right to the last character, their end included."),
+        terms=(("No floor", "Answers are written freely, and nearly none comes twice: guessing scores about 0."),),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,6 +151,16 @@ class Maths(Task):
         """The questions of a batch and their answers, as they are written."""
         questions, answers = (maths_text.decode(part) for part in (batch.source, batch.targets))  # type: ignore[arg-type]
         return list(zip(questions, answers, strict=True))
+
+    def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
+        return maths_text.characters((batch.source if source else batch.inputs)[0].tolist())  # type: ignore[index]
+
+    def asked(self, batch: Batch, sample: int) -> str:
+        return f"{self.texts(batch)[sample][0]} Answer"
+
+    def written(self, answer: Sequence[int]) -> str:
+        names = {"␣": " ", "end": "", "-": "−"}
+        return "".join(names.get(name, name) for name in maths_text.characters(answer))
 
     @shaped
     def loss(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> Float[Tensor, ""]:

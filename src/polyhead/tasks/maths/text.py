@@ -30,6 +30,7 @@ from polyhead.spec.shapes import one_of
 PAD, START, END = 0, 1, 2
 FIRST = ord(" ") - 3  # the blank is token 3
 VOCABULARY = 3 + 95
+NAMES = {PAD: "pad", START: "start", END: "end", ord(" ") - FIRST: "␣"}
 BUCKETS = 10  # of all questions, by their text: bucket 0 is validation's, 1 is held out, the others train
 
 DIFFICULTIES = ("easy", "medium", "hard")
@@ -62,6 +63,11 @@ def decode(tokens: Int[Tensor, "b t"]) -> list[str]:
         stop = next((i for i, token in enumerate(row) if token in (PAD, END)), len(row))
         texts.append("".join(chr(max(token, 3) + FIRST) for token in row[:stop]))
     return texts
+
+
+def characters(tokens: Sequence[int]) -> tuple[str, ...]:
+    """The names of tokens one by one: a blank can be seen, marks have names."""
+    return tuple(NAMES.get(token, chr(token + FIRST)) for token in tokens)
 
 
 def bucket(question: str) -> int:

@@ -21,6 +21,7 @@ in `occurs`, and two of them are alike in half of either class of `xoccurs`.
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,15 +30,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.config import Batch, Classes, Patches, Task, plain, stream
+from polyhead.config.words import Words
 from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks import classification
+from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE
 from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
+from polyhead.tasks.object_floors import KNOWN_PAIRS
 from polyhead.tasks.relational_games import original as relational_games_original
 from polyhead.tasks.relational_games.floors import known_pairs
 from polyhead.tasks.relational_games.shapes import COLOURS, count, draw
 from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork
 
-GAMES = ("same", "occurs", "xoccurs", "between", "match_pattern")
+QUESTIONS = {
+    "same": "Are the two the same?",
+    "occurs": "Is the one above among the three below?",
+    "xoccurs": "Is the one above among the three below, exactly once?",
+    "between": "Are the outer two the same and the middle one another?",
+    "match_pattern": "Do the rows above and below have one pattern?",
+}
+GAMES = tuple(QUESTIONS)
 SHAPES_OF = {
     "train": ("pentominoes",),
     "validation": ("pentominoes",),
@@ -81,6 +92,16 @@ class RelationalGames(Task):
     name: ClassVar[str] = "relational_games"
     metric: ClassVar[str] = "accuracy"
     items: ClassVar[str] = "images"
+    words: ClassVar[Words] = Words(
+        splits={
+            "novel": "unseen shapes",
+            "novel_hexominoes": "unseen shapes (hexominoes)",
+            "novel_stripes": "unseen shapes (stripes)",
+        },
+        metric=ACCURACY,
+        floors={"chance": CHANCE, "known_pairs": KNOWN_PAIRS},
+        terms=(("Known pairs", "Knows the class of the pairs of objects that training images show."),),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,6 +153,12 @@ class RelationalGames(Task):
     def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
         """By image (b): `accuracy`."""
         return classification.accuracy(self, outputs, batch)
+
+    def asked(self, batch: Batch, sample: int) -> str:
+        return QUESTIONS[self.game]
+
+    def written(self, answer: Sequence[int]) -> str:
+        return ANSWERS[answer[0]]
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """What guessing scores, exactly; and of generated images what needs no relation: `relational_games_floors`."""

@@ -42,7 +42,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Batch, Logits, Task, Vectors, stream
+from polyhead.config.words import Words
 from polyhead.spec.shapes import one_of, shaped
+from polyhead.tasks.sraven.words import WORDS
 from polyhead.tasks.task import Score, advance, beside, check_draw, check_integers, check_split, fork, portion, shuffled
 
 RULES = (
@@ -100,6 +102,7 @@ class Sraven(Task):
 
     name: ClassVar[str] = "sraven"
     metric: ClassVar[str] = "accuracy"
+    words: ClassVar[Words] = WORDS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -148,6 +151,23 @@ class Sraven(Task):
         """The last token on itself (the paper), and on the last feature of the panels to its left (its code)."""
         left = range(self.grid * (self.grid - 1), self.grid**2 - 1)
         return {"self": ((-1, -1),), "last_row": tuple((-1, (panel + 1) * self.features - 1) for panel in left)}
+
+    def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
+        """Panel and feature."""
+        return tuple(f"{i // self.features + 1}.{i % self.features + 1}" for i in range(self.length))
+
+    def class_name(self, target: str, label: int) -> str:
+        """Of a rule, its short name.
+
+        >>> [Sraven().class_name("rule", i) for i in (0, 1, 3, 5, 7)]
+        ['constant', '+1', '−1', 'sum', 'distribute-three']
+        >>> Sraven().class_name("target value", 7)
+        '7'
+        """
+        if target != "rule":
+            return str(label)
+        rule = RULES[label].removeprefix("progression ").replace("-", "−")
+        return "distribute-three" if rule == "distribute" and self.grid == 3 else rule
 
     def rules(self, split: str) -> Int[Tensor, "n m"]:
         """The multisets of rules of `split`: rows of ascending numbers, `RULES` has their names."""

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import pathlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor
 
 from polyhead.config import Batch, Logits, Task, Tokens, plain, stream
+from polyhead.config.words import Floor, Words
 from polyhead.tasks.task import (
     LazyLogits,
     Score,
@@ -42,6 +44,7 @@ from polyhead.tasks.text.tokens import Codec
 from polyhead.tasks.text.writer import write
 
 ROUNDS = 5  # of the permutation
+SHOWN = 64  # tokens of a text that a report prints
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,18 @@ class Text(Task):
     metric: ClassVar[str] = "bits_per_byte"
     better: ClassVar[str] = "lower"
     lazy: ClassVar[bool] = True
+    words: ClassVar[Words] = Words(
+        metric=(
+            "Bits per byte",
+            "What a byte of held-out text costs if the model codes it, whatever its tokens are: lower is better. A "
+            "compressor knows none of the training text, but all of a file.",
+        ),
+        floors={
+            "zlib": Floor("Zlib", "compresses the text and looks back 32 KiB"),
+            "lzma": Floor("Lzma", "compresses the text and looks back over all of it"),
+            "unigram": Floor("Unigram", "knows how often each token occurs in the training text"),
+        },
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -210,6 +225,19 @@ class Text(Task):
         """Bits per byte of compressors and of what knows no context: see floors.py."""
         found: dict[str, Score] = beside(__name__, "floors").floors(self, split, sequences=sequences)
         return found
+
+    # ------------------------------------------------------------------------------------------------------------ words
+    def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
+        return tuple(piece.replace(" ", "␣") for piece in self.codec().pieces(batch.inputs[0].tolist()))
+
+    def asked(self, batch: Batch, sample: int) -> str:
+        """The end of the text.  What stands between documents is left out."""
+        read = self.codec().decode(batch.inputs[sample, -SHOWN:].tolist()).replace("\0", "")
+        return f"“…{read}” is followed by"
+
+    def written(self, answer: Sequence[int]) -> str:
+        """The last token."""
+        return f"“{self.codec().pieces(list(answer[-1:]))[0]}”"
 
     # ------------------------------------------------------------------------------------------------------------- runs
     def keep(self, folder: str | os.PathLike[str]) -> None:

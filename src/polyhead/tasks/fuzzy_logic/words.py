@@ -1,0 +1,55 @@
+"""The words of reports on fuzzy logic."""
+
+from polyhead.config.words import Floor, Parts, Words
+
+WORDS = Words(
+    metric=(
+        "R², per sequence",
+        "1 − (prediction − target)² / v, where v is the population variance of all targets of the same sequence, "
+        "averaged over sequences. 1 is perfect; predicting the mean of the examples scores slightly below 0.",
+    ),
+    floors={
+        "context_mean": Floor("Context mean", "predicts the mean target of the examples"),
+        "nearest_neighbour": Floor("Nearest neighbour", "copies the target of the closest example"),
+        "ridge": Floor("Ridge regression", "fits a line to the examples"),
+        "gaussian_process": Floor("Gaussian process", "interpolates smoothly between the examples", drawn=True),
+        "recall": Floor("Recall", "weighs the training functions by how well each fits the examples", drawn=True),
+        "mix": Floor("Mixture", "mixes the training functions linearly, as fits the examples best", drawn=True),
+        "ceiling": Floor(
+            "Exact ceiling", "knows the whole family and weighs all its members that fit what is shown", drawn=True
+        ),
+    },
+    terms=(
+        ("novel", "Combinations of terms that never occurred in training at all."),
+        (
+            "Floors",
+            "Predictors that see the same examples and compose nothing. A score that does not exceed them is no "
+            "evidence of composition. GP: Gaussian process; 1-NN: nearest neighbour. recall and mix know the training "
+            "functions, not their terms: one weighs them by how well they fit the examples, the other mixes them "
+            "linearly.",
+        ),
+    ),
+    parts=Parts(
+        "term",
+        read="each term of the function",
+        maps=(
+            "Each point is the code of one query attending to itself: {count} sequences of unseen combinations, all "
+            "with the same context inputs. The same map is coloured several ways; clusters that follow the function or "
+            "a term rather than the target mean that the code says what to compute."
+        ),
+        terms=(
+            (
+                "Code maps",
+                "Codes of the query token attending to itself on unseen combinations, all with the same context "
+                "inputs, in two dimensions (t-SNE or PCA). Distances between far clusters of a t-SNE map mean nothing.",
+            ),
+            (
+                "Probe F1",
+                "Macro F1 of a logistic regression (scikit-learn's defaults on standardised codes) from the code to a "
+                "term, fitted on iid sequences and scored on compositional ones, with one query token for all of them "
+                "or each its own. The terms of a function are sorted, so term 1 and term 2 have different "
+                "frequencies: compare each with its own chance.",
+            ),
+        ),
+    ),
+)
