@@ -78,7 +78,7 @@ def count(run: Run, sequences: int, sample: Batch, *, card: bool = False) -> Cou
                 del loss
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             most, beside = tally.most(), tally.most(without=gradients) - parameters - buffers - inputs
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         what = str(error).strip().partition("\n")[0]
         raise ValueError(f"plan: {run.name} cannot be counted without its data: {what}") from error
     tokens = sequences * (batch.inputs.shape[1] if batch.inputs.ndim < 4 else run.task.length)
