@@ -63,6 +63,18 @@ def test_the_estimate_shares_the_runs_among_workers(monkeypatch: pytest.MonkeyPa
     assert cli_demo.minutes(demo.fuzzy(), 1) == f"{(longer + shorter) / 60:.0f} minutes"
 
 
+def test_the_start_of_workers_is_part_of_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_demo, "step_seconds", lambda run: 0.01)
+    runs = demo.race()[:4]
+    each = cli_demo.START + runs[0].train.steps * 0.01 * cli_demo.SCORING
+    assert cli_demo.minutes(runs, 2) == f"{2 * each:.0f} seconds"
+
+
+def test_each_part_shows_its_unseen_split() -> None:
+    for split, runs in zip(cli_demo.UNSEEN, (demo.race(), demo.fuzzy()), strict=True):
+        assert all(split in run.train.evaluate for run in runs)
+
+
 def test_a_step_is_timed_and_threads_are_put_back() -> None:
     import torch
 
