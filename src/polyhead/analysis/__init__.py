@@ -7,6 +7,7 @@ probe(codes, labels, train=..., test=...)          what can be read off the code
 probe_layers(taps, labels, -1, -1)                 the same for any label, in every layer of any model
 embed(codes)                                       a map of it
 zero_heads(model, task)                            what the score loses without a head
+swap_codes(model, task)                            what it computes with the code of another sequence
 look(model, batch, sample=0)                       attention, relations and symbols of every layer, for one input
 
 `query_codes`, `probe_model` and `clusters` do it for the pairs that a task finds worth a look, `probe_run` for a run
@@ -20,6 +21,7 @@ from polyhead.analysis.labels import class_name, targets, views
 from polyhead.analysis.layers import probe_layers
 from polyhead.analysis.probe import Probe, clusters, probe, probe_model, probe_run, query_codes
 from polyhead.analysis.relations import look
+from polyhead.analysis.swap import swap_codes
 from polyhead.analysis.values import ValueNetwork, value_network
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "purity",
     "query_codes",
     "similarity",
+    "swap_codes",
     "targets",
     "value_network",
     "views",

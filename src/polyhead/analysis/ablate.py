@@ -25,7 +25,7 @@ def zero_heads(
     *,
     sequences: int = 1024,
     seed: int = 0,
-    device: Any = "cpu",
+    device: torch.device | str = "cpu",
 ) -> list[dict[str, Any]]:
     """The task's metric with nothing zeroed, then for every layer with each head's code zeroed and with all of them.
 

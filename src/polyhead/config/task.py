@@ -128,6 +128,13 @@ class Task(Checked, abc.ABC):
     def sample(self, split: str, batch_size: int, generator: Any) -> Batch:
         """A batch on the generator's device."""
 
+    def contrasts(self, split: str, batch_size: int, generator: Any) -> tuple[Batch, Batch]:
+        """Two batches whose sequences have the same inputs, one by one, and different rules.
+
+        ValueError of a task that has no such pairs.
+        """
+        raise ValueError(f"{type(self).__name__}: has no sequences that differ in their rule alone")
+
     @abc.abstractmethod
     def loss(self, outputs: Array, batch: Batch) -> Array:
         """Mean loss over scored positions: a scalar."""

@@ -164,6 +164,17 @@ class FuzzyLogic(Task):
         ranks, x = (torch.cat(parts) for parts in zip(*drawn, strict=True))
         return self._batch(split, ranks, x).map(lambda array: array.unflatten(0, (len(seeds), batch_size)))
 
+    def contrasts(self, split: str, batch_size: int, generator: torch.Generator) -> tuple[Batch, Batch]:
+        """Two batches with the same inputs, sequence by sequence, and two different functions of `split`."""
+        check_draw(self, split, batch_size)
+        count = len(_functions(self, split, generator.device))
+        if count < 2:
+            raise ValueError(f"FuzzyLogic: contrasts need two functions but {split} has {count}")
+        ranks, x = self._draw(split, batch_size, generator)
+        advance(generator)
+        steps = torch.randint(1, count, (batch_size,), generator=generator, device=generator.device)
+        return self._batch(split, ranks, x), self._batch(split, (ranks + steps) % count, x)
+
     def _draw(self, split: str, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """All that is random: the rank (b) of the function among those of the split, the inputs (b t variables)."""
         device, stem = generator.device, f"{self.name}/{split}"

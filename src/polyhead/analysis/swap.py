@@ -1,0 +1,153 @@
+"""Whether the latent code says what is computed: the code of one sequence in the forward pass of another.
+
+Two sequences have the same inputs and different rules.  In one layer the code of the last token, (h s) numbers, is
+replaced by that which the other sequence has there.  Values, weights and all else stay.  If the code specifies the
+operation, as Schug et al. propose (2024, "Attention as a hypernetwork", section 2.3), the output then follows the rule
+of the other sequence.  Three controls: the code of a third sequence, the same code with its heads in another order, 0.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from polyhead.analysis.capture import capture
+from polyhead.config import Batch, Task, stream
+from polyhead.layers.block import TransformerBlock
+from polyhead.layers.heads.functions import coder
+from polyhead.layers.heads.groups import HylaHeads, LinearHeads, SoftmaxHeads
+from polyhead.layers.taps import looking
+from polyhead.models.transformer import Transformer
+from polyhead.ops.hyla.reference import hyla
+from polyhead.ops.linear.reference import linear_attention
+from polyhead.spec.shapes import one_of
+from polyhead.tasks.task import Score, check_split
+from polyhead.train.evaluation import predict
+
+CODES = ("own", "donor", "other", "permuted", "zero")
+"""Whose code the last token gets: its own, that of the sequence with the other rule, that of a third sequence, the
+donor's with its heads in a random order, none."""
+
+KINDS = ("softmax", "linear", "hyla")
+"""Heads whose output is a function of code and values."""
+
+Mixing = SoftmaxHeads | LinearHeads | HylaHeads
+"""Their groups."""
+
+
+def swap_codes(
+    model: Transformer,
+    task: Task,
+    split: str = "compositional",
+    *,
+    pairs: int = 2000,
+    layer: int = -1,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> list[dict[str, float | str]]:
+    """The task's metric against the rule of the sequence itself and against the donor's, one row for each of `CODES`.
+
+    Rows are {code, own, donor, own_se, donor_se, n}, all of the same `pairs` pairs of sequences, drawn by
+    `task.contrasts` from a stream that neither training nor evaluation reads.  ValueError for a task without such
+    pairs, and for heads whose output is not a function of code and values.
+
+    >>> {row["code"]: row["donor"] for row in swap_codes(model, task)}
+    """
+    check_split(task, split)
+    if pairs < 2:
+        raise ValueError(f"swap_codes: pairs must be at least 2 but is {pairs}")
+    layer = _layer(model, layer)
+    found: dict[str, list[Tensor]] = {f"{code} {rule}": [] for code in CODES for rule in ("own", "donor")}
+    with looking(model):
+        for step, start in enumerate(range(0, pairs, 500)):
+            generator = torch.Generator(device).manual_seed(stream(seed, f"{task.name}/{split}/swap", step))
+            own, donor = task.contrasts(split, min(500, pairs - start), generator)
+            for code, row in _rows(model, layer, own, donor, generator).items():
+                with replaced(model, layer, row):
+                    outputs = predict(model, task, own).float()
+                for rule, batch in (("own", own), ("donor", donor)):
+                    found[f"{code} {rule}"].append(task.metrics(outputs, batch)[task.metric].cpu())
+    scores = {name: Score.of(torch.cat(parts).double()) for name, parts in found.items()}
+    return [_row(code, scores[f"{code} own"], scores[f"{code} donor"], pairs) for code in CODES]
+
+
+@contextlib.contextmanager
+def replaced(model: Transformer, layer: int, rows: Sequence[Tensor]) -> Iterator[None]:
+    """Within it, the last token of `layer` has these codes, (b h s) for each group of heads."""
+    groups = _groups(model, layer)
+    before = [(group.attend, group.functions) for group in groups]
+    try:
+        for group, row in zip(groups, rows, strict=True):
+            group.use(_attend(group, row))
+        yield
+    finally:
+        for group, (attend, functions) in zip(groups, before, strict=True):
+            group.attend, group.functions = attend, functions
+
+
+def _attend(group: Mixing, row: Tensor) -> Callable[..., Tensor]:
+    """What `group` computes, but for the code of the last query."""
+    code = coder(group)
+
+    def attend(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
+        scale: float | None = None,
+        keep: Tensor | None = None,
+        normalise: str = "identity",
+        act: str = "identity",
+        value_weight: Tensor | None = None,
+    ) -> Tensor:
+        a = code(q, k, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=scale)
+        a = torch.cat((a[:, :, :-1], row[:, :, None].to(a)), dim=2)
+        # Queries of 0 and the code as their bias: scores that are the code, which no normaliser touches.
+        if group.kind == "hyla":
+            return hyla(0 * q, k, v, bias=a, keep=keep, normalise="identity", act=act, value_weight=value_weight)
+        return linear_attention(0 * q, k, v, bias=a, keep=keep, act=act)
+
+    return attend
+
+
+def _rows(
+    model: Transformer, layer: int, own: Batch, donor: Batch, generator: torch.Generator
+) -> dict[str, list[Tensor]]:
+    """Whose -> the code (b h s) of the last token for each group of heads."""
+    mine, theirs = (
+        [group.code()[:, :, -1].clone() for group in capture(model, batch)[layer].groups] for batch in (own, donor)
+    )
+    others = [x.roll(1, 0) for x in theirs]  # of the pair before, which has other inputs
+    permuted = [x[:, torch.randperm(x.shape[1], generator=generator, device=x.device)] for x in theirs]
+    return {
+        "own": mine,
+        "donor": theirs,
+        "other": others,
+        "permuted": permuted,
+        "zero": [torch.zeros_like(x) for x in mine],
+    }
+
+
+def _layer(model: Transformer, layer: int) -> int:
+    depth = len(model.blocks)
+    if not -depth <= layer < depth:
+        raise ValueError(f"swap_codes: layer must be in [{-depth}, {depth}) but is {layer}")
+    for group in _groups(model, layer):
+        one_of("swap_codes", "kind of heads", getattr(group, "kind", type(group).__name__), KINDS)
+    return layer % depth
+
+
+def _groups(model: Transformer, layer: int) -> list[Mixing]:
+    return [cast(Mixing, group) for group in cast(TransformerBlock, model.blocks[layer]).attention.groups]
+
+
+def _row(code: str, own: Score, donor: Score, n: int) -> dict[str, float | str]:
+    errors = {"own_se": own.standard_error, "donor_se": donor.standard_error}
+    return {"code": code, "own": own.mean, "donor": donor.mean, **errors, "n": n}

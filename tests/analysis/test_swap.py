@@ -1,0 +1,121 @@
+"""The code of one sequence in the forward pass of another, against a forward pass written out."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import polyhead as ph
+from polyhead.analysis import capture, swap_codes
+from polyhead.analysis.swap import CODES, _rows, replaced
+from polyhead.config import stream
+from polyhead.tasks import FuzzyLogic, Sraven
+from polyhead.tasks.fuzzy_logic.task import zadeh
+from polyhead.train.evaluation import predict
+
+TASK = FuzzyLogic(variables=3, terms=2, length=8, held_out=0.5)
+HEADS = [
+    (ph.Softmax(3),),
+    (ph.Linear(3, normalise="rms_heads", act="relu"),),
+    (ph.Hyla(4, kv_heads=2),),
+    (ph.Hyla(3, value_depth=2, act="gelu"),),
+    (ph.Softmax(1), ph.Hyla(2)),
+]
+
+
+def model_of(*heads, layers=2):
+    torch.manual_seed(0)
+    at = {"positions": ph.RelativeBias(), "max_length": TASK.length, "bias": True}
+    return ph.Transformer(ph.TransformerConfig(*TASK.ends, dim=12, layers=layers, heads=heads, **at)).double().eval()
+
+
+def pairs_of(n=5):
+    own, donor = TASK.contrasts("compositional", n, torch.Generator().manual_seed(1))
+    return [batch.map(lambda x: x.double() if x.is_floating_point() else x) for batch in (own, donor)]
+
+
+def test_contrasts_share_inputs_and_have_different_functions():
+    own, donor = pairs_of(200)
+    assert torch.equal(own.inputs[..., :-1], donor.inputs[..., :-1])
+    known = {tuple(row) for row in TASK.functions("compositional").tolist()}
+    for batch in (own, donor):
+        assert {tuple(row) for row in batch.latents["terms"].tolist()} == known  # all of the split, none other
+        assert_close(batch.targets[..., 0], zadeh(batch.inputs[..., :-1], batch.latents["terms"]))
+    assert (own.latents["terms"] != donor.latents["terms"]).any(dim=1).all()
+    with pytest.raises(ValueError, match="Sraven: has no sequences that differ in their rule alone"):
+        swap_codes(model_of(ph.Softmax(3)), Sraven(features=2, values=5))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("layer", [0, 1])
+def test_the_output_is_that_of_the_code_given(heads, layer):
+    """Of the last token, in that layer: what the mechanism makes of the donor's code and of its own values."""
+    model, (own, donor) = model_of(*heads), pairs_of()
+    rows = _rows(model, layer, own, donor, torch.Generator().manual_seed(0))
+    before = capture(model, own)[layer].groups
+    with replaced(model, layer, rows["donor"]):
+        after = capture(model, own)[layer].groups
+    theirs = capture(model, donor)[layer].groups
+    for group, old, new, other in zip(heads, before, after, theirs, strict=True):
+        assert_close(new.output[:, :-1], old.output[:, :-1])
+        code, values = other.code()[:, :, -1], old.v.repeat_interleave(group.heads // old.v.shape[2], dim=2)
+        if isinstance(group, ph.Hyla):
+            hidden = torch.einsum("bhs,bshe->bse", code, values)
+            act = getattr(torch.nn.functional, old.act)
+            weight = old.value_weight
+            if weight is not None:  # equation 10: another matrix a head, by the same code
+                hidden = torch.einsum("bhs,bsf,hef->bse", code, act(hidden), weight)
+            wanted = torch.einsum("bhs,bse->bhe", code, act(hidden))
+        else:
+            values = torch.relu(values) if isinstance(group, ph.Linear) else values
+            wanted = torch.einsum("bhs,bshe->bhe", code, values)
+        assert_close(new.output[:, -1], wanted)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_its_own_code_changes_nothing_and_the_model_is_as_it_was(heads):
+    model, (own, donor) = model_of(*heads), pairs_of()
+    wanted = predict(model, TASK, own)
+    rows = _rows(model, 1, own, donor, torch.Generator().manual_seed(0))
+    for code in CODES:
+        with replaced(model, 1, rows[code]):
+            changed = predict(model, TASK, own)
+        assert torch.allclose(changed, wanted) == (code == "own")
+    assert torch.equal(predict(model, TASK, own), wanted)
+
+
+def test_whose_codes_the_controls_have():
+    model, (own, donor) = model_of(ph.Hyla(4)), pairs_of()
+    rows = {code: row[0] for code, row in _rows(model, 1, own, donor, torch.Generator().manual_seed(0)).items()}
+    assert_close(rows["other"][1], rows["donor"][0])
+    assert_close(rows["permuted"].sum(1), rows["donor"].sum(1))
+    assert not torch.allclose(rows["permuted"], rows["donor"])
+    assert not rows["zero"].any()
+
+
+@torch.no_grad()
+def test_scores_are_those_of_either_rule():
+    model = model_of(ph.Hyla(3)).float()
+    rows = {row["code"]: row for row in swap_codes(model, TASK, pairs=6, seed=2)}
+    assert tuple(rows) == CODES
+    generator = torch.Generator().manual_seed(stream(2, "fuzzy_logic/compositional/swap", 0))
+    own, donor = TASK.contrasts("compositional", 6, generator)
+    for code, batch in (("own", own), ("donor", donor)):
+        with replaced(model, 1, _rows(model, 1, own, donor, generator)[code]):
+            outputs = predict(model, TASK, own)
+        for rule, asked in (("own", own), ("donor", donor)):
+            scores = TASK.metrics(outputs, asked)["r2"].double()
+            assert rows[code][rule] == pytest.approx(scores.mean().item())
+            assert rows[code][f"{rule}_se"] == pytest.approx(scores.std().item() / 6**0.5)
+        assert rows[code]["n"] == len(batch.inputs)
+
+
+def test_what_cannot_be_swapped_is_refused():
+    with pytest.raises(ValueError, match="pairs must be at least 2 but is 1"):
+        swap_codes(model_of(ph.Hyla(3)), TASK, pairs=1)
+    with pytest.raises(ValueError, match=r"layer must be in \[-2, 2\) but is 2"):
+        swap_codes(model_of(ph.Hyla(3)), TASK, layer=2)
+    symbols = ph.Relational(3, relations=2, symbols=ph.SymbolicAttention(4))
+    with pytest.raises(ValueError, match="kind of heads"):
+        swap_codes(model_of(symbols), TASK)
