@@ -2,24 +2,42 @@
 #   make demo    environment, install, the main job (train and compare mechanisms on fuzzy logic), report
 #   make test    environment, install, all tests
 # and while one writes code, make check (two minutes): lines, types, and the tests of functions and layers.
-# PY=python3.12 picks another Python; TORCH=... another torch build.
+# PY=python3.12 picks another Python.  torch: the build for the CPU where Linux has no card of NVIDIA (no nvidia-smi), else
+# that of the package index; TORCH="torch==2.13.0 --index-url ..." picks any other.
 
 PY ?= python3
-TORCH ?= $(shell grep -E '^torch==' constraints.txt | cut -d' ' -f1)
+TORCH ?=
+PINNED := $(shell grep -E '^torch==' constraints.txt | cut -d' ' -f1)
+CPU_BUILDS := https://download.pytorch.org/whl/cpu
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -qq
+ANSWERS := import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=10)
 export JAX_PLATFORMS ?= cpu
 
 .PHONY: demo test check lint format docs bench campaign clean
 
-.venv/.ready: pyproject.toml constraints.txt
+.venv/.torch: constraints.txt
 	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11+ is needed: make demo PY=python3.12")'
 	@echo "setting up .venv (once, a minute or more)"
 	@test -x $(BIN)/python || $(PY) -m venv .venv
-	@$(BIN)/python -m pip install --disable-pip-version-check -qq $(TORCH)
-	@$(BIN)/python -m pip install --disable-pip-version-check -qq -c constraints.txt -e '.[test,dev,hf,jax,flax,docs]'
+	@if [ -n "$(TORCH)" ]; then how="$(TORCH)"; echo "torch: $$how"; \
+	elif [ "$$(uname -s)" != Linux ]; then how=$(PINNED); echo "torch: $$how"; \
+	elif command -v nvidia-smi >/dev/null; then how=$(PINNED); echo "torch: $$how with CUDA (gigabytes), for the card here"; \
+	elif $(BIN)/python -c '$(ANSWERS)' $(CPU_BUILDS) 2>/dev/null; then how="$(PINNED) --index-url $(CPU_BUILDS)"; \
+		echo "torch: $$how (0.2 GB), as there is no nvidia-smi; TORCH=$(PINNED) takes the build for cards"; \
+	else how=$(PINNED); echo "torch: $$how of the package index, maybe with CUDA (gigabytes): $(CPU_BUILDS) does not answer"; \
+	fi; $(PIP) $$how
 	@touch $@
 
-demo: .venv/.ready
+.venv/.demo: .venv/.torch pyproject.toml
+	@$(PIP) -c constraints.txt -e '.[report]'
+	@touch $@
+
+.venv/.ready: .venv/.demo
+	@$(PIP) -c constraints.txt -e '.[test,dev,report,hf,jax,flax,docs]'
+	@touch $@
+
+demo: .venv/.demo
 	@$(BIN)/polyhead demo
 
 test: .venv/.ready

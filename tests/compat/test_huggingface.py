@@ -300,5 +300,5 @@ def test_our_own_heads_by_name_are_no_softmax(make):
 def test_without_transformers(make, monkeypatch):
     model = make("gpt2")
     monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace())
-    with pytest.raises(ImportError, match=r"^polyhead.compat.huggingface needs transformers, pip install 'polyhead"):
+    with pytest.raises(ImportError, match=r"^polyhead.compat.huggingface needs .*: pip install 'polyhead\[hf\]' \("):
         capture(model, inputs("gpt2"))

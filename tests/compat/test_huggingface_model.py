@@ -349,7 +349,7 @@ def test_what_a_model_cannot_be_given():
 
 def test_another_version_of_the_library_is_one_clear_line(monkeypatch):
     monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.57.1")  # which other tests may load anew
-    with pytest.raises(ImportError, match=r"^polyhead.compat.huggingface needs transformers, .* \(version 5, not 4"):
+    with pytest.raises(ImportError, match=r"^polyhead.compat.huggingface needs transformers: .* \(version 5, not 4"):
         runpy.run_path(ours.__file__)
 
 

@@ -315,14 +315,10 @@ def test_bad_calls_are_one_line():
 def test_functions_need_no_flax_and_modules_no_torch():
     code = (
         "import sys, polyhead.jaxside; assert not {'flax', 'torch'} & set(sys.modules)\n"
-        "import polyhead.jaxside.convert, polyhead.jaxside.nnx; assert 'torch' not in sys.modules\n"
-        "sys.modules['flax'] = None; del sys.modules['polyhead.jaxside.nnx.components']\n"
-        "import polyhead.jaxside.nnx.components"
+        "import polyhead.jaxside.convert, polyhead.jaxside.nnx; assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
-    assert done.stderr.strip().endswith(
-        "ImportError: the modules of polyhead.jaxside need flax: pip install 'polyhead[flax]'"
-    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_shared_dropout_is_drawn_once_for_all_heads_and_samples(monkeypatch):

@@ -1,7 +1,6 @@
 """What holds for all functions of jaxside: signatures, errors, imports, jit, vmap, sharding, memory, who sees whom."""
 
 import functools
-import importlib
 import inspect
 import os
 import re
@@ -123,14 +122,6 @@ def test_numpy_arrays_are_arrays():
 
 
 # ------------------------------------------------------------------------------------------------------------ imports
-def test_without_jax_one_line_names_the_extra(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("polyhead.jaxside")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "jax", None)
-    with pytest.raises(ImportError, match=r"^polyhead.jaxside needs jax: pip install 'polyhead\[jax\]'$"):
-        importlib.import_module("polyhead.jaxside")
-
-
 ALONE = """
 import sys
 from polyhead import jaxside

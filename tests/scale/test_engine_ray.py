@@ -5,7 +5,6 @@ import os
 import pathlib
 import signal
 import socket
-import sys
 import threading
 import time
 from typing import Any
@@ -117,9 +116,6 @@ def test_no_ray_and_no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: pathli
         ):
             with pytest.raises(ValueError, match=f"^{line}"):
                 engine_ray._answers(address)
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"^sweep: --ray needs Ray, which is not installed: pip install 'polyhead"):
-        sweep(many_runs()[:1], tmp_path, engine=Ray("local"))
 
 
 def test_a_worker_dies_with_its_task():

@@ -106,7 +106,7 @@ def test_what_slurm_needs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatc
         sweep(run, tmp_path, engine=Slurm())
     monkeypatch.setattr(shutil, "which", lambda name, **where: f"/usr/bin/{name}")
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(ValueError, match=r"^sweep: --slurm needs submitit, which is not installed: pip install"):
+    with pytest.raises(ValueError, match=r"^sweep: --slurm needs submitit: pip install 'polyhead\[slurm"):
         sweep(run, tmp_path, engine=Slurm())
 
 

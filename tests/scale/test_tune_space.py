@@ -2,7 +2,6 @@
 
 import pathlib
 import re
-import sys
 from typing import Any
 
 import pytest
@@ -83,9 +82,6 @@ def test_bad_options(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ValueError, match="did you mean 'novel'"):  # what fails in every trial fails at once
         search(tmp_path / "none", tiny(evaluate=("novell",)))
     assert not (tmp_path / "none").exists()
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ValueError, match=r"tune: Optuna is not installed: pip install 'polyhead\[tune\]'"):
-        search(tmp_path / "none")
 
 
 def test_the_command(tmp_path: pathlib.Path, capsys: Any, engine: type[Engine], monkeypatch: pytest.MonkeyPatch):

@@ -2,7 +2,6 @@
 
 import itertools
 import pickle
-import sys
 
 import numpy as np
 import pytest
@@ -282,17 +281,6 @@ def test_folders_that_do_not_fit_are_one_line(tmp_path):
         path.unlink()
     (folder / "train" / "dog").rmdir()
     assert "train has 1 folders, but at least two classes" in asked(folder, "train")
-
-
-def test_a_folder_needs_pillow(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    task = Images("folder", folder=str(tmp_path), size=8, patch=4)
-    for part in ("train", "val"):
-        for name in "ab":
-            (tmp_path / part / name).mkdir(parents=True)
-            (tmp_path / part / name / "x.png").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"^Images: data='folder' needs Pillow; pip install pillow$"):
-        task.batch("iid", 1, seed=0, step=0)
 
 
 # -------------------------------------------------------------------------------------------------------- the surface

@@ -113,19 +113,6 @@ def test_what_is_no_tokenizer_says_so(content, reason, tmp_path):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "library"),
-    [("bpe:300", "tokenizers"), ("tiktoken:gpt2", "tiktoken"), ("x.model", "sentencepiece")],
-)
-def test_a_library_that_is_missing_is_named(tokenizer, library, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.model").write_bytes(b"x")
-    (tmp_path / "x.txt").write_text("some text\n" * 100)
-    with pytest.raises(ValueError, match=f"Text: .* needs {library}; pip install {library}"):
-        Text("x.txt", tokenizer=tokenizer).codec()
-
-
 class Encodings:
     """What `tiktoken` is without a network."""
 

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from polyhead.spec.optional import optional
+
 Array = np.ndarray
 INK, FAINT = "#24292f", "#6e7781"
 COLOURS = {"Softmax": "#0072b2", "Linear": "#d98c00", "HYLA": "#009e73"}
@@ -24,6 +26,7 @@ MARKS = {"HYLA": "o", "Softmax": "s", "Linear": "D"}  # as in the report
 LINES = {"Gaussian process": "--", "Exact ceiling": ":"}
 DASHES = ("-.", (0, (1, 1)), (0, (6, 2, 1, 2, 1, 2)), (0, (8, 3)))
 Number = int | float
+Size = tuple[float, float]
 Series = Mapping[str, Mapping[Number, Sequence[Number]]]
 Levels = Mapping[str, Number | Mapping[Number, Number]]
 
@@ -348,8 +351,7 @@ def _name_floors(axes: Any, floors: Mapping[str, float]) -> None:
 
 
 def _style(label: str, labels: Sequence[str]) -> tuple[str, str]:
-    """A mechanism keeps its colour and mark in every figure; of several variants the plain one has them, or the
-    first."""
+    """A mechanism keeps its colour and mark in every figure; of variants the plain, else the first, has them."""
     place, name = labels.index(label), label.partition(" ")[0]
     kin = [other for other in labels if other.partition(" ")[0] == name]
     if name in COLOURS and label == (name if name in kin else kin[0]):
@@ -357,12 +359,16 @@ def _style(label: str, labels: Sequence[str]) -> tuple[str, str]:
     return SPARE[place % len(SPARE)], MARKERS[place % len(MARKERS)]
 
 
-def _axes(width: float, height: float) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure  # not pyplot: no global state, no display
+def _figure(width: float, height: float) -> Any:
+    with optional("figures", "polyhead[report]"):
+        from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    _plain_axes(axes, "x")
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _axes(width: float, height: float) -> tuple[Any, Any]:
+    figure = _figure(width, height)
+    _plain_axes(axes := figure.add_subplot(), "x")
     return figure, axes
 
 
@@ -373,13 +379,9 @@ def _plain_axes(axes: Any, lines_along: str) -> None:
     axes.set_axisbelow(True)
 
 
-def _grid(
-    rows: int, columns: int, size: tuple[float, float] = (2.4, 2.3), *, sharey: bool = False
-) -> tuple[Any, list[Any]]:
+def _grid(rows: int, columns: int, size: Size = (2.4, 2.3), *, sharey: bool = False) -> tuple[Any, list[Any]]:
     """`size`: width and height of a panel in inches."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    figure = _figure(size[0] * columns, size[1] * rows)
     return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
 
 
@@ -387,8 +389,7 @@ def _save(figure: Any, path: str | pathlib.Path) -> pathlib.Path:
     """By the ending of `path`.  Equal figures give equal files: no date, and fixed ids in SVG."""
     from matplotlib import rc_context
 
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    (path := pathlib.Path(path)).parent.mkdir(parents=True, exist_ok=True)
     kind = path.suffix.lstrip(".").lower() or "png"
     metadata = {"Date": None} if kind == "svg" else {"CreationDate": None} if kind == "pdf" else {}
     try:

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polyhead.analysis.capture import as_array
+from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of, shaped
 
 Array = np.ndarray
@@ -32,7 +33,10 @@ def embed(
     if len(x) < 4:
         raise ValueError(f"embed: at least 4 codes are needed for a map but {len(x)} came")
     one_of("embed", "method", method, METHODS)
-    from sklearn.decomposition import PCA
+    with optional("embed", "polyhead[report]"):
+        from sklearn.decomposition import PCA
+        from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits
 
     if x.shape[1] < 2:  # one head: its code already is a line
         x = np.concatenate([x, np.zeros_like(x)], axis=1)
@@ -42,9 +46,6 @@ def embed(
     plane = PCA(2, svd_solver="full").fit_transform(x)
     if method == "pca":
         return plane
-    from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits
-
     start = plane / plane[:, 0].std() * 1e-4
     tsne = TSNE(perplexity=min(perplexity, (len(x) - 1) / 3), init=start.astype(np.float32), random_state=seed)
     with threadpool_limits(1):  # sums over threads come in any order

@@ -20,6 +20,7 @@ from polyhead.analysis.capture import as_array, capture, codes
 from polyhead.analysis.geometry import purity
 from polyhead.analysis.labels import targets, unreadable, views
 from polyhead.config import Batch, Task, stream
+from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of, shaped
 
 Array = np.ndarray
@@ -62,10 +63,11 @@ def probe(
     x, y = as_array(codes).astype(np.float64), as_array(labels)
     fit, held = _chosen(train, len(x)), _chosen(test, len(x))
     _check(x, y, fit, held)
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.metrics import f1_score
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    with optional("probe", "polyhead[report]"):
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.metrics import f1_score
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
 
     classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
     guess = classifier.fit(x[fit], y[fit]).predict(x[held])

@@ -7,10 +7,10 @@ Everything works under jit, grad and vmap, and on sharded arrays.  This package 
 `polyhead.ops`, `jaxside.hyla` is the function; import from `polyhead.jaxside.hyla` to reach into the file.
 """
 
-try:
+from polyhead.spec.optional import optional
+
+with optional("polyhead.jaxside", "polyhead[jax]"):
     import jax as _jax  # noqa: F401
-except ImportError as error:
-    raise ImportError("polyhead.jaxside needs jax: pip install 'polyhead[jax]'") from error
 
 import polyhead.jaxside.softmax  # noqa: F401  (first, so that the function of textbook.py takes its name and keeps it)
 from polyhead.jaxside.abstractor import abstractor_attention

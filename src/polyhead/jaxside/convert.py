@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
@@ -25,6 +24,10 @@ from polyhead import config
 from polyhead.jaxside.nnx.attention import MultiHeadAttention
 from polyhead.jaxside.nnx.heads import ValueHeads
 from polyhead.spec.haiku_tree import Params, State, check, state_of, tree_of
+from polyhead.spec.optional import optional
+
+with optional("polyhead.jaxside.convert", "polyhead[flax]"):
+    from flax import nnx
 
 PART = "model/"
 """What the parameters of a model are called in a checkpoint, whose optimiser is not read."""

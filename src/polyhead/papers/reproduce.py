@@ -19,7 +19,6 @@ from polyhead.papers.dual import curves as dual_curves, tables as dual_tables
 from polyhead.papers.hyla import claims, codes as code_figures, curves, tables
 from polyhead.papers.language import curves as lm_curves
 from polyhead.papers.outcome import Outcome
-from polyhead.papers.page import write_page
 from polyhead.papers.recipes import STUDIES, default_scale
 from polyhead.papers.sizes import SCALES
 from polyhead.papers.study import AXES, Study
@@ -128,6 +127,8 @@ def reproduce(
     runs that failed, which are left out.
     """
     known = FIGURES[one_of("polyhead reproduce", "figure", figure, FIGURES)]
+    from polyhead.papers.page import write_page  # says before the training, not after, that the extra is missing
+
     scale = one_of("polyhead reproduce", "scale", scale or default_scale(figure), SCALES)
     runs = () if known.runs is None else tuple(replace(run, device=device) for run in known.runs(scale))
     base = pathlib.Path(folder or f"runs/reproduce/{scale}")

@@ -4,8 +4,6 @@ import sys
 import time
 from typing import Any
 
-from tqdm import tqdm
-
 QUIET_SECONDS = 30.0
 """Between two lines of a run whose output is not a terminal."""
 
@@ -18,19 +16,24 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """The bar of one run: step, loss, metric in training and on each split, steps and tokens per second, time left."""
+    """The bar of one run: step, loss and metric in training, steps and tokens per second, time left.
+
+    On a terminal the scores of an evaluation are a line above the bar.
+    """
 
     def __init__(self, name: str, metric: str, *, start: int, steps: int, enabled: bool = True) -> None:
         self.name, self.metric, self.steps, self.enabled = name, metric, steps, enabled
         self.shown: dict[str, str] = {}
+        self.scores: dict[str, str] = {}
         self.spoken = time.monotonic()
-        self.bar: Any = None
-        if enabled and sys.stderr.isatty():
-            self.bar = tqdm(total=steps, initial=start, desc=name, unit=" steps", dynamic_ncols=True, mininterval=0.2)
+        self.at = start
+        self.bar = _Bar(name, start, steps) if enabled and sys.stderr.isatty() else None
 
     def step(self) -> None:
+        self._tell_scores()
+        self.at += 1
         if self.bar is not None:
-            self.bar.update()
+            self.bar.show(self.at)
 
     def trained(self, row: dict[str, Any]) -> None:
         """A row of training."""
@@ -41,29 +44,59 @@ class Progress:
         if "share_of_peak" in row:
             self.shown["of peak"] = f"{row['share_of_peak']:.0%}"
         if self.bar is not None:
-            self.bar.set_postfix(self.shown, refresh=False)
+            self.bar.show(self.at, self._text(self.shown))
         elif self.enabled and time.monotonic() - self.spoken > QUIET_SECONDS:
             self._say(row)
 
     def evaluated(self, row: dict[str, Any]) -> None:
         """A row of evaluation."""
-        self.shown[row["split"]] = f"{row[self.metric]:.3f}"
-        if self.bar is not None:
-            self.bar.set_postfix(self.shown)
+        scores = self.shown if self.bar is None else self.scores
+        scores[row["split"]] = f"{row[self.metric]:.3f}"
+
+    def _text(self, values: dict[str, str]) -> str:
+        return ", ".join(f"{name} {value}" for name, value in values.items())
+
+    def _tell_scores(self) -> None:
+        if self.scores:
+            self.line(f"{self.name}: step {self.at}: {self.metric} {self._text(self.scores)}")
+            self.scores = {}
 
     def _say(self, row: dict[str, Any]) -> None:
         self.spoken = time.monotonic()
         rate = row["steps_per_second"]
         left = duration((self.steps - row["step"]) / rate) if rate else "?"
-        shown = ", ".join(f"{name} {value}" for name, value in self.shown.items())
+        shown = self._text(self.shown)
         self.line(f"{self.name}: step {row['step']}/{self.steps}, {shown}, {rate:.1f} steps/s, {left} left")
 
     def line(self, text: str) -> None:
         """One line on standard error, above the bar."""
         if self.enabled:
-            tqdm.write(text, file=sys.stderr)
-            sys.stderr.flush()
+            print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
+        self._tell_scores()
         if self.bar is not None:
             self.bar.close()
+
+
+class _Bar:
+    """A bar of rich on standard error; lines that are printed there meanwhile appear above it."""
+
+    def __init__(self, name: str, start: int, steps: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        name_of, text = (TextColumn("{task." + field + "}", markup=False) for field in ("description", "fields[text]"))
+        columns = (name_of, BarColumn(24), MofNCompleteColumn(), text, TimeRemainingColumn(compact=True))
+        console = Console(stderr=True)
+        self.rich = Progress(*columns, console=console, refresh_per_second=4, redirect_stdout=False)
+        self.task = self.rich.add_task(name, completed=start, total=steps, text="")
+        self.rich.start()
+
+    def show(self, step: int, text: str | None = None) -> None:
+        if text is not None:
+            self.rich.update(self.task, text=text)
+        self.rich.update(self.task, completed=step)
+
+    def close(self) -> None:
+        self.rich.stop()

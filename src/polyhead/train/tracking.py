@@ -19,8 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tqdm import tqdm
-
 from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.spec.shapes import one_of
@@ -124,7 +122,8 @@ def check(names: Sequence[str]) -> None:
     for name in names:
         one_of("tracking", "tracker", name, TRACKERS)
         if importlib.util.find_spec(name) is None:
-            raise ValueError(f"tracking: {name} is not installed: pip install {name}, or leave it out of track")
+            package = "'polyhead[track]'" if name == "tensorboard" else name
+            raise ValueError(f"tracking: {name} is not installed: pip install {package}, or leave it out of track")
 
 
 class Rows:
@@ -229,7 +228,8 @@ class _Thread(threading.Thread):
     def _leave_off(self, why: str) -> None:
         if not self.off:
             self.off = True
-            tqdm.write(f"polyhead: tracking: {self.tracker} is off for this run ({why[:300]})", file=sys.stderr)
+            said = f"polyhead: tracking: {self.tracker} is off for this run ({why[:300]})"
+            print(said, file=sys.stderr, flush=True)
 
     def leave(self) -> None:
         """Wait for it to finish, `PATIENCE` seconds at most."""

@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from polyhead.compat.huggingface.taps import capture
+from polyhead.spec.optional import optional
 
 if TYPE_CHECKING:
     from polyhead.compat.huggingface.calls import Verified, verify
@@ -47,8 +48,5 @@ if not TYPE_CHECKING:  # to a type checker a module with this function would hav
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        try:
+        with optional("polyhead.compat.huggingface", "polyhead[hf]"):
             return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-        except ImportError as error:
-            text = f"polyhead.compat.huggingface needs transformers, pip install 'polyhead[hf]' ({error})"
-            raise ImportError(text) from None

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from polyhead.compat import huggingface
+from polyhead.spec.optional import optional
 
 
 def holds_model(folder: pathlib.Path) -> bool:
@@ -31,10 +32,8 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.M
 
     ValueError: transformers is not installed, or the folder holds no such model or no tokenizer.
     """
-    try:
+    with optional(f"explore: {folder}", "polyhead[hf]"):
         from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError as error:
-        raise ValueError(f"explore: {folder} needs transformers, pip install 'polyhead[hf]' ({error})") from None
     if str(_model_type(folder)).startswith("polyhead"):
         _ = huggingface.PolyheadConfig  # our models, by being imported
         huggingface.register()  # models with our heads

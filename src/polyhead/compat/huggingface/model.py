@@ -15,16 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-try:
+from polyhead.spec.optional import optional
+
+with optional("polyhead.compat.huggingface", "polyhead[hf]"):
     import transformers
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
     from transformers.modeling_outputs import CausalLMOutputWithPast, ImageClassifierOutput
 
     if int(transformers.__version__.split(".")[0]) < 5:  # which loads and ties in another way
-        raise ImportError(f"version 5, not {transformers.__version__}")
-except ImportError as error:
-    text = f"polyhead.compat.huggingface needs transformers, pip install 'polyhead[hf]' ({error})"
-    raise ImportError(text) from None
+        raise ImportError(f"version 5, not {transformers.__version__}", name="transformers")
 
 from polyhead.compat.huggingface.cache import PolyheadCache
 from polyhead.compat.huggingface.config import PolyheadConfig

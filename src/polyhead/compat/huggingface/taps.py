@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from polyhead.compat.foreign import limits, softmax_group
 from polyhead.layers.taps import Taps, looking
+from polyhead.spec.optional import optional
 
 NAME = "polyhead"
 """Of our function in the interface; no configuration keeps it."""
@@ -95,13 +96,10 @@ _ACTIVE: ContextVar["_Recorder"] = ContextVar("recorder")
 
 def _interface() -> tuple[type[nn.Module], ...]:
     """Register our attention, which gets the masks that SDPA gets; returns the classes of linear layers."""
-    try:
+    with optional("polyhead.compat.huggingface", "polyhead[hf]"):
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
         from transformers.pytorch_utils import Conv1D
-    except ImportError as error:
-        text = f"polyhead.compat.huggingface needs transformers, pip install 'polyhead[hf]' ({error})"
-        raise ImportError(text) from None
 
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)

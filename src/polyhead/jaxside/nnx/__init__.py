@@ -8,6 +8,11 @@ Parameters have the names, shapes and layouts ([out, in]) of the PyTorch modules
 module draws its own from `rngs` (nnx.Rngs); dropout is there where a call is given `rngs`, and only there.
 """
 
+from polyhead.spec.optional import optional
+
+with optional("polyhead.jaxside.nnx", "polyhead[flax]"):
+    import flax as _flax  # noqa: F401
+
 from polyhead.jaxside.nnx.attention import MultiHeadAttention
 from polyhead.jaxside.nnx.components import MLP, Norm, SwiGLU
 from polyhead.jaxside.nnx.model import Transformer, TransformerBlock

@@ -7,12 +7,9 @@ MLP(x)    = W_down act(W_up x)        SwiGLU(x) = W2 (silu(W1 x) * W3 x)
 from collections.abc import Sequence
 from typing import Any
 
-try:
-    from flax import nnx
-except ImportError as error:
-    raise ImportError("the modules of polyhead.jaxside need flax: pip install 'polyhead[flax]'") from error
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from polyhead.jaxside import norms
 from polyhead.jaxside.latent_code import Array, act as activation

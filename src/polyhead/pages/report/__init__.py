@@ -1,5 +1,10 @@
 """The HTML report of finished runs: writer.py begins; runs.py, codes.py and attention.py compute what it shows."""
 
+from polyhead.spec.optional import optional
+
+with optional("report", "polyhead[report]"):
+    import plotly as _plotly  # noqa: F401
+
 from polyhead.pages.report.writer import export, results_table, write
 
 __all__ = ["export", "results_table", "write"]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from polyhead.config import Task
 from polyhead.config.words import Floor, Parts
 from polyhead.pages.report.runs import Entry, Group, Summary, headline
+from polyhead.spec.optional import optional
 
 METRICS = {"r2": "R²", "accuracy": "accuracy", "mse": "mean squared error"}
 WHERE = {
@@ -86,7 +87,8 @@ def p_value(a: Summary, b: Summary) -> float | None:
     """Welch's t-test over seeds; None where one side has a single seed."""
     if a.n < 2 or b.n < 2:
         return None
-    from scipy.stats import t as student
+    with optional("report", "polyhead[report]"):
+        from scipy.stats import t as student
 
     va, vb = ((x.error or 0.0) ** 2 for x in (a, b))  # squared standard errors
     if va + vb == 0.0:

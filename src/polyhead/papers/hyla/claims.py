@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyhead.papers.hyla.rows import ROWS
+from polyhead.spec.optional import optional
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not enough evidence"
 LEVEL = 0.95
@@ -72,7 +73,8 @@ class Estimate:
         """How far the mean may be off, to one side, with that confidence; infinite with a single seed."""
         if self.freedom <= 0 or math.isnan(self.error):
             return math.inf
-        from scipy.stats import t
+        with optional("claims", "polyhead[report]"):
+            from scipy.stats import t
 
         return float(t.ppf(level, self.freedom)) * self.error
 

@@ -25,6 +25,7 @@ from polyhead.scale.sweep.jobs import LOOK_SECONDS, interruptible
 from polyhead.scale.tune.screen import Screen, short
 from polyhead.scale.tune.space import Range, Space, changed, read_space
 from polyhead.scale.tune.trial import DONE, FAILED, PRUNED, RUNNING, Outcome, Trial
+from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import KINDS
 from polyhead.train.checks import check, read_all
@@ -133,10 +134,8 @@ def _mend(journal: pathlib.Path) -> None:
 
 
 def _optuna() -> Any:
-    try:
+    with optional("tune", "polyhead[tune]"):
         import optuna
-    except ImportError:
-        raise ValueError("tune: Optuna is not installed: pip install 'polyhead[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

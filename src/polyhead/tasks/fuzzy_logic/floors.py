@@ -30,6 +30,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polyhead.config import Batch
+from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks.fuzzy_logic import function_floors as floors_functions
 from polyhead.tasks.fuzzy_logic.task import FuzzyLogic, zadeh
@@ -134,11 +135,12 @@ FLOORS: dict[str, Floor] = {
 
 def _sklearn(name: str) -> Floor:
     """The floor `name` by scikit-learn, one fit a sequence."""
-    from sklearn.dummy import DummyRegressor
-    from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import RBF
-    from sklearn.linear_model import Ridge
-    from sklearn.neighbors import KNeighborsRegressor
+    with optional("floors", "polyhead[report]"):
+        from sklearn.dummy import DummyRegressor
+        from sklearn.gaussian_process import GaussianProcessRegressor
+        from sklearn.gaussian_process.kernels import RBF
+        from sklearn.linear_model import Ridge
+        from sklearn.neighbors import KNeighborsRegressor
 
     makers = {
         "context_mean": DummyRegressor,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of
 
 
@@ -68,7 +69,8 @@ class Images:
 @functools.lru_cache(maxsize=4)
 def digits() -> Images:
     """The 1797 handwritten digits that come with scikit-learn, 8 x 8, values 0 to 16."""
-    from sklearn.datasets import load_digits
+    with optional("Images: data='digits'", "polyhead[report]"):
+        from sklearn.datasets import load_digits
 
     data = load_digits()
     pixels = torch.from_numpy(data.images.astype(np.uint8))[:, None]
@@ -146,10 +148,8 @@ def tree(folder: str, part: str, size: int) -> Images:
 
 def _decode(path: pathlib.Path, size: int) -> Tensor:
     """An image as (3 size size): its middle, in the largest square there is."""
-    try:
+    with optional("Images: data='folder'", "polyhead[report]"):
         from PIL import Image, ImageOps
-    except ImportError:
-        raise ValueError("Images: data='folder' needs Pillow; pip install pillow") from None
     try:
         with Image.open(path, formats=FORMATS) as image:
             square = ImageOps.fit(image.convert("RGB"), (size, size), method=Image.Resampling.BILINEAR)

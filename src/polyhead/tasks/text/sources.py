@@ -23,6 +23,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from polyhead.spec.optional import optional
+
 SPLITS = ("train", "validation", "iid")
 CHUNK = 1 << 20  # bytes of text that are turned into tokens at once
 SUFFIXES = (
@@ -273,10 +275,8 @@ class Hub:
             first, read = first + 1, read + len(data)
 
     def _rows(self, first: int) -> Iterator[Any]:
-        try:
+        with optional(f"Text: data='hub:{self.name}'", "polyhead[text]"):
             import datasets  # type: ignore[import-not-found,unused-ignore]
-        except ImportError:
-            raise ValueError(f"Text: data='hub:{self.name}' needs datasets; pip install datasets") from None
         owner, _, rest = self.name.partition("/")
         name, _, config = rest.partition("/")
         try:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from polyhead.config import Run, Task
+from polyhead.spec.optional import optional
 
 FILE = "tokenizer.json"
 """In a run's folder: all that its tokenizer is."""
@@ -76,10 +77,8 @@ def _digest(data: bytes) -> str:
 
 
 def _library(name: str, wanted: str) -> Any:
-    try:
+    with optional(f"Text: {wanted}", "polyhead[text]"):
         return importlib.import_module(name)
-    except ImportError:
-        raise ValueError(f"Text: {wanted} needs {name}; pip install {name}") from None
 
 
 @functools.cache

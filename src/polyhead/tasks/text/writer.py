@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from polyhead.tasks.text.sources import SPLITS, Piece
 from polyhead.tasks.text.tokens import Bytes, Codec
@@ -182,7 +181,7 @@ def write(path: pathlib.Path, data: bytes) -> None:
 
 def say(line: str) -> None:
     """One line on standard error, above the bar."""
-    tqdm.write(line, file=sys.stderr)
+    print(line, file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -192,18 +191,25 @@ class Progress:
         self.name, self.total, self.spoken = name, total, time.monotonic()
         self.bar: Any = None
         if sys.stderr.isatty():
-            self.bar = tqdm(total=total, initial=read, desc=name, unit="B", unit_scale=True, dynamic_ncols=True)
+            from rich import progress
+            from rich.console import Console
+
+            begin = (progress.TextColumn("{task.description}", markup=False), progress.BarColumn(24))
+            end = (progress.DownloadColumn(), progress.TimeRemainingColumn(compact=True))
+            self.bar = progress.Progress(*begin, *end, console=Console(stderr=True), redirect_stdout=False)
+            self.bar.add_task(name, completed=read, total=total)
+            self.bar.start()
 
     def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *error: object) -> None:
         if self.bar is not None:
-            self.bar.close()
+            self.bar.stop()
 
     def show(self, read: int) -> None:
         if self.bar is not None:
-            self.bar.update(read - self.bar.n)
+            self.bar.update(self.bar.task_ids[0], completed=read)
         elif time.monotonic() - self.spoken > QUIET_SECONDS:
             self.spoken = time.monotonic()
             say(f"text: {self.name}: {read / 1e6:.0f} of {self.total / 1e6:.0f} MB")

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from tqdm import tqdm
-
 from polyhead.train.stop import Stop
 
 SECONDS = 30
@@ -62,5 +60,4 @@ class Patience:
 
 def tell(text: str) -> None:
     """One line on standard error, above any bar."""
-    tqdm.write(text, file=sys.stderr)
-    sys.stderr.flush()
+    print(text, file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polyhead.scale.sweep.engines import LOG, LOST, Handle, Resources, settings
+from polyhead.spec.optional import optional
 from polyhead.train.stop import DISK
 
 if TYPE_CHECKING:
@@ -126,10 +127,8 @@ class _Task:
 
 
 def _ray() -> Any:
-    try:
+    with optional("sweep: --ray", "polyhead[ray]"):
         return importlib.import_module("ray")
-    except ImportError:
-        raise ValueError("sweep: --ray needs Ray, which is not installed: pip install 'polyhead[ray]'") from None
 
 
 def _answers(address: str) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from polyhead.scale.sweep.engines import LOG, LOST, Handle, Resources, command, settings
+from polyhead.spec.optional import optional
 from polyhead.train.stop import INTERRUPTED, PREEMPTED
 
 if TYPE_CHECKING:
@@ -67,11 +68,8 @@ class Slurm:
         for program in ("sbatch", "squeue", "scontrol", "srun"):
             if shutil.which(program) is None:
                 raise ValueError(f"sweep: --slurm needs {program}, which is not installed here: is this a login node?")
-        try:
+        with optional("sweep: --slurm", "polyhead[slurm]"):
             import submitit
-        except ImportError:
-            advice = "pip install 'polyhead[slurm]'"
-            raise ValueError(f"sweep: --slurm needs submitit, which is not installed: {advice}") from None
         at_once = workers or len(runs)
         self.threads = threads or self.resources.cpus
         self.folder = (folder / PLACE).absolute()

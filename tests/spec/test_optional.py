@@ -1,0 +1,148 @@
+"""Every feature that asks for a package of an extra: where it is missing, one line says which extra brings it."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from polyhead.spec.optional import MissingPackage, optional
+
+ROOT = Path(__file__).parents[2]
+FEATURES = """
+import importlib.machinery, json, pathlib, sys
+
+missing = set("sklearn plotly matplotlib scipy PIL optuna tokenizers tiktoken sentencepiece datasets transformers ray "
+              "flax tensorboard".split())
+
+
+class Finder(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in missing else super().find_spec(name, path, target)
+
+
+sys.meta_path = [finder for finder in sys.meta_path if finder is not importlib.machinery.PathFinder] + [Finder]
+import numpy as np
+import polyhead as ph
+from polyhead.tasks import Images, Text
+from polyhead.train import tracking
+from polyhead.analysis import figures
+from polyhead.tasks.fuzzy_logic import floors
+from polyhead.scale.sweep.engines.ray import Ray
+
+here = pathlib.Path(sys.argv[1])
+(here / "x.txt").write_text("some text " * 200, encoding="utf-8")
+(here / "x.model").write_bytes(b"x")
+for place in (here / part / name for part in ("train", "val") for name in "ab"):
+    place.mkdir(parents=True)
+    (place / "x.png").write_bytes(b"")
+task, run = ph.tasks.FuzzyLogic(), ph.recipes.RECIPES["fuzzy-hyla"]()
+batch = task.batch("iid", 2, seed=0, step=0)
+
+
+def text(tokenizer, data=str(here / "x.txt")):
+    return Text(data, tokenizer=tokenizer)
+
+
+def jax():
+    missing.add("jax")
+    for name in [name for name in sys.modules if name.startswith(("polyhead.jaxside", "jax"))]:
+        del sys.modules[name]
+    __import__("polyhead.jaxside")
+
+
+said = {}
+for name, ask in {
+    "report": lambda: ph.report.write([here], here / "report.html"),
+    "reproduce": lambda: ph.reproduce.reproduce("table-a2", "smoke", folder=here / "r"),
+    "figures": lambda: figures.results({"a": [1.0]}, here / "a.png"),
+    "embed": lambda: ph.analysis.embed(np.eye(5)),
+    "probe": lambda: ph.analysis.probe(np.eye(8), np.arange(8) % 2, train=slice(0, 4), test=slice(4, 8)),
+    "floors": lambda: floors.predictions(batch, library="sklearn"),
+    "digits": lambda: Images("digits").batch("train", 2, seed=0, step=0),
+    "folder": lambda: Images("folder", folder=str(here), size=8, patch=4).batch("iid", 1, seed=0, step=0),
+    "tune": lambda: ph.tune(run, {"train.lr": "1e-4:1e-2:log"}, folder=here / "t"),
+    "bpe": lambda: text("bpe:300").codec(),
+    "tiktoken": lambda: text("tiktoken:gpt2").codec(),
+    "sentencepiece": lambda: text(str(here / "x.model")).codec(),
+    "hub": lambda: Text("hub:a/b", limit=9).count("iid"),
+    "ray": lambda: ph.sweep([run], here / "s", engine=Ray("local")),
+    "tensorboard": lambda: tracking.check(["tensorboard"]),
+    "huggingface": lambda: ph.compat.huggingface.register(),
+    "nnx": lambda: __import__("polyhead.jaxside.nnx"),
+    "convert": lambda: __import__("polyhead.jaxside.convert"),
+    "jaxside": jax,
+}.items():
+    try:
+        said[name] = repr(ask())
+    except (ImportError, ValueError) as error:
+        said[name] = f"{type(error).__name__}: {error}"
+print(json.dumps(said))
+"""
+REPORT, TEXT = "pip install 'polyhead[report]'", "pip install 'polyhead[text]'"
+LINES = {
+    "report": f"report needs plotly: {REPORT}",
+    "reproduce": f"report needs plotly: {REPORT}",
+    "figures": f"figures needs matplotlib: {REPORT}",
+    "embed": f"embed needs scikit-learn: {REPORT}",
+    "probe": f"probe needs scikit-learn: {REPORT}",
+    "floors": f"floors needs scikit-learn: {REPORT}",
+    "digits": f"Images: data='digits' needs scikit-learn: {REPORT}",
+    "folder": f"Images: data='folder' needs Pillow: {REPORT}",
+    "tune": "tune needs optuna: pip install 'polyhead[tune]'",
+    "bpe": f"Text: tokenizer='bpe:300' needs tokenizers: {TEXT}",
+    "tiktoken": f"Text: tokenizer='tiktoken:gpt2' needs tiktoken: {TEXT}",
+    "sentencepiece": f"Text: x.model needs sentencepiece: {TEXT}",
+    "hub": f"Text: data='hub:a/b' needs datasets: {TEXT}",
+    "ray": "sweep: --ray needs ray: pip install 'polyhead[ray]'",
+    "tensorboard": "tracking: tensorboard is not installed: pip install 'polyhead[track]', or leave it out of track",
+    "huggingface": "polyhead.compat.huggingface needs transformers: pip install 'polyhead[hf]'",
+    "nnx": "polyhead.jaxside.nnx needs flax: pip install 'polyhead[flax]'",
+    "convert": "polyhead.jaxside.nnx needs flax: pip install 'polyhead[flax]'",
+    "jaxside": "polyhead.jaxside needs jax: pip install 'polyhead[jax]'",
+}
+
+
+def test_every_feature_names_the_extra_it_needs(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", FEATURES, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said.keys() == LINES.keys()
+    assert {name: line.partition(": ")[2].replace(f"{tmp_path}/", "") for name, line in said.items()} == LINES
+
+
+def test_extras_that_are_named_exist():
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    files = (*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py"), ROOT / "README.md")
+    named = {
+        extra
+        for path in files
+        for names in re.findall(r"(?:polyhead|\.)\[([a-z,]+)\]'", path.read_text(encoding="utf-8"))
+        for extra in names.split(",")
+    }
+    assert {"report", "hf", "jax"} <= named <= known.keys()
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("nowhere", "x needs nowhere: pip install 'y'"),
+        ("json.nowhere", "x needs json: pip install 'y' (No module named 'json.nowhere')"),  # of another version
+    ],
+)
+def test_one_line(module, line):
+    with pytest.raises(MissingPackage, match=f"^{re.escape(line)}$"), optional("x", "y"):
+        __import__(module)
+
+
+def test_what_is_ours_or_no_import_is_not_disguised():
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'polyhead.nowhere'$"), optional("x", "y"):
+        __import__("polyhead.nowhere")
+    inner = pytest.raises(MissingPackage, match=r"^a needs nowhere: pip install 'b'$")
+    with inner, optional("x", "y"), optional("a", "b"):
+        __import__("nowhere")
