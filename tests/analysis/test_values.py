@@ -11,6 +11,7 @@ import torch
 import polyhead as ph
 from polyhead.analysis import capture, codes, value_network
 from polyhead.config import Batch
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import act as activation
 from polyhead.spec import ACTS, NORMALISE
 
@@ -173,9 +174,9 @@ def test_codes_of_pairs_with_more_keys_than_queries(positions: str) -> None:
 def test_codes_never_build_all_pairs() -> None:
     seen = []
 
-    def watched(plain: Callable[..., torch.Tensor], q: torch.Tensor, k: torch.Tensor, **how: object) -> torch.Tensor:
-        seen.append((q.shape[1], k.shape[1]))
-        return plain(q, k, **how)
+    def watched(plain: Callable[[AttentionCall], torch.Tensor], call: AttentionCall) -> torch.Tensor:
+        seen.append(call.lengths)
+        return plain(call)
 
     heads = [ph.Softmax(2, dim=3, value_dim=3), ph.Hyla(2, dim=3, value_dim=3)]
     taps = tap(layer(heads), torch.randn(1, T, DIM, dtype=torch.float64))

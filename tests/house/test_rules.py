@@ -169,7 +169,7 @@ def test_tests_and_benchmarks_are_short_too(path):
     assert path.read_text().count("\n") <= 400
 
 
-ALLOWED = {"Any": 821, "splats": 31}
+ALLOWED = {"Any": 784, "splats": 31}
 """These may only go down: lower a number when yours is lower."""
 
 

@@ -17,6 +17,7 @@ from polyhead.layers.cache import LayerCache
 from polyhead.layers.heads import functions
 from polyhead.layers.heads.groups import LinearHeads, SoftmaxHeads
 from polyhead.ops import dispatch
+from polyhead.ops.call import AttentionCall
 from polyhead.pages.explore import writer as explore
 
 F64 = torch.float64
@@ -84,7 +85,7 @@ def test_every_mechanism_takes_a_function_and_its_code(kind):
     attention, x = layer(kind(4, dim=6), causal=True), inputs()
     (group,) = attention.groups
     before, attend = attention(x, return_code=True)[1], group.attend
-    of_op = functools.partial(dispatch.code_of(group.kind), **{"normalise": "identity"} if kind is ph.Linear else {})
+    of_op = functools.partial(AttentionCall, normalise=group.normalise, act="softmax")
 
     def hotter(q, *tensors, **seen):
         return attend(q * 3, *tensors, **seen)
@@ -96,7 +97,7 @@ def test_every_mechanism_takes_a_function_and_its_code(kind):
     with pytest.raises(ValueError, match="the code of hotter is not known"):
         taps.groups[0].code()
     assert not taps.groups[0].relates
-    group.use(hotter, code=lambda q, k, **seen: of_op(q * 3, k, **seen))
+    group.use(hotter, code=lambda q, k, **seen: dispatch.code_of(group.kind)(of_op(q * 3, k, k, **seen)))
     after = attention(x, return_code=True)[1]
     assert (after - before).abs().max() > 1e-6
     assert_close(tapped(attention, x)[1].groups[0].code(), after)
@@ -230,9 +231,9 @@ def test_what_is_no_group_of_ours_has_no_code_and_must_heed_keep():
 
     with pytest.raises(ValueError, match=UNKNOWN.format(who="Foreign", name="forward")):
         functions.coder(Foreign())
-    made = dict(zip("qkv", torch.randn(3, 2, 5, 4, 3), strict=True))
+    call = AttentionCall(*torch.randn(3, 2, 5, 4, 3), keep=torch.ones(1, 1, 5, 5))
     with pytest.raises(ValueError, match="Foreign: forward must multiply its code by keep"):
-        functions.attended(Foreign(), made, {"keep": torch.ones(1, 1, 5, 5)})
+        functions.attended(Foreign(), call)
 
 
 def test_a_class_of_ones_own_says_both():

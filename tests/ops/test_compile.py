@@ -10,6 +10,8 @@ from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 from polyhead import ops
+from polyhead.ops.call import AttentionCall
+from polyhead.ops.custom_op_rules import packed
 from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, PUBLIC
 from polyhead.spec import RELATION_ACTS
 
@@ -87,15 +89,14 @@ def test_the_whole_way_through_the_compiler(problem):
 @pytest.mark.parametrize("full", [False, True])
 def test_the_custom_ops_keep_the_rules(problem, arguments, full):
     (q, k, v), options = problem(3, 4, bias="offset", mask="rows", keep=True)
-    absent = q.new_empty(0)
-    weight = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True)
-    bias, weight, *limits = (options["bias"], weight, options["mask"], options["keep"]) if full else [absent] * 4
+    limits = {"bias": options["bias"], "mask": options["mask"], "keep": options["keep"]} if full else {}
+    weight = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True) if full else None
     keywords = {"causal": True, "scale": 0.5, "normalise": "rms_heads", "act": "relu"}
-    limits = [*limits, absent]
-    torch.library.opcheck(torch.ops.polyhead.hyla_blocked, ([q, k, v, bias, weight], limits), keywords)
-    *tensors, _ = arguments("relational", (q, k, v), offset=full)
-    keywords = {"causal": True, "scale": 0.5, "act": "tanh"}
-    torch.library.opcheck(torch.ops.polyhead.relational_blocked, ([*tensors, bias], limits), keywords)
+    check = torch.library.opcheck
+    check(torch.ops.polyhead.hyla_blocked, packed(AttentionCall(q, k, v, value_weight=weight, **limits)), keywords)
+    q, k, q_rel, k_rel, symbols, _ = arguments("relational", (q, k, v), offset=full)
+    call = AttentionCall(q, k, symbols, q_rel=q_rel, k_rel=k_rel, **limits)
+    check(torch.ops.polyhead.relational_blocked, packed(call), keywords | {"normalise": "softmax", "act": "tanh"})
 
 
 @pytest.mark.parametrize("act", ["identity", "gelu", "gelu_tanh", "silu"])

@@ -102,7 +102,9 @@ def _worth_it(monkeypatch):
     for op, impls in BACKENDS.items():
         for impl in impls:
             if impl not in IN_OP_FILE:
-                monkeypatch.setattr(importlib.import_module(f"polyhead.ops.{op}.{impl}"), "worth", lambda inputs: True)
+                monkeypatch.setattr(
+                    importlib.import_module(f"polyhead.ops.{op}.{impl}"), "preferred", lambda call: True
+                )
 
 
 @pytest.mark.usefixtures("_worth_it")

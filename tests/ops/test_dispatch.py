@@ -7,8 +7,8 @@ from some import some
 
 from polyhead import ops
 from polyhead.ops import dispatch
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, backend, choose, resolve
-from polyhead.ops.latent_code import Inputs
 
 PLAIN = {"state": {"normalise": "identity", "act": "identity"}}
 """Options of an impl that refuses the defaults."""
@@ -24,7 +24,7 @@ def chosen(op, *, sizes=None, relations=(3, 2), **options):
     if op in ("relational", "disentangled"):
         options["q_rel"], options["k_rel"] = (x.new_zeros(*x.shape[:2], *relations) for x in (q, k))
         options["relation_weight"] = q.new_zeros(2, 4, relations[0])
-    run = choose(op, "auto", Inputs(q, k, v, **options))
+    run = choose(op, "auto", AttentionCall(q, k, v, **options))
     return next(impl for impl in BACKENDS[op] if backend(op, impl) is getattr(run, "func", run))
 
 

@@ -9,8 +9,8 @@ from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.hyla.state import worth
-from polyhead.ops.latent_code import Inputs
+from polyhead.ops.call import AttentionCall
+from polyhead.ops.hyla.state import preferred
 
 PLAIN = {"normalise": "identity", "act": "identity"}
 CASES = {
@@ -94,7 +94,7 @@ def test_what_has_no_state_is_refused_in_one_line(problem, changes, case, told):
 def test_chosen_for_narrow_heads_and_long_sequences(monkeypatch, t, h, d, causal, pays):
     monkeypatch.setattr(importlib.import_module("polyhead.ops.hyla.state"), "LARGE", 128)
     q = torch.zeros(1, t, h, d)
-    assert worth(Inputs(q, q, q, causal=causal)) == pays
+    assert preferred(AttentionCall(q, q, q, causal=causal)) == pays
 
 
 @pytest.mark.compile

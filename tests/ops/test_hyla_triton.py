@@ -12,8 +12,9 @@ from some import some
 from torch.testing import assert_close
 
 from polyhead.ops import hyla
-from polyhead.ops.hyla.triton import refusal, worth
-from polyhead.ops.latent_code import Inputs
+from polyhead.ops.call import AttentionCall
+from polyhead.ops.custom_op_rules import packed
+from polyhead.ops.hyla.triton import preferred, unsupported_reason
 from polyhead.ops.tiles import INTERPRETED
 
 pytestmark = pytest.mark.skipif(
@@ -170,7 +171,7 @@ def test_refused_in_one_line(changes, told):
 )
 def test_more_than_a_program_holds_is_refused(h, d, taken):
     q, v = torch.zeros(1, 1, h, d), torch.zeros(1, 1, h, 4096)
-    reason = refusal(Inputs(q, q, v, normalise="rms_heads", act="relu"))
+    reason = unsupported_reason(AttentionCall(q, q, v, normalise="rms_heads", act="relu"))
     told = f"takes at most 32 heads and heads x width up to 1024 (padded, torch.float32), not {h} x {d}"
     assert reason == (None if taken else told)
 
@@ -184,7 +185,7 @@ def test_a_card_with_too_little_memory_is_refused_before_it_is_asked(monkeypatch
     x = torch.zeros(1, 4, 8, d, dtype=dtype)
     most = 512 if dtype == torch.bfloat16 else 256
     told = f"takes heads x width up to {most} on a card with 99 KB of shared memory, not 8 x {d} (padded, {dtype})"
-    assert refusal(Inputs(x, x, x, normalise="rms_heads", act="relu")) == (None if taken else told)
+    assert unsupported_reason(AttentionCall(x, x, x, normalise="rms_heads", act="relu")) == (None if taken else told)
 
 
 def test_long_rows_have_smaller_tiles_where_there_is_less_memory():
@@ -199,7 +200,7 @@ def test_long_rows_have_smaller_tiles_where_there_is_less_memory():
 
 def test_never_chosen_without_a_gpu(problem):
     qkv, _ = problem(5, 5)
-    assert worth(Inputs(*qkv)) == (DEVICE == "cuda" and qkv[0].is_cuda)
+    assert preferred(AttentionCall(*qkv)) == (DEVICE == "cuda" and qkv[0].is_cuda)
 
 
 def test_a_second_derivative_is_refused(problem):
@@ -228,6 +229,7 @@ def test_one_graph_for_all_lengths(problem):
 @pytest.mark.parametrize("full", [False, True])
 def test_the_custom_op_keeps_the_rules(problem, full):
     (q, k, v), options = make({"t": 3, "s": 4, "bias": True, "hidden": True}, problem)
-    more = (options["bias"], options["mask"][:, 0, 0], None) if full else (None, None, None)
-    keywords = {"causal": True, "window": 3 * full, "scale": 0.5, "normalise": "rms_heads", "act": "relu"}
-    torch.library.opcheck(torch.ops.polyhead.hyla_triton, (q, k, v, *more), keywords)
+    call = AttentionCall(q, k, v, **({"bias": options["bias"], "mask": options["mask"]} if full else {}))
+    window = 3 if full else None
+    keywords = {"causal": True, "window": window, "scale": 0.5, "normalise": "rms_heads", "act": "relu"}
+    torch.library.opcheck(torch.ops.polyhead.hyla_triton, packed(call), keywords)

@@ -11,8 +11,8 @@ from some import some
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.latent_code import Inputs
-from polyhead.ops.linear.triton import refusal, worth
+from polyhead.ops.call import AttentionCall
+from polyhead.ops.linear.triton import preferred, unsupported_reason
 from polyhead.ops.tiles import INTERPRETED, TRITON
 
 pytestmark = pytest.mark.skipif(
@@ -113,12 +113,12 @@ def test_refused_in_one_line(problem):
 
 def test_never_chosen_without_a_gpu(problem, monkeypatch):
     qkv, _ = problem(1, 1)
-    assert not worth(Inputs(*qkv, causal=True))
+    assert not preferred(AttentionCall(*qkv, causal=True))
     tiles = importlib.import_module("polyhead.ops.tiles")
     monkeypatch.setattr(tiles, "INTERPRETED", False)
-    assert refusal(Inputs(*qkv, causal=True)) == "takes CUDA tensors only"
+    assert unsupported_reason(AttentionCall(*qkv, causal=True)) == "takes CUDA tensors only"
     monkeypatch.setattr(tiles, "TRITON", False)
-    assert refusal(Inputs(*qkv, causal=True)) == "needs triton, which is not installed"
+    assert unsupported_reason(AttentionCall(*qkv, causal=True)) == "needs triton, which is not installed"
 
 
 def test_gradients_are_the_same_each_time_and_have_none_of_their_own(problem):

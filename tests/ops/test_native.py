@@ -18,8 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 from polyhead import ops
+from polyhead.ops.call import AttentionCall
+from polyhead.ops.custom_op_rules import packed
 from polyhead.ops.dispatch import choose
-from polyhead.ops.latent_code import Inputs
 from polyhead.ops.native import library as native
 from polyhead.spec import ACTS, NORMALISE
 
@@ -139,7 +140,7 @@ def test_what_cannot_be_built_is_one_line_and_tiles_go_on(place, caplog, what):
     if lines:
         compiler(place, *lines)
     q, k, v = torch.randn(3, 1, 600, 2, 4)
-    chosen = choose("hyla", "auto", Inputs(q, k, v, causal=True, normalise="rms_heads", act="relu"))
+    chosen = choose("hyla", "auto", AttentionCall(q, k, v, causal=True, normalise="rms_heads", act="relu"))
     assert getattr(chosen, "func", chosen).__module__ == "polyhead.ops.hyla.blocked"
     with pytest.raises(ValueError, match=r"^hyla: impl 'native' .*; use impl='auto' or 'reference'$") as error:
         ops.hyla(q, k, v, impl="native")
@@ -246,9 +247,9 @@ def test_threads_share_the_work_and_nothing_else(bias):
 @needs_compiler
 def test_it_is_an_op_like_others():
     (q, k, v), options = make_problem(9, 9, bias="offset", b=1)
-    limits = [q.new_empty(0) for _ in range(3)]
+    call = AttentionCall(q, k, v, options["bias"])
     keywords = {"causal": True, "scale": 0.5, "normalise": "rms_heads", "act": "relu"}
-    torch.library.opcheck(torch.ops.polyhead.hyla_native, ([q, k, v, options["bias"]], limits), keywords)
+    torch.library.opcheck(torch.ops.polyhead.hyla_native, packed(call), keywords)
     mapped = torch.func.vmap(lambda q: ops.hyla(q, k, v, impl="native"))(torch.stack([q, q * 2]))
     assert_close(mapped[1], ops.hyla(q * 2, k, v, impl="reference"))
 

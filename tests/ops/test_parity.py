@@ -13,8 +13,8 @@ from compilers import IMPLS
 from some import some
 from torch.testing import assert_close
 
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, TENSORS, resolve
-from polyhead.ops.latent_code import Inputs
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS
 
 RELATIONS = [(1, 5, False), (3, 1, True), (8, 2, False)]
@@ -86,8 +86,8 @@ def refusal(op, impl, tensors, options, variant, weight=None):
     given = {"v" if name == "symbols" else name: x for name, x in given.items()}
     act = variant.get("relation_act", variant.get("act", "identity"))
     deep = weight if variant.get("deep") else None
-    inputs = Inputs(**given, **parts, normalise=variant.get("normalise", "softmax"), act=act, value_weight=deep)
-    return importlib.import_module(f"polyhead.ops.{file}").refusal(inputs)
+    call = AttentionCall(**given, **parts, normalise=variant.get("normalise", "softmax"), act=act, value_weight=deep)
+    return importlib.import_module(f"polyhead.ops.{file}").unsupported_reason(call)
 
 
 def shape(variant):

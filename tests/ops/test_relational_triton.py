@@ -9,8 +9,9 @@ from some import some
 from torch.testing import assert_close
 
 from polyhead.ops import relational_attention
-from polyhead.ops.latent_code import Inputs
-from polyhead.ops.relational.triton import refusal, worth
+from polyhead.ops.call import AttentionCall
+from polyhead.ops.custom_op_rules import packed
+from polyhead.ops.relational.triton import preferred, unsupported_reason
 from polyhead.ops.tiles import INTERPRETED
 from polyhead.spec import RELATION_ACTS
 
@@ -164,11 +165,15 @@ def test_refused_in_one_line(problem, arguments, changes, told):
 
 def test_wide_heads_are_refused_and_nothing_is_chosen_without_a_gpu():
     q, rel = torch.zeros(1, 1, 2, 128), torch.zeros(1, 1, 2, 128)
-    assert refusal(Inputs(q, q, q, q_rel=rel)) is None
+    assert unsupported_reason(AttentionCall(q, q, q, q_rel=rel)) is None
     wider = torch.zeros(1, 1, 2, 129)
-    for inputs in (Inputs(wider, wider, q, q_rel=rel), Inputs(q, q, wider, q_rel=rel), Inputs(q, q, q, q_rel=wider)):
-        assert refusal(inputs) == "takes widths of heads, symbols and relations up to 128 only, not 129"
-    assert not worth(Inputs(q, q, q))
+    for call in (
+        AttentionCall(wider, wider, q, q_rel=rel),
+        AttentionCall(q, q, wider, q_rel=rel),
+        AttentionCall(q, q, q, q_rel=wider),
+    ):
+        assert unsupported_reason(call) == "takes widths of heads, symbols and relations up to 128 only, not 129"
+    assert not preferred(AttentionCall(q, q, q))
 
 
 def test_a_second_derivative_is_refused(problem, arguments):
@@ -199,8 +204,9 @@ def test_one_graph_for_all_lengths(problem, arguments):
 @pytest.mark.parametrize("full", [False, True])
 def test_the_custom_op_keeps_the_rules(problem, arguments, full):
     tensors, options = make({"t": 3, "s": 4, "bias": True, "hidden": True, "act": "relu"}, problem, arguments)
-    absent = tensors[0].detach().new_empty(0)
-    given = [*tensors[:5], options["bias"] if full else absent]
-    limits = [options["mask"] if full else absent, absent]
-    keywords = {"causal": True, "window": 3 if full else None, "scale": 0.5, "act": "relu"}
-    torch.library.opcheck(torch.ops.polyhead.relational_triton, (given, limits), keywords)
+    q, k, q_rel, k_rel, symbols = tensors[:5]
+    limits = {"bias": options["bias"], "mask": options["mask"]} if full else {}
+    call = AttentionCall(q, k, symbols, q_rel=q_rel, k_rel=k_rel, **limits)
+    window = 3 if full else None
+    keywords = {"causal": True, "window": window, "scale": 0.5, "normalise": "softmax", "act": "relu"}
+    torch.library.opcheck(torch.ops.polyhead.relational_triton, packed(call), keywords)

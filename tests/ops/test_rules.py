@@ -14,9 +14,10 @@ from torch.testing import assert_close
 import polyhead as ph
 from polyhead import ops
 from polyhead.ops import cross_entropy
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import BACKENDS, TENSORS, choose, resolve
 from polyhead.ops.hyla import blocked as hyla_blocked
-from polyhead.ops.latent_code import Inputs, dense
+from polyhead.ops.latent_code import dense
 from polyhead.ops.relational import blocked as relational_blocked
 from polyhead.ops.tiles import INTERPRETED, TRITON
 from polyhead.spec import NORMALISE
@@ -210,7 +211,7 @@ def test_every_gradient_that_is_asked_for_comes_or_is_refused(problem, arguments
 def test_a_scale_is_a_number(op):
     """Where annotations are not checked: its gradient would be lost."""
     q = torch.zeros(1, 1, 1, 1)
-    scaled = Inputs(q, q, q, q_rel=q, k_rel=q, relation_weight=q[0], scale=torch.tensor(0.5, requires_grad=True))
+    scaled = AttentionCall(q, q, q, q_rel=q, k_rel=q, relation_weight=q[0], scale=torch.tensor(0.5, requires_grad=True))
     with pytest.raises(ValueError, match=r"scale must be a number but is a Tensor; multiply q by it$"):
         choose(op, "auto", scaled)
 

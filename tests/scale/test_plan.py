@@ -128,13 +128,13 @@ def test_operations_of_attention_by_hand():
     q, v, none = torch.empty(2, 5, 3, 4), torch.empty(2, 5, 3, 6), torch.empty(0)
     ours = torch.ops.polyhead
     pairs = 2 * 5 * 5 * 3
-    hyla = [[q, q, v, none, none]]
+    hyla = [[q, q, v, none, none, none, none, none]]
     assert FORMULAS[ours.hyla_blocked](hyla, {"causal": False}) == 2 * pairs * (4 + 2 * 6)
     assert FORMULAS[ours.hyla_blocked](hyla, {"causal": True}) == 2 * pairs * 15 // 25 * (4 + 2 * 6)
     assert FORMULAS[ours.hyla_blocked_backward]([v, *hyla], {"causal": False}) == 2 * pairs * (3 * 4 + 5 * 6)
-    deep = [[q, q, v, none, torch.empty(3, 6, 6)]]
+    deep = [[q, q, v, none, none, none, torch.empty(3, 6, 6), none]]
     assert FORMULAS[ours.hyla_blocked](deep, {"causal": False}) == 2 * pairs * (4 + 2 * 6 + 6 * 6)
-    related = [[q, q, torch.empty(2, 5, 7, 2), torch.empty(2, 5, 7, 2), v, none]]
+    related = [[q, q, v, torch.empty(2, 5, 7, 2), torch.empty(2, 5, 7, 2), none, none, none]]
     wanted = 2 * 2 * 25 * (3 * (4 + 6 + 7) + 7 * 2)
     assert FORMULAS[ours.relational_blocked](related, {"causal": False}) == wanted
     assert FORMULAS[ours.relational_blocked](related, {"causal": True}) == wanted * 15 // 25

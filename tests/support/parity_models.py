@@ -10,7 +10,7 @@ import torch
 from parity_measure import EXACT, Outcome, error_exact, judged, patched, poisoned
 from torch import Tensor
 
-WORTH = [
+PREFERRED = [
     "softmax_sdpa",
     "abstractor_sdpa",
     "relational_sdpa",
@@ -49,10 +49,10 @@ def check_number(seed: int, number: int) -> Outcome:
 
 
 def patches(dice: random.Random) -> dict[str, Any]:
-    """Which files are worth it, and the sizes of their tiles."""
+    """Which files are preferred, and the sizes of their tiles."""
     found: dict[str, Any] = {}
-    for file in WORTH:
-        found[f"{file}.worth"] = dice.choice((_yes, _yes, _no))
+    for file in PREFERRED:
+        found[f"{file}.preferred"] = dice.choice((_yes, _yes, _no))
     for file, names in TILES.items():
         found |= {f"{file}.{name}": dice.choice((1, 2, 3, 7, 64)) for name in names}
     for name in ("hyla_blocked.PAIRS", "relational_blocked.PAIRS", "hyla_blocked.ROWS", "relational_blocked.ROWS"):
@@ -61,11 +61,11 @@ def patches(dice: random.Random) -> dict[str, Any]:
     return found
 
 
-def _yes(inputs: object) -> bool:
+def _yes(call: object) -> bool:
     return True
 
 
-def _no(inputs: object) -> bool:
+def _no(call: object) -> bool:
     return False
 
 

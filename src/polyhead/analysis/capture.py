@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from polyhead.config import Batch
 from polyhead.layers.taps import OWN, GroupTaps, Taps, looking
+from polyhead.ops.call import AttentionCall
 from polyhead.spec import SOFTMAX_AXIS
 from polyhead.train.evaluation import sources
 
@@ -81,14 +82,15 @@ def _pair(taps: GroupTaps, i: int, j: int) -> Float[Tensor, "b h"]:
     t, s = taps.q.shape[1], taps.k.shape[1]
     keys = slice(0, s) if SOFTMAX_AXIS.get(taps.normalise) == "s" else slice(j, j + 1)
     visible = _mask_row(taps, i, t, s)
-    code = taps.coder(
+    call = AttentionCall(
         taps.q[:, i : i + 1],
         taps.k[:, keys],
+        taps.v,
         bias=None if taps.bias is None else _bias_row(taps.bias, i, t, s)[..., keys],
         mask=None if visible is None else visible[..., keys],
-        causal=False,
         scale=taps.scale,
     )
+    code = taps.coder(call)
     return code[:, :, 0, j - keys.start]
 
 

@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from polyhead.layers.taps import GroupTaps
-from polyhead.ops.softmax.reference import code, softmax_attention
+from polyhead.ops.dispatch import code_of
+from polyhead.ops.softmax.reference import softmax_attention
 
 
 def limits(
@@ -62,5 +63,5 @@ def softmax_group(
         b_value=b_value,
         w_out=w_out,
         value_weight=None,
-        coder=code,
+        coder=code_of("softmax"),
     )

@@ -8,6 +8,7 @@ relational groups are symbols, which the layer's own sources make or the caller 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.call import Call, all_hidden, call_of, check, limits_of, symbols_of
+from polyhead.layers.call import Call, Limits, call_of, check, symbols_of
 from polyhead.layers.heads.functions import asked, attended, coder, compiled
 from polyhead.layers.heads.groups import LinearHeads, SymbolGroup, build, shared_groups
 from polyhead.layers.norms import LayerNorm
@@ -35,12 +36,13 @@ from polyhead.layers.projection import (
 )
 from polyhead.layers.symbols import SymbolModule, build_symbols
 from polyhead.layers.taps import GroupTaps, Taps, described
-from polyhead.ops.latent_code import Packed, dense
+from polyhead.ops.call import AttentionCall, Packed
+from polyhead.ops.latent_code import allowed, dense
 from polyhead.spec.shapes import shaped
 
 Positions = config.Position | nn.ModuleDict | None
-Part = tuple[dict[str, Tensor], Tensor, dict[str, Any]]
-"""Of one group: what its op read, what came out (b t h*e), its limits."""
+Part = tuple[AttentionCall | None, Tensor]
+"""Of one group: the call of its op (None: a step of its state), what came out (b t h*e)."""
 
 
 class MultiHeadAttention(nn.Module):
@@ -171,29 +173,38 @@ class MultiHeadAttention(nn.Module):
         (1 t m) is n sequences in a row, number i rows cu_seqlens[i] to cu_seqlens[i + 1], each by itself, from place 0.
         With a `cache`, x follows the tokens it has seen, and s counts both (of a `window`'s those it still holds).
         """
-        given: dict[str, Any] = {"positions": positions, "first": first, "cu_seqlens": cu_seqlens, "cache": cache}
-        call = call_of(x, context, dim=self.dim, causal=self.causal, window=self.window, **given)
+        call = call_of(
+            x, context, dim=self.dim, causal=self.causal, positions=positions, first=first, window=self.window,
+            cu_seqlens=cu_seqlens, cache=cache,
+        )  # fmt: skip
         check((x.shape[0], self.total_heads, call.t, call.gone + call.s), mask, bias, keep)
         mask, bias, keep = (call.held(array) for array in (mask, bias, keep))
-        senders = self._symbols(symbols, call)
-        projected = project(self.qkv, self.sizes, x, context, senders=call.new_senders)
         bias, keep = self._bias(bias, call), self._keep(x, call.s) if keep is None else keep
-        limits = {"bias": bias, "keep": keep, **self._limits(mask, call)}
+        limits = self._limits(bias, mask, keep, call)
         plain = bias is None and mask is None and keep is None and not return_code and taps is None
-        parts: list[Part] = []
-        made: dict[str, Tensor] = {}
-        for i, group in enumerate(self._groups()):
-            own, sums = limits_of(limits, *self.heads_of[i]), self._sums(i, call, plain)
-            made = {} if sums else self._inputs(i, projected[i], senders[i], call, made)
-            y = self._step(i, projected[i], call) if sums else attended(group, made, own)
-            parts.append((made, y.flatten(2), own))
-        result = self.out(parts[0][1] if len(parts) == 1 else torch.cat([y for _, y, _ in parts], dim=-1))
+        parts = self._parts(self._symbols(symbols, call), limits, call, plain)
+        result = self.out(parts[0][1] if len(parts) == 1 else torch.cat([y for _, y in parts], dim=-1))
         if call.memory is not None:
             call.memory.advance(call.t, call.keep)
         if taps is not None:
-            seen = tuple(self._tap(i, *part, call) for i, part in enumerate(parts))
+            seen = tuple(self._tap(i, own, y) for i, (own, y) in enumerate(parts) if own is not None)
             taps.append(Taps(x=x, context=call.source, output=result, b_out=affine(self.out)[1], groups=seen))
         return (result, self._code(parts)) if return_code else result
+
+    def _parts(self, symbols: Sequence[Tensor | None], limits: Limits, call: Call, plain: bool) -> list[Part]:
+        """What each group makes of a call."""
+        projected = project(self.qkv, self.sizes, call.x, call.context, senders=call.new_senders)
+        parts: list[Part] = []
+        made: dict[str, Tensor] = {}
+        for i, group in enumerate(self._groups()):
+            if self._sums(i, call, plain):
+                made = {}
+                parts.append((None, self._step(i, projected[i], call).flatten(2)))
+            else:
+                made = self._inputs(i, projected[i], symbols[i], call, made)
+                own = limits.call(made, *self.heads_of[i])
+                parts.append((own, attended(group, own).flatten(2)))
+        return parts
 
     def _groups(self) -> list[Any]:
         return list(self.groups)  # head groups, or what wraps them
@@ -218,32 +229,38 @@ class MultiHeadAttention(nn.Module):
         self, i: int, rows: Rows, symbols: Tensor | None, call: Call, before: dict[str, Tensor]
     ) -> dict[str, Tensor]:
         """What the op of group `i` reads: q of the receivers, k and v of all senders, for relations q_rel and k_rel."""
-        group = self.groups[i]
-        f = None if self.symbol_dims[i] is None else asked(group, "features")(call.x)
-        made = {name: rows[name] for name in ("q",) if name in rows}
-        if f is not None:
-            made |= asked(group, "receive")(f)
-        if "q" in made:
-            made["q"] = self._place(2 * i, made["q"], call, call.positions)
-
-        def senders() -> dict[str, Tensor]:
-            return self._senders(i, rows, f, symbols, call)
-
-        if call.memory is None:
-            made |= senders()
-        elif call.context is not None:  # kept under autocast, they may be read without
-            like = next(iter(made.values()), call.x).dtype
-            kept = call.memory.once(i, senders)
-            made |= {name: x.to(torch.promote_types(x.dtype, like)) for name, x in kept.items()}
-        else:
-            made |= {name: new if name == "table" else call.remember((i, name), new) for name, new in senders().items()}
+        f = None if self.symbol_dims[i] is None else asked(self.groups[i], "features")(call.x)
+        made = self._receivers(i, rows, f, call)
+        like = next(iter(made.values()), call.x).dtype
+        made |= self._all_senders(i, rows, f, symbols, call, like)
         if self.shared[i]:
-            made |= {name: before[name] for name in "qk"}
+            made |= {"q": before["q"], "k": before["k"]}
         if "table" in made:
             made["v"] = by_offset(made.pop("table"), call.t, call.s, call.first)
         elif made["v"].shape[0] == 1:
             made["v"] = made["v"].expand(call.x.shape[0], -1, -1, -1)
         return made
+
+    def _receivers(self, i: int, rows: Rows, f: Tensor | None, call: Call) -> dict[str, Tensor]:
+        """q (b t h d) and, for relations, q_rel."""
+        made = {"q": rows["q"]} if "q" in rows else {}
+        made |= {} if f is None else asked(self.groups[i], "receive")(f)
+        if "q" in made:
+            made["q"] = self._place(2 * i, made["q"], call, call.positions)
+        return made
+
+    def _all_senders(
+        self, i: int, rows: Rows, f: Tensor | None, symbols: Tensor | None, call: Call, like: torch.dtype
+    ) -> dict[str, Tensor]:
+        """`_senders`, with those that a cache holds of earlier calls; of a context in the dtype of `like` or wider."""
+        if call.memory is None:
+            return self._senders(i, rows, f, symbols, call)
+        if call.context is None:
+            new = self._senders(i, rows, f, symbols, call)
+            return {name: x if name == "table" else call.remember((i, name), x) for name, x in new.items()}
+        kept = call.memory.once(i, lambda: self._senders(i, rows, f, symbols, call))
+        # Kept under autocast, they may be read without.
+        return {name: x.to(torch.promote_types(x.dtype, like)) for name, x in kept.items()}
 
     def _senders(self, i: int, rows: Rows, f: Tensor | None, symbols: Tensor | None, call: Call) -> dict[str, Tensor]:
         """k (b s g d), v (b|1 s g e) or the table of relative symbols, k_rel: of the senders that are new."""
@@ -289,19 +306,19 @@ class MultiHeadAttention(nn.Module):
             bias, relative = (dense(a, t, s) for a in (bias, relative))
         return bias + relative
 
-    def _limits(self, mask: Tensor | None, call: Call) -> dict[str, Any]:
+    def _limits(self, bias: Tensor | None, mask: Tensor | None, keep: Tensor | None, call: Call) -> Limits:
         """Who may look at whom, for the ops.  Where the window counts other places than those of queries and keys,
         the mask hides what is `window` positions away or more, and no window is left to the op."""
+        window = self.window
         if call.memory is not None and call.memory.real is not None and call.context is None:
             real = call.memory.real[:, None, None]
             mask = real if mask is None else mask & real
-        limits = {"mask": mask, "causal": self.causal, "window": self.window, "cu_seqlens": call.cu_seqlens}
         aligned = self.causal or call.context is None or (call.t == call.s and call.past == 0)
-        if self.window is None or (call.positions is None and aligned):
-            return limits
-        queries = call.counted(queries=True) if call.positions is None else call.positions
-        near = (queries[:, None, :, None] - call.where_keys_are()[:, None, None, :]).abs() < self.window
-        return limits | {"mask": near if mask is None else mask & near, "window": None}
+        if window is not None and not (call.positions is None and aligned):
+            queries = call.counted(queries=True) if call.positions is None else call.positions
+            near = (queries[:, None, :, None] - call.where_keys_are()[:, None, None, :]).abs() < window
+            mask, window = near if mask is None else mask & near, None
+        return Limits(bias, mask, keep, self.causal, window, call.cu_seqlens)
 
     def _sums(self, i: int, call: Call, plain: bool) -> bool:
         """Whether group `i` keeps the sum of all keys and values instead of each of them.
@@ -359,24 +376,24 @@ class MultiHeadAttention(nn.Module):
 
     def _code(self, parts: list[Part]) -> Tensor:
         """The code of all pairs (b h t s), of what each group was given."""
-        codes = []
-        for group, (made, _, own) in zip(self._groups(), parts, strict=True):
-            limits = {name: value for name, value in own.items() if name != "keep"}
-            codes.append(coder(group)(made["q"], made["k"], **limits))
-        return torch.cat(codes, dim=1)
+        calls = zip(self._groups(), parts, strict=True)
+        return torch.cat([coder(group)(own) for group, (own, _) in calls if own is not None], dim=1)
 
-    def _tap(self, i: int, made: dict[str, Any], output: Tensor, own: dict[str, Any], call: Call) -> GroupTaps:
-        group = self._groups()[i]
+    def _tap(self, i: int, own: AttentionCall, y: Tensor) -> GroupTaps:
         w_value, b_value = value_weights(self.qkv, self.sizes, i)
         return GroupTaps(
-            output=output.unflatten(-1, (self.sizes[i].heads, -1)),
-            bias=own["bias"],
-            mask=all_hidden(own, call),
+            output=y.unflatten(-1, (self.sizes[i].heads, -1)),
+            bias=own.bias,
+            mask=allowed(replace(own, causal=False)),
             causal=self.causal,
             scale=self.sizes[i].dim ** -0.5,
             w_value=w_value,
             b_value=b_value,
             w_out=out_weight(self.out, self.sizes, i),
-            **described(group, own),
-            **made,
+            q=own.q,
+            k=own.k,
+            v=own.v,
+            q_rel=own.q_rel,
+            k_rel=own.k_rel,
+            **described(self._groups()[i], own),
         )

@@ -18,7 +18,7 @@ from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.taps import Taps
-from polyhead.ops.latent_code import Packed
+from polyhead.ops.call import Packed
 from polyhead.spec.shapes import one_of
 
 Symbols = Tensor | Sequence[Tensor | None] | None

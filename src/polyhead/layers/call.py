@@ -1,15 +1,14 @@
 """What a call of a layer is given beside its input: checked in one place, and cut up for its groups of heads."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.positions import places_in
-from polyhead.ops.latent_code import visible
+from polyhead.ops.call import AttentionCall
 
 WHO = "MultiHeadAttention"
 
@@ -130,15 +129,24 @@ def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
     return len(shape) <= len(wanted) and all(size in (1, want) for size, want in sizes)
 
 
-def limits_of(limits: dict[str, Any], first: int, last: int) -> dict[str, Any]:
-    """`limits` with bias, mask and keep of the heads `first` to `last` only."""
-    return limits | {name: heads_of(limits[name], first, last) for name in ("bias", "mask", "keep")}
+@dataclass(frozen=True)
+class Limits:
+    """Who may look at whom, and what is added to scores or drops codes, for all heads of a layer."""
 
+    bias: Tensor | None = None
+    mask: Tensor | None = None
+    keep: Tensor | None = None
+    causal: bool = False
+    window: int | None = None
+    cu_seqlens: Tensor | None = None
 
-def all_hidden(limits: dict[str, Any], call: Call) -> Tensor | None:
-    """The mask with what a window and packed sequences hide, too; not with the future."""
-    t, s, device = call.t, call.s, call.x.device
-    return visible(limits["mask"], False, t, s, device, window=limits["window"], cu_seqlens=limits["cu_seqlens"])
+    def call(self, made: Mapping[str, Tensor], first: int, last: int) -> AttentionCall:
+        """The call of the heads `first` to `last`, whose tensors are given."""
+        bias, mask, keep = (heads_of(array, first, last) for array in (self.bias, self.mask, self.keep))
+        return AttentionCall(
+            made["q"], made["k"], made["v"], bias, mask, keep, self.causal, self.window, self.cu_seqlens,
+            q_rel=made.get("q_rel"), k_rel=made.get("k_rel"),
+        )  # fmt: skip
 
 
 def heads_of(array: Tensor | None, first: int, last: int) -> Tensor | None:

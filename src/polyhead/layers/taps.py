@@ -5,7 +5,7 @@ asks for, by the function that the output was made with.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from polyhead.layers.heads.functions import compiled, is_own, seen_coder
+from polyhead.layers.heads.functions import Code, compiled, is_own, seen_coder
 from polyhead.layers.heads.groups import RelationalHeads, SymbolGroup
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import relate, relations, share, visible
 
 OWN = "own"
@@ -45,7 +46,7 @@ class GroupTaps:
     b_value: Float[Tensor, "g e"] | None
     w_out: Float[Tensor, "h m e"] | None
     value_weight: Float[Tensor, "h e e"] | None
-    coder: Callable[..., Tensor]  # of q, k and limits: the function whose code made the output, or one that refuses
+    coder: Code  # whose code made the output, or one that refuses
 
     q_rel: Float[Tensor, "b t r p"] | None = None
     k_rel: Float[Tensor, "b s _ p"] | None = None
@@ -55,7 +56,9 @@ class GroupTaps:
 
     def code(self) -> Float[Tensor, "b h t s"]:
         """The latent code of all pairs.  ValueError where that of the function which made the output is not known."""
-        return self.coder(self.q, self.k, bias=self.bias, mask=self.mask, causal=self.causal, scale=self.scale)
+        return self.coder(
+            AttentionCall(self.q, self.k, self.v, self.bias, self.mask, causal=self.causal, scale=self.scale)
+        )
 
     @property
     def relates(self) -> bool:
@@ -76,11 +79,11 @@ class GroupTaps:
         return relate(relations(self.q_rel, k_rel, relation_act="identity"), self.relation_act, look)
 
 
-def described(group: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
-    """What taps say of a group as it is now, beside what it was given: fields of `GroupTaps`.
+def described(group: Any, x: AttentionCall) -> dict[str, Any]:
+    """What taps say of a group as it is now, beside what it was given in the call: fields of `GroupTaps`.
 
-    `limits`: what it was given in this call, which a code function of the user's own is given again.  Where it computes
-    a function of the user's own, nothing is said of how.
+    A code function of the user's own is given the limits of the call again.  Where a group computes a function of the
+    user's own, nothing is said of how.
     """
     own = is_own(group)
     bare = compiled(group)
@@ -91,7 +94,7 @@ def described(group: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
         "value_weight": getattr(group, "value_weight", None),
         "relation_act": bare.relation_act if isinstance(bare, SymbolGroup) and not own else None,
         "relation_weight": bare.relation_weight if isinstance(bare, RelationalHeads) and not own else None,
-        "coder": seen_coder(group, {name: value for name, value in limits.items() if name != "keep"}),
+        "coder": seen_coder(group, x),
     }
 
 

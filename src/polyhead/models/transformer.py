@@ -34,7 +34,7 @@ from polyhead.models.inputs_outputs import (
 )
 from polyhead.models.rivals.abstractor import Abstractor
 from polyhead.models.symbol_routing import Sources, recomputed
-from polyhead.ops.latent_code import Packed
+from polyhead.ops.call import Packed
 from polyhead.spec.shapes import shaped
 
 

@@ -1,4 +1,4 @@
-"""What the custom ops of several backends share: which derivatives they have, and a rule for vmap.
+"""What the custom ops of several backends share: how a call becomes one, its derivatives, and a rule for vmap.
 
 Of a custom op PyTorch knows the backward pass and no more: in forward mode it takes the tangent for 0, without a word.
 So a backend made of such ops refuses to be differentiated in any other way, and "auto" takes one of PyTorch's own
@@ -7,6 +7,7 @@ runs: then tiles that "auto" chose have the reference compute it, from the same 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +15,17 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from polyhead.ops.latent_code import Inputs
+from polyhead.ops.call import AttentionCall
 
-REFERENCES: dict[str, Callable[..., Tensor]] = {}
-"""Op -> its reference, for `by_reference`: written by dispatch.py."""
+REFERENCES: dict[str, Callable[[AttentionCall], Tensor]] = {}
+"""Op -> its reference, for second derivatives: written by dispatch.py."""
+
+LEARNED = ("q", "k", "v", "q_rel", "k_rel", "relation_weight", "value_weight", "bias")
+"""What may have a gradient, in the order in which a custom op takes it; an empty tensor stands for None."""
+
+Outputs = list[Tensor]
+Gradients = dict[str, Tensor]
+"""Name among LEARNED -> gradient."""
 
 
 def _transforms() -> tuple[int, int, int]:
@@ -29,16 +37,16 @@ def _transforms() -> tuple[int, int, int]:
 _transforms._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a graph is made anew where they change
 
 
-def backward_only(inputs: Inputs) -> str | None:
+def backward_only(x: AttentionCall) -> str | None:
     """Why custom ops cannot give the derivatives that are asked for, or None."""
-    if inputs.keep is not None and inputs.keep.requires_grad:
+    if x.keep is not None and x.keep.requires_grad:
         return "takes no keep that requires a gradient"
     return "takes no derivatives of torch.func or in forward mode" if differentiated() else None
 
 
-def backward_once(inputs: Inputs) -> str | None:
+def backward_once(x: AttentionCall) -> str | None:
     """Why PyTorch's fused kernels cannot, or None: they know one derivative in reverse mode, of one call at a time."""
-    if inputs.keep is not None:
+    if x.keep is not None:
         return "takes no keep"
     more = differentiated_further()
     return "takes no derivatives in forward mode, of derivatives or under vmap" if more else None
@@ -82,10 +90,164 @@ def by_reference(
     # Aliases, as the gradient of this use alone is wanted, whatever else a tensor was used for before.
     own = [x.view_as(x) for x in tensors]
     with torch.enable_grad(), torch.autocast(tensors[0].device.type, enabled=False):
-        outs = run(own)
+        outs = list(run(own))
         learned = [x for x in own if x.requires_grad]
         grads = iter(torch.autograd.grad(outs, learned, douts, create_graph=True, materialize_grads=True))
     return [next(grads) if x.requires_grad else torch.zeros_like(x) for x in own]
+
+
+# ------------------------------------------------------------------------------------------------ a call as a custom op
+@dataclass(frozen=True)
+class Kernel:
+    """What a custom op does with a call.
+
+    `forward` gives its outputs, `backward` the gradients, given those of the outputs; `like` are empty tensors as the
+    outputs are, and `again` computes them by PyTorch's own operations (None: the op's reference).  `saves_outputs`:
+    `backward` reads them, after the gradients.
+    """
+
+    op: str
+    impl: str
+    who: str
+    forward: Callable[[AttentionCall], Outputs]
+    backward: Callable[[AttentionCall, Outputs], Gradients]
+    like: Callable[[AttentionCall], Outputs]
+    again: Callable[[AttentionCall], Outputs] | None = None
+    saves_outputs: bool = False
+    device_types: str | None = None
+
+    def anew(self, x: AttentionCall) -> Outputs:
+        """The outputs by PyTorch's own operations."""
+        return [REFERENCES[self.op](x)] if self.again is None else self.again(x)
+
+
+def packed(x: AttentionCall) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors of a call, as LEARNED has them, and mask, keep and cu_seqlens; empty ones for None."""
+    none = x.q.new_empty(0)
+    learned = [x.q, x.k, x.v, x.q_rel, x.k_rel, x.relation_weight, x.value_weight, x.bias]
+    fixed = [x.mask, x.keep, x.cu_seqlens]
+    return [none if a is None else a for a in learned], [none if a is None else a for a in fixed]
+
+
+def unpacked(
+    tensors: list[Tensor],
+    fixed: list[Tensor],
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    normalise: str,
+    act: str,
+) -> AttentionCall:
+    """The inverse of `packed`, with what is not a tensor."""
+    q, k, v, *rest = tensors
+    optional = [None if x.shape == (0,) else x for x in (*rest, *fixed)]
+    q_rel, k_rel, relation_weight, value_weight, bias, mask, keep, cu_seqlens = optional
+    return AttentionCall(
+        q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise=normalise, value_weight=value_weight,
+        q_rel=q_rel, k_rel=k_rel, relation_weight=relation_weight, act=act, scale=scale,
+    )  # fmt: skip
+
+
+def custom_op(kernel: Kernel) -> Callable[[AttentionCall, bool], Outputs]:
+    """A kernel as `torch.ops.polyhead.OP_IMPL`: a function of a call, and whether a second derivative is wanted of it.
+
+    It is opaque to `torch.compile`, has a rule for vmap and a backward pass, a custom op as well.
+    """
+    name = f"polyhead::{kernel.op}_{kernel.impl}"
+
+    def run(
+        tensors: list[Tensor],
+        fixed: list[Tensor],
+        *,
+        causal: bool,
+        window: int | None = None,
+        scale: float,
+        normalise: str,
+        act: str,
+        twice: bool = False,
+    ) -> list[Tensor]:
+        x = unpacked(tensors, fixed, causal=causal, window=window, scale=scale, normalise=normalise, act=act)
+        with torch.autocast(x.q.device.type, enabled=False):
+            return kernel.forward(x)
+
+    def fake(tensors, fixed, *, causal, window=None, scale, normalise, act, twice=False):  # type: ignore[no-untyped-def]
+        x = unpacked(tensors, fixed, causal=causal, window=window, scale=scale, normalise=normalise, act=act)
+        return kernel.like(x)
+
+    forward = torch.library.custom_op(name, run, mutates_args=(), device_types=kernel.device_types)
+    forward.register_fake(fake)
+    backward = _backward_op(f"{name}_backward", kernel)
+    forward.register_autograd(_gradient(kernel, backward), setup_context=_setup(kernel))
+    forward.register_vmap(vmapped(forward))
+
+    def call(x: AttentionCall, twice: bool) -> Outputs:
+        tensors, fixed = packed(x)
+        return forward(
+            tensors, fixed, causal=x.causal, window=x.window, scale=x.factor, normalise=x.normalise, act=x.act,
+            twice=twice,
+        )  # fmt: skip
+
+    return call
+
+
+def _backward_op(name: str, kernel: Kernel) -> Callable[..., Outputs]:
+    """The gradients of LEARNED, empty for what is not given; `douts` are those of the outputs, and what is saved."""
+
+    def run(
+        douts: list[Tensor],
+        tensors: list[Tensor],
+        fixed: list[Tensor],
+        *,
+        causal: bool,
+        window: int | None = None,
+        scale: float,
+        normalise: str,
+        act: str,
+    ) -> list[Tensor]:
+        x = unpacked(tensors, fixed, causal=causal, window=window, scale=scale, normalise=normalise, act=act)
+        with torch.autocast(x.q.device.type, enabled=False):
+            grads = kernel.backward(x, douts)
+        return [_as(grads.get(name), like) for name, like in zip(LEARNED, tensors, strict=True)]
+
+    def fake(douts, tensors, fixed, *, causal, window=None, scale, normalise, act):  # type: ignore[no-untyped-def]
+        return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
+
+    backward = torch.library.custom_op(name, run, mutates_args=(), device_types=kernel.device_types)
+    backward.register_fake(fake)
+    backward.register_autograd(no_second_derivative(kernel.who, kernel.impl))
+    backward.register_vmap(vmapped(backward))
+    return backward
+
+
+def _as(grad: Tensor | None, like: Tensor) -> Tensor:
+    """A gradient in the dtype of its tensor; 0 where there is none."""
+    if grad is None:
+        return torch.zeros_like(like, memory_format=torch.contiguous_format)
+    return grad.to(like.dtype).contiguous()
+
+
+def _setup(kernel: Kernel) -> Callable[..., None]:
+    def setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
+        ctx.options = {name: value for name, value in keyword_only_inputs.items() if name != "twice"}
+        ctx.twice = keyword_only_inputs["twice"]
+        ctx.save_for_backward(*inputs[0], *inputs[1], *(output if kernel.saves_outputs else ()))
+
+    return setup
+
+
+def _gradient(kernel: Kernel, backward: Callable[..., Outputs]) -> Callable[..., Any]:
+    def gradient(ctx: Any, douts: Outputs) -> tuple[Outputs, list[None]]:
+        check_backward(kernel.who, kernel.impl)
+        saved, n = list(ctx.saved_tensors), len(LEARNED)  # once: checkpointing unpacks them once only
+        tensors, fixed, outs = saved[:n], saved[n : n + 3], saved[n + 3 :]
+        if ctx.twice and torch.is_grad_enabled():
+            grads = by_reference(lambda own: kernel.anew(unpacked(own, fixed, **ctx.options)), tensors, douts)
+        else:
+            grads = backward([*douts, *outs], tensors, fixed, **ctx.options)
+        return grads, [None] * len(fixed)
+
+    return gradient
 
 
 def vmapped(op: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,14 +9,17 @@ it survives `torch.compile`.
 import functools
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import REFERENCES
-from polyhead.ops.latent_code import Inputs, check_limits
+from polyhead.ops.latent_code import blank, check_limits
+from polyhead.ops.precision import casting
 from polyhead.spec.shapes import one_of
 
 BACKENDS: dict[str, tuple[str, ...]] = {
@@ -58,6 +61,8 @@ graph runs without this package, and for all lengths.  A choice by size would li
 TILES = ("blocked", "native")
 """Impls whose `forward` takes `twice`: from "auto", a second derivative is computed by the reference."""
 
+Impl = Callable[[AttentionCall], Tensor]
+
 _MODULES: dict[str, ModuleType] = {}
 
 
@@ -85,44 +90,57 @@ def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
     return functools.partial(public, impl=impl)
 
 
-def backend(op: str, impl: str) -> Callable[..., Tensor]:
+def backend(op: str, impl: str) -> Impl:
     """What computes an impl, for callers who have checked and cast the arguments and set what nobody may see to 0."""
     one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
     return getattr(_MODULES[op], impl) if impl in IN_OP_FILE else _MODULES[f"{op}_{impl}"].forward
 
 
-def code_of(op: str) -> Callable[..., Tensor]:
-    """The function of q, k, limits and options that gives the op's code (b h t s): the one its reference calls."""
+def code_of(op: str) -> Impl:
+    """The function of a call that gives the op's code (b h t s): the one its reference calls."""
     one_of("polyhead.ops", "op", op, BACKENDS)
     if op not in _MODULES:
         load(op)
-    return _MODULES[op].code
+    return functools.partial(_coded, op)
 
 
-def choose(op: str, impl: str, inputs: Inputs) -> Callable[..., Tensor]:
-    """`backend`, with "auto" replaced by the first impl that takes the inputs and is worth it there.
+def _coded(op: str, x: AttentionCall) -> Tensor:
+    with casting(x.q, x.k) as (q, k):
+        return _MODULES[op].code(replace(x, q=q, k=k))
+
+
+def compute(op: str, impl: str, x: AttentionCall) -> Tensor:
+    """What `impl` makes of a call.  What a mask hides from every query is set to 0 first.
 
     Raises ValueError unless the op's tensors have one dtype and one device, and the scale is a number.
     """
+    forward = choose(op, impl, x)
+    if x.mask is None:
+        return forward(x)
+    k, v = blank(x.mask, x.k, x.v)
+    return forward(replace(x, k=k, v=v, k_rel=None if x.k_rel is None else blank(x.mask, x.k_rel)[0]))
+
+
+def choose(op: str, impl: str, x: AttentionCall) -> Impl:
+    """`backend`, with "auto" replaced by the first impl that supports the call and is preferred there."""
     for what in ("dtype", "device"):
-        kinds = [getattr(getattr(inputs, name), what) for name in TENSORS[op]]
+        kinds = [getattr(getattr(x, name), what) for name in TENSORS[op]]
         if any(kind != kinds[0] for kind in kinds):
             *names, last = TENSORS[op]
             came = ", ".join(map(str, kinds))
             raise ValueError(f"{PUBLIC[op]}: {', '.join(names)} and {last} must have one {what} but have {came}")
-    b, t, s = *inputs.q.shape[:2], inputs.k.shape[1]
-    check_limits(PUBLIC[op], b, t, s, inputs.window, inputs.cu_seqlens)
-    if isinstance(inputs.scale, Tensor):
+    check_limits(PUBLIC[op], len(x.q), *x.lengths, x.window, x.cu_seqlens)
+    if isinstance(x.scale, Tensor):
         raise ValueError(f"{PUBLIC[op]}: scale must be a number but is a Tensor; multiply q by it")
     if impl != "auto":
         return backend(op, impl)
     for name in BACKENDS[op]:
-        if name not in IN_OP_FILE and _takes(name, _MODULES[f"{op}_{name}"], inputs):
+        if name not in IN_OP_FILE and _taken(name, _MODULES[f"{op}_{name}"], x):
             forward = _MODULES[f"{op}_{name}"].forward
             return functools.partial(forward, twice=True) if name in TILES else forward
     return _MODULES[op].reference
 
 
-def _takes(name: str, module: Any, inputs: Inputs) -> bool:
-    wanted = name in PORTABLE if torch.compiler.is_exporting() else module.worth(inputs)
-    return wanted and module.refusal(inputs) is None  # in this order: what nobody wants is not compiled either
+def _taken(name: str, module: Any, x: AttentionCall) -> bool:
+    wanted = name in PORTABLE if torch.compiler.is_exporting() else module.preferred(x)
+    return wanted and module.unsupported_reason(x) is None  # in this order: what nobody wants is not compiled either

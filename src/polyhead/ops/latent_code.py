@@ -12,64 +12,21 @@ architectures" (relations).  The softmax over heads is ours.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from einops import einsum
-from jaxtyping import Bool, Float, Int32
+from jaxtyping import Float
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from polyhead.ops.call import AttentionCall, Bias, Mask, Packed
 from polyhead.ops.precision import autocasting
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
 from polyhead.spec.shapes import one_of, shaped
 
-Bias = Float[Tensor, "#b #h t s"] | Float[Tensor, "h t+s-1"]
-"""Dense, or by offset: column j - i + t - 1 is the bias of key j for query i."""
-
-Symbols = Float[Tensor, "b s g e"] | Float[Tensor, "t+s-1 g e"]
-"""By key, or by offset: row j - i + t - 1 is the symbol of key j for query i."""
-
-Mask = Bool[Tensor, "#b #h #t #s"] | Bool[Tensor, "#h #t #s"] | Bool[Tensor, "#t #s"] | Bool[Tensor, "#s"]
-"""True where looking is allowed."""
-
-Packed = Int32[Tensor, "_"]
-"""Sequences one after the other in a single sample: number n is rows cu_seqlens[n] to cu_seqlens[n + 1]."""
-
-Keep = Float[Tensor, "#b #h t s"]
-"""Dropout of the code: 0 or 1 / (1 - rate)."""
-
-
 for _like in (torch.zeros(1), torch.nn.Parameter(torch.zeros(1))):
     einsum(_like, "one -> one")  # now einops knows both; if it met one later, a compiler would make its graph anew
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What a backend may look at to take or refuse a call: shapes, dtypes, device, options, and what is None."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    bias: Tensor | None = None
-    mask: Tensor | None = None
-    keep: Tensor | None = None
-    causal: bool = False
-    window: int | None = None
-    cu_seqlens: Tensor | None = None
-    normalise: str = "softmax"
-    value_weight: Tensor | None = None
-    q_rel: Tensor | None = None
-    k_rel: Tensor | None = None
-    relation_weight: Tensor | None = None
-    act: str = "identity"
-    scale: float | Tensor | None = None  # a Tensor is refused
-
-    @property
-    def symbols(self) -> Tensor:
-        """The values of relational mechanisms."""
-        return self.v
 
 
 def _same(x: Tensor) -> Tensor:
@@ -163,6 +120,12 @@ def visible(
     return functools.reduce(torch.logical_and, limits + ([] if mask is None else [mask])) if limits else mask
 
 
+def allowed(x: AttentionCall) -> Tensor | None:
+    """`visible`, of a call."""
+    t, s = x.lengths
+    return visible(x.mask, x.causal, t, s, x.q.device, window=x.window, cu_seqlens=x.cu_seqlens)
+
+
 def blank(mask: Tensor | None, *senders: Tensor) -> tuple[Tensor, ...]:
     """Keys and values (b s g _), without a NaN or inf where `mask` hides them from every query in all heads.
 
@@ -190,10 +153,9 @@ def may_look(x: Tensor) -> bool:
     return not is_in_torch_dispatch_mode() and torch._C._functorch.peek_interpreter_stack() is None
 
 
-def products(q: Tensor, k: Tensor, scale: float | None) -> Tensor:
+def products(x: AttentionCall) -> Tensor:
     """(b h t s) scores before their bias."""
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return einsum(q * scale, share(k, q.shape[2]), "b t h d, b s h d -> b h t s")
+    return einsum(x.q * x.factor, share(x.k, x.q.shape[2]), "b t h d, b s h d -> b h t s")
 
 
 def hides(bias: Tensor) -> Tensor | None:
@@ -273,6 +235,14 @@ def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlen
         raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
 
 
+def code(x: AttentionCall) -> Tensor:
+    """The code (b h t s) of a call: what its scores become by `x.normalise`."""
+    one_of("latent_code", "normalise", x.normalise, NORMALISE)
+    scores = products(x)
+    biased, look = with_bias(scores, x.bias, allowed(x))
+    return normalised(biased, x.normalise, look).to(scores.dtype)
+
+
 @shaped
 @autocasting
 def latent_code(
@@ -301,10 +271,7 @@ def latent_code(
         raise ValueError(f"latent_code: q and k must have one dtype but have {q.dtype}, {k.dtype}")
     (b, t), s = q.shape[:2], k.shape[1]
     check_limits("latent_code", b, t, s, window, cu_seqlens)
-    scores = products(q, k, scale)
-    look = visible(mask, causal, t, s, q.device, window=window, cu_seqlens=cu_seqlens)
-    biased, look = with_bias(scores, bias, look)
-    return normalised(biased, normalise, look).to(scores.dtype)
+    return code(AttentionCall(q, k, k, bias, mask, None, causal, window, cu_seqlens, normalise, scale=scale))
 
 
 @shaped

@@ -7,9 +7,10 @@ op reads beside its tensors in a dtype of its own (bias, keep, a state, which is
 autocast nothing is cast, and tensors of several dtypes are an error.
 """
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import torch
@@ -53,6 +54,17 @@ def autocasting(function: Function) -> Function:
             return function(*given, **named)
 
     return cast(Function, lowered)
+
+
+@contextlib.contextmanager
+def casting(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Under autocast the tensors in its dtype, and no autocast; otherwise nothing changes."""
+    dtype = autocast_dtype(tensors[0])
+    if dtype is None:
+        yield tensors
+        return
+    with torch.autocast(tensors[0].device.type, enabled=False):
+        yield tuple(_cast(x, tensors[0], dtype) for x in tensors)
 
 
 def _cast(x: Any, like: Tensor, dtype: torch.dtype) -> Any:

@@ -5,25 +5,21 @@ import importlib.util
 import math
 import os
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyhead.ops.latent_code import Inputs, act, dense, hides, sequence_of, share, visible
+from polyhead.ops.call import AttentionCall
+from polyhead.ops.latent_code import act, allowed, dense, hides, sequence_of, share
 
 
 def refuse(who: str, impl: str, reason: str | None) -> None:
     """ValueError in one line if there is a reason why an explicit impl cannot take the inputs."""
     if reason is not None:
         raise ValueError(f"{who}: impl {impl!r} {reason}; use impl='auto' or 'reference'")
-
-
-def given(tensors: list[Tensor]) -> list[Tensor | None]:
-    """None for empty tensors, which stand for it in the lists that a custom op takes."""
-    return [x if x.numel() else None for x in tensors]
 
 
 def is_key_mask(mask: Tensor) -> bool:
@@ -36,11 +32,11 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Is there a compiler of kernels, and do they run in Python instead?  Read once, as a compiled model cannot ask."""
 
 
-def without_triton(inputs: Inputs) -> str | None:
+def without_triton(x: AttentionCall) -> str | None:
     """Why kernels in Triton cannot run on such tensors at all, or None."""
     if not TRITON:
         return "needs triton, which is not installed"
-    return None if inputs.q.is_cuda or INTERPRETED else "takes CUDA tensors only"
+    return None if x.q.is_cuda or INTERPRETED else "takes CUDA tensors only"
 
 
 def shared_memory(device: torch.device) -> int:
@@ -55,33 +51,33 @@ def shared_memory(device: torch.device) -> int:
     return getattr(card, "shared_memory_per_block_optin", 64 << 10)
 
 
-def dense_limits(inputs: Inputs) -> str | None:
+def dense_limits(x: AttentionCall) -> str | None:
     """Which limit on the scores has a number for each pair, or None: kernels read none of (b h t s)."""
-    if inputs.keep is not None:
+    if x.keep is not None:
         return "takes no keep"
-    if inputs.bias is not None and inputs.bias.ndim != 2:
-        return f"takes biases by offset (h t+s-1) only, not {tuple(inputs.bias.shape)}"
-    return mask_of_pairs(inputs)
+    if x.bias is not None and x.bias.ndim != 2:
+        return f"takes biases by offset (h t+s-1) only, not {tuple(x.bias.shape)}"
+    return mask_of_pairs(x)
 
 
-def mask_of_pairs(inputs: Inputs) -> str | None:
+def mask_of_pairs(x: AttentionCall) -> str | None:
     """Why a mask is more than one of keys, or None."""
-    if inputs.mask is None or is_key_mask(inputs.mask):
+    if x.mask is None or is_key_mask(x.mask):
         return None
-    return f"takes masks of keys (b|1, 1, 1, s) only, not {tuple(inputs.mask.shape)}"
+    return f"takes masks of keys (b|1, 1, 1, s) only, not {tuple(x.mask.shape)}"
 
 
-def stateless(inputs: Inputs) -> str | None:
+def stateless(x: AttentionCall) -> str | None:
     """Why the keys cannot be summed into a state that knows nothing of the query, or None if they can."""
-    if inputs.normalise != "identity":
-        return f"takes normalise='identity' only, not {inputs.normalise!r}"
-    if inputs.bias is not None:
+    if x.normalise != "identity":
+        return f"takes normalise='identity' only, not {x.normalise!r}"
+    if x.bias is not None:
         return "takes no bias"
-    if inputs.keep is not None:
+    if x.keep is not None:
         return "takes no keep"
-    if inputs.window is not None:
+    if x.window is not None:
         return "takes no window"
-    return mask_of_pairs(inputs)
+    return mask_of_pairs(x)
 
 
 _IN_PLACE = {"relu": torch.relu_, "sigmoid": torch.sigmoid_, "tanh": torch.tanh_}
@@ -328,38 +324,25 @@ def diagonals(skewed: Tensor) -> Tensor:
     return skewed.as_strided((h, b, q, n - q + 1), (b * q * n, q * n, n - 1, 1), skewed.storage_offset() + q - 1)
 
 
-def fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    causal: bool,
-    window: int | None,
-    cu_seqlens: Tensor | None,
-    scale: float | None,
-) -> Tensor:
+def fused(x: AttentionCall) -> Tensor:
     """Softmax attention by PyTorch's kernels.
 
     They align a causal mask with the first key, want equal widths of keys and values and leave rows without keys
     undefined; all three are repaired here.
     """
-    t, h, s, e = q.shape[1], q.shape[2], k.shape[1], v.shape[-1]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    # Unequal widths fall silently to an O(t^2) path; zeros change neither the scores nor the sums.
-    width = max(q.shape[-1], e)
-    q, k, v = (_pad(x, width).transpose(1, 2) for x in (q, share(k, h), share(v, h)))
+    (t, s), h, e = x.lengths, x.q.shape[2], x.v.shape[-1]
+    scale, causal = x.factor, x.causal
     if t == 1:
         causal = False  # a single query is the last one: it sees every key
-    limited = bias is not None or mask is not None or window is not None or cu_seqlens is not None
+    # Unequal widths fall silently to an O(t^2) path; zeros change neither the scores nor the sums.
+    width = max(x.q.shape[-1], e)
+    q, k, v = (_pad(a, width).transpose(1, 2) for a in (x.q, share(x.k, h), share(x.v, h)))
     if scale <= 0:
         q, scale = q * scale, 1.0  # the kernels multiply the -inf of their own causal mask by the scale
-    if not limited and (not causal or t == s):
+    if x.bias is None and not x.limited and (not causal or t == s):
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
     else:
-        look = visible(mask, causal, t, s, q.device, window=window, cu_seqlens=cu_seqlens)
-        out = _masked(q, k, v, bias, look, scale)
+        out = _masked(q, k, v, x.bias, allowed(replace(x, causal=causal)), scale)
     return out[..., :e].transpose(1, 2)
 
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.compat.huggingface.taps import REFUSED
-from polyhead.layers.call import limits_of
+from polyhead.layers.call import Limits
 from polyhead.layers.heads.functions import asked, attended
 from polyhead.layers.heads.groups import HeadGroup, HylaHeads, SymbolGroup, build
 from polyhead.layers.projection import by_offset
@@ -136,7 +136,7 @@ class Heads(nn.Module):
         k: Float[Tensor, "b s g d"] | None = None,
         v: Float[Tensor, "b s g e"] | None = None,
         *,
-        seen: dict[str, Any] | None = None,
+        seen: Limits | None = None,
         made: list[dict[str, Tensor]] | None = None,
         first: int = 0,
         positions: Tensor | None = None,
@@ -147,16 +147,15 @@ class Heads(nn.Module):
         """
         if k is None or v is None:
             return self._say(q, first, positions)
-        parts, limits = [], seen or {}
+        parts, limits = [], seen or Limits()
         for i, (group, (heads, keys)) in enumerate(zip(self._groups(), self.slices, strict=True)):
-            own = limits_of(limits, heads.start, heads.stop)
             # Heads that cut through a set which shares its keys get a copy each.
             mine = [x[:, :, keys] if keys is not None else share(x, q.shape[2])[:, :, heads] for x in (k, v)]
-            more = {} if made is None else dict(made[i])
+            more = {} if made is None else made[i]
             if made is None and self.source_of[i] is not None:
                 raise ValueError("heads: relational heads need the stream but their layer did not give it")
-            mine[1] = more.pop("v", mine[1])
-            parts.append(attended(group, {**more, "q": q[:, :, heads], "k": mine[0], "v": mine[1]}, own))
+            given = {"v": mine[1], **more, "q": q[:, :, heads], "k": mine[0]}
+            parts.append(attended(group, limits.call(given, heads.start, heads.stop)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
     def _say(self, x: Tensor, first: int, positions: Tensor | None) -> Said:
@@ -260,23 +259,24 @@ def attend(
     causal = bool(causal) and attention_mask is None and t > 1
     if causal:  # no mask then means that query 0 is key 0: what lies behind is the empty rest of a cache
         k, v = k[:, :t], v[:, :t]
-    seen = {
-        "causal": causal,
-        "keep": None,
-        **_bias_and_mask(who, (attention_mask, position_bias), t, k.shape[1], q.dtype),
-    }
+    bias, mask = _bias_and_mask(who, (attention_mask, position_bias), t, k.shape[1], q.dtype)
+    keep = None
     if dropout > 0:
         draw = torch.rand(q.shape[0], q.shape[2], t, k.shape[1], device=q.device)
-        seen["keep"] = (draw >= dropout).to(q.dtype) / (1.0 - dropout)
+        keep = (draw >= dropout).to(q.dtype) / (1.0 - dropout)
     if scaling is not None and scaling != d**-0.5:
         q = q * (scaling * d**0.5)
     made = None if polyhead is None else polyhead.made(t, k.shape[1])
-    return heads(q, k, v, seen=seen, made=made).contiguous(), None
+    return heads(q, k, v, seen=Limits(bias, mask, keep, causal), made=made).contiguous(), None
 
 
 def alone(group: HeadGroup) -> Callable[..., Tensor]:
     """A group that is all heads of a layer and reads q, k and v alone, to be called as `Heads` are."""
-    return lambda q, k, v, *, seen, made: group(q, k, v, **seen)
+
+    def heads(q: Tensor, k: Tensor, v: Tensor, *, seen: Limits, made: None) -> Tensor:
+        return group(q, k, v, bias=seen.bias, mask=seen.mask, causal=seen.causal, keep=seen.keep)
+
+    return heads
 
 
 def refuse(module: nn.Module, options: Mapping[str, Any]) -> None:
@@ -286,14 +286,15 @@ def refuse(module: nn.Module, options: Mapping[str, Any]) -> None:
             raise ValueError(f"polyhead: {type(module).__name__} must be plain attention but {option} changes it")
 
 
-def _bias_and_mask(who: str, given: Sequence[Tensor | None], t: int, s: int, dtype: torch.dtype) -> dict[str, Any]:
+def _bias_and_mask(
+    who: str, given: Sequence[Tensor | None], t: int, s: int, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
     arrays = [array[..., :s] for array in given if array is not None]
     if any(array.ndim != 4 for array in arrays):
         raise ValueError(f"polyhead: {who} must have masks (b h t s) but one is {tuple(arrays[0].shape)}")
     if len(arrays) == 1 and arrays[0].dtype == torch.bool:
-        return {"bias": None, "mask": arrays[0]}  # without a look at it, which would wait for the device
-    bias, mask = limits(arrays, t, s, dtype)
-    return {"bias": bias, "mask": mask}
+        return None, arrays[0]  # without a look at it, which would wait for the device
+    return limits(arrays, t, s, dtype)
 
 
 class _Stream:

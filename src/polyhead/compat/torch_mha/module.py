@@ -11,6 +11,7 @@ its attention, for inference, is never taken: it would compute softmax attention
 
 import inspect
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,14 +21,17 @@ from torch.nn import functional as F
 from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.layers import Device
-from polyhead.layers.call import limits_of
+from polyhead.layers.call import Limits
 from polyhead.layers.heads.functions import asked, attended, coder
 from polyhead.layers.heads.groups import build, shared_groups
 from polyhead.layers.projection import Rows, by_offset, widths_of
 from polyhead.layers.symbols import SymbolModule, build_symbols
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import drop
 
 WHO = "MultiheadAttention"
+Masks = tuple[Tensor | None, Tensor | None]
+"""Our bias and mask."""
 LATE = ("kdim", "vdim", "batch_first", "device", "dtype")
 """Arguments of the constructor that come after the sixth."""
 
@@ -157,16 +161,13 @@ class MultiheadAttention(nn.Module):
         """
         average, causal = (*late, *(average_attn_weights, is_causal)[len(late) :])
         one, first = query.ndim == 2, self.batch_first
-        _, _, parts, seen = self.read(query, key, value, key_padding_mask, attn_mask, causal)
-        outputs = [
-            attended(group, made, own).flatten(2)
-            for group, made, own in zip(self._groups(), parts, self.own(seen), strict=True)
-        ]
+        _, _, calls, keep = self.read(query, key, value, key_padding_mask, attn_mask, causal)
+        outputs = [attended(group, own).flatten(2) for group, own in zip(self._groups(), calls, strict=True)]
         y = self.out_proj(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1))
         y = y[0] if one else y if first else y.transpose(0, 1)
         if not need_weights:
             return y, None
-        code = drop(self._code(parts, seen), seen["keep"])
+        code = drop(torch.cat([coder(group)(own) for group, own in zip(self._groups(), calls, strict=True)], 1), keep)
         code = code.mean(1) if average else code
         return y, code[0] if one else code
 
@@ -178,8 +179,8 @@ class MultiheadAttention(nn.Module):
         padding: Tensor | None,
         pairs: Tensor | None,
         causal: bool,
-    ) -> tuple[Tensor, Tensor, list[dict[str, Tensor]], dict[str, Any]]:
-        """Of a call: query and value (b t m), what the op of each group reads, and mask, bias, causality, dropout."""
+    ) -> tuple[Tensor, Tensor, list[AttentionCall], Tensor | None]:
+        """Of a call: query and value (b t m), the call of each group's op, and the dropout of all heads."""
         x = self._batch_first(query)  # what is one tensor stays one
         keys = x if key is query else self._batch_first(key)
         values = keys if value is key else self._batch_first(value)
@@ -188,9 +189,11 @@ class MultiheadAttention(nn.Module):
         if causal and pairs is None:
             raise ValueError(f"{WHO}: is_causal says what attn_mask is, but attn_mask is None")
         causal = causal and t == s  # without a look at the mask; elsewhere PyTorch aligns otherwise than our ops
-        seen: dict[str, Any] = {"causal": causal, "keep": self._keep(b, t, s, x)}
-        seen |= self._limits(padding, None if causal else pairs, x, s)
-        return x, values, self._parts(x, keys, values, padding), seen
+        keep = self._keep(b, t, s, x)
+        bias, mask = self._limits(padding, None if causal else pairs, x, s)
+        limits, ends = Limits(bias, mask, keep, causal), list(accumulate(size.heads for size in self.sizes))
+        made = zip(self._parts(x, keys, values, padding), (0, *ends), ends, strict=False)
+        return x, values, [limits.call(part, first, last) for part, first, last in made], keep
 
     def _groups(self) -> list[Any]:
         return list(self.groups)  # head groups, or what wraps them
@@ -214,7 +217,7 @@ class MultiheadAttention(nn.Module):
                 wanted = (x.shape[0], keys.shape[1] if part is values else part.shape[1], width)
                 raise ValueError(f"{WHO}: {name} must be (b t m) = {tuple(wanted)} but is {tuple(part.shape)}")
 
-    def _limits(self, padding: Tensor | None, pairs: Tensor | None, x: Tensor, s: int) -> dict[str, Tensor | None]:
+    def _limits(self, padding: Tensor | None, pairs: Tensor | None, x: Tensor, s: int) -> Masks:
         """Our bias and mask, True where looking is allowed, of PyTorch's masks."""
         b, t = x.shape[:2]
         given = []
@@ -240,15 +243,6 @@ class MultiheadAttention(nn.Module):
             return None
         draw = torch.rand(b, self.num_heads, t, s, device=x.device)
         return (draw >= self.dropout).to(x.dtype) / (1.0 - self.dropout)
-
-    def own(self, seen: dict[str, Any]) -> list[dict[str, Any]]:
-        """What each group sees of bias, mask and dropout."""
-        last = 0
-        found = []
-        for size in self.sizes:
-            first, last = last, last + size.heads
-            found.append(limits_of(seen, first, last))
-        return found
 
     def values_of(self, i: int) -> tuple[Tensor | None, Tensor | None]:
         """The weight (g e m) and bias (g e) of the values of group `i`; None where they are symbols."""
@@ -307,14 +301,6 @@ class MultiheadAttention(nn.Module):
             parts.append(made)
         return parts
 
-    def _code(self, parts: list[dict[str, Tensor]], seen: dict[str, Any]) -> Tensor:
-        """(b h t s), before dropout."""
-        codes = []
-        for group, made, own in zip(self._groups(), parts, self.own(seen), strict=True):
-            limits = {name: value for name, value in own.items() if name != "keep"}
-            codes.append(coder(group)(made["q"], made["k"], **limits))
-        return codes[0] if len(codes) == 1 else torch.cat(codes, dim=1)
-
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout}, batch_first={self.batch_first}"
 
@@ -328,13 +314,12 @@ MultiheadAttention.__signature__ = _INIT.replace(  # type: ignore[attr-defined]
 )
 
 
-def _bias_and_mask(given: Sequence[Tensor], t: int, s: int, dtype: torch.dtype) -> dict[str, Tensor | None]:
+def _bias_and_mask(given: Sequence[Tensor], t: int, s: int, dtype: torch.dtype) -> Masks:
     """(b h t s) of masks that are boolean, True where looking is allowed, or added; layers of PyTorch add them all."""
     if not torch.compiler.is_compiling() and not any(mask.requires_grad for mask in given):
-        bias, mask = limits(given, t, s, dtype)  # a bias of zeros, and a mask that hides nothing, are left out
-        return {"bias": bias, "mask": mask}
+        return limits(given, t, s, dtype)  # a bias of zeros, and a mask that hides nothing, are left out
     looks = [mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min for mask in given]
     added = [x.masked_fill(~y, 0).to(dtype) for x, y in zip(given, looks, strict=True) if x.dtype != torch.bool]
     bias = sum(added[1:], added[0]) if added else None
     look = looks[0] & looks[-1] if looks else None
-    return {"bias": None if bias is None else bias.expand(*bias.shape[:2], t, s), "mask": look}
+    return None if bias is None else bias.expand(*bias.shape[:2], t, s), look

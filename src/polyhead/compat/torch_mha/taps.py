@@ -21,8 +21,10 @@ from torch.nn import functional as F
 
 from polyhead.compat.foreign import limits, softmax_group
 from polyhead.compat.torch_mha.module import MultiheadAttention
+from polyhead.layers.heads.functions import attended
 from polyhead.layers.projection import affine, out_weight
 from polyhead.layers.taps import GroupTaps, Taps, described, looking
+from polyhead.ops.call import AttentionCall
 
 _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 
@@ -105,30 +107,33 @@ def _taps(name: str, module: nn.MultiheadAttention, call: dict[str, Any], result
 
 def _taps_of_ours(name: str, module: MultiheadAttention, call: dict[str, Any], result: Tensor) -> Taps:
     masks = call.get("key_padding_mask"), call.get("attn_mask"), call.get("is_causal", False)
-    x, context, parts, seen = module.read(call["query"], call["key"], call["value"], *masks)
-    own = zip(parts, module.own(seen), strict=True)
-    groups = tuple(_group(module, i, made, limits) for i, (made, limits) in enumerate(own))
+    x, context, calls, _ = module.read(call["query"], call["key"], call["value"], *masks)
+    groups = tuple(_group(module, i, own) for i, own in enumerate(calls))
     bias = affine(module.out_proj)[1]
     y = result[None] if result.ndim == 2 else result if module.batch_first else result.transpose(0, 1)
     return Taps(x=x, context=context, output=y, b_out=None if bias is None else bias.detach(), groups=groups, name=name)
 
 
-def _group(module: MultiheadAttention, i: int, made: dict[str, Any], own: dict[str, Any]) -> GroupTaps:
+def _group(module: MultiheadAttention, i: int, own: AttentionCall) -> GroupTaps:
     group: Any = module.groups[i]
     about: dict[str, Any] = described(group, own)
     about |= {what: x.detach() for what, x in about.items() if isinstance(x, Tensor)}
     w_value, b_value = module.values_of(i)
     return GroupTaps(
-        output=group(**made, **own),
-        bias=own["bias"],
-        mask=own["mask"],
-        causal=own["causal"],
+        output=attended(group, own),
+        bias=own.bias,
+        mask=own.mask,
+        causal=own.causal,
         scale=module.sizes[i].dim ** -0.5,
         w_value=w_value,
         b_value=b_value,
         w_out=out_weight(module.out_proj, module.sizes, i).detach(),
+        q=own.q,
+        k=own.k,
+        v=own.v,
+        q_rel=own.q_rel,
+        k_rel=own.k_rel,
         **about,
-        **made,
     )
 
 

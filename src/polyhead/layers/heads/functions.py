@@ -12,8 +12,8 @@ code is known, and any other wrapper computes a function of its own.  A layer as
 receivers make of tokens by `asked`.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,58 +21,53 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import code_of, resolve
 
 HERE = __name__.rpartition(".")[0]
 
+Code = Callable[[AttentionCall], Tensor]
+"""The code (b h t s) of a call, before dropout."""
+
 
 @dataclass(frozen=True)
 class Functions:
-    """A function and its code (None: it is not known).  `options`: what the code takes -> the group's attribute."""
+    """A function and its code: of a call or, of a function of the user's own, of q, k and limits; None is unknown."""
 
     attend: Callable[..., Tensor]
     code: Callable[..., Tensor] | None
-    options: Mapping[str, str] = field(default_factory=dict)
     own: bool = False  # of the user's
 
 
 @dataclass(frozen=True)
 class OwnCode:
-    """A code function of the user's own, in one call: given what `attend` was given, held to the shape of a code.
+    """A code function of the user's own: given what `attend` was given, held to the shape of a code.
 
     In place of one that is not known, the reason: a ValueError for whoever asks.
     """
 
     who: str
     function: Callable[..., Tensor] | str
-    given: Mapping[str, Any] = field(default_factory=dict)  # in place of what it is called with
+    limits: AttentionCall | None = None  # whose limits it is given in place of those of a call
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        *,
-        bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        window: int | None = None,
-        cu_seqlens: Tensor | None = None,
-        scale: float | None = None,
-    ) -> Tensor:
+    def __call__(self, x: AttentionCall) -> Tensor:
         if isinstance(self.function, str):
             raise ValueError(self.function)
-        limits = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-        found = self.function(q, k, **{**limits, "scale": scale, **self.given})
-        wanted = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+        own = x if self.limits is None else self.limits
+        found = self.function(
+            x.q, x.k, bias=own.bias, mask=own.mask, causal=own.causal, window=own.window, cu_seqlens=own.cu_seqlens,
+            scale=own.scale,
+        )  # fmt: skip
+        wanted = (x.q.shape[0], x.q.shape[2], *x.lengths)
         if tuple(found.shape) != wanted:
             shape = tuple(found.shape)
             raise ValueError(f"{self.who}: {_name(self.function)} must return (b h t s) = {wanted} but gave {shape}")
         return found
 
 
-def begin(group: Any, op: str, impl: str, options: Mapping[str, str] | None = None) -> None:
-    """Give a group the op of its mechanism and the op's code, of which it sets the `options`."""
-    group.functions = Functions(resolve(op, impl), code_of(op), options or {})
+def begin(group: Any, op: str, impl: str) -> None:
+    """Give a group the op of its mechanism and the op's code."""
+    group.functions = Functions(resolve(op, impl), code_of(op))
     if not hasattr(type(group), "attend"):  # the method of a subclass
         group.attend = group.functions.attend
 
@@ -104,8 +99,7 @@ def code(
     scale: float | None = None,
 ) -> Float[Tensor, "b h t s"]:
     """The code of all pairs, by the function that makes the output's.  ValueError where that is not known."""
-    limits = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-    return _known(self)(q, k, **limits, scale=scale)
+    return _known(self)(AttentionCall(q, k, k, bias, mask, None, causal, window, cu_seqlens, scale=scale))
 
 
 def asked(group: Any, method: str) -> Callable[..., Any]:
@@ -134,7 +128,7 @@ def _same(one: Any, other: Any) -> bool:
     return one is other
 
 
-def coder(group: Any) -> Callable[..., Tensor]:
+def coder(group: Any) -> Code:
     """The function that gives the code of a group as it is now.  ValueError where that is not known."""
     group = compiled(group)
     if getattr(type(group), "code", code) is not code and not _assigned(group):
@@ -142,15 +136,20 @@ def coder(group: Any) -> Callable[..., Tensor]:
     return _known(group)
 
 
-def _known(group: Any) -> Callable[..., Tensor]:
+def _known(group: Any) -> Code:
     who, known = type(group).__name__, getattr(group, "functions", None)
     if not is_own(group):
         assert known is not None
-        return partial(known.code, **{name: getattr(group, attribute) for name, attribute in known.options.items()})
+        assert known.code is not None
+        return partial(_coded, known.code, group.normalise, getattr(group, "relation_act", group.act))
     if known is not None and known.own and known.code is not None and group.attend is known.attend:
         return OwnCode(who, known.code)
     name = _name(_computes(group))
     raise ValueError(f"{who}: the code of {name} is not known: give it with the function, group.use({name}, code=...)")
+
+
+def _coded(code: Code, normalise: str, act: str, x: AttentionCall) -> Tensor:
+    return code(replace(x, normalise=normalise, act=act))
 
 
 def _assigned(group: Any) -> bool:
@@ -159,42 +158,55 @@ def _assigned(group: Any) -> bool:
     return known is not None and (known.own or attend not in (None, known.attend))
 
 
-def seen_coder(group: Any, given: Mapping[str, Any]) -> Callable[..., Tensor]:
+def seen_coder(group: Any, x: AttentionCall) -> Code:
     """`coder` for those who look later: what is not known is refused when it is asked for.
 
-    `given`: limits of the call, which a function of the user's own gets as `attend` got them; ours may be asked for
-    some of the pairs, with limits cut to those.
+    A function of the user's own gets the limits of `x`, the call that it made an output of; ours may be asked for some
+    of the pairs, with limits cut to those.
     """
     try:
         found = coder(group)
     except ValueError as error:
         return OwnCode(type(group).__name__, str(error))
-    return replace(found, given={**given, "scale": None}) if isinstance(found, OwnCode) else found
+    return replace(found, limits=replace(x, scale=None, keep=None)) if isinstance(found, OwnCode) else found
 
 
-def attended(group: nn.Module, made: Mapping[str, Tensor], limits: Mapping[str, Any]) -> Float[Tensor, "b t h e"]:
-    """What a group returns for the tensors of a call; a function of the user's own must heed `keep`."""
-    if limits.get("keep") is not None and is_own(group):
-        _heed(group, made, limits)
-    return group(**made, **limits)
+def attended(group: nn.Module, x: AttentionCall) -> Float[Tensor, "b t h e"]:
+    """What a group returns for a call; a function of the user's own must heed `keep`."""
+    if x.keep is not None and is_own(group):
+        _heed(group, x, x.keep)
+    return _run(group, x)
 
 
-def _heed(group: Any, made: Mapping[str, Tensor], limits: Mapping[str, Any]) -> None:
+def _run(group: nn.Module, x: AttentionCall) -> Tensor:
+    """`group.forward`, which may be a wrapper's, of a call."""
+    related = {} if x.q_rel is None else {"q_rel": x.q_rel, "k_rel": x.k_rel}
+    return group(
+        q=x.q, k=x.k, v=x.v, **related, bias=x.bias, mask=x.mask, causal=x.causal, window=x.window,
+        cu_seqlens=x.cu_seqlens, keep=x.keep,
+    )  # fmt: skip
+
+
+def _heed(group: Any, x: AttentionCall, keep: Tensor) -> None:
     """Once for each function: where `keep` is 0, so must be its output.  Tried on numbers that draw nothing."""
     function = _computes(compiled(group))
     who, name = type(compiled(group)).__name__, _name(function)
-    if getattr(group, "heeds", (None,))[0] is function or limits["keep"].is_meta:
+    if getattr(group, "heeds", (None,))[0] is function or keep.is_meta:
         return
     if torch.compiler.is_compiling():
         raise ValueError(f"{who}: whether {name} heeds keep must be seen before torch.compile: call the layer once")
-    tried = {
-        what: torch.linspace(1, 2, x.numel(), device=x.device).to(x.dtype).view(x.shape) for what, x in made.items()
-    }
+    tried = replace(x, q=_drawn(x.q), k=_drawn(x.k), v=_drawn(x.v), bias=None, mask=None, keep=torch.zeros_like(keep))
+    if x.q_rel is not None:
+        tried = replace(tried, q_rel=_drawn(x.related[0]), k_rel=_drawn(x.related[1]))
     with torch.no_grad():
-        y = group(**tried, **{**limits, "bias": None, "mask": None, "keep": torch.zeros_like(limits["keep"])})
+        y = _run(group, tried)
     if y.ne(0).any():  # NaN as well
         raise ValueError(f"{who}: {name} must multiply its code by keep, but its output is not 0 where keep is 0")
     group.heeds = (function,)  # in a tuple, so that a module is not registered twice
+
+
+def _drawn(x: Tensor) -> Tensor:
+    return torch.linspace(1, 2, x.numel(), device=x.device).to(x.dtype).view(x.shape)
 
 
 def _ours(group: Any) -> bool:

@@ -61,8 +61,9 @@ class SoftmaxHeads(nn.Module):
         cu_seqlens: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"]:
-        seen = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-        return self.attend(q, k, v, bias=bias, **seen, scale=None, keep=keep)
+        return self.attend(
+            q, k, v, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
+        )  # fmt: skip
 
 
 class LinearHeads(nn.Module):
@@ -91,7 +92,7 @@ class LinearHeads(nn.Module):
         self.sizes = sizes("LinearHeads", heads, dim, value_dim, kv_heads, takes="v" if share else "qkv")
         self.normalise = one_of("LinearHeads", "normalise", normalise, NORMALISE)
         self.act = one_of("LinearHeads", "act", act, ACTS)
-        functions.begin(self, "linear", impl, {"normalise": "normalise"})
+        functions.begin(self, "linear", impl)
 
     def forward(
         self,
@@ -106,9 +107,10 @@ class LinearHeads(nn.Module):
         cu_seqlens: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"]:
-        choice = {"normalise": self.normalise, "act": self.act}
-        seen = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-        return self.attend(q, k, v, bias=bias, **seen, scale=None, keep=keep, **choice)
+        return self.attend(
+            q, k, v, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
+            normalise=self.normalise, act=self.act,
+        )  # fmt: skip
 
     @property
     def sums(self) -> bool:
@@ -168,7 +170,7 @@ class HylaHeads(nn.Module):
         self.value_weight = weight
         if weight is not None:
             nn.init.normal_(weight, std=e**-0.5)
-        functions.begin(self, "hyla", impl, {"normalise": "normalise"})
+        functions.begin(self, "hyla", impl)
 
     def forward(
         self,
@@ -183,9 +185,10 @@ class HylaHeads(nn.Module):
         cu_seqlens: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"]:
-        choice = {"normalise": self.normalise, "act": self.act, "value_weight": self.value_weight}
-        seen = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-        return self.attend(q, k, v, bias=bias, **seen, scale=None, keep=keep, **choice)
+        return self.attend(
+            q, k, v, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
+            normalise=self.normalise, act=self.act, value_weight=self.value_weight,
+        )  # fmt: skip
 
 
 SymbolGroup = RelationalHeads | DisentangledHeads | AbstractorHeads

@@ -166,9 +166,11 @@ class RelationalHeads(nn.Module):
         cu_seqlens: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"]:
-        how = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-        how |= {"bias": bias, "scale": None, "keep": keep}
-        return self.attend(q, k, q_rel, k_rel, v, self.relation_weight, relation_act=self.relation_act, **how)
+        return self.attend(
+            q, k, q_rel, k_rel, v, self.relation_weight,
+            bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
+            relation_act=self.relation_act,
+        )  # fmt: skip
 
 
 class DisentangledHeads(nn.Module):
@@ -244,9 +246,11 @@ class DisentangledHeads(nn.Module):
         cu_seqlens: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"]:
-        how = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-        how |= {"bias": bias, "scale": None, "keep": keep}
-        return self.attend(q, k, q_rel, k_rel, v, relation_act=self.relation_act, **how)
+        return self.attend(
+            q, k, q_rel, k_rel, v,
+            bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
+            relation_act=self.relation_act,
+        )  # fmt: skip
 
 
 class AbstractorHeads(nn.Module):
@@ -279,7 +283,7 @@ class AbstractorHeads(nn.Module):
         self.hidden = HiddenMaps(width, hidden, sizes, bias=bias, device=device, dtype=dtype) if hidden else None
         values = sizes.kv_heads * sizes.value_dim
         self.value = nn.Linear(self.symbol_dim, values, bias=bias, device=device, dtype=dtype)
-        functions.begin(self, "abstractor", impl, {"act": "relation_act"})
+        functions.begin(self, "abstractor", impl)
 
     def features(self, x: Tensor) -> Tensor:
         """What queries and keys of hidden features are linear maps of."""
@@ -310,6 +314,7 @@ class AbstractorHeads(nn.Module):
         cu_seqlens: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"]:
-        how = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-        how |= {"bias": bias, "scale": None, "keep": keep}
-        return self.attend(q, k, v, act=self.relation_act, **how)
+        return self.attend(
+            q, k, v, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
+            act=self.relation_act,
+        )  # fmt: skip

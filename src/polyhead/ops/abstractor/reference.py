@@ -6,73 +6,28 @@ With `act` softmax the inner products only select; with a pointwise act they are
 Webb, Cohen and Lafferty 2024, "Abstractors and relational cross-attention".
 """
 
-from typing import Any
-
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.dispatch import choose, load
-from polyhead.ops.latent_code import (
-    Bias,
-    Inputs,
-    Keep,
-    Mask,
-    Packed,
-    Symbols,
-    blank,
-    check_limits,
-    drop,
-    products,
-    relate,
-    retrieve,
-    visible,
-    with_bias,
-)
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed, Symbols
+from polyhead.ops.dispatch import compute, load
+from polyhead.ops.latent_code import allowed, drop, products, relate, retrieve, with_bias
 from polyhead.ops.precision import autocasting
 from polyhead.spec import RELATION_ACTS
 from polyhead.spec.shapes import one_of, shaped
 
 
-@shaped
-@autocasting
-def code(
-    q: Float[Tensor, "b t h d"],
-    k: Float[Tensor, "b s g d"],
-    *,
-    bias: Bias | None = None,
-    mask: Mask | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    cu_seqlens: Packed | None = None,
-    scale: float | None = None,
-    act: str = "softmax",
-) -> Float[Tensor, "b h t s"]:
-    """act(s) of all pairs, 0 for those that may not look."""
-    check_limits("abstractor_attention", q.shape[0], q.shape[1], k.shape[1], window, cu_seqlens)
-    look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
-    scores = products(q, k, scale)
-    biased, look = with_bias(scores, bias, look)
-    a = relate(biased.to(scores.dtype), act, look)
+def code(x: AttentionCall) -> Tensor:
+    """act(s) of all pairs (b h t s), 0 for those that may not look."""
+    scores = products(x)
+    biased, look = with_bias(scores, x.bias, allowed(x))
+    a = relate(biased.to(scores.dtype), x.act, look)
     return a if look is None else a.masked_fill(~look, 0)
 
 
-def reference(
-    q: Tensor,
-    k: Tensor,
-    symbols: Tensor,
-    *,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-    keep: Tensor | None = None,
-    act: str = "softmax",
-) -> Tensor:
+def reference(x: AttentionCall) -> Tensor:
     """The equation, as it stands."""
-    seen: dict[str, Any] = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-    return retrieve(drop(code(q, k, bias=bias, **seen, scale=scale, act=act), keep), symbols)
+    return retrieve(drop(code(x), x.keep), x.symbols)
 
 
 @shaped
@@ -103,17 +58,20 @@ def abstractor_attention(
     >>> abstractor_attention(q, k, symbols, causal=True, act="sigmoid")      # (b t h e)
     """
     one_of("abstractor_attention", "act", act, RELATION_ACTS)
-    limits: dict[str, Any] = {
-        "bias": bias,
-        "mask": mask,
-        "causal": causal,
-        "window": window,
-        "cu_seqlens": cu_seqlens,
-        "keep": keep,
-        "scale": scale,
-    }
-    k, symbols = blank(mask, k, symbols)
-    return choose("abstractor", impl, Inputs(q, k, symbols, **limits, act=act))(q, k, symbols, **limits, act=act)
+    x = AttentionCall(
+        q,
+        k,
+        symbols,
+        bias=bias,
+        mask=mask,
+        keep=keep,
+        causal=causal,
+        window=window,
+        cu_seqlens=cu_seqlens,
+        scale=scale,
+        act=act,
+    )
+    return compute("abstractor", impl, x)
 
 
 load("abstractor")

@@ -8,58 +8,23 @@ earlier draft of Altabaa and Lafferty 2024 (arXiv 2405.16727); with the relation
 to symbols.
 """
 
-import functools
-from typing import Any
-
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.dispatch import choose, load
-from polyhead.ops.latent_code import (
-    Bias,
-    Inputs,
-    Keep,
-    Mask,
-    Packed,
-    Symbols,
-    blank,
-    drop,
-    latent_code,
-    relate,
-    retrieve,
-    share,
-    visible,
-)
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed, Symbols
+from polyhead.ops.dispatch import compute, load
+from polyhead.ops.latent_code import allowed, code, drop, relate, retrieve, share
 from polyhead.ops.precision import autocasting
 from polyhead.spec import RELATION_ACTS
 from polyhead.spec.shapes import one_of, shaped
 
-code = functools.partial(latent_code, normalise="softmax")
-"""a (b h t s), of q, k and what limits a call."""
 
-
-def reference(
-    q: Tensor,
-    k: Tensor,
-    q_rel: Tensor,
-    k_rel: Tensor,
-    symbols: Tensor,
-    *,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-    keep: Tensor | None = None,
-    relation_act: str = "identity",
-) -> Tensor:
+def reference(x: AttentionCall) -> Tensor:
     """The equation, as it stands."""
-    look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
-    a = code(q, k, bias=bias, mask=look, scale=scale)
-    inner = einsum(q_rel * q_rel.shape[-1] ** -0.5, share(k_rel, q.shape[2]), "b t h p, b s h p -> b h t s")
-    return retrieve(drop(a * relate(inner, relation_act, look), keep), symbols)
+    x, (q_rel, k_rel) = x.masked(allowed(x)), x.related
+    inner = einsum(q_rel * q_rel.shape[-1] ** -0.5, share(k_rel, x.q.shape[2]), "b t h p, b s h p -> b h t s")
+    return retrieve(drop(code(x) * relate(inner, x.act, x.mask), x.keep), x.symbols)
 
 
 @shaped
@@ -93,19 +58,22 @@ def disentangled_attention(
     >>> disentangled_attention(q, k, q_rel, k_rel, symbols, causal=True)      # (b t h e)
     """
     one_of("disentangled_attention", "relation_act", relation_act, RELATION_ACTS)
-    limits: dict[str, Any] = {
-        "bias": bias,
-        "mask": mask,
-        "causal": causal,
-        "window": window,
-        "cu_seqlens": cu_seqlens,
-        "keep": keep,
-        "scale": scale,
-    }
-    k, k_rel, symbols = blank(mask, k, k_rel, symbols)
-    inputs = Inputs(q, k, symbols, **limits, q_rel=q_rel, k_rel=k_rel, act=relation_act)
-    run = choose("disentangled", impl, inputs)
-    return run(q, k, q_rel, k_rel, symbols, **limits, relation_act=relation_act)
+    x = AttentionCall(
+        q,
+        k,
+        symbols,
+        bias=bias,
+        mask=mask,
+        keep=keep,
+        causal=causal,
+        window=window,
+        cu_seqlens=cu_seqlens,
+        scale=scale,
+        q_rel=q_rel,
+        k_rel=k_rel,
+        act=relation_act,
+    )
+    return compute("disentangled", impl, x)
 
 
 load("disentangled")

@@ -7,57 +7,24 @@
 with a_hij the rms over heads of the scores.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6; eq. 10 (deep).
 """
 
-import functools
-from typing import Any
-
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.dispatch import choose, load
-from polyhead.ops.latent_code import (
-    Bias,
-    Inputs,
-    Keep,
-    Mask,
-    Packed,
-    act as activation,
-    blank,
-    drop,
-    latent_code,
-    share,
-)
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
+from polyhead.ops.dispatch import compute, load
+from polyhead.ops.latent_code import act as activation, code, drop, share
 from polyhead.ops.precision import autocasting
 from polyhead.spec.shapes import shaped
 
-code = functools.partial(latent_code, normalise="rms_heads")
-"""a (b h t s), of q, k, what limits a call, and `normalise`."""
 
-
-def reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-    keep: Tensor | None = None,
-    normalise: str = "rms_heads",
-    act: str = "relu",
-    value_weight: Tensor | None = None,
-) -> Tensor:
+def reference(x: AttentionCall) -> Tensor:
     """Equation 6 (or 10), as it stands."""
-    phi = activation(act)
-    seen: dict[str, Any] = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-    a = drop(code(q, k, bias=bias, **seen, scale=scale, normalise=normalise), keep)
+    phi, a = activation(x.act), drop(code(x), x.keep)
     # Contiguous: mixed layouts make the gradient of act 40 times slower than one copy.
-    z = phi(einsum(a, share(v, q.shape[2]), "b h t s, b s h e -> b t s e").contiguous())
-    if value_weight is not None:
-        z = phi(einsum(a, value_weight, z, "b h t s, h f e, b t s e -> b t s f"))
+    z = phi(einsum(a, share(x.v, x.q.shape[2]), "b h t s, b s h e -> b t s e").contiguous())
+    if x.value_weight is not None:
+        z = phi(einsum(a, x.value_weight, z, "b h t s, h f e, b t s e -> b t s f"))
     return einsum(a, z, "b h t s, b t s e -> b t h e")
 
 
@@ -90,18 +57,22 @@ def hyla(
 
     >>> hyla(q, k, v, causal=True)      # (b t h e)
     """
-    limits: dict[str, Any] = {
-        "bias": bias,
-        "mask": mask,
-        "causal": causal,
-        "window": window,
-        "cu_seqlens": cu_seqlens,
-        "keep": keep,
-        "scale": scale,
-    }
-    k, v = blank(mask, k, v)
-    options: dict[str, Any] = {"normalise": normalise, "act": act, "value_weight": value_weight}
-    return choose("hyla", impl, Inputs(q, k, v, **limits, **options))(q, k, v, **limits, **options)
+    x = AttentionCall(
+        q,
+        k,
+        v,
+        bias=bias,
+        mask=mask,
+        keep=keep,
+        causal=causal,
+        window=window,
+        cu_seqlens=cu_seqlens,
+        scale=scale,
+        normalise=normalise,
+        act=act,
+        value_weight=value_weight,
+    )
+    return compute("hyla", impl, x)
 
 
 load("hyla")

@@ -15,7 +15,8 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.latent_code import Inputs, emptied, wide
+from polyhead.ops.call import AttentionCall
+from polyhead.ops.latent_code import emptied, wide
 from polyhead.ops.precision import autocasting
 from polyhead.ops.tiles import refuse, stateless
 from polyhead.spec.shapes import shaped
@@ -24,18 +25,18 @@ SMALL, LARGE = 16, 128
 """Queries per chunk, at least and at most: g d between them, where a chunk's pairs cost as much as its state."""
 
 
-def refusal(inputs: Inputs) -> str | None:
+def unsupported_reason(x: AttentionCall) -> str | None:
     """Why there is no state to carry, or None."""
-    if (reason := stateless(inputs)) is not None:
+    if (reason := stateless(x)) is not None:
         return reason
-    if inputs.act != "identity":
-        return f"takes act='identity' only, not {inputs.act!r}"
-    if inputs.value_weight is not None:
+    if x.act != "identity":
+        return f"takes act='identity' only, not {x.act!r}"
+    if x.value_weight is not None:
         return "takes no value_weight"
-    return None if inputs.cu_seqlens is None else "takes no cu_seqlens"
+    return None if x.cu_seqlens is None else "takes no cu_seqlens"
 
 
-def worth(inputs: Inputs) -> bool:
+def preferred(x: AttentionCall) -> bool:
     """Is it measured to be no slower than the others?
 
     Forward and backward, CPU seconds of the quicker of reference and tiles over those of the state (one core,
@@ -44,37 +45,18 @@ def worth(inputs: Inputs) -> bool:
     t = 32 and 2.2 at t = 128 (8 x 8), 0.9 at t = 128 and 3.8 at t = 512 (4 x 16).  Wider states would take too much
     memory.  Nothing was measured on a GPU, where kernels go first.
     """
-    t, h, (g, d) = min(inputs.q.shape[1], inputs.k.shape[1]), inputs.q.shape[2], inputs.k.shape[2:]
+    t, h, (g, d) = min(x.q.shape[1], x.k.shape[1]), x.q.shape[2], x.k.shape[2:]
     pays = (g * d) ** 2 // h  # in proportion: one token of a state over one pair
-    enough = max(128, pays // 4) if inputs.causal else max(32, pays // 6)
-    return not inputs.q.is_cuda and g * d <= LARGE and t >= enough
+    enough = max(128, pays // 4) if x.causal else max(32, pays // 6)
+    return not x.q.is_cuda and g * d <= LARGE and t >= enough
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-    keep: Tensor | None = None,
-    normalise: str = "rms_heads",
-    act: str = "relu",
-    value_weight: Tensor | None = None,
-) -> Tensor:
+def forward(x: AttentionCall) -> Tensor:
     """HYLA by its state; grouped heads share their keys' part of it."""
-    given = Inputs(
-        q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise=normalise, value_weight=value_weight, act=act
-    )
-    refuse("hyla", "state", refusal(given))
-    t, s, dtype = q.shape[1], k.shape[1], q.dtype
-    q = wide(q) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    k, v = emptied(mask, wide(k)), wide(v)
-    if not causal or t == 1:
+    refuse("hyla", "state", unsupported_reason(x))
+    (t, s), dtype = x.lengths, x.q.dtype
+    q, k, v = wide(x.q) * x.factor, emptied(x.mask, wide(x.k)), wide(x.v)
+    if not x.causal or t == 1:
         out = _read(rearrange(q, "b t (g r) d -> b 1 t g r d", g=k.shape[2]), _states(k[:, None], v[:, None]))
         return rearrange(out, "b 1 t g r e -> b t (g r) e").to(dtype)
     if s >= t:
@@ -102,7 +84,7 @@ def hyla_step(
     >>> q, k, v = torch.randn(3, 1, 5, 2, 4, dtype=torch.float64)      # b = 1, t = 5, h = 2, d = 4
     >>> out, state = hyla_step(q[:, :3], k[:, :3], v[:, :3])
     >>> last, state = hyla_step(q[:, 3:], k[:, 3:], v[:, 3:], state)
-    >>> wanted = forward(q, k, v, causal=True, normalise="identity", act="identity")
+    >>> wanted = forward(AttentionCall(q, k, v, causal=True, normalise="identity"))
     >>> torch.allclose(torch.cat((out, last), 1), wanted)
     True
     """

@@ -159,7 +159,7 @@ class Grads:
     k: Tensor  # ((b h) s d)
     v: Tensor  # (s b h e), contiguous
     bias: Tensor | None
-    weight: Tensor
+    weight: Tensor | None
 
 
 def backward_chunk(chunk: Chunk, dout: Tensor, grads: Grads) -> None:
@@ -199,6 +199,7 @@ def value_backward(chunk: Chunk, a: Tensor, at: Tile, dout: Tensor, da: Tensor, 
 def deep_backward(chunk: Chunk, a: Tensor, values: Values, dz: Tensor, grads: Grads) -> tuple[Tensor, Tensor]:
     """Through the second layer sum_h a_h W_h y: gradients of y (k (b q) e) and of the code ((k b q) h)."""
     assert chunk.weight is not None
+    assert grads.weight is not None
     y, dz, a = values.y.flatten(0, 1), dz.flatten(0, 1), a.view(-1, a.shape[-1])
     dy, da = torch.zeros_like(y), torch.empty_like(a)
     for head, weight in enumerate(chunk.weight):

@@ -16,55 +16,39 @@ import torch.nn.functional as F
 from einops import einsum, rearrange
 from torch import Tensor
 
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import backward_only, check_backward, vmapped
-from polyhead.ops.latent_code import Inputs, act as activation, emptied, sequence_of, wide
+from polyhead.ops.latent_code import act as activation, emptied, sequence_of, wide
 from polyhead.ops.tiles import refuse, stateless
 
 CHUNK = 64
 """Queries per chunk."""
 
 
-def refusal(inputs: Inputs) -> str | None:
+def unsupported_reason(x: AttentionCall) -> str | None:
     """Why there is no state to carry, or None; those of packed sequences are added up by a custom op."""
-    return stateless(inputs) or (None if inputs.cu_seqlens is None else backward_only(inputs))
+    return stateless(x) or (None if x.cu_seqlens is None else backward_only(x))
 
 
-def worth(inputs: Inputs) -> bool:
+def preferred(x: AttentionCall) -> bool:
     """Is it measured to be no slower than the reference?
 
     Forward and backward, CPU seconds of the reference over those of chunks (one core, float32, 8 heads).  Full: 5.4
     at t = 32, d = 2; 1.3 to 3.0 at t = 32 to 256, d = 8 to 64.  Causal: 0.6 to 0.8 at t <= 64 and at t = 128, d = 64;
     1.9 at t = 128, d = 16; 1.4 at t = 256, d = 64; 2.8 at t = 256, d = 8.
     """
-    t, d = inputs.q.shape[1], inputs.q.shape[-1]
-    return not inputs.causal or t == 1 or t >= max(128, 4 * d)
+    t, d = x.q.shape[1], x.q.shape[-1]
+    return not x.causal or t == 1 or t >= max(128, 4 * d)
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-    keep: Tensor | None = None,
-    normalise: str = "identity",
-    act: str = "identity",
-) -> Tensor:
+def forward(x: AttentionCall) -> Tensor:
     """Linear attention by chunks; grouped heads read the state of their group."""
-    refuse(
-        "linear_attention", "chunked", refusal(Inputs(q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise))
-    )
-    t, s = q.shape[1], k.shape[1]
-    q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
-    k, v = emptied(mask, k), activation(act)(v)
-    if cu_seqlens is not None:
-        return _packed(q, k, v, cu_seqlens, causal=causal)
-    if not causal or t == 1:
+    refuse("linear_attention", "chunked", unsupported_reason(x))
+    t, s = x.lengths
+    q, k, v = x.q * x.factor, emptied(x.mask, x.k), activation(x.act)(x.v)
+    if x.cu_seqlens is not None:
+        return _packed(q, k, v, x.cu_seqlens, causal=x.causal)
+    if not x.causal or t == 1:
         return _full(q, k, v)
     if s >= t:
         return _square(q, k[:, s - t :], v[:, s - t :], _state(k[:, : s - t], v[:, : s - t]))[0]

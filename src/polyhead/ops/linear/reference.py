@@ -8,98 +8,45 @@ other than identity are the ablations of its table A1.  Recurrent form: Katharop
 feature map here).
 """
 
-import functools
-from typing import Any
-
 import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.dispatch import choose, load
-from polyhead.ops.latent_code import (
-    Bias,
-    Inputs,
-    Keep,
-    Mask,
-    Packed,
-    act as activation,
-    blank,
-    drop,
-    emptied,
-    latent_code,
-    sequence_of,
-    share,
-    wide,
-)
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
+from polyhead.ops.dispatch import compute, load
+from polyhead.ops.latent_code import act as activation, blank, code, drop, emptied, sequence_of, share, wide
 from polyhead.ops.linear.chunked import step
 from polyhead.ops.precision import autocasting
 from polyhead.ops.tiles import is_key_mask, refuse, stateless
 from polyhead.spec.shapes import shaped
 
-code = functools.partial(latent_code, normalise="identity")
-"""a (b h t s), of q, k, what limits a call, and `normalise`."""
 
-
-def reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-    keep: Tensor | None = None,
-    normalise: str = "identity",
-    act: str = "identity",
-) -> Tensor:
+def reference(x: AttentionCall) -> Tensor:
     """The parallel equation, as it stands."""
-    seen: dict[str, Any] = {"mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-    a = code(q, k, bias=bias, **seen, scale=scale, normalise=normalise)
-    return einsum(drop(a, keep), activation(act)(share(v, q.shape[2])), "b h t s, b s h e -> b t h e")
+    v = activation(x.act)(share(x.v, x.q.shape[2]))
+    return einsum(drop(code(x), x.keep), v, "b h t s, b s h e -> b t h e")
 
 
-def recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-    keep: Tensor | None = None,
-    normalise: str = "identity",
-    act: str = "identity",
-) -> Tensor:
+def recurrent(x: AttentionCall) -> Tensor:
     """The recurrent equation: keys enter the state one by one, each query reads the state of all keys it may see."""
-    refuse(
-        "linear_attention",
-        "recurrent",
-        stateless(Inputs(q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise)),
-    )
-    t, h, s = q.shape[1], q.shape[2], k.shape[1]
-    k, v = wide(share(emptied(mask, k), h)), wide(activation(act)(share(v, h)))
-    sequence = None if cu_seqlens is None else sequence_of(cu_seqlens, s)
+    refuse("linear_attention", "recurrent", stateless(x))
+    q, h, (t, s) = x.q, x.q.shape[2], x.lengths
+    k, v = wide(share(emptied(x.mask, x.k), h)), wide(activation(x.act)(share(x.v, h)))
+    sequence = None if x.cu_seqlens is None else sequence_of(x.cu_seqlens, s)
     states = [einsum(k[:, :0], v[:, :0], "b s h d, b s h e -> b h d e")]  # 0, whatever there is no key of
     for j in range(s):
         before = states[-1]
         if sequence is not None and j > 0:
             before = torch.where(sequence[j] == sequence[j - 1], before, 0)
         states.append(before + einsum(k[:, j], v[:, j], "b h d, b h e -> b h d e"))
-    if causal:
+    if x.causal:
         read = torch.arange(1 + s - t, 1 + s, device=q.device).clamp(min=0)
     elif sequence is None:
         read = torch.full((t,), s, device=q.device)
     else:
         read = torch.searchsorted(sequence, sequence, right=True)  # after the last key of the query's own sequence
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return einsum(wide(q) * scale, torch.stack(states, 1)[:, read], "b t h d, b t h d e -> b t h e").to(q.dtype)
+    return einsum(wide(q) * x.factor, torch.stack(states, 1)[:, read], "b t h d, b t h d e -> b t h e").to(q.dtype)
 
 
 @shaped
@@ -130,18 +77,21 @@ def linear_attention(
 
     >>> linear_attention(q, k, v, causal=True)      # (b t h e)
     """
-    limits: dict[str, Any] = {
-        "bias": bias,
-        "mask": mask,
-        "causal": causal,
-        "window": window,
-        "cu_seqlens": cu_seqlens,
-        "keep": keep,
-        "scale": scale,
-    }
-    k, v = blank(mask, k, v)
-    run = choose("linear", impl, Inputs(q, k, v, **limits, normalise=normalise))
-    return run(q, k, v, **limits, normalise=normalise, act=act)
+    x = AttentionCall(
+        q,
+        k,
+        v,
+        bias=bias,
+        mask=mask,
+        keep=keep,
+        causal=causal,
+        window=window,
+        cu_seqlens=cu_seqlens,
+        scale=scale,
+        normalise=normalise,
+        act=act,
+    )
+    return compute("linear", impl, x)
 
 
 @shaped

@@ -15,22 +15,15 @@ Memory order is (h b q k) for the code and (r b q k) for relations: "for every h
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from einops import einsum
 from torch import Tensor
 
-from polyhead.ops.custom_op_rules import (
-    REFERENCES,
-    backward_only,
-    by_reference,
-    check_backward,
-    no_second_derivative,
-    vmapped,
-)
-from polyhead.ops.latent_code import Inputs, share, wide
+from polyhead.ops.call import AttentionCall
+from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
+from polyhead.ops.latent_code import allowed, code, drop, relations as relate, retrieve, share, wide
 from polyhead.ops.tiles import (
     Buffers,
     Reach,
@@ -40,7 +33,6 @@ from polyhead.ops.tiles import (
     activate,
     activate_backward,
     diagonals,
-    given,
     hide,
     product,
     refuse,
@@ -58,12 +50,12 @@ PAIRS = 1 << 18
 """Numbers in the relations of one piece of a tile, at most (beyond a single key)."""
 
 
-def refusal(inputs: Inputs) -> str | None:
-    """Why tiles cannot take the inputs, or None."""
-    return "takes no relation_act='softmax'" if inputs.act == "softmax" else backward_only(inputs)
+def unsupported_reason(x: AttentionCall) -> str | None:
+    """Why tiles cannot take a call, or None."""
+    return "takes no relation_act='softmax'" if x.act == "softmax" else backward_only(x)
 
 
-def worth(inputs: Inputs) -> bool:
+def preferred(x: AttentionCall) -> bool:
     """Is it measured to be no slower than the reference?
 
     Forward and backward, CPU seconds of the reference over those of tiles (one core, float32, 8 relations).  Causal:
@@ -71,38 +63,17 @@ def worth(inputs: Inputs) -> bool:
     Full: 0.7 and 0.8 at t = 128 and 256 (b = 1), 1.2 at t = 128 (b = 8), 2.0 at t = 1024.  Up to t = 64, whatever b:
     0.7 to 1.1.
     """
-    pairs = inputs.q.shape[1] * inputs.k.shape[1]
-    return pairs >= 128 * 128 and (inputs.causal or inputs.q.shape[0] * pairs >= 1 << 17)
+    pairs = x.q.shape[1] * x.k.shape[1]
+    return pairs >= 128 * 128 and (x.causal or len(x.q) * pairs >= 1 << 17)
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    q_rel: Tensor,
-    k_rel: Tensor,
-    symbols: Tensor,
-    relation_weight: Tensor,
-    *,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-    keep: Tensor | None = None,
-    relation_act: str = "identity",
-    twice: bool = False,
-) -> Tensor:
+def forward(x: AttentionCall, twice: bool = False) -> Tensor:
     """Relational attention by tiles.  Gradients for everything but masks; a second derivative by the reference if
     `twice`, else it is refused."""
-    one_of("relational_attention", "relation_act", relation_act, RELATION_ACTS)
-    refuse("relational_attention", "blocked", refusal(Inputs(q, k, symbols, keep=keep, act=relation_act)))
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    absent = q.new_empty(0)
-    bias, *limits = (absent if x is None else x for x in (bias, mask, keep, cu_seqlens))
-    tensors, how = [q, k, q_rel, k_rel, symbols, bias], Options(causal, window, scale, relation_act)
-    retrieved, related = torch.ops.polyhead.relational_blocked(tensors, limits, **vars(how), twice=twice)
-    return retrieved + einsum(relation_weight, related, "h e r, b t h r -> b t h e")
+    one_of("relational_attention", "relation_act", x.act, RELATION_ACTS)
+    refuse("relational_attention", "blocked", unsupported_reason(x))
+    retrieved, related = _op(replace(x, relation_weight=None), twice)
+    return retrieved + einsum(x.relation_map, related, "h e r, b t h r -> b t h e")
 
 
 # ------------------------------------------------------------------------------------------------------------- symbols
@@ -252,22 +223,14 @@ class Grads:
         zeros = [torch.zeros(x.shape, dtype=wide(x).dtype, device=x.device) for x in given]
         return cls(*zeros, bias)  # type: ignore[call-arg]
 
-    def add_to(self, grads: list[Tensor], part: slice) -> None:
+    def add_to(self, grads: Gradients, part: slice) -> None:
         """Add to gradients of the arguments (b t h d); heads that share a key add up."""
-        for x, grad in zip((self.q, self.k, self.q_rel, self.k_rel, self.symbols), grads, strict=False):
+        found = {"q": self.q, "k": self.k, "q_rel": self.q_rel, "k_rel": self.k_rel, "v": self.symbols}
+        for name, own in found.items():
+            grad = grads[name]
             whole = grad[part] if grad.ndim == 4 else grad.unsqueeze(0)
             n, rows, groups, width = whole.shape
-            whole += x.view(groups, len(x) // (groups * n), n, rows, width).sum(1).permute(1, 2, 0, 3)
-
-
-@dataclass(frozen=True)
-class Options:
-    """What is not a tensor."""
-
-    causal: bool
-    window: int | None
-    scale: float
-    act: str
+            whole += own.view(groups, len(own) // (groups * n), n, rows, width).sum(1).permute(1, 2, 0, 3)
 
 
 def heads_first(x: Tensor) -> Tensor:
@@ -282,118 +245,64 @@ def by_head(x: Tensor | None, part: slice) -> Tensor | None:
     return x.unsqueeze(1) if x.ndim == 2 else (x if x.shape[0] == 1 else x[part]).transpose(0, 1)
 
 
-def chunks(tensors: list[Tensor], limits: list[Tensor | None], options: Options) -> Iterator[tuple[slice, Chunk]]:
+def chunks(x: AttentionCall) -> Iterator[tuple[slice, Chunk]]:
     """The batch in pieces whose tiles stay in cache, each laid out for its matrix multiplies."""
-    q, k, q_rel, k_rel, symbols = tensors
-    (b, t, h, _), s, r = q.shape, k.shape[1], q_rel.shape[2]
-    stats = wide(q).dtype
+    (b, t, h, _), s = x.q.shape, x.k.shape[1]
+    stats = wide(x.q).dtype
     # CPUs multiply half precision no faster than float32; there all work is done in the wider type.
-    work = stats if q.device.type == "cpu" else q.dtype
-    q, k, q_rel, k_rel = q.to(work), share(k.to(work), h), q_rel.to(work), k_rel.to(work)
-    by_offset = symbols.ndim == 3
-    symbols = share(symbols.to(work).unsqueeze(0) if by_offset else symbols.to(work), h)
-    bias, mask, keep, cu_seqlens = limits
-    mask = None if mask is None else mask.expand(b, h, t, s)
+    work = stats if x.q.device.type == "cpu" else x.q.dtype
+    q, k, (q_rel, k_rel) = x.q.to(work), share(x.k.to(work), h), (a.to(work) for a in x.related)
+    r, scale = q_rel.shape[2], q_rel.shape[-1] ** -0.5
+    by_offset = x.symbols.ndim == 3
+    symbols = share((x.symbols[None] if by_offset else x.symbols).to(work), h)
+    mask = None if x.mask is None else x.mask.expand(b, h, t, s)
     buffers = Buffers(q.device), Buffers(q.device)
-    reach = Reach(t, s, q.device, causal=options.causal, window=options.window, cu_seqlens=cu_seqlens)
-    full = Reach(t, s, q.device)
+    reach = Reach(t, s, q.device, causal=x.causal, window=x.window, cu_seqlens=x.cu_seqlens)
+    everywhere = Reach(t, s, q.device)
     step = max(1, min(b, PAIRS // max(1, min(t, QUERIES) * s * max(h, r))))
-    for b0 in range(0, b, step):
-        part = slice(b0, min(b0 + step, b))
-        n = part.stop - b0
-        extra = {"bias": by_head(bias, part), "mask": by_head(mask, part), "keep": by_head(keep, part)}
+    for first in range(0, b, step):
+        part = slice(first, min(first + step, b))
+        n = part.stop - first
+        bias, masked, keep = (by_head(a, part) for a in (x.bias, mask, x.keep))
         queries, keys = heads_first(q[part]), heads_first(k[part])
-        scores = Scores(queries, keys, n, options.scale, reach, **extra, stats=stats, buffers=buffers[0])
+        scores = Scores(queries, keys, n, x.factor, reach, bias, masked, keep, stats, buffers[0])
         queries, keys = heads_first(q_rel[part]), heads_first(k_rel[part])
-        scale, none = q_rel.shape[-1] ** -0.5, dict.fromkeys(("bias", "mask", "keep"))
-        relations = Scores(queries, keys, n, scale, full, **none, stats=work, buffers=buffers[1])
+        relations = Scores(queries, keys, n, scale, everywhere, None, None, None, work, buffers[1])
         values = Values(heads_first(symbols if by_offset else symbols[part]), t, by_offset, buffers[0])
-        yield part, Chunk(scores, relations, values, options.act, n)
+        yield part, Chunk(scores, relations, values, x.act, n)
 
 
-@torch.library.custom_op("polyhead::relational_blocked", mutates_args=())
-def _forward(
-    tensors: list[Tensor],
-    limits: list[Tensor],
-    *,
-    causal: bool,
-    window: int | None = None,
-    scale: float,
-    act: str,
-    twice: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Of q, k, q_rel, k_rel, symbols, bias; mask, keep, cu_seqlens."""
-    q, _, q_rel, _, symbols, bias = tensors
-    wider, options = wide(q).dtype, Options(causal, window, scale, act)
-    retrieved, related = (q.new_zeros(*q.shape[:3], n, dtype=wider) for n in (symbols.shape[-1], q_rel.shape[2]))
-    with torch.autocast(q.device.type, enabled=False):
-        for part, chunk in chunks(tensors[:5], given([bias, *limits]), options):
-            chunk.forward(retrieved[part], related[part])
-    return retrieved.to(q.dtype), related.to(q.dtype)
+def _forward(x: AttentionCall) -> list[Tensor]:
+    """What is retrieved of symbols (b t h e) and of relations (b t h r)."""
+    retrieved, related = (torch.zeros_like(like, dtype=wide(like).dtype) for like in _like(x))
+    for part, chunk in chunks(x):
+        chunk.forward(retrieved[part], related[part])
+    return [retrieved.to(x.q.dtype), related.to(x.q.dtype)]
 
 
-@_forward.register_fake
-def _(tensors, limits, *, causal, window=None, scale, act, twice=False):  # type: ignore[no-untyped-def]
-    q, _, q_rel, _, symbols, _ = tensors
-    return q.new_empty(*q.shape[:3], symbols.shape[-1]), q.new_empty(*q.shape[:3], q_rel.shape[2])
+def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
+    q_rel, k_rel = x.related
+    learned = {"q": x.q, "k": x.k, "q_rel": q_rel, "k_rel": k_rel, "v": x.symbols}
+    learned |= {} if x.bias is None else {"bias": x.bias}
+    contiguous = torch.contiguous_format
+    grads = {name: torch.zeros_like(a, dtype=wide(a).dtype, memory_format=contiguous) for name, a in learned.items()}
+    for part, chunk in chunks(x):
+        own = Grads.zeros(chunk, by_head(grads.get("bias"), part))
+        dretrieved, drelated = (dout[part].to(chunk.scores.q.dtype) for dout in douts)
+        chunk.backward(dretrieved, drelated, own)
+        own.add_to(grads, part)
+    return grads
 
 
-@torch.library.custom_op("polyhead::relational_blocked_backward", mutates_args=())
-def _backward(
-    douts: list[Tensor],
-    tensors: list[Tensor],
-    limits: list[Tensor],
-    *,
-    causal: bool,
-    window: int | None = None,
-    scale: float,
-    act: str,
-) -> list[Tensor]:
-    """Gradients of q, k, q_rel, k_rel, symbols and bias; empty if there is no bias."""
-    bias = tensors[5]
-    grads = [torch.zeros_like(x, dtype=wide(x).dtype, memory_format=torch.contiguous_format) for x in tensors]
-    with torch.autocast(bias.device.type, enabled=False):
-        for part, chunk in chunks(tensors[:5], given([bias, *limits]), Options(causal, window, scale, act)):
-            own = Grads.zeros(chunk, by_head(grads[-1], part) if bias.numel() else None)
-            dretrieved, drelated = (x[part].to(chunk.scores.q.dtype) for x in douts)
-            chunk.backward(dretrieved, drelated, own)
-            own.add_to(grads, part)
-    return [x.to(like.dtype) for x, like in zip(grads, tensors, strict=True)]
+def _like(x: AttentionCall) -> list[Tensor]:
+    return [x.q.new_empty(*x.q.shape[:3], n) for n in (x.symbols.shape[-1], x.related[0].shape[2])]
 
 
-@_backward.register_fake
-def _(douts, tensors, limits, *, causal, window=None, scale, act):  # type: ignore[no-untyped-def]
-    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
+def _again(x: AttentionCall) -> list[Tensor]:
+    """The equation, without the map from relations to a head's output."""
+    x, (q_rel, k_rel) = x.masked(allowed(x)), x.related
+    a, rel = drop(code(x), x.keep), relate(q_rel, k_rel, relation_act=x.act, mask=x.mask)
+    return [retrieve(a, x.symbols), einsum(a, rel, "b h t s, b r t s -> b t h r")]
 
 
-def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
-    ctx.options = keyword_only_inputs
-    ctx.save_for_backward(*inputs[0], *inputs[1])
-
-
-def _grad(ctx, *douts):  # type: ignore[no-untyped-def]
-    check_backward("relational_attention", "blocked")
-    saved = list(ctx.saved_tensors)  # once: checkpointing unpacks them once only
-    tensors, limits, options = saved[:6], saved[6:], dict(ctx.options)
-    if options.pop("twice", False) and torch.is_grad_enabled():
-        grads = by_reference(lambda own: _anew(own, limits, options), tensors, douts)
-    else:
-        grads = torch.ops.polyhead.relational_blocked_backward(list(douts), tensors, limits, **options)
-    return grads, [None] * len(limits)
-
-
-def _anew(tensors: list[Tensor], limits: list[Tensor], options: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """The forward pass by the reference: retrieved, without relations, and related, by the unit matrix."""
-    *queries, symbols, bias = tensors
-    bias, mask, keep, cu_seqlens = given([bias, *limits])  # type: ignore[assignment]
-    extra = {"bias": bias, "mask": mask, "keep": keep, "cu_seqlens": cu_seqlens}
-    extra |= {"relation_act" if name == "act" else name: value for name, value in options.items()}
-    (b, _, h, _), s, r = queries[0].shape, queries[1].shape[1], queries[2].shape[2]
-    run, unit = REFERENCES["relational"], torch.eye(r, dtype=symbols.dtype, device=symbols.device)
-    retrieved = run(*queries, symbols, symbols.new_zeros(h, symbols.shape[-1], r), **extra)
-    return retrieved, run(*queries, symbols.new_zeros(b, s, 1, r), unit.expand(h, r, r), **extra)
-
-
-_forward.register_autograd(_grad, setup_context=_setup)
-_backward.register_autograd(no_second_derivative("relational_attention", "blocked"))
-_forward.register_vmap(vmapped(_forward))
+_op = custom_op(Kernel("relational", "blocked", "relational_attention", _forward, _backward, _like, _again))

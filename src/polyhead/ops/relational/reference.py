@@ -7,59 +7,24 @@ The sensory content of the senders never enters, only how the receiver compares 
 "Disentangling and integrating relational and sensory information in transformer architectures" (arXiv 2405.16727).
 """
 
-import functools
-from typing import Any
-
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.dispatch import choose, load
-from polyhead.ops.latent_code import (
-    Bias,
-    Inputs,
-    Keep,
-    Mask,
-    Packed,
-    Symbols,
-    blank,
-    drop,
-    latent_code,
-    relations,
-    retrieve,
-    visible,
-)
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed, Symbols
+from polyhead.ops.dispatch import compute, load
+from polyhead.ops.latent_code import allowed, code, drop, relations, retrieve
 from polyhead.ops.precision import autocasting
 from polyhead.spec import RELATION_ACTS
 from polyhead.spec.shapes import one_of, shaped
 
-code = functools.partial(latent_code, normalise="softmax")
-"""a (b h t s), of q, k and what limits a call."""
 
-
-def reference(
-    q: Tensor,
-    k: Tensor,
-    q_rel: Tensor,
-    k_rel: Tensor,
-    symbols: Tensor,
-    relation_weight: Tensor,
-    *,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-    keep: Tensor | None = None,
-    relation_act: str = "identity",
-) -> Tensor:
+def reference(x: AttentionCall) -> Tensor:
     """The equation, as it stands."""
-    look = visible(mask, causal, q.shape[1], k.shape[1], q.device, window=window, cu_seqlens=cu_seqlens)
-    a = drop(code(q, k, bias=bias, mask=look, scale=scale), keep)
-    rel = relations(q_rel, k_rel, relation_act=relation_act, mask=look)
+    x, (q_rel, k_rel) = x.masked(allowed(x)), x.related
+    a, rel = drop(code(x), x.keep), relations(q_rel, k_rel, relation_act=x.act, mask=x.mask)
     related = einsum(a, rel, "b h t s, b r t s -> b t h r")
-    return retrieve(a, symbols) + einsum(relation_weight, related, "h e r, b t h r -> b t h e")
+    return retrieve(a, x.symbols) + einsum(x.relation_map, related, "h e r, b t h r -> b t h e")
 
 
 @shaped
@@ -93,19 +58,23 @@ def relational_attention(
     >>> relational_attention(q, k, q_rel, k_rel, symbols, relation_weight, causal=True)      # (b t h e)
     """
     one_of("relational_attention", "relation_act", relation_act, RELATION_ACTS)
-    limits: dict[str, Any] = {
-        "bias": bias,
-        "mask": mask,
-        "causal": causal,
-        "window": window,
-        "cu_seqlens": cu_seqlens,
-        "keep": keep,
-        "scale": scale,
-    }
-    k, k_rel, symbols = blank(mask, k, k_rel, symbols)
-    related = {**limits, "q_rel": q_rel, "k_rel": k_rel, "relation_weight": relation_weight, "act": relation_act}
-    run = choose("relational", impl, Inputs(q, k, symbols, **related))
-    return run(q, k, q_rel, k_rel, symbols, relation_weight, **limits, relation_act=relation_act)
+    x = AttentionCall(
+        q,
+        k,
+        symbols,
+        bias=bias,
+        mask=mask,
+        keep=keep,
+        causal=causal,
+        window=window,
+        cu_seqlens=cu_seqlens,
+        scale=scale,
+        q_rel=q_rel,
+        k_rel=k_rel,
+        relation_weight=relation_weight,
+        act=relation_act,
+    )
+    return compute("relational", impl, x)
 
 
 load("relational")

@@ -5,38 +5,20 @@
 Vaswani et al. 2017, "Attention is all you need", eq. 1.
 """
 
-import functools
-from typing import Any
-
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.dispatch import choose, load
-from polyhead.ops.latent_code import Bias, Inputs, Keep, Mask, Packed, blank, drop, latent_code, share
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
+from polyhead.ops.dispatch import compute, load
+from polyhead.ops.latent_code import code, drop, share
 from polyhead.ops.precision import autocasting
 from polyhead.spec.shapes import shaped
 
-code = functools.partial(latent_code, normalise="softmax")
-"""a (b h t s), of q, k and what limits a call."""
 
-
-def reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-    keep: Tensor | None = None,
-) -> Tensor:
+def reference(x: AttentionCall) -> Tensor:
     """The equation, as it stands."""
-    a = code(q, k, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=scale)
-    return einsum(drop(a, keep), share(v, q.shape[2]), "b h t s, b s h e -> b t h e")
+    return einsum(drop(code(x), x.keep), share(x.v, x.q.shape[2]), "b h t s, b s h e -> b t h e")
 
 
 @shaped
@@ -64,17 +46,19 @@ def softmax_attention(
 
     >>> softmax_attention(q, k, v, causal=True)      # (b t h e)
     """
-    limits: dict[str, Any] = {
-        "bias": bias,
-        "mask": mask,
-        "causal": causal,
-        "window": window,
-        "cu_seqlens": cu_seqlens,
-        "keep": keep,
-        "scale": scale,
-    }
-    k, v = blank(mask, k, v)
-    return choose("softmax", impl, Inputs(q, k, v, **limits))(q, k, v, **limits)
+    x = AttentionCall(
+        q,
+        k,
+        v,
+        bias=bias,
+        mask=mask,
+        keep=keep,
+        causal=causal,
+        window=window,
+        cu_seqlens=cu_seqlens,
+        scale=scale,
+    )
+    return compute("softmax", impl, x)
 
 
 load("softmax")

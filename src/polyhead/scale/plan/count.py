@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 from polyhead.config import Batch, Hyla, Mechanism, Relational, Run, TransformerConfig
 from polyhead.models.build import build
 from polyhead.models.transformer import Transformer
+from polyhead.ops.custom_op_rules import LEARNED
 from polyhead.ops.hyla import triton as hyla_triton
 from polyhead.spec import amount
 from polyhead.train.evaluation import answers
@@ -225,12 +226,12 @@ FORWARD, BACKWARD = "d + e", "3 d + 2 e"
 
 
 def _hyla(per_pair: str, deep: str, first: int) -> Formula:
-    """Of HYLA by tiles, tensors (b t h d): `first` is where they stand among the arguments."""
+    """Of HYLA by tiles: `first` is where its LEARNED tensors stand among the arguments."""
 
     def formula(args: Any, options: Mapping[str, Any]) -> int:
-        q, k, v, _, *weight = args[first]
+        (q, k, v), weight = args[first][:3], args[first][LEARNED.index("value_weight")]
         pairs = _pairs(q.shape[0] * q.shape[2], q.shape[1], k.shape[1], options["causal"])
-        each = _amount(per_pair, q, v) + (_amount(deep, q, v) if weight and weight[0].numel() else 0)
+        each = _amount(per_pair, q, v) + (_amount(deep, q, v) if weight.numel() else 0)
         return pairs * 2 * each
 
     return formula
@@ -238,7 +239,7 @@ def _hyla(per_pair: str, deep: str, first: int) -> Formula:
 
 def _relational(per_pair: str, per_relation: str, first: int) -> Formula:
     def formula(args: Any, options: Mapping[str, Any]) -> int:
-        q, k, q_rel, _, symbols = args[first][:5]
+        q, k, symbols, q_rel = args[first][:4]
         r, p = q_rel.shape[-2:]
         each = q.shape[2] * _amount(per_pair, q, symbols, r=r) + amount(per_relation, {"r": r, "p": p})
         return _pairs(q.shape[0], q.shape[1], k.shape[1], options["causal"]) * 2 * each

@@ -12,51 +12,35 @@ Yang et al. 2024, "Gated linear attention", sec. 2.
 import torch
 from torch import Tensor
 
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import backward_only, check_backward, no_second_derivative, vmapped
-from polyhead.ops.latent_code import Inputs, act as activation, emptied, sequence_of
+from polyhead.ops.latent_code import act as activation, emptied, sequence_of
 from polyhead.ops.tiles import refuse, stateless, without_triton
 
 CHUNK = 64
 """Queries per chunk."""
 
 
-def refusal(inputs: Inputs) -> str | None:
+def unsupported_reason(x: AttentionCall) -> str | None:
     """Why there is no state to carry, or no kernel to carry it, or None."""
-    if (reason := without_triton(inputs)) is not None:
+    if (reason := without_triton(x)) is not None:
         return reason
-    if (reason := stateless(inputs)) is not None:
+    if (reason := stateless(x)) is not None:
         return reason
-    return backward_only(inputs) if inputs.causal else "takes causal=True only"
+    return backward_only(x) if x.causal else "takes causal=True only"
 
 
-def worth(inputs: Inputs) -> bool:
+def preferred(x: AttentionCall) -> bool:
     """On a GPU, from a few chunks on.  Nothing was measured there."""
-    return inputs.q.is_cuda and inputs.q.shape[1] >= 4 * CHUNK
+    return x.q.is_cuda and x.q.shape[1] >= 4 * CHUNK
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-    keep: Tensor | None = None,
-    normalise: str = "identity",
-    act: str = "identity",
-) -> Tensor:
+def forward(x: AttentionCall) -> Tensor:
     """Linear attention by kernels.  Gradients for q, k and v; a second derivative is refused."""
-    refuse(
-        "linear_attention", "triton", refusal(Inputs(q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise))
-    )
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    k, v = emptied(mask, k), activation(act)(v)
-    edges = q.new_empty(0, dtype=torch.int32) if cu_seqlens is None else cu_seqlens
-    return torch.ops.polyhead.linear_triton(q, k, v, edges, scale=scale)
+    refuse("linear_attention", "triton", unsupported_reason(x))
+    k, v = emptied(x.mask, x.k), activation(x.act)(x.v)
+    edges = x.q.new_empty(0, dtype=torch.int32) if x.cu_seqlens is None else x.cu_seqlens
+    return torch.ops.polyhead.linear_triton(x.q, k, v, edges, scale=x.factor)
 
 
 def _prepare(tensors: list[Tensor], edges: Tensor) -> tuple[list[Tensor], Tensor | None]:

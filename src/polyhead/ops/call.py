@@ -1,0 +1,84 @@
+"""One call of an op as one value: its tensors, what limits who looks at whom, and its options.
+
+A public function makes an `AttentionCall` once.  The reference, every other impl and the code of a mechanism are
+functions of it.
+"""
+
+from dataclasses import dataclass, replace
+
+from jaxtyping import Bool, Float, Int32
+from torch import Tensor
+
+Bias = Float[Tensor, "#b #h t s"] | Float[Tensor, "h t+s-1"]
+"""Dense, or by offset: column j - i + t - 1 is the bias of key j for query i."""
+
+Symbols = Float[Tensor, "b s g e"] | Float[Tensor, "t+s-1 g e"]
+"""By key, or by offset: row j - i + t - 1 is the symbol of key j for query i."""
+
+Mask = Bool[Tensor, "#b #h #t #s"] | Bool[Tensor, "#h #t #s"] | Bool[Tensor, "#t #s"] | Bool[Tensor, "#s"]
+"""True where looking is allowed."""
+
+Packed = Int32[Tensor, "_"]
+"""Sequences one after the other in a single sample: number n is rows cu_seqlens[n] to cu_seqlens[n + 1]."""
+
+Keep = Float[Tensor, "#b #h t s"]
+"""Dropout of the code: 0 or 1 / (1 - rate)."""
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What an op is called with.  `v` are the symbols of relational mechanisms; `scale` None is d ** -0.5."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None = None
+    mask: Tensor | None = None
+    keep: Tensor | None = None
+    causal: bool = False
+    window: int | None = None
+    cu_seqlens: Tensor | None = None
+    normalise: str = "softmax"
+    value_weight: Tensor | None = None
+    q_rel: Tensor | None = None
+    k_rel: Tensor | None = None
+    relation_weight: Tensor | None = None
+    act: str = "identity"  # of values or, in relational mechanisms, of relations
+    scale: float | None = None
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """(t, s)."""
+        return self.q.shape[1], self.k.shape[1]
+
+    @property
+    def factor(self) -> float:
+        """What the products of queries and keys are multiplied by."""
+        return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    @property
+    def limited(self) -> bool:
+        """Whether anything but causality says who may look at whom."""
+        return self.mask is not None or self.window is not None or self.cu_seqlens is not None
+
+    @property
+    def symbols(self) -> Tensor:
+        """The values of relational mechanisms."""
+        return self.v
+
+    @property
+    def related(self) -> tuple[Tensor, Tensor]:
+        """q_rel and k_rel of a mechanism that has them."""
+        assert self.q_rel is not None
+        assert self.k_rel is not None
+        return self.q_rel, self.k_rel
+
+    @property
+    def relation_map(self) -> Tensor:
+        """The relation_weight of a mechanism that has one."""
+        assert self.relation_weight is not None
+        return self.relation_weight
+
+    def masked(self, mask: Tensor | None) -> "AttentionCall":
+        """The call with `mask` in place of all that limits it, causality included."""
+        return replace(self, mask=mask, causal=False, window=None, cu_seqlens=None)
