@@ -20,6 +20,7 @@ from polyhead.layers.heads.functions import coder
 from polyhead.layers.heads.groups import HylaHeads, LinearHeads, SoftmaxHeads
 from polyhead.layers.taps import looking
 from polyhead.models.transformer import Transformer
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.hyla.reference import hyla
 from polyhead.ops.linear.reference import linear_attention
 from polyhead.spec.shapes import one_of
@@ -107,7 +108,7 @@ def _attend(group: Mixing, row: Tensor) -> Callable[..., Tensor]:
         act: str = "identity",
         value_weight: Tensor | None = None,
     ) -> Tensor:
-        a = code(q, k, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=scale)
+        a = code(AttentionCall(q, k, v, bias, mask, None, causal, window, cu_seqlens, scale=scale))
         a = torch.cat((a[:, :, :-1], row[:, :, None].to(a)), dim=2)
         # Queries of 0 and the code as their bias: scores that are the code, which no normaliser touches.
         if group.kind == "hyla":

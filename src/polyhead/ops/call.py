@@ -44,7 +44,7 @@ class AttentionCall:
     k_rel: Tensor | None = None
     relation_weight: Tensor | None = None
     act: str = "identity"  # of values or, in relational mechanisms, of relations
-    scale: float | None = None
+    scale: float | Tensor | None = None  # a Tensor is refused
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -54,6 +54,7 @@ class AttentionCall:
     @property
     def factor(self) -> float:
         """What the products of queries and keys are multiplied by."""
+        assert not isinstance(self.scale, Tensor)
         return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     @property
