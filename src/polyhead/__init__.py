@@ -66,6 +66,7 @@ if TYPE_CHECKING:  # what a type checker and an editor see: the names of _MODULE
         digest as digest,
         stream as stream,
     )
+    from polyhead.config.extensions import register as register
     from polyhead.layers.attention import MultiHeadAttention as MultiHeadAttention
     from polyhead.layers.block import TransformerBlock as TransformerBlock
     from polyhead.layers.feedforward import (
@@ -123,6 +124,7 @@ _NAMES = {
         *("CoRelNetConfig", "PrediNetConfig", "AbstractorConfig"),
         *("TransformerConfig", "Batch", "Task", "Decay", "Train", "Run", "stream", "digest"),
     ),
+    "polyhead.config.extensions": ("register",),
     "polyhead.layers.attention": ("MultiHeadAttention",),
     "polyhead.layers.heads.groups": ("SoftmaxHeads", "LinearHeads", "HylaHeads"),
     "polyhead.layers.norms": ("RMSNorm", "LayerNorm"),

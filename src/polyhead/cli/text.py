@@ -6,10 +6,10 @@ import itertools
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from polyhead.config import Run
+    from polyhead.config import Run, Task
 
 WIDTH = 120  # where the output is not a terminal
 FIGURES = """\
@@ -129,10 +129,10 @@ def _score(row: Row | None, metric: str) -> str:
 
 def recipes() -> list[Row]:
     """Those that stand for themselves; `families` has the others."""
-    from polyhead.papers.recipes import RECIPES, STUDIES
+    from polyhead.papers.recipes import STUDIES, every
 
     rows: list[Row] = []
-    for name, function in RECIPES.items():
+    for name, function in every().items():
         if name not in STUDIES:
             made = function()
             runs = made if isinstance(made, tuple) else (made,)
@@ -184,10 +184,11 @@ def _estimate(name: str) -> str:
 
 
 def tasks() -> list[Row]:
+    from polyhead.config.extensions import added
     from polyhead.tasks import KINDS
 
     rows: list[Row] = []
-    for kind in KINDS:
+    for kind in (*KINDS, *cast("dict[str, type[Task]]", added("tasks")).values()):
         task: Any = kind()
         what = (inspect.getdoc(kind) or "").splitlines()[0]
         row = {"task": kind.__name__, "what": what, "splits": ", ".join(task.splits), "metric": kind.metric}

@@ -103,7 +103,7 @@ def training() -> Any:
 
 def _resolve(verb: str, recipe: str, scale: str | None) -> tuple[list["Run"], str]:
     """The runs of a recipe or a file, and the help text."""
-    from polyhead.papers.recipes import RECIPES, SINGLE, STUDIES, default_scale
+    from polyhead.papers.recipes import SINGLE, STUDIES, default_scale, every
     from polyhead.train import read_config
 
     if scale is not None and recipe not in STUDIES | SINGLE:
@@ -112,11 +112,12 @@ def _resolve(verb: str, recipe: str, scale: str | None) -> tuple[list["Run"], st
         )
     if recipe.endswith(FILES):
         return [read_config(recipe)], f"Train the run in {recipe}."
-    name = one_of(f"polyhead {verb}", "recipe", recipe, RECIPES)
+    recipes = every()
+    name = one_of(f"polyhead {verb}", "recipe", recipe, recipes)
     if scale is None and name in STUDIES:
         scale = default_scale(name)
-    runs = RECIPES[name]() if scale is None else RECIPES[name](scale)
-    return list(runs) if isinstance(runs, tuple) else [runs], RECIPES[name].__doc__ or ""
+    runs = recipes[name]() if scale is None else recipes[name](scale)
+    return list(runs) if isinstance(runs, tuple) else [runs], recipes[name].__doc__ or ""
 
 
 def _fitted(run: "Run", default: "Run") -> "Run":

@@ -22,6 +22,7 @@ from polyhead.cli.sweep import Sweep
 from polyhead.cli.text import say
 from polyhead.cli.train import Train, failed, train, usage
 from polyhead.cli.tune import Tune
+from polyhead.config.extensions import bring
 from polyhead.spec.shapes import one_of
 from polyhead.train.stop import INTERRUPTED, Interrupted, Preempted, leaving, requeue
 
@@ -31,7 +32,8 @@ EXAMPLES = """\
 examples:
   polyhead demo                                      train and compare heads on two tasks, write a report
   polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3
-  polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f"""
+  polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f
+  polyhead train my-recipe --import my_module        with tasks and recipes of your own"""
 
 
 # ---------------------------------------------------------------------------------------------------------------- verbs
@@ -267,6 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        bring(_asked(arguments))
         return _dispatch(arguments)
     except Interrupted as stop:
         goes_on = arguments[0] in ("resume", "sweep") and "--again" not in arguments  # the same command, as it is
@@ -284,6 +287,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return say(error.strerror or str(error), 1)
     except SystemExit as leave:  # --help
         return int(leave.code or 0)
+
+
+def _asked(arguments: list[str]) -> list[str]:
+    """The modules of every `--import MODULE`, which are taken out of `arguments`."""
+    found = []
+    while (at := next((i for i, x in enumerate(arguments) if x.partition("=")[0] == "--import"), None)) is not None:
+        _, given, module = arguments.pop(at).partition("=")
+        if not given and at == len(arguments):
+            raise ValueError("polyhead: --import needs the name of a module")
+        found.append(module if given else arguments.pop(at))
+    return found
 
 
 def _dispatch(arguments: list[str]) -> int:

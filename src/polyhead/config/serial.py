@@ -14,6 +14,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from polyhead.config.extensions import UnknownKind, find, kind_of
 from polyhead.spec.shapes import one_of
 
 
@@ -64,7 +65,7 @@ def to_dict(config: Any, *, semantic: bool = False) -> Any:
         fields = [f for f in dataclasses.fields(config) if not semantic or _counts(config, f)]
         hints = _hints(type(config))
         values = {f.name: to_dict(_floats(getattr(config, f.name), hints[f.name]), semantic=semantic) for f in fields}
-        return {"kind": type(config).__name__, **values}
+        return {"kind": kind_of(type(config)), **values}
     if isinstance(config, (list, tuple)):
         return [to_dict(item, semantic=semantic) for item in config]
     return config
@@ -141,10 +142,11 @@ _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 12
 _SHORT.maxstring = _SHORT.maxother = 200
 
 
-def build(data: Any, wanted: Any, known: Mapping[str, type], where: str) -> Any:
+def build(data: Any, wanted: Any, known: Mapping[str, type], where: str, sorts: Sequence[type] = ()) -> Any:
     """The dataclass that `data` describes: of the class its "kind" names among `known`, by default `wanted`.
 
-    Raises ValueError, beginning with `where`, for unknown kinds and for unknown, missing or mistyped fields.
+    `sorts`: what may stand here, if not any of `known`.  Raises ValueError, beginning with `where`, for unknown kinds
+    (UnknownKind) and for unknown, missing or mistyped fields.
     """
     if not isinstance(data, dict):
         raise ValueError(f"{where}: an object with fields was wanted but {shown(data)} came")
@@ -152,7 +154,7 @@ def build(data: Any, wanted: Any, known: Mapping[str, type], where: str) -> Any:
     kind = data.pop("kind", None)
     if not isinstance(kind, (str, type(None))):
         raise ValueError(f'{where}: "kind" must be the name of a class but is {shown(kind)}')
-    cls = known[one_of(where, "kind", kind, known)] if kind is not None else wanted
+    cls = wanted if kind is None else find(kind, where) if ":" in kind else _known(kind, known, where, sorts)
     if cls is None or not dataclasses.is_dataclass(cls):
         raise ValueError(f'{where}: "kind" is missing (choose from {", ".join(known)})')
     hints = _hints(cls)
@@ -167,6 +169,18 @@ def build(data: Any, wanted: Any, known: Mapping[str, type], where: str) -> Any:
         raise ValueError(f"{where}: {error}") from None
 
 
+def _known(kind: str, known: Mapping[str, type], where: str, sorts: Sequence[type]) -> type:
+    """A class of this package; where there is none of that name, UnknownKind names those of the sort that is wanted."""
+    if kind in known:
+        return known[kind]
+    fitting = [name for name, cls in known.items() if not sorts or issubclass(cls, tuple(sorts))]
+    try:
+        one_of(where, "kind", kind, fitting)
+    except ValueError as error:
+        raise UnknownKind(str(error)) from None
+    raise AssertionError(kind)
+
+
 def _required(f: "dataclasses.Field[Any]") -> bool:
     return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
 
@@ -178,8 +192,9 @@ def _value(data: Any, hint: Any, known: Mapping[str, type], where: str) -> Any:
     if isinstance(data, dict):
         classes = [o for o in options if dataclasses.is_dataclass(o)]
         usual = [o for o in classes if len(classes) == 1 or getattr(o, "usual", False)]  # what need not name its kind
-        built = build(data, usual[0] if usual else None, known, where)
-        if not any(isinstance(built, c) for c in classes if isinstance(c, type)):
+        sorts = [c for c in classes if isinstance(c, type)]
+        built = build(data, usual[0] if usual else None, known, where, sorts)
+        if not isinstance(built, tuple(sorts)):
             names = " or ".join(getattr(c, "__name__", str(c)) for c in classes)
             raise ValueError(f"{where}: {names or hint} was wanted but {type(built).__name__} came")
         return built

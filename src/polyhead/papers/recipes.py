@@ -5,13 +5,15 @@ Each docstring gives the paper, the command, the minutes and the figure to expec
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
-from polyhead.config import Run
+from polyhead.config import Run, extensions
 from polyhead.papers import demo
 from polyhead.papers.dual import questions as dual_questions, runs as dual
 from polyhead.papers.hyla import runs as hyla_figures, singles as hyla
 from polyhead.papers.hyla.rows import row_of
 from polyhead.papers.language import runs as lm
+from polyhead.spec.shapes import one_of
 
 HYLA: dict[str, Callable[[str], tuple[Run, ...]]] = {
     "fig-2b": hyla_figures.fig_codes,
@@ -120,20 +122,38 @@ FAMILIES = {"Attention as a hypernetwork": HYLA, "dual attention": DUAL, "langua
 GPU_MINUTES = {"fuzzy_logic": "2-3", "sraven": "20-200", "fig-6": "72-100 hours on 16 TPU v5e"}
 """Of one run, on an RTX 3090 or 4090, by the paper's appendix D.1."""
 
-RECIPES: dict[str, Callable[..., Run | tuple[Run, ...]]] = {
-    "demo": demo.demo,
-    **SINGLE,
-    "fuzzy-original": hyla.fuzzy_original,
-    "sraven-softmax": hyla.sraven_softmax,
-    "sraven-linear": hyla.sraven_linear,
-    "sraven-hyla": hyla.sraven_hyla,
-    "games-dual": dual.games_dual,
-    "sorting-dual": dual.sorting_dual,
-    "maths-dual": dual.maths_dual,
-    "digits-dual": dual.digits_dual,
-    **{f"lm-{row}": lm.single(row) for row in lm.ROWS},
-    **STUDIES,
-}
+Recipe = Callable[..., Run | tuple[Run, ...]]
+
+
+class Recipes(dict[str, Recipe]):
+    """Ours by name; those that others registered or declare are found, too."""
+
+    def __missing__(self, name: str) -> Recipe:
+        whole = every()
+        return whole[one_of("recipes", "recipe", name, whole)]
+
+
+def every() -> dict[str, Recipe]:
+    """Our recipes, and those that others added."""
+    return {**cast(dict[str, Recipe], extensions.added("recipes")), **RECIPES}
+
+
+RECIPES = Recipes(
+    {
+        "demo": demo.demo,
+        **SINGLE,
+        "fuzzy-original": hyla.fuzzy_original,
+        "sraven-softmax": hyla.sraven_softmax,
+        "sraven-linear": hyla.sraven_linear,
+        "sraven-hyla": hyla.sraven_hyla,
+        "games-dual": dual.games_dual,
+        "sorting-dual": dual.sorting_dual,
+        "maths-dual": dual.maths_dual,
+        "digits-dual": dual.digits_dual,
+        **{f"lm-{row}": lm.single(row) for row in lm.ROWS},
+        **STUDIES,
+    }
+)
 """Name on the command line -> recipe; those of figures take a scale, that of `default_scale` without one."""
 
 

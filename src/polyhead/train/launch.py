@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from polyhead.config import Run
+from polyhead.config.extensions import handed_on
 from polyhead.train.checks import check
 from polyhead.train.device import pick_device
 from polyhead.train.stop import DONE, INTERRUPTED, PREEMPTED, USUAL, slurm_job
@@ -43,7 +44,9 @@ def train(config: Run, devices: int, *, progress: bool = True, resume: bool = Fa
         finished = begin(config, folder, held, resume, again)
     if not finished:
         arguments = [str(folder / CONFIG)] + ([] if progress else ["--quiet"])
-        if code := _workers(devices, arguments, f"polyhead resume {folder} --devices {devices}"):
+        with handed_on(config, "train"):
+            code = _workers(devices, arguments, f"polyhead resume {folder} --devices {devices}")
+        if code:
             raise SystemExit(code)
     result = read_result(folder)
     assert result is not None

@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 
 from polyhead.config import Run, digest
+from polyhead.config.extensions import check_found, foreign
 from polyhead.train.checks import check, read_all
 from polyhead.train.device import process
 from polyhead.train.loop import Loop
@@ -52,6 +53,8 @@ def run(config: Run, *, progress: bool = True, resume: bool = False, again: bool
 
 def begin(config: Run, folder: pathlib.Path, held: contextlib.ExitStack, resume: bool, again: bool) -> int:
     """Hold the folder, and say whether the run is finished already, 1 or 0."""
+    for kind in foreign(config):
+        check_found(kind, "train")  # else nobody could read the run back
     held.enter_context(claim(config, folder))
     if again:
         clear(folder)

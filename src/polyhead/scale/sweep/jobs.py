@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from polyhead import config as configs
 from polyhead.config import Run
+from polyhead.config.extensions import handed_on
 from polyhead.scale.sweep.engines import LOG, MEMORY, Engine
 from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.job import AGAIN, Failure, Job
@@ -63,6 +64,7 @@ def sweep(
     open_ = [job.config for job in jobs if job.outcome is None]
     with contextlib.ExitStack() as held:
         held.callback(engine.close)
+        held.enter_context(handed_on(runs, "sweep"))
         at_once = engine.open(open_, pathlib.Path(folder), workers, threads) if open_ else 1
         shown = held.enter_context(screen(jobs, at_once, enabled=progress))
         stop = held.enter_context(interruptible())

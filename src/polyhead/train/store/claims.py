@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from polyhead import config as configs
 from polyhead.config import Run
+from polyhead.config.extensions import UnknownKind
 from polyhead.train.store.checkpoint import candidates, read_metadata
 from polyhead.train.store.files import set_aside, write
 from polyhead.train.store.folder import CONFIG, DIGEST, RESULT, read_config, read_result
@@ -53,6 +54,8 @@ def _holder(folder: pathlib.Path, mine: str) -> str:
     try:
         if path.exists() and rest is not None:
             return configs.digest(read_config(folder))
+    except UnknownKind:
+        raise
     except ValueError as error:
         if rest != mine:
             raise

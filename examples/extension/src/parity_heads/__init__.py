@@ -1,0 +1,1 @@
+"""Parity of bits as a task of polyhead, and recipes for it."""

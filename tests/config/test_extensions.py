@@ -1,0 +1,185 @@
+"""Tasks and recipes of others: registered, declared by an installed package, written to files and read back."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
+import pytest
+
+import polyhead as ph
+from polyhead.cli import main
+from polyhead.config import extensions
+from polyhead.train import read_config
+
+ROOT = pathlib.Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "extension"
+
+
+@pytest.fixture
+def theirs(monkeypatch):
+    """The modules of the example, imported as somebody's own."""
+    monkeypatch.syspath_prepend(str(EXAMPLE / "src"))
+    monkeypatch.setattr(extensions, "_ADDED", {sort: {} for sort in extensions.GROUPS})
+    before = set(sys.modules)
+    import parity_heads.recipes
+
+    yield parity_heads
+    for name in set(sys.modules) - before:
+        if name.startswith("parity_heads"):
+            del sys.modules[name]
+
+
+def short(run, folder=None):
+    """One that is over in a moment."""
+    train = dataclasses.replace(run.train, steps=2, batch_size=4, eval_batches=1, warmup=0)
+    return dataclasses.replace(run, train=train, folder=None if folder is None else str(folder))
+
+
+def test_a_run_of_ones_own_task_is_written_and_read_back(theirs, tmp_path):
+    run = short(theirs.recipes.parity_hyla(), tmp_path / "run")
+    result = ph.train.run(run, progress=False)
+    written = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert written["task"]["kind"] == "parity_heads.task:Parity"
+    assert written["model"]["kind"] == "TransformerConfig"  # ours as before
+    again = read_config(tmp_path / "run")
+    assert again.task == run.task
+    assert ph.digest(again) == ph.digest(run) == result.digest
+    assert isinstance(ph.load(tmp_path / "run")[1], ph.Transformer)
+    assert ph.train.run(run, progress=False) == result  # finished
+
+
+def test_what_is_not_imported_is_said_and_not_called_damaged(theirs, tmp_path, monkeypatch):
+    run = short(theirs.recipes.parity_hyla(), tmp_path / "run")
+    ph.train.run(run, progress=False)
+    path = tmp_path / "run" / "config.json"
+    for name in [name for name in sys.modules if name.startswith("parity_heads")]:
+        monkeypatch.delitem(sys.modules, name)
+    wanted = "config.json: task: parity_heads.task:Parity is not of this package; import parity_heads.task first"
+    with pytest.raises(extensions.UnknownKind, match=wanted):
+        read_config(tmp_path / "run")
+    monkeypatch.setenv("POLYHEAD_IMPORT", "parity_heads.task")
+    run = read_config(tmp_path / "run")
+    assert run.task.bits == 8
+    path.write_text(before := path.read_text().replace("task:Parity", "task:Parities"))
+    with pytest.raises(extensions.UnknownKind, match=r"parity_heads.task:Parities is not of this package"):
+        ph.train.run(run, progress=False)
+    assert path.read_text() == before
+    assert not list((tmp_path / "run").glob("*.damaged*"))
+
+
+def test_a_file_imports_nothing(tmp_path, monkeypatch):
+    (tmp_path / "trap.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    data = {"kind": "Run", "name": "x", "task": {"kind": "trap:Task"}, "model": {}}
+    with pytest.raises(ValueError, match="trap:Task is not of this package"):
+        ph.config.from_dict(data)
+    for kind in ("json:JSONDecoder", "os:system", "dataclasses:Field"):  # imported already, and no configuration
+        with pytest.raises(ValueError, match="not of this package"):
+            ph.config.from_dict({**data, "task": {"kind": kind}})
+
+
+def test_an_unknown_kind_is_named_with_those_of_its_sort(tmp_path):
+    data = {"task": {"kind": "FuzyLogic"}, "model": {}, "name": "x"}
+    with pytest.raises(ValueError, match=r"task: unknown kind 'FuzyLogic'; did you mean 'FuzzyLogic'") as caught:
+        ph.config.from_dict(data, ph.tasks.KINDS)
+    assert "Sraven" in str(caught.value)
+    assert "Hyla" not in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["function", "main", "replaced"])
+def test_a_task_that_nobody_could_read_back_does_not_begin(theirs, tmp_path, monkeypatch, where):
+    if where == "function":
+
+        class Local(theirs.task.Parity):
+            pass
+
+        task = Local()
+        text = "train: .*Local of .* cannot be found again by its name; define it in a module"
+    elif where == "replaced":
+        task = theirs.task.Parity()
+        monkeypatch.setattr(theirs.task, "Parity", type("Parity", (theirs.task.Parity,), {}))
+        text = "train: Parity of parity_heads.task cannot be found again"
+    else:
+        task = theirs.task.Parity()
+        monkeypatch.setattr(theirs.task.Parity, "__module__", "__main__")
+        monkeypatch.setattr(sys.modules["__main__"], "Parity", theirs.task.Parity, raising=False)
+        text = "sweep: Parity is defined in the program itself; put it in a module"
+    run = dataclasses.replace(short(theirs.recipes.parity_hyla(), tmp_path / "run"), task=task)
+    with pytest.raises(ValueError, match=text):
+        ph.sweep([run], tmp_path, progress=False) if where == "main" else ph.train.run(run, progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_registered_is_known_by_name(theirs, monkeypatch, capsys):
+    assert ph.register(theirs.recipes.parity_hyla) is theirs.recipes.parity_hyla
+    ph.register(theirs.recipes.parity_hyla)  # again, as when a module is loaded anew
+    ph.register(theirs.task.Parity, name="bits")
+    assert ph.recipes.RECIPES["parity-hyla"]().name == "parity-hyla"
+    assert main(["list", "tasks"]) == 0
+    assert "Parity" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"register: 'parity-hyla' is parity_heads.recipes:parity_hyla already"):
+        ph.register(theirs.recipes.parity_heads, name="parity-hyla")
+    with pytest.raises(ValueError, match="define it in a module"):
+        ph.register(lambda: None, name="mine")
+    with pytest.raises(ValueError, match="a task or a recipe was wanted but 3 came"):
+        ph.register(3)
+    with pytest.raises(ValueError, match=r"recipes: unknown recipe 'fuzzy_hyla'; did you mean 'fuzzy-hyla'"):
+        ph.recipes.RECIPES["fuzzy_hyla"]
+
+
+def test_the_command_line_imports_what_it_is_asked_to(tmp_path, monkeypatch, capsys):
+    (tmp_path / "told.py").write_text(
+        "import polyhead as ph\n@ph.register\ndef told_recipe():\n    'Said.'\n"
+        "    return ph.recipes.RECIPES['fuzzy-hyla']()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(extensions, "_ADDED", {sort: {} for sort in extensions.GROUPS})
+    for asked in (["--import", "told"], ["--import=told"]):
+        assert main(["plan", "told-recipe", *asked, "--help"]) == 0
+        assert "Said." in capsys.readouterr().out
+    sys.modules.pop("told")
+    assert main(["plan", "told-recipe", "--import", "no_such"]) == 2
+    assert "--import no_such: No module named 'no_such'" in capsys.readouterr().err
+    assert main(["list", "tasks", "--import"]) == 2
+    assert "--import needs the name of a module" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_installed_package_needs_no_import(tmp_path):
+    """The project in examples/: installed, trained, swept by workers of its own, scored, reported."""
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
+    subprocess.run([*pip, str(tmp_path / "site"), str(EXAMPLE)], check=True, capture_output=True)
+    program = (
+        "from polyhead.cli import main\n"
+        "few = ['--train.steps', '3', '--train.warmup', '0', '--train.eval-batches', '1', '--folder']\n"
+        "assert main(['train', 'parity-hyla', *few, 'one']) == 0\n"
+        "assert main(['sweep', 'parity-heads', *few, 'all', '--workers', '3']) == 0\n"
+        "assert main(['eval', 'one', '--splits', 'compositional']) == 0\n"
+        "assert main(['report', 'one', '--out', 'page.html']) == 0\n"
+    )
+    paths = os.pathsep.join([str(tmp_path / "site"), str(ROOT / "src")])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(list((tmp_path / "all").glob("*/result.json"))) == 3
+    assert "compositional" in done.stdout
+    assert (tmp_path / "page.html").exists()
+
+
+def test_a_declaration_that_cannot_be_loaded_is_one_line(monkeypatch):
+    point = types.SimpleNamespace(group="polyhead.tasks", name="Mine", value="no_such:Mine")
+
+    def load():
+        raise ImportError("No module named 'no_such'")
+
+    point.load = load
+    monkeypatch.setattr(extensions, "_points", lambda sort: (point,) if sort == "tasks" else ())
+    with pytest.raises(ValueError, match=r"^polyhead.tasks: Mine = no_such:Mine cannot be loaded \(No module named"):
+        extensions.added("tasks")
