@@ -219,3 +219,20 @@ def test_names_are_found_late():
     assert hf.swap_heads.__module__ == "polyhead.compat.huggingface.heads"
     with pytest.raises(AttributeError, match=r"^module 'polyhead.compat.huggingface' has no attribute 'nothing'$"):
         getattr(hf, "nothing")  # noqa: B009
+
+
+def test_heads_that_a_name_cannot_stand_for():
+    """A line that says what to do instead, when a model is made and when it is told later."""
+    import transformers
+
+    llama = transformers.LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    model = transformers.AutoModelForCausalLM.from_config(llama)
+    line = r"^polyhead: relational heads read more .* use polyhead\.compat\.huggingface\.swap_heads\(model, layers, "
+    for ask in (
+        lambda name: transformers.AutoModelForCausalLM.from_config(llama, attn_implementation=name),
+        model.set_attn_implementation,
+    ):
+        with pytest.raises(ValueError, match=line):
+            ask("polyhead_relational")
+        with pytest.raises(ValueError, match=r"did you mean 'polyhead_hyla'\? \(choose from polyhead_s"):
+            ask("polyhead_hylas")

@@ -202,12 +202,10 @@ transformers.logging.set_verbosity_error()
 folder = sys.argv[1]
 for kind in (transformers.AutoModelForCausalLM, transformers.LlamaForCausalLM, transformers.AutoConfig):
     try:
-        print("loaded", kind.from_pretrained(folder))
+        print("loaded", kind.from_pretrained(folder, trust_remote_code=False))
     except ValueError as error:
-        print(kind.__name__, "polyhead_llama" in str(error) or "polyhead_heads" in str(error))
-from polyhead.compat import huggingface
-assert sys.modules["transformers"] and "polyhead.compat.huggingface.heads" not in sys.modules
-huggingface.register()
+        print(kind.__name__, "trust_remote_code" in str(error) or "polyhead_heads" in str(error))
+import polyhead.compat.huggingface
 try:
     print("ran", transformers.LlamaForCausalLM.from_pretrained(folder)(torch.ones(1, 2, dtype=torch.long)))
 except ValueError as error:

@@ -12,7 +12,7 @@ from polyhead.models.generate.tokens import greedy
 from polyhead.tasks import FuzzyLogic, Images, Text
 from polyhead.tasks.text import tokens as text_tokens
 from polyhead.tasks.text.tokens import Bytes, codec_of
-from polyhead.train import load_model, run
+from polyhead.train import load_model, read_result, run
 
 transformers = pytest.importorskip("transformers")
 ours = pytest.importorskip("polyhead.compat.huggingface.model")
@@ -94,11 +94,23 @@ def test_from_training_to_auto_model(tokenizer, tmp_path):
         alone = greedy(wanted, prompt, steps=5)[0, prompt.shape[1] :]
         assert row[-5:].tolist() == alone.tolist()
     assert model.generation_config.eos_token_id == model.generation_config.pad_token_id == 0
+    assert model.config.eos_token_id == model.config.pad_token_id == 0
     assert tokens.model_max_length == 32
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\n")
+    assert "| 0 | Softmax(2), Hyla(2) |" in card
+    assert f"{wanted_size(model):,} parameters" in card
+    bits = read_result(tmp_path / "run").scores["iid"]["loss"]
+    assert f"| iid | loss | {bits:.4g} |" in card
+    assert str(tmp_path) not in card
     assert len(list((tmp_path / "out").glob("model*.safetensors"))) > 1
     state = torch.random.get_rng_state()
     assert torch.equal(ours.from_run(tmp_path / "run").model(ids["input_ids"]), wanted(ids["input_ids"]))
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def wanted_size(model):
+    return sum(p.numel() for p in model.parameters())
 
 
 def test_a_run_on_images(tmp_path):

@@ -86,6 +86,25 @@ def test_lora_on_all_linear_layers_is_what_it_is_when_merged():
     assert_close(wrapped.merge_and_unload()(IDS).logits, logits.logits, rtol=1e-5, atol=1e-5)
 
 
+def test_heads_are_swapped_in_a_model_that_peft_has_wrapped():
+    """Adapters stay where they are; heads that PEFT would not save are refused, and nothing is changed."""
+    import transformers
+
+    torch.manual_seed(0)
+    plain = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, pad_token_id=0)).eval()
+    model = adapted(plain, target_modules=["q_proj", "v_proj"])
+    before = model(IDS).logits
+    with pytest.raises(ValueError, match=r"^swap_heads: heads with parameters .* keeps them, but a PeftModel"):
+        hf.swap_heads(model, [1], [ph.Softmax(2), ph.Relational(2)])
+    assert torch.equal(model(IDS).logits, before)
+    assert hf.swap_heads(model, [1], [ph.Softmax(2), ph.Hyla(2)]) is model
+    logits = model(IDS, labels=IDS)
+    logits.loss.backward()
+    assert (logits.logits - before).abs().max() > 1e-4
+    assert all(p.grad.abs().max() > 0 for key, p in model.named_parameters() if "lora" in key)
+    assert_close(model.merge_and_unload()(IDS).logits, logits.logits, rtol=1e-5, atol=1e-5)
+
+
 def compiled_heads_are_used(name, wrap):
     model = made(name)
     heads = model.model.layers[1].self_attn.polyhead

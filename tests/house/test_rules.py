@@ -169,7 +169,7 @@ def test_tests_and_benchmarks_are_short_too(path):
     assert path.read_text().count("\n") <= 400
 
 
-ALLOWED = {"Any": 784, "splats": 31}
+ALLOWED = {"Any": 781, "splats": 31}
 """These may only go down: lower a number when yours is lower."""
 
 
@@ -313,7 +313,7 @@ def test_the_layers_need_little_more_than_torch():
     code = (
         "import torch, sys; before = set(sys.modules)\n"
         "import polyhead as ph; ph.MultiHeadAttention(8, [ph.Softmax(2), ph.Hyla(2)]); ph.ops.hyla\n"
-        "ph.analysis, ph.compat.torch_mha, ph.compat.huggingface\n"
+        "ph.analysis, ph.compat.torch_mha\n"
         "heavy = {'sklearn', 'scipy', 'plotly', 'matplotlib', 'tyro', 'rich', 'tqdm', 'pandas', 'yaml', 'transformers'}"
         "\n"
         "print(*sorted({m.split('.')[0] for m in set(sys.modules) - before} & heavy))"

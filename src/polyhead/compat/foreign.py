@@ -1,9 +1,12 @@
-"""What the taps of other people's softmax attention share: masks that are added to the scores, and one group of heads.
+"""What readers of other people's models share: whether a folder holds one, masks that are added to the scores, and one
+group of softmax heads.
 
 Every layer of a foreign model becomes a `Taps` with one group of softmax heads, which `polyhead.analysis` reads as it
 reads ours.
 """
 
+import json
+import pathlib
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +16,15 @@ from torch import Tensor
 from polyhead.layers.taps import GroupTaps
 from polyhead.ops.dispatch import code_of
 from polyhead.ops.softmax.reference import softmax_attention
+
+
+def holds_model(folder: pathlib.Path) -> bool:
+    """Whether `folder` is what `save_pretrained` of transformers writes, and no run folder."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and isinstance(config.get("model_type"), str)
 
 
 def limits(

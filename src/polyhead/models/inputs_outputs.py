@@ -16,7 +16,10 @@ from polyhead.spec.shapes import one_of
 
 
 class TokenInput(nn.Module):
-    """Tokens (b t) through an embedding table of `count` rows; `scaled` multiplies them by sqrt(dim)."""
+    """Tokens (b t) through an embedding table of `count` rows; `scaled` multiplies them by sqrt(dim).
+
+    Rows of the table (b t m), or other vectors in their place, may be given instead of tokens.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,8 @@ class TokenInput(nn.Module):
         self.table = nn.Embedding(count, dim, device=device, dtype=dtype)
 
     def forward(self, tokens: Tensor) -> Float[Tensor, "b t m"]:
+        if tokens.ndim == 3 and tokens.is_floating_point() and tokens.shape[-1] == self.table.embedding_dim:
+            return tokens if self.factor == 1.0 else tokens * self.factor
         if tokens.ndim != 2 or tokens.is_floating_point():
             raise ValueError(
                 f"Transformer: integer tokens (b t) were wanted but {tokens.dtype} {tuple(tokens.shape)} came"

@@ -138,10 +138,12 @@ class Transformer(nn.Module):
         cu_seqlens: Packed | None = None,
         cache: Cache | None = None,
         taps: list[Taps] | None = None,
+        stream: list[Tensor] | None = None,
         lazy: bool = False,
     ) -> Float[Tensor, "b _ _"] | LazyLogits:
         """`mask` is True at real tokens; `taps` collects one Taps per layer (those of an encoder first, then self- and
-        cross-attention of each layer in turn, by name).
+        cross-attention of each layer in turn, by name), `stream` what enters each block, and last what the outputs are
+        made of.  Tokens may come as their embeddings (b t m).
 
         `positions` are 0, 1, ... unless they are given: padding counts, too.  So rows of several lengths are padded on
         the left, with a mask and positions that count real tokens (any number at padding), to get what they get alone.
@@ -154,7 +156,7 @@ class Transformer(nn.Module):
         takes these; `mask` is then that of the new tokens, and their padding stays hidden.  `lazy`: what comes out are
         logits that are never made as a whole, which can be asked for their cross entropy and for the likeliest.
         """
-        given = _Given(mask, positions, keep, encoded, source_mask, cu_seqlens, cache)
+        given = _Given(mask, positions, keep, encoded, source_mask, cu_seqlens, cache, stream)
         self._check(given, source, tail)
         if source is not None:
             given = given._replace(context=self.encode(source, source_mask, taps=taps))
@@ -165,14 +167,20 @@ class Transformer(nn.Module):
         wanted = tail if positions is None and cache is None else None
         x = self._through(x, given, wanted, taps)
         x = self.norm(x if tail is None else x[:, -tail:])
+        if stream is not None:
+            stream.append(x)
         if lazy:
-            if isinstance(self.outputs, LinearOutput | TiedOutput) and isinstance(self.config.outputs, config.Logits):
-                return self.outputs.lazy(x)
-            if not isinstance(self.config.outputs, config.Logits) or isinstance(self.outputs, nn.Identity):
-                raise ValueError(
-                    f"Transformer: lazy outputs are Logits() but those of this model are {self.config.outputs}"
-                )
+            return self._lazy(x)
         return self.outputs(x, mask) if self._pools else self.outputs(x)
+
+    def _lazy(self, x: Tensor) -> Tensor | LazyLogits:
+        if isinstance(self.outputs, LinearOutput | TiedOutput) and isinstance(self.config.outputs, config.Logits):
+            return self.outputs.lazy(x)
+        if not isinstance(self.config.outputs, config.Logits) or isinstance(self.outputs, nn.Identity):
+            raise ValueError(
+                f"Transformer: lazy outputs are Logits() but those of this model are {self.config.outputs}"
+            )
+        return self.outputs(x)
 
     @property
     def _pools(self) -> bool:
@@ -229,6 +237,8 @@ class Transformer(nn.Module):
         made_of_context: dict[int, Tensor] = {}
         for i, block in enumerate(self.blocks):
             cache, across, stream = None if given.cache is None else given.cache[i], None, (x, embedded)
+            if given.stream is not None:
+                given.stream.append(x)
             how: dict[str, Any] = {"cache": cache, "again": again}
             own = {**how, "mask": given.mask, "positions": given.positions, "cu_seqlens": given.cu_seqlens}
             symbols = self._own.read(i, *stream, made, **own)
@@ -284,6 +294,7 @@ class _Given(NamedTuple):
     context_mask: Tensor | None
     cu_seqlens: Tensor | None
     cache: Cache | None
+    stream: list[Tensor] | None
 
 
 def _encoder(

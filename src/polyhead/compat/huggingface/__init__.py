@@ -1,14 +1,15 @@
 """transformers: latent codes of its models (taps.py), our heads in them (heads.py, attention.py), which layers are ours
-(calls.py), and our models among its own (model.py, config.py, cache.py, tokens.py).
+(calls.py), and our models among its own (model.py on base.py, config.py, cache.py, tokens.py, card.py).
 
-`capture` needs no transformers; everything else imports it when asked for.
+Importing this folder registers everything: our models with the Auto classes, our heads as `attn_implementation`s, and
+the configurations that hold heads.  Where transformers is not installed, nothing is registered; each name then says so.
 """
 
+import contextlib
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from polyhead.compat.huggingface.taps import capture
-from polyhead.spec.optional import optional
+from polyhead.spec.optional import MissingPackage, optional
 
 if TYPE_CHECKING:
     from polyhead.compat.huggingface.calls import Verified, verify
@@ -17,21 +18,28 @@ if TYPE_CHECKING:
     from polyhead.compat.huggingface.model import (
         PolyheadForCausalLM,
         PolyheadForImageClassification,
+        PolyheadForSequenceClassification,
+        PolyheadModel,
         from_run,
         to_folder,
     )
+    from polyhead.compat.huggingface.taps import capture
 
 _HOMES = {
     **dict.fromkeys(("NAMES", "register", "swap_heads", "with_heads"), "heads"),
     **dict.fromkeys(("Verified", "verify"), "calls"),
-    **dict.fromkeys(("PolyheadConfig", "PolyheadForCausalLM", "PolyheadForImageClassification"), "model"),
+    **dict.fromkeys(("PolyheadConfig", "PolyheadModel", "PolyheadForCausalLM"), "model"),
+    **dict.fromkeys(("PolyheadForSequenceClassification", "PolyheadForImageClassification"), "model"),
     **dict.fromkeys(("from_run", "to_folder"), "model"),
+    "capture": "taps",
 }
 __all__ = [
     "NAMES",
     "PolyheadConfig",
     "PolyheadForCausalLM",
     "PolyheadForImageClassification",
+    "PolyheadForSequenceClassification",
+    "PolyheadModel",
     "Verified",
     "capture",
     "from_run",
@@ -46,7 +54,13 @@ __all__ = [
 if not TYPE_CHECKING:  # to a type checker a module with this function would have every name
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
+        holder = name.startswith("Polyhead") and name not in _HOMES  # PolyheadLlamaConfig and so on
+        if name not in _HOMES and not holder:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         with optional("polyhead.compat.huggingface", "polyhead[hf]"):
-            return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+            return getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'heads')}"), name)
+
+
+with contextlib.suppress(MissingPackage):
+    importlib.import_module(f"{__name__}.model")
+    importlib.import_module(f"{__name__}.heads").register()

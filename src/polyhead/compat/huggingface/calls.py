@@ -22,13 +22,19 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from polyhead.compat.torch_mha.module import MultiheadAttention as DropIn
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.taps import looking
+from polyhead.spec.shapes import one_of
 
 _PREFIX = "polyhead_"
+OF_LAYERS = "polyhead_heads"
+"""The implementation of models whose configuration holds heads: each layer has its own."""
+
+_SYMBOLIC = ("relational", "disentangled", "abstractor")
 _COUNT: ContextVar["Calls | None"] = ContextVar("calls", default=None)
 
 
@@ -126,8 +132,23 @@ def _first(before: Callable[..., None], method: Callable[..., Any]) -> Callable[
     return asked
 
 
+def _known(name: str) -> None:
+    """ValueError for a name of ours that stands for no heads of q, k and v alone."""
+    heads = name.removeprefix(_PREFIX)
+    if heads in _SYMBOLIC:
+        raise ValueError(
+            f"polyhead: {heads} heads read more than q, k and v, so attn_implementation={name!r} cannot be: use "
+            f"polyhead.compat.huggingface.swap_heads(model, layers, ph.{heads.capitalize()}(...)), or with_heads "
+            "for a new model"
+        )
+    if name != OF_LAYERS:
+        names = [own for own in ALL_ATTENTION_FUNCTIONS.valid_keys() if ours(own) and own != OF_LAYERS]
+        one_of("polyhead", "attn_implementation", name, names)
+
+
 def _asked(model: PreTrainedModel, requested_attention: Any = None, *_: Any, **__: Any) -> None:
     if ours(requested_attention):
+        _known(requested_attention)
         uses_interface(type(model), requested_attention)
         watch(model)
 
@@ -137,6 +158,8 @@ def _set(model: PreTrainedModel, attn_implementation: Any = None, *_: Any, **__:
     the configuration that a model inside has."""
     by_part = attn_implementation if isinstance(attn_implementation, dict) else {None: attn_implementation}
     for part, name in by_part.items():
+        if ours(name):
+            _known(name)
         config = getattr(model.config, part, None) if part else model.config
         for module in model.modules() if ours(name) else ():
             if isinstance(module, PreTrainedModel) and (part is None or module.config is config):

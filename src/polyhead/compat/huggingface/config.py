@@ -1,16 +1,62 @@
 """Our configuration as one of Hugging Face's library: JSON of which every field is checked, and that runs no code."""
 
 import dataclasses
+import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import transformers
 
 from polyhead import config as configs
-from polyhead.config import Classes, Logits, Tokens, TransformerConfig
+from polyhead.config import Classes, Logits, Patches, Tokens, TransformerConfig
+
+SHIM = "modeling_polyhead"
+"""The module that lies beside a saved model, for those who have not imported ours."""
+
+_CODE = '''"""Where transformers finds the classes of this model: in polyhead, which must be installed.
+
+Run only by `trust_remote_code=True`.  Without it, `import polyhead.compat.huggingface` does the same.
+"""
+
+from polyhead.compat import huggingface
 
 
-class PolyheadConfig(transformers.PretrainedConfig):
+def __getattr__(name):
+    return getattr(huggingface, name)
+'''
+
+
+class FindsItself:
+    """Before a configuration class: its folder says where the classes are, by `auto_map` and a module that imports us.
+
+    transformers looks at neither where the classes are registered, and asks for `trust_remote_code=True` elsewhere.
+    """
+
+    def auto_classes(self) -> dict[str, str]:
+        """The name of our class for each Auto class."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in the library, and `auto_map`; never that of the file it was read from."""
+        auto_map = {auto: f"{SHIM}.{kind}" for auto, kind in self.auto_classes().items()}
+        return {**super().to_dict(), "auto_map": auto_map}  # type: ignore[misc]
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **options: Any
+    ) -> None:
+        """As in the library, and the module that `auto_map` names."""
+        folder = pathlib.Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{SHIM}.py").write_text(_CODE, encoding="utf-8")
+        super().save_pretrained(save_directory, push_to_hub, **options)  # type: ignore[misc]
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: object = "AutoConfig") -> None:
+        """Nothing: a saved folder finds this class by its shim, and needs no copy of the source."""
+
+
+class PolyheadConfig(FindsItself, transformers.PretrainedConfig):
     """A `TransformerConfig` for the library: `transformer` holds its JSON, `settings` is the dataclass.
 
     >>> config = PolyheadConfig(TransformerConfig(Tokens(256), Logits(256), heads=Hyla(4)))
@@ -34,6 +80,8 @@ class PolyheadConfig(transformers.PretrainedConfig):
         self.transformer = configs.to_dict(_settings(transformer))
         self._check(others)
         settings = self.settings
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # which the library asks for
+            others.setdefault(name, None)
         if isinstance(settings.outputs, Classes):
             others.setdefault("num_labels", settings.outputs.count)
         super().__init__(**others)
@@ -49,6 +97,18 @@ class PolyheadConfig(transformers.PretrainedConfig):
                 raise ValueError(
                     f"PolyheadConfig: {name} is {getattr(self, name)!r} by its `transformer` but {came!r} came"
                 )
+
+    def auto_classes(self) -> dict[str, str]:
+        """Those that can be made of these settings."""
+        settings = self.settings
+        kinds = {"AutoConfig": "Config", "AutoModel": "Model"}
+        if isinstance(settings.inputs, Tokens):
+            kinds["AutoModelForSequenceClassification"] = "ForSequenceClassification"
+            if settings.causal and isinstance(settings.outputs, Logits):
+                kinds["AutoModelForCausalLM"] = "ForCausalLM"
+        elif isinstance(settings.inputs, Patches) and isinstance(settings.outputs, Classes):
+            kinds["AutoModelForImageClassification"] = "ForImageClassification"
+        return {auto: f"Polyhead{kind}" for auto, kind in kinds.items()}
 
     @property
     def settings(self) -> TransformerConfig:

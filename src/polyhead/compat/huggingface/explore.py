@@ -1,28 +1,12 @@
 """Models of Hugging Face from a local folder, ours among them, for `polyhead.pages.explore`."""
 
-import json
 import pathlib
 from typing import Any
 
 import torch
 from torch import nn
 
-from polyhead.compat import huggingface
 from polyhead.spec.optional import optional
-
-
-def holds_model(folder: pathlib.Path) -> bool:
-    """Whether `folder` is what `save_pretrained` writes, and no run folder."""
-    return _model_type(folder) is not None
-
-
-def _model_type(folder: pathlib.Path) -> str | None:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    kind = config.get("model_type") if isinstance(config, dict) else None
-    return kind if isinstance(kind, str) else None
 
 
 def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.Module, Any]:
@@ -34,9 +18,6 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.M
     """
     with optional(f"explore: {folder}", "polyhead[hf]"):
         from transformers import AutoModelForCausalLM, AutoTokenizer
-    if str(_model_type(folder)).startswith("polyhead"):
-        _ = huggingface.PolyheadConfig  # our models, by being imported
-        huggingface.register()  # models with our heads
     try:
         how: Any = {"local_files_only": True, "trust_remote_code": False}
         model: Any = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **how)

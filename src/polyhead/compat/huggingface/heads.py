@@ -15,6 +15,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -23,7 +24,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from polyhead import config as ours
 from polyhead.compat.huggingface.attention import Heads, Place, alone, attend, fitted, refuse, with_symbols
-from polyhead.compat.huggingface.calls import ELSEWHERE, guard, mask, note, uses_interface, watch
+from polyhead.compat.huggingface.calls import ELSEWHERE, OF_LAYERS, guard, mask, note, uses_interface, watch
+from polyhead.compat.huggingface.config import FindsItself
 from polyhead.config import Hyla, Linear, Mechanism, Softmax, SymbolHeads, head_list
 from polyhead.layers.heads.groups import build
 
@@ -35,9 +37,6 @@ NAMES: dict[str, Mechanism] = {
     "polyhead_hyla_softmax": Hyla(1, normalise="softmax"),
 }
 """What `attn_implementation` may be; all heads of all layers are of that mechanism, as many as the model has."""
-
-OF_LAYERS = "polyhead_heads"
-"""The implementation of models whose configuration holds heads: each layer has its own."""
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "granite", "smollm3", "starcoder2", "cohere")
 """Model types that `register` makes classes for; others by `register("phi")`, also before such a model is loaded."""
@@ -109,7 +108,8 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
 
     All weights stay, parameters are the same objects: heads read the queries, keys and values they had, in their
     order.  Relational heads get new relations and symbols, which go through a copy of their rows of v_proj, whose own
-    rows then have no effect.  The configuration holds the heads, so that the model is saved and loaded as it is.
+    rows then have no effect.  The configuration holds the heads, so that the model is saved and loaded as it is.  A
+    model that PEFT has wrapped keeps its adapters, and takes heads without parameters of their own.
 
     ValueError for a model without q_proj, k_proj, v_proj and o_proj, and for heads that do not fit it; the model is
     then as it was.
@@ -117,6 +117,14 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
     register()
     config: Any = model.config
     groups = head_list("swap_heads", heads)
+    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+        if any(True for _ in Heads(groups, _place(config), device=torch.device("meta")).parameters()):
+            raise ValueError(
+                "swap_heads: heads with parameters of their own must come before PEFT, whose "
+                f"modules_to_save=['polyhead'] then keeps them, but a {type(model).__name__} came"
+            )
+        swap_heads(model.get_base_model(), layers, groups)  # type: ignore[operator]
+        return model
     count = config.num_hidden_layers
     chosen = range(count) if layers is None else [layer + count if layer < 0 else layer for layer in layers]
     if any(not 0 <= layer < count for layer in chosen):
@@ -144,7 +152,7 @@ def layer_heads(config: Any) -> Layers:
     ]
 
 
-class HoldsHeads:
+class HoldsHeads(FindsItself):
     """Before a configuration class: `polyhead_heads`, and no other implementation than that of the heads.
 
     The file names the implementation, too, so that even a class that is asked for by name, LlamaForCausalLM, refuses
@@ -164,7 +172,11 @@ class HoldsHeads:
             raise ValueError(f"{kind}: layers have heads of their own, so attn_implementation cannot be {name!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "attn_implementation": OF_LAYERS}  # type: ignore[misc]
+        return {**super().to_dict(), "attn_implementation": OF_LAYERS}
+
+    def auto_classes(self) -> dict[str, str]:
+        holder, network = _classes(_base_type(self))
+        return {"AutoConfig": holder.__name__, "AutoModelForCausalLM": network.__name__}
 
 
 class _HasHeads:

@@ -1,14 +1,13 @@
 """Our transformers as models of Hugging Face's library: `from_pretrained`, `generate`, the `Trainer`, the Hub.
 
     model = from_run("runs/lm")                         or, untrained, PolyheadForCausalLM(PolyheadConfig(settings))
-    to_folder("runs/lm", "exported")                    config.json, model.safetensors, the tokenizer
-    AutoModelForCausalLM.from_pretrained("exported")    wherever this file has been imported
+    to_folder("runs/lm", "exported")                    config.json, model.safetensors, the tokenizer, README.md
+    AutoModelForCausalLM.from_pretrained("exported")    wherever polyhead.compat.huggingface has been imported
 
 The configuration is our `TransformerConfig` as JSON, of which every field is checked; a file runs no code.  Parameters
 are called as in ours, after "model.".
 """
 
-import dataclasses
 import pathlib
 from typing import Any
 
@@ -19,112 +18,84 @@ from polyhead.spec.optional import optional
 
 with optional("polyhead.compat.huggingface", "polyhead[hf]"):
     import transformers
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
-    from transformers.modeling_outputs import CausalLMOutputWithPast, ImageClassifierOutput
+    from transformers import (
+        AutoConfig,
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForImageClassification,
+        AutoModelForSequenceClassification,
+    )
+    from transformers.modeling_outputs import (
+        BaseModelOutputWithPast,
+        CausalLMOutputWithPast,
+        ImageClassifierOutput,
+        SequenceClassifierOutputWithPast,
+    )
 
     if int(transformers.__version__.split(".")[0]) < 5:  # which loads and ties in another way
         raise ImportError(f"version 5, not {transformers.__version__}", name="transformers")
 
+from polyhead.compat.huggingface.base import PolyheadPreTrainedModel, reads_tokens
 from polyhead.compat.huggingface.cache import PolyheadCache
+from polyhead.compat.huggingface.card import card
 from polyhead.compat.huggingface.config import PolyheadConfig
 from polyhead.compat.huggingface.tokens import tokenizer_of
-from polyhead.config import Classes, Logits, Patches, Tokens
-from polyhead.config.components import narrower
-from polyhead.layers.positions import Constant
+from polyhead.config import Classes, Logits, Patches
 from polyhead.models.initialise import initialise
-from polyhead.models.transformer import Transformer
 from polyhead.tasks.text.tokens import codec_of
 from polyhead.train.store.checkpoint import load_model
 from polyhead.train.store.folder import read_config
 
-UNKNOWN = ("inputs_embeds", "output_attentions", "output_hidden_states", "token_type_ids", "head_mask")
-"""What models of the library may be given and ours do not take: it must not be passed over in silence."""
 
+class PolyheadModel(PolyheadPreTrainedModel):
+    """The blocks alone: the stream after the last norm, of tokens or of images.
 
-class _Polyhead(transformers.PreTrainedModel):
-    """What both models share: `model`, our transformer, and how the library fills, ties, saves and checkpoints it."""
+    >>> settings = TransformerConfig(Tokens(256), Logits(256), dim=32, layers=2, heads=[Softmax(2), Hyla(2)])
+    >>> model = PolyheadModel(PolyheadConfig(settings)).eval()
+    >>> out = model(torch.tensor([[72, 105, 33]]), output_hidden_states=True, output_attentions=True)
+    >>> out.last_hidden_state.shape, len(out.hidden_states), out.attentions[0].shape
+    (torch.Size([1, 3, 32]), 3, torch.Size([1, 4, 3, 3]))
 
-    config_class = PolyheadConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["TransformerBlock"]  # noqa: RUF012 (as the library declares it)
-    _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
-    model: Transformer
+    `attentions` are the latent codes of all pairs (b h t s), layer by layer; `hidden_states` what enters each block,
+    and last the result.  Raises ValueError for a model with an encoder, or one that reads vectors.
+    """
 
     def __init__(self, config: PolyheadConfig) -> None:
-        super().__init__(config)
-        self.model = Transformer(config.settings)
-        self.gradient_checkpointing = config.settings.checkpoint
-        self._tied_weights_keys = _twice(self.model)
-        for tensor in self.model.state_dict(keep_vars=True).values():
-            if not tensor.is_meta:  # filled by our own rules: the library's would fill it again
-                tensor._is_hf_initialized = True
+        settings = config.settings
+        if not (reads_tokens(settings) or isinstance(settings.inputs, Patches)):
+            raise ValueError(
+                "PolyheadModel: a model of Tokens or Patches, without an encoder, was wanted but it reads "
+                f"{settings.inputs}{'' if settings.encoder is None else ', with an encoder'}"
+            )
+        super().__init__(config, outputs=False)
+        if isinstance(settings.inputs, Patches):
+            self.main_input_name = "pixel_values"
         self.post_init()
 
-    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Which names mean one parameter: the tokens' table and the logits', libraries of symbols."""
-        return dict(self._tied_weights_keys or {})
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """Fill what `from_pretrained`, which builds on the meta device, does not: constants, and what a file lacks."""
-        if isinstance(module, Constant):
-            module.to(module.value.device)  # makes the value anew
-        elif any(module is own for own in self.modules()):
-            self._fill()
-        elif isinstance(module, nn.Embedding | nn.Linear):  # a table of another size
-            settings = self.config.settings
-            initialise(module, settings.init)
-            if isinstance(module, nn.Linear) or self.config.tie_word_embeddings:  # a map to logits
-                module.weight.mul_(narrower(settings.inputs, settings.outputs, settings.dim, settings.init))
-
-    def _fill(self) -> None:
-        """Give what is not filled the values of a new model: our rules look at a whole one."""
-        missing = {n: p for n, p in self.model.state_dict(keep_vars=True).items() if not _filled(p)}
-        fresh = Transformer(self.config.settings).state_dict() if missing else {}
-        for name, tensor in missing.items():
-            tensor.copy_(fresh[name])
-            tensor._is_hf_initialized = True
-
-    def save_pretrained(  # type: ignore[override]  # the rest goes on as it came
-        self, save_directory: Any, is_main_process: bool = True, state_dict: Any = None, **options: Any
-    ) -> None:
-        """As in the library.  Libraries of symbols that layers share but that are not trained are written for each."""
-        state = dict(self.state_dict() if state_dict is None else state_dict)
-        buffers = {id(tensor): name for name, tensor in self.named_buffers()}
-        for name, tensor in self.named_buffers(remove_duplicate=False):
-            if name in state and buffers[id(tensor)] != name:
-                state[name] = state[name].clone()
-        super().save_pretrained(save_directory, is_main_process, state_dict=state, **options)
-
-    def _set_gradient_checkpointing(
-        self, enable: bool = True, gradient_checkpointing_func: Any = None, every_n_layers: int = 1
-    ) -> None:
-        """`checkpoint` of our configuration: blocks keep their inputs only."""
-        if every_n_layers != 1:
-            raise ValueError(f"{type(self).__name__}: every block is checkpointed or none, not each {every_n_layers}th")
-        self.gradient_checkpointing = enable
-        self.model.config = dataclasses.replace(self.model.config, checkpoint=enable)
-
-    def _reject(self, others: dict[str, Any]) -> None:
-        given = {name: others.pop(name, None) for name in UNKNOWN}
-        strange = [name for name, value in given.items() if value is not None and value is not False]
-        if strange:
-            raise ValueError(f"{type(self).__name__}: it takes no {strange[0]}; polyhead.analysis.capture looks inside")
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: transformers.Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        *,
+        pixel_values: Tensor | None = None,
+        use_cache: bool | None = None,
+        return_dict: bool | None = None,
+        **others: Any,
+    ) -> BaseModelOutputWithPast | tuple[Tensor, ...]:
+        """What `PolyheadForCausalLM` reads, or `pixel_values` (b channels height width)."""
+        looks = self._look(others)
+        if isinstance(self.config.settings.inputs, Patches):
+            cache, x = None, self._images(pixel_values, looks)
+        else:
+            given = (input_ids, attention_mask, past_key_values, inputs_embeds)
+            x, cache = self._read(*given, looks=looks, others=others, use_cache=use_cache)
+        output = BaseModelOutputWithPast(last_hidden_state=x, past_key_values=cache, **looks.shown())
+        return output.to_tuple() if return_dict is False else output
 
 
-def _filled(tensor: Tensor) -> bool:
-    return getattr(tensor, "_is_hf_initialized", False)
-
-
-def _twice(model: nn.Module) -> dict[str, str]:
-    """Each further name of a parameter, and its first."""
-    first: dict[Tensor, str] = {}
-    names = [(f"model.{name}", p) for name, p in model.named_parameters(remove_duplicate=False)]
-    return {name: first[p] for name, p in names if first.setdefault(p, name) != name}
-
-
-class PolyheadForCausalLM(_Polyhead, transformers.GenerationMixin):
+class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin):
     """A causal language model: any heads, with `generate` on our cache.
 
     >>> settings = TransformerConfig(Tokens(256), Logits(256), dim=32, heads=Hyla(4), causal=True)
@@ -137,14 +108,14 @@ class PolyheadForCausalLM(_Polyhead, transformers.GenerationMixin):
 
     def __init__(self, config: PolyheadConfig) -> None:
         settings = config.settings
-        tokens = isinstance(settings.inputs, Tokens) and isinstance(settings.outputs, Logits)
-        if not (tokens and settings.causal and settings.encoder is None):
+        if not (reads_tokens(settings) and isinstance(settings.outputs, Logits) and settings.causal):
             encoder = "with an encoder" if settings.encoder is not None else f"causal={settings.causal}"
             raise ValueError(
                 "PolyheadForCausalLM: a causal model between Tokens and Logits, without an encoder, was wanted but it "
                 f"is between {settings.inputs} and {settings.outputs}, {encoder}"
             )
         super().__init__(config)
+        self.post_init()
 
     def _prepare_cache_for_generation(  # type: ignore[override]  # its last arguments differ between versions
         self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any
@@ -159,31 +130,6 @@ class PolyheadForCausalLM(_Polyhead, transformers.GenerationMixin):
         elif generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = PolyheadCache(len(self.model.blocks))
 
-    def get_input_embeddings(self) -> nn.Module:
-        """The table of the tokens."""
-        return self.model.inputs.table  # type: ignore[return-value]
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Another table; tied logits take it, too."""
-        self.model.inputs.table = value
-        if self.config.tie_word_embeddings:
-            self.model.outputs.table = value
-
-    def get_output_embeddings(self) -> nn.Module | None:
-        """The linear map to the logits; None where they are tied to the tokens."""
-        return None if self.config.tie_word_embeddings else self.model.outputs.linear  # type: ignore[return-value]
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Another linear map."""
-        self.model.outputs.linear = new_embeddings
-
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **options: Any) -> Any:
-        """As in the library: new tokens come last; `config` follows."""
-        table = super().resize_token_embeddings(new_num_tokens, *args, **options)
-        checkpoint = self.model.config.checkpoint
-        self.model.config = dataclasses.replace(self.config.settings, checkpoint=checkpoint)
-        return table
-
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -191,6 +137,7 @@ class PolyheadForCausalLM(_Polyhead, transformers.GenerationMixin):
         past_key_values: transformers.Cache | None = None,
         labels: Tensor | None = None,
         *,
+        inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
@@ -199,67 +146,100 @@ class PolyheadForCausalLM(_Polyhead, transformers.GenerationMixin):
         """Logits (b t c), and with `labels` (b t; -100: not scored) the mean loss of each next token.
 
         `attention_mask` (b s), s counting the tokens in `past_key_values`, too, is 0 at padding, on either side.
+        `inputs_embeds` (b t m), in place of tokens, are rows of `get_input_embeddings()`, or other vectors.
         `others`: `position_ids` (b|1 t), by default the number of real tokens before each; those of one row (1 t) that
-        begin anew, without a mask, are several sequences, which do not see each other.  All else goes to
-        `loss_function`.
+        begin anew, without a mask, are several sequences, which do not see each other.  `output_hidden_states`,
+        `output_attentions`: see `PolyheadModel`.  All else goes to `loss_function`.
         """
-        self._reject(others)
-        if input_ids is None:
-            raise ValueError("PolyheadForCausalLM: input_ids (b t) were wanted but none came")
-        if use_cache and past_key_values is None:
-            past_key_values = PolyheadCache(len(self.model.blocks))
-        if past_key_values is not None and not isinstance(past_key_values, PolyheadCache):
-            came = type(past_key_values).__name__
-            raise ValueError(f"PolyheadForCausalLM: past_key_values must be a PolyheadCache but is a {came}")
-        where = self._places(input_ids, attention_mask, others.pop("position_ids", None), past_key_values)
-        few = isinstance(logits_to_keep, int) and logits_to_keep > 0
-        logits = self.model(
-            input_ids,
-            **where,
-            tail=min(int(logits_to_keep), input_ids.shape[1]) if few else None,
-            cache=None if past_key_values is None else past_key_values.memory,
-        )
+        looks = self._look(others)
+        given = (input_ids, attention_mask, past_key_values, inputs_embeds)
+        tail = logits_to_keep if isinstance(logits_to_keep, int) and logits_to_keep > 0 else None
+        logits, cache = self._read(*given, looks=looks, others=others, use_cache=use_cache, tail=tail)
         if isinstance(logits_to_keep, Tensor):
             logits = logits[:, logits_to_keep]
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **others)
-            if self.training:
-                loss = loss + self.model.auxiliary_loss()
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        loss = self._loss(labels, logits=logits, vocab_size=logits.shape[-1], **others)
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, **looks.shown())
         return output.to_tuple() if return_dict is False else output
 
-    def _places(
-        self, tokens: Tensor, mask: Tensor | None, positions: Tensor | None, cache: PolyheadCache | None
-    ) -> dict[str, Tensor | None]:
-        """Which tokens are real and where they are; None of both where all are and they count from the first."""
-        t, past = tokens.shape[1], 0 if cache is None else cache.get_seq_length()
-        if mask is not None and mask.shape != (tokens.shape[0], past + t):
+
+class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
+    """A classifier of texts: logits (b labels) of each sequence's last real token.
+
+    >>> settings = TransformerConfig(Tokens(256), Logits(256), dim=32, heads=Hyla(4), causal=True)
+    >>> model = PolyheadForSequenceClassification(PolyheadConfig(settings, num_labels=3, pad_token_id=0)).eval()
+    >>> model(torch.tensor([[72, 105, 33], [72, 105, 0]])).logits.shape
+    torch.Size([2, 3])
+
+    It reads the folder of a language model and begins with a new map, `score`, to the labels.  A model that was trained
+    between Tokens and Classes keeps its own map, and what that reads: the mean, or the first token.  Raises ValueError
+    for a model that reads no tokens, or that has an encoder.
+    """
+
+    def __init__(self, config: PolyheadConfig) -> None:
+        settings = config.settings
+        if not reads_tokens(settings):
             raise ValueError(
-                f"PolyheadForCausalLM: attention_mask must be (b s) = {(tokens.shape[0], past + t)}, the tokens before "
-                f"included, but is {tuple(mask.shape)}"
+                "PolyheadForSequenceClassification: a model of Tokens, without an encoder, was wanted but it reads "
+                f"{settings.inputs}{'' if settings.encoder is None else ', with an encoder'}"
             )
-        if mask is not None and not torch.compiler.is_compiling() and bool(mask.all()):
-            mask = None  # what hides nothing costs time
-        if positions is not None and mask is None and cache is None and (positions.diff() <= 0).any():
-            return {"cu_seqlens": _boundaries(positions)}
-        if positions is None and mask is not None:
-            positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
-        return {"mask": None if mask is None else mask[:, past:].bool(), "positions": positions}
+        own = isinstance(settings.outputs, Classes)
+        super().__init__(config, outputs=own)
+        self.num_labels = config.num_labels or 0
+        self.score = None if own else nn.Linear(settings.dim, self.num_labels, bias=False)
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if module is self.score:
+            initialise(module, self.config.settings.init)
+        else:
+            super()._init_weights(module)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: transformers.Cache | None = None,
+        labels: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        return_dict: bool | None = None,
+        **others: Any,
+    ) -> SequenceClassifierOutputWithPast | tuple[Tensor, ...]:
+        """Logits (b labels), and with `labels` (b), or for several at once (b labels), the loss.
+
+        The last real token is the last that `attention_mask` shows or, without a mask, that is not `pad_token_id`.
+        """
+        looks = self._look(others)
+        given = (input_ids, attention_mask, past_key_values, inputs_embeds)
+        x, cache = self._read(*given, looks=looks, others=others, use_cache=use_cache)
+        if self.score is None:
+            logits = x[:, 0]
+        else:
+            last = self._last(input_ids, attention_mask, x)
+            logits = self.score(x[torch.arange(len(x), device=x.device), last])
+        loss = self._loss(labels, logits=logits, pooled_logits=logits, config=self.config)
+        output = SequenceClassifierOutputWithPast(loss=loss, logits=logits, past_key_values=cache, **looks.shown())
+        return output.to_tuple() if return_dict is False else output
+
+    def _last(self, tokens: Tensor | None, mask: Tensor | None, x: Tensor) -> Tensor | int:
+        """Where each sequence has its last real token."""
+        if mask is not None:
+            real = mask[:, -x.shape[1] :] != 0
+        elif (pad := self.config.pad_token_id) is not None and tokens is not None:
+            real = tokens != pad
+        elif len(x) == 1:
+            return -1
+        else:
+            raise ValueError(
+                "PolyheadForSequenceClassification: attention_mask or config.pad_token_id was wanted, to find the last "
+                f"token of {len(x)} sequences, but neither came"
+            )
+        return (real * torch.arange(x.shape[1], device=x.device)).argmax(-1)
 
 
-def _boundaries(positions: Tensor) -> Tensor:
-    """Where each of several sequences in one row begins, and the end."""
-    if positions.shape[0] != 1:
-        raise ValueError(
-            f"PolyheadForCausalLM: sequences one after the other come in one row (1 t), but {positions.shape[0]} came"
-        )
-    starts = (positions[0].diff() != 1).nonzero()[:, 0] + 1
-    ends = starts.new_tensor([positions.shape[1]])
-    return torch.cat((torch.zeros_like(ends), starts, ends)).int()
-
-
-class PolyheadForImageClassification(_Polyhead):
+class PolyheadForImageClassification(PolyheadPreTrainedModel):
     """A classifier of images: patches, any heads, logits (b classes).
 
     Raises ValueError for a model that is not between patches and classes.
@@ -276,6 +256,7 @@ class PolyheadForImageClassification(_Polyhead):
                 f"{settings.inputs} and {settings.outputs}"
             )
         super().__init__(config)
+        self.post_init()
 
     def forward(
         self,
@@ -286,31 +267,33 @@ class PolyheadForImageClassification(_Polyhead):
         **others: Any,
     ) -> ImageClassifierOutput | tuple[Tensor, ...]:
         """Logits (b classes) of images (b channels height width), and with `labels` (b) the loss."""
-        self._reject(others)
-        if pixel_values is None:
-            raise ValueError(
-                "PolyheadForImageClassification: pixel_values (b c height width) were wanted but none came"
-            )
-        logits = self.model(pixel_values)[:, 0]
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **others)
-            if self.training:
-                loss = loss + self.model.auxiliary_loss()
-        output = ImageClassifierOutput(loss=loss, logits=logits)
+        looks = self._look(others)
+        logits = self._images(pixel_values, looks)[:, 0]
+        loss = self._loss(labels, pooled_logits=logits, config=self.config, **others)
+        output = ImageClassifierOutput(loss=loss, logits=logits, **looks.shown())
         return output.to_tuple() if return_dict is False else output
 
 
+_AUTO = {
+    AutoModel: PolyheadModel,
+    AutoModelForCausalLM: PolyheadForCausalLM,
+    AutoModelForSequenceClassification: PolyheadForSequenceClassification,
+    AutoModelForImageClassification: PolyheadForImageClassification,
+}
 AutoConfig.register(PolyheadConfig.model_type, PolyheadConfig, exist_ok=True)
-AutoModelForCausalLM.register(PolyheadConfig, PolyheadForCausalLM, exist_ok=True)
-AutoModelForImageClassification.register(PolyheadConfig, PolyheadForImageClassification, exist_ok=True)
+for _auto, _kind in _AUTO.items():
+    _auto.register(PolyheadConfig, _kind, exist_ok=True)
+
+Exported = PolyheadForCausalLM | PolyheadForSequenceClassification | PolyheadForImageClassification
 
 
-def from_run(folder: str | pathlib.Path) -> PolyheadForCausalLM | PolyheadForImageClassification:
+def from_run(folder: str | pathlib.Path) -> Exported:
     """The trained model of a run folder, in eval mode on the CPU.  ValueError for a run of another kind of model."""
     run, trained = load_model(folder)
     settings = run.transformer
-    kind = PolyheadForImageClassification if isinstance(settings.outputs, Classes) else PolyheadForCausalLM
+    kind: type[Exported] = PolyheadForCausalLM
+    if isinstance(settings.outputs, Classes):
+        kind = PolyheadForSequenceClassification if reads_tokens(settings) else PolyheadForImageClassification
     with torch.random.fork_rng(devices=[]):
         model = kind(PolyheadConfig(settings))
     model.model.load_state_dict(trained.state_dict())
@@ -318,7 +301,8 @@ def from_run(folder: str | pathlib.Path) -> PolyheadForCausalLM | PolyheadForIma
 
 
 def to_folder(run: str | pathlib.Path, path: str | pathlib.Path, **options: Any) -> None:
-    """Write the model of a run folder into `path`, for `from_pretrained`, and of a run on text its tokenizer.
+    """Write the model of a run folder into `path`, for `from_pretrained`: with a README and, of a run on text, its
+    tokenizer.
 
     `options` go to `save_pretrained`: `max_shard_size="1GB"`.  Raises ValueError for a tokenizer that the library
     cannot read (see `tokenizer_of`) or that is not the one the model was trained with.
@@ -326,6 +310,9 @@ def to_folder(run: str | pathlib.Path, path: str | pathlib.Path, **options: Any)
     model, config = from_run(run), read_config(run)
     if hasattr(config.task, "codec"):
         tokenizer = tokenizer_of(codec_of(config, run), max_length=model.config.max_position_embeddings)
-        model.generation_config.eos_token_id = model.generation_config.pad_token_id = tokenizer.eos_token_id
+        assert model.generation_config is not None
+        for holder in (model.config, model.generation_config):
+            holder.eos_token_id = holder.pad_token_id = tokenizer.eos_token_id
         tokenizer.save_pretrained(path)
     model.save_pretrained(path, **options)
+    (pathlib.Path(path) / "README.md").write_text(card(model, run), encoding="utf-8")

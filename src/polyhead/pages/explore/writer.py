@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from polyhead.analysis import capture
-from polyhead.compat import huggingface
-from polyhead.compat.huggingface import explore as huggingface_explore
+from polyhead.compat.foreign import holds_model
 from polyhead.config import Batch, Run, Tokens
 from polyhead.layers.taps import Taps
 from polyhead.models.transformer import Transformer
@@ -76,7 +75,9 @@ def explore(
     if not ids:
         raise ValueError("explore: at least one token was wanted but the text is empty")
     ours = next((module for module in model.modules() if isinstance(module, Transformer)), None)
-    context, known = huggingface_explore.reach(model) if ours is None else _reach(ours)
+    if ours is None:
+        from polyhead.compat.huggingface import capture as capture_foreign, explore as foreign  # takes seconds
+    context, known = foreign.reach(model) if ours is None else _reach(ours)
     if known is not None and max(ids) >= known:
         wanted = f"a tokenizer of the model's {known} tokens"
         raise ValueError(f"explore: {wanted} was wanted but the text has token {max(ids)}: it belongs to another model")
@@ -85,7 +86,7 @@ def explore(
         raise ValueError(f"explore: {wanted}, was wanted but {len(ids)} came")
     kept = ids[:TOKENS]
     x = torch.tensor([kept])
-    taps = huggingface.capture(model, x) if ours is None else capture(ours, Batch(x, x, None, torch.ones_like(x), {}))
+    taps = capture_foreign(model, x) if ours is None else capture(ours, Batch(x, x, None, torch.ones_like(x), {}))
     return write(taps, pieces(codec, kept), path, title=title, of=len(ids), progress=progress)
 
 
@@ -99,8 +100,10 @@ def explore_folder(
     """
     folder = pathlib.Path(folder)
     model: Any
-    if huggingface_explore.holds_model(folder):
-        model, codec = huggingface_explore.load(folder, device)
+    if holds_model(folder):
+        from polyhead.compat.huggingface import explore as foreign  # takes seconds
+
+        model, codec = foreign.load(folder, device)
         title = folder.resolve().name
     else:
         run = _finished(folder)

@@ -1,0 +1,255 @@
+"""What our models in transformers share: how they are filled, tied, saved, and what a forward pass hands out."""
+
+import dataclasses
+import os
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from polyhead.compat.huggingface.cache import PolyheadCache
+from polyhead.compat.huggingface.config import PolyheadConfig
+from polyhead.config import Logits, Tokens, TransformerConfig
+from polyhead.config.components import narrower
+from polyhead.layers.positions import Constant
+from polyhead.layers.taps import Taps
+from polyhead.models.initialise import initialise
+from polyhead.models.inputs_outputs import TiedOutput, TokenInput
+from polyhead.models.transformer import Transformer
+
+Options = dict[str, Any]
+"""What the library or its users pass beside what a forward pass names."""
+
+UNKNOWN = ("token_type_ids", "head_mask", "encoder_hidden_states")
+"""What models of the library may be given and ours do not take: it must not be passed over in silence."""
+
+
+class PolyheadPreTrainedModel(transformers.PreTrainedModel):
+    """`model`, our transformer, and how the library fills, ties, saves and checkpoints it.
+
+    Parameters are called as in ours, after "model.", in every class: each reads what another has saved.
+    """
+
+    config_class = PolyheadConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["TransformerBlock"]  # noqa: RUF012 (as the library declares it)
+    _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
+    model: Transformer
+
+    def __init__(self, config: PolyheadConfig, *, outputs: bool = True) -> None:
+        super().__init__(config)
+        self.model = Transformer(config.settings, outputs=outputs)
+        if not outputs:
+            self._keys_to_ignore_on_load_unexpected = [r"^model\.outputs\."]
+        self.gradient_checkpointing = config.settings.checkpoint
+        self._tied_weights_keys = _twice(self.model)
+        for tensor in self.model.state_dict(keep_vars=True).values():
+            if not tensor.is_meta:  # filled by our own rules: the library's would fill it again
+                tensor._is_hf_initialized = True
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: object = "AutoModel") -> None:
+        """Nothing: a saved folder finds this class by its shim, and needs no copy of the source."""
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Which names mean one parameter: the tokens' table and the logits', libraries of symbols."""
+        return dict(self._tied_weights_keys or {})
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Fill what `from_pretrained`, which builds on the meta device, does not: constants, and what a file lacks."""
+        settings = self.config.settings
+        if isinstance(module, Constant):
+            module.to(module.value.device)  # makes the value anew
+        elif any(module is own for own in self.model.modules()) or module is self:
+            self._fill()
+        elif isinstance(module, nn.Embedding | nn.Linear):  # a table of another size
+            initialise(module, settings.init)
+            if isinstance(module, nn.Linear) or self.config.tie_word_embeddings:  # a map to logits
+                module.weight.mul_(narrower(settings.inputs, settings.outputs, settings.dim, settings.init))
+
+    def _fill(self) -> None:
+        """Give what is not filled the values of a new model: our rules look at a whole one."""
+        missing = {n: p for n, p in self.model.state_dict(keep_vars=True).items() if not _filled(p)}
+        fresh = Transformer(self.config.settings).state_dict() if missing else {}
+        for name, tensor in missing.items():
+            tensor.copy_(fresh[name])
+            tensor._is_hf_initialized = True
+
+    def save_pretrained(  # type: ignore[override]  # the rest goes on as it came
+        self,
+        save_directory: str | os.PathLike[str],
+        is_main_process: bool = True,
+        state_dict: dict[str, Tensor] | None = None,
+        **options: Any,
+    ) -> None:
+        """As in the library.  Libraries of symbols that layers share but that are not trained are written for each."""
+        state = dict(self.state_dict() if state_dict is None else state_dict)
+        buffers = {id(tensor): name for name, tensor in self.named_buffers()}
+        for name, tensor in self.named_buffers(remove_duplicate=False):
+            if name in state and buffers[id(tensor)] != name:
+                state[name] = state[name].clone()
+        super().save_pretrained(save_directory, is_main_process, state_dict=state, **options)
+
+    def _set_gradient_checkpointing(
+        self, enable: bool = True, gradient_checkpointing_func: object = None, every_n_layers: int = 1
+    ) -> None:
+        """`checkpoint` of our configuration: blocks keep their inputs only."""
+        if every_n_layers != 1:
+            raise ValueError(f"{type(self).__name__}: every block is checkpointed or none, not each {every_n_layers}th")
+        self.gradient_checkpointing = enable
+        self.model.config = dataclasses.replace(self.model.config, checkpoint=enable)
+
+    # ---------------------------------------------------------------------------------------------------- embeddings
+    def get_input_embeddings(self) -> nn.Module:
+        """The table of the tokens; of images, the map of patches."""
+        inputs = self.model.inputs
+        return inputs.table if isinstance(inputs, TokenInput) else inputs.linear
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Another table; tied logits take it, too."""
+        self.model.inputs.add_module("table", value)
+        if isinstance(self.model.outputs, TiedOutput):
+            self.model.outputs.add_module("table", value)
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The linear map to the logits; None where they are tied to the tokens."""
+        return getattr(self.model.outputs, "linear", None) if isinstance(self.config.settings.outputs, Logits) else None
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Another linear map."""
+        self.model.outputs.linear = new_embeddings
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """As in the library: new tokens come last; `config` follows."""
+        table = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        checkpoint = self.model.config.checkpoint
+        self.model.config = dataclasses.replace(self.config.settings, checkpoint=checkpoint)
+        return table
+
+    # -------------------------------------------------------------------------------------------------------- forward
+    def _look(self, others: Options) -> "_Looks":
+        """What of the options is to be handed out; they are taken from `others`, unknown ones are a ValueError."""
+        strange = [name for name in UNKNOWN if others.pop(name, None) is not None]
+        if strange:
+            raise ValueError(f"{type(self).__name__}: it takes no {strange[0]}")
+        wanted = {}
+        for name in ("output_hidden_states", "output_attentions"):
+            asked = others.pop(name, None)
+            wanted[name] = getattr(self.config, name, False) if asked is None else asked is not False
+        return _Looks([] if wanted["output_hidden_states"] else None, [] if wanted["output_attentions"] else None)
+
+    def _read(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        past_key_values: transformers.Cache | None,
+        inputs_embeds: Tensor | None,
+        *,
+        looks: "_Looks",
+        others: Options,
+        use_cache: bool | None = None,
+        tail: int | None = None,
+    ) -> tuple[Tensor, PolyheadCache | None]:
+        """What our transformer makes of tokens or their embeddings, and its cache."""
+        who = type(self).__name__
+        if (input_ids is None) == (inputs_embeds is None):
+            came = "none" if input_ids is None else "both"
+            raise ValueError(f"{who}: input_ids (b t) or inputs_embeds (b t m) were wanted but {came} came")
+        if use_cache and past_key_values is None:
+            past_key_values = PolyheadCache(len(self.model.blocks))
+        if past_key_values is not None and not isinstance(past_key_values, PolyheadCache):
+            came = type(past_key_values).__name__
+            raise ValueError(f"{who}: past_key_values must be a PolyheadCache but is a {came}")
+        inputs = inputs_embeds if input_ids is None else input_ids
+        assert inputs is not None
+        where = self._places(inputs, attention_mask, others.pop("position_ids", None), past_key_values)
+        few = tail is not None and looks.stream is None  # who looks at the stream wants all of it
+        answer = self.model(
+            inputs,
+            **where,
+            tail=min(int(tail or 0), inputs.shape[1]) if few else None,
+            cache=None if past_key_values is None else past_key_values.memory,
+            taps=looks.taps,
+            stream=looks.stream,
+        )
+        return answer if few or tail is None else answer[:, -tail:], past_key_values
+
+    def _images(self, pixel_values: Tensor | None, looks: "_Looks") -> Tensor:
+        """What our transformer makes of images."""
+        if pixel_values is None:
+            raise ValueError(f"{type(self).__name__}: pixel_values (b c height width) were wanted but none came")
+        return self.model(pixel_values, taps=looks.taps, stream=looks.stream)
+
+    def _places(
+        self, tokens: Tensor, mask: Tensor | None, positions: Tensor | None, cache: PolyheadCache | None
+    ) -> dict[str, Tensor | None]:
+        """Which tokens are real and where they are; None of both where all are and they count from the first."""
+        t, past = tokens.shape[1], 0 if cache is None else cache.get_seq_length()
+        if mask is not None and mask.shape != (tokens.shape[0], past + t):
+            raise ValueError(
+                f"{type(self).__name__}: attention_mask must be (b s) = {(tokens.shape[0], past + t)}, the tokens "
+                f"before included, but is {tuple(mask.shape)}"
+            )
+        if mask is not None and not torch.compiler.is_compiling() and bool(mask.all()):
+            mask = None  # what hides nothing costs time
+        if positions is not None and mask is None and cache is None and (positions.diff() <= 0).any():
+            return {"cu_seqlens": self._boundaries(positions)}
+        if positions is None and mask is not None:
+            positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
+        return {"mask": None if mask is None else mask[:, past:].bool(), "positions": positions}
+
+    def _boundaries(self, positions: Tensor) -> Tensor:
+        """Where each of several sequences in one row begins, and the end."""
+        if positions.shape[0] != 1:
+            who, rows = type(self).__name__, positions.shape[0]
+            raise ValueError(f"{who}: sequences one after the other come in one row (1 t), but {rows} came")
+        starts = (positions[0].diff() != 1).nonzero()[:, 0] + 1
+        ends = starts.new_tensor([positions.shape[1]])
+        return torch.cat((torch.zeros_like(ends), starts, ends)).int()
+
+    def _loss(self, labels: Tensor | None, **given: object) -> Tensor | None:
+        """By `loss_function`, and in training what mixtures of experts add."""
+        if labels is None:
+            return None
+        loss = self.loss_function(labels=labels, **given)
+        return loss + self.model.auxiliary_loss() if self.training else loss
+
+
+@dataclasses.dataclass
+class _Looks:
+    """What a forward pass collects beside its answer, where it was asked for."""
+
+    stream: list[Tensor] | None
+    taps: list[Taps] | None
+
+    def shown(self) -> dict[str, tuple[Tensor, ...] | None]:
+        """Fields of the library's outputs: the stream before each block, the last one normalised, and each layer's
+        latent code of all pairs (b h t s), groups side by side."""
+        codes = None if self.taps is None else tuple(_code(layer) for layer in self.taps)
+        return {"hidden_states": None if self.stream is None else tuple(self.stream), "attentions": codes}
+
+
+def _code(taps: Taps) -> Tensor:
+    codes = [group.code() for group in taps.groups]
+    return codes[0] if len(codes) == 1 else torch.cat(codes, dim=1)
+
+
+def reads_tokens(settings: TransformerConfig) -> bool:
+    """Whether a model reads tokens and has no encoder, which would read something of its own."""
+    return isinstance(settings.inputs, Tokens) and settings.encoder is None
+
+
+def _filled(tensor: Tensor) -> bool:
+    return getattr(tensor, "_is_hf_initialized", False)
+
+
+def _twice(model: nn.Module) -> dict[str, str]:
+    """Each further name of a parameter, and its first."""
+    first: dict[Tensor, str] = {}
+    names = [(f"model.{name}", p) for name, p in model.named_parameters(remove_duplicate=False)]
+    return {name: first[p] for name, p in names if first.setdefault(p, name) != name}

@@ -1,0 +1,237 @@
+"""The backbone, classifiers of texts, and what our models in transformers hand out beside their answer."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from polyhead.analysis import capture, codes
+from polyhead.config import (
+    Batch,
+    Classes,
+    Experts,
+    Hyla,
+    Learned,
+    Linear,
+    Logits,
+    Patches,
+    Relational,
+    Rotary,
+    Softmax,
+    Tokens,
+    TransformerConfig,
+    Vectors,
+)
+
+transformers = pytest.importorskip("transformers")
+hf = pytest.importorskip("polyhead.compat.huggingface")
+MIXED = {"heads": (Softmax(1), Linear(1), Hyla(2)), "positions": Rotary()}
+DUAL = {"heads": (Softmax(2), Relational(2)), "positions": Learned(), "norm_order": "post"}
+WINDOW = {"heads": (Hyla(4),), "window": 2, "outputs": Logits(20, tied=True), "inputs": Tokens(20, scaled=True)}
+
+
+def configured(**changes):
+    fields = {"inputs": Tokens(20), "outputs": Logits(20), "dim": 16, "layers": 2, "causal": True, "max_length": 16}
+    config = {name: changes.pop(name) for name in ("num_labels", "pad_token_id") if name in changes}
+    return hf.PolyheadConfig(TransformerConfig(**{**fields, **MIXED, **changes}), **config)
+
+
+def make(kind="PolyheadForCausalLM", **changes):
+    torch.manual_seed(0)
+    return getattr(hf, kind)(configured(**changes)).eval()
+
+
+def tokens(*shape, seed=1):
+    return torch.randint(1, 20, shape, generator=torch.Generator().manual_seed(seed))
+
+
+LOOK = {"output_hidden_states": True, "output_attentions": True}
+
+
+@pytest.mark.parametrize("changes", [MIXED, DUAL, WINDOW], ids=["mixed", "dual", "window"])
+@torch.no_grad()
+def test_the_backbone_of_a_language_model(changes, tmp_path):
+    model, ids = make(**changes), tokens(2, 6)
+    model.save_pretrained(tmp_path)
+    backbone, told = transformers.AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(backbone) is hf.PolyheadModel
+    assert not any(told.values())
+    out, plain = backbone(ids, **LOOK), model(ids, logits_to_keep=2)
+    assert_close(model.model.outputs(out.last_hidden_state[:, -2:]), plain.logits)
+    assert backbone(ids, return_dict=False)[0].equal(out.last_hidden_state)
+    assert [x.shape for x in out.hidden_states] == [(2, 6, 16)] * 3
+    assert torch.equal(out.hidden_states[2], out.last_hidden_state)
+    if changes is not DUAL:  # whose blocks are given symbols
+        first, second, last = out.hidden_states
+        assert_close(first, model.model.inputs(ids))
+        assert_close(model.model.blocks[0](first), second)
+        assert_close(model.model.norm(model.model.blocks[1](second)), last)
+    seen = capture(model.model, Batch(ids, ids, None, torch.ones(2, 6), {}))
+    for layer, code in zip(seen, out.attentions, strict=True):
+        assert code.shape == (2, 4, 6, 6)
+        assert_close(code[:, :, 4, 3], codes(layer, 4, 3))
+        assert (code.triu(1) == 0).all()
+    assert_close(model(ids, logits_to_keep=2, **LOOK).hidden_states[-1], out.last_hidden_state)
+    assert_close(model(ids, logits_to_keep=2, **LOOK).logits, plain.logits)
+
+
+def test_what_is_handed_out_has_gradients():
+    model, ids = make(), tokens(1, 5)
+    out = model(ids, **LOOK)
+    (out.attentions[0].square().sum() + out.hidden_states[1].square().sum()).backward()
+    assert model.model.blocks[0].attention.qkv.weight.grad.abs().max() > 0
+
+
+@torch.no_grad()
+def test_generation_hands_out_codes_step_by_step():
+    """Linear heads then keep each key, not a sum."""
+    model, ids = make(), tokens(2, 4)
+    said = model.generate(ids, max_new_tokens=3, do_sample=False, return_dict_in_generate=True, **LOOK)
+    assert [step[0].shape for step in said.attentions] == [(2, 4, 4, 4), (2, 4, 1, 5), (2, 4, 1, 6)]
+    whole = model(said.sequences[:, :-1], **LOOK)
+    assert_close(said.attentions[2][1], whole.attentions[1][:, :, -1:])
+    assert_close(said.hidden_states[2][1], whole.hidden_states[1][:, -1:])
+
+
+@torch.no_grad()
+def test_embeddings_in_place_of_tokens():
+    model, ids = make(**WINDOW), tokens(2, 5)
+    rows = model.get_input_embeddings()(ids)
+    assert_close(model(inputs_embeds=rows).logits, model(ids).logits)
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    assert_close(model(None, mask, inputs_embeds=rows).logits, model(ids, mask).logits)
+    how = {"max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(model.generate(inputs_embeds=rows, **how), model.generate(ids, **how)[:, 5:])
+    other = rows.clone()
+    other[:, 0] += 1  # no token's row
+    assert not torch.allclose(model(inputs_embeds=other).logits, model(inputs_embeds=rows).logits)
+    for wrong in ({}, {"input_ids": ids, "inputs_embeds": rows}):
+        with pytest.raises(ValueError, match=r"input_ids \(b t\) or inputs_embeds \(b t m\) were wanted but "):
+            model(**wrong)
+
+
+def test_the_backbone_of_images():
+    patches = {"inputs": Patches((3, 8, 8), (4, 4)), "outputs": Classes(5), "causal": False, "positions": None}
+    model, images = make("PolyheadForImageClassification", **patches), torch.randn(2, 3, 8, 8)
+    backbone = make("PolyheadModel", **patches)
+    backbone.load_state_dict(model.state_dict(), strict=False)
+    with torch.no_grad():
+        out, classified = backbone(pixel_values=images, **LOOK), model(images, **LOOK)
+    assert out.last_hidden_state.shape == (2, 4, 16)
+    assert_close(model.model.outputs(out.last_hidden_state)[:, 0], classified.logits)
+    assert_close(classified.attentions, out.attentions)
+    assert_close(classified.hidden_states[-1], out.last_hidden_state)
+    assert model.get_input_embeddings() is model.model.inputs.linear
+
+
+# --------------------------------------------------------------------------------------------------- texts and labels
+@torch.no_grad()
+def test_the_class_is_read_off_the_last_real_token(tmp_path):
+    make().save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    auto = transformers.AutoModelForSequenceClassification
+    model, told = auto.from_pretrained(tmp_path, num_labels=3, pad_token_id=0, output_loading_info=True)
+    assert told["missing_keys"] == {"score.weight"}
+    assert 0.5 < model.score.weight.std() / 16**-0.5 < 1.5
+    ids = tokens(3, 6)
+    alone = [model(row[None, :length]).logits[0] for row, length in zip(ids, (6, 3, 4), strict=True)]
+    right, left = ids.clone(), torch.zeros_like(ids)
+    for i, length in enumerate((6, 3, 4)):
+        right[i, length:] = 0
+        left[i, 6 - length :] = ids[i, :length]
+    assert_close(model(right).logits, torch.stack(alone))
+    for padded in (right, left):
+        assert_close(model(padded, (padded != 0).long()).logits, torch.stack(alone))
+    x = model.model(ids[:1])
+    assert_close(alone[0], model.score(x)[0, -1])
+    model.config.pad_token_id = None
+    with pytest.raises(ValueError, match=r"^PolyheadForSequenceClassification: attention_mask or config.pad_token_id"):
+        model(ids)
+    model.save_pretrained(tmp_path / "fine")
+    again = auto.from_pretrained(tmp_path / "fine")
+    assert again.num_labels == 3
+    assert torch.equal(again(ids[:1]).logits[0], alone[0])
+
+
+def test_the_loss_of_classes():
+    model, ids, labels = make("PolyheadForSequenceClassification", num_labels=3), tokens(2, 5), torch.tensor([2, 0])
+    ones = torch.ones_like(ids)
+    out = model(ids, ones, labels=labels)
+    assert_close(out.loss, F.cross_entropy(out.logits, labels))
+    several = torch.tensor([[1.0, 0, 1], [0, 0, 1]])
+    model.config.problem_type = None
+    assert_close(model(ids, ones, labels=several).loss, F.binary_cross_entropy_with_logits(out.logits, several))
+    balanced = make("PolyheadForSequenceClassification", num_labels=3, feedforward=Experts(2, 1, 8, balance=3.0))
+    loss = balanced.train()(ids, ones, labels=labels).loss
+    assert_close(loss, balanced.eval()(ids, ones, labels=labels).loss + balanced.model.auxiliary_loss())
+
+
+def test_a_model_with_classes_of_its_own_keeps_its_map():
+    model = make("PolyheadForSequenceClassification", outputs=Classes(4), causal=False)
+    ids, mask = tokens(2, 5), torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    assert (model.score, model.num_labels) == (None, 4)
+    with torch.no_grad():
+        assert_close(model(ids, mask).logits[0], model.model(ids[:1, :3])[0, 0])
+
+
+# ----------------------------------------------------------------------------------------------------------- mistakes
+def test_models_that_cannot_be_made():
+    vectors = Vectors(3)
+    for kind, changes, line in (
+        ("PolyheadModel", {"inputs": vectors}, "PolyheadModel: a model of Tokens or Patches, without an encoder, was"),
+        ("PolyheadForSequenceClassification", {"inputs": vectors}, "PolyheadForSequenceClassification: a model of Tok"),
+    ):
+        with pytest.raises(ValueError, match=f"^{line}"):
+            make(kind, **changes)
+    with pytest.raises(ValueError, match=r"^PolyheadForCausalLM: it takes no token_type_ids$"):
+        make()(tokens(1, 3), token_type_ids=tokens(1, 3))
+
+
+# ---------------------------------------------------------------------------------------------- in a process of its own
+CODE = """
+import json, sys, torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+ids, said = torch.tensor([[3, 4, 5]]), {}
+try:
+    AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=False)
+except ValueError as error:
+    said["refused"] = str(error).splitlines()[-1]
+for folder in sys.argv[1:3]:
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    said[type(model).__name__] = model.generate(ids, max_new_tokens=4, do_sample=False).tolist()
+model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
+said[type(model).__name__] = list(model(ids).last_hidden_state.shape)
+model.save_pretrained(sys.argv[3])  # no copy of our source
+print(json.dumps(said))
+"""
+
+
+def test_a_folder_finds_its_classes_in_a_process_that_has_not_imported_us(tmp_path):
+    """By the module in the folder, which `trust_remote_code` lets run; without it, a line says so."""
+    model = make()
+    model.save_pretrained(tmp_path / "ours")
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    swapped = hf.swap_heads(
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=20, **small)), None, Hyla(2)
+    )
+    swapped.save_pretrained(tmp_path / "swapped")
+    folders = [tmp_path / name for name in ("ours", "swapped", "again")]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    command = [sys.executable, "-c", CODE, *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    ids = torch.tensor([[3, 4, 5]])
+    wanted = {type(m).__name__: m.generate(ids, max_new_tokens=4, do_sample=False).tolist() for m in (model, swapped)}
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert "pass the argument `trust_remote_code=True`" in said.pop("refused")
+    assert said == {**wanted, "PolyheadModel": [1, 3, 16]}
+    files = {path.name for path in (tmp_path / "again").iterdir()}
+    assert files == {"config.json", "model.safetensors", "modeling_polyhead.py"}
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["auto_map"]["AutoConfig"] == (
+        "modeling_polyhead.PolyheadConfig"
+    )
