@@ -189,14 +189,18 @@ def compiled(launch: Launch, case: Case, capability: int, budget: dict[str, Any]
     except Exception as error:
         text = f"{type(error).__name__}: {str(error).splitlines()[-1]}"
         return Row(kernel, case.name, card, 0, 0, 0, 0, f"does not compile: {text}")
-    shared, broken = made.metadata.shared, []
-    if stack > (most := allowed(budget["stack"], kernel, case.name, card)):
-        broken.append(f"{stack} bytes of stack, {most} allowed")
-    if shared > (most := budget["shared"][card]):
-        broken.append(f"{shared} bytes of shared memory, {most} allowed")
-    if cores == 0 and case.dtype.itemsize == 2:
-        broken.append("no tensor cores")
-    return Row(kernel, case.name, card, registers, stack, shared, cores, "; ".join(broken))
+    row = Row(kernel, case.name, card, registers, stack, made.metadata.shared, cores, "")
+    return replace(row, broken="; ".join(over(row, budget, half=case.dtype.itemsize == 2)))
+
+
+def over(row: Row, budget: dict[str, Any], *, half: bool) -> Iterator[str]:
+    """What of a kernel breaks the budget, in words."""
+    if row.stack > (most := allowed(budget["stack"], row.kernel, row.case, row.card)):
+        yield f"{row.stack} bytes of stack, {most} allowed"
+    if row.shared > (most := budget["shared"][row.card]):
+        yield f"{row.shared} bytes of shared memory, {most} allowed"
+    if row.tensor_cores == 0 and half:
+        yield "no tensor cores"
 
 
 def measure(cases: Iterable[Case], budget: dict[str, Any], *, quick: bool) -> Iterator[Row]:

@@ -1,7 +1,4 @@
-"""What several processes do in the tests of runs on several devices: torchrun starts this file in each of them.
-
-torchrun --standalone --nproc-per-node 2 -m tests.support.devices FOLDER CASE ...
-"""
+"""What several processes do in the tests of runs on several devices (`worker_main` in each of them)."""
 
 import dataclasses
 import json
@@ -26,7 +23,7 @@ EVALUATED = {"uneven": (5, 2), "few": (2, 1), "one": (1, 1)}
 
 
 def fuzzy(folder: object, **changes: Any) -> Any:
-    """Fifty steps of batches of 12 in parts, with clipping, no dropout; saved after 20 and 40."""
+    """Thirty steps of batches of 12 in parts, with clipping, no dropout; saved after 20."""
     task = ph.tasks.FuzzyLogic(length=8)
     parts: dict[str, Any] = {"feedforward": ph.Mlp(24), "positions": ph.RelativeBias(), "init": "hyla", "bias": True}
     model = ph.TransformerConfig(*task.ends, dim=16, layers=2, heads=(ph.Softmax(2), ph.Hyla(2)), max_length=8, **parts)
@@ -48,7 +45,7 @@ def text(folder: object, **changes: Any) -> Any:
 
 def _run(name: str, folder: object, task: Any, model: Any, train: dict[str, Any], changes: dict[str, Any]) -> Any:
     how: dict[str, Any] = {
-        "steps": 50,
+        "steps": 30,
         "batch_size": 12,
         "warmup": 5,
         "lr": 3e-3,
@@ -65,7 +62,7 @@ def _run(name: str, folder: object, task: Any, model: Any, train: dict[str, Any]
 RUNS = {"fuzzy": fuzzy, "text": text}
 
 
-def main(root: str, *cases: str) -> int:
+def worker_main(root: str, *cases: str) -> None:
     """A case is KIND-HOW (a run in ROOT/KIND-HOW), `resume:NAME` (the run that lies in ROOT/NAME), or `evaluate`.
 
     `stop:NAME` and `kill:NAME`, the last of all, send such a signal to the last process at its 28th or 8th batch.
@@ -75,9 +72,8 @@ def main(root: str, *cases: str) -> int:
         train(pathlib.Path(root), *cases[:-1])
         fuzzy_to(pathlib.Path(root) / name)
         signal_at(*{"stop": (27, signal.SIGTERM), "kill": (7, signal.SIGKILL)}[way])
-        return worker([str(pathlib.Path(root) / name / "config.json"), "--quiet"])
+        sys.exit(worker([str(pathlib.Path(root) / name / "config.json"), "--quiet"]))
     train(pathlib.Path(root), *cases)
-    return 0
 
 
 def fuzzy_to(folder: pathlib.Path) -> None:
@@ -125,7 +121,3 @@ def evaluations(how: str, world: World) -> dict[str, dict[str, float]]:
     }
     let_go(model)
     return found
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
