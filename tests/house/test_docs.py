@@ -51,19 +51,7 @@ def read(path):
 
 
 # ---------------------------------------------------------------------------------------------------- code in documents
-@pytest.fixture
-def _quick_jax(path):
-    """Programs run once here: optimising them would take longer than it saves."""
-    if "import jax" not in path.read_text() or importlib.util.find_spec("jax") is None:
-        yield
-        return
-    jax = importlib.import_module("jax")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.mark.usefixtures("_quick_jax")
+@pytest.mark.usefixtures("quick_jax")
 @pytest.mark.parametrize("path", [p for p in DOCUMENTS if list(blocks(p.read_text(), "python"))], ids=name)
 def test_python_blocks_run_in_order(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

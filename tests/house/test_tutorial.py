@@ -23,6 +23,7 @@ def pictures(monkeypatch):
     plt.close("all")
 
 
+@pytest.mark.usefixtures("quick_jax")
 def test_the_tutorial(pictures, capsys):
     made = runpy.run_path(str(DOCS / "tutorial.py"))
     said = capsys.readouterr().out
