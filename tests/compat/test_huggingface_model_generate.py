@@ -1,13 +1,14 @@
 """`generate` of our models in transformers: the tokens of our own decoding, with and without our cache."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
+import zoo
 from torch.testing import assert_close
 
 from polyhead.config import (
-    Alibi,
     Hyla,
     Learned,
     Linear,
@@ -16,7 +17,6 @@ from polyhead.config import (
     Relational,
     RelationalSymbols,
     RelativeBias,
-    RelativeSymbols,
     Rotary,
     Softmax,
     SymbolicAttention,
@@ -28,27 +28,25 @@ from polyhead.models.generate.tokens import greedy
 transformers = pytest.importorskip("transformers")
 ours = pytest.importorskip("polyhead.compat.huggingface.model")
 
-MODELS = {
-    "softmax": {"heads": (Softmax(2),), "positions": Rotary(), "layers": 2},
-    "hyla": {"heads": (Softmax(1), Hyla(3)), "positions": RelativeBias()},
-    "sums": {"heads": (Linear(2), Softmax(2, kv_heads=1)), "positions": Rotary(), "layers": 2},
-    "alibi": {"heads": (Hyla(2, normalise="softmax"),), "positions": Alibi()},
-    "window": {"heads": (Softmax(2),), "positions": Rotary(), "window": 3},
-    "dual": {"heads": (Softmax(2), Relational(2, symbols=SymbolicAttention())), "positions": Learned()},
-    "places": {"heads": (Softmax(2), Relational(2, symbols=PositionSymbols())), "positions": Rotary()},
-    "offsets": {"heads": (Relational(2, symbols=RelativeSymbols()),), "positions": Rotary()},
-    "neighbours": {"heads": (Softmax(2), Relational(2, symbols=RelationalSymbols())), "positions": Rotary()},
+BASE = TransformerConfig(Tokens(40), Logits(40), dim=16, layers=2, causal=True, max_length=32, positions=Rotary())
+ZOO = zoo.models(zoo.FEW, inputs=Tokens(40), outputs=Logits(40), max_length=32)
+MODELS = ZOO | {
+    "softmax": replace(BASE, heads=Softmax(2)),
+    "hyla": replace(BASE, layers=1, heads=(Softmax(1), Hyla(3)), positions=RelativeBias()),
+    "sums": replace(BASE, heads=(Linear(2), Softmax(2, kv_heads=1))),
+    "dual": replace(
+        BASE, layers=1, heads=(Softmax(2), Relational(2, symbols=SymbolicAttention())), positions=Learned()
+    ),
+    "places": replace(BASE, layers=1, heads=(Softmax(2), Relational(2, symbols=PositionSymbols()))),
+    "neighbours": replace(BASE, layers=1, heads=(Softmax(2), Relational(2, symbols=RelationalSymbols()))),
 }
 STEPS = 4
 
 
 @functools.cache
 def make(name):
-    """In float64, so that no two tokens are likely within rounding."""
-    torch.manual_seed(0)
-    fields = {"dim": 16, "layers": 1, "causal": True, "max_length": 32, **MODELS[name]}
-    model = ours.PolyheadForCausalLM(ours.PolyheadConfig(TransformerConfig(Tokens(40), Logits(40), **fields)))
-    return model.double().eval()
+    model = ours.PolyheadForCausalLM(ours.PolyheadConfig(MODELS[name])).double()
+    return zoo.far(model)
 
 
 def tokens(*shape, seed=1):
@@ -66,7 +64,7 @@ def ragged():
     return rows, ids, (ids != 0).long()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ZOO)
 def test_the_tokens_are_those_of_our_own_decoding(name):
     model, ids = make(name), tokens(3, 5)
     wanted = greedy(model.model, ids, steps=STEPS)
@@ -74,7 +72,7 @@ def test_the_tokens_are_those_of_our_own_decoding(name):
     assert len({tuple(row) for row in wanted[:, 5:].tolist()}) == 3
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ZOO)
 def test_rows_of_several_lengths_are_what_each_is_alone(name):
     model = make(name)
     rows, ids, mask = ragged()

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+import zoo
 from torch.testing import assert_close
+from zoo import make_layer as make
 
 from polyhead.config import (
-    Abstractor,
     Alibi,
-    Disentangled,
     Hyla,
     Linear,
     PositionSymbols,
@@ -19,42 +19,11 @@ from polyhead.config import (
     Softmax,
     SymbolicAttention,
 )
-from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.cache import Cache, LayerCache
 from polyhead.layers.symbols import build_symbols
 
 F64 = torch.float64
 T, M = 9, 48
-MIXTURES = {
-    "softmax": [Softmax(4)],
-    "linear": [Linear(4)],
-    "linear grouped": [Linear(4, kv_heads=2, normalise="rms_heads", act="relu")],
-    "hyla": [Hyla(4)],
-    "hyla softmax": [Hyla(4, normalise="softmax", value_depth=2)],
-    "compete": [Linear(4, normalise="softmax_heads")],
-    "symbolic": [Relational(4, relations=3)],
-    "frozen": [Relational(4, symbols=SymbolicAttention(count=5, trainable=False, dim=12))],
-    "position": [Relational(4, kv_heads=2, symbols=PositionSymbols())],
-    "relative": [Relational(4, symbols=RelativeSymbols(distance=3))],
-    "relative far": [Relational(4, symbols=RelativeSymbols())],
-    "neighbours": [Relational(4, symbols=RelationalSymbols(neighbours=3, include_self=True))],
-    "softmax relations": [Relational(4, relation_act="softmax", symmetric=True)],
-    "hidden": [Relational(4, hidden=8, symbols=PositionSymbols(dim=5))],
-    "disentangled": [Disentangled(4, relation_act="softmax", kv_heads=2, symbols=RelativeSymbols(distance=2))],
-    "abstractor": [Abstractor(4, act="sigmoid", symbols=RelationalSymbols(neighbours=2))],
-    "dual": [Softmax(2), Relational(2)],
-    "shared": [Softmax(2), Relational(2, share=True), Linear(2, share=True), Disentangled(2, dim=8)],
-    "three": [Hyla(2), Relational(2, symbols=RelativeSymbols(distance=4)), Abstractor(2, symbols=PositionSymbols())],
-}
-POSITIONS = {"none": None, "rotary": Rotary(), "t5": RelativeBias(8, 8), "alibi": Alibi()}
-
-
-def make(heads, **options):
-    torch.manual_seed(0)
-    layer = MultiHeadAttention(M, heads, max_length=16, bias=True, dtype=F64, **options)
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    return layer.eval()
 
 
 def in_pieces(layer, x, sizes, **options):
@@ -67,19 +36,17 @@ def in_pieces(layer, x, sizes, **options):
     return torch.cat(pieces, 1)
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize(("mixture", "positions"), zoo.turns([*zoo.EVERY], zoo.IN_LAYERS))
 def test_token_by_token_and_in_chunks(mixture, positions):
-    layer = make(MIXTURES[mixture], causal=True, positions=POSITIONS[positions], qk_norm=positions == "alibi")
+    layer = make(zoo.EVERY[mixture], causal=True, positions=zoo.POSITIONS[positions], qk_norm=positions == "alibi")
     x = torch.randn(2, T, M, dtype=F64)
     whole = layer(x)
     assert_close(in_pieces(layer, x, [1, 1, 1, 3, 1, 2]), whole, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("mixture", ["softmax", "dual", "three"])
+@pytest.mark.parametrize(("mixture", "positions"), zoo.turns([*zoo.EVERY], zoo.IN_LAYERS))
 def test_a_window_and_positions_that_are_given(mixture, positions):
-    layer = make(MIXTURES[mixture], causal=True, window=3, positions=POSITIONS[positions])
+    layer = make(zoo.EVERY[mixture], causal=True, window=3, positions=zoo.POSITIONS[positions])
     x = torch.randn(2, T, M, dtype=F64)
     assert_close(in_pieces(layer, x, [2, 1, 5, 1]), layer(x), atol=1e-10, rtol=1e-10)
     where = torch.tensor([[0, 1, 3, 4, 5, 8, 9, 10, 12], [2, 3, 4, 5, 6, 7, 8, 9, 10]])
@@ -91,9 +58,9 @@ def test_a_window_and_positions_that_are_given(mixture, positions):
         layer(x[:, :1], cache=cache)
 
 
-@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("mixture", zoo.EVERY)
 def test_cross_attention_looks_at_its_context_once(mixture):
-    layer = make(MIXTURES[mixture], positions=RelativeBias(8, 8))
+    layer = make(zoo.EVERY[mixture], positions=RelativeBias(8, 8))
     x, context = torch.randn(2, 6, M, dtype=F64), torch.randn(2, 4, M, dtype=F64)
     mask = torch.tensor([[True, True, True, False], [True, True, False, False]])[:, None, None]
     whole, cache, pieces = layer(x, context, mask=mask), LayerCache(), []
@@ -202,7 +169,7 @@ def test_attention_that_cannot_be_cached_says_so():
 def test_linear_heads_keep_a_sum_that_does_not_grow(positions):
     """Of keys of all kinds of heads every token's would be there: 2 samples, 4 heads, widths 12 and 12, 8 bytes."""
     heads = [Linear(2, act="relu"), Linear(2, kv_heads=1, dim=6)]
-    layer = make(heads, causal=True, positions=POSITIONS[positions])
+    layer = make(heads, causal=True, positions=zoo.POSITIONS[positions])
     x, cache, sizes = torch.randn(2, 14, M, dtype=F64), LayerCache(), []
     pieces = []
     for first, last in ((0, 4), (4, 5), (5, 6), (6, 14)):

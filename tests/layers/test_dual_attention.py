@@ -4,12 +4,12 @@ import re
 
 import pytest
 import torch
+import zoo
 from some import some
 from torch.testing import assert_close
 
 from polyhead.config import (
     Abstractor,
-    Alibi,
     Disentangled,
     Hyla,
     Linear,
@@ -27,7 +27,7 @@ from polyhead.layers.block import TransformerBlock
 from polyhead.layers.feedforward import MLP
 
 F64 = torch.float64
-M = 24
+M = 48
 FROZEN = SymbolicAttention(count=5, trainable=False, dim=12)
 MIXTURES = {
     "dual": [Softmax(2), Relational(2)],
@@ -38,22 +38,20 @@ MIXTURES = {
     "abstractor": [Abstractor(4, act="silu", symbols=RelationalSymbols()), Abstractor(2, dim=4)],
     "hidden": [Relational(2, hidden=9, symmetric=True, symbols=RelativeSymbols()), Abstractor(2, hidden=7)],
 }
-POSITIONS = {"none": None, "rotary": Rotary(), "t5": RelativeBias(), "alibi": Alibi()}
 
 
 def make(heads, **options):
     torch.manual_seed(0)
-    heads = MIXTURES[heads] if isinstance(heads, str) else heads
+    heads = (MIXTURES | zoo.EVERY)[heads] if isinstance(heads, str) else heads
     layer = MultiHeadAttention(M, heads, max_length=16, dtype=F64, **options)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return layer.eval()
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize(("mixture", "positions"), zoo.turns([*zoo.EVERY], zoo.IN_LAYERS))
 def test_the_future_is_invisible(mixture, positions):
-    layer = make(mixture, causal=True, positions=POSITIONS[positions])
+    layer = make(mixture, causal=True, positions=zoo.POSITIONS[positions])
     x = torch.randn(2, 7, M, dtype=F64, requires_grad=True)
     y = layer(x)
     (gradient,) = torch.autograd.grad(y[:, 3].sum(), x)
@@ -65,7 +63,7 @@ def test_the_future_is_invisible(mixture, positions):
     assert_close(layer(x[:, :4]), y[:, :4], atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("mixture", zoo.EVERY)
 def test_without_causal_the_future_is_visible(mixture):
     layer, x = make(mixture), torch.randn(1, 5, M, dtype=F64, requires_grad=True)
     (gradient,) = torch.autograd.grad(layer(x)[:, 0].sum(), x)
@@ -187,7 +185,7 @@ def test_relative_symbols_count_tokens():
     assert_close(laid[torch.arange(6) - torch.arange(6)[:, None] + 5], table[offset])
 
 
-@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("mixture", zoo.EVERY)
 def test_the_tail_of_a_block_is_the_end_of_the_whole(mixture):
     x = torch.randn(2, 7, M, dtype=F64)
     for causal in (False, True):
@@ -218,18 +216,18 @@ def test_symbols_of_cross_attention_are_those_of_the_senders():
 ERRORS = {
     "symbols of the wrong length": (
         lambda a, x: a(x, symbols=x[:, :4]),
-        "symbols must be (b|1 s m) = (2, 5, 24) or, if relative, a table (2 distance + 1, m) but are (2, 4, 24)",
+        "symbols must be (b|1 s m) = (2, 5, 48) or, if relative, a table (2 distance + 1, m) but are (2, 4, 48)",
     ),
     "symbols of the wrong width": (lambda a, x: a(x, symbols=x[..., :7]), "but are (2, 5, 7)"),
-    "symbols of another batch": (lambda a, x: a(x, symbols=x.repeat(2, 1, 1)), "but are (4, 5, 24)"),
-    "a symbol for each pair": (lambda a, x: a(x, symbols=torch.zeros(5, 5, M, dtype=F64)), "but are (5, 5, 24)"),
+    "symbols of another batch": (lambda a, x: a(x, symbols=x.repeat(2, 1, 1)), "but are (4, 5, 48)"),
+    "a symbol for each pair": (lambda a, x: a(x, symbols=torch.zeros(5, 5, M, dtype=F64)), "but are (5, 5, 48)"),
     "an even table": (lambda a, x: a(x, symbols=x[0, :4]), "2 distance + 1 rows, an odd number, not 4"),
     "integers": (lambda a, x: a(x, symbols=x.long()), "must have x's dtype, torch.float64, but are torch.int64"),
     "another dtype": (lambda a, x: a(x, symbols=[None, x.float()]), "torch.float64, but are torch.float32"),
     "too few": (lambda a, x: a(x, symbols=[x]), "one tensor or one (or None) a group: 2, not 1"),
     "none for a group": (
         lambda a, x: a(x, symbols=[x, None]),
-        "group 1 takes symbols, of width 24, but there are none",
+        "group 1 takes symbols, of width 48, but there are none",
     ),
     "no source": (
         lambda a, x: make("dual", own_symbols=False)(x),
@@ -242,7 +240,7 @@ ERRORS = {
     ),
     "shared with none": (
         lambda a, x: make([Relational(2, share=True)]),
-        "Relational(share=True) needs a group before it of 2 heads, dim 12 and kv_heads 2 but there is none",
+        "Relational(share=True) needs a group before it of 2 heads, dim 24 and kv_heads 2 but there is none",
     ),
     "shared with others": (
         lambda a, x: make([Softmax(4, dim=6), Relational(2, dim=6, share=True)]),
@@ -250,11 +248,11 @@ ERRORS = {
     ),
     "shared with other groups of keys": (
         lambda a, x: make([Softmax(2, kv_heads=1), Relational(2, share=True)]),
-        "dim 6 and kv_heads 2 but it has 2, 6 and 1",
+        "dim 12 and kv_heads 2 but it has 2, 12 and 1",
     ),
     "heads that do not fill the width": (
         lambda a, x: make([Softmax(2), Relational(3)]),
-        "Softmax: 5 heads do not divide the model width 24: give dim= and value_dim= (per head)",
+        "Softmax: 5 heads do not divide the model width 48: give dim= and value_dim= (per head)",
     ),
 }
 

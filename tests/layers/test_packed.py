@@ -2,24 +2,19 @@
 
 import pytest
 import torch
+import zoo
 from torch.testing import assert_close
 
 from polyhead.config import (
-    Abstractor,
-    Alibi,
-    Disentangled,
     Hyla,
     Linear,
     PositionSymbols,
     Relational,
-    RelationalSymbols,
-    RelativeBias,
     RelativeSymbols,
     Rotary,
     Softmax,
     SymbolicAttention,
 )
-from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.feedforward import MLP
@@ -28,37 +23,16 @@ from polyhead.layers.positions import places_in
 F64 = torch.float64
 M, LENGTHS = 48, (3, 0, 1, 6, 2)  # one is empty, one a single token
 CU = torch.tensor([0, 3, 3, 4, 10, 12], dtype=torch.int32)
-MIXTURES = {
-    "plain": [Softmax(2), Linear(2), Linear(2, normalise="rms_heads", act="relu"), Hyla(2)],
-    "other normalisers": [Hyla(2, normalise="softmax", value_depth=2), Linear(2, normalise="softmax_heads")],
-    "symbolic": [
-        Relational(2, relations=3, symbols=SymbolicAttention()),
-        Softmax(1, kv_heads=1),
-        Relational(1, symbols=PositionSymbols()),
-    ],
-    "neighbours": [
-        Relational(2, symbols=RelationalSymbols(count=5, neighbours=3, include_self=True)),
-        Disentangled(2, relation_act="softmax", symbols=RelationalSymbols(count=5)),
-    ],
-    "relative": [
-        Relational(2, symbols=RelativeSymbols()),
-        Disentangled(2, symbols=RelativeSymbols(distance=2)),
-        Abstractor(2, act="tanh", symbols=RelativeSymbols(distance=1)),
-    ],
-    "abstractor": [Abstractor(2, symbols=SymbolicAttention(count=5)), Softmax(2), Relational(2, share=True)],
-}
-POSITIONS = {"none": None, "rotary": Rotary(), "t5": RelativeBias(8, 8), "alibi": Alibi()}
-CASES = [(name, "rotary", causal) for name in MIXTURES for causal in (True, False)] + [
-    ("plain", position, True) for position in POSITIONS if position != "rotary"
+PLAIN = [Softmax(2), Linear(2), Linear(2, normalise="rms_heads", act="relu"), Hyla(2)]
+SYMBOLIC = [
+    Relational(2, relations=3, symbols=SymbolicAttention()),
+    Relational(1, symbols=PositionSymbols()),
+    Softmax(1),
 ]
 
 
 def make(heads, *, max_length=8, **options):
-    torch.manual_seed(0)
-    layer = MultiHeadAttention(M, heads, max_length=max_length, bias=True, dtype=F64, **options)
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    return layer.eval()
+    return zoo.make_layer(heads, max_length=max_length, **options)
 
 
 def compare(together, alone, parameters, x):
@@ -73,18 +47,18 @@ def compare(together, alone, parameters, x):
             assert_close(a, b, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("window", [None, 2])
-@pytest.mark.parametrize(("mixture", "positions", "causal"), CASES)
+@pytest.mark.parametrize(("causal", "window"), [(True, None), (False, 2)])
+@pytest.mark.parametrize(("mixture", "positions"), zoo.turns([*zoo.EVERY], zoo.IN_LAYERS))
 def test_packed_sequences_are_what_they_are_alone(mixture, positions, causal, window):
     """All together longer than max_length, which only each of them must keep to."""
-    layer = make(MIXTURES[mixture], causal=causal, positions=POSITIONS[positions], window=window)
+    layer = make(zoo.EVERY[mixture], causal=causal, positions=zoo.POSITIONS[positions], window=window)
     x = torch.randn(1, 12, M, dtype=F64, requires_grad=True)
     alone = torch.cat([layer(part) for part in x.split(LENGTHS, 1) if part.shape[1]], 1)
     compare(layer(x, cu_seqlens=CU), alone, layer.parameters(), x)
 
 
 def test_a_mask_and_positions_of_packed_sequences():
-    layer = make(MIXTURES["plain"], positions=Rotary(), window=3)
+    layer = make(PLAIN, positions=Rotary(), window=3)
     x, mask = torch.randn(1, 12, M, dtype=F64, requires_grad=True), torch.rand(1, 1, 1, 12) > 0.4
     where = torch.tensor([[0, 2, 3, 1, 0, 1, 2, 5, 6, 7, 4, 5]])
     parts = zip(x.split(LENGTHS, 1), mask.split(LENGTHS, -1), where.split(LENGTHS, 1), strict=True)
@@ -112,7 +86,7 @@ def test_codes_and_taps_show_nothing_of_other_sequences():
 
 @pytest.mark.parametrize("order", ["pre", "post"])
 def test_a_block(order):
-    block = TransformerBlock(make(MIXTURES["symbolic"], causal=True), MLP(M, dtype=F64), norm_order=order, dtype=F64)
+    block = TransformerBlock(make(SYMBOLIC, causal=True), MLP(M, dtype=F64), norm_order=order, dtype=F64)
     x = torch.randn(1, 12, M, dtype=F64, requires_grad=True)
     alone = torch.cat([block(part) for part in x.split(LENGTHS, 1) if part.shape[1]], 1)
     compare(block(x, cu_seqlens=CU), alone, block.parameters(), x)

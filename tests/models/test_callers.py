@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import zoo
 from some import some
 from torch._dynamo.utils import counters
 from torch.func import functional_call, stack_module_state, vmap
@@ -13,17 +14,13 @@ from torch.testing import assert_close
 
 from polyhead import config
 from polyhead.config import (
-    Abstractor,
-    Disentangled,
     Experts,
     Hyla,
     Linear,
     Logits,
     PositionSymbols,
     Relational,
-    RelationalSymbols,
     RelativeBias,
-    RelativeSymbols,
     Rotary,
     Softmax,
     SymbolicAttention,
@@ -37,17 +34,14 @@ from polyhead.layers.block import TransformerBlock
 from polyhead.models.transformer import Transformer
 
 F64 = torch.float64
-ALL = [
-    *(Softmax(1), Linear(1), Linear(1, normalise="rms_heads", act="relu"), Hyla(1, impl="blocked")),
-    *(Relational(1, impl="reference"), Relational(1, share=True, impl="reference")),
-    Relational(1, impl="blocked", relation_act="tanh", symbols=PositionSymbols()),
-    *(Disentangled(1, symbols=RelationalSymbols(count=5)), Abstractor(1, act="tanh", symbols=RelativeSymbols())),
-]
+TILED = (Hyla(1, impl="blocked"), Relational(1, impl="blocked", relation_act="tanh"))
+ALL = [*zoo.FEW["all 3"], *TILED, Relational(1, share=True, impl="reference")]
+DIM = 4 * sum(group.heads for group in ALL)
 PICKS = Relational(1, symbols=SymbolicAttention())
 READS = TransformerConfig(
     Vectors(5), Values(2), dim=24, layers=2, heads=[Hyla(2), PICKS, Softmax(1)], positions=Rotary()
 )
-WRITES = replace(READS, inputs=Tokens(7), outputs=Logits(7), causal=True, positions=RelativeBias(8))
+WRITES = replace(READS, heads=zoo.FEW["all 1"], inputs=Tokens(7), outputs=Logits(7), causal=True, positions=RelativeBias(8))
 
 
 def build(settings, dtype=F64):
@@ -78,7 +72,7 @@ def cu_seqlens(t):
 @pytest.mark.compile
 def test_packed_sequences_in_a_window_for_heads_of_every_kind_are_one_graph():
     """What the ops do without a limit is in the tests of each."""
-    settings = replace(READS, dim=36, layers=1, heads=ALL, causal=True, window=5, max_length=16)
+    settings = replace(READS, dim=DIM, layers=1, heads=ALL, causal=True, window=5, max_length=16)
     model = build(settings)
     one_graph(model, lambda t: ((inputs_of(settings, t, 1),), {"cu_seqlens": cu_seqlens(t)}), (9, 15, 12))
 
@@ -182,9 +176,9 @@ def test_checkpointing_saves_memory():
 def test_gradients_are_the_same_twice(packed):
     """To the bit, and without an operation that PyTorch knows to be otherwise."""
     torch.manual_seed(0)
-    layer = MultiHeadAttention(36, ALL, causal=True, positions=RelativeBias(8), window=5, max_length=16)
-    block = TransformerBlock(layer, torch.nn.Linear(36, 36))
-    x, given = torch.randn(1, 12, 36, requires_grad=True), {"cu_seqlens": cu_seqlens(12)} if packed else {}
+    layer = MultiHeadAttention(DIM, ALL, causal=True, positions=RelativeBias(8), window=5, max_length=16)
+    block = TransformerBlock(layer, torch.nn.Linear(DIM, DIM))
+    x, given = torch.randn(1, 12, DIM, requires_grad=True), {"cu_seqlens": cu_seqlens(12)} if packed else {}
     torch.use_deterministic_algorithms(True)
     try:
         first, second = (torch.autograd.grad(block(x, **given).sin().sum(), [x, *block.parameters()]) for _ in range(2))

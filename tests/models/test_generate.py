@@ -4,21 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+import zoo
 from torch.testing import assert_close
 
 from polyhead.config import (
-    Abstractor,
-    Alibi,
-    Disentangled,
     Hyla,
-    Learned,
-    Linear,
     Logits,
     PositionSymbols,
     Relational,
     RelationalSymbols,
-    RelativeBias,
-    RelativeSymbols,
     Rotary,
     Sinusoidal,
     Softmax,
@@ -35,28 +29,8 @@ BASE = TransformerConfig(
     Tokens(12), Logits(12), dim=16, layers=2, heads=[Softmax(2), Hyla(2)], max_length=16, causal=True
 )
 READS = replace(BASE, inputs=Tokens(7), causal=False, positions=Sinusoidal(), layers=1)
-VARIANTS = {
-    "rotary": replace(BASE, positions=Rotary()),
-    "t5": replace(BASE, positions=RelativeBias(), qk_norm=True),
-    "alibi": replace(BASE, positions=Alibi(), heads=[Linear(2), Softmax(2, kv_heads=1)]),
-    "learned": replace(BASE, positions=Learned()),
+VARIANTS = zoo.models(zoo.ALONE | zoo.FEW, max_length=16) | {
     "dual": replace(BASE, positions=Sinusoidal(), heads=[Softmax(2), Relational(2)]),
-    "once": replace(
-        BASE,
-        heads=[[Softmax(4)], [Softmax(2), Relational(2, symbols=SymbolicAttention(count=5, once=True))]],
-    ),
-    "neighbours": replace(
-        BASE,
-        heads=[
-            Disentangled(2, symbols=RelationalSymbols(count=5, once=True)),
-            Relational(2, symbols=RelationalSymbols(count=5, shared=False)),
-            Relational(2, dim=4, value_dim=4, symbols=RelationalSymbols(count=5, shared=False)),
-        ],
-        dim=12,
-    ),
-    "relative symbols": replace(
-        BASE, heads=[Relational(2, symbols=RelativeSymbols(2)), Abstractor(2, symbols=PositionSymbols())]
-    ),
     "encoder": replace(BASE, encoder=READS, positions=Rotary(), outputs=Logits(12, tied=True)),
     "dual encoder": replace(
         BASE,

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+import zoo
 from torch.testing import assert_close
 
 from polyhead.config import (
-    Abstractor,
-    Alibi,
     Disentangled,
     Experts,
     Hyla,
@@ -19,58 +18,28 @@ from polyhead.config import (
     PositionSymbols,
     Relational,
     RelationalSymbols,
-    RelativeBias,
-    RelativeSymbols,
     Rotary,
-    Sinusoidal,
     Softmax,
-    SymbolicAttention,
     Tokens,
     TransformerConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.cache import Cache, LayerCache
 from polyhead.layers.symbols import build_symbols
-from polyhead.models.transformer import Transformer
 
 F64 = torch.float64
 BASE = TransformerConfig(Tokens(12), Logits(12), dim=16, layers=2, max_length=16, causal=True)
-POSITIONS = {
-    "none": None,
-    "rotary": Rotary(),
-    "learned": Learned(),
-    "sinusoidal": Sinusoidal(),
-    "t5": RelativeBias(8, 8),
-    "alibi": Alibi(),
-}
 HEADS = {
-    "softmax": Softmax(4, kv_heads=2),
-    "linear": Linear(4, act="relu"),
-    "linear rms": Linear(4, normalise="rms_heads"),
-    "hyla": Hyla(4, value_depth=2),
-    "hyla softmax": Hyla(4, normalise="softmax"),
-    "symbolic": Relational(4, symbols=SymbolicAttention(count=5, once=True), relation_act="softmax"),
-    "position": Relational(4, hidden=8, symbols=PositionSymbols()),
-    "relative": Relational(4, symbols=RelativeSymbols()),
-    "clipped": Relational(4, symbols=RelativeSymbols(6, distance=2)),
     "neighbours": Relational(4, symbols=RelationalSymbols(count=5, neighbours=3)),
     "neighbours once": Disentangled(4, symbols=RelationalSymbols(count=5, once=True, include_self=True)),
-    "disentangled": Disentangled(4, relation_act="softmax", symbols=PositionSymbols(shared=False)),
-    "abstractor": Abstractor(4, act="sigmoid", symbols=RelationalSymbols(count=5, shared=False, normalise=False)),
     "mixture": [Softmax(1), Hyla(1), Relational(1, symbols=PositionSymbols()), Linear(1, dim=4)],
-    "shared": [Softmax(2), Relational(2, share=True, symbols=RelationalSymbols(count=5))],
-}
+} | zoo.EVERY
 LENGTHS = (9, 1, 4)
 T = max(LENGTHS)
 
 
 def make(heads, **options):
-    torch.manual_seed(0)
-    model = Transformer(replace(BASE, heads=heads, **options), dtype=F64).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.3 if parameter.ndim > 1 else 0.0)
-    return model
+    return zoo.make_model(replace(BASE, heads=heads, **options))
 
 
 def padded(lengths=LENGTHS):
@@ -86,15 +55,10 @@ def compare(model, logits, x, real):
         assert_close(row[here], model(tokens[here][None])[0], atol=1e-10, rtol=1e-10)
 
 
-# Every kind of heads with one kind of positions, some with all of them.
-PAIRS = [(heads, list(POSITIONS)[i % len(POSITIONS)]) for i, heads in enumerate(HEADS)]
-PAIRS += [pair for pair in itertools.product(("mixture", "neighbours once"), POSITIONS) if pair not in PAIRS]
-
-
-@pytest.mark.parametrize(("heads", "positions"), PAIRS)
+@pytest.mark.parametrize(("heads", "positions"), zoo.turns([*HEADS], [*zoo.POSITIONS]))
 @torch.no_grad()
 def test_each_row_gets_what_it_gets_alone(heads, positions):
-    model = make(HEADS[heads], positions=POSITIONS[positions])
+    model = make(HEADS[heads], positions=zoo.POSITIONS[positions])
     x, real, places = padded()
     whole = model(x, mask=real, positions=places)
     compare(model, whole, x, real)

@@ -4,24 +4,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+import zoo
+from zoo import make_model as make
 
 from polyhead.config import (
-    Abstractor,
     Alibi,
-    Disentangled,
-    Hyla,
     Learned,
     Linear,
     Logits,
     PositionSymbols,
     Relational,
-    RelationalSymbols,
     RelativeBias,
     RelativeSymbols,
     Rotary,
     Sinusoidal,
     Softmax,
-    SymbolicAttention,
     Tokens,
     TransformerConfig,
 )
@@ -31,45 +28,9 @@ from polyhead.models.transformer import Transformer
 
 F64 = torch.float64
 BASE = TransformerConfig(Tokens(12), Logits(12), dim=16, layers=1, heads=Softmax(4), max_length=24, causal=True)
-VARIANTS = {
-    "grouped": replace(BASE, heads=Softmax(4, kv_heads=2), positions=Rotary(), qk_norm=True),
-    "sums": replace(BASE, heads=Linear(4, act="relu"), positions=Rotary(), outputs=Logits(12, tied=True)),
-    "normed": replace(BASE, heads=[Linear(2, normalise="rms_heads"), Hyla(2, value_depth=2)], positions=RelativeBias()),
-    "hyla window": replace(BASE, heads=Hyla(4, normalise="softmax"), positions=Rotary(), window=5),
-    "shared window": replace(
-        BASE,
-        heads=[Softmax(2), Relational(2, share=True, symbols=RelationalSymbols(count=5))],
-        positions=Alibi(),
-        window=4,
-    ),
-    "symbols": replace(
-        BASE,
-        heads=[
-            Relational(2, symbols=SymbolicAttention(count=5, once=True)),
-            Disentangled(2, symbols=PositionSymbols()),
-        ],
-        positions=Learned(),
-        outputs=Logits(12, tied=True),
-    ),
-    "offsets": replace(
-        BASE,
-        heads=[Abstractor(2, act="sigmoid", symbols=RelativeSymbols()), Linear(2)],
-        positions=Sinusoidal(),
-        norm_order="post",
-    ),
-}
+VARIANTS = zoo.models(zoo.FEW, layers=1)
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [8], [9, 10, 11]]
 SAMPLED = {"temperature": 1.3, "top_k": 9, "top_p": 0.95}
-
-
-def make(settings):
-    """In float64, so that no rounding decides between tokens."""
-    torch.manual_seed(0)
-    model = Transformer(settings, dtype=F64).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn_like(p), alpha=0.3 if p.ndim > 1 else 0.0)
-    return model
 
 
 def seeded(seed=0):
@@ -92,7 +53,7 @@ def test_the_same_with_and_without_a_cache_and_whatever_else_is_in_the_batch(nam
 
 @torch.no_grad()
 def test_tokens_are_drawn_from_the_logits_of_all_before():
-    model = make(VARIANTS["grouped"])
+    model = make(replace(BASE, heads=Softmax(4, kv_heads=2), positions=Rotary(), qk_norm=True))
     said = generate(model, PROMPTS, steps=6, generator=seeded(4), **SAMPLED)
     draws, choice = row_draws(3, 6, seeded(4)), Choice(**SAMPLED)
     for row, prompt, own in zip(said, PROMPTS, draws, strict=True):

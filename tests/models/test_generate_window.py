@@ -4,57 +4,31 @@ from dataclasses import replace
 
 import pytest
 import torch
+import zoo
 from torch.testing import assert_close
+from zoo import make_model as make
 
 from polyhead.config import (
-    Abstractor,
-    Alibi,
-    Disentangled,
     Hyla,
-    Learned,
-    Linear,
     Logits,
-    PositionSymbols,
-    Relational,
-    RelationalSymbols,
-    RelativeBias,
-    RelativeSymbols,
     Rotary,
     Softmax,
-    SymbolicAttention,
     Tokens,
     TransformerConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.cache import Cache, LayerCache
-from polyhead.models.transformer import Transformer
 
 F64 = torch.float64
 BASE = TransformerConfig(Tokens(12), Logits(12), dim=16, layers=2, max_length=40, causal=True, window=4)
-HEADS = {
-    "softmax": (Softmax(4, kv_heads=2), Rotary()),
-    "linear": ([Linear(2), Hyla(2)], RelativeBias(8, 8)),
-    "symbols": ([Relational(2, symbols=RelativeSymbols()), Relational(2, symbols=PositionSymbols())], Alibi()),
-    "neighbours": ([Softmax(2), Disentangled(2, share=True, symbols=RelationalSymbols(count=5))], Learned()),
-    "abstractor": (Abstractor(4, symbols=SymbolicAttention(count=5, once=True)), None),
-}
+GROUPED = replace(BASE, heads=Softmax(4, kv_heads=2), positions=Rotary())
+MODELS = zoo.models(zoo.FEW, max_length=40)
 
 
-def make(name, **options):
-    torch.manual_seed(0)
-    heads, positions = HEADS[name]
-    model = Transformer(replace(BASE, heads=heads, positions=positions, **options), dtype=F64).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.3 if parameter.ndim > 1 else 0.0)
-    return model
-
-
-@pytest.mark.parametrize("window", [1, 4])
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(("name", "window"), [(name, window) for name in MODELS for window in (1, 4)])
 @torch.no_grad()
 def test_decoding_is_exact_and_its_memory_bounded(name, window):
-    model, x = make(name, window=window), torch.randint(12, (2, 24))
+    model, x = make(replace(MODELS[name], window=window)), torch.randint(12, (2, 24))
     whole, cache, parts, sizes = model(x), Cache(2), [], []
     for first, last in ((0, 9), *((i, i + 1) for i in range(9, 20)), (20, 24)):
         parts.append(model(x[:, first:last], cache=cache))
@@ -69,7 +43,7 @@ def test_decoding_is_exact_and_its_memory_bounded(name, window):
 @torch.no_grad()
 def test_what_is_dropped_frees_its_memory():
     """A part of a tensor would keep the whole: what is kept has a storage of its own size."""
-    model, cache = make("softmax"), Cache(2)
+    model, cache = make(GROUPED), Cache(2)
     model(torch.randint(12, (1, 30)), cache=cache)
     kept = list(cache[0]._kept.values())
     assert [tuple(tensor.shape) for tensor in kept] == [(1, 3, 2, 4)] * 2
@@ -80,7 +54,7 @@ def test_what_is_dropped_frees_its_memory():
 @torch.no_grad()
 def test_padding_in_front_is_dropped_too_but_no_key_behind_a_gap(gap):
     """A row of two tokens and four of padding goes on at place 2: within a window of 4 it sees both."""
-    model, x = make("softmax"), torch.randint(12, (2, 12))
+    model, x = make(GROUPED), torch.randint(12, (2, 12))
     real = torch.ones(2, 12, dtype=torch.bool)
     real[1, 2 : 6 if gap else 2] = False
     real[1, : 0 if gap else 4] = False
@@ -98,7 +72,7 @@ def test_padding_in_front_is_dropped_too_but_no_key_behind_a_gap(gap):
 @torch.no_grad()
 def test_a_gap_may_come_later():
     """Keys dropped before it are none that matter; after it none is dropped."""
-    model, x = make("softmax"), torch.randint(12, (1, 12))
+    model, x = make(GROUPED), torch.randint(12, (1, 12))
     real = torch.ones(1, 12, dtype=torch.bool)
     real[0, 5:9] = False
     places, cache, parts = (real.cumsum(1) - 1).clamp(min=0), Cache(2), []

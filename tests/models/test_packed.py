@@ -4,27 +4,22 @@ from dataclasses import replace
 
 import pytest
 import torch
+import zoo
 from some import some
 from torch.testing import assert_close
+from zoo import make_model as build
 
 from polyhead import config
 from polyhead.config import (
-    Abstractor,
-    Alibi,
     Classes,
     Disentangled,
-    Experts,
     Hyla,
     Learned,
     Linear,
     Logits,
-    PositionSymbols,
     Relational,
     RelationalSymbols,
-    RelativeBias,
-    RelativeSymbols,
     Rotary,
-    Sinusoidal,
     Softmax,
     SymbolicAttention,
     Tokens,
@@ -32,44 +27,13 @@ from polyhead.config import (
     Vectors,
 )
 from polyhead.layers.cache import Cache
-from polyhead.models.transformer import Transformer
 
 BASE = TransformerConfig(
     Vectors(5), Logits(7), dim=24, layers=2, heads=[Softmax(2), Hyla(2)], max_length=8, positions=Rotary()
 )
-VARIANTS = {
-    "learned": replace(BASE, positions=Learned(), heads=[[Linear(4)], [Hyla(2, value_depth=2), Softmax(2)]]),
-    "sinusoidal": replace(BASE, positions=Sinusoidal(), norm_order="post", feedforward=Experts(3, 2, hidden=8)),
-    "t5": replace(BASE, positions=RelativeBias(8), causal=True, window=2),
-    "alibi": replace(BASE, positions=Alibi(), causal=True, heads=[Linear(2), Softmax(2)]),
-    "symbols": replace(
-        BASE,
-        causal=True,
-        window=3,
-        heads=[
-            [Softmax(2), Relational(2, symbols=SymbolicAttention(count=5, shared=False))],
-            [Relational(2, symbols=PositionSymbols()), Abstractor(2, act="tanh", symbols=RelativeSymbols())],
-        ],
-    ),
-    "neighbours": replace(
-        BASE,
-        heads=[
-            Disentangled(2, symbols=RelationalSymbols(count=5, once=True)),
-            Relational(2, symbols=RelationalSymbols(count=5, shared=False, neighbours=3)),
-        ],
-    ),
-}
+MODELS = zoo.models(zoo.MIXTURES, inputs=Vectors(5), outputs=Logits(7), max_length=8)
 LENGTHS = (4, 1, 7, 3)
 CU = torch.tensor([0, 4, 5, 12, 15], dtype=torch.int32)
-
-
-def build(settings):
-    torch.manual_seed(0)
-    model = Transformer(settings, dtype=torch.float64)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn_like(p), alpha=0.3)
-    return model.eval()
 
 
 def gradients(y, towards, leaves):
@@ -78,10 +42,10 @@ def gradients(y, towards, leaves):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", MODELS)
 def test_packed_sequences_are_what_they_are_alone(name, masked):
     """Outputs and gradients; with padding at the edges of sequences, which nobody looks at."""
-    model = build(VARIANTS[name])
+    model = build(replace(MODELS[name], causal=masked))
     x, mask = torch.randn(1, 15, 5, dtype=torch.float64, requires_grad=True), torch.ones(1, 15, dtype=torch.bool)
     mask[0, [3, 5, 6, 11, 12]] = not masked
     parts = zip(x.split(LENGTHS, 1), mask.split(LENGTHS, 1), strict=True)
@@ -94,7 +58,8 @@ def test_packed_sequences_are_what_they_are_alone(name, masked):
 
 
 def test_taps_of_packed_sequences_show_what_each_shows_alone():
-    model, x = build(VARIANTS["neighbours"]), torch.randn(1, 15, 5, dtype=torch.float64)
+    heads = Disentangled(2, symbols=RelationalSymbols(count=5)), Relational(2, symbols=SymbolicAttention(count=5))
+    model, x = build(replace(BASE, heads=heads)), torch.randn(1, 15, 5, dtype=torch.float64)
     taps, alone = [], []
     model(x, cu_seqlens=CU, taps=taps)
     model(x[:, 5:12], taps=alone)
@@ -119,24 +84,14 @@ def test_a_window_of_the_model_hides_distant_tokens(causal):
         replace(BASE, window=0)
 
 
-CACHED = {
-    "softmax": BASE,
-    "window": replace(BASE, window=3, heads=[Linear(2), Hyla(2)], positions=Alibi()),
-    "sums": replace(BASE, heads=[Linear(2), Linear(2, act="relu", kv_heads=1)]),
-    "learned": replace(BASE, positions=Learned(), heads=[Linear(2), Softmax(2)]),
-    "dual": replace(
-        BASE, heads=[Softmax(2), Relational(1, symbols=SymbolicAttention()), Relational(1, symbols=PositionSymbols())]
-    ),
-}
+CACHED = zoo.models(inputs=Tokens(11), outputs=Logits(7), max_length=12)
 
 
-@pytest.mark.parametrize("given", ["all", "prompt", "none", "positions"])
-@pytest.mark.parametrize("name", CACHED)
+@pytest.mark.parametrize(("name", "given"), zoo.turns([*CACHED], ("all", "prompt", "none", "positions")))
 def test_ragged_prompts_go_through_a_cache(name, given):
     """Padding left and right of prompts, told with each call or with the prompt only; positions go on as they do
     without a cache, or are given so that each sequence counts its own tokens."""
-    settings = replace(CACHED[name], causal=True, inputs=Tokens(11), max_length=12)
-    model, x, mask = build(settings), torch.randint(11, (3, 9)), torch.ones(3, 9, dtype=torch.bool)
+    model, x, mask = build(CACHED[name]), torch.randint(11, (3, 9)), torch.ones(3, 9, dtype=torch.bool)
     if given != "none":
         mask[0, :2] = mask[1, 3:5] = False
     where = (mask.cumsum(1) - 1).clamp(min=0) if given == "positions" else None
@@ -146,12 +101,11 @@ def test_ragged_prompts_go_through_a_cache(name, given):
         own = None if where is None else where[:, a:b]
         pieces.append(model(x[:, a:b], mask=told, positions=own, cache=cache))
     assert_close(torch.cat(pieces, 1), whole, atol=1e-9, rtol=1e-9)
-    if given == "positions" and name in ("softmax", "sums", "learned"):
-        assert_close(whole[0, 2:], model(x[:1, 2:])[0], atol=1e-9, rtol=1e-9)
 
 
 def test_memory_of_sums_does_not_grow():
-    model, cache, sizes = build(replace(CACHED["sums"], causal=True, max_length=64)), Cache(2), []
+    sums = replace(BASE, heads=[Linear(2), Linear(2, act="relu", kv_heads=1)], causal=True, max_length=64)
+    model, cache, sizes = build(sums), Cache(2), []
     x = torch.randn(2, 40, 5, dtype=torch.float64)
     for a, b in ((0, 4), (4, 5), (5, 40)):
         model(x[:, a:b], cache=cache)

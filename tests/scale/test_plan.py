@@ -6,16 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+import zoo
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from polyhead.cli import plan as cli_plan, verbs as cli
 from polyhead.config import (
-    Abstractor,
     CoRelNetConfig,
-    Disentangled,
     Hyla,
-    Linear,
     Mlp,
     Relational,
     Run,
@@ -69,7 +67,7 @@ def measured_growth(run, sequences):
     return peak(CPU, lambda: step(model, run, batch, clear=clear)), held
 
 
-MECHANISMS = (Softmax(4), Linear(4), Hyla(4), Relational(4), Disentangled(4), Abstractor(4))
+MECHANISMS = tuple(made(4) for made in zoo.KINDS.values())
 RUNS = {
     "mechanisms": run_of([[heads] for heads in MECHANISMS], layers=6),
     "bf16": run_of(Softmax(4), precision="bf16"),

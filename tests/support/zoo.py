@@ -1,0 +1,133 @@
+"""The zoo: each mechanism of spec.MECHANISMS with each of its options changed, alone, in mixtures, and in models.
+
+Cache, packed sequences, decoding, export, compilation and JAX are tested with these.  A mechanism that is new in the
+table is in all of them without a line; a new option needs its values in OPTIONS.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+import polyhead as ph
+from polyhead import config
+from polyhead.spec import MECHANISMS, NORMALISE
+
+SOURCES = (
+    config.PositionSymbols(),
+    config.SymbolicAttention(count=5),
+    config.RelativeSymbols(),
+    config.RelationalSymbols(count=5, neighbours=3, include_self=True),
+    config.SymbolicAttention(count=5, trainable=False, dim=12),
+    config.RelativeSymbols(6, distance=2),
+    config.PositionSymbols(dim=5, shared=False),
+    config.RelationalSymbols(count=5, shared=False, normalise=False),
+    config.SymbolicAttention(count=5, once=True),
+    config.RelationalSymbols(count=5, once=True),
+)
+OPTIONS: dict[str, Sequence[Any]] = {
+    "normalise": NORMALISE,
+    "act": ("relu", "silu", "identity"),
+    "relation_act": ("identity", "softmax", "tanh"),
+    "value_depth": (1, 2),
+    "kv_heads": (None, 1),
+    "symbols": SOURCES,
+    "hidden": (None, None, 8),
+    "symmetric": (False, False, True, False),  # never with grouped keys, which Disentangled refuses
+    "relations": (None, 3),
+}
+"""Values of options, by the name of the field; of two fields the lengths differ, so that their values meet in turn."""
+
+KINDS = {row.config: getattr(config, row.config) for row in MECHANISMS}
+
+
+def variants(kind: str) -> list[Any]:
+    """Two heads of a mechanism: as they are by default, then with the first value of each option, the second, ..."""
+    own = {field.name for field in dataclasses.fields(KINDS[kind])} & OPTIONS.keys()
+    count = max(len(OPTIONS[name]) for name in own)
+    changed = [{name: OPTIONS[name][i % len(OPTIONS[name])] for name in own} for i in range(count)]
+    found = [KINDS[kind](2), *(KINDS[kind](2, **values) for values in changed)]
+    return list(dict.fromkeys(found))
+
+
+def _dealt(most: int) -> dict[str, list[Any]]:
+    """All variants, in mixtures of so many groups that are, while they last, of different kinds."""
+    rounds = itertools.zip_longest(*map(variants, KINDS))
+    groups = [group for variety in rounds for group in variety if group is not None]
+    parts = [groups[i : i + most] for i in range(0, len(groups), most)]
+    return {f"{i}-{'-'.join(type(group).__name__ for group in part)}": part for i, part in enumerate(parts)}
+
+
+ALONE = {kind: [made(4)] for kind, made in KINDS.items()}
+SHARED = [config.Softmax(2, dim=2, value_dim=3), *(made(2, dim=2, value_dim=3, share=True) for made in KINDS.values())]
+"""All take the queries and keys of the first; sizes are given."""
+MIXTURES = _dealt(4) | {"shared": SHARED}
+EVERY = ALONE | MIXTURES
+FEW = {f"all {i}": [(own := variants(kind))[i % len(own)] for kind in KINDS] for i in (1, 3, 8)}
+"""One variant of each mechanism in a mixture: for what takes its time."""
+
+POSITIONS = {
+    "none": None,
+    "rotary": config.Rotary(),
+    "t5": config.RelativeBias(8, 8),
+    "alibi": config.Alibi(),
+    "learned": config.Learned(),
+    "sinusoidal": config.Sinusoidal(),
+}
+IN_LAYERS = ("none", "rotary", "t5", "alibi")
+"""Positions that attention itself knows; the others are added to the input of a model."""
+
+
+def turns(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Each name with one of the values, in turn; the last of the names with all of them."""
+    pairs = [(name, values[i % len(values)]) for i, name in enumerate(names)]
+    return list(dict.fromkeys([*pairs, *((names[-1], value) for value in values)]))
+
+
+def models(heads: dict[str, list[Any]] = EVERY, **given: Any) -> dict[str, config.TransformerConfig]:
+    """Causal language models over 12 tokens, two layers of these heads; what is not given changes from one to the
+    next."""
+    forward = (config.Swiglu(24), config.Mlp(24), config.Experts(3, 2, hidden=8))
+    tied = config.Logits(12, tied=True), config.Logits(12)
+    found = {}
+    for i, (name, groups) in enumerate(heads.items()):
+        fields = {"positions": [*POSITIONS.values()][i % 6], "feedforward": forward[i % 3], "outputs": tied[i % 2]}
+        fields |= {"window": (None, None, 3)[i % 3], "qk_norm": i % 4 == 1, "norm_order": ("pre", "pre", "post")[i % 3]}
+        fields |= {
+            "inputs": config.Tokens(12),
+            "dim": 48,
+            "layers": 2,
+            "heads": groups,
+            "causal": True,
+            "max_length": 24,
+        }
+        found[name] = config.TransformerConfig(**{**fields, **given})
+    return found
+
+
+def far(module: nn.Module, spread: float = 0.3) -> Any:
+    """The module in evaluation, its parameters moved far from where they begin, biases and gains too: there attention
+    is nearly uniform, and a fault in what is 0 invisible."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=spread if parameter.ndim > 1 else 0.1)
+    return module.eval()
+
+
+def make_layer(heads: Any, dim: int = 48, **options: Any) -> Any:
+    """Attention in float64 with biases."""
+    torch.manual_seed(0)
+    made = ph.MultiHeadAttention(dim, heads, **{"bias": True, "max_length": 16, "dtype": torch.float64, **options})
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return made.eval()
+
+
+def make_model(settings: config.TransformerConfig) -> Any:
+    """In float64, so that no rounding decides between tokens."""
+    torch.manual_seed(0)
+    return far(ph.Transformer(settings, dtype=torch.float64))
