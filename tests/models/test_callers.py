@@ -41,7 +41,9 @@ PICKS = Relational(1, symbols=SymbolicAttention())
 READS = TransformerConfig(
     Vectors(5), Values(2), dim=24, layers=2, heads=[Hyla(2), PICKS, Softmax(1)], positions=Rotary()
 )
-WRITES = replace(READS, heads=zoo.FEW["all 1"], inputs=Tokens(7), outputs=Logits(7), causal=True, positions=RelativeBias(8))
+WRITES = replace(
+    READS, heads=zoo.FEW["all 1"], inputs=Tokens(7), outputs=Logits(7), causal=True, positions=RelativeBias(8)
+)
 
 
 def build(settings, dtype=F64):
