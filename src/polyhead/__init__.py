@@ -150,7 +150,7 @@ _HOME = {
 }
 
 _MOVED = {
-    "polyhead.claims": "polyhead.papers.hyla.claims",
+    "polyhead.claims": "polyhead.papers.estimates",
     "polyhead.compat.huggingface_model": "polyhead.compat.huggingface.model",
     "polyhead.models.generate_text": "polyhead.models.generate.text",
     "polyhead.shapes": "polyhead.spec.shapes",

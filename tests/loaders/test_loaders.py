@@ -24,7 +24,7 @@ KNOWN = {
     "pages/report/page.py": "own figures",
     "jaxside/convert.py": "run/checkpoint.safetensors: tests/jaxside/test_convert.py",
     "papers/reproduce.py": "results.json",
-    "papers/language/curves.py": "run/data.json",
+    "papers/language/shared.py": "run/data.json",
     "papers/page.py": "own pictures",
     "config/serial.py": "run/config.json, mine.yaml, grid.yaml",
     "tasks/fuzzy_logic/task.py": "own table",

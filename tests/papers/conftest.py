@@ -1,11 +1,13 @@
 """Finished runs without training: results are planted."""
 
 import json
+import sys
 
 import pytest
 
 from polyhead.config import digest
-from polyhead.papers.recipes import STUDIES
+from polyhead.papers import outcome
+from polyhead.papers.recipes import FIGURES
 from polyhead.train.store.folder import METRICS, Result
 
 
@@ -28,13 +30,25 @@ def planted(run, folder, score):
     return Result(name=run.name, digest=digest(run), steps=run.train.steps, scores=scores, folder=place, **about)
 
 
+@pytest.fixture(autouse=True)
+def one_kind_of_picture(monkeypatch):
+    """No PNG, which takes its time."""
+    both = outcome.both
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("polyhead.papers.") and hasattr(module, "both"):
+            monkeypatch.setattr(module, "both", lambda stem, folder: both(stem, folder)[1:])
+
+
 @pytest.fixture
 def study_of(tmp_path):
     """The study of a figure at scale smoke, its scores planted by `score(run)`."""
     from polyhead.papers.study import Study
 
     def make(figure, score, scale="smoke"):
-        runs = STUDIES[figure](scale)
-        return Study.of(figure, scale, tmp_path, runs, [planted(run, tmp_path, score(run)) for run in runs])
+        known = FIGURES[figure]
+        runs = known.runs(scale)
+        return Study.of(
+            figure, known.paper, scale, tmp_path, runs, [planted(run, tmp_path, score(run)) for run in runs]
+        )
 
     return make

@@ -5,8 +5,9 @@ import math
 import pytest
 import scipy.stats
 
-from polyhead.papers.hyla import claims
-from polyhead.papers.hyla.claims import FAILS, HOLDS, OPEN, Estimate, all_of, decide
+from polyhead.papers import estimates
+from polyhead.papers.estimates import FAILS, HOLDS, OPEN, Estimate, all_of, decide
+from polyhead.papers.hyla import codes, counts, fuzzy, scaling, tables
 from polyhead.papers.hyla.rows import ROWS
 
 A, B = {0: 0.61, 1: 0.74, 2: 0.66}, {0: 0.55, 1: 0.69, 2: 0.58}
@@ -60,7 +61,7 @@ def test_the_three_outcomes(values, outcome):
 def test_equal_values_leave_no_doubt():
     assert decide(Estimate.of({0: 0.5, 1: 0.5}), 0.4) == HOLDS
     assert decide(Estimate.of({0: 0.5, 1: 0.5}), 0.6) == FAILS
-    assert decide(claims.constant(0.5) - claims.constant(0.4)) == HOLDS
+    assert decide(estimates.constant(0.5) - estimates.constant(0.4)) == HOLDS
 
 
 def test_a_claim_in_parts_falls_with_any():
@@ -74,12 +75,12 @@ def test_many_parts_make_a_failure_harder_not_a_success():
     down, up = Estimate.of({0: -0.1, 1: -0.16, 2: -0.2}), Estimate.of({0: 0.1, 1: 0.16, 2: 0.2})
     assert [decide(down, parts=parts) for parts in (1, 9)] == [FAILS, OPEN]
     assert [decide(up, parts=parts) for parts in (1, 9)] == [HOLDS, HOLDS]
-    assert claims.above("c", {f"p{i}": down for i in range(9)}).outcome == OPEN
-    assert claims.above("c", {"p": down}).outcome == FAILS
+    assert estimates.above("c", {f"p{i}": down for i in range(9)}).outcome == OPEN
+    assert estimates.above("c", {"p": down}).outcome == FAILS
 
 
 def test_means_and_multiples_keep_the_seeds():
-    found = claims.mean([Estimate.of(A), Estimate.of(B)])
+    found = estimates.mean([Estimate.of(A), Estimate.of(B)])
     assert found.values == pytest.approx({seed: (A[seed] + B[seed]) / 2 for seed in A})
     assert Estimate.of(A).scaled(-2.0).error == pytest.approx(2 * Estimate.of(A).error)
 
@@ -94,25 +95,25 @@ def planted(best, rest=0.4, spread=0.01):
 
 def test_table_a1_on_planted_scores():
     all_good = planted({"hyla": 0.9, "hyla-moe": 0.99, "softmax-moe": 0.6, "linear-moe": 0.6, "linear-rms": 0.6})
-    found = {v.claim: v.outcome for v in claims.table_a1("sraven", all_good | {"hyla-deep": all_good["hyla"]})}
+    found = {v.claim: v.outcome for v in tables.ablations("sraven", all_good | {"hyla-deep": all_good["hyla"]})}
     assert set(found.values()) == {HOLDS}
     assert len(found) == 6
-    equal = {v.claim: v.outcome for v in claims.table_a1("sraven", planted({"hyla-linear": 0.8}))}
+    equal = {v.claim: v.outcome for v in tables.ablations("sraven", planted({"hyla-linear": 0.8}))}
     assert equal["the nonlinearity and RMSHead are both needed (sraven)"] == FAILS
     assert HOLDS not in equal.values()
 
 
 def test_the_papers_own_table_does_not_separate_hylas_parts_on_fuzzy_logic():
-    found = {v.claim: v.printed for v in claims.table_a1("fuzzy", planted({}))}
+    found = {v.claim: v.printed for v in tables.ablations("fuzzy", planted({}))}
     assert found["the nonlinearity and RMSHead are both needed (fuzzy)"] == OPEN
-    on_sraven = {v.claim: v.printed for v in claims.table_a1("sraven", planted({}))}
+    on_sraven = {v.claim: v.printed for v in tables.ablations("sraven", planted({}))}
     assert on_sraven["HYLA is better on unseen combinations than softmax and linear (sraven)"] == HOLDS
     assert on_sraven["a softmax in place of RMSHead is worse (sraven)"] == HOLDS
 
 
 def test_claims_whose_models_were_not_run_are_left_out():
     some = {name: score for name, score in planted({}).items() if name in ("hyla", "softmax", "linear")}
-    assert [v.claim for v in claims.table_a1("fuzzy", some)] == [
+    assert [v.claim for v in tables.ablations("fuzzy", some)] == [
         "HYLA is better on unseen combinations than softmax and linear (fuzzy)"
     ]
 
@@ -128,62 +129,62 @@ def test_hyla_suffers_less_compares_losses_not_scores():
             (16, 0.7): {"hyla": two(hyla, 0.02), "softmax": two(others, 0.03), "linear": two(others, 0.05)},
         }
 
-    assert claims.fig_2c(cells(0.45, 0.6))[0].outcome == HOLDS
-    assert claims.fig_2c(cells(0.1, 0.85))[0].outcome == FAILS
-    assert claims.fig_2c(cells(0.45, 0.85))[0].outcome == OPEN
+    assert fuzzy.suffers_less(cells(0.45, 0.6))[0].outcome == HOLDS
+    assert fuzzy.suffers_less(cells(0.1, 0.85))[0].outcome == FAILS
+    assert fuzzy.suffers_less(cells(0.45, 0.85))[0].outcome == OPEN
 
 
 def test_small_gaps():
     outside = {"hyla": two(0.8), "softmax": two(0.6), "linear": two(0.5)}
-    assert claims.small_gaps({m: two(0.9) for m in outside}, outside)[0].outcome == HOLDS
-    assert claims.small_gaps(outside, {m: two(0.9) for m in outside})[0].outcome == FAILS
+    assert fuzzy.small_gaps({m: two(0.9) for m in outside}, outside)[0].outcome == HOLDS
+    assert fuzzy.small_gaps(outside, {m: two(0.9) for m in outside})[0].outcome == FAILS
     behind = outside | {"hyla": two(0.3)}  # a gap has no sign
-    assert claims.small_gaps({m: two(0.9) for m in outside}, behind)[0].outcome == HOLDS
-    assert claims.small_gaps(behind, {m: two(0.9) for m in outside})[0].outcome == FAILS
+    assert fuzzy.small_gaps({m: two(0.9) for m in outside}, behind)[0].outcome == HOLDS
+    assert fuzzy.small_gaps(behind, {m: two(0.9) for m in outside})[0].outcome == FAILS
 
 
 def test_novel_terms_are_unsolved_below_the_floor():
     scores = {"hyla": two(0.2), "softmax": two(-0.3)}
-    assert claims.novel("N 16", scores, two(0.7))[0].outcome == HOLDS
-    assert claims.novel("N 16", scores | {"linear": two(0.9, 0.02)}, two(0.7))[0].outcome == FAILS
-    assert claims.novel("N 16", scores, two(0.21, 0.1))[0].outcome == OPEN  # the floor has an error, too
+    assert fuzzy.unknown_terms("N 16", scores, two(0.7))[0].outcome == HOLDS
+    assert fuzzy.unknown_terms("N 16", scores | {"linear": two(0.9, 0.02)}, two(0.7))[0].outcome == FAILS
+    assert fuzzy.unknown_terms("N 16", scores, two(0.21, 0.1))[0].outcome == OPEN  # the floor has an error, too
 
 
 def test_scaling_and_heads():
     small = {"hyla": two(0.3), "softmax": two(0.2), "linear": two(0.1)}
     large = {"hyla": two(0.9), "softmax": two(0.85), "linear": two(0.82)}
-    assert [v.outcome for v in claims.solves({1: small, 2: large})] == [HOLDS, HOLDS]
-    assert [v.outcome for v in claims.solves({1: large, 2: small})] == [FAILS, HOLDS]
-    assert claims.heads({1: small, 8: large})[0].outcome == HOLDS
-    assert claims.heads({8: large, 1: large, 2: small})[0].outcome == FAILS  # 2 heads against 1, not against 8
-    assert claims.harder({2: large, 4: small}, "features")[0].outcome == HOLDS
+    assert [v.outcome for v in scaling.solves({1: small, 2: large})] == [HOLDS, HOLDS]
+    assert [v.outcome for v in scaling.solves({1: large, 2: small})] == [FAILS, HOLDS]
+    assert scaling.single_head({1: small, 8: large})[0].outcome == HOLDS
+    assert scaling.single_head({8: large, 1: large, 2: small})[0].outcome == FAILS  # 2 heads against 1, not against 8
+    assert scaling.harder({2: large, 4: small}, "features")[0].outcome == HOLDS
 
 
 def test_a_claim_about_what_is_missing_is_left_out():
     others = {"softmax": two(0.6), "linear": two(0.5)}
-    assert claims.fig_2c({(16, 0.3): others, (16, 0.7): others}) == []
-    assert claims.small_gaps(others, others) == []
-    assert [v.claim.split()[2] for v in claims.solves({1: others, 2: others})] == ["largest"]  # HYLA was not run
-    assert claims.heads({2: others, 8: others}) == []  # a single head was not measured
+    assert fuzzy.suffers_less({(16, 0.3): others, (16, 0.7): others}) == []
+    assert fuzzy.small_gaps(others, others) == []
+    assert [v.claim.split()[2] for v in scaling.solves({1: others, 2: others})] == ["largest"]  # HYLA was not run
+    assert scaling.single_head({2: others, 8: others}) == []  # a single head was not measured
 
 
 def test_codes():
-    assert claims.decodable("rule", {"HYLA": two(0.5)}, {"HYLA": two(0.1)})[0].outcome == HOLDS
-    assert claims.decodable("rule", {"HYLA": two(0.1)}, {"HYLA": two(0.3)})[0].outcome == FAILS
+    assert codes.decodable("rule", {"HYLA": two(0.5)}, {"HYLA": two(0.1)})[0].outcome == HOLDS
+    assert codes.decodable("rule", {"HYLA": two(0.1)}, {"HYLA": two(0.3)})[0].outcome == FAILS
     apart = {0: 0.2, 1: 0.4, 2: 0.6}  # far apart, but every seed is as much above its own chance level
     scores, chance = Estimate.of(apart), Estimate.of({seed: value - 0.1 for seed, value in apart.items()})
-    assert claims.decodable("rule", {"HYLA": scores}, {"HYLA": chance})[0].outcome == HOLDS
-    assert claims.order_of_layers({"HYLA": two(0.2)}, {"HYLA": two(-0.2)})[0].outcome == FAILS
-    assert claims.shared_code(two(0.4))[0].outcome == HOLDS
+    assert codes.decodable("rule", {"HYLA": scores}, {"HYLA": chance})[0].outcome == HOLDS
+    assert codes.order_of_layers({"HYLA": two(0.2)}, {"HYLA": two(-0.2)})[0].outcome == FAILS
+    assert codes.shared_code(two(0.4))[0].outcome == HOLDS
 
 
 def test_ambiguity_by_both_definitions():
-    assert claims.ambiguity("the code's definition", 9 / 4096, 4096).outcome == HOLDS
-    assert claims.ambiguity("the text's definition", 0.26, 4096).outcome == FAILS
-    assert claims.ambiguity("the code's definition", 20 / 4096, 4096).outcome == OPEN
-    assert claims.ambiguity("the code's definition", 0.0, 64).outcome == OPEN  # none seen in 64 says little
+    assert counts.rarely_ambiguous("the code's definition", 9 / 4096, 4096).outcome == HOLDS
+    assert counts.rarely_ambiguous("the text's definition", 0.26, 4096).outcome == FAILS
+    assert counts.rarely_ambiguous("the code's definition", 20 / 4096, 4096).outcome == OPEN
+    assert counts.rarely_ambiguous("the code's definition", 0.0, 64).outcome == OPEN  # none seen in 64 says little
 
 
 def test_a_verdict_is_one_line():
-    assert str(claims.shared_code(two(0.4))[0]).startswith("holds: sum and difference share a code (")
-    assert "\n" not in str(claims.shared_code(two(0.4))[0])
+    assert str(codes.shared_code(two(0.4))[0]).startswith("holds: sum and difference share a code (")
+    assert "\n" not in str(codes.shared_code(two(0.4))[0])

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from polyhead.papers import outcome
-from polyhead.papers.dual import claims as claims_dual, curves as dual_curves
+from polyhead.papers.dual import games, shared
 from polyhead.papers.dual.models import row_of
-from polyhead.papers.hyla.claims import FAILS, HOLDS, OPEN
+from polyhead.papers.estimates import FAILS, HOLDS, OPEN
 from polyhead.papers.reproduce import FIGURES
 from polyhead.tasks import ObjectSorting, PairwiseOrder, RelationalGames, SetCards
 
@@ -16,11 +16,10 @@ AHEAD = {"dual": 0.2, "relational": 0.15, "corelnet": 0.3, "dual-package": 0.1}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, request):
-    """No PNG; and no picture at all but where the test is of pictures: they take most of the time.  Few sequences."""
+    """No picture at all but where the test is of pictures: they take most of the time.  Few sequences."""
     monkeypatch.setattr(outcome, "FLOOR_SEQUENCES", 60)
-    monkeypatch.setattr(dual_curves, "both", lambda stem, folder: outcome.both(stem, folder)[1:])
     if "picture" not in request.node.name:
-        monkeypatch.setattr(dual_curves.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
+        monkeypatch.setattr(shared.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
 
 
 def draw(study, tmp_path):
@@ -101,7 +100,7 @@ def drawn(study, tmp_path, monkeypatch):
         seen.update({(path.stem, title): levels for title, _, levels in panels})
         path.write_text("</svg>")
 
-    monkeypatch.setattr(dual_curves.figures, "lines", lines)
+    monkeypatch.setattr(shared.figures, "lines", lines)
     return draw(study, tmp_path), seen
 
 
@@ -153,12 +152,12 @@ def tasks_floor(study, name):
 
 
 def test_the_papers_numbers():
-    for game, by_model in claims_dual.GAMES.items():
+    for game, by_model in games.PRINTED.items():
         sizes = set(by_model["dual"])
         assert sizes == set(by_model["relational"]) == set(by_model["softmax"])
         assert (max(sizes) == 25_000) == (game == "match_pattern")
-    assert claims_dual.GAMES["occurs"]["softmax"][500] == 0.525
-    assert claims_dual.GAMES["xoccurs"]["relational"][2500] == 0.886
+    assert games.PRINTED["occurs"]["softmax"][500] == 0.525
+    assert games.PRINTED["xoccurs"]["relational"][2500] == 0.886
 
 
 def without(study, lost):

@@ -10,12 +10,12 @@ import polyhead as ph
 from polyhead import train as training
 from polyhead.config import digest
 from polyhead.models.size import parameters
-from polyhead.papers.dual.models import CLOSE, ROWS, Relations, encoder_of, heads_of, row_of, split_of
-from polyhead.papers.recipes import DUAL, RECIPES
-from polyhead.papers.sizes import size
-from polyhead.papers.study import AXES
+from polyhead.papers.dual.games import SHAPES
+from polyhead.papers.dual.models import CLOSE, DUAL as STUDY, ROWS, Relations, encoder_of, heads_of, row_of, split_of
+from polyhead.papers.recipes import FAMILIES, RECIPES
 from polyhead.tasks.relational_games.task import GAMES
 
+DUAL = FAMILIES[STUDY.title]
 SMALL = {name: DUAL[name]("small") for name in DUAL}
 FREE = ("split",)
 """Studies whose very question is another number of parameters."""
@@ -122,7 +122,7 @@ def test_t5_has_a_bias_of_its_own_for_every_offset():
 
 
 def test_relations():
-    shape = size("small", "games")
+    shape = SHAPES["small"]
     softmax, relational = heads_of("dual", shape, Relations(relations=3, symmetric=False))
     assert (softmax.heads, relational.heads, relational.relations, relational.symmetric) == (1, 1, 3, False)
     assert heads_of("softmax", shape, Relations()) == (ph.Softmax(2, 32, 32),)
@@ -130,7 +130,9 @@ def test_relations():
 
 def test_symbols_are_crossed_with_all_else():
     runs = [run for run in SMALL["symbols"] if run.seed == 0 and run.task.game == "occurs"]
-    places = [tuple(AXES[axis](run) for axis in ("symbols", "positions", "symmetric", "relations")) for run in runs]
+    places = [
+        tuple(STUDY.places(run)[axis] for axis in ("symbols", "positions", "symmetric", "relations")) for run in runs
+    ]
     kinds = ("by place", "by offset", "library", "by neighbours")
     grid = {(kind, "learned", same, count) for kind in kinds for same in (True, False) for count in (1, 4, 16)}
     assert sorted(places) == sorted(grid | {(kind, "rotary", True, 1) for kind in kinds})

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from polyhead.papers import outcome
-from polyhead.papers.dual import claims as claims_dual, curves as dual_curves, tables as dual_tables
+from polyhead.papers.dual import questions, shared
 from polyhead.papers.dual.models import relational_of, row_of, split_of
-from polyhead.papers.hyla.claims import FAILS, HOLDS, OPEN, Estimate
+from polyhead.papers.estimates import FAILS, HOLDS, OPEN, Estimate
 from polyhead.papers.reproduce import FIGURES
 
 AHEAD = {"dual": 0.2, "abstractor": 0.1, "corelnet": 0.3}
@@ -15,12 +15,10 @@ AHEAD = {"dual": 0.2, "abstractor": 0.1, "corelnet": 0.3}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, request):
-    """No PNG; and no picture at all but where the test is of pictures: they take most of the time.  Few sequences."""
+    """No picture at all but where the test is of pictures: they take most of the time.  Few sequences."""
     monkeypatch.setattr(outcome, "FLOOR_SEQUENCES", 60)
-    for module in (dual_curves, dual_tables):
-        monkeypatch.setattr(module, "both", lambda stem, folder: outcome.both(stem, folder)[1:])
     if "picture" not in request.node.name:
-        monkeypatch.setattr(dual_curves.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
+        monkeypatch.setattr(shared.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
 
 
 def draw(study, tmp_path):
@@ -126,7 +124,7 @@ def test_split(study_of, tmp_path):
 
 def test_claims_need_what_they_compare():
     one = Estimate.of({0: 0.5, 1: 0.6})
-    assert claims_dual.splits({(2, 0): one}) == []
-    assert claims_dual.choices({("by place", "learned", True, 1): one}) == []
-    assert claims_dual.choices({("by place", "rotary", True, 1): one, ("by place", "learned", False, 1): one}) == []
-    assert claims_dual.better("x", "dual", ("softmax",), {"a": {"dual": one}}) == []
+    assert questions.splits({(2, 0): one}) == []
+    assert questions.choices({("by place", "learned", True, 1): one}) == []
+    assert questions.choices({("by place", "rotary", True, 1): one, ("by place", "learned", False, 1): one}) == []
+    assert shared.better("x", "dual", ("softmax",), {"a": {"dual": one}}) == []

@@ -10,9 +10,8 @@ from some import some
 
 from polyhead import train
 from polyhead.config import digest
-from polyhead.papers import outcome
+from polyhead.papers.estimates import FAILS, HOLDS
 from polyhead.papers.hyla import codes as code_figures
-from polyhead.papers.hyla.claims import FAILS, HOLDS
 from polyhead.papers.recipes import STUDIES
 from polyhead.papers.reproduce import FIGURES
 from polyhead.papers.study import Study
@@ -27,14 +26,11 @@ def studies(tmp_path_factory):
     def of(figure):
         runs = STUDIES[figure]("smoke")
         short = [replace(run, folder=str(folder / digest(run))) for run in runs]
-        return Study.of(figure, "smoke", folder, runs, [train.run(run, progress=False) for run in short])
+        return Study.of(
+            figure, FIGURES[figure].paper, "smoke", folder, runs, [train.run(run, progress=False) for run in short]
+        )
 
     return {"fuzzy": of("fig-2b"), "sraven": of("fig-5b")}
-
-
-@pytest.fixture(autouse=True)
-def one_kind_of_picture(monkeypatch):
-    monkeypatch.setattr(code_figures, "both", lambda stem, folder: outcome.both(stem, folder)[1:])
 
 
 FUZZY = ("fig-2b", "fig-2d", "fig-a2")

@@ -6,8 +6,8 @@ import pytest
 
 from polyhead.analysis import figures
 from polyhead.papers import outcome
-from polyhead.papers.hyla import curves
-from polyhead.papers.hyla.claims import FAILS, HOLDS, OPEN
+from polyhead.papers.estimates import FAILS, HOLDS, OPEN
+from polyhead.papers.hyla import fuzzy, scaling
 from polyhead.papers.hyla.rows import row_of
 from polyhead.papers.reproduce import FIGURES
 
@@ -17,12 +17,11 @@ FLOORS = {"gaussian_process": 0.3, "ceiling": 1.0}
 
 @pytest.fixture(autouse=True)
 def quick_floors(monkeypatch):
-    from polyhead.papers.hyla.claims import constant
+    from polyhead.papers.estimates import constant
 
     found = {name: constant(value) for name, value in FLOORS.items()}
-    for module in (curves, outcome):
+    for module in (fuzzy, scaling, outcome):
         monkeypatch.setattr(module, "floors", lambda run, split="compositional": found)
-    monkeypatch.setattr(curves, "both", lambda stem, folder: outcome.both(stem, folder)[1:])  # a PNG takes its time
 
 
 def draw(figure, study_of, tmp_path, score):

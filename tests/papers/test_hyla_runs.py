@@ -8,11 +8,13 @@ import torch
 import polyhead as ph
 from polyhead.config import digest
 from polyhead.models.size import parameters
-from polyhead.papers import sizes as scales
 from polyhead.papers.hyla.rows import OURS, ROWS, row_of
-from polyhead.papers.recipes import HYLA as STUDIES, SHORT, STUDIES as ALL, default_scale, short_minutes
-from polyhead.papers.sizes import SCALES, Setting, fuzzy_task, sraven_task
+from polyhead.papers.hyla.sizes import FUZZY, HYLA, SRAVEN, fuzzy_task, make, sraven_task
+from polyhead.papers.recipes import FAMILIES, SHORT, STUDIES as ALL, default_scale, short_minutes
+from polyhead.papers.sizes import Setting
 from polyhead.train import optimiser
+
+STUDIES = FAMILIES[HYLA.title]
 
 CODE = {  # the eight that the original code has, by its (normalisation, target network)
     "softmax": ph.Softmax(),
@@ -27,9 +29,9 @@ CODE = {  # the eight that the original code has, by its (normalisation, target 
 
 
 def tiny(task, row, seed=0):
-    shape = replace(SCALES["smoke"][task], steps=3)
+    shape = replace({"fuzzy": FUZZY, "sraven": SRAVEN}[task]["smoke"], steps=3)
     made = fuzzy_task("smoke", seed, length=8) if task == "fuzzy" else sraven_task("smoke", seed)
-    return scales.make(made, row, shape, Setting(1e-2, 0.1, 1), seed)
+    return make(made, row, shape, Setting(1e-2, 0.1, 1), seed)
 
 
 def test_fourteen_models_eight_of_them_the_codes():

@@ -9,13 +9,12 @@ import pytest
 import polyhead.papers.reproduce as module
 from polyhead import train as training
 from polyhead.config import digest
-from polyhead.papers import outcome
-from polyhead.papers.hyla.claims import FAILS, HOLDS, OPEN
-from polyhead.papers.language import claims as claims_lm, curves as lm_curves
-from polyhead.papers.language.models import row_of
+from polyhead.papers.estimates import FAILS, HOLDS, OPEN
+from polyhead.papers.language import kinds, tokens
+from polyhead.papers.language.models import feedforward_of, row_of
 from polyhead.papers.recipes import STUDIES
 from polyhead.papers.reproduce import FIGURES, reproduce
-from polyhead.papers.study import AXES, Study
+from polyhead.papers.study import Study
 from polyhead.tasks import Text
 from polyhead.tasks.task import Score
 from polyhead.tasks.text.tokens import RECORD
@@ -26,10 +25,9 @@ ZLIB = 1.81
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, request):
-    """No PNG, no text, and no picture at all but where the test is of pictures."""
-    monkeypatch.setattr(lm_curves, "both", lambda stem, folder: outcome.both(stem, folder)[1:])
+    """No text, and no picture at all but where the test is of pictures."""
     if "whole" not in request.node.name:
-        monkeypatch.setattr(lm_curves.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
+        monkeypatch.setattr(kinds.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
         monkeypatch.setattr(Text, "count", lambda task, split: 100)
         monkeypatch.setattr(Text, "floors", lambda task, split, **_: {"zlib": Score(ZLIB, 0.01, 10)})
 
@@ -59,7 +57,7 @@ def drawn(tmp_path):
     def draw(figure, end, text=lambda run: "a"):
         runs = STUDIES[figure]("smoke")
         done = [planted(run, tmp_path, end(run) * (1 + 0.001 * run.seed), text(run)) for run in runs]
-        found = FIGURES[figure].draw(Study.of(figure, "smoke", tmp_path, runs, done), tmp_path)
+        found = FIGURES[figure].draw(Study.of(figure, FIGURES[figure].paper, "smoke", tmp_path, runs, done), tmp_path)
         for stem, caption in found.pictures:
             assert caption
             assert (tmp_path / f"{stem}.svg").read_text().rstrip().endswith("</svg>")
@@ -109,7 +107,7 @@ def test_texts_that_differ_are_not_compared(drawn):
 def test_courses_are_over_tokens(drawn, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        lm_curves.figures, "lines", lambda panels, path, **_: asked.append(panels) or path.write_text("</svg>")
+        kinds.figures, "lines", lambda panels, path, **_: asked.append(panels) or path.write_text("</svg>")
     )
     drawn("lm-bytes", by_row(dual=1.8))
     ((_, series, levels),) = asked[0]
@@ -126,9 +124,11 @@ def test_longer(drawn):
 
 def test_a_single_run_has_the_error_of_its_sequences(tmp_path):
     runs = [run for run in STUDIES["lm-long"]("smoke") if run.seed == 0]
-    study = Study.of("lm-long", "smoke", tmp_path, runs, [planted(run, tmp_path, 1.8) for run in runs])
+    study = Study.of(
+        "lm-long", FIGURES["lm-long"].paper, "smoke", tmp_path, runs, [planted(run, tmp_path, 1.8) for run in runs]
+    )
     (cell,) = study.cells().values()
-    end = lm_curves.single(cell)
+    end = kinds.ending(cell)
     assert (end.mean, end.error, end.freedom) == (pytest.approx(1.8), 0.01, 100.0)
     assert FIGURES["lm-long"].draw(study, tmp_path).verdicts[0].outcome == OPEN  # 0.01 below, with an error of 0.01
 
@@ -152,15 +152,15 @@ def test_a_rate_is_a_place_of_its_own(drawn):
 
 def test_reached():
     course = {1.0: 8.0, 2.0: 4.0, 8.0: 2.0, 16.0: 3.0}
-    assert lm_curves.reached(course, 4.0) == 2.0
-    assert lm_curves.reached(course, 3.0) == pytest.approx(4.0)  # half way from 2 to 8 in the logarithm
-    assert lm_curves.reached(course, 9.0) == 1.0
-    assert lm_curves.reached(course, 1.9) is None
+    assert tokens.reached(course, 4.0) == 2.0
+    assert tokens.reached(course, 3.0) == pytest.approx(4.0)  # half way from 2 to 8 in the logarithm
+    assert tokens.reached(course, 9.0) == 1.0
+    assert tokens.reached(course, 1.9) is None
 
 
 def test_tokens_to_a_perplexity(drawn, monkeypatch):
     """Bits fall by one with each doubling of tokens: 0.1 bits less at the end is the same with 6.7 % fewer tokens."""
-    monkeypatch.setitem(lm_curves.LEVELS, "smoke", (16.0, 8.0))
+    monkeypatch.setitem(tokens.LEVELS, "smoke", (16.0, 8.0))
     found = drawn("dual-lm", by_row(dual=2.4, softmax=2.5))
     assert outcomes(found) == [HOLDS, HOLDS]
     assert "width 16, perplexity 8, 6.7% fewer" in found.verdicts[0].evidence
@@ -177,17 +177,17 @@ def test_tokens_to_a_perplexity(drawn, monkeypatch):
 
 
 def test_what_the_paper_prints():
-    assert claims_lm.TOKENS[1024]["dual"][18] == 5.77
-    assert 15 not in claims_lm.TOKENS[1024]["softmax"]
-    assert claims_lm.TOKENS[2048]["softmax"][15] == 6.55
-    for by in claims_lm.TOKENS.values():
-        for level, tokens in by["dual"].items():
-            assert tokens < by["softmax"].get(level, math.inf)
+    assert tokens.TOKENS[1024]["dual"][18] == 5.77
+    assert 15 not in tokens.TOKENS[1024]["softmax"]
+    assert tokens.TOKENS[2048]["softmax"][15] == 6.55
+    for by in tokens.TOKENS.values():
+        for level, needed in by["dual"].items():
+            assert needed < by["softmax"].get(level, math.inf)
 
 
 def test_gates(drawn):
     def ends(gated):
-        return lambda run: gated if AXES["feedforward"](run) == "SwiGLU" else 2.0
+        return lambda run: gated if feedforward_of(run) == "SwiGLU" else 2.0
 
     assert outcomes(drawn("swiglu", ends(1.9))) == [HOLDS]
     assert outcomes(drawn("swiglu", ends(2.1))) == [FAILS]

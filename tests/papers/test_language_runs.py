@@ -13,11 +13,13 @@ import polyhead as ph
 from polyhead import train as training
 from polyhead.config import digest
 from polyhead.models.size import parameters
-from polyhead.papers.language.models import CLOSE, KINDS, ROWS, model, row_of
-from polyhead.papers.language.runs import ACTS, COMPARED, RATES, dual_sizes, size
-from polyhead.papers.recipes import LM, RECIPES, paper_cost
-from polyhead.papers.study import AXES
+from polyhead.papers.language.components import ACTS, RATES
+from polyhead.papers.language.kinds import BYTES, COMPARED
+from polyhead.papers.language.models import CLOSE, KINDS, LANGUAGE, ROWS, model, row_of
+from polyhead.papers.language.tokens import DUAL, dual_sizes
+from polyhead.papers.recipes import FAMILIES, FIGURES, RECIPES
 
+LM = FAMILIES[LANGUAGE.title]
 SMALL = {name: LM[name]("small") for name in LM}
 
 
@@ -74,7 +76,7 @@ def tiny(run, text, steps=3):
 
 
 def test_every_model_trains(text):
-    shape = replace(size("smoke", "bytes"), steps=0)
+    shape = replace(BYTES["smoke"], steps=0)
     like = LM["lm-bytes"]("smoke")[0]
     for row in ROWS:
         run = tiny(replace(like, name=row, model=model(row, shape)), text)
@@ -92,7 +94,7 @@ def test_pairs_of_bytes_train(text):
 def test_no_model_sees_the_token_it_is_to_say():
     for row in ROWS:
         torch.manual_seed(0)
-        network = ph.Transformer(model(row, size("smoke", "bytes"))).eval()
+        network = ph.Transformer(model(row, BYTES["smoke"])).eval()
         tokens = torch.randint(256, (1, 16))
         changed = tokens.clone()
         changed[0, 9] = (changed[0, 9] + 1) % 256
@@ -114,7 +116,7 @@ def test_figure_6_is_the_papers():
     assert run.model.positions == ph.Rotary()
     assert (run.train.warmup, run.train.batch_size, run.train.precision) == (1000, 256, "bf16")
     assert run.train.steps * run.train.batch_size * run.task.length == pytest.approx(130e9, rel=1e-4)
-    assert "TPU" in paper_cost("fig-6")
+    assert "TPU" in FIGURES["fig-6"].gpu
 
 
 def test_dual_attention_in_language_is_the_papers():
@@ -147,10 +149,10 @@ def test_dual_attention_in_language_is_the_papers():
 
 
 def test_parts_of_a_model():
-    acts = {AXES["feedforward"](run) for run in SMALL["swiglu"]}
+    acts = {LANGUAGE.places(run)["feedforward"] for run in SMALL["swiglu"]}
     assert acts == {"SwiGLU", "SiLU", "ReLU"}
     assert len(ACTS) == 3
-    places = {(AXES["norm order"](run), AXES["lr"](run)) for run in SMALL["norms"]}
+    places = {(run.model.norm_order, run.train.lr) for run in SMALL["norms"]}
     assert places == set(itertools.product(("pre", "post"), RATES["small"]))
     assert {run.seed for run in SMALL["norms"]} == {0, 1}
 
@@ -158,9 +160,9 @@ def test_parts_of_a_model():
 def test_sizes():
     small, large = dual_sizes("small")
     assert (large.dim, large.head_dim, large.heads) == (2 * small.dim, 2 * small.head_dim, small.heads)
-    (long,), shape = SMALL["lm-long"], size("small", "bytes")
+    (long,), shape = SMALL["lm-long"], BYTES["small"]
     assert long.task.length * long.train.steps == pytest.approx(2 * 16 / 15 * shape.length * shape.steps)
-    assert size("paper", "dual").vocabulary == 50_257
+    assert DUAL["paper"].vocabulary == 50_257
 
 
 def test_a_foreign_run_is_one_clear_line():

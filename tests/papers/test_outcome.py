@@ -28,7 +28,7 @@ def test_the_floors_of_every_seeds_own_split(few):
         assert (level.mean, level.error, level.freedom) == (over.mean, over.standard_error, 2)
         assert level.values == {seed: table[name].mean for seed, table in enumerate(each)}
     assert found["mix"].mean != each[0]["mix"].mean
-    assert list(outcome.drawn(found)) == ["Gaussian process", "Recall", "Mixture", "Exact ceiling"]
+    assert list(outcome.drawn(runs_of(tasks), found)) == ["Gaussian process", "Recall", "Mixture", "Exact ceiling"]
 
 
 def test_seeds_that_share_a_split_say_nothing_of_others(few):

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from some import some
 
-from polyhead.papers.hyla.rows import OURS, ROWS, row_of
+from polyhead.papers.hyla.rows import OURS, ROWS, label, row_of
+from polyhead.papers.hyla.sizes import HYLA
 from polyhead.papers.sizes import Setting
-from polyhead.papers.study import AXES, Study, label
+from polyhead.papers.study import Study
 from polyhead.scale.sweep import Failure
 
 
@@ -78,7 +79,7 @@ def test_failures_are_left_out_and_kept(study_of, tmp_path):
     study = study_of("fig-5c", lambda run: 0.5)
     runs = [point.run for point in study.points]
     outcomes = [Failure(runs[0].name, tmp_path, 1, "broken"), *(point.result for point in study.points[1:])]
-    again = Study.of("fig-5c", "smoke", tmp_path, runs, outcomes)
+    again = Study.of("fig-5c", HYLA, "smoke", tmp_path, runs, outcomes)
     assert [point.run for point in again.points] == runs[1:]
     assert [failure.error for failure in again.failures] == ["broken"]
 
@@ -86,7 +87,7 @@ def test_failures_are_left_out_and_kept(study_of, tmp_path):
 def test_every_model_is_recognised_by_its_configuration(study_of):
     points = study_of("table-a1", lambda run: 0.5).points
     assert {row_of(point.run) for point in points} == set(ROWS | OURS)
-    assert {AXES["task"](point.run) for point in points} == {"fuzzy", "sraven"}
+    assert {HYLA.places(point.run)["task"] for point in points} == {"fuzzy", "sraven"}
     assert label("hyla-norms") == "HYLA − RMSHead"
 
 

@@ -8,6 +8,7 @@ circles             of files that import each other, also inside functions and u
 Any                 in annotations
 splats              calls with `*(a, b, ...)`, a tuple written out
 a new task          the files it touches, those of papers/ not counted: its own, and all others that name a task
+a new figure        the files it touches: its own, all others that name a figure, and the one that lists the files
 """
 
 import ast
@@ -124,6 +125,32 @@ def splats(tree: ast.Module) -> int:
     return sum(isinstance(a, ast.Starred) and isinstance(a.value, (ast.Tuple, ast.List)) for a in calls)
 
 
+def figures(trees: Mapping[str, ast.Module]) -> dict[str, str]:
+    """Name of a figure of a paper -> the file that makes it: the keys of its `FIGURES`."""
+    found = {}
+    for module, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FIGURES" and ".papers." in module:
+                keys = node.value.keys if isinstance(node.value, ast.Dict) else []
+                found |= {key.value: module for key in keys if isinstance(key, ast.Constant)}
+    return {str(name): module for name, module in found.items()}
+
+
+def known_figures(trees: Mapping[str, ast.Module]) -> dict[str, list[str]]:
+    """Name of a figure -> `file:line` of what names it elsewhere.  Names of one ordinary word are left out."""
+    owners = {name: module for name, module in figures(trees).items() if "-" in name}
+    found: dict[str, list[str]] = defaultdict(list)
+    for module, tree in trees.items():
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and owners.get(node.value, module) != module
+            ):
+                found[node.value].append(f"{module}:{node.lineno}")
+    return found
+
+
 CODECS = "tasks.text.tokens"
 """Tokenizers, which everything that reads or writes text may use: the one file of a task that others may know."""
 ORDINARY = {"text", "images"}
@@ -184,6 +211,7 @@ def numbers(package: pathlib.Path) -> dict[str, int]:
         "circles": len(circles(arrows)),
         "Any": sum(map(anys, trees.values())),
         "splats": sum(map(splats, trees.values())),
+        "a new figure": 2 + max((len(by) for by in known_figures(trees).values()), default=0),
         "a new task": 1 + max((sum(".papers." not in f for f in by) for by in known_tasks(trees).values()), default=0),
     }
 

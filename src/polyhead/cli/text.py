@@ -152,7 +152,7 @@ def families() -> list[Row]:
 
 
 def figures() -> list[Row]:
-    from polyhead.papers.recipes import SHORT, STUDIES, paper_cost
+    from polyhead.papers.recipes import STUDIES
     from polyhead.papers.reproduce import FIGURES
 
     rows: list[Row] = []
@@ -162,9 +162,9 @@ def figures() -> list[Row]:
         if name in STUDIES:
             row |= {scale: len(STUDIES[name](scale)) for scale in ("small", "paper")}
             row |= {"core minutes": _minutes(name)}
-        if name in SHORT:
+        if figure.short:
             row |= {"short": f"{len(STUDIES[name]('short'))} ({_estimate(name)})"}
-        rows.append({**row, "GPU minutes a run": paper_cost(name) if name in STUDIES else ""})
+        rows.append({**row, "GPU minutes a run": figure.gpu})
     return rows
 
 

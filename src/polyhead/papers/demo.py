@@ -8,8 +8,7 @@ import itertools
 from dataclasses import replace
 
 from polyhead.config import Hyla, Run, Softmax, Train
-from polyhead.papers import sizes as scales
-from polyhead.papers.dual.runs import game_run
+from polyhead.papers.dual.games import SHAPES, game_run
 from polyhead.papers.hyla.singles import fuzzy_model
 from polyhead.tasks import FuzzyLogic, RelationalGames
 
@@ -29,7 +28,7 @@ def demo() -> tuple[Run, ...]:
 
 def race() -> tuple[Run, ...]:
     """Is one shape between two of its kind?  1,000 images of pentominoes, 600 steps of 64, two seeds a model."""
-    shape, runs = scales.size("small", "games"), []
+    shape, runs = SHAPES["small"], []
     for seed, row in itertools.product(RACE_SEEDS, RACERS):
         task = RelationalGames("between", examples=RACE_IMAGES, split_seed=seed)
         run = game_run(task, row, shape, shape.grid()[0], seed)

@@ -3,17 +3,22 @@
 import functools
 import math
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from polyhead.config import Run
-from polyhead.papers.hyla.claims import Estimate, Verdict
-from polyhead.papers.study import Cell, Study, label
+from polyhead.papers.estimates import Estimate, Verdict
+from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Score
 
 FLOOR_SEQUENCES = 1000
+SEEN = "standard errors over seeds, a dot per seed"
+"""What pictures of scores show."""
+
 Levels = dict[str, Estimate]
+Panel = tuple[str, Mapping[str, Mapping[Any, list[float]]], Mapping[str, Any]]
+"""Of a picture: its title, the series, and the floors."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +32,6 @@ class Outcome:
     verdicts: tuple[Verdict, ...] = ()
     notes: tuple[str, ...] = ()
     numbers: Mapping[str, Any] = field(default_factory=dict)
-
-
-def metric_name(task: str) -> str:
-    return "R²" if task == "fuzzy" else "accuracy"
 
 
 def runs_of(cells: Mapping[Any, Cell]) -> list[Run]:
@@ -97,7 +98,7 @@ def scores(cells: Mapping[str, Cell], split: str, metric: str | None = None) -> 
 
 
 def series(
-    points: Mapping[Any, Mapping[str, Estimate]],
+    points: Mapping[Any, Mapping[str, Estimate]], label: Callable[[str], str]
 ) -> dict[str, dict[Any, list[float]]]:
     """{label: {x: scores of the seeds}} from {x: {model: score}}."""
     found: dict[str, dict[Any, list[float]]] = {}
@@ -105,6 +106,20 @@ def series(
         for model, estimate in by.items():
             found.setdefault(label(model), {})[x] = list(estimate.values.values())
     return found
+
+
+TRAINING_LOSS = "training loss"
+"""In place of a split."""
+
+
+def scored(cell: Cell, split: str) -> Estimate:
+    """The score on a split, or the training loss."""
+    return cell.training_loss() if split == TRAINING_LOSS else cell.score(split)
+
+
+def settings_note(cells: Iterable[Cell]) -> str:
+    """The settings that were selected, as a line."""
+    return f"Settings: {'; '.join(sorted({setting_text(cell) for cell in cells}))}."
 
 
 def setting_text(cell: Cell) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyhead.pages.report.page import Page, bullets, details, escape, facts, table
-from polyhead.papers.hyla.claims import FAILS, HOLDS, Verdict
+from polyhead.papers.estimates import FAILS, HOLDS, Verdict
 from polyhead.papers.outcome import Outcome
 from polyhead.train.store.folder import write
 

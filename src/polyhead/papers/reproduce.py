@@ -8,20 +8,18 @@ import dataclasses
 import datetime
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from polyhead.config import Run, digest, to_dict
-from polyhead.papers.dual import curves as dual_curves, tables as dual_tables
-from polyhead.papers.hyla import claims, codes as code_figures, curves, tables
-from polyhead.papers.language import curves as lm_curves
+from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import Outcome
-from polyhead.papers.recipes import STUDIES, default_scale
+from polyhead.papers.recipes import FIGURES, default_scale
 from polyhead.papers.sizes import SCALES
-from polyhead.papers.study import AXES, Study
+from polyhead.papers.study import Paper, Study
 from polyhead.scale.population import training as together
 from polyhead.scale.sweep import Failure
 from polyhead.scale.sweep.jobs import sweep
@@ -33,80 +31,6 @@ from polyhead.train.store.folder import environment, write
 FORMAT = 1
 """Of results.json: another number is another layout."""
 RESULTS, PAGE = "results.json", "index.html"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """What is reproduced: the runs it needs (None: it is a computation) and how it is drawn from them."""
-
-    title: str
-    runs: Callable[[str], tuple[Run, ...]] | None
-    draw: Callable[..., Outcome]
-
-
-def _rule(row: dict[str, Any]) -> bool:
-    return row["target"] in ("rule", "target value")
-
-
-def _term(row: dict[str, Any]) -> bool:
-    return row["target"].startswith("term")
-
-
-def _features(scores: Mapping[Any, Any]) -> list[claims.Verdict]:
-    return claims.harder(scores, "the number of features")
-
-
-def _held_out(scores: Mapping[Any, Any]) -> list[claims.Verdict]:
-    return claims.harder(scores, "the fraction held out")
-
-
-_VALUES = ("target value", "rule")
-
-
-_TERMS = ("target", "function", "term 1", "term 2")
-
-_LISTED = (
-    ("fig-2b", "Fig. 2B: terms decoded from the latent code", code_figures.probes("terms", _term)),
-    ("fig-2c", "Fig. 2C: compositional generalisation on fuzzy logic", curves.fig_2c),
-    ("fig-2d", "Fig. 2D: latent codes on fuzzy logic", code_figures.maps(("target", "term 1"))),
-    ("fig-4a", "Fig. 4A: data and width on SRAVEN", curves.scaling("width")),
-    ("fig-4a-heads", "Fig. 4A, heads growing with width", curves.scaling("width")),
-    ("fig-4b", "Fig. 4B: data and depth on SRAVEN", curves.scaling("depth")),
-    ("fig-5a", "Fig. 5A: SRAVEN codes by the value to predict", code_figures.maps(("target value",))),
-    ("fig-5b", "Fig. 5B: SRAVEN codes by rule", code_figures.maps(("rule",))),
-    ("fig-5c", "Fig. 5C: number of heads", curves.over("heads", claims.heads)),
-    ("fig-5d", "Fig. 5D: number of features", curves.over("features", _features)),
-    ("fig-5e", "Fig. 5E: similarity of the rules' codes, HYLA", code_figures.similar("hyla")),
-    ("fig-5f", "Fig. 5F: rules decoded from the latent code", code_figures.probes("rule", _rule)),
-    ("fig-6", "Fig. 6: language modelling", lm_curves.curves(lm_curves.fig_6_claims)),
-    ("fig-a2", "Fig. A2: latent codes on fuzzy logic, all layers", code_figures.maps(_TERMS, layers="all")),
-    ("fig-a3", "Fig. A3: fuzzy logic, all scores", curves.fig_a3),
-    ("fig-a4", "Fig. A4: training loss when scaling", curves.fig_a4),
-    ("fig-a5", "Fig. A5: fraction held out on SRAVEN", curves.over("held out", _held_out)),
-    ("fig-a6", "Fig. A6: SRAVEN codes, all layers", code_figures.maps(_VALUES, layers="all")),
-    ("fig-a7", "Fig. A7: codes of a deep softmax model", code_figures.maps(_VALUES, layers="all")),
-    ("fig-a8", "Fig. A8: SRAVEN codes, softmax", code_figures.similar("softmax", samples=True)),
-    ("fig-a9", "Fig. A9: counts of tasks and instances", tables.fig_a9),
-    ("games", "Relational games: learning curves", dual_curves.games),
-    ("sorting", "Object sorting: learning curves", dual_curves.sorting),
-    ("order", "Pairwise order", dual_tables.order),
-    ("set", "SET", dual_tables.set_cards),
-    ("maths", "Mathematics, character by character", dual_tables.maths),
-    ("images", "Images", dual_tables.images),
-    ("symbols", "Which symbols, positions and relations", dual_tables.symbols),
-    ("split", "Softmax heads, relational heads", dual_tables.split),
-    ("lm-bytes", "Language models of bytes", lm_curves.curves(lm_curves.bytes_claims)),
-    ("lm-long", "A language model of bytes, longer", lm_curves.curves(lm_curves.long_claims)),
-    ("dual-lm", "Dual attention in language", lm_curves.dual_lm),
-    ("swiglu", "Feed-forward layers with and without a gate", lm_curves.swiglu),
-    ("norms", "Norms before and after", lm_curves.norms),
-    ("table-a1", "Table A1: model ablations", tables.table_a1),
-    ("table-a2", "Table A2: ambiguous instances", tables.table_a2),
-    ("table-a3", "Table A3: the grid of settings", tables.table_a3),
-)
-
-FIGURES: dict[str, Figure] = {name: Figure(title, STUDIES.get(name), draw) for name, title, draw in _LISTED}
-"""Name on the command line -> figure."""
 
 
 def reproduce(
@@ -141,7 +65,7 @@ def reproduce(
     outcomes: Sequence[Result | Failure] = ()
     if known.runs is not None:
         outcomes = train(runs, base, workers=workers, population=population, progress=progress)
-    study = Study.of(figure, scale, base, runs, outcomes)
+    study = Study.of(figure, known.paper, scale, base, runs, outcomes)
     if known.runs is None:
         outcome = known.draw(scale, place)
     elif study.points:
@@ -199,16 +123,12 @@ def _about(figure: str, known: Figure, scale: str, study: Study, outcome: Outcom
         "numbers": outcome.numbers,
         "pictures": [stem for stem, _ in outcome.pictures],
         "failures": [{"name": failure.name, "error": failure.error} for failure in study.failures],
-        "runs": [_row(point.run, point.result) for point in study.points],
+        "runs": [_row(study.paper, point.run, point.result) for point in study.points],
     }
 
 
-def _row(run: Run, result: Result) -> dict[str, Any]:
-    where = {
-        axis: value
-        for axis, read in AXES.items()
-        if axis not in ("length", "held out") and (value := read(run)) is not None
-    }
+def _row(paper: Paper, run: Run, result: Result) -> dict[str, Any]:
+    where = {axis: place for axis, place in paper.places(run).items() if axis not in ("length", "held out")}
     train = run.train
     return {
         "name": run.name,

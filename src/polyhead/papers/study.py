@@ -8,93 +8,56 @@ never looked at for that.
 import math
 import pathlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from polyhead.config import Mlp, Run, Swiglu, TransformerConfig
-from polyhead.papers.dual import models as dual_models
-from polyhead.papers.hyla.claims import Estimate
-from polyhead.papers.hyla.rows import OURS, ROWS, row_of
-from polyhead.papers.language import models as lm_models
+from polyhead.config import Run, TransformerConfig
+from polyhead.papers.estimates import Estimate
 from polyhead.papers.sizes import Setting
 from polyhead.scale.sweep import Failure
-from polyhead.tasks import FuzzyLogic, Images, Sraven, Text
 from polyhead.train import Result
 from polyhead.train.store.folder import METRICS, RESULT, read_metrics
 
-LABELS = {name: row.label for name, row in (ROWS | OURS).items()} | {
-    name: row.label for name, row in (dual_models.ROWS | lm_models.ROWS).items()
-}
+Axis = Callable[[Run], Any]
 
 
-def _model(run: Run) -> str:
-    """Its row, of the study that its task belongs to."""
-    if isinstance(run.task, Text):
-        return lm_models.row_of(run)
-    return row_of(run) if isinstance(run.task, (FuzzyLogic, Sraven)) else dual_models.row_of(run)
+def _heads(run: Run) -> int | None:
+    model = run.model
+    return sum(group.heads for group in model.layer_heads(0)) if isinstance(model, TransformerConfig) else None
 
 
-def _heads(model: TransformerConfig) -> int:
-    return sum(group.heads for group in model.layer_heads(0))
-
-
-def _symbols(run: Run) -> str | None:
-    """Where the symbols of its relational heads come from."""
-    group = dual_models.relational_of(run)
-    return None if group is None else {type(s): n for n, s in dual_models.SYMBOLS.items()}[type(group.symbols)]
-
-
-def _relations(run: Run) -> int | None:
-    group = dual_models.relational_of(run)
-    return None if group is None else group.relations or group.heads
-
-
-def _positions(run: Run) -> str | None:
-    """Of a model with relational heads."""
-    if dual_models.relational_of(run) is None:
-        return None
-    return type(dual_models.encoder_of(run).positions).__name__.lower()
-
-
-def _feedforward(run: Run) -> str | None:
-    """Of a language model."""
-    layer = getattr(run.model, "feedforward", None) if isinstance(run.task, Text) else None
-    names = {"silu": "SiLU", "relu": "ReLU", "gelu_tanh": "GELU"}
-    return "SwiGLU" if isinstance(layer, Swiglu) else names[layer.act] if isinstance(layer, Mlp) else None
-
-
-AXES: dict[str, Callable[[Run], Any]] = {
-    "task": lambda run: "fuzzy" if run.task.name == "fuzzy_logic" else run.task.name,
-    "model": _model,
-    "game": lambda run: getattr(run.task, "game", None),
-    "examples": lambda run: getattr(run.task, "examples", None),
-    "module": lambda run: getattr(run.task, "module", None),
-    "data": lambda run: run.task.data if isinstance(run.task, Images) else None,
-    "symbols": _symbols,
-    "relations": _relations,
-    "symmetric": lambda run: getattr(dual_models.relational_of(run), "symmetric", None),
-    "positions": _positions,
-    "split": lambda run: None if isinstance(run.task, (FuzzyLogic, Sraven, Text)) else dual_models.split_of(run),
-    "feedforward": _feedforward,
-    "norm order": lambda run: run.transformer.norm_order if isinstance(run.task, Text) else None,
+AXES: dict[str, Axis] = {
+    "task": lambda run: run.task.name,
     "lr": lambda run: run.train.lr,
     "length": lambda run: run.task.length,
-    "held out": lambda run: getattr(run.task, "held_out", None),
-    "features": lambda run: getattr(run.task, "features", None),
     "instances": lambda run: run.train.steps * run.train.batch_size,
     "width": lambda run: getattr(run.model, "dim", None),
     "depth": lambda run: getattr(run.model, "layers", None),
-    "heads": lambda run: _heads(run.model) if isinstance(run.model, TransformerConfig) else None,
+    "heads": _heads,
 }
-"""What a figure may be drawn over."""
+"""What the figures of any paper may be drawn over."""
 
 LAST = 5  # logged training losses that are averaged
 
 
-def label(model: str) -> str:
-    """What a reader sees of a row of Table A1, or of a model of the dual-attention study."""
-    return LABELS[model]
+@dataclass(frozen=True)
+class Paper:
+    """A paper whose figures are reproduced, or a family of them.
+
+    `row_of`: the name of the model that a run trains, `label`: what a reader sees of it.  `axes`: what its figures are
+    drawn over, beside `AXES`.
+    """
+
+    title: str
+    row_of: Callable[[Run], str]
+    label: Callable[[str], str]
+    axes: Mapping[str, Axis] = field(default_factory=dict)
+
+    def places(self, run: Run) -> dict[str, Any]:
+        """Where a run stands on every axis that it has."""
+        axes = {"model": self.row_of, **AXES, **self.axes}
+        return {axis: place for axis, read in axes.items() if (place := read(run)) is not None}
 
 
 @dataclass(frozen=True)
@@ -161,6 +124,7 @@ class Study:
     """All runs of a figure that are finished, and those that failed."""
 
     figure: str
+    paper: Paper
     scale: str
     folder: pathlib.Path
     points: tuple[Point, ...]
@@ -168,19 +132,26 @@ class Study:
 
     @classmethod
     def of(
-        cls, figure: str, scale: str, folder: pathlib.Path, runs: Sequence[Run], outcomes: Sequence[Result | Failure]
+        cls,
+        figure: str,
+        paper: Paper,
+        scale: str,
+        folder: pathlib.Path,
+        runs: Sequence[Run],
+        outcomes: Sequence[Result | Failure],
     ) -> "Study":
         """From what a sweep returned, in its order."""
         pairs = list(zip(runs, outcomes, strict=True))
         points = tuple(Point(run, outcome) for run, outcome in pairs if isinstance(outcome, Result))
-        return cls(figure, scale, folder, points, tuple(o for _, o in pairs if isinstance(o, Failure)))
+        return cls(figure, paper, scale, folder, points, tuple(o for _, o in pairs if isinstance(o, Failure)))
 
     def cells(self, *axes: str, task: str | None = None) -> dict[tuple[Any, ...], Cell]:
         """Selected cells by their place on `axes`, in the order of the runs; of one task only if `task` says so."""
         found: dict[tuple[Any, ...], dict[Setting, list[Point]]] = defaultdict(lambda: defaultdict(list))
         for point in self.points:
-            if task in (None, AXES["task"](point.run)):
-                found[tuple(AXES[axis](point.run) for axis in axes)][point.setting].append(point)
+            places = self.paper.places(point.run)
+            if task in (None, places["task"]):
+                found[tuple(places.get(axis) for axis in axes)][point.setting].append(point)
         return {place: select(by_setting) for place, by_setting in found.items()}
 
 

@@ -37,7 +37,9 @@ from polyhead.config import (
 )
 from polyhead.models.size import match, parameters
 from polyhead.papers.sizes import Scale
+from polyhead.papers.study import Axis, Paper
 from polyhead.spec.shapes import one_of
+from polyhead.tasks import Images
 
 CLOSE = 0.01
 """How far the number of parameters may be from that of dual attention, as a fraction."""
@@ -167,7 +169,8 @@ def _reader(
 ) -> TransformerConfig:
     """A transformer among the rows, before its width is matched."""
     return TransformerConfig(
-        *(inputs, outputs),
+        inputs=inputs,
+        outputs=outputs,
         dim=shape.dim,
         layers=shape.layers,
         heads=heads_of(row, shape, relations),
@@ -182,7 +185,8 @@ def _reader(
 
 def _abstractor(inputs: Input, outputs: Classes | None, length: int, shape: Scale) -> AbstractorConfig:
     return AbstractorConfig(
-        *(inputs, outputs),
+        inputs=inputs,
+        outputs=outputs,
         dim=shape.dim,
         layers=shape.layers,
         heads=shape.heads,
@@ -229,3 +233,48 @@ def split_of(run: Run) -> tuple[int, int] | None:
     groups = encoder_of(run).layer_heads(0)
     relational = sum(group.heads for group in groups if isinstance(group, Relational))
     return sum(group.heads for group in groups) - relational, relational
+
+
+def label(model: str) -> str:
+    """What a reader sees of a model."""
+    return ROWS[model].label
+
+
+def symbols_of(run: Run) -> str | None:
+    """Where the symbols of its relational heads come from."""
+    group = relational_of(run)
+    return None if group is None else {type(s): n for n, s in SYMBOLS.items()}[type(group.symbols)]
+
+
+def relations_of(run: Run) -> int | None:
+    """How many relations its relational heads have."""
+    group = relational_of(run)
+    return None if group is None else group.relations or group.heads
+
+
+def positions_kind(run: Run) -> str | None:
+    """Of a model with relational heads."""
+    return None if relational_of(run) is None else type(encoder_of(run).positions).__name__.lower()
+
+
+AXES: dict[str, Axis] = {
+    "symbols": symbols_of,
+    "relations": relations_of,
+    "symmetric": lambda run: getattr(relational_of(run), "symmetric", None),
+    "positions": positions_kind,
+}
+"""Of relational heads, whatever they are trained on."""
+
+DUAL = Paper(
+    "dual attention",
+    row_of,
+    label,
+    {
+        **AXES,
+        "game": lambda run: getattr(run.task, "game", None),
+        "examples": lambda run: getattr(run.task, "examples", None),
+        "module": lambda run: getattr(run.task, "module", None),
+        "data": lambda run: run.task.data if isinstance(run.task, Images) else None,
+        "split": split_of,
+    },
+)

@@ -6,18 +6,33 @@ Both ask it of two relational games that dual attention learns within minutes an
 """
 
 import itertools
+import pathlib
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
+from polyhead.analysis import figures
 from polyhead.config import Learned, Position, Rotary, Run, Swiglu
-from polyhead.papers import sizes as scales
-from polyhead.papers.dual.models import BY_PLACE, SYMBOLS, Relations
-from polyhead.papers.dual.runs import game_run
-from polyhead.papers.sizes import Scale
+from polyhead.papers.dual.games import SHAPES, game_run
+from polyhead.papers.dual.models import BY_PLACE, DUAL, SYMBOLS, Relations
+from polyhead.papers.dual.shared import means, size as size_of
+from polyhead.papers.estimates import Estimate, Verdict, above, mean
+from polyhead.papers.figure import Figure
+from polyhead.papers.outcome import SEEN, Outcome, Panel, both, numbers, settings_note
+from polyhead.papers.sizes import Scale, size
+from polyhead.papers.study import Cell, Study
 from polyhead.tasks import RelationalGames
 
 ASKED = ("occurs", "between")
+
+
 IMAGES = {"paper": 1000, "small": 1000, "smoke": 32}
+
+
 RELATIONS = {"paper": (1, 2, 4, 8), "small": (1, 4, 16), "smoke": (1, 4)}
+
+
 TOTALS = {"paper": (2, 4, 8, 16), "small": (2, 4, 8), "smoke": (2, 4)}
 """Numbers of heads, of one width."""
 
@@ -72,10 +87,188 @@ def split(scale: str = "small") -> tuple[Run, ...]:
 
 
 def _shape(scale: str) -> Scale:
-    shape = scales.size(scale, "games")
+    shape = size(SHAPES, scale)
     return replace(shape, steps=100, seeds=3) if scale == "paper" else shape
 
 
 def _name(what: str, relations: Relations, positions: Position) -> str:
     parts = [what.replace(" ", "-"), "" if relations.symmetric else "asymmetric", f"{relations.relations or 1}"]
     return "-".join(filter(None, [*parts, type(positions).__name__.lower()]))
+
+
+# --------------------------------------------------------------------------------------------------------------- claims
+
+
+Choice = tuple[str, str, bool, int]
+Place = tuple[str, bool, int]
+"""Symbols, positions, symmetric, relations; a place: the same without the positions."""
+
+
+def choices(scores: Mapping[Choice, Estimate]) -> list[Verdict]:
+    """`scores`: of each choice, the mean over the games.  A difference is the mean over all else that was varied."""
+    learned = {(kind, same, count): e for (kind, positions, same, count), e in scores.items() if positions == "learned"}
+    counts = {count for _, _, count in learned}
+    fewest, most = min(counts, default=0), max(counts, default=0)
+
+    def gain(changed: Callable[[Place], Place], wanted: Callable[[Place], bool]) -> list[Estimate]:
+        """Of each `wanted` place, by how much it is above the place with one thing `changed`."""
+        pairs = [(place, changed(place)) for place in learned if wanted(place)]
+        return [learned[place] - learned[other] for place, other in pairs if other != place and other in learned]
+
+    symmetric = gain(lambda place: (place[0], False, place[2]), lambda place: place[1])
+    more = gain(lambda place: (place[0], place[1], fewest), lambda place: place[2] == most)
+    kinds = [kind for kind in dict.fromkeys(kind for kind, _, _ in learned) if kind != "by place"]
+    by_place = {
+        f"over symbols {kind}": gain(partial(_with_symbols, kind), lambda place: place[0] == "by place")
+        for kind in kinds
+    }
+    claims = (
+        ("symmetric relations learn faster", {"symmetric over not, mean of symbols and relations": symmetric}),
+        (
+            "more relations than one per head help",
+            {f"{most} over {fewest}, mean of symbols, symmetric or not": more},
+        ),
+        ("symbols by place are the best on games", by_place),
+    )
+    found = [(claim, {name: mean(gains) for name, gains in parts.items() if gains}) for claim, parts in claims]
+    return [above(claim, parts) for claim, parts in found if parts]
+
+
+def _with_symbols(kind: str, place: Place) -> Place:
+    return kind, place[1], place[2]
+
+
+def splits(scores: Mapping[tuple[int, int], Estimate]) -> list[Verdict]:
+    """`scores[softmax, relational]`: by numbers of heads, the mean over the games."""
+    softmax = sorted(n for n, relational in scores if not relational)
+    halves = sorted(n for n, relational in scores if n == relational)
+    verdicts = []
+    if len(softmax) > 1:
+        few, many = softmax[0], softmax[-1]
+        parts = {f"{many} softmax heads over {few}": scores[many, 0] - scores[few, 0]}
+        verdicts.append(above("more softmax heads help", parts))
+    if softmax and halves:
+        least, many = halves[0], softmax[-1]
+        parts = {f"{least} + {least} heads over {many} softmax heads": scores[least, least] - scores[many, 0]}
+        verdicts.append(above("a few heads of both kinds are better than the most softmax heads", parts))
+    if len(halves) > 1:
+        few, many = halves[0], halves[-1]
+        parts = {f"{many} + {many} heads over {few} + {few}": scores[many, many] - scores[few, few]}
+        verdicts.append(above("more heads of both kinds keep helping", parts))
+    return verdicts
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+
+
+SPLIT = {"softmax": "softmax heads alone", "half": "half of them relational"}
+
+
+def draw_symbols(study: Study, folder: pathlib.Path) -> Outcome:
+    """Accuracy by symbols, positions, symmetric or not, and relations: a panel per game and symmetry over relations."""
+    axes = ("symbols", "positions", "symmetric", "relations")
+    cells = study.cells("game", *axes)
+    games = list(dict.fromkeys(place[0] for place in cells))
+    panels: list[Panel] = []
+    for game in games:
+        for symmetric in (True, False):
+            lines: dict[str, dict[Any, list[float]]] = {}
+            for (which, kind, positions, same, count), cell in cells.items():
+                if (which, same, positions) == (game, symmetric, "learned"):
+                    lines.setdefault(f"symbols {kind}", {})[count] = list(cell.score("iid").values.values())
+            if lines:
+                levels = {"chance": 0.5, **_floors(cells, game)}
+                panels.append((f"{game}, {'symmetric' if symmetric else 'not symmetric'}", lines, levels))
+    for path in both("symbols", folder):
+        figures.lines(panels, path, x_label="relations", y_label="accuracy", log_x=True, limits=(0.4, 1.02), columns=2)
+    by_choice = _over_games(cells, games, "iid")
+    order_ = _over_games(cells, games, "validation")
+    rows = _choice_rows(cells, games, sorted(order_, key=lambda place: -order_[place].mean))
+    best = max(order_, key=lambda place: order_[place].mean, default=None)
+    notes_ = [] if best is None else [f"The best on validation data: {_choice(best)}."]
+    return Outcome(
+        pictures=(("symbols", f"Accuracy by number of relations, learned positions; {SEEN}."),),
+        head=(*axes, *(f"{game}: pentominoes" for game in games), "validation, mean", "parameters", "steps"),
+        rows=tuple(rows),
+        verdicts=tuple(choices(by_choice)),
+        notes=(*notes_, *_floor_notes(cells, games), settings_note(cells.values())),
+        numbers={", ".join(map(str, place)): numbers(cell.score("iid")) for place, cell in cells.items()},
+    )
+
+
+def _choice(place: tuple[Any, ...]) -> str:
+    kind, positions, symmetric, count = place
+    return f"symbols {kind}, {positions} positions, {'symmetric' if symmetric else 'not symmetric'}, {count} relations"
+
+
+def _over_games(cells: Mapping[tuple[Any, ...], Cell], games: list[str], split: str) -> dict[Any, Estimate]:
+    """The mean over the games of every choice that all of them have."""
+    places = dict.fromkeys(place[1:] for place in cells)
+    whole = [place for place in places if all((game, *place) in cells for game in games)]
+    return {place: mean([cells[game, *place].score(split) for game in games]) for place in whole}
+
+
+def _choice_rows(
+    cells: Mapping[tuple[Any, ...], Cell], games: list[str], order_: list[tuple[Any, ...]]
+) -> list[tuple[str, ...]]:
+    """The best on validation data first."""
+    rows = []
+    for place in order_:
+        mine = [cells[game, *place] for game in games]
+        kind, positions, symmetric, count = place
+        values = [str(cell.score("iid")) for cell in mine]
+        validation = str(mean([cell.score("validation") for cell in mine]))
+        rows.append((kind, positions, "yes" if symmetric else "no", str(count), *values, validation, *size_of(mine[0])))
+    return rows
+
+
+def _floors(cells: Mapping[tuple[Any, ...], Cell], game: str) -> dict[str, float]:
+    """What needs no relation, of pentominoes."""
+    return means({place: cell for place, cell in cells.items() if place[0] == game}, "iid")
+
+
+def _floor_notes(cells: Mapping[tuple[Any, ...], Cell], games: list[str]) -> tuple[str, ...]:
+    """In words, where rows are of choices and columns of games."""
+    each = [f"{game}, {name.lower()}: {value:.3f}" for game in games for name, value in _floors(cells, game).items()]
+    return (f"Floors without a network: {'; '.join(each)}.",) if each else ()
+
+
+def draw_split(study: Study, folder: pathlib.Path) -> Outcome:
+    """Accuracy over the number of heads, all softmax or half relational; and over the relational ones of four."""
+    cells = study.cells("game", "split")
+    games = list(dict.fromkeys(place[0] for place in cells))
+    panels: list[Panel] = []
+    for game in games:
+        mine = {place[1]: list(cell.score("iid").values.values()) for place, cell in cells.items() if place[0] == game}
+        lines = {
+            SPLIT["softmax"]: {s: values for (s, r), values in mine.items() if not r},
+            SPLIT["half"]: {s + r: values for (s, r), values in mine.items() if s == r},
+        }
+        levels = {"chance": 0.5, **_floors(cells, game)}
+        panels.append((game, {name: points for name, points in lines.items() if points}, levels))
+    for path in both("split", folder):
+        figures.lines(panels, path, x_label="heads", y_label="accuracy", log_x=True, limits=(0.4, 1.02))
+    return Outcome(
+        pictures=(("split", f"Accuracy by number of heads, every one as wide; {SEEN}."),),
+        head=("softmax heads", "relational heads", *(f"{game}: pentominoes" for game in games), "parameters", "steps"),
+        rows=tuple(_split_rows(cells, games)),
+        verdicts=tuple(splits({place[0]: e for place, e in _over_games(cells, games, "iid").items()})),
+        notes=(*_floor_notes(cells, games), settings_note(cells.values())),
+        numbers={f"{game}, {s} + {r}": numbers(cell.score("iid")) for (game, (s, r)), cell in cells.items()},
+    )
+
+
+def _split_rows(cells: Mapping[tuple[Any, ...], Cell], games: list[str]) -> list[tuple[str, ...]]:
+    rows = []
+    for softmax, relational in sorted(dict.fromkeys(place[1] for place in cells), key=lambda at: (sum(at), at[1])):
+        mine = [cells.get((game, (softmax, relational))) for game in games]
+        values = ["–" if cell is None else str(cell.score("iid")) for cell in mine]
+        sizes = size_of(next(cell for cell in mine if cell is not None))
+        rows.append((str(softmax), str(relational), *values, *sizes))
+    return rows
+
+
+FIGURES = {
+    "symbols": Figure("Which symbols, positions and relations", DUAL, draw_symbols, symbols, minutes=43.3),
+    "split": Figure("Softmax heads, relational heads", DUAL, draw_split, split, minutes=14.8),
+}

@@ -7,7 +7,9 @@ verdicts, the first seed for maps.
 
 import pathlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,19 +18,76 @@ from torch import nn
 from polyhead.analysis import clusters, embed, figures, probe_model, query_codes, similarity
 from polyhead.analysis.geometry import means
 from polyhead.analysis.labels import class_name, targets, with_field
-from polyhead.papers.hyla import claims
-from polyhead.papers.hyla.claims import Estimate
+from polyhead.config import Run
+from polyhead.papers.estimates import Estimate, Verdict, above
+from polyhead.papers.figure import Figure
+from polyhead.papers.hyla.rows import label
+from polyhead.papers.hyla.scaling import DEPTHS
+from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GPU, THREE, fuzzy_task, grid, sraven_task
 from polyhead.papers.outcome import Outcome, both, numbers
-from polyhead.papers.study import Point, Study, label
-from polyhead.tasks.sraven.task import RULES
+from polyhead.papers.sizes import one_setting, size, with_seeds
+from polyhead.papers.study import Point, Study
+from polyhead.tasks.sraven.task import DIFFERENCE, SUM
 from polyhead.train import load_model
 
 FIT = {"smoke": 256}
 """Sequences to fit a probe on and as many to score on; 2048 elsewhere."""
 MAP = {"smoke": 64}
 """Points of a map; 800 elsewhere."""
-SUM, DIFFERENCE = RULES.index("sum"), RULES.index("difference")
 Draw = Callable[[Study, pathlib.Path], Outcome]
+
+
+def fig_codes(scale: str = "small") -> tuple[Run, ...]:
+    """Fuzzy logic at the setting of Table A1, three models: the latent codes of Fig. 2B, 2D and A2.
+
+    polyhead reproduce fig-2b.
+    """
+    shape = size(FUZZY, scale)
+    return grid(partial(fuzzy_task, scale), THREE, shape, one_setting(shape, scale))
+
+
+def fig_5_codes(scale: str = "small") -> tuple[Run, ...]:
+    """SRAVEN, three models: the latent codes of Fig. 5A, 5B, 5E, 5F, A6 and A8.
+
+    polyhead reproduce fig-5f.  Paper: 40 M instances.  Small: the runs of Table A1 at the higher rate.
+    """
+    shape = size(SRAVEN, scale)
+    shape = replace(shape, steps=2 * shape.steps) if scale == "paper" else shape
+    return grid(partial(sraven_task, scale), THREE, shape, one_setting(shape, scale))
+
+
+def fig_a7(scale: str = "small") -> tuple[Run, ...]:
+    """SRAVEN, the codes of a deep softmax transformer: 16 layers on 40 M instances; small: 4 layers.
+
+    polyhead reproduce fig-a7.
+    """
+    shape = replace(size(SRAVEN, scale), layers=DEPTHS[scale][-1])
+    shape = replace(shape, steps=2 * shape.steps) if scale == "paper" else with_seeds(shape, scale, 1)
+    return grid(partial(sraven_task, scale), ("softmax",), shape, one_setting(shape, scale))
+
+
+# --------------------------------------------------------------------------------------------------------------- claims
+
+
+def decodable(what: str, scores: Mapping[str, Estimate], chance: Mapping[str, Estimate]) -> list[Verdict]:
+    """`scores[model]`: macro F1 of the last layer on unseen tasks, over that layer's chance level, which is another for
+    every seed, as its unseen tasks are."""
+    parts = {f"{name} (chance {chance[name].mean:.3f})": e - chance[name] for name, e in scores.items()}
+    return [above(f"{what} can be decoded from the latent code on unseen tasks", parts)]
+
+
+def order_of_layers(rule: Mapping[str, Estimate], magnitude: Mapping[str, Estimate]) -> list[Verdict]:
+    """`rule[model]`: purity by rule of the last layer less that of the first; `magnitude[model]`: the first layer less
+    the last."""
+    parts = {f"rule, {m}, last − first": e for m, e in rule.items()}
+    parts |= {f"magnitude, {m}, first − last": e for m, e in magnitude.items()}
+    return [above("early layers cluster by magnitude, late ones by rule", parts)]
+
+
+def shared_code(difference: Estimate) -> list[Verdict]:
+    """`difference`: cosine of the mean codes of sum and difference, less the mean over all other pairs of rules."""
+    part = {"cosine of sum and difference over the mean of other pairs": difference}
+    return [above("sum and difference share a code", part)]
 
 
 def selected(study: Study) -> dict[str, list[Point]]:
@@ -77,7 +136,7 @@ def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
             ),
             head=("probe", *names, "chance"),
             rows=tuple(rows),
-            verdicts=tuple(claims.decodable(f"the {what}", last, level)),
+            verdicts=tuple(decodable(f"the {what}", last, level)),
             notes=(f"Fitted on {size} sequences of training tasks, scored on as many of unseen combinations.",),
             numbers={
                 f"{_panel(place)}, layer {x}": {m: numbers(Estimate.of(by[m][x])) for m in by}
@@ -116,7 +175,7 @@ def maps(colours: tuple[str, ...], *, layers: str = "last") -> Draw:
     def draw(study: Study, folder: pathlib.Path) -> Outcome:
         count = MAP.get(study.scale, 800)
         pictures: list[tuple[str, str]] = []
-        verdicts: list[claims.Verdict] = []
+        verdicts: list[Verdict] = []
         found: dict[str, Any] = {}
         for model, points in selected(study).items():
             network, task = load_model(points[0].result.folder)[1], points[0].run.task
@@ -151,7 +210,7 @@ def _names(task: Any, name: str, values: Any) -> dict[int, str]:
     return {int(v): class_name(task, name, int(v)) for v in np.unique(values)}
 
 
-def _clusters(study: Study) -> tuple[list[claims.Verdict], dict[str, Any]]:
+def _clusters(study: Study) -> tuple[list[Verdict], dict[str, Any]]:
     """Early layers by magnitude, late ones by rule: purity of neighbours, first layer against last."""
     purity: dict[tuple[str, str, int], dict[int, float]] = defaultdict(dict)
     count = MAP.get(study.scale, 800)
@@ -164,7 +223,7 @@ def _clusters(study: Study) -> tuple[list[claims.Verdict], dict[str, Any]]:
     rule = {label(m): values[m, "rule", last] - values[m, "rule", 0] for m in selected(study)}
     magnitude = {label(m): values[m, "target value", 0] - values[m, "target value", last] for m in selected(study)}
     shown = {f"{m}, {target}, layer {i + 1}": numbers(e) for (m, target, i), e in values.items()}
-    return claims.order_of_layers(rule, magnitude), {"purity of neighbours over chance": shown}
+    return order_of_layers(rule, magnitude), {"purity of neighbours over chance": shown}
 
 
 # ---------------------------------------------------------------------------------------------------------- similarity
@@ -206,7 +265,7 @@ def _similar_outcome(pictures: list[tuple[str, str]], over: Any, matrices: dict[
     centred = Estimate.of(over["centred"])
     notes = (f"Centred, the cosine of sum and difference is {centred} above the mean of the other pairs.",)
     found = {name: numbers(Estimate.of(values)) for name, values in over.items()}
-    verdicts = claims.shared_code(Estimate.of(over["plain"]))
+    verdicts = shared_code(Estimate.of(over["plain"]))
     numbers_ = {"sum and difference over other pairs": found, "by seed": matrices}
     return Outcome(pictures=tuple(pictures), verdicts=tuple(verdicts), numbers=numbers_, notes=notes)
 
@@ -236,3 +295,38 @@ def _pictures(stem: str, folder: pathlib.Path, panels: list[Any], samples: Any) 
             0, (f"{stem}-codes", "A: codes of random instances by rule, a column per head.  B: their means.")
         )
     return pictures
+
+
+# -------------------------------------------------------------------------------------------------------------- listing
+def _rule(row: dict[str, Any]) -> bool:
+    return row["target"] in ("rule", "target value")
+
+
+def _term(row: dict[str, Any]) -> bool:
+    return str(row["target"]).startswith("term")
+
+
+def _fuzzy(title: str, draw: Draw) -> Figure:
+    return Figure(title, HYLA, draw, fig_codes, 8.4, FUZZY_GPU, short=True)
+
+
+def _sraven(title: str, draw: Draw) -> Figure:
+    return Figure(title, HYLA, draw, fig_5_codes, 5.8, SRAVEN_GPU)
+
+
+_VALUES = ("target value", "rule")
+_TERMS = ("target", "function", "term 1", "term 2")
+FIGURES = {
+    "fig-2b": _fuzzy("Fig. 2B: terms decoded from the latent code", probes("terms", _term)),
+    "fig-2d": _fuzzy("Fig. 2D: latent codes on fuzzy logic", maps(("target", "term 1"))),
+    "fig-5a": _sraven("Fig. 5A: SRAVEN codes by the value to predict", maps(("target value",))),
+    "fig-5b": _sraven("Fig. 5B: SRAVEN codes by rule", maps(("rule",))),
+    "fig-5e": _sraven("Fig. 5E: similarity of the rules' codes, HYLA", similar("hyla")),
+    "fig-5f": _sraven("Fig. 5F: rules decoded from the latent code", probes("rule", _rule)),
+    "fig-a2": _fuzzy("Fig. A2: latent codes on fuzzy logic, all layers", maps(_TERMS, layers="all")),
+    "fig-a6": _sraven("Fig. A6: SRAVEN codes, all layers", maps(_VALUES, layers="all")),
+    "fig-a7": replace(
+        _sraven("Fig. A7: codes of a deep softmax model", maps(_VALUES, layers="all")), runs=fig_a7, minutes=0.8
+    ),
+    "fig-a8": _sraven("Fig. A8: SRAVEN codes, softmax", similar("softmax", samples=True)),
+}

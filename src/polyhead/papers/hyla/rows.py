@@ -109,3 +109,8 @@ def row_of(run: Run) -> str:
             if row.heads == bare and row.experts == isinstance(run.transformer.feedforward, Experts):
                 return name
     raise ValueError(f"rows: {run.name} is none of the models of Table A1")
+
+
+def label(model: str) -> str:
+    """What a reader sees of a model."""
+    return (ROWS | OURS)[model].label

@@ -17,11 +17,12 @@ from polyhead.config import (
     Train,
     TransformerConfig,
 )
-from polyhead.papers import sizes as scales
+from polyhead.papers.hyla.sizes import FUZZY, SRAVEN, make
+from polyhead.papers.sizes import Setting
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import FuzzyLogic, Sraven
 
-FUZZY = ("short", "paper")
+LONG = ("short", "paper")
 """The scales of single runs of fuzzy logic."""
 SPLITS = ("iid", "compositional", "novel")
 
@@ -30,7 +31,8 @@ def fuzzy_model(task: FuzzyLogic, group: Mechanism, *, dim: int, hidden: int) ->
     """The paper's network: two pre-norm layers, T5 relative bias per layer, biases, tanh GELU, LayerNorm eps 1e-6."""
     inputs, outputs = task.ends
     return TransformerConfig(
-        *(inputs, outputs),
+        inputs=inputs,
+        outputs=outputs,
         dim=dim,
         layers=2,
         heads=(group,),
@@ -46,8 +48,8 @@ def fuzzy_model(task: FuzzyLogic, group: Mechanism, *, dim: int, hidden: int) ->
 
 def _paper(name: str, group: Mechanism, scale: str) -> Run:
     """One of the paper's runs; `short`: of fewer steps, evaluated oftener on fewer sequences."""
-    one_of("recipes", "scale", scale, FUZZY)
-    shape = scales.size(scale, "fuzzy")
+    one_of("recipes", "scale", scale, LONG)
+    shape = FUZZY[scale]
     task = FuzzyLogic(variables=4, terms=2, length=32, held_out=0.7)
     model = fuzzy_model(task, group, dim=128, hidden=256)
     train = Train(steps=50_000, evaluate=SPLITS, eval_batches=125, eval_every=10_000, save_every=1000)
@@ -94,8 +96,8 @@ def fuzzy_original() -> Run:
 
 
 def _sraven(name: str, row: str) -> Run:
-    shape = scales.size("paper", "sraven")
-    run = scales.make(Sraven(), row, shape, scales.Setting(1e-3, 0.1, 1000), 0)
+    shape = SRAVEN["paper"]
+    run = make(Sraven(), row, shape, Setting(1e-3, 0.1, 1000), 0)
     return replace(run, name=name, threads=None)
 
 

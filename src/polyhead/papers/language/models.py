@@ -26,8 +26,9 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.models.size import match, parameters
-from polyhead.papers.dual.models import CLOSE, Row
+from polyhead.papers.dual.models import AXES, CLOSE, Row
 from polyhead.papers.sizes import Scale
+from polyhead.papers.study import Paper
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import Text
 
@@ -46,7 +47,7 @@ ROWS: dict[str, Row] = {
 COUNTS = {"bytes": 256, "tiktoken:gpt2": 50_257}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shape(Scale):
     """A language model, its text and its training."""
 
@@ -110,7 +111,8 @@ def feedforward(act: str, hidden: int) -> FeedForward:
 def model(row: str, shape: Shape, *, matched: bool = True) -> TransformerConfig:
     """The model `row`; `matched`: with as many parameters as softmax heads, by the width of its feed-forward layers."""
     made = TransformerConfig(
-        *(Tokens(shape.vocabulary), Logits(shape.vocabulary, tied=shape.tied, scaled=shape.tied)),
+        inputs=Tokens(shape.vocabulary),
+        outputs=Logits(shape.vocabulary, tied=shape.tied, scaled=shape.tied),
         dim=shape.dim,
         layers=shape.layers,
         heads=_heads(row, shape),
@@ -145,3 +147,23 @@ KINDS: dict[tuple[type, ...], str] = {
     (Softmax, Hyla, Relational): "mixture",
 }
 """The kinds of heads in a layer -> the row."""
+
+
+def label(model: str) -> str:
+    """What a reader sees of a model."""
+    return ROWS[model].label
+
+
+def feedforward_of(run: Run) -> str | None:
+    """What a reader sees of its feed-forward layers."""
+    layer = run.transformer.feedforward
+    names = {"silu": "SiLU", "relu": "ReLU", "gelu_tanh": "GELU"}
+    return "SwiGLU" if isinstance(layer, Swiglu) else names[layer.act] if isinstance(layer, Mlp) else None
+
+
+LANGUAGE = Paper(
+    "language models",
+    row_of,
+    label,
+    {**AXES, "feedforward": feedforward_of, "norm order": lambda run: run.transformer.norm_order},
+)

@@ -1,0 +1,155 @@
+"""Objects: sorting (learning curves), pairwise order and SET (Abstractors, Altabaa et al. 2024)."""
+
+import itertools
+import pathlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from polyhead.config import Learned, Run
+from polyhead.papers.dual.models import BY_PLACE, DUAL
+from polyhead.papers.dual.shared import (
+    ASYMMETRIC,
+    COMPARED,
+    WRITERS,
+    Cells,
+    better,
+    by_examples,
+    classified,
+    course,
+    learns,
+    run_of,
+    single,
+    table,
+    written,
+)
+from polyhead.papers.estimates import Verdict
+from polyhead.papers.figure import Figure
+from polyhead.papers.outcome import SEEN, Outcome, by_model, scores, whole
+from polyhead.papers.sizes import Scale, size
+from polyhead.papers.study import Study
+from polyhead.tasks import ObjectSorting, PairwiseOrder, SetCards
+
+# fmt: off
+OBJECTS: dict[str, Scale] = {
+    "paper": Scale(
+        dim=64, hidden=128, layers=2, heads=2, head_dim=32, positions=Learned(), act="relu",
+        steps=1600, batch_size=512, clip=None, final=1.0,
+        lrs=(1e-3,), decays=(0.0,), warmups=(0,), seeds=10, eval_batches=20,
+    ),
+    "small": Scale(
+        dim=64, hidden=128, layers=2, heads=4, head_dim=16, positions=Learned(), act="relu",
+        steps=1200, batch_size=64, clip=1.0,
+        lrs=(2e-3,), decays=(0.0,), warmups=(100,), seeds=3, eval_batches=16,
+    ),
+    "smoke": Scale(
+        dim=16, hidden=32, layers=2, heads=2, head_dim=8, positions=Learned(), act="relu",
+        steps=4, batch_size=8, clip=1.0,
+        lrs=(2e-3,), decays=(0.0,), warmups=(1,), seeds=2, eval_batches=2,
+    ),
+}
+# fmt: on
+
+
+SORTED = {"paper": (100, 500, 1000, 1500, 2000, 2500, 3000), "small": (600, 2000), "smoke": (16, 32)}
+"""Sizes of those of sorting."""
+
+
+def sorting(scale: str = "small") -> tuple[Run, ...]:
+    """Object sorting, learning curves over the number of training sequences: an encoder reads objects, a decoder writes
+    their order.
+
+    polyhead reproduce sorting.  Paper (Abstractors): ten of 48 objects, width 64, 2 heads, Adam, 400 epochs of batches
+    of 512, 100 to 3000 sequences, ten trials; no table is printed.  Small: six objects, 4 heads, 1200 steps of 64
+    whatever the number of sequences, 600 and 2000 of them.
+
+    Where the papers are silent, or the comparison wants another: all models have two layers [the transformer four, the
+    Abstractor one or two] and feed-forward layers of twice the width [the width]; no early stopping [patience 50];
+    learned positions [sinusoidal]; asymmetric relations, symbols by place.
+    """
+    shape = size(OBJECTS, scale)
+    runs = []
+    for seed, n in itertools.product(range(shape.seeds), SORTED[scale]):
+        own = replace(shape, steps=400 * -(-n // shape.batch_size)) if scale == "paper" else shape
+        task = ObjectSorting(length=10 if scale == "paper" else 6, examples=n, split_seed=seed)
+        for row, setting in itertools.product(WRITERS, own.grid()):
+            model = written(task, (task.source, task.length), row, own, ASYMMETRIC)
+            runs.append(run_of(f"sorting-{n}-{row}-{seed}", task, model, own, setting))
+    return tuple(runs)
+
+
+def order(scale: str = "small") -> tuple[Run, ...]:
+    """Pairwise order: which of two objects comes first, on pairs that never occur in training.
+
+    polyhead reproduce order.  Paper (Abstractors): 64 objects, half of the ordered pairs in training, 35 % in the test;
+    it gives a plot.  Small: as many pairs, 600 steps of 64.
+    """
+    shape = _objects(scale)
+    seeds = range(shape.seeds)
+    return classified("order", [PairwiseOrder(split_seed=seed) for seed in seeds], COMPARED, shape, ASYMMETRIC)
+
+
+def set_cards(scale: str = "small") -> tuple[Run, ...]:
+    """SET: do three cards make a set, on triples that never occur in training.
+
+    polyhead reproduce set.  Paper (Abstractors): it gives a plot, of models trained on embeddings of card images; here
+    a card is its attributes.  Small: all 1080 training triples, 600 steps of 64.
+    """
+    shape = _objects(scale)
+    return classified("set", [SetCards(split_seed=seed) for seed in range(shape.seeds)], COMPARED, shape, BY_PLACE)
+
+
+def _objects(scale: str) -> Scale:
+    """The size of models that classify objects."""
+    shape = size(OBJECTS, scale)
+    return (
+        shape if scale == "paper" else replace(shape, steps=max(shape.steps // 2, 1), heads=2, head_dim=shape.dim // 2)
+    )
+
+
+def sorting_dual() -> Run:
+    """Dual attention sorts six objects by an order that 2000 examples tell: an encoder, and a decoder that writes it.
+
+    polyhead train sorting-dual.  1200 steps of 64, about half a minute of one core.
+    """
+    return single("sorting-dual", sorting("small"), "sorting-2000-dual-0")
+
+
+# --------------------------------------------------------------------------------------------------- claims and drawing
+
+
+def draw_sorting(study: Study, folder: pathlib.Path) -> Outcome:
+    """Whole orders that are right, over the number of training sequences."""
+    placed = by_model(study, "task", "examples")
+    by_examples(placed, "iid", folder / "sorting", "training sequences", 0.0)
+    cells = {place[1:]: by for place, by in placed.items()}
+    columns = (("sorted", "iid", None), ("elements", "iid", "element_accuracy"), ("noisy objects", "novel", None))
+    verdicts: list[Verdict] = []
+    if whole(cells):
+        curve = {n: scores(by, "iid") for (n,), by in cells.items()}
+        verdicts = learns("sorting", curve)
+        at = {f"n {n}": found for n, found in curve.items()}
+        verdicts += better("sorting", "abstractor", ("softmax", "dual"), at)
+    caption = f"Sequences sorted without a mistake, as a decoder writes them; {SEEN}."
+    found = table(cells, ("sequences",), columns)
+    return Outcome(pictures=(("sorting", caption),), **found, verdicts=tuple(verdicts))
+
+
+def _draw(what: str) -> Callable[[Study, pathlib.Path], Outcome]:
+    """A task that classifies objects: its one place is the task itself."""
+
+    def claim(cells: Cells) -> list[Verdict]:
+        ((_, by),) = cells.items()
+        at = {what: scores(by, "compositional")}
+        found = better(what, "dual", ("softmax",), at)
+        found += better(what, "abstractor", ("softmax",), at)
+        return found + better(what, "corelnet", ("dual",), at)
+
+    columns = (("unseen", "compositional", None), ("validation", "validation", None))
+    return course("task", columns, claim, lambda place, model: "a plot")
+
+
+FIGURES = {
+    "sorting": Figure("Object sorting: learning curves", DUAL, draw_sorting, sorting, minutes=14.6),
+    "order": Figure("Pairwise order", DUAL, _draw("pairwise order"), order, minutes=1.3),
+    "set": Figure("SET", DUAL, _draw("SET"), set_cards, minutes=1.4),
+}

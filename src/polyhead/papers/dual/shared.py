@@ -1,0 +1,240 @@
+"""What the figures of the dual-attention study share: one run, claims about learning, tables and learning curves.
+
+All models of a study have as many parameters as dual attention, within 1 %, and as many optimiser steps.  The width of
+the feed-forward layers makes it so, of CoRelNet that of its first MLP, of PrediNet the number of relations; `split`
+alone varies the number of heads.
+
+At small scale: gradients clipped at 1, a warm-up and a cosine to a tenth of the rate, one rate for all, and no dropout
+but on images.
+
+A claim about learning curves is one about their means over the sizes of the training set, seed by seed.  The papers
+print the games' numbers without standard errors, so no test can be put to them.
+"""
+
+import itertools
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from polyhead.analysis import figures
+from polyhead.config import Classes, Input, Model, Patches, Run, Task
+from polyhead.papers.dual.models import ROWS, Relations, classifier, label, writer
+from polyhead.papers.estimates import Estimate, Scores, Verdict, above, mean
+from polyhead.papers.outcome import (
+    SEEN,
+    Outcome,
+    Panel,
+    beside,
+    both,
+    by_model,
+    numbers,
+    scores,
+    series,
+    settings_note,
+    whole,
+)
+from polyhead.papers.sizes import Scale, Setting, training
+from polyhead.papers.study import Cell, Study
+from polyhead.tasks import Images, Maths, ObjectSorting, PairwiseOrder, RelationalGames, SetCards
+
+Cells = Mapping[tuple[Any, ...], Mapping[str, Cell]]
+
+
+Printed = Callable[[tuple[Any, ...], str], str]
+"""What the paper prints of a place and a model."""
+
+
+Columns = Sequence[tuple[str, str, str | None]]
+"""Head, split, and metric (None: the task's own)."""
+
+
+Curve = Mapping[int, Scores]
+"""Size of the training set -> the scores there, by model (a name of `models.ROWS`)."""
+
+RELATIVE = ("softmax-rope", "softmax-t5")
+"""Our controls."""
+
+GAME_SPLITS = ("validation", "iid", "novel_hexominoes", "novel_stripes")
+ASYMMETRIC = Relations(symmetric=False)
+COMPARED = ("dual", "relational", "softmax", "corelnet", "predinet", "abstractor")
+WRITERS = ("dual", "softmax", "softmax-rope", "abstractor")
+
+
+# ----------------------------------------------------------------------------------------------------------------- runs
+
+
+def run_of(name: str, task: Task, model: Model, shape: Scale, setting: Setting) -> Run:
+    """`name` ends with the seed.  Scored on all splits but training's; of games, on each set of unseen shapes."""
+    splits = GAME_SPLITS if isinstance(task, RelationalGames) else tuple(s for s in task.splits if s != "train")
+    train = training(shape, setting, splits)
+    return Run(name=name, task=task, model=model, train=train, seed=int(name.rpartition("-")[2]), threads=1)
+
+
+def classified(
+    name: str,
+    tasks: Sequence[Images | PairwiseOrder | SetCards],
+    rows: tuple[str, ...],
+    shape: Scale,
+    relations: Relations,
+) -> tuple[Run, ...]:
+    runs = []
+    for task, row, setting in itertools.product(tasks, rows, shape.grid()):
+        model = classifier(ends_of(task), task.length, row, replace(shape, steps=0), relations)
+        what = task.data if isinstance(task, Images) else name
+        runs.append(run_of(f"{what}-{row}-{task.split_seed}", task, model, shape, setting))
+    return tuple(runs)
+
+
+def ends_of(task: RelationalGames | Images | PairwiseOrder | SetCards) -> tuple[Input, Classes]:
+    """The papers normalise patches before and after the map; of digits, four pixels each, little would be left."""
+    inputs, outputs = task.ends
+    if not isinstance(inputs, Patches) or (isinstance(task, Images) and task.data == "digits"):
+        return inputs, outputs
+    return replace(inputs, norm=True), outputs
+
+
+def written(
+    task: ObjectSorting | Maths, source: tuple[Input, int], row: str, shape: Scale, relations: Relations
+) -> Model:
+    return writer(source, (*task.ends, task.length), row, replace(shape, steps=0), relations)
+
+
+def single(name: str, runs: tuple[Run, ...], like: str) -> Run:
+    """The run called `like` as one of its own."""
+    (found,) = (run for run in runs if run.name == like)
+    return replace(found, name=name, threads=None)
+
+
+# --------------------------------------------------------------------------------------------------------------- claims
+
+
+def learns(what: str, curve: Curve) -> list[Verdict]:
+    """Dual attention beside softmax heads, over the size of the training set: with learned positions, as in the paper,
+    and with relative ones.  Claims whose models were not run are left out."""
+    sizes = " and ".join(map(str, curve))
+    verdicts = []
+    for others, words in ((("softmax",), ""), (RELATIVE, " that know relative positions")):
+        found = [other for other in others if all({"dual", other} <= set(scores) for scores in curve.values())]
+        parts = {f"over {ROWS[other].label}, mean of n {sizes}": gap(curve, "dual", other) for other in found}
+        if parts:
+            claim = f"dual attention learns {what} from fewer examples than softmax heads{words}"
+            verdicts.append(above(claim, parts))
+    return verdicts
+
+
+def better(what: str, one: str, others: Sequence[str], scores: Mapping[str, Scores]) -> list[Verdict]:
+    """`one` is better than each of `others` at what was scored, `scores[place]`, as the mean over the places that have
+    both.  Nothing where none has."""
+    parts = {}
+    for other in others:
+        those = [place for place, by in scores.items() if {one, other} <= set(by)]
+        if those:
+            of = f", mean of {', '.join(those)}" if len(scores) > 1 else ""
+            parts[f"over {ROWS[other].label}{of}"] = mean(
+                [scores[place][one] - scores[place][other] for place in those]
+            )
+    claim = f"{ROWS[one].label} is better than {' and '.join(ROWS[other].label for other in others)} at {what}"
+    return [above(claim, parts)] if parts else []
+
+
+def gap(curve: Curve, one: str, other: str) -> Estimate:
+    """How far `one` is above `other`, as the mean over the sizes."""
+    return mean([scores[one] - scores[other] for scores in curve.values()])
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+
+
+def course(
+    axis: str, columns: Columns, claim: Callable[[Cells], list[Verdict]], printed: Printed
+) -> Callable[[Study, pathlib.Path], Outcome]:
+    """A figure of the score on `validation` over optimiser steps, a panel per value of `axis`, and the table."""
+
+    def draw(study: Study, folder: pathlib.Path) -> Outcome:
+        cells = by_model(study, axis)
+        panels: list[Panel] = []
+        for (value,), by in cells.items():
+            name = str(value).partition("__")[2] or str(value)
+            panels.append(
+                (
+                    name.replace("_", " "),
+                    {label(m): cell.course("validation") for m, cell in by.items()},
+                    means(by, "validation"),
+                )
+            )
+        metric = study.points[0].run.task.metric.replace("_", " ")
+        for path in both(study.figure, folder):
+            figures.lines(panels, path, x_label="optimiser steps", y_label=metric, limits=(0.0, 1.02))
+        caption = f"{metric.capitalize()} on validation data in the course of training; {SEEN}."
+        verdicts = claim(cells) if whole(cells) else []
+        found = table(cells, (axis,), columns, printed)
+        return Outcome(pictures=((study.figure, caption),), **found, verdicts=tuple(verdicts))
+
+    return draw
+
+
+def by_examples(cells: Cells, split: str, stem: pathlib.Path, x_label: str, chance: float) -> None:
+    """A panel per first place, over the second: the number of examples."""
+    panels: list[Panel] = []
+    for name in dict.fromkeys(place[0] for place in cells):
+        points = {n: scores(by, split) for (which, n), by in cells.items() if which == name}
+        levels: dict[str, Any] = {"chance": chance} if chance else {}
+        for n, by in ((n, by) for (which, n), by in cells.items() if which == name):
+            for floor, value in means(by, split).items():
+                levels.setdefault(floor, {})[n] = value
+        panels.append((str(name).replace("_", " "), series(points, label), levels))
+    low = chance - 0.1 if chance else 0.0
+    for path in both(stem.name, stem.parent):
+        figures.lines(panels, path, x_label=x_label, y_label="accuracy", log_x=True, limits=(low, 1.02))
+
+
+def means(by: Mapping[Any, Cell], split: str) -> dict[str, float]:
+    """Of the floors beside these cells."""
+    return {name: level.mean for name, level in beside(by, split).items()}
+
+
+def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printed | None = None) -> dict[str, Any]:
+    """A line per place and model, and below the models of a place one per floor."""
+    head = (*axes, "model", *(name for name, _, _ in columns), *(["paper"] if printed else []), "parameters", "steps")
+    rows, found = [], {}
+    for place, by in cells.items():
+        where = [str(value).replace("__", ": ").replace("_", " ") for value in place]
+        for model, cell in by.items():
+            values = [str(cell.score(split, metric)) for _, split, metric in columns]
+            own = [printed(place, model)] if printed else []
+            rows.append((*where, label(model), *values, *own, *size(cell)))
+        found[", ".join(map(str, place))] = {
+            model: {name: numbers(cell.score(split, metric)) for name, split, metric in columns}
+            for model, cell in by.items()
+        }
+        levels = {name: beside(by, split) for name, split, metric in columns if metric is None}
+        for floor in dict.fromkeys(floor for found_ in levels.values() for floor in found_):
+            mine = {name: of[floor] for name, of in levels.items() if floor in of}
+            values = [str(mine.get(name, "–")) for name, _, _ in columns]
+            rows.append((*where, floor, *values, *["–"] * (len(head) - len(where) - 1 - len(values))))
+            found[", ".join(map(str, place))][floor] = {name: numbers(level) for name, level in mine.items()}
+    return {"head": head, "rows": tuple(rows), "numbers": found, "notes": notes(cells)}
+
+
+def size(cell: Cell) -> tuple[str, str]:
+    """Parameters and optimiser steps of a cell."""
+    counts = {point.result.parameters for point in cell.points}
+    steps = {point.run.train.steps for point in cell.points}
+    return " / ".join(f"{n:,}" for n in sorted(counts)), " / ".join(f"{n:,}" for n in sorted(steps))
+
+
+def notes(cells: Cells) -> tuple[str, ...]:
+    """The settings, and how models are read where the papers are silent."""
+    ran = {model for by in cells.values() for model in by}
+    return (
+        *(f"{row.label}: {row.choice}." for name, row in ROWS.items() if row.choice and name in ran),
+        settings_note(cell for by in cells.values() for cell in by.values()),
+    )
+
+
+def percent(values: Mapping[str, tuple[float, float]], model: str) -> str:
+    if model not in values:
+        return "–"
+    value, error = values[model]
+    return f"{value / 100:.3f}" + ("" if error != error else f" ± {error / 100:.3f}")

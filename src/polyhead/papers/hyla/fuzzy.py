@@ -1,0 +1,211 @@
+"""Fuzzy logic, scores over the length of the context: Figures 2C and A3 of Schug et al. 2024."""
+
+import pathlib
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from polyhead.analysis import figures
+from polyhead.config import Run
+from polyhead.papers.estimates import Estimate, Scores, Verdict, above, mean
+from polyhead.papers.figure import Figure
+from polyhead.papers.hyla.rows import ROWS, label
+from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, THREE, fuzzy_task, grid
+from polyhead.papers.outcome import (
+    TRAINING_LOSS,
+    Outcome,
+    Panel,
+    both,
+    by_model,
+    drawn,
+    floors,
+    numbers,
+    runs_of,
+    scored,
+    scores,
+    series,
+    settings_note,
+    shown,
+    whole,
+)
+from polyhead.papers.sizes import one_setting, size
+from polyhead.papers.study import Cell, Study
+
+Cells = dict[tuple[Any, ...], dict[str, Cell]]
+
+
+LENGTHS = {"paper": (16, 32, 64, 96), "short": (16, 32), "small": (16, 32), "smoke": (8, 16)}
+
+
+HELD_OUT = {"paper": (0.3, 0.5, 0.7), "short": (0.5, 0.7), "small": (0.3, 0.5, 0.7), "smoke": (0.3, 0.7)}
+
+
+TRAINING = (
+    "Recall and mixture know no terms: the training functions, weighed by how well they fit the examples, and their "
+    "best linear mixture. Every floor is a mean over the splits of the seeds."
+)
+
+
+def fig_2c(scale: str = "small") -> tuple[Run, ...]:
+    """Fuzzy logic, compositional R² by examples in the context and fraction held out; and Fig. A3 with train-task and
+    novel R² and the training error.
+
+    polyhead reproduce fig-2c.  Small: contexts of 16 and 32 tokens (not 64 and 96), the one rate 5e-3.  Short: those
+    contexts, 50 and 70 % held out, the one rate 1e-3.
+    """
+    shape = size(FUZZY, scale)
+    runs: tuple[Run, ...] = ()
+    for length in LENGTHS[scale]:
+        for held in HELD_OUT[scale]:
+            task = partial(fuzzy_task, scale, held_out=held, length=length)
+            runs += grid(task, THREE, shape, one_setting(shape, scale))
+    return runs
+
+
+# --------------------------------------------------------------------------------------------------------------- claims
+
+
+def suffers_less(scores: Mapping[tuple[int, float], Scores]) -> list[Verdict]:
+    """`scores[length, held_out]`: compositional R².  HYLA loses less than the others as more is held out."""
+    lengths = sorted({length for length, _ in scores})
+    few, many = min(h for _, h in scores), max(h for _, h in scores)
+    models = sorted(set.intersection(*(set(cell) for cell in scores.values())))
+    drop = {m: mean([scores[n, few][m] - scores[n, many][m] for n in lengths]) for m in models}
+    claim = f"HYLA suffers less when {100 * many:.0f} % are held out in place of {100 * few:.0f} %"
+    if "hyla" not in drop:
+        return []
+    others = {f"loss of {ROWS[m].label} over HYLA's": drop[m] - drop["hyla"] for m in models if m != "hyla"}
+    return [above(claim, others)]
+
+
+def small_gaps(iid: Scores, compositional: Scores) -> list[Verdict]:
+    """In distribution the models differ less than on unseen combinations."""
+    parts = {}
+    for name in sorted(set(iid) - {"hyla"}) if "hyla" in iid else ():
+        outside, inside = compositional["hyla"] - compositional[name], iid["hyla"] - iid[name]
+        parts[f"gap to {ROWS[name].label}, outside − inside"] = _size(outside) - _size(inside)
+    claim = "in-distribution gaps between the models are smaller than those on unseen combinations"
+    return [above(claim, parts)] if parts else []
+
+
+def _size(estimate: Estimate) -> Estimate:
+    """Its absolute value, with the sign of the mean for all seeds."""
+    return estimate if estimate.mean >= 0 else -estimate
+
+
+def unknown_terms(where: str, scores: Scores, floor: Estimate) -> list[Verdict]:
+    """Nobody solves combinations of unknown terms: at `where` all are below a floor that composes nothing."""
+    parts = {f"floor {floor} − {ROWS[m].label}": floor - e for m, e in scores.items()}
+    claim = f"no model solves combinations of unknown terms: a Gaussian process is better ({where})"
+    return [above(claim, parts)]
+
+
+def _verdicts(cells: Cells) -> list[Verdict]:
+    if not whole(cells) or len({held for _, held in cells}) < 2:
+        return []
+    most = max(held for _, held in cells)
+    outside = {(n, held): scores(cell, "compositional") for (n, held), cell in cells.items()}
+    verdicts = suffers_less(outside)
+    at = [n for n, held in cells if held == most]
+    inside = {m: mean([scores(cells[n, most], "iid")[m] for n in at]) for m in cells[at[0], most]}
+    beyond = {m: mean([outside[n, most][m] for n in at]) for m in inside}
+    return verdicts + small_gaps(inside, beyond)
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+
+
+def draw_2c(study: Study, folder: pathlib.Path) -> Outcome:
+    """Compositional R² by context length, a panel per fraction held out."""
+    cells = by_model(study, "length", "held out")
+    levels = {place: floors(runs_of(cell)) for place, cell in cells.items()}
+    _draw(cells, "compositional", folder / "fig-2c", levels)
+    verdicts = _verdicts(cells)[:1]
+    caption = f"Compositional R² by examples in the context; standard errors over seeds, a dot per seed. {TRAINING}"
+    return Outcome(
+        pictures=(("fig-2c", caption),),
+        **_table(cells, levels, ("compositional",)),
+        verdicts=tuple(verdicts),
+    )
+
+
+def draw_a3(study: Study, folder: pathlib.Path) -> Outcome:
+    """A: compositional, B: training tasks, C: novel terms, D: training error."""
+    cells = by_model(study, "length", "held out")
+    pictures = []
+    parts = (
+        ("a", "compositional", "unseen combinations"),
+        ("b", "iid", "training tasks"),
+        ("c", "novel", "unknown terms"),
+    )
+    levels: dict[Any, Any] = {}
+    for letter, split, words in parts:
+        levels = {place: floors(runs_of(cell), split) for place, cell in cells.items()}
+        _draw(cells, split, folder / f"fig-a3{letter}", levels)
+        pictures.append((f"fig-a3{letter}", f"{letter.upper()}: R² on {words}. {TRAINING}"))
+    _draw(cells, TRAINING_LOSS, folder / "fig-a3d", {})
+    pictures.append(("fig-a3d", "D: mean squared error on training batches, the last logged ones."))
+    verdicts = _verdicts(cells)
+    biggest = max(cells, default=None)
+    if biggest is not None:  # `levels` are those of the novel split
+        beyond = scores(cells[biggest], "novel")
+        where = f"{biggest[0]} tokens, {100 * biggest[1]:.0f} % held out"
+        verdicts += unknown_terms(where, beyond, levels[biggest]["gaussian_process"])
+    table = _table(cells, {}, ("compositional", "iid", "novel", TRAINING_LOSS))
+    return Outcome(pictures=tuple(pictures), **table, verdicts=tuple(verdicts))
+
+
+def _draw(cells: Cells, split: str, stem: pathlib.Path, levels: Mapping[Any, Any]) -> None:
+    """One panel per fraction held out, over the length of the context."""
+    panels: list[Panel] = []
+    for held in sorted({place[1] for place in cells}):
+        mine = {place[0]: cell for place, cell in sorted(cells.items()) if place[1] == held}
+        points = {n: {model: scored(cell, split) for model, cell in by.items()} for n, by in mine.items()}
+        lines: dict[str, dict[int, float]] = {}
+        for n in mine:
+            for name, value in drawn(runs_of(mine[n]), levels.get((n, held), {})).items():
+                lines.setdefault(name, {})[n] = value
+        panels.append((f"{100 * held:.0f} % held out", series(points, label), lines))
+    limits = (None, None) if split in ("novel", TRAINING_LOSS) else (0.0, 1.02)
+    y = "training error" if split == TRAINING_LOSS else "R²"
+    for path in both(stem.name, stem.parent):
+        figures.lines(panels, path, x_label="tokens in the context", y_label=y, log_x=True, limits=limits)
+
+
+def _table(cells: Cells, levels: Mapping[Any, Any], splits: tuple[str, ...]) -> dict[str, Any]:
+    models = list(dict.fromkeys(model for cell in cells.values() for model in cell))
+    head = ("setting", *(f"{label(m)}, {split}" for split in splits for m in models))
+    common = shown((run for by in cells.values() for run in runs_of(by)), next(iter(levels.values()), {}))
+    head += tuple(common.values())
+    rows = []
+    for (n, held), by in sorted(cells.items()):
+        row = [f"N {n}, {100 * held:.0f} % held out"]
+        row += [str(scored(by[m], split)) if m in by else "–" for split in splits for m in models]
+        row += [str(levels[n, held][name]) for name in common]
+        rows.append(tuple(row))
+    found = {
+        f"N {n}, held out {held}": {m: {s: numbers(scored(cell, s)) for s in splits} for m, cell in by.items()}
+        for (n, held), by in cells.items()
+    }
+    return {
+        "head": head,
+        "rows": tuple(rows),
+        "numbers": found,
+        "notes": (settings_note(cell for by in cells.values() for cell in by.values()),),
+    }
+
+
+FIGURES = {
+    "fig-2c": Figure(
+        "Fig. 2C: compositional generalisation on fuzzy logic",
+        HYLA,
+        draw_2c,
+        fig_2c,
+        minutes=42.3,
+        gpu=FUZZY_GPU,
+        short=True,
+    ),
+    "fig-a3": Figure(
+        "Fig. A3: fuzzy logic, all scores", HYLA, draw_a3, fig_2c, minutes=42.3, gpu=FUZZY_GPU, short=True
+    ),
+}

@@ -1,0 +1,291 @@
+"""SRAVEN, scores over an axis: Figures 4A, 4B and A4 (data and size), 5C (heads), 5D (features) and A5 (held out)."""
+
+import pathlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from polyhead.analysis import figures
+from polyhead.config import Run
+from polyhead.papers.estimates import Scores, Verdict, above
+from polyhead.papers.figure import Figure
+from polyhead.papers.hyla.rows import ROWS, label
+from polyhead.papers.hyla.sizes import HYLA, SRAVEN, SRAVEN_GPU, THREE, grid, sraven_task
+from polyhead.papers.outcome import (
+    TRAINING_LOSS,
+    Outcome,
+    Panel,
+    both,
+    by_model,
+    drawn,
+    floors,
+    numbers,
+    runs_of,
+    scored,
+    scores,
+    series,
+    settings_note,
+    whole,
+)
+from polyhead.papers.sizes import one_setting, size, with_seeds
+from polyhead.papers.study import Cell, Study
+
+Cells = dict[tuple[Any, ...], dict[str, Cell]]
+
+
+DATA = {"paper": (0.5, 1.0, 2.0), "small": (0.5, 1.0, 2.0), "smoke": (0.5, 1.0)}
+
+
+WIDTHS = {"paper": (1.0, 2.0, 4.0), "small": (0.5, 1.0, 2.0), "smoke": (1.0, 2.0)}
+
+
+DEPTHS = {"paper": (4, 8, 16), "small": (1, 2, 4), "smoke": (1, 2)}
+
+
+HEADS = {"paper": (1, 2, 4, 8, 16), "small": (1, 2, 4, 8), "smoke": (1, 2)}
+
+
+FEATURES = {"paper": (2, 3, 4), "small": (2, 3), "smoke": (2, 3)}
+
+
+FRACTIONS = {"paper": (0.1, 0.25, 0.5, 0.75), "small": (0.1, 0.25, 0.5, 0.75), "smoke": (0.25, 0.5)}
+
+
+def fig_4a(scale: str = "small") -> tuple[Run, ...]:
+    """SRAVEN, compositional accuracy by training instances and width, the paper's reading of width: the model, the
+    query-key-value and the MLP width grow, the number of heads stays.
+
+    polyhead reproduce fig-4a (and fig-a4 for the loss).  Small: one rate, one seed less.
+    """
+    return _scaling(scale, "width")
+
+
+def fig_4a_heads(scale: str = "small") -> tuple[Run, ...]:
+    """Fig. 4A as the original code has it: the number of heads grows with the width, a head keeps its own.
+
+    polyhead reproduce fig-4a-heads.
+    """
+    return _scaling(scale, "heads")
+
+
+def fig_4b(scale: str = "small") -> tuple[Run, ...]:
+    """SRAVEN, compositional accuracy by training instances and depth.
+
+    polyhead reproduce fig-4b (and fig-a4 for the loss).
+    """
+    return _scaling(scale, "depth")
+
+
+def fig_a4(scale: str = "small") -> tuple[Run, ...]:
+    """The training loss of the runs of Fig. 4A and 4B.
+
+    polyhead reproduce fig-a4.
+    """
+    return tuple(dict.fromkeys((*fig_4a(scale), *fig_4b(scale))))
+
+
+def _scaling(scale: str, what: str) -> tuple[Run, ...]:
+    base = with_seeds(size(SRAVEN, scale), scale, 2)
+    runs: tuple[Run, ...] = ()
+    for share in DATA[scale]:
+        for value in DEPTHS[scale] if what == "depth" else WIDTHS[scale]:
+            shape = replace(base, steps=max(round(base.steps * share), 1))
+            if what == "depth":
+                shape = replace(shape, layers=int(value))
+            else:
+                shape = shape.widened(value, heads=what == "heads")
+            runs += grid(partial(sraven_task, scale), THREE, shape, one_setting(shape, scale))
+    return runs
+
+
+def fig_5c(scale: str = "small") -> tuple[Run, ...]:
+    """SRAVEN, compositional accuracy by number of heads, down to one; the total query-key-value width stays.
+
+    polyhead reproduce fig-5c.
+    """
+    base = with_seeds(size(SRAVEN, scale), scale, 2)
+    runs: tuple[Run, ...] = ()
+    for heads in HEADS[scale]:
+        shape = replace(base, heads=heads, head_dim=base.heads * base.head_dim // heads)
+        runs += grid(partial(sraven_task, scale), THREE, shape, one_setting(shape, scale))
+    return runs
+
+
+def fig_5d(scale: str = "small") -> tuple[Run, ...]:
+    """SRAVEN, compositional accuracy by number of features.
+
+    polyhead reproduce fig-5d.
+    """
+    shape = with_seeds(size(SRAVEN, scale), scale, 2)
+    runs: tuple[Run, ...] = ()
+    for m in FEATURES[scale]:
+        runs += grid(partial(sraven_task, scale, features=m), THREE, shape, one_setting(shape, scale))
+    return runs
+
+
+def fig_a5(scale: str = "small") -> tuple[Run, ...]:
+    """SRAVEN, compositional accuracy by fraction of rule combinations held out.
+
+    polyhead reproduce fig-a5.  The paper's fractions can only be read off its plot.
+    """
+    shape = with_seeds(size(SRAVEN, scale), scale, 2)
+    runs: tuple[Run, ...] = ()
+    for held in FRACTIONS[scale]:
+        runs += grid(partial(sraven_task, scale, held_out=held), THREE, shape, one_setting(shape, scale))
+    return runs
+
+
+# --------------------------------------------------------------------------------------------------------------- claims
+
+
+def solves(scores: Mapping[Any, Scores], level: float = 0.8) -> list[Verdict]:
+    """At the largest setting all models reach `level`; at the smallest HYLA is best."""
+    settings = list(scores)
+    largest, least = scores[settings[-1]], scores[settings[0]]
+    up = {f"{ROWS[m].label} at the largest": e for m, e in largest.items()}
+    first = above(f"at the largest setting that was run all models solve {100 * level:.0f} %", up, level)
+    if "hyla" not in least:
+        return [first]
+    ahead = {f"HYLA over {ROWS[m].label}": least["hyla"] - e for m, e in least.items() if m != "hyla"}
+    return [first, above("at the smallest setting that was run HYLA is best", ahead)]
+
+
+def single_head(scores: Mapping[int, Scores]) -> list[Verdict]:
+    """A single head is worse than the next larger number."""
+    counts = sorted(scores)
+    if counts[0] != 1:  # its runs failed: nothing else speaks for them
+        return []
+    few, more = scores[counts[0]], scores[counts[1]]
+    parts = {f"{ROWS[m].label}, {counts[1]} heads over {counts[0]}": more[m] - few[m] for m in few if m in more}
+    return [above("a single head hurts", parts)]
+
+
+def harder(scores: Mapping[Any, Scores], what: str) -> list[Verdict]:
+    """The score falls from the least to the largest value of `what`."""
+    points = sorted(scores)
+    first, last = scores[points[0]], scores[points[-1]]
+    parts = {f"{ROWS[m].label}, {points[0]:g} over {points[-1]:g}": first[m] - last[m] for m in first if m in last}
+    return [above(f"SRAVEN gets harder with {what}", parts)]
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+
+
+def by_instances(axis: str) -> Callable[[Study, pathlib.Path], Outcome]:
+    """Fig. 4A (axis "width"), 4A with the code's heads, 4B ("depth"): accuracy by training instances."""
+
+    def draw(study: Study, folder: pathlib.Path) -> Outcome:
+        cells = by_model(study, axis, "instances")
+        stem = study.figure
+        runs = [point.run for point in study.points]
+        levels = floors(runs)
+        _draw_scaling(cells, axis, "compositional", folder / stem, drawn(runs, levels))
+        order = sorted(cells, key=lambda place: (place[1], place[0]))
+        found = {place: scores(cells[place], "compositional") for place in order}
+        verdicts = solves(found) if whole(cells) else []
+        caption = f"Compositional accuracy by training instances, a panel per {axis}."
+        table = _table(cells, (axis, "instances"), levels)
+        return Outcome(pictures=((stem, caption),), **table, verdicts=tuple(verdicts))
+
+    return draw
+
+
+def draw_a4(study: Study, folder: pathlib.Path) -> Outcome:
+    """Training loss by instances: by width at the common depth, by depth at the common width."""
+    depths, widths = (sorted(place[0] for place in study.cells(axis)) for axis in ("depth", "width"))
+    pictures = []
+    base = {
+        "width": _most(study, "depth", depths),
+        "depth": _most(study, "width", widths),
+    }
+    found: dict[str, Any] = {}
+    for letter, axis, other in (("a", "width", "depth"), ("b", "depth", "width")):
+        chosen = by_model(study, axis, "instances", other)
+        cells = {place[:2]: cell for place, cell in chosen.items() if place[2] == base[axis]}
+        _draw_scaling(cells, axis, TRAINING_LOSS, folder / f"fig-a4{letter}", {})
+        pictures.append((f"fig-a4{letter}", f"{letter.upper()}: cross-entropy on the last training batches by {axis}."))
+        found |= _table(cells, (axis, "instances"), {}, TRAINING_LOSS)["numbers"]
+    return Outcome(pictures=tuple(pictures), numbers=found)
+
+
+def _most(study: Study, axis: str, values: list[Any]) -> Any:
+    """The value of `axis` that most runs have: the one that stays while the other axis is varied."""
+    counts = {
+        value: sum(study.paper.places(point.run).get(axis) == value for point in study.points) for value in values
+    }
+    return max(counts, key=lambda value: counts[value])
+
+
+def _draw_scaling(cells: Cells, axis: str, split: str, stem: pathlib.Path, levels: Mapping[str, float]) -> None:
+    panels: list[Panel] = []
+    for value in sorted({place[0] for place in cells}):
+        mine = {place[1]: cell for place, cell in sorted(cells.items()) if place[0] == value}
+        points = {x: {m: scored(cell, split) for m, cell in by.items()} for x, by in mine.items()}
+        panels.append((f"{axis} {value:g}", series(points, label), levels))
+    y, limits = (TRAINING_LOSS, (None, None)) if split == TRAINING_LOSS else ("accuracy", (0.0, 1.02))
+    for path in both(stem.name, stem.parent):
+        figures.lines(panels, path, x_label="training instances", y_label=y, log_x=True, limits=limits)
+
+
+def over(axis: str, claim: Callable[[Mapping[Any, Any]], list[Verdict]]) -> Callable[[Study, pathlib.Path], Outcome]:
+    """Fig. 5C ("heads"), 5D ("features"), A5 ("held out"): accuracy over one axis."""
+
+    def draw(study: Study, folder: pathlib.Path) -> Outcome:
+        cells = by_model(study, axis)
+        found: dict[str, dict[Any, float]] = {}
+        for (x,), cell in cells.items():
+            for name, value in drawn(runs_of(cell), floors(runs_of(cell))).items():
+                found.setdefault(name, {})[x] = value
+        points = {x: scores(cell, "compositional") for (x,), cell in sorted(cells.items())}
+        panel: Panel = ("", series(points, label), found)
+        for path in both(study.figure, folder):
+            figures.lines([panel], path, x_label=axis, y_label="accuracy", limits=(0.0, 1.02))
+        verdicts = claim(points) if whole(cells) and len(cells) > 1 else []
+        caption = f"Compositional accuracy by {axis}; standard errors over seeds, a dot per seed."
+        table = _table(cells, (axis,), {})
+        return Outcome(pictures=((study.figure, caption),), **table, verdicts=tuple(verdicts))
+
+    return draw
+
+
+def _table(cells: Cells, axes: tuple[str, ...], levels: Mapping[str, Any], split: str = "") -> dict[str, Any]:
+    splits = (split,) if split else ("compositional", "iid")
+    models = list(dict.fromkeys(model for cell in cells.values() for model in cell))
+    head = ("setting", *(f"{label(m)}, {name}" for name in splits for m in models))
+    rows, found = [], {}
+    for place, by in sorted(cells.items()):
+        name = ", ".join(f"{axis} {value:g}" for axis, value in zip(axes, place, strict=True))
+        rows.append((name, *(str(scored(by[m], s)) if m in by else "–" for s in splits for m in models)))
+        found[name] = {m: {s: numbers(scored(cell, s)) for s in splits} for m, cell in by.items()}
+    notes = [f"{name.replace('_', ' ')}: {level}" for name, level in levels.items()]
+    return {
+        "head": head,
+        "rows": tuple(rows),
+        "numbers": found,
+        "notes": (*notes, settings_note(cell for by in cells.values() for cell in by.values())),
+    }
+
+
+def _figure(
+    title: str, draw: Callable[[Study, pathlib.Path], Outcome], runs: Callable[[str], tuple[Run, ...]], minutes: float
+) -> Figure:
+    return Figure(title, HYLA, draw, runs, minutes, SRAVEN_GPU)
+
+
+FIGURES = {
+    "fig-4a": _figure("Fig. 4A: data and width on SRAVEN", by_instances("width"), fig_4a, 50.4),
+    "fig-4a-heads": _figure("Fig. 4A, heads growing with width", by_instances("width"), fig_4a_heads, 67.0),
+    "fig-4b": _figure("Fig. 4B: data and depth on SRAVEN", by_instances("depth"), fig_4b, 31.5),
+    "fig-5c": _figure("Fig. 5C: number of heads", over("heads", single_head), fig_5c, 10.0),
+    "fig-5d": _figure(
+        "Fig. 5D: number of features", over("features", partial(harder, what="the number of features")), fig_5d, 6.4
+    ),
+    "fig-a4": _figure("Fig. A4: training loss when scaling", draw_a4, fig_a4, 72.3),
+    "fig-a5": _figure(
+        "Fig. A5: fraction held out on SRAVEN",
+        over("held out", partial(harder, what="the fraction held out")),
+        fig_a5,
+        10.1,
+    ),
+}

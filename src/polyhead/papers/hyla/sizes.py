@@ -1,0 +1,138 @@
+"""Fuzzy logic and SRAVEN at the sizes of the study of Schug et al. 2024, and one run of it.
+
+short   the paper's network, batch and rate, trained for 15,000 steps and not 50,000: minutes of a core a run of fuzzy
+        logic.
+small   wider heads (8 instead of 2), and clipping, without which some HYLA seeds stall with few steps and high rates.
+        Fuzzy logic with 16 tokens.  SRAVEN with 2 features of 5 values, in two layers, with columns that do not permute
+        the features, and learned positions in place of T5's relative bias: at this size neither permuted columns nor
+        the bias let any model far above chance within minutes.
+
+As in the original code a seed changes everything random: initial weights, data and which combinations are held out.
+Elsewhere the paper's text counts: no dropout (the original code drops 10 % of the code), weight decay exempts biases
+and norms, the cosine ends with training, every part of a held-out combination occurs in training.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+from polyhead.config import Learned, Run, Task, TransformerConfig
+from polyhead.papers.hyla.rows import OURS, ROWS, label, row_of
+from polyhead.papers.sizes import Scale, Setting, training
+from polyhead.papers.study import Paper
+from polyhead.spec.shapes import one_of
+from polyhead.tasks import FuzzyLogic, Sraven
+
+FUZZY_SPLITS = ("validation", "iid", "compositional", "novel")
+SRAVEN_SPLITS = ("validation", "iid", "compositional")
+FUZZY_GPU, SRAVEN_GPU = "2-3", "20-200"
+"""GPU minutes of one run, on an RTX 3090 or 4090, by the paper's appendix D.1."""
+THREE = ("hyla", "softmax", "linear")
+"""The models of the paper's text."""
+
+# fmt: off
+FUZZY: dict[str, Scale] = {
+    "paper": Scale(
+        dim=128, hidden=256, layers=2, heads=8, head_dim=2,
+        steps=50_000, batch_size=128, clip=None,
+        lrs=(1e-3, 3e-3), decays=(0.1, 0.03), warmups=(100,), seeds=3, eval_batches=125,
+    ),
+    "short": Scale(
+        dim=128, hidden=256, layers=2, heads=8, head_dim=2,
+        steps=15_000, batch_size=128, clip=None,
+        lrs=(1e-3,), decays=(0.1,), warmups=(100,), seeds=3, eval_batches=32,
+    ),
+    "small": Scale(
+        dim=64, hidden=128, layers=2, heads=8, head_dim=8,
+        steps=2000, batch_size=64, clip=1.0,
+        lrs=(2e-3, 5e-3), decays=(0.1,), warmups=(100,), seeds=3, eval_batches=32,
+    ),
+    "smoke": Scale(
+        dim=16, hidden=32, layers=1, heads=4, head_dim=4,
+        steps=4, batch_size=8, clip=1.0,
+        lrs=(1e-3, 3e-3), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
+    ),
+}
+SRAVEN: dict[str, Scale] = {
+    "paper": Scale(
+        dim=128, hidden=256, layers=4, heads=16, head_dim=4,
+        steps=156_250, batch_size=128, clip=None,
+        lrs=(1e-3, 3e-4), decays=(0.1, 0.3), warmups=(1000, 3000), seeds=3, eval_batches=400,
+    ),
+    "small": Scale(
+        dim=64, hidden=128, layers=2, heads=8, head_dim=8, positions=Learned(),
+        steps=1500, batch_size=64, clip=1.0,
+        lrs=(1e-3, 3e-3), decays=(0.1,), warmups=(100,), seeds=3, eval_batches=32,
+    ),
+    "smoke": Scale(
+        dim=16, hidden=32, layers=1, heads=4, head_dim=4, positions=Learned(),
+        steps=4, batch_size=8, clip=1.0,
+        lrs=(1e-3, 3e-3), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
+    ),
+}
+# fmt: on
+
+HYLA = Paper(
+    "Attention as a hypernetwork",
+    row_of,
+    label,
+    {
+        "task": lambda run: "fuzzy" if isinstance(run.task, FuzzyLogic) else run.task.name,
+        "held out": lambda run: getattr(run.task, "held_out", None),
+        "features": lambda run: getattr(run.task, "features", None),
+    },
+)
+
+
+def fuzzy_task(scale: str, seed: int, *, held_out: float = 0.7, length: int | None = None) -> FuzzyLogic:
+    """The paper's family: 4 variables, 2 terms.  32 tokens, 16 where the network is smaller, too."""
+    length = length or (32 if scale in ("paper", "short") else 16)
+    return FuzzyLogic(variables=4, terms=2, length=length, held_out=held_out, split_seed=seed)
+
+
+def sraven_task(scale: str, seed: int, *, features: int | None = None, held_out: float = 0.25) -> Sraven:
+    """The paper's family: 4 features of 8 values on a 3 x 3 grid; at the smaller scales 2 features of 5 values."""
+    features = features or (4 if scale == "paper" else 2)
+    values = 8 if scale == "paper" else 5
+    return Sraven(features=features, values=values, held_out=held_out, split_seed=seed, permuted=scale == "paper")
+
+
+def make(task: Task, row: str, shape: Scale, setting: Setting, seed: int) -> Run:
+    """The run that trains the model `row` of Table A1 on `task`.
+
+    The paper's network: pre-norm layers, T5 relative bias per layer, biases, tanh GELU, LayerNorm eps 1e-6.
+    """
+    chosen = (ROWS | OURS)[one_of("recipes", "model", row, ROWS | OURS)]
+    inputs, outputs = task.ends
+    model = TransformerConfig(
+        inputs=inputs,
+        outputs=outputs,
+        dim=shape.dim,
+        layers=shape.layers,
+        heads=(chosen.sized(shape.heads, shape.head_dim),),
+        feedforward=chosen.feedforward(shape.hidden),
+        positions=shape.positions,
+        max_length=task.length,
+        norm_eps=1e-6,
+        bias=True,
+        init="hyla",
+    )
+    train = training(shape, setting, FUZZY_SPLITS if isinstance(task, FuzzyLogic) else SRAVEN_SPLITS)
+    name = f"{_kind(task)}-{row}-{seed}"
+    return Run(name=name, task=task, model=model, train=train, seed=seed, threads=1)
+
+
+def _kind(task: Task) -> str:
+    """Of the content alone, so that two figures that share a run share its folder."""
+    if isinstance(task, FuzzyLogic):
+        return f"fuzzy-{task.length}-{100 * task.held_out:.0f}"
+    if isinstance(task, Sraven):
+        return f"sraven-{task.features}-{task.values}-{100 * task.held_out:.0f}"
+    return task.name
+
+
+def grid(
+    task: Callable[[int], Task], rows: Iterable[str], shape: Scale, settings: Sequence[Setting] | None = None
+) -> tuple[Run, ...]:
+    """Every model with every setting (default: the whole grid of `shape`) and seed; `task` is made from the seed."""
+    points = itertools.product(range(shape.seeds), rows, shape.grid() if settings is None else settings)
+    return tuple(make(task(seed), row, shape, setting, seed) for seed, row, setting in points)

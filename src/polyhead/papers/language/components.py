@@ -1,0 +1,150 @@
+"""Two choices that courses teach: feed-forward layers with and without a gate, norms before and after."""
+
+import itertools
+import pathlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+from polyhead.analysis import figures
+from polyhead.config import Rotary, Run, SymbolicAttention
+from polyhead.models.size import match, parameters
+from polyhead.papers.estimates import Estimate, Scores, Verdict, above
+from polyhead.papers.figure import Figure
+from polyhead.papers.language.models import CLOSE, LANGUAGE, Shape, feedforward, model
+from polyhead.papers.language.shared import GB, course, one_text, run_of, table
+from polyhead.papers.outcome import SEEN, Outcome, Panel, both, scores
+from polyhead.papers.sizes import size
+from polyhead.papers.study import Study
+
+# fmt: off
+PARTS: dict[str, Shape] = {
+    "paper": Shape(
+        dim=512, hidden=1344, layers=4, heads=16, head_dim=32, positions=Rotary(),
+        data="hub:roneneldan/TinyStories", tokenizer="bpe:10000", limit=3 * GB, held_out=0.01,
+        steps=20_000, batch_size=64, precision="bf16", clip=1.0, betas=(0.9, 0.95),
+        lrs=(1e-3,), decays=(0.1,), warmups=(500,), seeds=3, eval_batches=32,
+    ),
+    "small": Shape(
+        dim=96, hidden=256, layers=4, heads=4, head_dim=24, positions=Rotary(),
+        length=128,
+        steps=500, batch_size=16, clip=1.0, betas=(0.9, 0.99),
+        lrs=(4e-3,), decays=(0.1,), warmups=(30,), seeds=3, eval_batches=16, evaluations=4,
+    ),
+    "smoke": Shape(
+        dim=16, hidden=32, layers=2, heads=4, head_dim=4, positions=Rotary(), symbols=SymbolicAttention(count=4,
+        trainable=False),
+        length=16,
+        steps=4, batch_size=4, clip=1.0,
+        lrs=(1e-3,), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
+    ),
+}
+# fmt: on
+
+
+ACTS = ("swiglu", "silu", "relu")
+ORDERS = ("pre", "post")
+RATES = {"paper": (3e-4, 1e-3, 3e-3, 1e-2), "small": (1e-3, 3e-3, 1e-2, 3e-2), "smoke": (1e-3, 1e-2)}
+"""Learning rates of `norms`."""
+
+
+def swiglu(scale: str = "small") -> tuple[Run, ...]:
+    """SwiGLU beside feed-forward layers without a gate, SiLU and ReLU, at equal parameters.
+
+    polyhead reproduce swiglu.  Paper scale is Stanford's CS336: TinyStories in 10,000 byte pairs, 4 layers of width
+    512, 16 heads, 256 tokens, 328 M of them.  Small: the standard library's bytes, width 96, 4 layers, 1 MB, three
+    seeds.
+    """
+    shape = size(PARTS, scale)
+    gated = model("softmax", shape)
+    models = {"swiglu": gated}
+    for act in ACTS[1:]:
+        plain = replace(gated, feedforward=feedforward(act, shape.hidden))
+        models[act] = match(plain, parameters(gated), field="hidden", tolerance=CLOSE)
+    every = itertools.product(range(shape.seeds), shape.grid(), ACTS)
+    return tuple(run_of(f"parts-{act}-{seed}", models[act], shape, setting, seed) for seed, setting, act in every)
+
+
+def norms(scale: str = "small") -> tuple[Run, ...]:
+    """Norms before or after what a layer adds, over learning rates.
+
+    polyhead reproduce norms.  The models of `swiglu`, four rates from one to thirty, two seeds; small: 300 updates.
+    """
+    base = size(PARTS, scale)
+    shape = replace(base, seeds=2, lrs=RATES[scale], steps=300 if scale == "small" else base.steps)
+    models = {order: model("softmax", replace(shape, norm_order=order)) for order in ORDERS}
+    every = itertools.product(range(shape.seeds), shape.grid(), ORDERS)
+    return tuple(
+        run_of(f"norms-{order}-{setting.lr:g}-{seed}", models[order], shape, setting, seed)
+        for seed, setting, order in every
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- claims
+
+
+def gated(scores: Scores) -> list[Verdict]:
+    """SwiGLU is better than layers without a gate.  `scores` by name of the activation."""
+    if "SwiGLU" not in scores:
+        return []
+    parts = {f"{name} − SwiGLU": e - scores["SwiGLU"] for name, e in scores.items() if name != "SwiGLU"}
+    return (
+        [above("SwiGLU is better than feed-forward layers without a gate at equal parameters", parts)] if parts else []
+    )
+
+
+def orders(scores: Mapping[float, Scores]) -> list[Verdict]:
+    """`scores[rate]["pre" | "post"]`: pre-norm is better at the best rate of each and at the highest of all."""
+    both = {rate: by for rate, by in scores.items() if {"pre", "post"} <= set(by)}
+    if not both:
+        return []
+    best = {order: min((by[order] for by in both.values()), key=lambda e: e.mean) for order in ("pre", "post")}
+    most = max(both)
+    return [
+        above("pre-norm is better than post-norm, each at its best rate", {"post − pre": best["post"] - best["pre"]}),
+        above(
+            "pre-norm bears a higher rate",
+            {f"post − pre at rate {most:g}": both[most]["post"] - both[most]["pre"]},
+        ),
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+
+
+def draw_swiglu(study: Study, folder: pathlib.Path) -> Outcome:
+    """Bits per byte over tokens by the activation of the feed-forward layers."""
+    cells = {place[0]: cell for place, cell in study.cells("feedforward").items()}
+    same, text = one_text(study)
+    for path in both(study.figure, folder):
+        panel: Panel = ("", {name: course(cell) for name, cell in cells.items()}, {})
+        figures.lines([panel], path, x_label="million tokens", y_label="bits per byte", log_x=True)
+    return Outcome(
+        pictures=((study.figure, f"Bits per byte on validation text in the course of training; {SEEN}."),),
+        **table({name: (name, cell) for name, cell in cells.items()}, "feed-forward layers", (text,)),
+        verdicts=tuple(gated(scores(cells, "iid"))) if same else (),
+    )
+
+
+def draw_norms(study: Study, folder: pathlib.Path) -> Outcome:
+    """Bits per byte at the end over the learning rate, norms before and after."""
+    cells = {(order, rate): cell for (order, rate), cell in study.cells("norm order", "lr").items()}
+    same, text = one_text(study)
+    ends: dict[float, dict[str, Estimate]] = {}
+    series: dict[str, dict[float, list[float]]] = {}
+    for (order, rate), cell in cells.items():
+        ends.setdefault(rate, {})[order] = cell.score("iid")
+        series.setdefault(f"{order}-norm", {})[rate] = list(cell.score("iid").values.values())
+    for path in both(study.figure, folder):
+        figures.lines([("", series, {})], path, x_label="learning rate", y_label="bits per byte", log_x=True)
+    named = {place: (f"{place[0]}-norm, rate {place[1]:g}", cell) for place, cell in cells.items()}
+    return Outcome(
+        pictures=((study.figure, f"Bits per byte of held-out text at the end of training; {SEEN}."),),
+        **table(named, "norms", (text,)),
+        verdicts=tuple(orders(ends)) if same else (),
+    )
+
+
+FIGURES = {
+    "swiglu": Figure("Feed-forward layers with and without a gate", LANGUAGE, draw_swiglu, swiglu, minutes=12.9),
+    "norms": Figure("Norms before and after", LANGUAGE, draw_norms, norms, minutes=12.2),
+}

@@ -1,0 +1,251 @@
+"""Language models by kind of heads: `lm-bytes` and `lm-long` (ours), and Figure 6 of Schug et al. 2024 (HYLA on C4)."""
+
+import pathlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from polyhead.analysis import figures
+from polyhead.config import Rotary, Run, SymbolicAttention
+from polyhead.papers.estimates import Estimate, Scores, Verdict, above, constant
+from polyhead.papers.figure import Figure
+from polyhead.papers.language.models import LANGUAGE, ROWS, Shape, label
+from polyhead.papers.language.shared import GB, LIBRARY, compared, course, lower, one_text, table
+from polyhead.papers.outcome import SEEN, Outcome, both, by_model, scores
+from polyhead.papers.sizes import size
+from polyhead.papers.study import Cell, Study
+from polyhead.tasks import Text
+
+# fmt: off
+BYTES: dict[str, Shape] = {
+    "paper": Shape(
+        dim=512, hidden=1344, layers=6, heads=8, head_dim=64, positions=Rotary(),
+        length=1024,
+        steps=20_000, batch_size=64, precision="bf16", clip=1.0, betas=(0.9, 0.99),
+        lrs=(1e-3,), decays=(0.1,), warmups=(500,), seeds=3, eval_batches=32,
+    ),
+    "small": Shape(
+        dim=128, hidden=320, layers=4, heads=8, head_dim=16, positions=Rotary(), symbols=LIBRARY,
+        steps=1275, batch_size=8, clip=1.0, betas=(0.9, 0.99),
+        lrs=(4e-3,), decays=(0.1,), warmups=(50,), seeds=1, eval_batches=24, evaluations=8,
+    ),
+    "smoke": Shape(
+        dim=16, hidden=32, layers=2, heads=4, head_dim=4, positions=Rotary(), symbols=SymbolicAttention(count=4,
+        trainable=False),
+        length=16,
+        steps=4, batch_size=4, clip=1.0,
+        lrs=(1e-3,), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
+    ),
+}
+C4: dict[str, Shape] = {
+    "paper": Shape(
+        dim=512, hidden=2048, layers=6, heads=8, head_dim=64, positions=Rotary(), norm="layer", act="gelu_tanh",
+        tied=True, init="hyla",
+        data="hub:allenai/c4/en", tokenizer="bpe:32000", length=512, limit=640 * GB, held_out=1e-4,
+        steps=991_821, batch_size=256, precision="bf16", clip=None,
+        lrs=(1e-3, 3e-3), decays=(0.1, 0.03), warmups=(1000,), seeds=1, eval_batches=32, evaluations=100,
+    ),
+    "small": Shape(
+        dim=128, hidden=512, layers=4, heads=8, head_dim=16, positions=Rotary(), norm="layer", act="gelu_tanh",
+        tied=True, init="hyla",
+        tokenizer="bpe:2048", length=128,
+        steps=300, batch_size=16, clip=1.0, betas=(0.9, 0.99),
+        lrs=(3e-3,), decays=(0.1,), warmups=(30,), seeds=3, eval_batches=10, evaluations=6,
+    ),
+    "smoke": Shape(
+        dim=16, hidden=32, layers=2, heads=4, head_dim=4, positions=Rotary(), act="gelu_tanh",
+        symbols=SymbolicAttention(count=4, trainable=False),
+        tokenizer="bpe:300", length=16,
+        steps=4, batch_size=4, clip=1.0,
+        lrs=(1e-3,), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
+    ),
+}
+# fmt: on
+
+COMPARED = ("softmax", "hyla", "dual", "mixture", "linear")
+
+
+def lm_bytes(scale: str = "small") -> tuple[Run, ...]:
+    """Bytes of the standard library's sources, one model per kind of heads.
+
+    polyhead reproduce lm-bytes.  Small: width 128, 4 layers, 8 heads of width 16, SwiGLU, RMSNorm, RoPE, 1275 updates
+    of 8 x 256 bytes, rate 4e-3: 2.6 MB of 10.  One run for each core; with `--workers 1` one after the other, on all
+    cores; 5 to 12 minutes of one core a model.  Softmax heads: 1.71 bits per byte of held-out files, where zlib takes
+    1.90.  Paper scale (no paper has this study): width 512, 6 layers, 20,000 updates of 64 x 1024 bytes.
+    """
+    return compared("bytes", COMPARED, size(BYTES, scale))
+
+
+def lm_long(scale: str = "small") -> tuple[Run, ...]:
+    """The softmax model of `lm-bytes`, larger and longer: below the 1.81 bits per byte of zlib.
+
+    polyhead reproduce lm-long.  Small: width 192, 512 bytes, 1360 updates of 8: 5.6 MB.
+    """
+    return compared("long", ("softmax",), long_of(size(BYTES, scale)))
+
+
+def long_of(shape: Shape) -> Shape:
+    """Half as wide again, twice the context, a fifteenth more updates, so that it sees twice the tokens."""
+    steps = 16 * shape.steps // 15
+    return replace(shape.wider(1.5), length=2 * shape.length, steps=steps, lrs=(0.75 * shape.lrs[0],))
+
+
+def fig_6(scale: str = "small") -> tuple[Run, ...]:
+    """Fig. 6: loss on C4 in the course of training; softmax, linear, HYLA.
+
+    polyhead reproduce fig-6.  Paper: 6 layers of width 512, 8 heads of width 64, MLP of 2048, RoPE, tied output, mixed
+    precision, vocabulary of 32,000, 130 B tokens in batches of 256; rates 1e-3 and 3e-3, decay 0.1 and 0.03, 1000
+    warm-up updates; 72 to 100 hours on 16 TPU v5e a run.  Small: the standard library in 2048 byte pairs, width 128, 4
+    layers, 8 heads, 0.6 M tokens, the one rate 3e-3, three seeds.
+
+    Where the paper is silent (the alternative in brackets): 512 tokens in a sequence, so 991,821 updates [nanodo's
+    default; not said]; byte pairs trained on the spot [SentencePiece: `--task.tokenizer FILE.model`]; GELU of tanh form
+    and no biases, as nanodo has them [SwiGLU, as in the released code for WikiText]; tied and without biases these are
+    35 M parameters, the paper says 50 M.
+    """
+    return compared("c4", ("hyla", "softmax", "linear"), size(C4, scale))
+
+
+def single(row: str) -> Callable[[], Run]:
+    """The recipe of one language model of bytes."""
+
+    def recipe() -> Run:
+        (run,) = compared("lm", (row,), BYTES["small"])
+        return replace(run, name=f"lm-{row}")
+
+    recipe.__doc__ = f"""{ROWS[row].label}: a language model of the Python standard library's sources, byte by byte.
+
+    polyhead train lm-{row}.  1275 updates of 8 x 256 bytes; with as many parameters as all of `lm-bytes`.
+    """
+    return recipe
+
+
+# --------------------------------------------------------------------------------------------------------------- claims
+
+
+Named = Mapping[str, Cell]
+Claim = Callable[[Named, Mapping[str, float]], list[Verdict]]
+"""Cells by model and the floors of the held-out text."""
+
+
+ZLIB = 1.81  # bits per byte of all sources of Python 3.11's library in one stream, level 9
+MOST = 1 << 24  # tokens that are compressed
+ENOUGH = 2.2  # bits per byte that minutes on a CPU must reach
+
+
+def reaches(scores: Scores, level: float) -> list[Verdict]:
+    """Every model gets to `level` bits per byte.  `scores` with their errors over sequences, where runs are single."""
+    parts = {f"{level} − {ROWS[model].label}": constant(level) - e for model, e in scores.items()}
+    return [above(f"every model reaches {level} bits per byte on held-out files", parts)] if parts else []
+
+
+def below(scores: Scores, levels: Mapping[str, float]) -> list[Verdict]:
+    """Every model is below every level of zlib, `levels` by the text that it compressed."""
+    parts = {
+        f"zlib on {text}, {level:.3f} − {ROWS[model].label}": constant(level) - e
+        for text, level in levels.items()
+        for model, e in scores.items()
+    }
+    return [above("fewer bits per byte of held-out files than zlib takes", parts)] if parts else []
+
+
+def kinds(scores: Scores) -> list[Verdict]:
+    """HYLA beside linear heads, dual attention beside softmax heads."""
+    verdicts = []
+    if parts := lower(scores, "hyla", ("linear",)) if "hyla" in scores else {}:
+        verdicts.append(above("HYLA is better than linear attention", parts))
+    if parts := lower(scores, "dual", ("softmax",)) if "dual" in scores else {}:
+        verdicts.append(above("dual attention is better than softmax heads", parts))
+    return verdicts
+
+
+def closer(scores: Scores) -> list[Verdict]:
+    """HYLA is better than linear attention, and nearer to softmax heads than that is."""
+    if not {"hyla", "linear", "softmax"} <= set(scores):
+        return []
+    linear, hyla, softmax = (scores[name] for name in ("linear", "hyla", "softmax"))
+    behind = hyla - softmax if hyla.mean >= softmax.mean else softmax - hyla
+    return [
+        above("HYLA is better than linear attention", lower(scores, "hyla", ("linear",))),
+        above(
+            "HYLA comes closer to softmax heads than linear attention does",
+            {"distance of linear − distance of HYLA": linear - softmax - behind},
+        ),
+    ]
+
+
+def bytes_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
+    """Of `lm-bytes`."""
+    ends = {model: ending(cell) for model, cell in cells.items()}
+    return reaches(ends, ENOUGH) + kinds(scores(cells, "iid"))
+
+
+def long_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
+    """Of `lm-long`."""
+    zlib = {"the same files": levels["zlib"], "all of the library": ZLIB}
+    return below({model: ending(cell) for model, cell in cells.items()}, zlib)
+
+
+def fig_6_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
+    """Of Fig. 6."""
+    return closer(scores(cells, "iid"))
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+
+
+def ending(cell: Cell, split: str = "iid") -> Estimate:
+    """Its score over seeds; of a single run with the error over sequences."""
+    if len(cell.points) > 1:
+        return cell.score(split)
+    (point,) = cell.points
+    error, count = (point.score(split, name) for name in (f"{point.run.task.metric}_se", "sequences"))
+    return Estimate(point.score(split), error, count - 1.0)
+
+
+def floors(study: Study) -> dict[str, float]:
+    """Bits per byte of compressors on all of the text that is reported, or as much as they take in a minute."""
+    task = study.points[0].run.task
+    assert isinstance(task, Text)
+    sequences = min(task.count("iid") or 1, MOST // task.length)
+    return {name: score.mean for name, score in task.floors("iid", sequences=sequences).items()}
+
+
+def curves(claim: Claim) -> Callable[[Study, pathlib.Path], Outcome]:
+    """Bits per byte over tokens, a line per kind of heads, beside zlib, and a table of what they end at."""
+
+    def draw(study: Study, folder: pathlib.Path) -> Outcome:
+        cells = by_model(study)[()]
+        same, text = one_text(study)
+        levels = floors(study)
+        series = {label(model): course(cell) for model, cell in cells.items()}
+        for path in both(study.figure, folder):
+            figures.lines(
+                [("", series, {"zlib": levels["zlib"]})],
+                path,
+                x_label="million tokens",
+                y_label="bits per byte",
+                log_x=True,
+            )
+        compressed = ", ".join(f"{name} {level:.3f}" for name, level in levels.items())
+        notes = (text, f"Bits per byte of the same held-out text by what trains no network: {compressed}.")
+        return Outcome(
+            pictures=((study.figure, f"Bits per byte on validation text in the course of training; {SEEN}."),),
+            **table({model: (label(model), cell) for model, cell in cells.items()}, "model", notes),
+            verdicts=tuple(claim(cells, levels)) if same else (),
+        )
+
+    return draw
+
+
+FIGURES = {
+    "lm-bytes": Figure("Language models of bytes", LANGUAGE, curves(bytes_claims), lm_bytes, minutes=41.7),
+    "lm-long": Figure("A language model of bytes, longer", LANGUAGE, curves(long_claims), lm_long, minutes=37.3),
+    "fig-6": Figure(
+        "Fig. 6: language modelling",
+        LANGUAGE,
+        curves(fig_6_claims),
+        fig_6,
+        minutes=29.6,
+        gpu="72-100 hours on 16 TPU v5e",
+    ),
+}

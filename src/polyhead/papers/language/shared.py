@@ -1,0 +1,108 @@
+"""What the figures of language models share: one run, the text that runs read, and tables of what they end at.
+
+Models that are compared see the same tokens in the same order and have as many parameters as softmax heads, within 1 %.
+Scores are bits per byte: lower is better.  They are compared where all runs read the same text only: two Pythons have
+two standard libraries.  Both papers trained each model once and print no errors, so that no test can be put to their
+own numbers.
+"""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from polyhead.config import Run, SymbolicAttention, TransformerConfig
+from polyhead.papers.estimates import Estimate, Scores
+from polyhead.papers.language.models import ROWS, Shape, model
+from polyhead.papers.outcome import numbers, settings_note
+from polyhead.papers.sizes import Setting, training
+from polyhead.papers.study import Cell, Point, Study
+from polyhead.tasks import Text
+from polyhead.tasks.text.tokens import RECORD
+
+SPLITS = ("validation", "iid")
+GB = 10**9
+LIBRARY = SymbolicAttention(count=64, heads=4, trainable=False)
+
+
+def compared(what: str, rows: Sequence[str], shape: Shape, *, matched: bool = True) -> tuple[Run, ...]:
+    """Every model with every setting and seed of `shape`."""
+    models = {row: model(row, shape, matched=matched) for row in rows}
+    every = itertools.product(range(shape.seeds), rows, shape.grid())
+    return tuple(run_of(f"{what}-{row}-{seed}", models[row], shape, setting, seed) for seed, row, setting in every)
+
+
+def run_of(name: str, settings: TransformerConfig, shape: Shape, setting: Setting, seed: int) -> Run:
+    """Scored on held-out text in the course of training and at its end."""
+    train = replace(
+        training(shape, setting, SPLITS),
+        eval_every=max(shape.steps // shape.evaluations, 1),
+        precision=shape.precision,
+        accumulate=shape.accumulate,
+    )
+    return Run(name=name, task=shape.task, model=settings, train=train, seed=seed)
+
+
+def lower(scores: Scores, one: str, others: tuple[str, ...]) -> dict[str, Estimate]:
+    """How far `one` is below each of `others` that was run."""
+    return {f"{ROWS[o].label} − {ROWS[one].label}": scores[o] - scores[one] for o in others if o in scores}
+
+
+def fingerprint(point: Point) -> str:
+    """Of the text that a run was trained on and scored with, as its folder says."""
+    try:
+        return str(json.loads((point.result.folder / RECORD).read_bytes())["fingerprint"])
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return "unknown"
+
+
+def one_text(study: Study) -> tuple[bool, str]:
+    """Whether all runs of a study read the same text, and a line that says so."""
+    found = sorted({fingerprint(point) for point in study.points})
+    data = ", ".join(sorted({point.run.task.data for point in study.points if isinstance(point.run.task, Text)}))
+    if len(found) == 1 and found[0] != "unknown":
+        return True, f"Text: {data}, fingerprint {found[0]}. Scores can be compared where it is the same."
+    return False, f"Texts of several fingerprints ({', '.join(found)}) of {data}: no claim is put to these runs."
+
+
+def seen(run: Any) -> int:
+    """Tokens of one update."""
+    return int(run.train.batch_size * run.task.length)
+
+
+def course(cell: Cell, metric: str | None = None) -> dict[float, list[float]]:
+    """Scores of a cell's seeds on validation text by millions of tokens."""
+    size = seen(cell.points[0].run)
+    return {step * size / 1e6: values for step, values in cell.course("validation", metric).items()}
+
+
+def table(cells: Mapping[Any, tuple[str, Cell]], axis: str, notes: tuple[str, ...]) -> dict[str, Any]:
+    """A line per cell: what it ends at, how large it is, how long it took."""
+    measured = (
+        ("bits per byte, validation", "validation", None),
+        ("bits per byte, iid", "iid", None),
+        ("perplexity, iid", "iid", "perplexity"),
+        ("accuracy, iid", "iid", "accuracy"),
+    )
+    rows, found = [], {}
+    for place, (name, cell) in cells.items():
+        values = {head: cell.score(split, metric) for head, split, metric in measured}
+        rows.append((name, *map(str, values.values()), *cost(cell)))
+        found[str(place)] = {head: numbers(value) for head, value in values.items()}
+    ran = {name for name, _ in cells.values()}
+    choices = (f"{row.label}: {row.choice}." for row in ROWS.values() if row.choice and row.label in ran)
+    head = (axis, *(head for head, _, _ in measured), *COST)
+    notes = (*notes, *choices, settings_note(cell for _, cell in cells.values()))
+    return {"head": head, "rows": tuple(rows), "numbers": found, "notes": notes}
+
+
+COST = ("parameters", "million tokens", "minutes of a run")
+
+
+def cost(cell: Cell) -> tuple[str, ...]:
+    """Of a run: its size, its tokens, and how long it took."""
+    run = cell.points[0].run
+    minutes = sum(point.result.seconds for point in cell.points) / 60 / len(cell.points)
+    tokens = run.train.steps * seen(run) / 1e6
+    return f"{cell.points[0].result.parameters:,}", f"{tokens:,.2f}", f"{minutes:.1f}"

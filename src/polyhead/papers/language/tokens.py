@@ -1,0 +1,248 @@
+"""Dual attention in language: how many tokens a model needs to reach a perplexity (Altabaa and Lafferty 2024)."""
+
+import math
+import pathlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from polyhead.analysis import figures
+from polyhead.config import Rotary, Run, SymbolicAttention
+from polyhead.papers.estimates import Estimate, Scores, Verdict, above
+from polyhead.papers.figure import Figure
+from polyhead.papers.language.models import LANGUAGE, ROWS, Shape, label
+from polyhead.papers.language.shared import COST, GB, LIBRARY, compared, cost, course, lower, one_text, seen
+from polyhead.papers.outcome import SEEN, Outcome, Panel, both, by_model, numbers, scores, settings_note
+from polyhead.papers.sizes import size
+from polyhead.papers.study import Cell, Study
+
+LARGE = SymbolicAttention(count=1024, heads=8, trainable=False)
+Named = Mapping[str, Cell]
+
+# fmt: off
+DUAL: dict[str, Shape] = {
+    "paper": Shape(
+        dim=1024, hidden=4096, layers=24, heads=16, head_dim=64, kv_heads=4, relations=64, positions=Rotary(),
+        norm="layer", act="gelu_tanh", tied=True, init="hyla", symbols=LARGE,
+        data="hub:HuggingFaceFW/fineweb-edu/sample-10BT", tokenizer="tiktoken:gpt2", length=1024, limit=60 * GB,
+        held_out=1e-3,
+        steps=19_073, batch_size=512, accumulate=16, precision="bf16", clip=1.0, betas=(0.9, 0.95),
+        lrs=(6e-4,), decays=(0.1,), warmups=(715,), seeds=1, eval_batches=20, evaluations=76,
+    ),
+    "small": Shape(
+        dim=64, hidden=256, layers=4, heads=8, head_dim=8, positions=Rotary(), norm="layer", act="gelu_tanh",
+        tied=True, init="hyla", symbols=LIBRARY,
+        tokenizer="bpe:2048", length=128,
+        steps=400, batch_size=16, clip=1.0, betas=(0.9, 0.95),
+        lrs=(4e-3,), decays=(0.1,), warmups=(30,), seeds=3, eval_batches=8,
+    ),
+    "smoke": Shape(
+        dim=16, hidden=32, layers=2, heads=4, head_dim=4, positions=Rotary(), act="gelu_tanh",
+        symbols=SymbolicAttention(count=4, trainable=False),
+        tokenizer="bpe:300", length=16,
+        steps=4, batch_size=4, clip=1.0,
+        lrs=(1e-3,), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
+    ),
+}
+# fmt: on
+
+
+def dual_lm(scale: str = "small") -> tuple[Run, ...]:
+    """Dual attention beside softmax heads in language, by size: how many tokens each needs to reach a perplexity.
+
+    polyhead reproduce dual-lm.  Paper: FineWeb-Edu 10BT in GPT-2's tokens, 24 layers of width 1024, 1536, 2048 with
+    heads of width 64, half of them relational, grouped keys (of dual attention alone), 64 or 128 relations, a library
+    of 1024 or 2048 frozen symbols; 19,073 updates of 524,288 tokens, rate 6e-4 with 715 of warm-up and a cosine to a
+    tenth, decay 0.1, clip 1, betas 0.9 and 0.95; one run a size.  Small: the standard library in 2048 byte pairs,
+    widths 64 and 128, 4 layers, 8 heads, 64 symbols, one relation per head, three seeds, parameters made equal.
+
+    Our output projection reads all heads at once, the released one each kind for itself: 356, 762 and 1323 M parameters
+    where the paper has 343, 734 and 1270, beside 354, 757 and 1311 of softmax heads.
+    """
+    runs: list[Run] = []
+    for shape in dual_sizes(scale):
+        runs += compared(f"dual-lm-{shape.dim}", ("dual", "softmax"), shape, matched=scale != "paper")
+    return tuple(runs)
+
+
+def dual_sizes(scale: str) -> tuple[Shape, ...]:
+    """The sizes that are compared, by width."""
+    base = size(DUAL, scale)
+    if scale != "paper":
+        return base, base.wider(2.0)
+    middle = replace(base, dim=1536, hidden=6144, heads=24, kv_heads=6)
+    largest = replace(base, dim=2048, hidden=8192, heads=32, kv_heads=8, relations=128)
+    return base, middle, replace(largest, symbols=replace(LARGE, count=2048, heads=16))
+
+
+# --------------------------------------------------------------------------------------------------------------- claims
+
+
+PERPLEXITY: dict[int, dict[str, float]] = {
+    1024: {"dual": 16.09, "softmax": 16.94},
+    1536: {"dual": 14.31, "softmax": 14.65},
+    2048: {"dual": 13.43, "softmax": 13.63},
+}
+"""Width -> model -> perplexity on FineWeb-Edu after 10 B tokens: 343, 734 and 1270 M parameters, 353, 757 and 1310 M of
+softmax heads."""
+
+
+_LEVELS = (30.0, 27.0, 24.0, 21.0, 18.0, 15.0)
+
+
+def _reached(values: str) -> dict[float, float]:
+    return {level: float(value) for level, value in zip(_LEVELS, values.split(), strict=True) if value != "-"}
+
+
+TOKENS: dict[int, dict[str, dict[float, float]]] = {
+    1024: {
+        "dual": _reached("1.05 1.31 1.84 3.01 5.77 -"),
+        "softmax": _reached("1.18 1.57 2.23 3.67 7.08 -"),
+    },
+    1536: {
+        "dual": _reached(".79 1.05 1.44 2.10 3.80 7.73"),
+        "softmax": _reached(".92 1.18 1.57 2.36 4.19 8.78"),
+    },
+    2048: {
+        "dual": _reached(".79 .92 1.18 1.70 3.01 6.03"),
+        "softmax": _reached(".92 1.05 1.31 1.97 3.28 6.55"),
+    },
+}
+"""Width -> model -> perplexity -> billions of tokens until it was reached: the authors' page."""
+
+
+def sooner(tokens: Mapping[str, Mapping[str, Estimate]], scores: Mapping[str, Scores]) -> list[Verdict]:
+    """`tokens[size, level][model]`: logarithm of the tokens that a model needs; `scores[size]`: of its end."""
+    parts = {}
+    for place, by in tokens.items():
+        if {"softmax", "dual"} <= set(by):
+            gain = by["softmax"] - by["dual"]
+            parts[f"{place}, {-math.expm1(-gain.mean):.1%} fewer"] = gain
+    claim = "dual attention reaches every perplexity that both reach with fewer tokens than softmax heads"
+    verdicts = [above(claim, parts)] if parts else []
+    ends = {
+        f"{size}, {name}": e
+        for size, by in scores.items()
+        if "dual" in by
+        for name, e in lower(by, "dual", ("softmax",)).items()
+    }
+    return verdicts + ([above("after all tokens, dual attention is better at every size", ends)] if ends else [])
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+
+
+LEVELS = {
+    "paper": (30.0, 27.0, 24.0, 21.0, 18.0, 15.0),
+    "small": (200.0, 150.0, 100.0, 80.0, 60.0, 50.0, 40.0, 30.0),
+    "smoke": (310.0, 305.0, 300.0),
+}
+"""Perplexities of the token-efficiency table."""
+
+
+def reached(course: Mapping[float, float], level: float) -> float | None:
+    """Where a falling course first comes to `level`, between its points along straight lines over the logarithm of
+    where they are; None if it does not.
+
+    >>> reached({1.0: 4.0, 4.0: 2.0}, 3.0), reached({1.0: 4.0, 4.0: 2.0}, 1.0)
+    (2.0, None)
+    """
+    before: tuple[float, float] | None = None
+    for x, y in sorted(course.items()):
+        if y <= level:
+            if before is None or before[1] == y:
+                return x
+            part = (before[1] - level) / (before[1] - y)
+            return math.exp(math.log(before[0]) + part * (math.log(x) - math.log(before[0])))
+        before = x, y
+    return None
+
+
+def needs(cell: Cell, level: float) -> Estimate | None:
+    """Logarithm of the millions of tokens until the perplexity of validation text is `level`; None if a seed never
+    comes there."""
+    found = {}
+    for point in cell.points:
+        losses = {step * seen(point.run) / 1e6: loss for step, loss in point.course("validation", "loss").items()}
+        if (at := reached(losses, math.log(level))) is None:
+            return None
+        found[point.run.seed] = math.log(at)
+    return Estimate.of(found)
+
+
+def draw(study: Study, folder: pathlib.Path) -> Outcome:
+    """Perplexity over tokens, a panel per width, and the tokens until each of a row of perplexities."""
+    cells = by_model(study, "width")
+    panels: list[Panel] = []
+    for (width,), by in cells.items():
+        series = {label(m): {x: list(map(math.exp, v)) for x, v in course(c, "loss").items()} for m, c in by.items()}
+        panels.append((f"width {width}", series, {}))
+    for path in both(study.figure, folder):
+        figures.lines(panels, path, x_label="million tokens", y_label="perplexity", log_x=True, log_y=True)
+    same, text = one_text(study)
+    tokens = {
+        (width, level): {m: e for m, cell in by.items() if (e := needs(cell, level)) is not None}
+        for (width,), by in cells.items()
+        for level in LEVELS[study.scale]
+    }
+    named = {f"width {width}, perplexity {level:g}": by for (width, level), by in tokens.items()}
+    ends = {f"width {width}": scores(by, "iid") for (width,), by in cells.items()}
+    return Outcome(
+        pictures=((study.figure, f"Perplexity of validation text in the course of training; {SEEN}."),),
+        **_efficiency(cells, tokens, study.scale, text),
+        verdicts=tuple(sooner(named, ends)) if same else (),
+    )
+
+
+def _efficiency(
+    cells: Mapping[tuple[Any, ...], Named],
+    tokens: Mapping[tuple[Any, float], Mapping[str, Estimate]],
+    scale: str,
+    text: str,
+) -> dict[str, Any]:
+    """The token-efficiency table: a line per width and model."""
+    levels = [level for level in LEVELS[scale] if any(tokens[width, level] for (width,) in cells)]  # that some reach
+    printed = all(width in TOKENS for (width,) in cells)
+    rows, found = [], {}
+    for (width,), by in cells.items():
+        for model, cell in by.items():
+            mine = {level: tokens[width, level].get(model) for level in levels}
+            until = ["–" if e is None else f"{math.exp(e.mean):.3g}" for e in mine.values()]
+            paper = [_printed(width, model), f"{PERPLEXITY[width][model]}"] if printed else []
+            ends = (cell.score("validation", "perplexity"), cell.score("iid"))
+            rows.append((str(width), label(model), *until, *map(str, ends), *paper, *cost(cell)))
+            known = {f"log of million tokens to {level:g}": numbers(e) for level, e in mine.items() if e is not None}
+            found[f"width {width}, {model}"] = {
+                **known,
+                "perplexity": numbers(ends[0]),
+                "bits per byte": numbers(ends[1]),
+            }
+    head = ("width", "model", *(f"to {level:g}" for level in levels), "perplexity, validation", "bits per byte, iid")
+    head += ("paper: billion tokens to 30, 27, 24, 21, 18, 15", "paper: perplexity") if printed else ()
+    notes = (
+        text,
+        "Columns named by a perplexity: millions of tokens until validation text has it, the mean over seeds; – where "
+        "a seed does not come there.",
+        *(f"{row.label}: {row.choice}." for name, row in ROWS.items() if name == "dual"),
+        *(() if printed else _papers()),
+        settings_note(cell for by in cells.values() for cell in by.values()),
+    )
+    return {"head": (*head, *COST), "rows": tuple(rows), "numbers": found, "notes": notes}
+
+
+def _printed(width: int, model: str) -> str:
+    values = TOKENS[width][model]
+    return ", ".join(f"{values[level]:.2f}" if level in values else "–" for level in LEVELS["paper"])
+
+
+def _papers() -> tuple[str, ...]:
+    """What the paper prints, where ours are other sizes."""
+    return tuple(
+        f"Paper, width {width}, {label(model)}: perplexity {value} on FineWeb-Edu; billion tokens to 30, 27, 24, 21, "
+        f"18 and 15: {_printed(width, model)}."
+        for width, by in PERPLEXITY.items()
+        for model, value in by.items()
+    )
+
+
+FIGURES = {"dual-lm": Figure("Dual attention in language", LANGUAGE, draw, dual_lm, minutes=45.4)}
