@@ -163,7 +163,7 @@ def inspect(cubin: bytes) -> tuple[int, int, int]:
         file.write(cubin)
         file.flush()
         usage, code = (
-            subprocess.run([tool, flag, file.name], capture_output=True, text=True, check=True).stdout
+            subprocess.run([tool, flag, file.name], capture_output=True, text=True, check=True, encoding="utf-8").stdout
             for flag in ("--dump-resource-usage", "-sass")
         )
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
@@ -226,7 +226,7 @@ def main() -> int:
     cases = (case for case in (QUICK if options.quick else shipped()) if options.only in case.op)
     print(f"triton {triton.__version__}\n{'kernel':28} {'case':42} card   reg  stack  shared  cores")
     rows = []
-    for row in measure(cases, json.loads(options.budget.read_text()), quick=options.quick):
+    for row in measure(cases, json.loads(options.budget.read_text(encoding="utf-8")), quick=options.quick):
         rows.append(row)
         numbers = f"{row.registers:3} {row.stack:6} {row.shared:7} {row.tensor_cores:6}"
         print(f"{row.kernel:28} {row.case:42} {row.card} {numbers}  {row.broken}", flush=True)
@@ -235,7 +235,7 @@ def main() -> int:
         command = " ".join(["python", "benchmarks/ahead_of_time.py", *sys.argv[1:]])
         head = json.dumps({"command": command, "triton": triton.__version__, "torch": torch.__version__})
         lines = ",\n  ".join(json.dumps(asdict(row)) for row in rows)
-        options.json.write_text(f'{head[:-1]}, "kernels": [\n  {lines}\n]}}\n')
+        options.json.write_text(f'{head[:-1]}, "kernels": [\n  {lines}\n]}}\n', encoding="utf-8")
     broken = [row for row in rows if row.broken]
     print(f"{len(rows)} compiled, {len(broken)} over the budget")
     return 1 if broken or not rows else 0

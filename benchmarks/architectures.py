@@ -280,7 +280,7 @@ def table(rows: dict[str, dict[str, str]]) -> str:
 
 def page(found: dict[str, Any]) -> str:
     """The page with the table of what was found."""
-    text = PAGE.read_text()
+    text = PAGE.read_text(encoding="utf-8")
     start, end = (text.index(mark) for mark in MARKS)
     head = f"transformers {found['transformers']}, {len(found['rows'])} architectures:"
     return f"{text[:start]}{MARKS[0]}\n{head}\n\n{table(found['rows'])}\n{text[end:]}"
@@ -298,8 +298,8 @@ def main() -> None:
         print(kind, rows[kind], flush=True)
     if not kinds:
         found = {"transformers": transformers.__version__, "rows": rows}
-        FILE.write_text(json.dumps(found, indent=1) + "\n")
-        PAGE.write_text(page(found))
+        FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(page(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

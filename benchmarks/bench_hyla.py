@@ -68,7 +68,9 @@ def high_water() -> int:
     """Peak resident size in KiB.  Linux's ru_maxrss remembers the parent's peak even across exec; VmHWM does not."""
     status = pathlib.Path("/proc/self/status")
     if status.exists():
-        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return next(
+            int(line.split()[1]) for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM")
+        )
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -128,7 +130,7 @@ def main() -> None:
         missed += ["growth"] if long / short > GROWTH else []
     if options.json:
         where = {"torch": torch.__version__, "platform": platform.platform(), "threads": 1}
-        with open(options.json, "w") as file:
+        with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"options": vars(options), "rows": rows, "environment": where}, file, indent=2)
     if options.t >= 2048 and not options.full and missed:
         raise SystemExit(f"targets are missed: {', '.join(missed)}")

@@ -169,7 +169,7 @@ def main() -> None:
         given = {name: str(value) for name, value in vars(options).items()}
         found = {"options": given, "seconds": seconds, "ratio": median, "interval": [low, high]}
         found["environment"] = machine(options.device)
-        pathlib.Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+        pathlib.Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ def main() -> None:
     if options.json:
         given = {name: str(value) for name, value in vars(options).items()}
         result = {"options": given, "size": size, "rows": rows, "environment": machine(options.device)}
-        pathlib.Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+        pathlib.Path(options.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

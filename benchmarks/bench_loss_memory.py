@@ -88,7 +88,9 @@ def main() -> None:
     rows = {}
     for way in WAYS:
         command = [sys.executable, __file__, *sys.argv[1:], "--way", way]
-        rows[way] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        rows[way] = json.loads(
+            subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout
+        )
         print(f"{way:8}{rows[way]['memory'] / 2**20:10,.0f} MiB{rows[way]['seconds']:10.2f} s", flush=True)
     tokens = options.batch * options.length
     whole = tokens * options.vocabulary * 4 / 2**20
@@ -96,7 +98,7 @@ def main() -> None:
     print(f"float32 logits are {whole:,.0f} MiB, the gradients that come out {grads:,.0f} MiB")
     if options.json:
         found = {"options": vars(options), "rows": rows, "environment": machine(pick_device(options.device))}
-        pathlib.Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+        pathlib.Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def main() -> None:
     if options.json:
         made = {"torch": torch.__version__, "processor": platform.processor(), "threads": options.threads}
         flags = library.flags(torch.float32)
-        options.json.write_text(json.dumps({**made, "flags": flags, "rows": found}, indent=1) + "\n")
+        options.json.write_text(json.dumps({**made, "flags": flags, "rows": found}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

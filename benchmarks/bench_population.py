@@ -109,7 +109,7 @@ def side(name, kind, options):
 
 def child(name, kind):
     arguments = [sys.executable, __file__, *sys.argv[1:], "--side", name, "--mechanism", kind]
-    done = subprocess.run(arguments, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, encoding="utf-8")
     if done.returncode:
         raise SystemExit(done.returncode)
     return json.loads(done.stdout)
@@ -165,7 +165,7 @@ def main():
         )
         print(f"{kind:8s} {shown}  ({options.members} members, {options.steps} steps)", flush=True)
     if options.json:
-        with open(options.json, "w") as file:
+        with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"torch": torch.__version__, "rows": rows}, file, indent=2)
 
 

@@ -92,7 +92,7 @@ def main() -> None:
         )
     if options.json:
         about = {"environment": machine(torch.device("cpu")), "check": str(found), "forced": options.force}
-        pathlib.Path(options.json).write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+        pathlib.Path(options.json).write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     parted = [row["recipe"] for row in rows if abs(row["loss"]["fast"] / row["loss"]["stock"] - 1) > APART]
     slower = [row["recipe"] for row in rows if row["ratio"] < SLOWER and row["high"] < 1]
     if parted or slower:

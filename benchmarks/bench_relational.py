@@ -221,7 +221,7 @@ def main() -> None:
         missed += ["growth"] if row["ratio"] > 2.2 else []
     if options.json:
         where = {"torch": torch.__version__, "platform": platform.platform(), "threads": 1}
-        with open(options.json, "w") as file:
+        with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"options": vars(options), "rows": rows, "environment": where}, file, indent=2)
     if not options.t and missed:
         raise SystemExit(f"targets are missed: {', '.join(missed)}")

@@ -62,7 +62,7 @@ def main() -> None:
         print(f"{name:24}{value:12,.0f} instances/s")
     if options.json:
         where = {"torch": torch.__version__, "platform": platform.platform(), "threads": 1}
-        with open(options.json, "w") as file:
+        with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"options": vars(options), "rows": rows, "environment": where}, file, indent=2)
     if (task.features, task.values, task.grid) == (4, 8, 3) and rows["sample, batch 1024"] < TARGET:
         raise SystemExit("the target is missed")

@@ -104,7 +104,10 @@ def measure(name: str, pairs: int, steps: int) -> dict[str, Any]:
         loop.progress.step = turns = Turns(bare, steps)  # type: ignore[method-assign]
         loop.fit(Stop())
         loop.close()
-        rows = [json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line)
+            for line in (pathlib.Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
     logged = {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
     torch.testing.assert_close(
         [logged[(i + 1) * steps] for i in range(len(bare.losses))], bare.losses, rtol=1e-4, atol=1e-6
@@ -136,7 +139,7 @@ def main() -> None:
         )
     if options.json:
         text = json.dumps({"environment": machine(torch.device("cpu")), "rows": found}, indent=1)
-        pathlib.Path(options.json).write_text(text + "\n")
+        pathlib.Path(options.json).write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -219,7 +219,7 @@ def main():
             flush=True,
         )
     if options.json:
-        with open(options.json, "w") as file:
+        with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"torch": torch.__version__, "rows": rows}, file, indent=2)
 
 

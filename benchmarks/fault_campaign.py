@@ -162,7 +162,7 @@ def main() -> int:
             "records": [{name: value for name, value in r.items() if name != "said"} for r in records],
         }
         asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(about, indent=1) + "\n")
+        asked.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     return int(bool(wrong) or hits < asked.kills)
 
 

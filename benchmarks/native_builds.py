@@ -68,7 +68,8 @@ def main() -> None:
         env = {**os.environ, "POLYHEAD_NATIVE_FLAGS": BUILDS[name], "OMP_NUM_THREADS": "1"}
         if name == "sanitized":
             found = [
-                subprocess.check_output(["g++", f"-print-file-name=lib{x}.so"], text=True) for x in ("asan", "ubsan")
+                subprocess.check_output(["g++", f"-print-file-name=lib{x}.so"], text=True, encoding="utf-8")
+                for x in ("asan", "ubsan")
             ]
             env |= {"LD_PRELOAD": ":".join(x.strip() for x in found), "ASAN_OPTIONS": "detect_leaks=0"}
         print(name, end=": ", flush=True)

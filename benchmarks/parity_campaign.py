@@ -91,12 +91,16 @@ def table(kind: str, state: State) -> Table:
 def read(path: str | None) -> State:
     if path is None or not os.path.exists(path):
         return {"kinds": {}}
-    return json.loads(pathlib.Path(path).read_text())
+    return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
 
 
 def _machine() -> str:
     about = pathlib.Path("/proc/cpuinfo")
-    named = [line.partition(":")[2].strip() for line in about.read_text().splitlines() if line.startswith("model name")]
+    named = [
+        line.partition(":")[2].strip()
+        for line in about.read_text(encoding="utf-8").splitlines()
+        if line.startswith("model name")
+    ]
     cores = f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
     return ", ".join([*named[:1], platform.machine(), cores])
 
@@ -111,7 +115,7 @@ def write(path: str | None, found: State) -> None:
     }
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     part = pathlib.Path(f"{path}.part")
-    part.write_text(json.dumps({**about, "kinds": found["kinds"]}, indent=1) + "\n")
+    part.write_text(json.dumps({**about, "kinds": found["kinds"]}, indent=1) + "\n", encoding="utf-8")
     os.replace(part, path)
 
 

@@ -199,7 +199,7 @@ def handed(parallel: str, path: str, rank: int) -> None:
         with Ears() as ears:
             loop._update()
     if rank == 0:
-        pathlib.Path(path).write_text(json.dumps(ears.bytes))
+        pathlib.Path(path).write_text(json.dumps(ears.bytes), encoding="utf-8")
 
 
 def exchanged(parallel: str) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def exchanged(parallel: str) -> dict[str, Any]:
             process.start()
         for process in both:
             process.join()
-        real = json.loads(pathlib.Path(path).read_text())
+        real = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     place = _Place(replace(recipe("lm-softmax"), parallel=parallel), 2, card("this"))
     whole = size_of(place.model.parameters())
     told = {"allreduce": whole}
@@ -263,7 +263,7 @@ def main() -> None:
         for row in found["exchange"]:
             print(row)
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+        pathlib.Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

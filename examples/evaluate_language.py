@@ -34,7 +34,7 @@ def count(first: int, words: int) -> str:
 def train(folder: pathlib.Path, steps: int) -> None:
     """A model with softmax and HYLA heads that has read lines of a few numbers each, exported to `folder`/exported."""
     lines = [count(i % len(WORDS), 3 + i % 5) for i in range(4000)]
-    (folder / "counting.txt").write_text("\n".join(lines) + "\n")
+    (folder / "counting.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     task = ph.tasks.Text(str(folder / "counting.txt"), 64, held_out=0.1, folder=str(folder / "tokens"))
     heads = (ph.Softmax(2), ph.Hyla(2))
     model = ph.TransformerConfig(*task.ends, dim=64, layers=2, heads=heads, causal=True, positions=ph.Rotary())
@@ -49,7 +49,7 @@ def tasks(folder: pathlib.Path) -> list[dict[str, object]]:
         {"text": count(i, 3), "answer": count(i + 3, 1), "choices": [count(i + j, 1) for j in (5, 3, 8, 1)]}
         for i in range(len(WORDS))
     ]
-    (folder / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     source = {
         "dataset_path": "json",
         "dataset_kwargs": {"data_files": {"test": str(folder / "questions.jsonl")}},

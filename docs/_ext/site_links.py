@@ -70,7 +70,7 @@ def copy(app: Any, exception: Exception | None) -> None:
         shutil.copytree(pathlib.Path(app.srcdir, name), made)
         for folder in [made, *(p for p in made.rglob("*") if p.is_dir())]:
             if not (folder / "index.html").exists():
-                (folder / "index.html").write_text(listing(folder))
+                (folder / "index.html").write_text(listing(folder), encoding="utf-8")
 
 
 def setup(app: Any) -> dict[str, bool]:

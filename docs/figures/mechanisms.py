@@ -209,11 +209,11 @@ def image(row: spec.Mechanism) -> pathlib.Path:
 def main() -> None:
     """Write what is read off the table."""
     for row in spec.MECHANISMS:
-        old = page(row).read_text()
+        old = page(row).read_text(encoding="utf-8")
         new = re.sub(r"(<!-- spec -->\n).*?(<!-- /spec -->)", lambda m, r=row: m[1] + facts(r) + m[2], old, flags=re.S)
         if new != old:
-            page(row).write_text(new)
-        image(row).write_text(picture(row))
+            page(row).write_text(new, encoding="utf-8")
+        image(row).write_text(picture(row), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -171,11 +171,13 @@ __all__ = [*_MODULES, *_HOME]
 if not TYPE_CHECKING:  # to a type checker a module with this function would have every name
 
     def __getattr__(name: str) -> Any:
-        if name in _MODULES:
-            return importlib.import_module(_MODULES[name])
-        if name in _HOME:
-            module, attribute = _HOME[name]
-            return getattr(importlib.import_module(module), attribute)
+        module, attribute = _HOME.get(name, (_MODULES.get(name), ""))
+        if module is not None:
+            from polyhead.spec.optional import optional
+
+            with optional(f"polyhead.{name}", "polyhead"):  # torch is missing where polyhead-jax is installed
+                found = importlib.import_module(module)
+            return getattr(found, attribute) if attribute else found
         if f"{__name__}.{name}" in _MOVED:
             return importlib.import_module(f"{__name__}.{name}")
         raise AttributeError(f"module 'polyhead' has no attribute {name!r}")

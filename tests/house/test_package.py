@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 
 import pytest
@@ -18,6 +19,7 @@ import polyhead
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "polyhead"
 BUILD = "import sys, hatchling.build as b; print(getattr(b, sys.argv[1])(sys.argv[2]))"
+PROJECTS = ("pyproject.toml", "packaging/jax/pyproject.toml")
 needs_builder = pytest.mark.skipif(importlib.util.find_spec("hatchling") is None, reason="hatchling is not installed")
 
 
@@ -37,21 +39,24 @@ def built(what, source, folder):
 @needs_builder
 def test_sdist_and_wheel(tmp_path):
     """One test, as each step needs the one before: the wheel is built of the sdist, the environment has the wheel."""
-    with tarfile.open(built("sdist", ROOT, tmp_path / "dist")) as archive:
+    sdist = built("sdist", ROOT, tmp_path / "dist")
+    assert sdist.stat().st_size < 2e6
+    with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     unpacked = tmp_path / f"polyhead-{polyhead.__version__}"
-    check_that_the_sdist_is_the_whole_project(unpacked)
+    check_that_the_sdist_is_all_but_tests_and_measurements(unpacked)
     wheel = built("wheel", unpacked, tmp_path / "dist")
     check_that_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel)
     check_that_it_works_from_another_folder(wheel, tmp_path)
 
 
-def check_that_the_sdist_is_the_whole_project(unpacked):
-    told = {"src/polyhead", "tests", "docs", "examples", "benchmarks", "Makefile", "constraints.txt", "CITATION.cff"}
+def check_that_the_sdist_is_all_but_tests_and_measurements(unpacked):
+    told = {"src/polyhead", "docs", "examples", "benchmarks", "Makefile", "constraints.txt", "CITATION.cff"}
     told |= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "pyproject.toml", "docs/conf.py", "PKG-INFO"}
     assert not [name for name in told if not (unpacked / name).exists()]
     assert not list(unpacked.rglob("__pycache__"))
-    assert not [name for name in (".venv", "runs", "data", "docs/_build", ".git") if (unpacked / name).exists()]
+    away = (".venv", "runs", "data", "docs/_build", ".git", "tests", "docs/results/small")
+    assert not [name for name in away if (unpacked / name).exists()]
 
 
 def check_that_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel):
@@ -68,7 +73,19 @@ def check_that_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel):
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert re.search(r"^Requires-Python: >=3.11$", metadata, re.M)
     assert "\nProvides-Extra: docs\n" in metadata
-    assert "# polyhead" in metadata  # the README
+    check_that_the_readme_works_on_a_package_index(metadata)
+
+
+def check_that_the_readme_works_on_a_package_index(metadata):
+    readme, text = (ROOT / "README.md").read_text(encoding="utf-8"), metadata.partition("\n# polyhead")[2]
+    [source] = re.findall(r"^Project-URL: Source, (\S+)$", metadata, re.M)
+    raw = source.replace("github.com", "raw.githubusercontent.com") + f"/v{polyhead.__version__}/"
+    page, link = f"{source}/blob/v{polyhead.__version__}/", re.compile(r"\]\(([^)\s]+)\)")
+    assert f"]({raw}docs/figures/mechanism-hyla.svg)" in text
+    assert f"]({page}docs/design.md)" in text
+    outside = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert all(place.startswith("https://") for place in link.findall(outside))
+    assert text.replace(raw, "").replace(page, "") == readme.partition("# polyhead")[2]  # and nothing else is changed
 
 
 def check_that_it_works_from_another_folder(wheel, tmp_path):
@@ -105,3 +122,23 @@ def test_the_citation_is_valid_and_cites_the_papers():
         assert all(set(author) == {"family-names", "given-names"} for author in paper["authors"])
         assert f"({paper['url']})" in readme
     assert [paper["url"][-10:] for paper in cited["references"]] == ["2406.05816", "2405.16727"]
+
+
+# ------------------------------------------------------------------------------------------------------ without torch
+def test_polyhead_for_jax_has_no_torch_and_the_same_bounds():
+    """What it imports is tested in tests/jaxside."""
+    ours, theirs = (tomllib.loads((ROOT / name).read_text(encoding="utf-8"))["project"] for name in PROJECTS)
+    named = {re.split(r"[>=]", need)[0]: need for need in ours["dependencies"]}
+    for extra in ("jax", "flax"):
+        named |= {re.split(r"[>=]", need)[0]: need for need in ours["optional-dependencies"][extra]}
+    wanted = [*theirs["dependencies"], *theirs["optional-dependencies"]["flax"]]
+    assert not [need for need in wanted if named[re.split(r"[>=]", need)[0]] != need]
+    assert "torch" not in str(wanted)
+    imported = {
+        name.partition(".")[0]
+        for part in ("spec", "config", "jaxside")
+        for path in (PACKAGE / part).rglob("*.py")
+        for name in re.findall(r"^(?:import|from) (\w+)", path.read_text(encoding="utf-8"), re.M)
+    }
+    foreign = imported - set(sys.stdlib_module_names) - {"polyhead", "__future__"}
+    assert foreign <= {re.split(r"[>=]", need)[0] for need in wanted}

@@ -3,6 +3,7 @@
 Verbs import what they need when they run, so that `polyhead --help` is quick.  Only the files cli*.py know tyro.
 """
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -268,6 +269,8 @@ VERBS: dict[str, Any] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a console without "²" shows "?"; standard error escapes it by itself
     try:
         bring(_asked(arguments))
         return _dispatch(arguments)

@@ -318,7 +318,7 @@ _KINDS = (
 
 def save(config: Any, path: str | pathlib.Path) -> None:
     """Write `config` as JSON."""
-    pathlib.Path(path).write_text(json.dumps(to_dict(config), indent=2) + "\n")
+    pathlib.Path(path).write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
 
 
 def load(path: str | pathlib.Path, kinds: Iterable[type] = ()) -> Any:

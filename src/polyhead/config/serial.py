@@ -102,7 +102,7 @@ def read(path: str | pathlib.Path) -> Any:
 
     path = pathlib.Path(path)
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
         measure(values)
         return values

@@ -98,7 +98,7 @@ def check(path: pathlib.Path) -> None:
     if not path.exists():
         return
     try:
-        found = json.loads(path.read_text())["format"]
+        found = json.loads(path.read_text(encoding="utf-8"))["format"]
     except (ValueError, RecursionError, TypeError, KeyError, OSError):
         found = "none that can be read"
     if found != FORMAT:

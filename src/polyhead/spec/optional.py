@@ -8,6 +8,7 @@ probe needs scikit-learn: pip install 'polyhead[report]'
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "Pillow", "yaml": "PyYAML"}
 """Names of packages that are installed under another name."""
@@ -31,4 +32,14 @@ def optional(who: str, install: str) -> Iterator[None]:
         name = DISTRIBUTIONS.get(package, package) or "a package"
         absent = isinstance(error, ModuleNotFoundError) and error.name == package
         reason = "" if absent else f" ({' '.join(str(error).split())})"
+        if name != "torch" and _without_torch():
+            install = install.replace("polyhead[", "polyhead-jax[")
         raise MissingPackage(f"{who} needs {name}: pip install '{install}'{reason}", name=package) from None
+
+
+def _without_torch() -> bool:
+    """Is it polyhead-jax that is installed here?"""
+    try:
+        return bool(metadata.version("polyhead-jax"))
+    except metadata.PackageNotFoundError:
+        return False

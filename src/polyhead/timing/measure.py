@@ -72,7 +72,7 @@ def run(asked: Options, folder: pathlib.Path, tell: Tell = lambda text, done, to
         for t in options.lengths:
             result["rows"] += bench.length(t)
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{options.op}.json").write_text(json.dumps(result, indent=1) + "\n")
+            (folder / f"{options.op}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         draw(options.op, result["rows"], folder)
         return result
     finally:

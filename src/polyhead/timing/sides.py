@@ -84,7 +84,7 @@ def available(device: torch.device) -> float:
     if device.type == "cuda":
         return 0.9 * torch.cuda.mem_get_info(device)[0]
     try:
-        with open("/proc/meminfo") as file:
+        with open("/proc/meminfo", encoding="utf-8") as file:
             kib = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
     except OSError:  # not Linux
         return 8.0 * 2**30

@@ -133,4 +133,6 @@ def requeue() -> str:
 
 
 def _ask_slurm(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=60, encoding="utf-8"
+    ).stdout.strip()

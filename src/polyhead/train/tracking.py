@@ -213,9 +213,9 @@ class _Thread(threading.Thread):
     def _work(self) -> None:
         path = self.folder / self.tracker / ROWS
         path.parent.mkdir(exist_ok=True)
-        told = set(path.read_text().splitlines()) if path.is_file() else set()
+        told = set(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else set()
         tracker = TRACKERS[self.tracker](self.config, self.folder, not told)
-        with open(path, "a", buffering=1) as file:
+        with open(path, "a", buffering=1, encoding="utf-8") as file:
             for entry in itertools.chain(self.past, iter(self.queue.get, None)):
                 if self.off:
                     return

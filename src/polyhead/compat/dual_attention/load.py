@@ -192,7 +192,7 @@ def from_folder(path: str | pathlib.Path, *, device: str | torch.device = "cpu")
             if not (folder / name).is_file():
                 raise ValueError(f"{folder} has no {name}")
         try:
-            config = json.loads((folder / CONFIG).read_text())
+            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{folder / CONFIG} is not valid JSON ({error})") from None
         if not isinstance(config, dict):
@@ -214,7 +214,7 @@ def to_folder(model: Transformer, path: str | pathlib.Path) -> None:
     distinct = {value.data_ptr(): key for key, value in reversed(state.items())}
     kept = {key: value.contiguous() for key, value in state.items() if distinct[value.data_ptr()] == key}
     save_file(kept, folder / WEIGHTS, {"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 # --------------------------------------------------------------------------------------------------------- single parts

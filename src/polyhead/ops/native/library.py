@@ -135,7 +135,7 @@ def folder() -> Path:
 def _processor() -> str:
     """What the instructions depend on."""
     with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return "\n".join(sorted({x for x in lines if x.startswith(("model name", "flags", "Features", "CPU part"))}))
     return platform.processor()
 
@@ -181,6 +181,7 @@ def _build(command: list[str], name: str, path: Path) -> str | None:
         done = subprocess.run(
             [*command, str(SOURCES / f"{name}.cpp"), "-o", str(part)],
             capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False,
+            encoding="utf-8",
         )  # fmt: skip
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
@@ -199,12 +200,12 @@ def _digest(path: Path) -> str:
 def _note(path: Path, digest: str, verdict: str) -> None:
     """Beside a library: its digest, and what came of its check."""
     part = path.with_suffix(f".{os.getpid()}.note")
-    part.write_text(f"{digest}\n{verdict}")
+    part.write_text(f"{digest}\n{verdict}", encoding="utf-8")
     part.replace(path.with_suffix(".sum"))
 
 
 def _noted(path: Path) -> tuple[str, str]:
-    digest, _, verdict = path.with_suffix(".sum").read_text().partition("\n")
+    digest, _, verdict = path.with_suffix(".sum").read_text(encoding="utf-8").partition("\n")
     return digest, verdict
 
 
@@ -262,7 +263,7 @@ def _alone(path: Path) -> Iterator[None]:
     """One process at a time; the lock dies with its process."""
     import fcntl
 
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         end = time.monotonic() + PATIENCE
         while True:
             try:

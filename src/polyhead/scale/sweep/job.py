@@ -118,7 +118,7 @@ class Job:
 
     def _note(self, text: str) -> None:
         """For those who look at the folder, see status.py."""
-        with contextlib.suppress(OSError), open(self.folder / LOG, "a") as log:
+        with contextlib.suppress(OSError), open(self.folder / LOG, "a", encoding="utf-8") as log:
             log.write(f"polyhead: {text}\n")
 
     def look(self) -> bool:
@@ -178,7 +178,7 @@ def last_line(path: pathlib.Path, code: int) -> str:
     if code == LOST:
         return "lost: its machine, or its job, is gone"
     try:
-        lines = path.read_text(errors="replace").strip().splitlines()
+        lines = path.read_text(errors="replace", encoding="utf-8").strip().splitlines()
     except OSError:
         lines = []
     said = lines[-1].removeprefix("polyhead: ") if lines else ""

@@ -303,7 +303,7 @@ def _cover(known: int, terms: int, seed: int) -> set[Combination]:
 
 def _legacy(split: str, seed: int) -> list[int]:
     """The original code's order of the 66 known pairs, by rank; its first floor(66 held_out) are held out."""
-    text = importlib.resources.files(__package__).joinpath("legacy.json").read_text()
+    text = importlib.resources.files(__package__).joinpath("legacy.json").read_text(encoding="utf-8")
     orders: dict[str, list[int]] = json.loads(text)[split]
     if str(seed) not in orders:
         raise ValueError(f"FuzzyLogic: split={split!r} exists for split_seed {', '.join(orders)}, not for {seed}")

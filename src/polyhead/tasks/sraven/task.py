@@ -375,7 +375,7 @@ def _split(features: int, held_out: float, split: str, seed: int) -> tuple[tuple
 
 def _legacy(split: str, seed: int) -> list[int]:
     """The original code's order of the 330 multisets, by rank; its first floor(330 held_out) are held out."""
-    text = importlib.resources.files(__package__).joinpath("legacy.json").read_text()
+    text = importlib.resources.files(__package__).joinpath("legacy.json").read_text(encoding="utf-8")
     orders: dict[str, list[int]] = json.loads(text)[split]
     if str(seed) not in orders:
         raise ValueError(f"Sraven: split={split!r} exists for split_seed {', '.join(orders)}, not for {seed}")

@@ -123,7 +123,7 @@ def _open(request: Request, here: str) -> Corpus:
 def _prepare(place: pathlib.Path, folder: pathlib.Path) -> None:
     if not folder.exists():
         folder.mkdir(parents=True)
-        (folder / ".gitignore").write_text("*\n")
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
     place.mkdir(exist_ok=True)
 
 
@@ -135,7 +135,7 @@ def _locked(place: pathlib.Path) -> Iterator[None]:
     except ImportError:  # Windows: no lock
         yield
         return
-    with (place / LOCK).open("w") as handle:
+    with (place / LOCK).open("w", encoding="utf-8") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

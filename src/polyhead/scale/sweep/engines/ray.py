@@ -119,7 +119,7 @@ class _Task:
                 self.ended = int(ray.get(self.reference))
             except ray.exceptions.RayTaskError as error:  # before the worker: its machine does not see the folder
                 self.ended = DISK
-                with contextlib.suppress(OSError), open(self.folder / LOG, "a") as log:
+                with contextlib.suppress(OSError), open(self.folder / LOG, "a", encoding="utf-8") as log:
                     log.write(f"polyhead: {error.cause}, on a machine of the Ray cluster\n")
             except ray.exceptions.RayError:
                 self.ended = LOST

@@ -101,7 +101,7 @@ class Slurm:
         new = [folder for folder, job in found.items() if job is None]
         if new:
             for folder, job in zip(new, self._submit(new), strict=True):
-                (folder / RECORD).write_text(json.dumps({"job": job}) + "\n")
+                (folder / RECORD).write_text(json.dumps({"job": job}) + "\n", encoding="utf-8")
                 found[folder] = job
         self.asked = 0.0
         return [_Job(self, str(found[folder])) for folder in folders]
@@ -119,7 +119,7 @@ class Slurm:
     def _earlier(self, folder: pathlib.Path) -> str | None:
         """The job that an earlier call asked for and that may still train this run."""
         with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
-            job = json.loads((folder / RECORD).read_text()).get("job")
+            job = json.loads((folder / RECORD).read_text(encoding="utf-8")).get("job")
             if isinstance(job, str) and self.states.get(job, "COMPLETED") not in ENDED:
                 return job
         return None
@@ -135,7 +135,9 @@ class Slurm:
         asked = ["squeue", "--me", "--noheader", "--array", "--states=all", f"--name={NAME}", "--format=%i %T"]
         self.asked = time.monotonic()
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            said = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60).stdout
+            said = subprocess.run(
+                asked, capture_output=True, text=True, check=True, timeout=60, encoding="utf-8"
+            ).stdout
             self.states = dict(line.split(maxsplit=1) for line in said.splitlines() if " " in line)
             self.looks += 1
 
@@ -165,7 +167,7 @@ class _Job:
         if state is not None and (code := ENDED[state]) is not None:
             return code
         try:
-            return int(_record(self.slurm.folder, self.name).read_text())
+            return int(_record(self.slurm.folder, self.name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return LOST
 
@@ -199,7 +201,7 @@ class Task:
         self.worker = process.pid
         code = os.waitstatus_to_exitcode(os.waitpid(self.worker, 0)[1])  # not Popen.wait: a signal may come in it
         process.returncode = code
-        record.write_text(f"{code}\n")
+        record.write_text(f"{code}\n", encoding="utf-8")
         return code
 
     def checkpoint(self, folder: str) -> Any:
