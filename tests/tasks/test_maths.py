@@ -6,12 +6,12 @@ import re
 
 import pytest
 import torch
+from maths_checker import fault
 from torch.nn import functional as F
 
 from polyhead import config
 from polyhead.tasks import KINDS, Maths
 from polyhead.tasks.maths import modules as maths_modules, text as maths_text
-from polyhead.tasks.maths.checker import fault
 from polyhead.tasks.maths.modules import LEVELS, MODULES, Level
 from polyhead.tasks.maths.text import END, PAD, START, VOCABULARY
 

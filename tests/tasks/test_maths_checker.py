@@ -1,8 +1,11 @@
 """The checker of mathematics: it knows right from wrong, in our questions and in published ones."""
 
-import pytest
+import doctest
 
-from polyhead.tasks.maths.checker import CHECKS, fault, value
+import maths_checker
+import pytest
+from maths_checker import CHECKS, fault, value
+
 from polyhead.tasks.maths.modules import DIFFICULTIES, LEVELS, MODULES, Dice, Level, question
 
 WRONG = [
@@ -29,6 +32,11 @@ WRONG = [
     ("polynomials__expand", "Expand (1 - x)*(4 - 2).", "-2*x + 2", "the order of its terms"),
     ("polynomials__expand", "Expand (x)*(x**99).", "x**100", "exponents must be 0 to 15 but one is 100"),
 ]
+
+
+def test_the_worked_examples():
+    found = doctest.testmod(maths_checker)
+    assert (found.attempted, found.failed) == (2, 0)
 
 
 @pytest.mark.parametrize(("module", "asked", "answer", "reason"), WRONG)

@@ -8,11 +8,11 @@ import textwrap
 import numpy as np
 import pytest
 import torch
+from maths_checker import fault
 from some import some
 
 from polyhead.tasks import Maths
 from polyhead.tasks.maths import task as maths, text as maths_text
-from polyhead.tasks.maths.checker import fault
 
 MODULE = "polynomials__expand"
 

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 import torch
+from sraven_rules import obeys
 
 from polyhead.tasks import Sraven
 from polyhead.tasks.sraven.ambiguity import ambiguity, ambiguous, bayes, causes, check_size, explanations, hypotheses
-from polyhead.tasks.sraven.rules import obeys
 
 
 def panels_of(task, count, split="train"):

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from sraven_rules import obeys
 
 from polyhead import config
 from polyhead.cli import text as cli_text
@@ -21,7 +22,6 @@ from polyhead.tasks.sraven.floors import (
     same_slot,
     symbol_counts,
 )
-from polyhead.tasks.sraven.rules import obeys
 
 NAMES = ["chance", "copy_left", "symbol_counts", "same_slot", "known_combinations", "ceiling"]
 

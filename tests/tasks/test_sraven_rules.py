@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import pytest
+import sraven_rules
 import torch
+from sraven_rules import obeys, violations
 
 from polyhead.tasks import Sraven
-from polyhead.tasks.sraven import rules as sraven_rules
-from polyhead.tasks.sraven.rules import obeys, violations
 from polyhead.tasks.sraven.task import RULES, permute
 
 RULE_SETS = [(0, 1, 2, 3), (4, 5, 6, 7), (5, 5, 6, 6), (7, 7, 7, 7)]

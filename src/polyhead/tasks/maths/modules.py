@@ -7,7 +7,7 @@
     polynomials__expand          Expand (2*x - 1)*(x + 4*x + 3).                            10*x**2 + x - 3
 
 A question has a number of `parts` and a largest number; a split beyond training has more parts, or larger numbers.
-`maths_checker` answers all of them anew with code of its own.
+The tests answer all of them anew, with code of their own.
 """
 
 import math

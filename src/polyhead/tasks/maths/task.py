@@ -4,8 +4,7 @@
     inputs    <start> 5                             (b t) what has been written so far
     targets   5 <end>                               (b t) what is to be written next
 
-`maths_modules` makes questions of five modules, `maths_text` reads the published files and the authors' generator,
-`maths_checker` answers the questions of the five modules anew, with code of its own.
+modules.py makes questions of five modules.  text.py reads the published files and the authors' generator.
 """
 
 import functools

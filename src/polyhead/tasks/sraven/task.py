@@ -22,9 +22,8 @@ tensor([[5, 2],
         [5, 4]])
 
 A sequence has one token per feature: the panels in reading order, their features in the order shown, each a one-hot
-vector, and `features` zero vectors for the last panel.  `sraven_rules` checks panels against the rules with code of
-its own; ambiguity.py finds the instances that another explanation answers differently, and the best accuracy
-there is.
+vector, and `features` zero vectors for the last panel.  ambiguity.py finds the instances that another explanation
+answers differently, and the best accuracy there is.
 """
 
 import functools
