@@ -169,7 +169,7 @@ def test_tests_and_benchmarks_are_short_too(path):
     assert path.read_text().count("\n") <= 400
 
 
-ALLOWED = {"Any": 776, "splats": 11}
+ALLOWED = {"Any": 761, "splats": 11, "** arguments": 180}
 """These may only go down: lower a number when yours is lower."""
 
 
@@ -186,7 +186,7 @@ def test_circles_splats_and_any_are_noticed(tmp_path):
         "__init__": "",
         "a": "def f():\n    from p import b\n",
         "b": "if TYPE_CHECKING:\n    from p.c import d\n",
-        "c": "import p.a\ndef g(x: Any) -> list[Any]: ...\ng(*(1, 2))\n",
+        "c": "import p.a\ndef g(x: Any) -> list[Any]: ...\ng(*(1, 2), **x)\n",
         "d": "from p import c\n",
     }.items():
         (tmp_path / "p").mkdir(exist_ok=True)
@@ -195,6 +195,7 @@ def test_circles_splats_and_any_are_noticed(tmp_path):
     assert house.circles(house.imports(trees)) == [["p.a", "p.b", "p.c"]]
     found = house.numbers(tmp_path / "p")
     assert (found["longest chain"], found["Any"], found["splats"], found["at the root"]) == (2, 2, 1, 5)
+    assert found["** arguments"] == 1
 
 
 def strangers(trees):

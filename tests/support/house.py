@@ -7,6 +7,7 @@ longest chain       of imports between the folders of the first level, circles t
 circles             of files that import each other, also inside functions and under TYPE_CHECKING
 Any                 in annotations
 splats              calls with `*(a, b, ...)`, a tuple written out
+** arguments        calls with `**values`: a type checker sees none of them
 a new task          the files it touches, those of papers/ not counted: its own, and all others that name a task
 a new figure        the files it touches: its own, all others that name a figure, and the one that lists the files
 """
@@ -125,6 +126,11 @@ def splats(tree: ast.Module) -> int:
     return sum(isinstance(a, ast.Starred) and isinstance(a.value, (ast.Tuple, ast.List)) for a in calls)
 
 
+def double_splats(tree: ast.Module) -> int:
+    """`f(**values)`."""
+    return sum(word.arg is None for node in ast.walk(tree) if isinstance(node, ast.Call) for word in node.keywords)
+
+
 def figures(trees: Mapping[str, ast.Module]) -> dict[str, str]:
     """Name of a figure of a paper -> the file that makes it: the keys of its `FIGURES`."""
     found = {}
@@ -211,6 +217,7 @@ def numbers(package: pathlib.Path) -> dict[str, int]:
         "circles": len(circles(arrows)),
         "Any": sum(map(anys, trees.values())),
         "splats": sum(map(splats, trees.values())),
+        "** arguments": sum(map(double_splats, trees.values())),
         "a new figure": 2 + max((len(by) for by in known_figures(trees).values()), default=0),
         "a new task": 1 + max((sum(".papers." not in f for f in by) for by in known_tasks(trees).values()), default=0),
     }

@@ -15,7 +15,12 @@ def unsupported_reason(x: AttentionCall) -> str | None:
 
 
 def preferred(x: AttentionCall) -> bool:
-    """Is it measured to be no slower than the reference?  As for softmax attention."""
+    """Is it measured to be no slower than the reference?
+
+    Forward and backward, CPU seconds of the reference over those of the kernel (one core, float32, b 8, 8 heads of
+    width 8), median of seven.  Full: 1.1 at t = 32, 1.4 at t = 128, 1.1 at t = 256; causal: 1.7, 2.0, 2.6.  With a
+    bias, the kernel and so the limit are those of softmax attention.
+    """
     return x.bias is None or x.q.shape[1] * x.k.shape[1] >= 256 * 256
 
 
