@@ -36,7 +36,7 @@ def test_known_and_unseen_stand_on_one_scale_with_the_floors() -> None:
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(shown.drawn())
     first, second, legend, *_ = console.export_text().splitlines()
-    assert first.split()[:6] == ["hyla-1", "1,250/5,000", "known", "0.60", "unseen", "0.50"]
+    assert first.split()[:6] == ["hyla-1", f"1,250/{demo.FUZZY_STEPS:,}", "known", "0.60", "unseen", "0.50"]
     scale = first.split()[-1]
     assert len(scale) == board_module.WIDE
     places = {mark: [i / (board_module.WIDE - 1) for i, other in enumerate(scale) if other == mark] for mark in "○●│"}
@@ -51,14 +51,14 @@ def test_known_and_unseen_stand_on_one_scale_with_the_floors() -> None:
 
 def test_what_lies_beyond_the_scale_is_at_its_end() -> None:
     run = demo.fuzzy()[0]
-    scale = board(Shown(run, State.DONE, 5000), marks={}).scale(1.2, -0.3)
+    scale = board(Shown(run, State.DONE, demo.FUZZY_STEPS), marks={}).scale(1.2, -0.3)
     assert (scale[-1], scale[0]) == ("○", "●")
 
 
 def test_the_estimate_shares_the_runs_among_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two runs of 5,000 steps of 0.06 and 0.03 s, with their start and scores: on two cores the longer one counts."""
+    """Two runs whose steps take 0.06 and 0.03 s, with their start and scores: on two cores the longer one counts."""
     monkeypatch.setattr(cli_demo, "step_seconds", lambda run: 0.06 if run.name.startswith("hyla") else 0.03)
-    longer, shorter = (cli_demo.START + 5000 * each * cli_demo.SCORING for each in (0.06, 0.03))
+    longer, shorter = (cli_demo.START + demo.FUZZY_STEPS * each * cli_demo.SCORING for each in (0.06, 0.03))
     assert cli_demo.minutes(demo.fuzzy(), 2) == f"{longer / 60:.0f} minutes"
     assert cli_demo.minutes(demo.fuzzy(), 1) == f"{(longer + shorter) / 60:.0f} minutes"
 
