@@ -12,6 +12,7 @@ from torch import nn
 
 import polyhead as ph
 from polyhead.compat import huggingface as hf
+from polyhead.compat.huggingface.calls import guard
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -179,5 +180,13 @@ def test_verify_counts_calls(script):
     assert [(x.heads, x.ours) for x in hf.verify(own, inputs=torch.ones(1, 3, dtype=torch.long)).layers] == [
         ("HylaHeads", True)
     ] * 2
+    dropping, names = script.build("bert").train(), ("get_correct_attn_implementation", "set_attn_implementation")
+    before, kind = torch.get_rng_state(), type(dropping)
+    hf.verify(dropping)
+    assert dropping.training
+    assert torch.equal(torch.get_rng_state(), before)  # a look without dropout
+    methods = [getattr(kind, name) for name in names]
+    guard()
+    assert [getattr(kind, name) for name in names] == methods  # asked once, however often
     with pytest.raises(ValueError, match=r"^verify: Transformer must be given inputs by name"):
         hf.verify(own)

@@ -32,7 +32,7 @@ MIXED = {
     "cut": [ph.Softmax(1), ph.Softmax(3)],  # through heads that share their keys
     "hyla": [ph.Softmax(2), ph.Hyla(2)],
     "deep": [ph.Linear(1, normalise="rms_heads"), ph.Hyla(3, value_depth=2)],
-    "positions": [ph.Softmax(2), ph.Relational(2)],
+    "positions": [ph.Relational(2), ph.Softmax(2)],
     "relative": [ph.Relational(2, symbols=ph.RelativeSymbols(3), relations=3, relation_dim=5), ph.Softmax(2)],
     "library": ph.Relational(4, symbols=ph.SymbolicAttention(5, trainable=False), symmetric=True),
     "two sources": [ph.Disentangled(2), ph.Abstractor(2, symbols=ph.SymbolicAttention(5))],
@@ -269,6 +269,19 @@ def test_no_other_implementation_for_a_model_that_holds_heads(library, make, tmp
         library.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")
     with pytest.raises(ValueError, match="must run softmax attention but its heads are polyhead_heads"):
         hf.capture(model, tokens())  # which would read all layers as softmax attention
+
+
+def test_what_is_new_is_in_the_mode_of_its_layer_and_of_a_dtype_that_has_fractions(make):
+    model = make(torch.bfloat16)
+    model.model.layers[1].self_attn.train()
+    projection = model.model.layers[0].self_attn.v_proj
+    whole = torch.zeros_like(projection.weight, dtype=torch.int8)
+    projection.weight = nn.Parameter(whole, requires_grad=False)  # as a quantised one
+    hf.swap_heads(model, None, ph.Hyla(4, value_depth=2))
+    for layer, train, dtype in ((0, False, torch.float32), (1, True, torch.bfloat16)):
+        heads = model.model.layers[layer].self_attn.polyhead
+        assert {module.training for module in heads.modules()} == {train}
+        assert {parameter.dtype for parameter in heads.parameters()} == {dtype}
 
 
 def test_swapped_again(make):
