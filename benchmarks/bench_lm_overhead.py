@@ -28,7 +28,7 @@ from polyhead.timing.measure import Clock, machine
 from polyhead.train import fast_products, optimiser
 from polyhead.train.device import pick_device
 from polyhead.train.evaluation import autocast
-from polyhead.train.loop import Loop
+from polyhead.train.loop import Loop, alone
 
 CLIP = 1.0
 
@@ -121,15 +121,16 @@ def build(options: argparse.Namespace, folder: str) -> tuple[Loop, PlainLoop]:
     )
     train = Train(batch_size=o.batch, clip=CLIP, precision=o.precision, betas=(0.9, 0.95))
     run = Run(task=task, model=model, train=train, device=str(device), compile=o.compile)
-    ours = Loop(run, pathlib.Path(folder), device, False)
+    ours = alone(run, pathlib.Path(folder), device, False)
+    network: Any = ours.networks
     plain = Plain(o.vocabulary, o.dim, o.layers, o.heads, o.length).to(device)
-    copy(ours.model, plain)
+    copy(network.model, plain)
     if o.compile:
         plain.compile()
     tokens = task.batch("train", o.batch, seed=1, step=0, device=device).inputs
     with torch.no_grad():
-        torch.testing.assert_close(ours.model(tokens), plain(tokens), rtol=1e-3, atol=1e-4)
-    assert sum(p.numel() for p in ours.model.parameters()) == sum(p.numel() for p in plain.parameters())
+        torch.testing.assert_close(network.model(tokens), plain(tokens), rtol=1e-3, atol=1e-4)
+    assert sum(p.numel() for p in network.model.parameters()) == sum(p.numel() for p in plain.parameters())
     return ours, PlainLoop(plain, run, device)
 
 

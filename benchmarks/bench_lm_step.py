@@ -26,7 +26,7 @@ from polyhead.timing.measure import SMALL, Clock, machine, parity, peak
 from polyhead.timing.sides import Options, sides, tensors
 from polyhead.train import fast_products
 from polyhead.train.device import pick_device
-from polyhead.train.loop import Loop
+from polyhead.train.loop import alone
 
 HEADS: dict[str, type[Mechanism]] = {"hyla": Hyla, "softmax": Softmax}
 LARGE = {"layers": 6, "dim": 512, "heads": 8, "vocabulary": 32_000, "contexts": (512, 4096), "tokens": 16_384}
@@ -97,7 +97,7 @@ def measure(context: int, size: dict[str, Any], options: argparse.Namespace) -> 
             run = run_of(kind, context, size, options)
             where = pathlib.Path(folder) / kind
             where.mkdir()
-            loops[kind] = Loop(run, where, options.device, False)
+            loops[kind] = alone(run, where, options.device, False)
             loops[kind]._update()  # makes the state of AdamW, and compiles
             memory = peak(options.device, loops[kind]._update)
             rows[kind] = {"context": context, "heads": kind, "memory": memory, "batch": run.train.batch_size}

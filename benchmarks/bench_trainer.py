@@ -30,7 +30,7 @@ from polyhead.models.build import build
 from polyhead.papers.recipes import RECIPES
 from polyhead.timing.measure import machine
 from polyhead.train import fast_products, optimiser
-from polyhead.train.loop import Loop
+from polyhead.train.loop import alone
 from polyhead.train.stop import Stop
 
 WARM = 2
@@ -100,7 +100,7 @@ def measure(name: str, pairs: int, steps: int) -> dict[str, Any]:
     last = replace(run, train=replace(train, steps=whole, warmup=min(train.warmup, whole - 1), evaluate=()))
     with tempfile.TemporaryDirectory() as folder:
         bare = Bare(last)
-        loop = Loop(last, pathlib.Path(folder), torch.device("cpu"), False)
+        loop = alone(last, pathlib.Path(folder), torch.device("cpu"), False)
         loop.progress.step = turns = Turns(bare, steps)  # type: ignore[method-assign]
         loop.fit(Stop())
         loop.close()

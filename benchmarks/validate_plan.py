@@ -188,13 +188,13 @@ def handed(parallel: str, path: str, rank: int) -> None:
             return func(*args, **(kwargs or {}))
 
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
-    from polyhead.train.loop import Loop
+    from polyhead.train.loop import alone
     from polyhead.train.world import World
 
     run = replace(recipe("lm-softmax"), parallel=parallel, device="cpu")
     world = World.here("cpu")
     with world.joined(), tempfile.TemporaryDirectory() as folder:
-        loop = Loop(run, pathlib.Path(folder), CPU, False, None, world)
+        loop = alone(run, pathlib.Path(folder), CPU, False, None, world)
         loop._update()
         with Ears() as ears:
             loop._update()

@@ -1,13 +1,18 @@
 """What a sweep's table says of every kind of run."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 
 from polyhead import config, train
 from polyhead.scale.sweep.engines import LOG
 from polyhead.scale.sweep.status import status
+from polyhead.train.__main__ import main
+from polyhead.train.stop import HELD, INTERRUPTED, MISTAKE
 from polyhead.train.store.claims import LOCK, claim
 from polyhead.train.store.folder import METRICS
+from polyhead.train.store.state import ENDED, State, write_end
 
 
 def place(run, folder):
@@ -21,10 +26,8 @@ def test_all_states(tiny, tmp_path):
     for run in (running, broken, stopped):
         place(run, tmp_path).mkdir()
         (place(run, tmp_path) / METRICS).write_text(json.dumps({"kind": "train", "step": 5, "loss": 0.1}) + "\n")
-    (place(broken, tmp_path) / LOG).write_text("Traceback\npolyhead: train: the loss of r is nan at step 6\n")
-    (place(stopped, tmp_path) / LOG).write_text(
-        "polyhead: stopped and saved at step 5; go on with: polyhead resume x\n"
-    )
+    write_end(place(broken, tmp_path), State.FAILED, "train: the loss of r is nan at step 6")
+    write_end(place(stopped, tmp_path), State.STOPPED, "stopped and saved at step 5; go on with: polyhead resume x")
     with claim(running, place(running, tmp_path)):
         rows = status(runs, tmp_path)
     assert [row["state"] for row in rows] == ["done", "running", "failed", "stopped", "waiting"]
@@ -36,18 +39,37 @@ def test_all_states(tiny, tmp_path):
 
 
 def test_states_that_a_sweep_leaves(tiny, tmp_path):
-    runs = [tiny(None, name="r", seed=seed) for seed in range(4)]
-    elsewhere, retrying, late, _ = runs
+    runs = [tiny(None, name="r", seed=seed) for seed in range(5)]
+    elsewhere, retrying, late, _, damaged = runs
     for run in runs:
         place(run, tmp_path).mkdir()
-    (place(retrying, tmp_path) / LOG).write_text("step 5\npolyhead: started again (1 of 2): killed by signal 9\n")
-    held = f"polyhead: run folder: another process is training in {place(late, tmp_path)}\n"
-    (place(late, tmp_path) / LOG).write_text(held)
+    write_end(place(retrying, tmp_path), State.RETRYING, "(1 of 2): killed by signal 9")
+    (place(late, tmp_path) / LOG).write_text("polyhead: run folder: another process is training in it\n")
+    (place(damaged, tmp_path) / ENDED).write_bytes(b"{")
     with claim(elsewhere, place(elsewhere, tmp_path)):
         (place(elsewhere, tmp_path) / LOCK).write_text("node7 123\n")
         rows = status(runs, tmp_path)
-    assert [row["state"] for row in rows] == ["elsewhere", "retrying", "stopped", "waiting"]
-    assert [row[""] for row in rows] == ["on node7", "(1 of 2): killed by signal 9", "", ""]
+    assert [row["state"] for row in rows] == ["elsewhere", "retrying", "stopped", "waiting", "waiting"]
+    assert [row[""] for row in rows] == ["on node7", "(1 of 2): killed by signal 9", "", "", ""]
+
+
+def test_a_worker_notes_how_it_ended(tiny, tmp_path, at_step, capsys):
+    """It failed, or was stopped; a worker that comes while another trains notes nothing; whoever trains forgets it."""
+    runs = [tiny(None, name="bad", lr=1e38, warmup=0), tiny(None, name="r")]
+    for run in runs:
+        with claim(run, place(run, tmp_path)):
+            pass
+    at_step(7, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with claim(runs[1], place(runs[1], tmp_path)):
+        assert main([str(place(runs[1], tmp_path))]) == HELD
+    assert not (place(runs[1], tmp_path) / ENDED).exists()
+    assert [main([str(place(run, tmp_path) / "config.json")]) for run in runs] == [MISTAKE, INTERRUPTED]
+    failed, stopped = status(runs, tmp_path)
+    assert (failed["state"], stopped["state"], stopped["step"], stopped[""]) == ("failed", "stopped", "8/12", "")
+    assert failed[""].startswith("train: the loss of bad is nan at step 2; ")
+    assert main([str(place(runs[1], tmp_path))]) == 0
+    assert not (place(runs[1], tmp_path) / ENDED).exists()
+    assert capsys.readouterr().err.count("polyhead: ") == 3
 
 
 def test_the_fields_in_which_runs_differ_are_shown(tiny, tmp_path):

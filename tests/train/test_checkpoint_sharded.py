@@ -18,14 +18,14 @@ import polyhead as ph
 from polyhead.models.build import build
 from polyhead.train import optimiser
 from polyhead.train.evaluation import answers
+from polyhead.train.member import Member
 from polyhead.train.parallel import is_part
 from polyhead.train.stop import Stop
 from polyhead.train.store.checkpoint import read_checkpoint, read_metadata, save_checkpoint
 from polyhead.train.store.claims import claim
-from polyhead.train.store.disk import Patience
+from polyhead.train.store.disk import DiskRetry
 from polyhead.train.store.files import Damaged, seal
 from polyhead.train.store.folder import BEST
-from polyhead.train.store.saving import Saver
 from polyhead.train.store.sharded import INDEX, read_index, restore_sharded, save_sharded
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view")  # see parallel.placed
@@ -225,15 +225,15 @@ def test_the_best_is_kept_whole_and_the_newest_is_not_taken_for_an_older_one(
     with claim(config, tmp_path):
         model, found = trained(config, sharded=True)
     save_checkpoint(tmp_path, model, found, {**METADATA, "digest": ph.digest(config), "step": 1})  # of one device
-    saver = Saver(config, tmp_path, model, found, torch.amp.GradScaler("cpu", enabled=False), Patience(Stop()))
-    saver.sharded = True
-    assert saver.load() == (1, 1.5)
+    member = Member(config, tmp_path, DiskRetry(Stop()))
+    member.sharded = True
+    assert (member.load(model, found), member.seconds) == (1, 1.5)
     for step, score, best in ((2, 0.5, 2), (3, 0.25, 2), (4, 0.75, 4), (5, None, 4)):
         with torch.no_grad():
             next(model.parameters()).add_(1.0)
         if score is not None:
-            saver.rating.evaluated(step, {"iid": {"r2": score}})
-        saver.save(step, 0.0)
+            member.rating.evaluated(step, {"iid": {"r2": score}})
+        member.save(step, model, found)
         if best == step:
             kept = {name: value.full_tensor().clone() for name, value in model.state_dict().items()}
         tensors, about = read_checkpoint(tmp_path, ph.digest(config), BEST)
@@ -242,6 +242,6 @@ def test_the_best_is_kept_whole_and_the_newest_is_not_taken_for_an_older_one(
         assert any(name.startswith("optimiser/") for name in tensors)
     with pytest.raises(ValueError, match=r"checkpoint-00000005.sharded is in parts: `polyhead resume \S+` until the"):
         ph.train.load_model(tmp_path)
-    saver.finish(5, 0.0)
+    member.finish(model, found, parameters=1, environment={})
     assert read_metadata(tmp_path / "checkpoint.safetensors")["step"] == 5
     ph.train.load_model(tmp_path)

@@ -155,6 +155,6 @@ def test_of_processes_that_wait_for_one_disk_one_says_so(speaks: bool, monkeypat
             raise error
 
     monkeypatch.setattr(disk, "sleep", lambda seconds: None)
-    disk.Patience(Stop(), speaks=speaks)(write)
+    disk.DiskRetry(Stop(), speaks=speaks)(write)
     said = ["paused: full; tried again every 30 s until the disk works", "the disk works again: going on"]
     assert capsys.readouterr().err.splitlines() == said * speaks

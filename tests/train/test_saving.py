@@ -90,10 +90,13 @@ def test_the_best_is_the_best_of_the_headline(
     config = tiny(tmp_path, steps=6, save_every=1, eval_every=1, keep=1)
     given = iter([{"validation": v, "iid": -v} for v in (0.1, -5.0, float("nan"), 0.7, 0.6, 0.5)])
 
-    def evaluated(loop: Any) -> Any:
-        return {split: {"r2": value} for split, value in next(given).items()}
+    def evaluated(network: Any, split: str) -> Any:
+        scores = dict(next(given)) if split == "iid" else now
+        now.update(scores)
+        return [{"r2": now[split]}]
 
-    monkeypatch.setattr("polyhead.train.loop.Loop._evaluate", evaluated)
+    now: dict[str, float] = {}
+    monkeypatch.setattr("polyhead.train.network.Single.evaluate", evaluated)
     monkeypatch.setattr(type(config.task), "better", better)
     monkeypatch.setattr(type(config.task), "splits", ("train", "validation", "iid"))
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, evaluate=("iid", "validation")))
@@ -220,7 +223,7 @@ def test_a_damaged_result_is_made_again(
     path.write_text(kinds.get(how, text[:place] + digit + text[place + 1 :]))
     with pytest.raises(ph.train.Damaged, match=r"^\S+result.json"):
         read_result(tmp_path)
-    monkeypatch.setattr("polyhead.train.loop.Loop._update", None)
+    monkeypatch.setattr("polyhead.train.network.Single.step", lambda *_, **__: pytest.fail("it trains"))
     run(tiny(tmp_path), progress=False)
     assert capsys.readouterr().err.endswith("set aside as result.json.damaged\n")
     same(tmp_path, whole)

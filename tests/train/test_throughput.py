@@ -8,9 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polyhead as ph
 from polyhead.train import loop, run
+from polyhead.train.member import Member
 from polyhead.train.progress import Progress
 from polyhead.train.store.folder import read_metrics
-from polyhead.train.store.saving import Saver
 from polyhead.train.throughput import Throughput, operations, peak
 
 KINDS = {
@@ -110,7 +110,7 @@ def test_the_progress_line_says_it():
 def test_steps_per_second_are_those_of_training_alone(tiny, tmp_path, monkeypatch):
     """By a clock of which a step takes 2 s, a batch of an evaluation 100 and a checkpoint 50."""
     now = [7.0]
-    draw, save = ph.tasks.FuzzyLogic.batch, Saver.save
+    draw, save = ph.tasks.FuzzyLogic.batch, Member.save
 
     def batch(task, split, *given, **where):
         now[0] += 2.0 if split == "train" else 100.0
@@ -122,7 +122,7 @@ def test_steps_per_second_are_those_of_training_alone(tiny, tmp_path, monkeypatc
 
     monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(ph.tasks.FuzzyLogic, "batch", batch)
-    monkeypatch.setattr(Saver, "save", saving)
+    monkeypatch.setattr(Member, "save", saving)
     settings = tiny(tmp_path, log_every=5, evaluate=("iid", "novel"))
     whole = run(settings, progress=False)
     rows = [row for row in read_metrics(tmp_path) if row["kind"] == "train"]

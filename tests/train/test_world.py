@@ -9,7 +9,7 @@ from polyhead.models.build import build
 from polyhead.train.__main__ import main as worker
 from polyhead.train.checks import check
 from polyhead.train.parallel import units
-from polyhead.train.world import Ear, World, find_first, first_host, place
+from polyhead.train.world import StopBroadcast, World, find_first, first_host, place
 
 
 def world(rank: int, size: int) -> World:
@@ -88,7 +88,11 @@ def test_alone_nothing_is_started(monkeypatch: pytest.MonkeyPatch):
     assert (one.size, one.first, one.device.type) == (1, True, "cpu")
     with one.joined():
         assert not torch.distributed.is_initialized()
-        assert [Ear(one).hears(15), one.lead(lambda: 4), one.mean([torch.tensor(2.0)])] == [15, 4, [2.0]]
+        assert [StopBroadcast(one).exchange(15), one.on_rank_zero(lambda: 4), one.mean([torch.tensor(2.0)])] == [
+            15,
+            4,
+            [2.0],
+        ]
 
 
 def test_a_batch_that_devices_cannot_share(tiny):

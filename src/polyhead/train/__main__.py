@@ -1,15 +1,20 @@
 """The worker: `python -m polyhead.train RUN/config.json` trains that run in its folder, or goes on where it stopped.
 
-Exit codes (stop.py): 0 done, 1 the disk failed, 2 a mistake in the input or a run that diverged, 75 preempted and saved
-(inside a Slurm batch job it has asked to be queued again), 130 interrupted and saved; of a run on several devices 3:
-another process of it ended.
+Exit codes (stop.py): 0 done, 1 the disk failed, 2 a mistake in the input or a run that diverged, 73 another process
+trains the run, 75 preempted and saved (inside a Slurm batch job it has asked to be queued again), 130 interrupted and
+saved; of a run on several devices 3: another process of it ended.
 """
 
 import argparse
+import pathlib
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from polyhead.train.stop import DISK, DONE, INTERRUPTED, MISTAKE, Interrupted, Preempted, leaving, requeue
+from polyhead.train.stop import DISK, DONE, INTERRUPTED, MISTAKE, PREEMPTED, Interrupted, leaving, requeue
+
+if TYPE_CHECKING:
+    from polyhead.train.store.state import State
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,41 +25,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quiet", action="store_true", help="no progress")
     asked = parser.parse_args(argv)
     with leaving(again=True):  # importing these takes seconds
+        from polyhead.train.store.claims import Held
         from polyhead.train.store.folder import read_config
+        from polyhead.train.store.state import State
         from polyhead.train.trainer import run
         from polyhead.train.world import Lost, leave
+    folder = pathlib.Path(asked.config)
+    folder = folder if folder.is_dir() else folder.parent
+    state: State | None = State.STOPPED
     try:
         with leaving(again=True):
             run(read_config(asked.config), progress=not asked.quiet, resume=True)
-    except Preempted as stop:
-        _tell(str(stop))
-        _tell(requeue())  # which may be the end of this process
-        return leave(stop.code)
-    except Interrupted as stop:
-        return _say(str(stop), stop.code)
-    except KeyboardInterrupt:
-        return _say("interrupted", INTERRUPTED)
+        return DONE
     except Lost as error:  # told where it happened
         return leave(error.code)
+    except Held as error:
+        said, code, state = str(error), error.code, None
+    except Interrupted as stop:
+        said, code = str(stop), stop.code
+    except KeyboardInterrupt:
+        said, code = "interrupted", INTERRUPTED
     except ValueError as error:
-        return _say(str(error), MISTAKE)
+        said, code, state = str(error), MISTAKE, State.FAILED
     except OSError as error:
-        return _say(error.strerror or str(error), DISK)
-    return DONE
-
-
-def _say(text: str, code: int) -> int:
-    from polyhead.train.world import leave
-
-    _tell(text)
+        said, code, state = error.strerror or str(error), DISK, State.FAILED
+    _tell(folder, state, said)
+    if code == PREEMPTED and (queued := requeue()):  # which may be the end of this process
+        print(f"polyhead: {queued}", file=sys.stderr, flush=True)
     return leave(code)
 
 
-def _tell(text: str) -> None:
+def _tell(folder: pathlib.Path, state: "State | None", text: str) -> None:
+    """Say it and note it in the folder, which stays as it is without a state: somebody else trains there."""
+    from polyhead.train.store.state import write_end
     from polyhead.train.world import speaks
 
-    if text and speaks():
-        print(f"polyhead: {text}", file=sys.stderr, flush=True)
+    if not speaks():
+        return
+    print(f"polyhead: {text}", file=sys.stderr, flush=True)
+    if state is not None and folder.is_dir():
+        write_end(folder, state, text)
 
 
 if __name__ == "__main__":

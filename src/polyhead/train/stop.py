@@ -15,9 +15,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-DONE, DISK, MISTAKE, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
-"""Exit codes: done; the disk failed; a mistake in the input, or a run that diverged; preempted and saved (EX_TEMPFAIL:
-try again); interrupted and saved."""
+DONE, DISK, MISTAKE, HELD, PREEMPTED, INTERRUPTED = 0, 1, 2, 73, 75, 130
+"""Exit codes: done; the disk failed; a mistake in the input, or a run that diverged; another process trains the run
+(EX_CANTCREAT); preempted and saved (EX_TEMPFAIL: try again); interrupted and saved."""
 
 USUAL = (signal.SIGINT, signal.SIGTERM)
 
@@ -26,9 +26,13 @@ REQUEUE = "POLYHEAD_REQUEUE"
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM: the run has saved itself.  The text says how to go on, `code` is the process's exit code."""
+    """Ctrl-C or SIGTERM: the run has saved itself, unless `saved` is False, as where the disk fails.
+
+    The text says how to go on, `code` is the process's exit code.
+    """
 
     code = INTERRUPTED
+    saved = True
 
 
 class Preempted(Interrupted):
@@ -64,10 +68,12 @@ class Stop:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
-    def interrupted(self, text: str) -> Interrupted:
-        """What the loop raises when it has saved itself."""
+    def interrupted(self, text: str, *, saved: bool = True) -> Interrupted:
+        """What the loop raises when it has saved itself, or could not."""
         usual = (signal.SIGINT,) if slurm_job() else USUAL
-        return Interrupted(text) if self.asked in usual else Preempted(text)
+        error = Interrupted(text) if self.asked in usual else Preempted(text)
+        error.saved = saved
+        return error
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from polyhead.config import Run, digest
 from polyhead.config.extensions import check_found, foreign
 from polyhead.train.checks import check, read_all
 from polyhead.train.device import process
-from polyhead.train.loop import Loop
+from polyhead.train.loop import alone
 from polyhead.train.stop import Stop
 from polyhead.train.store.checkpoint import read_checkpoint
 from polyhead.train.store.claims import claim
@@ -37,16 +37,16 @@ def run(config: Run, *, progress: bool = True, resume: bool = False, again: bool
     world, folder = World.here(config.device), folder_of(config)
     with world.joined(), contextlib.ExitStack() as held:
         check(config, world.size)
-        if world.lead(lambda: begin(config, folder, held, resume, again)):
+        if world.on_rank_zero(lambda: begin(config, folder, held, resume, again)):
             result = read_result(folder)
             assert result is not None
             return result
         if not world.first:
             read_all(config)
         with process(config, world.device) as device, Stop() as stop:
-            loop = Loop(config, folder, device, progress, stop, world)
+            loop = alone(config, folder, device, progress, stop, world)
             try:
-                return loop.fit(stop)
+                return loop.fit(stop)[0]
             finally:
                 loop.close()
 

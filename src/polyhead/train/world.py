@@ -124,10 +124,10 @@ class World:
         """The same on average, as plain numbers."""
         return [value.item() / self.size for value in self.totals(values)]
 
-    def lead(self, action: Callable[[], int]) -> int:
-        """What `action` returns, a number from 0 on, of the first process, which alone does it.
+    def on_rank_zero(self, action: Callable[[], int]) -> int:
+        """Run `action` on rank 0 and broadcast its non-negative result.
 
-        Raises what it raises there; elsewhere Lost, when that process has ended and so said why.
+        Raises on rank 0 what `action` raises, elsewhere Lost: rank 0 says why.
         """
         if self.size == 1:
             return action()
@@ -152,16 +152,16 @@ class World:
         return f"{start} -m polyhead.train {path}"
 
 
-class Ear:
-    """Whether any process was asked to stop, and by which signal: all know it a step later, so that none waits."""
+class StopBroadcast:
+    """Whether any process was asked to stop, and by which signal.  Learned one step late, without blocking."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.flag = torch.zeros(1, dtype=torch.int64)
         self.work: dist.Work | None = None
 
-    def hears(self, asked: int) -> int:
-        """Tell the others, and say what was told at the step before: the same in every process."""
+    def exchange(self, asked: int) -> int:
+        """Send `asked` to the others and return what was sent at the step before, the same in every process."""
         if self.world.size == 1:
             return asked
         before = self.last()
@@ -170,7 +170,7 @@ class Ear:
         return before
 
     def last(self) -> int:
-        """What was told last."""
+        """What was sent last."""
         if self.work is not None:
             self.work.wait()
             self.work = None

@@ -1,7 +1,7 @@
 """Many networks of one architecture, each a row of one matrix, and AdamW on all rows.
 
     rows (n p)     row i: the parameters of network i, those that weight decay touches first
-    loss_i         of row i on its own batch, under its own draw of dropout: what `trainer` computes for it alone
+    loss_i         of row i on its own batch, under its own draw of dropout: what `Single` computes for it alone
     m = b1 m + (1 - b1) g     v = b2 v + (1 - b2) g^2     g = gradient of loss_i, clipped to its own norm
     row = row (1 - lr wd) - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)       lr, wd, b1, b2, eps, clip of row i
 
@@ -34,6 +34,7 @@ from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.models.transformer import Transformer
 from polyhead.train import optimiser
 from polyhead.train.evaluation import enough, evaluate, predict, summary
+from polyhead.train.network import RECENT, State
 
 WINDOW = 256
 """Steps whose learning rates go to the device in one piece, so that no step waits for them."""
@@ -80,14 +81,15 @@ class Stack:
         self.experts = [layer for layer in self.model.modules() if isinstance(layer, MixtureOfExperts)]
         decayed = optimiser.is_decayed(self.model, self.train.decay)
         named = sorted(self.model.named_parameters(), key=lambda item: not decayed[item[0]])
-        self.names, self.parameters = [name for name, _ in named], [parameter for _, parameter in named]
-        self.sizes = [parameter.numel() for parameter in self.parameters]
+        self.names, self.tensors = [name for name, _ in named], [parameter for _, parameter in named]
+        self.sizes = [parameter.numel() for parameter in self.tensors]
+        self.parameters = sum(self.sizes)
         self.decayed = sum(size for name, size in zip(self.names, self.sizes, strict=True) if decayed[name])
         drawn = {run.seed: self._drawn(run) for run in self.runs}
         self.rows = torch.stack([drawn[run.seed] for run in self.runs])
         self.exp_avg, self.exp_avg_sq, self.gradient = (torch.zeros_like(self.rows) for _ in range(3))
         self.generator = torch.Generator(device)
-        self.seen: deque[list[Tensor]] = deque(maxlen=1024)  # losses of the last steps, until somebody looks
+        self.seen: deque[list[Tensor]] = deque(maxlen=RECENT)
         self.losses: Callable[..., tuple[Tensor, Tensor]] = vmap(self._member)
         self.adamw: Callable[..., None] = adamw_
         if first.compile:
@@ -134,19 +136,45 @@ class Stack:
     # ------------------------------------------------------------------------------------------------------ one network
     def views(self, row: Tensor) -> dict[str, Tensor]:
         """The parameters in `row` (p), by name."""
-        parts = zip(self.names, row.split(self.sizes), self.parameters, strict=True)
+        parts = zip(self.names, row.split(self.sizes), self.tensors, strict=True)
         return {name: part.view(like.shape) for name, part, like in parts}
 
     def show(self, i: int) -> Transformer:
         """The model with the parameters of network `i`: who writes to them writes to its row."""
-        for parameter, view in zip(self.parameters, self.views(self.rows[i]).values(), strict=True):
+        for parameter, view in zip(self.tensors, self.views(self.rows[i]).values(), strict=True):
             parameter.data = view
         return self.model
+
+    def alone(self, i: int, step: int) -> State:
+        """Model and optimiser of network `i` as `Single` has them, after `step` updates; views of its rows."""
+        model = self.show(i)
+        adamw = optimiser.build(model, self.runs[i].train)
+        for parameter, state in self.moments(i).items():
+            adamw.state[parameter] = {**state, "step": torch.tensor(float(step), dtype=torch.float32)}
+        return model, adamw, None
+
+    def loaded(self, i: int, state: State) -> None:
+        """Take over the moments that were read into `state`; parameters were read into the rows themselves."""
+        for parameter, moments in self.moments(i).items():
+            for name, value in moments.items():
+                value.copy_(state[1].state[parameter][name])
+
+    def finite(self) -> list[bool]:
+        return self.rows.isfinite().all(dim=1).tolist()
+
+    def recent(self, i: int) -> list[Tensor]:
+        return [torch.cat(parts)[i] for parts in self.seen]
+
+    def rates(self, steps_per_second: float) -> dict[str, float]:
+        return {}
+
+    def environment(self) -> dict[str, Any]:
+        return {"population": len(self.runs)}
 
     def moments(self, i: int) -> dict[nn.Parameter, dict[str, Tensor]]:
         """The moments of network `i` by parameter, as torch.optim.AdamW names them; views of its rows."""
         first, second = self.views(self.exp_avg[i]).values(), self.views(self.exp_avg_sq[i]).values()
-        parts = zip(self.parameters, first, second, strict=True)
+        parts = zip(self.tensors, first, second, strict=True)
         return {parameter: {"exp_avg": a, "exp_avg_sq": b} for parameter, a, b in parts}
 
     def _loss(self, model: Callable[..., Tensor], batch: Batch, keep: Sequence[Tensor] | None) -> tuple[Tensor, Tensor]:
@@ -207,7 +235,7 @@ class Stack:
             i = rows.start
             keep = self._keep(self.runs[i].seed, batch, number)
             loss, outputs = self._loss(self.show(i), _at(batch, self.which[i]), keep or None)
-            grads = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+            grads = torch.autograd.grad(loss, self.tensors, allow_unused=True, materialize_grads=True)
             torch.cat([grad.reshape(-1) for grad in grads], out=self.gradient[i])
             return loss.detach()[None], outputs.detach()[None]
         drawn = {seed: self._keep(seed, batch, number) for seed in dict.fromkeys(run.seed for run in self.runs[rows])}

@@ -7,8 +7,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from polyhead.scale.sweep.job import Job, State
+from polyhead.scale.sweep.job import Job
 from polyhead.scale.sweep.screen import Screen
+from polyhead.train.store.state import State
 
 WIDE = 50
 """Characters of the scale from 0 to 1."""

@@ -6,32 +6,18 @@ import math
 import os
 import pathlib
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.scale.sweep.engines import LOG, LOST, Handle
 from polyhead.train.progress import duration
-from polyhead.train.stop import DISK, INTERRUPTED, MISTAKE, PREEMPTED
+from polyhead.train.stop import DISK, HELD, INTERRUPTED, MISTAKE, PREEMPTED
 from polyhead.train.store.claims import Held, claim, claimed_by
 from polyhead.train.store.disk import PASSING
 from polyhead.train.store.files import named, unseal
 from polyhead.train.store.folder import METRICS, Result, finished
-
-AGAIN = "started again"
-
-
-class State(StrEnum):
-    """What a run of a sweep may be; stopped: nobody works on it, no sweep is to start it, and it did not fail."""
-
-    DONE = "done"
-    RUNNING = "running"
-    WAITING = "waiting"
-    RETRYING = "retrying"
-    ELSEWHERE = "elsewhere"
-    FAILED = "failed"
-    STOPPED = "stopped"
+from polyhead.train.store.state import State, write_end
 
 
 @dataclass(frozen=True)
@@ -104,22 +90,28 @@ class Job:
         return True
 
     def _ended(self, code: int) -> None:
+        """A worker ended without a result: somebody else trains the run, or it failed, or it is to be started again."""
         self.said = said = last_line(self.folder / LOG, code)
-        if code == MISTAKE and ((holder := claimed_by(self.folder)) is not None or is_held(said)):
-            self.holder = holder or ""  # somebody was quicker
-        elif code in (MISTAKE, INTERRUPTED) or (code != PREEMPTED and self.deaths >= self.retries):
-            times = f" ({self.deaths + 1} times)" if self.deaths else ""
-            self.outcome = Failure(self.config.name, self.folder, code, said + times)
-            if code not in (MISTAKE, INTERRUPTED):  # who dies may say nothing
-                self._note(said + times)
+        if code == HELD:  # somebody was quicker
+            self.holder = claimed_by(self.folder) or ""
+        elif code in (MISTAKE, INTERRUPTED):  # the worker has noted it
+            self._fail(code, said)
+        elif code != PREEMPTED and self.deaths >= self.retries:
+            self._note(State.FAILED, self._fail(code, said))
         elif code != PREEMPTED:
             self.deaths += 1
-            self._note(f"{AGAIN} ({self.deaths} of {self.retries}): {said}")
+            self._note(State.RETRYING, f"({self.deaths} of {self.retries}): {said}", "started again ")
 
-    def _note(self, text: str) -> None:
-        """For those who look at the folder, see status.py."""
+    def _fail(self, code: int, said: str) -> str:
+        text = said + (f" ({self.deaths + 1} times)" if self.deaths else "")
+        self.outcome = Failure(self.config.name, self.folder, code, text)
+        return text
+
+    def _note(self, state: State, text: str, what: str = "") -> None:
+        """For those who look at the folder: who dies may say nothing."""
+        write_end(self.folder, state, text)
         with contextlib.suppress(OSError), open(self.folder / LOG, "a", encoding="utf-8") as log:
-            log.write(f"polyhead: {text}\n")
+            log.write(f"polyhead: {what}{text}\n")
 
     def look(self) -> bool:
         """Whether the other process has let go of it, with or without a result."""
@@ -183,8 +175,3 @@ def last_line(path: pathlib.Path, code: int) -> str:
         lines = []
     said = lines[-1].removeprefix("polyhead: ") if lines else ""
     return said if code > 0 and said else f"killed by signal {-code}" if code < 0 else f"no result (exit code {code})"
-
-
-def is_held(said: str) -> bool:
-    """Whether a worker ended because another process trains in its folder."""
-    return said.startswith("run folder: another process is training in ")

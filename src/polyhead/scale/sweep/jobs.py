@@ -21,11 +21,11 @@ from polyhead.config import Run
 from polyhead.config.extensions import handed_on
 from polyhead.scale.sweep.engines import LOG, MEMORY, Engine
 from polyhead.scale.sweep.engines.local import Local
-from polyhead.scale.sweep.job import AGAIN, Failure, Job
+from polyhead.scale.sweep.job import Failure, Job
 from polyhead.scale.sweep.screen import Screen
 from polyhead.train.stop import Stop
 from polyhead.train.store.claims import claim
-from polyhead.train.store.disk import Patience
+from polyhead.train.store.disk import DiskRetry
 from polyhead.train.store.folder import Result, clear
 
 __all__ = ["LOG", "MEMORY", "Failure", "prepare", "sweep"]
@@ -69,7 +69,7 @@ def sweep(
         shown = held.enter_context(screen(jobs, at_once, enabled=progress))
         stop = held.enter_context(interruptible())
         try:
-            _work(jobs, engine, at_once, shown)
+            _Work(jobs, engine, at_once, shown).do()
         except KeyboardInterrupt:
             done = sum(isinstance(job.outcome, Result) for job in jobs)
             became = engine.stop([job.handle for job in jobs if job.handle is not None])
@@ -98,43 +98,71 @@ def prepare(who: str, runs: Sequence[Run], folder: str | pathlib.Path, *, again:
     return places
 
 
-def _work(jobs: Sequence[Job], engine: Engine, at_once: int, screen: Screen) -> None:
-    """Hand over what is waiting, in its order; a run that died goes to the end of it, and so do those of others."""
-    waiting = deque(job for job in jobs if job.outcome is None)
-    working: list[Job] = []
-    others: list[Job] = []
-    room, met, looked = len(waiting) if engine.queues else at_once, False, 0.0
-    patiently = Patience(Stop())
-    while waiting or working or others:
+class _Work:
+    """The open runs of a sweep: those that wait, those that a worker of ours trains, those that others train."""
+
+    def __init__(self, jobs: Sequence[Job], engine: Engine, at_once: int, screen: Screen) -> None:
+        self.waiting = deque(job for job in jobs if job.outcome is None)
+        self.working: list[Job] = []
+        self.others: list[Job] = []
+        self.engine, self.at_once, self.screen, self.retry = engine, at_once, screen, DiskRetry(Stop())
+        self.met = False  # another sweep: two of them go from both ends and meet once
+        self.looked = 0.0
+
+    def do(self) -> None:
+        """Until no run is open."""
+        room = len(self.waiting) if self.engine.queues else self.at_once
+        while self.waiting or self.working or self.others:
+            self._start(room)
+            self._collect()
+            self._look()
+            room = self.at_once - len(self.working)
+            self.screen.update()
+            time.sleep(self.engine.pause)
+
+    def _start(self, room: int) -> None:
+        """Hand over as many of the waiting as there is room for."""
         ready: list[Job] = []
-        while waiting and len(ready) < room:
-            job = waiting.pop() if met else waiting.popleft()  # two sweeps go from both ends and meet once
-            if patiently(job.ready):
+        while self.waiting and len(ready) < room:
+            job = self.waiting.pop() if self.met else self.waiting.popleft()
+            if self.retry(job.ready):
                 ready.append(job)
-            elif job.outcome is None:
-                others.append(job)
-                met = True
-            screen.tell(job, f"started ({job.folder})" if job in ready else job.text())
-        if ready:
-            folders = [job.folder for job in ready]
-            for job, handle in zip(ready, patiently(functools.partial(engine.start, folders)), strict=True):
-                job.handle, job.begun = handle, not engine.queues
-            working += ready
-        for job in [job for job in working if job.poll()]:
-            working.remove(job)
-            met = met or job.holder is not None
-            screen.tell(job, job.text() if job.outcome or job.holder is not None else f"{job.said}; is {AGAIN}")
+                self.screen.tell(job, f"started ({job.folder})")
+                continue
             if job.outcome is None:
-                (waiting if job.holder is None else others).append(job)
-        if others and time.monotonic() - looked > LOOK_SECONDS:
-            looked = time.monotonic()
-            for job in [job for job in others if job.look()]:
-                others.remove(job)
-                waiting += [job] if job.outcome is None else []
-                screen.tell(job, job.text() if job.outcome else "let go by the other process")
-        room = at_once - len(working)
-        screen.update()
-        time.sleep(engine.pause)
+                self.others.append(job)
+                self.met = True
+            self.screen.tell(job, job.text())
+        if ready:
+            start = functools.partial(self.engine.start, [job.folder for job in ready])
+            for job, handle in zip(ready, self.retry(start), strict=True):
+                job.handle, job.begun = handle, not self.engine.queues
+            self.working += ready
+
+    def _collect(self) -> None:
+        """Take back the runs whose workers have ended; one that died goes to the end of those that wait."""
+        for job in [job for job in self.working if job.poll()]:
+            self.working.remove(job)
+            if job.outcome is not None:
+                self.screen.tell(job, job.text())
+            elif job.holder is not None:
+                self.met = True
+                self.others.append(job)
+                self.screen.tell(job, job.text())
+            else:
+                self.waiting.append(job)
+                self.screen.tell(job, f"{job.said}; is started again")
+
+    def _look(self) -> None:
+        """Take back the runs that others have let go of."""
+        if not self.others or time.monotonic() - self.looked <= LOOK_SECONDS:
+            return
+        self.looked = time.monotonic()
+        for job in [job for job in self.others if job.look()]:
+            self.others.remove(job)
+            if job.outcome is None:
+                self.waiting.append(job)
+            self.screen.tell(job, job.text() if job.outcome else "let go by the other process")
 
 
 @contextlib.contextmanager

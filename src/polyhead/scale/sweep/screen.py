@@ -9,9 +9,10 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from polyhead.scale.sweep.job import Job, State
+from polyhead.scale.sweep.job import Job
 from polyhead.train.progress import QUIET_SECONDS, duration
 from polyhead.train.store.folder import Result
+from polyhead.train.store.state import State
 
 ROWS = 20
 """Of more runs than these a terminal shows only those that something happens to."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from polyhead.config import Run, digest, to_dict
 from polyhead.scale.sweep.engines import LOG
-from polyhead.scale.sweep.job import AGAIN, State, is_held, last_line
 from polyhead.train.store.claims import claimed_by
 from polyhead.train.store.folder import finished, read_metrics
+from polyhead.train.store.state import State, read_end
 
 
 def status(runs: Sequence[Run], folder: str | pathlib.Path) -> list[dict[str, Any]]:
@@ -17,7 +17,7 @@ def status(runs: Sequence[Run], folder: str | pathlib.Path) -> list[dict[str, An
     metric of its last evaluated split, and the error of a failed one.
 
     elsewhere: a process of another machine trains it.  retrying: its worker died, and a sweep is to start it again.
-    failed: it left an error and no process works on it; stopped: no error, the same command goes on with it.
+    failed: it left an error and no process works on it; stopped: no error is known, the same command goes on with it.
     """
     rows = []
     differing = _differing(runs)
@@ -29,6 +29,7 @@ def status(runs: Sequence[Run], folder: str | pathlib.Path) -> list[dict[str, An
 
 
 def _state(run: Run, place: pathlib.Path) -> tuple[State, int, str]:
+    """What a run is, the steps that it has done, and a detail."""
     result = finished(place, digest(run)) if place.is_dir() else None
     if result is not None:
         split = run.train.evaluate[-1] if "compositional" not in run.train.evaluate else "compositional"
@@ -41,14 +42,12 @@ def _state(run: Run, place: pathlib.Path) -> tuple[State, int, str]:
     if (holder := claimed_by(place)) is not None:
         here = holder in ("", platform.node())
         return State.RUNNING if here else State.ELSEWHERE, step, "" if here else f"on {holder}"
+    if (end := read_end(place)) is not None:
+        state, said = end
+        return state, step, "" if state == State.STOPPED else said
     log = place / LOG
-    said = last_line(log, 1) if log.is_file() and log.stat().st_size else ""
-    if said.startswith(AGAIN):
-        return State.RETRYING, step, said.removeprefix(AGAIN).strip()
-    if not rows and not said:
-        return State.WAITING, 0, ""
-    fine = not said or said.startswith("stopped") or is_held(said)
-    return (State.STOPPED, step, "") if fine else (State.FAILED, step, said)
+    begun = bool(rows) or (log.is_file() and log.stat().st_size > 0)
+    return (State.STOPPED, step, "") if begun else (State.WAITING, 0, "")
 
 
 def _differing(runs: Sequence[Run]) -> list[dict[str, Any]]:

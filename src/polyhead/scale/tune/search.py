@@ -31,7 +31,7 @@ from polyhead.tasks import KINDS
 from polyhead.train.checks import check, read_all
 from polyhead.train.stop import MISTAKE, Stop
 from polyhead.train.store.claims import Held, locked
-from polyhead.train.store.disk import Patience
+from polyhead.train.store.disk import DiskRetry
 from polyhead.train.store.files import write
 from polyhead.train.store.folder import Result, read_metrics
 
@@ -236,7 +236,7 @@ class _Search:
 
     def __init__(self, study: _Study, workers: int, threads: int | None, screen: Screen) -> None:
         self.study, self.workers, self.threads, self.screen = study, workers, threads, screen
-        self.engine, self.patiently = Local(), Patience(Stop())
+        self.engine, self.retry = Local(), DiskRetry(Stop())
         self.working: list[tuple[Any, Job]] = []
         self.leaving: list[Job] = []  # pruned, and saving
         self.read: dict[int, int] = {}  # how much of metrics.jsonl the pruner has seen, by trial
@@ -304,8 +304,8 @@ class _Search:
                 job.look()
         elif job.handle is not None:
             job.poll()
-        elif self.patiently(job.ready):
-            job.handle, job.begun = self.patiently(functools.partial(self.engine.start, [job.folder]))[0], True
+        elif self.retry(job.ready):
+            job.handle, job.begun = self.retry(functools.partial(self.engine.start, [job.folder]))[0], True
 
     def _hopeless(self, trial: Any, job: Job) -> bool:
         """Report the evaluations there are, in their order and before the end; whether the pruner gives it up."""

@@ -37,15 +37,15 @@ def save_checkpoint(
     *,
     keep: int = 1,
     best: bool = False,
-    patience: Callable[[Callable[[], None]], None] = lambda write: write(),
+    retry: Callable[[Callable[[], None]], None] = lambda write: write(),
 ) -> None:
     """Replace the folder's checkpoint in one step; `keep` of the last stay, and BEST names it, too, if it is `best`.
 
-    At every moment a whole checkpoint lies there under one of the names.  Raises OSError for a disk that `patience`
+    At every moment a whole checkpoint lies there under one of the names.  Raises OSError for a disk that `retry`
     does not wait for.
     """
     data = _packed(model, optimiser, metadata)
-    patience(lambda: _put(folder, data, keep, best))
+    retry(lambda: _put(folder, data, keep, best))
 
 
 def save_best(
@@ -54,11 +54,11 @@ def save_best(
     optimiser: torch.optim.Optimizer,
     metadata: dict[str, Any],
     *,
-    patience: Callable[[Callable[[], None]], None] = lambda write: write(),
+    retry: Callable[[Callable[[], None]], None] = lambda write: write(),
 ) -> None:
     """The best checkpoint alone, of a model whose others are saved in parts.  Raises as save_checkpoint."""
     data = _packed(model, optimiser, metadata)
-    patience(lambda: write(folder / BEST, data))
+    retry(lambda: write(folder / BEST, data))
 
 
 def _packed(model: nn.Module, optimiser: torch.optim.Optimizer, metadata: dict[str, Any]) -> bytes:

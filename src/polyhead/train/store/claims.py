@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.config.extensions import UnknownKind
+from polyhead.train.stop import HELD
 from polyhead.train.store.checkpoint import candidates, read_metadata
 from polyhead.train.store.files import set_aside, write
 from polyhead.train.store.folder import CONFIG, DIGEST, RESULT, read_config, read_result
@@ -19,7 +20,9 @@ LOCK = ".lock"
 
 
 class Held(ValueError):
-    """Another process is training in the folder."""
+    """Another process is training in the folder.  `code`: what a worker exits with."""
+
+    code = HELD
 
 
 @contextlib.contextmanager

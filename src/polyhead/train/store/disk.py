@@ -11,7 +11,6 @@ from polyhead.train.stop import Stop
 SECONDS = 30
 """Between two attempts."""
 sleep = time.sleep
-UNSAVED = "stopped, not saved"
 
 PASSING = {
     getattr(errno, name)
@@ -27,9 +26,9 @@ PASSING = {
 T = TypeVar("T")
 
 
-class Patience:
-    """`patience(write)` calls `write` until it succeeds.  Raises its OSError unless that may pass, Interrupted when a
-    signal comes in a pause.  `speaks`: of processes that wait for one disk, one says so."""
+class DiskRetry:
+    """`retry(write)` calls `write` until it succeeds.  Raises its OSError unless that may pass, and Interrupted when a
+    signal comes between two attempts.  `speaks`: of processes that wait for one disk, one says so."""
 
     def __init__(self, stop: Stop, *, speaks: bool = True) -> None:
         self.stop, self.speaks = stop, speaks
@@ -54,7 +53,8 @@ class Patience:
     def _rest(self, error: OSError) -> None:
         for _ in range(SECONDS):
             if self.stop.asked:
-                raise self.stop.interrupted(f"{UNSAVED}: {error.strerror}; what was saved before is kept")
+                text = f"stopped, not saved: {error.strerror}; what was saved before is kept"
+                raise self.stop.interrupted(text, saved=False)
             sleep(1.0)
 
 

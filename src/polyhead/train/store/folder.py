@@ -21,6 +21,7 @@ from polyhead.config import Run, serial
 from polyhead.train import products
 from polyhead.train.store.disk import tell
 from polyhead.train.store.files import DAMAGED, Damaged, forget, named, seal, unseal, write
+from polyhead.train.store.state import ENDED
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.safetensors", "result.json"
 EARLIER, BEST, BAD_BATCH = "checkpoint-{:08}", "best.safetensors", "bad_batch.safetensors"
@@ -113,7 +114,7 @@ def clear(folder: pathlib.Path) -> None:
     """Forget all training in `folder`, and what text it was."""
     from polyhead.tasks.text import tokens as text_tokens
 
-    names = (RESULT, METRICS, BEST, BAD_BATCH, text_tokens.FILE, text_tokens.RECORD)
+    names = (ENDED, RESULT, METRICS, BEST, BAD_BATCH, text_tokens.FILE, text_tokens.RECORD)
     told = folder.glob("*/rows.txt")  # trackers, see tracking.py, begin anew
     for path in [*(folder / name for name in names), *saves(folder), *folder.glob("*" + DAMAGED), *told]:
         forget(path)
@@ -127,10 +128,10 @@ class Metrics:
         self,
         folder: pathlib.Path,
         keep: Callable[[dict[str, Any]], bool],
-        patience: Callable[[Callable[[], None]], None] = lambda write: write(),
+        retry: Callable[[Callable[[], None]], None] = lambda write: write(),
         wanted: int = 0,
     ) -> None:
-        self.path, self.patience, self.keep = folder / METRICS, patience, keep
+        self.path, self.retry, self.keep = folder / METRICS, retry, keep
         kept = kept_rows(folder, keep, wanted)
         text = b"".join(map(_line, kept))
         write(self.path, text)
@@ -139,13 +140,13 @@ class Metrics:
         self.file: io.FileIO | None = None
 
     def add(self, row: dict[str, Any]) -> None:
-        """Append a row.  Raises OSError for a disk that `patience` does not wait for."""
-        self.patience(lambda: self._try(lambda file: self._append(file, _line(row))))
+        """Append a row.  Raises OSError for a disk that `retry` does not wait for."""
+        self.retry(lambda: self._try(lambda file: self._append(file, _line(row))))
         self.count += self.keep(row)
 
     def sync(self) -> int:
         """How many rows, of those that stay when the run goes on, are safely on the disk now."""
-        self.patience(lambda: self._try(lambda file: os.fsync(file.fileno())))
+        self.retry(lambda: self._try(lambda file: os.fsync(file.fileno())))
         return self.count
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ def save_sharded(
     metadata: dict[str, Any],
     *,
     keep: int = 1,
-    patience: Callable[[Callable[[], None]], None] = lambda write: write(),
+    retry: Callable[[Callable[[], None]], None] = lambda write: write(),
 ) -> None:
     """`save_checkpoint` for a sharded model; all processes together.  Raises OSError in all if one cannot write."""
     path = folder / f"{EARLIER.format(metadata['step'])}.sharded"
@@ -56,7 +56,7 @@ def save_sharded(
         if dist.get_rank() == 0:
             rotate(folder, keep)
 
-    patience(put)
+    retry(put)
 
 
 def restore_sharded(
