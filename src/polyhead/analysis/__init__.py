@@ -47,3 +47,7 @@ __all__ = [
     "views",
     "zero_heads",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

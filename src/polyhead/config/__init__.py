@@ -123,3 +123,7 @@ __all__ = [
     "stream",
     "to_dict",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -43,6 +43,7 @@ from polyhead.config.mechanisms import (
 from polyhead.config.rivals import AbstractorConfig, Baseline
 from polyhead.config.serial import Checked, late, plain, to_dict
 from polyhead.config.task import Task
+from polyhead.spec.notebook import as_table
 from polyhead.spec.shapes import one_of
 
 Heads = tuple[Mechanism, ...]
@@ -266,9 +267,9 @@ class Train(Checked):
             raise ValueError(f"Train: betas must be two numbers in [0, 1) but are {self.betas}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run(Checked):
-    """One training run, whole."""
+    """One training run, whole.  `repr` is short; `to_dict` has every field."""
 
     task: Task
     model: Model
@@ -294,6 +295,28 @@ class Run(Checked):
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"Run: threads must be at least 1, or None, but is {self.threads}")
         one_of("Run", "parallel", self.parallel, ("data", "sharded"))
+
+    def __repr__(self) -> str:
+        task, train = type(self.task).__name__, f"{self.train.steps} steps of {self.train.batch_size}"
+        return f"Run({self.name!r}, {task}, {self._model()}, {train}, seed={self.seed}, digest={digest(self)!r})"
+
+    def _repr_html_(self) -> str:
+        train = f"{self.train.steps} steps of {self.train.batch_size}, lr {self.train.lr:g}"
+        rows = {"task": self.task, "model": self._model(), "train": train, "seed": self.seed, "digest": digest(self)}
+        return as_table(f"Run {self.name}", rows)
+
+    def _model(self) -> str:
+        """
+        >>> from polyhead.tasks import FuzzyLogic
+        >>> task = FuzzyLogic()
+        >>> Run(task, TransformerConfig(*task.ends, heads=[Softmax(2), Hyla(6)]))._model()
+        'Transformer(dim=128, layers=2, heads=[Softmax(2), Hyla(6)])'
+        """
+        if not isinstance(self.model, TransformerConfig):
+            return type(self.model).__name__
+        groups = ", ".join(f"{type(group).__name__}({group.heads})" for group in self.model.layer_heads(0))
+        more = " in the first layer" if self.model.per_layer else ""
+        return f"Transformer(dim={self.model.dim}, layers={self.model.layers}, heads=[{groups}]{more})"
 
     @property
     def transformer(self) -> TransformerConfig:

@@ -42,3 +42,7 @@ __all__ = [
     "softmax_attention",
     "swiglu",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

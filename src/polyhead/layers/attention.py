@@ -9,7 +9,7 @@ relational groups are symbols, which the layer's own sources make or the caller 
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -93,8 +93,7 @@ class MultiHeadAttention(nn.Module):
         self.sizes = [group.sizes for group in groups]
         self.shared = shared_groups(heads, groups)
         self.widths = widths_of(self.sizes)
-        last = list(accumulate(size.heads for size in self.sizes))
-        self.heads_of = list(zip((0, *last), last, strict=False))
+        self.heads_of = list(pairwise((0, *accumulate(size.heads for size in self.sizes))))
         self.qkv = linear(dim, sum(self.widths), bias=bias, **how)
         self.out = nn.Linear(sum(size.heads * size.value_dim for size in self.sizes), dim, bias=bias, **how)
         self._add_positions(positions, heads, max_length, device, dtype)
@@ -107,6 +106,9 @@ class MultiHeadAttention(nn.Module):
         self.qk_norms = nn.ModuleList(norms) if qk_norm else None
         self.symbol_dims = [group.symbol_dim if isinstance(group, SymbolGroup) else None for group in groups]
         self._add_symbols(heads if own_symbols else (), how)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, heads={self.total_heads}, causal={self.causal}"
 
     def _add_symbols(self, heads: Sequence[config.Mechanism], how: dict[str, Any]) -> None:
         """One source for each that the groups name; `source_of` is which one a group reads."""
@@ -132,9 +134,8 @@ class MultiHeadAttention(nn.Module):
             theta, layout = positions.theta, positions.layout
             self.rotary = rotary_tables([heads], self.dim, theta=theta, layout=layout, max_length=length, device=device)
         elif isinstance(positions, config.RelativeBias):
-            buckets = positions.buckets or length
+            buckets, both = positions.buckets or length, positions.bidirectional
             distance = positions.max_distance or buckets
-            both = positions.bidirectional
             self.relative = RelativePositionBias(
                 self.total_heads, buckets, distance, bidirectional=both, device=device, dtype=dtype
             )

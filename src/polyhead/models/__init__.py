@@ -1,1 +1,10 @@
 """The one transformer, its two ends, its initialisation and its size."""
+
+from typing import TYPE_CHECKING
+
+from polyhead.spec.lazy import lazy
+
+__all__ = ["build", "generate", "initialise", "inputs_outputs", "rivals", "size", "transformer"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy(__name__, __all__)

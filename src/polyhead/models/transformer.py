@@ -56,6 +56,10 @@ class Transformer(nn.Module):
     encoder: nn.Module | None
     _own: Sources
 
+    def extra_repr(self) -> str:
+        groups = ", ".join(f"{type(group).__name__}({group.heads})" for group in self.config.layer_heads(0))
+        return f"dim={self.config.dim}, layers={self.config.layers}, heads=[{groups}], causal={self.config.causal}"
+
     def __init__(
         self,
         settings: TransformerConfig,

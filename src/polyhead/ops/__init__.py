@@ -37,3 +37,7 @@ __all__ = [
     "softmax",
     "softmax_attention",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

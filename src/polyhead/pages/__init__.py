@@ -1,1 +1,10 @@
 """Pages to look at: `report` (runs: scores, codes, attention) and `explore` (one text)."""
+
+from typing import TYPE_CHECKING
+
+from polyhead.spec.lazy import lazy
+
+__all__ = ["explore", "report"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy(__name__, __all__)

@@ -2,3 +2,12 @@
 
 recipes.py names all runs, reproduce.py makes a figure by one command; study.py, outcome.py and page.py serve both.
 """
+
+from typing import TYPE_CHECKING
+
+from polyhead.spec.lazy import lazy
+
+__all__ = ["demo", "dual", "hyla", "language", "recipes", "reproduce", "study"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy(__name__, __all__)

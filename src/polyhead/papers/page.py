@@ -8,7 +8,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from polyhead.pages.report.page import Page, bullets, details, escape, facts, table
+from polyhead.pages.document import bullets, details, escape, facts, table
+from polyhead.pages.report.page import Page
 from polyhead.papers.estimates import FAILS, HOLDS, Verdict
 from polyhead.papers.outcome import Outcome
 from polyhead.train.store.folder import write

@@ -54,3 +54,7 @@ __all__ = [
     "mechanism",
     "shape",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,1 +1,10 @@
 """Time and memory of an op's impls, parity first: measure.py, sides.py (what is timed beside what)."""
+
+from typing import TYPE_CHECKING
+
+from polyhead.spec.lazy import lazy
+
+__all__ = ["measure", "sides"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy(__name__, __all__)

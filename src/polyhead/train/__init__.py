@@ -4,8 +4,9 @@ diverged; `fast_products` is for loops of your own.  Many runs: `polyhead.scale`
 Names are imported on first use, so that the worker and the command line start quickly.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from polyhead.spec.lazy import lazy
 
 if TYPE_CHECKING:
     from polyhead.train.evaluation import evaluate
@@ -29,6 +30,7 @@ _HOMES = {
     "fast_products": "products",
     "Interrupted": "stop",
     "run": "trainer",
+    **dict.fromkeys(("population", "sweep"), ""),  # names of 0.1.0: these modules are in polyhead.scale now
 }
 __all__ = [
     "Damaged",
@@ -44,16 +46,5 @@ __all__ = [
     "run",
 ]
 
-
-if not TYPE_CHECKING:  # to a type checker a module with this function would have every name
-
-    def __getattr__(name: str) -> Any:
-        if name in ("population", "sweep"):  # names of 0.1.0: these modules are in polyhead.scale now
-            return importlib.import_module(f"{__name__}.{name}")
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy(__name__, __all__, _HOMES)

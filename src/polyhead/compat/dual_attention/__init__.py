@@ -7,3 +7,7 @@ tensors lie.
 from polyhead.compat.dual_attention.load import from_folder, load, load_attention, load_block, save, to_folder
 
 __all__ = ["from_folder", "load", "load_attention", "load_block", "save", "to_folder"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -61,6 +61,10 @@ if not TYPE_CHECKING:  # to a type checker a module with this function would hav
             return getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'heads')}"), name)
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 with contextlib.suppress(MissingPackage):
     importlib.import_module(f"{__name__}.model")
     importlib.import_module(f"{__name__}.heads").register()

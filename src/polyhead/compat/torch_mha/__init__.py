@@ -5,3 +5,7 @@ from polyhead.compat.torch_mha.replace import drop_in, replace
 from polyhead.compat.torch_mha.taps import capture
 
 __all__ = ["MultiheadAttention", "capture", "drop_in", "replace"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

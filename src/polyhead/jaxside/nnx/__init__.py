@@ -18,3 +18,7 @@ from polyhead.jaxside.nnx.components import MLP, Norm, SwiGLU
 from polyhead.jaxside.nnx.model import Transformer, TransformerBlock
 
 __all__ = ["MLP", "MultiHeadAttention", "Norm", "SwiGLU", "Transformer", "TransformerBlock"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -72,6 +72,11 @@ def begin(group: Any, op: str, impl: str) -> None:
         group.attend = group.functions.attend
 
 
+def extra_repr(self: Any) -> str:
+    """Heads and widths, as `repr` of a group shows them."""
+    return str(self.sizes)
+
+
 def use(self: Any, attend: Callable[..., Tensor], code: Callable[..., Tensor] | None = None) -> None:
     """Compute `attend` in place of the mechanism's op, and show `code` as its code.
 

@@ -30,7 +30,7 @@ class SoftmaxHeads(nn.Module):
     kind, normalise, act, depth = "softmax", "softmax", "identity", 1
     value_weight: Tensor | None = None
     attend: Callable[..., Tensor]
-    use, code = functions.use, functions.code
+    use, code, extra_repr = functions.use, functions.code, functions.extra_repr
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class LinearHeads(nn.Module):
     kind, depth = "linear", 1
     value_weight: Tensor | None = None
     attend: Callable[..., Tensor]
-    use, code = functions.use, functions.code
+    use, code, extra_repr = functions.use, functions.code, functions.extra_repr
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class HylaHeads(nn.Module):
 
     kind = "hyla"
     attend: Callable[..., Tensor]
-    use, code = functions.use, functions.code
+    use, code, extra_repr = functions.use, functions.code, functions.extra_repr
 
     def __init__(
         self,

@@ -16,6 +16,14 @@ class Sizes:
     kv_heads: int
     takes: str = "qkv"
 
+    def __str__(self) -> str:
+        """
+        >>> print(Sizes(8, 16, 16, 2))
+        heads=8, dim=16, value_dim=16, kv_heads=2
+        """
+        shared = f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else ""
+        return f"heads={self.heads}, dim={self.dim}, value_dim={self.value_dim}{shared}"
+
     @property
     def widths(self) -> tuple[int, int, int]:
         """Rows this group takes of the query, key and value projections."""

@@ -72,7 +72,7 @@ class RelationalHeads(nn.Module):
     kind, normalise, act, depth = "relational", "softmax", "identity", 1
     value_weight: Tensor | None = None
     attend: Callable[..., Tensor]
-    use, code = functions.use, functions.code
+    use, code, extra_repr = functions.use, functions.code, functions.extra_repr
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class DisentangledHeads(nn.Module):
     kind, normalise, act, depth = "disentangled", "softmax", "identity", 1
     value_weight: Tensor | None = None
     attend: Callable[..., Tensor]
-    use, code = functions.use, functions.code
+    use, code, extra_repr = functions.use, functions.code, functions.extra_repr
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ class AbstractorHeads(nn.Module):
     kind, act, depth = "abstractor", "identity", 1
     value_weight: Tensor | None = None
     attend: Callable[..., Tensor]
-    use, code = functions.use, functions.code
+    use, code, extra_repr = functions.use, functions.code, functions.extra_repr
 
     def __init__(
         self,

@@ -1,17 +1,11 @@
-"""The page that explores a text: one file with its numbers, style and script, which forbids itself every request.
-
-What comes from the text is JSON without a `<`, and the script shows it as text: no token is ever read as HTML.
-"""
+"""The page that explores a text: what stands on it, and the equations of what it shows."""
 
 import base64
-import html as markup
-import json
 import zlib
 
+from polyhead.pages.document import document, escape, resource
 from polyhead.pages.explore.data import Explored
-from polyhead.pages.resources import resource
 
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 SCORE = "q<sub>h,i</sub> · k<sub>h,j</sub> / √d"
 LEAD = """<p class="lead">Point at a token i: colours show which tokens j it reads, and the table the <b>latent code</b>
 of a pair, one number per head: what the heads make of token j for the sake of token i.</p>"""
@@ -32,24 +26,16 @@ def html(found: Explored, title: str = "") -> str:
     """The whole file."""
     heading = f"What {title or 'the model'} reads"
     held = {"tokens": found.tokens, "causal": found.causal, "layers": found.layers}
-    data = json.dumps(held, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    body = [
+        f'<header><div><p class="kicker">polyhead explore</p><h1>{escape(heading)}</h1>',
+        f'<p class="meta">{escape(found.facts)}. {escape(found.note)}</p>{LEAD}</div>{_words(found)}</header>',
+        "<noscript><p>This page needs JavaScript.</p></noscript>",
+        resource("explore/explore.html"),
+    ]
     numbers = base64.b64encode(zlib.compress(found.numbers, 9)).decode()
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">',
-            f"<title>{markup.escape(heading)}</title>",
-            f"<style>{resource('report/report.css')}{resource('explore/explore.css')}</style></head><body>",
-            f'<header><div><p class="kicker">polyhead explore</p><h1>{markup.escape(heading)}</h1>',
-            f'<p class="meta">{markup.escape(found.facts)}. {markup.escape(found.note)}</p>{LEAD}</div>',
-            f"{_words(found)}</header>",
-            "<noscript><p>This page needs JavaScript.</p></noscript>",
-            resource("explore/explore.html"),
-            f'<script type="application/json" id="explored">{data}</script>',
-            f'<script type="text/plain" id="numbers">{numbers}</script>',
-            f"<script>{resource('explore/explore.js')}</script></body></html>",
-        ]
+    scripts = [resource("explore/explore.js")]
+    return document(
+        heading, body, style="explore/explore.css", data={"explored": held}, numbers=numbers, scripts=scripts
     )
 
 

@@ -8,3 +8,7 @@ with optional("report", "polyhead[report]"):
 from polyhead.pages.report.writer import export, results_table, write
 
 __all__ = ["export", "results_table", "write"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from polyhead.pages.report import page
+from polyhead.pages import document
+from polyhead.pages.document import escape
 from polyhead.pages.report.attention import KINDS, TOKENS, Example, Looked, Map, maps
 from polyhead.pages.report.figures import FAINT, blank
 from polyhead.pages.report.headline import sample
-from polyhead.pages.report.page import STEPS, Page, escape
+from polyhead.pages.report.page import STEPS, Page
 
 WORDS = {
     "attention": ("head", "Attention: how much each token (row) takes from each (column)."),
@@ -31,10 +32,10 @@ def section(out: Page, looked: Sequence[Looked]) -> None:
     first = next((one for one in shown if one.related), shown[0])
     heading = "Where does it look, and what does it compare?" if first.related else "Where does it look?"
     out.section("looks", heading, "Attention")
-    out.add(page.paragraphs(_words(first)))
+    out.add(document.paragraphs(_words(first)))
     for one in [first, *(other for other in shown if other is not first)]:
         body = _block(out, one)
-        out.add(f"<h3>{escape(one.name)}</h3>{body}" if one is first else page.details(one.name, body))
+        out.add(f"<h3>{escape(one.name)}</h3>{body}" if one is first else document.details(one.name, body))
 
 
 def _words(one: Looked) -> list[str]:

@@ -9,11 +9,13 @@ from polyhead.analysis.geometry import means, similarity
 from polyhead.analysis.labels import class_name
 from polyhead.config import Task
 from polyhead.config.words import Parts
-from polyhead.pages.report import code_figures as figures, headline as text, page
+from polyhead.pages import document
+from polyhead.pages.document import escape
+from polyhead.pages.report import code_figures as figures, headline as text
 from polyhead.pages.report.code_figures import Cells
 from polyhead.pages.report.codes import Analysed, CodeMap, class_names, head_names, samples
 from polyhead.pages.report.figures import category
-from polyhead.pages.report.page import Page, escape
+from polyhead.pages.report.page import Page, swatch
 from polyhead.pages.report.runs import Group, summary
 
 QUERIES = {"fixed": "one query for all sequences", "varies": "every sequence its own query"}
@@ -38,7 +40,7 @@ def _probes(out: Page, found: Sequence[Group], shown: Sequence[Analysed], parts:
     out.section("probes", f"Can the {parts.name}s be read off the latent code?", "Probes")
     count = next(row["n"] for one in shown for row in one.rows)
     kinds = list(dict.fromkeys((row["pairs"], row["query"]) for one in shown for row in one.rows))
-    out.add(page.paragraphs(text.probing(parts, count, several_queries=len({query for _, query in kinds}) > 1)))
+    out.add(document.paragraphs(text.probing(parts, count, several_queries=len({query for _, query in kinds}) > 1)))
     _view_notes(out, found[0].task, [view for view, _ in kinds])
     cells = {_words(view, query, kinds): figures.probe_cells(shown, view, query) for view, query in kinds}
     _over_layers(out, found, cells, "macro F1", f"macro F1 by layer and {parts.name}")
@@ -54,13 +56,13 @@ def _words(view: str, query: str, kinds: Sequence[tuple[str, str]]) -> str:
 def _view_notes(out: Page, task: Task, views: Sequence[str]) -> None:
     known = {"self": text.SELF, **task.words.views}
     if len(set(views)) > 1:
-        out.add(page.bullets([f"“{view}”: {known.get(view, view)}" for view in dict.fromkeys(views)]))
+        out.add(document.bullets([f"“{view}”: {known.get(view, view)}" for view in dict.fromkeys(views)]))
 
 
 def _clusters(out: Page, found: Sequence[Group], shown: Sequence[Analysed], parts: Parts) -> None:
     out.section("clusters", "What do the clusters of codes follow?", "Clusters")
     count = len(shown[0].maps[0].number)
-    out.add(page.paragraphs(text.clustering(parts, count)))
+    out.add(document.paragraphs(text.clustering(parts, count)))
     views = shown[0].views
     cells = {
         f"pairs “{view}”" if len(views) > 1 else "the query attending to itself": figures.purity_cells(shown, view)
@@ -86,22 +88,22 @@ def _over_layers(out: Page, found: Sequence[Group], several: dict[str, Cells], w
             each = [text.with_error(cell[0]) if cell else "–" for cell in mine]
             name = f'layer {place[0] + 1}, {escape(place[1])}<span class="small">{escape(kind)}</span>'
             rows.append(("", [name, *each, text.number(sum(chance) / len(chance))]))
-    figures_ = page.table([what, *labels, "chance"], rows)
+    figures_ = document.table([what, *labels, "chance"], rows)
     figures_ += '<p class="note">± is the standard error over seeds, where there are several.</p>'
-    out.add(figures_ if len(rows) <= 8 else page.details(f"{what[0].upper()}{what[1:]} in figures", figures_))
+    out.add(figures_ if len(rows) <= 8 else document.details(f"{what[0].upper()}{what[1:]} in figures", figures_))
 
 
 # -------------------------------------------------------------------------------------------------------- heads zeroed
 def _zeroed(out: Page, shown: Sequence[Analysed]) -> None:
     out.section("heads", "What is each head worth?", "Heads")
     metric = text.metric_name(shown[0].group.task.metric)
-    out.add(page.paragraphs(text.zeroing(metric, shown[0].zeroed[0]["n"])))
-    out.add(page.table(["zeroed", *dict.fromkeys(one.group.label for one in shown)], _zeroed_rows(shown, metric)))
+    out.add(document.paragraphs(text.zeroing(metric, shown[0].zeroed[0]["n"])))
+    out.add(document.table(["zeroed", *dict.fromkeys(one.group.label for one in shown)], _zeroed_rows(shown, metric)))
     out.add('<p class="note">± is the standard error over seeds where there are several, else over sequences.</p>')
     limit = max(abs(row["drop"]) for one in shown for row in one.zeroed if row["head"] is not None) or 1.0
     for one, first in _first_of_each(shown):
         plot = out.plot(zeroed_figure(one, limit, metric), f"{one.name}: fall of {metric} without each head.")
-        out.add(plot if first else page.details(one.name, plot))
+        out.add(plot if first else document.details(one.name, plot))
 
 
 def _zeroed_rows(shown: Sequence[Analysed], metric: str) -> list[tuple[str, Sequence[str]]]:
@@ -155,7 +157,7 @@ def zeroed_figure(one: Analysed, limit: float, metric: str) -> figures.go.Figure
 # -------------------------------------------------------------------------------------------- rules that share a code
 def _alike(out: Page, shown: Sequence[Analysed]) -> None:
     out.section("alike", "Which rules share a code?", "Similar rules")
-    out.add(page.paragraphs(text.ALIKE))
+    out.add(document.paragraphs(text.ALIKE))
     for one, first in _first_of_each(shown):
         body = ""
         for view in one.views:
@@ -172,7 +174,7 @@ def _alike(out: Page, shown: Sequence[Analysed]) -> None:
             caption = f"Codes of layer {layers[-1].layer + 1}, pairs “{view}”: "
             body += out.plot(samples_figure(one, layers[-1]), caption + "sequences drawn at random, rule by rule.")
             body += out.plot(means_figure(one, layers[-1]), caption + "the mean of each rule.")
-        out.add(f"<h3>{escape(one.name)}</h3>{body}" if first else page.details(one.name, body))
+        out.add(f"<h3>{escape(one.name)}</h3>{body}" if first else document.details(one.name, body))
 
 
 def rule_names(one: Analysed, labels: np.ndarray) -> list[str]:
@@ -204,14 +206,14 @@ def _codes_figure(one: Analysed, layer: CodeMap, codes: np.ndarray, columns: lis
 # ---------------------------------------------------------------------------------------------------------------- maps
 def _maps(out: Page, shown: Sequence[Analysed], parts: Parts) -> None:
     out.section("maps", "Maps of the latent code", "Code maps")
-    out.add(page.paragraphs([parts.maps.format(count=len(shown[0].maps[0].number))]))
+    out.add(document.paragraphs([parts.maps.format(count=len(shown[0].maps[0].number))]))
     radios = [("tsne", "t-SNE", " checked"), ("pca", "PCA", "")]
     boxes = "".join(f'<label><input type="radio" name="method" value="{v}"{c}> {n}</label>' for v, n, c in radios)
     out.add(f'<div class="switch" role="radiogroup" aria-label="Kind of map">{boxes}</div>')
     out.add(_legend(shown[0], parts))
     for one, first in _first_of_each(shown):
         body = "".join(_layer(out, one, layer) for layer in one.maps)
-        out.add(f"<h3>{escape(one.name)}</h3>{body}" if first else page.details(one.name, body))
+        out.add(f"<h3>{escape(one.name)}</h3>{body}" if first else document.details(one.name, body))
 
 
 def _layer(out: Page, one: Analysed, layer: CodeMap) -> str:
@@ -231,7 +233,7 @@ def _legend(one: Analysed, parts: Parts) -> str:
     for i in every.tolist():
         colour, _, glyph = category(i)
         name = class_name(one.entry.run.task, next(iter(labels)), i)
-        items.append(f"<span>{page.swatch(colour, glyph)}{escape(name)}</span>")
+        items.append(f"<span>{swatch(colour, glyph)}{escape(name)}</span>")
     return f'<p class="legend"><span>{parts.name.capitalize()}s:</span>{"".join(items)}</p>'
 
 

@@ -16,13 +16,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from polyhead.config import Task, digest, to_dict
-from polyhead.pages.report import figures, headline as text, page
+from polyhead.pages import document
+from polyhead.pages.document import escape
+from polyhead.pages.report import figures, headline as text
 from polyhead.pages.report.attention import Looked, looks
 from polyhead.pages.report.attention_section import section as look_section
 from polyhead.pages.report.codes import Analysed, analyse
 from polyhead.pages.report.export import FORMATS, draw
 from polyhead.pages.report.glossary import definitions
-from polyhead.pages.report.page import Page, escape
+from polyhead.pages.report.page import Page, swatch
 from polyhead.pages.report.runs import (
     SPLITS,
     Entry,
@@ -193,7 +195,7 @@ def _page(findings: Findings, title: str | None, others: Findings | None) -> str
     picture = _together(out, found, table, metric)
     first, further = text.opening(found, table)
     if findings.notes:
-        out.add(page.bullets(findings.notes, "notes"))
+        out.add(document.bullets(findings.notes, "notes"))
     _results(out, found, splits, table, metric, further)
     if others is not None:
         _beside(out, others)
@@ -205,7 +207,7 @@ def _page(findings: Findings, title: str | None, others: Findings | None) -> str
     terms = definitions(found[0].task)
     out.add("<dl>" + "".join(f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd></div>" for a, b in terms) + "</dl>")
     kicker = f'<p class="kicker">{escape(title or "polyhead report")}</p>'
-    head = f"{kicker}<h1>{escape(headline)}</h1>{picture}{page.paragraphs([' '.join(first)], lead=True)}"
+    head = f"{kicker}<h1>{escape(headline)}</h1>{picture}{document.paragraphs([' '.join(first)], lead=True)}"
     return out.html(f"{title or 'polyhead'}: {headline}", head + f'<p class="meta">{escape(_about(found))}</p>')
 
 
@@ -231,7 +233,7 @@ def _about(found: Sequence[Group]) -> str:
 
 def _swatch(style: tuple[str, str]) -> str:
     glyph = dict(zip(figures.MARKERS, "●■◆▲✚▼★⬢✖", strict=True))[style[1]]
-    return page.swatch(style[0], glyph)
+    return swatch(style[0], glyph)
 
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -249,9 +251,9 @@ def _beside(out: Page, others: Findings) -> None:
     """The results of runs of another task."""
     found, metric = others.found, others.found[0].task.metric
     out.section("beside", _title(found[0].task))
-    out.add(page.paragraphs([text.title(found) + ".", *text.verdict(found, others.table)]))
+    out.add(document.paragraphs([text.title(found) + ".", *text.verdict(found, others.table)]))
     if others.notes:
-        out.add(page.bullets(others.notes, "notes"))
+        out.add(document.bullets(others.notes, "notes"))
     _table(out, found, others.splits, others.table, metric)
     _plots(out, found, others.splits, others.table, metric)
 
@@ -260,7 +262,7 @@ def _results(
     out: Page, found: Sequence[Group], splits: Sequence[str], table: Table, metric: str, told: Sequence[str]
 ) -> None:
     out.section("results", "Results")
-    out.add(page.bullets(told))
+    out.add(document.bullets(told))
     _table(out, found, splits, table, metric)
 
 
@@ -286,12 +288,12 @@ def _table(out: Page, found: Sequence[Group], splits: Sequence[str], table: Tabl
         exact = all(row.error is None for row in table[floor].values())
         count = "exact" if exact else f"{SEQUENCES:,} {task.items}"
         rows.append(("floor first" if i == 0 else "floor", [label, *cells, count, "", ""]))
-    out.add(page.table(head, rows))
+    out.add(document.table(head, rows))
     measured = any(row.error is not None for by_split in table.values() for row in by_split.values())
     out.add(f'<p class="note">{escape(_table_note(order, task.items, measured))}</p>')
     if different := unequal(found):
         out.add("<p>The mechanisms were not trained alike; settings that differ beside the heads:</p>")
-        out.add(page.bullets(different))
+        out.add(document.bullets(different))
 
 
 def _in_order(found: Sequence[Group]) -> list[Group]:
@@ -373,11 +375,11 @@ def _runs(out: Page, entries: Sequence[Entry]) -> None:
         command = result.command if result else f"python -m polyhead.train {entry.folder / 'config.json'}"
         body = f"<h4>Command</h4><pre><code>{escape(command)}</code></pre>"
         about: dict[str, object] = {"folder": entry.folder, "digest": digest(run), "seed": run.seed}
-        body += "<h4>Environment</h4>" + page.facts(about | dict(result.environment if result else {}))
+        body += "<h4>Environment</h4>" + document.facts(about | dict(result.environment if result else {}))
         config = json.dumps(to_dict(run), indent=2, ensure_ascii=False)
         body += f"<h4>Configuration</h4><pre><code>{escape(config)}</code></pre>"
-        out.add(page.details(f"{entry.folder.name}: seed {run.seed}, {state}", body))
+        out.add(document.details(f"{entry.folder.name}: seed {run.seed}, {state}", body))
     here = {
         k: v for k, v in environment(torch.device("cpu")).items() if k in ("python", "torch", "polyhead", "cpu", "date")
     }
-    out.add(page.details("This report", page.facts(here)))
+    out.add(document.details("This report", document.facts(here)))

@@ -3,3 +3,7 @@
 from polyhead.scale.plan.estimate import Plan, plan
 
 __all__ = ["Plan", "plan"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -4,3 +4,7 @@ rows of one matrix)."""
 from polyhead.scale.population.training import train
 
 __all__ = ["train"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -4,3 +4,7 @@ from polyhead.scale.tune.search import status, tune
 from polyhead.scale.tune.trial import Outcome, Trial
 
 __all__ = ["Outcome", "Trial", "status", "tune"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

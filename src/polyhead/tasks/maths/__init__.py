@@ -3,3 +3,7 @@
 from polyhead.tasks.maths.task import Maths
 
 __all__ = ["Maths"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -3,3 +3,7 @@
 from polyhead.tasks.sraven.task import Sraven
 
 __all__ = ["Sraven"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -3,3 +3,7 @@
 from polyhead.tasks.text.task import Text
 
 __all__ = ["Text"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -18,6 +18,7 @@ import torch
 
 from polyhead import config as configs
 from polyhead.config import Run, serial
+from polyhead.spec.notebook import as_table
 from polyhead.train import products
 from polyhead.train.store.disk import tell
 from polyhead.train.store.files import DAMAGED, Damaged, forget, named, seal, unseal, write
@@ -28,7 +29,7 @@ EARLIER, BEST, BAD_BATCH = "checkpoint-{:08}", "best.safetensors", "bad_batch.sa
 DIGEST = "digest"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a finished run leaves.  `scores[split]`: loss, and of each metric mean and standard error `<metric>_se`."""
 
@@ -41,6 +42,29 @@ class Result:
     command: str
     environment: dict[str, Any]
     folder: pathlib.Path = pathlib.Path()
+
+    def __repr__(self) -> str:
+        scores = "; ".join(f"{split}: {', '.join(found)}" for split, found in self._shown().items())
+        return f"Result({self.name!r}, {self.steps} steps, {scores or 'no scores'}, folder={str(self.folder)!r})"
+
+    def _repr_html_(self) -> str:
+        about = {"steps": self.steps, "parameters": f"{self.parameters:,}", "seconds": f"{self.seconds:.0f}"}
+        return as_table(f"Result of {self.name}", {**self._shown(), **about, "folder": self.folder})
+
+    def _shown(self) -> dict[str, list[str]]:
+        """
+        >>> scores = {"iid": {"loss": 0.25, "r2": 0.5, "r2_se": 0.01, "sequences": 64}}
+        >>> Result("run", "", 9, 1.0, 10, scores, "", {})._shown()
+        {'iid': ['loss 0.250', 'r2 0.500 ± 0.010']}
+        """
+        return {
+            split: [
+                f"{name} {value:.3f}" + (f" ± {found[f'{name}_se']:.3f}" if f"{name}_se" in found else "")
+                for name, value in found.items()
+                if isinstance(value, float) and not name.endswith("_se")
+            ]
+            for split, found in self.scores.items()
+        }
 
 
 def folder_of(config: Run) -> pathlib.Path:
