@@ -20,6 +20,7 @@ from polyhead.scale.sweep.job import Job
 from polyhead.scale.sweep.jobs import sweep
 from polyhead.scale.sweep.screen import Screen
 from polyhead.train import Interrupted, Result
+from polyhead.train.stop import HELD
 from polyhead.train.store.claims import claim
 from polyhead.train.store.folder import read_metrics, write_result
 
@@ -225,7 +226,7 @@ def test_a_run_that_another_process_holds_is_left_to_it(
     held = [claim(run, place) for run, place in zip(runs, places, strict=True)]
     held[0].__enter__()
     held[1].__enter__()
-    engine = Fake({0: [], 1: [0], 2: [2, 0]})
+    engine = Fake({0: [], 1: [0], 2: [HELD, 0]})
     seen: list[list[str]] = []
     plain = Screen.update
 
