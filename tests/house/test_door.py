@@ -65,12 +65,11 @@ def test_a_function_is_called_where_a_module_of_its_name_was():
     subprocess.run([sys.executable, "-W", "ignore", "-c", CALLED], check=True)
 
 
-PACKAGES = sorted(
-    found.name
-    for found in pkgutil.walk_packages(ph.__path__, "polyhead.")
-    if found.ispkg
-    and "__all__" in (SOURCE.parent / pathlib.Path(*found.name.split(".")[1:]) / "__init__.py").read_text()
-)
+FOLDERS = {
+    ".".join(("polyhead", *path.parent.relative_to(SOURCE.parent).parts)): path
+    for path in sorted(SOURCE.parent.glob("*/**/__init__.py"))
+}
+PACKAGES = [name for name, path in FOLDERS.items() if "__all__" in path.read_text()]
 OFFERED = ("analysis", "cli", "compat", "config", "jaxside", "layers", "models", "ops", "pages", "papers", "scale")
 OFFERED += ("spec", "tasks", "timing", "train")
 

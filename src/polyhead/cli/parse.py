@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from polyhead.cli.text import one_line
+from polyhead.cli.mistakes import one_line
 
 Parsed = TypeVar("Parsed")
 

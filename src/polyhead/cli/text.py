@@ -1,9 +1,7 @@
-"""What the command line says: tables, and errors in one line."""
+"""What the command line says: tables and lines."""
 
 import dataclasses
 import inspect
-import itertools
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -23,58 +21,6 @@ LETTERS = """\
 m: model width {dim}; h: heads {heads}; d, e: widths of queries and values {each}; s: keys a token looks at {length}
 (a causal one sees half of them on average); r: relations {heads}, of width p = {each}."""
 Row = Mapping[str, Any]
-
-
-WORDS = {"INT": "an integer", "FLOAT": "a number", "{None}": "None"}
-"""What the command-line library calls kinds of values, in words."""
-
-
-def one_line(box: str, prog: str, arguments: Sequence[str] = ()) -> str:
-    """What a box of the command-line library says of these arguments, in one line."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    lines = [line.strip("│| ") for line in plain.splitlines() if "──" not in line and "---" not in line]  # no rules
-    text = " ".join(" ".join(lines).split())
-    help_ = f"see {prog} --help"
-    if found := re.search(r"Unrecognized options: ([^\s,]+)", text):
-        if flag := _flag_before(found[1], arguments):
-            return f"{prog}: {flag} takes no value but {found[1]!r} came: give {flag} or {_opposite(flag)} alone"
-        what = "option" if found[1].startswith("-") else "argument"
-        near = re.search(r"Perhaps you meant: (--[\w.-]+)", text)
-        return f"{prog}: unknown {what} {found[1]}" + (f"; did you mean {near[1]}?" if near else f"; {help_}")
-    if found := re.search(r"Missing value for argument '([^']+)'. Expected (\S+)", text):
-        return f"{prog}: {found[1]} needs {'a value' if found[2] == '1' else f'{found[2]} values'}"
-    if found := re.search(r"invalid choice '(.*?)' for argument '([^']+)'. Expected one of \(([^)]*)\)", text):
-        wanted = _choice(re.findall(r"'([^']*)'", found[3]))
-        return f"{prog}: {found[2]} must be {wanted} but is {found[1]!r}"
-    if found := re.search(r"Missing from [^:]+: (\S+)", text):
-        return f"{prog}: {found[1]} is missing; {help_}"
-    if found := re.search(r"Error parsing (\S+): (.*?) (?:Argument helptext: \S+ (\S+)|For full helptext)", text):
-        if found[3] is None:
-            return found[2]
-        came = re.findall(r"'([^']*)'", found[2].partition("Got errors")[0])
-        wanted = _choice([WORDS.get(kind, kind) for kind in found[3].split("|")])
-        return f"{prog}: {found[1]} must be {wanted} but is {came[-1] if came else 'not'!r}"
-    return f"{prog}: {text.partition(' For full helptext')[0]}"
-
-
-def _choice(names: Sequence[str]) -> str:
-    """ "True or False or None": always in one order, None last."""
-    return " or ".join(sorted(names, key=lambda name: (name == "None", name == "False", name)))
-
-
-def _flag_before(word: str, arguments: Sequence[str]) -> str | None:
-    """The option that stands before a word that belongs to none."""
-    before = [one for one, other in itertools.pairwise(arguments) if other == word]
-    return before[0] if before and before[0].startswith("--") and not word.startswith("-") else None
-
-
-def _opposite(flag: str) -> str:
-    """
-    >>> _opposite("--model.causal"), _opposite("--no-compile")
-    ('--model.no-causal', '--compile')
-    """
-    path, dot, name = flag.removeprefix("--").rpartition(".")
-    return f"--{path}{dot}{name.removeprefix('no-') if name.startswith('no-') else f'no-{name}'}"
 
 
 def say(text: str, code: int) -> int:

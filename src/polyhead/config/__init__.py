@@ -4,6 +4,9 @@ mechanisms.py: groups of heads.  components.py: positions, feed-forward layers, 
 of the literature.  task.py: Batch and the abstract Task.  run.py: TransformerConfig, Train, Run.  serial.py: JSON.
 """
 
+import warnings
+from typing import TYPE_CHECKING, Any
+
 from polyhead.config.components import (
     Alibi,
     Classes,
@@ -60,7 +63,7 @@ from polyhead.config.run import (
     save,
 )
 from polyhead.config.serial import (
-    plain,
+    non_semantic,
     to_dict,
 )
 from polyhead.config.task import (
@@ -118,11 +121,20 @@ __all__ = [
     "head_list",
     "load",
     "narrower",
-    "plain",
+    "non_semantic",
     "save",
     "stream",
     "to_dict",
 ]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name != "plain":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        warnings.warn("config.plain is config.non_semantic now", DeprecationWarning, stacklevel=2)
+        return non_semantic
 
 
 def __dir__() -> list[str]:

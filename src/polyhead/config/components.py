@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from polyhead.config.mechanisms import positive
-from polyhead.config.serial import Checked, late
+from polyhead.config.serial import Checked, added_later
 from polyhead.spec import ACTS
 from polyhead.spec.shapes import one_of
 
@@ -75,7 +75,7 @@ class Swiglu(Checked):
     """W2(silu(W1 x) * W3 x).  `hidden` defaults to floor(8/3 width) down to a multiple of 64."""
 
     hidden: int | None = None
-    bias: bool = late(False)
+    bias: bool = added_later(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,7 +109,7 @@ class Tokens(Checked):
     """Integer tokens (b t) through an embedding table of `count` rows; `scaled` multiplies them by sqrt(width)."""
 
     count: int
-    scaled: bool = late(False)
+    scaled: bool = added_later(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from polyhead.config.serial import Checked, late, plain
+from polyhead.config.serial import Checked, added_later, non_semantic
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RELATION_INIT
 from polyhead.spec.shapes import one_of
 
@@ -35,8 +35,8 @@ class Mechanism(Checked):
     dim: int | None = None
     value_dim: int | None = None
     kv_heads: int | None = None
-    share: bool = late(False)
-    impl: str = plain("auto")
+    share: bool = added_later(False)
+    impl: str = non_semantic("auto")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,7 +109,7 @@ class SymbolicAttention(Symbols):
     heads: int | None = None
     trainable: bool = True
     once: bool = False
-    tied: bool = late(False)
+    tied: bool = added_later(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,7 +128,7 @@ class RelationalSymbols(SymbolicAttention):
     relations: int = 4
     include_self: bool = False
     normalise: bool = True
-    causal: bool | None = late(None)
+    causal: bool | None = added_later(None)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -41,7 +41,7 @@ from polyhead.config.mechanisms import (
     positive,
 )
 from polyhead.config.rivals import AbstractorConfig, Baseline
-from polyhead.config.serial import Checked, late, plain, to_dict
+from polyhead.config.serial import Checked, added_later, non_semantic, to_dict
 from polyhead.config.task import Task
 from polyhead.spec.notebook import as_table
 from polyhead.spec.shapes import one_of
@@ -87,16 +87,16 @@ class TransformerConfig(Checked):
     """One dropout mask per layer, shared by batch and heads, instead of one per element."""
     residual_dropout: float = 0.0
     init: str = "cs336"
-    final_norm: bool | None = late(None)
+    final_norm: bool | None = added_later(None)
     """A norm after the last block; None: with pre-norm only."""
-    encoder: "TransformerConfig | AbstractorConfig | None" = late(None)  # noqa: RUF009 (a field)
-    cross_heads: Mechanism | Sequence[Mechanism] | None = late(None)  # noqa: RUF009 (a field)
-    encoder_symbols: bool = late(False)
+    encoder: "TransformerConfig | AbstractorConfig | None" = added_later(None)  # noqa: RUF009 (a field)
+    cross_heads: Mechanism | Sequence[Mechanism] | None = added_later(None)  # noqa: RUF009 (a field)
+    encoder_symbols: bool = added_later(False)
     """The layers read the encoder's sources of symbols, which must be shared ones, in place of equal ones of their
     own."""
-    window: int | None = late(None)
+    window: int | None = added_later(None)
     """A token sees only those of its own sequence that are less than so many positions away."""
-    checkpoint: bool = plain(False)
+    checkpoint: bool = non_semantic(False)
     """In training, keep what goes into each block only and compute the rest again in the backward pass: less memory,
     one more forward pass, the same gradients."""
 
@@ -241,14 +241,14 @@ class Train(Checked):
     """Largest gradient norm; None does not clip."""
     precision: str = "fp32"
     evaluate: tuple[str, ...] = ("iid", "compositional")
-    accumulate: int = late(1)
+    accumulate: int = added_later(1)
     """Parts that a batch is cut into, one after the other: less memory, the same gradient but for dropout, which each
     part draws for itself.  It divides `batch_size`."""
     eval_batches: int = 16
-    eval_every: int = plain(500)
-    log_every: int = plain(50)
-    save_every: int = plain(500)
-    keep: int = plain(2)
+    eval_every: int = non_semantic(500)
+    log_every: int = non_semantic(50)
+    save_every: int = non_semantic(500)
+    keep: int = non_semantic(2)
     """Checkpoints that are kept: the last ones; the best is kept beside them."""
 
     def __post_init__(self) -> None:
@@ -273,21 +273,21 @@ class Run(Checked):
 
     task: Task
     model: Model
-    name: str = plain("run")
+    name: str = non_semantic("run")
     train: Train = Train()
     seed: int = 0
-    device: str = plain("auto")
-    compile: bool = plain(False)
-    deterministic: bool = plain(False)
-    threads: int | None = plain(None)
-    fast_products: bool = plain(True)
+    device: str = non_semantic("auto")
+    compile: bool = non_semantic(False)
+    deterministic: bool = non_semantic(False)
+    threads: int | None = non_semantic(None)
+    fast_products: bool = non_semantic(True)
     """On a CPU float32 matrix products go through oneDNN where a check finds that faster and as exact; like threads,
     this changes rounding only."""
-    folder: str | None = plain(None)
-    parallel: str = plain("data")
+    folder: str | None = non_semantic(None)
+    parallel: str = non_semantic("data")
     """On several devices: every one holds the model and its rows of a batch ("data"), or a part of the model, too
     ("sharded")."""
-    track: tuple[str, ...] = plain(())
+    track: tuple[str, ...] = non_semantic(())
     """Trackers beside metrics.jsonl: tensorboard, wandb, trackio."""
 
     def __post_init__(self) -> None:

@@ -18,14 +18,14 @@ from polyhead.config.extensions import UnknownKind, find, kind_of
 from polyhead.spec.shapes import one_of
 
 
-def plain(default: Any) -> Any:
+def non_semantic(default: Any) -> Any:
     """A field that cannot change the result of a run: it stays out of the digest."""
     return dataclasses.field(default=default, kw_only=True, metadata={"semantic": False})
 
 
-def late(default: Any) -> Any:
-    """A field that came when runs had been made: at its default it stays out of the digest, so they keep their id."""
-    return dataclasses.field(default=default, kw_only=True, metadata={"late": True})
+def added_later(default: Any) -> Any:
+    """A field added when runs had been made: at its default it stays out of the digest, so they keep their id."""
+    return dataclasses.field(default=default, kw_only=True, metadata={"added_later": True})
 
 
 class Checked:
@@ -73,7 +73,8 @@ def to_dict(config: Any, *, semantic: bool = False) -> Any:
 
 def _counts(config: Any, f: "dataclasses.Field[Any]") -> bool:
     """Whether a field can change a result, and is no later addition that is left at its default."""
-    return f.metadata.get("semantic", True) and not (f.metadata.get("late") and getattr(config, f.name) == f.default)
+    absent = f.metadata.get("added_later") and getattr(config, f.name) == f.default
+    return f.metadata.get("semantic", True) and not absent
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyhead.config import Batch, Logits, Task, Tokens, plain, stream
+from polyhead.config import Batch, Logits, Task, Tokens, non_semantic, stream
 from polyhead.config.words import Words
 from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks.maths import text as maths_text
@@ -65,7 +65,7 @@ class Maths(Task):
     answer: int = 30
     data: str = "generated"
     pool: int = 0
-    folder: str = plain("mathematics_dataset")
+    folder: str = non_semantic("mathematics_dataset")
 
     name: ClassVar[str] = "maths"
     metric: ClassVar[str] = "exact_match"

@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.config import Batch, Classes, Patches, Task, plain, stream
+from polyhead.config import Batch, Classes, Patches, Task, non_semantic, stream
 from polyhead.config.words import Words
 from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks import classification
@@ -87,7 +87,7 @@ class RelationalGames(Task):
     examples: int = 1000
     split_seed: int = 0
     data: str = "generated"
-    folder: str = plain("relational_games")
+    folder: str = non_semantic("relational_games")
 
     name: ClassVar[str] = "relational_games"
     metric: ClassVar[str] = "accuracy"

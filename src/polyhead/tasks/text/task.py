@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyhead.config import Batch, Logits, Task, Tokens, plain, stream
+from polyhead.config import Batch, Logits, Task, Tokens, non_semantic, stream
 from polyhead.config.words import Floor, Words
 from polyhead.tasks.task import (
     LazyLogits,
@@ -83,7 +83,7 @@ class Text(Task):
     held_out: float = 0.05
     limit: int | None = None
     column: str = "text"
-    folder: str = plain("data/text")
+    folder: str = non_semantic("data/text")
 
     name: ClassVar[str] = "text"
     metric: ClassVar[str] = "bits_per_byte"

@@ -1,0 +1,87 @@
+"""What a box of the command-line library says of a mistake, in one line."""
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+WORDS = {"INT": "an integer", "FLOAT": "a number", "{None}": "None"}
+"""What the library calls kinds of values, in words."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """The text of a box, about the `arguments` of `prog`."""
+
+    text: str
+    prog: str
+    arguments: Sequence[str]
+
+
+def one_line(box: str, prog: str, arguments: Sequence[str] = ()) -> str:
+    """The text of a box without its frame, in our words where we know it."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    lines = [line.strip("│| ") for line in plain.splitlines() if "──" not in line and "---" not in line]
+    said = Box(" ".join(" ".join(lines).split()), prog, arguments)
+    for pattern, told in MISTAKES.items():
+        if found := re.search(pattern, said.text):
+            return told(said, *found.groups())
+    return f"{prog}: {said.text.partition(' For full helptext')[0]}"
+
+
+def _unknown(box: Box, word: str) -> str:
+    flags = [one for one, other in itertools.pairwise(box.arguments) if other == word and one.startswith("--")]
+    if flags and not word.startswith("-"):
+        return f"{box.prog}: {flags[0]} takes no value but {word!r} came: give {flags[0]} or {opposite(flags[0])} alone"
+    what = "option" if word.startswith("-") else "argument"
+    near = re.search(r"Perhaps you meant: (--[\w.-]+)", box.text)
+    return f"{box.prog}: unknown {what} {word}; " + (f"did you mean {near[1]}?" if near else f"see {box.prog} --help")
+
+
+def _no_value(box: Box, option: str, count: str) -> str:
+    return f"{box.prog}: {option} needs {'a value' if count == '1' else f'{count} values'}"
+
+
+def _no_choice(box: Box, value: str, option: str, choices: str) -> str:
+    wanted = _either(re.findall(r"'([^']*)'", choices))
+    return f"{box.prog}: {option} must be {wanted} but is {value!r}"
+
+
+def _missing(box: Box, option: str) -> str:
+    return f"{box.prog}: {option} is missing; see {box.prog} --help"
+
+
+def _wrong_kind(box: Box, option: str, reason: str, kinds: str) -> str:
+    came = re.findall(r"'([^']*)'", reason.partition("Got errors")[0])
+    wanted = _either([WORDS.get(kind, kind) for kind in kinds.split("|")])
+    return f"{box.prog}: {option} must be {wanted} but is {came[-1] if came else 'not'!r}"
+
+
+def _refused(box: Box, reason: str) -> str:
+    """Our own configuration refuses a value, and says who it is."""
+    return reason
+
+
+MISTAKES: dict[str, Callable[..., str]] = {
+    r"Unrecognized options: ([^\s,]+)": _unknown,
+    r"Missing value for argument '([^']+)'. Expected (\S+)": _no_value,
+    r"invalid choice '(.*?)' for argument '([^']+)'. Expected one of \(([^)]*)\)": _no_choice,
+    r"Missing from [^:]+: (\S+)": _missing,
+    r"Error parsing (\S+): ((?:(?! For full helptext).)*?) Argument helptext: \S+ (\S+)": _wrong_kind,
+    r"Error parsing \S+: (.*?) For full helptext": _refused,
+}
+"""By what the library says; the first that fits."""
+
+
+def _either(names: Sequence[str]) -> str:
+    """ "True or False or None": always in one order, None last."""
+    return " or ".join(sorted(names, key=lambda name: (name == "None", name == "False", name)))
+
+
+def opposite(flag: str) -> str:
+    """
+    >>> opposite("--model.causal"), opposite("--no-compile")
+    ('--model.no-causal', '--compile')
+    """
+    path, dot, name = flag.removeprefix("--").rpartition(".")
+    return f"--{path}{dot}{name.removeprefix('no-') if name.startswith('no-') else f'no-{name}'}"
