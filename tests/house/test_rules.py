@@ -169,7 +169,7 @@ def test_tests_and_benchmarks_are_short_too(path):
     assert path.read_text().count("\n") <= 400
 
 
-ALLOWED = {"Any": 761, "splats": 11, "** arguments": 180}
+ALLOWED = {"Any": 758, "splats": 4, "** arguments": 175}
 """These may only go down: lower a number when yours is lower."""
 
 

@@ -20,7 +20,8 @@ ALL = [(op, impl) for op, impls in BACKENDS.items() for impl in impls if impl no
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
     monkeypatch.setattr(importlib.import_module("polyhead.ops.linear.chunked"), "CHUNK", 3)
-    for file, names in {"hyla.blocked": {"QUERIES": 3, "KEYS": 2}, "relational.blocked": {"QUERIES": 3}}.items():
+    sizes = {"QUERIES": 3, "KEYS": 2}
+    for file, names in {"hyla.blocked": sizes, "relational.blocked": {"QUERIES": 3}, "tiling": sizes}.items():
         for name, value in names.items():
             monkeypatch.setattr(importlib.import_module(f"polyhead.ops.{file}"), name, value)
 

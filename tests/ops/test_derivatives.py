@@ -3,8 +3,6 @@
 A custom op has no tangent, and PyTorch then takes it for 0; so whatever is asked must be right, or refused.
 """
 
-import importlib
-
 import pytest
 import torch
 from some import some
@@ -13,7 +11,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, resolve
+from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, implementation, resolve
 from polyhead.ops.tiles import INTERPRETED, TRITON
 
 pytestmark = [  # torch's own: it scripts rules of forward mode, a Jacobian of a fused kernel takes row after row
@@ -102,9 +100,7 @@ def _worth_it(monkeypatch):
     for op, impls in BACKENDS.items():
         for impl in impls:
             if impl not in IN_OP_FILE:
-                monkeypatch.setattr(
-                    importlib.import_module(f"polyhead.ops.{op}.{impl}"), "preferred", lambda call: True
-                )
+                monkeypatch.setattr(implementation(op, impl), "preferred", lambda call: True)
 
 
 @pytest.mark.usefixtures("_worth_it")

@@ -58,6 +58,19 @@ def test_auto_takes_what_a_backend_refuses():
     assert chosen("abstractor", act="relu") == "reference"
 
 
+@pytest.mark.parametrize("op", ["softmax", "linear", "disentangled", "abstractor"])
+def test_tiles_made_of_the_reference_are_taken_where_they_were_measured_faster(op):
+    one = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
+    options = {"keep": one, "act": "tanh" if op == "abstractor" else "identity"}
+    options |= {"normalise": "rms_heads"} if op == "linear" else {}
+    for t, causal, wanted in [(1023, True, "reference"), (1024, True, "blocked"), (1024, False, "reference")]:
+        long = one.expand(1, t, 1, 1)
+        relations = {"q_rel": long, "k_rel": long} if op == "disentangled" else {}
+        call = AttentionCall(long, long, long, causal=causal, **options, **relations)
+        run = choose(op, "auto", call)
+        assert getattr(run, "func", run) == backend(op, wanted)
+
+
 def test_auto_is_fast_on_long_sequences():
     long = {"t": 512, "s": 512}
     assert chosen("softmax", sizes=long, causal=True) == "sdpa"

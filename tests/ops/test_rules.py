@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead import ops
-from polyhead.ops import cross_entropy
+from polyhead.ops import cross_entropy, tiling
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import BACKENDS, TENSORS, choose, resolve
 from polyhead.ops.hyla import blocked as hyla_blocked
@@ -42,6 +42,8 @@ def _small_tiles(monkeypatch):
         monkeypatch.setattr(hyla_blocked, constant, value)
     for constant, value in {"QUERIES": 3, "PAIRS": 120, "ROWS": 50}.items():
         monkeypatch.setattr(relational_blocked, constant, value)
+    for constant, value in {"QUERIES": 3, "KEYS": 2, "NUMBERS": 100}.items():
+        monkeypatch.setattr(tiling, constant, value)
 
 
 def grads(op, impl, tensors, options, cotangent, more=()):

@@ -136,6 +136,10 @@ def test_operations_of_attention_by_hand():
     wanted = 2 * 2 * 25 * (3 * (4 + 6 + 7) + 7 * 2)
     assert FORMULAS[ours.relational_blocked](related, {"causal": False}) == wanted
     assert FORMULAS[ours.relational_blocked](related, {"causal": True}) == wanted * 15 // 25
+    heads = [[q, q, v, q, q, none, none, none]]
+    assert FORMULAS[ours.softmax_blocked](hyla, {"causal": False}) == 2 * pairs * (4 + 6)
+    assert FORMULAS[ours.disentangled_blocked](heads, {"causal": True}) == 2 * pairs * 15 // 25 * (4 + 6 + 4)
+    assert FORMULAS[ours.disentangled_blocked_backward]([v, *heads], {"causal": False}) == 6 * pairs * (4 + 6 + 4)
     sdpa = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     heads = [x.transpose(1, 2) for x in (q, q, v)]
     assert FORMULAS[sdpa](heads, {"is_causal": False}) == 2 * pairs * 10

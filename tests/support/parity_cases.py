@@ -45,11 +45,12 @@ PATCHES = {
     "hyla": {"hyla_blocked": ("QUERIES", "KEYS", "PAIRS", "ROWS"), "hyla_state": ("SMALL", "LARGE")},
     "relational": {"relational_blocked": ("QUERIES", "PAIRS", "ROWS"), "relational_sdpa": ("WIDTH",)},
     "linear": {"linear_chunked": ("CHUNK",)},
+    **{op: {"tiling": ("QUERIES", "KEYS", "NUMBERS")} for op in ("softmax", "disentangled", "abstractor")},
 }
 """Op -> file -> constants that cut its work into pieces; `tiles.NARROW` is one for all."""
 
 BY_KEY = ("k", "v", "symbols", "k_rel")
-COUNTS = ("PAIRS", "ROWS")
+COUNTS = ("PAIRS", "ROWS", "NUMBERS")
 """Constants that count numbers of a tile."""
 
 Layout = tuple[Any, ...]

@@ -368,7 +368,8 @@ def build_symbols(
         return RelativeSymbols(width, max_length, source.distance, device=device, dtype=dtype)
     if isinstance(source, config.RelationalSymbols):
         return RelationalSymbols(
-            *(dim, width),
+            dim,
+            width,
             count=source.count,
             heads=source.heads,
             trainable=source.trainable,
@@ -381,7 +382,8 @@ def build_symbols(
             dtype=dtype,
         )
     return SymbolicAttention(
-        *(dim, width),
+        dim,
+        width,
         count=source.count,
         heads=source.heads,
         trainable=source.trainable,

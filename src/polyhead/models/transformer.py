@@ -232,25 +232,30 @@ class Transformer(nn.Module):
 
     def _through(self, x: Tensor, given: "_Given", tail: int | None, taps: list[Taps] | None) -> Tensor:
         """All blocks; the last computes nothing but the tail."""
-        context, masks = given.context, (given.mask if given.cache is None else None, given.context_mask)
-        mask, context_mask = (None if m is None else m[:, None, None, :] for m in masks)
         # What is told of a layer, and what a cache takes, must not come twice.
         again = self.config.checkpoint and self.training and taps is None and given.cache is None
-        embedded = x
+        real = given.mask if given.cache is None else None  # a cache knows which tokens are real
+        mask, context_mask = (None if m is None else m[:, None, None] for m in (real, given.context_mask))
+        context, embedded = given.context, x
         made: dict[int, Tensor] = {}
         made_of_context: dict[int, Tensor] = {}
         for i, block in enumerate(self.blocks):
-            cache, across, stream = None if given.cache is None else given.cache[i], None, (x, embedded)
             if given.stream is not None:
                 given.stream.append(x)
-            how: dict[str, Any] = {"cache": cache, "again": again}
-            own = {**how, "mask": given.mask, "positions": given.positions, "cu_seqlens": given.cu_seqlens}
-            symbols = self._own.read(i, *stream, made, **own)
+            cache = None if given.cache is None else given.cache[i]
+            symbols = self._own.read(
+                i, x, embedded, made, mask=given.mask, cu_seqlens=given.cu_seqlens, positions=given.positions,
+                cache=cache, again=again,
+            )  # fmt: skip
+            across = None
             if context is not None:
-                across = self._across.read(i, context, context, made_of_context, mask=given.context_mask, **how)
+                shown = given.context_mask
+                across = self._across.read(i, context, context, made_of_context, mask=shown, cache=cache, again=again)
             seen: list[Taps] | None = None if taps is None else []
+            entering = x
             x = recomputed(block, again)(
-                *(x, context),
+                x,
+                context,
                 mask=mask,
                 context_mask=context_mask,
                 positions=given.positions,
@@ -263,7 +268,7 @@ class Transformer(nn.Module):
                 taps=seen,
             )
             if taps is not None and seen is not None:
-                taps += self._shown(i, seen, stream, given)
+                taps += self._shown(i, seen, (entering, embedded), given)
         return x
 
     def _shown(self, layer: int, seen: list[Taps], stream: tuple[Tensor, Tensor], given: "_Given") -> list[Taps]:
@@ -338,23 +343,29 @@ def _block(
     device: Device,
     dtype: torch.dtype | None,
 ) -> TransformerBlock:
-    how: dict[str, Any] = {"bias": settings.bias, "qk_norm": settings.qk_norm, "own_symbols": False}
-    how |= {"dropout": settings.dropout, "dropout_shared": settings.dropout_shared, "max_length": settings.max_length}
-    heads, cross_heads = settings.layer_heads(layer), settings.layer_cross_heads(layer)
-    attention = MultiHeadAttention(
-        *(settings.dim, heads),
-        causal=settings.causal,
-        positions=positions,
-        window=settings.window,
-        **how,
-        device=device,
-        dtype=dtype,
-    )
-    cross = None
-    if cross_heads:  # of whose two sequences each counts its own positions
-        cross = MultiHeadAttention(settings.dim, cross_heads, **how, device=device, dtype=dtype)
+    def attention(heads: Sequence[config.Mechanism], *, own: bool) -> MultiHeadAttention:
+        """Of the layer's own tokens, or to another sequence: there each of the two counts its own positions."""
+        return MultiHeadAttention(
+            settings.dim,
+            heads,
+            causal=settings.causal and own,
+            positions=positions if own else None,
+            bias=settings.bias,
+            window=settings.window if own else None,
+            qk_norm=settings.qk_norm,
+            dropout=settings.dropout,
+            dropout_shared=settings.dropout_shared,
+            max_length=settings.max_length,
+            own_symbols=False,
+            device=device,
+            dtype=dtype,
+        )
+
+    across = settings.layer_cross_heads(layer)
+    own = attention(settings.layer_heads(layer), own=True)
+    cross = attention(across, own=False) if across else None
     return TransformerBlock(
-        attention,
+        own,
         _feedforward(settings, device, dtype),
         cross=cross,
         norm=settings.norm,
@@ -374,7 +385,10 @@ def _feedforward(
         return SwiGLU(dim, kind.hidden, kind.bias, device=device, dtype=dtype)
     if isinstance(kind, config.Experts):
         return MixtureOfExperts(
-            *(dim, kind.experts, kind.top_k, kind.hidden),
+            dim,
+            kind.experts,
+            kind.top_k,
+            kind.hidden,
             act=kind.act,
             bias=kind.bias,
             device=device,

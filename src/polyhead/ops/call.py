@@ -4,6 +4,7 @@ A public function makes an `AttentionCall` once.  The reference, every other imp
 functions of it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from jaxtyping import Bool, Float, Int32
@@ -83,3 +84,7 @@ class AttentionCall:
     def masked(self, mask: Tensor | None) -> "AttentionCall":
         """The call with `mask` in place of all that limits it, causality included."""
         return replace(self, mask=mask, causal=False, window=None, cu_seqlens=None)
+
+    def of(self, tensors: Mapping[str, Tensor]) -> "AttentionCall":
+        """The call with other tensors, by name."""
+        return replace(self, **tensors)  # type: ignore[arg-type]

@@ -8,10 +8,10 @@ it survives `torch.compile`.
 
 import functools
 import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,15 +20,16 @@ from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import REFERENCES
 from polyhead.ops.latent_code import blank, check_limits
 from polyhead.ops.precision import casting
+from polyhead.ops.tiling import Blocked
 from polyhead.spec.shapes import one_of
 
 BACKENDS: dict[str, tuple[str, ...]] = {
-    "softmax": ("sdpa", "reference"),
-    "linear": ("triton", "chunked", "reference", "recurrent"),
+    "softmax": ("sdpa", "blocked", "reference"),
+    "linear": ("triton", "chunked", "blocked", "reference", "recurrent"),
     "hyla": ("state", "triton", "native", "blocked", "reference"),
     "relational": ("sdpa", "triton", "blocked", "reference"),
-    "disentangled": ("reference",),
-    "abstractor": ("sdpa", "reference"),
+    "disentangled": ("blocked", "reference"),
+    "abstractor": ("sdpa", "blocked", "reference"),
 }
 """Op (the name of its folder) -> impls, in the order in which "auto" asks them."""
 
@@ -52,7 +53,8 @@ TENSORS = {
 """Op -> its tensors, as they are called; all are of one dtype and on one device."""
 
 IN_OP_FILE = ("reference", "recurrent")
-"""Impls that live beside the public function; any other is `forward` in ops/{op}/{impl}.py."""
+"""Impls that live beside the public function; any other is `forward` in ops/{op}/{impl}.py.  Where there is no file for
+"blocked", it is made of the reference (tiling.py)."""
 
 PORTABLE = ("sdpa",)
 """Impls that "auto" may choose in `torch.export`, beside the reference: made of PyTorch's own operations, so that the
@@ -64,6 +66,7 @@ TILES = ("blocked", "native")
 Impl = Callable[[AttentionCall], Tensor]
 
 _MODULES: dict[str, ModuleType] = {}
+_IMPLS: dict[tuple[str, str], ModuleType | Blocked] = {}
 
 
 def load(op: str) -> None:
@@ -72,7 +75,19 @@ def load(op: str) -> None:
     REFERENCES[op] = _MODULES[op].reference
     for impl in BACKENDS[op]:
         if impl not in IN_OP_FILE:
-            _MODULES[f"{op}_{impl}"] = importlib.import_module(f"polyhead.ops.{op}.{impl}")
+            _IMPLS[op, impl] = _made(op, impl)
+
+
+def _made(op: str, impl: str) -> ModuleType | Blocked:
+    name = f"polyhead.ops.{op}.{impl}"
+    if impl == "blocked" and importlib.util.find_spec(name) is None:
+        return Blocked(op, PUBLIC[op])
+    return importlib.import_module(name)
+
+
+def implementation(op: str, impl: str) -> ModuleType | Blocked:
+    """What has `forward`, `unsupported_reason` and `preferred` of an impl that is not in its op's own file."""
+    return _IMPLS[op, impl]
 
 
 def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
@@ -93,7 +108,7 @@ def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
 def backend(op: str, impl: str) -> Impl:
     """What computes an impl, for callers who have checked and cast the arguments and set what nobody may see to 0."""
     one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
-    return getattr(_MODULES[op], impl) if impl in IN_OP_FILE else _MODULES[f"{op}_{impl}"].forward
+    return getattr(_MODULES[op], impl) if impl in IN_OP_FILE else _IMPLS[op, impl].forward
 
 
 def code_of(op: str) -> Impl:
@@ -135,12 +150,12 @@ def choose(op: str, impl: str, x: AttentionCall) -> Impl:
     if impl != "auto":
         return backend(op, impl)
     for name in BACKENDS[op]:
-        if name not in IN_OP_FILE and _taken(name, _MODULES[f"{op}_{name}"], x):
-            forward = _MODULES[f"{op}_{name}"].forward
+        if name not in IN_OP_FILE and _taken(name, _IMPLS[op, name], x):
+            forward = _IMPLS[op, name].forward
             return functools.partial(forward, twice=True) if name in TILES else forward
     return _MODULES[op].reference
 
 
-def _taken(name: str, module: Any, x: AttentionCall) -> bool:
+def _taken(name: str, module: ModuleType | Blocked, x: AttentionCall) -> bool:
     wanted = name in PORTABLE if torch.compiler.is_exporting() else module.preferred(x)
     return wanted and module.unsupported_reason(x) is None  # in this order: what nobody wants is not compiled either

@@ -124,7 +124,7 @@ class MultiHeadAttention(nnx.Module):
         made: Made = {}
         last = list(accumulate(size.heads for size in self.sizes))
         for i, (group, a, b) in enumerate(zip(self.groups, (0, *last), last, strict=False)):
-            made = self._inputs(*(i, group, rows[i], x, source), symbols=given[i], before=made, where=(positions, keys))
+            made = self._inputs(i, group, rows[i], x, source, symbols=given[i], before=made, where=(positions, keys))
             own = {**limits, "mask": _of(limits["mask"], a, b), "bias": _of(bias, a, b)}
             outputs.append(group(made, {**own, "keep": _of(keep, a, b)}).reshape(*x.shape[:2], -1))
             if return_code:

@@ -121,7 +121,11 @@ def greedy(
         encoded = None if source is None else model.encode(source, source_mask)
     stops = () if stop is None else (stop,)
     loop = _steps(
-        *(model, Padded(start), steps, lambda logits, _: logits.argmax(-1), stops),
+        model,
+        Padded(start),
+        steps,
+        lambda logits, _: logits.argmax(-1),
+        stops,
         encoded=encoded,
         source_mask=source_mask,
         use_cache=use_cache,

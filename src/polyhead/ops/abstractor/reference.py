@@ -69,6 +69,7 @@ def abstractor_attention(
         window=window,
         cu_seqlens=cu_seqlens,
         scale=scale,
+        normalise="softmax" if act == "softmax" else "identity",
         act=act,
     )
     return compute("abstractor", impl, x)

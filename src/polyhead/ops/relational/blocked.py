@@ -37,6 +37,7 @@ from polyhead.ops.tiles import (
     product,
     refuse,
 )
+from polyhead.ops.tiling import Blocked
 from polyhead.spec import RELATION_ACTS
 from polyhead.spec.shapes import one_of
 
@@ -51,8 +52,8 @@ PAIRS = 1 << 18
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
-    """Why tiles cannot take a call, or None."""
-    return "takes no relation_act='softmax'" if x.act == "softmax" else backward_only(x)
+    """Why tiles cannot take a call, or None: of what the reference takes, derivatives that custom ops lack."""
+    return backward_only(x)
 
 
 def preferred(x: AttentionCall) -> bool:
@@ -63,6 +64,8 @@ def preferred(x: AttentionCall) -> bool:
     Full: 0.7 and 0.8 at t = 128 and 256 (b = 1), 1.2 at t = 128 (b = 8), 2.0 at t = 1024.  Up to t = 64, whatever b:
     0.7 to 1.1.
     """
+    if x.act == "softmax":
+        return _softmax.preferred(x)
     pairs = x.q.shape[1] * x.k.shape[1]
     return pairs >= 128 * 128 and (x.causal or len(x.q) * pairs >= 1 << 17)
 
@@ -72,6 +75,8 @@ def forward(x: AttentionCall, twice: bool = False) -> Tensor:
     `twice`, else it is refused."""
     one_of("relational_attention", "relation_act", x.act, RELATION_ACTS)
     refuse("relational_attention", "blocked", unsupported_reason(x))
+    if x.act == "softmax":
+        return _softmax.forward(x, twice)
     retrieved, related = _op(replace(x, relation_weight=None), twice)
     return retrieved + einsum(x.relation_map, related, "h e r, b t h r -> b t h e")
 
@@ -306,3 +311,4 @@ def _again(x: AttentionCall) -> list[Tensor]:
 
 
 _op = custom_op(Kernel("relational", "blocked", "relational_attention", _forward, _backward, _like, _again))
+_softmax = Blocked("relational", "relational_attention", "blocked_softmax")  # relations normalised over whole rows, too

@@ -8,7 +8,7 @@ is let go.  Only the code inside a fused kernel is not seen: its tiles are no me
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from polyhead.config import Batch, Hyla, Mechanism, Relational, Run, Transformer
 from polyhead.models.build import build
 from polyhead.models.transformer import Transformer
 from polyhead.ops.custom_op_rules import LEARNED
+from polyhead.ops.dispatch import BACKENDS
 from polyhead.ops.hyla import triton as hyla_triton
 from polyhead.spec import amount
 from polyhead.train.evaluation import answers
@@ -247,6 +248,17 @@ def _relational(per_pair: str, per_relation: str, first: int) -> Formula:
     return formula
 
 
+def _made_of_reference(times: int, first: int) -> Formula:
+    """Of an op by tiles made of its reference: scores and values, and relations of heads; backward `times` as many."""
+
+    def formula(args: Sequence[list[Tensor]], options: Mapping[str, bool]) -> int:
+        q, k, v, q_rel = args[first][:4]
+        each = _amount("d + e", q, v) + (q_rel.shape[-1] if q_rel.ndim == 4 else 0)
+        return times * 2 * each * _pairs(q.shape[0] * q.shape[2], q.shape[1], k.shape[1], options["causal"])
+
+    return formula
+
+
 def _entropy(products: int, first: int) -> Formula:
     def formula(args: Any, options: Mapping[str, Any]) -> int:
         return 2 * products * args[first].numel() * args[first + 1].shape[0]
@@ -256,7 +268,10 @@ def _entropy(products: int, first: int) -> Formula:
 
 def _formulas() -> dict[Any, Formula]:
     ours = torch.ops.polyhead
+    tiled = [name for name, impls in BACKENDS.items() if "blocked" in impls and name not in ("hyla", "relational")]
     return {
+        **{getattr(ours, f"{name}_blocked"): _made_of_reference(1, 0) for name in tiled},
+        **{getattr(ours, f"{name}_blocked_backward"): _made_of_reference(3, 1) for name in tiled},
         aten._scaled_dot_product_flash_attention_for_cpu: _attention(FORWARD),
         aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention(BACKWARD),
         ours.hyla_blocked: _hyla("d + 2 e", "e e", 0),
