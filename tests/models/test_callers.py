@@ -36,14 +36,13 @@ from polyhead.models.transformer import Transformer
 F64 = torch.float64
 TILED = (Hyla(1, impl="blocked"), Relational(1, impl="blocked", relation_act="tanh"))
 ALL = [*zoo.FEW["all 3"], *TILED, Relational(1, share=True, impl="reference")]
-DIM = 4 * sum(group.heads for group in ALL)
+DIM = zoo.width(ALL)
 PICKS = Relational(1, symbols=SymbolicAttention())
 READS = TransformerConfig(
     Vectors(5), Values(2), dim=24, layers=2, heads=[Hyla(2), PICKS, Softmax(1)], positions=Rotary()
 )
-WRITES = replace(
-    READS, heads=zoo.FEW["all 1"], inputs=Tokens(7), outputs=Logits(7), causal=True, positions=RelativeBias(8)
-)
+WRITES = replace(READS, inputs=Tokens(7), outputs=Logits(7), causal=True, positions=RelativeBias(8))
+WRITES = replace(WRITES, heads=zoo.FEW["all 1"], dim=zoo.width(zoo.FEW["all 1"]))
 
 
 def build(settings, dtype=F64):

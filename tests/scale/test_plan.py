@@ -69,7 +69,7 @@ def measured_growth(run, sequences):
 
 MECHANISMS = tuple(made(4) for made in zoo.KINDS.values())
 RUNS = {
-    "mechanisms": run_of([[heads] for heads in MECHANISMS], layers=6),
+    "mechanisms": run_of([[heads] for heads in MECHANISMS], layers=len(MECHANISMS)),
     "bf16": run_of(Softmax(4), precision="bf16"),
     "checkpoint": run_of(Softmax(4), layers=3, checkpoint=True),
     "pieces": run_of(Softmax(4), accumulate=2),

@@ -81,6 +81,11 @@ IN_LAYERS = ("none", "rotary", "t5", "alibi")
 """Positions that attention itself knows; the others are added to the input of a model."""
 
 
+def width(heads: Sequence[Any]) -> int:
+    """Of a model: four for each head, however many mechanisms there are."""
+    return 4 * sum(group.heads for group in heads)
+
+
 def turns(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, Any]]:
     """Each name with one of the values, in turn; the last of the names with all of them."""
     pairs = [(name, values[i % len(values)]) for i, name in enumerate(names)]
@@ -98,7 +103,7 @@ def models(heads: dict[str, list[Any]] = EVERY, **given: Any) -> dict[str, confi
         fields |= {"window": (None, None, 3)[i % 3], "qk_norm": i % 4 == 1, "norm_order": ("pre", "pre", "post")[i % 3]}
         fields |= {
             "inputs": config.Tokens(12),
-            "dim": 48,
+            "dim": width(groups),
             "layers": 2,
             "heads": groups,
             "causal": True,
