@@ -10,7 +10,7 @@ run with its tokens, of one run of a sweep and of a population, killed or finish
 checkpoints and other files changed at random, each of which must be taken or refused in one line.
 
 A table is printed; what came of every case is written to FILE.  The exit code is 1 if anything was lost, silently wrong
-or unclear, or if fewer kills hit than were asked for.  What the words mean says tests/support/fault_cases.py.
+or unclear, or if fewer kills hit than were asked for.  What the words mean says tests/support/killed_or_damaged.py.
 """
 
 import argparse
@@ -29,9 +29,9 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "support"))
 
-from fault_cases import GOOD, Campaign
-from fault_scenarios import tiny
-from faults import Order, Zygote
+from killed_or_damaged import GOOD, Campaign
+from lives import Order, Zygote
+from scenarios import tiny
 
 SHARES = {"train": 0.4, "text run": 0.2, "tokenise": 0.15, "sweep": 0.15, "population": 0.1}
 """Of the kills."""

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from fault_scenarios import tiny
 from fuzz import FEW, Target, fuzz, targets
+from scenarios import tiny
 
 import polyhead as ph
 

@@ -3,41 +3,15 @@
 from dataclasses import replace
 
 import pytest
+from drawn import draw, outcomes, quick, scores  # noqa: F401 (a fixture)
 
-from polyhead.papers import outcome
 from polyhead.papers.dual import games, shared
 from polyhead.papers.dual.models import row_of
 from polyhead.papers.estimates import FAILS, HOLDS, OPEN
-from polyhead.papers.reproduce import FIGURES
 from polyhead.tasks import ObjectSorting, PairwiseOrder, RelationalGames, SetCards
 
 AHEAD = {"dual": 0.2, "relational": 0.15, "corelnet": 0.3, "dual-package": 0.1}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch, request):
-    """No picture at all but where the test is of pictures: they take most of the time.  Few sequences."""
-    monkeypatch.setattr(outcome, "FLOOR_SEQUENCES", 60)
-    if "picture" not in request.node.name:
-        monkeypatch.setattr(shared.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
-
-
-def draw(study, tmp_path):
-    found = FIGURES[study.figure].draw(study, tmp_path)
-    for stem, caption in found.pictures:
-        assert caption
-        assert (tmp_path / f"{stem}.svg").read_text().rstrip().endswith("</svg>")
-    assert all(len(row) == len(found.head) for row in found.rows)
-    return found
-
-
-def score(run, sign=1.0):
-    """Dual attention is ahead of softmax heads (or behind), a little more on each further seed."""
-    return 0.5 + sign * AHEAD.get(row_of(run), 0.0) * (1 + 0.01 * run.seed)
-
-
-def outcomes(found):
-    return {verdict.claim: verdict.outcome for verdict in found.verdicts}
+score = scores(AHEAD)
 
 
 def test_the_pictures_of_games(study_of, tmp_path):

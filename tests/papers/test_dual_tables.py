@@ -3,39 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from drawn import draw, outcomes, quick, scores  # noqa: F401 (a fixture)
 
-from polyhead.papers import outcome
 from polyhead.papers.dual import questions, shared
 from polyhead.papers.dual.models import relational_of, row_of, split_of
 from polyhead.papers.estimates import FAILS, HOLDS, OPEN, Estimate
-from polyhead.papers.reproduce import FIGURES
 
 AHEAD = {"dual": 0.2, "abstractor": 0.1, "corelnet": 0.3}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch, request):
-    """No picture at all but where the test is of pictures: they take most of the time.  Few sequences."""
-    monkeypatch.setattr(outcome, "FLOOR_SEQUENCES", 60)
-    if "picture" not in request.node.name:
-        monkeypatch.setattr(shared.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
-
-
-def draw(study, tmp_path):
-    found = FIGURES[study.figure].draw(study, tmp_path)
-    for stem, caption in found.pictures:
-        assert caption
-        assert (tmp_path / f"{stem}.svg").read_text().rstrip().endswith("</svg>")
-    assert all(len(row) == len(found.head) for row in found.rows)
-    return found
-
-
-def score(run, sign=1.0):
-    return 0.5 + sign * AHEAD.get(row_of(run), 0.0) * (1 + 0.01 * run.seed)
-
-
-def outcomes(found):
-    return {verdict.claim: verdict.outcome for verdict in found.verdicts}
+score = scores(AHEAD)
 
 
 COUNTS = {"sorting": 3, "order": 3, "set": 3, "maths": 9, "images": 3}

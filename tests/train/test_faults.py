@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fault_cases import GOOD, Campaign
-from faults import DAMAGES, Zygote
+from killed_or_damaged import GOOD, Campaign
+from lives import DAMAGES, Zygote
 
 from polyhead.train.store.checkpoint import read_metadata
 from polyhead.train.store.folder import read_metrics
@@ -113,7 +113,7 @@ def test_what_is_left_of_a_text_run_is_damaged(campaign: Campaign):
 
 def test_the_campaign_sees_what_is_wrong(campaign: Campaign, tmp_path: pathlib.Path):
     """Two facts that differ in one row, one score, one bit."""
-    from faults import difference
+    from lives import difference
 
     wanted = campaign.undisturbed("train").facts["run"]
     rows = wanted["rows"]

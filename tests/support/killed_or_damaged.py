@@ -22,8 +22,8 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fault_scenarios import KINDS, Scenario
-from faults import DAMAGES, Order, Zygote, damage
+from lives import DAMAGES, Order, Zygote, damage
+from scenarios import KINDS, Scenario
 
 from polyhead.config import digest
 from polyhead.train import read_config

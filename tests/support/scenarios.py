@@ -6,7 +6,7 @@ import json
 import pathlib
 from typing import Any
 
-from faults import Order, difference, facts
+from lives import Order, difference, facts
 
 import polyhead as ph
 from polyhead.config import digest, save

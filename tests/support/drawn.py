@@ -1,0 +1,38 @@
+"""A figure of a study whose scores are planted (tests/papers/conftest.py), drawn quickly, and what it says."""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from polyhead.papers import outcome
+from polyhead.papers.dual import shared
+from polyhead.papers.dual.models import row_of
+from polyhead.papers.reproduce import FIGURES
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """No picture at all but where the test is of pictures: they take most of the time.  Few sequences."""
+    monkeypatch.setattr(outcome, "FLOOR_SEQUENCES", 60)
+    if "picture" not in request.node.name:
+        monkeypatch.setattr(shared.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
+
+
+def draw(study: Any, folder: pathlib.Path) -> Any:
+    found = FIGURES[study.figure].draw(study, folder)
+    for stem, caption in found.pictures:
+        assert caption
+        assert (folder / f"{stem}.svg").read_text().rstrip().endswith("</svg>")
+    assert all(len(row) == len(found.head) for row in found.rows)
+    return found
+
+
+def outcomes(found: Any) -> dict[str, str]:
+    return {verdict.claim: verdict.outcome for verdict in found.verdicts}
+
+
+def scores(ahead: dict[str, float]) -> Callable[..., float]:
+    """Models ahead of the others (or behind) by so much, a little more on each further seed."""
+    return lambda run, sign=1.0: 0.5 + sign * ahead.get(row_of(run), 0.0) * (1 + 0.01 * run.seed)
