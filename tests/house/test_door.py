@@ -50,65 +50,6 @@ def test_an_old_name_leads_to_the_new_one_and_says_so(old, monkeypatch):
     assert all(getattr(found, name) is getattr(new, name) for name in public)
 
 
-CALLED = """
-import polyhead.plan, polyhead as ph, polyhead.scale.plan.estimate as new
-assert ph.plan is polyhead.plan is not new.plan
-try:
-    ph.plan(3)
-except (AttributeError, AssertionError, TypeError):
-    raise SystemExit(0)  # of the function: it was called with a number
-raise SystemExit("nothing was called")
-"""
-
-
-def test_a_function_is_called_where_a_module_of_its_name_was():
-    subprocess.run([sys.executable, "-W", "ignore", "-c", CALLED], check=True)
-
-
-FOLDERS = {
-    ".".join(("polyhead", *path.parent.relative_to(SOURCE.parent).parts)): path
-    for path in sorted(SOURCE.parent.glob("*/**/__init__.py"))
-}
-PACKAGES = [name for name, path in FOLDERS.items() if "__all__" in path.read_text()]
-OFFERED = ("analysis", "cli", "compat", "config", "jaxside", "layers", "models", "ops", "pages", "papers", "scale")
-OFFERED += ("spec", "tasks", "timing", "train")
-
-
-@pytest.mark.parametrize("name", PACKAGES)
-def test_dir_lists_what_a_package_offers(name):
-    package = importlib.import_module(name)
-    assert dir(package) == sorted(package.__all__)
-    assert len(set(package.__all__)) == len(package.__all__)
-    for offered in package.__all__ if name != "polyhead.compat.huggingface" else ():  # needs transformers
-        assert getattr(package, offered) is not None
-    with pytest.raises(AttributeError, match=f"{name}.* has no attribute 'nothing'"):
-        _ = package.nothing
-
-
-def test_every_family_offers_something():
-    assert {f"polyhead.{name}" for name in OFFERED} <= set(PACKAGES)
-
-
-def test_modules_and_values_are_shown_in_short():
-    attention = ph.MultiHeadAttention(64, [ph.Softmax(4), ph.Hyla(4, kv_heads=2)], causal=True)
-    shown = repr(attention)
-    for part in ("64, heads=8, causal=True", "SoftmaxHeads(heads=4, dim=8, value_dim=8)", "value_dim=8, kv_heads=2)"):
-        assert part in shown
-    task = ph.tasks.FuzzyLogic(length=8)
-    run = ph.Run(task, ph.TransformerConfig(*task.ends, dim=32, heads=[ph.Hyla(4)], max_length=8), name="a<b")
-    assert "dim=32, layers=2, heads=[Hyla(4)], causal=False" in repr(ph.Transformer(run.model))
-    assert repr(run).startswith(
-        "Run('a<b', FuzzyLogic, Transformer(dim=32, layers=2, heads=[Hyla(4)]), 1000 steps of 128"
-    )
-    assert ph.digest(run) in repr(run)
-    assert "<caption>Run a&lt;b</caption>" in run._repr_html_()
-    scores = {"iid": {"loss": 0.5, "r2": 0.25, "r2_se": 0.125, "sequences": 4}}
-    result = ph.train.Result("run", "d", 9, 1.0, 1000, scores, "", {}, pathlib.Path("runs/run"))
-    assert repr(result) == "Result('run', 9 steps, iid: loss 0.500, r2 0.250 ± 0.125, folder='runs/run')"
-    assert '<td style="text-align:left">r2 0.250 ± 0.125</td>' in result._repr_html_()
-    assert "1,000" in result._repr_html_()
-
-
 USER = """
 import polyhead as ph
 reveal_type(ph.MultiHeadAttention)

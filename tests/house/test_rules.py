@@ -3,8 +3,6 @@
 import ast
 import collections
 import pathlib
-import subprocess
-import sys
 
 import pytest
 from some import some
@@ -309,27 +307,6 @@ def test_the_rules_catch_planted_faults(tmp_path):
     ):
         bad.write_text(fault + "\n")
         assert "may not" in "".join(ladder_violations(bad, f"polyhead.{where}")), (fault, where)
-
-
-def test_import_is_lazy():
-    code = (
-        "import polyhead, sys; print(*(m for m in ('torch', 'numpy', 'sklearn', 'plotly', 'tyro') if m in sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not done.stdout.split()
-
-
-def test_the_layers_need_little_more_than_torch():
-    code = (
-        "import torch, sys; before = set(sys.modules)\n"
-        "import polyhead as ph; ph.MultiHeadAttention(8, [ph.Softmax(2), ph.Hyla(2)]); ph.ops.hyla\n"
-        "ph.analysis, ph.compat.torch_mha\n"
-        "heavy = {'sklearn', 'scipy', 'plotly', 'matplotlib', 'tyro', 'rich', 'tqdm', 'pandas', 'yaml', 'transformers'}"
-        "\n"
-        "print(*sorted({m.split('.')[0] for m in set(sys.modules) - before} & heavy))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not done.stdout.split()
 
 
 def test_nothing_speaks_of_the_place_it_was_made_in():

@@ -1,8 +1,6 @@
 """The NNX modules beside the PyTorch ones, with the same parameters: all kinds of heads, positions, masks, blocks."""
 
 import dataclasses
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -310,15 +308,6 @@ def test_bad_calls_are_one_line():
     }.items():
         with pytest.raises(ValueError, match=f"^{said}"):
             call()
-
-
-def test_functions_need_no_flax_and_modules_no_torch():
-    code = (
-        "import sys, polyhead.jaxside; assert not {'flax', 'torch'} & set(sys.modules)\n"
-        "import polyhead.jaxside.convert, polyhead.jaxside.nnx; assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_shared_dropout_is_drawn_once_for_all_heads_and_samples(monkeypatch):

@@ -1,8 +1,6 @@
 """Every op compiles as one graph for all lengths; the custom ops keep the rules of torch.library."""
 
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -67,13 +65,6 @@ def test_one_graph_with_biases_and_symbols_by_offset_and_a_mask(problem, argumen
         return ops.softmax_attention(*related[:2], v, **limits) * ops.relational_attention(*related, **limits)
 
     check(both, make, "eager")
-
-
-def test_einops_knows_pytorch_from_the_start():
-    """Otherwise what it learns in a graph's first call would make that graph anew in its second."""
-    known = "import polyhead.ops, einops._backends as b; print(*sorted(kind.__name__ for kind in b._type2backend))"
-    told = subprocess.run([sys.executable, "-c", known], capture_output=True, text=True, check=True)
-    assert told.stdout.split() == ["Parameter", "Tensor"]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler and there is no g++")
