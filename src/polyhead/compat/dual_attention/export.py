@@ -139,8 +139,7 @@ def _dual(settings: TransformerConfig) -> bool:
 
 
 def _block(settings: TransformerConfig, biases: Biases, dual: bool, side: str = "") -> dict[str, Any]:
-    sa, ra = _split(settings.layer_heads(0))
-    total = sum(group.heads for group in settings.layer_heads(0))
+    """The arguments of a block: those of any, then those of one with or without relational heads."""
     cross = settings.layer_cross_heads(0)
     if cross and not (len(cross) == 1 and isinstance(cross[0], Softmax)):
         raise ValueError("cross_heads must be one group, Softmax")
@@ -150,31 +149,47 @@ def _block(settings: TransformerConfig, biases: Biases, dual: bool, side: str = 
         "norm_first": settings.norm_order == "pre",
         "norm_type": {ours: theirs for theirs, ours in NORMS.items()}[settings.norm],
         "causal": settings.causal,
+        **({"n_heads_cross": cross[0].heads} if cross else {}),
     }
-    wide = settings.dim // total
-    if cross:
-        found["n_heads_cross"] = cross[0].heads
-    if not dual:
-        assert sa is not None
-        told = side != "decoder" and not isinstance(settings.inputs, Patches)  # those are not asked about attention
-        kwargs = _attention(sa, wide, told and biases[side, "sa.kv"], False)
-        if kwargs and not told:
-            name, value = next(iter(kwargs.items()))
-            raise ValueError(
-                f"without relational heads the package's decoders and vision models have no {name}, but it is {value}"
-            )
-        found["bias"] = found["bias"] or biases[side, "sa.out"] or biases[side, "cross.out"]
-        return found | {"n_heads": sa.heads} | ({"attn_kwargs": kwargs} if kwargs else {})
-    found |= {"n_heads_sa": sa.heads if sa else 0, "n_heads_ra": ra.heads if ra else 0}
+    if dual:
+        return found | _dual_block(settings, biases, side)
+    found["bias"] = found["bias"] or biases[side, "sa.out"] or biases[side, "cross.out"]
+    return found | _softmax_block(settings, biases, side)
+
+
+def _width(settings: TransformerConfig) -> int:
+    """Of a head, where nothing is said."""
+    return settings.dim // sum(group.heads for group in settings.layer_heads(0))
+
+
+def _softmax_block(settings: TransformerConfig, biases: Biases, side: str) -> dict[str, Any]:
+    """Without relational heads, the package's decoders and vision models take no arguments about attention."""
+    sa, _ = _split(settings.layer_heads(0))
+    assert sa is not None
+    takes = side != "decoder" and not isinstance(settings.inputs, Patches)
+    kwargs = _attention(sa, _width(settings), takes and biases[side, "sa.kv"], False)
+    if kwargs and not takes:
+        name, value = next(iter(kwargs.items()))
+        raise ValueError(
+            f"without relational heads the package's decoders and vision models have no {name}, but it is {value}"
+        )
+    return {"n_heads": sa.heads} | ({"attn_kwargs": kwargs} if kwargs else {})
+
+
+def _dual_block(settings: TransformerConfig, biases: Biases, side: str) -> dict[str, Any]:
+    def has(kind: str) -> tuple[bool, bool]:
+        return biases[side, f"{kind}.kv"], biases[side, f"{kind}.out"]
+
+    sa, ra = _split(settings.layer_heads(0))
+    found: dict[str, Any] = {"n_heads_sa": sa.heads if sa else 0, "n_heads_ra": ra.heads if ra else 0}
     if sa is not None:
-        found["sa_kwargs"] = _attention(sa, wide, biases[side, "sa.kv"], biases[side, "sa.out"])
+        found["sa_kwargs"] = _attention(sa, _width(settings), *has("sa"))
     if ra is not None:
-        found["ra_kwargs"] = _relational(ra, wide, biases[side, "ra.kv"], biases[side, "ra.out"])
+        found["ra_kwargs"] = _relational(ra, _width(settings), *has("ra"))
         found["ra_type"] = {Abstractor: "rca", Disentangled: "disrca"}.get(type(ra), next(iter(KINDS)))
         found["share_attn_params"] = ra.share
-    if cross:
-        width = settings.dim // cross[0].heads
-        found["cross_kwargs"] = _attention(cross[0], width, biases[side, "cross.kv"], biases[side, "cross.out"])
+    for group in settings.layer_cross_heads(0):
+        found["cross_kwargs"] = _attention(group, settings.dim // group.heads, *has("cross"))
     return found
 
 
