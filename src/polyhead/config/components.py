@@ -26,8 +26,8 @@ class Rotary(Checked):
 
 @dataclass(frozen=True)
 class RelativeBias(Checked):
-    """T5 relative bias, one table per layer.  Defaults: as many buckets as positions; keys after the query share
-    bucket 0."""
+    """T5 relative bias, one table per layer.  Defaults: one bucket per position; keys after the query share bucket
+    0."""
 
     buckets: int | None = None
     max_distance: int | None = None

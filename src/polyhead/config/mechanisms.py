@@ -9,7 +9,7 @@ from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RELATION_INIT
 from polyhead.spec.shapes import one_of
 
 MOST = {"layers": 4096, "neighbours": 4096}
-"""Of what is made one by one: a file that asks for 10^12 layers must not keep anybody waiting."""
+"""Upper limits of fields, so that a configuration file that asks for 10^12 layers is refused at once."""
 
 
 def positive(part: Any, *names: str) -> None:
@@ -99,10 +99,10 @@ class Symbols(Checked):
 class SymbolicAttention(Symbols):
     """Every token picks from a library of `count` learned symbols by softmax attention over their templates.
 
-    `heads` defaults to 4 (where they do not divide the width: to what divides both).  `trainable`: the library; the
+    `heads` defaults to 4, or to the greatest common divisor of 4 and the widths.  `trainable`: the library; the
     templates always are.  `once`: symbols are read off the embedded input and kept for all layers, instead of off
-    each layer's own input.  `tied`: where every layer has a source of its own (`shared=False`), they have one library,
-    and queries and templates of their own.
+    each layer's own input.  `tied`: with a separate source for each layer (`shared=False`), one library for all of
+    them; queries and templates stay separate.
     """
 
     count: int = 64
@@ -164,12 +164,11 @@ def check_source(who: str, symbols: object) -> None:
 class SymbolHeads(Mechanism):
     """What heads whose values are symbols have in common.
 
-    `symbols`: by place if nothing is said.  By place and by offset learned best in our study, with both kinds of
-    positions (`polyhead reproduce symbols`), and places, unlike offsets, another sequence has, too.  A sequence may
-    then have `max_length` tokens, without limit with the other sources.
+    `symbols`: default PositionSymbols, which also work for cross-attention and limit a sequence to `max_length` tokens.
+    PositionSymbols and RelativeSymbols learned best in our study (`polyhead reproduce symbols`).
 
-    `hidden`: queries, keys and relations are linear maps of a hidden layer of so many units (gelu), so that each is an
-    MLP of the token; None: linear maps of the token itself.
+    `hidden`: queries, keys and relations are linear maps of a hidden layer of this width (gelu), so that each is an
+    MLP of the token.  None: linear maps of the token.
     """
 
     symbols: SymbolSource = PositionSymbols()

@@ -60,8 +60,8 @@ _PARTS: dict[str, tuple[type, ...]] = {
 class TransformerConfig(Checked):
     """The one transformer.  `heads`: one list of head groups for all layers, or one list per layer (hybrid stacks).
 
-    With an `encoder`, every layer also looks at that model's output through `cross_heads` (default: as many softmax
-    heads as the layer has heads); the encoder's own outputs are not used.
+    With an `encoder`, every layer also attends to that model's output through `cross_heads`.  Default: softmax heads,
+    as many as the layer has heads.  The encoder's own outputs are not used.
     """
 
     usual: ClassVar[bool] = True  # a file that gives a model without a kind means this one
@@ -92,13 +92,12 @@ class TransformerConfig(Checked):
     encoder: "TransformerConfig | AbstractorConfig | None" = added_later(None)  # noqa: RUF009 (a field)
     cross_heads: Mechanism | Sequence[Mechanism] | None = added_later(None)  # noqa: RUF009 (a field)
     encoder_symbols: bool = added_later(False)
-    """The layers read the encoder's sources of symbols, which must be shared ones, in place of equal ones of their
-    own."""
+    """The layers read the encoder's symbol sources, which must be shared, instead of their own."""
     window: int | None = added_later(None)
-    """A token sees only those of its own sequence that are less than so many positions away."""
+    """A token sees the tokens of its sequence that are fewer than `window` positions away."""
     checkpoint: bool = non_semantic(False)
-    """In training, keep what goes into each block only and compute the rest again in the backward pass: less memory,
-    one more forward pass, the same gradients."""
+    """Activation checkpointing: in training, keep the inputs of the blocks and recompute the rest in the backward
+    pass.  Less memory, one more forward pass, the same gradients."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

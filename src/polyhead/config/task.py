@@ -107,7 +107,7 @@ class Task(Checked, abc.ABC):
 
     @property
     def source_length(self) -> int:
-        """The most tokens an encoder reads; as many as the sequence has unless the task says otherwise."""
+        """The largest number of tokens an encoder reads.  Default: the length of the sequence."""
         return self.length
 
     @property
@@ -121,7 +121,7 @@ class Task(Checked, abc.ABC):
         return {"self": ((-1, -1),)}
 
     def count(self, split: str) -> int | None:
-        """How many sequences a held-out split has, each in one of its first batches; None when they are drawn anew."""
+        """How many sequences a held-out split has, each in one of its first batches; None: each batch is drawn anew."""
         return None
 
     @abc.abstractmethod
@@ -144,7 +144,7 @@ class Task(Checked, abc.ABC):
         """Per-sequence scores (b,) by name: their mean over batches is the reported figure."""
 
     def gain(self, score: float) -> float:
-        """A score of the headline metric, turned so that more is better: whoever ranks scores ranks these."""
+        """A score of the headline metric with its sign changed where lower is better: for ranking."""
         return score if self.better == "higher" else -score
 
     def derived(self, scores: dict[str, float]) -> dict[str, float]:
@@ -177,7 +177,7 @@ class Task(Checked, abc.ABC):
     def batches(self, split: str, batch_size: int, *, seeds: Sequence[int], step: int, device: Any = "cpu") -> Batch:
         """`batch` for each of `seeds`, stacked: inputs (n b t c) and so on.
 
-        To be written anew by a task that can draw them together, to the same values: a GPU waits for every launch.
+        A task that can draw all of them at once overrides this, with the same values: on a GPU each launch costs time.
         """
         return Batch.stack([self.batch(split, batch_size, seed=seed, step=step, device=device) for seed in seeds])
 

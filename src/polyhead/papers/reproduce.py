@@ -1,5 +1,5 @@
-"""Every figure and table of Schug et al. 2024, and the dual-attention study, as one command: train or go on, draw,
-compare with the paper, say what holds.
+"""Every figure and table of the papers as one command: train or resume its runs, draw it, compare it with the paper,
+and judge its claims.
 
 `reproduce("table-a1", "small")` is `polyhead reproduce table-a1 --scale small`.
 """

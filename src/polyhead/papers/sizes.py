@@ -21,7 +21,7 @@ SCALES = ("paper", "short", "small", "smoke")
 
 @dataclass(frozen=True)
 class Setting:
-    """Lr, weight decay, warm-up: what is searched."""
+    """Learning rate, weight decay and warm-up: the values that are searched."""
 
     lr: float
     weight_decay: float
@@ -80,7 +80,7 @@ def one_setting(shape: Scale, scale: str) -> tuple[Setting, ...]:
 
 
 def with_seeds(shape: Size, scale: str, seeds: int) -> Size:
-    """At most so many seeds below paper scale."""
+    """At most `seeds` seeds below paper scale."""
     return shape if scale == "paper" else replace(shape, seeds=min(seeds, shape.seeds))
 
 

@@ -12,7 +12,7 @@ Draw = Callable[[Tensor], Tensor]
 
 
 def training_set(draw: Draw, count: int) -> Tensor:
-    """Rows of the kinds 0 to `count` - 1, all different.  There must be more than so many."""
+    """Rows of the kinds 0 to `count` - 1, all different.  More than `count` must exist."""
     kinds = torch.arange(count)
     rows = draw(kinds)
     while bool((bad := _repeated(_keys(rows))).any()):

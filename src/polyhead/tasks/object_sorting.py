@@ -43,7 +43,7 @@ class ObjectSorting(Task):
         novel              fresh sequences, each vector N(0, noise^2) off
 
     objects: "product": 48 pairs of one of 4 vectors N(0, I_4) and one of 12 vectors N(0, I_8), ordered by the first and
-        then by the second; "random": 64 vectors N(0, I_8).  The vectors, too, hang on `split_seed`.
+        then by the second; "random": 64 vectors N(0, I_8).  The vectors depend on `split_seed`, too.
 
     >>> batch = ObjectSorting(length=4).batch("iid", 2, seed=0, step=0)
     >>> batch.source.shape, batch.inputs.shape, batch.targets.shape
@@ -152,7 +152,7 @@ class ObjectSorting(Task):
         return " ".join(str(position + 1) for position in answer)
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """Whole orders that are right: by guessing, exactly, and by what needs no relation (`floors_objects`)."""
+        """Whole orders that are right: by guessing, exactly, and by what needs no relation (object_floors.py)."""
         batch = self.batch(split, sequences, seed=seed, step=0)
         means = mean_places(_pool(self, torch.device("cpu")), COUNTS[self.objects])
         named = nearest(batch.source, self.vectors())  # type: ignore[arg-type]

@@ -128,7 +128,7 @@ class PairwiseOrder(Task):
         return ANSWERS[answer[0]]
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """What guessing scores, and what needs no relation (`floors_objects`): of all pairs, no sequences are drawn."""
+        """What guessing scores, and what needs no relation (object_floors.py): of all pairs, no sequences are drawn."""
         met, asked = self.pairs_of("train"), self.pairs_of(check_split(self, split))
         known = {"known_pairs": ordered_pairs(met, asked), "known_objects": first_shares(met, asked, self.objects)}
         return classification.floors(self, split) | {name: classification.exact(each) for name, each in known.items()}

@@ -135,7 +135,7 @@ class SetCards(Task):
         return ANSWERS[answer[0]]
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """What guessing scores, and what knows no rule (`floors_objects`), over all triples: no sequences are drawn."""
+        """What guessing scores, and what knows no rule (object_floors.py), over all triples: no sequences are drawn."""
         met, asked = self.triples("train"), self.triples(check_split(self, split))
         says = card_pairs(met, _labels(met), asked)
         return classification.floors(self, split) | {

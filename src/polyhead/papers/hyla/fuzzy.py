@@ -94,7 +94,7 @@ def _size(estimate: Estimate) -> Estimate:
 
 
 def unknown_terms(where: str, scores: Scores, floor: Estimate) -> list[Verdict]:
-    """Nobody solves combinations of unknown terms: at `where` all are below a floor that composes nothing."""
+    """No model solves combinations of unknown terms: at `where` all are below a floor that composes nothing."""
     parts = {f"floor {floor} − {ROWS[m].label}": floor - e for m, e in scores.items()}
     claim = f"no model solves combinations of unknown terms: a Gaussian process is better ({where})"
     return [above(claim, parts)]

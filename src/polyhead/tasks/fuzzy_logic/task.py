@@ -13,7 +13,8 @@ Term i is written as its `variables` bits, the first variable first: of 4 variab
 tensor([[0.6000]])
 
 A sequence is `length` tokens (x, f(x)); the last is the query and carries 0 in place of f(x), which is to be predicted.
-Whoever knows the terms and finds the two in use is right; whoever interpolates between examples is not (see `floors`).
+A solver that knows the terms and finds the two in use is right.  One that interpolates between examples is not: see
+`floors`.
 """
 
 import functools

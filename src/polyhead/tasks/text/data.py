@@ -6,9 +6,9 @@
         STEM.tokenizer.json        of a tokenizer trained on the spot
         STEM.journal               while it is written: a line for each stretch that is safely on the disk
 
-What the manifest does not name does not exist, and it is written last.  A process that was killed leaves a journal; the
-next one checks what the journal vouches for, cuts off the rest and goes on.  Files that do not match their checksums
-are made again.  One process at a time writes.
+The manifest is written last; files that it does not name are ignored.  A process that was killed leaves a journal.  The
+next one checks the stretches in the journal, cuts off the rest, and continues there.  Files that do not match their
+checksums are made again.  One process at a time writes.
 """
 
 import contextlib

@@ -191,7 +191,7 @@ def _hash(path: pathlib.Path) -> str:
 def files(data: str, limit: int | None, skip: pathlib.Path) -> list[File]:
     """What `data` names, by name, without empty files and what lies in `skip`.
 
-    `limit`: so many bytes; files are taken in the order of a hash of their name, and the last one in part.
+    `limit`: bytes of text; files are taken in the order of a hash of their name, and the last one in part.
     """
     root, found = _library() if data == "stdlib" else _named(data)
     stats = [(path, path.relative_to(root).as_posix(), path.stat()) for path in found if skip not in path.parents]

@@ -61,8 +61,8 @@ class Text(Task):
     data: "stdlib", the sources of Python's standard library on this machine, without tests, 11 MB; a file; a folder, of
         which files with a usual suffix are read (`text_sources.SUFFIXES`); a glob; "hub:OWNER/NAME/CONFIG", streamed
         through `datasets` from the Hugging Face Hub.
-    tokenizer: "bytes"; "bpe:4096", a byte-level byte-pair encoding of so many tokens trained on the training text; a
-        tokenizer.json of `tokenizers`; "tiktoken:gpt2" and so on; a SentencePiece .model.
+    tokenizer: "bytes"; "bpe:4096", a byte-level byte-pair encoding with that many tokens, trained on the training
+        text; a tokenizer.json of `tokenizers`; "tiktoken:gpt2" and so on; a SentencePiece .model.
     length: tokens in a sequence.
     limit: bytes of text to take, None for all there is; the Hub needs one.
     column: of a data set of the Hub, which holds the text.
