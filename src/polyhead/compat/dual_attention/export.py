@@ -35,6 +35,9 @@ from polyhead.config import (
 )
 from polyhead.layers.feedforward import swiglu_width
 
+Arguments = dict[str, Any]
+"""What a constructor of the package is told, by name."""
+
 Biases = Mapping[tuple[str, str], bool]
 """Whether modules of a kind, by side ("", "encoder", "decoder") and name, have biases: "sa.kv", "sa.out", ..."""
 
@@ -162,7 +165,7 @@ def _width(settings: TransformerConfig) -> int:
     return settings.dim // sum(group.heads for group in settings.layer_heads(0))
 
 
-def _softmax_block(settings: TransformerConfig, biases: Biases, side: str) -> dict[str, Any]:
+def _softmax_block(settings: TransformerConfig, biases: Biases, side: str) -> Arguments:
     """Without relational heads, the package's decoders and vision models take no arguments about attention."""
     sa, _ = _split(settings.layer_heads(0))
     assert sa is not None
@@ -176,12 +179,12 @@ def _softmax_block(settings: TransformerConfig, biases: Biases, side: str) -> di
     return {"n_heads": sa.heads} | ({"attn_kwargs": kwargs} if kwargs else {})
 
 
-def _dual_block(settings: TransformerConfig, biases: Biases, side: str) -> dict[str, Any]:
+def _dual_block(settings: TransformerConfig, biases: Biases, side: str) -> Arguments:
     def has(kind: str) -> tuple[bool, bool]:
         return biases[side, f"{kind}.kv"], biases[side, f"{kind}.out"]
 
     sa, ra = _split(settings.layer_heads(0))
-    found: dict[str, Any] = {"n_heads_sa": sa.heads if sa else 0, "n_heads_ra": ra.heads if ra else 0}
+    found: Arguments = {"n_heads_sa": sa.heads if sa else 0, "n_heads_ra": ra.heads if ra else 0}
     if sa is not None:
         found["sa_kwargs"] = _attention(sa, _width(settings), *has("sa"))
     if ra is not None:
