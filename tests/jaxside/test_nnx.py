@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+import zoo
 
 import polyhead as ph
 
@@ -17,7 +18,6 @@ from polyhead.jaxside.nnx.positions import buckets_of  # noqa: E402
 from polyhead.layers.positions import relative_buckets  # noqa: E402
 
 DIM, B, T, S = 16, 2, 6, 9
-LIBRARY = ph.SymbolicAttention(count=5, dim=8, trainable=False)
 
 
 def random_state(module, seed=0):
@@ -58,21 +58,23 @@ def wide(given):
 LOOK = np.random.default_rng(7).integers(0, 2, (B, 1, T, T)).astype(bool)
 LOOK[0, :, 2] = False
 PLACES = np.array([[0, 1, 2, 4, 5, 7], [3, 4, 5, 6, 9, 10]])
+OFFSETS = ph.RelativeSymbols(distance=2)
+FEW = [  # RelationalSymbols exist in PyTorch only
+    dataclasses.replace(group, symbols=OFFSETS)
+    if isinstance(getattr(group, "symbols", None), ph.RelationalSymbols)
+    else group
+    for group in zoo.FEW["all 3"]
+]
 MIXTURES = {
-    "values": (
-        [ph.Softmax(2, kv_heads=1), ph.Hyla(2, value_depth=2), ph.Linear(2, normalise="rms_heads", act="silu")],
+    "all, causal": (
+        zoo.FEW["all 1"],
         {"positions": ph.Rotary(layout="half"), "causal": True, "qk_norm": True, "bias": True},
         {"mask": LOOK, "positions": PLACES},
     ),
-    "symbols": (
-        [
-            ph.Relational(2, relations=3, symbols=ph.RelativeSymbols(distance=2)),
-            ph.Abstractor(2, share=True, act="sigmoid", symbols=LIBRARY),
-            ph.Disentangled(2, symmetric=True, hidden=12),
-            ph.Abstractor(2, symbols=LIBRARY),
-        ],
+    "all, in a window": (
+        FEW,
         {"positions": ph.RelativeBias(8, 20, bidirectional=True), "bias": True, "window": 4},
-        {"bias": drawn(1, 8, T, T)},
+        {"bias": drawn(1, sum(group.heads for group in FEW), T, T)},
     ),
     "offsets": (
         [ph.Relational(4, symmetric=True, relation_act="softmax"), ph.Softmax(3, value_dim=5)],
