@@ -131,6 +131,8 @@ def test_every_recipe_is_listed_and_the_list_is_short(capsys: Any):
     assert set(recipes.RECIPES) <= set(re.findall(r"[\w-]+", said))
     assert said.count("\n") < 100
     assert {row["recipe"] for row in cli_text.recipes()}.isdisjoint(recipes.STUDIES)
+    listed = {"recipes": cli_text.recipes(), "families": cli_text.families()}
+    assert listed == cli_text.listed_now(), cli_text.listed_now.__doc__
     assert sorted(name for names in recipes.FAMILIES.values() for name in names) == sorted(recipes.STUDIES)
 
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import inspect
+import json
+import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +22,7 @@ polyhead train NAME trains one, --help after the name tells more; polyhead list 
 LETTERS = """\
 m: model width {dim}; h: heads {heads}; d, e: widths of queries and values {each}; s: keys a token looks at {length}
 (a causal one sees half of them on average); r: relations {heads}, of width p = {each}."""
+LISTED = pathlib.Path(__file__).with_name("recipes.json")
 Row = Mapping[str, Any]
 
 
@@ -74,27 +77,47 @@ def _score(row: Row | None, metric: str) -> str:
 
 
 def recipes() -> list[Row]:
-    """Those that stand for themselves; `families` has the others."""
-    from polyhead.papers.recipes import STUDIES, every
+    """Those that stand for themselves, others' first; `families` has the others of ours."""
+    from polyhead.config.extensions import added
 
-    rows: list[Row] = []
-    for name, function in every().items():
-        if name not in STUDIES:
-            made = function()
-            runs = made if isinstance(made, tuple) else (made,)
-            what = (inspect.getdoc(function) or "").splitlines()[0]
-            row = {"recipe": name, "runs": len(runs), "steps": runs[0].train.steps, "core minutes": _minutes(name)}
-            rows.append({**row, "what": what})
-    return rows
+    ours = _listed()["recipes"]
+    names = {row["recipe"] for row in ours}
+    return [_recipe(name, made) for name, made in added("recipes").items() if name not in names] + ours
 
 
 def families() -> list[Row]:
     """The recipes of figures, a line for each paper or kind."""
-    from polyhead.papers.recipes import FAMILIES
+    return _listed()["families"]
 
-    return [
+
+def _listed() -> dict[str, list[Row]]:
+    """Of our recipes: making their runs, or importing torch, would take seconds."""
+    found: dict[str, list[Row]] = json.loads(LISTED.read_text(encoding="utf-8"))
+    return found
+
+
+def listed_now() -> dict[str, list[Row]]:
+    """What recipes.json is to hold: `python -c "from polyhead.cli import text; text.write_listed()"` writes it."""
+    from polyhead.papers.recipes import FAMILIES, RECIPES, STUDIES
+
+    own = [_recipe(name, function) for name, function in RECIPES.items() if name not in STUDIES]
+    figures_of: list[Row] = [
         {"figures of": family, "recipes": len(names), "names": ", ".join(names)} for family, names in FAMILIES.items()
     ]
+    return {"recipes": own, "families": figures_of}
+
+
+def write_listed() -> None:
+    LISTED.write_text(json.dumps(listed_now(), indent=1) + "\n", encoding="utf-8")
+
+
+def _recipe(name: str, function: object) -> Row:
+    assert callable(function)
+    made = function()
+    runs = made if isinstance(made, tuple) else (made,)
+    what = (inspect.getdoc(function) or "").splitlines()[0]
+    row = {"recipe": name, "runs": len(runs), "steps": runs[0].train.steps, "core minutes": _minutes(name)}
+    return {**row, "what": what}
 
 
 def figures() -> list[Row]:

@@ -23,7 +23,6 @@ from polyhead.cli.sweep import Sweep
 from polyhead.cli.text import say
 from polyhead.cli.train import Train, failed, train, usage
 from polyhead.cli.tune import Tune
-from polyhead.config.extensions import bring
 from polyhead.spec.shapes import one_of
 from polyhead.train.stop import INTERRUPTED, Interrupted, Preempted, leaving, requeue
 
@@ -272,7 +271,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a console without "²" shows "?"; standard error escapes it by itself
     try:
-        bring(_asked(arguments))
+        if asked := _asked(arguments):
+            from polyhead.config.extensions import bring
+
+            bring(asked)
         return _dispatch(arguments)
     except Interrupted as stop:
         goes_on = arguments[0] in ("resume", "sweep") and "--again" not in arguments  # the same command, as it is
