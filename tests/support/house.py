@@ -9,6 +9,7 @@ Any                 in annotations
 splats              calls with `*(a, b, ...)`, a tuple written out
 ** arguments        calls with `**values`: a type checker sees none of them
 a new task          the files it touches, those of papers/ not counted: its own, and all others that name a task
+a new mechanism     the files that the patch of docs/howto/mechanism.md touches, tests included
 a new figure        the files it touches: its own, all others that name a figure, and the one that lists the files
 """
 
@@ -204,6 +205,12 @@ def _named(node: ast.AST, known: Mapping[str, object], words: Mapping[str, str],
     return set()
 
 
+def new_mechanism(package: pathlib.Path) -> int:
+    """Files of the mechanism that the docs add as an example; 0 where they have none."""
+    patch = package.parents[1] / "docs" / "howto" / "energy.patch"
+    return patch.read_text(encoding="utf-8").count("\n+++ b/") if patch.exists() else 0
+
+
 def numbers(package: pathlib.Path) -> dict[str, int]:
     """What the table shows."""
     trees = files(package)
@@ -218,6 +225,7 @@ def numbers(package: pathlib.Path) -> dict[str, int]:
         "Any": sum(map(anys, trees.values())),
         "splats": sum(map(splats, trees.values())),
         "** arguments": sum(map(double_splats, trees.values())),
+        "a new mechanism": new_mechanism(package),
         "a new figure": 2 + max((len(by) for by in known_figures(trees).values()), default=0),
         "a new task": 1 + max((sum(".papers." not in f for f in by) for by in known_tasks(trees).values()), default=0),
     }

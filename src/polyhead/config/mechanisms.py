@@ -232,3 +232,7 @@ class Abstractor(SymbolHeads):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("Abstractor", "act", self.act, RELATION_ACTS)
+
+
+MECHANISMS: tuple[type[Mechanism], ...] = (Softmax, Linear, Hyla, Relational, Disentangled, Abstractor)
+"""What stands in a list of heads."""

@@ -26,12 +26,8 @@ from polyhead.config.components import (
     Position,
 )
 from polyhead.config.mechanisms import (
-    Abstractor,
-    Disentangled,
-    Hyla,
-    Linear,
+    MECHANISMS,
     Mechanism,
-    Relational,
     RelationalSymbols,
     RelativeSymbols,
     Softmax,
@@ -332,7 +328,7 @@ def digest(config: Any) -> str:
 
 
 _KINDS = (
-    *(Softmax, Linear, Hyla, Relational, Disentangled, Abstractor, *typing.get_args(SymbolSource)),
+    *(*MECHANISMS, *typing.get_args(SymbolSource)),
     *(*typing.get_args(Position), *typing.get_args(FeedForward), *typing.get_args(Input), *typing.get_args(Output)),
     *(*typing.get_args(Model), Decay, Train, Run),
 )

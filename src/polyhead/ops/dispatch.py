@@ -21,6 +21,7 @@ from polyhead.ops.custom_op_rules import REFERENCES
 from polyhead.ops.latent_code import blank, check_limits
 from polyhead.ops.precision import casting
 from polyhead.ops.tiling import Blocked
+from polyhead.spec import MECHANISMS
 from polyhead.spec.shapes import one_of
 
 BACKENDS: dict[str, tuple[str, ...]] = {
@@ -31,25 +32,15 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "disentangled": ("blocked", "reference"),
     "abstractor": ("sdpa", "blocked", "reference"),
 }
-"""Op (the name of its folder) -> impls, in the order in which "auto" asks them."""
+"""Op (the name of its folder) -> impls, in the order in which "auto" asks them.  An op that is not here has its
+reference, and tiles made of that."""
 
-PUBLIC = {
-    "softmax": "softmax_attention",
-    "linear": "linear_attention",
-    "hyla": "hyla",
-    "relational": "relational_attention",
-    "disentangled": "disentangled_attention",
-    "abstractor": "abstractor_attention",
-}
+BACKENDS |= {row.folder: ("blocked", "reference") for row in MECHANISMS if row.folder not in BACKENDS}
+
+PUBLIC = {row.folder: row.op for row in MECHANISMS}
 """Op -> name of its public function, in its file."""
 
-RELATED = ("q", "k", "q_rel", "k_rel", "symbols")
-TENSORS = {
-    **dict.fromkeys(("softmax", "linear", "hyla"), ("q", "k", "v")),
-    "relational": (*RELATED, "relation_weight"),
-    "disentangled": RELATED,
-    "abstractor": ("q", "k", "symbols"),
-}
+TENSORS = {row.folder: tuple(row.tensors) for row in MECHANISMS}
 """Op -> its tensors, as they are called; all are of one dtype and on one device."""
 
 IN_OP_FILE = ("reference", "recurrent")

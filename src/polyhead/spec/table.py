@@ -129,6 +129,11 @@ class Mechanism:
     optional: dict[str, str] = field(default_factory=dict)
 
     @property
+    def folder(self) -> str:
+        """The name of its folder in ops/."""
+        return self.op.removesuffix("_attention")
+
+    @property
     def reads_symbols(self) -> bool:
         """Whether its values are symbols."""
         return "symbol" in self.equation

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from polyhead import config
+from polyhead.config.mechanisms import MECHANISMS
 from polyhead.layers import Device
 from polyhead.layers.heads import functions
 from polyhead.layers.heads.sizes import Sizes, sizes
@@ -231,7 +232,7 @@ def build(
     if isinstance(mechanism, config.Hyla):
         how |= {"normalise": mechanism.normalise, "act": mechanism.act, "value_depth": mechanism.value_depth}
         return HylaHeads(heads, dim, value_dim, **how)
-    names = "Softmax, Linear, Hyla, Relational, Disentangled, Abstractor"
+    names = ", ".join(known.__name__ for known in MECHANISMS)
     raise ValueError(f"heads: {name} is not a mechanism (choose from {names})")
 
 
