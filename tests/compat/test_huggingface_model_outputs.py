@@ -80,6 +80,21 @@ def test_the_backbone_of_a_language_model(changes, tmp_path):
     assert_close(model(ids, logits_to_keep=2, **LOOK).logits, plain.logits)
 
 
+@pytest.mark.parametrize("outputs", [Logits(20), Logits(20, tied=True, scaled=True)], ids=["untied", "scaled"])
+def test_trainers_that_make_the_logits_themselves(outputs):
+    """As TRL does: from the backbone's result, the weight of the output embeddings, and `logit_scale`."""
+    model, ids = make(outputs=outputs), tokens(2, 5)
+    names = set(model.state_dict())
+    with torch.no_grad():
+        x = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        end = model.get_output_embeddings()
+        assert_close(F.linear(x, end.weight, end.bias) * (model.config.logit_scale or 1.0), model(ids).logits)
+    assert set(model.state_dict()) == names
+    model.train().model.blocks[0].eval()
+    assert model.base_model.training
+    assert not model.model.blocks[0].training  # asking changes nothing
+
+
 def test_what_is_handed_out_has_gradients():
     model, ids = make(), tokens(1, 5)
     out = model(ids, **LOOK)

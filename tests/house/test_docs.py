@@ -26,7 +26,19 @@ PACKAGE = ROOT / "src" / "polyhead"
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
 MADE = re.findall(r"^\+\+\+ b/(\S+)", (ROOT / "docs" / "howto" / "energy.patch").read_text(), re.M)
-OPTIONAL = ("jax", "flax", "haiku", "transformers", "optuna", "ray", "submitit", "tensorboard", "wandb", "trackio")
+OPTIONAL = (
+    "jax",
+    "flax",
+    "haiku",
+    "transformers",
+    "peft",
+    "optuna",
+    "ray",
+    "submitit",
+    "tensorboard",
+    "wandb",
+    "trackio",
+)
 
 
 def name(path):

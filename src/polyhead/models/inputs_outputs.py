@@ -195,6 +195,8 @@ class LinearOutput(nn.Module):
 class TiedOutput(nn.Module):
     """Logits by the token table itself; `scaled` divides them by sqrt(width)."""
 
+    bias = None  # for those who look for one
+
     def __init__(self, source: TokenInput, *, scaled: bool = False) -> None:
         super().__init__()
         self.table = source.table

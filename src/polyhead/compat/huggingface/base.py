@@ -36,6 +36,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["TransformerBlock"]  # noqa: RUF012 (as the library declares it)
     _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
+    config: PolyheadConfig
     model: Transformer
 
     def __init__(self, config: PolyheadConfig, *, outputs: bool = True) -> None:
@@ -115,8 +116,11 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
             self.model.outputs.add_module("table", value)
 
     def get_output_embeddings(self) -> nn.Module | None:
-        """The linear map to the logits; None where they are tied to the tokens."""
-        return getattr(self.model.outputs, "linear", None) if isinstance(self.config.settings.outputs, Logits) else None
+        """What makes the logits of its `weight` and `bias`, or None; `config.logit_scale` multiplies them."""
+        outputs = self.model.outputs
+        if isinstance(outputs, TiedOutput):
+            return outputs
+        return getattr(outputs, "linear", None) if isinstance(self.config.settings.outputs, Logits) else None
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Another linear map."""
@@ -154,8 +158,12 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         others: Options,
         use_cache: bool | None = None,
         tail: int | None = None,
+        lazy: bool = False,
     ) -> tuple[Tensor, PolyheadCache | None]:
-        """What our transformer makes of tokens or their embeddings, and its cache."""
+        """What our transformer makes of tokens or their embeddings, and its cache.
+
+        `lazy`: what its outputs would be made of, without them.
+        """
         who = type(self).__name__
         if (input_ids is None) == (inputs_embeds is None):
             came = "none" if input_ids is None else "both"
@@ -169,14 +177,18 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         assert inputs is not None
         where = self._places(inputs, attention_mask, others.pop("position_ids", None), past_key_values)
         few = tail is not None and looks.stream is None  # who looks at the stream wants all of it
+        stream = [] if lazy and looks.stream is None else looks.stream
         answer = self.model(
             inputs,
             **where,
             tail=min(int(tail or 0), inputs.shape[1]) if few else None,
             cache=None if past_key_values is None else past_key_values.memory,
             taps=looks.taps,
-            stream=looks.stream,
+            stream=stream,
+            lazy=lazy,
         )
+        if lazy and stream is not None:
+            return stream[-1], past_key_values
         return answer if few or tail is None else answer[:, -tail:], past_key_values
 
     def _images(self, pixel_values: Tensor | None, looks: "_Looks") -> Tensor:

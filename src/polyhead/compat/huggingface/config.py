@@ -152,6 +152,12 @@ class PolyheadConfig(FindsItself, transformers.PretrainedConfig):
         """Whether logits are made with the table of the tokens."""
         return isinstance(self.settings.outputs, Logits) and self.settings.outputs.tied
 
+    @property
+    def logit_scale(self) -> float | None:
+        """What logits are multiplied by after the map, where they are."""
+        outputs = self.settings.outputs
+        return self.hidden_size**-0.5 if isinstance(outputs, Logits) and outputs.tied and outputs.scaled else None
+
 
 SIZES = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),

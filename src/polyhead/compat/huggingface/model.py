@@ -90,7 +90,8 @@ class PolyheadModel(PolyheadPreTrainedModel):
             cache, x = None, self._images(pixel_values, looks)
         else:
             given = (input_ids, attention_mask, past_key_values, inputs_embeds)
-            x, cache = self._read(*given, looks=looks, others=others, use_cache=use_cache)
+            lazy = not isinstance(self.model.outputs, nn.Identity)  # see PolyheadForCausalLM.base_model
+            x, cache = self._read(*given, looks=looks, others=others, use_cache=use_cache, lazy=lazy)
         output = BaseModelOutputWithPast(last_hidden_state=x, past_key_values=cache, **looks.shown())
         return output.to_tuple() if return_dict is False else output
 
@@ -116,6 +117,18 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
             )
         super().__init__(config)
         self.post_init()
+
+    @property
+    def base_model(self) -> PolyheadModel:
+        """The backbone on the same parameters, which some trainers call to make logits of its result themselves."""
+        kept = self.__dict__.get("_backbone")  # no part of the modules below this one
+        if kept is None or kept.model is not self.model:
+            with torch.device("meta"):
+                kept = PolyheadModel(self.config)
+            kept.model = self.model
+            self.__dict__["_backbone"] = kept
+        kept.training = self.training
+        return kept
 
     def _prepare_cache_for_generation(  # type: ignore[override]  # its last arguments differ between versions
         self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any

@@ -1,12 +1,12 @@
 """Language models under lm-evaluation-harness, offline: train one, export it, score it on tasks of one's own.
 
     pip install 'polyhead[eval]'
-    python examples/evaluate_language.py
+    python examples/huggingface/evaluate.py
 
 A small byte-level model learns to count in words.  Two tasks ask it to: one offers four next words, one lets it write
 until the end of the line.  For tasks that the harness brings along, give their names to its own command line:
 
-    python -c "import polyhead.compat.huggingface.model, lm_eval.__main__ as m; m.cli_evaluate()" run \
+    python -c "import polyhead.compat.huggingface, lm_eval.__main__ as m; m.cli_evaluate()" run \
         --model hf --model_args pretrained=exported --tasks lambada_openai
 """
 
@@ -21,7 +21,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 import polyhead as ph
-from polyhead.compat.huggingface.model import to_folder  # registers our models with AutoModelForCausalLM
+from polyhead.compat.huggingface import to_folder  # and registers our models with AutoModelForCausalLM
 from polyhead.config import Run, Train
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]

@@ -1,0 +1,78 @@
+"""From a run folder to the Auto classes, offline: a language model, its backbone, a classifier trained by the Trainer,
+and the same folder in a process that never imports polyhead.
+
+    pip install 'polyhead[hf]'
+    python examples/huggingface/folder.py
+"""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import torch
+import transformers
+
+import polyhead as ph
+from polyhead.compat import huggingface as hf
+from polyhead.config import Run, Train
+
+TEXT = "one two, buckle my shoe; three four, knock at the door;\n"
+STRANGER = """
+import sys, transformers
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1])
+said = model.generate(**tokenizer("one ", return_tensors="pt"), max_new_tokens=12, do_sample=False)
+print(tokenizer.decode(said[0], skip_special_tokens=True))
+"""
+
+
+def train(folder: pathlib.Path, steps: int) -> None:
+    """A byte-level model of rhymes, exported to `folder`/exported."""
+    (folder / "rhyme.txt").write_text(TEXT * 100)
+    task = ph.tasks.Text(str(folder / "rhyme.txt"), 32, held_out=0.1, folder=str(folder / "tokens"))
+    heads = [ph.Softmax(2), ph.Hyla(2)]
+    model = ph.TransformerConfig(*task.ends, dim=32, layers=1, heads=heads, causal=True, positions=ph.Rotary())
+    how = Train(steps=steps, batch_size=8, lr=1e-2, warmup=5, evaluate=("iid",), eval_batches=1)
+    ph.train.run(Run(task, model, train=how, folder=str(folder / "run")))
+    hf.to_folder(folder / "run", folder / "exported")
+
+
+def classify(folder: pathlib.Path, steps: int) -> float:
+    """How many of 32 rows a new classifier knows after training: is the last byte a vowel?"""
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "exported", num_labels=2)
+    rows = [TEXT[first : first + 8] for first in range(32)]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "exported")
+    data = [{**tokenizer(row), "labels": int(row[-1] in "aeiou")} for row in rows]
+    how = transformers.TrainingArguments(
+        folder / "classifier", max_steps=steps, learning_rate=1e-2, report_to=[], use_cpu=True, disable_tqdm=True
+    )
+    trainer = transformers.Trainer(model, how, train_dataset=data, processing_class=tokenizer)
+    trainer.train()
+    said = torch.as_tensor(trainer.predict(data).predictions).argmax(-1)
+    return (said == torch.tensor([row["labels"] for row in data])).float().mean().item()
+
+
+def main(steps: int = 60, *, stranger: bool = True) -> dict[str, object]:
+    """What each class gives."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        train(folder, steps)
+        config = transformers.AutoConfig.from_pretrained(folder / "exported")
+        backbone = transformers.AutoModel.from_pretrained(folder / "exported")
+        out = backbone(torch.arange(97, 105)[None], output_hidden_states=True, output_attentions=True)
+        found = {
+            "AutoConfig": config.settings.heads,
+            "AutoModel": (tuple(out.last_hidden_state.shape), len(out.hidden_states), tuple(out.attentions[0].shape)),
+            "AutoModelForSequenceClassification": classify(folder, steps),
+        }
+        if stranger:
+            command = [sys.executable, "-c", STRANGER, folder / "exported"]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found["trust_remote_code"] = done.stdout.splitlines()[-1]
+        return found
+
+
+if __name__ == "__main__":
+    for name, value in main().items():
+        print(f"{name:36}{value}")
