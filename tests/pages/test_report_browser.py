@@ -88,8 +88,8 @@ def undrawn(page: Any) -> list[str]:
 
 def test_all_figures_are_drawn_without_requests_or_errors(browser: Any, page_file: pathlib.Path) -> None:
     page, requests, errors = opened(browser, page_file)
-    # results, curves, attention of both mechanisms, two kinds of probes, clusters, by run: zeroed heads, maps
-    assert page.locator(".plot").count() == 1 + 3 + 2 + 2 + 1 + 3 * (1 + 2 * 4)
+    # opening, results, curves, attention of both mechanisms, two kinds of probes, clusters, by run: zeroed heads, maps
+    assert page.locator(".plot").count() == 1 + 1 + 3 + 2 + 2 + 1 + 3 * (1 + 2 * 4)
     assert undrawn(page) == []
     for box in page.locator("details", has_text="seed").locator("summary").all():
         box.click()
@@ -153,7 +153,7 @@ def test_sraven_on_a_phone(browser: Any, tmp_path: pathlib.Path) -> None:
     """Results, curves, two views of probes and of clusters, heads; matrices by view; maps by view and layer."""
     file = written(tmp_path, Sraven(features=2, values=5), [("hyla", ph.Hyla(4), 0)])
     page, requests, errors = opened(browser, file, 420)
-    assert page.locator(".plot").count() == 1 + 3 + 1 + 2 + 2 + 1 + 2 * (2 * 2 + 2) + 2 * 2 * 2
+    assert page.locator(".plot").count() == 1 + 1 + 3 + 1 + 2 + 2 + 1 + 2 * (2 * 2 + 2) + 2 * 2 * 2
     assert undrawn(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 420
     assert (requests, errors) == ([], [])

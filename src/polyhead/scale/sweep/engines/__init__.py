@@ -1,4 +1,4 @@
-"""What starts the workers of a sweep: an engine.  `engine_local` on this machine, `engine_ray`, `engine_slurm`.
+"""What starts the workers of a sweep: an engine.  `local` on this machine, `ray`, `slurm`.
 
 A worker is `python -m polyhead.train RUN`, wherever it runs: it claims its folder, goes on from its checkpoint, and
 says by its exit code (stop.py) how it ended.  All machines must see the folder of the sweep under the same name.
