@@ -2,6 +2,7 @@
 
     python benchmarks/parity_campaign.py [--kind ops] [--cases 20000] [--seed 0] [--json FILE]
     python benchmarks/parity_campaign.py --kind ops --seed 0 --case 123          # one case again, with its words
+    python benchmarks/parity_campaign.py --impl native --cases 4000              # ops by one impl
 
     ops       every op and impl of PyTorch beside tests/support/oracle.py (drawn by tests/support/parity_cases.py)
     jax       every op and impl of JAX beside the same oracle, in 64 bits
@@ -46,8 +47,9 @@ SAVED = 10.0  # seconds between two savings
 State = dict[str, Any]
 
 
-def repeat(kind: str, seed: int, number: int) -> str:
-    return f"python benchmarks/parity_campaign.py --kind {kind} --seed {seed} --case {number}"
+def repeat(kind: str, seed: int, number: int, only: str = "") -> str:
+    which = f"--impl {only}" if only else f"--kind {kind}"
+    return f"python benchmarks/parity_campaign.py {which} --seed {seed} --case {number}"
 
 
 def fresh(seed: int) -> State:
@@ -55,13 +57,13 @@ def fresh(seed: int) -> State:
     return {"seed": seed, **counts, "failures": [], "seconds": 0.0, "worst": {}, "conditioned": []}
 
 
-def count(state: State, kind: str, number: int, outcome: Outcome) -> None:
+def count(state: State, again: str, number: int, outcome: Outcome) -> None:
     """Add a case: how many of its group there were, and the one that came nearest to each bound."""
     state["cases"] += 1
     if outcome.failed:
         line = {
             "case": number,
-            "repeat": repeat(kind, state["seed"], number),
+            "repeat": again,
             "words": outcome.words,
             "detail": outcome.detail,
         }
@@ -120,11 +122,11 @@ def write(path: str | None, found: State) -> None:
 
 
 def go(
-    kind: str, cases: int, seed: int, found: State, path: str | None, console: Console, *, small: bool = False
+    kind: str, cases: int, seed: int, found: State, path: str | None, console: Console, *, how: dict[str, Any]
 ) -> State:
-    """Cases up to number `cases`, from where the state stands."""
-    check = importlib.import_module(f"parity_{kind}").check_number
-    state = found["kinds"].setdefault(kind, fresh(seed))
+    """Cases up to number `cases`, from where the state stands; `how` says more of ops."""
+    check, only = importlib.import_module(f"parity_{kind}").check_number, how.get("only", "")
+    state = found["kinds"].setdefault(f"{kind} {only}".strip(), fresh(seed))
     if state["seed"] != seed:
         raise SystemExit(f"parity_campaign: the cases in {path} are of seed {state['seed']}, not {seed}")
     retried = [line["case"] for line in state["failures"]]
@@ -135,11 +137,12 @@ def go(
         bar = progress.add_task(kind, total=cases, completed=state["cases"])
         for number in [*retried, *range(state["cases"] + len(retried), cases)]:
             begun = time.process_time()
-            outcome = check(seed, number, small=True) if small else check(seed, number)
+            outcome = check(seed, number, **how)
             state["seconds"] = round(state["seconds"] + time.process_time() - begun, 3)
-            count(state, kind, number, outcome)
+            again = repeat(kind, seed, number, only)
+            count(state, again, number, outcome)
             if outcome.failed:
-                console.print(f"{repeat(kind, seed, number)}    # {outcome.detail}", soft_wrap=True, highlight=False)
+                console.print(f"{again}    # {outcome.detail}", soft_wrap=True, highlight=False)
             progress.update(bar, advance=1)
             if time.monotonic() - saved > SAVED:
                 write(path, found)
@@ -154,20 +157,21 @@ def main() -> int:
     parser.add_argument("--cases", type=int, help="of each kind")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="this one alone, with its words")
+    parser.add_argument("--impl", default="", help="ops by this impl alone")
     parser.add_argument("--small", action="store_true", help="ops as `make test` draws them")
     parser.add_argument("--json", help="where results are saved, and gone on with")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    console, kinds = Console(), args.kind or list(COUNTS)
-    small = args.small and kinds == ["ops"]
+    console, kinds = Console(), ["ops"] if args.impl else args.kind or list(COUNTS)
+    how = {"small": args.small, "only": args.impl} if kinds == ["ops"] else {}
     if args.case is not None:
         check = importlib.import_module(f"parity_{kinds[0]}").check_number
-        outcome = check(args.seed, args.case, small=True) if small else check(args.seed, args.case)
+        outcome = check(args.seed, args.case, **how)
         console.print(outcome, soft_wrap=True)
         return int(outcome.failed)
     found, failures = read(args.json), 0
     for kind in kinds:
-        state = go(kind, args.cases or COUNTS[kind], args.seed, found, args.json, console, small=small)
+        state = go(kind, args.cases or COUNTS[kind], args.seed, found, args.json, console, how=how)
         console.print(table(kind, state))
         failures += len(state["failures"])
         figures = ", ".join(f"{state[what]} {what}" for what in ("right", "refused"))

@@ -134,7 +134,7 @@ def _sideways(mine, theirs):
     a, b = mine.split("."), theirs.split(".")
     if {a[1], b[1]} == {"models", "tasks"}:
         return True
-    if a[1] == b[1] == "ops" and len(a) == 4 and a[3] not in ("reference", "__init__"):
+    if a[1] == b[1] == "ops" and len(a) == 4 and a[2] in BACKENDS and a[3] not in ("reference", "__init__"):
         if len(b) == 2 or (b[2] in BACKENDS and b[2] != a[2]):
             return True
         return len(b) > 3 and b[2] == a[2] and b[3].split("_")[0] not in (a[3].split("_")[0], "tiles")
@@ -167,7 +167,7 @@ def test_tests_and_benchmarks_are_short_too(path):
     assert path.read_text().count("\n") <= 400
 
 
-ALLOWED = {"Any": 758, "splats": 4, "** arguments": 175}
+ALLOWED = {"Any": 757, "splats": 4, "** arguments": 175}
 """These may only go down: lower a number when yours is lower."""
 
 

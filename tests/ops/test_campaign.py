@@ -72,14 +72,9 @@ def test_jax_agrees_with_the_oracle():
 
 @pytest.mark.skipif(not library.status("hyla").startswith(("built", "not built")), reason="no compiler")
 def test_native_code_agrees_with_the_oracle(monkeypatch):
-    """HYLA's draws, computed by native code in float64: layouts, limits and sizes as users have them."""
+    """HYLA and relational attention, by native code in float64: layouts, limits and sizes as users have them."""
     monkeypatch.setitem(library.NUMBERS, torch.float64, torch.float64)
-    cases = [parity_cases.draw(0, n, small=True) for n in range(400)]
-    native = [
-        replace(case, impl="native", dtype="float64", patches={})
-        for case in cases
-        if case.op == "hyla" and not case.deep
-    ]
+    native = [replace(parity_cases.draw(0, n, small=True, only="native"), dtype="float64") for n in range(150)]
     with parity_measure.poisoned():
         found = [parity_ops.check(case, 0) for case in some(native)]
     assert not [f"{case}: {came.detail}" for case, came in zip(native, found, strict=True) if came.failed]
@@ -87,8 +82,8 @@ def test_native_code_agrees_with_the_oracle(monkeypatch):
 
 
 def test_the_tables_of_the_draw_are_those_of_the_package():
-    drawn = {op: {*impls, *(["native"] if op == "hyla" else [])} for op, impls in parity_cases.IMPLS.items()}
-    assert drawn == {op: set(impls) for op, impls in BACKENDS.items()}  # native code has draws of its own, below
+    drawn = {op: set(impls) for op, impls in parity_cases.IMPLS.items()}
+    assert drawn == {op: {*impls} - {"native"} for op, impls in BACKENDS.items()}  # that has draws of its own, above
     assert parity_cases.TENSORS == TENSORS
     assert parity_cases.NORMALISE == spec.NORMALISE
     assert parity_cases.ACTS == spec.ACTS
@@ -264,16 +259,16 @@ def test_the_campaign_goes_on_where_it_stopped(tmp_path):
     campaign, silent = load_campaign(), Console(quiet=True)
     path = tmp_path / "parity.json"
     for cases in (2, 5):
-        campaign.go("ops", cases, 0, campaign.read(str(path)), str(path), silent, small=True)
-    whole = campaign.go("ops", 5, 0, {"kinds": {}}, None, silent, small=True)
+        campaign.go("ops", cases, 0, campaign.read(str(path)), str(path), silent, how={"small": True})
+    whole = campaign.go("ops", 5, 0, {"kinds": {}}, None, silent, how={"small": True})
     came = json.loads(path.read_text())["kinds"]["ops"]
     assert came["cases"] == whole["cases"] == 5
     assert {**came, "seconds": 0} == {**whole, "seconds": 0}
     assert "--kind ops --seed 3 --case 7" in campaign.repeat("ops", 3, 7)
-    campaign.count(whole, "ops", 6, parity_ops.Outcome("g", "", "right", {"dq": (2e-9, 4e-9)}, "", ("conditioned",)))
+    campaign.count(whole, "", 6, parity_ops.Outcome("g", "", "right", {"dq": (2e-9, 4e-9)}, "", ("conditioned",)))
     assert whole["conditioned"] == [{"case": 6, "group": "g", "errors and bounds": {"dq": [2e-9, 4e-9]}}]
     failed = parity_ops.Outcome("hyla blocked float64", "words", "wrong", {}, "dv: 1 > 0")
-    campaign.count(whole, "ops", 7, failed)
+    campaign.count(whole, campaign.repeat("ops", 0, 7), 7, failed)
     assert whole["failures"] == [
         {"case": 7, "repeat": campaign.repeat("ops", 0, 7), "words": "words", "detail": "dv: 1 > 0"}
     ]

@@ -5,6 +5,7 @@ A custom op has no tangent, and PyTorch then takes it for 0; so whatever is aske
 
 import pytest
 import torch
+from compilers import IMPLS
 from some import some
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
@@ -144,9 +145,9 @@ def test_a_gradient_penalty_is_that_of_the_reference(problem, arguments, op, t):
         penalty(lambda *x, i=impl: resolve(op, i)(*x, causal=True), leaves) for impl in ("auto", "reference")
     )
     assert_close(came, wanted, rtol=1e-9, atol=1e-9)
-    if t == 16 and "blocked" in BACKENDS[op]:
-        with pytest.raises(RuntimeError, match=r"impl 'blocked' has no second derivative; use impl='reference'$"):
-            penalty(lambda *x: resolve(op, "blocked")(*x), leaves)
+    for impl in {"blocked", "native"} & {*IMPLS[op]} if t == 16 else ():
+        with pytest.raises(RuntimeError, match=rf"impl '{impl}' has no second derivative; use impl='reference'$"):
+            penalty(lambda *x, impl=impl: resolve(op, impl)(*x), leaves)
 
 
 @pytest.mark.usefixtures("_worth_it")

@@ -20,10 +20,11 @@ from torch.testing import assert_close
 from polyhead import ops
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import packed
-from polyhead.ops.dispatch import choose
+from polyhead.ops.dispatch import BACKENDS, TENSORS, choose, resolve
 from polyhead.ops.native import library as native
-from polyhead.spec import ACTS, NORMALISE
+from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS
 
+OPS = [op for op, impls in BACKENDS.items() if "native" in impls]
 needs_compiler = pytest.mark.skipif(not READY, reason="no compiler")
 COMPILER, COMPILERS = shutil.which("g++") or shutil.which("clang++"), os.environ["PATH"]
 
@@ -176,12 +177,12 @@ def test_small_calls_compile_nothing(place):
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers
-def both(q, k, v, cotangent, **options):
+def both(op, tensors, cotangent, **options):
     """Of native code, and of the reference in float64: output and gradients."""
     came = []
-    for impl, dtype in (("native", q.dtype), ("reference", torch.float64)):
-        leaves = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
-        out = ops.hyla(*leaves, **options, impl=impl)
+    for impl, dtype in (("native", tensors[0].dtype), ("reference", torch.float64)):
+        leaves = [x.detach().to(dtype).requires_grad_() for x in tensors]
+        out = resolve(op, impl)(*leaves, **options)
         came.append([out, *torch.autograd.grad(out, leaves, cotangent.to(dtype))])
     return came
 
@@ -194,6 +195,11 @@ def test_float64_is_refused(monkeypatch):
         ops.hyla(q, k, v, impl="native")
 
 
+def close(mine, exact, bound, what):
+    for x, y in zip(mine, exact, strict=True):
+        assert ((x - y).norm() / y.norm()).item() < bound, what
+
+
 @needs_compiler
 @pytest.mark.parametrize("normalise", NORMALISE)
 def test_its_own_functions_are_those_of_float32(normalise):
@@ -201,37 +207,71 @@ def test_its_own_functions_are_those_of_float32(normalise):
     q, k, v = torch.randn(3, 2, 37, 4, 6)
     cotangent = torch.randn(2, 37, 4, 6)
     for act in ACTS:
-        mine, exact = both(q, k, v, cotangent, causal=True, normalise=normalise, act=act)
-        for x, y in zip(mine, exact, strict=True):
-            assert ((x - y).norm() / y.norm()).item() < 3e-6, act
+        mine, exact = both("hyla", (q, k, v), cotangent, causal=True, normalise=normalise, act=act)
+        close(mine, exact, 3e-6, act)
 
 
 @needs_compiler
+@pytest.mark.parametrize("act", RELATION_ACTS[:-1])
+def test_its_own_functions_of_relations_are_those_of_float32(arguments, act):
+    assert RELATION_ACTS[-1] == "softmax"
+    for offset in (False, True):
+        tensors = arguments("relational", make_problem(37, 37, dtype=torch.float32)[0], offset=offset, r=5, p=6)
+        mine, exact = both("relational", tensors, torch.randn(2, 37, 4, 5), causal=True, relation_act=act)
+        close(mine, exact, 3e-6, offset)
+
+
+@needs_compiler
+@pytest.mark.parametrize("op", OPS)
+def test_scores_may_be_large(arguments, op):
+    """e^200 is infinite in float32, and e^-200 is 0."""
+    (q, k, v), _ = make_problem(18, 20, dtype=torch.float32, d=4)
+    ways = [{}] if op == "relational" else [{"normalise": x, "act": "identity"} for x in NORMALISE]
+    for how in ways:
+        tensors = arguments(op, (q, k, v))
+        mine, exact = both(op, tensors, torch.randn(2, 18, 4, 5), scale=100.0, **how)
+        assert all(x.isfinite().all() for x in mine)
+        close(mine[:1], exact[:1], 1e-3, how)
+
+
+def beside_poison(*sizes):
+    """(b n h width) within NaN, in strides of their own."""
+    for n, m, c in sizes:
+        inner = torch.full((3, n + 5, m + 2, c + 3), torch.nan, dtype=torch.float64)[1:, 2 : n + 2, 1 : m + 1, :c]
+        yield inner.copy_(torch.randn(inner.shape))
+
+
+@needs_compiler
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("heads", [(1, 1), (2, 2), (8, 8), (8, 2), (16, 16), (5, 5)])
-def test_heads_and_widths_beside_poison(heads):
+def test_heads_and_widths_beside_poison(op, heads):
     """Neighbours of every argument are NaN, as is memory that nobody wrote: sizes are no multiples of anything."""
     h, g = heads
-    for t, s, d, e in ((19, 33, 1, 7), (33, 17, 18, 21)):
-        sizes = ((t, h, d), (s, g, d), (s, g, e))
-        wide = [torch.full((3, n + 5, m + 2, c + 3), torch.nan, dtype=torch.float64) for n, m, c in sizes]
-        inner = [x[1:, 2 : n + 2, 1 : m + 1, :c] for x, (n, m, c) in zip(wide, sizes, strict=True)]
-        for x in inner:
-            x.copy_(torch.randn(x.shape))
+    for t, s, d, e in ((19, 33, 1, 7), (33, 17, 18, 21), (70, 90, 2, 3)):
+        tensors = [*beside_poison((t, h, d), (s, g, d), (s, g, e))]
+        if op == "relational":
+            by_offset = torch.randn(t + s + 3, g + 2, e + 1).double()[2:-2, 1:-1, 1:]
+            *tensors, by_key = tensors
+            symbols = by_key if t < s else by_offset
+            weight = torch.randn(h, e, d + 4).double()
+            tensors += [*beside_poison((t, d + 4, 3), (s, d + 4, 3)), symbols, weight]
         bias = torch.randn(h, t + s + 3).double()[:, 1:-3]
-        mine, exact = both(*inner, torch.randn(2, t, h, e), bias=bias, window=15)
+        mine, exact = both(op, tensors, torch.randn(2, t, h, e), bias=bias, window=15)
         for x, y in zip(mine, exact, strict=True):
             assert_close(x, y, rtol=1e-9, atol=1e-9)
 
 
 @needs_compiler
+@pytest.mark.parametrize("op", [*OPS, "by offset"])
 @pytest.mark.parametrize("bias", [None, "offset", "dense", "per_sample"])
-def test_threads_share_the_work_and_nothing_else(bias):
+def test_threads_share_the_work_and_nothing_else(arguments, op, bias):
     """The same on two threads, and the same again."""
-    (q, k, v), options = make_problem(40, 50, bias=bias, causal=True, b=3)
-    leaves = [q, k, v, *([] if bias is None else [options["bias"]])]
+    qkv, options = make_problem(40, 150, bias=bias, causal=True, b=3)
+    tensors = arguments("hyla" if op == "hyla" else "relational", qkv, offset=op == "by offset")
+    leaves = [*tensors, *([] if bias is None else [options["bias"]])]
 
     def grads():
-        out = ops.hyla(q, k, v, **options, impl="native")
+        out = resolve("hyla" if op == "hyla" else "relational", "native")(*tensors, **options)
         return [out, *torch.autograd.grad(out.square().sum(), leaves)]
 
     one = grads()
@@ -245,24 +285,29 @@ def test_threads_share_the_work_and_nothing_else(bias):
 
 
 @needs_compiler
-def test_it_is_an_op_like_others():
-    (q, k, v), options = make_problem(9, 9, bias="offset", b=1)
-    call = AttentionCall(q, k, v, options["bias"])
+@pytest.mark.parametrize("op", OPS)
+def test_it_is_an_op_like_others(arguments, op):
+    qkv, options = make_problem(9, 9, bias="offset", b=1)
+    q, *rest = arguments(op, qkv)
+    named = dict(zip((*TENSORS[op][:-2], "v", "relation_weight") if rest[2:] else TENSORS[op], (q, *rest), strict=True))
     keywords = {"causal": True, "scale": 0.5, "normalise": "rms_heads", "act": "relu"}
-    torch.library.opcheck(torch.ops.polyhead.hyla_native, packed(call), keywords)
-    mapped = torch.func.vmap(lambda q: ops.hyla(q, k, v, impl="native"))(torch.stack([q, q * 2]))
-    assert_close(mapped[1], ops.hyla(q * 2, k, v, impl="reference"))
+    call = packed(AttentionCall(**named, bias=options["bias"]))
+    torch.library.opcheck(getattr(torch.ops.polyhead, f"{op}_native"), call, keywords)
+    mapped = torch.func.vmap(lambda q: resolve(op, "native")(q, *rest))(torch.stack([q, q * 2]))
+    assert_close(mapped[1], resolve(op, "reference")(q * 2, *rest))
 
 
 @needs_compiler
 @pytest.mark.compile
-def test_it_compiles_whole():
+@pytest.mark.parametrize("op", OPS)
+def test_it_compiles_whole(arguments, op):
     torch._dynamo.reset()
-    q, k, v = (x.float().detach().requires_grad_() for x in make_problem(70, 70, b=1)[0])
-    compiled = torch.compile(lambda *x: ops.hyla(*x, causal=True).sin(), fullgraph=True, backend="aot_eager")
-    outs = compiled(q, k, v), ops.hyla(q, k, v, causal=True, impl="reference").sin()
+    size = 70 if op == "hyla" else 260
+    leaves = [x.float().detach().requires_grad_() for x in arguments(op, make_problem(size, size, b=1)[0])]
+    compiled = torch.compile(lambda *x: resolve(op)(*x, causal=True).sin(), fullgraph=True, backend="aot_eager")
+    outs = compiled(*leaves), resolve(op, "reference")(*leaves, causal=True).sin()
     assert_close(*outs, rtol=1e-4, atol=1e-5)
-    assert_close(*(torch.autograd.grad(out.square().sum(), (q, k, v)) for out in outs), rtol=1e-3, atol=1e-4)
+    assert_close(*(torch.autograd.grad(out.square().sum(), leaves) for out in outs), rtol=1e-3, atol=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------------- the self-check
@@ -292,14 +337,14 @@ def test_wrong_numbers_are_found_before_the_first_use(place, caplog):
 @pytest.mark.parametrize("came", [native.WRONG, float("nan"), None])
 def test_whatever_the_check_does_not_find_right_is_wrong(place, monkeypatch, library, came):
     copying(place, library)
-    monkeypatch.setitem(native.CHECKS, "hyla", lambda dtype: came if came is not None else 1 / 0)
+    monkeypatch.setattr(native, "worst_error", lambda name, dtype: came if came is not None else 1 / 0)
     assert "computes wrong numbers" in native.missing("hyla")
 
 
 def test_a_build_is_checked_once_and_outside_the_modes_of_its_caller(place, monkeypatch, library):
     copying(place, library)
-    checked, errors = native.CHECKS["hyla"], []
-    monkeypatch.setitem(native.CHECKS, "hyla", lambda dtype: errors.append(checked(dtype)) or errors[-1])
+    checked, errors = native.worst_error, []
+    monkeypatch.setattr(native, "worst_error", lambda *which: errors.append(checked(*which)) or errors[-1])
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16), FakeTensorMode():
         assert native.missing("hyla") is None
     native._LIBRARIES.clear()

@@ -2,17 +2,18 @@
 
 import itertools
 
+import compilers
 import pytest
 import torch
+from compilers import READY
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.dispatch import BACKENDS
 from polyhead.ops.latent_code import by_offset, visible
 from polyhead.ops.relational import blocked as relational_blocked
 from polyhead.spec import RELATION_ACTS
 
-IMPLS = [impl for impl in BACKENDS["relational"] if impl != "triton"]
+IMPLS = [impl for impl in compilers.IMPLS["relational"] if impl != "triton"]
 """Kernels have tests of their own, as their interpreter is slow."""
 CASES = list(itertools.product(RELATION_ACTS, (False, True), (None, "rows", "keys", "plane"), (False, True)))
 
@@ -21,7 +22,7 @@ def takes(impl, *, act="identity", offset=False, keep=None):
     """What each impl is for."""
     if impl == "sdpa":
         return act == "identity" and not offset and keep is None
-    return impl != "blocked" or act != "softmax"
+    return impl != "native" or act != "softmax"
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -103,7 +104,8 @@ def test_a_query_that_may_look_nowhere_gets_zero_and_no_nan(problem, arguments, 
 
 
 @pytest.mark.parametrize("offset", [False, True])
-def test_tiles_keep_no_pair_for_the_backward_pass(problem, arguments, offset):
+@pytest.mark.parametrize("impl", [impl for impl in ("blocked", "native") if impl in IMPLS])
+def test_tiles_keep_no_pair_for_the_backward_pass(problem, arguments, impl, offset):
     kept = []
     for t in (32, 64):
         sizes = {}
@@ -114,7 +116,7 @@ def test_tiles_keep_no_pair_for_the_backward_pass(problem, arguments, offset):
 
         tensors = arguments("relational", problem(t, t, bias="offset", causal=True)[0], offset=offset)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            ops.relational_attention(*tensors, causal=True, relation_act="silu", impl="blocked")
+            ops.relational_attention(*tensors, causal=True, relation_act="silu", impl=impl)
         kept.append(sum(sizes.values()))
     assert kept[1] < 2.1 * kept[0]
 
@@ -181,7 +183,7 @@ def test_mistakes_are_one_clear_line(problem, arguments):
     ):
         ops.relational_attention(*tensors, mask=torch.zeros(3, 4))
     for impl, options, told in [
-        ("blocked", {"relation_act": "softmax"}, "impl 'blocked' takes no relation_act='softmax'"),
+        *([("native", {"relation_act": "softmax"}, "impl 'native' takes no relation_act='softmax'")] if READY else []),
         ("sdpa", {"relation_act": "tanh"}, "impl 'sdpa' takes relation_act='identity' only, not 'tanh'"),
         ("sdpa", {"keep": torch.ones(1, 1, 3, 4).double()}, "impl 'sdpa' takes no keep"),
     ]:

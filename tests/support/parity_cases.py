@@ -146,15 +146,20 @@ def part_of(dice: random.Random, shape: tuple[int, ...], free: tuple[int, ...]) 
 
 
 # --------------------------------------------------------------------------------------------------------------- cases
-def draw(seed: int, number: int, *, small: bool = False) -> Case:
-    """Case `number`.  Of the small ones none is of Triton's kernels, whose interpreter is slow."""
+def draw(seed: int, number: int, *, small: bool = False, only: str = "") -> Case:
+    """Case `number`.  Of the small ones none is of Triton's kernels, whose interpreter is slow.
+
+    `only`: of this impl; native code, which the table lacks as it takes no float64, gets float32 and half precision.
+    """
     largest, kernels = (SMALL, False) if small else (LARGEST, True)
     dice = random.Random(f"{seed} {number}")
-    op = dice.choices(list(SHARE), list(SHARE.values()))[0]
+    has = ("hyla", "relational") if only == "native" else [op for op in SHARE if not only or only in IMPLS[op]]
+    op = dice.choices(has, [SHARE[op] for op in has])[0]
     impl = "auto" if dice.random() < 0.2 else dice.choice(IMPLS[op])
+    impl = only or impl
     if impl == "triton" and not (kernels and dice.random() < 0.25):
         impl = "auto"
-    dtype = dice.choices(("float64", "float32", *HALF), (62, 12, 13, 13))[0]
+    dtype = dice.choices(("float64", "float32", *HALF), (0, 80, 10, 10) if only == "native" else (62, 12, 13, 13))[0]
     work = 2 ** dice.uniform(4, math.log2(largest))
     if impl == "triton":
         dtype, work = ("float32" if dice.random() < 0.3 else "float64"), min(work, 2.0**12)
@@ -247,7 +252,9 @@ def _simplify(dice: random.Random, case: Case) -> None:
         if op == "hyla":
             case.options["normalise"] = dice.choice(("softmax", "rms_heads", "identity"))
             case.options["act"] = dice.choice(("relu", "identity"))
-    if op == "relational" and impl in ("triton", "blocked") and case.options.get("relation_act") == "softmax":
+    if impl == "native":
+        case.deep = False
+    if op == "relational" and impl in ("triton", "blocked", "native") and case.options.get("relation_act") == "softmax":
         case.options["relation_act"] = "tanh"
 
 

@@ -211,9 +211,9 @@ def check(case: Case, seed: int) -> Outcome:
     return judged(group, words, *compare(case, bases, came))
 
 
-def check_number(seed: int, number: int, *, small: bool = False) -> Outcome:
+def check_number(seed: int, number: int, *, small: bool = False, only: str = "") -> Outcome:
     """What comes of case `number`; whatever is raised belongs into the report."""
-    case = parity_cases.draw(seed, number, small=small)
+    case = parity_cases.draw(seed, number, small=small, only=only)
     try:
         with poisoned():
             return check(case, seed)

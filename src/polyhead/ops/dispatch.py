@@ -28,7 +28,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "softmax": ("sdpa", "blocked", "reference"),
     "linear": ("triton", "chunked", "blocked", "reference", "recurrent"),
     "hyla": ("state", "triton", "native", "blocked", "reference"),
-    "relational": ("sdpa", "triton", "blocked", "reference"),
+    "relational": ("native", "sdpa", "triton", "blocked", "reference"),
     "disentangled": ("blocked", "reference"),
     "abstractor": ("sdpa", "blocked", "reference"),
 }

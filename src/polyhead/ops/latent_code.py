@@ -301,3 +301,10 @@ def relations(
     if look is not None and look.ndim > 2 and look.shape[-3] != 1:
         look = look.any(-3, keepdim=True)
     return relate(einsum(q_rel * q_rel.shape[-1] ** -0.5, k_rel, "b t r p, b s r p -> b r t s"), relation_act, look)
+
+
+def retrieved_and_related(x: AttentionCall) -> list[Tensor]:
+    """What a relational head reads of symbols (b t h e), and of relations (b t h r) before its map."""
+    x, (q_rel, k_rel) = x.masked(allowed(x)), x.related
+    a, rel = drop(code(x), x.keep), relations(q_rel, k_rel, relation_act=x.act, mask=x.mask)
+    return [retrieve(a, x.symbols), einsum(a, rel, "b h t s, b r t s -> b t h r")]

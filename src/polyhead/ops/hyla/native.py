@@ -5,15 +5,15 @@ results are the same every time.  Schug et al. 2024, "Attention as a hypernetwor
 """
 
 import ctypes
-from collections.abc import Callable
-from typing import Any
+import functools
 
 import torch
 from torch import Tensor
 
 import polyhead.ops.native.library as native
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import REFERENCES, Gradients, Kernel, backward_only, custom_op
+from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
+from polyhead.ops.native.check import CHECKS
 from polyhead.ops.tiles import refuse
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS
 from polyhead.spec.shapes import one_of
@@ -52,9 +52,9 @@ class Call(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in "btshgde"),
         *((name, native.Rows) for name in ("q", "k", "v", "dout")),
-        *((name, ctypes.c_void_p) for name in ("out", "dq", "dk", "dv", "dbias")),
+        *((name, ctypes.c_void_p) for name in ("out", "dq", "dk", "dv")),
         ("limits", native.Limits),
-        *((f"dbias_{name}", ctypes.c_int64) for name in ("b", "h", "q", "k", "slot", "strip")),
+        ("dbias", native.BiasGrad),
         *((name, ctypes.c_int64) for name in ("slots", "strips")),
         *((name, ctypes.c_double) for name in ("scale", "eps")),
         *((name, ctypes.c_int32) for name in ("normalise", "act")),
@@ -63,21 +63,19 @@ class Call(ctypes.Structure):
     ]
 
 
-def _call(x: AttentionCall) -> tuple[Call, list[Any]]:
+def _call(x: AttentionCall) -> tuple[Call, list[Tensor | None]]:
     """What both passes are told, and the tensors whose memory that is."""
     dtype = native.NUMBERS[x.q.dtype]
     q, k, v = (native.numbers(a, dtype) for a in (x.q, x.k, x.v))
     (b, t, h, d), (s, g, e) = q.shape, v.shape[1:]
-    bias, keep = (None if a is None else a.to(dtype) for a in (x.bias, x.keep))
-    mask, keep = (a if a is None else a.reshape((1,) * (4 - a.ndim) + a.shape) for a in (x.mask, keep))
-    look = native.sight(t, s, x.causal, x.window, x.cu_seqlens)
+    limits, kept = native.limits(x, dtype)
     call = Call(
         b, t, s, h, g, d, e, native.rows(q), native.rows(k), native.rows(v),
-        limits=native.limits(look, bias, keep, mask, t, s), scale=x.factor, eps=RMS_HEADS_EPS,
+        limits=limits, scale=x.factor, eps=RMS_HEADS_EPS,
         normalise=NORMALISE.index(x.normalise), act=RELATION_ACTS.index(x.act),
         pool=native.pool(), threads=native.threads(),
     )  # fmt: skip
-    return call, [q, k, v, bias, keep, mask, look]
+    return call, [q, k, v, *kept]
 
 
 def _forward(x: AttentionCall) -> list[Tensor]:
@@ -103,14 +101,10 @@ def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     dq = torch.zeros(call.strips, *x.q.shape, dtype=dtype)
     dk, dv = (torch.empty(a.shape, dtype=dtype) for a in (x.k, x.v))
     call.dq, call.dk, call.dv = (a.data_ptr() for a in (dq, dk, dv))
-    if x.bias is not None:
-        parts, steps = native.bias_grad(x.bias, call.slots, call.strips, call.t, dtype)
-        call.dbias = parts.data_ptr() + steps.pop("first") * parts.itemsize
-        for name, step in steps.items():
-            setattr(call, f"dbias_{name}", step)
+    parts, call.dbias = native.bias_grad(x.bias, call.slots, call.strips, call.t, dtype)
     native.call("hyla", dtype, call, 1)
     grads = {"q": dq.sum(0) if call.strips > 1 else dq[0], "k": dk, "v": dv}
-    return grads if x.bias is None else grads | {"bias": parts.sum((0, 1))}
+    return grads if parts is None else grads | {"bias": parts.sum((0, 1))}
 
 
 def _like(x: AttentionCall) -> list[Tensor]:
@@ -120,27 +114,20 @@ def _like(x: AttentionCall) -> list[Tensor]:
 _op = custom_op(Kernel("hyla", "native", "hyla", _forward, _backward, _like, device_types="cpu"))
 
 
-def check(dtype: torch.dtype) -> float:
-    """The largest error beside the reference, with heads of a template and others, and tiles that are not full."""
-    wide, grouped = (1, 37, 8, 5), (2, 33, 3, 3)
-    cases: list[tuple[list[tuple[int, ...]], Callable[..., AttentionCall]]] = [
-        ([wide, wide, (1, 37, 8, 7), (8, 73)], _causal),
-        ([(2, 18, 6, 3), grouped, (2, 33, 3, 17), (1, 6, 18, 33)], _within),
+def examples() -> list[AttentionCall]:
+    """What native code is checked by: heads of a template and others, tiles that are not full, all kinds of limits."""
+    draw = functools.partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    q, k, v = draw(3, 1, 37, 8, 5)
+    few, keys, values = draw(2, 18, 6, 3), draw(2, 33, 3, 3), draw(2, 33, 3, 17)
+    hidden = draw(1, 6, 18, 33).masked_fill(draw(1, 6, 18, 33) > 1, -torch.inf)
+    mask, keep = draw(2, 6, 18, 33) < 1, (draw(1, 1, 18, 33) < 1).double() / 0.8
+    edges = torch.tensor([0, 9, 9, 30], dtype=torch.int32)
+    return [
+        AttentionCall(q, k, v, draw(8, 73), causal=True, normalise="rms_heads", act="relu"),
+        AttentionCall(few, keys, values, hidden, window=9, normalise="softmax_rms_heads", act="gelu"),
+        AttentionCall(9 * few, keys, values, None, mask, keep, normalise="softmax_heads", act="silu"),
+        AttentionCall(q, q, v, cu_seqlens=edges, normalise="softmax", act="gelu_tanh"),
     ]
-    return max(native.worst_error(_of(forward, call), _of(REFERENCES["hyla"], call), x, dtype) for x, call in cases)
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> AttentionCall:
-    return AttentionCall(q, k, v, bias, causal=True, normalise="rms_heads", act="relu")
-
-
-def _within(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> AttentionCall:
-    mask = torch.arange(33) % 5 < 4
-    return AttentionCall(q, k, v, bias, mask, window=9, normalise="softmax_rms_heads", act="gelu")
-
-
-def _of(impl: Callable[[AttentionCall], Tensor], call: Callable[..., AttentionCall]) -> Callable[..., Tensor]:
-    return lambda *tensors: impl(call(*tensors))
-
-
-native.CHECKS["hyla"] = check
+CHECKS["hyla"] = forward, examples

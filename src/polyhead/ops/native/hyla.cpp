@@ -21,9 +21,9 @@ using namespace polyhead;
 extern "C" struct HylaCall {
   int64_t b, t, s, h, g, d, e;
   Rows q, k, v, dout;
-  number *out, *dq, *dk, *dv, *dbias;  // contiguous; dq as often as there are strips, dbias as its strides say
-  Limits limits;                      // own: queries
-  int64_t dbias_b, dbias_h, dbias_q, dbias_k, dbias_slot, dbias_strip;
+  number *out, *dq, *dk, *dv;  // contiguous; dq as often as there are strips
+  Limits limits;               // own: queries
+  BiasGrad dbias;
   int64_t slots, strips;  // the batch and the keys are cut into so many, which are worked on independently
   double scale, eps;
   int32_t normalise, act;
@@ -33,7 +33,7 @@ extern "C" struct HylaCall {
 
 namespace {
 
-constexpr int64_t COLUMNS = 16;  // numbers of the hidden layer that are made at once, at most
+constexpr int64_t COLUMNS = 2 * WIDE;  // numbers of the hidden layer that are made at once, at most
 constexpr int TOGETHER = 4;      // tiles of queries that read the same keys
 
 template <int H> struct Hyla {
@@ -77,25 +77,22 @@ template <int H> struct Hyla {
 
   // ------------------------------------------------------------------------------------------------------- forward
   // Hidden layers y[row][column][lane] of R columns.
-  template <int R> POLYHEAD_INLINE void hidden(const Code& code, int r, const number* v, number* y) const {
+  template <int R> POLYHEAD_INLINE void hidden(const Code& code, int r, const number* v, int64_t step, number* y) const {
     Vec z[R] = {};
-    combine<R>(z, code.w + r * groups() * LANES, LANES, v, c.v.h, groups());
+    combine<R>(z, code.w + r * groups() * LANES, LANES, v, step, groups());
     Vec out[R], slope[R];
     activate<R>(c.act, z, out, slope);
     POLYHEAD_UNROLL
     for (int i = 0; i < R; i++) store(y + i * LANES, out[i]);
   }
 
-  void values(const Tile& tile, int64_t other, int n, const Code& code, number* y, number* out) const {
+  void values(const Rows& rows, int n, const Code& code, number* y, number* out) const {
     for (int64_t e0 = 0; e0 < c.e; e0 += COLUMNS) {
       int64_t columns = std::min(COLUMNS, c.e - e0);
       for (int r = 0; r < n; r++) {
-        const number* v = c.v.at + tile.b * c.v.b + (other + r) * c.v.n + e0;
+        const number* v = rows.at + r * rows.n + e0;
         number* to = y + r * COLUMNS * LANES;
-        int64_t i = 0;
-        for (; i + WIDE <= columns; i += WIDE) hidden<WIDE>(code, r, v + i, to + i * LANES);
-        for (; i + 2 <= columns; i += 2) hidden<2>(code, r, v + i, to + i * LANES);
-        for (; i < columns; i++) hidden<1>(code, r, v + i, to + i * LANES);
+        steps(columns, [&](auto count, int64_t i) { hidden<decltype(count)::value>(code, r, v + i, rows.h, to + i * LANES); });
       }
       outer(out, c.e, e0, code.u, heads(), y, COLUMNS * LANES, columns, n);
     }
@@ -109,7 +106,7 @@ template <int H> struct Hyla {
     Range range = others(limits, tile);
     for (int64_t at = range.from; at < range.to; at += OTHERS) {
       int n = int(std::min<int64_t>(OTHERS, range.to - at));
-      scores(q, 1, c.k, shared(), tile.b, at, n, heads(), c.d, s);
+      scores(q, 1, rows_from(c.k, tile.b, at), shared(), n, heads(), c.d, s);
       for (int r = 0; r < n; r++) {
         Sight sight(limits, tile, at + r);
         number* score = s + r * heads() * LANES;
@@ -125,7 +122,8 @@ template <int H> struct Hyla {
   }
 
   int64_t forward_size() const {
-    return code_size() + TOGETHER * heads() * LANES * (c.d + c.e + 2) + (OTHERS * COLUMNS + 64) * LANES;
+    return code_size() + TOGETHER * heads() * LANES * (c.d + c.e + 2) + (OTHERS * COLUMNS + 64) * LANES +
+           OTHERS * groups() * (c.d + c.e);
   }
 
   // Queries from `row` on, in as many tiles as read the same keys.
@@ -147,15 +145,19 @@ template <int H> struct Hyla {
       range[tiles] = others(limits, tile[tiles]);
       all = {std::min(all.from, range[tiles].from), std::max(all.to, range[tiles].to)};
     }
-    for (int64_t at = all.from; at < all.to; at += OTHERS)
+    number *k_at = memory.take(OTHERS * groups() * c.d), *v_at = memory.take(OTHERS * groups() * c.e);
+    for (int64_t at = all.from; at < all.to; at += OTHERS) {
+      int taken = int(std::min<int64_t>(OTHERS, all.to - at));
+      Rows k = together(c.k, b, at, taken, groups(), c.d, k_at), v = together(c.v, b, at, taken, groups(), c.e, v_at);
       for (int i = 0; i < tiles; i++) {
         int64_t from = std::max(at, range[i].from), to = std::min(at + OTHERS, range[i].to);
         if (from >= to) continue;
         int n = int(to - from);
-        scores(q[i], 1, c.k, shared(), b, from, n, heads(), c.d, code.a);
+        scores(q[i], 1, rows_from(k, 0, from - at), shared(), n, heads(), c.d, code.a);
         make_code(tile[i], from, n, stats[i], code);
-        values(tile[i], from, n, code, y, out[i]);
+        values(rows_from(v, 0, from - at), n, code, y, out[i]);
       }
+    }
     for (int i = 0; i < tiles; i++) {
       number* to = c.out + (b * c.t + tile[i].row) * c.h * c.e;
       unpack(out[i], tile[i], heads(), c.e, 1.0f, to, c.h * c.e);
@@ -165,7 +167,7 @@ template <int H> struct Hyla {
   // ------------------------------------------------------------------------------------------------------ backward
   // The gradient of the code, in two sums: over dout (of heads) and over v (of groups of keys); the same memory if
   // there is a group for every head.
-  struct Grads {
+  struct CodeGrads {
     number *of_dout, *of_v;
   };
 
@@ -173,10 +175,10 @@ template <int H> struct Hyla {
   //
   //   z = sum_g w_g v_g,  dy = sum_h u_h dout_h,  da_h += dout_h . y,  da_g += dz . v_g
   template <int R, bool KEYS>
-  POLYHEAD_INLINE void pair(const Code& code, int r, const number* own, const number* other, number* dz, const Grads& grads) const {
+  POLYHEAD_INLINE void pair(const Code& code, int r, const number* own, const number* other, int64_t step_other, number* dz, const CodeGrads& grads) const {
     const int mine = KEYS ? groups() : heads(), theirs = KEYS ? heads() : groups();
     const number *w = code.w + r * groups() * LANES, *u = code.u + r * heads() * LANES;
-    const int64_t step = c.e * LANES, step_other = KEYS ? c.dout.h : c.v.h;
+    const int64_t step = c.e * LANES;
     Vec x[R] = {}, y[R] = {};
     combine_lanes<R>(x, KEYS ? w : u, own, step, mine);
     combine<R>(y, KEYS ? u : w, LANES, other, step_other, theirs);
@@ -207,21 +209,19 @@ template <int H> struct Hyla {
 
   // da[row][head][lane] of n rows of the other side and, where keys are in lanes, what they add to dv.
   template <bool KEYS>
-  void pairs(const Tile& tile, int64_t other, int n, const Code& code, const number* own, number* dz, const Grads& grads,
-             number* dv) const {
-    const Rows& x = KEYS ? c.dout : c.v;
+  void pairs(const Rows& x, int n, const Code& code, const number* own, number* dz, const CodeGrads& grads, number* dv) const {
     std::fill(grads.of_dout, grads.of_dout + n * heads() * LANES, 0.0f);
     std::fill(grads.of_v, grads.of_v + n * groups() * LANES, 0.0f);
     for (int64_t e0 = 0; e0 < c.e; e0 += COLUMNS) {
       int64_t columns = std::min(COLUMNS, c.e - e0);
       for (int r = 0; r < n; r++) {
-        const number* row = x.at + tile.b * x.b + (other + r) * x.n + e0;
+        const number* row = x.at + r * x.n + e0;
         const number* mine = own + e0 * LANES;
         number* to = dz + r * COLUMNS * LANES;
         int64_t i = 0;
-        for (; i + 4 <= columns; i += 4) pair<4, KEYS>(code, r, mine + i * LANES, row + i, to + i * LANES, grads);
-        for (; i + 2 <= columns; i += 2) pair<2, KEYS>(code, r, mine + i * LANES, row + i, to + i * LANES, grads);
-        for (; i < columns; i++) pair<1, KEYS>(code, r, mine + i * LANES, row + i, to + i * LANES, grads);
+        for (; i + 4 <= columns; i += 4) pair<4, KEYS>(code, r, mine + i * LANES, row + i, x.h, to + i * LANES, grads);
+        for (; i + 2 <= columns; i += 2) pair<2, KEYS>(code, r, mine + i * LANES, row + i, x.h, to + i * LANES, grads);
+        for (; i < columns; i++) pair<1, KEYS>(code, r, mine + i * LANES, row + i, x.h, to + i * LANES, grads);
       }
       if (KEYS) outer(dv, c.e, e0, code.w, groups(), dz, COLUMNS * LANES, columns, n);
     }
@@ -232,7 +232,7 @@ template <int H> struct Hyla {
       }
   }
 
-  Grads grad_memory(Memory& memory) const {
+  CodeGrads grad_memory(Memory& memory) const {
     number* of_dout = memory.take(OTHERS * heads() * LANES);
     return {of_dout, shared() > 1 ? memory.take(OTHERS * groups() * LANES) : of_dout};
   }
@@ -246,7 +246,7 @@ template <int H> struct Hyla {
   // All stats of a tile of queries, written to those of a call.
   void stats(int64_t b, int64_t row, Memory& memory, const Stats& to) const {
     Code code = code_memory(memory);
-    Grads grads = grad_memory(memory);
+    CodeGrads grads = grad_memory(memory);
     Tile tile = tile_at(b, row, c.t);
     Stats own = tile_stats(tile, memory);
     number *q = memory.take(heads() * c.d * LANES), *dout = memory.take(heads() * c.e * LANES);
@@ -257,9 +257,9 @@ template <int H> struct Hyla {
     Range range = others(limits, tile);
     for (int64_t at = range.from; at < range.to; at += OTHERS) {
       int n = int(std::min<int64_t>(OTHERS, range.to - at));
-      scores(q, 1, c.k, shared(), b, at, n, heads(), c.d, code.a);
+      scores(q, 1, rows_from(c.k, b, at), shared(), n, heads(), c.d, code.a);
       make_code(tile, at, n, own, code);
-      pairs<false>(tile, at, n, code, dout, nullptr, grads, nullptr);
+      pairs<false>(rows_from(c.v, b, at), n, code, dout, nullptr, grads, nullptr);
       for (int r = 0; r < n; r++) {
         number *a = code.a + r * heads() * LANES, *da = grads.of_dout + r * heads() * LANES;
         if (limits.keep.at) drop(Sight(limits, tile, at + r), da, da, heads());
@@ -276,16 +276,18 @@ template <int H> struct Hyla {
   }
 
   int64_t backward_size() const {
-    return 2 * code_size() + heads() * LANES * (2 * c.d + 4 * c.e + padded(c.d) + 4) + (OTHERS * COLUMNS + 64) * LANES;
+    return 2 * code_size() + heads() * LANES * (2 * c.d + 4 * c.e + padded(c.d) + 4) + (OTHERS * COLUMNS + 64) * LANES +
+           OTHERS * heads() * (c.d + c.e);
   }
 
   // Keys from `row` to `end`, a tile at a time; dq is that of their strip.
-  void backward(int64_t b, Range keys, Memory& memory, const Stats& stats, number* dq, number* dbias) const {
+  void backward(int64_t b, Range keys, Memory& memory, const Stats& stats, number* dq, const BiasGrad& dbias) const {
     Code code = code_memory(memory);
-    Grads grads = grad_memory(memory);
+    CodeGrads grads = grad_memory(memory);
     number *k = memory.take(groups() * c.d * LANES), *v = memory.take(groups() * c.e * LANES);
     number *rows = memory.take(groups() * LANES * padded(c.d)), *dz = memory.take(OTHERS * COLUMNS * LANES);
     number *dk = memory.take(groups() * c.d * LANES), *dv = memory.take(groups() * c.e * LANES);
+    number *q_at = memory.take(OTHERS * heads() * c.d), *dout_at = memory.take(OTHERS * heads() * c.e);
     for (int64_t row = keys.from; row < keys.to; row += LANES) {
       Tile tile = tile_at(b, row, c.s);
       pack(c.k, tile, groups(), c.d, number(c.scale), k);
@@ -296,52 +298,24 @@ template <int H> struct Hyla {
       Range range = others(limits, tile);
       for (int64_t at = range.from; at < range.to; at += OTHERS) {
         int n = int(std::min<int64_t>(OTHERS, range.to - at));
-        scores(k, shared(), c.q, 1, b, at, n, heads(), c.d, code.a);
+        Rows q = together(c.q, b, at, n, heads(), c.d, q_at), dout = together(c.dout, b, at, n, heads(), c.e, dout_at);
+        scores(k, shared(), q, 1, n, heads(), c.d, code.a);
         make_code(tile, at, n, stats, code);
-        pairs<true>(tile, at, n, code, v, dz, grads, dv);
+        pairs<true>(dout, n, code, v, dz, grads, dv);
         for (int r = 0; r < n; r++) {
           Sight sight(limits, tile, at + r);
           number *a = code.a + r * heads() * LANES, *da = grads.of_dout + r * heads() * LANES;
           if (limits.keep.at) drop(sight, da, da, heads());
           through_heads(c.normalise, load(code.scale + r * LANES), a, da, heads());
           through_keys(c.normalise, sight, stats, a, da, heads());
-          if (dbias) add_to_bias(tile, at + r, da, dbias);
+          if (dbias.at) dbias.add(tile, at + r, da, heads());
         }
-        score_grads(tile, at, n, grads.of_dout, rows, dq, dk);
+        other_grads({grads.of_dout, rows, 1, 0, 0}, heads(), shared(), n, c.d, dq + at * c.h * c.d);
+        own_grads(grads.of_dout, heads(), shared(), n, q, c.d, dk);
       }
       unpack(dk, tile, groups(), c.d, number(c.scale), c.dk + (b * c.s + row) * c.g * c.d, c.g * c.d);
       unpack(dv, tile, groups(), c.e, 1.0f, c.dv + (b * c.s + row) * c.g * c.e, c.g * c.e);
     }
-  }
-
-  void add_to_bias(const Tile& tile, int64_t query, const number* ds, number* dbias) const {
-    for (int h = 0; h < heads(); h++) {
-      number* to = dbias + tile.b * c.dbias_b + h * c.dbias_h + query * c.dbias_q + tile.row * c.dbias_k;
-      for (int64_t l = 0; l < tile.count; l++) to[l * c.dbias_k] += ds[h * LANES + l];
-    }
-  }
-
-  // From ds[query][head][lane] to dq (t h d) and dk[group][d][lane].
-  void score_grads(const Tile& tile, int64_t query, int n, const number* ds, const number* rows, number* dq, number* dk) const {
-    const int64_t step = heads() * LANES, to = c.h * c.d;
-    for (int h = 0; h < heads(); h++) {
-      int g = h / shared(), r = 0;
-      const number* k = rows + g * LANES * padded(c.d);
-      number* grad = dq + query * to + h * c.d;
-      for (; r + 4 <= n; r += 4) add_rows<4>(ds + r * step + h * LANES, step, k, c.d, grad + r * to, to);
-      for (; r < n; r++) add_rows<1>(ds + r * step + h * LANES, step, k, c.d, grad + r * to, to);
-      const number* q = c.q.at + tile.b * c.q.b + query * c.q.n + h * c.q.h;
-      int64_t i = 0;
-      for (; i + WIDE <= c.d; i += WIDE) key_grads<WIDE>(ds + h * LANES, step, q + i, n, dk + (g * c.d + i) * LANES);
-      for (; i + 2 <= c.d; i += 2) key_grads<2>(ds + h * LANES, step, q + i, n, dk + (g * c.d + i) * LANES);
-      for (; i < c.d; i++) key_grads<1>(ds + h * LANES, step, q + i, n, dk + (g * c.d + i) * LANES);
-    }
-  }
-  template <int R> POLYHEAD_INLINE void key_grads(const number* ds, int64_t step, const number* q, int n, number* dk) const {
-    Vec total[R] = {};
-    combine<R>(total, ds, step, q, c.q.n, n);
-    POLYHEAD_UNROLL
-    for (int i = 0; i < R; i++) store(dk + i * LANES, load(dk + i * LANES) + total[i]);
   }
 };
 
@@ -356,7 +330,7 @@ template <int H> bool forward(const HylaCall& c) {
 template <int H> bool backward(const HylaCall& c) {
   Hyla<H> queries(c, c.limits), keys(c, c.limits.turned());
   Team team = {c.pool, c.threads};
-  const int64_t tiles = (c.t + LANES - 1) / LANES, rows = tiles * LANES, key_tiles = (c.s + LANES - 1) / LANES;
+  const int64_t tiles = (c.t + LANES - 1) / LANES, rows = tiles * LANES;
   const bool needed = over_keys(c.normalise);
   const int64_t numbers = needed ? c.b * c.h * rows : 0;
   Memory memory(3 * numbers);
@@ -366,14 +340,9 @@ template <int H> bool backward(const HylaCall& c) {
   bool done = !needed || each(team, c.b * tiles, queries.backward_size(), [&](int64_t job, Memory& own) {
     queries.stats(job / tiles, job % tiles * LANES, own, stats);
   });
-  return done && each(team, c.slots * c.strips, keys.backward_size(), [&](int64_t job, Memory& own) {
-    int64_t slot = job / c.strips, strip = job % c.strips;
-    int64_t from = strip * key_tiles / c.strips * LANES, to = (strip + 1) * key_tiles / c.strips * LANES;
-    number* dbias = c.dbias ? c.dbias + slot * c.dbias_slot + strip * c.dbias_strip : nullptr;
-    for (int64_t b = slot * c.b / c.slots; b < (slot + 1) * c.b / c.slots; b++) {
-      own.again();
-      keys.backward(b, {from, std::min(to, c.s)}, own, stats, c.dq + (strip * c.b + b) * c.t * c.h * c.d, dbias);
-    }
+  return done && each_strip(team, c.b, c.s, c.slots, c.strips, keys.backward_size(),
+                            [&](int64_t b, Range strip_keys, int64_t slot, int64_t strip, Memory& own) {
+    keys.backward(b, strip_keys, own, stats, c.dq + (strip * c.b + b) * c.t * c.h * c.d, c.dbias.part(slot, strip));
   });
 }
 

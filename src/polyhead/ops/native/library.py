@@ -27,12 +27,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyhead.ops.call import AttentionCall
+from polyhead.ops.native.check import RIGHT, WRONG, worst_error
 from polyhead.ops.tiles import reach
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "clang++")
 FLAGS = "-O3 -march=native"
 ALWAYS = ("-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-pipe")
+LANES = 16
+"""Rows of one side that native code takes at once."""
+
 PATIENCE = 600.0
 """Seconds that a build may take, or the wait for another process that builds."""
 
@@ -41,12 +46,6 @@ NUMBERS = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.fl
 
 SYMBOL = "polyhead_{}"
 """The one function of a library, by the name of its source."""
-
-CHECKS: dict[str, Callable[[torch.dtype], float]] = {}
-"""Name of a source -> the largest error of a small call, forward and backward, beside the reference (`worst_error`)."""
-
-WRONG, RIGHT = 1e-3, "right"
-"""Errors from here on are no roundings; what is noted of a library without them."""
 
 Function = Callable[..., int]
 _LIBRARIES: dict[tuple[str, torch.dtype], Function | str] = {}
@@ -209,55 +208,6 @@ def _noted(path: Path) -> tuple[str, str]:
     return digest, verdict
 
 
-# ------------------------------------------------------------------------------------------------------------- checking
-def _trusted(name: str, dtype: torch.dtype, found: Function | str) -> Function | str:
-    """The function if its numbers are right, else what is wrong; they are looked at once for a build."""
-    if isinstance(found, str):
-        return found
-    path = cached(name, dtype)
-    digest, verdict = _noted(path)
-    if not verdict:
-        verdict = _verdict(name, dtype, found)
-        with contextlib.suppress(OSError):  # a cache that cannot be written: looked at again by the next process
-            _note(path, digest, verdict)
-    return found if verdict == RIGHT else verdict
-
-
-def _verdict(name: str, dtype: torch.dtype, function: Function) -> str:
-    """RIGHT, or in words what is wrong.  A thread of its own is in none of the caller's modes: no autocast, no vmap."""
-    error = math.inf
-
-    def look() -> None:
-        nonlocal error
-        _TRIAL.functions = {(name, dtype): function}
-        with contextlib.suppress(Exception):
-            error = CHECKS[name](dtype)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    return RIGHT if error < WRONG else f"computes wrong numbers on this processor (relative error {error:.0e})"
-
-
-def _functions() -> dict[tuple[str, torch.dtype], Function | str]:
-    return getattr(_TRIAL, "functions", _LIBRARIES)
-
-
-def worst_error(
-    run: Callable[..., Tensor], reference: Callable[..., Tensor], sizes: list[tuple[int, ...]], dtype: torch.dtype
-) -> float:
-    """Of output and gradients for random arguments of such sizes, the largest error relative to its norm."""
-    generator = torch.Generator().manual_seed(0)
-    leaves = [torch.randn(size, generator=generator, dtype=torch.float64).to(dtype) for size in sizes]
-    came = []
-    for function, kind in ((run, dtype), (reference, torch.float64)):
-        own = [x.to(kind).requires_grad_() for x in leaves]
-        out = function(*own)
-        cotangent = torch.linspace(-1, 1, out.numel(), dtype=kind).view_as(out)
-        came.append([out, *torch.autograd.grad(out, own, cotangent)])
-    return max(((x - y).norm() / y.norm()).nan_to_num(torch.inf).item() for x, y in zip(*came, strict=True))
-
-
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """One process at a time; the lock dies with its process."""
@@ -280,6 +230,40 @@ def _short(error: Exception) -> str:
     return f"cannot be built: {' '.join(str(error).split())[:200]}"
 
 
+# ------------------------------------------------------------------------------------------------------------- checking
+def _trusted(name: str, dtype: torch.dtype, found: Function | str) -> Function | str:
+    """The function if its numbers are right, else what is wrong; they are looked at once for a build."""
+    if isinstance(found, str):
+        return found
+    path = cached(name, dtype)
+    digest, verdict = _noted(path)
+    if not verdict:
+        verdict = _verdict(name, dtype, found)
+        with contextlib.suppress(OSError):  # a cache that cannot be written: looked at again by the next process
+            _note(path, digest, verdict)
+    return found if verdict == RIGHT else verdict
+
+
+def _verdict(name: str, dtype: torch.dtype, function: Function) -> str:
+    """RIGHT, or in words what is wrong.  A thread of its own is in none of the caller's modes: no autocast, no vmap."""
+    error = math.inf
+
+    def look() -> None:
+        nonlocal error
+        _TRIAL.functions = {(name, dtype): function}
+        with contextlib.suppress(Exception):
+            error = worst_error(name, dtype)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return RIGHT if error < WRONG else f"computes wrong numbers on this processor (relative error {error:.0e})"
+
+
+def _functions() -> dict[tuple[str, torch.dtype], Function | str]:
+    return getattr(_TRIAL, "functions", _LIBRARIES)
+
+
 # -------------------------------------------------------------------------------------------------------------- calling
 class Rows(ctypes.Structure):
     """(b n h width): numbers from one to the next; see native/pairs.h."""
@@ -291,6 +275,15 @@ class Pairs(ctypes.Structure):
     """(b h t s), as it is laid out."""
 
     _fields_ = [("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("b", "h", "own", "other"))]
+
+
+class BiasGrad(ctypes.Structure):
+    """Where the gradient of a bias is added up, and how far apart things lie there; see native/pairs.h."""
+
+    _fields_ = [
+        ("at", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("b", "h", "query", "key", "slot", "strip")),
+    ]
 
 
 class Limits(ctypes.Structure):
@@ -330,12 +323,14 @@ def sight(
     return first, end, low.to(torch.int32), high.to(torch.int32)
 
 
-def limits(
-    look: tuple[Tensor, ...] | None, bias: Tensor | None, keep: Tensor | None, mask: Tensor | None, t: int, s: int
-) -> Limits:
-    """All that limits a call; `look` as `sight` gives it."""
-    ends = [None] * 4 if look is None else [x.data_ptr() for x in look]
-    return Limits(*ends, pairs(bias, t), pairs(keep, t), pairs(mask, t), t, s)
+def limits(x: AttentionCall, dtype: torch.dtype) -> tuple[Limits, list[Tensor | None]]:
+    """All that limits a call, and the tensors whose memory that is."""
+    t, s = x.lengths
+    bias, keep = (None if a is None else a.to(dtype) for a in (x.bias, x.keep))
+    mask, keep = (a if a is None else a.reshape((1,) * (4 - a.ndim) + a.shape) for a in (x.mask, keep))
+    look = sight(t, s, x.causal, x.window, x.cu_seqlens)
+    ends = [None] * 4 if look is None else [a.data_ptr() for a in look]
+    return Limits(*ends, pairs(bias, t), pairs(keep, t), pairs(mask, t), t, s), [bias, keep, mask, *(look or ())]
 
 
 def shares(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
@@ -344,7 +339,7 @@ def shares(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
     Each share of the keys has a dq of its own, each share of both the gradient of a bias by offset, so there are few.
     Samples that have a dense bias in common are not cut.
     """
-    n, tiles = threads(), -(-s // 16)
+    n, tiles = threads(), -(-s // LANES)
     if n == 1:
         return 1, 1
     shared = bias is not None and bias.ndim == 4 and bias.shape[0] == 1
@@ -352,15 +347,19 @@ def shares(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
     return slots, min(tiles, -(-2 * n // slots))
 
 
-def bias_grad(bias: Tensor, slots: int, strips: int, t: int, dtype: torch.dtype) -> tuple[Tensor, dict[str, int]]:
-    """Zeros (slots strips ...) that add up to the gradient of a bias, and how far apart in it things lie."""
+def bias_grad(
+    bias: Tensor | None, slots: int, strips: int, t: int, dtype: torch.dtype
+) -> tuple[Tensor | None, BiasGrad]:
+    """Zeros (slots strips ...) that add up to the gradient of a bias."""
+    if bias is None:
+        return None, BiasGrad()
     if bias.ndim == 2:
         grad = torch.zeros(slots, strips, *bias.shape, dtype=dtype)
         slot, strip, head, _ = grad.stride()
-        return grad, {"first": t - 1, "b": 0, "h": head, "q": -1, "k": 1, "slot": slot, "strip": strip}
+        return grad, BiasGrad(grad.data_ptr() + (t - 1) * grad.itemsize, 0, head, -1, 1, slot, strip)
     grad = torch.zeros(1, 1, *bias.shape, dtype=dtype)
-    steps = [0 if n == 1 else step for n, step in zip(bias.shape, grad.stride()[2:], strict=True)]
-    return grad, {"first": 0, **dict(zip("bhqk", steps, strict=True)), "slot": 0, "strip": 0}
+    steps = (0 if n == 1 else step for n, step in zip(bias.shape, grad.stride()[2:], strict=True))
+    return grad, BiasGrad(grad.data_ptr(), *steps)
 
 
 def numbers(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -4,6 +4,8 @@
 // through the other side one row after the other.  What is written here holds for both.
 
 #pragma once
+#include <limits>
+
 #include "vec.h"
 
 namespace polyhead {
@@ -157,12 +159,15 @@ inline void through_heads(int how, const Vec& scale, number* a, number* da, int 
   }
 }
 
+// What has all of a softmax's weight: its gradient is 0 but for roundings, which would be all there is.
+constexpr number ALONE = 1 - 2 * std::numeric_limits<number>::epsilon();
+
 // ... and on to the scores: p (dp - delta), and 0 where the pair is hidden.
 inline void through_keys(int how, const Sight& sight, const Stats& stats, const number* p, number* da, int heads) {
   if (over_keys(how))
     for (int h = 0; h < heads; h++) {
-      Vec less = load(da + h * LANES) - stats.of(stats.delta, sight.tile, h, sight.other);
-      store(da + h * LANES, load(p + h * LANES) * less);
+      Vec less = load(da + h * LANES) - stats.of(stats.delta, sight.tile, h, sight.other), mine = load(p + h * LANES);
+      store(da + h * LANES, choose(mine > ALONE, splat(0), mine * less));
     }
   if (sight.whole) return;
   for (int h = 0; h < heads; h++) store(da + h * LANES, choose(sight.of(h), load(da + h * LANES), splat(0)));
@@ -173,5 +178,21 @@ inline void drop(const Sight& sight, const number* from, number* to, int heads) 
   for (int h = 0; h < heads; h++)
     store(to + h * LANES, load(from + h * LANES) * lanes_of(sight.limits.keep, sight.tile, h, sight.other));
 }
+
+// The gradient of a bias, if it is wanted; each part of the samples and of the keys has one of its own.
+struct BiasGrad {
+  number* at;
+  int64_t b, h, query, key, slot, strip;
+  BiasGrad part(int64_t slots, int64_t strips) const {
+    return {at ? at + slots * slot + strips * strip : nullptr, b, h, query, key, slot, strip};
+  }
+  // Add ds[head][lane] of a tile of keys and a query.
+  void add(const Tile& tile, int64_t row, const number* ds, int heads) const {
+    for (int h_ = 0; h_ < heads; h_++) {
+      number* to = at + tile.b * b + h_ * h + row * query + tile.row * key;
+      for (int64_t l = 0; l < tile.count; l++) to[l * key] += ds[h_ * LANES + l];
+    }
+  }
+};
 
 }  // namespace polyhead

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "vec.h"
+#include "pairs.h"
 
 namespace polyhead {
 
@@ -69,6 +69,19 @@ template <class Work> bool each(const Team& team, int64_t items, int64_t numbers
   else
     run(&shared);
   return !shared.failed;
+}
+
+// work(sample, keys from and to, slot, strip, memory) for every sample and all keys, cut into slots of samples and strips of
+// whole tiles of keys, each of which is one thread's.
+template <class Work> bool each_strip(const Team& team, int64_t b, int64_t keys, int64_t slots, int64_t strips, int64_t numbers, const Work& work) {
+  const int64_t tiles = (keys + LANES - 1) / LANES;
+  return each(team, slots * strips, numbers, [&](int64_t job, Memory& memory) {
+    int64_t slot = job / strips, strip = job % strips, to = (strip + 1) * tiles / strips * LANES;
+    for (int64_t sample = slot * b / slots; sample < (slot + 1) * b / slots; sample++) {
+      memory.again();
+      work(sample, Range{strip * tiles / strips * LANES, std::min(to, keys)}, slot, strip, memory);
+    }
+  });
 }
 
 }  // namespace polyhead

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
-from polyhead.ops.latent_code import allowed, code, drop, relations as relate, retrieve, share, wide
+from polyhead.ops.latent_code import retrieved_and_related, share, wide
 from polyhead.ops.tiles import (
     Buffers,
     Reach,
@@ -303,12 +303,7 @@ def _like(x: AttentionCall) -> list[Tensor]:
     return [x.q.new_empty(*x.q.shape[:3], n) for n in (x.symbols.shape[-1], x.related[0].shape[2])]
 
 
-def _again(x: AttentionCall) -> list[Tensor]:
-    """The equation, without the map from relations to a head's output."""
-    x, (q_rel, k_rel) = x.masked(allowed(x)), x.related
-    a, rel = drop(code(x), x.keep), relate(q_rel, k_rel, relation_act=x.act, mask=x.mask)
-    return [retrieve(a, x.symbols), einsum(a, rel, "b h t s, b r t s -> b t h r")]
-
-
-_op = custom_op(Kernel("relational", "blocked", "relational_attention", _forward, _backward, _like, _again))
+_op = custom_op(
+    Kernel("relational", "blocked", "relational_attention", _forward, _backward, _like, retrieved_and_related)
+)
 _softmax = Blocked("relational", "relational_attention", "blocked_softmax")  # relations normalised over whole rows, too
