@@ -17,7 +17,7 @@ jnp = jax.numpy
 
 from polyhead import jaxside, spec  # noqa: E402
 from polyhead.jaxside import tiles  # noqa: E402
-from polyhead.jaxside.latent_code import Inputs  # noqa: E402
+from polyhead.jaxside.latent_code import AttentionCall  # noqa: E402
 from polyhead.ops.dispatch import PUBLIC, resolve  # noqa: E402
 
 OPS = {name: op for op, name in PUBLIC.items()}
@@ -187,7 +187,7 @@ def test_tiles_agree(op, variant, case):
 def test_no_tile_is_left_out_of_which_anything_is_seen(causal, window):
     """And with a single limit none is taken in vain."""
     for t, s, queries, keys in [(7, 7, 2, 3), (4, 9, 3, 2), (9, 4, 2, 2), (1, 6, 1, 4), (8, 8, 8, 1), (6, 6, 1, 6)]:
-        options = Inputs(None, None, causal=causal, window=window)
+        options = AttentionCall(None, None, causal=causal, window=window)
         i, j = np.arange(s - t, s)[:, None], np.arange(s)
         look = ((j <= i) | (not causal)) & (np.abs(i - j) < (window or t + s))
         came = {tuple(at) for at in tiles.Grid(t, s, queries, keys, options).places()}

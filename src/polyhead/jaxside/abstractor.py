@@ -16,8 +16,8 @@ from polyhead.jaxside import sdpa
 from polyhead.jaxside.dispatch import Impl, compute
 from polyhead.jaxside.latent_code import (
     Array,
+    AttentionCall,
     Bias,
-    Inputs,
     Keep,
     Logits,
     Mask,
@@ -34,29 +34,29 @@ from polyhead.spec import RELATION_ACTS
 from polyhead.spec.shapes import one_of, shaped
 
 
-def code(x: Inputs) -> jax.Array:
+def code(x: AttentionCall) -> jax.Array:
     """act(s) of all pairs (b h t s), 0 for those that may not look."""
     s, look = logits(x)
     a = relate(s, x.act, look, x.total).astype(x.q.dtype)
     return a if look is None else jnp.where(look, a, 0)
 
 
-def reference(x: Inputs) -> jax.Array:
+def reference(x: AttentionCall) -> jax.Array:
     """The equation, as it stands."""
     return retrieve(drop(code(x), x.keep), x.v)
 
 
-def _rows(x: Inputs) -> dict[str, Logits]:
+def _rows(x: AttentionCall) -> dict[str, Logits]:
     return {"total": logits} if x.act == "softmax" else {}
 
 
-def _refusal(x: Inputs) -> str | None:
-    return sdpa.refusal(x) if x.act == "softmax" else f"takes act='softmax' only, not {x.act!r}"
+def _unsupported_reason(x: AttentionCall) -> str | None:
+    return sdpa.unsupported_reason(x) if x.act == "softmax" else f"takes act='softmax' only, not {x.act!r}"
 
 
 IMPLS = {
     "blocked": blocked(reference, _rows),
-    "sdpa": Impl(sdpa.forward, _refusal, sdpa.worth),
+    "sdpa": Impl(sdpa.forward, _unsupported_reason, sdpa.preferred),
     "reference": Impl(reference),
 }
 
@@ -92,5 +92,5 @@ def abstractor_attention(
         "abstractor_attention",
         IMPLS,
         impl,
-        Inputs(q, k, symbols, scale=scale, keep=keep, act=act, **limits),
+        AttentionCall(q, k, symbols, scale=scale, keep=keep, act=act, **limits),
     )

@@ -14,8 +14,8 @@ from jaxtyping import Float
 from polyhead.jaxside.dispatch import Impl, compute
 from polyhead.jaxside.latent_code import (
     Array,
+    AttentionCall,
     Bias,
-    Inputs,
     Keep,
     Logits,
     Mask,
@@ -36,18 +36,18 @@ from polyhead.spec import RELATION_ACTS
 from polyhead.spec.shapes import one_of, shaped
 
 
-def compared(x: Inputs) -> tuple[jax.Array, jax.Array | None]:
+def compared(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
     """(b h t s) products of relation queries and keys, and where a softmax of them looks."""
     return products(x.q_rel, share(x.k_rel, x.q.shape[2])), visible(x)
 
 
-def reference(x: Inputs) -> jax.Array:
+def reference(x: AttentionCall) -> jax.Array:
     """The equation, as it stands."""
     inner, look = compared(x)
     return retrieve(drop(code(x, "softmax") * relate(inner, x.act, look, x.total_rel), x.keep), x.v)
 
 
-def _rows(x: Inputs) -> dict[str, Logits]:
+def _rows(x: AttentionCall) -> dict[str, Logits]:
     return {"total": logits, "total_rel": compared} if x.act == "softmax" else {"total": logits}
 
 
@@ -83,5 +83,5 @@ def disentangled_attention(
     """
     one_of("disentangled_attention", "relation_act", relation_act, RELATION_ACTS)
     limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-    given = Inputs(q, k, symbols, scale=scale, keep=keep, q_rel=q_rel, k_rel=k_rel, act=relation_act, **limits)
+    given = AttentionCall(q, k, symbols, scale=scale, keep=keep, q_rel=q_rel, k_rel=k_rel, act=relation_act, **limits)
     return compute("disentangled_attention", IMPLS, impl, given)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from polyhead.jaxside.latent_code import Inputs, blank, check_limits
+from polyhead.jaxside.latent_code import AttentionCall, blank, check_limits
 from polyhead.spec import mechanism
 from polyhead.spec.shapes import one_of
 
@@ -20,12 +20,12 @@ from polyhead.spec.shapes import one_of
 class Impl:
     """A function of a call, why it cannot take one (or None), and whether it is measured to be no slower there."""
 
-    forward: Callable[[Inputs], jax.Array]
-    refusal: Callable[[Inputs], str | None] = lambda x: None
-    worth: Callable[[Inputs], bool] = lambda x: True
+    forward: Callable[[AttentionCall], jax.Array]
+    unsupported_reason: Callable[[AttentionCall], str | None] = lambda x: None
+    preferred: Callable[[AttentionCall], bool] = lambda x: True
 
 
-def compute(who: str, impls: Mapping[str, Impl], impl: str, x: Inputs) -> jax.Array:
+def compute(who: str, impls: Mapping[str, Impl], impl: str, x: AttentionCall) -> jax.Array:
     """What the impl of that name, or with "auto" the first that fits, makes of a call of the op `who`.
 
     Raises ValueError for an unknown impl, one that refuses, more than one dtype, and limits that make no sense.
@@ -37,13 +37,13 @@ def compute(who: str, impls: Mapping[str, Impl], impl: str, x: Inputs) -> jax.Ar
     x = x if x.scale is None else replace(x, scale=x.scale.astype(x.q.dtype))  # an integer could not be learned
     if impl != "auto":
         chosen = impls[one_of(who, "impl", impl, ("auto", *impls))]
-        if (reason := chosen.refusal(x)) is not None:
+        if (reason := chosen.unsupported_reason(x)) is not None:
             raise ValueError(f"{who}: impl {impl!r} {reason}; use impl='auto' or 'reference'")
         return chosen.forward(x)
-    return next(i.forward(x) for i in impls.values() if i.refusal(x) is None and i.worth(x))
+    return next(i.forward(x) for i in impls.values() if i.unsupported_reason(x) is None and i.preferred(x))
 
 
-def _check(who: str, x: Inputs) -> None:
+def _check(who: str, x: AttentionCall) -> None:
     """What shapes cannot say."""
     names = list(mechanism(who).tensors)
     kinds = [getattr(x, "v" if name == "symbols" else name).dtype for name in names]

@@ -16,8 +16,8 @@ from jaxtyping import Float
 from polyhead.jaxside.dispatch import Impl, compute
 from polyhead.jaxside.latent_code import (
     Array,
+    AttentionCall,
     Bias,
-    Inputs,
     Keep,
     Mask,
     Packed,
@@ -33,7 +33,7 @@ from polyhead.spec import ACTS, NORMALISE
 from polyhead.spec.shapes import one_of, shaped
 
 
-def reference(x: Inputs) -> jax.Array:
+def reference(x: AttentionCall) -> jax.Array:
     """Equation 6 (or 10), as it stands."""
     phi, a = activation(x.act), drop(code(x), x.keep)
     z = phi(jnp.einsum("b h t s, b s h e -> b t s e", a, share(x.v, x.q.shape[2])))
@@ -75,5 +75,7 @@ def hyla(
     one_of("hyla", "normalise", normalise, NORMALISE)
     one_of("hyla", "act", act, ACTS)
     limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-    given = Inputs(q, k, v, scale=scale, keep=keep, value_weight=value_weight, normalise=normalise, act=act, **limits)
+    given = AttentionCall(
+        q, k, v, scale=scale, keep=keep, value_weight=value_weight, normalise=normalise, act=act, **limits
+    )
     return compute("hyla", IMPLS, impl, given)

@@ -51,7 +51,7 @@ def _static(default: Any) -> Any:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Inputs:
+class AttentionCall:
     """A call: arrays are leaves of a pytree, options are static.  All impls of an op are functions of it.
 
     The symbols of relational mechanisms are `v`.  `total` and `total_rel` are there when only some of the keys are
@@ -83,7 +83,7 @@ class Inputs:
         return self.q.shape[1], self.k.shape[1]
 
 
-Logits = Callable[[Inputs], tuple[jax.Array, jax.Array | None]]
+Logits = Callable[[AttentionCall], tuple[jax.Array, jax.Array | None]]
 
 _ACTS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "identity": lambda x: x,
@@ -127,7 +127,7 @@ def sequence_of(cu_seqlens: jax.Array, rows: int) -> jax.Array:
     return jnp.searchsorted(cu_seqlens[1:], jnp.arange(rows, dtype=cu_seqlens.dtype), side="right")
 
 
-def visible(x: Inputs) -> jax.Array | None:
+def visible(x: AttentionCall) -> jax.Array | None:
     """Where looking is allowed, with 1 to 4 dimensions that broadcast to (b h t s); None means everywhere.
 
     The last query is aligned with the last key.  Within a `window`, keys are less than so many places away.
@@ -194,7 +194,7 @@ def blank(mask: jax.Array | None, x: jax.Array) -> jax.Array:
     return jnp.where(mask.reshape((1,) * (4 - mask.ndim) + mask.shape).any((1, 2))[:, :, None, None], x, 0)
 
 
-def finite_bias(x: Inputs) -> tuple[jax.Array | None, jax.Array | None]:
+def finite_bias(x: AttentionCall) -> tuple[jax.Array | None, jax.Array | None]:
     """The bias, dense, and where looking is allowed: -inf in a bias hides the pair, and is 0 in what comes back."""
     look = visible(x)
     if x.bias is None:
@@ -204,7 +204,7 @@ def finite_bias(x: Inputs) -> tuple[jax.Array | None, jax.Array | None]:
     return jnp.where(shown, bias, 0), shown if look is None else look & shown
 
 
-def logits(x: Inputs) -> tuple[jax.Array, jax.Array | None]:
+def logits(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
     """Scores (b h t s), in at least float32, and where looking is allowed: what a softmax over keys is of."""
     scale = x.q.shape[-1] ** -0.5 if x.scale is None else jnp.asarray(x.scale, x.q.dtype)
     exact = jnp.promote_types(x.q.dtype, jnp.float32)
@@ -214,7 +214,7 @@ def logits(x: Inputs) -> tuple[jax.Array, jax.Array | None]:
     return inner if bias is None else inner + bias, look
 
 
-def code(x: Inputs, normalise: str | None = None) -> jax.Array:
+def code(x: AttentionCall, normalise: str | None = None) -> jax.Array:
     """The code (b h t s) of a call: -inf at masked pairs before a softmax, otherwise 0; in the dtype of q."""
     normalise = x.normalise if normalise is None else normalise
     (s, look), dim = logits(x), softmax_dim(normalise)
@@ -225,7 +225,7 @@ def code(x: Inputs, normalise: str | None = None) -> jax.Array:
     return (rms_heads(s) if normalise in ("rms_heads", "softmax_rms_heads") else s).astype(x.q.dtype)
 
 
-def row_softmax(x: Inputs) -> dict[str, Logits]:
+def row_softmax(x: AttentionCall) -> dict[str, Logits]:
     """The softmaxes over keys that the code of a call needs: see tiles.py."""
     return {"total": logits} if SOFTMAX_AXIS.get(x.normalise) == "s" else {}
 
@@ -273,7 +273,7 @@ def latent_code(
         raise ValueError(f"latent_code: q and k must have one dtype but have {q.dtype}, {k.dtype}")
     check_limits("latent_code", q.shape[0], q.shape[1], k.shape[1], window, cu_seqlens)
     limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-    return code(jax.tree.map(jnp.asarray, Inputs(q, k, scale=scale, normalise=normalise, **limits)))
+    return code(jax.tree.map(jnp.asarray, AttentionCall(q, k, scale=scale, normalise=normalise, **limits)))
 
 
 @shaped
@@ -297,7 +297,7 @@ def relations(
     if q_rel.dtype != k_rel.dtype:
         raise ValueError(f"relations: q_rel and k_rel must have one dtype but have {q_rel.dtype}, {k_rel.dtype}")
     check_limits("relations", q_rel.shape[0], q_rel.shape[1], k_rel.shape[1], window, cu_seqlens)
-    given = Inputs(q_rel, k_rel, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens)
+    given = AttentionCall(q_rel, k_rel, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens)
     x = jax.tree.map(jnp.asarray, given)
     return relate(products(x.q, x.k), relation_act, seen_by_any(visible(x)))
 

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from polyhead.jaxside.dispatch import Impl, compute
 from polyhead.jaxside.latent_code import (
     Array,
+    AttentionCall,
     Bias,
-    Inputs,
     Keep,
     Mask,
     Packed,
@@ -32,7 +32,7 @@ from polyhead.spec import ACTS, NORMALISE
 from polyhead.spec.shapes import one_of, shaped
 
 
-def reference(x: Inputs) -> jax.Array:
+def reference(x: AttentionCall) -> jax.Array:
     """The equation, as it stands."""
     v = activation(x.act)(share(x.v, x.q.shape[2]))
     return jnp.einsum("b h t s, b s h e -> b t h e", drop(code(x), x.keep), v)
@@ -69,5 +69,5 @@ def linear_attention(
     one_of("linear_attention", "normalise", normalise, NORMALISE)
     one_of("linear_attention", "act", act, ACTS)
     limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-    given = Inputs(q, k, v, scale=scale, keep=keep, normalise=normalise, act=act, **limits)
+    given = AttentionCall(q, k, v, scale=scale, keep=keep, normalise=normalise, act=act, **limits)
     return compute("linear_attention", IMPLS, impl, given)

@@ -16,8 +16,8 @@ from jaxtyping import Float
 from polyhead.jaxside.dispatch import Impl, compute
 from polyhead.jaxside.latent_code import (
     Array,
+    AttentionCall,
     Bias,
-    Inputs,
     Keep,
     Logits,
     Mask,
@@ -38,12 +38,12 @@ from polyhead.spec import RELATION_ACTS
 from polyhead.spec.shapes import one_of, shaped
 
 
-def compared(x: Inputs) -> tuple[jax.Array, jax.Array | None]:
+def compared(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
     """(b r t s) products of relation queries and keys, and where a softmax of them looks."""
     return products(x.q_rel, x.k_rel), seen_by_any(visible(x))
 
 
-def reference(x: Inputs) -> jax.Array:
+def reference(x: AttentionCall) -> jax.Array:
     """The equation, as it stands."""
     inner, look = compared(x)
     a, rel = drop(code(x, "softmax"), x.keep), relate(inner, x.act, look, x.total_rel)
@@ -51,7 +51,7 @@ def reference(x: Inputs) -> jax.Array:
     return retrieve(a, x.v) + jnp.einsum("h e r, b t h r -> b t h e", x.relation_weight, related)
 
 
-def _rows(x: Inputs) -> dict[str, Logits]:
+def _rows(x: AttentionCall) -> dict[str, Logits]:
     return {"total": logits, "total_rel": compared} if x.act == "softmax" else {"total": logits}
 
 
@@ -93,5 +93,5 @@ def relational_attention(
         "relational_attention",
         IMPLS,
         impl,
-        Inputs(q, k, symbols, scale=scale, keep=keep, **related, **limits),
+        AttentionCall(q, k, symbols, scale=scale, keep=keep, **related, **limits),
     )

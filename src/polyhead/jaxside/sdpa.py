@@ -8,10 +8,10 @@ first three are repaired here, float64 and float16 are refused.
 import jax
 import jax.numpy as jnp
 
-from polyhead.jaxside.latent_code import Inputs, finite_bias
+from polyhead.jaxside.latent_code import AttentionCall, finite_bias
 
 
-def refusal(x: Inputs) -> str | None:
+def unsupported_reason(x: AttentionCall) -> str | None:
     """Why the call cannot take the inputs, or None."""
     if x.keep is not None:
         return "takes no keep"
@@ -22,16 +22,16 @@ def refusal(x: Inputs) -> str | None:
     return "takes symbols by key only" if x.v.ndim == 3 else None
 
 
-def worth(x: Inputs) -> bool:
+def preferred(x: AttentionCall) -> bool:
     """Is it measured to be no slower than the reference?
 
     Forward and backward, causal, CPU seconds of the reference over those of the call (one core, float32, 8 heads): 0.9
-    at t = 512, d = 16 and 1.0 at t = 1024, d = 32.  Tiles come first where they are worth it.
+    at t = 512, d = 16 and 1.0 at t = 1024, d = 32.  Tiles come first where they are faster.
     """
     return True
 
 
-def forward(x: Inputs) -> jax.Array:
+def forward(x: AttentionCall) -> jax.Array:
     """Softmax attention, or attention to symbols."""
     (t, s), (d, e) = x.lengths, (x.q.shape[-1], x.v.shape[-1])
     bias, look = finite_bias(x)

@@ -15,8 +15,8 @@ from polyhead.jaxside import sdpa
 from polyhead.jaxside.dispatch import Impl, compute
 from polyhead.jaxside.latent_code import (
     Array,
+    AttentionCall,
     Bias,
-    Inputs,
     Keep,
     Logits,
     Mask,
@@ -31,19 +31,19 @@ from polyhead.jaxside.tiles import blocked
 from polyhead.spec.shapes import shaped
 
 
-def reference(x: Inputs) -> jax.Array:
+def reference(x: AttentionCall) -> jax.Array:
     """The equation, as it stands."""
     a = drop(code(x, "softmax"), x.keep)
     return jnp.einsum("b h t s, b s h e -> b t h e", a, share(x.v, x.q.shape[2]))
 
 
-def _rows(x: Inputs) -> dict[str, Logits]:
+def _rows(x: AttentionCall) -> dict[str, Logits]:
     return {"total": logits}
 
 
 IMPLS = {
     "blocked": blocked(reference, _rows),
-    "sdpa": Impl(sdpa.forward, sdpa.refusal, sdpa.worth),
+    "sdpa": Impl(sdpa.forward, sdpa.unsupported_reason, sdpa.preferred),
     "reference": Impl(reference),
 }
 
@@ -71,4 +71,4 @@ def softmax_attention(
     inputs. Static under jit: causal, window, impl. Vaswani et al. 2017, eq. 1.
     """
     limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-    return compute("softmax_attention", IMPLS, impl, Inputs(q, k, v, scale=scale, keep=keep, **limits))
+    return compute("softmax_attention", IMPLS, impl, AttentionCall(q, k, v, scale=scale, keep=keep, **limits))

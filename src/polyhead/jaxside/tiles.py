@@ -24,12 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyhead.jaxside.dispatch import Impl
-from polyhead.jaxside.latent_code import Inputs, Logits, sequence_of, softmax_visible
+from polyhead.jaxside.latent_code import AttentionCall, Logits, sequence_of, softmax_visible
 
 Arrays = dict[str, jax.Array]
-Run = Callable[[Inputs], jax.Array]
-Rows = Callable[[Inputs], dict[str, Logits]]
-"""Softmaxes over keys that a call needs: the field of Inputs for their totals, and their scores."""
+Run = Callable[[AttentionCall], jax.Array]
+Rows = Callable[[AttentionCall], dict[str, Logits]]
+"""Softmaxes over keys that a call needs: the field of AttentionCall for their totals, and their scores."""
 
 TILE = 128
 """Queries, and keys, of a tile, at most."""
@@ -69,7 +69,7 @@ class Grid:
     s: int
     queries: int
     keys: int
-    options: Inputs  # without arrays
+    options: AttentionCall  # without arrays
 
     @property
     def padded(self) -> tuple[int, int]:
@@ -116,7 +116,7 @@ class Grid:
         now = jax.lax.dynamic_slice(total, start, size) + part.astype(total.dtype)
         return jax.lax.dynamic_update_slice(total, now, start)
 
-    def call(self, arrays: Arrays, fixed: Arrays, at: jax.Array) -> Inputs:
+    def call(self, arrays: Arrays, fixed: Arrays, at: jax.Array) -> AttentionCall:
         """A tile, whose arrays are given, as a call of its own; all that limits it becomes a mask."""
         fixed = {name: self.cut(axes(name, x), x, at) for name, x in fixed.items()}
         ahead = at[1] + jnp.arange(self.keys) - (at[0] + jnp.arange(self.queries) + self.s - self.t)[:, None]
@@ -211,7 +211,7 @@ def _total_backward(logits: Logits, grid: Grid, saved: tuple[Arrays, Arrays], dt
     return _sum_backward(functools.partial(_shares, logits), grid, "bht", saved, dtotal)
 
 
-def _shares(logits: Logits, x: Inputs) -> jax.Array:
+def _shares(logits: Logits, x: AttentionCall) -> jax.Array:
     """(b h t): the part of the softmax that is in a tile; its gradient by the scores is that of the total."""
     return softmax_visible(*logits(x), 3, x.total).sum(-1)
 
@@ -220,23 +220,23 @@ _total.defvjp(_total_forward, _total_backward)
 
 
 # ---------------------------------------------------------------------------------------------------------- the impl
-def _nothing(x: Inputs) -> dict[str, Logits]:
+def _nothing(x: AttentionCall) -> dict[str, Logits]:
     return {}
 
 
-def blocked(reference: Run, rows: Rows = _nothing, worth: Callable[[Inputs], bool] | None = None) -> Impl:
+def blocked(reference: Run, rows: Rows = _nothing, preferred: Callable[[AttentionCall], bool] | None = None) -> Impl:
     """The impl of an op whose reference that is, with the softmaxes over keys that it needs.
 
     It takes everything the reference takes.  Static and hashable: it is compiled once per shape also without jit.
     """
 
-    def forward(x: Inputs) -> jax.Array:
+    def forward(x: AttentionCall) -> jax.Array:
         return _forward(reference, rows, (TILE, SMALL, NUMBERS), x)
 
-    return Impl(forward, worth=large if worth is None else worth)
+    return Impl(forward, preferred=large if preferred is None else preferred)
 
 
-def large(x: Inputs) -> bool:
+def large(x: AttentionCall) -> bool:
     """Is it measured to be no slower than the reference?
 
     Forward and backward, CPU seconds of the reference over those of tiles (one core, float32, 8 heads).  HYLA, causal:
@@ -248,7 +248,7 @@ def large(x: Inputs) -> bool:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _forward(reference: Run, rows: Rows, sizes: tuple[int, int, int], x: Inputs) -> jax.Array:
+def _forward(reference: Run, rows: Rows, sizes: tuple[int, int, int], x: AttentionCall) -> jax.Array:
     t, s = x.lengths
     given = {f.name: getattr(x, f.name) for f in fields(x) if f.name in AXES and getattr(x, f.name) is not None}
     absent: dict[str, Any] = dict.fromkeys([*given, "cu_seqlens"])
@@ -262,7 +262,7 @@ def _forward(reference: Run, rows: Rows, sizes: tuple[int, int, int], x: Inputs)
     return _sum(reference, grid, "bthe", {**given, **totals}, fixed)[:, :t].astype(x.q.dtype)
 
 
-def tile_sizes(x: Inputs, most: int, small: int, numbers: int) -> tuple[int, int]:
+def tile_sizes(x: AttentionCall, most: int, small: int, numbers: int) -> tuple[int, int]:
     """(queries, keys) of a tile: as even as possible, the wider halved while there are too many numbers."""
     b, _, h, _ = x.q.shape
     relations = 0 if x.q_rel is None else x.q_rel.shape[2]

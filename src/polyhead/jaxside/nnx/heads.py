@@ -16,13 +16,13 @@ from polyhead import config
 from polyhead.jaxside.abstractor import abstractor_attention, code as abstractor_code
 from polyhead.jaxside.disentangled import code as disentangled_code, disentangled_attention
 from polyhead.jaxside.hyla import code as hyla_code, hyla
-from polyhead.jaxside.latent_code import Array, Inputs, relations
+from polyhead.jaxside.latent_code import Array, AttentionCall, relations
 from polyhead.jaxside.linear import code as linear_code, linear_attention
 from polyhead.jaxside.nnx.components import Draw, Linear
 from polyhead.jaxside.relational import code as relational_code, relational_attention
 from polyhead.jaxside.softmax import code as softmax_code, softmax_attention
 
-CODES: dict[type, Callable[[Inputs], jax.Array]] = {
+CODES: dict[type, Callable[[AttentionCall], jax.Array]] = {
     config.Softmax: softmax_code,
     config.Linear: linear_code,
     config.Hyla: hyla_code,
@@ -82,7 +82,7 @@ def code(self: Any, q: Array, k: Array, limits: dict[str, Any]) -> Array:
         raise ValueError(f"{who}: the code of its __call__ is not known: give the class a method `code` beside it")
     how = {name: getattr(self.mechanism, name) for name in ("normalise", "act") if hasattr(self.mechanism, name)}
     given = {name: limit for name, limit in limits.items() if name != "keep"}
-    return CODES[type(self.mechanism)](jax.tree.map(jnp.asarray, Inputs(q, k, **given, **how)))
+    return CODES[type(self.mechanism)](jax.tree.map(jnp.asarray, AttentionCall(q, k, **given, **how)))
 
 
 class ValueHeads(nnx.Module):
