@@ -1,12 +1,12 @@
 """Tasks and recipes of others: registered, declared by an installed package, written to files and read back."""
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 import pathlib
 import subprocess
 import sys
-import types
 
 import pytest
 
@@ -125,8 +125,6 @@ def test_what_is_registered_is_known_by_name(theirs, monkeypatch, capsys):
         ph.register(theirs.recipes.parity_heads, name="parity-hyla")
     with pytest.raises(ValueError, match="define it in a module"):
         ph.register(lambda: None, name="mine")
-    with pytest.raises(ValueError, match="a task or a recipe was wanted but 3 came"):
-        ph.register(3)
     with pytest.raises(ValueError, match=r"recipes: unknown recipe 'fuzzy_hyla'; did you mean 'fuzzy-hyla'"):
         ph.recipes.RECIPES["fuzzy_hyla"]
 
@@ -174,12 +172,7 @@ def test_an_installed_package_needs_no_import(tmp_path):
 
 
 def test_a_declaration_that_cannot_be_loaded_is_one_line(monkeypatch):
-    point = types.SimpleNamespace(group="polyhead.tasks", name="Mine", value="no_such:Mine")
-
-    def load():
-        raise ImportError("No module named 'no_such'")
-
-    point.load = load
+    point = importlib.metadata.EntryPoint(group="polyhead.tasks", name="Mine", value="no_such:Mine")
     monkeypatch.setattr(extensions, "_points", lambda sort: (point,) if sort == "tasks" else ())
     with pytest.raises(ValueError, match=r"^polyhead.tasks: Mine = no_such:Mine cannot be loaded \(No module named"):
         extensions.added("tasks")

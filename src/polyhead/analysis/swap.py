@@ -140,7 +140,7 @@ def _layer(model: Transformer, layer: int) -> int:
     depth = len(model.blocks)
     if not -depth <= layer < depth:
         raise ValueError(f"swap_codes: layer must be in [{-depth}, {depth}) but is {layer}")
-    for group in _groups(model, layer):
+    for group in cast(TransformerBlock, model.blocks[layer]).attention.groups:
         one_of("swap_codes", "kind of heads", getattr(group, "kind", type(group).__name__), KINDS)
     return layer % depth
 
