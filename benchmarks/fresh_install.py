@@ -1,6 +1,7 @@
 """What an installation brings: wheels are built of this tree, installed into empty environments, and used from there.
 
     python benchmarks/fresh_install.py --out docs/results/install.md
+    python benchmarks/fresh_install.py --here            only the seconds to the first layer, in this environment
 
 Needs a package index and hatchling; torch for the CPU is taken where pip finds one.
 """
@@ -20,23 +21,23 @@ ROOT = pathlib.Path(__file__).parents[1]
 BUILD = "import sys, hatchling.build as b; print(b.build_wheel(sys.argv[1]))"
 CLEAN = {"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
 LAYER = """
-import resource, sys, time
-began = time.perf_counter()
+import time
+began = time.process_time()
 import torch
-loaded = time.perf_counter()
+loaded = time.process_time()
 import polyhead as ph
 y = ph.MultiHeadAttention(64, [ph.Softmax(4), ph.Hyla(4)], causal=True)(torch.randn(2, 10, 64))
-print(f"{loaded - began:.1f} s for torch, then {time.perf_counter() - loaded:.1f} s to {tuple(y.shape)}")
+print(f"{loaded - began:.1f} s for torch, then {time.process_time() - loaded:.2f} s to {tuple(y.shape)}")
 """
 JAX = """
 import sys, time
-began = time.perf_counter()
+began = time.process_time()
 import jax.numpy as jnp
-loaded = time.perf_counter()
+loaded = time.process_time()
 from polyhead import jaxside
 q = jnp.ones((2, 10, 8, 16))
 y = jaxside.hyla(q, q, q, causal=True)
-took = time.perf_counter() - loaded
+took = time.process_time() - loaded
 print(f"{loaded - began:.1f} s for jax, then {took:.1f} s to {y.shape}; torch imported: {'torch' in sys.modules}")
 """
 FEATURES = (  # what is asked for in Python or of the command line, without its extra
@@ -132,7 +133,7 @@ def core(folder: pathlib.Path, torch: str) -> list[str]:
         "",
         *sizes(own),
         "",
-        f"First layer: {first}.",
+        f"First layer, seconds of CPU: {first}.",
         "",
         *rows([("the core alone", "last line"), ("---", "---"), *used]),
         "",
@@ -154,7 +155,7 @@ def jax(folder: pathlib.Path) -> list[str]:
         "",
         *sizes(added),
         "",
-        f"First call: {[here.run(JAX) for _ in range(2)][1]}.",
+        f"First call, seconds of CPU: {[here.run(JAX) for _ in range(2)][1]}.",
         "",
         *rows([("asked for", "the line"), ("---", "---"), *missing]),
         "",
@@ -165,7 +166,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, help="a Markdown file (default: only printed)")
     parser.add_argument("--torch", default="torch==2.13.0", help="what is installed first")
+    parser.add_argument("--here", action="store_true", help="time the first layer in this environment, install nothing")
     given = parser.parse_args()
+    if given.here:
+        for program in (LAYER, JAX):
+            subprocess.run([sys.executable, "-c", program], check=True)
+        return
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     with tempfile.TemporaryDirectory() as folder:
         parts = core(pathlib.Path(folder), given.torch) + jax(pathlib.Path(folder))

@@ -20,12 +20,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 OWN = ("bias", "keep", "state")
 """Arguments that may have a dtype of their own."""
+CASTING = [kind for kind in ("cpu", "cuda", "mps", "xpu", "mtia", "hpu") if torch.amp.is_autocast_available(kind)]
+"""Kinds of devices with autocast.  Known at import: torch.compile of torch 2.11 cannot ask."""
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The dtype of autocast on the device of `x`, or None where it is off."""
     kind = x.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    if kind not in CASTING or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
 

@@ -9,7 +9,6 @@ array.
 import difflib
 import functools
 import inspect
-import re
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -86,14 +85,15 @@ def _size(dim: str, sizes: dict[str, tuple[int, str]]) -> int | None:
     if dim in sizes or dim.isidentifier():  # a letter alone, as nearly all are
         return sizes[dim][0] if dim in sizes else None
     total = 0
-    for sign, term in re.findall(r"([+-]?)(\w+)", dim):
+    for part in dim.replace("-", "+-").split("+"):  # torch 2.11 cannot compile a regex
+        term = part.removeprefix("-")
         if term.isdigit():
             value = int(term)
         elif term in sizes:
             value = sizes[term][0]
         else:
             return None
-        total = total - value if sign == "-" else total + value
+        total = total - value if part != term else total + value
     return total
 
 
