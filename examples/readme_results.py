@@ -1,6 +1,6 @@
 """All that the README says of the demo, from the runs of `make demo`: figure, table, sentences, and the time it takes.
 
-python examples/readme_results.py [runs/demo]
+python examples/readme_results.py [runs/demo [CORE_MINUTES]]
 
 Nothing of it is typed by hand, so that after other steps or seeds (`FUZZY_STEPS` in papers/demo.py) this one command
 is all there is to do; tests hold the README to it.  The table is that of the report and of the demo's last lines, to
@@ -164,6 +164,10 @@ def draw(found, path):
 def main():
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "runs" / "demo")
     found = measured(folder)
+    if len(sys.argv) > 2:  # by the processor's clock: where others had a part of it, that of the wall says too much
+        factor = float(sys.argv[2]) / minutes(found)
+        for part in PARTS:
+            found[part]["seconds"] *= factor
     KEPT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     draw(found, ROOT / "docs" / "figures" / "demo.svg")
     text = README.read_text(encoding="utf-8")
