@@ -29,7 +29,7 @@ print(tokenizer.decode(said[0], skip_special_tokens=True))
 
 def train(folder: pathlib.Path, steps: int) -> None:
     """A byte-level model of rhymes, exported to `folder`/exported."""
-    (folder / "rhyme.txt").write_text(TEXT * 100)
+    (folder / "rhyme.txt").write_text(TEXT * 100, encoding="utf-8")
     task = ph.tasks.Text(str(folder / "rhyme.txt"), 32, held_out=0.1, folder=str(folder / "tokens"))
     heads = [ph.Softmax(2), ph.Hyla(2)]
     model = ph.TransformerConfig(*task.ends, dim=32, layers=1, heads=heads, causal=True, positions=ph.Rotary())
@@ -68,7 +68,7 @@ def main(steps: int = 60, *, stranger: bool = True) -> dict[str, object]:
         }
         if stranger:
             command = [sys.executable, "-c", STRANGER, folder / "exported"]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
             found["trust_remote_code"] = done.stdout.splitlines()[-1]
         return found
 

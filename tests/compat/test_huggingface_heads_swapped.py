@@ -163,9 +163,9 @@ def test_a_window_with_relative_symbols(library):
 
 def test_what_is_new_begins_with_the_rows_of_the_values(make):
     attention = hf.swap_heads(make(), [1], MIXED["positions"]).model.layers[1].self_attn
-    group = attention.polyhead.groups[1]
-    assert torch.equal(group.value.weight, attention.v_proj.weight[6:])
-    assert torch.equal(group.value.bias, attention.v_proj.bias[6:])
+    group = attention.polyhead.groups[0]
+    assert torch.equal(group.value.weight, attention.v_proj.weight[:6])
+    assert torch.equal(group.value.bias, attention.v_proj.bias[:6])
     assert group.q_rel.weight.dtype == group.relation_weight.dtype == F64
     table = attention.polyhead.symbols[0].table
     assert table.shape == (32, 24)

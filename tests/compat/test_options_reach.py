@@ -90,6 +90,7 @@ def test_a_cache_says_how_long_a_mask_is():
 
 def test_a_sequence_of_one_token_is_a_sequence():
     pytest.importorskip("transformers")
-    from polyhead.compat.huggingface.model import _boundaries
+    from polyhead.compat.huggingface.model import PolyheadForCausalLM
 
-    assert _boundaries(torch.tensor([[0, 0, 1, 0, 3]])).tolist() == [0, 1, 3, 4, 5]
+    found = PolyheadForCausalLM._boundaries(object.__new__(PolyheadForCausalLM), torch.tensor([[0, 0, 1, 0, 3]]))
+    assert found.tolist() == [0, 1, 3, 4, 5]

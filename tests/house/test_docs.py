@@ -17,6 +17,7 @@ from some import some
 import polyhead as ph
 from polyhead import config, spec
 from polyhead.cli import plan as cli_plan, sweep as cli_sweep, train as cli_runs, tune as cli_tune, verbs as cli
+from polyhead.config import extensions
 from polyhead.ops.dispatch import BACKENDS
 from polyhead.spec import shapes
 from polyhead.tasks.fuzzy_logic.floors import FLOORS
@@ -67,6 +68,7 @@ def read(path):
 @pytest.mark.parametrize("path", [p for p in DOCUMENTS if list(blocks(p.read_text(), "python"))], ids=name)
 def test_python_blocks_run_in_order(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(extensions, "_ADDED", {sort: {} for sort in extensions.GROUPS})
     torch.manual_seed(0)
     namespace = {"__name__": "__document__"}
     for line, code in blocks(path.read_text(), "python"):
@@ -327,7 +329,7 @@ def test_the_glossary_names_configurations_that_exist():
 
 
 def test_documents_are_short():
-    assert len(read("CONTRIBUTING.md").splitlines()) <= 60
+    assert len(read("CONTRIBUTING.md").splitlines()) <= 70
     assert len(read("README.md").splitlines()) <= 220
     assert len(read("docs/design.md").splitlines()) <= 200
 

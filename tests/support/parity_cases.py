@@ -19,12 +19,12 @@ SMALL = 2**14
 """The same of those that `make test` runs."""
 
 IMPLS = {
-    "softmax": ("sdpa", "reference"),
-    "linear": ("chunked", "recurrent", "triton", "reference"),
+    "softmax": ("sdpa", "blocked", "reference"),
+    "linear": ("chunked", "recurrent", "triton", "blocked", "reference"),
     "hyla": ("blocked", "blocked", "blocked", "state", "triton", "reference"),
     "relational": ("blocked", "blocked", "sdpa", "triton", "reference"),
-    "disentangled": ("reference",),
-    "abstractor": ("sdpa", "reference"),
+    "disentangled": ("blocked", "reference"),
+    "abstractor": ("sdpa", "blocked", "reference"),
 }
 """Op -> impls, as often as each comes; a test holds them to the package's table."""
 

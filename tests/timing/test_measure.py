@@ -108,9 +108,9 @@ def test_every_side_computes_what_was_asked_for():
         given = bench_sides.tensors(options, 9)
         wanted = resolve("softmax", "reference")(given["q"], given["k"], given["v"], **limits)
         found, absent = bench_sides.sides(options, given)
-        assert [side.name for side in found] == ["reference", "sdpa", "stock"]
+        assert [side.name for side in found] == ["reference", "sdpa", "blocked", "stock"]
         assert not absent
-        for side in found if "window" not in limits else found[:2]:  # stock attention has no window
+        for side in found if "window" not in limits else found[:3]:  # stock attention has no window
             out, *gradients = side.both(given)
             torch.testing.assert_close(out, wanted)
             torch.testing.assert_close(side.forward(given), wanted)
@@ -168,9 +168,9 @@ def test_a_red_parity_is_not_timed(fault: str, capsys: Any, monkeypatch: pytest.
     blocked: Any = importlib.import_module("polyhead.ops.hyla.blocked")
     right = blocked.forward
 
-    def wrong(q: Any, k: Any, v: Any, **options: Any) -> Any:
-        out = right(q, k, v, **options)
-        return out * (1 + 1e-3) if fault == "output" else out + 1e-3 * (k - k.detach()).sum()
+    def wrong(x: Any, twice: bool = False) -> Any:
+        out = right(x, twice)
+        return out * (1 + 1e-3) if fault == "output" else out + 1e-3 * (x.k - x.k.detach()).sum()
 
     monkeypatch.setattr(blocked, "forward", wrong)
     assert ask(f"hyla --lengths 8 {SMALL}") == 1

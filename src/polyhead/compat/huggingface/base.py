@@ -123,8 +123,9 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         return getattr(outputs, "linear", None) if isinstance(self.config.settings.outputs, Logits) else None
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Another linear map."""
-        self.model.outputs.linear = new_embeddings
+        """Another linear map; tied logits go by the table."""
+        if not isinstance(self.model.outputs, TiedOutput):
+            self.model.outputs.linear = new_embeddings
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True

@@ -251,7 +251,7 @@ def _relational(per_pair: str, per_relation: str, first: int) -> Formula:
 def _made_of_reference(times: int, first: int) -> Formula:
     """Of an op by tiles made of its reference: scores and values, and relations of heads; backward `times` as many."""
 
-    def formula(args: Sequence[list[Tensor]], options: Mapping[str, bool]) -> int:
+    def formula(args: Sequence[Tensor | list[Tensor]], options: Mapping[str, bool]) -> int:
         q, k, v, q_rel = args[first][:4]
         each = _amount("d + e", q, v) + (q_rel.shape[-1] if q_rel.ndim == 4 else 0)
         return times * 2 * each * _pairs(q.shape[0] * q.shape[2], q.shape[1], k.shape[1], options["causal"])
