@@ -121,7 +121,7 @@ def cached(name: str, dtype: torch.dtype = torch.float32) -> Path:
 
 def flags(dtype: torch.dtype) -> list[str]:
     """Of the compiler."""
-    more = ["-DPOLYHEAD_NUMBER=double"] if dtype == torch.float64 else []
+    more = ["-DPOLYHEAD_NUMBER=double", "-O1"] if dtype == torch.float64 else []  # tests wait for it, nobody else
     return [*os.environ.get("POLYHEAD_NATIVE_FLAGS", FLAGS).split(), *ALWAYS, *more]
 
 
