@@ -45,6 +45,7 @@ STEPS = 4
 
 @functools.cache
 def make(name):
+    torch.manual_seed(1)  # whichever test asks first; beams then differ from the greedy choice
     model = ours.PolyheadForCausalLM(ours.PolyheadConfig(MODELS[name])).double()
     return zoo.far(model)
 

@@ -171,6 +171,12 @@ def test_an_installed_package_needs_no_import(tmp_path):
     assert (tmp_path / "page.html").exists()
 
 
+@pytest.mark.compile  # where annotations are not checked
+def test_what_is_neither_task_nor_recipe_is_one_line():
+    with pytest.raises(ValueError, match="^register: a task or a recipe was wanted but 3 came$"):
+        ph.register(3)
+
+
 def test_a_declaration_that_cannot_be_loaded_is_one_line(monkeypatch):
     point = importlib.metadata.EntryPoint(group="polyhead.tasks", name="Mine", value="no_such:Mine")
     monkeypatch.setattr(extensions, "_points", lambda sort: (point,) if sort == "tasks" else ())

@@ -44,6 +44,8 @@ def register(added: Added, *, name: str | None = None) -> Added:
     an entry point.  `name`: on the command line; by default that of the class, or of the function with "-" for "_".
     ValueError for a class or function that no other process could find again, and for a name that is taken.
     """
+    if not callable(added):
+        raise ValueError(f"register: a task or a recipe was wanted but {added!r} came")
     sort = "tasks" if isinstance(added, type) else "recipes"
     name = name or (added.__name__ if sort == "tasks" else added.__name__.replace("_", "-"))
     if "<" in added.__qualname__:  # of a function, or a lambda; as a decorator, we are asked before the name is set

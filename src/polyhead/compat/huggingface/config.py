@@ -1,5 +1,6 @@
 """Our configuration as one of Hugging Face's library: JSON of which every field is checked, and that runs no code."""
 
+import abc
 import dataclasses
 import os
 import pathlib
@@ -27,15 +28,15 @@ def __getattr__(name):
 '''
 
 
-class FindsItself:
+class FindsItself(abc.ABC):
     """Before a configuration class: its folder says where the classes are, by `auto_map` and a module that imports us.
 
     transformers looks at neither where the classes are registered, and asks for `trust_remote_code=True` elsewhere.
     """
 
+    @abc.abstractmethod
     def auto_classes(self) -> dict[str, str]:
         """The name of our class for each Auto class."""
-        raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
         """As in the library, and `auto_map`; never that of the file it was read from."""
