@@ -1,11 +1,14 @@
 """What several processes do in the tests of runs on several devices (`worker_main` in each of them)."""
 
+import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,13 +68,18 @@ RUNS = {"fuzzy": fuzzy, "text": text}
 def worker_main(root: str, *cases: str) -> None:
     """A case is KIND-HOW (a run in ROOT/KIND-HOW), `resume:NAME` (the run that lies in ROOT/NAME), or `evaluate`.
 
-    `stop:NAME` and `kill:NAME`, the last of all, send such a signal to the last process at its 28th or 8th batch.
+    `stop:NAME` and `kill:NAME`, the last of all: the last process sends itself SIGTERM at its 28th batch, or SIGKILL at
+    its 8th, where the others then wait until the launch has noticed it.
     """
     if cases[-1].startswith(("stop:", "kill:")):
         way, name = cases[-1].split(":")
         train(pathlib.Path(root), *cases[:-1])
         fuzzy_to(pathlib.Path(root) / name)
-        signal_at(*{"stop": (27, signal.SIGTERM), "kill": (7, signal.SIGKILL)}[way])
+        if way == "stop":
+            at(27, stopped)
+        else:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # it is waited for
+            at(7, functools.partial(killed, waiting(pathlib.Path(root) / "waiting")))
         sys.exit(worker([str(pathlib.Path(root) / name / "config.json"), "--quiet"]))
     train(pathlib.Path(root), *cases)
 
@@ -84,15 +92,40 @@ def fuzzy_to(folder: pathlib.Path) -> None:
     os.replace(own, folder / "config.json")
 
 
-def signal_at(step: int, number: int) -> None:
-    draw = ph.tasks.FuzzyLogic.batch
+def at(step: int, act: Callable[[bool], None]) -> None:
+    """Call `act` before the batch of a step, with whether this process is the last one."""
+    draw, steps = ph.tasks.FuzzyLogic.batch, {step}
 
     def batch(task: Any, split: str, size: int, **where: Any) -> Any:
-        if split == "train" and where["step"] == step and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
-            os.kill(os.getpid(), number)
+        if split == "train" and where["step"] in steps:
+            steps.clear()  # a batch is drawn in parts
+            act(os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1))
         return draw(task, split, size, **where)
 
     ph.tasks.FuzzyLogic.batch = batch  # type: ignore[method-assign]
+
+
+def stopped(last: bool) -> None:
+    if last:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def waiting(path: pathlib.Path) -> int:
+    """A pipe with a byte for each process that waits."""
+    with contextlib.suppress(FileExistsError):
+        os.mkfifo(path)
+    return os.open(path, os.O_RDWR)
+
+
+def killed(pipe: int, last: bool) -> None:
+    """The last one once all others wait, so that the launch sees its end before theirs."""
+    if not last:
+        os.write(pipe, b".")
+        signal.sigwait([signal.SIGTERM])
+        return
+    for _ in range(int(os.environ["WORLD_SIZE"]) - 1):
+        os.read(pipe, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train(root: pathlib.Path, *cases: str) -> None:
