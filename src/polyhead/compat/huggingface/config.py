@@ -52,7 +52,7 @@ class FindsItself(abc.ABC):
         (folder / f"{SHIM}.py").write_text(_CODE, encoding="utf-8")
         super().save_pretrained(save_directory, push_to_hub, **options)  # type: ignore[misc]
 
-    @classmethod
+    @classmethod  # noqa: B027 -- not abstract: it is meant to do nothing
     def register_for_auto_class(cls, auto_class: object = "AutoConfig") -> None:
         """Nothing: a saved folder finds this class by its shim, and needs no copy of the source."""
 
