@@ -1,5 +1,6 @@
 """The dual-attention study's runs: equal parameters, equal steps, the papers' settings, every model trains."""
 
+import functools
 from collections import defaultdict
 from dataclasses import replace
 
@@ -16,69 +17,61 @@ from polyhead.papers.recipes import FAMILIES, RECIPES
 from polyhead.tasks.relational_games.task import GAMES
 
 DUAL = FAMILIES[STUDY.title]
-SMALL = {name: DUAL[name]("small") for name in DUAL}
 FREE = ("split",)
 """Studies whose very question is another number of parameters."""
+
+
+@functools.cache
+def small(name):
+    return DUAL[name]("small")
 
 
 @pytest.mark.parametrize("name", DUAL)
 @pytest.mark.parametrize("scale", ["small", "smoke"])
 def test_models_that_are_compared_have_equal_parameters_and_steps(name, scale):
-    runs = SMALL[name] if scale == "small" else DUAL[name](scale)
+    runs = small(name) if scale == "small" else DUAL[name](scale)
     alike = defaultdict(list)
     for run in runs:
         alike[replace(run.task, split_seed=0) if hasattr(run.task, "split_seed") else run.task].append(run)
     for same in some(alike.values()):
         assert len({(run.train.steps, run.train.batch_size, run.train.lr) for run in same}) == 1
         if name not in FREE:
-            plain = parameters_of(next(run.model for run in same if row_of(run) == "dual"))
-            assert all(abs(parameters_of(run.model) - plain) <= CLOSE * plain for run in same)
-
-
-COUNTED = {}
-
-
-def parameters_of(model):
-    """Counted once."""
-    if model not in COUNTED:
-        COUNTED[model] = parameters(model)
-    return COUNTED[model]
+            plain = parameters(next(run.model for run in same if row_of(run) == "dual"))
+            assert all(abs(parameters(run.model) - plain) <= CLOSE * plain for run in same)
 
 
 @pytest.mark.parametrize("name", DUAL)
 def test_the_runs_of_a_study(name):
-    for runs in (DUAL[name]("smoke"), SMALL[name]):
+    for runs in (DUAL[name]("smoke"), small(name)):
         assert len({digest(run) for run in runs}) == len(runs) == len({run.name for run in runs})
         for run in runs:
             assert run.name.endswith(f"-{run.seed}")
             assert row_of(run) in ROWS
             assert run.train.evaluate[0] == "validation"
             assert getattr(run.task, "split_seed", run.seed) == run.seed
-    assert {run.seed for run in SMALL[name]} == {0, 1, 2}
+    assert {run.seed for run in small(name)} == {0, 1, 2}
 
 
 def test_runs_that_studies_share_have_one_name():
     named = {}
-    for runs in some(SMALL.values()):
+    for runs in some([small(name) for name in DUAL]):
         for run in runs:
             assert named.setdefault(digest(run), run.name) == run.name
 
 
-SMOKE = {name: {row_of(run): run for run in reversed(DUAL[name]("smoke"))} for name in DUAL}
-
-
-@pytest.mark.parametrize(("name", "row"), [(name, row) for name, rows in SMOKE.items() for row in rows])
-def test_every_model_of_a_study_trains(name, row, tmp_path):
-    run = replace(SMOKE[name][row], folder=str(tmp_path / "run"), device="cpu")
-    run = replace(run, train=replace(run.train, steps=2, eval_batches=1))
-    result = training.run(run, progress=False)
-    assert result.steps == 2
-    assert result.parameters == parameters(run.model)
-    assert set(result.scores) == set(run.train.evaluate)
+@pytest.mark.parametrize("name", DUAL)
+def test_every_model_of_a_study_trains(name, tmp_path):
+    for row, run in {row_of(run): run for run in reversed(DUAL[name]("smoke"))}.items():
+        run = replace(run, folder=str(tmp_path / row), device="cpu", name=row)
+        run = replace(run, train=replace(run.train, steps=2, eval_batches=1))
+        result = training.run(run, progress=False)
+        assert result.steps == 2, row
+        assert result.parameters == parameters(run.model), row
+        assert set(result.scores) == set(run.train.evaluate), row
 
 
 def games(scale):
-    runs = SMALL["games"] if scale == "small" else DUAL["games"](scale)
+    runs = small("games") if scale == "small" else DUAL["games"](scale)
     return [run for run in runs if run.seed == 0]
 
 
@@ -129,19 +122,19 @@ def test_relations():
 
 
 def test_symbols_are_crossed_with_all_else():
-    runs = [run for run in SMALL["symbols"] if run.seed == 0 and run.task.game == "occurs"]
+    runs = [run for run in small("symbols") if run.seed == 0 and run.task.game == "occurs"]
     places = [
         tuple(STUDY.places(run)[axis] for axis in ("symbols", "positions", "symmetric", "relations")) for run in runs
     ]
     kinds = ("by place", "by offset", "library", "by neighbours")
     grid = {(kind, "learned", same, count) for kind in kinds for same in (True, False) for count in (1, 4, 16)}
     assert sorted(places) == sorted(grid | {(kind, "rotary", True, 1) for kind in kinds})
-    shared = {digest(run) for run in SMALL["symbols"]} & {digest(run) for run in SMALL["games"]}
+    shared = {digest(run) for run in small("symbols")} & {digest(run) for run in small("games")}
     assert len(shared) == 6  # the plain one, on two games, three seeds
 
 
 def test_splits_have_heads_of_one_width():
-    runs = [run for run in SMALL["split"] if run.seed == 0 and run.task.game == "occurs"]
+    runs = [run for run in small("split") if run.seed == 0 and run.task.game == "occurs"]
     assert {split_of(run) for run in runs} == {(2, 0), (4, 0), (8, 0), (1, 1), (2, 2), (4, 4), (3, 1), (1, 3), (0, 4)}
     assert {(group.dim, group.value_dim) for run in runs for group in run.model.heads} == {(16, 16)}
     assert {run.model.feedforward for run in runs} == {ph.Swiglu(128)}
@@ -164,7 +157,7 @@ def test_writers():
 
 
 def test_digits_keep_the_grey_of_their_patches():
-    run = SMALL["images"][0]
+    run = small("images")[0]
     assert (run.task.data, run.model.inputs.norm) == ("digits", False)
     assert all(run.model.inputs.norm for run in DUAL["images"]("paper"))
     assert {run.task.data for run in DUAL["images"]("paper")} == {"cifar10", "cifar100"}
@@ -184,6 +177,6 @@ def test_single_recipes_are_runs_of_the_studies():
     for name, study in (("games", "games"), ("sorting", "sorting"), ("digits", "images"), ("maths", "maths")):
         run = RECIPES[f"{name}-dual"]()
         assert (run.name, row_of(run), run.threads) == (f"{name}-dual", "dual", None)
-        alike = [r for r in SMALL[study] if replace(r, train=run.train, name=run.name, threads=None) == run]
+        alike = [r for r in small(study) if replace(r, train=run.train, name=run.name, threads=None) == run]
         assert len(alike) == 1
         assert (alike[0].train == run.train) == (name in ("games", "sorting"))

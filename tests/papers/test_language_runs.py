@@ -1,5 +1,6 @@
 """The runs of language models: equal parameters, equal tokens, the papers' settings, every model trains."""
 
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -20,13 +21,17 @@ from polyhead.papers.language.tokens import DUAL, dual_sizes
 from polyhead.papers.recipes import FAMILIES, FIGURES, RECIPES
 
 LM = FAMILIES[LANGUAGE.title]
-SMALL = {name: LM[name]("small") for name in LM}
+
+
+@functools.cache
+def small(name):
+    return LM[name]("small")
 
 
 @pytest.mark.parametrize("scale", ["small", "smoke"])
 @pytest.mark.parametrize("name", LM)
 def test_models_that_are_compared_have_equal_parameters_and_tokens(name, scale):
-    runs = SMALL[name] if scale == "small" else LM[name](scale)
+    runs = small(name) if scale == "small" else LM[name](scale)
     by_width = defaultdict(list)
     for run in runs:
         by_width[run.model.dim].append(run)
@@ -38,14 +43,14 @@ def test_models_that_are_compared_have_equal_parameters_and_tokens(name, scale):
 
 @pytest.mark.parametrize("name", LM)
 def test_the_runs_of_a_study(name):
-    for runs in (LM[name]("smoke"), SMALL[name], LM[name]("paper")):
+    for runs in (LM[name]("smoke"), small(name), LM[name]("paper")):
         assert len({digest(run) for run in runs}) == len(runs)
         for run in runs:
             assert run.name.endswith(f"-{run.seed}")
             assert row_of(run) in ROWS
             assert run.train.evaluate == ("validation", "iid")
             assert (run.model.causal, run.model.max_length) == (True, run.task.length)
-    assert all(run.task.data == "stdlib" for run in SMALL[name])
+    assert all(run.task.data == "stdlib" for run in small(name))
 
 
 def test_every_kind_of_heads_is_a_recipe():
@@ -55,7 +60,7 @@ def test_every_kind_of_heads_is_a_recipe():
         assert (run.name, row_of(run), run.threads) == (f"lm-{row}", row, None)
         assert f"polyhead train lm-{row}" in RECIPES[f"lm-{row}"].__doc__
         if row in COMPARED:
-            like = next(r for r in SMALL["lm-bytes"] if row_of(r) == row)
+            like = next(r for r in small("lm-bytes") if row_of(r) == row)
             assert replace(run, name=like.name) == like
     assert {"softmax", "hyla", "dual"} <= set(COMPARED)
 
@@ -149,24 +154,24 @@ def test_dual_attention_in_language_is_the_papers():
 
 
 def test_parts_of_a_model():
-    acts = {LANGUAGE.places(run)["feedforward"] for run in SMALL["swiglu"]}
+    acts = {LANGUAGE.places(run)["feedforward"] for run in small("swiglu")}
     assert acts == {"SwiGLU", "SiLU", "ReLU"}
     assert len(ACTS) == 3
-    places = {(run.model.norm_order, run.train.lr) for run in SMALL["norms"]}
+    places = {(run.model.norm_order, run.train.lr) for run in small("norms")}
     assert places == set(itertools.product(("pre", "post"), RATES["small"]))
-    assert {run.seed for run in SMALL["norms"]} == {0, 1}
+    assert {run.seed for run in small("norms")} == {0, 1}
 
 
 def test_sizes():
-    small, large = dual_sizes("small")
-    assert (large.dim, large.head_dim, large.heads) == (2 * small.dim, 2 * small.head_dim, small.heads)
-    (long,), shape = SMALL["lm-long"], BYTES["small"]
+    narrow, wide = dual_sizes("small")
+    assert (wide.dim, wide.head_dim, wide.heads) == (2 * narrow.dim, 2 * narrow.head_dim, narrow.heads)
+    (long,), shape = small("lm-long"), BYTES["small"]
     assert long.task.length * long.train.steps == pytest.approx(2 * 16 / 15 * shape.length * shape.steps)
     assert DUAL["paper"].vocabulary == 50_257
 
 
 def test_a_foreign_run_is_one_clear_line():
-    run = SMALL["lm-bytes"][0]
+    run = small("lm-bytes")[0]
     strange = replace(run, model=replace(run.model, heads=[ph.Disentangled(8)]))
     with pytest.raises(ValueError, match="is none of the language models"):
         row_of(strange)

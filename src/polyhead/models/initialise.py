@@ -38,6 +38,8 @@ TRUNCATION = 0.87962566103423978
 def initialise(model: nn.Module, preset: str) -> None:
     """Fill all parameters of `model` from torch's default generator."""
     one_of("initialise", "preset", preset, ("hyla", "cs336"))
+    if all(parameter.is_meta for parameter in model.parameters()):
+        return  # there is nothing to fill, and to find that out for each one takes most of the time of building
     inside = {id(m.qkv) for m in model.modules() if isinstance(m, MultiHeadAttention)}
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):

@@ -2,6 +2,7 @@
 another."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -14,6 +15,7 @@ MOST = 1 << 16
 """The widest that `match` looks at."""
 
 
+@functools.cache  # a study asks for hundreds, most of them again and again
 def parameters(settings: Model) -> int:
     """The number of parameters of a model; tied tables count once."""
     with torch.device("meta"):
