@@ -100,6 +100,7 @@ if TYPE_CHECKING:  # what a type checker and an editor see: the names of _MODULE
         reproduce as reproduce,
     )
     from polyhead.scale.plan.estimate import plan as plan
+    from polyhead.scale.records import records as records
     from polyhead.scale.sweep.jobs import sweep as sweep
     from polyhead.scale.tune.search import tune as tune
     from polyhead.timing.measure import run as bench  # noqa: F401
@@ -137,6 +138,7 @@ _NAMES = {
     "polyhead.models.transformer": ("Transformer",),
     "polyhead.models.generate.tokens": ("generate",),
     "polyhead.scale.plan.estimate": ("plan",),
+    "polyhead.scale.records": ("records",),
     "polyhead.scale.sweep.jobs": ("sweep",),
     "polyhead.scale.tune.search": ("tune",),
     "polyhead.pages.explore.writer": ("explore",),

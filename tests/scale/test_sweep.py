@@ -250,7 +250,7 @@ def test_a_run_that_another_process_holds_is_left_to_it(
     assert ["elsewhere"] * 3 in seen
     assert engine.started[0] == 2  # who has met another sweep goes from the other end
     assert sorted(engine.started) == [1, 2, 2]
-    assert "tiny: let go by the other process" in capfd.readouterr().err
+    assert "seed=1: let go by the other process" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 130), ("SIGHUP", 130), ("SIGUSR1", 75)])
@@ -307,7 +307,7 @@ def test_time_left(tiny: Tiny, tmp_path: pathlib.Path):
     jobs = [Job(tiny("unused", seed=seed, steps=100), tmp_path / str(seed)) for seed in range(4)]
     assert live.left(jobs, 2) is None
     jobs[0].outcome = Result("a", "", 100, 50.0, 1, {}, "", {})
-    assert live.left(jobs, 2) == pytest.approx(3 * 50 / 2)
+    assert live.left(jobs, 2) == pytest.approx(2 * 50)  # three runs, two at a time
     jobs[1].step, jobs[1].rate = 50, 0.5  # 100 s; the others now 100 x mean(0.5, 2)
     assert live.left(jobs, 3) == pytest.approx(125)
     assert live.left(jobs, 1) == pytest.approx(100 + 125 + 125)
@@ -316,6 +316,10 @@ def test_time_left(tiny: Tiny, tmp_path: pathlib.Path):
     jobs[2].outcome = Failure("c", tmp_path, 2, "")
     jobs[1].outcome = Failure("b", tmp_path, 2, "")
     assert live.left(jobs, 1) == pytest.approx(125)
+    jobs[3].holder, jobs[0].beside = None, 9.0  # starting a worker took so long
+    assert live.left(jobs, 1) == pytest.approx(134)
+    jobs[3].step, jobs[3].spent, jobs[3].rate, jobs[3].begun = 50, 200.0, 1.0, True  # with evaluations 4 s a step
+    assert live.left(jobs, 1) == pytest.approx(200)
 
 
 def test_without_a_terminal_a_line_now_and_then(
@@ -326,7 +330,7 @@ def test_without_a_terminal_a_line_now_and_then(
     said = capfd.readouterr().err
     assert "all: 1 running, 1 waiting\n" in said
     assert "all: 1 retrying, 1 running\n" in said or "all: 1 running, 1 retrying\n" in said
-    assert "tiny: failed: it said 2\n" in said
+    assert "seed=1: failed: it said 2\n" in said
     assert said.endswith("all: 1 done, 1 failed\n")
 
 

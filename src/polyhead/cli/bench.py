@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from polyhead.cli.output import emit
 from polyhead.cli.text import say, table
 
 
@@ -69,8 +70,7 @@ class Bench:
                 result = bench.run(Options(**given), self.out, tell)
         except bench.Red as red:
             return say(str(red), 1)
-        show(result)
-        print(f"figures and JSON: {self.out}")
+        emit(lambda: result, lambda: show(result, self.out))
         return 0
 
 
@@ -96,8 +96,8 @@ class _Bar:
         self.progress.stop()
 
 
-def show(result: dict[str, Any]) -> None:
-    """A table for each pass: a row per length and side."""
+def show(result: dict[str, Any], out: Path) -> None:
+    """A table for each pass, a row per length and side, and where the rest lies."""
     options, where, gpu = result["options"], result["environment"], result["matrix_tflops"] is not None
     limits = "causal" if options["causal"] else "full"
     limits += f", window {options['window']}" if options["window"] else ""
@@ -113,6 +113,7 @@ def show(result: dict[str, Any]) -> None:
         print(f"TFLOP/s: useful work; a large bfloat16 matrix product reaches {result['matrix_tflops']:.0f}")
     for name, reason in result["left_out"].items():
         print(f"left out: {name} {reason}")
+    print(f"figures and JSON: {out}")
 
 
 def _cells(row: dict[str, Any], gpu: bool) -> dict[str, Any]:

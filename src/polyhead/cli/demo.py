@@ -3,12 +3,13 @@
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyhead.cli.output import emit
 from polyhead.cli.train import failed
 
 if TYPE_CHECKING:
@@ -68,9 +69,10 @@ class Demo:
         race, fuzzy = folders
         if race and fuzzy:
             path = report.write(fuzzy, self.folder / "report.html", title="polyhead demo", beside=race)
-            for name, done in (("between, accuracy", race), ("fuzzy logic, R²", fuzzy)):
-                _print(name, *report.results_table(done))
-            print(f"report: {path}")
+            scored = {
+                n: report.results_table(done) for n, done in (("between, accuracy", race), ("fuzzy logic, R²", fuzzy))
+            }
+            emit(lambda: {"report": path, **scored}, lambda: _print(scored, path))
         return failed(outcomes)
 
 
@@ -115,8 +117,10 @@ def marks(run: "Run", split: str) -> dict[str, float]:
     return {words[name].label: found[name].mean for name in words if words[name].drawn or name == "chance"}
 
 
-def _print(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print(tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]], path: Path) -> None:
     from polyhead.cli.text import table
 
-    print()
-    table(title, [dict(zip(head, row, strict=True)) for row in rows])
+    for title, (head, rows) in tables.items():
+        print()
+        table(title, [dict(zip(head, row, strict=True)) for row in rows])
+    print(f"report: {path}")

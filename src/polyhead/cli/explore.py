@@ -6,6 +6,8 @@ from typing import Annotated
 
 import tyro
 
+from polyhead.cli.output import emit
+
 
 @dataclass(frozen=True)
 class Explore:
@@ -31,5 +33,6 @@ class Explore:
         from polyhead.train.device import pick_device
 
         device = pick_device(self.device)
-        print(f"explore: {explore_folder(self.model, self.text, self.out, device=device)}")
+        path = explore_folder(self.model, self.text, self.out, device=device)
+        emit(lambda: {"explore": path}, lambda: print(f"explore: {path}"))
         return 0

@@ -1,12 +1,12 @@
 """`polyhead plan RECIPE`: the verb, its tables and its JSON."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from polyhead.cli.output import emit
 from polyhead.cli.text import table
 from polyhead.cli.train import configured, first_word
 
@@ -51,13 +51,14 @@ def answer(runs: Sequence["Run"], asked: Any) -> int:
     plans = [plan(group[0], search=alone, **given) for group in groups]
     dearest = max(range(len(plans)), key=lambda i: plans[i].hours)
     chosen = plans[0] if alone else plan(groups[dearest][0], **given)
-    if asked.json:
-        found = [{**one.to_dict(), "runs": len(group)} for one, group in zip(plans, groups, strict=True)]
-        print(json.dumps(chosen.to_dict() if len(runs) == 1 else {"dearest": chosen.to_dict(), "plans": found}))
-        return 0
-    if len(runs) > 1:
-        several(plans, groups)
-    show(chosen, asked.hours)
+    found = [{**one.to_dict(), "runs": len(group)} for one, group in zip(plans, groups, strict=True)]
+
+    def tell() -> None:
+        if len(runs) > 1:
+            several(plans, groups)
+        show(chosen, asked.hours)
+
+    emit(lambda: chosen.to_dict() if len(runs) == 1 else {"dearest": chosen.to_dict(), "plans": found}, tell)
     return 0
 
 
@@ -73,7 +74,6 @@ def _planning() -> Any:
         hours: Annotated[float | None, tyro.conf.arg(help="also say how far the run gets in so long")] = None
         share: Annotated[float | None, tyro.conf.arg(help="of the peak that kernels reach, where it is known")] = None
         link: Annotated[float | None, tyro.conf.arg(help="GB a second that one device sends")] = None
-        json: Annotated[bool, tyro.conf.arg(help="print everything as JSON")] = False
 
     return Planning
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from polyhead.cli.output import emit
 from polyhead.cli.train import FILES, configured, failed, first_word, option, training
 
 if TYPE_CHECKING:
@@ -46,10 +47,11 @@ class Sweep:
         code = 0
         if not status:
             code = failed(side_by_side(runs, folder, options, population))
-        from polyhead.cli.text import table
-        from polyhead.scale.sweep.status import status as states
+        from polyhead.cli.listing import show
+        from polyhead.scale.records import of_sweep
 
-        table(f"Runs in {folder}", states(runs, folder))
+        found = of_sweep(runs, folder)
+        emit(found.rows, lambda: show(found, f"Runs in {folder}"))
         return code
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from polyhead.cli.output import emit
 from polyhead.cli.parse import help_text, parse
 from polyhead.cli.text import say
 from polyhead.spec.shapes import one_of
@@ -151,6 +152,7 @@ def train(
     """Train one run here, on several devices if asked to, or several side by side, print the scores; the exit code."""
     from polyhead.cli.text import scores
     from polyhead.scale.sweep.jobs import sweep
+    from polyhead.scale.sweep.naming import labels
     from polyhead.train import Result, run
 
     if len(runs) > 1 and devices != 1:
@@ -164,11 +166,16 @@ def train(
         outcomes = sweep(runs, runs[0].folder or "runs", workers=workers, again=again)
     else:
         outcomes = [run(runs[0], resume=resume, again=again)]
-    if done := [outcome for outcome in outcomes if isinstance(outcome, Result)]:
-        scores(runs[0], {result.name: result.scores for result in done}, floors=False)
-    for result in done:
-        size = f"{result.parameters} parameters"
-        print(f"{result.name}: {result.steps} steps, {result.seconds:.0f} s, {size}, {result.folder}")
+    done = {n: outcome for n, outcome in zip(labels(runs), outcomes, strict=False) if isinstance(outcome, Result)}
+
+    def show() -> None:
+        if done:
+            scores(runs[0], {name: result.scores for name, result in done.items()}, floors=False)
+        for name, result in done.items():
+            size = f"{result.parameters:,} parameters"
+            print(f"{name}: {result.steps} steps, {result.seconds:.0f} s, {size}, {result.folder}")
+
+    emit(lambda: [vars(result) for result in done.values()], show)
     return failed(outcomes)
 
 

@@ -2,11 +2,12 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from polyhead.cli.output import emit
 from polyhead.cli.text import say, table
 from polyhead.cli.train import configured, first_word
 
@@ -46,11 +47,11 @@ def answer(run: "Run", space: dict[str, str], options: Any, train: Sequence[str]
 
     folder = run.folder or f"runs/tune/{run.name}"
     if options.status:
-        show(tune.status(folder))
+        told(tune.status(folder))
         return 0
     given: dict[str, Any] = {name: getattr(options, name) for name in OPTIONS if name != "status"}
     outcome = tune.tune(run, space, folder=folder, **given)
-    show(outcome, train)
+    told(outcome, train)
     return 0 if outcome.best is not None else say("no trial has a score", 1)
 
 
@@ -126,6 +127,11 @@ def _of_the_run(fixed: Sequence[str]) -> list[str]:
             kept = word.removeprefix("--") not in (*OPTIONS, "folder")
         words += [word] if kept else []
     return words
+
+
+def told(outcome: "Outcome", train: Sequence[str] = ()) -> None:
+    """The outcome, as it was asked for."""
+    emit(lambda: asdict(outcome), lambda: show(outcome, train))
 
 
 def show(outcome: "Outcome", train: Sequence[str] = ()) -> None:

@@ -17,6 +17,8 @@ from polyhead.cli.bench import Bench
 from polyhead.cli.demo import Demo
 from polyhead.cli.explore import Explore
 from polyhead.cli.generate import Generate
+from polyhead.cli.listing import Compare, List, Table
+from polyhead.cli.output import asked, emit, taken
 from polyhead.cli.parse import help_text, parse
 from polyhead.cli.plan import Plan
 from polyhead.cli.sweep import Sweep
@@ -26,9 +28,13 @@ from polyhead.cli.tune import Tune
 from polyhead.spec.shapes import one_of
 from polyhead.train.stop import INTERRUPTED, Interrupted, Preempted, leaving, requeue
 
-KINDS = ("recipes", "figures", "tasks", "mechanisms", "impls")
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 EXAMPLES = """\
+every command:
+  --json             print the result as JSON
+  --quiet            no progress
+  --import MODULE    import MODULE first, with the tasks and recipes that it registers
+
 examples:
   polyhead demo                                      train and compare heads on two tasks, write a report
   polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3
@@ -105,7 +111,7 @@ class Eval:
         size: Any = {"batches": self.batches, "batch_size": self.batch_size}
         with fast_products(run.fast_products and device.type == "cpu"):
             found = {s: evaluate(model, run.task, s, seed=seed, device=device, **size) for s in splits}
-        scores(run, {run.name: found}, seed=seed)
+        emit(lambda: {"run": run.name, "scores": found}, lambda: scores(run, {run.name: found}, seed=seed))
         return 0
 
 
@@ -136,7 +142,8 @@ class Probe:
         device = _device(self.device, self.deterministic)
         with fast_products(run.fast_products and device.type == "cpu"):
             rows = analysis.probe_run(self.run, sequences=self.sequences, seed=self.seed, device=device)
-        table(f"Probes of the latent code: {run.name}", [{**row, "layer": row["layer"] + 1} for row in rows])
+        title, counted = f"Probes of the latent code: {run.name}", [{**row, "layer": row["layer"] + 1} for row in rows]
+        emit(lambda: counted, lambda: table(title, counted))
         return 0
 
 
@@ -166,44 +173,8 @@ class Report:
         asked = {"title": self.title, "static": self.static}
         given: Any = {name: value for name, value in asked.items() if value is not None}
         with fast_products(all(run.fast_products for run in runs)):
-            print(f"report: {report.write(folders, self.out, **given)}")
-        return 0
-
-
-@dataclass(frozen=True)
-class List:
-    """Show what there is: recipes, figures, tasks, mechanisms or impls.
-
-    >>> polyhead list recipes
-    >>> polyhead list mechanisms --dim 512 --heads 8 --length 1024
-    """
-
-    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
-    """recipes, figures, tasks, mechanisms or impls."""
-    dim: int | None = None
-    """Of mechanisms: the model width their figures are for (default: 128)."""
-    heads: int | None = None
-    """Of mechanisms: heads in a layer (default: 8)."""
-    length: int | None = None
-    """Of mechanisms: tokens in a sequence (default: 256)."""
-
-    def __call__(self) -> int:
-        from polyhead.cli import text as cli_text
-
-        what = one_of("polyhead list", "kind", self.what, KINDS)
-        legends = {"recipes": cli_text.RECIPES, "figures": cli_text.FIGURES}
-        asked = {name: value for name in ("dim", "heads", "length") if (value := getattr(self, name)) is not None}
-        if what == "mechanisms":
-            rows, legend = cli_text.mechanisms(**asked)
-            cli_text.table(what.capitalize(), rows)
-            print(legend)
-            return 0
-        if asked:
-            raise ValueError(f"polyhead list: --{next(iter(asked))} is for mechanisms but {what} were asked for")
-        cli_text.table(what.capitalize(), getattr(cli_text, what)())
-        if what == "recipes":
-            cli_text.table("", cli_text.families())
-        print(legends.get(what, ""), end="\n" * (what in legends))
+            path = report.write(folders, self.out, **given)
+        emit(lambda: {"report": str(path)}, lambda: print(f"report: {path}"))
         return 0
 
 
@@ -238,11 +209,16 @@ class Reproduce:
 
         where: Any = {"folder": self.folder, "workers": self.workers, "device": self.device}
         page, outcome, failures = reproduce(self.figure, self.scale, population=self.population, **where)
-        if outcome.rows:
-            table(self.figure, [dict(zip(outcome.head, row, strict=True)) for row in outcome.rows])
-        for verdict in outcome.verdicts:
-            print(verdict)
-        print(f"page: {page}")
+        rows = [dict(zip(outcome.head, row, strict=True)) for row in outcome.rows]
+
+        def show() -> None:
+            if rows:
+                table(self.figure, rows)
+            for verdict in outcome.verdicts:
+                print(verdict)
+            print(f"page: {page}")
+
+        emit(lambda: {"page": page, "rows": rows, "verdicts": [str(one) for one in outcome.verdicts]}, show)
         return failed(failures)
 
 
@@ -257,6 +233,8 @@ VERBS: dict[str, Any] = {
     "eval": Eval,
     "probe": Probe,
     "report": Report,
+    "compare": Compare,
+    "table": Table,
     "explore": Explore,
     "generate": Generate,
     "bench": Bench,
@@ -271,11 +249,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a console without "²" shows "?"; standard error escapes it by itself
     try:
-        if asked := _asked(arguments):
+        if modules := _modules(arguments):
             from polyhead.config.extensions import bring
 
-            bring(asked)
-        return _dispatch(arguments)
+            bring(modules)
+        with asked(taken(arguments)):
+            return _dispatch(arguments)
     except Interrupted as stop:
         goes_on = arguments[0] in ("resume", "sweep") and "--again" not in arguments  # the same command, as it is
         code = say(str(stop), stop.code)
@@ -294,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(leave.code or 0)
 
 
-def _asked(arguments: list[str]) -> list[str]:
+def _modules(arguments: list[str]) -> list[str]:
     """The modules of every `--import MODULE`, which are taken out of `arguments`."""
     found = []
     while (at := next((i for i, x in enumerate(arguments) if x.partition("=")[0] == "--import"), None)) is not None:

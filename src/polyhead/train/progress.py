@@ -1,11 +1,20 @@
 """What a person sees while a run trains: a bar on a terminal, an occasional line elsewhere."""
 
+import os
 import sys
 import time
 from typing import Any
 
 QUIET_SECONDS = 30.0
 """Between two lines of a run whose output is not a terminal."""
+
+QUIET = "POLYHEAD_QUIET"
+"""The environment variable that, if it is not empty, turns all progress off."""
+
+
+def wanted(enabled: bool) -> bool:
+    """Whether to show progress that was asked for."""
+    return enabled and not os.environ.get(QUIET)
 
 
 def duration(seconds: float) -> str:
@@ -22,12 +31,12 @@ class Progress:
     """
 
     def __init__(self, name: str, metric: str, *, start: int, steps: int, enabled: bool = True) -> None:
-        self.name, self.metric, self.steps, self.enabled = name, metric, steps, enabled
+        self.name, self.metric, self.steps, self.enabled = name, metric, steps, wanted(enabled)
         self.shown: dict[str, str] = {}
         self.scores: dict[str, str] = {}
         self.spoken = time.monotonic()
         self.at = start
-        self.bar = _Bar(name, start, steps) if enabled and sys.stderr.isatty() else None
+        self.bar = _Bar(name, start, steps) if self.enabled and sys.stderr.isatty() else None
 
     def step(self) -> None:
         self._tell_scores()

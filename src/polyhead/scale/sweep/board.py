@@ -28,7 +28,7 @@ class Board(Screen):
     def __enter__(self) -> "Board":
         for job in self.jobs:
             if job.state == State.DONE:
-                self.line(f"{job.config.name}: already done")
+                self.line(f"{job.label}: already done")
         if self.live:
             self.display.start()
         else:
@@ -50,7 +50,7 @@ class Board(Screen):
             known, unseen = (self._score(job, split) for split in ("iid", self.unseen))
             step = job.state if job.state in (State.DONE, State.WAITING) else f"{job.step:,}/{job.config.train.steps:,}"
             texts = [f"{word} {'–' if x is None else f'{x:.2f}'}" for word, x in (("known", known), ("unseen", unseen))]
-            table.add_row(job.config.name, step, *texts, self.scale(known, unseen))
+            table.add_row(job.label, step, *texts, self.scale(known, unseen))
         named = "   ".join(f"{name} {value:.2f}" for name, value in self.marks.items())
         return Group(table, Text(f"○ known   ● unseen   │ {named}", style="dim"), Text(self.summary(), style="dim"))
 

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +34,17 @@ class Failure:
 class Job:
     """One run of a sweep: who works on it, what its metrics.jsonl says so far, and how it ended."""
 
-    def __init__(self, config: Run, folder: pathlib.Path) -> None:
+    def __init__(self, config: Run, folder: pathlib.Path, label: str = "") -> None:
         self.config, self.folder, self.digest = config, folder, configs.digest(config)
+        self.label = label or config.name
         self.handle: Handle | None = None
         self.holder: str | None = None  # the machine of another process that trains it
         self.outcome: Result | Failure | None = finished(folder, self.digest)
         self.deaths, self.retries, self.said = 0, 0, ""
         self.step, self.rate, self.read = 0, 0.0, 0
+        self.spent = 0.0  # seconds of training until `step`
+        self.started = 0.0  # when its worker was; 0 where none was, or it went on from a checkpoint
+        self.beside: float | None = None  # seconds that its worker took beside training: its start, its end
         self.begun, self.before = False, -1  # whether its worker trains; when metrics.jsonl was changed before that
         self.shown: dict[str, str] = {}
         self._follow()
@@ -54,6 +59,15 @@ class Job:
             return State.RUNNING
         return State.RETRYING if self.deaths else State.WAITING
 
+    @property
+    def pace(self) -> float | None:
+        """Seconds a step takes, evaluations included."""
+        if isinstance(self.outcome, Result):
+            return self.outcome.seconds / max(1, self.outcome.steps)
+        if self.spent and self.step > 1:
+            return self.spent / self.step
+        return 1 / self.rate if self.rate else None
+
     def ready(self) -> bool:
         """Write the configuration into the folder, which is ours to train in; False where there is nothing to do."""
         self.folder.parent.stat()  # a share that is gone is waited for
@@ -61,6 +75,7 @@ class Job:
         if self.outcome is not None:
             return False
         self.begun, self.before = False, self._changed()
+        self.started = time.monotonic() if self.step == 0 else 0.0
         try:
             with claim(self.config, self.folder), named(self.folder / LOG):
                 open(self.folder / LOG, "ab").close()
@@ -79,15 +94,24 @@ class Job:
         self._follow()
         if self.handle is None:
             return False
-        self.begun = self.begun or self._changed() != self.before
+        if not self.begun and self._changed() != self.before:
+            self.begun = True
+            self._took(self.spent)
         code = self.handle.code()
         if code is None:
             return False
         self._follow()
         self.handle, self.outcome = None, finished(self.folder, self.digest)
-        if self.outcome is None:
+        if isinstance(self.outcome, Result):
+            self._took(self.outcome.seconds)
+        elif self.outcome is None:
             self._ended(code)
         return True
+
+    def _took(self, training: float) -> None:
+        """Of the time since the worker was started, `training` seconds were training."""
+        if self.started:
+            self.beside = max(0.0, time.monotonic() - self.started - training)
 
     def _ended(self, code: int) -> None:
         """A worker ended without a result: somebody else trains the run, or it failed, or it is to be started again."""
@@ -144,6 +168,7 @@ class Job:
 
     def _show(self, row: dict[str, Any]) -> None:
         metric, self.step = self.config.task.metric, int(row["step"])
+        self.spent = spent if math.isfinite(spent := float(row.get("seconds", 0.0))) else 0.0
         if row["kind"] == "train":
             self.rate = rate if math.isfinite(rate := float(row["steps_per_second"])) else 0.0
             self.shown["loss"] = f"{row['loss']:.4f}"
@@ -161,7 +186,7 @@ class Job:
         retry = f"  retry {self.deaths} of {self.retries}" if self.deaths else ""
         if not self.begun:
             return retry.strip()
-        left = (self.config.train.steps - self.step) / self.rate if self.rate else 0.0
+        left = (self.config.train.steps - self.step) * (self.pace or 0.0)
         return (f"{shown}  {self.rate:.1f} steps/s  {duration(left)} left" if self.rate else "starting") + retry
 
 

@@ -22,6 +22,7 @@ from polyhead.config.extensions import handed_on
 from polyhead.scale.sweep.engines import LOG, MEMORY, Engine
 from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.job import Failure, Job
+from polyhead.scale.sweep.naming import labels
 from polyhead.scale.sweep.screen import Screen
 from polyhead.train.stop import Stop
 from polyhead.train.store.claims import claim
@@ -57,7 +58,8 @@ def sweep(
         if value is not None and value < least:
             raise ValueError(f"sweep: {name} must be at least {least} but is {value}")
     places = prepare("sweep", runs, folder, again=again)
-    jobs = [Job(replace(run, folder=None), place) for run, place in zip(runs, places, strict=True)]
+    named = zip(runs, places, labels(runs), strict=True)
+    jobs = [Job(replace(run, folder=None), place, label) for run, place, label in named]
     for job in jobs:
         job.retries = retries
     engine = Local() if engine is None else engine

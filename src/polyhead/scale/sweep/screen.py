@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from polyhead.scale.sweep.job import Job
-from polyhead.train.progress import QUIET_SECONDS, duration
-from polyhead.train.store.folder import Result
+from polyhead.train.progress import QUIET_SECONDS, duration, wanted
 from polyhead.train.store.state import State
 
 ROWS = 20
@@ -19,27 +18,33 @@ ROWS = 20
 
 
 def left(jobs: Sequence[Job], at_once: int) -> float | None:
-    """Seconds until all runs are done, by the speed of those that have one; None while none has.
+    """Seconds until all runs are done, by the pace of those that have one; None while none has.
 
-    At least the longest run that is left, and all of ours over those that work at a time.
+    The start of a worker counts as it took so far.  Of ours the next begins when one of those at work is done.
     """
-    known = [1 / job.rate for job in jobs if job.rate]
-    known += [job.outcome.seconds / max(1, job.outcome.steps) for job in jobs if isinstance(job.outcome, Result)]
+    known = [pace for job in jobs if (pace := job.pace) is not None]
     if not known:
         return None
-    mean = sum(known) / len(known)
-    seconds = {job: (job.config.train.steps - job.step) * (1 / job.rate if job.rate else mean) for job in jobs}
-    mine = [seconds[job] for job in jobs if job.outcome is None and job.state != State.ELSEWHERE]
-    theirs = [seconds[job] for job in jobs if job.state == State.ELSEWHERE]
-    return max(0.0, sum(mine) / max(1, min(at_once, len(mine))), *mine, *theirs)
+    mean, starts = sum(known) / len(known), [job.beside for job in jobs if job.beside is not None]
+    start = sum(starts) / len(starts) if starts else 0.0
+
+    def seconds(job: Job) -> float:
+        rest = (job.config.train.steps - job.step) * (job.pace or mean)
+        return rest + (0.0 if job.begun or job.state == State.ELSEWHERE else start)
+
+    mine = [job for job in jobs if job.outcome is None and job.state != State.ELSEWHERE]
+    free = [0.0] * max(1, min(at_once, len(mine)))
+    for job in sorted(mine, key=lambda job: not job.begun):
+        free[free.index(min(free))] += seconds(job)
+    return max(*free, *(seconds(job) for job in jobs if job.state == State.ELSEWHERE), 0.0)
 
 
 class Screen:
     """A bar per run, and one for all of them."""
 
     def __init__(self, jobs: Sequence[Job], at_once: int, *, enabled: bool) -> None:
-        self.jobs, self.at_once, self.enabled, self.console = jobs, at_once, enabled, Console(stderr=True)
-        self.live = enabled and self.console.is_terminal
+        self.jobs, self.at_once, self.enabled, self.console = jobs, at_once, wanted(enabled), Console(stderr=True)
+        self.live = self.enabled and self.console.is_terminal
         head, tail = (
             ("{task.description}", "{task.fields[state]}"),
             ("{task.completed}/{task.total}", "{task.fields[text]}"),
@@ -52,9 +57,9 @@ class Screen:
     def __enter__(self) -> "Screen":
         self.bars.start()
         for job in self.jobs:
-            self.ids.append(self.bars.add_task(job.config.name, total=job.config.train.steps, state="", text=""))
+            self.ids.append(self.bars.add_task(job.label, total=job.config.train.steps, state="", text=""))
             if job.state == State.DONE:
-                self.line(f"{job.config.name}: already done")
+                self.line(f"{job.label}: already done")
         total = sum(job.config.train.steps for job in self.jobs)
         self.ids.append(self.bars.add_task("all", total=total, state="", text=""))
         self.update()
@@ -77,7 +82,7 @@ class Screen:
             self.spoken = time.monotonic()
             for job in self.jobs:
                 if job.state == State.RUNNING:
-                    self.line(f"{job.config.name}: step {job.step}/{job.config.train.steps}  {job.text()}")
+                    self.line(f"{job.label}: step {job.step}/{job.config.train.steps}  {job.text()}")
             self.line(f"all: {self.summary()}")
 
     def summary(self) -> str:
@@ -92,7 +97,7 @@ class Screen:
 
     def tell(self, job: Job, text: str) -> None:
         """What has just happened to a run."""
-        self.line(f"{job.config.name}: {text}")
+        self.line(f"{job.label}: {text}")
 
     def line(self, text: str) -> None:
         if self.enabled and not self.live:

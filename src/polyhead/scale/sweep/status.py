@@ -5,7 +5,8 @@ import platform
 from collections.abc import Sequence
 from typing import Any
 
-from polyhead.config import Run, digest, to_dict
+from polyhead.config import Run, digest
+from polyhead.scale.sweep import naming
 from polyhead.scale.sweep.engines import LOG
 from polyhead.train.store.claims import claimed_by
 from polyhead.train.store.folder import finished, read_metrics
@@ -20,15 +21,20 @@ def status(runs: Sequence[Run], folder: str | pathlib.Path) -> list[dict[str, An
     failed: it left an error and no process works on it; stopped: no error is known, the same command goes on with it.
     """
     rows = []
-    differing = _differing(runs)
+    differing = naming.differing(runs)
     for run, fields in zip(runs, differing, strict=True):
-        place = pathlib.Path(folder) / f"{run.name}-{digest(run)}"
-        state, step, detail = _state(run, place)
+        place = place_of(run, folder)
+        state, step, detail = state_of(run, place)
         rows.append({"run": run.name, **fields, "state": state, "step": f"{step}/{run.train.steps}", "": detail})
     return rows
 
 
-def _state(run: Run, place: pathlib.Path) -> tuple[State, int, str]:
+def place_of(run: Run, folder: str | pathlib.Path) -> pathlib.Path:
+    """Where a sweep trains a run."""
+    return pathlib.Path(folder) / f"{run.name}-{digest(run)}"
+
+
+def state_of(run: Run, place: pathlib.Path) -> tuple[State, int, str]:
     """What a run is, the steps that it has done, and a detail."""
     result = finished(place, digest(run)) if place.is_dir() else None
     if result is not None:
@@ -48,23 +54,3 @@ def _state(run: Run, place: pathlib.Path) -> tuple[State, int, str]:
     log = place / LOG
     begun = bool(rows) or (log.is_file() and log.stat().st_size > 0)
     return (State.STOPPED, step, "") if begun else (State.WAITING, 0, "")
-
-
-def _differing(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The fields, by dotted name, in which the runs differ, with the values of each."""
-    flat = [_flat(to_dict(run, semantic=True)) for run in runs]
-    names = dict.fromkeys(name for one in flat for name in one)
-    vary = [name for name in names if len({repr(one.get(name)) for one in flat}) > 1]
-    short = {name: name.rpartition(".")[2] for name in vary}
-    clear = {name: short[name] if list(short.values()).count(short[name]) == 1 else name for name in vary}
-    return [{clear[name]: one.get(name, "") for name in vary} for one in flat]
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, dict):
-        pairs = value.items()
-    elif isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value):
-        pairs = enumerate(value)  # type: ignore[assignment]
-    else:
-        return {prefix: value}
-    return {k: v for name, one in pairs for k, v in _flat(one, f"{prefix}.{name}" if prefix else str(name)).items()}

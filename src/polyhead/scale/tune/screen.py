@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from polyhead.scale.tune.trial import Outcome, Trial
-from polyhead.train.progress import QUIET_SECONDS
+from polyhead.train.progress import QUIET_SECONDS, wanted
 
 ROWS = 15
 """The last trials, and the best."""
@@ -23,9 +23,9 @@ class Screen:
     """`outcome` tells how the study stands."""
 
     def __init__(self, outcome: "Callable[[], Outcome]", *, enabled: bool) -> None:
-        self.outcome, self.enabled = outcome, enabled
+        self.outcome, self.enabled = outcome, wanted(enabled)
         console = Console(stderr=True)
-        self.live = Live(console=console, auto_refresh=False) if enabled and console.is_terminal else None
+        self.live = Live(console=console, auto_refresh=False) if self.enabled and console.is_terminal else None
         self.drawn, self.spoken = 0.0, time.monotonic()
 
     def __enter__(self) -> "Screen":

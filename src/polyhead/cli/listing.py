@@ -1,0 +1,133 @@
+"""The verbs that show what there is: list, compare and table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from polyhead.cli.output import emit
+from polyhead.spec.shapes import one_of
+
+if TYPE_CHECKING:
+    from polyhead.cli.text import Row
+    from polyhead.scale.records import Records
+
+KINDS = ("recipes", "figures", "tasks", "mechanisms", "impls", "runs")
+Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
+
+
+@dataclass(frozen=True)
+class List:
+    """Show what there is: recipes, figures, tasks, mechanisms, impls, or the runs in a folder.
+
+    >>> polyhead list recipes
+    >>> polyhead list runs
+    >>> polyhead list mechanisms --dim 512 --heads 8 --length 1024
+    """
+
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
+    """recipes, figures, tasks, mechanisms, impls or runs."""
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")] = ()
+    """Of runs: where to look, at any depth (default: runs)."""
+    dim: int | None = None
+    """Of mechanisms: the model width their figures are for (default: 128)."""
+    heads: int | None = None
+    """Of mechanisms: heads in a layer (default: 8)."""
+    length: int | None = None
+    """Of mechanisms: tokens in a sequence (default: 256)."""
+
+    def __call__(self) -> int:
+        from polyhead.cli import text as cli_text
+
+        what = one_of("polyhead list", "kind", self.what, KINDS)
+        sizes = {name: value for name in ("dim", "heads", "length") if (value := getattr(self, name)) is not None}
+        if sizes and what != "mechanisms":
+            raise ValueError(f"polyhead list: --{next(iter(sizes))} is for mechanisms but {what} were asked for")
+        if self.folders and what != "runs":
+            raise ValueError(f"polyhead list: a folder is for runs but {what} were asked for")
+        if what == "runs":
+            from polyhead.scale.records import records
+
+            found = records(*self.folders)
+            emit(found.rows, lambda: show(found, "Runs", folders=True))
+        elif what == "mechanisms":
+            rows, legend = cli_text.mechanisms(**sizes)
+            emit(lambda: rows, lambda: _listed(what, rows, legend))
+        else:
+            rows, legends = getattr(cli_text, what)(), {"recipes": cli_text.RECIPES, "figures": cli_text.FIGURES}
+            emit(lambda: rows, lambda: _listed(what, rows, legends.get(what, "")))
+        return 0
+
+
+def _listed(what: str, rows: Sequence["Row"], legend: str) -> None:
+    from polyhead.cli import text as cli_text
+
+    cli_text.table(what.capitalize(), rows)
+    if what == "recipes":
+        cli_text.table("", cli_text.families())
+    print(legend, end="\n" * bool(legend))
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Show in which settings runs differ, and their scores side by side; of two runs also the difference.
+
+    >>> polyhead compare runs/fuzzy-softmax-0a1b2c3d4e5f runs/fuzzy-hyla-1a2b3c4d5e6f
+    """
+
+    runs: Runs
+    """Two run folders, or more; a folder of runs stands for all of them."""
+
+    def __call__(self) -> int:
+        from polyhead.cli.text import table
+        from polyhead.scale.records import records
+
+        found = records(*self.runs)
+        if len(found) < 2:
+            raise ValueError(f"compare: two runs were wanted but {len(found)} came")
+        emit(found.rows, lambda: table("Settings and scores", found.differences()))
+        return 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """Write runs as a table, for a paper or a program; the best score of each split is marked.
+
+    csv and json have every setting and score with all digits, md and latex what a reader wants to see.
+
+    >>> polyhead table runs/grid
+    >>> polyhead table runs/grid --format latex --out grid.tex
+    """
+
+    runs: Runs
+    """Run folders, or folders that hold runs."""
+    format: str = "md"
+    """md, csv, latex or json."""
+    out: Path | None = None
+    """A file (default: standard output)."""
+
+    def __call__(self) -> int:
+        from polyhead.scale.records import records
+
+        found = records(*self.runs)
+        text = found.text(self.format)
+        if self.out is None:
+            emit(found.rows, lambda: print(text, end=""))
+        else:
+            self.out.write_text(text, encoding="utf-8")
+            emit(lambda: {"table": str(self.out)}, lambda: print(f"table: {self.out}"))
+        return 0
+
+
+def show(found: "Records", title: str, *, folders: bool = False) -> None:
+    """A row for each run: what tells it apart, its state, its scores, its folder, and why it failed."""
+    from polyhead.cli.text import table
+
+    rows = [
+        {**cells, "folder": str(record.folder) if folders else record.folder.name}
+        | ({"": record.detail} if any(one.detail for one in found) else {})
+        for record, cells in zip(found, found.cells(states=True), strict=True)
+    ]
+    table(f"{title} (* best, mean ± standard error)" if found.best() else title, rows)

@@ -1,0 +1,240 @@
+"""Runs on the disk as a table: what tells them apart, settings, state, scores; as Markdown, CSV, LaTeX or JSON."""
+
+import csv
+import io
+import json
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from polyhead.config import Run, digest
+from polyhead.scale.sweep.naming import differing, labels, setting
+from polyhead.scale.sweep.status import place_of, state_of
+from polyhead.spec.notebook import as_table
+from polyhead.spec.optional import optional
+from polyhead.spec.shapes import one_of
+from polyhead.train.store.folder import CONFIG, finished, read_config
+from polyhead.train.store.state import State
+
+if TYPE_CHECKING:
+    import pandas
+
+Cells = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run on the disk.  `settings`: the fields in which the runs of the table differ.  `scores[split]`: of a finished
+    run, its loss, and of each metric the mean and the standard error `<metric>_se`."""
+
+    label: str
+    run: Run
+    folder: pathlib.Path
+    state: State
+    step: int
+    detail: str
+    settings: Mapping[str, object]
+    scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    parameters: int | None = None
+    seconds: float | None = None
+
+    def row(self) -> dict[str, object]:
+        """Everything as numbers: settings, state, step, and `SPLIT METRIC` with `SPLIT METRIC_se` for every score."""
+        found = {f"{split} {name}": value for split, by in self.scores.items() for name, value in by.items()}
+        about = {"state": str(self.state), "step": self.step, "steps": self.run.train.steps}
+        size = {"parameters": self.parameters, "seconds": self.seconds}
+        return {"run": self.label, **self.settings, **about, **found, **size, "folder": str(self.folder)}
+
+    def score(self, split: str) -> float | None:
+        """The headline metric of its task."""
+        return self.scores.get(split, {}).get(self.run.task.metric)
+
+
+class Records:
+    """Runs, in the order in which they were named or found, to be iterated over; a notebook shows them as a table."""
+
+    def __init__(self, runs: Sequence[Run], folders: Sequence[pathlib.Path]) -> None:
+        self._all: list[Record] = []
+        for run, place, label, fields in zip(runs, folders, labels(runs), differing(runs), strict=True):
+            state, step, detail = state_of(run, place)
+            result = finished(place, digest(run)) if state is State.DONE else None
+            if result is None:
+                self._all.append(Record(label, run, place, state, step, detail, fields))
+            else:
+                about = (result.scores, result.parameters, result.seconds)
+                self._all.append(Record(label, run, place, state, step, "", fields, about[0], about[1], about[2]))
+
+    def __getitem__(self, at: int) -> Record:
+        return self._all[at]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._all)
+
+    def __repr__(self) -> str:
+        return f"Records({', '.join(record.label for record in self)})"
+
+    def _repr_html_(self) -> str:
+        rows = self.cells()
+        head = {"run": list(rows[0])[1:]} if rows else {}
+        return as_table("Runs", {**head, **{row["run"]: list(row.values())[1:] for row in rows}})
+
+    def rows(self) -> list[dict[str, object]]:
+        """`Record.row` of all, each with all columns; None where a run has none."""
+        found = [record.row() for record in self]
+        names = dict.fromkeys(name for row in found for name in row if name != "folder") | {"folder": None}
+        return [{name: row.get(name) for name in names} for row in found]
+
+    def frame(self) -> "pandas.DataFrame":
+        """`rows` as a DataFrame.  ValueError without pandas."""
+        with optional("Records.frame", "pandas"):
+            import pandas
+        return pandas.DataFrame(self.rows())
+
+    def best(self) -> dict[str, Record]:
+        """By split, the finished run with the best headline metric; only where all finished runs are of one task."""
+        done = [record for record in self if record.scores]
+        if len({record.run.task.name for record in done}) != 1 or len(done) < 2:
+            return {}
+        sign = -1 if done[0].run.task.better == "lower" else 1
+        found = {}
+        for split in dict.fromkeys(split for record in done for split in record.scores):
+            scored = [(sign * score, record) for record in done if (score := record.score(split)) is not None]
+            if len(scored) > 1:
+                found[split] = max(scored, key=lambda pair: pair[0])[1]
+        return found
+
+    def cells(self, mark: Callable[[str], str] = "{} *".format, *, states: bool = False) -> list[dict[str, str]]:
+        """What a person reads: the run, its state (if all are done, on demand), and its score on every split.
+
+        `mark` is what becomes of the best score of a split.
+        """
+        best = self.best()
+        columns = dict.fromkeys(f"{s} {record.run.task.metric}" for record in self for s in record.scores)
+        alike = all(record.state is State.DONE for record in self) and not states
+        rows = []
+        for record in self:
+            row = {"run": record.label}
+            row |= {} if alike else {"state": f"{record.state}", "step": f"{record.step}/{record.run.train.steps}"}
+            row |= dict.fromkeys(columns, "")
+            for split, scores in record.scores.items():
+                if (score := record.score(split)) is not None:
+                    error = scores.get(f"{record.run.task.metric}_se")
+                    text = f"{score:.3f}" + (f" ± {error:.3f}" if error is not None else "")
+                    row[f"{split} {record.run.task.metric}"] = mark(text) if best.get(split) is record else text
+            rows.append(row)
+        return rows
+
+    def text(self, form: str = "md") -> str:
+        """The table as `md`, `latex`, `csv` or `json`; the last two have every number and setting."""
+        return FORMATS[one_of("records", "format", form, FORMATS)](self)
+
+    def differences(self) -> list[dict[str, str]]:
+        """Settings, size and scores, a row each and a column for each run; of two runs with the difference."""
+        names = [record.label for record in self]
+        if len(set(names)) < len(names):
+            names = [str(record.folder) for record in self]
+        rows = [
+            {"": name, **dict(zip(names, (setting(record.settings[name]) for record in self), strict=True))}
+            for name in (self[0].settings if len(self) else ())
+        ]
+        numbers: dict[str, list[float | int | None]] = {"parameters": [record.parameters for record in self]}
+        numbers["seconds"] = [record.seconds for record in self]
+        for split in dict.fromkeys(split for record in self for split in record.scores):
+            numbers[f"{split} {self[0].run.task.metric}"] = [record.score(split) for record in self]
+        for name, values in numbers.items():
+            row = {"": name, **dict(zip(names, map(_number, values), strict=True))}
+            rows.append(row | ({"difference": _difference(values)} if len(self) == 2 else {}))
+        return [{**row, "difference": row.get("difference", "")} if len(self) == 2 else row for row in rows]
+
+
+def records(*places: str | pathlib.Path) -> Records:
+    """The runs in these folders, at any depth; a folder may be a run itself.  ValueError where there is none.
+
+    `records("runs")` shows a table in a notebook; `.text("latex")` writes it, `.frame()` is a DataFrame.
+    """
+    folders = [path for place in places or ("runs",) for path in _runs_in(pathlib.Path(place))]
+    runs = [read_config(folder) for folder in folders]
+    return Records(runs, folders)
+
+
+def of_sweep(runs: Sequence[Run], folder: str | pathlib.Path) -> Records:
+    """The runs of a sweep, those that have not begun, too."""
+    return Records(runs, [place_of(run, folder) for run in runs])
+
+
+def _runs_in(place: pathlib.Path) -> list[pathlib.Path]:
+    if not place.is_dir():
+        raise ValueError(f"records: {place} {'is no folder' if place.exists() else 'does not exist'}")
+    found = [place] if (place / CONFIG).is_file() else sorted(path.parent for path in place.rglob(CONFIG))
+    whole = [
+        path
+        for path in found
+        if path == place or '"Run"' in (path / CONFIG).read_text(encoding="utf-8", errors="replace")
+    ]
+    if not whole:
+        raise ValueError(f"records: no run lies in {place}")
+    return whole
+
+
+def _is_run(path: pathlib.Path) -> bool:
+    """Whether a config.json that was met on the way is one of ours."""
+    return '"Run"' in path.read_text(encoding="utf-8", errors="replace")
+
+
+def _number(value: float | int | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+
+
+def _difference(values: Sequence[float | int | None]) -> str:
+    first, second = values
+    if first is None or second is None:
+        return ""
+    return f"{second - first:+,}" if isinstance(second - first, int) else f"{second - first:+.3f}"
+
+
+def _md(found: Records) -> str:
+    rows = found.cells("**{}**".format)
+    lines = ["| " + " | ".join(row[name].replace("|", "\\|") for name in row) + " |" for row in rows]
+    head = list(rows[0]) if rows else []
+    return "\n".join([f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *lines]) + "\n"
+
+
+def _csv(found: Records) -> str:
+    text, rows = io.StringIO(), found.rows()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _json(found: Records) -> str:
+    return json.dumps(found.rows(), indent=1) + "\n"
+
+
+def _latex(found: Records) -> str:
+    rows = found.cells(lambda text: f"\0{text}\1")
+    head = list(rows[0]) if rows else []
+    lines = [" & ".join(_escaped(cell) for cell in row) + r" \\" for row in (head, *(row.values() for row in rows))]
+    columns = "l" + "r" * (len(head) - 1)
+    body = [lines[0], r"\hline", *lines[1:]]
+    return "\n".join([rf"\begin{{tabular}}{{{columns}}}", r"\hline", *body, r"\hline", r"\end{tabular}"]) + "\n"
+
+
+def _escaped(text: str) -> str:
+    text = re.sub(r"[&%$#_{}~^]", r"\\\g<0>", text.replace("\\", "/"))
+    for sign, tex in SIGNS.items():
+        text = text.replace(sign, tex)
+    return text
+
+
+SIGNS = {"±": r"$\pm$", "²": "$^2$", r"\~": r"\~{}", r"\^": r"\^{}", "\0": r"\textbf{", "\1": "}"}
+"""What LaTeX writes otherwise."""
+
+FORMATS: dict[str, Callable[[Records], str]] = {"md": _md, "csv": _csv, "latex": _latex, "json": _json}

@@ -1,0 +1,56 @@
+"""What tells the runs of a list apart: the fields in which they differ, and a name made of these."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polyhead.config import Run, digest, to_dict
+
+FEW = 5
+"""Fields in a name; runs that differ in more are called by their digest."""
+
+
+def differing(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The fields in which the runs differ, with the values of each; by the last word of a field where it is clear."""
+    flat = [_flat(to_dict(run, semantic=True)) for run in runs]
+    names = dict.fromkeys(name for one in flat for name in one)
+    vary = [name for name in names if len({repr(one.get(name)) for one in flat}) > 1]
+    short = {name: name.rpartition(".")[2] for name in vary}
+    clear = {name: short[name] if list(short.values()).count(short[name]) == 1 else name for name in vary}
+    return [{clear[name]: one.get(name, "") for name in vary} for one in flat]
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """A name for each run: its own where no other has it, else what differs among those of its name."""
+    found = [run.name for run in runs]
+    for name in dict.fromkeys(found):
+        same = [i for i, run in enumerate(runs) if run.name == name]
+        if len(same) == 1:
+            continue
+        before = "" if len(same) == len(runs) else f"{name} "
+        for i, fields in zip(same, differing([runs[i] for i in same]), strict=True):
+            said = words(fields) if len(fields) <= FEW else ""
+            found[i] = f"{before}{said}" if said else f"{name}-{digest(runs[i])}"
+    return found
+
+
+def words(fields: Mapping[str, object]) -> str:
+    """
+    >>> words({"lr": 0.003, "seed": 1, "depth": ""})
+    'lr=0.003 seed=1'
+    """
+    return " ".join(f"{name}={setting(value)}" for name, value in fields.items() if value != "")
+
+
+def setting(value: object) -> str:
+    """A setting with all its digits: Python's shortest words that read back as the same number."""
+    return value if isinstance(value, str) else repr(value)
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        pairs = value.items()
+    elif isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value):
+        pairs = enumerate(value)  # type: ignore[assignment]
+    else:
+        return {prefix: value}
+    return {k: v for name, one in pairs for k, v in _flat(one, f"{prefix}.{name}" if prefix else str(name)).items()}

@@ -1,0 +1,109 @@
+"""Runs on the disk as a table: names, the best, every format; and the verbs that show them."""
+
+import csv
+import io
+import json
+import sys
+import types
+
+import pytest
+
+import polyhead as ph
+from polyhead.cli import main
+from polyhead.config import digest, save
+from polyhead.scale.records import of_sweep, records
+from polyhead.scale.sweep.naming import labels
+from polyhead.train import Result
+from polyhead.train.store.folder import write_result
+from polyhead.train.store.state import State, write_end
+
+
+def finished(run, folder, score):
+    place = folder / f"{run.name}-{digest(run)}"
+    place.mkdir(parents=True)
+    save(run, place / "config.json")
+    scores = {split: {"loss": 0.5, "r2": score + at, "r2_se": 0.01} for at, split in enumerate(("iid", "novel"))}
+    write_result(Result(run.name, digest(run), 12, 6.0, 1000 + run.seed, scores, "", {}, place))
+    return place
+
+
+@pytest.fixture
+def grid(tiny, tmp_path):
+    """Three finished runs of one name, and one that failed."""
+    runs = [tiny(None, seed=seed, lr=lr) for seed in (0, 1) for lr in (1e-3, 0.1 + 0.2)]
+    for run, score in zip(runs[:3], (0.25, 0.75, 0.5), strict=True):
+        finished(run, tmp_path / "grid", score)
+    place = tmp_path / "grid" / f"tiny-{digest(runs[3])}"
+    place.mkdir()
+    save(runs[3], place / "config.json")
+    write_end(place, State.FAILED, "the loss is nan")
+    return runs, tmp_path / "grid"
+
+
+def test_runs_are_named_by_what_differs(tiny):
+    runs = [tiny(None, seed=seed, lr=lr) for seed in (0, 1) for lr in (1e-3, 0.1 + 0.2)]
+    assert labels(runs)[1] == "lr=0.30000000000000004 seed=0"
+    assert labels([*runs, tiny(None, name="other")])[0] == "tiny lr=0.001 seed=0"
+    assert labels([*runs, tiny(None, name="other")])[4] == "other"
+    far = [tiny(None), tiny(None, seed=1, lr=0.5, dim=32, dropout=0.5, bias=False, batch_size=3)]
+    assert labels(far) == [f"tiny-{digest(run)}" for run in far]
+
+
+def test_the_best_is_marked_and_all_formats_are_written(grid):
+    runs, folder = grid
+    found = of_sweep(runs, folder)
+    assert {split: record.label for split, record in found.best().items()} == dict.fromkeys(
+        ("iid", "novel"), "lr=0.30000000000000004 seed=0"
+    )
+    assert [row["novel r2"] for row in found.cells()] == ["1.250 ± 0.010", "1.750 ± 0.010 *", "1.500 ± 0.010", ""]
+    assert found.text("md").splitlines()[3].endswith("| done | 12/12 | **0.750 ± 0.010** | **1.750 ± 0.010** |")
+    assert r"seed=0 & done & 12/12 & \textbf{0.750 $\pm$ 0.010} &" in found.text("latex")
+    rows = list(csv.DictReader(io.StringIO(found.text("csv"))))
+    assert [float(rows[1]["lr"]), rows[3]["iid r2"], rows[3]["state"]] == [0.1 + 0.2, "", "failed"]
+    assert json.loads(found.text("json"))[2]["iid r2"] == 0.5
+    assert "<th" in found._repr_html_()
+    with pytest.raises(ValueError, match="records: unknown format 'tex'"):
+        found.text("tex")
+
+
+def test_lower_may_be_better(grid, monkeypatch):
+    runs, folder = grid
+    monkeypatch.setattr(type(runs[0].task), "better", "lower", raising=False)
+    assert of_sweep(runs, folder).best()["iid"].label == "lr=0.001 seed=0"
+
+
+def test_a_frame_where_pandas_is(grid, monkeypatch):
+    found = records(grid[1])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ValueError, match=r"Records\.frame needs pandas: pip install 'pandas'"):
+        found.frame()
+    monkeypatch.setitem(sys.modules, "pandas", types.SimpleNamespace(DataFrame=lambda rows: ("frame", rows)))
+    assert found.frame() == ("frame", found.rows())
+
+
+def test_the_verbs(grid, capsys, monkeypatch):
+    runs, folder = grid
+    monkeypatch.chdir(folder.parent)
+    assert main(["list", "runs", "grid"]) == 0
+    said = capsys.readouterr().out
+    assert "the loss is nan" in said
+    assert "grid/tiny-" in said
+    assert "seed=1" in said
+    assert main(["list", "runs", "grid", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 4
+    pair = [f"grid/tiny-{digest(run)}" for run in runs[:2]]
+    assert main(["compare", *pair]) == 0
+    said = capsys.readouterr().out
+    assert "0.30000000000000004" in said
+    assert "+0.500" in said
+    assert main(["table", "grid", "--format", "csv", "--out", "t.csv"]) == 0
+    assert (folder.parent / "t.csv").read_text() == ph.records("grid").text("csv")
+    capsys.readouterr()
+    for words, line in (
+        (["compare", pair[0]], "polyhead: compare: two runs were wanted but 1 came"),
+        (["list", "runs", "nowhere"], "polyhead: records: nowhere does not exist"),
+        (["list", "tasks", "grid"], "polyhead list: a folder is for runs but tasks were asked for"),
+        (["table", "grid", "--format", "xls"], "polyhead: records: unknown format 'xls'"),
+    ):
+        assert main(words) == 2
+        assert capsys.readouterr().err.startswith(line)
