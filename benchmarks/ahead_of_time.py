@@ -3,11 +3,13 @@
     python benchmarks/ahead_of_time.py --json docs/results/kernels/ahead_of_time.json      # all that is shipped
     python benchmarks/ahead_of_time.py --quick                                 # one configuration of each kernel
 
-For each kernel and configuration, on sm_80 (A100), sm_89 (cards with 99 KB of shared memory for a program, as most
-have; what the op refuses there is left out) and sm_90 (H100, H200): registers per thread, bytes of stack (what
+For each kernel and configuration, on sm_80 (A100), sm_86 and sm_89 (99 KB of shared memory for a program, as most
+cards have; what the op refuses there is left out) and sm_90 (H100, H200): registers per thread, bytes of stack (what
 spills out of registers), shared memory, instructions that multiply matrices on tensor cores.  The exit code is 1 if
 any breaks ahead_of_time_budget.json: `stack` says how many bytes may spill, by the longest key that fits; `shared` is
-what a block may have on the card; 16-bit kernels must use tensor cores.  Nothing is run.
+what a block may have on the card; 16-bit kernels must use tensor cores; no product may have a single column, which
+triton compiles wrongly.  What polyhead refuses is compiled once a kernel, to see why: sm_75, sm_120, AMD's gfx942,
+float64 (`refused`; such rows break nothing).  Nothing is run.
 """
 
 import argparse
@@ -36,11 +38,27 @@ from polyhead.ops.linear.triton.kernels import launches as linear_launches
 from polyhead.ops.relational.triton.launches import Above, Call, Grads, backward_launches, forward_launches
 from polyhead.ops.triton_tiles import Launch, limits
 
-CAPABILITIES = (80, 89, 90)
-QUICK_CAPABILITIES = (80, 90)
 BUDGET = pathlib.Path(__file__).with_name("ahead_of_time_budget.json")
 T = 4096
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is compiled for; where it is `refused`, "auto" does not take the kernels, and nothing is promised."""
+
+    name: str
+    target: GPUTarget
+    refused: str = ""
+
+
+CARDS = tuple(Card(f"sm_{n}", GPUTarget("cuda", n, 32)) for n in (80, 86, 89, 90))
+QUICK_CARDS = CARDS[0], CARDS[-1]
+REFUSED = (
+    Card("sm_75", GPUTarget("cuda", 75, 32), "compute capability 7.5"),
+    Card("sm_120", GPUTarget("cuda", 120, 32), "compute capability 12.0"),
+    Card("gfx942", GPUTarget("hip", "gfx942", 64), "a card of AMD"),
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,21 @@ class Case:
     name: str
     dtype: torch.dtype
     make: Callable[[int], list[Launch]]  # given the shared memory of the card, as tiles may follow it
+    tf32: bool = False
+
+    def launches(self, shared: int) -> list[Launch]:
+        """All that a call and its gradients launch."""
+        matmul = torch.backends.cuda.matmul
+        before = matmul.fp32_precision
+        matmul.fp32_precision = "tf32" if self.tf32 else "ieee"
+        try:
+            return self.make(shared)
+        finally:
+            matmul.fp32_precision = before
+
+    def rounded(self) -> "Case":
+        """The same with TF32 allowed."""
+        return replace(self, name=f"{self.name}, tf32", tf32=True)
 
 
 @dataclass(frozen=True)
@@ -65,6 +98,7 @@ class Row:
     shared: int
     tensor_cores: int
     broken: str
+    refused: str = ""
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -153,6 +187,15 @@ def shipped() -> Iterator[Case]:
     yield from (hyla(8, 64, torch.bfloat16, normalise=normalise) for normalise in ("softmax", "identity"))
     yield from (relational(8, d, r, dtype) for dtype in WIDE for d, r in ((16, 8), (32, 8), (64, 8), (64, 32)))
     yield from (relational(8, 64, 8, torch.bfloat16, full=True), relational(8, 64, 8, torch.bfloat16, by_offset=True))
+    yield from (relational(h, 32, r, torch.bfloat16) for h, r in ((8, 1), (1, 1), (8, 17)))
+    yield from (hyla(8, d, torch.float32, full=full).rounded() for d in (16, 32, 64) for full in (False, True))
+    yield from (relational(8, d, 8, torch.float32, full=d == 64).rounded() for d in (32, 64))
+    yield linear(64, torch.float32).rounded()
+
+
+def double() -> Iterator[Case]:
+    """What no card is given."""
+    yield from (linear(32, torch.float64), hyla(8, 16, torch.float64), relational(8, 16, 8, torch.float64))
 
 
 # ----------------------------------------------------------------------------------------------------- what comes of it
@@ -178,19 +221,21 @@ def allowed(stack: dict[str, int], kernel: str, case: str, card: str) -> int:
     return stack[max((key for key in stack if words.issuperset(key.split())), key=lambda key: (key != "any", len(key)))]
 
 
-def compiled(launch: Launch, case: Case, capability: int, budget: dict[str, Any]) -> Row:
+def compiled(launch: Launch, case: Case, card: Card, budget: dict[str, Any]) -> Row:
     """One kernel on one card."""
-    kernel, card = launch.kernel.fn.__name__, f"sm_{capability}"
+    kernel = launch.kernel.fn.__name__
     kernel = kernel if kernel.startswith(case.op) else f"{case.op}_{kernel}"
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    refused = card.refused or ("float64" if case.dtype == torch.float64 else "")
     try:
-        made = triton.compile(launch.source(), target=GPUTarget("cuda", capability, 32), options=options)
-        registers, stack, cores = inspect(made.asm["cubin"])
+        made = triton.compile(launch.source(), target=card.target, options=options)
+        registers, stack, cores = inspect(made.asm["cubin"]) if "cubin" in made.asm else (0, 0, 0)
     except Exception as error:
-        text = f"{type(error).__name__}: {str(error).splitlines()[-1]}"
-        return Row(kernel, case.name, card, 0, 0, 0, 0, f"does not compile: {text}")
-    row = Row(kernel, case.name, card, registers, stack, made.metadata.shared, cores, "")
-    return replace(row, broken="; ".join(over(row, budget, half=case.dtype.itemsize == 2)))
+        text = f"{type(error).__name__}: {(str(error).strip() or 'no word').splitlines()[-1]}"
+        return Row(kernel, case.name, card.name, 0, 0, 0, 0, f"does not compile: {text}", refused)
+    row = Row(kernel, case.name, card.name, registers, stack, made.metadata.shared, cores, "", refused)
+    half = case.dtype.itemsize == 2 and card.target.backend == "cuda"
+    return replace(row, broken="; ".join([*over(row, budget, half=half), *narrow(made.asm["ttir"])]))
 
 
 def over(row: Row, budget: dict[str, Any], *, half: bool) -> Iterator[str]:
@@ -203,17 +248,32 @@ def over(row: Row, budget: dict[str, Any], *, half: bool) -> Iterator[str]:
         yield "no tensor cores"
 
 
-def measure(cases: Iterable[Case], budget: dict[str, Any], *, quick: bool) -> Iterator[Row]:
+def narrow(code: str) -> Iterator[str]:
+    """Whether a product has a single column."""
+    if re.search(r"tt\.dot .*-> tensor<(?:\d+x)+1xf\d+", code):
+        yield "a product with a single column"
+
+
+def measure(cases: Iterable[Case], budget: dict[str, Any], cards: Iterable[Card], *, quick: bool) -> Iterator[Row]:
     """Each kernel of each case, or only the first of each kernel, on each card."""
-    seen = set()
+    seen, cards = set(), tuple(cards)
     for case in cases:
-        for capability in QUICK_CAPABILITIES if quick else CAPABILITIES:
-            for launch in case.make(budget["shared"][f"sm_{capability}"]):
+        for card in cards:
+            for launch in case.launches(budget["shared"][card.name]):
                 compiled_in = None if quick else (launch.args[-1], str(launch.source().signature))
-                what = launch.kernel, capability, compiled_in
+                what = launch.kernel, card.name, compiled_in
                 if what not in seen:
                     seen.add(what)
-                    yield compiled(launch, case, capability, budget)
+                    yield compiled(launch, case, card, budget)
+
+
+def wanted(options: argparse.Namespace, budget: dict[str, Any]) -> Iterator[Row]:
+    """All rows."""
+    cases = [case for case in (QUICK if options.quick else shipped()) if options.only in case.op]
+    yield from measure(cases, budget, QUICK_CARDS if options.quick else CARDS, quick=options.quick)
+    if not options.quick:
+        yield from measure([case for case in QUICK if options.only in case.op], budget, REFUSED, quick=True)
+        yield from measure([case for case in double() if options.only in case.op], budget, CARDS[:1], quick=True)
 
 
 def main() -> int:
@@ -223,20 +283,20 @@ def main() -> int:
     parser.add_argument("--budget", type=pathlib.Path, default=BUDGET, help="another budget")
     parser.add_argument("--json", type=pathlib.Path, help="write the table there")
     options = parser.parse_args()
-    cases = (case for case in (QUICK if options.quick else shipped()) if options.only in case.op)
     print(f"triton {triton.__version__}\n{'kernel':28} {'case':42} card   reg  stack  shared  cores")
     rows = []
-    for row in measure(cases, json.loads(options.budget.read_text(encoding="utf-8")), quick=options.quick):
+    for row in wanted(options, json.loads(options.budget.read_text(encoding="utf-8"))):
         rows.append(row)
         numbers = f"{row.registers:3} {row.stack:6} {row.shared:7} {row.tensor_cores:6}"
-        print(f"{row.kernel:28} {row.case:42} {row.card} {numbers}  {row.broken}", flush=True)
+        told = row.broken + f" (refused: {row.refused})" * bool(row.refused)
+        print(f"{row.kernel:28} {row.case:42} {row.card} {numbers}  {told}", flush=True)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         command = " ".join(["python", "benchmarks/ahead_of_time.py", *sys.argv[1:]])
         head = json.dumps({"command": command, "triton": triton.__version__, "torch": torch.__version__})
         lines = ",\n  ".join(json.dumps(asdict(row)) for row in rows)
         options.json.write_text(f'{head[:-1]}, "kernels": [\n  {lines}\n]}}\n', encoding="utf-8")
-    broken = [row for row in rows if row.broken]
+    broken = [row for row in rows if row.broken and not row.refused]
     print(f"{len(rows)} compiled, {len(broken)} over the budget")
     return 1 if broken or not rows else 0
 

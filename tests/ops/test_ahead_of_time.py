@@ -27,13 +27,13 @@ import json, sys, torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import compute_cache_key, create_function_from_signature
-from ahead_of_time import QUICK, main, measure
+from ahead_of_time import QUICK, QUICK_CARDS, main, measure, narrow
 from polyhead.ops.hyla.triton.kernels import launches, prepare
 
 backend = make_backend(GPUTarget("cuda", 90, 32))
 ones = [torch.empty(1, n, h, 5, dtype=torch.bfloat16) for n, h in ((1, 4), (100, 2), (100, 2))]
 small = prepare(*ones, None, None, None, causal=True, window=0, scale=0.1, normalise="rms_heads", act="relu")
-for launch in [*(launch for case in QUICK for launch in case.make(227 << 10)), *launches(small)]:
+for launch in [*(launch for case in QUICK for launch in case.launches(227 << 10)), *launches(small)]:
     kernel, threads = launch.kernel, dict(num_warps=launch.warps, num_stages=launch.stages)
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, found, rest = bind(*launch.args, **threads)
@@ -47,7 +47,10 @@ for launch in [*(launch for case in QUICK for launch in case.make(227 << 10)), *
     print("bound", name if name.startswith(op) else op + "_" + name)
 
 tight = {"stack": {"any": -1}, "shared": dict.fromkeys(("sm_80", "sm_90"), 4000)}
-print("over", [row.broken for row in measure(QUICK[:1], tight, quick=True)])
+print("over", [row.broken for row in measure(QUICK[:1], tight, QUICK_CARDS, quick=True)])
+code = "%3 = tt.dot %1, %2, %0 : tensor<16x8x16xbf16> * tensor<16x16xNxbf16> -> tensor<16x8xNxf32>"
+print("narrow", [*narrow(code.replace("N", "1"))])
+print("not narrow", [*narrow(code.replace("N", "2"))])
 sys.exit(main())
 """
 
@@ -85,3 +88,8 @@ def test_one_configuration_of_each_kernel_stays_within_its_budget(compiled):
 def test_what_is_over_the_budget_is_found(compiled):
     (broken,) = told(compiled[0], "over")
     assert broken.count("bytes of stack, -1 allowed") == broken.count("bytes of shared memory, 4000 allowed") == 4
+
+
+def test_a_product_with_a_single_column_is_found(compiled):
+    assert told(compiled[0], "narrow") == ["['a product with a single column']"]
+    assert told(compiled[0], "not narrow") == ["[]"]

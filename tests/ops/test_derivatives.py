@@ -12,8 +12,8 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
 from polyhead import ops
+from polyhead.ops.cards import INTERPRETED, TRITON
 from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, implementation, resolve
-from polyhead.ops.tiles import INTERPRETED, TRITON
 
 pytestmark = [  # torch's own: it scripts rules of forward mode, a Jacobian of a fused kernel takes row after row
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),

@@ -13,9 +13,9 @@ from torch.testing import assert_close
 
 from polyhead.ops import hyla
 from polyhead.ops.call import AttentionCall
+from polyhead.ops.cards import INTERPRETED
 from polyhead.ops.custom_op_rules import packed
 from polyhead.ops.hyla.triton import preferred, unsupported_reason
-from polyhead.ops.tiles import INTERPRETED
 
 pytestmark = pytest.mark.skipif(
     not (INTERPRETED or torch.cuda.is_available()), reason="needs a GPU or triton's interpreter"
@@ -49,6 +49,7 @@ CASES = {
         "constants": {"shared_memory": lambda device: 163 << 10},
     },
     "other layouts": {"t": 17, "s": 18, "g": 2, "b": 3, "causal": True, "layouts": True},
+    "the widest window": {"t": 3, "s": 17, "window": 2**31 - 1, "causal": True},
 }
 
 

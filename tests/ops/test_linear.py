@@ -13,8 +13,8 @@ from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 from polyhead import ops
+from polyhead.ops.cards import INTERPRETED, TRITON
 from polyhead.ops.dispatch import BACKENDS
-from polyhead.ops.tiles import INTERPRETED, TRITON
 from polyhead.spec import ACTS, NORMALISE
 
 IMPLS = [impl for impl in BACKENDS["linear"] if impl != "triton"]

@@ -12,8 +12,9 @@ from torch.testing import assert_close
 
 from polyhead import ops
 from polyhead.ops.call import AttentionCall
+from polyhead.ops.cards import INTERPRETED, TRITON
+from polyhead.ops.custom_op_rules import packed
 from polyhead.ops.linear.triton import preferred, unsupported_reason
-from polyhead.ops.tiles import INTERPRETED, TRITON
 
 pytestmark = pytest.mark.skipif(
     not TRITON or not (INTERPRETED or torch.cuda.is_available()), reason="needs a GPU or triton's interpreter"
@@ -114,10 +115,10 @@ def test_refused_in_one_line(problem):
 def test_never_chosen_without_a_gpu(problem, monkeypatch):
     qkv, _ = problem(1, 1)
     assert not preferred(AttentionCall(*qkv, causal=True))
-    tiles = importlib.import_module("polyhead.ops.tiles")
-    monkeypatch.setattr(tiles, "INTERPRETED", False)
+    cards = importlib.import_module("polyhead.ops.cards")
+    monkeypatch.setattr(cards, "INTERPRETED", False)
     assert unsupported_reason(AttentionCall(*qkv, causal=True)) == "takes CUDA tensors only"
-    monkeypatch.setattr(tiles, "TRITON", False)
+    monkeypatch.setattr(cards, "TRITON", False)
     assert unsupported_reason(AttentionCall(*qkv, causal=True)) == "needs triton, which is not installed"
 
 
@@ -134,4 +135,6 @@ def test_gradients_are_the_same_each_time_and_have_none_of_their_own(problem):
 @pytest.mark.compile
 def test_the_custom_op_keeps_the_rules(problem):
     (q, k, v), options = make({"t": 3, "h": 2, "edges": (0, 1, 3)}, problem)
-    torch.library.opcheck(torch.ops.polyhead.linear_triton, (q, k, v, options["cu_seqlens"]), {"scale": 0.5})
+    call = AttentionCall(q, k, v, causal=True, cu_seqlens=options["cu_seqlens"])
+    keywords = {"causal": True, "scale": 0.5, "normalise": "identity", "act": "identity"}
+    torch.library.opcheck(torch.ops.polyhead.linear_triton, packed(call), keywords)

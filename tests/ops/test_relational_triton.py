@@ -3,6 +3,8 @@
 Only a few cases, each ugly in several ways at once: the interpreter takes half a second for one.
 """
 
+import importlib
+
 import pytest
 import torch
 from some import some
@@ -10,9 +12,9 @@ from torch.testing import assert_close
 
 from polyhead.ops import relational_attention
 from polyhead.ops.call import AttentionCall
+from polyhead.ops.cards import INTERPRETED
 from polyhead.ops.custom_op_rules import packed
 from polyhead.ops.relational.triton import preferred, unsupported_reason
-from polyhead.ops.tiles import INTERPRETED
 from polyhead.spec import RELATION_ACTS
 
 pytestmark = pytest.mark.skipif(
@@ -36,6 +38,7 @@ CASES = {
     "parts of offsets": {"t": 5, "s": 3, "h": 12, "g": 3, "r": 9, "act": "relu", "offset": True},
     "symmetric": {"t": 17, "s": 17, "r": 3, "act": "silu", "symmetric": True, "causal": True},
     "other layouts": {"t": 17, "s": 18, "b": 3, "layouts": True, "act": "relu", "causal": True},
+    "the widest window": {"t": 3, "s": 17, "offset": True, "window": 2**31 - 1, "act": "relu"},
 }
 
 
@@ -145,6 +148,34 @@ def test_sums_are_not_in_half_precision():
     assert out.item() == torch.tensor((2048 + 79 * terms[0, 1].item()) / n).half().item()
     out = relational_attention(q, k, q + 1, terms, k, weight + 1, impl="triton")
     assert out.item() == torch.tensor((2048 + 79 * terms[0, 1].item()) / n).half().item()
+
+
+@pytest.mark.parametrize("r", [1, 2, 17])
+def test_no_product_has_a_single_column(problem, arguments, r):
+    """Triton compiles stacks of such products wrongly, and its interpreter sees nothing of it."""
+    launches = importlib.import_module("polyhead.ops.relational.triton.launches")
+    q, k, q_rel, k_rel, symbols, _ = arguments("relational", problem(3, 5)[0], r=r)
+    masks = importlib.import_module("polyhead.ops.triton_tiles").limits(None, None, None, 3)
+    call = launches.Call(q, k, q_rel, k_rel, symbols, None, masks, False, 1.0, "relu", False)
+    widths = [call.plan(part).related.width_padded for part in call.parts()]
+    assert widths
+    assert min(widths) >= 2
+
+
+def test_samples_share_an_axis_of_the_grid_with_tiles(problem, arguments):
+    """The other axes of a grid end at 65,535."""
+    launches = importlib.import_module("polyhead.ops.relational.triton.launches")
+    tiles = importlib.import_module("polyhead.ops.triton_tiles")
+    where = {"device": "meta"}
+    q, rel, stat = torch.empty(70_000, 33, 2, 4, **where), torch.empty(70_000, 33, 2, 4, **where), torch.empty(0)
+    by_offset = torch.empty(1, 65, 2, 4, **where).expand(70_000, -1, -1, -1)
+    stat = torch.empty(70_000, 2, 33, **where)
+    masks = tiles.limits(None, None, None, 33)
+    call = launches.Call(q, q, rel, rel, by_offset, None, masks, False, 1.0, "relu", True)
+    above = launches.Above(q, rel, stat, stat)
+    found = [*launches.forward_launches(call, (q, rel, stat))]
+    found += launches.backward_launches(call, above, launches.Grads.empty(call))
+    assert [launch.grid for launch in found] == [(3 * 70_000,)] * 3 + [(5 * 70_000,)]
 
 
 REFUSED = [

@@ -15,11 +15,11 @@ import polyhead as ph
 from polyhead import ops
 from polyhead.ops import cross_entropy, tiling
 from polyhead.ops.call import AttentionCall
+from polyhead.ops.cards import INTERPRETED, TRITON
 from polyhead.ops.dispatch import BACKENDS, TENSORS, choose, resolve
 from polyhead.ops.hyla import blocked as hyla_blocked
 from polyhead.ops.latent_code import dense
 from polyhead.ops.relational import blocked as relational_blocked
-from polyhead.ops.tiles import INTERPRETED, TRITON
 from polyhead.spec import NORMALISE
 
 ALL = [

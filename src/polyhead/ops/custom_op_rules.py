@@ -8,7 +8,7 @@ runs: then tiles that "auto" chose have the reference compute it, from the same 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -103,7 +103,8 @@ class Kernel:
 
     `forward` gives its outputs, `backward` the gradients, given those of the outputs; `like` are empty tensors as the
     outputs are, and `again` computes them by PyTorch's own operations (None: the op's reference).  `saves_outputs`:
-    `backward` reads them, after the gradients.
+    `backward` reads them, after the gradients.  A `guard` calls `forward` and `backward`, or computes something
+    in place of them; it is told whether the call comes from "auto".
     """
 
     op: str
@@ -115,10 +116,19 @@ class Kernel:
     again: Callable[[AttentionCall], Outputs] | None = None
     saves_outputs: bool = False
     device_types: str | None = None
+    guard: "Guard | None" = None
 
     def anew(self, x: AttentionCall) -> Outputs:
         """The outputs by PyTorch's own operations."""
         return [REFERENCES[self.op](x)] if self.again is None else self.again(x)
+
+
+class Guard(Protocol):
+    """What stands between a custom op and its kernel."""
+
+    def forward(self, kernel: Kernel, x: AttentionCall, auto: bool) -> Outputs: ...
+
+    def backward(self, kernel: Kernel, x: AttentionCall, douts: Outputs, auto: bool) -> Gradients: ...
 
 
 def packed(x: AttentionCall) -> tuple[list[Tensor], list[Tensor]]:
@@ -169,7 +179,7 @@ def custom_op(kernel: Kernel) -> Callable[[AttentionCall, bool], Outputs]:
     ) -> list[Tensor]:
         x = unpacked(tensors, fixed, causal=causal, window=window, scale=scale, normalise=normalise, act=act)
         with torch.autocast(x.q.device.type, enabled=False):
-            return kernel.forward(x)
+            return kernel.forward(x) if kernel.guard is None else kernel.guard.forward(kernel, x, twice)
 
     def fake(tensors, fixed, *, causal, window=None, scale, normalise, act, twice=False):  # type: ignore[no-untyped-def]
         x = unpacked(tensors, fixed, causal=causal, window=window, scale=scale, normalise=normalise, act=act)
@@ -193,6 +203,7 @@ def custom_op(kernel: Kernel) -> Callable[[AttentionCall, bool], Outputs]:
 
 def _backward_op(name: str, kernel: Kernel) -> Callable[..., Outputs]:
     """The gradients of LEARNED, empty for what is not given; `douts` are those of the outputs, and what is saved."""
+    guard = kernel.guard
 
     def run(
         douts: list[Tensor],
@@ -204,13 +215,14 @@ def _backward_op(name: str, kernel: Kernel) -> Callable[..., Outputs]:
         scale: float,
         normalise: str,
         act: str,
+        twice: bool = False,
     ) -> list[Tensor]:
         x = unpacked(tensors, fixed, causal=causal, window=window, scale=scale, normalise=normalise, act=act)
         with torch.autocast(x.q.device.type, enabled=False):
-            grads = kernel.backward(x, douts)
+            grads = kernel.backward(x, douts) if guard is None else guard.backward(kernel, x, douts, twice)
         return [_as(grads.get(name), like) for name, like in zip(LEARNED, tensors, strict=True)]
 
-    def fake(douts, tensors, fixed, *, causal, window=None, scale, normalise, act):  # type: ignore[no-untyped-def]
+    def fake(douts, tensors, fixed, *, causal, window=None, scale, normalise, act, twice=False):  # type: ignore[no-untyped-def]
         return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
 
     backward = torch.library.custom_op(name, run, mutates_args=(), device_types=kernel.device_types)
@@ -230,7 +242,7 @@ def _as(grad: Tensor | None, like: Tensor) -> Tensor:
 def _setup(kernel: Kernel) -> Callable[..., None]:
     def setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
         ctx.options = {name: value for name, value in keyword_only_inputs.items() if name != "twice"}
-        ctx.twice = keyword_only_inputs["twice"]
+        ctx.twice = keyword_only_inputs["twice"]  # from "auto"
         ctx.save_for_backward(*inputs[0], *inputs[1], *(output if kernel.saves_outputs else ()))
 
     return setup
@@ -244,7 +256,7 @@ def _gradient(kernel: Kernel, backward: Callable[..., Outputs]) -> Callable[...,
         if ctx.twice and torch.is_grad_enabled():
             grads = by_reference(lambda own: kernel.anew(unpacked(own, fixed, **ctx.options)), tensors, douts)
         else:
-            grads = backward([*douts, *outs], tensors, fixed, **ctx.options)
+            grads = backward([*douts, *outs], tensors, fixed, **ctx.options, twice=ctx.twice)
         return grads, [None] * len(fixed)
 
     return gradient

@@ -51,7 +51,7 @@ PORTABLE = ("sdpa",)
 """Impls that "auto" may choose in `torch.export`, beside the reference: made of PyTorch's own operations, so that the
 graph runs without this package, and for all lengths.  A choice by size would limit the graph to some of them."""
 
-TILES = ("blocked", "native")
+TILES = ("blocked", "native", "triton")
 """Impls whose `forward` takes `twice`: from "auto", a second derivative is computed by the reference."""
 
 Impl = Callable[[AttentionCall], Tensor]

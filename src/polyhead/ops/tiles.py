@@ -1,12 +1,9 @@
-"""Pieces that several backends share: refusals, masks of keys, tiles of biases, derivatives of activations, kernels."""
+"""Pieces that several backends share: refusals, masks of keys, tiles of biases, derivatives of activations."""
 
 import functools
-import importlib.util
 import math
-import os
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,30 +22,6 @@ def refuse(who: str, impl: str, reason: str | None) -> None:
 def is_key_mask(mask: Tensor) -> bool:
     """Does the mask say the same for every head and query: (b|1, 1, 1, s) or fewer dimensions?"""
     return all(size == 1 for size in mask.shape[-3:-1])
-
-
-TRITON = importlib.util.find_spec("triton") is not None
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Is there a compiler of kernels, and do they run in Python instead?  Read once, as a compiled model cannot ask."""
-
-
-def without_triton(x: AttentionCall) -> str | None:
-    """Why kernels in Triton cannot run on such tensors at all, or None."""
-    if not TRITON:
-        return "needs triton, which is not installed"
-    return None if x.q.is_cuda or INTERPRETED else "takes CUDA tensors only"
-
-
-def shared_memory(device: torch.device) -> int:
-    """Bytes of memory on the chip that a program of a kernel can have: 99 KB on most cards for games, 163 on an A100,
-    227 on an H100, and where kernels run in Python.
-
-    Read off the device, not the data, so that a compiled model may ask, too.
-    """
-    if device.type != "cuda":
-        return 227 << 10
-    card: Any = torch.cuda.get_device_properties(device)
-    return getattr(card, "shared_memory_per_block_optin", 64 << 10)
 
 
 def dense_limits(x: AttentionCall) -> str | None:

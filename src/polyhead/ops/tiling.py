@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import LEARNED, REFERENCES, Gradients, Kernel, backward_only, custom_op
+from polyhead.ops.custom_op_rules import LEARNED, REFERENCES, Gradients, Kernel, Outputs, backward_only, custom_op
 from polyhead.ops.latent_code import wide
 from polyhead.ops.tiles import Reach, Tile, refuse
 from polyhead.spec import SOFTMAX_AXIS
@@ -73,36 +73,41 @@ class Blocked:
         refuse(self.who, "blocked", self.unsupported_reason(x))
         return self._op(x, twice)[0]
 
-    def _forward(self, x: AttentionCall) -> list[Tensor]:
-        return [_forward(REFERENCES[self.op], x)]
+    def _plain(self, x: AttentionCall) -> Outputs:
+        return [REFERENCES[self.op](x)]
 
-    def _backward(self, x: AttentionCall, douts: list[Tensor]) -> Gradients:
-        return _backward(REFERENCES[self.op], x, douts[0])
+    def _forward(self, x: AttentionCall) -> Outputs:
+        return outputs_by_tiles(self._plain, x, _like(x))
+
+    def _backward(self, x: AttentionCall, douts: Outputs) -> Gradients:
+        return gradients_by_tiles(self._plain, x, douts)
 
 
 def _like(x: AttentionCall) -> list[Tensor]:
     return [x.q.new_empty(*x.q.shape[:3], x.v.shape[-1])]
 
 
-def _forward(reference: Callable[[AttentionCall], Tensor], x: AttentionCall) -> Tensor:
-    (out,) = _like(x)
-    total = torch.zeros_like(out, dtype=wide(out).dtype)
+def outputs_by_tiles(plain: Callable[[AttentionCall], Outputs], x: AttentionCall, like: Outputs) -> Outputs:
+    """What `plain` gives, tile by tile: (b t h _) as `like`; further ones of those are 0."""
+    totals = [torch.zeros_like(out, dtype=wide(out).dtype) for out in like]
     with torch.no_grad():
         for part, at, limits in _tiles(x):
             learned = {name: _work(_cut(name, a, part, at, x)) for name, a in _learned(x).items()}
-            _cut("out", total, part, at, x).add_(reference(limits.of(learned)))
-    return total.to(out.dtype)
+            for total, out in zip(totals, plain(limits.of(learned)), strict=False):
+                _cut("out", total, part, at, x).add_(out)
+    return [total.to(out.dtype) for total, out in zip(totals, like, strict=True)]
 
 
-def _backward(reference: Callable[[AttentionCall], Tensor], x: AttentionCall, dout: Tensor) -> Gradients:
+def gradients_by_tiles(plain: Callable[[AttentionCall], Outputs], x: AttentionCall, douts: Outputs) -> Gradients:
+    """Gradients of what a call has that may have one, given those of the outputs of `plain`, tile by tile."""
     learned, contiguous = _learned(x), torch.contiguous_format
     grads = {name: torch.zeros_like(a, dtype=wide(a).dtype, memory_format=contiguous) for name, a in learned.items()}
     for part, at, limits in _tiles(x):
         own = {name: _work(_cut(name, a, part, at, x)).detach().requires_grad_() for name, a in learned.items()}
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), OUTSIDE), torch.enable_grad():
-            out = reference(limits.of(own))
-            towards = _cut("out", dout, part, at, x).to(out.dtype)
-            found = torch.autograd.grad(out, list(own.values()), towards, materialize_grads=True)
+            outs = plain(limits.of(own))
+            towards = [_cut("out", dout, part, at, x).to(out.dtype) for dout, out in zip(douts, outs, strict=False)]
+            found = torch.autograd.grad(outs, list(own.values()), towards, materialize_grads=True)
         for name, grad in zip(own, found, strict=True):
             _cut(name, grads[name], part, at, x).add_(grad)
     return grads

@@ -15,6 +15,7 @@ A kernel takes at most six arguments, by this convention:
 Offsets of samples, heads and first rows are 64 bit wide, those of rows within a tile 32.
 """
 
+import ctypes
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,10 +26,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polyhead.ops.cards import tf32
 from polyhead.ops.latent_code import at_least_float32, sequence_of
 
 SMALLEST = 16
 """The matrix units multiply tiles of at least so many rows, columns and terms of 16 bits."""
+
+FARTHEST = 1 << 30
+"""A window hides no more from here on, and sums of places and windows stay within 32 bits."""
+
+STEEPEST = 1 << 24
+"""Stride of rows, at most: offsets within a tile are 32 bits wide."""
 
 TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64}
 POINTERS = {dtype: f"*{kind.name}" for dtype, kind in TYPES.items()} | {torch.int32: "*i32", torch.uint8: "*u8"}
@@ -96,7 +104,7 @@ def block(x: Tensor, rows: int, heads: int) -> Block:
 
 def dots(dtype: torch.dtype) -> Dots:
     """Products of that dtype; float32 goes through the tensor cores where PyTorch's own products may."""
-    fast = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    fast = dtype == torch.float32 and tf32()
     # The interpreter multiplies the bit patterns of bfloat16.
     upcast = triton.knobs.runtime.interpret and dtype.itemsize == 2
     return Dots(TYPES[at_least_float32(dtype)], "tf32" if fast else "ieee", upcast)
@@ -104,13 +112,14 @@ def dots(dtype: torch.dtype) -> Dots:
 
 def pair(x: float) -> tuple[float, float]:
     """Two numbers of single precision whose sum is x: a kernel takes no wider ones."""
-    high = torch.tensor(x, dtype=torch.float32).item()
+    high = ctypes.c_float(x).value  # a tensor would lie on the default device, and reading it would wait
     return high, x - high
 
 
 def limits(mask: Tensor | None, cu_seqlens: Tensor | None, window: int | None, t: int) -> Limits:
     """What a kernel needs of a mask of keys (b|1 s), of packed sequences and of a window."""
     first = end = None
+    window = None if window is None else min(window, FARTHEST)
     if cu_seqlens is not None:
         number = sequence_of(cu_seqlens, t)
         edges = torch.cat((cu_seqlens.new_zeros(1), cu_seqlens[1:], cu_seqlens.new_full((1,), t)))
@@ -127,8 +136,8 @@ def strides(x: Tensor) -> tuple[int, int, int]:
 
 
 def rowwise(x: Tensor) -> Tensor:
-    """`x` with its last dimension contiguous: itself, or else a copy."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    """`x` with its last dimension contiguous and rows that are not too far apart: itself, or else a copy."""
+    return x if x.stride(-1) == 1 and x.stride(1) <= STEEPEST else x.contiguous()
 
 
 # ---------------------------------------------------------------------------------------------------------- launches

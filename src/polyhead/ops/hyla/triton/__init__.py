@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
-from polyhead.ops.tiles import dense_limits, refuse, shared_memory, without_triton
+from polyhead.ops.cards import shared_memory, tf32, without_triton
+from polyhead.ops.custom_op_rules import REFERENCES, Gradients, Kernel, backward_only, custom_op
+from polyhead.ops.first_use import FirstUse
+from polyhead.ops.tiles import dense_limits, refuse
 from polyhead.spec import ACTS, NORMALISE
 from polyhead.spec.shapes import one_of
 
@@ -23,6 +25,9 @@ MOST = {2: (64, 2048), 4: (32, 1024), 8: (16, 256)}
 
 ROW, MEMORY = 1024, 160 << 10
 """Bytes of a row of queries, padded, that any card has room for; the shared memory that longer ones need."""
+
+TF32 = {1024: 112 << 10, 2048: 180 << 10, 4096: 208 << 10}
+"""Bytes of a row of queries in tf32, padded, at most: the shared memory that they need."""
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
@@ -55,6 +60,10 @@ def _too_large(q: Tensor) -> str | None:
 def too_large_for(q: Tensor, shared: int) -> str | None:
     """Why queries have no room on a card with so many bytes of shared memory for a program, or None."""
     heads, width = _row(q)
+    if q.dtype == torch.float32 and tf32():
+        most = min(room for row, room in TF32.items() if heads * width * q.itemsize <= row)
+        came = f"{q.shape[2]} x {q.shape[3]} in tf32 on a card with {shared >> 10} KB of shared memory"
+        return f"takes no {came}" if shared < most else None
     if heads * width * q.itemsize <= ROW or shared >= MEMORY:
         return None
     came = f"not {q.shape[2]} x {q.shape[3]} (padded, {q.dtype})"
@@ -70,12 +79,12 @@ def preferred(x: AttentionCall) -> bool:
     return x.q.is_cuda and (x.q.itemsize == 2 or heads * width * x.q.itemsize <= ROW)
 
 
-def forward(x: AttentionCall) -> Tensor:
-    """HYLA by kernels.  Gradients for q, k, v and bias; a second derivative is refused."""
+def forward(x: AttentionCall, twice: bool = False) -> Tensor:
+    """HYLA by kernels.  Gradients for q, k, v and bias; a second derivative is the reference's if `twice`."""
     one_of("hyla", "normalise", x.normalise, NORMALISE)
     one_of("hyla", "act", x.act, ACTS)
     refuse("hyla", "triton", unsupported_reason(x))
-    return _op(x, False)[0]
+    return _op(x, twice)[0]
 
 
 def _problem(x: AttentionCall) -> Any:
@@ -107,4 +116,8 @@ def _like(x: AttentionCall) -> list[Tensor]:
     return [x.q.new_empty(*x.q.shape[:3], x.v.shape[-1])]
 
 
-_op = custom_op(Kernel("hyla", "triton", "hyla", _forward, _backward, _like))
+def _plain(x: AttentionCall) -> list[Tensor]:
+    return [REFERENCES["hyla"](x)]
+
+
+_op = custom_op(Kernel("hyla", "triton", "hyla", _forward, _backward, _like, guard=FirstUse(_plain)))

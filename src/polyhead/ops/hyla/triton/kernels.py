@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polyhead.ops.cards import shared_memory
 from polyhead.ops.hyla.triton.code import (
     Config,
     code_tile,
@@ -34,7 +35,6 @@ from polyhead.ops.hyla.triton.code import (
     score_grads,
 )
 from polyhead.ops.latent_code import wide
-from polyhead.ops.tiles import shared_memory
 from polyhead.ops.triton_tiles import (
     SMALLEST,
     Launch,

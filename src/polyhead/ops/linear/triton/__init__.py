@@ -9,13 +9,17 @@ applied before.  No GPU has run this yet: it is checked by Triton's interpreter 
 Yang et al. 2024, "Gated linear attention", sec. 2.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import backward_only, check_backward, no_second_derivative, vmapped
+from polyhead.ops.cards import without_triton
+from polyhead.ops.custom_op_rules import REFERENCES, Gradients, Kernel, backward_only, custom_op
+from polyhead.ops.first_use import FirstUse
 from polyhead.ops.latent_code import act as activation, emptied, sequence_of
-from polyhead.ops.tiles import refuse, stateless, without_triton
+from polyhead.ops.tiles import refuse, stateless
 
 CHUNK = 64
 """Queries per chunk."""
@@ -35,72 +39,54 @@ def preferred(x: AttentionCall) -> bool:
     return x.q.is_cuda and x.q.shape[1] >= 4 * CHUNK
 
 
-def forward(x: AttentionCall) -> Tensor:
-    """Linear attention by kernels.  Gradients for q, k and v; a second derivative is refused."""
+def forward(x: AttentionCall, twice: bool = False) -> Tensor:
+    """Linear attention by kernels.  A second derivative is the reference's if `twice`, else it is refused."""
     refuse("linear_attention", "triton", unsupported_reason(x))
-    k, v = emptied(x.mask, x.k), activation(x.act)(x.v)
-    edges = x.q.new_empty(0, dtype=torch.int32) if x.cu_seqlens is None else x.cu_seqlens
-    return torch.ops.polyhead.linear_triton(x.q, k, v, edges, scale=x.factor)
+    return _op(replace(x, k=emptied(x.mask, x.k), v=activation(x.act)(x.v), mask=None, act="identity"), twice)[0]
 
 
-def _prepare(tensors: list[Tensor], edges: Tensor) -> tuple[list[Tensor], Tensor | None]:
-    """Contiguous rows; the number of each row's sequence, unless there are no edges of any."""
-    sequence = sequence_of(edges, tensors[0].shape[1]).to(torch.int32) if edges.numel() else None
-    return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors], sequence
+def _prepare(x: AttentionCall) -> tuple[list[Tensor], Tensor | None]:
+    """q, k and v as kernels take them; the number of each row's sequence, if several are packed."""
+    from polyhead.ops.triton_tiles import rowwise
+
+    edges = x.cu_seqlens
+    sequence = None if edges is None else sequence_of(edges, x.q.shape[1]).to(torch.int32)
+    return [rowwise(a) for a in (x.q, x.k, x.v)], sequence
 
 
-@torch.library.custom_op("polyhead::linear_triton", mutates_args=())
-def _forward(q: Tensor, k: Tensor, v: Tensor, edges: Tensor, *, scale: float) -> Tensor:
+def _forward(x: AttentionCall) -> list[Tensor]:
     from polyhead.ops.linear.triton.kernels import forward_launches
 
-    (q, k, v), sequence = _prepare([q, k, v], edges)
-    # Queries before the first key are left out.
-    out = (q.new_zeros if q.shape[1] > k.shape[1] else q.new_empty)(*q.shape[:3], v.shape[-1])
+    (q, k, v), sequence = _prepare(x)
+    (out,) = _like(x)
+    if q.shape[1] > k.shape[1]:
+        out.zero_()  # queries before the first key are left out
     with torch.cuda.device_of(q):
-        for launch in forward_launches(q, k, v, sequence, out, scale=scale, chunk=CHUNK):
+        for launch in forward_launches(q, k, v, sequence, out, scale=x.factor, chunk=CHUNK):
             launch()
-    return out
+    return [out]
 
 
-@_forward.register_fake
-def _(q, k, v, edges, *, scale):  # type: ignore[no-untyped-def]
-    return q.new_empty(*q.shape[:3], v.shape[-1])
-
-
-@torch.library.custom_op("polyhead::linear_triton_backward", mutates_args=())
-def _backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, edges: Tensor, *, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     from polyhead.ops.linear.triton.kernels import backward_launches
+    from polyhead.ops.triton_tiles import rowwise
 
-    grads = (
-        torch.zeros_like(q, memory_format=torch.contiguous_format),
-        torch.empty_like(k, memory_format=torch.contiguous_format),
-        torch.empty_like(v, memory_format=torch.contiguous_format),
-    )
-    (q, k, v, dout), sequence = _prepare([q, k, v, dout], edges)
+    (q, k, v), sequence = _prepare(x)
+    dq = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    dk, dv = (torch.empty_like(a, memory_format=torch.contiguous_format) for a in (k, v))
+    tensors, grads = (q, k, v, rowwise(douts[0])), (dq, dk, dv)
     with torch.cuda.device_of(q):
-        for launch in backward_launches((q, k, v, dout), sequence, grads, scale=scale, chunk=CHUNK):
+        for launch in backward_launches(tensors, sequence, grads, scale=x.factor, chunk=CHUNK):
             launch()
-    return grads
+    return {"q": dq, "k": dk, "v": dv}
 
 
-@_backward.register_fake
-def _(dout, q, k, v, edges, *, scale):  # type: ignore[no-untyped-def]
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+def _like(x: AttentionCall) -> list[Tensor]:
+    return [x.q.new_empty(*x.q.shape[:3], x.v.shape[-1])]
 
 
-def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
-    ctx.options = keyword_only_inputs
-    ctx.save_for_backward(*inputs)
+def _plain(x: AttentionCall) -> list[Tensor]:
+    return [REFERENCES["linear"](x)]
 
 
-def _grad(ctx, dout):  # type: ignore[no-untyped-def]
-    check_backward("linear_attention", "triton")
-    return *torch.ops.polyhead.linear_triton_backward(dout, *ctx.saved_tensors, **ctx.options), None
-
-
-_forward.register_autograd(_grad, setup_context=_setup)
-_forward.register_vmap(vmapped(_forward))
-_backward.register_autograd(no_second_derivative("linear_attention", "triton"))
-_backward.register_vmap(vmapped(_backward))
+_op = custom_op(Kernel("linear", "triton", "linear_attention", _forward, _backward, _like, guard=FirstUse(_plain)))

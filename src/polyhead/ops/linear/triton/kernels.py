@@ -41,6 +41,7 @@ class Plan:
     transposed: bool
     dots: Dots
     state_dots: Dots
+    in_two: bool  # states are read as sums of two numbers that tf32 holds
 
 
 def plan(q: Tensor, v: Tensor, chunk: int) -> Plan:
@@ -49,10 +50,11 @@ def plan(q: Tensor, v: Tensor, chunk: int) -> Plan:
     own = dots(q.dtype)
     if q.dtype == torch.float32 and own.precision == "ieee":
         own = replace(own, precision="tf32x3")  # as exact to some bits; multiply-adds would spill thousands of bytes
-    # States outgrow half precision; tf32 holds a half-precision query exactly.
-    states = replace(own, precision="tf32", upcast=True) if q.dtype.itemsize == 2 else own
+    # States outgrow half precision, and tf32 as well, where 4099 is 4096.  It holds a half-precision query exactly.
+    half = q.dtype.itemsize == 2
+    states = replace(own, precision="tf32", upcast=True) if half else own
     width_d, width_e = (min(WIDTH[q.dtype.itemsize], padded(n)) for n in (d, e))
-    return Plan(chunk, d, e, width_d, width_e, False, False, own, states)
+    return Plan(chunk, d, e, width_d, width_e, False, False, own, states, half)
 
 
 # ------------------------------------------------------------------------------------------------------------- launches
@@ -137,7 +139,8 @@ def rows(start, stride, where, c, C: tl.constexpr):
     """[row, column] of one head of a sample; zeros where not ok.  The chunk's first row may be negative."""
     head, row, ok = where
     i = tl.arange(0, C.chunk)[:, None]
-    at = start + head * stride[2] + tl.cast(row, tl.int64) * stride[1] + i * stride[1] + c[0][None, :]
+    start += tl.cast(head, tl.int64) * stride[2] + tl.cast(row, tl.int64) * stride[1]
+    at = start + i * stride[1] + c[0][None, :]
     return tl.load(at, mask=ok[:, None] & c[1][None, :], other=0.0)
 
 
@@ -265,7 +268,11 @@ def linear_read(tensors, strides, t, s, sizes, C: tl.constexpr):
         left = rows(a, strides[0], (head, p - shift_a, reads), k, C).to(C.state_dots.total)
         at = c[0][None, :] * C.e + k[0][:, None] if C.transposed else k[0][:, None] * C.e + c[0][None, :]
         right = tl.load(states + at, mask=k[1][:, None] & c[1][None, :], other=0.0)
+        if C.in_two:
+            high = (right.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)  # ten bits of the fraction
+            total += dot(left, right - high, C.state_dots) * number(scale, C.dots.total)
+            right = high
         total += dot(left, right, C.state_dots) * number(scale, C.dots.total)
-    at = head * strides[3][2] + tl.cast(p - shift_a, tl.int64) * strides[3][1]
+    at = tl.cast(head, tl.int64) * strides[3][2] + tl.cast(p - shift_a, tl.int64) * strides[3][1]
     at += (place - p)[:, None] * strides[3][1] + c[0][None, :]
     tl.store(out + b * strides[3][0] + at, total.to(out.dtype.element_ty), mask=ok[:, None] & c[1][None, :])

@@ -24,9 +24,11 @@ from einops import einsum
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
+from polyhead.ops.cards import shared_memory, without_triton
 from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
-from polyhead.ops.latent_code import at_least_float32, wide
-from polyhead.ops.tiles import dense_limits, refuse, shared_memory, without_triton
+from polyhead.ops.first_use import FirstUse
+from polyhead.ops.latent_code import at_least_float32, retrieved_and_related, wide
+from polyhead.ops.tiles import dense_limits, refuse
 from polyhead.spec import RELATION_ACTS
 from polyhead.spec.shapes import one_of
 
@@ -56,11 +58,11 @@ def preferred(x: AttentionCall) -> bool:
     return x.q.is_cuda
 
 
-def forward(x: AttentionCall) -> Tensor:
-    """Relational attention by kernels.  Gradients for everything but masks; a second derivative is refused."""
+def forward(x: AttentionCall, twice: bool = False) -> Tensor:
+    """Relational attention by kernels.  Gradients for everything but masks; a second one by PyTorch's if `twice`."""
     one_of("relational_attention", "relation_act", x.act, RELATION_ACTS)
     refuse("relational_attention", "triton", unsupported_reason(x))
-    retrieved, related, _ = _op(replace(x, relation_weight=None), False)
+    retrieved, related, _ = _op(replace(x, relation_weight=None), twice)
     return retrieved + einsum(x.relation_map, related, "h e r, b t h r -> b t h e")
 
 
@@ -110,4 +112,21 @@ def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     return dict(zip(("q", "k", "q_rel", "k_rel", "v", "bias"), grads.total(call), strict=False))
 
 
-_op = custom_op(Kernel("relational", "triton", "relational_attention", _forward, _backward, _like, saves_outputs=True))
+def _again(x: AttentionCall) -> list[Tensor]:
+    """All that the kernels give; nobody differentiates the third."""
+    return [*retrieved_and_related(x), _like(x)[2].zero_()]
+
+
+_op = custom_op(
+    Kernel(
+        "relational",
+        "triton",
+        "relational_attention",
+        _forward,
+        _backward,
+        _like,
+        _again,
+        saves_outputs=True,
+        guard=FirstUse(retrieved_and_related, 2),
+    )
+)

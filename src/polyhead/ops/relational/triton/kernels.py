@@ -248,8 +248,9 @@ def forward(tensors, strides, t, s, settings, C: tl.constexpr):
     q, q_rel, keys, symbols, bias, retrieved, related, lse = tensors
     q_stride, q_rel_stride, key_strides, symbols_stride, read_stride, related_stride, heads = strides
     scale, rel_scale, limits = settings
-    b = tl.cast(tl.program_id(1), tl.int64)
-    q0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * C.q.rows  # the longest rows first
+    tiles = tl.cdiv(t, C.q.rows)
+    b = tl.cast(tl.program_id(0) // tiles, tl.int64)
+    q0 = (tiles - 1 - tl.program_id(0) % tiles) * C.q.rows  # the longest rows first
     own = load_by_head(q + b * q_stride[0], q0, t, q_stride, C.q)
     own_rel = load_by_head(q_rel + b * q_rel_stride[0], q0, t, q_rel_stride, C.q_rel)
     top = tl.full((C.q.heads_padded, C.q.rows), float("-inf"), C.dots.total)
@@ -291,10 +292,11 @@ def backward_queries(tensors, strides, t, s, settings, C: tl.constexpr):
     queries, keys, symbols, bias, dq, dq_rel, dbias = tensors
     query_strides, key_strides, symbols_stride, dq_stride, dq_rel_stride, heads = strides
     scale, rel_scale, limits = settings
-    b = tl.cast(tl.program_id(1), tl.int64)
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    tiles = tl.cdiv(t, C.q.rows)
+    b = tl.cast(tl.program_id(0) // tiles, tl.int64)
+    tile = tiles - 1 - tl.program_id(0) % tiles
     q0 = tile * C.q.rows
-    row = (b * tl.num_programs(0) + tile) * heads * (t + s - 1)
+    row = (b * tiles + tile) * heads * (t + s - 1)
     q, q_rel, dretrieved, drelated, lse, delta = query_side(queries, query_strides, b, q0, t, C)
     scale = number(scale, C.dots.total)
     rel_scale = number(rel_scale, C.dots.total)
@@ -330,8 +332,9 @@ def backward_keys(tensors, strides, t, s, settings, C: tl.constexpr):
     queries, keys, symbols, bias, dk, dk_rel, dsymbols = tensors
     query_strides, key_strides, symbols_stride, dk_stride, dk_rel_stride, dsymbols_stride = strides
     scale, rel_scale, limits = settings
-    b = tl.cast(tl.program_id(1), tl.int64)
-    k0 = tl.program_id(0) * C.k.rows
+    tiles = tl.cdiv(s, C.k.rows)
+    b = tl.cast(tl.program_id(0) // tiles, tl.int64)
+    k0 = tl.program_id(0) % tiles * C.k.rows
     k, k_rel = key_side(keys, key_strides, b, k0, s, C)
     scale = number(scale, C.dots.total)
     rel_scale = number(rel_scale, C.dots.total)
@@ -369,8 +372,9 @@ def backward_offsets(tensors, strides, t, s, settings, C: tl.constexpr):
     q_stride, k_stride, read_stride, heads, dsymbols_stride = strides
     scale, limits = settings
     _, _, _, _, window = limits
-    b = tl.cast(tl.program_id(1), tl.int64)
-    n0 = tl.program_id(0) * C.symbols.rows
+    tiles = tl.cdiv(t + s - 1, C.symbols.rows)
+    b = tl.cast(tl.program_id(0) // tiles, tl.int64)
+    n0 = tl.program_id(0) % tiles * C.symbols.rows
     low = tl.maximum(0, t - n0 - C.symbols.rows)
     high = tl.minimum(t, t + s - 1 - n0)
     if C.sight.causal:

@@ -119,7 +119,8 @@ class Call:
         q_rel, heads, keys = part.related(self.q_rel), part.heads.stop - part.heads.start, TILE
         r, (d, p, e), share = q_rel.shape[2], (x.shape[-1] for x in (q, q_rel, symbols)), heads // k.shape[2]
         rows = triton.next_power_of_2(queries + keys) if self.by_offset else keys
-        few, many = triton.next_power_of_2(heads), triton.next_power_of_2(r)
+        # Never one: stacks of products with a single column are miscompiled (triton 3.6 to 3.9).
+        few, many = triton.next_power_of_2(heads), max(2, triton.next_power_of_2(r))
         return Plan(
             q=Block(queries, heads, d, few, padded(d)),
             k=Block(keys, heads, d, few, padded(d), share),
@@ -146,9 +147,9 @@ class Call:
     def settings(self) -> tuple[tuple[float, float], tuple[float, float], Limits]:
         return pair(self.scale), pair(self.q_rel.shape[-1] ** -0.5), self.limits
 
-    def tiles(self, rows: int, tile: int) -> tuple[int, int]:
-        """A grid."""
-        return triton.cdiv(rows, tile), self.q.shape[0]
+    def tiles(self, rows: int, tile: int) -> tuple[int]:
+        """A grid: samples after tiles on one axis, as the others end at 65,535."""
+        return (triton.cdiv(rows, tile) * self.q.shape[0],)
 
 
 def all_strides(tensors: tuple[Tensor, ...]) -> tuple[tuple[int, int, int], ...]:

@@ -1,0 +1,180 @@
+"""The Triton kernels at their first use: is what they compute on this card what the equation says?
+
+The first call of a configuration (an op's widths, dtype, options and layouts, but not its lengths) has a part of its
+own rows computed twice, by the kernels and in float64 by PyTorch's own operations: at most 64 queries of two samples.
+So has its first backward pass.  A configuration that is wrong is told of once.  From "auto" it is then computed tile by
+tile from the equation; who asked for "triton" by name gets a RuntimeError.  What a compiler refuses, or a card has no
+memory on the chip for, is treated alike.  POLYHEAD_TRITON=1 leaves all of this out.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from polyhead.ops import cards
+from polyhead.ops.call import AttentionCall
+from polyhead.ops.custom_op_rules import LEARNED, Gradients, Kernel, Outputs, packed
+from polyhead.ops.tiling import gradients_by_tiles, outputs_by_tiles
+
+T = TypeVar("T")
+
+ROWS, KEYS = 64, 256
+"""Queries and keys of a check, at most; where there is more than one query, as many keys as queries."""
+
+SLACK = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-18}
+"""Relative error that is taken for rounding, beyond twice that of PyTorch's own operations in the same dtype."""
+
+VERDICTS: dict[Hashable, str | None] = {}
+"""Configuration -> what is wrong with it, or None."""
+
+
+def watched(x: AttentionCall) -> bool:
+    """Is a call one that is checked?"""
+    return x.q.is_cuda and cards.MODE == "check"
+
+
+def checkable(x: AttentionCall) -> bool:
+    """Are there pairs, and can the device be waited for?  Not while a graph of CUDA is recorded, after its warm-up."""
+    return x.q.numel() * x.k.numel() > 0 and not (x.q.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+@dataclass(frozen=True)
+class FirstUse:
+    """What guards the kernels of an op; `plain` computes the first `count` outputs by PyTorch's own operations."""
+
+    plain: Callable[[AttentionCall], Outputs]
+    count: int = 1
+
+    def forward(self, kernel: Kernel, x: AttentionCall, auto: bool) -> Outputs:
+        """The outputs of `kernel`, or those of tiles."""
+        if not watched(x):
+            return kernel.forward(x)
+        done = self._run(kernel, x, "forward", lambda call: kernel.forward(call), auto)
+        return outputs_by_tiles(self.plain, x, kernel.like(x)) if isinstance(done, str) else done
+
+    def backward(self, kernel: Kernel, x: AttentionCall, douts: Outputs, auto: bool) -> Gradients:
+        """The gradients of `kernel`, or those of tiles."""
+        if not watched(x):
+            return kernel.backward(x, douts)
+        if VERDICTS.get(_key(kernel, x, "forward")) is not None:  # kernels cannot go on with the outputs of tiles
+            return gradients_by_tiles(self.plain, x, douts)
+        done = self._run(kernel, x, "backward", lambda call: kernel.backward(call, douts), auto)
+        return gradients_by_tiles(self.plain, x, douts) if isinstance(done, str) else done
+
+    def _run(
+        self, kernel: Kernel, x: AttentionCall, which: str, run: Callable[[AttentionCall], T], auto: bool
+    ) -> T | str:
+        """What `run` gives, or why it must not be used."""
+        key = _key(kernel, x, which)
+        if key not in VERDICTS and checkable(x):
+            verdict = _attempt(lambda: self._verdict(kernel, _part(x), which))
+            self._tell(kernel, key, verdict, auto)
+        if (found := VERDICTS.get(key)) is None:
+            done = _attempt(lambda: run(x))
+            if not isinstance(done, str):
+                return done
+            self._tell(kernel, key, found := done, auto)
+        if not auto:
+            raise RuntimeError(f"{kernel.who}: impl {kernel.impl!r} {found}; use impl='auto' or 'reference'")
+        return found
+
+    def _tell(self, kernel: Kernel, key: Hashable, found: str | None, auto: bool) -> None:
+        VERDICTS[key] = found
+        if found is not None and auto:
+            told = f"{kernel.who}: impl {kernel.impl!r} {found}; tiles of the reference compute it instead"
+            warnings.warn(told, RuntimeWarning, stacklevel=2)
+
+    def _verdict(self, kernel: Kernel, x: AttentionCall, which: str) -> str | None:
+        """What is wrong with the outputs or the gradients of a part of a call, or None."""
+        exact_call = x.of({name: a.double() for name, a in _learned(x).items()})
+        outs = kernel.forward(x)
+        count = self.count
+        if which == "forward":
+            likes = [kernel.like(call)[:count] for call in (x, exact_call)]
+            plain, exact = (outputs_by_tiles(self.plain, *pair) for pair in zip((x, exact_call), likes, strict=True))
+            names, came = [f"output {n + 1}" for n in range(count)], outs[:count]
+        else:
+            douts = [_waves(out) if n < count else torch.zeros_like(out) for n, out in enumerate(outs)]
+            grads = kernel.backward(x, [*douts, *outs] if kernel.saves_outputs else douts)
+            names = list(grads)
+            naive = gradients_by_tiles(self.plain, x, douts)
+            right = gradients_by_tiles(self.plain, exact_call, [dout.double() for dout in douts])
+            came, plain, exact = ([all_[name] for name in names] for all_ in (grads, naive, right))
+            names = [f"the gradient of {name}" for name in names]
+        for name, *three in zip(names, came, plain, exact, strict=True):
+            error, allowed = _errors(three[0], three[1], three[2], x.q.dtype)
+            if not error <= allowed:
+                return f"is wrong on this card: {name} is {error:.1e} off, {allowed:.1e} are allowed ({x.q.dtype})"
+        return None
+
+
+def _errors(came: Tensor, plain: Tensor, exact: Tensor, dtype: torch.dtype) -> tuple[float, float]:
+    """Relative error of what came, and how large it may be."""
+    norm = exact.double().norm().item() or 1.0
+    error, naive = ((x.double() - exact).norm().item() / norm for x in (came, plain))
+    fast = dtype == torch.float32 and cards.tf32()
+    slack = 2.0**-8 if fast else SLACK.get(dtype, 1e-9)
+    return (error if math.isfinite(error) else math.inf), 2 * naive + slack
+
+
+def _attempt(run: Callable[[], T]) -> T | str:
+    """What `run` gives, or what triton said against it, in a part of a line."""
+    try:
+        return run()
+    except Exception as error:
+        if not type(error).__module__.startswith("triton") and "PassManager" not in str(error):
+            raise
+        return f"cannot be launched on this card ({type(error).__name__}: {str(error).strip().splitlines()[0][:120]})"
+
+
+def _key(kernel: Kernel, x: AttentionCall, which: str) -> Hashable:
+    """The configuration of a call: all that is compiled in, and how its tensors lie."""
+    tensors, fixed = packed(x)
+    widths = tuple((a.shape[2:] if a.ndim > 2 else a.ndim, a.ndim, _layout(a)) for a in tensors)
+    limits = tuple((a.ndim, a.shape[:1] == (1,), _layout(a), a.numel() > 0) for a in fixed)
+    fast = x.q.dtype == torch.float32 and cards.tf32()
+    options = x.causal, x.window is None, x.normalise, x.act, x.q.shape[1] == 1, fast
+    return kernel.op, which, x.q.device, x.q.dtype, widths, limits, options
+
+
+def _layout(x: Tensor) -> tuple[bool, ...]:
+    """Whether strides are those of contiguous rows, and whether they are multiples of 16, as triton asks."""
+    return x.is_contiguous(), x.stride(-1) == 1, all(n % 16 == 0 for n in x.stride()[:-1])
+
+
+def _learned(x: AttentionCall) -> dict[str, Tensor]:
+    given = (x.q, x.k, x.v, x.q_rel, x.k_rel, x.relation_weight, x.value_weight, x.bias)
+    return {name: a for name, a in zip(LEARNED, given, strict=True) if a is not None}
+
+
+def _part(x: AttentionCall) -> AttentionCall:
+    """A smaller call of the first rows, as they lie in memory; with other numbers where they say little."""
+    t, s = x.lengths
+    n = min(t, ROWS)
+    m = min(s, KEYS if t == 1 else ROWS)
+    near = slice(t - n, t + m - 1)  # offsets
+    own, other = (slice(2), slice(n)), (slice(2), slice(m))
+    cut: dict[str, tuple[slice, ...]] = {"q": own, "k": other, "q_rel": own, "k_rel": other}
+    cut |= {"v": (near,) if x.v.ndim == 3 else other, "bias": (slice(None), near)}
+    learned = {name: a[cut[name]] for name, a in _learned(x).items() if name in cut}
+    learned = {name: a if _telling(a) else _waves(a) for name, a in learned.items()}
+    mask = None if x.mask is None else x.mask[:2] if x.mask.ndim == 4 else x.mask
+    mask = None if mask is None else mask[..., :m]
+    edges = None if x.cu_seqlens is None else x.cu_seqlens.clamp(max=n)
+    return replace(x.of(learned), mask=mask, cu_seqlens=edges)
+
+
+def _telling(x: Tensor) -> bool:
+    """Are the numbers finite, and not all 0?"""
+    return bool(x.isfinite().all() & x.any())
+
+
+def _waves(like: Tensor) -> Tensor:
+    """Numbers between -1 and 1 that repeat nothing and need no generator, in memory as `like` is."""
+    waves = torch.arange(like.numel(), device=like.device).double().mul(0.7).sin().view(like.shape)
+    return torch.empty_like(like).copy_(waves)

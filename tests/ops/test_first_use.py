@@ -1,0 +1,215 @@
+"""The Triton kernels where they may not run, and where what they compute is wrong: failures are faked."""
+
+import dataclasses
+import importlib
+import inspect
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from polyhead.ops import cards, first_use, hyla, linear_attention, relational_attention
+from polyhead.ops.dispatch import implementation
+
+pytestmark = pytest.mark.skipif(not cards.INTERPRETED, reason="needs triton's interpreter")
+
+KERNELS = {op: importlib.import_module(f"polyhead.ops.{op}.triton") for op in ("hyla", "linear", "relational")}
+
+
+@pytest.fixture(autouse=True)
+def _watched(monkeypatch):
+    """As on a card: "auto" wants the kernels, and their first use is checked."""
+    monkeypatch.setattr(first_use, "watched", lambda x: True)
+    monkeypatch.setattr(first_use, "VERDICTS", {})
+    for op in KERNELS:
+        for impl in ("state", "triton", "native", "sdpa", "chunked"):
+            if impl in importlib.import_module("polyhead.ops.dispatch").BACKENDS[op]:
+                monkeypatch.setattr(implementation(op, impl), "preferred", lambda x, impl=impl: impl == "triton")
+
+
+def call(op, impl="auto", t=3, s=5):
+    """Output and gradients of a small call with a bias, where there is one."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, n, 2, 3).requires_grad_() for n in (t, s, s))
+    if op == "linear":
+        leaves, out = (q, k, v), linear_attention(q, k, v, causal=True, impl=impl)
+    elif op == "hyla":
+        bias = torch.randn(2, t + s - 1).requires_grad_()
+        leaves, out = (q, k, v, bias), hyla(q, k, v, bias=bias, causal=True, impl=impl)
+    else:
+        weight = torch.randn(2, 3, 2).requires_grad_()
+        leaves, out = (q, k, v, weight), relational_attention(q, k, q, k, v, weight, relation_act="relu", impl=impl)
+    return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+
+def planted(monkeypatch, op, name, change):
+    """The guarded kernel of an op with its `forward` or `backward` replaced."""
+    found = []
+
+    def replaced(guard, kernel, x, *rest):
+        kernel = dataclasses.replace(kernel, **{name: change(getattr(kernel, name))})
+        found.append(x)
+        return original(guard, kernel, x, *rest)
+
+    original = getattr(first_use.FirstUse, name)
+    monkeypatch.setattr(first_use.FirstUse, name, replaced)
+    return found
+
+
+def wrong(function):
+    def run(*given):
+        out = function(*given)
+        if isinstance(out, dict):
+            return {name: x * 1.01 if name == "k" else x for name, x in out.items()}
+        return [out[0] * 1.01, *out[1:]]
+
+    return run
+
+
+@pytest.mark.parametrize("op", KERNELS)
+def test_kernels_that_are_right_are_checked_once_and_kept(monkeypatch, op):
+    calls = []
+    monkeypatch.setattr(first_use.FirstUse, "_verdict", counted(first_use.FirstUse._verdict, calls))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        came = [call(op) for _ in range(2)]
+    assert calls == ["forward", "backward"]
+    assert [*first_use.VERDICTS.values()] == [None, None]
+    for x, y in zip(came[1], call(op, "reference"), strict=True):
+        assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def counted(function, calls):
+    def run(guard, kernel, x, which):
+        calls.append(which)
+        return function(guard, kernel, x, which)
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+@pytest.mark.parametrize("op", KERNELS)
+def test_what_is_wrong_is_told_once_and_computed_otherwise(monkeypatch, op, name):
+    planted(monkeypatch, op, name, wrong)
+    what = "output 1" if name == "forward" else "the gradient of k"
+    told = rf"impl 'triton' is wrong on this card: {what} is 1.0e-02 off, .* tiles of the reference compute it instead$"
+    with pytest.warns(RuntimeWarning, match=told) as found:
+        came = call(op)
+    assert len(found) == 1
+    wanted = call(op, "reference")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = call(op)
+    for x, y, z in zip(came, wanted, again, strict=True):
+        assert_close(x, y, rtol=1e-4, atol=1e-5)
+        assert_close(x, z, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match=rf"impl 'triton' is wrong on this card: {what} is .*; use impl='auto' or"):
+        call(op, "triton")
+
+
+def test_a_card_without_room_is_told_of_once_and_any_other_error_is_raised(monkeypatch):
+    errors = importlib.import_module("triton.runtime.errors")
+
+    def full(function):
+        def run(*given):
+            raise errors.OutOfResources(180224, 166912, "shared memory")
+
+        return run
+
+    planted(monkeypatch, "hyla", "forward", full)
+    told = r"^hyla: impl 'triton' cannot be launched on this card \(OutOfResources: "
+    with pytest.warns(RuntimeWarning, match=told) as found:
+        came = call("hyla")
+    assert len(found) == 1
+    assert_close(came, call("hyla", "reference"), rtol=1e-4, atol=1e-5)
+    with pytest.raises(RuntimeError, match="impl 'triton' cannot be launched"):
+        call("hyla", "triton")
+
+
+def test_another_error_is_nobodys_excuse(monkeypatch):
+    def broken(function):
+        def run(*given):
+            raise ZeroDivisionError("ours")
+
+        return run
+
+    planted(monkeypatch, "hyla", "forward", broken)
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        call("hyla")
+
+
+def test_lengths_are_no_configuration_and_layouts_are(monkeypatch):
+    call("hyla")
+    count = len(first_use.VERDICTS)
+    call("hyla", t=7, s=9)
+    assert len(first_use.VERDICTS) == count
+    x = torch.randn(2, 5, 2, 4)[..., :3]
+    hyla(x, x, x)
+    hyla(x.contiguous(), x, x)
+    assert len(first_use.VERDICTS) == count + 2
+
+
+def test_a_part_has_the_first_rows_as_they_lie(monkeypatch):
+    """More queries and keys than a check takes, heads outside of rows, a mask that is part of a wider one."""
+    parts = []
+    monkeypatch.setattr(first_use.FirstUse, "_verdict", lambda guard, kernel, x, which: parts.append(x))
+    monkeypatch.setattr(first_use, "ROWS", 4)
+    q, k = (torch.randn(3, 2, n, 3).transpose(1, 2) for n in (6, 9))
+    mask, bias = (torch.rand(3, 1, 1, 12) > 0.3)[..., 2:11], torch.randn(2, 14)
+    out = hyla(q, k, k, bias=bias, mask=mask, causal=True, normalise="softmax")
+    (part,) = parts
+    assert (part.q.stride(), part.mask.stride()) == (q.stride(), mask.stride())
+    assert_close(part.bias, bias[:, 2:9])
+    options = {"bias": part.bias, "causal": True, "normalise": "softmax"}
+    whole = hyla(q[:2, :4], k[:2, :4], k[:2, :4], mask=mask[:2, ..., :4], **options)
+    assert_close(hyla(part.q, part.k, part.v, mask=part.mask, **options), whole)
+    assert out.shape == q.shape
+
+
+def test_numbers_that_say_nothing_are_replaced():
+    assert not first_use._telling(torch.zeros(3))
+    assert not first_use._telling(torch.tensor([1.0, torch.nan]))
+    waves = first_use._waves(torch.zeros(2, 50, dtype=torch.float16))
+    assert waves.dtype == torch.float16
+    assert waves.unique().numel() == 100 or waves.abs().max() <= 1
+
+
+# ------------------------------------------------------------------------------------------------------------ the cards
+def reason(monkeypatch, *, capability=(9, 0), dtype=torch.bfloat16, hip=None, version=(3, 7), mode="check"):
+    """Of a call on a card that is not here."""
+    monkeypatch.setattr(cards, "INTERPRETED", False)
+    monkeypatch.setattr(cards, "MODE", mode)
+    monkeypatch.setattr(cards, "VERSION", version)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    card = SimpleNamespace(major=capability[0], minor=capability[1])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    q = SimpleNamespace(is_cuda=True, dtype=dtype, device=torch.device("cuda"))
+    return inspect.unwrap(cards.without_triton)(SimpleNamespace(q=q))
+
+
+REFUSED = {
+    "takes no torch.float64 on a card": {"dtype": torch.float64},
+    "was tried for compute capabilities 8.0, 8.6, 8.9, 9.0, not 7.5": {"capability": (7, 5)},
+    "was tried for compute capabilities 8.0, 8.6, 8.9, 9.0, not 12.0": {"capability": (12, 0)},
+    "was tried on cards of NVIDIA only": {"hip": "6.4"},
+    "was tried with triton 3.6 to 3.9, not 4.0": {"version": (4, 0)},
+    "is turned off by POLYHEAD_TRITON=0": {"mode": "0"},
+}
+
+
+@pytest.mark.parametrize("told", REFUSED)
+def test_a_card_that_was_not_tried_is_refused_by_name(monkeypatch, told):
+    changes = REFUSED[told]
+    found = reason(monkeypatch, **changes)
+    assert found is not None
+    assert found.startswith(told)
+    if "mode" not in changes and "dtype" not in changes:
+        assert found.endswith("; POLYHEAD_TRITON=1 takes it nevertheless")
+        assert reason(monkeypatch, **changes, mode="1") is None
+
+
+@pytest.mark.parametrize("capability", cards.CARDS)
+def test_a_card_that_was_tried_is_taken(monkeypatch, capability):
+    assert reason(monkeypatch, capability=capability) is None
