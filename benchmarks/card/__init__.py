@@ -1,0 +1,1 @@
+"""What benchmarks/on_card.py measures."""

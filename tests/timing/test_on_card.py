@@ -1,0 +1,118 @@
+"""benchmarks/on_card.py on a CPU: every slice in tiny sizes; what it does when it is cut off or something is red."""
+
+import importlib
+import json
+import pathlib
+import stat
+
+import pytest
+import torch
+
+from polyhead.ops import cards
+
+pytestmark = pytest.mark.skipif(not cards.INTERPRETED, reason="needs triton's interpreter")
+FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def on_card(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("POLYHEAD_TRITON", "check")
+    return importlib.import_module("on_card")
+
+
+def rows(folder, number):
+    return [json.loads(line) for line in (folder / f"slice-{number}.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.compile
+def test_every_slice_runs_and_is_reported(on_card, tmp_path, monkeypatch):
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text("#!/bin/sh\necho ERROR SUMMARY: 0 errors\n")
+    tool.chmod(tool.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    folder = tmp_path / "rows"
+    assert on_card.main(["--all", "--dry-run", "--repeats", "1", "--json", str(folder)]) == on_card.FINISHED
+    found = {number: rows(folder, number) for number in on_card.ORDER}
+    assert [len(found[number]) for number in sorted(found)] == [3, 3, 3, 5, 2, 4, 3]
+    assert all("error" not in row for all_ in found.values() for row in all_)
+    assert [row["key"] for row in found[1]] == ["hyla, fp32", "relational, r 1, fp32", "linear, tf32"]
+    assert {"triton", "reference", "stock"} <= {*found[3][1]["sides"]}
+    assert found[2][0]["tail"] == ["ERROR SUMMARY: 0 errors"]
+    text = (folder / "report.md").read_text()
+    assert all(f"## {number}. " in text for number in on_card.ORDER)
+    assert "| hyla d 64, t 16, fp32, forward |" in text
+    assert (folder / "slice-3.png").stat().st_size > 1000
+
+
+@pytest.fixture
+def faked(on_card, monkeypatch):
+    """Slice 1 with three cheap rows, of which `calls` tells."""
+    calls = []
+
+    def make(**changes):
+        def run(name):
+            calls.append(name)
+            if isinstance(changes.get(name), Exception):
+                raise changes[name]
+            return changes.get(name, {"errors": [0.0], "reference": [0.0], "first": 0.0, "second": 0.0})
+
+        items = [on_card.Item(name, lambda name=name: run(name)) for name in ("a", "b", "c")]
+        monkeypatch.setattr(on_card.slices, "SLICES", {1: lambda setting: iter(items)})
+        return calls
+
+    return make
+
+
+def go(on_card, folder, *more):
+    return on_card.main(["--slice", "1", "--dry-run", "--json", str(folder), *more])
+
+
+def test_it_goes_on_after_the_last_whole_row(on_card, faked, tmp_path):
+    calls = faked()
+    assert go(on_card, tmp_path) == on_card.FINISHED
+    path = tmp_path / "slice-1.jsonl"
+    path.write_text(path.read_text()[:-9])
+    assert go(on_card, tmp_path) == on_card.FINISHED
+    assert calls == ["a", "b", "c", "c"]
+    assert [row["key"] for row in rows(tmp_path, 1)] == ["a", "b", "c"]
+
+
+def test_the_first_red_row_stops_it_and_the_inputs_are_kept(on_card, faked, tmp_path):
+    red = {"errors": [0.5], "reference": [0.1], "first": 0.0, "second": 0.0, "red": [0], "inputs": torch.ones(3)}
+    calls = faked(b=red)
+    assert go(on_card, tmp_path) == on_card.RED
+    assert calls == ["a", "b"]
+    assert torch.load(tmp_path / "red-1.pt").equal(torch.ones(3))
+    assert "inputs" not in rows(tmp_path, 1)[1]
+
+
+def test_any_other_error_is_a_row_and_the_rest_goes_on(on_card, faked, tmp_path):
+    calls = faked(a=KeyError("who"), b=torch.OutOfMemoryError("much"))
+    assert go(on_card, tmp_path) == on_card.ERROR
+    assert calls == ["a", "b", "c"]
+    first, second, _ = rows(tmp_path, 1)
+    assert (first["error"], second["skipped"]) == ("KeyError: 'who'", "out of memory")
+
+
+def test_it_stops_when_its_minutes_are_over(on_card, faked, tmp_path):
+    calls = faked()
+    assert go(on_card, tmp_path, "--minutes", "-1") == on_card.UNFINISHED
+    assert not calls
+
+
+def test_a_kernel_that_is_off_is_red(on_card, monkeypatch):
+    case = importlib.import_module("card.case")
+    setting = case.Setting(torch.device("cpu"), True, 1)
+    shape = case.Shape("hyla", b=1, t=3, s=3, h=2, g=2, d=4, options=(("causal", True),))
+    assert "red" not in case.parity(shape, "fp32", setting, impl="blocked")
+    right = case.both
+
+    def off(op, impl, *rest):
+        out = right(op, impl, *rest)
+        return [x * 1.001 if impl == "blocked" and n == 1 else x for n, x in enumerate(out)]
+
+    monkeypatch.setattr(case, "both", off)
+    row = case.parity(shape, "fp32", setting, impl="blocked")
+    assert row["red"] == [1]
+    assert row["inputs"]["shape"] == shape
