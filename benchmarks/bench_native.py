@@ -1,4 +1,4 @@
-"""HYLA by native code beside stock softmax attention, tiles and the reference: ratios of CPU time within one run.
+"""Native code beside stock softmax attention, tiles and the reference: ratios of CPU time within one run.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_native.py
     POLYHEAD_NATIVE_FLAGS="-O3 -mavx2 -mfma" OMP_NUM_THREADS=1 python benchmarks/bench_native.py --json avx2.json
@@ -19,12 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyhead import ops
+from polyhead.ops.dispatch import resolve
 from polyhead.ops.native import library
 
 CAUSAL = ((1, 512, 8, 64), (1, 2048, 8, 64), (1, 4096, 8, 64), (64, 64, 8, 32), (8, 256, 8, 32))
 NARROW = ((128, 32, 8, 2), (128, 32, 8, 8), (128, 32, 8, 16), (16, 16, 8, 8))
 """b t h d: those of language models, beside stock attention; those of fuzzy logic, beside the reference."""
+
+DECODING = ((1, 512, 8, 64), (1, 2048, 8, 64), (1, 4096, 8, 64), (8, 1024, 8, 64), (1, 2048, 8, 16))
+"""b s h d: one query over so many keys, beside stock attention."""
+
+OPS = ("hyla", "relational")
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -33,51 +38,65 @@ def seconds(run: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def check() -> None:
+def draw(op: str, b: int, t: int, s: int, h: int, d: int) -> list[Tensor]:
+    """The tensors of an op; relations are 8, as wide as keys."""
+    q, k, v = torch.randn(b, t, h, d), torch.randn(b, s, h, d), torch.randn(b, s, h, d)
+    if op != "relational":
+        return [q, k, v]
+    return [q, k, torch.randn(b, t, 8, d), torch.randn(b, s, 8, d), v, torch.randn(h, d, 8) / 8**0.5]
+
+
+def check(op: str) -> None:
     """Refuse to time what is wrong."""
     for t in (1, 50, 257):
-        q, k, v = torch.randn(3, 2, t, 8, 16)
-        came, wanted = (ops.hyla(q, k, v, causal=True, impl=impl) for impl in ("native", "reference"))
-        torch.testing.assert_close(came, wanted, rtol=1e-4, atol=1e-5)
+        tensors = draw(op, 2, t, 257, 8, 16)
+        came, wanted = (resolve(op, impl)(*tensors, causal=True) for impl in ("native", "reference"))
+        torch.testing.assert_close(came, wanted, rtol=1e-4, atol=1e-4)
 
 
-def race(sides: dict[str, Callable[[], Tensor]], leaves: list[Tensor], rounds: int) -> dict[str, list[list[float]]]:
-    """Seconds of each side in each round: [forward, forward and backward]."""
+def race(
+    sides: dict[str, Callable[[], Tensor]], own: dict[str, list[Tensor]], leaves: list[Tensor], rounds: int
+) -> dict[str, list[list[float]]]:
+    """Seconds of each side in each round: [forward, forward and backward]; `own`: leaves of sides that have others."""
 
-    def both(run: Callable[[], Tensor]) -> object:
+    def both(name: str, run: Callable[[], Tensor]) -> object:
         out = run()
-        return torch.autograd.grad(out, leaves, torch.ones_like(out))
+        return torch.autograd.grad(out, own.get(name, leaves), torch.ones_like(out))
 
     times: dict[str, list[list[float]]] = {name: [] for name in sides}
     for n in range(rounds + 1):
         for name, run in sides.items():
             with torch.no_grad():
                 alone = seconds(run)
-            took = [alone, seconds(lambda run=run: both(run))]
+            took = [alone, seconds(lambda name=name, run=run: both(name, run))]
             if n:  # the first round warms up
                 times[name].append(took)
     return times
 
 
-def rows(size: tuple[int, ...], narrow: bool, rounds: int) -> list[dict[str, object]]:
+def rows(op: str, size: tuple[int, ...], beside: str, rounds: int) -> list[dict[str, object]]:
     """One row a side, with ratios to the first of them."""
-    b, t, h, d = size
-    q, k, v = (torch.randn(b, t, h, d, requires_grad=True) for _ in range(3))
+    b, t, s, h, d = size
+    tensors, narrow = [x.requires_grad_() for x in draw(op, b, t, s, h, d)], beside == "reference"
     bias = torch.randn(h, 2 * t - 1, requires_grad=True) if narrow else None
+    q, k, v = (x.detach().requires_grad_() for x in draw("hyla", b, t, s, h, d))
 
     def stock() -> Tensor:
-        return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True).transpose(1, 2)
+        heads = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(*heads, is_causal=t == s).transpose(1, 2)
 
     def of(impl: str) -> Callable[[], Tensor]:
-        return lambda: ops.hyla(q, k, v, bias=bias, causal=not narrow, impl=impl)
+        return lambda: resolve(op, impl)(*tensors, bias=bias, causal=not narrow)
 
+    others = ("reference",) if t == 1 else ("blocked",)
     sides = {"reference": of("reference")} if narrow else {"stock": stock}
-    sides |= {"blocked": of("blocked"), "native": of("native")}
-    times = race(sides, [q, k, v, *([] if bias is None else [bias])], rounds)
+    sides |= {impl: of(impl) for impl in (*others, "native")}
+    leaves = {"stock": [q, k, v]}
+    times = race(sides, leaves, [*tensors, *([] if bias is None else [bias])], rounds)
     first = next(iter(times.values()))
     found = []
     for name, mine in times.items():
-        row: dict[str, object] = {"b t h d": size, "side": name}
+        row: dict[str, object] = {"op": op, "b t s h d": size, "side": name}
         for place, what in enumerate(("forward", "forward and backward")):
             ratios = [x[place] / y[place] for x, y in zip(mine, first, strict=True)]
             row[what] = {
@@ -96,15 +115,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--longest", type=int, default=4096)
+    parser.add_argument("--ops", nargs="+", default=OPS, choices=OPS)
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    if (reason := library.missing("hyla")) is not None:
-        raise SystemExit(f"bench_native: hyla {reason}")
-    check()
-    found = [row for size in CAUSAL if size[1] <= options.longest for row in rows(size, False, options.rounds)]
-    found += [row for size in NARROW for row in rows(size, True, options.rounds)]
+    found = []
+    for op in options.ops:
+        if (reason := library.missing(op)) is not None:
+            raise SystemExit(f"bench_native: {op} {reason}")
+        check(op)
+        longest = [size for size in CAUSAL if size[1] <= options.longest]
+        cases = [((b, t, t, h, d), "stock") for b, t, h, d in longest]
+        cases += [((b, 1, s, h, d), "stock") for b, s, h, d in DECODING]
+        cases += [((b, t, t, h, d), "reference") for b, t, h, d in NARROW]
+        found += [row for size, beside in cases for row in rows(op, size, beside, options.rounds)]
     if options.json:
         made = {"torch": torch.__version__, "processor": platform.processor(), "threads": options.threads}
         flags = library.flags(torch.float32)

@@ -244,7 +244,7 @@ def beside_poison(*sizes):
 @needs_compiler
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("heads", [(1, 1), (2, 2), (8, 8), (8, 2), (16, 16), (5, 5)])
-def test_heads_and_widths_beside_poison(op, heads):
+def test_heads_and_widths_beside_poison(monkeypatch, op, heads):
     """Neighbours of every argument are NaN, as is memory that nobody wrote: sizes are no multiples of anything."""
     h, g = heads
     for t, s, d, e in ((19, 33, 1, 7), (33, 17, 18, 21), (70, 90, 2, 3)):
@@ -256,25 +256,32 @@ def test_heads_and_widths_beside_poison(op, heads):
             weight = torch.randn(h, e, d + 4).double()
             tensors += [*beside_poison((t, d + 4, 3), (s, d + 4, 3)), symbols, weight]
         bias = torch.randn(h, t + s + 3).double()[:, 1:-3]
-        mine, exact = both(op, tensors, torch.randn(2, t, h, e), bias=bias, window=15)
-        for x, y in zip(mine, exact, strict=True):
-            assert_close(x, y, rtol=1e-9, atol=1e-9)
+        for few in (0, 1000):
+            monkeypatch.setattr(native, "FEW", few)
+            mine, exact = both(op, tensors, torch.randn(2, t, h, e), bias=bias, window=15)
+            for x, y in zip(mine, exact, strict=True):
+                assert_close(x, y, rtol=1e-9, atol=1e-9)
 
 
 @needs_compiler
 @pytest.mark.parametrize("op", [*OPS, "by offset"])
 @pytest.mark.parametrize("bias", [None, "offset", "dense", "per_sample"])
-def test_threads_share_the_work_and_nothing_else(arguments, op, bias):
-    """The same on two threads, and the same again."""
+def test_threads_share_the_work_and_nothing_else(monkeypatch, arguments, op, bias):
+    """What the reference gives, the same on two threads, and the same again."""
     qkv, options = make_problem(40, 150, bias=bias, causal=True, b=3)
     tensors = arguments("hyla" if op == "hyla" else "relational", qkv, offset=op == "by offset")
     leaves = [*tensors, *([] if bias is None else [options["bias"]])]
 
-    def grads():
-        out = resolve("hyla" if op == "hyla" else "relational", "native")(*tensors, **options)
-        return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+    def grads(impl="native"):
+        run = resolve("hyla" if op == "hyla" else "relational", impl)
+        out = run(*tensors, **options)
+        monkeypatch.setattr(native, "FEW", 1000)  # keys in lanes
+        few = run(*tensors, **options)
+        monkeypatch.setattr(native, "FEW", 0)
+        return [few, out, *torch.autograd.grad(out.square().sum(), leaves)]
 
     one = grads()
+    assert_close(one, grads("reference"), rtol=1e-9, atol=1e-9)
     try:
         torch.set_num_threads(2)
         two, again = grads(), grads()

@@ -16,6 +16,7 @@ from torch.testing import assert_close
 from polyhead.ops import tiling
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, TENSORS, implementation, resolve
+from polyhead.ops.native import library
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS
 
 RELATIONS = [(1, 5, False), (3, 1, True), (8, 2, False)]
@@ -121,6 +122,7 @@ def test_backend_equals_reference(monkeypatch, problem, arguments, case):
         bias, mask, keep, causal = how
         together = (1, 2, 9)[n % 3]
         chunks_of(monkeypatch, together, t, s, variant)
+        monkeypatch.setattr(library, "FEW", 100 * (n % 2))
         limits = {"window": window, "edges": edges}
         b = 3 if together == 2 else 2  # so that a chunk of two is followed by one of a single sample
         qkv, options = problem(t, s, bias=bias, mask=mask, keep=keep, causal=causal, b=b, **limits)

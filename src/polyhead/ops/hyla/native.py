@@ -14,6 +14,7 @@ import polyhead.ops.native.library as native
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
 from polyhead.ops.native.check import CHECKS
+from polyhead.ops.native.threads import pool, threads
 from polyhead.ops.tiles import refuse
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS
 from polyhead.spec.shapes import one_of
@@ -31,10 +32,11 @@ def preferred(x: AttentionCall) -> bool:
 
     Forward and backward, 8 heads, bidirectional with a bias by offset, one core with AVX2, CPU time of the reference
     over that of native code: 1.8 at 2^12 pairs b t s (d = 8), at 2^17 8.0 (d = 2), 3.4 (d = 8), 3.6 (d = 16), 2.3 with
-    a softmax over keys (d = 2).  Queries lie in lanes, 16 at a time: few of them leave lanes empty.
+    a softmax over keys (d = 2).  Queries lie in lanes, 16 at a time.  Fewer than 8 have keys there: forward, of one
+    query, 1.1 to 3.7 at 2^8 pairs, 1.4 to 6.3 at 2^10.
     """
     t, s = x.lengths
-    return x.q.device.type == "cpu" and t >= 8 and len(x.q) * t * s >= 1 << 12
+    return x.q.device.type == "cpu" and len(x.q) * t * s >= (1 << 12 if t >= native.FEW else 1 << 8)
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:
@@ -73,21 +75,22 @@ def _call(x: AttentionCall) -> tuple[Call, list[Tensor | None]]:
         b, t, s, h, g, d, e, native.rows(q), native.rows(k), native.rows(v),
         limits=limits, scale=x.factor, eps=RMS_HEADS_EPS,
         normalise=NORMALISE.index(x.normalise), act=RELATION_ACTS.index(x.act),
-        pool=native.pool(), threads=native.threads(),
+        pool=pool(), threads=threads(),
     )  # fmt: skip
     return call, [q, k, v, *kept]
 
 
 def _forward(x: AttentionCall) -> list[Tensor]:
     dtype = native.NUMBERS[x.q.dtype]
-    out = torch.empty(*x.q.shape[:3], x.v.shape[-1], dtype=dtype)
+    slots, strips, what = native.forward_shares(x)
+    outs = torch.empty(strips, *x.q.shape[:3], x.v.shape[-1], dtype=dtype)
     if not x.v.numel():
-        out.zero_()
-    elif out.numel():
+        outs.zero_()
+    elif outs.numel():
         call, _kept = _call(x)
-        call.out = out.data_ptr()
-        native.call("hyla", dtype, call, 0)
-    return [out.to(x.q.dtype)]
+        call.out, call.slots, call.strips = outs.data_ptr(), slots, strips
+        native.call("hyla", dtype, call, what)
+    return [native.added(outs).to(x.q.dtype)]
 
 
 def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
@@ -102,8 +105,8 @@ def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     dk, dv = (torch.empty(a.shape, dtype=dtype) for a in (x.k, x.v))
     call.dq, call.dk, call.dv = (a.data_ptr() for a in (dq, dk, dv))
     parts, call.dbias = native.bias_grad(x.bias, call.slots, call.strips, call.t, dtype)
-    native.call("hyla", dtype, call, 1)
-    grads = {"q": dq.sum(0) if call.strips > 1 else dq[0], "k": dk, "v": dv}
+    native.call("hyla", dtype, call, native.BACKWARD)
+    grads = {"q": native.added(dq), "k": dk, "v": dv}
     return grads if parts is None else grads | {"bias": parts.sum((0, 1))}
 
 
@@ -127,6 +130,9 @@ def examples() -> list[AttentionCall]:
         AttentionCall(few, keys, values, hidden, window=9, normalise="softmax_rms_heads", act="gelu"),
         AttentionCall(9 * few, keys, values, None, mask, keep, normalise="softmax_heads", act="silu"),
         AttentionCall(q, q, v, cu_seqlens=edges, normalise="softmax", act="gelu_tanh"),
+        AttentionCall(
+            few[:, :5], keys, values, None, mask[:, :, :5], keep[:, :, :5], window=9, normalise="softmax_rms_heads"
+        ),
     ]
 
 

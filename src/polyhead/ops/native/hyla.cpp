@@ -13,6 +13,7 @@
 // pass 16 keys, so that neither adds up over lanes but for dq; a softmax over keys needs a pass before each.
 
 #include "acts.h"
+#include "hyla_few.h"
 #include "parallel.h"
 #include "tiles.h"
 
@@ -21,7 +22,7 @@ using namespace polyhead;
 extern "C" struct HylaCall {
   int64_t b, t, s, h, g, d, e;
   Rows q, k, v, dout;
-  number *out, *dq, *dk, *dv;  // contiguous; dq as often as there are strips
+  number *out, *dq, *dk, *dv;  // contiguous; dq as often as there are strips, as is out of few queries
   Limits limits;               // own: queries
   BiasGrad dbias;
   int64_t slots, strips;  // the batch and the keys are cut into so many, which are worked on independently
@@ -346,18 +347,19 @@ template <int H> bool backward(const HylaCall& c) {
   });
 }
 
-template <int H> int run(const HylaCall& c, bool grads) { return (grads ? backward<H>(c) : forward<H>(c)) ? 0 : 1; }
+template <int H> int run(const HylaCall& c, int pass) { return (pass == BACKWARD ? backward<H>(c) : forward<H>(c)) ? 0 : 1; }
 
 }  // namespace
 
 // 0, or 1 if there was no memory.
-extern "C" int polyhead_hyla(const HylaCall* call, int grads) {
+extern "C" int polyhead_hyla(const HylaCall* call, int pass) {
+  if (pass == FEW) return HylaFew<HylaCall>(*call).run() ? 0 : 1;
   switch (call->g == call->h ? call->h : 0) {
-    case 1: return run<1>(*call, grads);
-    case 2: return run<2>(*call, grads);
-    case 4: return run<4>(*call, grads);
-    case 8: return run<8>(*call, grads);
-    case 16: return run<16>(*call, grads);
-    default: return run<0>(*call, grads);
+    case 1: return run<1>(*call, pass);
+    case 2: return run<2>(*call, pass);
+    case 4: return run<4>(*call, pass);
+    case 8: return run<8>(*call, pass);
+    case 16: return run<16>(*call, pass);
+    default: return run<0>(*call, pass);
   }
 }

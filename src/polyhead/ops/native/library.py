@@ -29,6 +29,7 @@ from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.native.check import RIGHT, WRONG, worst_error
+from polyhead.ops.native.threads import threads
 from polyhead.ops.tiles import reach
 
 SOURCES = Path(__file__).parent
@@ -37,6 +38,12 @@ FLAGS = "-O3 -march=native"
 ALWAYS = ("-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-pipe")
 LANES = 16
 """Rows of one side that native code takes at once."""
+
+FORWARD, BACKWARD, FEW_QUERIES = range(3)
+"""What native code is asked for, as in native/pairs.h."""
+
+FEW = 8
+"""Below so many queries the keys lie in lanes."""
 
 PATIENCE = 600.0
 """Seconds that a build may take, or the wait for another process that builds."""
@@ -315,8 +322,8 @@ def sight(
     t: int, s: int, causal: bool, window: int | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Of each query, the first key it may look at and one past the last; of each key, the same of queries."""
-    if not causal and window is None and cu_seqlens is None:
-        return None
+    if not (causal and t > 1) and window is None and cu_seqlens is None:
+        return None  # a single query is the last, which sees all keys
     first, end = reach(t, s, torch.device("cpu"), causal=causal, window=window, cu_seqlens=cu_seqlens)
     keys = torch.arange(s, dtype=torch.int32)
     low, high = torch.searchsorted(end, keys, right=True), torch.searchsorted(first, keys, right=True)
@@ -347,6 +354,17 @@ def shares(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
     return slots, min(tiles, -(-2 * n // slots))
 
 
+def forward_shares(x: AttentionCall) -> tuple[int, int, int]:
+    """The same of a forward pass, and what it is: of few queries, or one that cuts its queries itself."""
+    t, s = x.lengths
+    return (*shares(len(x.q), s, None), FEW_QUERIES) if t < FEW else (1, 1, FORWARD)
+
+
+def added(parts: Tensor) -> Tensor:
+    """The sum of what shares of the keys gave."""
+    return parts.sum(0) if len(parts) > 1 else parts[0]
+
+
 def bias_grad(
     bias: Tensor | None, slots: int, strips: int, t: int, dtype: torch.dtype
 ) -> tuple[Tensor | None, BiasGrad]:
@@ -366,27 +384,3 @@ def numbers(x: Tensor, dtype: torch.dtype) -> Tensor:
     """In that dtype, its last dimension contiguous."""
     x = x.to(dtype)
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
-def threads() -> int:
-    """As many as PyTorch takes."""
-    return torch.get_num_threads()
-
-
-def pool() -> int | None:
-    """Where the OpenMP library that PyTorch has loaded starts a team of threads (GOMP_parallel), or None."""
-    if not _POOL:
-        libraries = sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*"))
-        _POOL.append(next((at for path in (*map(str, libraries), None) if (at := _door(path))), None))
-    return _POOL[0]
-
-
-_POOL: list[int | None] = []
-
-
-def _door(path: str | None) -> int | None:
-    try:
-        library = ctypes.CDLL(path, mode=os.RTLD_NOW | (os.RTLD_NOLOAD if path else 0))
-        return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
-    except (OSError, AttributeError):
-        return None

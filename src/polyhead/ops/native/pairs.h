@@ -85,6 +85,7 @@ struct Sight {
   }
 };
 
+enum Pass { FORWARD, BACKWARD, FEW };  // FEW: forward, of few queries; as in library.py
 enum Normalise { SOFTMAX, RMS_HEADS, NONE, SOFTMAX_RMS_HEADS, SOFTMAX_HEADS };  // as in spec.py
 
 inline bool over_keys(int normalise) { return normalise == SOFTMAX || normalise == SOFTMAX_RMS_HEADS; }

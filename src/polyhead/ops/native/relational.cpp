@@ -15,6 +15,7 @@
 
 #include "acts.h"
 #include "parallel.h"
+#include "relational_few.h"
 #include "tiles.h"
 
 using namespace polyhead;
@@ -22,13 +23,13 @@ using namespace polyhead;
 extern "C" struct RelationalCall {
   int64_t b, t, s, h, g, d, e, r, p;
   Rows q, k, q_rel, k_rel, symbols, dretrieved, drelated;
-  number *retrieved, *related, *logs;       // (b t h e), (b t h r), (b h t)
+  number *retrieved, *related, *logs;       // (b t h e), (b t h r), (b h t); of few queries as often as there are strips
   const number* delta;                      // (b h t)
   number *dq, *dk, *dq_rel, *dk_rel, *dsymbols;  // contiguous; dq and dq_rel as often as there are strips
   Limits limits;                            // own: queries
   BiasGrad dbias;
   const number* turned;                     // symbols by offset, or null; backwards in the forward pass
-  int64_t columns, dsymbols_part;           // of `turned`; numbers of one part of their gradient
+  int64_t columns, dsymbols_part;           // of symbols by offset, else 0; numbers of one part of their gradient
   int64_t slots, strips;  // the batch and the keys are cut into so many, which are worked on independently
   double scale, factor;
   int32_t act;
@@ -366,4 +367,7 @@ bool backward(const RelationalCall& c) {
 }  // namespace
 
 // 0, or 1 if there was no memory.
-extern "C" int polyhead_relational(const RelationalCall* call, int grads) { return (grads ? backward(*call) : forward(*call)) ? 0 : 1; }
+extern "C" int polyhead_relational(const RelationalCall* call, int pass) {
+  if (pass == FEW) return RelationalFew<RelationalCall>(*call).run() ? 0 : 1;
+  return (pass == BACKWARD ? backward(*call) : forward(*call)) ? 0 : 1;
+}

@@ -18,6 +18,7 @@ from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
 from polyhead.ops.latent_code import retrieved_and_related
 from polyhead.ops.native.check import CHECKS
+from polyhead.ops.native.threads import pool, threads
 from polyhead.ops.tiles import refuse
 from polyhead.spec import RELATION_ACTS
 from polyhead.spec.shapes import one_of
@@ -36,10 +37,12 @@ def preferred(x: AttentionCall) -> bool:
     Forward and backward, 8 heads, 8 relations as wide as keys, one core with AVX2, CPU time of native code over that of
     the reference: 0.9 to 1.4 at 2^12 pairs b t s, at 2^17 0.8 to 0.9 (t = 32, d = 16) and 0.5 to 0.6 (t = 128, d = 32),
     0.4 to 0.7 at 2^18 (d = 64).  Over that of PyTorch's kernels, relations of width 1: 0.6 causal and 1.0 full (t = 512
-    and 1024).  Queries lie in lanes, 16 at a time: few of them leave lanes empty.
+    and 1024).  Queries lie in lanes, 16 at a time.  Fewer than 8 have keys there: forward, of one query, 0.8 to 0.9 at
+    2^10 pairs, 0.4 at 2^11 of 8 samples and more; of 4 to 7 queries of one sample 1.2 to 1.3.
     """
-    t, s = x.lengths
-    return x.q.device.type == "cpu" and t >= 8 and len(x.q) * t * s >= 1 << 16
+    b, (t, s) = len(x.q), x.lengths
+    few = t < native.FEW and (t == 1 or b >= 8)
+    return x.q.device.type == "cpu" and b * t * s >= (1 << 10 if few else 1 << 16) and (few or t >= native.FEW)
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:
@@ -70,44 +73,49 @@ class Call(ctypes.Structure):
     ]
 
 
-def _call(x: AttentionCall, *, backwards: bool) -> tuple[Call, list[Tensor | None]]:
-    """What both passes are told, and the tensors whose memory that is; `backwards`: the order of symbols by offset."""
+def _call(x: AttentionCall, what: int) -> tuple[Call, list[Tensor | None]]:
+    """What all passes are told, and the tensors whose memory that is."""
     dtype = native.NUMBERS[x.q.dtype]
     q, k, q_rel, k_rel = (native.numbers(a, dtype) for a in (x.q, x.k, *x.related))
     (b, t, h, d), (s, g), (r, p), e = q.shape, k.shape[1:3], q_rel.shape[2:], x.symbols.shape[-1]
     symbols, turned, columns = None, None, 0
     if x.symbols.ndim == 4:
         symbols = native.numbers(x.symbols, dtype)
+    elif what == native.FEW_QUERIES:
+        symbols, columns = native.numbers(x.symbols.expand(1, -1, -1, -1), dtype), len(x.symbols)
     else:
         turned = x.symbols.to(dtype).permute(1, 2, 0)
-        turned = F.pad(turned.flip(-1) if backwards else turned, (0, native.LANES)).contiguous()
+        turned = F.pad(turned.flip(-1) if what == native.FORWARD else turned, (0, native.LANES)).contiguous()
         columns = turned.shape[-1]
     limits, kept = native.limits(x, dtype)
     call = Call(
         b, t, s, h, g, d, e, r, p, *(native.rows(a) for a in (q, k, q_rel, k_rel, symbols)), limits=limits,
         turned=None if turned is None else turned.data_ptr(), columns=columns, scale=x.factor, factor=p**-0.5,
-        act=RELATION_ACTS.index(x.act), pool=native.pool(), threads=native.threads(),
+        act=RELATION_ACTS.index(x.act), pool=pool(), threads=threads(),
     )  # fmt: skip
     return call, [q, k, q_rel, k_rel, symbols, turned, *kept]
 
 
 def _forward(x: AttentionCall) -> list[Tensor]:
     """What is retrieved of symbols (b t h e) and of relations (b t h r), and logarithms (b h t)."""
-    outs = [torch.empty_like(a) for a in _like(x)]
+    slots, strips, what = native.forward_shares(x)
+    *like, logs = (torch.empty_like(a) for a in _like(x))
+    parts = [torch.empty(strips, *a.shape, dtype=a.dtype) for a in like]
     if not x.k.numel():
-        return [a.zero_() for a in outs]
+        return [a.zero_() for a in (*like, logs)]
     if x.q.numel():
-        call, _kept = _call(x, backwards=True)
-        call.retrieved, call.related, call.logs = (a.data_ptr() for a in outs)
-        native.call("relational", outs[0].dtype, call, 0)
-    return outs
+        call, _kept = _call(x, what)
+        call.slots, call.strips = slots, strips
+        call.retrieved, call.related, call.logs = (a.data_ptr() for a in (*parts, logs))
+        native.call("relational", logs.dtype, call, what)
+    return [*map(native.added, parts), logs]
 
 
 def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     if not x.q.numel() or not x.k.numel():
         return {}
     dtype = native.NUMBERS[x.q.dtype]
-    call, _kept = _call(x, backwards=False)
+    call, _kept = _call(x, native.BACKWARD)
     dretrieved, drelated = (native.numbers(a, dtype) for a in douts[:2])
     retrieved, related, logs = douts[3:]
     delta = (dretrieved * retrieved).sum(-1).add_((drelated * related).sum(-1)).transpose(1, 2).contiguous()
@@ -125,10 +133,10 @@ def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     for name, grad in zip(names, (dq, dk, dq_rel, dk_rel, dsymbols), strict=True):
         setattr(call, name, grad.data_ptr())
     parts, call.dbias = native.bias_grad(x.bias, call.slots, call.strips, call.t, dtype)
-    native.call("relational", dtype, call, 1)
+    native.call("relational", dtype, call, native.BACKWARD)
     if call.turned is not None:
         dsymbols = dsymbols.sum((0, 1))[..., : call.columns - native.LANES].permute(2, 0, 1)
-    grads = {"q": dq.sum(0), "k": dk, "q_rel": dq_rel.sum(0), "k_rel": dk_rel, "v": dsymbols}
+    grads = {"q": native.added(dq), "k": dk, "q_rel": native.added(dq_rel), "k_rel": dk_rel, "v": dsymbols}
     return grads if parts is None else grads | {"bias": parts.sum((0, 1))}
 
 
@@ -157,7 +165,9 @@ def examples() -> list[AttentionCall]:
     q, q_rel = draw(1, 37, 6, 5), draw(1, 37, 5, 6)
     last = AttentionCall(q, q, draw(1, 37, 6, 7), draw(6, 73), causal=True, relation_weight=weight, act="relu")
     q_rel_few, k_rel = draw(2, 18, 5, 2), draw(2, 33, 5, 2)
-    return [*(replace(x, q_rel=q_rel_few, k_rel=k_rel) for x in (one, two)), replace(last, q_rel=q_rel, k_rel=q_rel)]
+    calls = [*(replace(x, q_rel=q_rel_few, k_rel=k_rel) for x in (one, two)), replace(last, q_rel=q_rel, k_rel=q_rel)]
+    v, mask, keep = draw(37, 3, 7), mask[:, :, :5], keep[:, :, :5]
+    return [*calls, replace(calls[1], q=few[:, :5], v=v, q_rel=q_rel_few[:, :5], mask=mask, keep=keep)]
 
 
 CHECKS["relational"] = forward, examples

@@ -1,0 +1,76 @@
+// Relational attention of few queries (few.h).  Equations are in relational.cpp.
+
+#pragma once
+#include "acts.h"
+#include "few.h"
+
+namespace polyhead {
+
+template <class Call> struct RelationalFew {
+  const Call& c;
+  Few few;
+  int heads, groups, share, relations;
+  int64_t wide;  // of symbols, in whole vectors
+
+  explicit RelationalFew(const Call& c)
+      : c(c), few{{c.pool, c.threads}, c.q, c.k, c.limits.turned(), c.b, c.t, c.s, c.slots, c.strips,
+                  int(c.h), int(c.h / c.g), c.d, number(c.scale)},
+        heads(int(c.h)), groups(int(c.g)), share(int(c.h / c.g)), relations(int(c.r)), wide(whole_vectors(c.e)) {}
+
+  int64_t size() const {
+    return (heads + relations) * LANES + groups * wide + c.t * heads * (wide + relations * LANES) + 128;
+  }
+
+  // rel[relation][lane] of a query and a tile of keys.
+  void relate(const Tile& tile, int64_t query, number* rel) const {
+    const number* own = c.q_rel.at + tile.b * c.q_rel.b + query * c.q_rel.n;
+    dots(own, c.q_rel.h, c.k_rel, tile, relations, 1, c.p, number(c.factor), rel);
+    for (int r = 0; r < relations; r++) {
+      Vec z = load(rel + r * LANES), y, slope;
+      activate<1>(c.act, &z, &y, &slope);
+      store(rel + r * LANES, y);
+    }
+  }
+
+  // What the queries of a sample read of some keys: symbols to (t h e), relations to (t h r).
+  void read(int64_t b, Range keys, const number* scores, Memory& memory, number* retrieved, number* related) const {
+    number *u = memory.take(heads * LANES), *rel = memory.take(relations * LANES), *copy = memory.take(groups * wide);
+    number *symbols = memory.zeros(c.t * heads * wide), *sums = memory.zeros(c.t * heads * relations * LANES);
+    for (int64_t row = keys.from; row < keys.to; row += LANES) {
+      Tile tile = tile_at(b, row, c.s);
+      Range seen = others(few.limits, tile);
+      for (int64_t i = seen.from; i < seen.to; i++) {
+        const number* score = few.of(scores, b, row, i);
+        for (int h = 0; h < heads; h++)
+          store(u + h * LANES, exp(load(score + h * LANES) + -c.logs[(b * c.h + h) * c.t + i]));
+        if (few.limits.keep.at) drop(Sight(few.limits, tile, i), u, u, heads);
+        for (int64_t l = 0; l < tile.count; l++) {
+          int64_t n = row + l + (c.columns ? c.t - 1 - i : 0);
+          const number* at = c.symbols.at + (c.columns ? 0 : b * c.symbols.b) + n * c.symbols.n;
+          Rows symbol = in_vectors(at, c.symbols.h, groups, c.e, copy);
+          add_row(symbols + i * heads * wide, u + l, symbol.at, symbol.h, heads, share, wide);
+        }
+        relate(tile, i, rel);
+        outer(sums + i * heads * relations * LANES, relations, 0, u, heads, rel, 0, relations, 1);
+      }
+    }
+    for (int64_t n = 0; n < c.t * heads; n++) std::copy(symbols + n * wide, symbols + n * wide + c.e, retrieved + n * c.e);
+    for (int64_t n = 0; n < c.t * heads * relations; n++) {
+      related[n] = 0;
+      for (int l = 0; l < LANES; l++) related[n] += sums[n * LANES + l];
+    }
+  }
+
+  bool run() const {
+    Memory memory(few.all() + 64);
+    if (memory.failed()) return false;
+    number* scores = memory.take(few.all());
+    return few.scores(NEVER, scores) && few.sums(scores, c.logs) &&
+           each_strip(few.team, c.b, c.s, c.slots, c.strips, size(), [&](int64_t b, Range keys, int64_t, int64_t strip, Memory& own) {
+             int64_t at = (strip * c.b + b) * c.t * c.h;
+             read(b, keys, scores, own, c.retrieved + at * c.e, c.related + at * c.r);
+           });
+  }
+};
+
+}  // namespace polyhead

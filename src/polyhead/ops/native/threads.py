@@ -1,0 +1,31 @@
+"""The threads of native code are PyTorch's own."""
+
+import ctypes
+import os
+from pathlib import Path
+
+import torch
+
+
+def threads() -> int:
+    """As many as PyTorch takes."""
+    return torch.get_num_threads()
+
+
+def pool() -> int | None:
+    """Where the OpenMP library that PyTorch has loaded starts a team of threads (GOMP_parallel), or None."""
+    if not _POOL:
+        libraries = sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*"))
+        _POOL.append(next((at for path in (*map(str, libraries), None) if (at := _door(path))), None))
+    return _POOL[0]
+
+
+_POOL: list[int | None] = []
+
+
+def _door(path: str | None) -> int | None:
+    try:
+        library = ctypes.CDLL(path, mode=os.RTLD_NOW | (os.RTLD_NOLOAD if path else 0))
+        return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
