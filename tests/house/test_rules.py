@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import functools
 import pathlib
 
 import pytest
@@ -49,17 +50,22 @@ ROOT_FILES = {"__init__.py", "__main__.py", "py.typed"}
 HOME = {name: f"{module}.{attribute}" for name, (module, attribute) in polyhead._HOME.items()} | polyhead._MODULES
 
 
-def tree(path):
-    return ast.parse(path.read_text(), filename=str(path))
+def nodes(path):
+    return _nodes(path.read_text(), str(path))
+
+
+@functools.cache
+def _nodes(text, name):
+    return house.nodes(ast.parse(text, filename=name))
 
 
 def functions(path):
-    return [n for n in ast.walk(tree(path)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    return [n for n in nodes(path) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
 
 
 def imports(path):
     """(module, line) of every import, also inside functions."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -257,7 +263,7 @@ def test_libraries_stay_in_their_room():
 
 def test_a_module_inherits_from_module_only():
     for path in FILES:
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             bases = [ast.unparse(b) for b in node.bases] if isinstance(node, ast.ClassDef) else []
             assert "nn.Module" not in bases or bases == ["nn.Module"], f"{path}:{node.lineno}"
 

@@ -31,6 +31,12 @@ def files(package: pathlib.Path) -> dict[str, ast.Module]:
     return found
 
 
+@functools.cache
+def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """All of a file's; many rules ask for them."""
+    return tuple(ast.walk(tree))
+
+
 def imports(trees: Mapping[str, ast.Module], door: Mapping[str, str] | None = None) -> dict[str, set[str]]:
     """File -> the files of the package it imports anywhere; `door`: what names of the package itself stand for."""
     arrows: dict[str, set[str]] = defaultdict(set)
@@ -47,7 +53,7 @@ def imports(trees: Mapping[str, ast.Module], door: Mapping[str, str] | None = No
 
 
 def _targets(tree: ast.Module, package: str, door: Mapping[str, str]) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -112,24 +118,20 @@ def chain(arrows: Mapping[str, set[str]]) -> int:
 
 def anys(tree: ast.Module) -> int:
     """`Any` in annotations."""
-    marked = [
-        node.annotation for node in ast.walk(tree) if isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation
-    ]
-    marked += [
-        n.returns for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and n.returns
-    ]
+    marked = [node.annotation for node in nodes(tree) if isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation]
+    marked += [n.returns for n in nodes(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and n.returns]
     return sum(isinstance(part, ast.Name) and part.id == "Any" for mark in marked for part in ast.walk(mark))
 
 
 def splats(tree: ast.Module) -> int:
     """`f(*(a, b))`."""
-    calls = [argument for node in ast.walk(tree) if isinstance(node, ast.Call) for argument in node.args]
+    calls = [argument for node in nodes(tree) if isinstance(node, ast.Call) for argument in node.args]
     return sum(isinstance(a, ast.Starred) and isinstance(a.value, (ast.Tuple, ast.List)) for a in calls)
 
 
 def double_splats(tree: ast.Module) -> int:
     """`f(**values)`."""
-    return sum(word.arg is None for node in ast.walk(tree) if isinstance(node, ast.Call) for word in node.keywords)
+    return sum(word.arg is None for node in nodes(tree) if isinstance(node, ast.Call) for word in node.keywords)
 
 
 def figures(trees: Mapping[str, ast.Module]) -> dict[str, str]:
@@ -148,7 +150,7 @@ def known_figures(trees: Mapping[str, ast.Module]) -> dict[str, list[str]]:
     owners = {name: module for name, module in figures(trees).items() if "-" in name}
     found: dict[str, list[str]] = defaultdict(list)
     for module, tree in trees.items():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if (
                 isinstance(node, ast.Constant)
                 and isinstance(node.value, str)
@@ -183,7 +185,7 @@ def known_tasks(trees: Mapping[str, ast.Module]) -> dict[str, dict[str, list[int
     places = {place: kind for kind, (_, place) in known.items()}
     found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for module, tree in trees.items():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             for kind in _named(node, known, words, places):
                 if not f"{module}.".startswith(f"{known[kind][1]}."):
                     found[kind][module].append(node.lineno)  # type: ignore[attr-defined]

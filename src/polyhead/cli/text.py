@@ -91,7 +91,7 @@ def families() -> list[Row]:
 
 
 def _listed() -> dict[str, list[Row]]:
-    """Of our recipes: making their runs, or importing torch, would take seconds."""
+    """Of our recipes and figures: making their runs, or importing torch, would take seconds."""
     found: dict[str, list[Row]] = json.loads(LISTED.read_text(encoding="utf-8"))
     return found
 
@@ -104,7 +104,7 @@ def listed_now() -> dict[str, list[Row]]:
     figures_of: list[Row] = [
         {"figures of": family, "recipes": len(names), "names": ", ".join(names)} for family, names in FAMILIES.items()
     ]
-    return {"recipes": own, "families": figures_of}
+    return {"recipes": own, "families": figures_of, "figures": _figures()}
 
 
 def write_listed() -> None:
@@ -121,6 +121,11 @@ def _recipe(name: str, function: object) -> Row:
 
 
 def figures() -> list[Row]:
+    """Those of the papers, with their costs."""
+    return _listed()["figures"]
+
+
+def _figures() -> list[Row]:
     from polyhead.papers.recipes import STUDIES
     from polyhead.papers.reproduce import FIGURES
 
