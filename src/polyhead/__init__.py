@@ -67,6 +67,7 @@ if TYPE_CHECKING:  # what a type checker and an editor see: the names of _MODULE
         stream as stream,
     )
     from polyhead.config.extensions import register as register
+    from polyhead.layers import testing as testing
     from polyhead.layers.attention import MultiHeadAttention as MultiHeadAttention
     from polyhead.layers.block import TransformerBlock as TransformerBlock
     from polyhead.layers.feedforward import (
@@ -114,6 +115,7 @@ _MODULES = {
     "recipes": "polyhead.papers.recipes",
     "report": "polyhead.pages.report",
     "reproduce": "polyhead.papers.reproduce",
+    "testing": "polyhead.layers.testing",
 }
 
 _NAMES = {

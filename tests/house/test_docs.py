@@ -69,6 +69,8 @@ def read(path):
 def test_python_blocks_run_in_order(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(extensions, "_ADDED", {sort: {} for sort in extensions.GROUPS})
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.path_importer_cache, ".", raising=False)  # the folder of an earlier page
     torch.manual_seed(0)
     namespace = {"__name__": "__document__"}
     for line, code in blocks(path.read_text(), "python"):

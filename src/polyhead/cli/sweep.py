@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from polyhead.cli.files import SUFFIXES
 from polyhead.cli.output import emit
-from polyhead.cli.train import FILES, configured, failed, first_word, option, training
+from polyhead.cli.train import configured, failed, first_word, option, training
 
 if TYPE_CHECKING:
     from polyhead.config import Run
@@ -39,7 +40,7 @@ class Sweep:
         rest, status = _flag(rest, "--status")
         rest, population = _flag(rest, "--population")
         rest, scale = option("sweep", rest, "--scale")
-        if recipe.endswith(FILES):
+        if recipe.endswith(SUFFIXES):
             recipe, given = grid_file(recipe)
             rest = [*given, *rest]
         runs, options = configured("sweep", recipe, grid(rest), scale, _options())

@@ -177,6 +177,7 @@ def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[
     The figures are those of a layer of `heads` heads of one kind, widths and relations as they come by default, for a
     sequence of `length` tokens.
     """
+    from polyhead.config.extensions import added
     from polyhead.spec import MECHANISMS, SYMBOLS, amount
 
     for name, value in (("dim", dim), ("heads", heads), ("length", length)):
@@ -205,6 +206,9 @@ def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[
             "parameters per head": cell(m.size, size, "once for all layers"),
         }
         rows.append({**row, "multiply-adds per head and token": cell(m.work, work, "every layer")})
+    for name, kind in added("mechanisms").items():
+        what = (inspect.getdoc(kind) or "").splitlines()[0]
+        rows.append({"mechanism": name, "equation": what} | dict.fromkeys(list(rows[0])[2:], "not known"))
     return rows, LETTERS.format(dim=dim, heads=heads, length=length, each=dim // heads)
 
 

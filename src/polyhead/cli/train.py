@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from polyhead.cli import files
 from polyhead.cli.output import emit
 from polyhead.cli.parse import help_text, parse
 from polyhead.cli.text import say
@@ -17,17 +18,18 @@ if TYPE_CHECKING:
     from polyhead.scale.sweep import Failure
     from polyhead.train import Result
 
-FILES = (".json", ".yaml", ".yml")
-
 
 class Train:
     """Train a recipe, or a configuration file, with fields changed.  A recipe of several runs trains all of them.
 
     RECIPE is a name from `polyhead list recipes` or the path of a .json or .yaml file.  Its fields are listed by
-    `polyhead train RECIPE --help`.  --scale is a figure's, or that of fuzzy-softmax, -linear and -hyla: short or paper.
+    `polyhead train RECIPE --help`.  --model.heads gives all heads in one word; --print only prints the run as a file,
+    which you may change and train.  --scale is a figure's, or that of fuzzy-softmax, -linear and -hyla: short or paper.
 
     >>> polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3
     >>> polyhead train fuzzy-softmax --model.dim 64 --model.heads.0.heads 4 --device cpu --deterministic
+    >>> polyhead train fuzzy-hyla --model.heads softmax:4,hyla:4
+    >>> polyhead train fuzzy-hyla --print
     >>> polyhead train mine.yaml --folder runs/mine
     >>> polyhead train lm-softmax --devices 8 --parallel sharded
     """
@@ -38,7 +40,12 @@ class Train:
     def __call__(self) -> int:
         recipe, rest = first_word("train", self.arguments)
         rest, scale = option("train", rest, "--scale")
-        runs, options = configured("train", recipe, [rest], scale)
+        runs, options = configured("train", recipe, [[word for word in rest if word != "--print"]], scale)
+        if "--print" in rest:
+            if len(runs) != 1:
+                raise ValueError(f"polyhead train: --print is for one run but {recipe} has {len(runs)}")
+            emit(lambda: files.values(runs[0]), lambda: files.write(runs[0]))
+            return 0
         return train(runs, again=options.again, workers=options.workers, devices=options.devices)
 
 
@@ -72,20 +79,32 @@ def configured(
     kind = training() if kind is None else kind
     runs: list[Run] = []
     options = kind(defaults[0])
-    for words in combinations:
+    for given in combinations:
+        words, heads = option(verb, given, "--model.heads")
+        bases = defaults if heads is None else [_with_heads(verb, run, heads) for run in defaults]
         if not words:
-            runs += defaults
+            runs += bases
             continue
-        asked = [parse(kind, words, f"polyhead {verb} {recipe}", text, kind(run)) for run in defaults]
-        mine = [_fitted(one.run, default) for one, default in zip(asked, defaults, strict=True)]
-        if len({default.seed for default in defaults}) > 1 and any(
-            run.seed != default.seed for run, default in zip(mine, defaults, strict=True)
+        asked = [parse(kind, words, f"polyhead {verb} {recipe}", text, kind(run)) for run in bases]
+        mine = [_fitted(one.run, base) for one, base in zip(asked, bases, strict=True)]
+        if len({base.seed for base in bases}) > 1 and any(
+            run.seed != base.seed for run, base in zip(mine, bases, strict=True)
         ):  # one seed for all of them would train the same run twice
-            mine = [reseeded(replace(run, seed=base.seed), run.seed) for run, base in zip(mine, defaults, strict=True)]
+            mine = [reseeded(replace(run, seed=base.seed), run.seed) for run, base in zip(mine, bases, strict=True)]
         runs, options = runs + mine, asked[0]
     if verb == "sweep" and options.devices != 1:
         raise ValueError(f"polyhead {verb}: --devices is for one run: polyhead train")
     return runs, options
+
+
+def _with_heads(verb: str, run: "Run", words: str) -> "Run":
+    """`run` with other heads in all layers: "softmax:4,hyla:4", or "softmax:4+hyla:4" where commas make a grid."""
+    from polyhead.config import TransformerConfig
+
+    if not isinstance(run.model, TransformerConfig):
+        kind = type(run.model).__name__
+        raise ValueError(f"polyhead {verb}: --model.heads is for a transformer but {run.name} is a {kind}")
+    return replace(run, model=replace(run.model, heads=files.heads(words, f"polyhead {verb}: --model.heads")))
 
 
 def training() -> Any:
@@ -105,14 +124,13 @@ def training() -> Any:
 def _resolve(verb: str, recipe: str, scale: str | None) -> tuple[list["Run"], str]:
     """The runs of a recipe or a file, and the help text."""
     from polyhead.papers.recipes import SINGLE, STUDIES, default_scale, every
-    from polyhead.train import read_config
 
     if scale is not None and recipe not in STUDIES | SINGLE:
         raise ValueError(
             f"polyhead {verb}: --scale is for the recipes of figures and {', '.join(SINGLE)}, not for {recipe}"
         )
-    if recipe.endswith(FILES):
-        return [read_config(recipe)], f"Train the run in {recipe}."
+    if recipe.endswith(files.SUFFIXES):
+        return [files.read(recipe, lambda name: _resolve(verb, name, None)[0])], f"Train the run in {recipe}."
     recipes = every()
     name = one_of(f"polyhead {verb}", "recipe", recipe, recipes)
     if scale is None and name in STUDIES:

@@ -1,4 +1,4 @@
-"""What others add to the package: tasks and recipes of their own, found by module and name.
+"""What others add to the package: tasks, mechanisms and recipes of their own, found by module and name.
 
 A class outside the package is written to a file as "module:Class" and read back from a module that is imported already.
 A file never imports anything: that is asked for, by `import`, by `--import MODULE`, by the environment variable
@@ -6,6 +6,8 @@ POLYHEAD_IMPORT (modules with commas between), or by an entry point that an inst
 
     [project.entry-points."polyhead.tasks"]
     parity = "my_package.tasks:Parity"
+    [project.entry-points."polyhead.mechanisms"]
+    Cosine = "my_package.heads:Cosine"
     [project.entry-points."polyhead.recipes"]
     parity-hyla = "my_package.recipes:parity_hyla"
 """
@@ -21,7 +23,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-GROUPS = {"tasks": "polyhead.tasks", "recipes": "polyhead.recipes"}
+GROUPS = {"tasks": "polyhead.tasks", "mechanisms": "polyhead.mechanisms", "recipes": "polyhead.recipes"}
 """What a package may declare -> the group of its entry points."""
 
 ASKED = "POLYHEAD_IMPORT"
@@ -38,16 +40,16 @@ class UnknownKind(ValueError):
 
 
 def register(added: Added, *, name: str | None = None) -> Added:
-    """Make a task (a class) or a recipe (a function that returns a run, or several) known by name; also a decorator.
+    """Make a task or a mechanism (a class) or a recipe (a function that returns runs) known by name; also a decorator.
 
     `polyhead list`, `train`, `sweep`, ... then know it, where the module that registers it is imported, or declared as
     an entry point.  `name`: on the command line; by default that of the class, or of the function with "-" for "_".
     ValueError for a class or function that no other process could find again, and for a name that is taken.
     """
     if not callable(added):
-        raise ValueError(f"register: a task or a recipe was wanted but {added!r} came")
-    sort = "tasks" if isinstance(added, type) else "recipes"
-    name = name or (added.__name__ if sort == "tasks" else added.__name__.replace("_", "-"))
+        raise ValueError(f"register: a task, a mechanism or a recipe was wanted but {added!r} came")
+    sort = _sort(added)
+    name = name or (added.__name__.replace("_", "-") if sort == "recipes" else added.__name__)
     if "<" in added.__qualname__:  # of a function, or a lambda; as a decorator, we are asked before the name is set
         raise ValueError(f"register: {kind_of(added)} cannot be found again by its name; define it in a module")
     before = _ADDED[sort].get(name, added)
@@ -55,6 +57,14 @@ def register(added: Added, *, name: str | None = None) -> Added:
         raise ValueError(f"register: {name!r} is {kind_of(before)} already; give {kind_of(added)} another name")
     _ADDED[sort][name] = added
     return added
+
+
+def _sort(added: Callable[..., object]) -> str:
+    """What is added: a class is a mechanism where it inherits from one, else a task."""
+    if not isinstance(added, type):
+        return "recipes"
+    bases = {base.__name__ for base in added.__mro__ if not kind_of(base).count(":")}
+    return "mechanisms" if "Mechanism" in bases else "tasks"
 
 
 def added(sort: str) -> dict[str, object]:

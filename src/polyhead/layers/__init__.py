@@ -9,7 +9,7 @@ from polyhead.spec.lazy import lazy
 Device = torch.device | str | None
 """What every module takes as `device`; None is torch's default."""
 
-__all__ = ["attention", "block", "cache", "feedforward", "heads", "norms", "positions", "symbols", "taps"]
+__all__ = ["attention", "block", "cache", "feedforward", "heads", "norms", "positions", "symbols", "taps", "testing"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy(__name__, __all__)

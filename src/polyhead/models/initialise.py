@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.layers.heads.groups import HylaHeads
+from polyhead.layers.heads.own import OwnHeads
 from polyhead.layers.heads.symbolic import RelationalHeads
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.positions import LearnedPositions, RelativePositionBias
@@ -27,6 +28,7 @@ from polyhead.spec.shapes import one_of
 OWN_RULE = (
     *(RelativePositionBias, LearnedPositions, MixtureOfExperts),
     *(SymbolicAttention, PositionSymbols, RelativeSymbols),
+    OwnHeads,
 )
 """Modules that fill their own tables, whatever the preset."""
 

@@ -18,6 +18,7 @@ from polyhead.config import Decay, Train
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.layers.heads.groups import HylaHeads
+from polyhead.layers.heads.own import OwnHeads
 from polyhead.layers.heads.symbolic import RelationalHeads
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.positions import LearnedPositions, RelativePositionBias
@@ -71,6 +72,8 @@ def _kind(owner: nn.Module, name: str, parameter: nn.Parameter, path: str) -> st
         return "weights" if parameter.ndim == 3 else "biases"  # stacked over experts: matrices (n f m), biases (n f)
     if isinstance(owner, (HylaHeads, RelationalHeads)):
         return "weights"
+    if isinstance(owner, OwnHeads):
+        return "weights" if parameter.ndim > 1 else "norms"
     if isinstance(owner, (LayerNorm, RMSNorm)):
         return "norms"
     if isinstance(owner, RelativePositionBias):

@@ -74,7 +74,7 @@ def _attention(model: Transformer, layer: int, keys: int) -> int:
     rows, total = {row.config: row for row in MECHANISMS}, 0
     attention: Any = model.blocks[layer].attention
     for group, heads in zip(model.config.layer_heads(layer), attention.groups, strict=True):
-        row, sizes = rows[type(group).__name__], heads.sizes
+        row, sizes = rows.get(type(group).__name__, rows["Softmax"]), heads.sizes  # one of a user's: as softmax heads
         known = {"m": model.config.dim, "h": sizes.heads, "d": sizes.dim, "e": sizes.value_dim, "s": keys}
         known |= {"r": getattr(heads, "relations", sizes.heads), "p": getattr(heads, "relation_dim", 0)}
         total += sizes.heads * (amount(row.work, known) - amount(row.size, known))

@@ -1,1 +1,1 @@
-"""Parity of bits as a task of polyhead, and recipes for it."""
+"""Parity of bits as a task of polyhead, heads of our own, and recipes that train them."""

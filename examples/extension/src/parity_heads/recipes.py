@@ -1,6 +1,7 @@
 """Recipes: functions that return a run, or several."""
 
 import polyhead as ph
+from parity_heads.heads import Cosine
 from parity_heads.task import Parity
 
 
@@ -15,6 +16,6 @@ def parity_hyla(heads: ph.Mechanism | None = None, name: str = "parity-hyla") ->
 
 
 def parity_heads() -> tuple[ph.Run, ...]:
-    """HYLA, softmax and linear heads on parity."""
-    rows = {"hyla": ph.Hyla(4), "softmax": ph.Softmax(4), "linear": ph.Linear(4)}
+    """HYLA, softmax and cosine heads on parity."""
+    rows = {"hyla": ph.Hyla(4), "softmax": ph.Softmax(4), "cosine": Cosine(4)}
     return tuple(parity_hyla(group, f"parity-{name}") for name, group in rows.items())

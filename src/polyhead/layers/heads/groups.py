@@ -17,6 +17,7 @@ from polyhead import config
 from polyhead.config.mechanisms import MECHANISMS
 from polyhead.layers import Device
 from polyhead.layers.heads import functions
+from polyhead.layers.heads.own import Coded, OwnHeads
 from polyhead.layers.heads.sizes import Sizes, sizes
 from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads
 from polyhead.layers.symbols import symbol_std
@@ -193,7 +194,7 @@ class HylaHeads(nn.Module):
 
 
 SymbolGroup = RelationalHeads | DisentangledHeads | AbstractorHeads
-HeadGroup = SoftmaxHeads | LinearHeads | HylaHeads | SymbolGroup
+HeadGroup = SoftmaxHeads | LinearHeads | HylaHeads | SymbolGroup | OwnHeads
 
 
 def build(
@@ -220,6 +221,9 @@ def build(
         )
     dim, value_dim = mechanism.dim or width // total_heads, mechanism.value_dim or width // total_heads
     heads, impl = mechanism.heads, mechanism.impl
+    if isinstance(mechanism, Coded):  # a user's own, which may inherit from one of ours
+        size = sizes(name, heads, dim, value_dim, mechanism.kv_heads, takes="v" if mechanism.share else "qkv")
+        return OwnHeads(mechanism, size, device=device, dtype=dtype)
     how: dict[str, Any] = {"impl": impl, "device": device, "dtype": dtype}
     if isinstance(mechanism, config.SymbolHeads):
         size = sizes(name, heads, dim, value_dim, mechanism.kv_heads)
@@ -233,7 +237,7 @@ def build(
         how |= {"normalise": mechanism.normalise, "act": mechanism.act, "value_depth": mechanism.value_depth}
         return HylaHeads(heads, dim, value_dim, **how)
     names = ", ".join(known.__name__ for known in MECHANISMS)
-    raise ValueError(f"heads: {name} is not a mechanism (choose from {names})")
+    raise ValueError(f"heads: {name} is not a mechanism (choose from {names}) and has no method `code`")
 
 
 def _symbol_group(

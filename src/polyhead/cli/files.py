@@ -1,0 +1,86 @@
+"""Configuration files: a run, or what changes of a recipe; and groups of heads in one word."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+from polyhead.spec.shapes import one_of
+
+if TYPE_CHECKING:
+    from polyhead.config import Mechanism, Run
+
+SUFFIXES = (".json", ".yaml", ".yml")
+
+
+def read(path: str, recipe: Callable[[str], Sequence["Run"]]) -> "Run":
+    """The run in a file.  One with `recipe` begins as the run of that name, and says what differs.
+
+    Raises ValueError for a recipe of several runs and for fields that are none.
+    """
+    from polyhead.config import from_dict, serial
+    from polyhead.tasks import KINDS
+    from polyhead.train import read_config
+
+    given = serial.read(path)
+    if not isinstance(given, dict) or "recipe" not in given:
+        return read_config(path)
+    name = given.pop("recipe")
+    if not isinstance(name, str):
+        raise ValueError(f"{path}: recipe must be a name but is {name!r}")
+    runs = recipe(name)
+    if len(runs) != 1:
+        raise ValueError(f"{path}: {name} has {len(runs)} runs but a file is one")
+    model = given.get("model")
+    if isinstance(model, dict) and isinstance(model.get("heads"), str):
+        model["heads"] = [serial.to_dict(group) for group in heads(model["heads"], path)]
+    found = from_dict(_changed(serial.to_dict(runs[0]), given), KINDS, where=path)
+    assert type(found) is type(runs[0])
+    return found
+
+
+def _changed(base: object, given: object) -> object:
+    """`base` with what is `given`; an object of another kind, a list and a number take the place of what was."""
+    if not isinstance(base, dict) or not isinstance(given, dict) or given.get("kind", base["kind"]) != base["kind"]:
+        return given
+    return {**base, **{name: _changed(base.get(name), one) for name, one in given.items()}}
+
+
+def heads(text: str, who: str) -> "tuple[Mechanism, ...]":
+    """
+    >>> heads("softmax:4,hyla:4", "x")[1].heads
+    4
+    """
+    from polyhead.config.extensions import added
+    from polyhead.config.mechanisms import MECHANISMS
+
+    known = {kind.__name__.lower(): kind for kind in MECHANISMS}
+    known |= {name.lower(): cast("type[Mechanism]", kind) for name, kind in added("mechanisms").items()}
+    found = []
+    for word in text.replace("+", ",").split(","):
+        name, _, count = word.strip().partition(":")
+        kind = known[one_of(who, "mechanism", name.lower(), known)]
+        if count and not count.isdigit():
+            raise ValueError(f"{who}: {word.strip()}: a number of heads was wanted but {count!r} came")
+        found.append(kind(int(count)) if count else kind())
+    return tuple(found)
+
+
+def values(run: "Run") -> object:
+    """A run as a file has it."""
+    from polyhead.config import to_dict
+
+    return _lists(to_dict(run))
+
+
+def _lists(value: object) -> object:
+    """Tuples as lists."""
+    if isinstance(value, dict):
+        return {name: _lists(one) for name, one in value.items()}
+    return [_lists(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def write(run: "Run") -> None:
+    """Print a run as a file that `polyhead train` reads: everything that may be changed."""
+    import yaml
+
+    yaml.safe_dump(values(run), sys.stdout, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)

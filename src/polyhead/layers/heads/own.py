@@ -1,0 +1,135 @@
+"""Heads of a mechanism that is not of this package: its configuration says what they compute.
+
+    a = mechanism.code(own, q, k, bias=, mask=, causal=, window=, cu_seqlens=, scale=)      (b h t s)
+    out = mechanism.attend(own, q, k, v, ..., keep=)                                        (b t h e)
+
+`own` is the group, which holds what `mechanism.parameters(heads, dim, value_dim)` returns, by name.  Without `attend`
+the output is the sum of code times values, without `parameters` there are none.  Keys and values come with as many
+heads as queries.
+"""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from polyhead.config import Mechanism
+from polyhead.layers import Device
+from polyhead.layers.heads import functions
+from polyhead.layers.heads.sizes import Sizes
+from polyhead.ops.latent_code import drop, share
+
+
+@runtime_checkable
+class Coded(Protocol):
+    """A mechanism that says what its heads compute."""
+
+    def code(
+        self,
+        own: "OwnHeads",
+        q: Tensor,
+        k: Tensor,
+        *,
+        bias: Tensor | None,
+        mask: Tensor | None,
+        causal: bool,
+        window: int | None,
+        cu_seqlens: Tensor | None,
+        scale: float | None,
+    ) -> Tensor: ...
+
+
+class OwnHeads(nn.Module):
+    """A group of heads whose mechanism is a user's own, with its parameters."""
+
+    kind = normalise = "own"
+    act, depth = "identity", 1
+    value_weight: Tensor | None = None
+    use, extra_repr = functions.use, functions.extra_repr
+
+    def __init__(
+        self, mechanism: Mechanism, sizes: Sizes, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        who = type(mechanism).__name__
+        if mechanism.impl not in ("auto", "reference"):
+            raise ValueError(f"{who}: impl must be auto or reference but is {mechanism.impl!r}")
+        self.mechanism, self.sizes = mechanism, sizes
+        for name, value in self._begun().items():
+            if hasattr(self, name) or not isinstance(value, Tensor):
+                raise ValueError(f"{who}: parameter {name!r} must be a tensor under a name that is free")
+            setattr(self, name, nn.Parameter(value.to(device=device, dtype=dtype or value.dtype)))
+
+    def _begun(self) -> dict[str, Tensor]:
+        """The parameters as they begin."""
+        made = getattr(self.mechanism, "parameters", None)
+        return {} if made is None else made(self.sizes.heads, self.sizes.dim, self.sizes.value_dim)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Begin anew, from torch's default generator."""
+        for name, value in self._begun().items():
+            getattr(self, name).copy_(value)
+
+    def code(
+        self,
+        q: Float[Tensor, "b t h d"],
+        k: Float[Tensor, "b s g d"],
+        *,
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
+        scale: float | None = None,
+    ) -> Float[Tensor, "b h t s"]:
+        """The code of all pairs."""
+        assert isinstance(self.mechanism, Coded)
+        return self.mechanism.code(
+            self, q, share(k, q.shape[2]), bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens,
+            scale=scale,
+        )  # fmt: skip
+
+    def attend(
+        self,
+        q: Float[Tensor, "b t h d"],
+        k: Float[Tensor, "b s g d"],
+        v: Float[Tensor, "b s g e"],
+        *,
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
+        scale: float | None = None,
+        keep: Tensor | None = None,
+    ) -> Float[Tensor, "b t h e"]:
+        """What the mechanism makes of queries, keys and values."""
+        own = getattr(self.mechanism, "attend", None)
+        h = q.shape[2]
+        if own is not None:
+            return own(
+                self, q, share(k, h), share(v, h), bias=bias, mask=mask, causal=causal, window=window,
+                cu_seqlens=cu_seqlens, scale=scale, keep=keep,
+            )  # fmt: skip
+        code = self.code(q, k, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=scale)
+        return einsum(drop(code, keep), share(v, h), "b h t s, b s h e -> b t h e")
+
+    def forward(
+        self,
+        q: Float[Tensor, "b t h d"],
+        k: Float[Tensor, "b s g d"],
+        v: Float[Tensor, "b s g e"],
+        *,
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
+        keep: Tensor | None = None,
+    ) -> Float[Tensor, "b t h e"]:
+        return self.attend(
+            q, k, v, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
+        )  # fmt: skip

@@ -1,0 +1,154 @@
+"""Does a mechanism keep what every kind of heads promises?  For mechanisms of one's own, and for ours.
+
+    import polyhead as ph
+    ph.testing.check(Cosine(4))                     all promises, in a second or two
+    ph.testing.check(Cosine(4), "causality")        one of `ph.testing.PROMISES`
+
+Each takes a layer of these heads in float64, as a model has it.  An AssertionError says which promise is broken.
+"""
+
+import copy
+import typing
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from polyhead.config import Mechanism, serial
+from polyhead.config.extensions import check_found, foreign
+from polyhead.config.mechanisms import MECHANISMS, SymbolSource
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.cache import LayerCache
+
+WIDTH, TOKENS = 4, 6
+"""Of a head, and of a sequence."""
+
+
+def check(mechanism: Mechanism, *promises: str) -> None:
+    """Raise an AssertionError unless heads of `mechanism` keep the promises, all of `PROMISES` if none is named."""
+    for name in promises or PROMISES:
+        torch.manual_seed(0)
+        PROMISES[name](mechanism)
+
+
+def _layer(mechanism: Mechanism, *, causal: bool = False, window: int | None = None) -> MultiHeadAttention:
+    layer = MultiHeadAttention(
+        WIDTH * mechanism.heads, [mechanism], causal=causal, window=window, max_length=2 * TOKENS, dtype=torch.float64
+    )
+    return layer.eval()
+
+
+def _tokens(mechanism: Mechanism, batch: int = 2, tokens: int = TOKENS) -> Tensor:
+    return torch.randn(batch, tokens, WIDTH * mechanism.heads, dtype=torch.float64)
+
+
+def _same(found: Tensor, wanted: Tensor, mechanism: Mechanism, broken: str) -> None:
+    who = type(mechanism).__name__
+    assert found.shape == wanted.shape, f"{who}: {broken}: {tuple(found.shape)} in place of {tuple(wanted.shape)}"
+    assert torch.allclose(found, wanted, rtol=1e-9, atol=1e-9), (
+        f"{who}: {broken}: it differs by {(found - wanted).abs().max():.1e}"
+    )
+
+
+def _parity(mechanism: Mechanism) -> None:
+    """Each sequence and each query by itself give what all give together, and float32 what float64 gives."""
+    layer, x = _layer(mechanism), _tokens(mechanism)
+    y = layer(x)
+    _same(layer(x[1:]), y[1:], mechanism, "a sequence depends on others of its batch")
+    rest = copy.deepcopy(layer).float()(x.float()).double()
+    assert torch.allclose(rest, y, rtol=1e-3, atol=1e-3), f"{type(mechanism).__name__}: float32 is far from float64"
+
+
+def _causality(mechanism: Mechanism) -> None:
+    """What comes later changes nothing, nor does what lies outside the window."""
+    layer, x = _layer(mechanism, causal=True), _tokens(mechanism)
+    _same(layer(x)[:, :4], layer(x[:, :4]), mechanism, "a token sees its future")
+    layer, far = _layer(mechanism, causal=True, window=2), x.clone()
+    far[:, 0] += 1
+    _same(layer(far)[:, 2:], layer(x)[:, 2:], mechanism, "a token sees beyond its window")
+
+
+def _masks(mechanism: Mechanism) -> None:
+    """A hidden key is as no key, the code of a hidden pair is 0, and a query without keys returns 0."""
+    layer, x = _layer(mechanism), _tokens(mechanism)
+    mask = torch.ones(TOKENS, dtype=torch.bool)
+    mask[-1] = False
+    y, code = layer(x, mask=mask[None, None, None], return_code=True)
+    _same(y, layer(x, x[:, :-1], mask=mask[None, None, None, :-1]), mechanism, "a hidden key is read")
+    _same(code[..., -1], torch.zeros_like(code[..., -1]), mechanism, "a hidden pair has a code")
+    x.requires_grad_()
+    y = layer(x, mask=torch.zeros(TOKENS, TOKENS, dtype=torch.bool))
+    _same(y, torch.zeros_like(y), mechanism, "a query that may look nowhere returns something")
+    y.sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all(), f"{type(mechanism).__name__}: a query that may look nowhere has gradients of NaN"
+
+
+def _packing(mechanism: Mechanism) -> None:
+    """Sequences in one row, with `cu_seqlens`, give what they give apart."""
+    layer, x = _layer(mechanism, causal=True), _tokens(mechanism, 1)
+    y = layer(x, cu_seqlens=torch.tensor([0, 2, TOKENS], dtype=torch.int32))
+    apart = torch.cat([layer(x[:, :2]), layer(x[:, 2:])], dim=1)
+    _same(y, apart, mechanism, "packed sequences see each other")
+
+
+def _dropout(mechanism: Mechanism) -> None:
+    """`keep` multiplies the code: heads that are taken away return 0."""
+    layer, x = _layer(mechanism), _tokens(mechanism)
+    keep = torch.zeros(1, mechanism.heads, TOKENS, TOKENS, dtype=torch.float64)
+    y = layer(x, keep=keep)
+    _same(y, torch.zeros_like(y), mechanism, "keep is not heeded")
+
+
+def _gradients(mechanism: Mechanism) -> None:
+    """Gradients are those of the function, and reach every parameter."""
+    layer, x = _layer(mechanism), _tokens(mechanism, 1, 3).requires_grad_()
+    assert torch.autograd.gradcheck(layer, (x,), raise_exception=False), (
+        f"{type(mechanism).__name__}: the gradients are not those of the function"
+    )
+    layer(x).square().sum().backward()
+    lost = [name for name, parameter in layer.named_parameters() if parameter.grad is None]
+    assert not lost, f"{type(mechanism).__name__}: no gradient reaches {', '.join(lost)}"
+
+
+def _cache(mechanism: Mechanism) -> None:
+    """Token by token with a cache is the same as all at once."""
+    layer, x, cache = _layer(mechanism, causal=True), _tokens(mechanism), LayerCache()
+    with torch.no_grad():
+        steps = torch.cat([layer(x[:, i : i + 1], cache=cache) for i in range(TOKENS)], dim=1)
+    _same(steps, layer(x), mechanism, "a cached step is not the uncached one")
+
+
+def _export(mechanism: Mechanism) -> None:
+    """torch.export takes a layer, and what it exports computes the same."""
+    layer, x = _layer(mechanism, causal=True), _tokens(mechanism)
+    with torch.no_grad():
+        y = layer(x)
+        program = torch.export.export(layer, (x,))
+        _same(program.module()(x), y, mechanism, "the exported layer computes something else")
+
+
+def _file(mechanism: Mechanism) -> None:
+    """It is written to a file and read back as the same value, and its parameters load."""
+    for kind in foreign(mechanism):
+        check_found(kind, "testing")
+    known = {kind.__name__: kind for kind in (*MECHANISMS, *typing.get_args(SymbolSource))}
+    again = serial.build(serial.to_dict(mechanism), Mechanism, known, "testing")
+    assert again == mechanism, f"{type(mechanism).__name__}: a file gives {again} back for {mechanism}"
+    layer, other, x = _layer(mechanism), _layer(again), _tokens(mechanism)
+    other.load_state_dict(layer.state_dict())
+    _same(other(x), layer(x), mechanism, "a layer that is loaded computes something else")
+
+
+PROMISES: dict[str, Callable[[Mechanism], None]] = {
+    "parity": _parity,
+    "causality": _causality,
+    "masks": _masks,
+    "packing": _packing,
+    "dropout": _dropout,
+    "gradients": _gradients,
+    "cache": _cache,
+    "export": _export,
+    "file": _file,
+}
+"""Name -> what heads promise."""

@@ -1,0 +1,64 @@
+"""Configuration files: a run that is printed, what differs of a recipe, heads in a word."""
+
+import pathlib
+
+import pytest
+import yaml
+
+import polyhead as ph
+from polyhead.cli import files, main
+from polyhead.cli.train import configured
+from polyhead.papers import recipes
+
+
+def test_what_is_printed_is_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "fuzzy-hyla", "--train.lr", "2e-3", "--model.heads", "softmax:4,hyla", "--print"]) == 0
+    pathlib.Path("mine.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
+    (run,), _ = configured("train", "mine.yaml", [[]])
+    (wanted,), _ = configured("train", "fuzzy-hyla", [["--train.lr", "2e-3", "--model.heads", "softmax:4,hyla"]])
+    assert run == wanted
+    assert run.model.heads == (ph.Softmax(4), ph.Hyla(8))
+    assert not list(tmp_path.glob("runs*"))
+    assert main(["train", "demo", "--print"]) == 2
+    assert "polyhead train: --print is for one run but demo has 8" in capsys.readouterr().err
+
+
+def test_a_file_says_what_differs_of_a_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = {
+        "recipe": "fuzzy-hyla",
+        "model": {"heads": "softmax:2+hyla:2", "feedforward": {"kind": "Swiglu"}},
+        "train": {"lr": "2e-3", "evaluate": ["iid"]},
+    }
+    pathlib.Path("mine.yaml").write_text(yaml.safe_dump(text))
+    (run,), _ = configured("train", "mine.yaml", [["--train.steps", "7"]])
+    base = recipes.RECIPES["fuzzy-hyla"]()
+    assert run.model.heads == (ph.Softmax(2), ph.Hyla(2))
+    assert run.model.feedforward == ph.Swiglu()
+    assert (run.train.lr, run.train.steps, run.train.evaluate) == (2e-3, 7, ("iid",))
+    assert (run.task, run.model.dim, run.train.batch_size) == (base.task, base.model.dim, base.train.batch_size)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("recipe: 3", "mine.yaml: recipe must be a name but is 3"),
+        ("recipe: demo", "mine.yaml: demo has 8 runs but a file is one"),
+        ("recipe: fuzzy-hila", "unknown recipe 'fuzzy-hila'; did you mean 'fuzzy-hyla'"),
+        ("recipe: fuzzy-hyla\nmodel: {heads: 'hula:4'}", "mine.yaml: unknown mechanism 'hula'; did you mean 'hyla'"),
+        ("recipe: fuzzy-hyla\nmodel: {heads: 'hyla:x'}", "mine.yaml: hyla:x: a number of heads was wanted but 'x'"),
+        ("recipe: fuzzy-hyla\ntrain: {rate: 1}", "mine.yaml: train: unknown field 'rate'"),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, text, line):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("mine.yaml").write_text(text)
+    assert main(["train", "mine.yaml"]) == 2
+    assert line in capsys.readouterr().err
+
+
+def test_heads_are_for_transformers():
+    assert files.heads("Linear:2", "x") == (ph.Linear(2),)
+    with pytest.raises(ValueError, match=r"polyhead sweep: --model\.heads: unknown mechanism 'softmx'"):
+        configured("sweep", "fuzzy-hyla", [["--model.heads", "softmx:4"]])

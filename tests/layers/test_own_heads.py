@@ -1,0 +1,131 @@
+"""A mechanism of a user's own: named, saved, held to its promises, trained; and what breaks a promise is noticed."""
+
+import dataclasses
+import json
+import pathlib
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import polyhead as ph
+from polyhead.cli import main
+from polyhead.config import extensions
+from polyhead.layers.heads.own import OwnHeads
+from polyhead.train import optimiser
+
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "extension" / "src"
+
+
+@pytest.fixture
+def cosine(monkeypatch):
+    """The heads of the example, imported as somebody's own."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    monkeypatch.setattr(extensions, "_ADDED", {sort: {} for sort in extensions.GROUPS})
+    import parity_heads.recipes
+
+    yield parity_heads.heads.Cosine
+    for name in [name for name in sys.modules if name.startswith("parity_heads")]:
+        del sys.modules[name]
+
+
+def test_it_keeps_every_promise(cosine):
+    ph.testing.check(cosine(4, kv_heads=2))
+
+
+@pytest.mark.parametrize("kind", [ph.Hyla, ph.Relational])
+def test_ours_do_too(kind):
+    ph.testing.check(kind(2), *(name for name in ph.testing.PROMISES if name != "export"))
+
+
+@dataclass(frozen=True)
+class Broken(ph.Mechanism):
+    """Breaks one promise."""
+
+    fault: str = ""
+
+    def code(self, own, q, k, **seen):
+        forgotten = {"causality": "causal", "masks": "mask", "packing": "cu_seqlens"}.get(self.fault)
+        seen |= {} if forgotten is None else {forgotten: False if forgotten == "causal" else None}
+        code = ph.ops.latent_code(q, k, normalise="softmax", **seen)
+        return code * q.mean() if self.fault == "parity" else code
+
+    def attend(self, own, q, k, v, *, keep, **seen):
+        code = self.code(own, q, k, **seen)
+        code = code if keep is None or self.fault == "dropout" else code * keep
+        return torch.einsum("bhts,bshe->bthe", code.detach() if self.fault == "gradients" else code, v)
+
+    def __eq__(self, other):
+        return self.fault != "file" and vars(self) == vars(other)
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "text"),
+    [
+        ("parity", AssertionError, "Broken: a sequence depends on others of its batch: it differs by"),
+        ("causality", AssertionError, "Broken: a token sees its future"),
+        ("masks", AssertionError, "Broken: a hidden key is read"),
+        ("packing", AssertionError, "Broken: packed sequences see each other"),
+        ("dropout", ValueError, r"OwnHeads: \w+ must multiply its code by keep"),
+        ("gradients", AssertionError, "Broken: the gradients are not those of the function"),
+        ("file", AssertionError, r"Broken: a file gives Broken\("),
+    ],
+)
+def test_a_broken_promise_is_noticed(fault, error, text, monkeypatch):
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or type(sys)(__name__))
+    monkeypatch.setattr(sys.modules[__name__], "Broken", Broken, raising=False)
+    with pytest.raises(error, match=text):
+        ph.testing.check(Broken(2, fault=fault), fault)
+
+
+def test_its_parameters_begin_as_it_says_and_are_not_decayed(cosine):
+    task = ph.tasks.FuzzyLogic(length=6)
+    config = ph.TransformerConfig(*task.ends, dim=16, heads=(cosine(2, sharpness=3.0), ph.Softmax(2)), init="cs336")
+    model = ph.Transformer(config)
+    own = model.blocks[0].attention.groups[0]
+    assert isinstance(own, OwnHeads)
+    torch.testing.assert_close(own.log_sharpness.exp(), torch.full((2,), 3.0))
+    kinds = optimiser.parameter_kinds(model)
+    assert kinds["blocks.0.attention.groups.0.log_sharpness"] == "norms"
+    with pytest.raises(ValueError, match="Cosine: impl must be auto or reference but is 'flash'"):
+        ph.MultiHeadAttention(16, cosine(2, impl="flash"))
+
+
+def test_heads_in_a_word_are_trained_saved_and_found_again(cosine, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ph.register(cosine)
+    few = "--train.steps 2 --train.warmup 0 --train.batch-size 2 --train.eval-batches 1 --threads 1 --model.layers 1"
+    words = f"train parity-hyla --model.heads cosine:2,hyla:2 {few} --folder run".split()
+    assert main(["list", "mechanisms", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[-1]["mechanism"] == "Cosine"
+    monkeypatch.setitem(ph.recipes.RECIPES, "parity-hyla", sys.modules["parity_heads.recipes"].parity_hyla)
+    monkeypatch.setattr("polyhead.papers.recipes.every", lambda: ph.recipes.RECIPES)
+    assert main(words) == 0
+    written = json.loads((tmp_path / "run" / "config.json").read_text())["model"]["heads"]
+    assert [group["kind"] for group in written] == ["parity_heads.heads:Cosine", "Hyla"]
+    before = ph.load("run")[1].blocks[0].attention.groups[0].log_sharpness
+    for name in [name for name in sys.modules if name.startswith("parity_heads")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(extensions.UnknownKind, match=r"import parity_heads\.task first"):
+        ph.load("run")
+    monkeypatch.setenv("POLYHEAD_IMPORT", "parity_heads.recipes")
+    torch.testing.assert_close(ph.load("run")[1].blocks[0].attention.groups[0].log_sharpness, before)
+
+
+def test_heads_that_nobody_could_read_back_do_not_begin(tmp_path):
+    @dataclass(frozen=True)
+    class Local(ph.Mechanism):
+        def code(self, own, q, k, **seen):
+            return ph.ops.latent_code(q, k, normalise="softmax", **seen)
+
+    task = ph.tasks.FuzzyLogic(length=6)
+    model = ph.TransformerConfig(*task.ends, dim=8, layers=1, heads=(Local(2),), max_length=6)
+    run = ph.Run(name="x", task=task, model=model, folder=str(tmp_path / "run"))
+    with pytest.raises(ValueError, match=r"train: .*Local of .* cannot be found again by its name"):
+        ph.train.run(run, progress=False)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="has no method `code`"):
+        ph.MultiHeadAttention(8, dataclasses.make_dataclass("Bare", [], bases=(ph.Mechanism,), frozen=True)(2))
