@@ -5,7 +5,7 @@ import inspect
 import json
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -96,15 +96,18 @@ def _listed() -> dict[str, list[Row]]:
     return found
 
 
-def listed_now() -> dict[str, list[Row]]:
-    """What recipes.json is to hold: `python -c "from polyhead.cli import text; text.write_listed()"` writes it."""
+def listed_now(figures: Collection[str] = ()) -> dict[str, list[Row]]:
+    """What recipes.json is to hold: `python -c "from polyhead.cli import text; text.write_listed()"` writes it.
+
+    `figures`: only these; the runs of all of them are thousands.
+    """
     from polyhead.papers.recipes import FAMILIES, RECIPES, STUDIES
 
     own = [_recipe(name, function) for name, function in RECIPES.items() if name not in STUDIES]
     figures_of: list[Row] = [
         {"figures of": family, "recipes": len(names), "names": ", ".join(names)} for family, names in FAMILIES.items()
     ]
-    return {"recipes": own, "families": figures_of, "figures": _figures()}
+    return {"recipes": own, "families": figures_of, "figures": _figures(figures)}
 
 
 def write_listed() -> None:
@@ -125,12 +128,14 @@ def figures() -> list[Row]:
     return _listed()["figures"]
 
 
-def _figures() -> list[Row]:
+def _figures(some: Collection[str]) -> list[Row]:
     from polyhead.papers.recipes import STUDIES
     from polyhead.papers.reproduce import FIGURES
 
     rows: list[Row] = []
     for name, figure in FIGURES.items():
+        if some and name not in some:
+            continue
         row = {"figure": name, "what": figure.title, "small": 0, "core minutes": ""}
         row |= {"short": "", "paper": 0}
         if name in STUDIES:
