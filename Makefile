@@ -79,6 +79,7 @@ campaign: .venv/.ready
 	$(BIN)/python benchmarks/bench_sraven.py
 	$(BIN)/python benchmarks/bench_population.py
 	$(BIN)/python benchmarks/ahead_of_time.py --json docs/results/kernels/ahead_of_time.json
+	$(BIN)/python benchmarks/emulate.py --draws 300 --json docs/results/kernels/emulated.json
 	$(BIN)/python benchmarks/fault_campaign.py --kills 240 --damages 2 --json docs/results/faults.json
 	$(BIN)/python benchmarks/bench_trainer.py --pairs 150 --steps 10 --json docs/results/trainer.json
 	$(BIN)/python benchmarks/parity_campaign.py --json docs/results/parity.json
