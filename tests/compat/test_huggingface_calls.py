@@ -129,10 +129,14 @@ def test_a_name_for_one_part_of_a_composed_model(script):
     assert moved[:-1].max() < 1e-6
 
 
-def test_what_only_says_that_it_goes_through_is_refused_at_the_first_pass(script):
+@pytest.mark.parametrize("configured", [True, False])
+def test_what_only_says_that_it_goes_through_is_refused_at_the_first_pass(script, configured):
     """One layer of a Llama that computes attention itself, wherever it lies; again at the second pass."""
     model = script.build("llama", "polyhead_hyla")
-    model.model.layers[1].self_attn.__class__ = type("SilentAttention", (Silent,), {})
+    silent = model.model.layers[1].self_attn
+    silent.__class__ = type("SilentAttention", (Silent,), {})
+    if not configured:  # the name is that of the model around it
+        del silent.config
     line = (
         "polyhead: LlamaForCausalLM must call its attention through transformers' AttentionInterface for "
         "'polyhead_hyla' but model.layers.1.self_attn (SilentAttention) computes it itself"
@@ -142,6 +146,20 @@ def test_what_only_says_that_it_goes_through_is_refused_at_the_first_pass(script
         with pytest.raises(ValueError, match=r"^polyhead: LlamaForCausalLM must call") as caught:
             look()
         assert str(caught.value) == line
+
+
+def test_attention_by_another_name(script):
+    """It is not counted: what comes to us is as good, and where nothing comes it is an error all the same."""
+    ids = {"input_ids": torch.arange(4)[None]}
+    for silent in (False, True):
+        model = script.build("llama", "polyhead_hyla")
+        for layer in model.model.layers:
+            layer.self_attn.__class__ = type("Mixer", (Silent if silent else type(layer.self_attn),), {})
+        if silent:
+            with pytest.raises(ValueError, match=r"'polyhead_hyla' but none of its layers does$"):
+                model(**ids)
+        else:
+            assert torch.equal(model(**ids).logits, script.build("llama", "polyhead_hyla")(**ids).logits)
 
 
 class Silent(nn.Module):
