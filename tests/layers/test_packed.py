@@ -142,7 +142,7 @@ def test_mistakes_are_one_line():
         (lambda: block.attention(x, x, cu_seqlens=CU), r"but x \(b t m\) = \(1, 12, 48\) and a context came"),
         (lambda: layer(x, cache=LayerCache(), cu_seqlens=CU), "without a context or a cache, but .* and a cache came"),
         (lambda: layer(x.expand(2, -1, -1), cu_seqlens=CU), r"x \(1 t m\) .* but x \(b t m\) = \(2, 12, 48\) and no"),
-        (lambda: layer(x, cu_seqlens=CU.float()), "cu_seqlens must be of an integer dtype but is torch.float32"),
+        (lambda: layer(x, cu_seqlens=CU.float()), "cu_seqlens must be int32 but is torch.float32"),
         (lambda: block(x, cu_seqlens=CU, tail=2), "x is several sequences, so tail must be None"),
         (lambda: layer(x, cu_seqlens=CU), "positions must be below max_length = 5 but reach 5"),
         (lambda: near(x, cu_seqlens=CU), "PositionSymbols: positions must be below max_length = 5 but reach 5"),

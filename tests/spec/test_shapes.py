@@ -1,11 +1,15 @@
 """@shaped: each mistake is one line that says who, what was wanted and what came."""
 
+import pathlib
+
 import pytest
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+import polyhead as ph
 from polyhead import spec
+from polyhead.spec import shapes
 from polyhead.spec.shapes import one_of, shaped
 
 
@@ -93,3 +97,29 @@ def test_it_survives_compilation():
     assert compiled(Q, K).item() == 0
     with pytest.raises(Exception, match="8 heads in q but 3 in k"):
         compiled(Q, torch.zeros(2, 16, 3, 4))
+
+
+@pytest.mark.compile  # where annotations are not checked
+def test_other_libraries_names_are_answered_with_ours():
+    layer = ph.MultiHeadAttention(8, ph.Softmax(2))
+    x = torch.zeros(1, 3, 8)
+    for call, text in (
+        (lambda: ph.MultiHeadAttention(8, num_heads=2), "MultiHeadAttention: num_heads is called heads here"),
+        (lambda: ph.Softmax(n_heads=2), "Softmax: n_heads is called heads here"),
+        (lambda: ph.TransformerConfig(ph.Tokens(2), ph.Logits(2), n_layers=2), "n_layers is called layers here"),
+        (lambda: layer(x, attn_mask=None), "MultiHeadAttention: attn_mask is called mask here"),
+        (lambda: ph.ops.hyla(x, x, x, is_causal=True), "hyla: is_causal is called causal here"),
+        (lambda: layer(x, x, x), "MultiHeadAttention: x and context only may come without their names"),
+        (lambda: layer(x, nonsense=1), "unexpected keyword argument 'nonsense'"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()
+    with pytest.raises(ValueError, match=r"but is \(2, 3\); of keys it is mask\[:, None, None\]"):
+        layer(x.expand(2, 3, 8), mask=torch.ones(2, 3, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"cu_seqlens must be int32 but is torch\.int64"):
+        layer(x, cu_seqlens=torch.tensor([0, 3]))
+
+
+def test_the_glossary_has_every_name():
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "glossary.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in text for name in shapes.ELSEWHERE)

@@ -333,3 +333,21 @@ def _records(data: bytes) -> Iterator[bytes]:
         if kind in (1, 4):  # the only piece, the last piece
             yield whole
             whole = b""
+
+
+def test_callbacks_are_told_every_row_and_may_end_the_run(tiny, tmp_path):
+    told = []
+    ph.train.run(tiny(tmp_path / "a", log_every=5), progress=False, callbacks=[told.append])
+    assert told == [
+        {name: row[name] for name in told[i]}
+        for i, row in enumerate(ph.train.store.folder.read_metrics(tmp_path / "a"))
+    ]
+    assert [row["step"] for row in told if row["kind"] == "train"] == [1, 5, 10, 12]
+
+    def enough(row):
+        if row["step"] == 7:
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        ph.train.run(tiny(tmp_path / "b"), progress=False, callbacks=[enough])
+    assert ph.train.run(tiny(tmp_path / "b"), progress=False, resume=True).steps == 12

@@ -53,7 +53,8 @@ class List:
             found = records(*self.folders)
             emit(found.rows, lambda: show(found, "Runs", folders=True))
         elif what == "mechanisms":
-            rows, legend = cli_text.mechanisms(**sizes)
+            sizes = {"dim": 128, "heads": 8, "length": 256} | sizes
+            rows, legend = cli_text.mechanisms(sizes["dim"], sizes["heads"], sizes["length"])
             emit(lambda: rows, lambda: _listed(what, rows, legend))
         else:
             rows, legends = getattr(cli_text, what)(), {"recipes": cli_text.RECIPES, "figures": cli_text.FIGURES}

@@ -6,7 +6,7 @@ from typing import Any
 
 from polyhead.config.serial import Checked, added_later, non_semantic
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RELATION_INIT
-from polyhead.spec.shapes import one_of
+from polyhead.spec.shapes import named, one_of
 
 MOST = {"layers": 4096, "neighbours": 4096}
 """Upper limits of fields, so that a configuration file that asks for 10^12 layers is refused at once."""
@@ -46,11 +46,13 @@ class Mechanism(Checked):
             raise ValueError(f"{who}: kv_heads must divide {self.heads} heads but is {self.kv_heads}")
 
 
+@named
 @dataclass(frozen=True)
 class Softmax(Mechanism):
     """Softmax attention (Vaswani et al. 2017)."""
 
 
+@named
 @dataclass(frozen=True)
 class Linear(Mechanism):
     """Linear attention: scores are used as they are.  `act` acts on the values."""
@@ -64,6 +66,7 @@ class Linear(Mechanism):
         one_of("Linear", "act", self.act, ACTS)
 
 
+@named
 @dataclass(frozen=True)
 class Hyla(Mechanism):
     """Hypernetwork linear attention (Schug et al., eq. 6; `value_depth=2` is the deep value network of eq. 10)."""
@@ -183,6 +186,7 @@ class SymbolHeads(Mechanism):
             raise ValueError(f"{who}: share takes another group's queries and keys, so hidden must be None")
 
 
+@named
 @dataclass(frozen=True)
 class Relational(SymbolHeads):
     """Relational attention (Altabaa and Lafferty 2024): symbols and relations of what a head looks at.
@@ -206,6 +210,7 @@ class Relational(SymbolHeads):
         one_of("Relational", "relation_init", self.relation_init, RELATION_INIT)
 
 
+@named
 @dataclass(frozen=True)
 class Disentangled(SymbolHeads):
     """Disentangled relational cross-attention: each head weights symbols with attention times a relation of its own."""
@@ -220,6 +225,7 @@ class Disentangled(SymbolHeads):
         one_of("Disentangled", "relation_act", self.relation_act, RELATION_ACTS)
 
 
+@named
 @dataclass(frozen=True)
 class Abstractor(SymbolHeads):
     """Relational cross-attention of the Abstractor (Altabaa et al. 2024): attention whose values are symbols.

@@ -40,7 +40,7 @@ from polyhead.config.rivals import AbstractorConfig, Baseline
 from polyhead.config.serial import Checked, added_later, non_semantic, to_dict
 from polyhead.config.task import Task
 from polyhead.spec.notebook import as_table
-from polyhead.spec.shapes import one_of
+from polyhead.spec.shapes import named, one_of
 
 Heads = tuple[Mechanism, ...]
 
@@ -52,6 +52,7 @@ _PARTS: dict[str, tuple[type, ...]] = {
 }
 
 
+@named
 @dataclass(frozen=True)
 class TransformerConfig(Checked):
     """The one transformer.  `heads`: one list of head groups for all layers, or one list per layer (hybrid stacks).
@@ -217,6 +218,7 @@ class Decay(Checked):
     embeddings: bool = False
 
 
+@named
 @dataclass(frozen=True)
 class Train(Checked):
     """AdamW, linear warm-up from 0, cosine to `final` x lr."""

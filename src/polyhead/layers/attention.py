@@ -24,27 +24,19 @@ from polyhead.layers.heads.functions import asked, attended, coder, compiled
 from polyhead.layers.heads.groups import LinearHeads, SymbolGroup, build, shared_groups
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, rotary_tables
-from polyhead.layers.projection import (
-    Rows,
-    affine,
-    by_offset,
-    linear,
-    out_weight,
-    project,
-    value_weights,
-    widths_of,
-)
+from polyhead.layers.projection import Rows, affine, by_offset, linear, out_weight, project, value_weights, widths_of
 from polyhead.layers.symbols import SymbolModule, build_symbols
 from polyhead.layers.taps import GroupTaps, Taps, described
 from polyhead.ops.call import AttentionCall, Packed
 from polyhead.ops.latent_code import allowed, dense
-from polyhead.spec.shapes import shaped
+from polyhead.spec.shapes import named, shaped
 
 Positions = config.Position | nn.ModuleDict | None
 Part = tuple[AttentionCall | None, Tensor]
 """Of one group: the call of its op (None: a step of its state), what came out (b t h*e)."""
 
 
+@named
 class MultiHeadAttention(nn.Module):
     """Self- or cross-attention with any mixture of heads.
 

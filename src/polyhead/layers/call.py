@@ -113,7 +113,9 @@ def call_of(
 def check(wanted: tuple[int, int, int, int], mask: Tensor | None, bias: Tensor | None, keep: Tensor | None) -> None:
     """Raise a ValueError unless mask, bias and keep fit (b h t s) = `wanted`."""
     if mask is not None and not _broadcasts(mask.shape, wanted):
-        raise ValueError(f"{WHO}: mask must broadcast to (b h t s) = {wanted} but is {tuple(mask.shape)}")
+        came = tuple(mask.shape)
+        hint = "; of keys it is mask[:, None, None]" if came == (wanted[0], wanted[3]) else ""
+        raise ValueError(f"{WHO}: mask must broadcast to (b h t s) = {wanted} but is {came}{hint}")
     if bias is not None and not (bias.ndim == 4 and _broadcasts(bias.shape, wanted)):
         by_offset = (wanted[1], wanted[2] + wanted[3] - 1)
         if tuple(bias.shape) != by_offset:

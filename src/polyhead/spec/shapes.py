@@ -11,7 +11,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -33,6 +33,7 @@ LETTERS = {
 }
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Kind = TypeVar("Kind", bound=type)
 
 
 def one_of(who: str, what: str, value: object, valid: Iterable[str]) -> str:
@@ -113,8 +114,16 @@ def shaped(function: Function) -> Function:
     owner, _, name = function.__qualname__.rpartition(".")
     who = owner if owner and name == "forward" else name  # of a module: its class
 
+    plain = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in names:
+                our_names(who, [name], names)
+        if len(args) > len(plain):
+            wanted_names = " and ".join(name for name in plain if name != "self")
+            raise TypeError(f"{who}: {wanted_names} only may come without their names, but more did")
         sizes: dict[str, tuple[int, str]] = {}
         given = dict(zip(names, args, strict=False))
         for name, wanted in patterns.items():
@@ -130,6 +139,50 @@ def shaped(function: Function) -> Function:
     return typing.cast(Function, checked)
 
 
+ELSEWHERE = {
+    **dict.fromkeys(("num_heads", "n_heads", "nhead", "n_head", "num_attention_heads"), "heads"),
+    **dict.fromkeys(("embed_dim", "d_model", "hidden_size", "n_embd", "head_dim"), "dim"),
+    **dict.fromkeys(("num_layers", "n_layers", "n_layer", "num_hidden_layers", "depth"), "layers"),
+    **dict.fromkeys(("num_kv_heads", "n_kv_heads", "num_key_value_heads"), "kv_heads"),
+    **dict.fromkeys(("attn_mask", "attention_mask", "key_padding_mask"), "mask"),
+    **dict.fromkeys(("max_seq_len", "max_position_embeddings", "n_positions", "block_size"), "max_length"),
+    **dict.fromkeys(("dropout_p", "attn_dropout", "attention_dropout"), "dropout"),
+    **dict.fromkeys(("sliding_window", "window_size"), "window"),
+    **dict.fromkeys(("past_key_values", "past_key_value", "kv_cache"), "cache"),
+    **dict.fromkeys(("need_weights", "output_attentions"), "return_code"),
+    **dict.fromkeys(("max_steps", "num_steps"), "steps"),
+    "is_causal": "causal",
+    "attn_bias": "bias",
+    "softmax_scale": "scale",
+    "position_ids": "positions",
+    "activation": "act",
+    "learning_rate": "lr",
+    "warmup_steps": "warmup",
+}
+"""Other libraries' names of arguments, and ours."""
+
+
+def our_names(who: str, given: Iterable[str], names: Sequence[str]) -> None:
+    """Raise a TypeError for an argument that has another name here."""
+    for name in given:
+        if name not in names and ELSEWHERE.get(name) in names:
+            raise TypeError(f"{who}: {name} is called {ELSEWHERE[name]} here")
+
+
+def named(kind: Kind) -> Kind:
+    """A class whose constructor answers other libraries' names of arguments with ours."""
+    begin = kind.__init__  # type: ignore[misc]
+    names = list(inspect.signature(begin).parameters)
+
+    @functools.wraps(begin)
+    def checked(self: object, *args: object, **kwargs: object) -> None:
+        our_names(kind.__name__, kwargs, names)
+        begin(self, *args, **kwargs)
+
+    kind.__init__ = checked  # type: ignore[misc]
+    return kind
+
+
 def _texts(wanted: list[Pattern]) -> str:
     return ") or (".join(dict.fromkeys(p.text for p in wanted))
 
@@ -137,6 +190,8 @@ def _texts(wanted: list[Pattern]) -> str:
 def _kind(pattern: Pattern) -> str:
     if pattern.dtypes and all("bool" in d for d in pattern.dtypes):
         return "boolean"
+    if len(pattern.dtypes) == 1:
+        return pattern.dtypes[0]
     return "of a floating dtype" if any("float" in d for d in pattern.dtypes) else "of an integer dtype"
 
 

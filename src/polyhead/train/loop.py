@@ -24,6 +24,8 @@ from polyhead.train.store.folder import Result, environment
 from polyhead.train.world import StopBroadcast, World
 
 Row = dict[str, Any]
+Callback = Callable[[Row], object]
+"""Told every row of metrics.jsonl, as it is written."""
 
 
 def _raised(member: Member, outcome: Result | ValueError | OSError) -> None:
@@ -39,10 +41,13 @@ def alone(
     progress: bool = False,
     stop: Stop | None = None,
     world: World | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
 ) -> "Loop":
     """The loop of one run."""
     retry = DiskRetry(stop or Stop(), speaks=world is None or world.first)
-    return Loop([Member(config, folder, retry, world)], Single(config, device, world), device, progress=progress)
+    member, network = Member(config, folder, retry, world), Single(config, device, world)
+    return Loop([member], network, device, progress=progress, callbacks=callbacks)
 
 
 class Loop:
@@ -58,9 +63,11 @@ class Loop:
         device: torch.device,
         *,
         progress: bool,
+        callbacks: Sequence[Callback] = (),
         ended: Callable[[Member, Result | ValueError | OSError], None] = _raised,
     ) -> None:
         self.members, self.networks, self.device, self.ended = list(members), networks, device, ended
+        self.callbacks = callbacks
         first = members[0].config
         self.train, self.world = first.train, members[0].world
         self.stopping = StopBroadcast(self.world)
@@ -155,13 +162,18 @@ class Loop:
             row |= {"grad_norm": norm if math.isfinite(norm) else None, "steps_per_second": rate}
             if math.isfinite(row["loss"]):
                 rows.append(row | self.networks.rates(rate))
-                member.add({"kind": "train", "step": self.step, **rows[-1]})
+                self._add(member, {"kind": "train", "step": self.step, **rows[-1]})
             else:
                 lost[i] = f"the loss of {member.config.name} is {row['loss']}"
         self._drop(lost)
         if rows:
             self.progress.trained({"step": self.step, **_mean(rows)})
         self.ticked, self.counted = time.perf_counter(), 0
+
+    def _add(self, member: Member, row: Row) -> None:
+        member.add(row)
+        for tell in self.callbacks if self.world.first else ():
+            tell(dict(row))
 
     def _evaluate(self) -> None:
         """A row for each member and split."""
@@ -171,7 +183,7 @@ class Loop:
             self._charge()
             for member, own in zip(self.members, scores, strict=True):
                 member.scores[split] = own
-                member.add({"kind": "eval", "step": self.step, "split": split, **own})
+                self._add(member, {"kind": "eval", "step": self.step, "split": split, **own})
             self.progress.evaluated({"split": split, **_mean(scores)})
         for member in self.members:
             member.rating.evaluated(self.step, member.scores)

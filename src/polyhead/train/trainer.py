@@ -2,12 +2,13 @@
 
 import contextlib
 import pathlib
+from collections.abc import Sequence
 
 from polyhead.config import Run, digest
 from polyhead.config.extensions import check_found, foreign
 from polyhead.train.checks import check, read_all
 from polyhead.train.device import process
-from polyhead.train.loop import alone
+from polyhead.train.loop import Callback, alone
 from polyhead.train.stop import Stop
 from polyhead.train.store.checkpoint import read_checkpoint
 from polyhead.train.store.claims import claim
@@ -26,10 +27,19 @@ from polyhead.train.store.folder import (
 from polyhead.train.world import World
 
 
-def run(config: Run, *, progress: bool = True, resume: bool = False, again: bool = False) -> Result:
+def run(
+    config: Run,
+    *,
+    progress: bool = True,
+    resume: bool = False,
+    again: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
     """Train `config` in its folder and return what it reached; a finished run is returned as it is.
 
     `resume`: go on from the folder's checkpoint if there is one.  `again`: forget what is there and start over.
+    `callbacks` are told every row of metrics.jsonl as it is written: kind (train or eval), step, split, numbers.
+    What one raises ends the run, whose last checkpoint stays.  Of several processes the first tells.
     Damaged files are set aside, and the run goes on from the last whole checkpoint.  A disk that fails is waited for.
     Raises ValueError when the folder holds another run, or an unfinished one and neither is asked for; OSError when the
     disk fails before the first step; Interrupted after Ctrl-C, SIGTERM or SIGUSR1, when everything is saved.
@@ -44,7 +54,7 @@ def run(config: Run, *, progress: bool = True, resume: bool = False, again: bool
         if not world.first:
             read_all(config)
         with process(config, world.device) as device, Stop() as stop:
-            loop = alone(config, folder, device, progress, stop, world)
+            loop = alone(config, folder, device, progress, stop, world, callbacks=callbacks)
             try:
                 return loop.fit(stop)[0]
             finally:
