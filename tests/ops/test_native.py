@@ -234,6 +234,18 @@ def test_scores_may_be_large(arguments, op):
         close(mine[:1], exact[:1], 1e-3, how)
 
 
+@needs_compiler
+@pytest.mark.parametrize("op", OPS)
+def test_a_softmax_over_one_key_has_no_gradient(arguments, op):
+    """Not even roundings, which would be all there is."""
+    (q, k, v), _ = make_problem(18, 18, dtype=torch.float32, d=4)
+    how = {"window": 1} | ({"normalise": "softmax", "act": "relu"} if op == "hyla" else {})
+    tensors = arguments(op, (q, k, v))
+    out = resolve(op, "native")(*tensors, **how)
+    for grad in torch.autograd.grad(out, (q, k), torch.randn(out.shape)):
+        assert (grad == 0).all()
+
+
 def beside_poison(*sizes):
     """(b n h width) within NaN, in strides of their own."""
     for n, m, c in sizes:
