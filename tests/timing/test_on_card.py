@@ -1,5 +1,6 @@
 """benchmarks/on_card.py on a CPU: every slice in tiny sizes; what it does when it is cut off or something is red."""
 
+import dataclasses
 import importlib
 import json
 import pathlib
@@ -104,7 +105,7 @@ def test_it_stops_when_its_minutes_are_over(on_card, faked, tmp_path):
 def test_a_kernel_that_is_off_is_red(on_card, monkeypatch):
     case = importlib.import_module("card.case")
     setting = case.Setting(torch.device("cpu"), True, 1)
-    shape = case.Shape("hyla", b=1, t=3, s=3, h=2, g=2, d=4, options=(("causal", True),))
+    shape = case.Shape("hyla", b=1, t=3, s=3, h=2, g=2, d=4, options=(("causal", True), ("act", "identity")))
     assert "red" not in case.parity(shape, "fp32", setting, impl="blocked")
     right = case.both
 
@@ -114,5 +115,14 @@ def test_a_kernel_that_is_off_is_red(on_card, monkeypatch):
 
     monkeypatch.setattr(case, "both", off)
     row = case.parity(shape, "fp32", setting, impl="blocked")
-    assert row["red"] == [1]
+    assert (row["red"], row["tries"]) == ([1], 1)
     assert row["inputs"]["shape"] == shape
+    relu = case.parity(dataclasses.replace(shape, options=()), "fp32", setting, impl="blocked")
+    assert (relu["red"], relu["tries"]) == ([1], 3)
+
+
+def test_the_error_of_what_ought_to_be_0_is_the_error_itself(on_card):
+    case = importlib.import_module("card.case")
+    assert case.relative(torch.tensor([3.0, 4.0]), torch.zeros(2, dtype=torch.float64)) == 5
+    assert case.relative(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 0.0], dtype=torch.float64)) == 4 / 3
+    assert case.cut(torch.tensor([1 + 2.0**-10, 1 + 2.0**-11])).tolist() == [1 + 2.0**-10, 1]
