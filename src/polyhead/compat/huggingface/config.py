@@ -1,6 +1,5 @@
 """Our configuration as one of Hugging Face's library: JSON of which every field is checked, and that runs no code."""
 
-import abc
 import dataclasses
 import os
 import pathlib
@@ -28,15 +27,15 @@ def __getattr__(name):
 '''
 
 
-class FindsItself(abc.ABC):
+class FindsItself:
     """Before a configuration class: its folder says where the classes are, by `auto_map` and a module that imports us.
 
     transformers looks at neither where the classes are registered, and asks for `trust_remote_code=True` elsewhere.
     """
 
-    @abc.abstractmethod
     def auto_classes(self) -> dict[str, str]:
         """The name of our class for each Auto class."""
+        raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
         """As in the library, and `auto_map`; never that of the file it was read from."""
@@ -52,7 +51,7 @@ class FindsItself(abc.ABC):
         (folder / f"{SHIM}.py").write_text(_CODE, encoding="utf-8")
         super().save_pretrained(save_directory, push_to_hub, **options)  # type: ignore[misc]
 
-    @classmethod  # noqa: B027 -- not abstract: it is meant to do nothing
+    @classmethod
     def register_for_auto_class(cls, auto_class: object = "AutoConfig") -> None:
         """Nothing: a saved folder finds this class by its shim, and needs no copy of the source."""
 
