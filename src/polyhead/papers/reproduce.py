@@ -22,6 +22,8 @@ from polyhead.papers.sizes import SCALES
 from polyhead.papers.study import Paper, Study
 from polyhead.scale.population import training as together
 from polyhead.scale.sweep import Failure
+from polyhead.scale.sweep.engines import Engine
+from polyhead.scale.sweep.engines.here import Here
 from polyhead.scale.sweep.jobs import sweep
 from polyhead.spec.shapes import one_of
 from polyhead.train import Result
@@ -64,7 +66,8 @@ def reproduce(
         raise ValueError(f"reproduce: {place} cannot be made ({error.strerror})") from None
     outcomes: Sequence[Result | Failure] = ()
     if known.runs is not None:
-        outcomes = train(runs, base, workers=workers, population=population, progress=progress)
+        engine = Here() if scale == "smoke" and workers is None else None
+        outcomes = train(runs, base, workers=workers, population=population, progress=progress, engine=engine)
     study = Study.of(figure, known.paper, scale, base, runs, outcomes)
     if known.runs is None:
         outcome = known.draw(scale, place)
@@ -84,13 +87,14 @@ def train(
     workers: int | None = None,
     population: bool | None = None,
     progress: bool = True,
+    engine: Engine | None = None,
 ) -> Sequence[Result | Failure]:
     """Side by side in workers, or, on a GPU, all seeds and settings of one architecture at once."""
     if population is None:
         population = bool(runs) and pick_device(runs[0].device).type != "cpu"
     if population:
         return together.train(runs, folder, progress=progress)
-    return sweep(runs, folder, workers=workers, progress=progress)
+    return sweep(runs, folder, workers=workers, progress=progress, engine=engine)
 
 
 def check(path: pathlib.Path) -> None:
