@@ -168,7 +168,7 @@ def test_kernels_as_compiled_for_a_card_are_right(emulated):
 
 
 def test_barriers_and_waits_left_out_are_noticed(emulated):
-    """All but the wait and the barrier after the loop, when nothing is under way any more."""
+    """All but a wait and a barrier, probably those after the loop, when nothing is under way any more."""
     unnoticed = [where for where, noticed in emulated["planted"] if not noticed]
     assert len(emulated["planted"]) == 10
     assert [where.partition(": ")[2].split()[0] for where in unnoticed] == ["bar.sync", "cp.async.wait_group"]

@@ -191,10 +191,10 @@ def reason(monkeypatch, *, capability=(9, 0), dtype=torch.bfloat16, hip=None, ve
 
 REFUSED = {
     "takes no torch.float64 on a card": {"dtype": torch.float64},
-    "was tried for compute capabilities 8.0, 8.6, 8.9, 9.0, not 7.5": {"capability": (7, 5)},
-    "was tried for compute capabilities 8.0, 8.6, 8.9, 9.0, not 12.0": {"capability": (12, 0)},
-    "was tried on cards of NVIDIA only": {"hip": "6.4"},
-    "was tried with triton 3.6 to 3.9, not 4.0": {"version": (4, 0)},
+    "knows compute capabilities 8.0, 8.6, 8.9, 9.0, not 7.5": {"capability": (7, 5)},
+    "knows compute capabilities 8.0, 8.6, 8.9, 9.0, not 12.0": {"capability": (12, 0)},
+    "knows cards of NVIDIA only": {"hip": "6.4"},
+    "knows triton 3.6 to 3.9, not 4.0": {"version": (4, 0)},
     "is turned off by POLYHEAD_TRITON=0": {"mode": "0"},
 }
 

@@ -51,7 +51,7 @@ def _same(found: Tensor, wanted: Tensor, mechanism: Mechanism, broken: str) -> N
 
 
 def _parity(mechanism: Mechanism) -> None:
-    """Each sequence and each query by itself give what all give together, and float32 what float64 gives."""
+    """A sequence gives what it gives in a batch, and float32 what float64 gives."""
     layer, x = _layer(mechanism), _tokens(mechanism)
     y = layer(x)
     _same(layer(x[1:]), y[1:], mechanism, "a sequence depends on others of its batch")

@@ -1,6 +1,6 @@
 """Where the Triton kernels may run: is there a compiler, what card is it, and what does POLYHEAD_TRITON say.
 
-check   (default) on cards and with compilers that they were tried for, each configuration checked at its first use
+check   (default) on the cards and with the compilers below, each configuration checked at its first use
 1       wherever they can run at all, unchecked
 0       nowhere
 """
@@ -23,7 +23,8 @@ MODE = one_of("polyhead.ops", "POLYHEAD_TRITON", os.environ.get("POLYHEAD_TRITON
 
 VERSION = tuple(map(int, importlib.metadata.version("triton").split(".")[:2])) if TRITON else (0, 0)
 TRIED = (3, 6), (3, 9)
-"""The compilers that kernels were compiled and emulated with, first and last."""
+"""The compilers that kernels are given to, first and last.  They were compiled and emulated with 3.7; of the others the
+first use of each configuration has to tell."""
 
 CARDS = ((8, 0), (8, 6), (8, 9), (9, 0))
 """Compute capabilities that all kernels are compiled for, and fit into (benchmarks/ahead_of_time.py)."""
@@ -47,16 +48,16 @@ def without_triton(x: AttentionCall) -> str | None:
 def untried(device: torch.device) -> str | None:
     """Why nobody can say that kernels are right on a card, or None.  Also of a model that is being compiled."""
     if torch.version.hip is not None:
-        return "was tried on cards of NVIDIA only; POLYHEAD_TRITON=1 takes it nevertheless"
+        return "knows cards of NVIDIA only; POLYHEAD_TRITON=1 takes it nevertheless"
     if not TRIED[0] <= VERSION <= TRIED[1]:
         (a, b), (c, d), (e, f) = *TRIED, VERSION
-        return f"was tried with triton {a}.{b} to {c}.{d}, not {e}.{f}; POLYHEAD_TRITON=1 takes it nevertheless"
+        return f"knows triton {a}.{b} to {c}.{d}, not {e}.{f}; POLYHEAD_TRITON=1 takes it nevertheless"
     card = torch.cuda.get_device_properties(device)
     if (card.major, card.minor) in CARDS:
         return None
     known = ", ".join(f"{major}.{minor}" for major, minor in CARDS)
     came = f"not {card.major}.{card.minor}"
-    return f"was tried for compute capabilities {known}, {came}; POLYHEAD_TRITON=1 takes it nevertheless"
+    return f"knows compute capabilities {known}, {came}; POLYHEAD_TRITON=1 takes it nevertheless"
 
 
 def tf32() -> bool:

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import transformers
@@ -33,9 +33,8 @@ class FindsItself:
     transformers looks at neither where the classes are registered, and asks for `trust_remote_code=True` elsewhere.
     """
 
-    def auto_classes(self) -> dict[str, str]:
-        """The name of our class for each Auto class."""
-        raise NotImplementedError
+    auto_classes: Callable[[], dict[str, str]]
+    """The name of our class for each Auto class."""
 
     def to_dict(self) -> dict[str, Any]:
         """As in the library, and `auto_map`; never that of the file it was read from."""

@@ -119,7 +119,7 @@ class Call:
         q_rel, heads, keys = part.related(self.q_rel), part.heads.stop - part.heads.start, TILE
         r, (d, p, e), share = q_rel.shape[2], (x.shape[-1] for x in (q, q_rel, symbols)), heads // k.shape[2]
         rows = triton.next_power_of_2(queries + keys) if self.by_offset else keys
-        # Never one: stacks of products with a single column are miscompiled (triton 3.6 to 3.9).
+        # Never one: stacks of products with a single column are miscompiled (by triton 3.7.1 and 3.9.0).
         few, many = triton.next_power_of_2(heads), max(2, triton.next_power_of_2(r))
         return Plan(
             q=Block(queries, heads, d, few, padded(d)),
