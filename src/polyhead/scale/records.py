@@ -171,11 +171,7 @@ def _runs_in(place: pathlib.Path) -> list[pathlib.Path]:
     if not place.is_dir():
         raise ValueError(f"records: {place} {'is no folder' if place.exists() else 'does not exist'}")
     found = [place] if (place / CONFIG).is_file() else sorted(path.parent for path in place.rglob(CONFIG))
-    whole = [
-        path
-        for path in found
-        if path == place or '"Run"' in (path / CONFIG).read_text(encoding="utf-8", errors="replace")
-    ]
+    whole = [path for path in found if path == place or _is_run(path / CONFIG)]
     if not whole:
         raise ValueError(f"records: no run lies in {place}")
     return whole
