@@ -18,6 +18,8 @@ import torch
 import torch.utils._device
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():  # for every kind of device that is absent it writes down the whole stack: 1 ms
+    torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
 torch.utils._device._device_constructors()  # torch remembers them: its own torch.empty, before it is poisoned
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before a kernel is imported; benchmarks/on_card.py asks a card
 

@@ -15,6 +15,7 @@ LOADS = (
     r"json\.loads?\(|read_bytes\(|read_text\(|from_pretrained\(|Image\.open\(|JournalFileBackend\(|load_dataset\("
 )
 KNOWN = {
+    "cli/files.py": "writes only",
     "cli/text.py": "own table",
     "compat/foreign.py": "package/config.json",
     "compat/huggingface/card.py": "the text of a card",
@@ -51,6 +52,7 @@ KNOWN = {
     "scale/sweep/engines/slurm.py": "own records, as JSON and numbers",
     "train/store/files.py": "a copy, byte for byte",
     "train/store/folder.py": "run/config.json, run/result.json, run/metrics.jsonl",
+    "scale/records.py": "run/config.json, looked through for a word before it is read as one",
     "scale/sweep/job.py": "run/metrics.jsonl and logs, as text",
     "train/tracking.py": "what was told to a tracker, as text",
     "scale/tune/search.py": "test_tune",

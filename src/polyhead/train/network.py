@@ -18,6 +18,7 @@ from polyhead.config import Run, stream
 from polyhead.models.build import build
 from polyhead.models.transformer import Transformer
 from polyhead.train import optimiser, parallel
+from polyhead.train.device import seed
 from polyhead.train.evaluation import answers, evaluate, parts
 from polyhead.train.throughput import Throughput
 from polyhead.train.world import World
@@ -94,7 +95,7 @@ class Single:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         batch = config.task.batch("train", train.batch_size, seed=config.seed, step=number, device=self.device)
-        torch.manual_seed(stream(config.seed, self.dropout, number))
+        seed(self.device, stream(config.seed, self.dropout, number))
         self.optimiser.zero_grad(set_to_none=True)
         own = batch if self.world.size == 1 else batch.map(operator.itemgetter(self.world.rows(train.batch_size)))
         pieces = parts(own, train.accumulate)
