@@ -28,7 +28,7 @@ SIZES = ((1, 1, 1, 1, 1, 1), (5, 7, 4, 2, 3, 5), (33, 18, 8, 8, 7, 9), (20, 40, 
 SIZES += ((70, 90, 4, 2, 5, 17), (3, 90, 8, 4, 9, 16))
 """t s h g d e."""
 BOUND = 1e-4
-"""Relative error of an output or a gradient as a whole, at most, or twice the float32 error of the reference."""
+"""Relative error of an output or a gradient as a whole, at most."""
 
 
 def limits(n: int, i: int, h: int, t: int, s: int) -> "dict[str, object]":
@@ -78,6 +78,7 @@ def cases(names: "list[str]") -> None:
     from polyhead.ops.native import library
 
     torch.manual_seed(0)
+    beyond: list[str] = []
     for name in names:
         make = MAKERS[name]
         if (reason := library.missing(name)) is not None:
@@ -97,10 +98,12 @@ def cases(names: "list[str]") -> None:
                 came.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), leaves)])
             for x, plain, y in zip(*came, strict=True):
                 error, its_own = (((a - y).norm() / (y.norm() + 1e-6)).item() for a in (x, plain))
-                assert error < max(BOUND, 2 * its_own), (name, SIZES[n], options, error, its_own)
-                worst, count = max(worst, error if its_own < BOUND / 2 else 0.0), count + 1
+                worst, count = max(worst, error), count + 1
+                if not error < BOUND:
+                    beyond.append(f"{name} {SIZES[n]} {options}: {error:.1e}, the reference itself {its_own:.1e}")
         print(f"{name}: {count} tensors, largest relative error {worst:.1e}", end="  ", flush=True)
     print()
+    assert not beyond, "\n".join([f"beyond {BOUND}:", *beyond])
 
 
 def main() -> None:
