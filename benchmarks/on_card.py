@@ -16,7 +16,7 @@
 A slice appends a row to DIR/slice-N.jsonl as soon as it has it.  Called again it goes on after the last row, so a
 slice that was cut off loses one row.  `--minutes` is when a slice stops by itself (exit code 3).  At the first row
 whose parity is red everything stops (exit code 1), and the inputs are in DIR/red-N.pt.  Other errors are rows, and exit
-code 2.  It wants the package's source beside it, torch from 2.11 on, triton from 3.6 on, and no more than numpy,
+code 2.  It wants src and tests/support beside it, torch from 2.11 on, triton from 3.6 on, and no more than numpy,
 einops, jaxtyping, safetensors, pyyaml, rich and matplotlib.
 """
 
@@ -30,6 +30,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "support"))
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "src"))
 os.environ.setdefault("POLYHEAD_TRITON", "1")  # the first-use check would stop what is to be measured
 os.environ.update({"TRITON_INTERPRET": "1"} if "--dry-run" in sys.argv else {})

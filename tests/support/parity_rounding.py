@@ -32,7 +32,7 @@ of 16 responses once in 2,000 cases; a norm of many numbers never.
 """
 
 LARGEST_STATE = 2**22
-SUMS = ("mm", "bmm", "addmm", "baddbmm", "sum", "mean")
+SUMS = ("mm", "bmm", "addmm", "baddbmm", "sum", "mean", "_softmax_backward_data")
 STEPS = (
     "add",
     "sub",
@@ -49,30 +49,37 @@ STEPS = (
     "tanh",
     "cumsum",
 )
-STEPS = frozenset({*STEPS, *SUMS, *(f"{name}_" for name in STEPS), "tanh_backward"})
+FUSED = ("_softmax", "gelu", "silu", "sigmoid")
+BACKWARD = ("gelu_backward", "silu_backward", "sigmoid_backward", "tanh_backward")
+STEPS = frozenset({*STEPS, *SUMS, *FUSED, *BACKWARD, *(f"{name}_" for name in STEPS)})
 
 
 class Rounded(TorchDispatchMode):
-    """In it every step of float64 is off by up to `unit` of itself."""
+    """In it every step of float64 is off by up to `unit` of itself, and so are the terms of sums.
 
-    def __init__(self, unit: float, seed: int) -> None:
+    With `terms` they are cut instead: nearer to 0, by up to so much of themselves.
+    """
+
+    def __init__(self, unit: float, seed: int, terms: float | None = None) -> None:
         super().__init__()
-        self.unit, self.numbers = unit, torch.Generator().manual_seed(seed)
+        self.numbers = torch.Generator().manual_seed(seed)
+        self.step, self.term = (-unit, unit), (-unit, unit) if terms is None else (-terms, 0.0)
 
-    def off(self, x: Any) -> Any:
-        if not isinstance(x, Tensor) or x.dtype != torch.float64:
+    def off(self, x: Any, between: tuple[float, float]) -> Any:
+        least, most = between
+        if not isinstance(x, Tensor) or x.dtype != torch.float64 or least == most:
             return x
         factor = torch.rand(x.shape, generator=self.numbers, dtype=x.dtype)
-        return x * factor.mul_(2 * self.unit).add_(1 - self.unit)
+        return x * factor.mul_(most - least).add_(1 + least)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name in SUMS:
-            args = [self.off(x) for x in args]
+            args = [self.off(x, self.term) for x in args]
         out = func(*args, **(kwargs or {}))
         if name not in STEPS:
             return out
-        return out.copy_(self.off(out)) if name.endswith("_") else self.off(out)
+        return out.copy_(self.off(out, self.step)) if name.endswith("_") else self.off(out, self.step)
 
 
 def by_logarithm(x: Tensor, look: Tensor, dim: int) -> Tensor:
