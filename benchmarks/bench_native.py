@@ -1,4 +1,4 @@
-"""Native code beside stock softmax attention, tiles and the reference: ratios of CPU time within one run.
+"""Native code beside stock softmax attention, tiles or chunks, and the reference: ratios of CPU time within one run.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_native.py
     POLYHEAD_NATIVE_FLAGS="-O3 -mavx2 -mfma" OMP_NUM_THREADS=1 python benchmarks/bench_native.py --json avx2.json
@@ -29,7 +29,7 @@ NARROW = ((128, 32, 8, 2), (128, 32, 8, 8), (128, 32, 8, 16), (16, 16, 8, 8))
 DECODING = ((1, 512, 8, 64), (1, 2048, 8, 64), (1, 4096, 8, 64), (8, 1024, 8, 64), (1, 2048, 8, 16))
 """b s h d: one query over so many keys, beside stock attention."""
 
-OPS = ("hyla", "relational")
+OPS = ("hyla", "relational", "linear")
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -88,7 +88,7 @@ def rows(op: str, size: tuple[int, ...], beside: str, rounds: int) -> list[dict[
     def of(impl: str) -> Callable[[], Tensor]:
         return lambda: resolve(op, impl)(*tensors, bias=bias, causal=not narrow)
 
-    others = ("reference",) if t == 1 else ("blocked",)
+    others = ("reference",) if t == 1 else ("chunked",) if op == "linear" else ("blocked",)
     sides = {"reference": of("reference")} if narrow else {"stock": stock}
     sides |= {impl: of(impl) for impl in (*others, "native")}
     leaves = {"stock": [q, k, v]}
@@ -127,8 +127,9 @@ def main() -> None:
         check(op)
         longest = [size for size in CAUSAL if size[1] <= options.longest]
         cases = [((b, t, t, h, d), "stock") for b, t, h, d in longest]
-        cases += [((b, 1, s, h, d), "stock") for b, s, h, d in DECODING]
-        cases += [((b, t, t, h, d), "reference") for b, t, h, d in NARROW]
+        if op != "linear":  # which decodes with a state, and takes no bias
+            cases += [((b, 1, s, h, d), "stock") for b, s, h, d in DECODING]
+            cases += [((b, t, t, h, d), "reference") for b, t, h, d in NARROW]
         found += [row for size, beside in cases for row in rows(op, size, beside, options.rounds)]
     if options.json:
         made = {"torch": torch.__version__, "processor": platform.processor(), "threads": options.threads}

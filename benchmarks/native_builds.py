@@ -72,7 +72,20 @@ def relational(n: int, i: int) -> "tuple[list[Tensor], dict[str, object]]":
     }
 
 
-MAKERS = {"hyla": hyla, "relational": relational}
+def linear(n: int, i: int) -> "tuple[list[Tensor], dict[str, object]]":
+    """The same with what has a state; packed where there are as many queries as keys."""
+    import torch
+
+    from polyhead.spec import ACTS
+
+    tensors, options = hyla(n, i)[0], {"causal": i % 2 == 0, "act": ACTS[(n + 2 * i) % len(ACTS)]}
+    t, s = SIZES[n][:2]
+    if t != s or i < 2:
+        return tensors, {**options, "mask": torch.rand(2, 1, 1, s) < 0.8}
+    return [x[:1] for x in tensors], {**options, "cu_seqlens": torch.tensor([0, t // 3, t // 3, t - t // 4]).int()}
+
+
+MAKERS = {"hyla": hyla, "relational": relational, "linear": linear}
 
 
 def bounds(truth: "list[Tensor]", leaves: "list[Tensor]") -> list[float]:
@@ -103,7 +116,8 @@ def cases(names: "list[str]") -> None:
         for n, i in itertools.product(range(len(SIZES)), range(5)):
             torch.set_num_threads(1 + (n + i) % 2)
             (t, s, h), (tensors, options) = SIZES[n][:3], make(n, i)
-            bias = (None, torch.randn(h, t + s - 1), torch.randn(2, h, t, s), torch.randn(1, h, t, s))[(n + i) % 4]
+            biases = (None, torch.randn(h, t + s - 1), torch.randn(2, h, t, s), torch.randn(1, h, t, s))
+            bias = None if name == "linear" else biases[(n + i) % 4]
             came = []
             for impl, dtype in zip(
                 ("native", *2 * ("reference",)), (*2 * (torch.float32,), torch.float64), strict=True

@@ -72,7 +72,7 @@ def test_jax_agrees_with_the_oracle():
 
 @pytest.mark.skipif(not library.status("hyla").startswith(("built", "not built")), reason="no compiler")
 def test_native_code_agrees_with_the_oracle(monkeypatch):
-    """HYLA and relational attention, by native code in float64: layouts, limits and sizes as users have them."""
+    """All that native code computes, in float64: layouts, limits and sizes as users have them."""
     monkeypatch.setitem(library.NUMBERS, torch.float64, torch.float64)
     native = [replace(parity_cases.draw(0, n, small=True, only="native"), dtype="float64") for n in range(150)]
     with parity_measure.poisoned():

@@ -153,7 +153,9 @@ def draw(seed: int, number: int, *, small: bool = False, only: str = "") -> Case
     """
     largest, kernels = (SMALL, False) if small else (LARGEST, True)
     dice = random.Random(f"{seed} {number}")
-    has = ("hyla", "relational") if only == "native" else [op for op in SHARE if not only or only in IMPLS[op]]
+    has = (
+        ("linear", "hyla", "relational") if only == "native" else [op for op in SHARE if not only or only in IMPLS[op]]
+    )
     op = dice.choices(has, [SHARE[op] for op in has])[0]
     impl = "auto" if dice.random() < 0.2 else dice.choice(IMPLS[op])
     impl = only or impl
@@ -238,7 +240,7 @@ def _simplify(dice: random.Random, case: Case) -> None:
     if impl == "sdpa":
         case.keep, case.by_offset = None, False
         case.options |= {"abstractor": {"act": "softmax"}, "relational": {"relation_act": "identity"}}.get(op, {})
-    elif impl in ("chunked", "recurrent", "state") or (op, impl) == ("linear", "triton"):
+    elif impl in ("chunked", "recurrent", "state") or (op == "linear" and impl in ("triton", "native")):
         case.options |= {"normalise": "identity"}
         case.options.pop("window", None)
         case.bias, case.keep, case.mask = None, None, key_mask
@@ -266,7 +268,8 @@ def _odd(dice: random.Random, case: Case) -> None:
         n[dice.choice("bts")] = 0
         case.bias = None if case.bias is None else (1, n["h"], n["t"], n["s"])
         case.mask, case.keep = (n["t"], n["s"]) if case.mask else None, None
-        if case.simple and case.impl in ("chunked", "recurrent", "state"):
+        summed = case.impl in ("chunked", "recurrent", "state") or (case.op, case.impl) == ("linear", "native")
+        if case.simple and summed:
             case.bias, case.mask = None, (n["s"],) if case.mask else None
     elif how < 0.13 and case.bias is not None:
         case.odd = "-inf"

@@ -26,7 +26,7 @@ from polyhead.spec.shapes import one_of
 
 BACKENDS: dict[str, tuple[str, ...]] = {
     "softmax": ("sdpa", "blocked", "reference"),
-    "linear": ("triton", "chunked", "blocked", "reference", "recurrent"),
+    "linear": ("triton", "native", "chunked", "blocked", "reference", "recurrent"),
     "hyla": ("state", "triton", "native", "blocked", "reference"),
     "relational": ("native", "sdpa", "triton", "blocked", "reference"),
     "disentangled": ("blocked", "reference"),

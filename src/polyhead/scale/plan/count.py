@@ -248,6 +248,17 @@ def _relational(per_pair: str, per_relation: str, first: int) -> Formula:
     return formula
 
 
+def _linear(times: int, first: int) -> Formula:
+    """Of linear attention by chunks of 16 queries: states, what is read of them, and a chunk's own keys."""
+
+    def formula(args: Sequence[Tensor | list[Tensor]], options: Mapping[str, bool]) -> int:
+        q, _, v = args[first][:3]
+        (b, t, h, d), (s, g, e) = q.shape, v.shape[1:]
+        return times * 2 * b * (h * t * (d * e + 16 * (d + e)) + g * s * d * e)
+
+    return formula
+
+
 def _made_of_reference(times: int, first: int) -> Formula:
     """Of an op by tiles made of its reference: scores and values, and relations of heads; backward `times` as many."""
 
@@ -279,6 +290,8 @@ def _formulas() -> dict[Any, Formula]:
         ours.hyla_blocked_backward: _hyla("3 d + 5 e", "4 e e", 1),
         ours.hyla_native: _hyla("d + 2 e", "e e", 0),
         ours.hyla_native_backward: _hyla("3 d + 5 e", "4 e e", 1),
+        ours.linear_native: _linear(1, 0),
+        ours.linear_native_backward: _linear(3, 1),
         ours.relational_blocked: _relational("d + e + r", "r p", 0),
         ours.relational_blocked_backward: _relational("3 d + 2 e + 2 r", "3 r p", 1),
         ours.relational_native: _relational("d + e + r", "r p", 0),
