@@ -13,6 +13,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -qq
 ANSWERS := import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=10)
 export JAX_PLATFORMS ?= cpu
+unexport PYTHONDONTWRITEBYTECODE  # or each process of the tests compiles anew all that it imports
 
 .PHONY: demo test check lint format docs bench campaign clean
 

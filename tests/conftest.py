@@ -1,6 +1,8 @@
 """For all tests: memory nobody wrote is NaN, warnings are errors (pyproject.toml), one thread per worker."""
 
 import dataclasses
+import functools
+import gc
 import inspect
 import os
 import random
@@ -36,6 +38,36 @@ def _of_shapes(annotation):
     return shapes or any(map(_of_shapes, typing.get_args(annotation)))
 
 
+CHECKED = set()
+"""Calls that were checked in this test: the function, and of its arguments what a check looks at."""
+
+
+def _looked_at(x):
+    """Of an array its shape and dtype, of what may name a size its value, of anything else what it is."""
+    if isinstance(x, torch.Tensor) or (hasattr(x, "shape") and hasattr(x, "dtype")):
+        return type(x), tuple(x.shape), x.dtype
+    if isinstance(x, (list, tuple)):
+        return type(x), tuple(map(_looked_at, x))
+    if isinstance(x, dict):
+        return tuple((key, _looked_at(value)) for key, value in x.items())
+    return type(x), x if isinstance(x, (int, float, str)) else None
+
+
+def _once(f, checked):
+    """A call that asks what was asked before in the same test goes to the function itself, at a tenth of the time."""
+
+    @functools.wraps(f)
+    def run(*args, **kwargs):
+        call = f, _looked_at(args), _looked_at(kwargs)
+        if call in CHECKED:
+            return f(*args, **kwargs)
+        out = checked(*args, **kwargs)
+        CHECKED.add(call)  # where it was refused, it is refused again
+        return out
+
+    return run
+
+
 def _jaxtyped(*, typechecker, plain=jaxtyping.jaxtyped):
     """What --jaxtyping-packages puts around every function, where there are no shapes to compare: the checker alone.
     Of functions that are called often it takes a tenth of the time."""
@@ -44,7 +76,8 @@ def _jaxtyped(*, typechecker, plain=jaxtyping.jaxtyped):
         made = dataclasses.is_dataclass(f) and vars(f).get("__init__")
         g = made or f
         if not inspect.isfunction(g) or any(map(_of_shapes, g.__annotations__.values())):
-            return plain(typechecker=typechecker)(f)
+            checked = plain(typechecker=typechecker)(f)
+            return _once(f, checked) if inspect.isfunction(f) else checked
         if not made:
             return typechecker(f)
         f.__init__ = typechecker(made)
@@ -108,6 +141,16 @@ def pytest_collection_modifyitems(config, items):
         items.sort(key=lambda item: (files[item.path], draw.random()))
     elif order:
         raise pytest.UsageError(f"--order: expected reverse or random:SEED, found {config.getoption('--order')!r}")
+
+
+def pytest_collection_finish(session):
+    """What is imported stays: the collector need not walk over it again, nor copied processes touch its pages."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_runtest_logstart(nodeid, location):
+    CHECKED.clear()
 
 
 @pytest.hookimpl(tryfirst=True)
