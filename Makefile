@@ -43,12 +43,12 @@ demo: .venv/.demo
 
 test: .venv/.ready
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
-	$(BIN)/python -m pytest -q -n 2 -m 'not compile' --jaxtyping-packages=polyhead,beartype.beartype
-	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -q -n 2 -m compile
+	$(BIN)/python -m pytest -q -n 2 -m 'not compile and not campaign' --jaxtyping-packages=polyhead,beartype.beartype
+	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -q -n 2 -m 'compile and not campaign'
 
 # A third of the tests: functions and layers, which all else stands on, without what compiles or interprets kernels.
 check: lint
-	$(BIN)/python -m pytest -q -n 2 -m 'not compile and not slow' --jaxtyping-packages=polyhead,beartype.beartype \
+	$(BIN)/python -m pytest -q -n 2 -m 'not compile and not slow and not campaign' --jaxtyping-packages=polyhead,beartype.beartype \
 		tests/ops tests/layers tests/house/test_rules.py
 
 lint: .venv/.ready
@@ -66,13 +66,16 @@ bench: .venv/.ready
 	$(BIN)/python benchmarks/bench_hyla.py
 	$(BIN)/python benchmarks/bench_training.py
 
-# Hours of training: the figures of docs/results at the small scale.  Interrupted, it goes on.
+# The tests that `make test` has too many of, then hours of training: the figures of docs/results at the small scale.
+# Run again, it resumes.
 STUDY := table-a2 fig-a9 table-a1 fig-2c fig-a3 fig-2b fig-2d fig-a2 fig-5a fig-5b fig-5e fig-5f fig-a6 fig-a8 fig-5c \
 	fig-5d fig-a5 fig-a7 table-a3 fig-4a fig-4a-heads fig-4b fig-a4 \
 	games sorting order set maths images symbols split \
 	lm-bytes lm-long fig-6 dual-lm swiglu norms
 
 campaign: .venv/.ready
+	$(BIN)/python -m pytest -q -n 2 -m 'campaign and not compile' --jaxtyping-packages=polyhead,beartype.beartype
+	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -q -n 2 -m 'campaign and compile'
 	@for figure in $(STUDY); do \
 		$(BIN)/polyhead reproduce $$figure --scale small && mkdir -p docs/results/small && \
 		rm -rf docs/results/small/$$figure && cp -r runs/reproduce/small/$$figure docs/results/small/ || exit 1; \

@@ -68,6 +68,7 @@ def elsewhere(address):
 
 # ------------------------------------------------------------------------------------------------------------- the site
 @needs_sphinx
+@pytest.mark.campaign  # `make docs` builds it, too, and a page of it is below
 @pytest.mark.timeout(900)
 def test_the_site(tmp_path):
     """One test, as the site takes seconds to build."""

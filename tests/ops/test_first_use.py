@@ -23,6 +23,8 @@ def _watched(monkeypatch):
     """As on a card: "auto" wants the kernels, and their first use is checked."""
     monkeypatch.setattr(first_use, "watched", lambda x: True)
     monkeypatch.setattr(first_use, "VERDICTS", {})
+    monkeypatch.setattr(KERNELS["linear"], "CHUNK", 16)  # a card takes no smaller ones
+    monkeypatch.setattr(importlib.import_module("polyhead.ops.linear.triton.kernels"), "WIDTH", {4: 16})
     for op in KERNELS:
         for impl in ("state", "triton", "native", "sdpa", "chunked"):
             if impl in importlib.import_module("polyhead.ops.dispatch").BACKENDS[op]:

@@ -88,7 +88,11 @@ def run(impl, qkv, options, cotangent):
     return [out, *torch.autograd.grad(out, leaves, cotangent)]
 
 
-@pytest.mark.parametrize("name", CASES)
+MORE = ("packed", "window", "softmax, more queries than keys", "a card with less memory")
+"""Each beside another case with what makes it hard: for the campaign."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.campaign] * (n in MORE)) for n in CASES])
 def test_kernels_equal_the_reference(monkeypatch, problem, name):
     case = CASES[name]
     kernels = importlib.import_module("polyhead.ops.hyla.triton.kernels")

@@ -82,7 +82,11 @@ def test_all_activations_are_among_the_cases():
     assert {case["act"] for case in CASES.values()} == set(RELATION_ACTS) - {"softmax"}
 
 
-@pytest.mark.parametrize("name", CASES)
+MORE = ("window", "parts", "offsets")
+"""Each beside another case with what makes it hard: for the campaign."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.campaign] * (n in MORE)) for n in CASES])
 def test_kernels_equal_the_reference(monkeypatch, problem, arguments, name):
     torch.manual_seed(len(name))
     tensors, options = make(CASES[name], problem, arguments)

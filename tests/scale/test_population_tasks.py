@@ -11,8 +11,9 @@ from polyhead.scale.population import training as population
 from polyhead.train.store.folder import read_metrics
 
 
-@pytest.mark.parametrize("at_once", [1, 4])
-@pytest.mark.parametrize("task", [ph.tasks.FuzzyLogic(length=8), ph.tasks.Sraven(features=2, values=4)])
+@pytest.mark.parametrize(
+    ("task", "at_once"), [(ph.tasks.FuzzyLogic(length=8), 4), (ph.tasks.Sraven(features=2, values=4), 1)]
+)
 def test_members_with_other_splits_are_trained_as_alone(tiny, tmp_path, task, at_once):
     ends = {"inputs": task.ends[0], "outputs": task.ends[1], "max_length": task.length, "residual_dropout": 0.0}
     splits = [replace(task, split_seed=seed) for seed in (2, 0, 2, 1)]  # seeds and splits in no common order
