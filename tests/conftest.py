@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import gc
+import importlib.util
 import inspect
 import os
 import random
@@ -24,6 +25,31 @@ if not torch.cuda.is_available():  # for every kind of device that is absent it 
     torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
 torch.utils._device._device_constructors()  # torch remembers them: its own torch.empty, before it is poisoned
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before a kernel is imported; benchmarks/on_card.py asks a card
+
+
+def _patched_once(plain):
+    """Triton's interpreter replaces functions of its language while a kernel runs; again at each call of a function in
+    it, a third of the time.  Once for each module whose functions are called is enough."""
+    done = set()
+
+    def patch(fn):
+        where = id(fn.__globals__)
+        if where in done:
+            return None  # nobody asks for it: the first one, which is asked, restores everything
+        kernel, scope = not done, plain(fn)
+        if kernel and hasattr(scope, "restore"):
+            restore = scope.restore
+            scope.restore = lambda: (done.clear(), restore())
+        if done or hasattr(scope, "restore"):
+            done.add(where)
+        return scope
+
+    return patch
+
+
+if importlib.util.find_spec("triton") is not None:
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    interpreter._patch_lang = _patched_once(interpreter._patch_lang)
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 
