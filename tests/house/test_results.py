@@ -58,7 +58,7 @@ DUAL = {
 
 @pytest.mark.parametrize("section", DUAL)
 def test_the_page_on_dual_attention_repeats_its_results(section):
-    """Every score in its tables is one of a run of that name; every outcome with a size is a verdict's."""
+    """Every score in its tables is one of a run of that name; every difference that is called clear or unclear is one of its page."""
     parts = re.split(r"^## (.*)$", (RESULTS / "dual.md").read_text(), flags=re.M)
     text = dict(zip(parts[1::2], parts[2::2], strict=True))[section]
     rows = [row for name in DUAL[section] for row in SMALL[name]["rows"]]
@@ -70,5 +70,5 @@ def test_the_page_on_dual_attention_repeats_its_results(section):
         assert any(cell in row for row in of_that_name), (label, cell)
     evidence = " ".join(verdict["evidence"] for name in DUAL[section] for verdict in SMALL[name]["verdicts"])
     prose = " ".join(line for line in text.splitlines() if line[:1] != "|")
-    for claimed in re.findall(r"(?:holds|evidence) \(\D*([+−][\d.]+ ± [\d.]+)", " ".join(prose.split())):
+    for claimed in re.findall(r"(?:clear|unclear) \(\D*([+−][\d.]+ ± [\d.]+)", " ".join(prose.split())):
         assert claimed in evidence, claimed

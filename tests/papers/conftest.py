@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from polyhead.config import digest
-from polyhead.papers import outcome
+from polyhead.papers import claims, outcome
 from polyhead.papers.recipes import FIGURES
 from polyhead.train.store.folder import METRICS, Result
 
@@ -28,6 +28,12 @@ def planted(run, folder, score):
     }
     about = {"seconds": 2.0, "parameters": 10, "command": "", "environment": {"device": "cpu"}}
     return Result(name=run.name, digest=digest(run), steps=run.train.steps, scores=scores, folder=place, **about)
+
+
+@pytest.fixture
+def two_seeds_are_a_test(monkeypatch):
+    """The smallest studies have two seeds: for tests of what a figure says of planted scores."""
+    monkeypatch.setattr(claims, "SEEDS", 2)
 
 
 @pytest.fixture(autouse=True)

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 from drawn import draw, outcomes, quick, scores  # noqa: F401 (a fixture)
 
+from polyhead.papers.claims import FAILS, HOLDS, OPEN
 from polyhead.papers.dual import games, shared
 from polyhead.papers.dual.models import row_of
-from polyhead.papers.estimates import FAILS, HOLDS, OPEN
 from polyhead.tasks import ObjectSorting, PairwiseOrder, RelationalGames, SetCards
+
+pytestmark = pytest.mark.usefixtures("two_seeds_are_a_test")
 
 AHEAD = {"dual": 0.2, "relational": 0.15, "corelnet": 0.3, "dual-package": 0.1}
 score = scores(AHEAD)

@@ -5,9 +5,12 @@ from dataclasses import replace
 import pytest
 from drawn import draw, outcomes, quick, scores  # noqa: F401 (a fixture)
 
+from polyhead.papers.claims import FAILS, HOLDS, OPEN
 from polyhead.papers.dual import questions, shared
 from polyhead.papers.dual.models import relational_of, row_of, split_of
-from polyhead.papers.estimates import FAILS, HOLDS, OPEN, Estimate
+from polyhead.papers.estimates import Estimate
+
+pytestmark = pytest.mark.usefixtures("two_seeds_are_a_test")
 
 AHEAD = {"dual": 0.2, "abstractor": 0.1, "corelnet": 0.3}
 score = scores(AHEAD)

@@ -10,12 +10,14 @@ from some import some
 
 from polyhead import train
 from polyhead.config import digest
-from polyhead.papers.estimates import FAILS, HOLDS
+from polyhead.papers.claims import FAILS, HOLDS
 from polyhead.papers.hyla import codes as code_figures
 from polyhead.papers.recipes import STUDIES
 from polyhead.papers.reproduce import FIGURES
 from polyhead.papers.study import Study
 from polyhead.tasks.sraven.task import RULES
+
+pytestmark = pytest.mark.usefixtures("two_seeds_are_a_test")
 
 
 @pytest.fixture(scope="module")

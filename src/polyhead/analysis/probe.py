@@ -1,11 +1,16 @@
-"""How much of a task can be read off the latent code: linear probes, and the score that guessing would get.
+"""How much of a task can be read off the latent code: linear probes, and the score of the same probe on nothing.
 
 Schug et al. 2024, section 3.2, figures 2B and 5F: per layer, a logistic regression from the code of the query attending
 to itself (a vector over heads) to a term of its function (fuzzy logic) or to the rule behind it (SRAVEN), fitted on
 training tasks, scored by F1 on unseen tasks.  The paper leaves averaging, regularisation and scaling open: here F1 is
 the macro average, the classifier is scikit-learn's default (L2 with C = 1) on standardised codes.
+
+The null of a probe is the probe itself, fitted on permuted labels: a code that says nothing of the task scores as that
+does.  Guessing by the labels' frequencies is another thing: a classifier that knows nothing does not guess, it says
+the most frequent class, and scores lower.
 """
 
+import math
 import pathlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +23,7 @@ from torch import Tensor, nn
 
 from polyhead.analysis.capture import as_array, capture, codes
 from polyhead.analysis.geometry import purity
-from polyhead.analysis.labels import targets, unreadable, views
+from polyhead.analysis.labels import targets, unreadable, views, with_field
 from polyhead.config import Batch, Task, stream
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of, shaped
@@ -31,10 +36,9 @@ Index = Array | Tensor | slice | list[int]
 class Probe:
     """The outcome of one probe.
 
-    `f1`: macro F1 on the held-out part, over the classes that occur there.  `chance`: the exact expectation of that
-    figure for a guesser who draws every label from the label frequencies of the fitting part and never looks at the
-    codes.  `n`: held-out items.  `classes`: the classes averaged over.  `predictions`: the predicted labels of the
-    held-out part, in order.
+    `f1`: macro F1 on the held-out part, over the classes that occur there.  `chance`: the same figure of the same
+    classifier when the labels that it is fitted on are permuted, the mean over permutations.  `n`: held-out items.
+    `classes`: the classes averaged over.  `predictions`: the predicted labels of the held-out part, in order.
     """
 
     f1: float
@@ -51,9 +55,11 @@ def probe(
     *,
     train: Index,
     test: Index,
+    permutations: int = 1,
+    seed: int = 0,
 ) -> Probe:
     """Fit a multinomial logistic regression on the items `train`, score it on the items `test` (indices, masks or
-    slices).
+    slices).  `permutations`: refits on permuted labels for `chance`, drawn from `seed`; 0: none, and it is NaN.
 
     >>> probe(codes, labels, train=slice(0, 1000), test=slice(1000, 2000)).f1
 
@@ -69,33 +75,17 @@ def probe(
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
-    guess = classifier.fit(x[fit], y[fit]).predict(x[held])
     occurring = np.unique(y[held])
-    f1 = f1_score(y[held], guess, labels=occurring, average="macro", zero_division=0.0)
-    return Probe(float(f1), chance_f1(y[fit], y[held]), len(held), len(occurring), guess)
 
+    def fitted(labels: Array) -> tuple[float, Array]:
+        classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
+        guess = classifier.fit(x[fit], labels).predict(x[held])
+        return float(f1_score(y[held], guess, labels=occurring, average="macro", zero_division=0.0)), guess
 
-def chance_f1(fit: Int[Array, " b"], held: Int[Array, " s"]) -> float:
-    """Expected macro F1 of guessing every held-out label from the label frequencies of the fitting part.
-
-    With m guesses of a class in all, the number that is right has mean m k / n for a class that holds k of the n
-    items, so
-
-        E[F1] = sum_m Binomial(m; n, p) * 2 (m k / n) / (m + k),    p = frequency of the class in the fitting part,
-
-    exactly; the macro average runs over the classes of the held-out part.
-    """
-    n = len(held)
-    m = torch.arange(n + 1, dtype=torch.float64)
-    total = torch.tensor(float(n), dtype=torch.float64)
-    choose = torch.lgamma(total + 1) - torch.lgamma(m + 1) - torch.lgamma(total - m + 1)
-    scores = []
-    for label in np.unique(held):
-        k, p = float((held == label).sum()), torch.tensor(float((fit == label).mean()), dtype=torch.float64)
-        mass = torch.exp(choose + torch.xlogy(m, p) + torch.xlogy(total - m, 1 - p))
-        scores.append(float((mass * 2 * m * (k / n) / (m + k)).sum()))
-    return float(np.mean(scores))
+    f1, guess = fitted(y[fit])
+    rng = np.random.default_rng(seed)
+    nulls = [fitted(rng.permutation(y[fit]))[0] for _ in range(permutations)]
+    return Probe(f1, float(np.mean(nulls)) if nulls else math.nan, len(held), len(occurring), guess)
 
 
 def draws(task: Task, split: str, sequences: int, *, seed: int, purpose: str, device: Any = "cpu") -> Iterator[Batch]:
@@ -151,10 +141,16 @@ def probe_run(
     Rows are {pairs, layer, target, query, f1, chance, n, classes}.
 
     Fitted on `sequences` sequences of training tasks (split `iid`), scored on as many of unseen tasks
-    (`compositional`), from streams that neither training nor evaluation reads.  query "varies": every sequence has its
-    own; "fixed": all share one query token, and the figures are means over `queries` such probes.  What a code says
-    about the task depends on the query it is asked about, so a linear probe finds more at one query than across all.
-    Where the task has but one query token (the zeros of SRAVEN), it is "fixed", and there is one probe.
+    (`compositional`), from streams that neither training nor evaluation reads.  What varies from sequence to sequence,
+    beside the task itself:
+
+        query "varies"   context and query
+        query "alone"    the query: the inputs of the context are the same for all, as in the paper (fuzzy logic)
+        query "fixed"    the context: all share one query token; the figures are means over `queries` such probes
+
+    What a code says about the task depends on the query it is asked about, so a linear probe finds more at one query
+    than across all.  Where the task has but one query token (the zeros of SRAVEN), it is "fixed", and there is one
+    probe.  "chance" is the score of the same probe fitted on permuted labels.
 
     pairs: every view of the task, see `analysis.labels.views`: "self", and SRAVEN's "last_row".
 
@@ -193,6 +189,8 @@ def probe_model(
         tokens = batch.inputs[:, -1]
         alike = bool((tokens == tokens[0]).all())
         kinds = {"fixed" if alike else "varies": [_probes(model, drawn, name, None, size)]}
+        if (alone := with_field(drawn, "inputs", "fixed_context")) != drawn and not alike:
+            kinds["alone"] = [_probes(model, alone, name, None, size)]
         if queries and not alike:
             kinds["fixed"] = [_probes(model, drawn, name, token, size) for token in tokens[:queries]]
         for kind, probes in kinds.items():
@@ -218,7 +216,7 @@ def _probes(
     for layer, (a, b) in enumerate(zip(fit, held, strict=True)):
         for name in known:
             x, y = np.concatenate([a, b]), np.concatenate([known[name], labels[name]])
-            result = probe(x, y, train=slice(0, len(a)), test=slice(len(a), len(x)))
+            result = probe(x, y, train=slice(0, len(a)), test=slice(len(a), len(x)), seed=size["seed"])
             scores = {"f1": result.f1, "chance": result.chance, "n": result.n, "classes": result.classes}
             rows.append({"pairs": pairs, "layer": layer, "target": name, **scores})
     return rows

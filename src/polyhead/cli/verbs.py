@@ -188,6 +188,7 @@ class Reproduce:
 
     >>> polyhead reproduce table-a1 --scale small
     >>> polyhead reproduce fig-2c --workers 2
+    >>> polyhead reproduce fig-2c --from docs/results/small/fig-2c --folder redrawn
     """
 
     figure: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FIGURE")]
@@ -202,13 +203,20 @@ class Reproduce:
     """auto, cpu, cuda or mps."""
     population: bool | None = None
     """Train runs of one architecture at once in one process (default: on a GPU)."""
+    results: Annotated[Path | None, tyro.conf.arg(name="from", metavar="RESULTS")] = None
+    """Train nothing: draw and judge anew from this results.json, or its folder."""
 
     def __call__(self) -> int:
         from polyhead.cli.text import table
+        from polyhead.papers.redraw import redraw
         from polyhead.papers.reproduce import reproduce
 
-        where: Any = {"folder": self.folder, "workers": self.workers, "device": self.device}
-        page, outcome, failures = reproduce(self.figure, self.scale, population=self.population, **where)
+        failures: tuple[Any, ...] = ()
+        if self.results is not None:
+            page, outcome = redraw(self.results, self.folder, figure=self.figure)
+        else:
+            where: Any = {"folder": self.folder, "workers": self.workers, "device": self.device}
+            page, outcome, failures = reproduce(self.figure, self.scale, population=self.population, **where)
         rows = [dict(zip(outcome.head, row, strict=True)) for row in outcome.rows]
 
         def show() -> None:

@@ -1,17 +1,12 @@
-"""What papers claim, as tests on measured scores: holds, does not hold, or not enough evidence.
-
-A claim is turned into "this number is above that margin" beforehand.  It holds if the lower end of the number's 95 %
-interval (one-sided, Student's t over seeds) is above the margin.  It does not hold if the upper end is below; of a
-claim with several parts this is asked at a level that allows for their number.  Otherwise there is not enough evidence.
-"""
+"""Measured scores with their errors: means over seeds, differences seed by seed, intervals by Student's t."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from polyhead.spec.optional import optional
 
-HOLDS, FAILS, OPEN = "holds", "does not hold", "not enough evidence"
 LEVEL = 0.95
 
 
@@ -19,41 +14,57 @@ LEVEL = 0.95
 class Estimate:
     """A mean, its standard error and the degrees of freedom of that; `values` by seed where they are known.
 
-    Sums and differences are taken seed by seed where both sides have the same seeds (seeds share data and split), by
-    Welch-Satterthwaite otherwise.
+    `runs`: how many trained models it rests on, infinite for what is not trained.  `sampling`: the standard error that
+    the test sets alone give to the mean; `error` has it in it.  Sums and differences are taken seed by seed where both
+    sides have the same seeds (seeds share data and split), by Welch-Satterthwaite otherwise.
     """
 
     mean: float
     error: float
     freedom: float
     values: Mapping[int, float] = field(default_factory=dict, compare=False)
+    runs: float = math.inf
+    sampling: float = 0.0
+    finite: bool = False
 
     @classmethod
-    def of(cls, values: Mapping[int, float]) -> "Estimate":
-        """Of one value per seed."""
+    def of(cls, values: Mapping[int, float], sampling: float = 0.0, *, finite: bool = False) -> "Estimate":
+        """Of one value per seed.
+
+        `sampling`: the standard error of their mean that is owed to the test sets.  Where every seed is scored on
+        sequences of its own, it is part of the spread over seeds.  Where test sets are cut from one `finite` supply the
+        spread does not know all of it, so it is added.
+        """
         if not values:
             raise ValueError("Estimate: at least one value is needed but none came")
         n, mean = len(values), math.fsum(values.values()) / len(values)
-        square = math.fsum((value - mean) ** 2 for value in values.values())
-        return cls(mean, math.sqrt(square / (n - 1) / n) if n > 1 else math.nan, float(n - 1), dict(values))
+        if n == 1:
+            return cls(mean, math.nan, 0.0, dict(values), 1.0, sampling, finite)
+        spread = math.fsum((value - mean) ** 2 for value in values.values()) / (n - 1) / n
+        more = sampling**2 if finite else 0.0
+        freedom = (n - 1) * (1 + more / spread) ** 2 if spread > 0 else math.inf if more else n - 1.0
+        return cls(mean, math.sqrt(spread + more), freedom, dict(values), float(n), sampling, finite)
 
     @classmethod
     def printed(cls, mean: float, error: float, seeds: int = 3) -> "Estimate":
         """A mean and standard error as a paper gives them."""
-        return cls(mean, error, float(seeds - 1))
+        return cls(mean, error, float(seeds - 1), runs=float(seeds))
 
     def __neg__(self) -> "Estimate":
-        return Estimate(-self.mean, self.error, self.freedom, {seed: -value for seed, value in self.values.items()})
+        return self.scaled(-1.0)
 
     def __add__(self, other: "Estimate") -> "Estimate":
+        runs, sampling = min(self.runs, other.runs), math.hypot(self.sampling, other.sampling)
         if self.values and self.values.keys() == other.values.keys():
-            return Estimate.of({seed: value + other.values[seed] for seed, value in self.values.items()})
+            values = {seed: value + other.values[seed] for seed, value in self.values.items()}
+            return Estimate.of(values, sampling, finite=self.finite or other.finite)
         parts = [(e.error**2, e.freedom) for e in (self, other)]
         total = math.fsum(part for part, _ in parts)
         if not total > 0:  # also nan: a single seed on either side
-            return Estimate(self.mean + other.mean, math.nan if math.isnan(total) else 0.0, self.freedom)
+            error = math.nan if math.isnan(total) else 0.0
+            return Estimate(self.mean + other.mean, error, self.freedom, runs=runs, sampling=sampling)
         freedom = total**2 / math.fsum(part**2 / max(n, 1e-9) for part, n in parts)
-        return Estimate(self.mean + other.mean, math.sqrt(total), freedom)
+        return Estimate(self.mean + other.mean, math.sqrt(total), freedom, runs=runs, sampling=sampling)
 
     def __sub__(self, other: "Estimate") -> "Estimate":
         return self + -other
@@ -61,16 +72,24 @@ class Estimate:
     def scaled(self, by: float) -> "Estimate":
         """`by` times it."""
         values = {seed: by * value for seed, value in self.values.items()}
-        return Estimate(by * self.mean, abs(by) * self.error, self.freedom, values)
+        errors = (abs(by) * self.error, self.freedom, values, self.runs, abs(by) * self.sampling, self.finite)
+        return Estimate(by * self.mean, *errors)
 
-    def bound(self, level: float = LEVEL) -> float:
-        """How far the mean may be off, to one side, with that confidence; infinite with a single seed."""
-        if self.freedom <= 0 or math.isnan(self.error):
-            return math.inf
-        with optional("claims", "polyhead[report]"):
-            from scipy.stats import t
+    def above(self, margin: float) -> float:
+        """The p-value of a mean above `margin`: how probable a mean this large is if the true one is `margin`.  One
+        with a single seed."""
+        if math.isnan(self.error) or self.freedom <= 0:
+            return 1.0
+        if self.error == 0:
+            return float(self.mean <= margin)
+        return float(_student().sf((self.mean - margin) / self.error, self.freedom))
 
-        return float(t.ppf(level, self.freedom)) * self.error
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        """Two-sided, Student's t; infinite with a single seed."""
+        if math.isnan(self.error) or self.freedom <= 0:
+            return -math.inf, math.inf
+        half = float(_student().ppf((1 + level) / 2, self.freedom)) * self.error
+        return self.mean - half, self.mean + half
 
     def __str__(self) -> str:
         error = "" if math.isnan(self.error) else f" ± {self.error:.3f}"
@@ -81,42 +100,11 @@ Scores = Mapping[str, Estimate]
 """Model (a name of a paper's rows) -> its score."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A claim, what came of it, the numbers it rests on, and the same test on the paper's own numbers (`printed`)."""
+def _student() -> Any:
+    with optional("claims", "polyhead[report]"):
+        from scipy.stats import t
 
-    claim: str
-    outcome: str
-    evidence: str
-    printed: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.outcome}: {self.claim} ({self.evidence})"
-
-
-def decide(estimate: Estimate, margin: float = 0.0, parts: int = 1) -> str:
-    """Is it above `margin`?  As one of `parts` of a claim, any of which can bring it down, it fails only by the bound
-    of level 1 - 0.05 / parts (Bonferroni); that all must hold is strict enough as it is."""
-    if estimate.mean - estimate.bound() > margin:
-        return HOLDS
-    return FAILS if estimate.mean + estimate.bound(1 - (1 - LEVEL) / parts) < margin else OPEN
-
-
-def all_of(outcomes: Iterable[str]) -> str:
-    """A claim with several parts holds when all hold and falls with any."""
-    found = list(outcomes)
-    return FAILS if FAILS in found else HOLDS if found and set(found) == {HOLDS} else OPEN
-
-
-def above(claim: str, parts: Mapping[str, Estimate], margin: float = 0.0, printed: str | None = None) -> Verdict:
-    """All of `parts` are above `margin`."""
-    evidence = "; ".join(f"{name} {_signed(part)}" for name, part in parts.items())
-    outcome = all_of(decide(part, margin, len(parts)) for part in parts.values())
-    return Verdict(claim, outcome, evidence, printed)
-
-
-def _signed(estimate: Estimate) -> str:
-    return f"{'+' if estimate.mean >= 0 else '−'}{str(estimate).lstrip('-')}"
+    return t
 
 
 def constant(value: float) -> Estimate:

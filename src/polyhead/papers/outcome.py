@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyhead.config import Run
-from polyhead.papers.estimates import Estimate, Verdict
+from polyhead.papers.claims import Verdict, judged
+from polyhead.papers.estimates import Estimate
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Score
 
@@ -32,6 +33,10 @@ class Outcome:
     verdicts: tuple[Verdict, ...] = ()
     notes: tuple[str, ...] = ()
     numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """The claims of a page are judged together: p-values are corrected for their number."""
+        object.__setattr__(self, "verdicts", judged(self.verdicts))
 
 
 def runs_of(cells: Mapping[Any, Cell]) -> list[Run]:

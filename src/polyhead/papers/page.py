@@ -10,7 +10,7 @@ from typing import Any
 
 from polyhead.pages.document import bullets, details, escape, facts, table
 from polyhead.pages.report.page import Page
-from polyhead.papers.estimates import FAILS, HOLDS, Verdict
+from polyhead.papers.claims import FAILS, HOLDS, Verdict
 from polyhead.papers.outcome import Outcome
 from polyhead.train.store.folder import write
 
@@ -42,10 +42,12 @@ def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome
 
 
 _HOW = (
-    "A claim holds if each difference it speaks of is above zero, or above the margin it names, beyond its one-sided "
-    "95 % interval (Student's t over seeds, seed by seed where seeds are shared), does not hold if one is below (at a "
-    "level that allows for their number), and otherwise there is not enough evidence. A small scale is not the "
-    "paper's: a verdict is about what was run here."
+    "Each number above is a difference over seeds with its 95 % interval (Student's t, seed by seed where seeds are "
+    "shared; the sampling error of a finite test set is added). It holds if it is above zero, or above the margin that "
+    "is named: one-sided p below 0.05, corrected by Holm over all numbers of this page. It does not hold if the same "
+    "test in the other direction passes. There is no difference if its 90 % interval lies within 0.02 of zero. "
+    "Otherwise there is not enough evidence, and with fewer than five seeds it is not a test. A claim holds if all of "
+    "its numbers do. A small scale is not the paper's: a verdict is about what was run here."
 )
 
 
@@ -58,7 +60,7 @@ def _verdict(verdict: Verdict) -> str:
     mark = MARKS.get(verdict.outcome, "○")
     parts = verdict.evidence.split("; ")
     if verdict.printed:
-        parts.append(f"the same test on the paper's own numbers: {verdict.printed}")
+        parts += [f"as the paper prints it: {one}" for one in verdict.printed.split("; ")]
     outcome = f'<span aria-hidden="true">{mark}</span> <strong>{escape(verdict.outcome.capitalize())}</strong>'
     return f"<p>{outcome}: {escape(verdict.claim)}</p>{bullets(parts)}"
 

@@ -4,7 +4,6 @@ and judge its claims.
 `reproduce("table-a1", "small")` is `polyhead reproduce table-a1 --scale small`.
 """
 
-import dataclasses
 import datetime
 import json
 import pathlib
@@ -120,14 +119,21 @@ def _about(figure: str, known: Figure, scale: str, study: Study, outcome: Outcom
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "environment": environment(torch.device("cpu")),
         "training_seconds": round(sum(point.result.seconds for point in study.points), 1),
-        "verdicts": [dataclasses.asdict(verdict) for verdict in outcome.verdicts],
+        **shown(outcome),
+        "failures": [{"name": failure.name, "error": failure.error} for failure in study.failures],
+        "runs": [_row(study.paper, point.run, point.result) for point in study.points],
+    }
+
+
+def shown(outcome: Outcome) -> dict[str, Any]:
+    """What was drawn, as results.json has it."""
+    return {
+        "verdicts": [verdict.to_dict() for verdict in outcome.verdicts],
         "notes": list(outcome.notes),
         "head": list(outcome.head),
         "rows": [list(row) for row in outcome.rows],
         "numbers": outcome.numbers,
         "pictures": [stem for stem, _ in outcome.pictures],
-        "failures": [{"name": failure.name, "error": failure.error} for failure in study.failures],
-        "runs": [_row(study.paper, point.run, point.result) for point in study.points],
     }
 
 

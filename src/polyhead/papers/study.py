@@ -80,10 +80,16 @@ class Point:
             )
         return float(self.result.scores[split][name])
 
+    def sampling(self, split: str, metric: str | None = None) -> float:
+        """The standard error of `score` over the sequences of the test; 0 where it is not known."""
+        return float(self.result.scores[split].get(f"{metric or self.run.task.metric}_se", 0.0))
+
     def course(self, split: str, metric: str | None = None) -> dict[int, float]:
         """Its score on `split` by optimiser step, as it was evaluated in training."""
         name = metric or self.run.task.metric
         rows = [row for row in read_metrics(self.result.folder) if row["kind"] == "eval" and row["split"] == split]
+        if not rows:
+            raise ValueError(f"{self.result.folder / METRICS}: no row of {split}; delete the folder to train again")
         return {row["step"]: float(row[name]) for row in rows}
 
     def training_loss(self) -> float:
@@ -104,8 +110,11 @@ class Cell:
     validation: Estimate
 
     def score(self, split: str, metric: str | None = None) -> Estimate:
-        """Over seeds."""
-        return Estimate.of({point.run.seed: point.score(split, metric) for point in self.points})
+        """Over seeds, with the error that the test sets give to their mean."""
+        errors = [point.sampling(split, metric) for point in self.points]
+        finite = any(point.run.task.count(split) is not None for point in self.points)
+        values = {point.run.seed: point.score(split, metric) for point in self.points}
+        return Estimate.of(values, math.hypot(*errors) / len(errors), finite=finite)
 
     def course(self, split: str, metric: str | None = None) -> dict[int, list[float]]:
         """Of its seeds, by optimiser step."""

@@ -42,9 +42,8 @@ _TERMS = (
 _MEASURES = (
     (
         "Chance",
-        "Of a probe, the exact expected macro F1 of guessing each class with its frequency in the fitting sequences; a "
-        "probe that finds nothing names the commonest classes only, which macro F1 puts below chance. Of purity, the "
-        "share of equal labels among all pairs of sequences.",
+        "Of a probe, the macro F1 of the same probe fitted on permuted labels: its score where nothing can be read. "
+        "Of purity, the share of equal labels among all pairs of sequences.",
     ),
     (
         "Purity",

@@ -18,7 +18,11 @@ from polyhead.pages.report.figures import category
 from polyhead.pages.report.page import Page, swatch
 from polyhead.pages.report.runs import Group, summary
 
-QUERIES = {"fixed": "one query for all sequences", "varies": "every sequence its own query"}
+QUERIES = {
+    "fixed": "one query for all sequences",
+    "alone": "one context for all sequences",
+    "varies": "every sequence its own",
+}
 
 
 def sections(out: Page, found: Sequence[Group], analysed: Sequence[Analysed]) -> None:

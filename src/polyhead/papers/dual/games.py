@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from polyhead.config import Learned, Run
+from polyhead.papers.claims import Verdict, above
 from polyhead.papers.dual.models import BY_PLACE, DUAL, ROWS, Relations, classifier
 from polyhead.papers.dual.shared import Cells, Curve, by_examples, ends_of, gap, learns, run_of, single, table
-from polyhead.papers.estimates import Scores, Verdict, above, mean
+from polyhead.papers.estimates import Scores, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import SEEN, Outcome, by_model, scores, whole
 from polyhead.papers.sizes import Scale, Setting, size

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from polyhead.config import Learned, RelativeSymbols, Run
+from polyhead.papers.claims import Verdict
 from polyhead.papers.dual.models import DUAL, Relations
 from polyhead.papers.dual.shared import RELATIVE, Cells, better, classified, course, percent, single
-from polyhead.papers.estimates import Verdict
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import scores
 from polyhead.papers.sizes import Scale, size

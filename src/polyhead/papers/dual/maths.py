@@ -5,9 +5,9 @@ import math
 from dataclasses import replace
 
 from polyhead.config import Run, Sinusoidal
+from polyhead.papers.claims import Verdict
 from polyhead.papers.dual.models import BY_OFFSET, DUAL
 from polyhead.papers.dual.shared import WRITERS, Cells, better, course, percent, run_of, single, written
-from polyhead.papers.estimates import Verdict
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import scores
 from polyhead.papers.sizes import Scale, size

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from polyhead.config import Learned, Run
+from polyhead.papers.claims import Verdict
 from polyhead.papers.dual.models import BY_PLACE, DUAL
 from polyhead.papers.dual.shared import (
     ASYMMETRIC,
@@ -22,7 +23,6 @@ from polyhead.papers.dual.shared import (
     table,
     written,
 )
-from polyhead.papers.estimates import Verdict
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import SEEN, Outcome, by_model, scores, whole
 from polyhead.papers.sizes import Scale, size

@@ -19,7 +19,8 @@ from polyhead.analysis import clusters, embed, figures, probe_model, query_codes
 from polyhead.analysis.geometry import means
 from polyhead.analysis.labels import class_name, targets, with_field
 from polyhead.config import Run
-from polyhead.papers.estimates import Estimate, Verdict, above
+from polyhead.papers.claims import Verdict, above
+from polyhead.papers.estimates import Estimate, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.rows import label
 from polyhead.papers.hyla.scaling import DEPTHS
@@ -70,17 +71,20 @@ def fig_a7(scale: str = "small") -> tuple[Run, ...]:
 
 
 def decodable(what: str, scores: Mapping[str, Estimate], chance: Mapping[str, Estimate]) -> list[Verdict]:
-    """`scores[model]`: macro F1 of the last layer on unseen tasks, over that layer's chance level, which is another for
-    every seed, as its unseen tasks are."""
-    parts = {f"{name} (chance {chance[name].mean:.3f})": e - chance[name] for name, e in scores.items()}
-    return [above(f"{what} can be decoded from the latent code on unseen tasks", parts)]
+    """`scores[model]`: macro F1 of the last layer on unseen tasks, over that of the same probe fitted on permuted
+    labels.  A code that says nothing scores as that does, so nothing is truly below it."""
+    parts = {f"{name} (permuted labels {chance[name].mean:.3f})": e - chance[name] for name, e in scores.items()}
+    return [above(f"{what} can be decoded from the latent code on unseen tasks", parts, falls=False)]
 
 
 def order_of_layers(rule: Mapping[str, Estimate], magnitude: Mapping[str, Estimate]) -> list[Verdict]:
     """`rule[model]`: purity by rule of the last layer less that of the first; `magnitude[model]`: the first layer less
     the last."""
-    parts = {f"rule, {m}, last − first": e for m, e in rule.items()}
-    parts |= {f"magnitude, {m}, first − last": e for m, e in magnitude.items()}
+    of = f"mean of {', '.join(rule)}"
+    parts = {
+        f"rule, last layer − first, {of}": mean([*rule.values()]),
+        f"magnitude, first layer − last, {of}": mean([*magnitude.values()]),
+    }
     return [above("early layers cluster by magnitude, late ones by rule", parts)]
 
 
@@ -120,7 +124,7 @@ def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
         panels: list[Any] = []
         for place, by_model in found.items():
             lines = {label(m): {x: list(v.values()) for x, v in by.items()} for m, by in by_model.items()}
-            panels.append((_panel(place), lines, {"chance": {x: e.mean for x, e in guess[place].items()}}))
+            panels.append((_panel(place), lines, {"permuted labels": {x: e.mean for x, e in guess[place].items()}}))
         for path in both(study.figure, folder):
             figures.lines(panels, path, x_label="layer", y_label="macro F1", limits=(0.0, 1.02))
         last, level = _last(found, guess)
@@ -132,15 +136,18 @@ def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
         names = [label(m) for m in selected(study)]
         return Outcome(
             pictures=(
-                (study.figure, f"Macro F1 on unseen tasks of a probe for the {what}, by layer; dashed: chance."),
+                (
+                    study.figure,
+                    f"Macro F1 on unseen tasks of a probe for the {what}, by layer; dashed: permuted labels.",
+                ),
             ),
-            head=("probe", *names, "chance"),
+            head=("probe", *names, "permuted labels"),
             rows=tuple(rows),
             verdicts=tuple(decodable(f"the {what}", last, level)),
             notes=(f"Fitted on {size} sequences of training tasks, scored on as many of unseen combinations.",),
             numbers={
                 f"{_panel(place)}, layer {x}": {m: numbers(Estimate.of(by[m][x])) for m in by}
-                | {"chance": guess[place][x].mean}
+                | {"permuted labels": guess[place][x].mean}
                 for place, by in found.items()
                 for x in next(iter(by.values()))
             },
@@ -151,7 +158,11 @@ def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
 
 def _panel(place: tuple[str, str, str]) -> str:
     target, pairs, query = place
-    kind = {"varies": "own queries", "fixed": "one query"}[query] if target.startswith("term") else ""
+    kind = (
+        {"varies": "own contexts and queries", "alone": "one context", "fixed": "one query"}[query]
+        if target.startswith("term")
+        else ""
+    )
     return ", ".join(part for part in (target, kind, "" if pairs == "self" else pairs.replace("_", " ")) if part)
 
 
@@ -160,7 +171,7 @@ def _last(found: Any, guess: Any) -> tuple[dict[str, Estimate], dict[str, Estima
     scores: dict[str, Estimate] = {}
     level: dict[str, Estimate] = {}
     for (target, pairs, query), by_model in found.items():
-        if pairs != "self" or target == "target value" or (target.startswith("term") and query != "varies"):
+        if pairs != "self" or target == "target value" or (target.startswith("term") and query != "alone"):
             continue
         for model, by_layer in by_model.items():
             layer, name = max(by_layer), f"{target}, {label(model)}"

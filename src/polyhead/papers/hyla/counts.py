@@ -5,7 +5,8 @@ import pathlib
 from typing import Any
 
 from polyhead.analysis import figures
-from polyhead.papers.estimates import Estimate, Verdict, decide
+from polyhead.papers.claims import Verdict, above
+from polyhead.papers.estimates import Estimate
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.sizes import HYLA
 from polyhead.papers.outcome import Outcome, both
@@ -20,9 +21,9 @@ TABLE_A2 = {(4, 4): (0.0642, 0.0038), (4, 8): (0.0032, 0.0009), (4, 16): (0.0005
 def rarely_ambiguous(name: str, fraction: float, count: int, most: float = 0.005) -> Verdict:
     """The fraction of ambiguous instances is below half a percent, by a definition called `name`."""
     error = math.sqrt(max(fraction * (1 - fraction), 1 / count) / count)
-    part = Estimate(most - fraction, error, math.inf)
+    share = {f"{100 * most:g} % − {100 * fraction:.2f} % of {count}": Estimate(most - fraction, error, math.inf)}
     claim = f"at M 4, K 8 fewer than half a percent of the instances are ambiguous, by {name}"
-    return Verdict(claim, decide(part), f"{100 * fraction:.2f} % ± {100 * error:.2f} % of {count}")
+    return above(claim, share, within=0.0)
 
 
 def draw_a2(scale: str, folder: pathlib.Path) -> Outcome:

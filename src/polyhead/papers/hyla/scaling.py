@@ -8,8 +8,10 @@ from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.config import Run
-from polyhead.papers.estimates import Scores, Verdict, above
+from polyhead.papers.claims import Verdict, above
+from polyhead.papers.estimates import Scores
 from polyhead.papers.figure import Figure
+from polyhead.papers.hyla.fuzzy import ordered
 from polyhead.papers.hyla.rows import ROWS, label
 from polyhead.papers.hyla.sizes import HYLA, SRAVEN, SRAVEN_GPU, THREE, grid, sraven_task
 from polyhead.papers.outcome import (
@@ -183,7 +185,7 @@ def by_instances(axis: str) -> Callable[[Study, pathlib.Path], Outcome]:
         _draw_scaling(cells, axis, "compositional", folder / stem, drawn(runs, levels))
         order = sorted(cells, key=lambda place: (place[1], place[0]))
         found = {place: scores(cells[place], "compositional") for place in order}
-        verdicts = solves(found) if whole(cells) else []
+        verdicts = ordered(found, f"{len(found)} settings") + solves(found) if whole(cells) else []
         caption = f"Compositional accuracy by training instances, a panel per {axis}."
         table = _table(cells, (axis, "instances"), levels)
         return Outcome(pictures=((stem, caption),), **table, verdicts=tuple(verdicts))

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from polyhead.analysis import figures
 from polyhead.config import Rotary, Run, SymbolicAttention
-from polyhead.papers.estimates import Estimate, Scores, Verdict, above, constant
+from polyhead.papers.claims import Verdict, above
+from polyhead.papers.estimates import Estimate, Scores, constant
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import LANGUAGE, ROWS, Shape, label
 from polyhead.papers.language.shared import GB, LIBRARY, compared, course, lower, one_text, table
@@ -199,7 +200,7 @@ def ending(cell: Cell, split: str = "iid") -> Estimate:
         return cell.score(split)
     (point,) = cell.points
     error, count = (point.score(split, name) for name in (f"{point.run.task.metric}_se", "sequences"))
-    return Estimate(point.score(split), error, count - 1.0)
+    return Estimate(point.score(split), error, count - 1.0, runs=1.0, sampling=error)
 
 
 def floors(study: Study) -> dict[str, float]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.config import Rotary, Run, SymbolicAttention
-from polyhead.papers.estimates import Estimate, Scores, Verdict, above
+from polyhead.papers.claims import Verdict, above
+from polyhead.papers.estimates import Estimate, Scores, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import LANGUAGE, ROWS, Shape, label
 from polyhead.papers.language.shared import COST, GB, LIBRARY, compared, cost, course, lower, one_text, seen
@@ -113,13 +114,12 @@ TOKENS: dict[int, dict[str, dict[float, float]]] = {
 
 def sooner(tokens: Mapping[str, Mapping[str, Estimate]], scores: Mapping[str, Scores]) -> list[Verdict]:
     """`tokens[size, level][model]`: logarithm of the tokens that a model needs; `scores[size]`: of its end."""
-    parts = {}
-    for place, by in tokens.items():
-        if {"softmax", "dual"} <= set(by):
-            gain = by["softmax"] - by["dual"]
-            parts[f"{place}, {-math.expm1(-gain.mean):.1%} fewer"] = gain
-    claim = "dual attention reaches every perplexity that both reach with fewer tokens than softmax heads"
-    verdicts = [above(claim, parts)] if parts else []
+    gains = [by["softmax"] - by["dual"] for by in tokens.values() if {"softmax", "dual"} <= set(by)]
+    verdicts = []
+    if gains:
+        gain = mean(gains)
+        name = f"log of tokens, mean of {len(gains)} places that both reach, {-math.expm1(-gain.mean):.1%} fewer"
+        verdicts = [above("dual attention reaches a perplexity with fewer tokens than softmax heads", {name: gain})]
     ends = {
         f"{size}, {name}": e
         for size, by in scores.items()

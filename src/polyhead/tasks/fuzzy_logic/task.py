@@ -70,8 +70,8 @@ class FuzzyLogic(Task):
     split: "covered" is random, with every known term in training, for any `split_seed`.  "legacy" and "partitionable"
         are the splits of the original code under JAX before and since 0.5 (4 variables, 2 terms, seeds 0, 1, 2, 2024),
         the former the paper's.  They are not covered: seed 2 with 0.7 held out never trains on terms 5 and 6.
-    inputs: "uniform" in [0, 1); for analysis "fixed_context" (one set of context inputs for all sequences of a split,
-        while the targets follow each function) or "fixed_query" (one query).
+    inputs: "uniform" in [0, 1); for analysis "fixed_context" (one set of context inputs for all sequences, while the
+        targets follow each function) or "fixed_query" (one query).
     length: tokens in a sequence, the query included.
 
     >>> FuzzyLogic().sample("compositional", 8, torch.Generator().manual_seed(0)).inputs.shape
@@ -188,9 +188,9 @@ class FuzzyLogic(Task):
     def _batch(self, split: str, ranks: Tensor, x: Tensor) -> Batch:
         terms = _functions(self, split, x.device)[ranks]
         if self.inputs == "fixed_context":
-            x[:, :-1] = _fixed(self, split, x.device)[:-1]
+            x[:, :-1] = _fixed(self, x.device)[:-1]
         elif self.inputs == "fixed_query":
-            x[:, -1] = _fixed(self, split, x.device)[-1]
+            x[:, -1] = _fixed(self, x.device)[-1]
         y = zadeh(x, terms)[..., None]
         inputs = torch.cat((x, y), dim=-1)
         inputs[:, -1, -1] = 0.0
@@ -261,9 +261,10 @@ def _functions(task: FuzzyLogic, split: str, device: torch.device) -> Tensor:
 
 
 @functools.lru_cache(maxsize=64)
-def _fixed(task: FuzzyLogic, split: str, device: torch.device) -> Tensor:
-    """The inputs (t variables) that all sequences of `split` share; drawn on the CPU to be the same on every device."""
-    seed = stream(task.split_seed, f"{task.name}/{split}/{task.inputs}")
+def _fixed(task: FuzzyLogic, device: torch.device) -> Tensor:
+    """The inputs (t variables) that all sequences share, of every split, so that what was fitted on one can be asked of
+    another; drawn on the CPU to be the same on every device."""
+    seed = stream(task.split_seed, f"{task.name}/{task.inputs}")
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(task.length, task.variables, generator=generator, dtype=torch.float32).to(device)
 

@@ -1,0 +1,165 @@
+"""What papers claim, as tests on measured scores.
+
+A claim is turned into "each of these numbers is above its margin" before the runs are looked at.  A number is one value
+per seed: a claim about several settings is about their mean, seed by seed.  Each number is a *part* with a verdict:
+
+    holds                 its one-sided p-value (Student's t over seeds), corrected by Holm over all parts of the page,
+                          is below 0.05
+    does not hold         the same test in the other direction passes
+    no difference         its two-sided 90 % interval lies within `within` of the margin: two one-sided tests at 0.05
+    not enough evidence   none of these
+    not a test            fewer than five seeds
+
+The claim holds if all of its parts do, and does not hold if one does not.
+"""
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from polyhead.papers.estimates import LEVEL, Estimate
+
+HOLDS, FAILS, EQUAL, OPEN = "holds", "does not hold", "no difference", "not enough evidence"
+NO_TEST = "not a test"
+SEEDS = 5
+"""Fewer are not a test."""
+WITHIN = 0.02
+"""Of scores that are fractions: a smaller difference is none.  Of logarithms: two per cent."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One number of a claim: `estimate` is above `margin`.  `up`, `down`: the corrected p-values of that and of the
+    opposite.  `within`: a smaller difference from the margin is none; 0 asks nothing of the kind.  `falls`: whether
+    below the margin means that the claim does not hold; of what cannot be below a null it does not."""
+
+    name: str
+    estimate: Estimate
+    margin: float = 0.0
+    within: float = 0.0
+    falls: bool = True
+    up: float = math.nan
+    down: float = math.nan
+
+    @property
+    def tested(self) -> bool:
+        return self.estimate.runs >= SEEDS and not math.isnan(self.estimate.error)
+
+    @property
+    def outcome(self) -> str:
+        if not self.tested:
+            return NO_TEST
+        if self.up < 1 - LEVEL:
+            return HOLDS
+        if self.down < 1 - LEVEL:
+            return FAILS if self.falls else OPEN
+        low, high = self.estimate.interval(1 - 2 * (1 - LEVEL))
+        return EQUAL if self.margin - self.within < low and high < self.margin + self.within else OPEN
+
+    def __str__(self) -> str:
+        sign = "+" if self.estimate.mean >= 0 else "−"
+        low, high = (f"{'+' if end >= 0 else '−'}{abs(end):.3f}" for end in self.estimate.interval())
+        interval = "" if math.isnan(self.estimate.error) else f", 95 % interval {low} to {high}"
+        return f"{self.name} {sign}{str(self.estimate).lstrip('-')}{interval}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim, its parts, and the same numbers as the paper prints them (`printed`)."""
+
+    claim: str
+    parts: tuple[Part, ...]
+    printed: str | None = None
+
+    @property
+    def outcome(self) -> str:
+        return all_of(part.outcome for part in self.parts)
+
+    @property
+    def evidence(self) -> str:
+        if len({part.outcome for part in self.parts}) == 1:
+            return "; ".join(map(str, self.parts))
+        return "; ".join(f"{part}: {part.outcome}" for part in self.parts)
+
+    def __str__(self) -> str:
+        return f"{self.outcome}: {self.claim} ({self.evidence})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As results.json has it."""
+        return {
+            "claim": self.claim,
+            "outcome": self.outcome,
+            "evidence": self.evidence,
+            "printed": self.printed,
+            "parts": [_row(part) for part in self.parts],
+        }
+
+
+def _row(part: Part) -> dict[str, Any]:
+    known = not math.isnan(part.estimate.error)
+    return {
+        "name": part.name,
+        "outcome": part.outcome,
+        "mean": part.estimate.mean,
+        "margin": part.margin,
+        "standard_error": part.estimate.error if known else None,
+        "sampling_error": part.estimate.sampling,
+        "interval": list(part.estimate.interval()) if known else None,
+        "p": part.estimate.above(part.margin) if known else None,
+        "corrected_p": None if math.isnan(part.up) else part.up,
+        "runs": None if math.isinf(part.estimate.runs) else part.estimate.runs,
+    }
+
+
+def above(
+    claim: str,
+    parts: Mapping[str, Estimate],
+    margin: float = 0.0,
+    printed: Mapping[str, Estimate] | None = None,
+    within: float | None = None,
+    falls: bool = True,
+) -> Verdict:
+    """All of `parts` are above `margin`.  `printed`: the same numbers as the paper has them.  `within`: for "no
+    difference", by default `WITHIN` where the margin is 0.  `falls`: see `Part`."""
+    small = (0.0 if margin else WITHIN) if within is None else within
+    own = "; ".join(str(Part(name, part, margin)) for name, part in printed.items()) if printed else None
+    verdict = Verdict(claim, tuple(Part(name, part, margin, small, falls) for name, part in parts.items()), own)
+    return judged([verdict])[0]
+
+
+def judged(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
+    """The same claims with the p-values of their parts corrected together, by Holm."""
+    parts = [part for verdict in verdicts for part in verdict.parts if part.tested]
+    up = iter(holm([part.estimate.above(part.margin) for part in parts]))
+    down = iter(holm([(-part.estimate).above(-part.margin) for part in parts]))
+    correct = functools.partial(_corrected, up, down)
+    return tuple(replace(verdict, parts=tuple(map(correct, verdict.parts))) for verdict in verdicts)
+
+
+def _corrected(up: Iterable[float], down: Iterable[float], part: Part) -> Part:
+    return replace(part, up=next(iter(up)), down=next(iter(down))) if part.tested else part
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """P-values corrected for their number, by Holm: the smallest times their number, the next times one less, and none
+    below one before it.
+
+    >>> holm([0.04, 0.01])
+    [0.04, 0.02]
+    """
+    order, found, least = sorted(range(len(values)), key=values.__getitem__), [0.0] * len(values), 0.0
+    for rank, i in enumerate(order):
+        least = max(least, min(1.0, (len(values) - rank) * values[i]))
+        found[i] = least
+    return found
+
+
+def all_of(outcomes: Iterable[str]) -> str:
+    """Of a claim with these parts: one that does not hold decides, then one that is no test, then what all share."""
+    found = set(outcomes)
+    for one in (FAILS, NO_TEST):
+        if one in found:
+            return one
+    return found.pop() if len(found) == 1 else OPEN

@@ -1,0 +1,85 @@
+"""A figure drawn and judged anew from its results.json: nothing is trained, floors and verdicts are those of today.
+
+`redraw("docs/results/small/fig-2c")` is `polyhead reproduce fig-2c --from docs/results/small/fig-2c`.
+"""
+
+import datetime
+import json
+import pathlib
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+from polyhead.config import digest
+from polyhead.papers.outcome import Outcome
+from polyhead.papers.recipes import FIGURES
+from polyhead.papers.reproduce import PAGE, RESULTS, check, shown
+from polyhead.papers.study import Study
+from polyhead.spec.shapes import one_of
+from polyhead.train import Result
+from polyhead.train.store.folder import write
+
+
+def redraw(
+    results: str | pathlib.Path, folder: str | pathlib.Path | None = None, *, figure: str | None = None
+) -> tuple[pathlib.Path, Outcome]:
+    """Draw the figure of `results` (results.json or its folder) again into `folder` (default: where it lies).
+
+    Returns the page and what is on it.  `figure`: the name that it must have.  Command, dates and scores of the runs
+    stay; "drawn" says when it was drawn anew.
+
+    ValueError: no results of this format, runs that are not those of the recipe, or a figure that is drawn from more
+    than final scores: from models, or from scores over steps.
+    """
+    path = pathlib.Path(results)
+    path = path / RESULTS if path.is_dir() else path
+    if not path.is_file():
+        raise ValueError(f"reproduce: {path} does not exist; give the folder of a figure, or its {RESULTS}")
+    check(path)
+    about = json.loads(path.read_text(encoding="utf-8"))
+    known = FIGURES[one_of("reproduce", "figure", about["figure"], FIGURES)]
+    if figure not in (None, about["figure"]):
+        raise ValueError(f"reproduce: {path} is of {about['figure']}, not of {figure}")
+    if known.runs is None:
+        raise ValueError(f"reproduce: {about['figure']} has no runs; polyhead reproduce {about['figure']} computes it")
+    from polyhead.papers.page import write_page
+
+    place = pathlib.Path(folder or path.parent)
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        outcome = known.draw(_study(about, path), place)
+    except ValueError as error:
+        lacks = f"{about['figure']} is drawn from more than the final scores that {path} has ({error})"
+        raise ValueError(f"reproduce: {lacks}; polyhead reproduce without --from trains its runs") from None
+    when = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    about |= shown(outcome) | {"drawn": {"date": when, "polyhead": version("polyhead")}}
+    write(place / RESULTS, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
+    return write_page(place / PAGE, known.title, about, outcome), outcome
+
+
+def _study(about: Mapping[str, Any], path: pathlib.Path) -> Study:
+    """As the sweep left it, without its folders."""
+    known, rows = FIGURES[about["figure"]], {row["digest"]: row for row in about["runs"]}
+    assert known.runs is not None
+    runs = [replace(run, device="cpu") for run in known.runs(about["scale"])]
+    found = [run for run in runs if digest(run) in rows]
+    if len(found) != len(rows):
+        lost = f"{len(rows) - len(found)} of its {len(rows)} runs are not of this version's recipe"
+        raise ValueError(f"reproduce: {path}: {lost}; train them again")
+    outcomes = [_result(rows[digest(run)], about, path) for run in found]
+    return Study.of(about["figure"], known.paper, about["scale"], path.parent, found, outcomes)
+
+
+def _result(row: Mapping[str, Any], about: Mapping[str, Any], path: pathlib.Path) -> Result:
+    return Result(
+        name=row["name"],
+        digest=row["digest"],
+        steps=row["steps"],
+        seconds=row["seconds"],
+        parameters=row["parameters"],
+        scores=row["scores"],
+        command=about["command"],
+        environment={"device": row["device"], "date": row["date"]},
+        folder=path.parent / "runs" / row["name"],
+    )

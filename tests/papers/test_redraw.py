@@ -1,0 +1,72 @@
+"""A figure again from its results.json: the same numbers, verdicts and floors of today, and nothing trained."""
+
+import json
+
+import pytest
+
+from polyhead.papers import outcome
+from polyhead.papers.hyla import scaling
+from polyhead.papers.recipes import FIGURES
+from polyhead.papers.redraw import redraw
+from polyhead.papers.reproduce import _about
+
+
+@pytest.fixture
+def made(study_of, tmp_path, monkeypatch):
+    """results.json of a figure with planted scores."""
+    monkeypatch.setattr(outcome, "FLOOR_SEQUENCES", 60)
+    monkeypatch.setattr(scaling.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
+
+    def make(figure):
+        study = study_of(figure, lambda run: 0.5 + 0.1 * ("hyla" in run.name) + 0.01 * run.seed)
+        place = tmp_path / "made" / figure
+        place.mkdir(parents=True)
+        about = _about(figure, FIGURES[figure], "smoke", study, FIGURES[figure].draw(study, place))
+        (place / "results.json").write_text(json.dumps(about))
+        return place, about
+
+    return make
+
+
+def test_what_is_drawn_again_has_the_same_numbers(made, tmp_path):
+    place, before = made("fig-5c")
+    page, found = redraw(place, tmp_path / "new")
+    assert page == tmp_path / "new" / "index.html"
+    after = json.loads((tmp_path / "new" / "results.json").read_text())
+    assert set(after) - set(before) == {"drawn"}
+    assert {name for name in before if before[name] != after[name]} == set()
+    assert [verdict.claim for verdict in found.verdicts] == ["a single head hurts"]
+    assert (tmp_path / "new" / "fig-5c.svg").exists()
+    assert json.loads((place / "results.json").read_text()) == before  # untouched
+
+
+def test_verdicts_and_floors_are_of_today(made, monkeypatch):
+    place, before = made("fig-5c")
+    monkeypatch.setattr(outcome, "FLOOR_SEQUENCES", 100)
+    before["verdicts"], before["head"] = [], ["old"]
+    (place / "results.json").write_text(json.dumps(before))
+    redraw(place / "results.json")
+    after = json.loads((place / "results.json").read_text())
+    assert [verdict["outcome"] for verdict in after["verdicts"]] == ["not a test"]  # two seeds
+    assert after["head"] != ["old"]
+    assert (after["date"], after["runs"]) == (before["date"], before["runs"])
+
+
+def test_what_needs_more_than_final_scores_is_refused_in_one_line(made, tmp_path):
+    place, _ = made("order")
+    with pytest.raises(
+        ValueError, match=r"^reproduce: order is drawn from more than the final scores that .* trains its runs$"
+    ):
+        redraw(place, tmp_path / "new")
+    with pytest.raises(ValueError, match="is of order, not of set"):
+        redraw(place, figure="set")
+    with pytest.raises(ValueError, match=r"no/results\.json does not exist"):
+        redraw(tmp_path / "no" / "results.json")
+
+
+def test_runs_of_another_recipe_are_refused(made):
+    place, before = made("fig-5c")
+    before["runs"][0]["digest"] = "0" * 12
+    (place / "results.json").write_text(json.dumps(before))
+    with pytest.raises(ValueError, match="1 of its 12 runs are not of this version's recipe; train them again"):
+        redraw(place)
