@@ -58,7 +58,7 @@ DUAL = {
 
 @pytest.mark.parametrize("section", DUAL)
 def test_the_page_on_dual_attention_repeats_its_results(section):
-    """Every score in its tables is one of a run of that name; every difference that is called clear or unclear is one of its page."""
+    """Every score in its tables is one of a run of that name; every difference it calls clear is of its page."""
     parts = re.split(r"^## (.*)$", (RESULTS / "dual.md").read_text(), flags=re.M)
     text = dict(zip(parts[1::2], parts[2::2], strict=True))[section]
     rows = [row for name in DUAL[section] for row in SMALL[name]["rows"]]

@@ -17,7 +17,6 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from polyhead.papers.estimates import LEVEL, Estimate
 
@@ -86,7 +85,7 @@ class Verdict:
     def __str__(self) -> str:
         return f"{self.outcome}: {self.claim} ({self.evidence})"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As results.json has it."""
         return {
             "claim": self.claim,
@@ -97,7 +96,7 @@ class Verdict:
         }
 
 
-def _row(part: Part) -> dict[str, Any]:
+def _row(part: Part) -> dict[str, object]:
     known = not math.isnan(part.estimate.error)
     return {
         "name": part.name,

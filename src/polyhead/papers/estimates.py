@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from polyhead.spec.optional import optional
 
@@ -82,13 +81,13 @@ class Estimate:
             return 1.0
         if self.error == 0:
             return float(self.mean <= margin)
-        return float(_student().sf((self.mean - margin) / self.error, self.freedom))
+        return _beyond((self.mean - margin) / self.error, self.freedom)
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """Two-sided, Student's t; infinite with a single seed."""
         if math.isnan(self.error) or self.freedom <= 0:
             return -math.inf, math.inf
-        half = float(_student().ppf((1 + level) / 2, self.freedom)) * self.error
+        half = _quantile((1 + level) / 2, self.freedom) * self.error
         return self.mean - half, self.mean + half
 
     def __str__(self) -> str:
@@ -100,11 +99,17 @@ Scores = Mapping[str, Estimate]
 """Model (a name of a paper's rows) -> its score."""
 
 
-def _student() -> Any:
+def _beyond(statistic: float, freedom: float) -> float:
+    """How probable a larger Student's t is."""
     with optional("claims", "polyhead[report]"):
-        from scipy.stats import t
+        from scipy.special import stdtr
+    return float(stdtr(freedom, -statistic))
 
-    return t
+
+def _quantile(level: float, freedom: float) -> float:
+    with optional("claims", "polyhead[report]"):
+        from scipy.special import stdtrit
+    return float(stdtrit(freedom, level))
 
 
 def constant(value: float) -> Estimate:

@@ -6,15 +6,13 @@
 import datetime
 import json
 import pathlib
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any
 
 from polyhead.config import digest
 from polyhead.papers.outcome import Outcome
 from polyhead.papers.recipes import FIGURES
-from polyhead.papers.reproduce import PAGE, RESULTS, check, shown
+from polyhead.papers.reproduce import PAGE, RESULTS, About, check, shown
 from polyhead.papers.study import Study
 from polyhead.spec.shapes import one_of
 from polyhead.train import Result
@@ -58,7 +56,7 @@ def redraw(
     return write_page(place / PAGE, known.title, about, outcome), outcome
 
 
-def _study(about: Mapping[str, Any], path: pathlib.Path) -> Study:
+def _study(about: About, path: pathlib.Path) -> Study:
     """As the sweep left it, without its folders."""
     known, rows = FIGURES[about["figure"]], {row["digest"]: row for row in about["runs"]}
     assert known.runs is not None
@@ -71,7 +69,7 @@ def _study(about: Mapping[str, Any], path: pathlib.Path) -> Study:
     return Study.of(about["figure"], known.paper, about["scale"], path.parent, found, outcomes)
 
 
-def _result(row: Mapping[str, Any], about: Mapping[str, Any], path: pathlib.Path) -> Result:
+def _result(row: About, about: About, path: pathlib.Path) -> Result:
     return Result(
         name=row["name"],
         digest=row["digest"],

@@ -29,6 +29,8 @@ from polyhead.train import Result
 from polyhead.train.device import pick_device
 from polyhead.train.store.folder import environment, write
 
+About = dict[str, Any]
+"""What results.json has."""
 FORMAT = 1
 """Of results.json: another number is another layout."""
 RESULTS, PAGE = "results.json", "index.html"
@@ -108,7 +110,7 @@ def check(path: pathlib.Path) -> None:
         raise ValueError(f"reproduce: {path} has format {found}, not {FORMAT}; choose another --folder or delete it")
 
 
-def _about(figure: str, known: Figure, scale: str, study: Study, outcome: Outcome) -> dict[str, Any]:
+def _about(figure: str, known: Figure, scale: str, study: Study, outcome: Outcome) -> About:
     """results.json: how it was made, every run, and what came of it."""
     return {
         "format": FORMAT,
@@ -125,7 +127,7 @@ def _about(figure: str, known: Figure, scale: str, study: Study, outcome: Outcom
     }
 
 
-def shown(outcome: Outcome) -> dict[str, Any]:
+def shown(outcome: Outcome) -> About:
     """What was drawn, as results.json has it."""
     return {
         "verdicts": [verdict.to_dict() for verdict in outcome.verdicts],

@@ -2,14 +2,13 @@
 
 import math
 import pathlib
-from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.papers.claims import Verdict, above
 from polyhead.papers.estimates import Estimate
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.sizes import HYLA
-from polyhead.papers.outcome import Outcome, both
+from polyhead.papers.outcome import Outcome, Panel, both
 from polyhead.tasks import Score, Sraven
 from polyhead.tasks.sraven import counts as sraven_counts
 from polyhead.tasks.sraven.ambiguity import ambiguity
@@ -62,7 +61,7 @@ def draw_a9(scale: str, folder: pathlib.Path) -> Outcome:
         for name in ("paper", "exact")
     }
     for path in both("fig-a9", folder):
-        panels: list[Any] = [("A: tasks", by_name, {}), ("B: instances", by_size, {})]
+        panels: list[Panel] = [("A: tasks", by_name, {}), ("B: instances", by_size, {})]
         figures.lines(panels, path, x_label="features M", y_label="log10 of the count", columns=2)
     rows = [
         (
