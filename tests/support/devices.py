@@ -26,7 +26,7 @@ EVALUATED = {"uneven": (5, 2), "few": (2, 1), "one": (1, 1)}
 
 
 def fuzzy(folder: object, **changes: Any) -> Any:
-    """Thirty steps of batches of 12 in parts, with clipping, no dropout; saved after 20."""
+    """Sixteen steps of batches of 12 in parts, with clipping, no dropout; saved after 10."""
     task = ph.tasks.FuzzyLogic(length=8)
     parts: dict[str, Any] = {"feedforward": ph.Mlp(24), "positions": ph.RelativeBias(), "init": "hyla", "bias": True}
     model = ph.TransformerConfig(*task.ends, dim=16, layers=2, heads=(ph.Softmax(2), ph.Hyla(2)), max_length=8, **parts)
@@ -48,7 +48,7 @@ def text(folder: object, **changes: Any) -> Any:
 
 def _run(name: str, folder: object, task: Any, model: Any, train: dict[str, Any], changes: dict[str, Any]) -> Any:
     how: dict[str, Any] = {
-        "steps": 30,
+        "steps": 16,
         "batch_size": 12,
         "warmup": 5,
         "lr": 3e-3,
@@ -56,7 +56,7 @@ def _run(name: str, folder: object, task: Any, model: Any, train: dict[str, Any]
         "keep": 9,
         **train,
     }
-    how |= {"eval_batches": 2, "log_every": 5, "eval_every": 25, "save_every": 20}
+    how |= {"eval_batches": 2, "log_every": 2, "eval_every": 13, "save_every": 10}
     settings = ph.Train(**how)
     here: dict[str, Any] = {"device": "cpu", "threads": 1, "folder": str(folder)}
     return dataclasses.replace(ph.Run(task=task, model=model, name=name, train=settings, seed=7, **here), **changes)
@@ -68,18 +68,18 @@ RUNS = {"fuzzy": fuzzy, "text": text}
 def worker_main(root: str, *cases: str) -> None:
     """A case is KIND-HOW (a run in ROOT/KIND-HOW), `resume:NAME` (the run that lies in ROOT/NAME), or `evaluate`.
 
-    `stop:NAME` and `kill:NAME`, the last of all: the last process sends itself SIGTERM at its 28th batch, or SIGKILL at
-    its 8th, where the others then wait until the launch has noticed it.
+    `stop:NAME` and `kill:NAME`, the last of all: the last process sends itself SIGTERM at its 14th batch, or SIGKILL at
+    its 4th, where the others then wait until the launch has noticed it.
     """
     if cases[-1].startswith(("stop:", "kill:")):
         way, name = cases[-1].split(":")
         train(pathlib.Path(root), *cases[:-1])
         fuzzy_to(pathlib.Path(root) / name)
         if way == "stop":
-            at(27, stopped)
+            at(13, stopped)
         else:
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # it is waited for
-            at(7, functools.partial(killed, waiting(pathlib.Path(root) / "waiting")))
+            at(3, functools.partial(killed, waiting(pathlib.Path(root) / "waiting")))
         sys.exit(worker([str(pathlib.Path(root) / name / "config.json"), "--quiet"]))
     train(pathlib.Path(root), *cases)
 
