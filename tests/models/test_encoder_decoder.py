@@ -245,8 +245,8 @@ def test_mistakes_are_one_line():
 
 @pytest.mark.compile
 def test_compiles_whole_for_any_length():
-    whole = replace(VARIANTS["dual"], heads=Softmax(4), layers=1)
-    settings = replace(whole, encoder=replace(whole.encoder, heads=[NEAR], layers=1))
+    whole = VARIANTS["dual"]
+    settings = replace(whole, layers=1, encoder=replace(whole.encoder, heads=[NEAR], layers=1))
     model, other = build(settings), build(settings)
     model.compile(fullgraph=True, dynamic=True, backend="eager")
     for t, s in ((5, 6), (4, 11)):

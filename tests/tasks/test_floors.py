@@ -105,6 +105,7 @@ def test_the_ceiling_is_the_mean_over_all_functions_that_agree(variables, terms,
         torch.testing.assert_close(found[b], values[agree, -1].double().mean())
 
 
+@pytest.mark.campaign
 def test_a_larger_family_is_enumerated_too():
     ceiling_ = floors(FuzzyLogic(variables=5, terms=3), "compositional", sequences=200)["ceiling"]
     assert ceiling_.mean > 0.99
