@@ -5,7 +5,9 @@
 
 For each kernel and configuration, on sm_80 (A100), sm_86 and sm_89 (99 KB of shared memory for a program, as most
 cards have; what the op refuses there is left out) and sm_90 (H100, H200): registers per thread, bytes of stack (what
-spills out of registers), shared memory, instructions that multiply matrices on tensor cores.  The exit code is 1 if
+spills out of registers), shared memory, instructions that multiply matrices on tensor cores; of the longest loop, which
+goes over tiles, its instructions and barriers, and the pairs of a tile.  The file grows by a row at a time.  Called
+again, it takes from there what was compiled of the same source by the same triton.  The exit code is 1 if
 any breaks ahead_of_time_budget.json: `stack` says how many bytes may spill, by the longest key that fits; `shared` is
 what a block may have on the card; 16-bit kernels must use tensor cores; no product may have a single column, which
 triton compiles wrongly.  What polyhead refuses is compiled once a kernel, to see why: sm_75, sm_120, AMD's gfx942,
@@ -13,6 +15,7 @@ float64 (`refused`; such rows break nothing).  Nothing is run.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import pathlib
@@ -38,6 +41,8 @@ from polyhead.ops.linear.triton.kernels import launches as linear_launches
 from polyhead.ops.relational.triton.launches import Above, Call, Grads, backward_launches, forward_launches
 from polyhead.ops.triton_tiles import Launch, limits
 
+INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)([^;]*)")
+JUMP = re.compile(r"0x([0-9a-f]+)")
 BUDGET = pathlib.Path(__file__).with_name("ahead_of_time_budget.json")
 T = 4096
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
@@ -99,6 +104,10 @@ class Row:
     tensor_cores: int
     broken: str
     refused: str = ""
+    loop: int = 0
+    barriers: int = 0
+    pairs: int = 0
+    source: str = ""
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -180,7 +189,6 @@ QUICK = (
 def shipped() -> Iterator[Case]:
     """Widths, dtypes and limits that are compiled apart."""
     yield from QUICK
-    yield from (linear(d, dtype) for dtype in WIDE for d in (16, 32, 64, 128, 256))
     yield from (hyla(h, d, dtype) for dtype in WIDE for h, d in ((8, 16), (8, 32), (8, 64), (16, 32), (16, 64)))
     yield from (hyla(8, 64, torch.bfloat16, full=True), hyla(8, 64, torch.bfloat16, causal=False))
     yield from (hyla(8, 64, torch.bfloat16, act="identity"), hyla(32, 32, torch.bfloat16), hyla(8, 128, torch.bfloat16))
@@ -190,6 +198,7 @@ def shipped() -> Iterator[Case]:
     yield from (relational(h, 32, r, torch.bfloat16) for h, r in ((8, 1), (1, 1), (8, 17)))
     yield from (hyla(8, d, torch.float32, full=full).rounded() for d in (16, 32, 64) for full in (False, True))
     yield from (relational(8, d, 8, torch.float32, full=d == 64).rounded() for d in (32, 64))
+    yield from (linear(d, dtype) for dtype in WIDE for d in (16, 32, 64, 128, 256))
     yield linear(64, torch.float32).rounded()
 
 
@@ -199,8 +208,21 @@ def double() -> Iterator[Case]:
 
 
 # ----------------------------------------------------------------------------------------------------- what comes of it
-def inspect(cubin: bytes) -> tuple[int, int, int]:
-    """Registers, bytes of stack, tensor-core instructions of a compiled kernel."""
+def longest_loop(code: str) -> tuple[int, int]:
+    """Instructions and barriers between the jump backwards that goes farthest and where it goes.
+
+    >>> longest_loop("/*0000*/ BAR.SYNC 0x0 ; /*0010*/ @P0 BRA 0x0 ; /*0020*/ EXIT ;")
+    (2, 1)
+    """
+    found = [(int(at, 16), name, rest) for at, name, rest in INSTRUCTION.findall(code)]
+    jumps = [(at, int(to[1], 16)) for at, name, rest in found if name == "BRA" and (to := JUMP.search(rest))]
+    last, first = max(((at, to) for at, to in jumps if to < at), key=lambda jump: jump[0] - jump[1], default=(-1, 0))
+    names = [name for at, name, _ in found if first <= at <= last]
+    return len(names), names.count("BAR")
+
+
+def inspect(cubin: bytes) -> tuple[int, int, int, tuple[int, int]]:
+    """Registers, bytes of stack, tensor-core instructions of a compiled kernel, and its longest loop."""
     tool = triton.knobs.nvidia.cuobjdump.path
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -212,7 +234,7 @@ def inspect(cubin: bytes) -> tuple[int, int, int]:
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     if found is None:
         raise SystemExit(f"ahead_of_time: {tool} says nothing of registers: {usage[:200]}")
-    return int(found[1]), int(found[2]), len(re.findall(r"\b(?:HMMA|HGMMA)\b", code))
+    return int(found[1]), int(found[2]), len(re.findall(r"\b(?:HMMA|HGMMA)\b", code)), longest_loop(code)
 
 
 def allowed(stack: dict[str, int], kernel: str, case: str, card: str) -> int:
@@ -221,21 +243,43 @@ def allowed(stack: dict[str, int], kernel: str, case: str, card: str) -> int:
     return stack[max((key for key in stack if words.issuperset(key.split())), key=lambda key: (key != "any", len(key)))]
 
 
-def compiled(launch: Launch, case: Case, card: Card, budget: dict[str, Any]) -> Row:
-    """One kernel on one card."""
+def digest(launch: Launch, card: Card) -> str:
+    """Of all that makes a compiled kernel: source, what it calls, what is compiled in, the compiler, the card."""
+    what = launch.source().hash(), launch.warps, launch.stages, triton.__version__, card.name
+    return hashlib.sha256(str(what).encode()).hexdigest()[:12]
+
+
+def compiled(launch: Launch, case: Case, card: Card, budget: dict[str, Any], known: dict[str, Row]) -> Row:
+    """One kernel on one card; `known` are rows of an earlier run, by their source."""
+    source = digest(launch, card)
+    if source in known and not known[source].broken:
+        row = replace(known[source], case=case.name)
+        return replace(row, broken="; ".join(over(row, budget, half=halves(case, card))))
+    return replace(fresh(launch, case, card, budget), source=source)
+
+
+def fresh(launch: Launch, case: Case, card: Card, budget: dict[str, Any]) -> Row:
+    """`compiled` now."""
     kernel = launch.kernel.fn.__name__
     kernel = kernel if kernel.startswith(case.op) else f"{case.op}_{kernel}"
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
     refused = card.refused or ("float64" if case.dtype == torch.float64 else "")
     try:
         made = triton.compile(launch.source(), target=card.target, options=options)
-        registers, stack, cores = inspect(made.asm["cubin"]) if "cubin" in made.asm else (0, 0, 0)
+        registers, stack, cores, loop = inspect(made.asm["cubin"]) if "cubin" in made.asm else (0, 0, 0, (0, 0))
     except Exception as error:
         text = f"{type(error).__name__}: {(str(error).strip() or 'no word').splitlines()[-1]}"
         return Row(kernel, case.name, card.name, 0, 0, 0, 0, f"does not compile: {text}", refused)
-    row = Row(kernel, case.name, card.name, registers, stack, made.metadata.shared, cores, "", refused)
-    half = case.dtype.itemsize == 2 and card.target.backend == "cuda"
-    return replace(row, broken="; ".join([*over(row, budget, half=half), *narrow(made.asm["ttir"])]))
+    sight = getattr(launch.args[-1], "sight", None)
+    pairs = sight.queries * sight.keys if sight else 0
+    row = Row(kernel, case.name, card.name, registers, stack, made.metadata.shared, cores, "", refused, *loop, pairs)
+    found = [*over(row, budget, half=halves(case, card)), *narrow(made.asm["ttir"])]
+    return replace(row, broken="; ".join(found))
+
+
+def halves(case: Case, card: Card) -> bool:
+    """Is it one of the 16-bit kernels, which must use tensor cores?"""
+    return case.dtype.itemsize == 2 and card.target.backend == "cuda"
 
 
 def over(row: Row, budget: dict[str, Any], *, half: bool) -> Iterator[str]:
@@ -254,7 +298,9 @@ def narrow(code: str) -> Iterator[str]:
         yield "a product with a single column"
 
 
-def measure(cases: Iterable[Case], budget: dict[str, Any], cards: Iterable[Card], *, quick: bool) -> Iterator[Row]:
+def measure(
+    cases: Iterable[Case], budget: dict[str, Any], cards: Iterable[Card], known: dict[str, Row], *, quick: bool
+) -> Iterator[Row]:
     """Each kernel of each case, or only the first of each kernel, on each card."""
     seen, cards = set(), tuple(cards)
     for case in cases:
@@ -264,16 +310,35 @@ def measure(cases: Iterable[Case], budget: dict[str, Any], cards: Iterable[Card]
                 what = launch.kernel, card.name, compiled_in
                 if what not in seen:
                     seen.add(what)
-                    yield compiled(launch, case, card, budget)
+                    yield compiled(launch, case, card, budget, known)
 
 
-def wanted(options: argparse.Namespace, budget: dict[str, Any]) -> Iterator[Row]:
+def wanted(options: argparse.Namespace, budget: dict[str, Any], known: dict[str, Row]) -> Iterator[Row]:
     """All rows."""
     cases = [case for case in (QUICK if options.quick else shipped()) if options.only in case.op]
-    yield from measure(cases, budget, QUICK_CARDS if options.quick else CARDS, quick=options.quick)
+    yield from measure(cases, budget, QUICK_CARDS if options.quick else CARDS, known, quick=options.quick)
     if not options.quick:
-        yield from measure([case for case in QUICK if options.only in case.op], budget, REFUSED, quick=True)
-        yield from measure([case for case in double() if options.only in case.op], budget, CARDS[:1], quick=True)
+        yield from measure([case for case in QUICK if options.only in case.op], budget, REFUSED, known, quick=True)
+        yield from measure([case for case in double() if options.only in case.op], budget, CARDS[:1], known, quick=True)
+
+
+def read(path: pathlib.Path | None) -> dict[str, Row]:
+    """Rows of an earlier run, by their source."""
+    if path is None or not path.exists():
+        return {}
+    rows = json.loads(path.read_text(encoding="utf-8"))["kernels"]
+    return {row["source"]: Row(**row) for row in rows if "source" in row}
+
+
+def write(path: pathlib.Path | None, rows: list[Row]) -> None:
+    """A line a row."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = f"python benchmarks/ahead_of_time.py --json {path}"
+    head = json.dumps({"command": command, "triton": triton.__version__, "torch": torch.__version__})
+    lines = ",\n  ".join(json.dumps(asdict(row)) for row in rows)
+    path.write_text(f'{head[:-1]}, "kernels": [\n  {lines}\n]}}\n', encoding="utf-8")
 
 
 def main() -> int:
@@ -283,19 +348,16 @@ def main() -> int:
     parser.add_argument("--budget", type=pathlib.Path, default=BUDGET, help="another budget")
     parser.add_argument("--json", type=pathlib.Path, help="write the table there")
     options = parser.parse_args()
-    print(f"triton {triton.__version__}\n{'kernel':28} {'case':42} card   reg  stack  shared  cores")
-    rows = []
-    for row in wanted(options, json.loads(options.budget.read_text(encoding="utf-8"))):
+    print(f"triton {triton.__version__}\n{'kernel':28} {'case':42} card   reg  stack  shared  cores  loop")
+    rows: list[Row] = []
+    known = read(options.json)
+    others = [row for row in known.values() if options.only not in row.kernel]
+    for row in wanted(options, json.loads(options.budget.read_text(encoding="utf-8")), known):
         rows.append(row)
-        numbers = f"{row.registers:3} {row.stack:6} {row.shared:7} {row.tensor_cores:6}"
+        numbers = f"{row.registers:3} {row.stack:6} {row.shared:7} {row.tensor_cores:6} {row.loop:5}"
         told = row.broken + f" (refused: {row.refused})" * bool(row.refused)
         print(f"{row.kernel:28} {row.case:42} {row.card} {numbers}  {told}", flush=True)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        command = " ".join(["python", "benchmarks/ahead_of_time.py", *sys.argv[1:]])
-        head = json.dumps({"command": command, "triton": triton.__version__, "torch": torch.__version__})
-        lines = ",\n  ".join(json.dumps(asdict(row)) for row in rows)
-        options.json.write_text(f'{head[:-1]}, "kernels": [\n  {lines}\n]}}\n', encoding="utf-8")
+        write(options.json, others + rows)
     broken = [row for row in rows if row.broken and not row.refused]
     print(f"{len(rows)} compiled, {len(broken)} over the budget")
     return 1 if broken or not rows else 0

@@ -27,7 +27,8 @@ import json, sys, torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import compute_cache_key, create_function_from_signature
-from ahead_of_time import QUICK, QUICK_CARDS, main, measure, narrow
+from unittest.mock import patch
+from ahead_of_time import QUICK, QUICK_CARDS, Row, digest, main, measure, narrow
 from polyhead.ops.hyla.triton.kernels import launches, prepare
 
 backend = make_backend(GPUTarget("cuda", 90, 32))
@@ -47,7 +48,12 @@ for launch in [*(launch for case in QUICK for launch in case.launches(227 << 10)
     print("bound", name if name.startswith(op) else op + "_" + name)
 
 tight = {"stack": {"any": -1}, "shared": dict.fromkeys(("sm_80", "sm_90"), 4000)}
-print("over", [row.broken for row in measure(QUICK[:1], tight, QUICK_CARDS, quick=True)])
+print("over", [row.broken for row in measure(QUICK[:1], tight, QUICK_CARDS, {}, quick=True)])
+known = {digest(launch, QUICK_CARDS[0]): launch for launch in QUICK[0].launches(227 << 10)}
+with patch("ahead_of_time.fresh", lambda launch, *rest: Row("new", "", "", 0, 0, 0, 9, "")):
+    old = {source: Row("old", "", "sm_80", 9, 99, 0, 9, "", source=source) for source in [*known][:1]}
+    fine = tight | {"stack": {"any": 98}}
+    print("again", [(row.kernel, row.broken) for row in measure(QUICK[:1], fine, QUICK_CARDS[:1], old, quick=False)])
 code = "%3 = tt.dot %1, %2, %0 : tensor<16x8x16xbf16> * tensor<16x16xNxbf16> -> tensor<16x8xNxf32>"
 print("narrow", [*narrow(code.replace("N", "1"))])
 print("not narrow", [*narrow(code.replace("N", "2"))])
@@ -88,6 +94,11 @@ def test_one_configuration_of_each_kernel_stays_within_its_budget(compiled):
 def test_what_is_over_the_budget_is_found(compiled):
     (broken,) = told(compiled[0], "over")
     assert broken.count("bytes of stack, -1 allowed") == broken.count("bytes of shared memory, 4000 allowed") == 4
+
+
+def test_what_was_compiled_before_is_held_to_the_budget_of_today(compiled):
+    (rows,) = told(compiled[0], "again")
+    assert rows.startswith("[('old', '99 bytes of stack, 98 allowed'), ('new', '')")
 
 
 def test_a_product_with_a_single_column_is_found(compiled):

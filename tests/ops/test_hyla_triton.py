@@ -193,14 +193,46 @@ def test_a_card_with_too_little_memory_is_refused_before_it_is_asked(monkeypatch
     assert unsupported_reason(AttentionCall(x, x, x, normalise="rms_heads", act="relu")) == (None if taken else told)
 
 
+TILES = [
+    (8, torch.bfloat16, 227, 32),
+    (8, torch.bfloat16, 99, 16),
+    (4, torch.float16, 99, 32),
+    (9, torch.bfloat16, 227, 16),
+    (8, torch.float32, 227, 16),
+]
+"""Heads of width 64, dtype, KB of shared memory, queries of a tile."""
+
+
+def problem_of(h, dtype):
+    kernels, x = importlib.import_module("polyhead.ops.hyla.triton.kernels"), torch.zeros(1, 4, h, 64, dtype=dtype)
+    options = {"causal": True, "window": 0, "scale": 1.0, "normalise": "rms_heads", "act": "relu"}
+    return kernels.prepare(x, x, x, None, None, None, **options)
+
+
+def tile(kernel, h, dtype, kb):
+    kernels = importlib.import_module("polyhead.ops.hyla.triton.kernels")
+    return kernels.tile(kernel, dataclasses.replace(problem_of(h, dtype), shared=kb << 10))
+
+
 def test_long_rows_have_smaller_tiles_where_there_is_less_memory():
     """Rows of 4 KB: what an A100 has room for was found by compiling, see benchmarks/ahead_of_time.py."""
-    kernels = importlib.import_module("polyhead.ops.hyla.triton.kernels")
-    x = torch.zeros(1, 4, 8, 64)
-    options = {"causal": True, "window": 0, "scale": 1.0, "normalise": "rms_heads", "act": "relu"}
-    problem = kernels.prepare(x, x, x, None, None, None, **options)
-    sizes = [kernels.tile("queries", dataclasses.replace(problem, shared=kb << 10)).queries for kb in (163, 227)]
+    sizes = [tile("queries", 16, torch.float32, kb).queries for kb in (163, 227)]
     assert sizes == [2, 8]
+
+
+@pytest.mark.parametrize(("h", "dtype", "kb", "rows"), TILES)
+def test_few_heads_leave_room_for_more_queries(h, dtype, kb, rows):
+    assert tile("forward", h, dtype, kb).queries == rows
+
+
+@pytest.mark.parametrize(("h", "held", "between"), [(1, 2, 8), (3, 4, 4), (8, 8, 2), (9, 16, 1), (20, 32, 1)])
+def test_heads_are_not_padded_but_where_a_product_sums_over_them(h, held, between):
+    """A product sums over 16 terms at least; where there are fewer heads, rows of zeros lie between their values."""
+    kernels = importlib.import_module("polyhead.ops.hyla.triton.kernels")
+    C = problem_of(h, torch.bfloat16).config(kernels.Tile(16, 16, 8, 1))
+    assert {x.heads_padded for x in (C.q, C.k, C.v, C.out)} == {held}
+    assert {x.spread for x in (C.q, C.k, C.v, C.out)} == {1}
+    assert {(x.heads_padded, x.spread) for x in (C.deep_v, C.deep_out)} == {(held * between, between)}
 
 
 def test_never_chosen_without_a_gpu(problem):

@@ -166,6 +166,39 @@ def test_no_product_has_a_single_column(problem, arguments, r):
     assert min(widths) >= 2
 
 
+@pytest.mark.parametrize("offset", [False, True])
+def test_few_queries_have_their_keys_shared_out(monkeypatch, problem, arguments, offset):
+    """One sample sees no key; the window leaves the first share without one."""
+    launches = importlib.import_module("polyhead.ops.relational.triton.launches")
+    monkeypatch.setattr(launches, "SPLIT", 16)
+    grids = []
+    monkeypatch.setattr(
+        launches, "Launch", lambda kernel, grid, *rest: grids.append(grid) or launch(kernel, grid, *rest)
+    )
+    launch = importlib.import_module("polyhead.ops.triton_tiles").Launch
+    case = {"t": 2, "s": 40, "window": 20, "hidden": True, "bias": True, "act": "silu", "offset": True}
+    torch.manual_seed(3)
+    tensors, options = make({name: x for name, x in case.items() if offset or name != "offset"}, problem, arguments)
+    cotangent = cotangent_of(tensors)
+    came, wanted = (run(impl, tensors, options, cotangent) for impl in ("triton", "reference"))
+    assert grids[0] == (2, 3)
+    for x, y in zip(came, wanted, strict=True):
+        assert_close(x, y, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("b", "t", "programs"), [(8, 1, 256), (1, 1, 256), (8, 512, 256), (200, 1, 200)])
+def test_decoding_fills_a_card(b, t, programs):
+    launches = importlib.import_module("polyhead.ops.relational.triton.launches")
+    masks = importlib.import_module("polyhead.ops.triton_tiles").limits(None, None, None, t)
+    where = {"device": "meta", "dtype": torch.bfloat16}
+    q, k, q_rel, k_rel = (torch.empty(b, n, 8, 64, **where) for n in (t, 32_768, t, 32_768))
+    call = launches.Call(q, k, q_rel, k_rel, k, None, masks, True, 1.0, "relu", False)
+    out = q, torch.empty(b, t, 8, 8, **where), torch.empty(b, 8, t, **where)
+    (forward,) = launches.forward_launches(call, out, launches.shares(call))
+    rows = forward.args[-1].q.rows
+    assert forward.grid == (b * -(-t // rows), programs // (b * -(-t // 16)))
+
+
 def test_samples_share_an_axis_of_the_grid_with_tiles(problem, arguments):
     """The other axes of a grid end at 65,535."""
     launches = importlib.import_module("polyhead.ops.relational.triton.launches")
@@ -179,7 +212,8 @@ def test_samples_share_an_axis_of_the_grid_with_tiles(problem, arguments):
     above = launches.Above(q, rel, stat, stat)
     found = [*launches.forward_launches(call, (q, rel, stat))]
     found += launches.backward_launches(call, above, launches.Grads.empty(call))
-    assert [launch.grid for launch in found] == [(3 * 70_000,)] * 3 + [(5 * 70_000,)]
+    assert [launch.grid[0] for launch in found] == [3 * 70_000] * 3 + [5 * 70_000]
+    assert all(n == 1 for launch in found for n in launch.grid[1:])
 
 
 REFUSED = [

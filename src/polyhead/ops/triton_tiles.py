@@ -53,7 +53,8 @@ def jit(f: Callable[..., Any]) -> Any:
 class Block:
     """Sizes of one tile of a tensor (b n h d): those that are real, and the powers of two that hold them.
 
-    `share` heads of a kernel read one and the same head of the tensor.
+    `share` heads of a kernel read one and the same head of the tensor.  Each has `spread` rows of a tile [row, head,
+    width], all but the first of zeros.
     """
 
     rows: int
@@ -62,6 +63,7 @@ class Block:
     heads_padded: int
     width_padded: int
     share: int = 1
+    spread: int = 1
 
 
 @dataclass(frozen=True)
@@ -205,10 +207,12 @@ def load_by_head(start, row, end, strides, B: tl.constexpr):
 def load_by_row(start, row, end, strides, B: tl.constexpr):
     """[row, head, width]."""
     i = tl.arange(0, B.rows)[:, None, None]
-    h = tl.arange(0, B.heads_padded)[None, :, None]
+    place = tl.arange(0, B.heads_padded)[None, :, None]
     c = tl.arange(0, B.width_padded)[None, None, :]
+    h = place // B.spread
     at = start + tl.cast(row, tl.int64) * strides[1] + tl.cast(h // B.share, tl.int64) * strides[2] + i * strides[1] + c
-    return tl.load(at, mask=(h < B.heads) & (row + i < end) & (c < B.width), other=0.0)
+    here = (h < B.heads) & (place % B.spread == 0)
+    return tl.load(at, mask=here & (row + i < end) & (c < B.width), other=0.0)
 
 
 @jit

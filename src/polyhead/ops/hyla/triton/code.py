@@ -36,6 +36,8 @@ class Config:
     k: Block
     v: Block
     out: Block
+    deep_v: Block  # with rows of zeros between heads, where there are fewer than a product has terms
+    deep_out: Block
     sight: Sight
     dots: Dots
     normalise: str
@@ -76,19 +78,53 @@ def code_tile(queries, keys, bias, at, call, C: tl.constexpr):
 
 
 @jit
+def load_rows(start, row, end, strides, B: tl.constexpr, DEEP: tl.constexpr):
+    """A tile [row, head, width] as it is, and with rows of zeros between heads, where a product needs more terms."""
+    x = load_by_row(start, row, end, strides, B)
+    deep = x
+    if DEEP.spread > 1:
+        deep = load_by_row(start, row, end, strides, DEEP)
+    return x, deep
+
+
+@jit
+def terms(x, DEEP: tl.constexpr):
+    """[i, j, head] with every head several times, as factors of rows with zeros between them."""
+    if DEEP.spread > 1:
+        x = tl.broadcast_to(tl.expand_dims(x, 3), (x.shape[0], x.shape[1], x.shape[2], DEEP.spread))
+        x = tl.reshape(x, (x.shape[0], x.shape[1], x.shape[2] * DEEP.spread))
+    return x
+
+
+@jit
+def hidden_layer(a, values, C: tl.constexpr):
+    """[key, query, width] sums over heads of codes [head, query, key] times values [key, head, width]."""
+    return dot(terms(tl.permute(a, (2, 1, 0)), C.deep_v), values, C.dots)
+
+
+@jit
 def pair_backward(loaded, bias, at, call, C: tl.constexpr):
-    """Of a tile: code, its factor as of `code_tile`, gradient of the code, of the hidden layers [key, query, width]."""
+    """Of a tile: code, its factor as of `code_tile`, gradient of the code, of the hidden layers [key, query, width].
+
+    Few heads are columns of a product: of these 8 suffice, of rows and terms the units want 16.
+    """
     queries, keys, values, grads = loaded
     code, root = code_tile(queries, keys, bias, at, call, C)
-    a = code.to(values.dtype)
-    z = dot(tl.permute(a, (2, 1, 0)), values, C.dots)
-    dz = tl.permute(dot(tl.permute(a, (1, 2, 0)), grads, C.dots).to(values.dtype), (1, 0, 2))
+    a = code.to(keys.dtype)
+    z = hidden_layer(a, values[1], C)
+    dy = dot(terms(tl.permute(a, (1, 2, 0)), C.deep_out), grads[1], C.dots)
+    dz = tl.permute(dy.to(keys.dtype), (1, 0, 2))
     y = z
     if C.relu:
         y = tl.maximum(z, 0.0)
         dz = tl.where(z > 0, dz, tl.zeros_like(dz))
-    da = tl.permute(dot(grads, tl.permute(y.to(values.dtype), (1, 2, 0)), C.dots), (1, 0, 2))
-    da += tl.permute(dot(values, tl.permute(dz, (0, 2, 1)), C.dots), (1, 2, 0))
+    y = y.to(keys.dtype)
+    if C.deep_v.spread > 1:
+        da = tl.permute(dot(tl.permute(y, (1, 0, 2)), tl.permute(grads[0], (0, 2, 1)), C.dots), (2, 0, 1))
+        da += tl.permute(dot(dz, tl.permute(values[0], (0, 2, 1)), C.dots), (2, 1, 0))
+    else:
+        da = tl.permute(dot(grads[0], tl.permute(y, (1, 2, 0)), C.dots), (1, 0, 2))
+        da += tl.permute(dot(values[0], tl.permute(dz, (0, 2, 1)), C.dots), (1, 2, 0))
     return code, root, da, dz
 
 
@@ -157,12 +193,12 @@ def hyla_delta(tensors, strides, t, s, settings, C: tl.constexpr):
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
     call = (number(scale, C.dots.total), (t, s), limits, lse)
     queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
-    grads = load_by_row(dout + b * to_out[0], q0, t, to_out, C.out)
+    grads = load_rows(dout + b * to_out[0], q0, t, to_out, C.out, C.deep_out)
     total = tl.full([C.q.heads_padded, C.q.rows], 0.0, C.dots.total)
     low, high = keys_of(q0, (t, s), limits, C.sight)
     for k0 in range(low, high, C.sight.keys):
         keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
-        values = load_by_row(v + b * to_v[0], k0, s, to_v, C.v)
+        values = load_rows(v + b * to_v[0], k0, s, to_v, C.v, C.deep_v)
         code, _, da, _ = pair_backward((queries, keys, values, grads), bias, (b, q0, k0), call, C)
         total += tl.sum(code * da, 2)
     store_sums(delta, b, q0, t, total, C)

@@ -28,8 +28,10 @@ from polyhead.ops.cards import shared_memory
 from polyhead.ops.hyla.triton.code import (
     Config,
     code_tile,
+    hidden_layer,
     hyla_delta,
     hyla_lse,
+    load_rows,
     load_sums,
     pair_backward,
     score_grads,
@@ -37,6 +39,7 @@ from polyhead.ops.hyla.triton.code import (
 from polyhead.ops.latent_code import wide
 from polyhead.ops.triton_tiles import (
     SMALLEST,
+    Block,
     Launch,
     Limits,
     Sight,
@@ -82,22 +85,23 @@ def hyla_forward(tensors, strides, t, s, settings, C: tl.constexpr):
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
     call = (number(scale, C.dots.total), (t, s), limits, lse)
     queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
-    total = tl.full([C.out.rows, C.out.heads_padded, C.out.width_padded], 0.0, C.dots.total)
+    total = tl.full([C.out.rows, C.out.width_padded, C.out.heads_padded], 0.0, C.dots.total)
     low, high = keys_of(q0, (t, s), limits, C.sight)
     if share is not None:
         low = tl.maximum(low, tl.program_id(1) * share)
         high = tl.minimum(high, (tl.program_id(1) + 1) * share)
     for k0 in range(low, high, C.sight.keys):
         keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
-        values = load_by_row(v + b * to_v[0], k0, s, to_v, C.v)
+        values = load_by_row(v + b * to_v[0], k0, s, to_v, C.deep_v)
         a, _ = code_tile(queries, keys, bias, (b, q0, k0), call, C)
         a = a.to(values.dtype)
-        z = dot(tl.permute(a, (2, 1, 0)), values, C.dots)
+        z = hidden_layer(a, values, C)
         if C.relu:
             z = tl.maximum(z, 0.0)
-        y = tl.permute(z.to(values.dtype), (1, 0, 2))
-        total += dot(tl.permute(a, (1, 0, 2)), y, C.dots)
+        y = tl.permute(z.to(values.dtype), (1, 2, 0))
+        total += dot(y, tl.permute(a, (1, 2, 0)), C.dots)
     samples = tl.num_programs(0) // tiles
+    total = tl.permute(total, (0, 2, 1))
     store_by_row(out + (b + tl.program_id(1) * samples) * to_out[0], q0, t, to_out, total, C.out)
 
 
@@ -112,7 +116,7 @@ def hyla_queries(tensors, strides, t, s, settings, C: tl.constexpr):
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
     call = (number(scale, C.dots.total), (t, s), limits, lse)
     queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
-    grads = load_by_row(dout + b * to_out[0], q0, t, to_out, C.out)
+    grads = load_rows(dout + b * to_out[0], q0, t, to_out, C.out, C.deep_out)
     total = tl.full([C.q.heads_padded, C.q.rows, C.q.width_padded], 0.0, C.dots.total)
     own = total
     if C.normalise == "softmax":
@@ -127,7 +131,7 @@ def hyla_queries(tensors, strides, t, s, settings, C: tl.constexpr):
         row = partial + tl.cast(tl.program_id(0), tl.int64) * C.q.heads * n + h * n
     for k0 in range(low, high, C.sight.keys):
         keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
-        values = load_by_row(v + b * to_v[0], k0, s, to_v, C.v)
+        values = load_rows(v + b * to_v[0], k0, s, to_v, C.v, C.deep_v)
         code, root, da, _ = pair_backward((queries, keys, values, grads), bias, (b, q0, k0), call, C)
         ds = score_grads(code, root, da, own, C)
         total += dot(ds.to(keys.dtype), keys, C.dots)
@@ -152,22 +156,22 @@ def hyla_keys(tensors, strides, t, s, settings, C: tl.constexpr):
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
     call = (number(scale, C.dots.total), (t, s), limits, lse)
     keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
-    values = load_by_row(v + b * to_v[0], k0, s, to_v, C.v)
+    values = load_rows(v + b * to_v[0], k0, s, to_v, C.v, C.deep_v)
     total_k = tl.full([C.k.heads_padded, C.k.rows, C.k.width_padded], 0.0, C.dots.total)
-    total_v = tl.full([C.v.rows, C.v.heads_padded, C.v.width_padded], 0.0, C.dots.total)
+    total_v = tl.full([C.v.rows, C.v.width_padded, C.v.heads_padded], 0.0, C.dots.total)
     low, high = queries_of(k0, (t, s), limits, C.sight)
     for q0 in range(low, high, C.sight.queries):
         queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
-        grads = load_by_row(dout + b * to_out[0], q0, t, to_out, C.out)
+        grads = load_rows(dout + b * to_out[0], q0, t, to_out, C.out, C.deep_out)
         code, root, da, dz = pair_backward((queries, keys, values, grads), bias, (b, q0, k0), call, C)
-        total_v += dot(tl.permute(code.to(values.dtype), (2, 0, 1)), dz, C.dots)
+        total_v += dot(tl.permute(dz, (0, 2, 1)), tl.permute(code.to(keys.dtype), (2, 1, 0)), C.dots)
         own = da
         if C.normalise == "softmax":
             own = load_sums(delta, b, q0, t, C)
         ds = score_grads(code, root, da, own, C)
         total_k += dot(tl.permute(ds.to(queries.dtype), (0, 2, 1)), queries, C.dots)
     store_by_head(dk + b * to_dk[0], k0, s, to_dk, total_k * call[0], C.k)
-    store_by_row(dv + b * to_dv[0], k0, s, to_dv, total_v, C.v)
+    store_by_row(dv + b * to_dv[0], k0, s, to_dv, tl.permute(total_v, (0, 2, 1)), C.v)
 
 
 # ------------------------------------------------------------------------------------------------------------- launches
@@ -185,9 +189,20 @@ class Tile:
 
 
 def row(q: Tensor) -> tuple[int, bool]:
-    """Heads that one program holds, and whether a row of their queries is large."""
-    heads = padded(q.shape[2])
+    """Heads that one program holds, of 16 bits as many as a product has terms; whether a row of queries is large."""
+    heads = padded(q.shape[2]) if q.itemsize == 2 else max(2, triton.next_power_of_2(q.shape[2]))
     return heads, heads * padded(q.shape[3]) * q.itemsize > (2048 if q.itemsize == 2 else 1024)
+
+
+def few(x: Block) -> Block:
+    """A tile with no more heads than there are, but never a single one: see relational/triton/launches.py."""
+    return replace(x, heads_padded=max(2, triton.next_power_of_2(x.heads)))
+
+
+def deep(x: Block) -> Block:
+    """A tile with rows of zeros between heads, so that there are as many terms as a product needs."""
+    heads = max(SMALLEST, x.heads_padded)
+    return replace(x, heads_padded=heads, spread=heads // x.heads_padded)
 
 
 @dataclass(frozen=True)
@@ -209,12 +224,15 @@ class Problem:
 
     def config(self, size: Tile) -> Config:
         h = self.q.shape[2]
-        values = block(self.v, size.keys, h)
+        q, k, v = (few(block(x, size.queries if x is self.q else size.keys, h)) for x in (self.q, self.k, self.v))
+        out = replace(v, rows=size.queries, share=1)
         return Config(
-            q=block(self.q, size.queries, h),
-            k=block(self.k, size.keys, h),
-            v=values,
-            out=replace(values, rows=size.queries, share=1),
+            q=q,
+            k=k,
+            v=v,
+            out=out,
+            deep_v=deep(v),
+            deep_out=deep(out),
             sight=Sight(size.queries, size.keys, self.causal),
             dots=dots(self.v.dtype),
             normalise=self.normalise,
@@ -246,9 +264,12 @@ def tile(kernel: str, problem: Problem) -> Tile:
     """
     (heads, large), itemsize = row(problem.q), problem.q.itemsize
     if kernel == "forward":
-        return Tile(16, 16, 8, 2 if itemsize == 2 and not large else 1)
+        twice = 256 if problem.shared < 160 << 10 else 512
+        held = problem.config(Tile(16, 16, 8, 1)).q
+        rows = 32 if itemsize == 2 and held.heads_padded * held.width_padded <= twice else 16
+        return Tile(rows, 16, 8, 2 if itemsize == 2 and not large else 1)
     if kernel == "queries":
-        wide = itemsize > 2 and problem.shared < 200 << 10
+        wide = itemsize > 2 and problem.shared < 200 << 10 and heads > 8
         return Tile((2 if wide else 8) if large else 16, 16, 8, 1)
     return Tile(16, 8 if large or heads > 32 or problem.shared < 200 << 10 else 16, 8, 1)
 

@@ -88,13 +88,21 @@ def _like(x: AttentionCall) -> list[Tensor]:
 
 
 def _forward(x: AttentionCall) -> list[Tensor]:
-    from polyhead.ops.relational.triton.launches import forward_launches
+    from polyhead.ops.relational.triton.launches import forward_launches, shares, together
 
-    out, call = _like(x), _call(x)
+    retrieved, related, lse = _like(x)
+    out, call = (retrieved, related, lse), _call(x)
+    n = shares(call)
+    parts = out
+    if n > 1:
+        retrieved, related, lse = (a.new_empty((n * len(a), *a.shape[1:]), dtype=lse.dtype) for a in out)
+        parts = retrieved, related, lse
     with torch.cuda.device_of(x.q):
-        for launch in forward_launches(call, (out[0], out[1], out[2])):
+        for launch in forward_launches(call, parts, n):
             launch()
-    return out
+    if n > 1:
+        together([*parts], n, out)
+    return [*out]
 
 
 def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:

@@ -244,12 +244,13 @@ def pairs(p, da, u, drelated, delta, C: tl.constexpr):
 # -------------------------------------------------------------------------------------------------------------- kernels
 @jit
 def forward(tensors, strides, t, s, settings, C: tl.constexpr):
-    """What a tile of queries retrieves (b t h e), to what it is related (b t h r), and its normaliser (b h t)."""
+    """What a tile of queries retrieves, to what it is related, its normaliser; of all keys or (grid axis 1) a share."""
     q, q_rel, keys, symbols, bias, retrieved, related, lse = tensors
     q_stride, q_rel_stride, key_strides, symbols_stride, read_stride, related_stride, heads = strides
-    scale, rel_scale, limits = settings
+    scale, rel_scale, limits, share = settings
     tiles = tl.cdiv(t, C.q.rows)
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
+    to = b + tl.program_id(1) * (tl.num_programs(0) // tiles)
     q0 = (tiles - 1 - tl.program_id(0) % tiles) * C.q.rows  # the longest rows first
     own = load_by_head(q + b * q_stride[0], q0, t, q_stride, C.q)
     own_rel = load_by_head(q_rel + b * q_rel_stride[0], q0, t, q_rel_stride, C.q_rel)
@@ -258,6 +259,9 @@ def forward(tensors, strides, t, s, settings, C: tl.constexpr):
     sum_read = tl.full((C.q.heads_padded, C.q.rows, C.read.width_padded), 0, C.dots.total)
     sum_related = tl.full((C.q.rows, C.q.heads_padded, C.related.width_padded), 0, C.dots.total)
     low, high = keys_of(q0, (t, s), limits, C.sight)
+    if share is not None:
+        low = tl.maximum(low, tl.program_id(1) * share)
+        high = tl.minimum(high, (tl.program_id(1) + 1) * share)
     for k0 in range(low, high, C.k.rows):
         k, k_rel = key_side(keys, key_strides, b, k0, s, C)
         scores = inner(own, k, C) * number(scale, C.dots.total)
@@ -277,12 +281,12 @@ def forward(tensors, strides, t, s, settings, C: tl.constexpr):
     nowhere = total == 0
     over = 1 / tl.where(nowhere, 1.0, total)
     sum_related = sum_related * tl.permute(over, (1, 0))[:, :, None]
-    store_by_row(related + b * related_stride[0], q0, t, related_stride, sum_related, C.related)
+    store_by_row(related + to * related_stride[0], q0, t, related_stride, sum_related, C.related)
     if C.reads:
-        store_by_head(retrieved + b * read_stride[0], q0, t, read_stride, sum_read * over[:, :, None], C.read)
+        store_by_head(retrieved + to * read_stride[0], q0, t, read_stride, sum_read * over[:, :, None], C.read)
         h = tl.arange(0, C.q.heads_padded)[:, None]
         i = q0 + tl.arange(0, C.q.rows)[None, :]
-        at = lse + b * heads * t + h * t + i
+        at = lse + to * heads * t + h * t + i
         tl.store(at, tl.where(nowhere, float("inf"), top - tl.log(over)), mask=(h < C.q.heads) & (i < t))
 
 

@@ -24,6 +24,9 @@ Half as many on a card with less than 128 KB of shared memory for a program.
 RELATED = 256
 """Heads times relations that one program holds, at most."""
 
+PROGRAMS, SPLIT = 256, 128
+"""Where there would be fewer programs than half of these, they share out the keys: each gets so many at least."""
+
 TILE = 16
 """Queries and keys of one tile; twice as many queries in the forward pass where they fit."""
 
@@ -156,9 +159,28 @@ def all_strides(tensors: tuple[Tensor, ...]) -> tuple[tuple[int, int, int], ...]
     return tuple(map(strides, tensors))
 
 
-def forward_launches(call: Call, out: tuple[Tensor, Tensor, Tensor]) -> Iterator[Launch]:
-    """Fill what is retrieved (b t h e), what is related (b t h r) and the normaliser (b h t)."""
+def shares(call: Call) -> int:
+    """Programs that share out the keys of a tile of queries: more than one where a card would have little to do."""
+    (b, t), s = call.q.shape[:2], call.k.shape[1]
+    programs = max(1, b * triton.cdiv(t, TILE) * len([part for part in call.parts() if part.number[1] == 0]))
+    return 1 if 2 * programs >= PROGRAMS else max(1, min(PROGRAMS // programs, triton.cdiv(s, SPLIT)))
+
+
+def together(parts: list[Tensor], n: int, out: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Fill `out` with what `n` shares of the keys give: each share weighs as much as its part of the normaliser."""
+    *read, lse = (x.unflatten(0, (n, -1)) for x in parts)
+    lse = lse.masked_fill(lse == torch.inf, -torch.inf)  # a share without keys
+    total = lse.logsumexp(0)
+    weight = (lse - total.masked_fill(total == -torch.inf, 0)).exp().transpose(2, 3).unsqueeze(-1)
+    for x, y in zip(read, out[:2], strict=True):
+        y.copy_((weight * x).sum(0))
+    out[2].copy_(total.masked_fill(total == -torch.inf, torch.inf))
+
+
+def forward_launches(call: Call, out: tuple[Tensor, Tensor, Tensor], n: int = 1) -> Iterator[Launch]:
+    """Fill what is retrieved (b t h e), what is related (b t h r) and the normaliser (b h t), n times over samples."""
     t, s = call.q.shape[1], call.k.shape[1]
+    share = None if n == 1 else triton.cdiv(triton.cdiv(s, n), TILE) * TILE
     for part in call.parts():
         C = call.plan(part)
         few = C.related.heads_padded * C.related.width_padded <= RELATED // 2
@@ -169,7 +191,8 @@ def forward_launches(call: Call, out: tuple[Tensor, Tensor, Tensor]) -> Iterator
         filled = part.queries(out[0]), part.queries(out[1])[..., part.relations]
         tensors = *own, keys, symbols, bias, *filled, out[2][:, part.heads]
         steps = *all_strides(own), all_strides(keys), strides(symbols), *all_strides(filled), call.q.shape[2]
-        yield Launch(forward, call.tiles(t, C.q.rows), (tensors, steps, t, s, call.settings(), C), *warps_stages(C, 2))
+        grid, settings = (*call.tiles(t, C.q.rows), n), (*call.settings(), share)
+        yield Launch(forward, grid, (tensors, steps, t, s, settings, C), *warps_stages(C, 2))
 
 
 @dataclass(frozen=True)
