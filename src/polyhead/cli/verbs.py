@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from polyhead.cli.bench import Bench
+from polyhead.cli.completion import Completion
 from polyhead.cli.demo import Demo
 from polyhead.cli.explore import Explore
 from polyhead.cli.generate import Generate
@@ -247,6 +248,7 @@ VERBS: dict[str, Any] = {
     "generate": Generate,
     "bench": Bench,
     "list": List,
+    "completion": Completion,
 }
 
 

@@ -1,0 +1,201 @@
+"""The verb completion: what a shell offers after `polyhead` and a tab, as a script for bash, zsh or fish.
+
+A script is plain words, as a shell would wait for Python at every tab otherwise.  So recipes and figures are those that
+there were when it was written.
+"""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, get_type_hints
+
+import tyro
+
+from polyhead.spec.shapes import one_of
+
+EVERYWHERE = ("--help", "--json", "--quiet", "--import")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+OF_RUNS = ("train", "sweep", "tune", "plan")
+"""Verbs that take a recipe and the fields of its runs."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Print the script that completes commands, recipes, figures and options in a shell; or install it.
+
+    >>> polyhead completion bash --install
+    >>> polyhead completion fish > ~/.config/fish/completions/polyhead.fish
+    """
+
+    shell: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SHELL")]
+    """bash, zsh or fish."""
+    install: bool = False
+    """Write it where the shell looks for it, and say where that is."""
+
+    def __call__(self) -> int:
+        text = script(self.shell)
+        if not self.install:
+            print(text, end="")
+            return 0
+        path, more = place(self.shell)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(f"completion: {path}; {more}")
+        return 0
+
+
+def place(shell: str) -> tuple[pathlib.Path, str]:
+    """Where `shell` looks for the script of a command, and what is left to do."""
+    home = pathlib.Path.home()
+    if shell == "bash":
+        data = pathlib.Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
+        return data / "bash-completion" / "completions" / "polyhead", "start a new shell (bash-completion 2 reads it)"
+    if shell == "zsh":
+        folder = pathlib.Path(os.environ.get("ZDOTDIR") or home) / ".zfunc"
+        line = f"fpath+=({folder}); autoload -Uz compinit; compinit"
+        return folder / "_polyhead", f"in .zshrc there must be: {line}"
+    settings = pathlib.Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    return settings / "fish" / "completions" / "polyhead.fish", "start a new shell"
+
+
+@dataclass(frozen=True)
+class Words:
+    """What may follow: `verbs`; of each verb its `options` and the `names` that its first word may be; `values` of
+    options that have few."""
+
+    verbs: tuple[str, ...]
+    options: Mapping[str, tuple[str, ...]]
+    names: Mapping[str, tuple[str, ...]]
+    values: Mapping[str, tuple[str, ...]]
+
+
+def words() -> Words:
+    """Of the installed version, with the recipes of the extensions that are installed beside it."""
+    from polyhead.cli.listing import KINDS
+    from polyhead.cli.verbs import VERBS
+    from polyhead.papers.recipes import FIGURES, every
+    from polyhead.papers.sizes import SCALES
+
+    fields, recipes = _fields(), tuple(sorted(every()))
+    options = {verb: _flags(kind) for verb, kind in VERBS.items() if verb not in OF_RUNS}
+    options |= dict.fromkeys(OF_RUNS, ("--scale", "--again", "--workers", "--devices", "--print", *fields))
+    names = dict.fromkeys(OF_RUNS, recipes)
+    names |= {"reproduce": tuple(FIGURES), "list": KINDS, "completion": tuple(SHELLS)}
+    return Words(
+        tuple(VERBS),
+        {verb: tuple(dict.fromkeys((*flags, *EVERYWHERE))) for verb, flags in options.items()},
+        names,
+        {"--scale": tuple(SCALES), "--device": DEVICES},
+    )
+
+
+def _fields() -> tuple[str, ...]:
+    """The options that the fields of a run are: those of the run, of its training, of a transformer, of all tasks."""
+    from polyhead import tasks
+    from polyhead.config import Run, Train, TransformerConfig
+
+    kinds = [getattr(tasks, name) for name in dir(tasks)]
+    asked = [kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
+    parts = {"": [Run], "train.": [Train], "model.": [TransformerConfig], "task.": asked}
+    found = [
+        f"--{prefix}{_dashed(field.name)}"
+        for prefix, those in parts.items()
+        for kind in those
+        for field in dataclasses.fields(kind)
+        if field.init and (prefix or field.name not in ("task", "model", "train"))
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _flags(kind: type) -> tuple[str, ...]:
+    """The options of a verb: its fields but those that are given by place."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = []
+    for field in dataclasses.fields(kind):
+        marks = getattr(hints[field.name], "__metadata__", ())
+        if tyro.conf.Positional not in marks:
+            names = [mark.name for mark in marks if getattr(mark, "name", None)]
+            found.append(f"--{names[0] if names else _dashed(field.name)}")
+    return tuple(found)
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+# -------------------------------------------------------------------------------------------------------------- scripts
+def script(shell: str) -> str:
+    """The script for `shell`.  ValueError: another shell."""
+    return SHELLS[one_of("polyhead completion", "shell", shell, SHELLS)](words())
+
+
+def _cases(table: Mapping[str, Iterable[str]], name: str) -> str:
+    return "\n".join(f"        {key}) {name}='{' '.join(values)}' ;;" for key, values in table.items())
+
+
+def _choose(known: Words) -> str:
+    """Of bash and zsh: what is `offered` at word number `place`, from the words before it."""
+    return f"""\
+    case "$before" in
+{_cases(known.values, "offered")}
+    esac
+    case "$verb" in
+{_cases(known.options, "options")}
+    esac
+    case "$verb" in
+{_cases(known.names, "names")}
+    esac
+    if [ -n "$offered" ]; then :
+    elif [ "$place" -eq 1 ]; then offered='{" ".join(known.verbs)}'
+    else
+        case "$current" in
+            -*) offered=$options ;;
+            *) [ "$place" -eq 2 ] && offered=$names ;;
+        esac
+    fi
+"""
+
+
+def _bash(known: Words) -> str:
+    return f"""\
+# polyhead completion bash
+_polyhead() {{
+    local current=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} verb=${{COMP_WORDS[1]}}
+    local place=$COMP_CWORD offered= options= names=
+{_choose(known)}\
+    COMPREPLY=($(compgen -W "$offered" -- "$current"))
+}}
+complete -o default -F _polyhead polyhead
+"""
+
+
+def _zsh(known: Words) -> str:
+    return f"""\
+#compdef polyhead
+_polyhead() {{
+    local current=${{words[CURRENT]}} before=${{words[CURRENT-1]}} verb=${{words[2]}}
+    local place=$((CURRENT - 1)) offered= options= names=
+{_choose(known)}\
+    compadd -- ${{=offered}} || _files
+}}
+_polyhead "$@"
+"""
+
+
+def _fish(known: Words) -> str:
+    lines = ["# polyhead completion fish"]
+    lines += [f"complete -c polyhead -n __fish_use_subcommand -f -a '{' '.join(known.verbs)}'"]
+    for verb, names in known.names.items():
+        second = f"__fish_seen_subcommand_from {verb}; and test (count (commandline -opc)) -eq 2"
+        lines.append(f"complete -c polyhead -n '{second}' -a '{' '.join(names)}'")
+    for verb, options in known.options.items():
+        for option in options:
+            values = f" -x -a '{' '.join(known.values[option])}'" if option in known.values else ""
+            asked = f"complete -c polyhead -n '__fish_seen_subcommand_from {verb}' -l {option.removeprefix('--')}"
+            lines.append(asked + values)
+    return "\n".join(lines) + "\n"
+
+
+SHELLS = {"bash": _bash, "zsh": _zsh, "fish": _fish}
