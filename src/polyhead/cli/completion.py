@@ -9,7 +9,7 @@ import os
 import pathlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, get_type_hints
+from typing import get_type_hints
 
 import tyro
 
@@ -19,31 +19,6 @@ EVERYWHERE = ("--help", "--json", "--quiet", "--import")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 OF_RUNS = ("train", "sweep", "tune", "plan")
 """Verbs that take a recipe and the fields of its runs."""
-
-
-@dataclass(frozen=True)
-class Completion:
-    """Print the script that completes commands, recipes, figures and options in a shell; or install it.
-
-    >>> polyhead completion bash --install
-    >>> polyhead completion fish > ~/.config/fish/completions/polyhead.fish
-    """
-
-    shell: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SHELL")]
-    """bash, zsh or fish."""
-    install: bool = False
-    """Write it where the shell looks for it, and say where that is."""
-
-    def __call__(self) -> int:
-        text = script(self.shell)
-        if not self.install:
-            print(text, end="")
-            return 0
-        path, more = place(self.shell)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        print(f"completion: {path}; {more}")
-        return 0
 
 
 def place(shell: str) -> tuple[pathlib.Path, str]:
@@ -71,20 +46,19 @@ class Words:
     values: Mapping[str, tuple[str, ...]]
 
 
-def words() -> Words:
+def words(verbs: Mapping[str, type]) -> Words:
     """Of the installed version, with the recipes of the extensions that are installed beside it."""
     from polyhead.cli.listing import KINDS
-    from polyhead.cli.verbs import VERBS
     from polyhead.papers.recipes import FIGURES, every
     from polyhead.papers.sizes import SCALES
 
     fields, recipes = _fields(), tuple(sorted(every()))
-    options = {verb: _flags(kind) for verb, kind in VERBS.items() if verb not in OF_RUNS}
+    options = {verb: _flags(kind) for verb, kind in verbs.items() if verb not in OF_RUNS}
     options |= dict.fromkeys(OF_RUNS, ("--scale", "--again", "--workers", "--devices", "--print", *fields))
     names = dict.fromkeys(OF_RUNS, recipes)
     names |= {"reproduce": tuple(FIGURES), "list": KINDS, "completion": tuple(SHELLS)}
     return Words(
-        tuple(VERBS),
+        tuple(verbs),
         {verb: tuple(dict.fromkeys((*flags, *EVERYWHERE))) for verb, flags in options.items()},
         names,
         {"--scale": tuple(SCALES), "--device": DEVICES},
@@ -98,7 +72,7 @@ def _fields() -> tuple[str, ...]:
 
     kinds = [getattr(tasks, name) for name in dir(tasks)]
     asked = [kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
-    parts = {"": [Run], "train.": [Train], "model.": [TransformerConfig], "task.": asked}
+    parts: dict[str, list[type]] = {"": [Run], "train.": [Train], "model.": [TransformerConfig], "task.": asked}
     found = [
         f"--{prefix}{_dashed(field.name)}"
         for prefix, those in parts.items()
@@ -126,9 +100,9 @@ def _dashed(name: str) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- scripts
-def script(shell: str) -> str:
+def script(shell: str, verbs: Mapping[str, type]) -> str:
     """The script for `shell`.  ValueError: another shell."""
-    return SHELLS[one_of("polyhead completion", "shell", shell, SHELLS)](words())
+    return SHELLS[one_of("polyhead completion", "shell", shell, SHELLS)](words(verbs))
 
 
 def _cases(table: Mapping[str, Iterable[str]], name: str) -> str:

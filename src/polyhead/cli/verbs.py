@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import tyro
 
 from polyhead.cli.bench import Bench
-from polyhead.cli.completion import Completion
 from polyhead.cli.demo import Demo
 from polyhead.cli.explore import Explore
 from polyhead.cli.generate import Generate
@@ -229,6 +228,33 @@ class Reproduce:
 
         emit(lambda: {"page": page, "rows": rows, "verdicts": [str(one) for one in outcome.verdicts]}, show)
         return failed(failures)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Print the script that completes commands, recipes, figures and options in a shell; or install it.
+
+    >>> polyhead completion bash --install
+    >>> polyhead completion fish
+    """
+
+    shell: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SHELL")]
+    """bash, zsh or fish."""
+    install: bool = False
+    """Write it where the shell looks for it, and say where that is."""
+
+    def __call__(self) -> int:
+        from polyhead.cli.completion import place, script
+
+        text = script(self.shell, VERBS)
+        if not self.install:
+            print(text, end="")
+            return 0
+        path, then = place(self.shell)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(f"completion: {path}; {then}")
+        return 0
 
 
 VERBS: dict[str, Any] = {
