@@ -50,6 +50,12 @@ def test_known_and_unseen_stand_on_one_scale_with_the_floors() -> None:
     assert "Nearest" not in legend
 
 
+def test_without_a_terminal_the_words_are_the_boards() -> None:
+    job = Shown(demo.fuzzy()[0], State.RUNNING, 450)
+    job.text = lambda: "loss 0.0050  iid r2 0.735  compositional r2 0.723  15.3 steps/s"  # type: ignore[method-assign]
+    assert board(job, marks={}).told(job) == "loss 0.0050  known 0.735  unseen 0.723  15.3 steps/s"
+
+
 def test_what_lies_beyond_the_scale_is_at_its_end() -> None:
     run = demo.fuzzy()[0]
     scale = board(Shown(run, State.DONE, demo.FUZZY_STEPS), marks={}).scale(1.2, -0.3)

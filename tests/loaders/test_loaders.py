@@ -30,6 +30,7 @@ KNOWN = {
     "pages/report/runs.py": "run/metrics.jsonl, counted by line",
     "pages/report/page.py": "own figures",
     "jaxside/convert.py": "run/checkpoint.safetensors: tests/jaxside/test_convert.py",
+    "papers/redraw.py": "results.json",
     "papers/reproduce.py": "results.json",
     "papers/language/shared.py": "run/data.json",
     "papers/page.py": "own pictures",

@@ -9,7 +9,8 @@ import pytest
 
 import polyhead as ph
 from polyhead.config import save
-from polyhead.pages.report import codes as report_codes, writer as report
+from polyhead.pages.report import codes as report_codes, headline, writer as report
+from polyhead.pages.report.runs import groups, read
 from polyhead.tasks import FuzzyLogic
 
 TASK = FuzzyLogic(variables=3, terms=2, length=8)
@@ -57,3 +58,19 @@ def test_picture_and_three_sentences(tmp_path: pathlib.Path, monkeypatch: pytest
     assert (
         "Compositional R² (one seed; ± is over test sequences), best first: Softmax" in page.partition("</header>")[2]
     )
+
+
+@pytest.mark.parametrize(
+    ("softmax", "words"),
+    [
+        (0.47, "Softmax and HYLA are level on unseen combinations (R² 0.47 and 0.45, one seed)"),
+        (0.49, "Softmax is ahead on unseen combinations in these runs (R² 0.49)"),
+    ],
+)
+def test_scores_of_one_seed_within_their_errors_are_level(
+    softmax: float, words: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors over sequences of 0.01 each: 0.028 is two of the difference."""
+    monkeypatch.setitem(COURSES, "softmax", ((0.5, 0.6), (0.8, softmax)))
+    made = [fabricate(tmp_path, "softmax", ph.Softmax(4)), fabricate(tmp_path, "hyla", ph.Hyla(4))]
+    assert headline.title(groups(read(made))) == words

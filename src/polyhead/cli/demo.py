@@ -78,6 +78,13 @@ class Demo:
 
 UNSEEN = ("novel_hexominoes", "compositional")
 """The split of each part that shows something new."""
+NAMES = {
+    "iid": "known",
+    "compositional": "unseen combinations",
+    "novel_hexominoes": "unseen shapes: hexominoes",
+    "novel_stripes": "unseen shapes: stripes",
+}
+"""What a reader sees of its splits."""
 
 
 def minutes(runs: "Sequence[Run]", workers: int | None) -> str:
@@ -122,5 +129,6 @@ def _print(tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]], 
 
     for title, (head, rows) in tables.items():
         print()
-        table(title, [dict(zip(head, row, strict=True)) for row in rows])
+        named = [NAMES.get(name, name) for name in head]
+        table(title, [dict(zip(named, row, strict=True)) for row in rows])
     print(f"report: {path}")

@@ -74,10 +74,12 @@ class Verdict:
 
     @property
     def outcome(self) -> str:
+        """Of the whole claim: see `all_of`."""
         return all_of(part.outcome for part in self.parts)
 
     @property
     def evidence(self) -> str:
+        """Its numbers in a line, each with its own outcome where these differ."""
         if len({part.outcome for part in self.parts}) == 1:
             return "; ".join(map(str, self.parts))
         return "; ".join(f"{part}: {part.outcome}" for part in self.parts)

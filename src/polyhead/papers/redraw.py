@@ -34,6 +34,13 @@ def redraw(
     path = path / RESULTS if path.is_dir() else path
     if not path.is_file():
         raise ValueError(f"reproduce: {path} does not exist; give the folder of a figure, or its {RESULTS}")
+    try:
+        return _redrawn(path, pathlib.Path(folder or path.parent), figure)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"reproduce: {path} is damaged ({type(error).__name__}: {error})") from None
+
+
+def _redrawn(path: pathlib.Path, place: pathlib.Path, figure: str | None) -> tuple[pathlib.Path, Outcome]:
     check(path)
     about = json.loads(path.read_text(encoding="utf-8"))
     known = FIGURES[one_of("reproduce", "figure", about["figure"], FIGURES)]
@@ -43,10 +50,10 @@ def redraw(
         raise ValueError(f"reproduce: {about['figure']} has no runs; polyhead reproduce {about['figure']} computes it")
     from polyhead.papers.page import write_page
 
-    place = pathlib.Path(folder or path.parent)
+    study = _study(about, path)
     place.mkdir(parents=True, exist_ok=True)
     try:
-        outcome = known.draw(_study(about, path), place)
+        outcome = known.draw(study, place)
     except ValueError as error:
         lacks = f"{about['figure']} is drawn from more than the final scores that {path} has ({error})"
         raise ValueError(f"reproduce: {lacks}; polyhead reproduce without --from trains its runs") from None

@@ -119,11 +119,20 @@ def title(found: Sequence[Group]) -> str:
         return f"{best.label} reaches {at} on {unseen}"
     beaten, close, single = compared(order)
     if single:
+        second, other = order[1]
+        if second.label in single and _level(score, other):
+            both = f"{at} and {number(other.mean, 2)}, {seeds(min(score.n, other.n))}"
+            return f"{best.label} and {second.label} are level on {unseen} ({both})"
         return f"{best.label} is ahead on {unseen} in these runs ({at})"
     if not beaten:
         return f"{best.label} is ahead on {unseen} ({at}), but the seeds do not settle it"
     rest = f"; {_and(close)} {_are(close)} too close to call" if close else ""
     return f"{best.label} beats {_and(beaten)} on {unseen} ({at}){rest}"
+
+
+def _level(a: Summary, b: Summary) -> bool:
+    """Whether two scores are within two standard errors of each other."""
+    return abs(a.mean - b.mean) <= 2 * math.hypot(a.error or 0.0, b.error or 0.0)
 
 
 def verdict(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> list[str]:

@@ -43,6 +43,11 @@ class Board(Screen):
         if not self.live:
             super().update()
 
+    def told(self, job: Job) -> str:
+        """Without a terminal: scores by the words of the board."""
+        metric = job.config.task.metric
+        return job.text().replace(f"iid {metric}", "known").replace(f"{self.unseen} {metric}", "unseen")
+
     def drawn(self) -> Group:
         """A line a run: step, known, unseen, both on the scale; then what the marks are."""
         table = Table.grid(padding=(0, 2))

@@ -82,8 +82,12 @@ class Screen:
             self.spoken = time.monotonic()
             for job in self.jobs:
                 if job.state == State.RUNNING:
-                    self.line(f"{job.label}: step {job.step}/{job.config.train.steps}  {job.text()}")
+                    self.line(f"{job.label}: step {job.step}/{job.config.train.steps}  {self.told(job)}")
             self.line(f"all: {self.summary()}")
+
+    def told(self, job: Job) -> str:
+        """How a run stands."""
+        return job.text()
 
     def summary(self) -> str:
         """How many runs are what, and how long it takes."""
