@@ -149,7 +149,7 @@ template <int H> struct Hyla {
     number *k_at = memory.take(OTHERS * groups() * c.d), *v_at = memory.take(OTHERS * groups() * c.e);
     for (int64_t at = all.from; at < all.to; at += OTHERS) {
       int taken = int(std::min<int64_t>(OTHERS, all.to - at));
-      Rows k = together(c.k, b, at, taken, groups(), c.d, k_at), v = together(c.v, b, at, taken, groups(), c.e, v_at);
+      Rows k = together(c.k, b, at, taken, groups(), c.d, 1.0f, k_at), v = together(c.v, b, at, taken, groups(), c.e, 1.0f, v_at);
       for (int i = 0; i < tiles; i++) {
         int64_t from = std::max(at, range[i].from), to = std::min(at + OTHERS, range[i].to);
         if (from >= to) continue;
@@ -291,7 +291,7 @@ template <int H> struct Hyla {
     number *q_at = memory.take(OTHERS * heads() * c.d), *dout_at = memory.take(OTHERS * heads() * c.e);
     for (int64_t row = keys.from; row < keys.to; row += LANES) {
       Tile tile = tile_at(b, row, c.s);
-      pack(c.k, tile, groups(), c.d, number(c.scale), k);
+      pack(c.k, tile, groups(), c.d, 1.0f, k);
       pack(c.v, tile, groups(), c.e, 1.0f, v);
       copy_rows(c.k, tile, groups(), c.d, number(c.scale), rows);
       std::fill(dk, dk + groups() * c.d * LANES, 0.0f);
@@ -299,7 +299,7 @@ template <int H> struct Hyla {
       Range range = others(limits, tile);
       for (int64_t at = range.from; at < range.to; at += OTHERS) {
         int n = int(std::min<int64_t>(OTHERS, range.to - at));
-        Rows q = together(c.q, b, at, n, heads(), c.d, q_at), dout = together(c.dout, b, at, n, heads(), c.e, dout_at);
+        Rows q = together(c.q, b, at, n, heads(), c.d, number(c.scale), q_at), dout = together(c.dout, b, at, n, heads(), c.e, 1.0f, dout_at);
         scores(k, shared(), q, 1, n, heads(), c.d, code.a);
         make_code(tile, at, n, stats, code);
         pairs<true>(dout, n, code, v, dz, grads, dv);
@@ -314,7 +314,7 @@ template <int H> struct Hyla {
         other_grads({grads.of_dout, rows, 1, 0, 0}, heads(), shared(), n, c.d, dq + at * c.h * c.d);
         own_grads(grads.of_dout, heads(), shared(), n, q, c.d, dk);
       }
-      unpack(dk, tile, groups(), c.d, number(c.scale), c.dk + (b * c.s + row) * c.g * c.d, c.g * c.d);
+      unpack(dk, tile, groups(), c.d, 1.0f, c.dk + (b * c.s + row) * c.g * c.d, c.g * c.d);
       unpack(dv, tile, groups(), c.e, 1.0f, c.dv + (b * c.s + row) * c.g * c.e, c.g * c.e);
     }
   }

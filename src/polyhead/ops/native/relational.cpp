@@ -143,8 +143,8 @@ struct Relational {
     number* symbols_at = memory.take(ROWS * groups * c.e);
     for (int64_t at = all.from; at < all.to; at += ROWS) {
       int n = int(std::min<int64_t>(ROWS, all.to - at));
-      Rows k = together(c.k, b, at, n, groups, c.d, k_at), k_rel = together(c.k_rel, b, at, n, relations, c.p, k_rel_at);
-      Rows symbols = c.turned ? Rows() : together(c.symbols, b, at, n, groups, c.e, symbols_at);
+      Rows k = together(c.k, b, at, n, groups, c.d, 1.0f, k_at), k_rel = together(c.k_rel, b, at, n, relations, c.p, 1.0f, k_rel_at);
+      Rows symbols = c.turned ? Rows() : together(c.symbols, b, at, n, groups, c.e, 1.0f, symbols_at);
       for (int i = 0; i < tiles; i++) {
         const Queries& x = own[i];
         if (x.keys.from >= at + n || x.keys.to <= at) continue;
@@ -271,8 +271,8 @@ struct Relational {
         std::fill(by_column + i * c.columns + near.from, by_column + i * c.columns + near.to, 0.0f);
       for (int64_t at = all.from; at < all.to; at += ROWS) {
         int n = int(std::min<int64_t>(ROWS, all.to - at));
-        Rows q = together(c.q, b, at, n, heads, c.d, q_at), q_rel = together(c.q_rel, b, at, n, relations, c.p, q_rel_at);
-        Rows dout = together(c.dretrieved, b, at, n, heads, c.e, dout_at);
+        Rows q = together(c.q, b, at, n, heads, c.d, number(c.scale), q_at), q_rel = together(c.q_rel, b, at, n, relations, c.p, number(c.factor), q_rel_at);
+        Rows dout = together(c.dretrieved, b, at, n, heads, c.e, 1.0f, dout_at);
         for (int i = 0; i < tiles; i++) {
           const Keys& x = own[i];
           number *ds = da + i * of_da, *du = rel + i * of_rel;
@@ -305,8 +305,8 @@ struct Relational {
   void begin(Keys& x, const Tile& tile, number* k_rows, number* k_rel_rows) const {
     x.tile = tile;
     x.queries = others(limits, tile);
-    pack(c.k, tile, groups, c.d, number(c.scale), x.k);
-    pack(c.k_rel, tile, relations, c.p, number(c.factor), x.k_rel);
+    pack(c.k, tile, groups, c.d, 1.0f, x.k);
+    pack(c.k_rel, tile, relations, c.p, 1.0f, x.k_rel);
     if (c.turned == nullptr) pack(c.symbols, tile, groups, c.e, 1.0f, x.v);
     copy_rows(c.k, tile, groups, c.d, number(c.scale), k_rows);
     copy_rows(c.k_rel, tile, relations, c.p, number(c.factor), k_rel_rows);
@@ -317,8 +317,8 @@ struct Relational {
 
   void finish(const Keys& x) const {
     int64_t at = x.tile.b * c.s + x.tile.row;
-    unpack(x.dk, x.tile, groups, c.d, number(c.scale), c.dk + at * c.g * c.d, c.g * c.d);
-    unpack(x.dk_rel, x.tile, relations, c.p, number(c.factor), c.dk_rel + at * c.r * c.p, c.r * c.p);
+    unpack(x.dk, x.tile, groups, c.d, 1.0f, c.dk + at * c.g * c.d, c.g * c.d);
+    unpack(x.dk_rel, x.tile, relations, c.p, 1.0f, c.dk_rel + at * c.r * c.p, c.r * c.p);
     if (c.turned == nullptr) unpack(x.dv, x.tile, groups, c.e, 1.0f, c.dsymbols + at * c.g * c.e, c.g * c.e);
   }
 

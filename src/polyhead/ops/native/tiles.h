@@ -193,12 +193,14 @@ inline void other_grads(const Grads& x, int heads, int share, int n, int64_t wid
 inline Rows rows_from(const Rows& x, int64_t b, int64_t row) { return {x.at + b * x.b + row * x.n, 0, x.n, x.h}; }
 
 // n rows of the other side, [head][row][width]: those of a head lie together, at no distance that a cache dislikes.
-inline Rows together(const Rows& x, int64_t b, int64_t row, int n, int heads, int64_t width, number* to) {
+// Queries come times the scale, as in the forward pass: a score that is rounded in another way is off by so much of itself,
+// and a sharp softmax makes of it as large an error of its code.
+inline Rows together(const Rows& x, int64_t b, int64_t row, int n, int heads, int64_t width, number factor, number* to) {
   const Rows from_row = rows_from(x, b, row);
   for (int r = 0; r < n; r++)
     for (int h = 0; h < heads; h++) {
       const number* from = from_row.at + r * x.n + h * x.h;
-      for (int64_t c = 0; c < width; c++) to[(h * n + r) * width + c] = from[c];
+      for (int64_t c = 0; c < width; c++) to[(h * n + r) * width + c] = from[c] * factor;
     }
   return {to, 0, width, n * width};
 }

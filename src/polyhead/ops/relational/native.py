@@ -96,9 +96,10 @@ def _call(x: AttentionCall, what: int) -> tuple[Call, list[Tensor | None]]:
     return call, [q, k, q_rel, k_rel, symbols, turned, *kept]
 
 
-def _forward(x: AttentionCall) -> list[Tensor]:
-    """What is retrieved of symbols (b t h e) and of relations (b t h r), and logarithms (b h t)."""
-    slots, strips, what = native.forward_shares(x)
+def _forward(x: AttentionCall, *, tiles: bool = False) -> list[Tensor]:
+    """What is retrieved of symbols (b t h e) and of relations (b t h r), and logarithms (b h t).  `tiles`: of few
+    queries, too, scores are added up as the backward pass adds them up."""
+    slots, strips, what = (1, 1, native.FORWARD) if tiles else native.forward_shares(x)
     *like, logs = (torch.empty_like(a) for a in _like(x))
     parts = [torch.empty(strips, *a.shape, dtype=a.dtype) for a in like]
     if not x.k.numel():
@@ -117,7 +118,9 @@ def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     dtype = native.NUMBERS[x.q.dtype]
     call, _kept = _call(x, native.BACKWARD)
     dretrieved, drelated = (native.numbers(a, dtype) for a in douts[:2])
-    retrieved, related, logs = douts[3:]
+    # A score that is rounded in two ways is off by so much of itself, and the sum over keys of ds is no longer 0.
+    few = x.q.shape[1] < native.FEW
+    retrieved, related, logs = _forward(x, tiles=True) if few else douts[3:]
     delta = (dretrieved * retrieved).sum(-1).add_((drelated * related).sum(-1)).transpose(1, 2).contiguous()
     call.dretrieved, call.drelated = native.rows(dretrieved), native.rows(drelated)
     call.logs, call.delta = logs.data_ptr(), delta.data_ptr()
