@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from polyhead.cli import verbs as cli
 from polyhead.papers import outcome
 from polyhead.papers.hyla import scaling
 from polyhead.papers.recipes import FIGURES
@@ -62,6 +63,13 @@ def test_what_needs_more_than_final_scores_is_refused_in_one_line(made, tmp_path
         redraw(place, figure="set")
     with pytest.raises(ValueError, match=r"no/results\.json does not exist"):
         redraw(tmp_path / "no" / "results.json")
+
+
+@pytest.mark.parametrize("option", [("--scale", "small"), ("--workers", "2"), ("--device", "cpu")])
+def test_options_of_a_training_are_refused(option, made, capsys):
+    place, _ = made("fig-5c")
+    assert cli.main(["reproduce", "fig-5c", "--from", str(place), *option]) == 2
+    assert f"--from trains nothing, so {option[0]} has nothing to say" in capsys.readouterr().err
 
 
 def test_runs_of_another_recipe_are_refused(made):

@@ -213,6 +213,10 @@ class Reproduce:
 
         failures: tuple[Any, ...] = ()
         if self.results is not None:
+            given = [n for n in ("scale", "workers", "population") if getattr(self, n) is not None]
+            given += ["device"] * (self.device != "auto")
+            if given:
+                raise ValueError(f"polyhead reproduce: --from trains nothing, so --{given[0]} has nothing to say")
             page, outcome = redraw(self.results, self.folder, figure=self.figure)
         else:
             where: Any = {"folder": self.folder, "workers": self.workers, "device": self.device}
