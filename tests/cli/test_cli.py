@@ -339,7 +339,7 @@ def test_demo_ends_with_the_table_and_the_report(capsys: Any, monkeypatch: pytes
     said = ask(capsys, "demo --folder out --seed 2 --device cpu --deterministic").splitlines()
     assert said[-1] == "report: out/report.html"
     table = "\n".join(said)
-    assert all(word in table for word in ("HYLA", "Gaussian process", "Exact ceiling", "compositional"))
+    assert all(word in table for word in ("HYLA", "Gaussian process", "Exact ceiling", "unseen combinations"))
     assert seen == [pathlib.Path("out/softmax-2"), pathlib.Path("out/race-2")]
     assert [read_config(folder).seed for folder in seen] == [2, 2]
 
