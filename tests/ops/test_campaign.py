@@ -107,6 +107,12 @@ def test_native_gradients_are_of_the_scores_that_were_computed(case):
     assert came.what == "right", came.detail
 
 
+@pytest.mark.skipif(not library.status("hyla").startswith(("built", "not built")), reason="no compiler")
+def test_native_gradients_of_a_bias_by_offset_do_not_lose_digits_over_thousands_of_terms():
+    came = parity_ops.check(parity_cases.draw(0, 4437, only="native"), 0)  # 2,698 terms an offset
+    assert came.what == "right", came.detail
+
+
 def test_the_tables_of_the_draw_are_those_of_the_package():
     drawn = {op: set(impls) for op, impls in parity_cases.IMPLS.items()}
     assert drawn == {op: {*impls} - {"native"} for op, impls in BACKENDS.items()}  # that has draws of its own, above
@@ -279,6 +285,20 @@ def test_what_does_not_fit_must_be_infinite():
         came = torch.tensor(entries).half()
         assert parity_measure.beyond(came, truth).tolist() == wanted
         assert (parity_measure.error(came, truth) < 20) == any(wanted)
+
+
+def test_a_sum_that_torch_makes_is_judged_where_its_terms_fit():
+    case = replace(parity_cases.draw(0, 3045, only="native"), impl="reference")  # float16, qkv expanded, numbers of 1e8
+    bases = parity_arrays.arrays(case, 0)
+    wanted, came = (found[-1] for found in (parity_ops.truth(case, bases), parity_ops.run(case, bases, "reference")))
+    beyond = parity_ops.overflown("qkv", case, bases)
+    assert (~came.isfinite())[beyond].all()
+    assert not beyond.all()
+    judged = parity_ops.summed("dqkv", came, wanted, case, bases)
+    assert torch.equal(judged[came.isfinite()], came[came.isfinite()])
+    broken = torch.where(beyond, came, torch.inf)
+    assert parity_ops.summed("dqkv", broken, wanted, case, bases)[~beyond].isinf().all()
+    assert parity_ops.summed("output", broken, wanted, case, bases) is broken
 
 
 def test_the_campaign_goes_on_where_it_stopped(tmp_path):

@@ -104,7 +104,7 @@ def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     dq = torch.zeros(call.strips, *x.q.shape, dtype=dtype)
     dk, dv = (torch.empty(a.shape, dtype=dtype) for a in (x.k, x.v))
     call.dq, call.dk, call.dv = (a.data_ptr() for a in (dq, dk, dv))
-    parts, call.dbias = native.bias_grad(x.bias, call.slots, call.strips, call.t, dtype)
+    parts, call.dbias = native.bias_grad(x.bias, call.slots, call.strips, call.t)
     native.call("hyla", dtype, call, native.BACKWARD)
     grads = {"q": native.added(dq), "k": dk, "v": dv}
     return grads if parts is None else grads | {"bias": parts.sum((0, 1))}

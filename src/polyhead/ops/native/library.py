@@ -365,17 +365,15 @@ def added(parts: Tensor) -> Tensor:
     return parts.sum(0) if len(parts) > 1 else parts[0]
 
 
-def bias_grad(
-    bias: Tensor | None, slots: int, strips: int, t: int, dtype: torch.dtype
-) -> tuple[Tensor | None, BiasGrad]:
-    """Zeros (slots strips ...) that add up to the gradient of a bias."""
+def bias_grad(bias: Tensor | None, slots: int, strips: int, t: int) -> tuple[Tensor | None, BiasGrad]:
+    """Zeros (slots strips ...) that add up to the gradient of a bias; float64, as in native/pairs.h."""
     if bias is None:
         return None, BiasGrad()
     if bias.ndim == 2:
-        grad = torch.zeros(slots, strips, *bias.shape, dtype=dtype)
+        grad = torch.zeros(slots, strips, *bias.shape, dtype=torch.float64)
         slot, strip, head, _ = grad.stride()
         return grad, BiasGrad(grad.data_ptr() + (t - 1) * grad.itemsize, 0, head, -1, 1, slot, strip)
-    grad = torch.zeros(1, 1, *bias.shape, dtype=dtype)
+    grad = torch.zeros(1, 1, *bias.shape, dtype=torch.float64)
     steps = (0 if n == 1 else step for n, step in zip(bias.shape, grad.stride()[2:], strict=True))
     return grad, BiasGrad(grad.data_ptr(), *steps)
 

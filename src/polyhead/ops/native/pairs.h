@@ -180,9 +180,10 @@ inline void drop(const Sight& sight, const number* from, number* to, int heads) 
     store(to + h * LANES, load(from + h * LANES) * lanes_of(sight.limits.keep, sight.tile, h, sight.other));
 }
 
-// The gradient of a bias, if it is wanted; each part of the samples and of the keys has one of its own.
+// The gradient of a bias, if it is wanted; each part of the samples and of the keys has one of its own.  A bias by offset,
+// or of all samples, is added to thousands of times: in `number` the sum would lose more than its terms did.
 struct BiasGrad {
-  number* at;
+  double* at;
   int64_t b, h, query, key, slot, strip;
   BiasGrad part(int64_t slots, int64_t strips) const {
     return {at ? at + slots * slot + strips * strip : nullptr, b, h, query, key, slot, strip};
@@ -190,7 +191,7 @@ struct BiasGrad {
   // Add ds[head][lane] of a tile of keys and a query.
   void add(const Tile& tile, int64_t row, const number* ds, int heads) const {
     for (int h_ = 0; h_ < heads; h_++) {
-      number* to = at + tile.b * b + h_ * h + row * query + tile.row * key;
+      double* to = at + tile.b * b + h_ * h + row * query + tile.row * key;
       for (int64_t l = 0; l < tile.count; l++) to[l * key] += ds[h_ * LANES + l];
     }
   }

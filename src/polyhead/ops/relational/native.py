@@ -135,7 +135,7 @@ def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     names = ("dq", "dk", "dq_rel", "dk_rel", "dsymbols")
     for name, grad in zip(names, (dq, dk, dq_rel, dk_rel, dsymbols), strict=True):
         setattr(call, name, grad.data_ptr())
-    parts, call.dbias = native.bias_grad(x.bias, call.slots, call.strips, call.t, dtype)
+    parts, call.dbias = native.bias_grad(x.bias, call.slots, call.strips, call.t)
     native.call("relational", dtype, call, native.BACKWARD)
     if call.turned is not None:
         dsymbols = dsymbols.sum((0, 1))[..., : call.columns - native.LANES].permute(2, 0, 1)
