@@ -13,6 +13,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.testing import assert_close
 
 from polyhead import config
+from polyhead.compat.torch_mha import replace as replace_attention
 from polyhead.config import (
     Experts,
     Hyla,
@@ -80,19 +81,43 @@ def test_packed_sequences_in_a_window_for_heads_of_every_kind_are_one_graph():
 
 @pytest.mark.compile
 @pytest.mark.parametrize("settings", [READS, WRITES], ids=["encoder", "decoder"])
-def test_exported_saved_and_loaded_it_takes_any_length(settings):
+def test_exported_saved_and_loaded_it_takes_any_batch_and_length(settings):
     """Of 3 to 4096, beyond the sizes at which "auto" changes its mind; made of PyTorch's own operations only."""
     settings = replace(settings, layers=1, max_length=4096)
     model, t = build(settings), torch.export.Dim("t", min=3, max=4096)
-    program = torch.export.export(model, (inputs_of(settings, 12),), dynamic_shapes={"inputs": {1: t}})
+    sizes = {0: torch.export.Dim("b"), 1: t}
+    program = torch.export.export(model, (inputs_of(settings, 12),), dynamic_shapes={"inputs": sizes})
     assert not [node for node in program.graph.nodes if "polyhead" in str(node.target)]
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
     loaded = torch.export.load(file).module()
-    for length in (5, 400):
-        x = inputs_of(settings, length)
+    for batch, length in ((3, 5), (1, 400)):
+        x = inputs_of(settings, length, batch)
         assert_close(loaded(x), model(x), atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.campaign
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore")  # those of the exporter
+def test_onnx_takes_any_batch_and_length(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    model = build(WRITES, torch.float32)
+    sizes = {"inputs": {0: torch.export.Dim("b"), 1: torch.export.Dim("t", max=64)}}
+    program = torch.onnx.export(model, (inputs_of(WRITES, 9),), dynamo=True, dynamic_shapes=sizes, verbose=False)
+    program.save(tmp_path / "model.onnx")
+    session, x = runtime.InferenceSession(tmp_path / "model.onnx"), inputs_of(WRITES, 12, 3)
+    (found,) = session.run(None, {"inputs": x.numpy()})
+    assert_close(torch.tensor(found), model(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
+def test_torchscript_is_refused_in_one_line_wherever_a_layer_stands():
+    theirs = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    replace_attention(theirs)
+    for model, name in ((build(READS), "MultiHeadAttention"), (theirs, "MultiheadAttention")):
+        with pytest.raises(ValueError, match=f"^{name}: TorchScript cannot compile it; use torch.compile or torch.ex"):
+            torch.jit.script(model)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's own kernels take one sample at a time

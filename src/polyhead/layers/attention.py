@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.call import Call, Limits, call_of, check, symbols_of
+from polyhead.layers.call import Call, Limits, call_of, check, no_script, symbols_of
 from polyhead.layers.heads.functions import asked, attended, coder, compiled
 from polyhead.layers.heads.groups import LinearHeads, SymbolGroup, build, shared_groups
 from polyhead.layers.norms import LayerNorm
@@ -98,6 +98,8 @@ class MultiHeadAttention(nn.Module):
         self.qk_norms = nn.ModuleList(norms) if qk_norm else None
         self.symbol_dims = [group.symbol_dim if isinstance(group, SymbolGroup) else None for group in groups]
         self._add_symbols(heads if own_symbols else (), how)
+
+    __prepare_scriptable__ = no_script
 
     def extra_repr(self) -> str:
         return f"{self.dim}, heads={self.total_heads}, causal={self.causal}"
@@ -280,7 +282,9 @@ class MultiHeadAttention(nn.Module):
         # packed sequences may be out of range only if all together are too long; a GPU's lookup then says so itself.
         packed = beyond and call.cu_seqlens is not None and call.x.device.type == "cpu"
         where = call.counted(queries=which % 2 == 0) if positions is None else positions
-        return self.rotary[str(rows.shape[-1])](rows, where[..., None], check=positions is not None or packed)
+        return self.rotary[str(self.sizes[which // 2].dim)](
+            rows, where[..., None], check=positions is not None or packed
+        )
 
     def _bias(self, bias: Tensor | None, call: Call) -> Tensor | None:
         """The sum of the given bias and the position bias; by offset (h, t+s-1) unless one of them is dense."""

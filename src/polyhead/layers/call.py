@@ -2,15 +2,21 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.positions import places_in
 from polyhead.ops.call import AttentionCall
 
 WHO = "MultiHeadAttention"
+
+
+def no_script(module: nn.Module) -> NoReturn:
+    """What `torch.jit.script` calls first."""
+    raise ValueError(f"{type(module).__name__}: TorchScript cannot compile it; use torch.compile or torch.export")
 
 
 @dataclass(frozen=True)

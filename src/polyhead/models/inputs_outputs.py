@@ -109,7 +109,7 @@ class PatchInput(nn.Module):
                 f"Transformer: floating images (b, {wanted}) (b c height width) were wanted but {came} came"
             )
         (c, height, width), (p, q) = self.image, self.patch
-        cut = images.reshape(len(images), c, height // p, p, width // q, q).permute(0, 2, 4, 3, 5, 1)
+        cut = images.reshape(images.shape[0], c, height // p, p, width // q, q).permute(0, 2, 4, 3, 5, 1)
         patches = cut.flatten(3).flatten(1, 2)
         x = self.linear(patches if self.norm is None else self.norm(patches))
         x = x if self.norm_out is None else self.norm_out(x)
@@ -118,7 +118,7 @@ class PatchInput(nn.Module):
     def _first(self, x: Tensor) -> Tensor:
         assert self.class_token is not None
         only = torch.zeros(1, 1, dtype=torch.long, device=x.device)
-        return self.class_token(only).to(x.dtype).expand(len(x), 1, -1)
+        return self.class_token(only).to(x.dtype).expand(x.shape[0], -1, -1)
 
 
 class LazyLogits:

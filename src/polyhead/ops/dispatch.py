@@ -135,7 +135,7 @@ def choose(op: str, impl: str, x: AttentionCall) -> Impl:
             *names, last = TENSORS[op]
             came = ", ".join(map(str, kinds))
             raise ValueError(f"{PUBLIC[op]}: {', '.join(names)} and {last} must have one {what} but have {came}")
-    check_limits(PUBLIC[op], len(x.q), *x.lengths, x.window, x.cu_seqlens)
+    check_limits(PUBLIC[op], x.q.shape[0], *x.lengths, x.window, x.cu_seqlens)
     if isinstance(x.scale, Tensor):
         raise ValueError(f"{PUBLIC[op]}: scale must be a number but is a Tensor; multiply q by it")
     if impl != "auto":

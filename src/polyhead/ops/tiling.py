@@ -65,7 +65,7 @@ class Blocked:
         to 1.4 at 512, 1.0 to 1.2 at 1024, 1.2 to 1.3 at 2048.  There the reference is left for its memory, from
         2^26 pairs b t s on: each of its (b h t s) would have 2 GB.
         """
-        pairs = len(x.q) * x.q.shape[1] * x.k.shape[1]
+        pairs = x.q.shape[0] * x.q.shape[1] * x.k.shape[1]
         return pairs >= (1 << 20 if x.causal else 1 << 26)
 
     def forward(self, x: AttentionCall, twice: bool = False) -> Tensor:
@@ -134,7 +134,7 @@ def _cut(name: str, x: Tensor, part: slice, at: Tile, call: AttentionCall) -> Te
 
 def _tiles(x: AttentionCall) -> Iterator[tuple[slice, Tile, AttentionCall]]:
     """Samples, a tile of theirs, and the call with what limits that tile as a mask.  Not those that see nothing."""
-    (t, s), b = x.lengths, len(x.q)
+    (t, s), b = x.lengths, x.q.shape[0]
     reach = Reach(t, s, x.q.device, causal=x.causal, window=x.window, cu_seqlens=x.cu_seqlens)
     samples, queries, keys = _sizes(x)
     for q0 in range(0, t, queries):
@@ -153,7 +153,7 @@ def _tiles(x: AttentionCall) -> Iterator[tuple[slice, Tile, AttentionCall]]:
 
 def _sizes(x: AttentionCall) -> tuple[int, int, int]:
     """Samples, queries and keys of a tile."""
-    (t, s), b, h, e = x.lengths, len(x.q), x.q.shape[2], x.v.shape[-1]
+    (t, s), b, h, e = x.lengths, x.q.shape[0], x.q.shape[2], x.v.shape[-1]
     relations = 0 if x.q_rel is None else x.q_rel.shape[2]
     width = max(1, h, e, relations, 0 if x.value_weight is None else e * max(h, e))
     whole = SOFTMAX_AXIS.get(x.normalise) == "s" or x.act == "softmax"

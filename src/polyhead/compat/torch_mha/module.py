@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.layers import Device
-from polyhead.layers.call import Limits
+from polyhead.layers.call import Limits, no_script
 from polyhead.layers.heads.functions import asked, attended, coder
 from polyhead.layers.heads.groups import build, shared_groups
 from polyhead.layers.projection import Rows, by_offset, widths_of
@@ -55,6 +55,7 @@ class MultiheadAttention(nn.Module):
     can ignore).
     """
 
+    __prepare_scriptable__ = no_script
     in_proj_weight: Tensor | None
     in_proj_bias: Tensor | None
     q_proj_weight: Tensor | None

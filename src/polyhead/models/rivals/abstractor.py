@@ -68,7 +68,7 @@ class Abstractor(nn.Module):
         keys = None if mask is None else mask[:, None, None, :]
         for block in self.blocks:
             x = block(x, mask=keys)
-        s = self.dropout(self.symbols(x).expand(len(x), -1, -1))
+        s = self.dropout(self.symbols(x).expand(x.shape[0], -1, -1))
         for layer in self.layers:
             s = layer(s, x, mask=keys, taps=taps)
         return s if self.outputs is None else self.outputs(s, mask)

@@ -98,7 +98,7 @@ class PrediNet(nn.Module):
     ) -> Float[Tensor, "b 1 c"]:
         """Logits (b 1 c).  All objects must be there: `mask` is None."""
         x = _objects("PrediNet", self.inputs(inputs), self.config.objects, mask)
-        where = places(self.config, x.device).to(x.dtype).expand(len(x), -1, -1)
+        where = places(self.config, x.device).to(x.dtype).expand(x.shape[0], -1, -1)
         x = torch.cat((x, where), dim=-1)
         first, second = (self._find(query, x) for query in (self.query1, self.query2))
         compared = self.relations(first) - self.relations(second)

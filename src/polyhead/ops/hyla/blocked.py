@@ -53,7 +53,7 @@ def preferred(x: AttentionCall) -> bool:
     of the op alone at 2^18 pairs, reference over tiles: 2.4 with rms over heads (causal), 1.0 with softmax.
     """
     t, s = x.lengths
-    return len(x.q) * t * s >= 1 << 18
+    return x.q.shape[0] * t * s >= 1 << 18
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:

@@ -36,7 +36,7 @@ def preferred(x: AttentionCall) -> bool:
     query, 1.1 to 3.7 at 2^8 pairs, 1.4 to 6.3 at 2^10.
     """
     t, s = x.lengths
-    return x.q.device.type == "cpu" and len(x.q) * t * s >= (1 << 12 if t >= native.FEW else 1 << 8)
+    return x.q.device.type == "cpu" and x.q.shape[0] * t * s >= (1 << 12 if t >= native.FEW else 1 << 8)
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:

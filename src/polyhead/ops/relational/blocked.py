@@ -67,7 +67,7 @@ def preferred(x: AttentionCall) -> bool:
     if x.act == "softmax":
         return _softmax.preferred(x)
     pairs = x.q.shape[1] * x.k.shape[1]
-    return pairs >= 128 * 128 and (x.causal or len(x.q) * pairs >= 1 << 17)
+    return pairs >= 128 * 128 and (x.causal or x.q.shape[0] * pairs >= 1 << 17)
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:

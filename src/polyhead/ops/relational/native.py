@@ -40,7 +40,7 @@ def preferred(x: AttentionCall) -> bool:
     and 1024).  Queries lie in lanes, 16 at a time.  Fewer than 8 have keys there: forward, of one query, 0.8 to 0.9 at
     2^10 pairs, 0.4 at 2^11 of 8 samples and more; of 4 to 7 queries of one sample 1.2 to 1.3.
     """
-    b, (t, s) = len(x.q), x.lengths
+    b, (t, s) = x.q.shape[0], x.lengths
     few = t < native.FEW and (t == 1 or b >= 8)
     return x.q.device.type == "cpu" and b * t * s >= (1 << 10 if few else 1 << 16) and (few or t >= native.FEW)
 
