@@ -8,6 +8,20 @@ from polyhead.config.serial import Checked, added_later, non_semantic
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RELATION_INIT
 from polyhead.spec.shapes import named, one_of
 
+__all__ = [
+    "Abstractor",
+    "Disentangled",
+    "Hyla",
+    "Linear",
+    "Mechanism",
+    "PositionSymbols",
+    "Relational",
+    "RelationalSymbols",
+    "RelativeSymbols",
+    "Softmax",
+    "SymbolicAttention",
+]
+
 MOST = {"layers": 4096, "neighbours": 4096}
 """Upper limits of fields, so that a configuration file that asks for 10^12 layers is refused at once."""
 

@@ -6,36 +6,32 @@ function and of its folder or file (`hyla`, `softmax`, `rope`): `polyhead.ops.hy
 """
 
 import polyhead.ops.softmax  # noqa: F401  (first, so that the function of textbook.py takes its name and keeps it)
-from polyhead.ops.abstractor.reference import abstractor_attention
+from polyhead.ops.abstractor.reference import abstractor_attention as abstractor_attention
 from polyhead.ops.cross_entropy import chunked_cross_entropy
-from polyhead.ops.disentangled.reference import disentangled_attention
-from polyhead.ops.hyla.reference import hyla
+from polyhead.ops.disentangled.reference import disentangled_attention as disentangled_attention
+from polyhead.ops.hyla.reference import hyla as hyla
 from polyhead.ops.hyla.state import hyla_step
 from polyhead.ops.latent_code import latent_code, relations
-from polyhead.ops.linear.reference import linear_attention, linear_step
+from polyhead.ops.linear.reference import linear_attention as linear_attention, linear_step
 from polyhead.ops.norms import rms_norm
-from polyhead.ops.relational.reference import relational_attention
+from polyhead.ops.relational.reference import relational_attention as relational_attention
 from polyhead.ops.rope import rope
-from polyhead.ops.softmax.reference import softmax_attention
+from polyhead.ops.softmax.reference import softmax_attention as softmax_attention
 from polyhead.ops.textbook import scaled_dot_product_attention, silu, softmax
+from polyhead.spec import MECHANISMS
 
 __all__ = [
-    "abstractor_attention",
+    *(row.op for row in MECHANISMS),
     "chunked_cross_entropy",
-    "disentangled_attention",
-    "hyla",
     "hyla_step",
     "latent_code",
-    "linear_attention",
     "linear_step",
-    "relational_attention",
     "relations",
     "rms_norm",
     "rope",
     "scaled_dot_product_attention",
     "silu",
     "softmax",
-    "softmax_attention",
 ]
 
 

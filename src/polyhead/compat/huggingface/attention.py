@@ -27,8 +27,9 @@ from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.compat.huggingface.taps import REFUSED
 from polyhead.layers.call import Limits
-from polyhead.layers.heads.functions import asked, attended
-from polyhead.layers.heads.groups import HeadGroup, HylaHeads, SymbolGroup, build
+from polyhead.layers.heads.functions import HeadGroup, asked, attended
+from polyhead.layers.heads.groups import HylaHeads, build
+from polyhead.layers.heads.symbolic import SymbolGroup
 from polyhead.layers.projection import by_offset
 from polyhead.layers.symbols import build_symbols
 from polyhead.ops.latent_code import share

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from polyhead.layers.heads.sizes import Sizes
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import code_of, resolve
 
@@ -65,46 +66,82 @@ class OwnCode:
         return found
 
 
-def begin(group: Any, op: str, impl: str) -> None:
-    """Give a group the op of its mechanism and the op's code."""
-    group.functions = Functions(resolve(op, impl), code_of(op))
-    if not hasattr(type(group), "attend"):  # the method of a subclass
-        group.attend = group.functions.attend
+class HeadGroup(nn.Module):
+    """What all groups of heads share: a function, its code, and `forward`, which calls the function."""
 
+    kind: str
+    normalise: str
+    act: str
+    depth = 1  # of the value network
+    takes: tuple[str, ...] = ()  # attributes that are options of the function
+    attend: Callable[..., Tensor]
+    functions: Functions
 
-def extra_repr(self: Any) -> str:
-    """Heads and widths, as `repr` of a group shows them."""
-    return str(self.sizes)
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.value_weight: Tensor | None = None
 
+    def begin(self, op: str, impl: str) -> None:
+        """Compute the op of the mechanism."""
+        self.functions = Functions(resolve(op, impl), code_of(op))
+        if not hasattr(type(self), "attend"):  # the method of a subclass
+            self.attend = self.functions.attend
 
-def use(self: Any, attend: Callable[..., Tensor], code: Callable[..., Tensor] | None = None) -> None:
-    """Compute `attend` in place of the mechanism's op, and show `code` as its code.
+    def extra_repr(self) -> str:
+        """Heads and widths, as `repr` of a group shows them."""
+        return str(self.sizes)
 
-    `attend` takes what the op takes and returns (b t h e).  `code` takes q, k, bias, mask, causal, window, cu_seqlens
-    and scale, and returns (b h t s): the numbers that `attend` multiplies by `keep`.  Without one, all that needs the
-    code refuses.  An assignment to `group.attend` is a function without a code.
+    def use(self, attend: Callable[..., Tensor], code: Callable[..., Tensor] | None = None) -> None:
+        """Compute `attend` in place of the mechanism's op, and show `code` as its code.
 
-    >>> heads = MultiHeadAttention(64, Softmax(4)).groups[0]
-    >>> heads.use(ops.linear_attention, code=partial(ops.latent_code, normalise="identity"))
-    """
-    self.attend = attend
-    self.functions = Functions(attend, code, own=True)
+        `attend` takes what the op takes and returns (b t h e).  `code` takes q, k, bias, mask, causal, window,
+        cu_seqlens and scale, and returns (b h t s): the numbers that `attend` multiplies by `keep`.  Without one, all
+        that needs the code refuses.  An assignment to `group.attend` is a function without a code.
 
+        >>> heads = MultiHeadAttention(64, Softmax(4)).groups[0]
+        >>> heads.use(ops.linear_attention, code=partial(ops.latent_code, normalise="identity"))
+        """
+        self.attend = attend
+        self.functions = Functions(attend, code, own=True)
 
-def code(
-    self: Any,
-    q: Float[Tensor, "b t h d"],
-    k: Float[Tensor, "b s g d"],
-    *,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-) -> Float[Tensor, "b h t s"]:
-    """The code of all pairs, by the function that makes the output's.  ValueError where that is not known."""
-    return _known(self)(AttentionCall(q, k, k, bias, mask, None, causal, window, cu_seqlens, scale=scale))
+    def code(
+        self,
+        q: Float[Tensor, "b t h d"],
+        k: Float[Tensor, "b s g d"],
+        *,
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
+        scale: float | None = None,
+    ) -> Float[Tensor, "b h t s"]:
+        """The code of all pairs, by the function that makes the output's.  ValueError where that is not known."""
+        return _known(self)(AttentionCall(q, k, k, bias, mask, None, causal, window, cu_seqlens, scale=scale))
+
+    def options(self) -> dict[str, object]:
+        """What the function takes by keyword, beside tensors and limits."""
+        return {name: getattr(self, name) for name in self.takes}
+
+    def forward(
+        self,
+        q: Float[Tensor, "b t h d"],
+        k: Float[Tensor, "b s g d"],
+        v: Float[Tensor, "b s g e"],
+        *,
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
+        keep: Tensor | None = None,
+    ) -> Float[Tensor, "b t h e"]:
+        """What the function makes of queries, keys and values."""
+        return self.attend(
+            q, k, v, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
+            **self.options(),
+        )  # fmt: skip
 
 
 def asked(group: Any, method: str) -> Callable[..., Any]:
@@ -136,7 +173,7 @@ def _same(one: Any, other: Any) -> bool:
 def coder(group: Any) -> Code:
     """The function that gives the code of a group as it is now.  ValueError where that is not known."""
     group = compiled(group)
-    if getattr(type(group), "code", code) is not code and not _assigned(group):
+    if getattr(type(group), "code", HeadGroup.code) is not HeadGroup.code and not _assigned(group):
         return OwnCode(type(group).__name__, group.code)  # the method of a subclass
     return _known(group)
 

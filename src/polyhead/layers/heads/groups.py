@@ -6,33 +6,55 @@ values are symbols are in symbolic.py.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from polyhead import config
+from polyhead import config, spec
 from polyhead.config.mechanisms import MECHANISMS
 from polyhead.layers import Device
-from polyhead.layers.heads import functions
+from polyhead.layers.heads.functions import HeadGroup, is_own
 from polyhead.layers.heads.own import Coded, OwnHeads
 from polyhead.layers.heads.sizes import Sizes, sizes
-from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads
+from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads, SymbolGroup
 from polyhead.layers.symbols import symbol_std
 from polyhead.ops.linear.reference import linear_step
-from polyhead.spec import ACTS, NORMALISE
 from polyhead.spec.shapes import one_of
 
 
-class SoftmaxHeads(nn.Module):
-    """Softmax attention (ops.softmax_attention)."""
+class TokenHeads(HeadGroup):
+    """Heads of a mechanism of the table that holds no parameters; their values come from tokens.
 
-    kind, normalise, act, depth = "softmax", "softmax", "identity", 1
-    value_weight: Tensor | None = None
-    attend: Callable[..., Tensor]
-    use, code, extra_repr = functions.use, functions.code, functions.extra_repr
+    `options`: those of its op, such as {"act": "relu"}.
+    """
+
+    def __init__(
+        self,
+        row: spec.Mechanism,
+        heads: int,
+        dim: int,
+        value_dim: int | None = None,
+        *,
+        kv_heads: int | None = None,
+        share: bool = False,
+        options: Mapping[str, str] | None = None,
+        impl: str = "auto",
+    ) -> None:
+        who = type(self).__name__
+        super().__init__(sizes(who, heads, dim, value_dim, kv_heads, takes="v" if share else "qkv"))
+        self.kind, self.takes = row.folder, tuple(row.options)
+        chosen = row.options | dict(options or {})
+        for name, known in row.choices.items():
+            one_of(who, name, chosen[name], known)
+        self.normalise, self.act = chosen.get("normalise", row.normalise), chosen.get("act", "identity")
+        self.begin(row.folder, impl)
+
+
+class SoftmaxHeads(TokenHeads):
+    """Softmax attention (ops.softmax_attention)."""
 
     def __init__(
         self,
@@ -46,35 +68,12 @@ class SoftmaxHeads(nn.Module):
         device: torch.device | str | None = None,  # as every module takes them; these heads hold no tensor
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.sizes = sizes("SoftmaxHeads", heads, dim, value_dim, kv_heads, takes="v" if share else "qkv")
-        functions.begin(self, "softmax", impl)
-
-    def forward(
-        self,
-        q: Float[Tensor, "b t h d"],
-        k: Float[Tensor, "b s g d"],
-        v: Float[Tensor, "b s g e"],
-        *,
-        bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        window: int | None = None,
-        cu_seqlens: Tensor | None = None,
-        keep: Tensor | None = None,
-    ) -> Float[Tensor, "b t h e"]:
-        return self.attend(
-            q, k, v, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
-        )  # fmt: skip
+        row = spec.mechanism("softmax_attention")
+        super().__init__(row, heads, dim, value_dim, kv_heads=kv_heads, share=share, impl=impl)
 
 
-class LinearHeads(nn.Module):
+class LinearHeads(TokenHeads):
     """Linear attention (ops.linear_attention)."""
-
-    kind, depth = "linear", 1
-    value_weight: Tensor | None = None
-    attend: Callable[..., Tensor]
-    use, code, extra_repr = functions.use, functions.code, functions.extra_repr
 
     def __init__(
         self,
@@ -90,34 +89,13 @@ class LinearHeads(nn.Module):
         device: torch.device | str | None = None,  # as every module takes them; these heads hold no tensor
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.sizes = sizes("LinearHeads", heads, dim, value_dim, kv_heads, takes="v" if share else "qkv")
-        self.normalise = one_of("LinearHeads", "normalise", normalise, NORMALISE)
-        self.act = one_of("LinearHeads", "act", act, ACTS)
-        functions.begin(self, "linear", impl)
-
-    def forward(
-        self,
-        q: Float[Tensor, "b t h d"],
-        k: Float[Tensor, "b s g d"],
-        v: Float[Tensor, "b s g e"],
-        *,
-        bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        window: int | None = None,
-        cu_seqlens: Tensor | None = None,
-        keep: Tensor | None = None,
-    ) -> Float[Tensor, "b t h e"]:
-        return self.attend(
-            q, k, v, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
-            normalise=self.normalise, act=self.act,
-        )  # fmt: skip
+        row, options = spec.mechanism("linear_attention"), {"normalise": normalise, "act": act}
+        super().__init__(row, heads, dim, value_dim, kv_heads=kv_heads, share=share, options=options, impl=impl)
 
     @property
     def sums(self) -> bool:
         """Whether all that queries read of earlier tokens is one sum over them: not of a function of the user's."""
-        return self.normalise == "identity" and not functions.is_own(self)
+        return self.normalise == "identity" and not is_own(self)
 
     def step(
         self,
@@ -138,12 +116,8 @@ class LinearHeads(nn.Module):
         return linear_step(q, k, v, state, mask=mask, act=self.act)
 
 
-class HylaHeads(nn.Module):
+class HylaHeads(TokenHeads):
     """Hypernetwork linear attention (ops.hyla).  `value_depth=2` adds `value_weight` [head, out, in] (eq. 10)."""
-
-    kind = "hyla"
-    attend: Callable[..., Tensor]
-    use, code, extra_repr = functions.use, functions.code, functions.extra_repr
 
     def __init__(
         self,
@@ -160,41 +134,15 @@ class HylaHeads(nn.Module):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.sizes = sizes("HylaHeads", heads, dim, value_dim, kv_heads, takes="v" if share else "qkv")
-        self.normalise = one_of("HylaHeads", "normalise", normalise, NORMALISE)
-        self.act = one_of("HylaHeads", "act", act, ACTS)
+        row, options = spec.mechanism("hyla"), {"normalise": normalise, "act": act}
+        super().__init__(row, heads, dim, value_dim, kv_heads=kv_heads, share=share, options=options, impl=impl)
         if value_depth not in (1, 2):
             raise ValueError(f"HylaHeads: value_depth must be 1 or 2 but is {value_depth}")
-        self.depth = value_depth
-        e = self.sizes.value_dim
-        weight = nn.Parameter(torch.empty(heads, e, e, device=device, dtype=dtype)) if value_depth == 2 else None
-        self.value_weight = weight
-        if weight is not None:
-            nn.init.normal_(weight, std=e**-0.5)
-        functions.begin(self, "hyla", impl)
-
-    def forward(
-        self,
-        q: Float[Tensor, "b t h d"],
-        k: Float[Tensor, "b s g d"],
-        v: Float[Tensor, "b s g e"],
-        *,
-        bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        window: int | None = None,
-        cu_seqlens: Tensor | None = None,
-        keep: Tensor | None = None,
-    ) -> Float[Tensor, "b t h e"]:
-        return self.attend(
-            q, k, v, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
-            normalise=self.normalise, act=self.act, value_weight=self.value_weight,
-        )  # fmt: skip
-
-
-SymbolGroup = RelationalHeads | DisentangledHeads | AbstractorHeads
-HeadGroup = SoftmaxHeads | LinearHeads | HylaHeads | SymbolGroup | OwnHeads
+        self.depth, self.takes = value_depth, (*self.takes, "value_weight")
+        if value_depth == 2:
+            e = self.sizes.value_dim
+            self.value_weight = nn.Parameter(torch.empty(heads, e, e, device=device, dtype=dtype))
+            nn.init.normal_(self.value_weight, std=e**-0.5)
 
 
 def build(
@@ -220,24 +168,30 @@ def build(
             f"{name}: {total_heads} heads do not divide the model width {width}: give dim= and value_dim= (per head)"
         )
     dim, value_dim = mechanism.dim or width // total_heads, mechanism.value_dim or width // total_heads
-    heads, impl = mechanism.heads, mechanism.impl
+    heads, kv_heads, share, impl = mechanism.heads, mechanism.kv_heads, mechanism.share, mechanism.impl
     if isinstance(mechanism, Coded):  # a user's own, which may inherit from one of ours
-        size = sizes(name, heads, dim, value_dim, mechanism.kv_heads, takes="v" if mechanism.share else "qkv")
+        size = sizes(name, heads, dim, value_dim, kv_heads, takes="v" if share else "qkv")
         return OwnHeads(mechanism, size, device=device, dtype=dtype)
     how: dict[str, Any] = {"impl": impl, "device": device, "dtype": dtype}
     if isinstance(mechanism, config.SymbolHeads):
-        size = sizes(name, heads, dim, value_dim, mechanism.kv_heads)
+        size = sizes(name, heads, dim, value_dim, kv_heads)
         return _symbol_group(mechanism, width, size, bias, max_length, how)
-    how |= {"kv_heads": mechanism.kv_heads, "share": mechanism.share}
     if isinstance(mechanism, config.Softmax):
-        return SoftmaxHeads(heads, dim, value_dim, **how)
+        return SoftmaxHeads(heads, dim, value_dim, kv_heads=kv_heads, share=share, impl=impl)
     if isinstance(mechanism, config.Linear):
-        return LinearHeads(heads, dim, value_dim, normalise=mechanism.normalise, act=mechanism.act, **how)
+        normalise, act = mechanism.normalise, mechanism.act
+        return LinearHeads(
+            heads, dim, value_dim, kv_heads=kv_heads, share=share, normalise=normalise, act=act, impl=impl
+        )
     if isinstance(mechanism, config.Hyla):
         how |= {"normalise": mechanism.normalise, "act": mechanism.act, "value_depth": mechanism.value_depth}
-        return HylaHeads(heads, dim, value_dim, **how)
-    names = ", ".join(known.__name__ for known in MECHANISMS)
-    raise ValueError(f"heads: {name} is not a mechanism (choose from {names}) and has no method `code`")
+        return HylaHeads(heads, dim, value_dim, kv_heads=kv_heads, share=share, **how)
+    if type(mechanism) not in MECHANISMS:
+        names = ", ".join(known.__name__ for known in MECHANISMS)
+        raise ValueError(f"heads: {name} is not a mechanism (choose from {names}) and has no method `code`")
+    row = next(row for row in spec.MECHANISMS if row.config == name)
+    options = {option: getattr(mechanism, option) for option in row.options}
+    return TokenHeads(row, heads, dim, value_dim, options=options, kv_heads=kv_heads, share=share, impl=impl)
 
 
 def _symbol_group(

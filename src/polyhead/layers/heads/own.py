@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from polyhead.config import Mechanism
 from polyhead.layers import Device
-from polyhead.layers.heads import functions
+from polyhead.layers.heads.functions import HeadGroup
 from polyhead.layers.heads.sizes import Sizes
 from polyhead.ops.latent_code import drop, share
 
@@ -41,22 +41,20 @@ class Coded(Protocol):
     ) -> Tensor: ...
 
 
-class OwnHeads(nn.Module):
+class OwnHeads(HeadGroup):
     """A group of heads whose mechanism is a user's own, with its parameters."""
 
     kind = normalise = "own"
-    act, depth = "identity", 1
-    value_weight: Tensor | None = None
-    use, extra_repr = functions.use, functions.extra_repr
+    act = "identity"
 
     def __init__(
         self, mechanism: Mechanism, sizes: Sizes, *, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
-        super().__init__()
+        super().__init__(sizes)
         who = type(mechanism).__name__
         if mechanism.impl not in ("auto", "reference"):
             raise ValueError(f"{who}: impl must be auto or reference but is {mechanism.impl!r}")
-        self.mechanism, self.sizes = mechanism, sizes
+        self.mechanism = mechanism
         for name, value in self._begun().items():
             if hasattr(self, name) or not isinstance(value, Tensor):
                 raise ValueError(f"{who}: parameter {name!r} must be a tensor under a name that is free")
@@ -116,20 +114,3 @@ class OwnHeads(nn.Module):
             )  # fmt: skip
         code = self.code(q, k, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=scale)
         return einsum(drop(code, keep), share(v, h), "b h t s, b s h e -> b t h e")
-
-    def forward(
-        self,
-        q: Float[Tensor, "b t h d"],
-        k: Float[Tensor, "b s g d"],
-        v: Float[Tensor, "b s g e"],
-        *,
-        bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        window: int | None = None,
-        cu_seqlens: Tensor | None = None,
-        keep: Tensor | None = None,
-    ) -> Float[Tensor, "b t h e"]:
-        return self.attend(
-            q, k, v, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
-        )  # fmt: skip

@@ -5,15 +5,13 @@ features of its own; `value` maps symbols, `q_rel` and `k_rel` (one map if symme
 asks it for `features`, then for what receivers and senders have of their own, and hands all of it to the op.
 """
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead.layers import Device
-from polyhead.layers.heads import functions
+from polyhead.layers.heads.functions import HeadGroup
 from polyhead.layers.heads.sizes import Sizes
 from polyhead.ops.latent_code import relations as relate
 from polyhead.spec import RELATION_ACTS, RELATION_INIT
@@ -53,15 +51,91 @@ class HiddenMaps(nn.Module):
         return self.k(f).unflatten(-1, (self.sizes.kv_heads, self.sizes.dim))
 
 
-def _queries(hidden: HiddenMaps | None, f: Tensor) -> dict[str, Tensor]:
-    return {} if hidden is None else {"q": hidden.queries(f)}
+class SymbolGroup(HeadGroup):
+    """What heads whose values are symbols share: `value` maps symbols, `q_rel` and `k_rel` the tokens to be related.
+
+    `related`: how many relations a query and a key have, of width `relation_dim`; `symmetric`: one map makes both.
+    """
+
+    normalise, act = "softmax", "identity"
+    relation_act: str
+
+    def __init__(
+        self,
+        width: int,
+        sizes: Sizes,
+        related: tuple[int, int] = (0, 0),
+        relation_dim: int = 0,
+        *,
+        symmetric: bool = False,
+        symbol_dim: int | None = None,
+        hidden: int | None = None,
+        bias: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(sizes)
+        self.symbol_dim, self.relation_dim = width if symbol_dim is None else symbol_dim, relation_dim
+        self.related, wide = related, hidden or width
+        self.hidden = HiddenMaps(width, hidden, sizes, bias=bias, device=device, dtype=dtype) if hidden else None
+        self.q_rel: nn.Linear | None = None
+        self.k_rel: nn.Linear | None = None
+        if relation_dim:
+            self.q_rel = nn.Linear(wide, related[0] * relation_dim, bias=False, device=device, dtype=dtype)
+            if not symmetric:
+                self.k_rel = nn.Linear(wide, related[1] * relation_dim, bias=False, device=device, dtype=dtype)
+        self.value = nn.Linear(self.symbol_dim, sizes.kv_heads * sizes.value_dim, bias=bias, device=device, dtype=dtype)
+        self.relation_weight: nn.Parameter | None = None
+
+    def features(self, x: Tensor) -> Tensor:
+        """What relations (and, of hidden features, queries and keys) are linear maps of."""
+        return x if self.hidden is None else self.hidden(x)
+
+    def receive(self, f: Tensor) -> dict[str, Tensor]:
+        """Of the features of receivers: q_rel (b t r p) or (b t h p), and q (b t h d) where features are hidden."""
+        made = {} if self.hidden is None else {"q": self.hidden.queries(f)}
+        if self.q_rel is not None:
+            made["q_rel"] = self.q_rel(f).unflatten(-1, (self.related[0], self.relation_dim))
+        return made
+
+    def send(self, f: Tensor) -> dict[str, Tensor]:
+        """Of the features of senders: k_rel (b s r p) or (b s g p), and k (b s g d) where features are hidden."""
+        made = {} if self.hidden is None else {"k": self.hidden.keys(f)}
+        k_rel = self.q_rel if self.k_rel is None else self.k_rel
+        if k_rel is not None:
+            made["k_rel"] = k_rel(f).unflatten(-1, (self.related[1], self.relation_dim))
+        return made
+
+    def values(self, symbols: Float[Tensor, "... m"]) -> Float[Tensor, "... g e"]:
+        """Symbols, by key or a table of them, as the heads read them."""
+        return self.value(symbols).unflatten(-1, (self.sizes.kv_heads, self.sizes.value_dim))
+
+    def options(self) -> dict[str, object]:
+        return {"relation_act": self.relation_act}
+
+    def forward(
+        self,
+        q: Float[Tensor, "b t h d"],
+        k: Float[Tensor, "b s g d"],
+        v: Float[Tensor, "..."],
+        *,
+        q_rel: Float[Tensor, "b t _ p"] | None = None,
+        k_rel: Float[Tensor, "b s _ p"] | None = None,
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        window: int | None = None,
+        cu_seqlens: Tensor | None = None,
+        keep: Tensor | None = None,
+    ) -> Float[Tensor, "b t h e"]:
+        given = [array for array in (q, k, q_rel, k_rel, v, self.relation_weight) if array is not None]
+        return self.attend(
+            *given, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
+            **self.options(),
+        )  # fmt: skip
 
 
-def _keys(hidden: HiddenMaps | None, f: Tensor) -> dict[str, Tensor]:
-    return {} if hidden is None else {"k": hidden.keys(f)}
-
-
-class RelationalHeads(nn.Module):
+class RelationalHeads(SymbolGroup):
     """Relational attention (ops.relational_attention): `relations` inner products of width `relation_dim` per pair.
 
     By default one per head, as wide as the heads' values together over their number.  `relation_weight` (h e r) maps
@@ -69,10 +143,9 @@ class RelationalHeads(nn.Module):
     `symbol_std`, the standard deviation that symbols begin with.
     """
 
-    kind, normalise, act, depth = "relational", "softmax", "identity", 1
-    value_weight: Tensor | None = None
-    attend: Callable[..., Tensor]
-    use, code, extra_repr = functions.use, functions.code, functions.extra_repr
+    kind = "relational"
+    q_rel: nn.Linear
+    relation_weight: nn.Parameter
 
     def __init__(
         self,
@@ -92,20 +165,18 @@ class RelationalHeads(nn.Module):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.sizes, (heads, e) = sizes, (sizes.heads, sizes.value_dim)
-        self.relations = r = heads if relations is None else relations
-        self.relation_dim = p = max(1, heads * e // r) if relation_dim is None else relation_dim
+        heads, e = sizes.heads, sizes.value_dim
+        r = heads if relations is None else relations
+        p = max(1, heads * e // r) if relation_dim is None else relation_dim
+        super().__init__(
+            width, sizes, (r, r), p,
+            symmetric=symmetric, symbol_dim=symbol_dim, hidden=hidden, bias=bias, device=device, dtype=dtype,
+        )  # fmt: skip
+        self.relations, self.symbol_std = r, symbol_std
         self.relation_act = one_of("RelationalHeads", "relation_act", relation_act, RELATION_ACTS)
         self.relation_init = one_of("RelationalHeads", "relation_init", relation_init, RELATION_INIT)
-        self.symbol_dim, self.symbol_std = width if symbol_dim is None else symbol_dim, symbol_std
-        self.hidden = HiddenMaps(width, hidden, sizes, bias=bias, device=device, dtype=dtype) if hidden else None
-        wide = hidden or width
-        self.q_rel = nn.Linear(wide, r * p, bias=False, device=device, dtype=dtype)
-        self.k_rel = None if symmetric else nn.Linear(wide, r * p, bias=False, device=device, dtype=dtype)
-        self.value = nn.Linear(self.symbol_dim, sizes.kv_heads * e, bias=bias, device=device, dtype=dtype)
         self.relation_weight = nn.Parameter(torch.empty(heads, e, r, device=device, dtype=dtype))
-        functions.begin(self, "relational", impl)
+        self.begin("relational", impl)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -134,53 +205,12 @@ class RelationalHeads(nn.Module):
         std = (retrieved.square().mean() / (r * related.square().mean()).clamp(min=1e-12)).sqrt()
         nn.init.normal_(self.relation_weight).mul_(std)
 
-    def features(self, x: Tensor) -> Tensor:
-        """What relations (and, of hidden features, queries and keys) are linear maps of."""
-        return x if self.hidden is None else self.hidden(x)
 
-    def receive(self, f: Tensor) -> dict[str, Tensor]:
-        """q_rel (b t r p), of hidden features also q (b t h d), of the features of receivers."""
-        return _queries(self.hidden, f) | {"q_rel": self.q_rel(f).unflatten(-1, (self.relations, self.relation_dim))}
-
-    def send(self, f: Tensor) -> dict[str, Tensor]:
-        """k_rel (b s r p), of hidden features also k (b s g d), of the features of senders."""
-        k_rel = self.q_rel if self.k_rel is None else self.k_rel
-        return _keys(self.hidden, f) | {"k_rel": k_rel(f).unflatten(-1, (self.relations, self.relation_dim))}
-
-    def values(self, symbols: Float[Tensor, "... m"]) -> Float[Tensor, "... g e"]:
-        """Symbols, by key or a table of them, as the heads read them."""
-        return self.value(symbols).unflatten(-1, (self.sizes.kv_heads, self.sizes.value_dim))
-
-    def forward(
-        self,
-        q: Float[Tensor, "b t h d"],
-        k: Float[Tensor, "b s g d"],
-        v: Float[Tensor, "..."],
-        *,
-        q_rel: Float[Tensor, "b t r p"],
-        k_rel: Float[Tensor, "b s r p"],
-        bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        window: int | None = None,
-        cu_seqlens: Tensor | None = None,
-        keep: Tensor | None = None,
-    ) -> Float[Tensor, "b t h e"]:
-        return self.attend(
-            q, k, q_rel, k_rel, v, self.relation_weight,
-            bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
-            relation_act=self.relation_act,
-        )  # fmt: skip
-
-
-class DisentangledHeads(nn.Module):
+class DisentangledHeads(SymbolGroup):
     """Disentangled relational cross-attention (ops.disentangled_attention): one relation per head, as wide as its
     values by default; relation keys are grouped as keys are."""
 
-    kind, normalise, act, depth = "disentangled", "softmax", "identity", 1
-    value_weight: Tensor | None = None
-    attend: Callable[..., Tensor]
-    use, code, extra_repr = functions.use, functions.code, functions.extra_repr
+    kind = "disentangled"
 
     def __init__(
         self,
@@ -197,70 +227,23 @@ class DisentangledHeads(nn.Module):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         if symmetric and sizes.kv_heads != sizes.heads:
             raise ValueError(
                 f"Disentangled: symmetric relations need kv_heads = heads = {sizes.heads} but it is {sizes.kv_heads}"
             )
-        self.sizes, (heads, groups) = sizes, (sizes.heads, sizes.kv_heads)
-        self.relation_dim = p = sizes.value_dim if relation_dim is None else relation_dim
-        self.relation_act = one_of("DisentangledHeads", "relation_act", relation_act, RELATION_ACTS)
-        self.symbol_dim = width if symbol_dim is None else symbol_dim
-        self.hidden = HiddenMaps(width, hidden, sizes, bias=bias, device=device, dtype=dtype) if hidden else None
-        wide = hidden or width
-        self.q_rel = nn.Linear(wide, heads * p, bias=False, device=device, dtype=dtype)
-        self.k_rel = None if symmetric else nn.Linear(wide, groups * p, bias=False, device=device, dtype=dtype)
-        self.value = nn.Linear(self.symbol_dim, groups * sizes.value_dim, bias=bias, device=device, dtype=dtype)
-        functions.begin(self, "disentangled", impl)
-
-    def features(self, x: Tensor) -> Tensor:
-        """What relations (and, of hidden features, queries and keys) are linear maps of."""
-        return x if self.hidden is None else self.hidden(x)
-
-    def receive(self, f: Tensor) -> dict[str, Tensor]:
-        """q_rel (b t h p), of hidden features also q (b t h d), of the features of receivers."""
-        q_rel = self.q_rel(f).unflatten(-1, (self.sizes.heads, self.relation_dim))
-        return _queries(self.hidden, f) | {"q_rel": q_rel}
-
-    def send(self, f: Tensor) -> dict[str, Tensor]:
-        """k_rel (b s g p), of hidden features also k (b s g d), of the features of senders."""
-        k_rel = self.q_rel if self.k_rel is None else self.k_rel
-        return _keys(self.hidden, f) | {"k_rel": k_rel(f).unflatten(-1, (self.sizes.kv_heads, self.relation_dim))}
-
-    def values(self, symbols: Float[Tensor, "... m"]) -> Float[Tensor, "... g e"]:
-        """Symbols, by key or a table of them, as the heads read them."""
-        return self.value(symbols).unflatten(-1, (self.sizes.kv_heads, self.sizes.value_dim))
-
-    def forward(
-        self,
-        q: Float[Tensor, "b t h d"],
-        k: Float[Tensor, "b s g d"],
-        v: Float[Tensor, "..."],
-        *,
-        q_rel: Float[Tensor, "b t h p"],
-        k_rel: Float[Tensor, "b s g p"],
-        bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        window: int | None = None,
-        cu_seqlens: Tensor | None = None,
-        keep: Tensor | None = None,
-    ) -> Float[Tensor, "b t h e"]:
-        return self.attend(
-            q, k, q_rel, k_rel, v,
-            bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
-            relation_act=self.relation_act,
+        super().__init__(
+            width, sizes, (sizes.heads, sizes.kv_heads), sizes.value_dim if relation_dim is None else relation_dim,
+            symmetric=symmetric, symbol_dim=symbol_dim, hidden=hidden, bias=bias, device=device, dtype=dtype,
         )  # fmt: skip
+        self.relation_act = one_of("DisentangledHeads", "relation_act", relation_act, RELATION_ACTS)
+        self.begin("disentangled", impl)
 
 
-class AbstractorHeads(nn.Module):
+class AbstractorHeads(SymbolGroup):
     """Relational cross-attention of the Abstractor (ops.abstractor_attention): `relation_act` of the scores, softmax
     or pointwise, weights symbols."""
 
-    kind, act, depth = "abstractor", "identity", 1
-    value_weight: Tensor | None = None
-    attend: Callable[..., Tensor]
-    use, code, extra_repr = functions.use, functions.code, functions.extra_repr
+    kind = "abstractor"
 
     def __init__(
         self,
@@ -275,46 +258,10 @@ class AbstractorHeads(nn.Module):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.sizes = sizes
+        super().__init__(width, sizes, symbol_dim=symbol_dim, hidden=hidden, bias=bias, device=device, dtype=dtype)
         self.relation_act = one_of("AbstractorHeads", "act", act, RELATION_ACTS)
         self.normalise = "softmax" if act == "softmax" else "identity"
-        self.symbol_dim = width if symbol_dim is None else symbol_dim
-        self.hidden = HiddenMaps(width, hidden, sizes, bias=bias, device=device, dtype=dtype) if hidden else None
-        values = sizes.kv_heads * sizes.value_dim
-        self.value = nn.Linear(self.symbol_dim, values, bias=bias, device=device, dtype=dtype)
-        functions.begin(self, "abstractor", impl)
+        self.begin("abstractor", impl)
 
-    def features(self, x: Tensor) -> Tensor:
-        """What queries and keys of hidden features are linear maps of."""
-        return x if self.hidden is None else self.hidden(x)
-
-    def receive(self, f: Tensor) -> dict[str, Tensor]:
-        """Nothing but queries, and those of hidden features only."""
-        return _queries(self.hidden, f)
-
-    def send(self, f: Tensor) -> dict[str, Tensor]:
-        """Nothing but keys, and those of hidden features only."""
-        return _keys(self.hidden, f)
-
-    def values(self, symbols: Float[Tensor, "... m"]) -> Float[Tensor, "... g e"]:
-        """Symbols, by key or a table of them, as the heads read them."""
-        return self.value(symbols).unflatten(-1, (self.sizes.kv_heads, self.sizes.value_dim))
-
-    def forward(
-        self,
-        q: Float[Tensor, "b t h d"],
-        k: Float[Tensor, "b s g d"],
-        v: Float[Tensor, "..."],
-        *,
-        bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        window: int | None = None,
-        cu_seqlens: Tensor | None = None,
-        keep: Tensor | None = None,
-    ) -> Float[Tensor, "b t h e"]:
-        return self.attend(
-            q, k, v, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
-            act=self.relation_act,
-        )  # fmt: skip
+    def options(self) -> dict[str, object]:
+        return {"act": self.relation_act}
