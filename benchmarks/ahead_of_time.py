@@ -299,16 +299,23 @@ def narrow(code: str) -> Iterator[str]:
 
 
 def measure(
-    cases: Iterable[Case], budget: dict[str, Any], cards: Iterable[Card], known: dict[str, Row], *, quick: bool
+    cases: Iterable[Case],
+    budget: dict[str, Any],
+    cards: Iterable[Card],
+    known: dict[str, Row],
+    *,
+    quick: bool,
+    in_turn: bool = False,
 ) -> Iterator[Row]:
-    """Each kernel of each case, or only the first of each kernel, on each card."""
-    seen, cards = set(), tuple(cards)
+    """Each kernel of each case, or only the first of each kernel, on each card, or in turn on one of them."""
+    seen, cards, own = set(), tuple(cards), {}
     for case in cases:
         for card in cards:
             for launch in case.launches(budget["shared"][card.name]):
                 compiled_in = None if quick else (launch.args[-1], str(launch.source().signature))
                 what = launch.kernel, card.name, compiled_in
-                if what not in seen:
+                mine = own.setdefault(launch.kernel, cards[len(own) % len(cards)])
+                if what not in seen and (card is mine or not in_turn):
                     seen.add(what)
                     yield compiled(launch, case, card, budget, known)
 
@@ -316,7 +323,8 @@ def measure(
 def wanted(options: argparse.Namespace, budget: dict[str, Any], known: dict[str, Row]) -> Iterator[Row]:
     """All rows."""
     cases = [case for case in (QUICK if options.quick else shipped()) if options.only in case.op]
-    yield from measure(cases, budget, QUICK_CARDS if options.quick else CARDS, known, quick=options.quick)
+    cards = QUICK_CARDS if options.quick else CARDS
+    yield from measure(cases, budget, cards, known, quick=options.quick, in_turn=options.quick)
     if not options.quick:
         yield from measure([case for case in QUICK if options.only in case.op], budget, REFUSED, known, quick=True)
         yield from measure([case for case in double() if options.only in case.op], budget, CARDS[:1], known, quick=True)
@@ -343,7 +351,7 @@ def write(path: pathlib.Path | None, rows: list[Row]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one configuration of each kernel")
+    parser.add_argument("--quick", action="store_true", help="one configuration of each kernel, for one card")
     parser.add_argument("--only", default="", help="kernels whose name contains this")
     parser.add_argument("--budget", type=pathlib.Path, default=BUDGET, help="another budget")
     parser.add_argument("--json", type=pathlib.Path, help="write the table there")

@@ -42,6 +42,8 @@ drawn = "plotly", "matplotlib", "tyro", "rich", "tqdm", "pandas"
 without("layers", "sklearn", "scipy", "yaml", "transformers", *drawn)
 ph.tasks.FuzzyLogic()
 without("tasks", "sklearn", *drawn)
+import polyhead.train
+without("training", "wandb", "trackio", "tensorboard")
 import polyhead.plan, polyhead.scale.plan.estimate as new  # an old name of a module, and a function
 assert ph.plan is polyhead.plan is not new.plan
 try:

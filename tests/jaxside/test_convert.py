@@ -34,7 +34,7 @@ MODEL = ph.TransformerConfig(
 def folder(tmp_path_factory):
     """A run of fuzzy logic that was trained for a few steps."""
     place = tmp_path_factory.mktemp("runs") / "a"
-    train = ph.Train(steps=20, batch_size=32, lr=3e-3, warmup=2, evaluate=("iid",), eval_batches=1)
+    train = ph.Train(steps=6, batch_size=32, lr=3e-3, warmup=2, evaluate=("iid",), eval_batches=1)
     ph.train.run(ph.Run(TASK, MODEL, train=train, folder=str(place), device="cpu"))
     return place
 

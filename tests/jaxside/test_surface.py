@@ -199,8 +199,7 @@ def test_options_are_static_and_nothing_is_read_off_the_data():
 
 
 # ----------------------------------------------------------------------------------------- half precision, empty arrays
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("op", ["softmax_attention", "hyla"])
+@pytest.mark.parametrize(("op", "dtype"), [("softmax_attention", "float16"), ("hyla", "bfloat16")])
 def test_half_precision_is_as_good_as_its_inputs_and_empty_rows_are_zero(op, dtype):
     tensors, twins = arrays(op, 5, 5)
     low = [x.astype(dtype) for x in twins]

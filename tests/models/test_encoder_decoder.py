@@ -244,9 +244,11 @@ def test_mistakes_are_one_line():
 
 
 @pytest.mark.compile
-def test_compiles_whole_for_any_length():
-    whole = VARIANTS["dual"]
-    settings = replace(whole, layers=1, encoder=replace(whole.encoder, heads=[NEAR], layers=1))
+@pytest.mark.parametrize("name", ["softmax", pytest.param("dual", marks=pytest.mark.campaign)])
+def test_compiles_whole_for_any_length(name):
+    """Heads of every kind are in test_callers.py."""
+    whole = VARIANTS[name]
+    settings = replace(whole, layers=1, encoder=replace(whole.encoder, heads=whole.encoder.heads[-1:], layers=1))
     model, other = build(settings), build(settings)
     model.compile(fullgraph=True, dynamic=True, backend="eager")
     for t, s in ((5, 6), (4, 11)):

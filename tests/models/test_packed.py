@@ -41,8 +41,7 @@ def gradients(y, towards, leaves):
     return [torch.zeros(()) if g is None else g for g in grads]
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "masked"), zoo.turns([*MODELS], (False, True)))
 def test_packed_sequences_are_what_they_are_alone(name, masked):
     """Outputs and gradients; with padding at the edges of sequences, which nobody looks at."""
     model = build(replace(MODELS[name], causal=masked))

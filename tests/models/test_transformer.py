@@ -140,8 +140,7 @@ def test_padding_is_never_read(name):
     assert not torch.allclose(model(x)[:, :5], short)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("name", "causal"), [(name, n % 2 == 0) for n, name in enumerate(VARIANTS)])
 def test_the_tail_is_the_end_of_the_whole(name, causal):
     settings = replace(VARIANTS[name], causal=causal)
     model, x = build(settings), inputs_of(settings)

@@ -85,9 +85,8 @@ def test_one_configuration_of_each_kernel_stays_within_its_budget(compiled):
     done, table = compiled
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(table.read_text())["kernels"]
-    assert sorted((row["kernel"], row["card"]) for row in rows) == sorted(
-        (kernel, card) for kernel in KERNELS for card in ("sm_80", "sm_90")
-    )
+    assert sorted(row["kernel"] for row in rows) == sorted(KERNELS)
+    assert {row["card"] for row in rows} == {"sm_80", "sm_90"}  # in turn; both are in the campaign
     assert all(row["registers"] > 0 and row["shared"] > 0 and row["tensor_cores"] > 0 for row in rows)
 
 

@@ -16,8 +16,16 @@ RELATIONAL = (
     *("ra_default", "ra_causal", "ra_rope_causal", "ra_nrel2", "ra_nrel8_causal", "ra_sym", "ra_gqa2_bias"),
     *("ra_total8", "ra_relpos", "ra_act_relu", "ra_act_tanh_causal"),
 )
+INTERPRETED = ("ra_default", "ra_nrel8_causal", "ra_gqa2_bias")
+"""Of the kernels, which take their time: the others in the campaign."""
 FILES = [
-    *(("relational", name, impl) for name in RELATIONAL for impl in BACKENDS["relational"]),
+    *(
+        pytest.param("relational", name, impl, marks=[pytest.mark.campaign] * (name not in INTERPRETED))
+        if impl == "triton"
+        else ("relational", name, impl)
+        for name in RELATIONAL
+        for impl in BACKENDS["relational"]
+    ),
     *(("disentangled", name, "auto") for name in ("disrca_default", "disrca_causal", "disrca_tanh")),
     *(("abstractor", name, "auto") for name in ("rca_softmax", "rca_tanh_causal")),
 ]

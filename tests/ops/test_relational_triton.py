@@ -30,7 +30,13 @@ CASES = {
     "hidden keys": {"t": 19, "s": 33, "r": 2, "act": "gelu", "hidden": True, "causal": True},
     "window": {"t": 33, "s": 33, "h": 2, "g": 2, "window": 5, "act": "silu", "bias": True},
     "packed": {"edges": (0, 0, 1, 12, 33), "h": 8, "g": 2, "causal": True, "act": "gelu_tanh", "bias": True},
-    "packed, rows after the last": {"edges": (0, 20, 20, 31), "rows": 33, "window": 6, "act": "relu"},
+    "packed, rows after the last": {
+        "edges": (0, 20, 20, 31),
+        "rows": 33,
+        "window": 6,
+        "act": "gelu_tanh",
+        "bias": True,
+    },
     "offsets": {"t": 33, "s": 19, "g": 4, "offset": True, "act": "silu", "bias": True},
     "offsets, causal window": {"t": 19, "s": 33, "g": 1, "offset": True, "causal": True, "window": 4, "act": "relu"},
     "offsets, packed": {"edges": (0, 5, 5, 21, 33), "offset": True, "act": "identity"},
@@ -82,7 +88,7 @@ def test_all_activations_are_among_the_cases():
     assert {case["act"] for case in CASES.values()} == set(RELATION_ACTS) - {"softmax"}
 
 
-MORE = ("window", "parts", "offsets")
+MORE = ("window", "packed", "parts", "offsets")
 """Each beside another case with what makes it hard: for the campaign."""
 
 

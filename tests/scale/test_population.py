@@ -155,7 +155,7 @@ def cut(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(Stack, "step", stopped)
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.campaign), 2])
 def test_stopped_at_any_step_it_goes_on_to_the_last_bit(
     at_once: int, members: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -21,7 +21,7 @@ from polyhead.train.store import disk
 from polyhead.train.store.claims import claim
 
 
-@pytest.mark.parametrize("at_once", [1, 4])
+@pytest.mark.parametrize("at_once", [1, pytest.param(4, marks=pytest.mark.campaign)])
 def test_one_that_diverges_stays_alone(at_once: int, members: Any, tmp_path: pathlib.Path, capsys: Any):
     good, other, _ = members(dropout=0.1, steps=4)
     bad = dataclasses.replace(good, name="bad", train=dataclasses.replace(good.train, lr=1e38, clip=None))
@@ -72,7 +72,7 @@ def test_a_busy_and_a_damaged_folder(members: Any, tmp_path: pathlib.Path, capsy
     ]
 
 
-@pytest.mark.parametrize("at_once", [1, 3])
+@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.campaign), 3])
 def test_a_full_disk_is_a_pause(
     at_once: int, members: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):

@@ -4,16 +4,15 @@ import importlib.machinery
 import importlib.util
 import inspect
 import json
-import os
 import pathlib
 import struct
-import subprocess
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import forked
 import pytest
 
 import polyhead as ph
@@ -221,19 +220,16 @@ def test_unknown_and_missing_trackers_are_seen_before_training(tiny: Tiny, tmp_p
 def test_nothing_is_imported_unless_it_is_chosen(tiny: Tiny, tmp_path: pathlib.Path):
     for name in tracking.TRACKERS:
         (tmp_path / f"{name}.py").write_text(f"print('imported {name}')")
-    code = "import sys; from polyhead.train import *; [run(read_config(path)) for path in sys.argv[1:]]"
+    code = (
+        "import sys; from polyhead.train import *; sys.path.insert(0, sys.argv[1])\n"
+        f"[sys.modules.pop(name, None) for name in {[*tracking.TRACKERS]!r}]\n"
+        "[run(read_config(path), progress=False) for path in sys.argv[2:]]"
+    )
     places = [tmp_path / name for name in ("plain.json", "tracked.json")]
     for track, place in zip([(), ("trackio",)], places, strict=True):
         ph.config.save(tiny(place.with_suffix(""), steps=1, track=track), place)
-    paths = os.pathsep.join([str(tmp_path), str(pathlib.Path(ph.__file__).parents[1])])
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, places)],
-        env={**os.environ, "PYTHONPATH": paths},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "imported trackio\n"
+    ended, said = forked.run(code, tmp_path, *places)
+    assert (ended, said.splitlines()[0], said.count("imported")) == (0, "imported trackio", 1)
     assert (tmp_path / "plain" / "result.json").exists()
 
 
