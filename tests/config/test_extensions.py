@@ -175,7 +175,7 @@ def test_an_installed_package_needs_no_import(tmp_path, monkeypatch):
 
 @pytest.mark.compile  # where annotations are not checked
 def test_what_is_neither_task_nor_recipe_is_one_line():
-    with pytest.raises(ValueError, match=r"^register: a task, a mechanism or a recipe was wanted but 3 came$"):
+    with pytest.raises(ValueError, match=r"^register: a class or a recipe was wanted but 3 came$"):
         ph.register(3)
 
 

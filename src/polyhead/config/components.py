@@ -5,6 +5,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from polyhead.config.mechanisms import positive
 from polyhead.config.serial import Checked, added_later
@@ -13,7 +14,18 @@ from polyhead.spec.shapes import one_of
 
 
 @dataclass(frozen=True)
-class Rotary(Checked):
+class Position(Checked):
+    """How a model knows where a token is.
+
+    Positions of your own inherit from it and have one method: `bias(own, distance)`, `rotate(own, x, positions)` or
+    `vectors(own, positions)`, where `own` holds what a method `parameters(heads, dim, max_length)` returns.
+    """
+
+    usual: ClassVar[bool] = False  # a file names the kind
+
+
+@dataclass(frozen=True)
+class Rotary(Position):
     """Rotary embedding of q and k.  `interleaved` turns pairs (2j, 2j+1), `half` turns pairs (j, j + d/2)."""
 
     theta: float = 1e4
@@ -25,7 +37,7 @@ class Rotary(Checked):
 
 
 @dataclass(frozen=True)
-class RelativeBias(Checked):
+class RelativeBias(Position):
     """T5 relative bias, one table per layer.  Defaults: one bucket per position; keys after the query share bucket
     0."""
 
@@ -39,25 +51,35 @@ class RelativeBias(Checked):
 
 
 @dataclass(frozen=True)
-class Alibi(Checked):
+class Alibi(Position):
     """Attention with linear biases: score - slope_h |i - j| (Press et al. 2022)."""
 
 
 @dataclass(frozen=True)
-class Learned(Checked):
+class Learned(Position):
     """A learned vector per position, added to the inputs of the first layer."""
 
 
 @dataclass(frozen=True)
-class Sinusoidal(Checked):
+class Sinusoidal(Position):
     """Sines and cosines of the position, added to the inputs of the first layer (Vaswani et al. 2017)."""
 
 
-Position = Rotary | RelativeBias | Alibi | Learned | Sinusoidal
+POSITIONS: tuple[type[Position], ...] = (Rotary, RelativeBias, Alibi, Learned, Sinusoidal)
 
 
 @dataclass(frozen=True)
-class Mlp(Checked):
+class FeedForward(Checked):
+    """What a block does to each token by itself.
+
+    A layer of your own inherits from it and has a method `module(dim)`, which returns an nn.Module.
+    """
+
+    usual: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Mlp(FeedForward):
     """Two linear maps with `act` between them.  `hidden` defaults to 4 x width."""
 
     hidden: int | None = None
@@ -71,7 +93,7 @@ class Mlp(Checked):
 
 
 @dataclass(frozen=True)
-class Swiglu(Checked):
+class Swiglu(FeedForward):
     """W2(silu(W1 x) * W3 x).  `hidden` defaults to floor(8/3 width) down to a multiple of 64."""
 
     hidden: int | None = None
@@ -83,7 +105,7 @@ class Swiglu(Checked):
 
 
 @dataclass(frozen=True)
-class Experts(Checked):
+class Experts(FeedForward):
     """Mixture of expert MLPs: the top k of a linear gate, weighted by the softmax over those k; no noise."""
 
     experts: int = 4
@@ -101,7 +123,7 @@ class Experts(Checked):
             raise ValueError(f"Experts: top_k must be 1 to {self.experts} (experts) but is {self.top_k}")
 
 
-FeedForward = Mlp | Swiglu | Experts
+FEEDFORWARDS: tuple[type[FeedForward], ...] = (Mlp, Swiglu, Experts)
 
 
 @dataclass(frozen=True)

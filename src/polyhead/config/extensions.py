@@ -1,4 +1,4 @@
-"""What others add to the package: tasks, mechanisms and recipes of their own, found by module and name.
+"""What others add to the package: tasks, mechanisms, positions, feed-forward layers and recipes, by module and name.
 
 A class outside the package is written to a file as "module:Class" and read back from a module that is imported already.
 A file never imports anything: that is asked for, by `import`, by `--import MODULE`, by the environment variable
@@ -23,7 +23,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-GROUPS = {"tasks": "polyhead.tasks", "mechanisms": "polyhead.mechanisms", "recipes": "polyhead.recipes"}
+BASES = {"Mechanism": "mechanisms", "Position": "positions", "FeedForward": "feedforwards"}
+"""The base of a class -> what it is; a class without one is a task."""
+
+GROUPS = {sort: f"polyhead.{sort}" for sort in ("tasks", *BASES.values(), "recipes")}
 """What a package may declare -> the group of its entry points."""
 
 ASKED = "POLYHEAD_IMPORT"
@@ -40,14 +43,16 @@ class UnknownKind(ValueError):
 
 
 def register(added: Added, *, name: str | None = None) -> Added:
-    """Make a task or a mechanism (a class) or a recipe (a function that returns runs) known by name; also a decorator.
+    """Make a class or a recipe (a function that returns runs) known by name; also a decorator.
+
+    Classes are tasks, mechanisms, positions and feed-forward layers.
 
     `polyhead list`, `train`, `sweep`, ... then know it, where the module that registers it is imported, or declared as
     an entry point.  `name`: on the command line; by default that of the class, or of the function with "-" for "_".
     ValueError for a class or function that no other process could find again, and for a name that is taken.
     """
     if not callable(added):
-        raise ValueError(f"register: a task, a mechanism or a recipe was wanted but {added!r} came")
+        raise ValueError(f"register: a class or a recipe was wanted but {added!r} came")
     sort = _sort(added)
     name = name or (added.__name__.replace("_", "-") if sort == "recipes" else added.__name__)
     if "<" in added.__qualname__:  # of a function, or a lambda; as a decorator, we are asked before the name is set
@@ -60,11 +65,11 @@ def register(added: Added, *, name: str | None = None) -> Added:
 
 
 def _sort(added: Callable[..., object]) -> str:
-    """What is added: a class is a mechanism where it inherits from one, else a task."""
+    """What is added: a class is what its base is, without one a task."""
     if not isinstance(added, type):
         return "recipes"
     bases = {base.__name__ for base in added.__mro__ if not kind_of(base).count(":")}
-    return "mechanisms" if "Mechanism" in bases else "tasks"
+    return next((sort for base, sort in BASES.items() if base in bases), "tasks")
 
 
 def added(sort: str) -> dict[str, object]:

@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 
 from polyhead.config import serial
 from polyhead.config.components import (
+    FEEDFORWARDS,
+    POSITIONS,
     Classes,
     FeedForward,
     Input,
@@ -47,9 +49,10 @@ Heads = tuple[Mechanism, ...]
 _PARTS: dict[str, tuple[type, ...]] = {
     "inputs": typing.get_args(Input),
     "outputs": typing.get_args(Output),
-    "feedforward": typing.get_args(FeedForward),
-    "positions": (*typing.get_args(Position), type(None)),
+    "feedforward": (*FEEDFORWARDS, FeedForward),
+    "positions": (*POSITIONS, Position, type(None)),
 }
+_BASES = (FeedForward, Position, type(None))  # what stands in no list of choices
 
 
 @named
@@ -101,7 +104,7 @@ class TransformerConfig(Checked):
         object.__setattr__(self, "heads", _layers_of_heads(self.heads))
         for name, kinds in _PARTS.items():
             if not isinstance(getattr(self, name), kinds):
-                names = ", ".join(f"{kind.__name__}()" for kind in kinds if kind is not type(None))
+                names = ", ".join(f"{kind.__name__}()" for kind in kinds if kind not in _BASES)
                 raise ValueError(f"TransformerConfig: {name} must be one of {names} but is {getattr(self, name)!r}")
         positive(self, "dim", "layers", "max_length", "window")
         if self.per_layer and len(self._lists) != self.layers:
@@ -331,7 +334,7 @@ def digest(config: Any) -> str:
 
 _KINDS = (
     *(*MECHANISMS, *typing.get_args(SymbolSource)),
-    *(*typing.get_args(Position), *typing.get_args(FeedForward), *typing.get_args(Input), *typing.get_args(Output)),
+    *(*POSITIONS, *FEEDFORWARDS, *typing.get_args(Input), *typing.get_args(Output)),
     *(*typing.get_args(Model), Decay, Train, Run),
 )
 

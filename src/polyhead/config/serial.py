@@ -192,7 +192,7 @@ def _value(data: Any, hint: Any, known: Mapping[str, type], where: str) -> Any:
         return None
     if isinstance(data, dict):
         classes = [o for o in options if dataclasses.is_dataclass(o)]
-        usual = [o for o in classes if len(classes) == 1 or getattr(o, "usual", False)]  # what need not name its kind
+        usual = [o for o in classes if getattr(o, "usual", len(classes) == 1)]  # what need not name its kind
         sorts = [c for c in classes if isinstance(c, type)]
         built = build(data, usual[0] if usual else None, known, where, sorts)
         if not isinstance(built, tuple(sorts)):

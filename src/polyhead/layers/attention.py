@@ -23,7 +23,8 @@ from polyhead.layers.call import Call, Limits, call_of, check, no_script, symbol
 from polyhead.layers.heads.functions import asked, attended, coder, compiled
 from polyhead.layers.heads.groups import LinearHeads, SymbolGroup, build, shared_groups
 from polyhead.layers.norms import LayerNorm
-from polyhead.layers.positions import AlibiBias, RelativePositionBias, rotary_tables
+from polyhead.layers.own import OwnPositions
+from polyhead.layers.positions import AlibiBias, RelativePositionBias, build_bias, rotary_tables
 from polyhead.layers.projection import Rows, affine, by_offset, linear, out_weight, project, value_weights, widths_of
 from polyhead.layers.symbols import SymbolModule, build_symbols
 from polyhead.layers.taps import GroupTaps, Taps, described
@@ -120,25 +121,19 @@ class MultiHeadAttention(nn.Module):
         device: Device,
         dtype: torch.dtype | None,
     ) -> None:
-        self.rotary: nn.ModuleDict | None = None
-        self.relative: RelativePositionBias | AlibiBias | None = None
+        self.rotary: nn.ModuleDict | OwnPositions | None = None
+        self.relative: RelativePositionBias | AlibiBias | OwnPositions | None = None
         if isinstance(positions, nn.ModuleDict):
             self.rotary = positions
         elif isinstance(positions, config.Rotary):
             theta, layout = positions.theta, positions.layout
             self.rotary = rotary_tables([heads], self.dim, theta=theta, layout=layout, max_length=length, device=device)
-        elif isinstance(positions, config.RelativeBias):
-            buckets, both = positions.buckets or length, positions.bidirectional
-            distance = positions.max_distance or buckets
-            self.relative = RelativePositionBias(
-                self.total_heads, buckets, distance, bidirectional=both, device=device, dtype=dtype
-            )
-        elif isinstance(positions, config.Alibi):
-            self.relative = AlibiBias(self.total_heads, device=device)
         elif positions is not None:
-            raise ValueError(
-                f"MultiHeadAttention: positions must be Rotary(), RelativeBias() or Alibi() but is {positions}"
-            )
+            made = build_bias(positions, self.total_heads, self.dim, length, device=device, dtype=dtype)
+            if isinstance(made, OwnPositions) and made.way == "rotate":
+                self.rotary = made
+            else:
+                self.relative = made
 
     @shaped
     def forward(
@@ -274,6 +269,9 @@ class MultiHeadAttention(nn.Module):
             rows = self.qk_norms[which](rows)
         if self.rotary is None:
             return rows
+        where = call.counted(queries=which % 2 == 0) if positions is None else positions
+        if isinstance(self.rotary, OwnPositions):
+            return self.rotary.rotate(rows, where)
         beyond = max(call.past + call.t, call.s) > self.max_length
         if beyond and call.positions is None and call.cu_seqlens is None:
             reach = max(call.past + call.t, call.s)
@@ -281,7 +279,6 @@ class MultiHeadAttention(nn.Module):
         # Positions counted here are in range by the test above; reading them would wait for the device.  Those of
         # packed sequences may be out of range only if all together are too long; a GPU's lookup then says so itself.
         packed = beyond and call.cu_seqlens is not None and call.x.device.type == "cpu"
-        where = call.counted(queries=which % 2 == 0) if positions is None else positions
         return self.rotary[str(self.sizes[which // 2].dim)](
             rows, where[..., None], check=positions is not None or packed
         )

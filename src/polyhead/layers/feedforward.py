@@ -9,7 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from polyhead import config
 from polyhead.layers import Device
+from polyhead.layers.own import OwnFeedForward
 from polyhead.ops.latent_code import act as activation, wide
 from polyhead.ops.textbook import silu
 
@@ -155,3 +157,25 @@ class MixtureOfExperts(nn.Module):
 
     def extra_repr(self) -> str:
         return f"experts={self.experts}, top_k={self.top_k}, act={self.act!r}"
+
+
+def build_feedforward(
+    kind: config.FeedForward, dim: int, *, device: Device = None, dtype: torch.dtype | None = None
+) -> MLP | SwiGLU | MixtureOfExperts | OwnFeedForward:
+    """The layer that a configuration names."""
+    if isinstance(kind, config.Mlp):
+        return MLP(dim, kind.hidden, act=kind.act, bias=kind.bias, device=device, dtype=dtype)
+    if isinstance(kind, config.Swiglu):
+        return SwiGLU(dim, kind.hidden, kind.bias, device=device, dtype=dtype)
+    if not isinstance(kind, config.Experts):
+        return OwnFeedForward(kind, dim, device=device, dtype=dtype)
+    return MixtureOfExperts(
+        dim,
+        kind.experts,
+        kind.top_k,
+        kind.hidden,
+        act=kind.act,
+        bias=kind.bias,
+        device=device,
+        dtype=dtype,
+    )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.layers import Device
+from polyhead.layers.own import OwnPositions
 from polyhead.ops.latent_code import at_least_float32, sequence_of
 from polyhead.ops.rope import LAYOUTS, check_even, check_range, check_shape, rope, rope_angles, rotate
 from polyhead.spec.shapes import one_of
@@ -135,6 +136,30 @@ def rotary_tables(
     widths = {group.dim or dim // sum(g.heads for g in heads) for heads in layers for group in heads}
     tables = {str(d): RotaryEmbedding(d, theta, max_length, layout=layout, device=device) for d in sorted(widths)}
     return nn.ModuleDict(tables)
+
+
+def build_bias(
+    positions: config.Position | None,
+    heads: int,
+    dim: int,
+    max_length: int,
+    *,
+    device: Device = None,
+    dtype: torch.dtype | None = None,
+) -> "RelativePositionBias | AlibiBias | OwnPositions":
+    """What a layer has of its own where positions are no tables: a bias, or a user's bias or rotation."""
+    if isinstance(positions, config.RelativeBias):
+        buckets = positions.buckets or max_length
+        reach = positions.max_distance or buckets
+        return RelativePositionBias(heads, buckets, reach, positions.bidirectional, device=device, dtype=dtype)
+    if isinstance(positions, config.Alibi):
+        return AlibiBias(heads, device=device)
+    strange = isinstance(positions, (config.Learned, config.Sinusoidal)) or hasattr(positions, "vectors")
+    if strange or not isinstance(positions, config.Position):
+        raise ValueError(
+            f"MultiHeadAttention: positions must be Rotary(), RelativeBias() or Alibi() but is {positions}"
+        )
+    return OwnPositions(positions, heads, dim, max_length, device=device, dtype=dtype)
 
 
 # ----------------------------------------------------------------------------------------------------- relative biases

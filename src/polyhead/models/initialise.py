@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.layers.heads.groups import HylaHeads
-from polyhead.layers.heads.own import OwnHeads
 from polyhead.layers.heads.symbolic import RelationalHeads
 from polyhead.layers.norms import LayerNorm, RMSNorm
+from polyhead.layers.own import OwnFeedForward, OwnParameters
 from polyhead.layers.positions import LearnedPositions, RelativePositionBias
 from polyhead.layers.symbols import PositionSymbols, RelativeSymbols, SymbolicAttention
 from polyhead.spec.shapes import one_of
@@ -28,7 +28,7 @@ from polyhead.spec.shapes import one_of
 OWN_RULE = (
     *(RelativePositionBias, LearnedPositions, MixtureOfExperts),
     *(SymbolicAttention, PositionSymbols, RelativeSymbols),
-    OwnHeads,
+    *(OwnParameters, OwnFeedForward),
 )
 """Modules that fill their own tables, whatever the preset."""
 
@@ -43,7 +43,10 @@ def initialise(model: nn.Module, preset: str) -> None:
     if all(parameter.is_meta for parameter in model.parameters()):
         return  # there is nothing to fill, and to find that out for each one takes most of the time of building
     inside = {id(m.qkv) for m in model.modules() if isinstance(m, MultiHeadAttention)}
+    theirs = {id(m) for own in model.modules() if isinstance(own, OwnFeedForward) for m in own.layer.modules()}
     for module in model.modules():
+        if id(module) in theirs:
+            continue
         if isinstance(module, MultiHeadAttention):
             for rows in module.qkv.weight.split(module.widths):
                 _matrix(rows, module.dim, rows.shape[0], preset)

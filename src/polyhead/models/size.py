@@ -93,7 +93,10 @@ def resized(settings: Any, field: str, width: int) -> Any:
         raise ValueError(f'match: field must be "dim", "hidden" or "both" but is {field!r}')
     changes: dict[str, Any] = {"dim": width}
     if field == "hidden":
-        changes = {"feedforward": dataclasses.replace(settings.feedforward, hidden=width)}
+        kind = settings.feedforward
+        if not isinstance(kind, (Mlp, Swiglu, Experts)):
+            raise ValueError(f"match: {type(kind).__name__} is not of this package, so its width cannot be matched")
+        changes = {"feedforward": dataclasses.replace(kind, hidden=width)}
     if settings.encoder is not None:
         changes["encoder"] = resized(settings.encoder, field, width)
     return dataclasses.replace(settings, **changes)

@@ -7,7 +7,7 @@ With an encoder, every block also looks at encoder(source), the stream after the
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.config import TransformerConfig
-from polyhead.config.components import narrower
+from polyhead.config.components import POSITIONS, narrower
 from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention, Positions, rotary_tables
 from polyhead.layers.block import TransformerBlock, build_norm
 from polyhead.layers.cache import Cache
-from polyhead.layers.feedforward import MLP, MixtureOfExperts, SwiGLU
+from polyhead.layers.feedforward import MixtureOfExperts, build_feedforward
+from polyhead.layers.own import OwnVectors, way_of
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions, places_in
 from polyhead.layers.taps import Taps
 from polyhead.models.initialise import initialise
@@ -318,7 +319,10 @@ def _encoder(
 
 def _input_positions(
     settings: TransformerConfig, device: Device, dtype: torch.dtype | None
-) -> LearnedPositions | SinusoidalPositions | None:
+) -> LearnedPositions | SinusoidalPositions | OwnVectors | None:
+    if _is_own(settings.positions) and way_of(settings.positions) == "vectors":
+        heads = sum(group.heads for group in settings.layer_heads(0))
+        return OwnVectors(settings.positions, heads, settings.dim, settings.max_length, device=device, dtype=dtype)
     if isinstance(settings.positions, config.Learned):
         return LearnedPositions(settings.max_length, settings.dim, device=device, dtype=dtype)
     if isinstance(settings.positions, config.Sinusoidal):
@@ -333,7 +337,14 @@ def _layer_positions(settings: TransformerConfig, device: Device) -> Positions:
         layers = [settings.layer_heads(i) for i in range(settings.layers)]
         theta, layout, length = positions.theta, positions.layout, settings.max_length
         return rotary_tables(layers, settings.dim, theta=theta, layout=layout, max_length=length, device=device)
+    if _is_own(positions):
+        return None if way_of(positions) == "vectors" else positions
     return positions if isinstance(positions, (config.RelativeBias, config.Alibi)) else None
+
+
+def _is_own(positions: config.Position | None) -> TypeGuard[config.Position]:
+    """Whether they are a user's."""
+    return positions is not None and not isinstance(positions, POSITIONS)
 
 
 def _block(
@@ -366,7 +377,7 @@ def _block(
     cross = attention(across, own=False) if across else None
     return TransformerBlock(
         own,
-        _feedforward(settings, device, dtype),
+        build_feedforward(settings.feedforward, settings.dim, device=device, dtype=dtype),
         cross=cross,
         norm=settings.norm,
         norm_eps=settings.norm_eps,
@@ -375,23 +386,3 @@ def _block(
         device=device,
         dtype=dtype,
     )
-
-
-def _feedforward(
-    settings: TransformerConfig, device: Device, dtype: torch.dtype | None
-) -> MLP | SwiGLU | MixtureOfExperts:
-    kind, dim = settings.feedforward, settings.dim
-    if isinstance(kind, config.Swiglu):
-        return SwiGLU(dim, kind.hidden, kind.bias, device=device, dtype=dtype)
-    if isinstance(kind, config.Experts):
-        return MixtureOfExperts(
-            dim,
-            kind.experts,
-            kind.top_k,
-            kind.hidden,
-            act=kind.act,
-            bias=kind.bias,
-            device=device,
-            dtype=dtype,
-        )
-    return MLP(dim, kind.hidden, act=kind.act, bias=kind.bias, device=device, dtype=dtype)

@@ -18,9 +18,9 @@ from polyhead.config import Decay, Train
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.layers.heads.groups import HylaHeads
-from polyhead.layers.heads.own import OwnHeads
 from polyhead.layers.heads.symbolic import RelationalHeads
 from polyhead.layers.norms import LayerNorm, RMSNorm
+from polyhead.layers.own import OwnFeedForward, OwnParameters
 from polyhead.layers.positions import LearnedPositions, RelativePositionBias
 from polyhead.layers.symbols import PositionSymbols, RelativeSymbols, SymbolicAttention
 
@@ -57,7 +57,8 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
     Raises ValueError for a parameter whose owner is not in the table: a new layer must say what it holds.
     """
     qkv = {id(m.qkv.bias) for m in model.modules() if isinstance(m, MultiHeadAttention) and m.qkv.bias is not None}
-    kinds: dict[int, str] = {}
+    theirs = [m for m in model.modules() if isinstance(m, (OwnParameters, OwnFeedForward))]
+    kinds = {id(p): "weights" if p.ndim > 1 else "norms" for module in theirs for p in module.parameters()}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in kinds:  # a tied table is an embedding: its first owner
@@ -72,8 +73,6 @@ def _kind(owner: nn.Module, name: str, parameter: nn.Parameter, path: str) -> st
         return "weights" if parameter.ndim == 3 else "biases"  # stacked over experts: matrices (n f m), biases (n f)
     if isinstance(owner, (HylaHeads, RelationalHeads)):
         return "weights"
-    if isinstance(owner, OwnHeads):
-        return "weights" if parameter.ndim > 1 else "norms"
     if isinstance(owner, (LayerNorm, RMSNorm)):
         return "norms"
     if isinstance(owner, RelativePositionBias):

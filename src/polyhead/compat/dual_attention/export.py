@@ -13,6 +13,7 @@ from polyhead.compat.dual_attention.arguments import FEEDFORWARD_ACTS, KINDS, NO
 from polyhead.config import (
     Abstractor,
     Disentangled,
+    Experts,
     Heads,
     Learned,
     Logits,
@@ -321,6 +322,8 @@ def _plain_source(source: SymbolSource, settings: TransformerConfig) -> SymbolSo
 
 def _plain_feedforward(settings: TransformerConfig) -> Any:
     kind = settings.feedforward
+    if not isinstance(kind, Mlp | Swiglu | Experts):
+        return kind
     hidden = swiglu_width(settings.dim) if isinstance(kind, Swiglu) else 4 * settings.dim
     return dataclasses.replace(kind, hidden=kind.hidden or hidden)
 

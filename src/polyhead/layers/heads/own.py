@@ -8,17 +8,19 @@ the output is the sum of code times values, without `parameters` there are none.
 heads as queries.
 """
 
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
 from einops import einsum
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyhead.config import Mechanism
 from polyhead.layers import Device
 from polyhead.layers.heads.functions import HeadGroup
 from polyhead.layers.heads.sizes import Sizes
+from polyhead.layers.own import OwnParameters
 from polyhead.ops.latent_code import drop, share
 
 
@@ -41,7 +43,7 @@ class Coded(Protocol):
     ) -> Tensor: ...
 
 
-class OwnHeads(HeadGroup):
+class OwnHeads(HeadGroup, OwnParameters):
     """A group of heads whose mechanism is a user's own, with its parameters."""
 
     kind = normalise = "own"
@@ -55,21 +57,11 @@ class OwnHeads(HeadGroup):
         if mechanism.impl not in ("auto", "reference"):
             raise ValueError(f"{who}: impl must be auto or reference but is {mechanism.impl!r}")
         self.mechanism = mechanism
-        for name, value in self._begun().items():
-            if hasattr(self, name) or not isinstance(value, Tensor):
-                raise ValueError(f"{who}: parameter {name!r} must be a tensor under a name that is free")
-            setattr(self, name, nn.Parameter(value.to(device=device, dtype=dtype or value.dtype)))
+        self._hold(who, device, dtype)
 
-    def _begun(self) -> dict[str, Tensor]:
-        """The parameters as they begin."""
+    def _begun(self) -> Mapping[str, Tensor]:
         made = getattr(self.mechanism, "parameters", None)
         return {} if made is None else made(self.sizes.heads, self.sizes.dim, self.sizes.value_dim)
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Begin anew, from torch's default generator."""
-        for name, value in self._begun().items():
-            getattr(self, name).copy_(value)
 
     def code(
         self,

@@ -240,10 +240,14 @@ def reach(settings: config.TransformerConfig) -> int | None:
     ending: tuple[type, ...] = (config.Rotary, config.Learned, config.Sinusoidal)
     heads = [group for layer in range(settings.layers) for group in settings.layer_heads(layer)]
     sources = [group.symbols for group in heads if isinstance(group, config.SymbolHeads)]
-    ends = isinstance(settings.positions, ending) or any(
-        isinstance(source, config.PositionSymbols)
-        or (isinstance(source, config.RelativeSymbols) and source.distance is None)
-        for source in sources
+    ends = (
+        isinstance(settings.positions, ending)
+        or hasattr(settings.positions, "vectors")
+        or any(
+            isinstance(source, config.PositionSymbols)
+            or (isinstance(source, config.RelativeSymbols) and source.distance is None)
+            for source in sources
+        )
     )
     return settings.max_length if ends else None
 

@@ -1,0 +1,135 @@
+"""Positions and feed-forward layers that are not of this package: their configuration says what they compute.
+
+A position has one of
+
+    bias(own, distance)          added to the scores (h ...), of distances (...), query position - key position
+    rotate(own, x, positions)    queries or keys x (b t h d) at positions (b|1 t), before the scores
+    vectors(own, positions)      added to the inputs of the first layer (b|1 t m)
+
+`own` is the module, which holds what `parameters(heads, dim, max_length)` returns, by name.  A feed-forward layer has
+`module(dim)`, which returns an nn.Module of (... m) to (... m).
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from polyhead.config import FeedForward, Position
+from polyhead.layers import Device
+from polyhead.ops.rope import check_range
+
+WAYS = ("bias", "rotate", "vectors")
+
+
+class OwnParameters(nn.Module):
+    """Parameters under the names that a user's configuration gives them, from the values it gives."""
+
+    def _begun(self) -> Mapping[str, Tensor]:
+        """The parameters as they begin."""
+        raise NotImplementedError
+
+    def _hold(self, who: str, device: Device, dtype: torch.dtype | None) -> None:
+        for name, value in self._begun().items():
+            if hasattr(self, name) or not isinstance(value, Tensor):
+                raise ValueError(f"{who}: parameter {name!r} must be a tensor under a name that is free")
+            setattr(self, name, nn.Parameter(value.to(device=device, dtype=dtype or value.dtype)))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Begin anew, from torch's default generator."""
+        for name, value in self._begun().items():
+            getattr(self, name).copy_(value)
+
+
+def way_of(positions: Position) -> str:
+    """Which of `WAYS` a user's positions go.  ValueError unless it is one."""
+    ways = [way for way in WAYS if hasattr(positions, way)]
+    if len(ways) != 1:
+        who, came = type(positions).__name__, " and ".join(ways) or "none"
+        raise ValueError(f"{who}: positions have one method of {', '.join(WAYS)} but it has {came}")
+    return ways[0]
+
+
+class OwnPositions(OwnParameters):
+    """A user's positions in one layer: a bias or a rotation."""
+
+    like: Tensor
+
+    def __init__(
+        self,
+        positions: Position,
+        heads: int,
+        dim: int,
+        max_length: int,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.rule, self.way, self.sizes = positions, way_of(positions), (heads, dim, max_length)
+        self.compute: Callable[..., Tensor] = getattr(positions, self.way)
+        self.register_buffer("like", torch.empty(0, device=device, dtype=dtype), persistent=False)
+        self._hold(type(positions).__name__, device, dtype)
+
+    def _begun(self) -> Mapping[str, Tensor]:
+        begin = getattr(self.rule, "parameters", None)
+        return {} if begin is None else begin(*self.sizes)
+
+    def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h {t}+{s}-1"]:
+        """The bias of key j for query i in column j - i + t - 1, as in `RelativePositionBias`."""
+        return self._bias(offset + t - 1 - torch.arange(t + s - 1, device=self.like.device))
+
+    def dense(self, queries: Int[Tensor, "#b t"], keys: Int[Tensor, "#b s"]) -> Float[Tensor, "#b h t s"]:
+        """The bias between the given positions."""
+        return self._bias(queries[..., :, None] - keys[..., None, :]).movedim(0, -3)
+
+    def _bias(self, distance: Tensor) -> Tensor:
+        found, wanted = self.compute(self, distance), (self.sizes[0], *distance.shape)
+        if tuple(found.shape) != wanted:
+            who = type(self.rule).__name__
+            raise ValueError(f"{who}: bias must be {wanted} (heads, then distances) but is {tuple(found.shape)}")
+        return found
+
+    def rotate(self, x: Float[Tensor, "b t h d"], positions: Int[Tensor, "#b t"]) -> Float[Tensor, "b t h d"]:
+        """Queries or keys at their positions."""
+        return self.compute(self, x, positions)
+
+    def extra_repr(self) -> str:
+        return repr(self.rule)
+
+
+class OwnVectors(OwnPositions):
+    """A user's positions as vectors that are added to the inputs."""
+
+    def forward(  # type: ignore[override]  # it is called with positions, not with lengths
+        self, positions: Int[Tensor, "#b t"]
+    ) -> Float[Tensor, "#b t m"]:
+        """The vectors of `positions`, integers in [0, max_length)."""
+        check_range(type(self.rule).__name__, positions, self.sizes[2])
+        return self.compute(self, positions)
+
+
+class OwnFeedForward(nn.Module):
+    """A user's feed-forward layer, which begins as their module does."""
+
+    def __init__(self, kind: FeedForward, dim: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.kind, self.dim = kind, dim
+        with torch.device(torch.get_default_device() if device is None else device):
+            self.layer = self._made().to(dtype=dtype)
+
+    def _made(self) -> nn.Module:
+        who, make = type(self.kind).__name__, getattr(self.kind, "module", None)
+        made = None if make is None else make(self.dim)
+        if not isinstance(made, nn.Module):
+            raise ValueError(f"{who}: a feed-forward layer has a method module(dim) that returns an nn.Module")
+        return made
+
+    def reset_parameters(self) -> None:
+        """Begin anew, from torch's default generator."""
+        self.layer.load_state_dict(self._made().state_dict())
+
+    def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
+        return self.layer(x)

@@ -1,0 +1,164 @@
+"""Positions and feed-forward layers of a user's own: what they compute, wherever ours could stand; saved; refused."""
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import polyhead as ph
+from polyhead.config import extensions, from_dict
+from polyhead.config.serial import to_dict
+from polyhead.layers.cache import Cache
+from polyhead.models.generate.tokens import reach
+from polyhead.train import optimiser
+
+F64 = torch.float64
+
+
+@dataclass(frozen=True)
+class Slopes(ph.Position):
+    """ALiBi, written as one's own, with a slope that is learned."""
+
+    def parameters(self, heads, dim, max_length):
+        return {"slope": 0.5 ** torch.arange(1, heads + 1)}
+
+    def bias(self, own, distance):
+        return -own.slope.view(-1, *[1] * distance.ndim) * distance.abs()
+
+
+@dataclass(frozen=True)
+class Turns(ph.Position):
+    """Rotary positions, written as one's own."""
+
+    def rotate(self, own, x, positions):
+        return ph.ops.rope(x, positions[..., None])
+
+
+@dataclass(frozen=True)
+class Table(ph.Position):
+    """A learned vector for each position."""
+
+    def parameters(self, heads, dim, max_length):
+        return {"table": torch.arange(max_length * dim).view(max_length, dim).cos()}
+
+    def vectors(self, own, positions):
+        return own.table[positions]
+
+
+@dataclass(frozen=True)
+class Bilinear(ph.FeedForward):
+    hidden: int = 6
+
+    def module(self, dim):
+        return nn.Sequential(nn.Linear(dim, self.hidden), nn.Tanh(), nn.Linear(self.hidden, dim))
+
+
+ENDS = {"inputs": ph.Tokens(7), "outputs": ph.Logits(7)}
+SETTINGS = ph.TransformerConfig(**ENDS, dim=8, layers=2, heads=[ph.Softmax(1), ph.Hyla(1)], causal=True, max_length=12)
+
+
+@pytest.fixture(autouse=True)
+def found(monkeypatch):
+    """This file as a module that another process would find."""
+    module = sys.modules.setdefault(__name__, type(sys)(__name__))
+    for kind in (Slopes, Turns, Table, Bilinear):
+        monkeypatch.setattr(module, kind.__name__, kind, raising=False)
+    monkeypatch.setattr(extensions, "_ADDED", {sort: {} for sort in extensions.GROUPS})
+
+
+def build(**changes):
+    torch.manual_seed(0)
+    return ph.Transformer(dataclasses.replace(SETTINGS, **changes), dtype=F64).eval()
+
+
+@pytest.mark.parametrize(("own", "ours"), [(Slopes(), ph.Alibi()), (Turns(), ph.Rotary())])
+def test_they_are_ours_where_they_say_the_same(own, ours):
+    mine, theirs = build(positions=own), build(positions=ours)
+    if isinstance(own, Slopes):
+        slopes = theirs.blocks[0].attention.relative.slopes.value
+        for block in mine.blocks:
+            block.attention.relative.slope.data = slopes.to(F64)
+    own_state = {name: value for name, value in mine.state_dict().items() if "slope" not in name}
+    theirs.load_state_dict(own_state, strict=False)
+    x = torch.randint(7, (2, 9))
+    assert_close(mine(x), theirs(x))
+    mask, where = torch.ones(2, 9, dtype=torch.bool), torch.arange(9).expand(2, 9).clone()
+    mask[0, :3], where[0] = False, (torch.arange(9) - 3).clamp(min=0)
+    assert_close(mine(x, mask=mask, positions=where)[mask], theirs(x, mask=mask, positions=where)[mask])
+    packed = torch.tensor([0, 4, 9], dtype=torch.int32)
+    assert_close(mine(x[:1], cu_seqlens=packed), theirs(x[:1], cu_seqlens=packed))
+
+
+@pytest.mark.parametrize("own", [Slopes(), Turns(), Table()])
+def test_with_a_cache_and_where_they_end(own):
+    model, x = build(positions=own), torch.randint(7, (2, 12))
+    cache = Cache(2)
+    parts = [model(x[:, a:b], cache=cache) for a, b in ((0, 5), (5, 6), (6, 12))]
+    assert_close(torch.cat(parts, 1), model(x))
+    assert not torch.allclose(model(x), build()(x))  # what it says is heard
+    ends = isinstance(own, Table)
+    assert reach(model.config) == (12 if ends else None)
+    if ends:
+        with pytest.raises(ValueError, match="Table: positions must be below max_length = 12 but reach 12"):
+            model(torch.randint(7, (1, 13)))
+
+
+def test_they_are_files_with_a_name_and_begin_and_decay_as_told():
+    assert {ph.register(kind) for kind in (Slopes, Bilinear)} == {Slopes, Bilinear}
+    assert extensions.added("positions") == {"Slopes": Slopes}
+    assert extensions.added("feedforwards") == {"Bilinear": Bilinear}
+    assert not extensions.added("tasks")
+    settings = dataclasses.replace(SETTINGS, positions=Slopes(), feedforward=Bilinear(3))
+    written = to_dict(settings)
+    assert written["positions"]["kind"] == f"{__name__}:Slopes"
+    assert from_dict(written) == settings
+    model = build(positions=Slopes(), feedforward=Bilinear(3), init="hyla")
+    kinds = optimiser.parameter_kinds(model)
+    assert kinds["blocks.0.attention.relative.slope"] == "norms"
+    assert kinds["blocks.0.feedforward.layer.0.weight"] == "weights"
+    slope, layer = model.blocks[0].attention.relative.slope, model.blocks[0].feedforward.layer
+    slope.data.zero_()
+    before = layer[0].bias.clone()
+    model.reset_parameters()
+    assert_close(slope, torch.tensor([0.5, 0.25], dtype=F64))
+    assert not torch.equal(layer[0].bias, before)
+    assert layer[0].bias.any()  # our presets would make it 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"positions": ph.Position()}, "^Position: positions have one method of bias, rotate, vectors but it has none"),
+        ({"feedforward": ph.FeedForward()}, r"^FeedForward: a feed-forward layer has a method module\(dim\)"),
+    ],
+)
+def test_what_says_nothing_is_refused(changes, text):
+    with pytest.raises(ValueError, match=text):
+        build(**changes)
+
+
+def test_files_and_layers_refuse_what_they_cannot_use():
+    values = to_dict(SETTINGS)
+    with pytest.raises(ValueError, match='positions: "kind" is missing'):
+        from_dict({**values, "positions": {"theta": 3.0}})
+    with pytest.raises(ValueError, match="positions: unknown kind 'Rotory'; did you mean 'Rotary'"):
+        from_dict({**values, "positions": {"kind": "Rotory"}})
+    with pytest.raises(ValueError, match="MultiHeadAttention: positions must be Rotary"):
+        ph.MultiHeadAttention(8, ph.Softmax(2), positions=Table())
+    turned = dataclasses.make_dataclass("Wide", [], bases=(Slopes,), frozen=True)
+    turned.bias = lambda self, own, distance: distance.double()
+    with pytest.raises(ValueError, match=r"Wide: bias must be \(2, 9\) \(heads, then distances\) but is \(9,\)"):
+        ph.MultiHeadAttention(8, ph.Softmax(2), positions=turned())(torch.randn(1, 5, 8))
+
+    @dataclass(frozen=True)
+    class Local(Turns):
+        pass
+
+    task = ph.tasks.FuzzyLogic(length=6)
+    model = ph.TransformerConfig(*task.ends, dim=8, heads=ph.Softmax(2), positions=Local())
+    with pytest.raises(ValueError, match=r"train: .*Local of .* cannot be found again by its name"):
+        ph.train.run(ph.Run(name="x", task=task, model=model, folder="never"), progress=False)
