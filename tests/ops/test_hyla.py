@@ -32,9 +32,9 @@ FILES = sorted((pathlib.Path(__file__).parents[1] / "fixtures").glob("hyla_attn_
 def test_equals_the_loops(problem, oracle, normalise, act, deep):
     torch.manual_seed(0)
     weight = torch.randn(4, 5, 5, dtype=torch.float64) if deep else None
-    start = NORMALISE.index(normalise) + ACTS.index(act)
+    start = len(ACTS) * NORMALISE.index(normalise) + ACTS.index(act) + 5 * deep
     for (t, s), case in some(
-        zip(itertools.cycle([(1, 4), (4, 4), (4, 3), (3, 4)]), CASES[start % 8 :: 8], strict=False)
+        zip(itertools.cycle([(1, 4), (4, 4), (4, 3), (3, 4)]), CASES[start % 16 :: 16], strict=False)
     ):
         bias, mask, causal, keep = case
         qkv, options = problem(t, s, bias=bias, mask=mask, causal=causal, keep=keep, e=5)

@@ -31,7 +31,10 @@ def test_verdicts_follow_the_scores(figure, study_of, tmp_path):
     assert set(outcomes(noisy).values()) == {OPEN}
 
 
-@pytest.mark.parametrize("figure", ["images", "symbols", "split"])
+@pytest.mark.parametrize(
+    "figure",
+    [pytest.param("images", marks=pytest.mark.campaign), "symbols", pytest.param("split", marks=pytest.mark.campaign)],
+)
 def test_their_pictures(figure, study_of, tmp_path):
     assert [stem for stem, _ in draw(study_of(figure, score), tmp_path).pictures] == [figure]
 

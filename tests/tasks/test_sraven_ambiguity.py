@@ -169,16 +169,16 @@ def accuracy_by_hand(mass, truth):
 
 
 @pytest.mark.parametrize(
-    ("setting", "count"),
+    ("setting", "count", "known"),
     [
-        ({"features": 2, "values": 3}, 40),
-        ({"features": 3, "values": 3}, 3),
-        ({"features": 2, "values": 4, "grid": 2}, 40),
-        ({"features": 3, "values": 3, "permuted": False}, 30),
+        ({"features": 2, "values": 3}, 40, False),
+        ({"features": 2, "values": 3}, 40, True),
+        ({"features": 3, "values": 3}, 3, True),
+        ({"features": 2, "values": 4, "grid": 2}, 40, True),
+        ({"features": 3, "values": 3, "permuted": False}, 30, False),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("known", [False, True])
 def test_bayes_is_what_enumerating_the_generator_gives(setting, count, known):
     task = Sraven(**setting)
     multisets = list(itertools.combinations_with_replacement(range(8), task.features))

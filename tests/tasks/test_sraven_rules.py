@@ -108,7 +108,9 @@ def test_the_original_codes_permutations_read_as_ours(fixtures):
 
 
 # ------------------------------------------------------------------------------------------ the generator
-@pytest.mark.parametrize("rules", RULE_SETS, ids=str)
+@pytest.mark.parametrize(
+    "rules", [pytest.param(rules, marks=[pytest.mark.campaign] * (n > 1)) for n, rules in enumerate(RULE_SETS)], ids=str
+)
 def test_ten_thousand_instances_of_a_rule_set_obey_the_checker(rules):
     task, batch = draw(rules, 10_000)
     assert check(task, batch) == []

@@ -3,6 +3,7 @@
 Two and three processes over gloo on the CPU, each launch with all that it is to do (tests/support/devices.py).
 """
 
+import importlib
 import json
 import pathlib
 import shutil
@@ -59,6 +60,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.fixture(scope="module")
 def one(root: pathlib.Path) -> dict[str, Any]:
     """What one process gets."""
+    importlib.import_module("torch.distributed.fsdp")  # once: the others are copies of this process
     run(devices.fuzzy(root / "fuzzy-one"), progress=False)
     run(devices.text(root / "text-one"), progress=False)
     return devices.evaluations("data", World.alone())
