@@ -203,7 +203,7 @@ def test_groups_are_what_can_be_trained_together(tiny: Tiny, members: Any, monke
         *([half] for half in halves),
     ]
     assert groups([dataclasses.replace(a, threads=2), a, dataclasses.replace(b, folder="x")]) != [[a, b]]
-    monkeypatch.setattr(population, "MOST", 2)
+    monkeypatch.setattr(population, "LARGEST_STACK", 2)
     assert groups([a, b, c]) == [[a, b], [c]]
 
 
@@ -219,8 +219,8 @@ def test_a_cpu_takes_as_many_as_its_cache_holds(members: Any):
     small, demo = members()[0], ph.recipes.demo.fuzzy()[0]
     assert population.networks_at_once(small, cpu) == (1 << 20) // (4 * 8 * 32)
     assert population.networks_at_once(demo, cpu) == 1
-    assert population.networks_at_once(demo, gpu) == population.MOST
-    assert population.networks_at_once(dataclasses.replace(demo, compile=True), cpu) == population.MOST
+    assert population.networks_at_once(demo, gpu) == population.LARGEST_STACK
+    assert population.networks_at_once(dataclasses.replace(demo, compile=True), cpu) == population.LARGEST_STACK
 
 
 # ----------------------------------------------------------------------------------------------------------------- step

@@ -83,7 +83,7 @@ def test_a_single_training_function_leaves_nothing_to_choose_by():
 
 
 def test_too_many_training_functions_leave_them_out(monkeypatch):
-    monkeypatch.setattr(floors_functions, "MOST", 32)
+    monkeypatch.setattr(floors_functions, "LISTED_FUNCTIONS", 32)
     assert predictions(FuzzyLogic(), FuzzyLogic().batch("iid", 2, seed=0, step=0)) == {}
 
 

@@ -22,14 +22,14 @@ __all__ = [
     "SymbolicAttention",
 ]
 
-MOST = {"layers": 4096, "neighbours": 4096}
+LARGEST = {"layers": 4096, "neighbours": 4096}
 """Upper limits of fields, so that a configuration file that asks for 10^12 layers is refused at once."""
 
 
 def positive(part: Any, *names: str) -> None:
-    """Raise a ValueError unless each of these fields is None or at least 1, and at most what `MOST` says."""
+    """Raise a ValueError unless each of these fields is None or at least 1, and at most what `LARGEST` says."""
     for name in names:
-        value, most = getattr(part, name), MOST.get(name)
+        value, most = getattr(part, name), LARGEST.get(name)
         if value is not None and value < 1:
             raise ValueError(f"{type(part).__name__}: {name} must be at least 1 but is {value}")
         if value is not None and most is not None and value > most:

@@ -7,7 +7,7 @@ import typing
 from dataclasses import dataclass
 
 from polyhead.config.components import Classes, Input, Patches
-from polyhead.config.mechanisms import MOST, PositionSymbols, RelativeSymbols, SymbolSource, positive
+from polyhead.config.mechanisms import LARGEST, PositionSymbols, RelativeSymbols, SymbolSource, positive
 from polyhead.config.serial import Checked
 from polyhead.spec import RELATION_ACTS
 from polyhead.spec.shapes import one_of
@@ -132,9 +132,9 @@ class AbstractorConfig(Checked):
             )
         if self.symbols.dim not in (None, self.dim):
             raise ValueError(f"AbstractorConfig: symbols are its stream, of width {self.dim}, not {self.symbols.dim}")
-        if not 0 <= self.encoder_layers <= MOST["layers"]:
+        if not 0 <= self.encoder_layers <= LARGEST["layers"]:
             raise ValueError(
-                f"AbstractorConfig: encoder_layers must be 0 to {MOST['layers']} but is {self.encoder_layers}"
+                f"AbstractorConfig: encoder_layers must be 0 to {LARGEST['layers']} but is {self.encoder_layers}"
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"AbstractorConfig: dropout must lie in [0, 1) but is {self.dropout}")

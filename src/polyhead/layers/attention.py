@@ -175,7 +175,7 @@ class MultiHeadAttention(nn.Module):
         parts = self._parts(self._symbols(symbols, call), limits, call, plain)
         result = self.out(parts[0][1] if len(parts) == 1 else torch.cat([y for _, y in parts], dim=-1))
         if call.memory is not None:
-            call.memory.advance(call.t, call.keep)
+            call.memory.advance(call.t, call.span)
         if taps is not None:
             seen = tuple(self._tap(i, own, y) for i, (own, y) in enumerate(parts) if own is not None)
             taps.append(Taps(x=x, context=call.source, output=result, b_out=affine(self.out)[1], groups=seen))

@@ -24,7 +24,7 @@ class Call:
     """Who looks at whom in one call: `t` queries of `x` at `s` keys, of `x` and what went before or of a context.
 
     `past`: tokens of x that `memory` has seen before, of which it has dropped the first `gone` and goes on to hold the
-    last `keep` (None: all).  `first`: what query 0 is among the keys, for relative symbols.
+    last `span` (None: all).  `first`: what query 0 is among the keys, for relative symbols.
     """
 
     x: Tensor
@@ -32,7 +32,7 @@ class Call:
     memory: LayerCache | None
     past: int
     gone: int
-    keep: int | None
+    span: int | None
     s: int
     first: int
     positions: Tensor | None
@@ -55,7 +55,7 @@ class Call:
     def remember(self, name: Hashable, new: Tensor) -> Tensor:
         """`new` of the tokens x, after what the cache holds of those before."""
         assert self.memory is not None
-        return self.memory.last(name, new, self.keep)
+        return self.memory.last(name, new, self.span)
 
     def held(self, array: Tensor | None) -> Tensor | None:
         """A mask, bias or dropout mask over all keys there have been, cut to those that are still held."""
@@ -103,17 +103,17 @@ def call_of(
         )
     memory = cache if cache is None or context is None else cache.cross
     past = 0 if memory is None else memory.length
-    gone, keep, keys = 0, None, positions if context is None else None
+    gone, span, keys = 0, None, positions if context is None else None
     if memory is not None and context is None:
         if past and ("positions" in memory) != (positions is not None):
             raise ValueError(f"{WHO}: with a cache, positions must be given in every call or in none")
         gone = memory.gone
         # Padding after a real token takes places but no positions: then what is far behind may still be in the window.
-        keep = None if window is None or (positions is not None and memory.gaps) else window - 1
-        keys = None if positions is None else memory.last("positions", positions, keep)
+        span = None if window is None or (positions is not None and memory.gaps) else window - 1
+        keys = None if positions is None else memory.last("positions", positions, span)
     s = past - gone + x.shape[1] if context is None else context.shape[1]
     first = (s - x.shape[1] if causal else past) if first is None else first
-    return Call(x, context, memory, past, gone, keep, s, first, positions, keys, cu_seqlens)
+    return Call(x, context, memory, past, gone, span, s, first, positions, keys, cu_seqlens)
 
 
 def check(wanted: tuple[int, int, int, int], mask: Tensor | None, bias: Tensor | None, keep: Tensor | None) -> None:

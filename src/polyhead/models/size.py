@@ -11,7 +11,7 @@ import torch
 from polyhead.config import Experts, Mlp, Model, Swiglu, TransformerConfig
 from polyhead.models.build import build
 
-MOST = 1 << 16
+LARGEST_WIDTH = 1 << 16
 """The widest that `match` looks at."""
 
 
@@ -53,11 +53,11 @@ def _nearest(settings: Any, target: int, field: str) -> tuple[Any, list[Any]]:
     low, high = 0, 1  # in steps: too small (or nothing at all), and not too small
     if field != "dim" and (first := _count(settings, field, 1)) < target:  # most counts are a straight line
         slope = max(_count(settings, field, 2) - first, 1)
-        low = min(1 + (target - first - 1) // slope, MOST)
+        low = min(1 + (target - first - 1) // slope, LARGEST_WIDTH)
         high = low + 1
         if low > 1 and _count(settings, field, low) >= target:
             low, high = 1, low
-    while _count(settings, field, high * step) < target and high * step < MOST:
+    while _count(settings, field, high * step) < target and high * step < LARGEST_WIDTH:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2

@@ -53,7 +53,7 @@ from polyhead.compat.dual_attention.arguments import (
     relational,
     sensory,
 )
-from polyhead.compat.dual_attention.models import Plan, plan
+from polyhead.compat.dual_attention.models import Layout, plan
 from polyhead.config import RelativeSymbols, Rotary, SymbolicAttention, SymbolSource, TransformerConfig, Values, Vectors
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
@@ -123,7 +123,7 @@ def _build(settings: TransformerConfig, like: Tensor) -> Transformer:
     return Transformer(settings, device="meta", dtype=like.dtype).to_empty(device=like.device)
 
 
-def _constants(its: Plan) -> dict[str, Tensor]:
+def _constants(its: Layout) -> dict[str, Tensor]:
     """The tables of sines that its sequence models keep in their state."""
     names = ("source", "target") if its.kind == "sequence" else ()
     sides = zip(names, its.lengths, strict=True) if names else ()

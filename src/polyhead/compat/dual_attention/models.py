@@ -46,7 +46,7 @@ SEQUENCE = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class Layout:
     """A model: what it is here, and the parts of the package's that its tensors are in.
 
     `kind`: "language", "vision" or "sequence"; `encoder`: the blocks of the encoder, where there is one; `lengths`: of
@@ -62,7 +62,7 @@ class Plan:
     unused: tuple[str, ...] = ()
 
 
-def plan(arguments: Any) -> Plan:
+def plan(arguments: Any) -> Layout:
     """The model with these arguments.  ValueError where the package has none such, or ours has no such thing."""
     if not isinstance(arguments, Mapping):
         raise ValueError(f"arguments by name were wanted but {arguments!r} came")
@@ -78,7 +78,7 @@ def _retriever(its: Mapping[str, Any], relational: bool = True, layers: Mapping[
     return retriever(its, its["d_model"], relational=relational, layers=layers)
 
 
-def _language(arguments: Mapping[str, Any]) -> Plan:
+def _language(arguments: Mapping[str, Any]) -> Layout:
     dual = "n_heads_sa" in arguments or "n_heads_ra" in arguments
     wanted: dict[str, Any] = {"norm_type": "layernorm", "bias": True, "pos_enc_type": "pos_emb"}
     asked = None
@@ -113,10 +113,10 @@ def _language(arguments: Mapping[str, Any]) -> Plan:
         **blocks.fields,
     )
     unused = ("layers.symbol_retrievers.",) if dual and asked is None else ()
-    return Plan("language", settings, blocks, retriever=asked, lengths=(its["max_block_size"],), unused=unused)
+    return Layout("language", settings, blocks, retriever=asked, lengths=(its["max_block_size"],), unused=unused)
 
 
-def _vision(arguments: Mapping[str, Any]) -> Plan:
+def _vision(arguments: Mapping[str, Any]) -> Layout:
     dual = "n_heads_sa" in arguments or "n_heads_ra" in arguments
     wanted: dict[str, Any] = {"norm_type": "layernorm", "bias": True, "pool": "cls"}
     asked = None
@@ -145,7 +145,7 @@ def _vision(arguments: Mapping[str, Any]) -> Plan:
         **blocks.fields,
     )
     unused = ("symbol_retriever.",) if dual and asked is None else ()
-    return Plan("vision", settings, blocks, retriever=asked, unused=unused)
+    return Layout("vision", settings, blocks, retriever=asked, unused=unused)
 
 
 def _integers(its: Mapping[str, Any], name: str, count: int) -> tuple[int, ...]:
@@ -155,7 +155,7 @@ def _integers(its: Mapping[str, Any], name: str, count: int) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _sequence(arguments: Mapping[str, Any]) -> Plan:
+def _sequence(arguments: Mapping[str, Any]) -> Layout:
     dual = "symbol_retrieval" in arguments or "symbol_retrieval_kwargs" in arguments
     retrieving = ("symbol_retrieval", *SYMBOLS) if dual else ()
     its = options(arguments, (*SEQUENCE, *retrieving), {"tie_weights": True, "loss_ignore_idx": -1})
@@ -190,7 +190,7 @@ def _sequence(arguments: Mapping[str, Any]) -> Plan:
     )
     unused = ("layers.symbol_retriever.",) if dual and asked is None else ()
     lengths = its["in_block_size"], its["out_block_size"]
-    return Plan("sequence", settings, sides["decoder"], sides["encoder"], asked, lengths=lengths, unused=unused)
+    return Layout("sequence", settings, sides["decoder"], sides["encoder"], asked, lengths=lengths, unused=unused)
 
 
 def _relational(its: Mapping[str, Any], side: str) -> bool:

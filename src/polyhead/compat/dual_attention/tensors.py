@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.compat.dual_attention.arguments import Block, Group, Retriever
-from polyhead.compat.dual_attention.models import Plan
+from polyhead.compat.dual_attention.models import Layout
 from polyhead.config import PositionSymbols, RelationalSymbols, RelativeSymbols, TransformerConfig, Vectors
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
@@ -149,7 +149,7 @@ def _by_layer(asked: Retriever, theirs: Sequence[str], dim: int, length: int) ->
 
 
 # --------------------------------------------------------------------------------------------------------------- models
-def of_model(model: Transformer, plan: Plan) -> Iterator[Place]:
+def of_model(model: Transformer, plan: Layout) -> Iterator[Place]:
     """The tensors of a model of the package that this plan describes."""
     stem = {"language": "layers.blocks", "vision": "encoder_blocks", "sequence": "layers.decoder_blocks"}[plan.kind]
     for i, block in enumerate(_blocks(model)):
@@ -162,7 +162,7 @@ def _blocks(model: Transformer) -> list[TransformerBlock]:
     return list(model.blocks)  # type: ignore[arg-type]
 
 
-def _language(model: Transformer, plan: Plan) -> Iterator[Place]:
+def _language(model: Transformer, plan: Layout) -> Iterator[Place]:
     settings, asked = plan.settings, plan.retriever
     dim, length = settings.dim, settings.max_length
     tables = ("inputs.table.weight", "outputs.table.weight")
@@ -178,7 +178,7 @@ def _language(model: Transformer, plan: Plan) -> Iterator[Place]:
             yield from _by_layer(asked, theirs, dim, length)
 
 
-def _vision(model: Transformer, plan: Plan) -> Iterator[Place]:
+def _vision(model: Transformer, plan: Layout) -> Iterator[Place]:
     count, dim = plan.settings.max_length, plan.settings.dim
     for n, name in enumerate(("norm", "linear", "norm_out"), 1):
         yield from _linear(f"to_patch_embedding.{n}", f"inputs.{name}")
@@ -189,7 +189,7 @@ def _vision(model: Transformer, plan: Plan) -> Iterator[Place]:
         yield from of_symbols(plan.retriever, ("symbol_retriever.",), ("symbols.0.",), dim, count)
 
 
-def _sequence(model: Transformer, plan: Plan) -> Iterator[Place]:
+def _sequence(model: Transformer, plan: Layout) -> Iterator[Place]:
     settings, encoder = plan.settings, plan.settings.encoder
     assert plan.encoder is not None
     assert isinstance(model.encoder, Transformer)

@@ -129,7 +129,7 @@ Claim = Callable[[Named, Mapping[str, float]], list[Verdict]]
 
 
 ZLIB = 1.81  # bits per byte of all sources of Python 3.11's library in one stream, level 9
-MOST = 1 << 24  # tokens that are compressed
+COMPRESSED_TOKENS = 1 << 24  # tokens that are compressed
 ENOUGH = 2.2  # bits per byte that minutes on a CPU must reach
 
 
@@ -207,7 +207,7 @@ def floors(study: Study) -> dict[str, float]:
     """Bits per byte of compressors on all of the text that is reported, or as much as they take in a minute."""
     task = study.points[0].run.task
     assert isinstance(task, Text)
-    sequences = min(task.count("iid") or 1, MOST // task.length)
+    sequences = min(task.count("iid") or 1, COMPRESSED_TOKENS // task.length)
     return {name: score.mean for name, score in task.floors("iid", sequences=sequences).items()}
 
 

@@ -332,7 +332,7 @@ def _kernels(group: Hyla, model: TransformerConfig, precision: str) -> bool:
     size = 4 if precision == "fp32" else 2
     width = group.dim or model.dim // group.heads
     row = [max(16, 1 << (n - 1).bit_length()) for n in (group.heads, width)]
-    most_heads, most = hyla_triton.MOST[size]
+    most_heads, most = hyla_triton.LARGEST_HEADS[size]
     takes = group.act in ("relu", "identity") and group.normalise in ("rms_heads", "identity", "softmax")
     fits = row[0] <= most_heads and row[0] * row[1] <= (most if size == 2 else hyla_triton.ROW // size)
     return takes and fits and group.value_depth == 1

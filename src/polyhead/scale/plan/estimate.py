@@ -41,7 +41,7 @@ LAUNCH = 10e-6
 RESERVED, FRAGMENTS = 1.5e9, 0.05
 """Bytes of a GPU that CUDA, its libraries and NCCL take; the share of the rest that the allocator cannot use."""
 
-MOST, DRAWN = 1 << 16, 4096
+LARGEST_BATCH, DRAWN = 1 << 16, 4096
 """The most sequences, and devices, that are looked at; the most that are drawn to see how long it takes."""
 
 
@@ -259,11 +259,11 @@ class _Place:
             return self.memory(self.counted(n))["total"]
 
         slope = max((needs(4) - needs(2)) / 2, 1.0)
-        guess = int(min(max((usable - needs(2)) / slope + 2, 1), MOST))
+        guess = int(min(max((usable - needs(2)) / slope + 2, 1), LARGEST_BATCH))
         at = 1 << (guess.bit_length() - 1)
         while at > 1 and needs(at) > usable:
             at //= 2
-        while at < MOST and needs(2 * at) <= usable:
+        while at < LARGEST_BATCH and needs(2 * at) <= usable:
             at *= 2
         return at if needs(at) <= usable else None
 

@@ -41,7 +41,7 @@ from polyhead.train.store.folder import RESULT, Result, finished
 from polyhead.train.store.saving import drop, last_whole
 from polyhead.train.trainer import run
 
-MOST = 256
+LARGEST_STACK = 256
 """Members of one population, at most: each holds two open files."""
 
 Outcomes = dict[pathlib.Path, Result | Failure]
@@ -104,7 +104,7 @@ def groups(runs: Sequence[Run]) -> list[list[Run]]:
     for i, config in enumerate(runs):
         alone = refusal(config) is not None
         found.setdefault(i if alone else _kind(config), []).append(config)
-    return [group[i : i + MOST] for group in found.values() for i in range(0, len(group), MOST)]
+    return [group[i : i + LARGEST_STACK] for group in found.values() for i in range(0, len(group), LARGEST_STACK)]
 
 
 def _kind(config: Run) -> str:
@@ -220,7 +220,7 @@ def networks_at_once(config: Run, device: torch.device) -> int:
     A pass of tiny networks is mostly overhead, which they share; larger ones only push each other out of the cache.
     """
     if device.type != "cpu" or config.compile:
-        return MOST
+        return LARGEST_STACK
     model, length = config.transformer, config.task.length
     heads = max(sum(group.heads for group in model.layer_heads(i)) for i in range(model.layers))
     fit = CACHED // (config.train.batch_size * length * max(4 * model.dim, heads * length))

@@ -40,7 +40,7 @@ PENALTY = 1.0
 LENGTH_SCALE = 0.5
 NOISE = 0.01
 CHUNK = 500  # sequences at once
-MOST = 200_000  # candidate functions of one sequence that are still listed one by one
+LISTED_CANDIDATES = 200_000  # candidate functions of one sequence that are still listed one by one
 
 
 def floors(
@@ -179,10 +179,10 @@ def _consistent(values: Tensor, y: Tensor, terms: int) -> Tensor:
     anywhere, which rules most terms out, and one attains it everywhere.  Equality is exact: y holds the same numbers.
     """
     viable = (values[:-1] <= y[:, None]).all(dim=0).nonzero()[:, 0]
-    if math.comb(len(viable), terms) > MOST:
+    if math.comb(len(viable), terms) > LISTED_CANDIDATES:
         raise ValueError(
             f"floors: {len(y)} examples leave {math.comb(len(viable), terms)} functions of {terms} terms possible, "
-            f"but the ceiling can enumerate at most {MOST}; use a longer context"
+            f"but the ceiling can enumerate at most {LISTED_CANDIDATES}; use a longer context"
         )
     candidates = _combinations(len(viable), terms)
     attained = values[:-1, viable] == y[:, None]

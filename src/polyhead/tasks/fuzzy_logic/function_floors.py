@@ -34,13 +34,13 @@ WIDTHS = tuple(0.05 * 2 ** (i / 2) for i in range(11))  # 0.05 to 1.6
 PENALTIES = tuple(10 ** (i / 2) for i in range(-8, 3))  # 0.0001 to 10
 CHOSEN_ON = 500  # sequences of the validation split
 LARGEST = 2**23  # numbers held at once
-MOST = 200_000  # training functions
+LISTED_FUNCTIONS = 200_000  # training functions
 
 
 def predictions(task: FuzzyLogic, batch: Batch) -> dict[str, Float[Tensor, "b"]]:
-    """What `recall` and `mix` answer to the queries of `batch`; {} for more training functions than `MOST`."""
+    """What `recall` and `mix` answer to the queries of `batch`; {} beyond `LISTED_FUNCTIONS` training functions."""
     rows = task.functions("train")
-    if len(rows) > MOST:
+    if len(rows) > LISTED_FUNCTIONS:
         return {}
     width, penalty = settings(task)
     parts: dict[str, list[Tensor]] = {"recall": [], "mix": []}

@@ -49,7 +49,7 @@ from polyhead.tasks.task import (
 
 SPLITS = ("covered", "legacy", "partitionable")
 INPUTS = ("uniform", "fixed_context", "fixed_query")
-MOST = 2_000_000  # combinations that are still listed one by one
+LISTED_COMBINATIONS = 2_000_000  # combinations that are still listed one by one
 TRIES = 100  # random splits to look at before a covering one is built
 
 Combination = tuple[int, ...]
@@ -112,10 +112,10 @@ class FuzzyLogic(Task):
                 f"variables with unknown={self.unknown} give {known} known and {reserved} unknown"
             )
         most = max(known, reserved)
-        if math.comb(most, self.terms) > MOST:
+        if math.comb(most, self.terms) > LISTED_COMBINATIONS:
             raise ValueError(
                 f"FuzzyLogic: {math.comb(most, self.terms)} combinations of {self.terms} in {most} terms, but at most "
-                f"{MOST} can be listed; use fewer variables or terms"
+                f"{LISTED_COMBINATIONS} can be listed; use fewer variables or terms"
             )
         if self.split != "covered" and (self.variables, self.terms, self.known) != (4, 2, 12):
             raise ValueError(

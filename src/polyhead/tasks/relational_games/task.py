@@ -57,7 +57,7 @@ SHAPES_OF = {
     "novel_hexominoes": ("hexominoes",),
     "novel_stripes": ("stripes",),
 }
-MOST = 30_000  # examples: `same` has 30636 images of class 1, of which training takes half its examples
+LARGEST_EXAMPLES = 30_000  # examples: `same` has 30636 images of class 1, of which training takes half its examples
 
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 PATTERNS = ((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (0, 1, 2))
@@ -108,8 +108,8 @@ class RelationalGames(Task):
         one_of("RelationalGames", "game", self.game, GAMES)
         one_of("RelationalGames", "data", self.data, ("generated", "original"))
         check_integers(self, {"examples": 2, "split_seed": 0})
-        if self.data == "generated" and self.examples > MOST:
-            raise ValueError(f"RelationalGames: examples must be at most {MOST} but is {self.examples}")
+        if self.data == "generated" and self.examples > LARGEST_EXAMPLES:
+            raise ValueError(f"RelationalGames: examples must be at most {LARGEST_EXAMPLES} but is {self.examples}")
 
     @property
     def splits(self) -> tuple[str, ...]:

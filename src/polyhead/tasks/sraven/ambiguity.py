@@ -28,7 +28,7 @@ from polyhead.tasks.sraven.task import RULES, STEPS, Sraven
 from polyhead.tasks.task import Score, check_split
 
 DEFINITIONS = ("code", "text")
-MOST = 1_000_000  # correspondences that are still searched
+SEARCHED_CORRESPONDENCES = 1_000_000  # correspondences that are still searched
 AT_ONCE = 512  # instances
 
 
@@ -68,7 +68,7 @@ def _truth(panels: Tensor, task: Sraven) -> Tensor:
 
 def searchable(task: Sraven) -> bool:
     """Whether there are few enough correspondences to search."""
-    return correspondences(task) <= MOST
+    return correspondences(task) <= SEARCHED_CORRESPONDENCES
 
 
 def correspondences(task: Sraven) -> int:
@@ -81,7 +81,7 @@ def check_size(task: Sraven) -> None:
     if not searchable(task):
         raise ValueError(
             f"Sraven: {task.features} features on a grid of {task.grid} have {correspondences(task)} correspondences, "
-            f"but at most {MOST} can be searched"
+            f"but at most {SEARCHED_CORRESPONDENCES} can be searched"
         )
 
 
@@ -203,7 +203,7 @@ def chances(task: Sraven, device: torch.device) -> Tensor:
 
 
 def _at_once(task: Sraven) -> int:
-    return max(1, min(AT_ONCE, 8 * MOST // correspondences(task)))
+    return max(1, min(AT_ONCE, 8 * SEARCHED_CORRESPONDENCES // correspondences(task)))
 
 
 # --------------------------------------------------------------------------------------------------------------- search

@@ -17,9 +17,9 @@
                          to the left where it cannot explain what it sees.  On compositional instances this is what
                          remembering combinations is worth, on the others the very ceiling
     ceiling              Bayes-optimal over all multisets of the family, which of them belong to a split unknown: what a
-                         solver reaches that combines rules freely (`sraven_ambiguity.bayes`)
+                         solver reaches that combines rules freely (`ambiguity.bayes`)
 
-The last two search all correspondences; where there are too many (`sraven_ambiguity.MOST`), they are left out.
+The last two search all correspondences.  Beyond `ambiguity.SEARCHED_CORRESPONDENCES` they are left out.
 """
 
 import functools

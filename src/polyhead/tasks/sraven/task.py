@@ -59,7 +59,7 @@ RULES = (
 STEPS = (0, 1, 2, -1, -2)  # per column, of rules 0 to 4
 SUM, DIFFERENCE, DISTRIBUTE = 5, 6, 7
 SPLITS = ("covered", "legacy", "partitionable")
-MOST = 2_000_000  # multisets that are still listed one by one
+LISTED_MULTISETS = 2_000_000  # multisets that are still listed one by one
 TRIES = 1000  # random splits to look at before a covering one is given up; draws of an unambiguous instance
 BITS = 31  # of a random number; a die of n sides is fair to n / 2^31
 
@@ -115,10 +115,10 @@ class Sraven(Task):
         if not 0 < self.held_out < 1:
             raise ValueError(f"Sraven: held_out must lie between 0 and 1 but is {self.held_out}")
         count = math.comb(len(RULES) + self.features - 1, self.features)
-        if count > MOST:
+        if count > LISTED_MULTISETS:
             raise ValueError(
-                f"Sraven: {count} multisets of {self.features} rules, but at most {MOST} can be listed; use fewer "
-                "features"
+                f"Sraven: {count} multisets of {self.features} rules, but at most {LISTED_MULTISETS} can be "
+                "listed; use fewer features"
             )
         if self.split != "covered" and self.features != 4:
             raise ValueError(f"Sraven: split={self.split!r} exists for 4 features, not for {self.features}")

@@ -17,7 +17,7 @@ from polyhead.tasks.task import Score, check_split
 from polyhead.tasks.text.task import Text
 
 STRETCH = 1 << 16
-MOST = 1 << 26  # tokens of training that are counted
+COUNTED_TOKENS = 1 << 26  # tokens of training that are counted
 
 
 def floors(task: Text, split: str, *, sequences: int) -> dict[str, Score]:
@@ -31,7 +31,7 @@ def floors(task: Text, split: str, *, sequences: int) -> dict[str, Score]:
     corpus = task._corpus()
     tokens = np.array(corpus.tokens[split][: sequences * task.length + 1])
     whole = corpus.codec.decode(tokens[1:].tolist()).encode() if corpus.codec.count > 256 else tokens[1:].tobytes()
-    bits = _surprise(corpus.tokens["train"][:MOST], corpus.codec.count)[tokens[1:]] / corpus.rate(split)
+    bits = _surprise(corpus.tokens["train"][:COUNTED_TOKENS], corpus.codec.count)[tokens[1:]] / corpus.rate(split)
     return {
         "zlib": Score.of(torch.tensor(_zlib(whole))),
         "lzma": Score(8 * len(lzma.compress(whole, preset=9)) / len(whole), 0.0, 1),

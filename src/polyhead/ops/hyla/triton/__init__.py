@@ -20,7 +20,7 @@ from polyhead.ops.tiles import dense_limits, refuse
 from polyhead.spec import ACTS, NORMALISE
 from polyhead.spec.shapes import one_of
 
-MOST = {2: (64, 2048), 4: (32, 1024), 8: (16, 256)}
+LARGEST_HEADS = {2: (64, 2048), 4: (32, 1024), 8: (16, 256)}
 """Bytes of a number: most heads, and most heads times width of queries, padded to powers of two from 16 on."""
 
 ROW, MEMORY = 1024, 160 << 10
@@ -50,7 +50,7 @@ def _row(q: Tensor) -> tuple[int, int]:
 
 
 def _too_large(q: Tensor) -> str | None:
-    (heads, width), (most_heads, most) = _row(q), MOST[q.itemsize]
+    (heads, width), (most_heads, most) = _row(q), LARGEST_HEADS[q.itemsize]
     if heads <= most_heads and heads * width <= most:
         return None
     came = f"{q.shape[2]} x {q.shape[3]}"

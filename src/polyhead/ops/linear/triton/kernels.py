@@ -29,7 +29,7 @@ WIDTH = {2: 64, 4: 32, 8: 32}
 
 
 @dataclass(frozen=True)
-class Plan:
+class Compiled:
     """What is compiled in: states are (d e), `read` gives rows of width e, or d if the states are transposed."""
 
     chunk: int
@@ -44,7 +44,7 @@ class Plan:
     in_two: bool  # states are read as sums of two numbers that tf32 holds
 
 
-def plan(q: Tensor, v: Tensor, chunk: int) -> Plan:
+def plan(q: Tensor, v: Tensor, chunk: int) -> Compiled:
     """For queries and values of such widths and dtypes."""
     d, e = q.shape[-1], v.shape[-1]
     own = dots(q.dtype)
@@ -54,11 +54,11 @@ def plan(q: Tensor, v: Tensor, chunk: int) -> Plan:
     half = q.dtype.itemsize == 2
     states = replace(own, precision="tf32", upcast=True) if half else own
     width_d, width_e = (min(WIDTH[q.dtype.itemsize], padded(n)) for n in (d, e))
-    return Plan(chunk, d, e, width_d, width_e, False, False, own, states, half)
+    return Compiled(chunk, d, e, width_d, width_e, False, False, own, states, half)
 
 
 # ------------------------------------------------------------------------------------------------------------- launches
-def states_launch(x: Tensor, y: Tensor, sequence: Tensor | None, lengths: tuple[int, int], states: Tensor, C: Plan):
+def states_launch(x: Tensor, y: Tensor, sequence: Tensor | None, lengths: tuple[int, int], states: Tensor, C: Compiled):
     """Fill the states (b g n d e) of the last n chunks, given keys (b s g d) and values, or queries and gradients."""
     b, groups = states.shape[:2]
     blocks = triton.cdiv(C.d, C.block_d) * triton.cdiv(C.e, C.block_e)
@@ -67,7 +67,7 @@ def states_launch(x: Tensor, y: Tensor, sequence: Tensor | None, lengths: tuple[
 
 
 def read_launch(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor], sequence: Tensor | None, out: Tensor, scale: float, C: Plan
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor], sequence: Tensor | None, out: Tensor, scale: float, C: Compiled
 ):
     """Fill `out`, given a, x, y and the states."""
     a, x, y, states = tensors
@@ -117,7 +117,7 @@ def backward_launches(
     ]
 
 
-def new_states(q: Tensor, k: Tensor, v: Tensor, C: Plan, *, backwards: bool) -> Tensor:
+def new_states(q: Tensor, k: Tensor, v: Tensor, C: Compiled, *, backwards: bool) -> Tensor:
     """(b g n d e) for the chunks that anybody reads: forwards, those from the first query on."""
     t, s = q.shape[1], k.shape[1]
     first = 0 if backwards else max(0, s - t) // C.chunk

@@ -32,7 +32,7 @@ TILE = 16
 
 
 @dataclass(frozen=True)
-class Plan:
+class Compiled:
     """What is compiled in.  Of all relations but the first part, the symbols are not read again."""
 
     q: Block
@@ -116,7 +116,7 @@ class Call:
                 groups = slice(h0 // share, (h1 - 1) // share + 1)
                 yield Part(slice(h0, h1), groups, slice(r0, min(r0 + relations, r)), (n, m))
 
-    def plan(self, part: Part, queries: int = TILE) -> Plan:
+    def plan(self, part: Part, queries: int = TILE) -> Compiled:
         """For a program that owns queries."""
         q, k, symbols = part.queries(self.q), part.keys(self.k), part.keys(self.symbols)
         q_rel, heads, keys = part.related(self.q_rel), part.heads.stop - part.heads.start, TILE
@@ -124,7 +124,7 @@ class Call:
         rows = triton.next_power_of_2(queries + keys) if self.by_offset else keys
         # Never one: stacks of products with a single column are miscompiled (by triton 3.7.1 and 3.9.0).
         few, many = triton.next_power_of_2(heads), max(2, triton.next_power_of_2(r))
-        return Plan(
+        return Compiled(
             q=Block(queries, heads, d, few, padded(d)),
             k=Block(keys, heads, d, few, padded(d), share),
             q_rel=Block(queries, r, p, many, padded(p)),
@@ -277,7 +277,7 @@ def backward_launches(call: Call, above: Above, grads: Grads) -> Iterator[Launch
             yield offsets_launch(call, above, part, dsymbols, C)
 
 
-def offsets_launch(call: Call, above: Above, part: Part, dsymbols: Tensor, C: Plan) -> Launch:
+def offsets_launch(call: Call, above: Above, part: Part, dsymbols: Tensor, C: Compiled) -> Launch:
     """Fill the gradient of the symbols by offset."""
     t, s = call.q.shape[1], call.k.shape[1]
     wide = triton.next_power_of_2(2 * TILE)  # keys that a tile of queries sees at a tile of offsets
@@ -290,7 +290,7 @@ def offsets_launch(call: Call, above: Above, part: Part, dsymbols: Tensor, C: Pl
     return Launch(backward_offsets, call.tiles(t + s - 1, TILE), args, *warps_stages(C, 1))
 
 
-def warps_stages(C: Plan, stages: int) -> tuple[int, int]:
+def warps_stages(C: Compiled, stages: int) -> tuple[int, int]:
     """Eight warps for what fills a program; never measured on a GPU."""
     size = max(C.q.heads_padded * C.q.width_padded, C.q_rel.heads_padded * C.q_rel.width_padded)
     return (8 if size >= WIDE // 2 else 4), stages
