@@ -31,8 +31,8 @@ def zero_heads(
 
     Rows are {layer, head, score, se, drop, drop_se, n}; head None is a whole layer, layer None is nothing zeroed.
 
-    `drop` is by how much the score is worse, `drop_se` the standard error of the mean of its n differences by sequence:
-    all rows are of the same `sequences` sequences, from a stream that neither training nor evaluation reads.
+    `drop` is the loss of score, and `drop_se` the standard error of its mean over n sequences.  All rows use the same
+    `sequences` sequences, from a stream that neither training nor evaluation reads.
 
     >>> rows = zero_heads(model, task)
     >>> max((row for row in rows if row["head"] is not None), key=lambda row: row["drop"])      # matters most
@@ -65,7 +65,7 @@ def _heads(model: Transformer, layer: int) -> int:
 
 
 def _keep(model: Transformer, layer: int, head: int | None, inputs: Tensor) -> list[Tensor | None]:
-    """1 for every head of `layer` but `head`, 0 for that one or, if it is None, for all."""
+    """0 for `head` of `layer` and 1 for its other heads.  `head` None: 0 for all heads."""
     heads, t = _heads(model, layer), model.length(inputs)
     kept = torch.ones(1, heads, 1, 1, device=inputs.device, dtype=next(model.parameters()).dtype)
     kept[:, slice(None) if head is None else head] = 0.0

@@ -1,4 +1,4 @@
-"""What went through every attention layer, and the latent code of the pairs one asks for.
+"""The inputs and outputs of every attention layer, and the latent code of chosen pairs.
 
 Nothing is hooked: layers hand out q, k, v on request, and the code of a pair is recomputed from them by the function
 that the output was made with.
@@ -48,9 +48,9 @@ def codes(
     """The latent code of chosen pairs: query `q_index` attending to key `k_index`, all heads.
 
     Two integers give (b h); two lists of equal length n give n pairs (b n h).  Negative indices count from the end.
-    Heads are those of all groups side by side, or of one `group`.  Costs one row of scores per pair where the code is
-    normalised over keys, and one score per head otherwise; never t x s, but of heads whose function is the user's own:
-    what their code depends on is not known.  ValueError where they have none.
+    Heads are those of all groups side by side, or of one `group`.  A code that is normalised over keys costs one row of
+    scores per pair, any other one score per head.  Only heads with a function of the user's own cost all t x s scores,
+    since any of them may matter.  ValueError where the code is not known.
     """
     groups = taps.groups if group is None else (taps.groups[_within("group", group, len(taps.groups))],)
     if isinstance(q_index, int) and isinstance(k_index, int):
@@ -78,7 +78,7 @@ def _pairs(taps: GroupTaps, queries: Sequence[int], keys: Sequence[int]) -> Floa
 
 
 def _pair(taps: GroupTaps, i: int, j: int) -> Float[Tensor, "b h"]:
-    """The code of one pair, made of one query, and one key or, where it is normalised over them, all."""
+    """The code of one pair, from one query and one key, or all keys where the code is normalised over them."""
     t, s = taps.q.shape[1], taps.k.shape[1]
     keys = slice(0, s) if SOFTMAX_AXIS.get(taps.normalise) == "s" else slice(j, j + 1)
     visible = _mask_row(taps, i, t, s)
@@ -109,7 +109,7 @@ def _row(array: Tensor, i: int, s: int) -> Tensor:
 
 
 def _mask_row(taps: GroupTaps, i: int, t: int, s: int) -> Tensor | None:
-    """What query `i` may look at, causality included: one query alone would count as the last."""
+    """The keys that query `i` may look at.  Includes causality, since a single query would count as the last one."""
     visible = None if taps.mask is None else _row(taps.mask, i, s)
     if taps.causal:
         past = torch.arange(s, device=taps.k.device) <= i + s - t

@@ -5,7 +5,7 @@ lines(panels, path)          scores over an axis (examples, heads, steps, ...), 
 heat(panels, path)           matrices with named rows and columns: similarities, codes, what zeroing a head costs
 code_maps(panels, path)      two-dimensional maps of codes
 
-They draw what they are given and compute no more than means and standard errors: pass measured values.
+They take measured values and compute only means and standard errors.
 """
 
 import pathlib
@@ -121,10 +121,10 @@ def lines(
 
 
 def _logarithmic(axes: Any, xs: Sequence[Number]) -> None:
-    axes.set_xscale("log", subs=(2, 5) if max(xs) < 100 * min(xs) else ())  # few have room for a name
+    axes.set_xscale("log", subs=(2, 5) if max(xs) < 100 * min(xs) else ())  # few markers: there is room for a name
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("{x:g}")
-    if len(xs) == 1:  # a place alone has no width that matplotlib could scale
+    if len(xs) == 1:  # matplotlib cannot scale an axis with a single place
         axes.set_xlim(xs[0] / 2, xs[0] * 2)
 
 
@@ -195,7 +195,7 @@ def code_maps(
     columns: int = 4,
     names: Mapping[str, Mapping[int, str]] | None = None,
 ) -> pathlib.Path:
-    """Maps of codes side by side: (title, points, values).  Whole values are classes, others a scale.
+    """Maps of codes side by side: (title, points, values).  Integer values are classes, other values a colour scale.
 
     `names`: by panel title, what to call its classes, in a legend under the panel.
 
@@ -233,7 +233,7 @@ def _classes(axes: Any, points: Array, values: Array, names: Mapping[int, str]) 
 
 
 def _line(axes: Any, points: Mapping[Number, Sequence[Number]], label: str, style: tuple[str, str]) -> None:
-    """Means with standard errors over the values of each x, which are dots where there are several."""
+    """The mean and standard error at each x; several values at one x are also drawn as dots."""
     colour, marker = style
     xs = sorted(points)
     values = [np.asarray(points[x], float) for x in xs]
@@ -334,13 +334,13 @@ def _numbers(axes: Any, values: Array, image: Any) -> None:
             ink = INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
             text = f"{round(value, 2) + 0.0:.2f}".replace("0.", ".", 1).replace("-", "−")  # no minus zero
             written = axes.text(column, row, text, ha="center", va="center", fontsize=6, color=ink)
-            written.set_in_layout(False)  # it is inside; asking each of hundreds takes most of the time
+            written.set_in_layout(False)  # text inside the axes; measuring it would take most of the time
 
 
 def _name_floors(axes: Any, floors: Mapping[str, float]) -> None:
-    """The names over their lines, each as low as it stands clear of the others."""
+    """The names above their lines, each as low as possible without overlap."""
     left, right = axes.get_xlim()
-    wide = (right - left) / 70  # of a letter, roughly
+    wide = (right - left) / 70  # roughly the width of a letter
     levels: list[float] = []  # where the last name of each level ends
     for name, value in sorted(floors.items(), key=lambda pair: pair[1]):
         start = value - wide * len(name) / 2
@@ -351,7 +351,7 @@ def _name_floors(axes: Any, floors: Mapping[str, float]) -> None:
 
 
 def _style(label: str, labels: Sequence[str]) -> tuple[str, str]:
-    """A mechanism keeps its colour and mark in every figure; of variants the plain, else the first, has them."""
+    """A mechanism has one colour and marker in all figures; of its variants the unmodified one, or the first, has them."""
     place, name = labels.index(label), label.partition(" ")[0]
     kin = [other for other in labels if other.partition(" ")[0] == name]
     if name in COLOURS and label == (name if name in kin else kin[0]):
@@ -386,7 +386,7 @@ def _grid(rows: int, columns: int, size: Size = (2.4, 2.3), *, sharey: bool = Fa
 
 
 def _save(figure: Any, path: str | pathlib.Path) -> pathlib.Path:
-    """By the ending of `path`.  Equal figures give equal files: no date, and fixed ids in SVG."""
+    """Save in the format that the suffix of `path` names.  Equal figures give equal files: no date, fixed SVG ids."""
     from matplotlib import rc_context
 
     (path := pathlib.Path(path)).parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,4 @@
-"""The shape of a cloud of latent codes: two-dimensional maps, whether neighbours are of one class, and how alike the
-mean codes of classes are.
+"""The geometry of latent codes: two-dimensional maps, purity of neighbours, similarity of class means.
 
 Schug et al. 2024, figures 2D, A2 (t-SNE of codes), 5A, 5B (what the clusters follow) and 5E (cosine similarity of mean
 codes).
@@ -38,17 +37,17 @@ def embed(
         from sklearn.manifold import TSNE
         from threadpoolctl import threadpool_limits
 
-    if x.shape[1] < 2:  # one head: its code already is a line
+    if x.shape[1] < 2:  # one head: its code has one dimension only
         x = np.concatenate([x, np.zeros_like(x)], axis=1)
     flat = np.allclose(x, x[0], rtol=0, atol=1e-12 * max(1.0, float(np.abs(x).max())))
-    if flat:  # no variance at all: every map is one point
+    if flat:  # no variance: every code maps to one point
         return np.zeros((len(x), 2))
     plane = PCA(2, svd_solver="full").fit_transform(x)
     if method == "pca":
         return plane
     start = plane / plane[:, 0].std() * 1e-4
     tsne = TSNE(perplexity=min(perplexity, (len(x) - 1) / 3), init=start.astype(np.float32), random_state=seed)
-    with threadpool_limits(1):  # sums over threads come in any order
+    with threadpool_limits(1):  # the order of sums depends on threads
         return tsne.fit_transform(x).astype(np.float64)
 
 
@@ -61,9 +60,9 @@ def similarity(
 ) -> tuple[Int[Array, " c"], Float[Array, "c c"]]:
     """Cosine similarity between the mean codes of all classes: (classes in ascending order, matrix).
 
-    `centred`: after subtracting the mean over classes.  What all classes share, as softmax codes do by being positive,
-    makes every plain similarity nearly 1; centred ones say which classes differ from the rest in the same way.  A class
-    whose mean code is exactly zero has similarity 0 to every class, itself included.
+    `centred`: subtract the mean over classes first.  Without it, a component that all classes share brings every
+    similarity near 1: softmax codes, for example, are all positive.  A class whose mean code is exactly zero has
+    similarity 0 to every class, itself included.
     """
     classes, mean = means(codes, labels)
     mean = mean - mean.mean(0) if centred else mean
@@ -92,8 +91,8 @@ def purity(
     """Whether codes of one class lie together: the share of each code's nearest `neighbours` that have its label, on
     average, and what that share would be if labels were dealt at random, sum_c n_c (n_c - 1) / (n (n - 1)).
 
-    Distances are Euclidean.  Codes equally far share what is left of the `neighbours` places, so that codes that do not
-    differ at all score exactly the chance level.
+    Distances are Euclidean.  Codes at equal distance share the remaining `neighbours` places, so that identical codes
+    score exactly the chance level.
 
     >>> purity(np.array([[0.0], [0.1], [5.0], [5.1]]), np.array([0, 0, 1, 1]), neighbours=1)
     (1.0, 0.3333333333333333)

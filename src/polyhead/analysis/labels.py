@@ -1,4 +1,4 @@
-"""What may be read off the code of a task's last token, and what a reader calls it.
+"""Labels that a probe may predict from the code of a task's last token, and their names.
 
 A task puts its ground truth into `Batch.latents`; here it becomes one label per sequence: the terms of a fuzzy-logic
 function, the rule behind the last query token of SRAVEN and the symbol to predict there.
@@ -19,9 +19,9 @@ Pairs = tuple[tuple[int, int], ...]
 def targets(batch: Batch) -> dict[str, Array]:
     """The labels (b) that a batch offers, by name.
 
-    Latents of whole numbers: `terms` (b k) become "term 1", "term 2", ...; (b,) keep their name.  What is known of each
-    query token, `query_rules` (b m), becomes "rule", that of the last one, in place of `rules`: where a rule stands
-    in a sorted multiset says nothing about a token.  Targets that are classes become "target value", the last token's.
+    Only integer latents are labels.  `terms` (b k) becomes "term 1", "term 2", ...; a latent (b,) keeps its name.
+    `query_rules` (b m) becomes "rule", the rule of the last token.  It replaces `rules`, whose order in a sorted
+    multiset says nothing about a token.  The target of the last token, if it is a class, becomes "target value".
     """
     found: dict[str, Array] = {}
     for name, value in batch.latents.items():
@@ -45,7 +45,7 @@ def targets(batch: Batch) -> dict[str, Array]:
 
 
 def unreadable(task: Task) -> str:
-    """Why nothing can be read off the code of its last token, and scored on unseen tasks; "" where it can."""
+    """Why no probe of the last token's code can be scored on unseen tasks; "" if one can."""
     name = task.name.replace("_", " ")
     if task.source is not None or isinstance(task.ends[1], Classes):
         return f"{name} has no token that stands for what is asked"
@@ -55,15 +55,15 @@ def unreadable(task: Task) -> str:
 
 
 def class_name(task: Task, target: str, label: int) -> str:
-    """What a reader calls class `label` of `target`: the task says it."""
+    """The task's name for class `label` of `target`."""
     return task.class_name(target, label)
 
 
 def views(task: Task) -> dict[str, tuple[Task, Pairs]]:
     """The ways to look at the last token's code: by name, the task to draw from and the (query, key) pairs.
 
-    The tokens of SRAVEN's "last_row" (the definition of the original code) belong to one feature only where nothing is
-    permuted, so it is of the unpermuted task, as there; "self" is of the task as it is.
+    "self" uses the task as it is.  SRAVEN's "last_row" (the definition of the original code) uses the task without
+    permutation, as there, because only then do its tokens belong to one feature.
 
     >>> task, pairs = views(tasks.Sraven())["last_row"]
     >>> task.permuted, pairs

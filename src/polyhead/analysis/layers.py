@@ -1,4 +1,4 @@
-"""Any label, probed in every layer of any model: what taps of other people's models are for."""
+"""Probe the codes of every layer for any label, in our models or in foreign ones."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,11 +23,11 @@ def probe_layers(
     *,
     test: float = 0.5,
 ) -> list[dict[str, Any]]:
-    """Probe the code of chosen pairs for a label of one's own, layer by layer.
+    """Probe the code of chosen pairs for labels that you give, layer by layer.
 
-    `taps`: what `capture` gave for each batch of inputs; `labels`: for each batch one label per sequence (b), or (b n)
-    where the indices are n pairs; below 0 means no label.  Fitted on the first sequences, scored on the last ones, a
-    share `test` of all: no sequence is on both sides.  Rows are {layer, name, f1, chance, n, classes}.
+    `taps`: the result of `capture` for each batch.  `labels`: for each batch one label per sequence (b), or (b n) where
+    the indices are n pairs; below 0 means no label.  The probe is fitted on the first sequences and scored on the last
+    ones, a share `test` of all.  No sequence is in both parts.  Rows are {layer, name, f1, chance, n, classes}.
 
     >>> batches = [task.batch("iid", 60, seed=0, step=i) for i in range(2)]
     >>> answers = [(batch.targets[:, -1, 0] > 0.5).long() for batch in batches]

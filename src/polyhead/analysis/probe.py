@@ -1,13 +1,13 @@
-"""How much of a task can be read off the latent code: linear probes, and the score of the same probe on nothing.
+"""Linear probes of the latent code, and their score on permuted labels.
 
 Schug et al. 2024, section 3.2, figures 2B and 5F: per layer, a logistic regression from the code of the query attending
 to itself (a vector over heads) to a term of its function (fuzzy logic) or to the rule behind it (SRAVEN), fitted on
 training tasks, scored by F1 on unseen tasks.  The paper leaves averaging, regularisation and scaling open: here F1 is
 the macro average, the classifier is scikit-learn's default (L2 with C = 1) on standardised codes.
 
-The null of a probe is the probe itself, fitted on permuted labels: a code that says nothing of the task scores as that
-does.  Guessing by the labels' frequencies is another thing: a classifier that knows nothing does not guess, it says
-the most frequent class, and scores lower.
+The null of a probe is the same probe, fitted on permuted labels.  A code without information about the task has that
+score.  Random guesses by the labels' frequencies are no null: a classifier without information always predicts the most
+frequent class, and scores lower.
 """
 
 import math
@@ -63,7 +63,7 @@ def probe(
 
     >>> probe(codes, labels, train=slice(0, 1000), test=slice(1000, 2000)).f1
 
-    A held-out class that the fitting part lacks counts as F1 = 0: nothing could have been learned about it.
+    A held-out class that does not occur in the fitting part counts as F1 = 0.
     ValueError: fewer than two classes to fit, an empty part, parts that share items, or codes that are not finite.
     """
     x, y = as_array(codes).astype(np.float64), as_array(labels)
@@ -111,8 +111,8 @@ def query_codes(
     and the sequences it is from.
 
     `pairs`: (query, key) positions, or a name in `task.pairs`: "self" is the last token attending to itself.
-    `query`: one token (c,) or () that replaces the last of every sequence; the targets keep to the old ones.  What the
-    sequences are like is the task's business: `replace(task, inputs="fixed_context")`, `replace(task, permuted=False)`.
+    `query`: one token (c,) or () that replaces the last one of every sequence; the targets stay those of the old token.
+    Fields of the task change the sequences: `replace(task, inputs="fixed_context")`, `replace(task, permuted=False)`.
 
     >>> layers, batch = query_codes(model, task, "compositional", 1000)
     >>> unlike, batch = query_codes(model, task, "compositional", 1000, pairs=((-1, 0), (-1, 1)))      # (1000, 2 heads)
@@ -148,9 +148,9 @@ def probe_run(
         query "alone"    the query: the inputs of the context are the same for all, as in the paper (fuzzy logic)
         query "fixed"    the context: all share one query token; the figures are means over `queries` such probes
 
-    What a code says about the task depends on the query it is asked about, so a linear probe finds more at one query
-    than across all.  Where the task has but one query token (the zeros of SRAVEN), it is "fixed", and there is one
-    probe.  "chance" is the score of the same probe fitted on permuted labels.
+    The code depends on the query as well as on the task, so a linear probe finds more at one query than across all.  A
+    task with a single query token (the zeros of SRAVEN) has one probe, called "fixed".  "chance" is the score of the
+    same probe fitted on permuted labels.
 
     pairs: every view of the task, see `analysis.labels.views`: "self", and SRAVEN's "last_row".
 
@@ -174,8 +174,7 @@ def probe_model(
 ) -> list[dict[str, Any]]:
     """`probe_run` for a model in memory.
 
-    ValueError for a task whose last token does not stand for what is asked, such as images, or without unseen
-    combinations.
+    ValueError for a task without unseen combinations, or whose last token is no query, such as images.
     """
     if why := unreadable(task):
         raise ValueError(f"probe: {why}, so there is no code to read")
@@ -232,7 +231,7 @@ def clusters(
     seed: int = 0,
     device: Any = "cpu",
 ) -> list[dict[str, Any]]:
-    """What the clusters of codes follow, layer by layer: the purity of a code's neighbours for every target.
+    """The purity of each code's neighbours, by layer and target: which target do clusters follow?
 
     Rows are {pairs, layer, target, purity, chance, n}: see `analysis.purity`.  On SRAVEN this puts a number on "early
     layers cluster by magnitude, late ones by rule" (Schug et al. 2024, figures 5A, 5B, A6): compare "target value" with

@@ -1,10 +1,10 @@
-"""What every layer does with one input: where its heads look, how its tokens relate, which symbols stand for them.
+"""Attention, relations and symbols of every layer, for one input.
 
     attention     the latent code of all pairs (h t s)
     relations     of relational and disentangled heads, act(q_rel . k_rel / sqrt(p)) of all pairs (r t s)
     assignments   of symbolic attention, how much of each symbol a token takes, by head (s h n)
 
-All of it is recomputed from the taps of one forward pass of that input alone, so that no layer keeps a t x s tensor.
+They are recomputed from the taps of one forward pass of that input, so no layer keeps a t x s tensor.
 """
 
 import inspect
@@ -36,7 +36,7 @@ class GroupLook:
 
 @dataclass(frozen=True)
 class LayerLook:
-    """One attention layer: who looks (`receivers`, t names), at whom (`senders`, s names), group by group."""
+    """One attention layer: `receivers` (t names) attend to `senders` (s names), group by group."""
 
     name: str  # "layer 1"; in an encoder-decoder "encoder 1", "decoder 1", "cross 1"
     receivers: Names
@@ -54,8 +54,8 @@ def look(
     ('layer 1', 'hyla', (8, 32, 32), ('1', '2', '3'))
 
     An encoder-decoder gives the layers of its encoder, then self- and cross-attention of each layer in turn.  `task`
-    gives tokens the names its readers use: the characters of maths, the cards of SET.  Padding is left out: tokens
-    that the batch masks and, of a causal model, those behind the last one that is scored.  A layer's number may be
+    names its tokens: the characters of maths, the cards of SET.  Padding is left out: tokens that the batch masks and,
+    in a causal model, tokens after the last scored one.  A layer's number may be
     negative.  ValueError: a model without attention to show, or a sample or layer that is not there.
     """
     if "taps" not in inspect.signature(model.forward).parameters:
@@ -68,7 +68,7 @@ def look(
 
 
 def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | None:
-    """The image that tokens are patches of, with colours from 0 to 1, and how many rows and columns of patches it has.
+    """The image whose patches are the tokens, with colours from 0 to 1, and its numbers of rows and columns of patches.
 
     None for a model that reads no images.  Patch number n (from 1, row by row) is token n.
     """
@@ -87,8 +87,8 @@ def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | Non
 def token_names(task: Task | None, batch: Batch, count: int, *, source: bool = False, end: Any = None) -> Names:
     """The names of the `count` tokens of the only sample of `batch`, or of its source.
 
-    The task's own names where it has some.  Otherwise tokens are called what integers they are, and vectors and patches
-    are counted from 1.
+    These are the task's names, if it has some.  Otherwise integer tokens are their own names, and vectors and patches
+    are numbered from 1.
     """
     if task is not None and (names := task.token_names(batch, source=source)) is not None:
         return names
@@ -113,7 +113,7 @@ def _layer(model: nn.Module, batch: Batch, taps: Taps, number: int, task: Task |
     where, _, own = taps.name.rpartition(" ")
     name = f"{where or 'layer'} {int(own) + 1 if own.isdigit() else number + 1}"
     (_, t), (_, s) = taps.groups[0].q.shape[:2], taps.groups[0].k.shape[:2]
-    to, at = where == "encoder", where in ("encoder", "cross")  # whose tokens look, and are looked at: the source's?
+    to, at = where == "encoder", where in ("encoder", "cross")  # are receivers and senders tokens of the source?
     rows, columns = _real(model, batch, t, source=to), _real(model, batch, s, source=at)
     receivers, senders = (
         np.array(_names(model, batch, count, task, source=side), dtype=object) for count, side in ((t, to), (s, at))
@@ -130,7 +130,7 @@ def _names(model: nn.Module, batch: Batch, count: int, task: Task | None, *, sou
 
 
 def _real(model: nn.Module, batch: Batch, count: int, *, source: bool) -> Array:
-    """Which of `count` tokens are no padding."""
+    """True for each of `count` tokens that is not padding."""
     mask = batch.source_mask if source else batch.mask
     real = np.ones(count, dtype=bool) if mask is None or mask.shape[1] != count else as_array(mask)[0].astype(bool)
     if not source and getattr(getattr(model, "config", None), "causal", False) and batch.scored.shape[1] == count:

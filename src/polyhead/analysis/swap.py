@@ -1,7 +1,7 @@
-"""Whether the latent code says what is computed: the code of one sequence in the forward pass of another.
+"""Does the latent code specify the operation?  The code of one sequence replaces that of another in a forward pass.
 
 Two sequences have the same inputs and different rules.  In one layer the code of the last token, (h s) numbers, is
-replaced by that which the other sequence has there.  Values, weights and all else stay.  If the code specifies the
+replaced by the code of the other sequence.  Values, weights and all else stay.  If the code specifies the
 operation, as Schug et al. propose (2024, "Attention as a hypernetwork", section 2.3), the output then follows the rule
 of the other sequence.  Three controls: the code of a third sequence, the same code with its heads in another order, 0.
 """
@@ -28,8 +28,8 @@ from polyhead.tasks.task import Score, check_split
 from polyhead.train.evaluation import predict
 
 CODES = ("own", "donor", "other", "permuted", "zero")
-"""Whose code the last token gets: its own, that of the sequence with the other rule, that of a third sequence, the
-donor's with its heads in a random order, none."""
+"""The code that the last token gets: its own, the donor's (of a sequence with another rule), a third sequence's, the
+donor's with its heads in a random order, or zero."""
 
 KINDS = ("softmax", "linear", "hyla")
 """Heads whose output is a function of code and values."""
@@ -76,7 +76,7 @@ def swap_codes(
 
 @contextlib.contextmanager
 def replaced(model: Transformer, layer: int, rows: Sequence[Tensor]) -> Iterator[None]:
-    """Within it, the last token of `layer` has these codes, (b h s) for each group of heads."""
+    """A context in which the last token of `layer` has these codes, (b h s) for each group of heads."""
     groups = _groups(model, layer)
     before = [(group.attend, group.functions) for group in groups]
     try:
@@ -89,7 +89,7 @@ def replaced(model: Transformer, layer: int, rows: Sequence[Tensor]) -> Iterator
 
 
 def _attend(group: Mixing, row: Tensor) -> Callable[..., Tensor]:
-    """What `group` computes, but for the code of the last query."""
+    """The output of `group` with another code for the last query."""
     code = coder(group)
 
     def attend(
@@ -110,7 +110,7 @@ def _attend(group: Mixing, row: Tensor) -> Callable[..., Tensor]:
     ) -> Tensor:
         a = code(AttentionCall(q, k, v, bias, mask, None, causal, window, cu_seqlens, scale=scale))
         a = torch.cat((a[:, :, :-1], row[:, :, None].to(a)), dim=2)
-        # Queries of 0 and the code as their bias: scores that are the code, which no normaliser touches.
+        # With queries of 0 and the code as bias, the scores are the code; nothing normalises them.
         if group.kind == "hyla":
             return hyla(0 * q, k, v, bias=a, keep=keep, normalise="identity", act=act, value_weight=value_weight)
         return linear_attention(0 * q, k, v, bias=a, keep=keep, act=act)
@@ -121,11 +121,11 @@ def _attend(group: Mixing, row: Tensor) -> Callable[..., Tensor]:
 def _rows(
     model: Transformer, layer: int, own: Batch, donor: Batch, generator: torch.Generator
 ) -> dict[str, list[Tensor]]:
-    """Whose -> the code (b h s) of the last token for each group of heads."""
+    """For each of `CODES` the code (b h s) of the last token, by group of heads."""
     mine, theirs = (
         [group.code()[:, :, -1].clone() for group in capture(model, batch)[layer].groups] for batch in (own, donor)
     )
-    others = [x.roll(1, 0) for x in theirs]  # of the pair before, which has other inputs
+    others = [x.roll(1, 0) for x in theirs]  # the code of the previous pair, whose inputs differ
     permuted = [x[:, torch.randperm(x.shape[1], generator=generator, device=x.device)] for x in theirs]
     return {
         "own": mine,

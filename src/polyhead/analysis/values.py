@@ -74,7 +74,7 @@ def value_network(taps: Taps, q_index: int, k_index: int, *, sample: int = 0, gr
 
 
 def _sums_codes(heads: GroupTaps) -> bool:
-    """Whether this output is what the codes read of the values, to rounding."""
+    """Whether this output is the sum of codes times values, to rounding."""
     found, output = retrieve(heads.code(), heads.v), heads.output
     return bool((found - output).abs().max() <= 1e3 * torch.finfo(output.dtype).eps * output.abs().max())
 

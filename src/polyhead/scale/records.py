@@ -1,4 +1,4 @@
-"""Runs on the disk as a table: what tells them apart, settings, state, scores; as Markdown, CSV, LaTeX or JSON."""
+"""Runs on the disk as a table of names, settings, states and scores; as Markdown, CSV, LaTeX or JSON."""
 
 import csv
 import io
@@ -109,9 +109,9 @@ class Records:
         return found
 
     def cells(self, mark: Callable[[str], str] = "{} *".format, *, states: bool = False) -> list[dict[str, str]]:
-        """What a person reads: the run, its state (if all are done, on demand), and its score on every split.
+        """Cells for a reader: the run, its state (if all are done, on demand), and its score on every split.
 
-        `mark` is what becomes of the best score of a split.
+        `mark` formats the best score of a split.
         """
         best = self.best()
         columns = dict.fromkeys(f"{s} {record.run.task.metric}" for record in self for s in record.scores)
@@ -134,7 +134,7 @@ class Records:
         return FORMATS[one_of("records", "format", form, FORMATS)](self)
 
     def differences(self) -> list[dict[str, str]]:
-        """Settings, size and scores, a row each and a column for each run; of two runs with the difference."""
+        """Settings, size and scores in rows, runs in columns; for two runs also their difference."""
         names = [record.label for record in self]
         if len(set(names)) < len(names):
             names = [str(record.folder) for record in self]
@@ -163,7 +163,7 @@ def records(*places: str | pathlib.Path) -> Records:
 
 
 def of_sweep(runs: Sequence[Run], folder: str | pathlib.Path) -> Records:
-    """The runs of a sweep, those that have not begun, too."""
+    """The runs of a sweep, including those that have not begun."""
     return Records(runs, [place_of(run, folder) for run in runs])
 
 
@@ -178,7 +178,7 @@ def _runs_in(place: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _is_run(path: pathlib.Path) -> bool:
-    """Whether a config.json that was met on the way is one of ours."""
+    """Whether a config.json that was found is one of ours."""
     return '"Run"' in path.read_text(encoding="utf-8", errors="replace")
 
 
@@ -231,6 +231,6 @@ def _escaped(text: str) -> str:
 
 
 SIGNS = {"±": r"$\pm$", "²": "$^2$", r"\~": r"\~{}", r"\^": r"\^{}", "\0": r"\textbf{", "\1": "}"}
-"""What LaTeX writes otherwise."""
+"""Characters that LaTeX needs escaped."""
 
 FORMATS: dict[str, Callable[[Records], str]] = {"md": _md, "csv": _csv, "latex": _latex, "json": _json}

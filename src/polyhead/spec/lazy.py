@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first used, and `dir` of which lists what they offer."""
+"""Packages that import their public names at first use and list them in `dir`."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Packages that the core does not install: where a feature asks for one that is missing, the error is one line.
+"""Optional packages: one line of error where a feature needs one that is not installed.
 
 with optional("probe", "polyhead[report]"):
     from sklearn.linear_model import LogisticRegression

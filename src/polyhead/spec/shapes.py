@@ -1,4 +1,4 @@
-"""The alphabet of the house, and `@shaped`, which holds a public function to it.
+"""The letters of shapes, and `@shaped`, which checks the arguments of public functions against them.
 
 Annotations such as `Float[Tensor, "b t h d"]` are read once, at import.  A call then compares sizes in plain
 Python, so the check costs microseconds, survives `torch.compile` and is always on.  Every mistake is one line: who,

@@ -12,8 +12,9 @@ from fractions import Fraction
 from typing import NamedTuple
 
 NORMALISE = ("softmax", "rms_heads", "identity", "softmax_rms_heads", "softmax_heads")
-"""How scores become the code: softmax over keys, root mean square over the heads of a group, not at all, over keys and
-then over heads, or softmax over the heads of a group (they compete for the pair; ours, in no paper)."""
+"""How scores become the code.  softmax: over keys.  rms_heads: over the root mean square over the heads of a group.
+identity: not at all.  softmax_rms_heads: over keys, then over heads.  softmax_heads: softmax over the heads of a group,
+which compete for the pair (ours, in no paper)."""
 
 SOFTMAX_AXIS = {"softmax": "s", "softmax_rms_heads": "s", "softmax_heads": "h"}
 """The axis a softmax runs along, for the values of `normalise` that have one."""
@@ -22,7 +23,7 @@ ACTS = ("identity", "relu", "gelu", "gelu_tanh", "silu")
 """Pointwise activations, by name: values of linear attention, value networks of HYLA, feed-forward layers."""
 
 RELATION_ACTS = ("identity", "relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "softmax")
-"""What relations, and the scores of the Abstractor, go through: pointwise, or softmax over the keys one may see."""
+"""Activations of relations and of the Abstractor's scores: pointwise, or softmax over the visible keys."""
 
 RELATION_INIT = ("balanced", "paper", "package")
 """How the map from relations to a head's output begins."""
@@ -106,12 +107,11 @@ MIX = "b h t s, b s h e -> b t h e"
 class Mechanism:
     """One row of the table of mechanisms.
 
-    `steps` are einsums in order of application (h stands for g, as query heads read it); `parameters` maps a name in
-    the group to axes as in `PROJECTIONS`, and after a semicolon when it is there (`layer` has them all).  `tensors`
-    are the arguments of the function `op`, in order, all of one dtype, and their axes; `optional` those that may be
-    absent, `options` what it takes beside `COMMON`, with defaults.  `size` is the number of parameters of one head,
-    projections included and biases not, `work` that of its multiply-adds for one token that looks at s keys: see
-    `amount`.
+    `steps`: einsums in order of application (h stands for g, as query heads read it).  `parameters`: name in the group
+    -> axes as in `PROJECTIONS`; after a semicolon, when it is there.  `tensors`: the arguments of the function `op` in
+    order, all of one dtype, with their axes; `optional`: those that may be absent.  `options`: its arguments beside
+    `COMMON`, with defaults.  `size`: the parameters of one head with its projections, without biases.  `work`: its
+    multiply-adds for one token that looks at s keys.  `amount` reads both.
     """
 
     op: str

@@ -1,4 +1,4 @@
-"""The cards that `polyhead plan` knows, what is assumed of them, and the machine this runs on as one of them.
+"""Peaks, memory and links of the cards that `polyhead plan` knows, and of this machine.
 
 Data sheets, dense and without sparsity.  NVIDIA: H200 (2024), H100 SXM (2023), A100 SXM of 40 and 80 GB (2021), L4
 (2023); white paper of the Ada architecture (RTX 4090).  Bandwidths of links are those of one direction: NVLink 4 and 3
@@ -17,15 +17,15 @@ from polyhead.spec.shapes import one_of
 from polyhead.train import throughput
 
 GB = 1e9
-"""As data sheets count; a card's memory is a few per cent more."""
+"""Bytes of a GB in data sheets; a card's memory is a few per cent more."""
 
 MACHINE = 8
-"""Devices in a machine; more of them speak over a network."""
+"""Devices in a machine; with more, the link is the network."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """One device: operations a second (`narrow`: bf16, fp16), bytes, bytes a second; `full` is the name it gives."""
+    """One device: operations a second (`narrow`: in bf16 and fp16), bytes, bytes a second; `full` is its full name."""
 
     name: str
     full: str
@@ -42,16 +42,16 @@ class Card:
         return self.full == "cpu"
 
     def between(self, devices: int) -> float:
-        """Bytes a second that one of so many devices sends."""
+        """Bytes a second that each of `devices` devices sends."""
         return self.link if devices <= MACHINE else min(self.link, self.network)
 
     def seconds(self, operations: int, moved: int, narrow: bool) -> float:
-        """Of a kernel at the peak: it computes or it moves, whichever takes longer (Williams et al. 2009)."""
+        """Seconds of a kernel at the peak: for operations or for bytes, whichever is longer (Williams et al. 2009)."""
         return max(operations / (self.narrow if narrow else self.fp32), moved / self.bandwidth)
 
 
 def _card(name: str, full: str, sizes: tuple[float, float, float], link: float, network: float) -> Card:
-    """`sizes`: fp32 operations a second, bytes, bytes a second; bf16 is in the one table of peaks."""
+    """`sizes`: fp32 operations a second, bytes, bytes a second.  The bf16 peak comes from `throughput.peak`."""
     narrow = throughput.peak(full)
     assert narrow is not None, full
     fp32, memory, bandwidth = sizes
@@ -83,7 +83,7 @@ def card(name: str) -> Card:
 
 
 def this() -> Card:
-    """The GPU here, as its data sheet has it or else as it is measured, or this machine's processor, measured."""
+    """The GPU of this machine, from its data sheet or measured; without a GPU its processor, measured."""
     if not torch.cuda.is_available():
         return _measured("cpu", _main_memory())
     full, memory = torch.cuda.get_device_name(), float(torch.cuda.get_device_properties().total_memory)
@@ -92,7 +92,7 @@ def this() -> Card:
 
 
 def _main_memory() -> float:
-    """Bytes; without limit where the system does not say."""
+    """Bytes of main memory; infinite where the system does not say."""
     try:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (AttributeError, ValueError, OSError):
@@ -113,7 +113,7 @@ def _measured(full: str, memory: float) -> Card:
 
 
 def quickest(call: Callable[[], object], times: int = 8) -> float:
-    """Seconds of the fastest of some calls, after one that warms up."""
+    """Seconds of the fastest of some calls, after a warm-up call."""
     call()
     clock, found = clock_here(), []
     for _ in range(times):
@@ -124,7 +124,7 @@ def quickest(call: Callable[[], object], times: int = 8) -> float:
 
 
 def clock_here() -> Callable[[], float]:
-    """Of a processor that one thread works on: its CPU time, which other processes do not lengthen; else the wall's."""
+    """The clock for timings: CPU time of one thread on a processor, else wall time.  Other processes do not add to it."""
     if not torch.cuda.is_available():
         return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 

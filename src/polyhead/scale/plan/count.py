@@ -1,9 +1,9 @@
-"""What a training step does to one device, counted op by op on tensors that hold nothing (PyTorch's fake tensors).
+"""Operations, memory traffic and peak memory of a training step, counted op by op on PyTorch's fake tensors.
 
 The step is the trainer's own code: forward pass, loss, backward pass, with autocast, checkpointing, lazy logits and
-pieces of a batch.  Every op is seen with its shapes and dtypes: what it computes (PyTorch's formulas for matrix
-products, ours below for attention), which bytes it reads and writes, and what it allocates; a storage counts until it
-is let go.  Only the code inside a fused kernel is not seen: its tiles are no memory of the step.
+accumulation.  For every op its shapes and dtypes give its operations (PyTorch's formulas for matrix products, ours
+below for attention), the bytes it reads and writes, and what it allocates.  A storage counts until it is freed.  The
+inside of a fused kernel is not seen, and its tiles need no memory of the step.
 """
 
 import weakref
@@ -44,11 +44,11 @@ class Count:
     buffers: int
     inputs: int
     kept: int
-    """What the forward pass leaves for the backward pass."""
+    """Bytes that the forward pass saves for the backward pass."""
     beside: int
-    """The most at any moment beside parameters, buffers, inputs and gradients."""
+    """The peak, without parameters, buffers, inputs and gradients."""
     most: int
-    """The most at any moment, of everything."""
+    """The peak of everything."""
     forward: Kernels
     backward: Kernels
 
@@ -58,9 +58,9 @@ class Count:
 
 
 def count(run: Run, sequences: int, sample: Batch, *, card: bool = False) -> Count:
-    """A piece of so many sequences like those of `sample`; with `run.train.accumulate`, one that is not the first.
+    """Count one micro-batch of sequences like those of `sample`; with `run.train.accumulate` one after the first.
 
-    `card`: with the impls that "auto" takes on a GPU.  Raises ValueError for a step that depends on its data.
+    `card`: use the impls that "auto" takes on a GPU.  Raises ValueError for a step that depends on its data.
     """
     run = replace(run, model=on_card(run.model, run.train.precision)) if card else run
     with torch.device("meta"):
@@ -100,7 +100,7 @@ def _bytes(tensors: Any) -> int:
 
 
 def _materialise(model: nn.Module) -> None:
-    """Every tensor anew where we are; one that hangs in two places stays one."""
+    """Make every parameter and buffer anew on the fake device; a shared tensor stays shared."""
     made: dict[int, Tensor] = {}
     for module in model.modules():
         for held in (module._parameters, module._buffers):
@@ -115,19 +115,19 @@ def _materialise(model: nn.Module) -> None:
 
 # ----------------------------------------------------------------------------------------------------------- the tally
 class _Tally(TorchDispatchMode):
-    """Notes of every op what it computes and moves, and of every storage when it comes and goes."""
+    """Records the operations and traffic of every op, and when each storage is allocated and freed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = self.before = 0
         self.sizes: dict[int, int] = {}
-        self.events: list[tuple[int, int]] = []  # storage, bytes that come or go
+        self.events: list[tuple[int, int]] = []  # storage, bytes that are allocated or freed
         self.found: Counter[tuple[int, int, bool]] = Counter()
         self.number = 0  # of storages so far
-        self.numbers: dict[int, int] = {}  # of living storages, whose addresses are used again
+        self.numbers: dict[int, int] = {}  # of storages that are not freed; addresses are used again
 
     def begin(self) -> None:
-        """A new piece: what is there now stays."""
+        """Begin a new micro-batch: storages that exist now are not counted."""
         self.before = self.now
         self.events = [(number, self.sizes[key]) for key, number in self.numbers.items()]
         self.found.clear()
@@ -137,7 +137,7 @@ class _Tally(TorchDispatchMode):
         return tuple((*kind, times) for kind, times in sorted(left.items()))
 
     def most(self, without: list[Tensor] | None = None) -> int:
-        """The most that ever lived, without the storages of these tensors."""
+        """The peak, without the storages of these tensors."""
         hidden = {self.numbers.get(x.untyped_storage()._cdata) for x in without or []}
         now = most = 0
         for number, change in self.events:
@@ -182,7 +182,7 @@ class _Tally(TorchDispatchMode):
 
 
 def _everywhere(indices: list[Tensor | None]) -> list[Tensor | None]:
-    """A mask chooses nobody knows how many positions: here all."""
+    """The number of positions that a mask chooses is not known: assume all."""
     found: list[Tensor | None] = []
     for x in indices:
         masks = x is not None and x.dtype == torch.bool
@@ -192,7 +192,7 @@ def _everywhere(indices: list[Tensor | None]) -> list[Tensor | None]:
 
 # ---------------------------------------------------------------------------------------- operations of fused attention
 Formula = Callable[[Any, Mapping[str, Any]], int]
-"""Operations of a kernel, from its arguments and its options."""
+"""A function of arguments and options of a kernel that gives its operations."""
 
 
 def _operations(op: Any, args: Any, options: Mapping[str, Any], out: Any) -> int:
@@ -203,7 +203,7 @@ def _operations(op: Any, args: Any, options: Mapping[str, Any], out: Any) -> int
 
 
 def _attention(per_pair: str) -> Formula:
-    """Of scaled-dot-product attention: tensors (b h t d), causal ones half of the pairs."""
+    """Operations of scaled-dot-product attention on (b h t d); a causal one has half of the pairs."""
 
     def formula(args: Any, options: Mapping[str, Any]) -> int:
         q, k, v = args[:3] if per_pair == FORWARD else args[1:4]
@@ -223,11 +223,11 @@ def _amount(formula: str, q: Any, v: Any, r: int = 0) -> int:
 
 
 FORWARD, BACKWARD = "d + e", "3 d + 2 e"
-"""Multiply-adds of a pair and head: scores, values; backward the scores again, dv, da, dq, dk."""
+"""Multiply-adds of a pair and head.  Forward: scores, values.  Backward: scores again, dv, da, dq, dk."""
 
 
 def _hyla(per_pair: str, deep: str, first: int) -> Formula:
-    """Of HYLA by tiles: `first` is where its LEARNED tensors stand among the arguments."""
+    """Operations of HYLA's tiles; `first` is the index of its LEARNED tensors among the arguments."""
 
     def formula(args: Any, options: Mapping[str, Any]) -> int:
         (q, k, v), weight = args[first][:3], args[first][LEARNED.index("value_weight")]
@@ -249,7 +249,7 @@ def _relational(per_pair: str, per_relation: str, first: int) -> Formula:
 
 
 def _linear(times: int, first: int) -> Formula:
-    """Of linear attention by chunks of 16 queries: states, what is read of them, and a chunk's own keys."""
+    """Operations of linear attention by chunks of 16 queries: states, reading the states, and the keys of a chunk."""
 
     def formula(args: Sequence[Tensor | list[Tensor]], options: Mapping[str, bool]) -> int:
         q, _, v = args[first][:3]
@@ -260,7 +260,7 @@ def _linear(times: int, first: int) -> Formula:
 
 
 def _made_of_reference(times: int, first: int) -> Formula:
-    """Of an op by tiles made of its reference: scores and values, and relations of heads; backward `times` as many."""
+    """Operations of generic tiles: scores, values, and relations of heads; the backward pass has `times` as many."""
 
     def formula(args: Sequence[Tensor | list[Tensor]], options: Mapping[str, bool]) -> int:
         q, k, v, q_rel = args[first][:4]

@@ -1,16 +1,16 @@
-"""What a run needs on devices that are not here: memory of each, time of a step, days, the largest batch that fits.
+"""Estimate memory, time of a step, days and the largest batch of a run on hardware that you do not have.
 
     memory   parameters + gradients + 2 moments (AdamW) + buffers + the batch + what a step holds beside them
-    sharded  parameters, gradients and moments / devices, and what is gathered: the rest of the model and two blocks
+    sharded  parameters, gradients and moments / devices, and gathered parameters: the rest of the model and two blocks
     step     sum over kernels of max(operations / peak, bytes / bandwidth) / share, on a GPU no less than the time to
-             launch them; + what of the communication is not hidden; + AdamW; + drawing the batch
+             launch them; + communication that is not hidden; + AdamW; + drawing the batch
     data     all-reduce of the gradients: 2 (n - 1) / n of their bytes over the link, hidden behind the backward pass
     sharded  all-gather of the parameters in each forward pass, of those of blocks in each backward pass, too, and
              reduce-scatter of the gradients once: (n - 1) / n of their bytes each, hidden behind their pass
 
-Kernels, their operations and bytes, and what lives when are counted op by op (`count.py`); nothing is allocated.
+Kernels, operations, bytes and peak memory are counted op by op (`count.py`); nothing is allocated.
 Ring collectives: Patarasuk and Yuan 2009.  The roofline: Williams et al. 2009.  Sharding: Rajbhandari et al. 2020
-(ZeRO), here PyTorch's FSDP2 as `train/parallel.py` uses it.  What is assumed is in `Plan.assumptions`.
+(ZeRO), here PyTorch's FSDP2 as `train/parallel.py` uses it.  `Plan.assumptions` lists the assumptions.
 """
 
 import dataclasses
@@ -33,21 +33,21 @@ from polyhead.train.device import process
 from polyhead.train.evaluation import answers, enough
 
 SHARE = 0.5
-"""Of the peak and of the bandwidth, kernel by kernel, where nothing is measured."""
+"""The share of peak and bandwidth that a kernel reaches, where nothing is measured."""
 
 LAUNCH = 10e-6
 """Seconds between two kernels that Python launches one after the other."""
 
 RESERVED, FRAGMENTS = 1.5e9, 0.05
-"""Bytes of a GPU that CUDA, its libraries and NCCL take; the share of the rest that the allocator cannot use."""
+"""Bytes of a GPU that CUDA, its libraries and NCCL take; the share of the rest that fragmentation wastes."""
 
 LARGEST_BATCH, DRAWN = 1 << 16, 4096
-"""The most sequences, and devices, that are looked at; the most that are drawn to see how long it takes."""
+"""The largest number of sequences, and of devices, that is tried; the most sequences that are drawn for timing."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run on so many devices.  Memory in bytes and time in seconds, of one device and one step."""
+    """One run on a number of devices.  Memory is in bytes and time in seconds, of one device and one step."""
 
     name: str
     devices: int
@@ -55,27 +55,27 @@ class Plan:
     parallel: str
     batch_size: int
     sequences: int
-    """That one device takes at a time: batch_size / devices / accumulate."""
+    """The micro-batch of one device: batch_size / devices / accumulate."""
     accumulate: int
     steps: int
     parameters: int
     memory: dict[str, float]
-    """By what it holds; `total` is the most at any moment, which need not be their sum."""
+    """Memory by kind; `total` is the peak, which need not be their sum."""
     usable: float | None
     """None where the machine does not say."""
     largest: int | None
-    """The most sequences at a time that fit, a power of two; None where none does, or without a limit."""
+    """The largest micro-batch that fits, a power of two; None where none fits, or without a limit."""
     seconds: dict[str, float]
-    """Of a step by what it does; `exchange` is all of the communication, `exposed` what is not hidden."""
+    """Time of a step by kind; `exchange` is all communication, `exposed` the part that is not hidden."""
     operations: int
     share: float
     share_of_peak: float
     sequences_per_second: float
     tokens_per_second: float
     hours: float
-    """Of all steps and evaluations."""
+    """The time of all steps and evaluations."""
     smallest_change: str | None
-    """What would make it fit; None where it does, or where nothing tried did."""
+    """A change that makes it fit; None where it fits already, or where none was found."""
     assumptions: tuple[tuple[str, str], ...]
 
     @property
@@ -97,7 +97,7 @@ class Plan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """As JSON values."""
         given = dataclasses.asdict(self)
         return given | {"fits": self.fits, "verdict": self.verdict, "assumptions": dict(self.assumptions)}
 
@@ -111,12 +111,12 @@ def plan(
     link: float | None = None,
     search: bool = True,
 ) -> Plan:
-    """What `run` needs on `devices` cards, data parallel or sharded as `run.parallel` says.
+    """Estimate what `run` needs on `devices` cards, data parallel or sharded as `run.parallel` says.
 
-    `card`: a name of `plan_cards.CARDS`, or "this": the GPU or the processor here, on which one step is measured.
-    `share`: of the peak that kernels reach, where a step was measured elsewhere.  `link`: bytes a second that a device
-    sends.  `search`: also look for the largest batch, and for a change that fits.  Raises ValueError for what no card,
-    no number of devices or no run is, and for a batch that so many devices cannot share.
+    `card`: a name of `cards.CARDS`, or "this": the GPU or processor of this machine, on which one step is measured.
+    `share`: the share of the peak that kernels reach, from a step measured elsewhere.  `link`: bytes a second that a
+    device sends.  `search`: also find the largest batch, and a change that makes the run fit.  Raises ValueError for an
+    unknown card, a wrong number of devices, and a batch that the devices cannot divide.
     """
     if devices < 1:
         raise ValueError(f"plan: devices must be at least 1 but is {devices}")
@@ -159,7 +159,7 @@ def _found(name: str | Card) -> Card:
 
 
 class _Place:
-    """A run on its devices: what is counted once."""
+    """A run on its devices, with everything that is counted once."""
 
     def __init__(self, run: Run, devices: int, card: Card, link: float | None = None) -> None:
         self.run, self.devices, self.card, self.link = run, devices, card, link
@@ -207,19 +207,19 @@ class _Place:
         held = have.buffers + inputs
         found |= {"activations": float(have.kept), "batch and buffers": held}
         if not self.sharded:
-            most = have.most - have.inputs - have.buffers  # the gradients come while activations go
+            most = have.most - have.inputs - have.buffers  # gradients are allocated while activations are freed
             total = max(float(most), have.parameters + gradients) + moments + held
             return {**found, "total": total}
         root, unit = self.units
         for name in ("parameters", "gradients", "moments"):
             found[name] = self._part() * (2 if name == "moments" else 1)
-        # What is gathered, its gradients, and with pieces the gradients of all until the last piece.
+        # Gathered parameters and their gradients; with accumulation all gradients until the last micro-batch.
         found["gathered"] = 2 * (root + 2 * unit) if self.run.train.accumulate == 1 else root + 2 * unit + gradients
         own = found["parameters"] + found["gradients"] + found["moments"]
         return {**found, "total": own + found["gathered"] + have.beside + held}
 
     def _part(self) -> float:
-        """Bytes of one device's part of the parameters: rows of each, as equal as can be, the first the most."""
+        """Bytes of the largest part of the parameters, the first device's: each parameter is divided by rows."""
         return float(
             sum(
                 -(-p.shape[0] // self.devices) * (p.numel() // p.shape[0]) * p.element_size()
@@ -231,7 +231,7 @@ class _Place:
 
     @property
     def units(self) -> tuple[float, float]:
-        """Bytes of what stays gathered through a step, and of the largest unit that comes and goes."""
+        """Bytes that stay gathered through a step, and bytes of the largest FSDP unit."""
         from polyhead.train.parallel import units
 
         sizes = [float(sum(p.numel() * p.element_size() for p in unit.parameters())) for unit in units(self.model)]
@@ -245,12 +245,12 @@ class _Place:
         return self.memory(self.counted(self.sequences))["total"] <= usable
 
     def standing(self) -> float:
-        """Bytes of what is there all the time, which nothing needs to be counted for."""
+        """Bytes that are held all the time; they follow from the parameters."""
         trained = float(sum(p.numel() * p.element_size() for p in self.model.parameters()))
         return 4 * (self._part() if self.sharded else trained)
 
     def largest(self) -> int | None:
-        """The largest power of two of sequences at a time that fits, found from a straight line and then counted."""
+        """The largest micro-batch that fits, a power of two: guessed by a straight line, then counted."""
         usable = self.usable
         if usable is None:
             return None
@@ -273,7 +273,7 @@ class _Place:
         return self.card.fp32 if self.run.train.precision == "fp32" else self.card.narrow
 
     def working(self, kernels: Kernels, share: float) -> float:
-        """Seconds of a pass: on a GPU no less than it takes to launch its kernels, on a processor that comes on top."""
+        """Seconds of a pass.  Launching kernels is a lower bound on a GPU, and an addition on a processor."""
         launch = sum(kind[3] for kind in kernels) * LAUNCH
         busy = sum(self.card.seconds(*kind[:3]) * kind[3] for kind in kernels)
         return (busy + launch) / share if self.card.is_cpu else max(busy / share, launch)
@@ -289,7 +289,7 @@ class _Place:
         reached = (self.link or self.card.between(self.devices)) * self.devices / max(1, self.devices - 1)
         whole = have.parameters / reached if self.devices > 1 else 0.0
         if self.sharded:
-            again = whole - self.units[0] / reached  # what is no block is still there
+            again = whole - self.units[0] / reached  # parameters outside of blocks are still gathered
             scattered = max(0.0, whole - max(0.0, backward - again))
             exchange = pieces * (whole + again) + whole
             exposed = pieces * (max(0.0, whole - forward) + max(0.0, again - backward)) + scattered
@@ -312,7 +312,7 @@ class _Place:
         )
 
     def assumptions(self) -> Iterable[tuple[str, str]]:
-        """What the card is taken to be and what is taken for granted, with where it comes from."""
+        """The assumptions on card and run, with their sources."""
         here = self.card
         narrow = f"{here.narrow / 1e12:.3g} bf16, {here.fp32 / 1e12:.3g} fp32 Tera-operations a second"
         yield here.full, f"{narrow}, {here.bandwidth / 1e9:,.0f} GB/s ({here.source})"
@@ -332,7 +332,7 @@ class _Place:
 
 # ---------------------------------------------------------------------------------------------------- one measured step
 def _share(place: _Place, have: Count, given: float | None) -> tuple[float, tuple[tuple[str, str], ...]]:
-    """The share of the peak that kernels reach, and where it comes from."""
+    """The share of the peak that kernels reach, and its source."""
     if given is not None:
         return given, (("share of the peak", f"{given:.2f} (given)"),)
     local = place.card.is_cpu or (torch.cuda.is_available() and place.card.full in torch.cuda.get_device_name())
@@ -347,7 +347,7 @@ def _share(place: _Place, have: Count, given: float | None) -> tuple[float, tupl
 
 
 def measured(run: Run, sequences: int, times: int = 3) -> float:
-    """Seconds of the forward and backward pass of so many sequences on this machine, the fastest of a few."""
+    """Seconds of forward and backward pass of `sequences` sequences on this machine, the fastest of a few."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = build(run.model).to(device).train()
     batch = run.task.batch("train", sequences, seed=run.seed, step=0, device=device)
@@ -388,7 +388,7 @@ def _change(place: _Place) -> str | None:
 
 
 def _pieces(place: _Place) -> int | None:
-    """The fewest pieces that fit: a straight line through one and two sequences says which, and they are counted."""
+    """The fewest micro-batches that fit: guessed by a straight line through one and two sequences, then counted."""
     train, usable = place.run.train, place.usable or 0.0
     rows = train.batch_size // place.devices
     many = [n for n in range(train.accumulate + 1, rows + 1) if rows % n == 0]

@@ -1,12 +1,12 @@
 """Many networks of one architecture, each a row of one matrix, and AdamW on all rows.
 
-    rows (n p)     row i: the parameters of network i, those that weight decay touches first
-    loss_i         of row i on its own batch, under its own draw of dropout: what `Single` computes for it alone
+    rows (n p)     row i: the parameters of network i, those with weight decay first
+    loss_i         the loss of row i on its own batch, with its own draw of dropout, as `Single` computes it
     m = b1 m + (1 - b1) g     v = b2 v + (1 - b2) g^2     g = gradient of loss_i, clipped to its own norm
     row = row (1 - lr wd) - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)       lr, wd, b1, b2, eps, clip of row i
 
-Loshchilov and Hutter 2019, algorithm 2.  `at_once` rows go through one vmapped pass; where that is one row, it goes
-through the model's ordinary kernels instead.
+Loshchilov and Hutter 2019, algorithm 2.  One vmapped pass takes `at_once` rows; a single row
+goes through the model's ordinary kernels instead.
 """
 
 import dataclasses
@@ -37,14 +37,14 @@ from polyhead.train.evaluation import enough, evaluate, predict, summary
 from polyhead.train.network import RECENT, State
 
 WINDOW = 256
-"""Steps whose learning rates go to the device in one piece, so that no step waits for them."""
+"""Learning rates of this many steps are copied to the device together, so that no step waits for them."""
 
 
 def refusal(config: Run) -> str | None:
     """Why a run cannot be a row of a stack, or None.
 
-    Residual dropout has no draw that could be repeated from outside, fp16 skips steps of one network and not of
-    another, frozen symbols are each network's own and yet no parameter that is learned; a batch comes in one piece.
+    Residual dropout cannot be drawn from outside.  fp16 skips steps of some networks only.  Frozen symbols differ
+    between networks but are no parameters.  Batches are not accumulated.
     """
     model = config.model
     if not isinstance(model, TransformerConfig):
@@ -65,8 +65,8 @@ def refusal(config: Run) -> str | None:
 class Stack:
     """The networks of `runs`, which differ in seed and in what AdamW does to them: parameters, moments, one step.
 
-    Raises ValueError for a run that no stack can hold, see `refusal`.  Whoever steps it wants torch's generators back
-    afterwards: parameters are drawn from the default one.
+    Raises ValueError for a run that no stack can hold, see `refusal`.  The caller restores torch's generators
+    afterwards, as parameters are drawn from the default one.
     """
 
     def __init__(self, runs: Sequence[Run], device: torch.device, at_once: int) -> None:
@@ -93,7 +93,7 @@ class Stack:
         self.losses: Callable[..., tuple[Tensor, Tensor]] = vmap(self._member)
         self.adamw: Callable[..., None] = adamw_
         if first.compile:
-            # A pass is nothing but launches: a GPU replays it as one graph.
+            # Launching kernels takes most of a pass: a GPU replays it as one graph.
             self.losses = torch.compile(self.losses, mode="reduce-overhead" if device.type == "cuda" else None)
             self.adamw = torch.compile(self.adamw)
         self._plan()
@@ -104,7 +104,7 @@ class Stack:
         return torch.cat([values[name].detach().flatten() for name in self.names]).to(self.device)
 
     def _plan(self) -> None:
-        """All that follows from who is there."""
+        """Everything that depends on which networks are in the stack."""
         self.sources: dict[Task, list[int]] = {}  # the seeds of each task: what is held out may differ
         for run in self.runs:
             if run.seed not in (seeds := self.sources.setdefault(run.task, [])):
@@ -125,7 +125,7 @@ class Stack:
         return torch.tensor(values, dtype=self.rows.dtype, device=self.device)[:, None]
 
     def select(self, which: list[int]) -> None:
-        """Go on with the networks `which` alone."""
+        """Keep the networks `which` only."""
         index = torch.tensor(which, device=self.device)
         self.rows, self.exp_avg, self.exp_avg_sq = (x[index] for x in (self.rows, self.exp_avg, self.exp_avg_sq))
         self.gradient = torch.zeros_like(self.rows)
@@ -140,7 +140,7 @@ class Stack:
         return {name: part.view(like.shape) for name, part, like in parts}
 
     def show(self, i: int) -> Transformer:
-        """The model with the parameters of network `i`: who writes to them writes to its row."""
+        """The model with the parameters of network `i`, which are views of its row."""
         for parameter, view in zip(self.tensors, self.views(self.rows[i]).values(), strict=True):
             parameter.data = view
         return self.model
@@ -181,7 +181,7 @@ class Stack:
         outputs = predict(model, self.task, batch, self.train.precision, keep)
         loss = self.task.loss(outputs, batch) + self.model.auxiliary_loss()
         for layer in self.experts:
-            layer.balance_loss = None  # what is left on a module outlives the vmapped pass, where it has no meaning
+            layer.balance_loss = None  # it would outlive the vmapped pass
         return loss, outputs
 
     def _call(self, row: Tensor) -> Callable[..., Tensor]:
@@ -248,14 +248,14 @@ class Stack:
         return losses.detach(), outputs.detach()
 
     def _draw(self, split: str, number: int) -> Batch:
-        """Batch `number` of `split` for every seed that somebody has, stacked."""
+        """Batch `number` of `split` for every seed of the stack, stacked."""
         size = self.train.batch_size
         where: dict[str, Any] = {"step": number, "device": self.device}
         parts = [task.batches(split, size, seeds=seeds, **where) for task, seeds in self.sources.items()]
         return parts[0] if len(parts) == 1 else Batch.cat(parts)
 
     def _own(self, batch: Batch, rows: slice) -> Batch:
-        """Of a draw with one batch per seed, that of each network in `rows`."""
+        """The batch of each network in `rows`, from a draw with one batch per seed."""
         if self.which == list(range(len(self.runs))):
             return _at(batch, rows)
         return _at(batch, self.index[rows])
@@ -343,12 +343,12 @@ def _rates(train: Train, step: int) -> tuple[float, float, float]:
 
 
 def _at(batch: Batch, which: int | slice | Tensor) -> Batch:
-    """Of stacked batches the one, or those, at `which`."""
+    """The batch or batches at `which` of a stack."""
     return batch.map(lambda array: array[which])
 
 
 def _tensors(batch: Batch) -> dict[str, Any]:
-    """The tensors of a batch: vmap knows no None."""
+    """The tensors of a batch that are not None, which vmap does not take."""
     fields = {"inputs": batch.inputs, "targets": batch.targets, "scored": batch.scored, "latents": batch.latents}
     return fields if batch.mask is None else {**fields, "mask": batch.mask}
 
@@ -359,7 +359,7 @@ def _batch(tensors: dict[str, Any]) -> Batch:
 
 
 def _reference(settings: TransformerConfig) -> TransformerConfig:
-    """The same network computed by the equations as they stand: of other backends vmap would make a loop over rows."""
+    """The same network with every op's reference: vmap would run other backends in a loop over rows."""
     layers = [settings.layer_heads(i) for i in range(settings.layers)]
     heads = [tuple(_plain(group) for group in layer) for layer in layers]
     return dataclasses.replace(settings, heads=tuple(heads))

@@ -1,14 +1,12 @@
 """Runs of one architecture trained together in one process: all seeds and hyper-parameters of a figure at once.
 
-`groups` says who goes together: runs that differ in name, seed, the `split_seed` of their task and what AdamW does
-(learning rate, warm-up, decay, clipping) alone.  Each member writes the folder it would have written alone, so that
-afterwards it is an ordinary run: it can be evaluated, resumed, or continued in another population.  Its losses are
-those it has alone, to rounding: the batches, the initial parameters and the draws of dropout are the same functions of
-its own seed.
+`groups` finds runs that can be trained together: they differ only in name, seed, the `split_seed` of their task and the
+settings of AdamW (learning rate, warm-up, decay, clipping).  Each member writes its own run folder, as if trained
+alone.  It can be evaluated, resumed, or continued in another population.  Its losses are those of the run alone, to
+rounding: batches, initial parameters and dropout are the same functions of its seed.
 
-Members at different steps (a population that was cut short and a run that was not in it), or with other matrix products
-so far, are trained in populations of their own.  What fits into none is trained by `trainer.run`: a member without
-company, and whatever `stacked.refusal` names.
+Members at different steps, or that began with other matrix products (`train/products.py`), form populations of their
+own.  `trainer.run` trains single members, and runs that `stacked.refusal` names.
 """
 
 import contextlib
@@ -47,14 +45,14 @@ LARGEST_STACK = 256
 Outcomes = dict[pathlib.Path, Result | Failure]
 
 CACHED = 1 << 20
-"""Activations between two layers that a CPU keeps at hand: so many networks go through one pass, if at least `FEW`.
+"""Activations between two layers that a CPU's cache holds.  They limit the networks of one pass, if at least `FEW`.
 
 Steps of 24 networks on one core, milliseconds a network, at 2^15 activations each: 4.0 one by one, 1.6 by 8, 1.2 by 24;
 at 2^17: 7.4, 4.7, 4.6; at 2^19: 12.3, 10.0, 12.8 for width 32 and no gain for width 64.
 """
 
 FEW = 4
-"""Fewer in a pass are no faster than one by one."""
+"""Fewer networks in a pass are no faster than one by one."""
 
 
 def train(
@@ -67,10 +65,10 @@ def train(
 ) -> list[Result | Failure]:
     """Train every run in `folder`/NAME-DIGEST, groups of like runs together; results or failures in their order.
 
-    What is finished is skipped, what was begun goes on.  `again`: forget what is there and start over.  `at_once`:
-    networks in one pass (default: all on an accelerator, as many as its cache holds on a CPU).  A member whose loss
-    ceases to be finite becomes a Failure and leaves the others alone.  On a CPU the process from then on keeps memory
-    that it frees, which is faster.  Raises ValueError for a run that occurs twice, Interrupted after Ctrl-C or SIGTERM,
+    Finished runs are skipped, others resume.  `again`: delete earlier training and start over.  `at_once`:
+    networks in one pass (default: all on an accelerator, as many as its cache holds on a CPU).  A member
+    that diverges becomes a Failure; the others are trained on.  On a CPU the process then keeps freed memory, which is
+    faster.  Raises ValueError for a run that occurs twice, Interrupted after Ctrl-C or SIGTERM,
     when all have saved.
     """
     places = prepare("population", runs, folder, again=again)
@@ -108,19 +106,18 @@ def groups(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _kind(config: Run) -> str:
-    """All of a run that its population shares, as text."""
+    """The settings of a run that its population shares, as text."""
     some, own = configs.Train(), ("lr", "weight_decay", "warmup", "final", "early_floor", "clip", "betas", "eps")
     train = dataclasses.replace(config.train, **{name: getattr(some, name) for name in own})
     task: Any = config.task
-    if hasattr(task, "split_seed"):  # what is held out is a matter of the data, which each member has its own of
+    if hasattr(task, "split_seed"):  # split_seed changes the data only, and each member has data of its own
         task = dataclasses.replace(task, split_seed=0)
     common = dataclasses.replace(config, name="", seed=0, folder=None, train=train, task=task)
     return json.dumps(configs.to_dict(common), sort_keys=True)
 
 
 def _of_one_step(group: Sequence[Run], outcomes: Outcomes) -> list[list[Run]]:
-    """The members of a group by the step they have reached and their products so far; one that another process trains
-    is a failure."""
+    """The members of a group by step and matrix products so far.  A run that another process trains is a failure."""
     parts: dict[tuple[int, bool | None], list[Run]] = {}
     for config in group:
         folder = pathlib.Path(str(config.folder))
@@ -135,7 +132,7 @@ def _of_one_step(group: Sequence[Run], outcomes: Outcomes) -> list[list[Run]]:
 
 
 def _reached(config: Run, folder: pathlib.Path) -> dict[str, Any] | None:
-    """The metadata of the last checkpoint that is whole."""
+    """The metadata of the last undamaged checkpoint."""
 
     def read(path: pathlib.Path) -> dict[str, Any] | None:
         if path.is_dir():
@@ -150,7 +147,7 @@ def _reached(config: Run, folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def _train(part: Sequence[Run], outcomes: Outcomes, stop: Stop, progress: bool, at_once: int | None) -> None:
-    """Train runs that can be trained together; a lone one as it is always trained."""
+    """Train runs that can be trained together; a single one is trained as usual."""
     if len(part) > 1:
         _together(part, outcomes, stop, progress, at_once)
         return
@@ -162,7 +159,7 @@ def _train(part: Sequence[Run], outcomes: Outcomes, stop: Stop, progress: bool, 
 
 
 def _failure(config: Run, folder: pathlib.Path, error: ValueError | OSError) -> Failure:
-    """What the worker of a sweep says of such an end."""
+    """The failure as the worker of a sweep reports it."""
     if isinstance(error, OSError):
         return Failure(config.name, folder, 1, error.strerror or str(error))
     return Failure(config.name, folder, 2, str(error))
@@ -228,9 +225,9 @@ def networks_at_once(config: Run, device: torch.device) -> int:
 
 
 def _keep_memory() -> None:
-    """Let the C library keep what is freed, as workers of a sweep do: else every step asks the system for it anew.
+    """Let the C library keep freed memory, as workers of a sweep do; else every step asks the system for it again.
 
-    12 to 18 % of the steps of the paper's and the demo's shape on one core.
+    Saves 12 to 18 % of a step at the paper's and the demo's shape on one core.
     """
     if sys.platform == "linux" and not any(name in os.environ for name in MEMORY):
         with contextlib.suppress(AttributeError, OSError):  # no glibc
