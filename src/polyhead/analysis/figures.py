@@ -351,7 +351,7 @@ def _name_floors(axes: Any, floors: Mapping[str, float]) -> None:
 
 
 def _style(label: str, labels: Sequence[str]) -> tuple[str, str]:
-    """A mechanism has one colour and marker in all figures; of its variants the unmodified one, or the first, has them."""
+    """A mechanism has one colour and marker in all figures; its unmodified variant, or the first, has them."""
     place, name = labels.index(label), label.partition(" ")[0]
     kin = [other for other in labels if other.partition(" ")[0] == name]
     if name in COLOURS and label == (name if name in kin else kin[0]):

@@ -1,4 +1,4 @@
-"""The worker: `python -m polyhead.train RUN/config.json` trains that run in its folder, or goes on where it stopped.
+"""The worker: `python -m polyhead.train RUN/config.json` trains that run in its folder, or resumes it.
 
 Exit codes (stop.py): 0 done, 1 the disk failed, 2 a mistake in the input or a run that diverged, 73 another process
 trains the run, 75 preempted and saved (inside a Slurm batch job it has asked to be queued again), 130 interrupted and
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with leaving(again=True):
             run(read_config(asked.config), progress=not asked.quiet, resume=True)
         return DONE
-    except Lost as error:  # told where it happened
+    except Lost as error:  # the error is reported where it happens
         return leave(error.code)
     except Held as error:
         said, code, state = str(error), error.code, None
@@ -50,13 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         said, code, state = error.strerror or str(error), DISK, State.FAILED
     _tell(folder, state, said)
-    if code == PREEMPTED and (queued := requeue()):  # which may be the end of this process
+    if code == PREEMPTED and (queued := requeue()):  # which may end this process
         print(f"polyhead: {queued}", file=sys.stderr, flush=True)
     return leave(code)
 
 
 def _tell(folder: pathlib.Path, state: "State | None", text: str) -> None:
-    """Say it and note it in the folder, which stays as it is without a state: somebody else trains there."""
+    """Print it, and write it into the folder; without a state another process trains there, and nothing is written."""
     from polyhead.train.store.state import write_end
     from polyhead.train.world import speaks
 

@@ -1,4 +1,4 @@
-"""What is looked at before a run begins: whether model, task and machine fit each other."""
+"""Checks before a run begins: do model, task and machine fit each other?"""
 
 from polyhead import config as configs
 from polyhead.config import Run
@@ -9,7 +9,7 @@ from polyhead.train.device import pick_device
 
 
 def check(config: Run, devices: int = 1) -> None:
-    """Everything that would otherwise fail after the first hour."""
+    """Check everything that would otherwise fail later in a run."""
     pick_device(config.device)
     pieces, size = devices * config.train.accumulate, config.train.batch_size
     if size % pieces:
@@ -41,13 +41,13 @@ def _check_lengths(name: str, settings: configs.Model | None, length: int) -> No
 
 
 def read_all(config: Run) -> None:
-    """Draw a sequence of every split, so that data that are missing are missed now and not at the first evaluation."""
+    """Draw a sequence of every split, so that missing data are noticed now and not at the first evaluation."""
     for split in config.train.evaluate:
         config.task.batch(split, 1, seed=config.seed, step=0)
 
 
 def _size(end: configs.Input | configs.Output | None) -> int | tuple[int, ...] | None:
-    """What a task and a model must agree on; how an image is cut into patches is the model's choice."""
+    """The sizes on which task and model must agree; the patches of an image are the model's choice."""
     if end is None or isinstance(end, configs.Patches):
         return None if end is None else end.image
     return end.size if isinstance(end, (configs.Vectors, configs.Values)) else end.count

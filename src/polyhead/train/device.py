@@ -30,9 +30,9 @@ def be_deterministic() -> None:
 
 
 def seed(device: torch.device, number: int) -> None:
-    """What is drawn on `device` from here on is as after `torch.manual_seed(number)`.
+    """Seed the generator of `device` as `torch.manual_seed(number)` does.
 
-    That writes down its whole stack for every kind of device that the machine lacks: up to a millisecond in each step.
+    That function records a stack trace for every kind of device that the machine lacks: up to a millisecond a step.
     """
     if device.type == "cpu":
         torch.default_generator.manual_seed(number)
@@ -42,9 +42,9 @@ def seed(device: torch.device, number: int) -> None:
 
 @contextlib.contextmanager
 def process(config: Run, device: torch.device | None = None) -> Iterator[torch.device]:
-    """The process as the run wants it, and afterwards as the caller had it: threads, determinism, random state.
+    """Set threads, determinism and random state for a run, and restore them afterwards.
 
-    `device`: where it runs, if that is known already.
+    `device`: the device of the run, if it is known already.
     """
     device = pick_device(config.device) if device is None else device
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()

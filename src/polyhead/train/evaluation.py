@@ -16,15 +16,14 @@ from polyhead.models.transformer import Transformer
 from polyhead.train.world import World
 
 LAZY = 2**26
-"""From so many logits on they are asked for tile by tile where they can be: as float32 256 MB, and in training thrice.
-
-The loss then takes a fifth more time on a CPU; it changes by rounding."""
+"""With at least this many logits, they are computed tile by tile where possible: they would take 256 MB as float32, and
+three times as much in training.  The loss then takes a fifth more time on a CPU; it changes by rounding."""
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
-    """The forward pass in mixed precision; fp32 costs nothing."""
+    """A context for the forward pass in mixed precision; without cost for fp32."""
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=_DTYPES[precision])
@@ -48,7 +47,7 @@ def predict(
 
 
 def answers(model: Callable[..., Any], task: Task, batch: Batch, precision: str = "fp32") -> Tensor | LazyLogits:
-    """What a task needs for loss and metrics: outputs as `predict` gives them or, from `LAZY` logits on, lazy ones."""
+    """The outputs for loss and metrics: those of `predict` or, from `LAZY` logits on, lazy ones."""
     end = task.ends[1]
     if (
         isinstance(model, Transformer)
@@ -63,7 +62,7 @@ def answers(model: Callable[..., Any], task: Task, batch: Batch, precision: str 
 
 
 def _outputs(model: Callable[..., Any], task: Task, batch: Batch, precision: str, options: dict[str, Any]) -> Any:
-    # Not every model that can be scored has a code, an encoder or an end that can be had alone.
+    # Not every model has a code, an encoder, or an output layer that can be called alone.
     given: dict[str, Any] = sources(batch) | options
     given |= {} if task.tail is None else {"tail": task.tail}
     with autocast(batch.inputs.device, precision):
@@ -72,12 +71,12 @@ def _outputs(model: Callable[..., Any], task: Task, batch: Batch, precision: str
 
 
 def sources(batch: Batch) -> dict[str, Tensor | None]:
-    """What a batch has for an encoder to read, as `Transformer.forward` names it."""
+    """The input of an encoder in a batch, by the argument names of `Transformer.forward`."""
     return {} if batch.source is None else {"source": batch.source, "source_mask": batch.source_mask}
 
 
 def parts(batch: Batch, count: int) -> list[Batch]:
-    """A batch cut into so many parts, or fewer if it is short."""
+    """A batch cut into `count` parts, or fewer if it is short."""
     if count == 1:
         return [batch]
     size = -(-len(batch.inputs) // count)
@@ -101,7 +100,7 @@ def evaluate(
     """Loss, and for each metric of the task its mean over sequences and the standard error `<metric>_se` of that mean.
 
     The batches are numbers 0 to `batches` - 1 of the split's own stream: the same for every model with this seed.  A
-    split that has fewer ends there: each of its sequences is scored once.  `sequences` says how many there were.
+    split with fewer batches ends there: each of its sequences is scored once.  `sequences` is their number.
     `accumulate`: parts that each batch is cut into, as in training.  `world`: the processes that share the work; each
     gets all scores.
     """
@@ -134,7 +133,7 @@ def _score(model: nn.Module, task: Task, part: Batch, precision: str, world: Wor
         return task.loss(outputs, part), task.metrics(outputs, part)
     count = len(part.inputs)
     rows = world.rows(count)
-    # Who has no row computes one all the same, as the others wait for its share of a model; then it does not count.
+    # A process without a row computes one that does not count, since the others wait for its part of the model.
     own = part.map(operator.itemgetter(rows if rows.start < rows.stop else slice(0, 1)))
     outputs = answers(model, task, own, precision)
     before, counted = rows.start, rows.stop - rows.start
@@ -150,7 +149,7 @@ def _score(model: nn.Module, task: Task, part: Batch, precision: str, world: Wor
 def _gathered(
     losses: list[Tensor], values: dict[str, list[Tensor]], world: World
 ) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
-    """What the processes have found together, in every one of them."""
+    """The joint results of all processes, in each of them."""
     if world.size == 1:
         return losses, values
     flat = torch.cat(
@@ -162,7 +161,7 @@ def _gathered(
 
 
 def enough(task: Task, split: str, batches: int, batch_size: int) -> int:
-    """So many batches, or fewer if these show all of a split once."""
+    """The number of batches, or fewer if those cover the split once."""
     count = task.count(split)
     return batches if count is None else min(batches, -(-count // batch_size))
 

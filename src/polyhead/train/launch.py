@@ -1,6 +1,6 @@
 """Several workers on this machine for one run, as `torchrun --standalone --nproc-per-node N -m polyhead.train RUN`.
 
-By the same engine of PyTorch, but with one line for what went wrong instead of its report.
+It uses the same engine of PyTorch, but reports an error in one line.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ from polyhead.train.trainer import begin
 from polyhead.train.world import LOST
 
 GRACE = 600
-"""Seconds that workers have to save themselves when they are asked to stop, before they are killed."""
+"""Seconds that workers have to save when they are asked to stop, before they are killed."""
 
 
 def train(config: Run, devices: int, *, progress: bool = True, resume: bool = False, again: bool = False) -> Result:
     """`run` with a worker for each of `devices` devices of this machine.
 
     Raises ValueError as `run` does, and for more devices than there are; SystemExit with the workers' exit code when
-    they have failed, which they, or a line from here, have told.
+    they have failed; they, or this function, have printed why.
     """
     _check_devices(config, devices)
     check(config, devices)
@@ -62,9 +62,9 @@ def _check_devices(config: Run, devices: int) -> None:
 
 
 def _workers(count: int, arguments: list[str], way_on: str) -> int:
-    """Start them, pass on the signals that come, and wait; the exit code of what ended first."""
+    """Start the workers, pass signals on, and wait; the exit code of the first that ended."""
     threads = str(max(1, (os.cpu_count() or 1) // count))
-    os.environ.setdefault("OMP_NUM_THREADS", threads)  # else each would take all cores
+    os.environ.setdefault("OMP_NUM_THREADS", threads)  # otherwise each would use all cores
     for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what the engine tells is told here
     before = signal.signal(signal.SIGUSR1, _ask) if hasattr(signal, "SIGUSR1") else None
@@ -82,7 +82,7 @@ def _workers(count: int, arguments: list[str], way_on: str) -> int:
 
 
 def _settings(count: int) -> LaunchConfig:
-    """Workers of this machine alone, none of which is started again: a run that failed is resumed."""
+    """Workers on this machine only, never restarted: a run that failed is resumed by its command."""
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
     grace: dict[str, Any] = {"shutdown_timeout": GRACE} if "shutdown_timeout" in known else {}  # before: 30 s
     return LaunchConfig(
@@ -102,7 +102,7 @@ def _ask(number: int, frame: object) -> None:
 
 
 def _told(failures: list[ProcessFailure], count: int, way_on: str) -> int:
-    """The exit code of the first failure that was no other's; one that could not speak for itself is told here."""
+    """The exit code of the first failure that no other one caused; printed here if the worker could not."""
     first = min(failures, key=lambda failure: (failure.exitcode == LOST, failure.timestamp))
     if first.exitcode >= 0:
         return int(first.exitcode)

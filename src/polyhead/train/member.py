@@ -1,4 +1,4 @@
-"""One run of a loop: its folder, its rows, its checkpoints, its share of the time, and where it stands."""
+"""One run of a loop: its folder, rows, checkpoints, share of the time, and step."""
 
 import functools
 import pathlib
@@ -38,7 +38,7 @@ class Member:
         self.metrics: Rows | None = None  # on rank 0 only
 
     def load(self, model: nn.Module, optimiser: torch.optim.Optimizer, scaler: Scaler | None = None) -> int:
-        """Fill model, optimiser and loss scale from the last whole checkpoint, and return its step, 0 without any.
+        """Fill model, optimiser and loss scale from the last undamaged checkpoint; its step, or 0 without one.
 
         A damaged checkpoint is set aside.  Raises ValueError for a checkpoint of another run or version.
         """
@@ -54,7 +54,7 @@ class Member:
         return self.step
 
     def _read(self, path: pathlib.Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any] | None:
-        """The metadata of a checkpoint that was read, or None of one that is damaged and was set aside."""
+        """The metadata of a checkpoint, or None for a damaged one, which was set aside."""
         metadata, error = None, Damaged(f"checkpoint: {path} is damaged for another process")
         try:
             metadata = READ[path.suffix](path, self.digest, model, optimiser)
@@ -67,7 +67,7 @@ class Member:
         return None
 
     def begin(self) -> None:
-        """Open metrics.jsonl, which keeps the rows that stay when the run goes on from `step`.  Raises OSError."""
+        """Open metrics.jsonl, which keeps the rows up to `step`.  Raises OSError."""
         if self.world.first:
             forget_end(self.folder)
             self.metrics = Rows(self.config, Metrics(self.folder, self._is_past, self.retry, self.rows))
@@ -77,14 +77,14 @@ class Member:
 
     def add(self, row: dict[str, Any]) -> None:
         """Append a row."""
-        self.step = row["step"]  # what is past by now counts as rows of the next checkpoint
+        self.step = row["step"]  # rows so far belong to the next checkpoint
         if self.metrics is not None:
             self.metrics.add({**row, "seconds": self.seconds})
 
     def save(self, step: int, model: nn.Module, optimiser: torch.optim.Optimizer, scaler: Scaler | None = None) -> None:
-        """Replace the checkpoint; a disk that fails is waited for."""
+        """Replace the checkpoint; waits while the disk fails."""
         if self.metrics is not None:
-            self.rows = self.metrics.sync()  # rows before the checkpoint that vouches for them
+            self.rows = self.metrics.sync()  # rows are written before the checkpoint that counts them
         score, best = self.rating.at(step)
         metadata = self._about(step, score, scaler)
         how: dict[str, Any] = {"keep": self.config.train.keep, "retry": self.retry}
@@ -107,7 +107,7 @@ class Member:
     def _save_whole(
         self, save: Callable[..., None], model: nn.Module, optimiser: torch.optim.Optimizer, metadata: dict[str, Any]
     ) -> None:
-        """Save as one file what lies in parts: rank 0 writes, the others give their parts."""
+        """Save a sharded model as one file: rank 0 writes, the others send their parts."""
         if self.world.first:
             save(self.folder, model, optimiser, metadata, retry=self.retry)
         else:

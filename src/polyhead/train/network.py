@@ -1,9 +1,9 @@
-"""What a loop trains: `Single`, the network of one run on one device or several; scale/population has a stack of many.
+"""The networks that a loop trains: `Single` is that of one run on one device or several; scale/population stacks many.
 
 Everything random is a pure function of (seed, name, step): the initial parameters of stream(seed, "init"), batch i of
 the task's own stream, dropout in step i of stream(seed, "dropout", i).  So a checkpoint holds no generator state.
 
-Several processes draw the same batch and each takes its rows of it; dropout draws from a stream of each.
+Several processes draw the same batch, and each takes its rows; each has its own stream of dropout.
 """
 
 import operator
@@ -37,7 +37,7 @@ class Networks(Protocol):
     parameters: int
     """Of one network."""
     seen: deque[list[Tensor]]
-    """Losses of the last steps, in parts (n), since somebody looked."""
+    """Losses (n) of the steps since the last look at them."""
 
     def step(self, number: int, *, wanted: bool = False) -> dict[str, Tensor]:
         """Update number `number` (from 0); if `wanted`, loss, grad_norm and metrics (n) of its batches."""
@@ -52,23 +52,23 @@ class Networks(Protocol):
         """`seen` of network `i`, added up over the processes."""
 
     def alone(self, i: int, step: int) -> State:
-        """Network `i` after `step` updates, on the memory that is trained."""
+        """Network `i` after `step` updates; its tensors are those that are trained."""
 
     def loaded(self, i: int, state: State) -> None:
-        """Take over what was read into the state that `alone` gave."""
+        """Use the state that `alone` gave, after a checkpoint was read into it."""
 
     def select(self, which: list[int]) -> None:
-        """Go on with the networks `which` alone."""
+        """Keep the networks `which` only."""
 
     def rates(self, steps_per_second: float) -> dict[str, float]:
-        """What a row says beside the steps per second."""
+        """Further rates of a row, beside steps per second."""
 
     def environment(self) -> dict[str, Any]:
-        """What a result says of how they were trained."""
+        """What a result records of how they were trained."""
 
 
 class Single:
-    """The network of one run: `model`, and what is called in its place where several processes train it."""
+    """The network of one run: `model`, and its data-parallel or sharded wrapper where several processes train it."""
 
     def __init__(self, config: Run, device: torch.device, world: World | None = None) -> None:
         self.config, self.device, self.train = config, device, config.train
@@ -118,22 +118,22 @@ class Single:
         return {name: (value / self.world.size)[None] for name, value in found.items()} | {"grad_norm": norm[None]}
 
     def _backward(self, piece: configs.Batch, batch: configs.Batch, score: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """Add the gradients of a piece of the batch: what it adds to the loss and, if `score`, metrics by sequence."""
+        """Add the gradients of a micro-batch; returns its share of the loss and, if `score`, metrics by sequence."""
         task = self.config.task
         outputs = answers(self.call, task, piece, self.train.precision)
         loss = task.loss(outputs, piece)
         if isinstance(self.model, Transformer):
             loss = loss + self.model.auxiliary_loss()
-        if piece is not batch:  # the mean over what the whole batch scores; gradients of processes are averaged
+        if piece is not batch:  # the mean over all scored positions of the batch; gradients of processes are averaged
             loss = loss * (piece.scored.sum() * self.world.size / batch.scored.sum())
-        early = score and self.sharded  # afterwards parameters are parts again; else later, as it takes memory
+        early = score and self.sharded  # before parameters are sharded again; else later, as it takes memory
         scores = self._metrics(outputs, piece) if early else {}
         self.scaler.scale(loss).backward()
         return loss.detach(), self._metrics(outputs, piece) if score and not early else scores
 
     @torch.no_grad()
     def _metrics(self, outputs: Any, piece: configs.Batch) -> dict[str, Tensor]:
-        """Of the parameters that gave the loss: lazy outputs read them again."""
+        """The metrics, with the parameters that gave the loss: lazy outputs read them again."""
         return self.config.task.metrics(outputs, piece)
 
     def evaluate(self, split: str) -> list[dict[str, float]]:

@@ -6,7 +6,7 @@
 
 t counts updates from 0, so the first moves nothing.  `end` is the last update, steps - 1; with `early_floor` it is
 steps - warmup: the original HYLA code counted warm-up twice.
-Which parameter is decayed follows from the type of the module that owns it, never from its name.
+The type of the module that owns a parameter decides on its decay, never the parameter's name.
 """
 
 import math
@@ -86,7 +86,7 @@ def _kind(owner: nn.Module, name: str, parameter: nn.Parameter, path: str) -> st
 
 
 def learning_rate(step: int, train: Train) -> float:
-    """The rate of update number `step`, from 0."""
+    """The learning rate of update number `step`, from 0."""
     if step < train.warmup:
         return train.lr * step / train.warmup
     end = train.steps - train.warmup if train.early_floor else train.steps - 1

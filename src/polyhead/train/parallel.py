@@ -22,13 +22,13 @@ def is_sharded(world: World, how: str) -> bool:
 
 
 def placed(model: nn.Module, world: World, how: str) -> nn.Module:
-    """The model on the world's device or, sharded, this process's part of it; its parameters are then DTensors."""
+    """The model on the device of this rank.  Sharded, it is this rank's part, and its parameters are DTensors."""
     if not is_sharded(world, how):
         return model.to(world.device)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    # It warns of models that return a view, as ours do: changing such outputs in place would be wrong; nobody does.
+    # It warns of outputs that are views, as ours are: they must not be changed in place, and are not.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
     mesh = init_device_mesh(world.device.type, (world.size,))
     for unit in [*units(model), model]:  # moved to the device one by one, so that it never holds all of them
@@ -37,10 +37,10 @@ def placed(model: nn.Module, world: World, how: str) -> nn.Module:
 
 
 def units(model: nn.Module) -> list[nn.Module]:
-    """What is gathered and let go again by itself: the blocks of a transformer.  All else stays with the whole model.
+    """The FSDP units: the blocks of a transformer.  All other parameters belong to the unit of the whole model.
 
-    Symbols that lie in a block are read before it is called, so its other parts are units then.  A parameter that two
-    units share would be taken apart twice, so whatever holds one is no unit.
+    Symbols inside a block are read before the block is called, so its other modules are units then.  A parameter that
+    two units share would be sharded twice, so a module with such a parameter is no unit.
     """
     blocks = [block for part in model.modules() if isinstance(part, Transformer) for block in part.blocks]
     found: list[nn.Module] = []
@@ -53,13 +53,13 @@ def units(model: nn.Module) -> list[nn.Module]:
 
 
 def _uses(model: nn.Module) -> Counter[int]:
-    """How often each parameter hangs somewhere in `model`."""
+    """How often each parameter is used in `model`."""
     modules = [module for _, module in model.named_modules(remove_duplicate=False)]
     return Counter(id(parameter) for module in modules for parameter in module.parameters(recurse=False))
 
 
 def called(model: nn.Module, world: World, how: str) -> nn.Module:
-    """What is called in training in place of `model`, whose parameters and names stay what they are."""
+    """The module that training calls in place of `model`, with the same parameters and names."""
     if world.size == 1 or how == "sharded":
         return model
     devices = [world.device] if world.device.type == "cuda" else None
@@ -70,8 +70,8 @@ def called(model: nn.Module, world: World, how: str) -> nn.Module:
 
 
 def exchanging(call: Any, last: bool) -> contextlib.AbstractContextManager[Any]:
-    """Around a forward and a backward pass whose gradients are added up over the processes if it is the `last` of an
-    update, and kept for that one otherwise."""
+    """A context for a forward and a backward pass.  Gradients are summed over ranks in the `last` one of an update, and
+    accumulated in the others."""
     if isinstance(call, DistributedDataParallel):
         return contextlib.nullcontext() if last else call.no_sync()
     if hasattr(call, "set_requires_gradient_sync"):
@@ -80,14 +80,14 @@ def exchanging(call: Any, last: bool) -> contextlib.AbstractContextManager[Any]:
 
 
 def let_go(model: nn.Module) -> None:
-    """Let go of what the last forward pass without a backward pass has gathered: parameters are parts again."""
+    """Reshard the parameters that a forward pass without a backward pass has gathered."""
     parts: list[Any] = [module for module in model.modules() if hasattr(module, "reshard")]
     for part in parts:
         part.reshard()
 
 
 def norm_of_gradients(model: nn.Module, clip: float | None) -> Tensor:
-    """The norm over all processes' parts; gradients are scaled down to `clip` where it is longer."""
+    """The norm over all ranks' parts; gradients are scaled down to norm `clip` where it is larger."""
     norm = whole(get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
     if clip is not None:
         clip_grads_with_norm_(model.parameters(), clip, norm)
@@ -95,7 +95,7 @@ def norm_of_gradients(model: nn.Module, clip: float | None) -> Tensor:
 
 
 def whole(tensor: Any) -> Tensor:
-    """All of a tensor of which every process holds a part; any other as it is.  All processes must ask together."""
+    """The whole of a DTensor; any other tensor as it is.  All ranks must call it together."""
     return tensor.full_tensor() if is_part(tensor) else tensor
 
 
@@ -104,12 +104,12 @@ def is_part(tensor: object) -> bool:
 
 
 def own_part(tensor: Any) -> Tensor:
-    """What of a tensor this process holds."""
+    """The part of a tensor that this rank holds."""
     return tensor.to_local() if is_part(tensor) else tensor
 
 
 def like(value: Tensor, tensor: Any) -> Tensor:
-    """`value`, which every process holds, as `tensor` lies: this process's part of it, or all of it."""
+    """`value`, which every rank holds, distributed as `tensor` is: this rank's part of it, or all of it."""
     if not is_part(tensor):
         return value.to(tensor.device, copy=True)
     from torch.distributed.tensor import distribute_tensor

@@ -1,4 +1,4 @@
-"""By what a CPU makes its float32 matrix products: oneDNN, where that is found faster than MKL and as exact.
+"""Float32 matrix products on a CPU by oneDNN, where it is measured to be faster than MKL and as exact.
 
     y = x w^T        gradient of x = g w        gradient of w = g^T x
 
@@ -6,10 +6,10 @@ PyTorch gives them to MKL, which on some processors uses half of what they can d
 
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
 
-and allows it to round what it multiplies to bfloat16.  A processor that has no instructions for such products (AMX)
-computes in float32 all the same, one that has them rounds: errors of 1e-3 in place of 1e-7.  So a check of some
-milliseconds comes first, and what it finds holds for the process.  The switch is the process's, too: those who want
-the products are kept in a list, the last is obeyed, and when all have left it stands as it stood before the first.
+and allows it to round factors to bfloat16.  A processor without instructions for such products (AMX) computes in
+float32 all the same; one with them rounds, with errors of 1e-3 in place of 1e-7.  So a check of some milliseconds comes
+first, once a process.  The switch belongs to the process, too: requests are kept in a list, the last one holds, and
+after the last has ended the switch is as before the first.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ SHAPE = 512, 128, 384
 """Rows, inputs and outputs of the layer whose products are checked."""
 
 MARGIN = 1.2
-"""Times as fast they must be.  oneDNN with AVX-512 against MKL without is about twice as fast, like against like about
-as fast: the margin lies between, so that a noisy clock does not let equal runs on one machine be computed otherwise."""
+"""The least ratio of speeds.  oneDNN with AVX-512 is about twice as fast as MKL without, and as fast as MKL with it.
+The threshold lies between, so that a noisy clock does not let equal runs on one machine compute differently."""
 
 DOUBT = 1.05, 1.45
-"""Between these the clock is asked again: the fastest of more turns is nearer to the truth."""
+"""Ratios between these are measured again, with more repetitions."""
 
 TURNS = 5
 
@@ -72,8 +72,8 @@ UNASKED = Products(False, "nobody asked for others")
 def fast_products(wanted: bool = True) -> Iterator[Products]:
     """Within, float32 matrix products on the CPU go through oneDNN, if it is faster here and as exact.
 
-    Gives a `Products`, which says whether they do and why.  `wanted`: False leaves them with PyTorch's own choice, also
-    inside another `fast_products()`.  Tensors of other dtypes and devices are not touched.  The setting is one for all
+    Gives a `Products`, which says whether they do and why.  `wanted`: False keeps PyTorch's own choice, also inside
+    another `fast_products()`.  Tensors of other dtypes and devices are not touched.  The setting is one for all
     threads of the process: the last that was entered holds, and what was set before comes back when all are left.  The
     first call in a process checks, which takes some tens of milliseconds; products of other threads may be rounded in
     them.
@@ -91,14 +91,14 @@ def fast_products(wanted: bool = True) -> Iterator[Products]:
 _lock = threading.RLock()
 _wishes: list[list[Products]] = []
 _before = ""
-"""What was set when the first wish came."""
+"""The setting before the first request."""
 
 
 @contextlib.contextmanager
 def using(products: Products) -> Iterator[Products]:
-    """Within, the CPU makes float32 products so, whatever the check says."""
+    """A context with this choice of float32 products, without a check."""
     global _before
-    wish = [products]  # a list is none but itself: two equal ones may leave in any order
+    wish = [products]  # compared by identity: two equal requests may end in any order
     with _lock:
         if not _wishes:
             _before = _state()
@@ -119,7 +119,7 @@ def _obey() -> None:
 
 
 def in_force() -> Products:
-    """What holds now."""
+    """The choice that holds now."""
     return _wishes[-1][0] if _wishes else UNASKED
 
 
@@ -129,10 +129,10 @@ def _state() -> str:
 
 # --------------------------------------------------------------------------------------------------------------- a run
 def of_run(config: Run, device: torch.device, began: bool | None = None, *, speaks: bool = True) -> Products:
-    """The products of a run: what the machine takes, but a run that goes on keeps those it `began` with.
+    """The products of a run: the machine's choice or, of a resumed run, those it `began` with.
 
-    Its losses are then those it would have had without the stop, to the last bit.  `began`: whether they were fast, of
-    a run that has a checkpoint.  `speaks`: say so if this machine cannot go on with them.
+    Losses of a resumed run are then equal to the last bit.  `began`: whether the products were fast, of a run with a
+    checkpoint.  `speaks`: print a line if this machine cannot do them.
     """
     if device.type != "cpu":
         return Products(False, f"on {device.type}")
@@ -149,7 +149,7 @@ def of_run(config: Run, device: torch.device, began: bool | None = None, *, spea
 
 
 def agreed(own: Products, world: World) -> Products:
-    """What all processes of a run can do."""
+    """The choice that all processes of a run can make."""
     if world.size == 1:
         return own
     all_can = world.sum(torch.tensor([float(own.fast)])).item() == world.size
@@ -158,7 +158,7 @@ def agreed(own: Products, world: World) -> Products:
 
 # ------------------------------------------------------------------------------------------------------------ the check
 def found() -> Products:
-    """What the check of this process has found; it is made once."""
+    """The result of the check, which is made once a process."""
     with _lock:
         own = _before if _wishes else _state()
         if own not in ("", "none", STOCK):
@@ -185,7 +185,7 @@ def _found() -> Products:
 
 
 def _rounds() -> bool:
-    """Whether the processor is known to multiply bfloat16 itself, so that no product needs to be tried."""
+    """Whether the processor is known to multiply bfloat16, so that no product needs to be tried."""
     return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
 
 
@@ -221,7 +221,7 @@ def _error(came: Tensor, exact: Tensor) -> float:
 
 
 def _gain(pairs: list[tuple[Tensor, Tensor]]) -> float:
-    """How many times as fast: the fastest of some turns each, and of more where they leave a doubt."""
+    """The ratio of speeds: the fastest of some repetitions each, of more if the ratio is close to the threshold."""
     best, gain = {STOCK: float("inf"), FAST: float("inf")}, 0.0
     for _ in range(3):
         for _ in range(TURNS):

@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: a bar on a terminal, an occasional line elsewhere."""
+"""Progress of a run: a bar on a terminal, an occasional line elsewhere."""
 
 import os
 import sys
@@ -6,14 +6,14 @@ import time
 from typing import Any
 
 QUIET_SECONDS = 30.0
-"""Between two lines of a run whose output is not a terminal."""
+"""Seconds between two lines where the output is not a terminal."""
 
 QUIET = "POLYHEAD_QUIET"
-"""The environment variable that, if it is not empty, turns all progress off."""
+"""The environment variable that turns progress off if it is not empty."""
 
 
 def wanted(enabled: bool) -> bool:
-    """Whether to show progress that was asked for."""
+    """Whether to show progress."""
     return enabled and not os.environ.get(QUIET)
 
 

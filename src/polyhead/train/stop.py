@@ -1,8 +1,8 @@
-"""Signals that ask a run to save itself and stop, and what its process then says to who started it.
+"""Signals that ask a run to save and stop, and the exit codes of its process.
 
-SIGINT and SIGTERM interrupt.  SIGUSR1 preempts: Slurm sends it some time before it takes the machine away
-(`--signal=USR1@120`); under Slurm SIGTERM means the same.  A run that was preempted wants to go on, so inside a Slurm
-batch job it asks for that job to be queued again, unless REQUEUE is "0" in its environment: then somebody else does.
+SIGINT and SIGTERM interrupt.  SIGUSR1 preempts: Slurm sends it some time before a job ends (`--signal=USR1@120`); under
+Slurm SIGTERM means the same.  A preempted run inside a Slurm batch job asks Slurm to queue the job again.  It does not
+where REQUEUE is "0" in its environment: then its sweep starts it again.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ DONE, DISK, MISTAKE, HELD, PREEMPTED, INTERRUPTED = 0, 1, 2, 73, 75, 130
 USUAL = (signal.SIGINT, signal.SIGTERM)
 
 REQUEUE = "POLYHEAD_REQUEUE"
-"""Whoever restarts its workers itself (a sweep) sets this variable to "0" for them."""
+"""A sweep, which restarts its workers itself, sets this variable to "0" for them."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM: the run has saved itself, unless `saved` is False, as where the disk fails.
+    """Ctrl-C or SIGTERM: the run has saved, unless `saved` is False, for example because the disk fails.
 
-    The text says how to go on, `code` is the process's exit code.
+    The text says how to resume, `code` is the process's exit code.
     """
 
     code = INTERRUPTED
@@ -36,7 +36,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Preempted(Interrupted):
-    """SIGUSR1, or under Slurm SIGTERM: the run has saved itself and wants to go on elsewhere or later."""
+    """SIGUSR1, or under Slurm SIGTERM: the run has saved, to be resumed elsewhere or later."""
 
     code = PREEMPTED
 
@@ -69,7 +69,7 @@ class Stop:
             signal.signal(number, handler)
 
     def interrupted(self, text: str, *, saved: bool = True) -> Interrupted:
-        """What the loop raises when it has saved itself, or could not."""
+        """The error that the loop raises when it has saved, or could not."""
         usual = (signal.SIGINT,) if slurm_job() else USUAL
         error = Interrupted(text) if self.asked in usual else Preempted(text)
         error.saved = saved
@@ -78,10 +78,10 @@ class Stop:
 
 @contextlib.contextmanager
 def leaving(*, again: bool = False) -> Iterator[None]:
-    """Within, but for `Stop`, a signal ends the process at once, with its exit code: everything on the disk is whole.
+    """A context in which a signal ends the process at once with its exit code, unless a `Stop` handles it.
 
-    `again`: the same command would go on, so a batch job that is preempted asks to be queued again.
-    By no exception: libraries that are just being imported may swallow one, and go on with half of themselves.
+    Every file on the disk is complete at any time.  `again`: the same command resumes the run, so a preempted batch job
+    asks to be queued again.  It raises no exception, as libraries that are being imported may swallow it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -108,23 +108,22 @@ def _leave(again: bool, number: int, frame: object) -> None:
 
 
 def is_local_first() -> bool:
-    """Whether torchrun or srun started this process as the first of its machine, or nobody did."""
+    """Whether this process has local rank 0, or was started without torchrun and srun."""
     return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
 
 
 def slurm_job() -> str | None:
-    """The Slurm job that this process belongs to, unless somebody else restarts it."""
+    """The Slurm job of this process, unless a sweep restarts it."""
     others = os.environ.get(REQUEUE) == "0" or "SUBMITIT_EXECUTOR" in os.environ
     return None if others else os.environ.get("SLURM_JOB_ID")
 
 
 def requeue() -> str:
-    """Ask Slurm to queue this batch job again, and what came of it in words; nothing outside a batch job.
+    """Ask Slurm to queue this batch job again; the answer in words, or nothing outside a batch job.
 
-    Slurm then ends the job at once, so whatever is to be said must have been said.
+    Slurm then ends the job at once, so print all messages before.
 
-    Only a job that is still running asks: one that was cancelled stays so, and one that Slurm itself queues again needs
-    nobody.
+    Only a running job asks: a cancelled job stays cancelled, and Slurm queues a job that it preempts by itself.
     """
     job = slurm_job()
     if job is None or os.environ.get("SLURM_PROCID", "0") != "0":  # one process asks for all

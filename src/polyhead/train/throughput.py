@@ -1,4 +1,4 @@
-"""How fast a model of tokens trains, and which share of a card's peak that is.
+"""Tokens per second of a model of tokens, and its share of a card's peak.
 
     operations of a step per token = 6 (N + A)
 
@@ -34,7 +34,7 @@ PEAK = {
 
 
 def peak(card: str) -> float | None:
-    """Of a card by its name; None where it is not known.
+    """The peak of a card by its name; None if it is unknown.
 
     >>> peak("NVIDIA A100-SXM4-80GB"), peak("NVIDIA L40S")
     (312000000000000.0, None)
@@ -43,7 +43,7 @@ def peak(card: str) -> float | None:
 
 
 def operations(model: Transformer, length: int) -> int:
-    """Of a training step, for each token of sequences of `length`.
+    """Operations of a training step, per token of sequences of `length`.
 
     >>> model = Transformer(TransformerConfig(Tokens(100), Logits(100), dim=64, layers=2, heads=Softmax(4)))
     >>> weights = 2 * (4 * 64 * 64 + 2 * 64 * 256) + 64 * 100
@@ -74,7 +74,7 @@ def _attention(model: Transformer, layer: int, keys: int) -> int:
     rows, total = {row.config: row for row in MECHANISMS}, 0
     attention: Any = model.blocks[layer].attention
     for group, heads in zip(model.config.layer_heads(layer), attention.groups, strict=True):
-        row, sizes = rows.get(type(group).__name__, rows["Softmax"]), heads.sizes  # one of a user's: as softmax heads
+        row, sizes = rows.get(type(group).__name__, rows["Softmax"]), heads.sizes  # of a user's: as softmax heads
         known = {"m": model.config.dim, "h": sizes.heads, "d": sizes.dim, "e": sizes.value_dim, "s": keys}
         known |= {"r": getattr(heads, "relations", sizes.heads), "p": getattr(heads, "relation_dim", 0)}
         total += sizes.heads * (amount(row.work, known) - amount(row.size, known))

@@ -124,7 +124,7 @@ def quickest(call: Callable[[], object], times: int = 8) -> float:
 
 
 def clock_here() -> Callable[[], float]:
-    """The clock for timings: CPU time of one thread on a processor, else wall time.  Other processes do not add to it."""
+    """The clock for timings: CPU time of one thread on a processor, as others do not add to it; else wall time."""
     if not torch.cuda.is_available():
         return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 

@@ -1,5 +1,5 @@
-"""Many runs side by side: jobs.py (which is next), job.py (one of them), engines/ (what starts workers), status.py, and
-what one sees of it: screen.py, board.py."""
+"""Many runs in parallel: jobs.py (the queue), job.py (one run), engines/ (they start workers), status.py (states),
+screen.py and board.py (progress on a terminal)."""
 
 from polyhead.scale.sweep.job import Failure
 from polyhead.scale.sweep.jobs import sweep

@@ -1,4 +1,4 @@
-"""One run of a sweep, and what a run of a sweep may be: its state follows from its folder and its worker."""
+"""One run of a sweep; its state follows from its folder and its worker."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ from polyhead.train.store.state import State, write_end
 
 @dataclass(frozen=True)
 class Failure:
-    """A run whose worker ended without a result: its exit code and the last line it said."""
+    """A run whose worker ended without a result: its exit code and the last line of its log."""
 
     name: str
     folder: pathlib.Path
@@ -32,7 +32,7 @@ class Failure:
 
 
 class Job:
-    """One run of a sweep: who works on it, what its metrics.jsonl says so far, and how it ended."""
+    """One run of a sweep: its worker, the rows of its metrics.jsonl so far, and its outcome."""
 
     def __init__(self, config: Run, folder: pathlib.Path, label: str = "") -> None:
         self.config, self.folder, self.digest = config, folder, configs.digest(config)
@@ -69,7 +69,7 @@ class Job:
         return 1 / self.rate if self.rate else None
 
     def ready(self) -> bool:
-        """Write the configuration into the folder, which is ours to train in; False where there is nothing to do."""
+        """Write the configuration into the folder; False where there is nothing to train here."""
         self.folder.parent.stat()  # a share that is gone is waited for
         self.holder, self.outcome = None, finished(self.folder, self.digest)
         if self.outcome is not None:
@@ -83,14 +83,14 @@ class Job:
             self.holder = claimed_by(self.folder) or ""
         except ValueError as error:
             self.outcome = Failure(self.config.name, self.folder, MISTAKE, str(error))
-        except OSError as error:  # of this run's folder alone
+        except OSError as error:  # an error of this run's folder only
             if error.errno in PASSING:
                 raise
             self.outcome = Failure(self.config.name, self.folder, DISK, error.strerror or str(error))
         return self.outcome is None and self.holder is None
 
     def poll(self) -> bool:
-        """Read new rows; True when the worker has just ended: then there is an outcome, a holder, or it shall go on."""
+        """Read new rows; True when the worker has just ended: with an outcome, a holder, or to be started again."""
         self._follow()
         if self.handle is None:
             return False
@@ -114,9 +114,9 @@ class Job:
             self.beside = max(0.0, time.monotonic() - self.started - training)
 
     def _ended(self, code: int) -> None:
-        """A worker ended without a result: somebody else trains the run, or it failed, or it is to be started again."""
+        """A worker ended without a result: another process trains the run, it failed, or it starts again."""
         self.said = said = last_line(self.folder / LOG, code)
-        if code == HELD:  # somebody was quicker
+        if code == HELD:  # another process was quicker
             self.holder = claimed_by(self.folder) or ""
         elif code in (MISTAKE, INTERRUPTED):  # the worker has noted it
             self._fail(code, said)
@@ -132,13 +132,13 @@ class Job:
         return text
 
     def _note(self, state: State, text: str, what: str = "") -> None:
-        """For those who look at the folder: who dies may say nothing."""
+        """Write the end into the folder, as a worker that is killed cannot."""
         write_end(self.folder, state, text)
         with contextlib.suppress(OSError), open(self.folder / LOG, "a", encoding="utf-8") as log:
             log.write(f"polyhead: {what}{text}\n")
 
     def look(self) -> bool:
-        """Whether the other process has let go of it, with or without a result."""
+        """Whether the other process no longer trains it, with or without a result."""
         self._follow()
         self.outcome = finished(self.folder, self.digest)
         holder = claimed_by(self.folder) if self.outcome is None else None
@@ -191,7 +191,7 @@ class Job:
 
 
 def last_line(path: pathlib.Path, code: int) -> str:
-    """The last thing a worker's log says, or how the worker ended."""
+    """The last line of a worker's log, or how the worker ended."""
     if code == LOST:
         return "lost: its machine, or its job, is gone"
     try:

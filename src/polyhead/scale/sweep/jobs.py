@@ -1,9 +1,9 @@
-"""Many runs side by side: a list of runs and a worker for each, which an engine starts here or on a cluster.
+"""Many runs in parallel: an engine starts a worker for each, on this machine or on a cluster.
 
-A worker that dies takes nobody with it: it is started again, up to `retries` times, and goes on from its checkpoint.
-A mistake in the input and a run that diverged would only happen again, so they are failures at once.  What is finished
-is skipped, so the same call goes on with the rest; and a run that another process trains is left to that process, so
-the same call on several machines that see the folder shares the work.
+A worker that dies is started again, up to `retries` times, and resumes from its checkpoint.  A mistake in the input and
+a run that diverged would happen again, so they are failures at once.  Finished runs are skipped, so the same call
+resumes a sweep.  A run that another process trains is left to that process, so the same call on several machines with a
+shared folder divides the work.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from polyhead.train.store.folder import Result, clear
 __all__ = ["LOG", "MEMORY", "Failure", "prepare", "sweep"]
 
 LOOK_SECONDS = 2.0
-"""Between two looks at a run that somebody else trains."""
+"""Seconds between two polls of a run that another process trains."""
 
 
 def sweep(
@@ -50,8 +50,8 @@ def sweep(
     """Train every run in `folder`/NAME-DIGEST; results or failures in the order of `runs`.
 
     `workers` run at once, each with `threads` threads (default: what the engine, without one `Local`, finds right).
-    `again`: forget what is there and start over.  A worker that dies is started again up to `retries` times.  `screen`
-    makes what a person sees meanwhile.  Raises Interrupted after Ctrl-C, when every worker has saved, and ValueError
+    `again`: delete earlier training and start over.  A worker that dies is started again up to `retries` times.
+    `screen` shows progress.  Raises Interrupted after Ctrl-C, when every worker has saved, and ValueError
     for an engine that cannot be used here.
     """
     for name, value, least in (("workers", workers, 1), ("threads", threads, 1), ("retries", retries, 0)):
@@ -81,7 +81,7 @@ def sweep(
 
 
 def prepare(who: str, runs: Sequence[Run], folder: str | pathlib.Path, *, again: bool) -> list[pathlib.Path]:
-    """The folder of each run, `folder`/NAME-DIGEST; with `again`, all training there is forgotten.
+    """The folder of each run, `folder`/NAME-DIGEST; with `again`, all training there is deleted.
 
     Raises ValueError for a run that occurs twice and where no folder can be made.
     """
@@ -101,7 +101,7 @@ def prepare(who: str, runs: Sequence[Run], folder: str | pathlib.Path, *, again:
 
 
 class _Work:
-    """The open runs of a sweep: those that wait, those that a worker of ours trains, those that others train."""
+    """The unfinished runs of a sweep: waiting, trained by our workers, trained by other processes."""
 
     def __init__(self, jobs: Sequence[Job], engine: Engine, at_once: int, screen: Screen) -> None:
         self.waiting = deque(job for job in jobs if job.outcome is None)
@@ -112,7 +112,7 @@ class _Work:
         self.looked = 0.0
 
     def do(self) -> None:
-        """Until no run is open."""
+        """Work until no run is unfinished."""
         room = len(self.waiting) if self.engine.queues else self.at_once
         while self.waiting or self.working or self.others:
             self._start(room)
@@ -123,7 +123,7 @@ class _Work:
             time.sleep(self.engine.pause)
 
     def _start(self, room: int) -> None:
-        """Hand over as many of the waiting as there is room for."""
+        """Start as many waiting runs as there is room for."""
         ready: list[Job] = []
         while self.waiting and len(ready) < room:
             job = self.waiting.pop() if self.met else self.waiting.popleft()
@@ -142,7 +142,7 @@ class _Work:
             self.working += ready
 
     def _collect(self) -> None:
-        """Take back the runs whose workers have ended; one that died goes to the end of those that wait."""
+        """Collect the runs whose workers have ended; one whose worker died goes to the end of the queue."""
         for job in [job for job in self.working if job.poll()]:
             self.working.remove(job)
             if job.outcome is not None:
@@ -156,7 +156,7 @@ class _Work:
                 self.screen.tell(job, f"{job.said}; is started again")
 
     def _look(self) -> None:
-        """Take back the runs that others have let go of."""
+        """Collect the runs that other processes no longer train."""
         if not self.others or time.monotonic() - self.looked <= LOOK_SECONDS:
             return
         self.looked = time.monotonic()
@@ -169,7 +169,7 @@ class _Work:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Stop]:
-    """SIGTERM, and SIGHUP and SIGUSR1 where they exist, act like Ctrl-C, so that no worker is left behind."""
+    """SIGTERM, and SIGHUP and SIGUSR1 where they exist, act like Ctrl-C, so that no worker keeps running."""
     found = Stop()
     found.asked = signal.SIGINT
 

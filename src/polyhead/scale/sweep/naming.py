@@ -1,4 +1,4 @@
-"""What tells the runs of a list apart: the fields in which they differ, and a name made of these."""
+"""The fields in which the runs of a list differ, and names made of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from polyhead.config import Run, digest, to_dict
 
 FEW = 5
-"""Fields in a name; runs that differ in more are called by their digest."""
+"""The largest number of fields in a name; runs that differ in more are named by their digest."""
 
 
 def differing(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The fields in which the runs differ, with the values of each; by the last word of a field where it is clear."""
+    """The fields in which the runs differ, with the values of each; named by their last word where it is unique."""
     flat = [_flat(to_dict(run, semantic=True)) for run in runs]
     names = dict.fromkeys(name for one in flat for name in one)
     vary = [name for name in names if len({repr(one.get(name)) for one in flat}) > 1]
@@ -20,7 +20,7 @@ def differing(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """A name for each run: its own where no other has it, else what differs among those of its name."""
+    """A name for each run: its own if it is unique, else the fields in which runs of that name differ."""
     found = [run.name for run in runs]
     for name in dict.fromkeys(found):
         same = [i for i, run in enumerate(runs) if run.name == name]

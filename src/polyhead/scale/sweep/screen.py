@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a live table on a terminal, else a line when something happens and now and then."""
+"""Progress of a sweep: a live table on a terminal, elsewhere a line at events and at intervals."""
 
 import sys
 import time
@@ -14,13 +14,13 @@ from polyhead.train.progress import QUIET_SECONDS, duration, wanted
 from polyhead.train.store.state import State
 
 ROWS = 20
-"""Of more runs than these a terminal shows only those that something happens to."""
+"""With more runs than this, a terminal shows only those that are active."""
 
 
 def left(jobs: Sequence[Job], at_once: int) -> float | None:
     """Seconds until all runs are done, by the pace of those that have one; None while none has.
 
-    The start of a worker counts as it took so far.  Of ours the next begins when one of those at work is done.
+    Starting a worker is assumed to take as long as so far.  A waiting run begins when a running one is done.
     """
     known = [pace for job in jobs if (pace := job.pace) is not None]
     if not known:
@@ -86,11 +86,11 @@ class Screen:
             self.line(f"all: {self.summary()}")
 
     def told(self, job: Job) -> str:
-        """How a run stands."""
+        """The state of a run in words."""
         return job.text()
 
     def summary(self) -> str:
-        """How many runs are what, and how long it takes."""
+        """The number of runs by state, and the time left."""
         counted = Counter(job.state for job in self.jobs)
         order = (State.DONE, State.RUNNING, State.RETRYING, State.ELSEWHERE, State.WAITING, State.FAILED)
         seconds = (
@@ -100,7 +100,7 @@ class Screen:
         return ", ".join(told + ([f"{duration(seconds)} left"] if seconds is not None else []))
 
     def tell(self, job: Job, text: str) -> None:
-        """What has just happened to a run."""
+        """The last event of a run, in a line."""
         self.line(f"{job.label}: {text}")
 
     def line(self, text: str) -> None:

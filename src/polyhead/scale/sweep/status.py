@@ -1,4 +1,4 @@
-"""What has become of the runs of a sweep: done, running, retrying, elsewhere, failed (and why), stopped, waiting."""
+"""The states of the runs of a sweep: done, running, retrying, elsewhere, failed (and why), stopped, waiting."""
 
 import pathlib
 import platform
@@ -18,7 +18,7 @@ def status(runs: Sequence[Run], folder: str | pathlib.Path) -> list[dict[str, An
     metric of its last evaluated split, and the error of a failed one.
 
     elsewhere: a process of another machine trains it.  retrying: its worker died, and a sweep is to start it again.
-    failed: it left an error and no process works on it; stopped: no error is known, the same command goes on with it.
+    failed: it left an error, and no process works on it.  stopped: without an error; the same command resumes it.
     """
     rows = []
     differing = naming.differing(runs)
@@ -35,7 +35,7 @@ def place_of(run: Run, folder: str | pathlib.Path) -> pathlib.Path:
 
 
 def state_of(run: Run, place: pathlib.Path) -> tuple[State, int, str]:
-    """What a run is, the steps that it has done, and a detail."""
+    """The state of a run, its number of steps, and a detail."""
     result = finished(place, digest(run)) if place.is_dir() else None
     if result is not None:
         split = run.train.evaluate[-1] if "compositional" not in run.train.evaluate else "compositional"

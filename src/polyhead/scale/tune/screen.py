@@ -1,4 +1,4 @@
-"""What a person sees of a search: a live table on a terminal, else a line when a trial begins and ends."""
+"""Progress of a search: a live table on a terminal, elsewhere a line when a trial begins and ends."""
 
 import sys
 import time
@@ -16,11 +16,11 @@ from polyhead.train.progress import QUIET_SECONDS, wanted
 ROWS = 15
 """The last trials, and the best."""
 SECONDS = 0.5
-"""Between two looks at the study."""
+"""Seconds between two polls of the study."""
 
 
 class Screen:
-    """`outcome` tells how the study stands."""
+    """`outcome` gives the study as it is now."""
 
     def __init__(self, outcome: "Callable[[], Outcome]", *, enabled: bool) -> None:
         self.outcome, self.enabled = outcome, wanted(enabled)
@@ -73,7 +73,7 @@ def table(outcome: Outcome, texts: Mapping[int, str]) -> Table:
 
 
 def said(trial: Trial, outcome: Outcome) -> str:
-    """What there is to say of a trial beside its score."""
+    """The state of a trial in words, beside its score."""
     if trial is outcome.best:
         return "best"
     return f"{trial.state}: {trial.error}" if trial.error else "" if trial.state == "done" else trial.state

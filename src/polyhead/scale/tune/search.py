@@ -1,8 +1,8 @@
 """Search beyond a grid: Optuna proposes settings, the workers of a sweep train them.
 
-A study is a folder.  study.json says what is asked, study.journal is Optuna's record, one line of JSON per event, and
-every trial is an ordinary run in FOLDER/NAME-DIGEST.  Trial n is drawn from streams of its own, such as
-stream(seed, "tune", n), and what is known by then; so with one worker a study is a pure function of its question,
+A study is a folder.  study.json holds its settings, study.journal is Optuna's record with one line of JSON per event,
+and every trial is an ordinary run in FOLDER/NAME-DIGEST.  Trial n depends on its own streams, such as
+stream(seed, "tune", n), and on the results so far.  So with one worker a study is a pure function of its settings,
 interrupted or not.
 """
 
@@ -38,7 +38,7 @@ from polyhead.train.store.folder import Result, read_metrics
 STUDY, JOURNAL, NAME = "study.json", "study.journal", "polyhead"
 SAMPLERS, PRUNERS = ("tpe", "random"), ("median", "hyperband")
 ENOUGH = 10
-"""Finished trials; the importance of fields among fewer is noise."""
+"""The least number of finished trials for importances; with fewer they are noise."""
 
 
 def tune(
@@ -55,10 +55,10 @@ def tune(
 ) -> Outcome:
     """Look for the fields of `run` that score best: tune(run, {"train.lr": "1e-4:1e-2:log"}, folder="runs/tune/a").
 
-    The score is the task's headline metric on split `validation` if it is among train.evaluate, else on the first that
-    is, when training ends.  `trials`: how many the study has in the end, those of earlier calls included.  `prune`:
-    give up early what is worse than the median, or by hyperband.  A trial that fails, or whose settings cannot be, is a
-    trial.  Raises ValueError for a folder that holds another study, Interrupted after Ctrl-C, when all have saved.
+    The score is the task's headline metric at the end of training, on split `validation` if it is in train.evaluate,
+    else on the first split there.  `trials`: their number in the end, including those of earlier calls.  `prune`: stop
+    trials that are worse than the median, or by hyperband.  A trial that fails, or has invalid settings, counts.
+    Raises ValueError for a folder that holds another study, Interrupted after Ctrl-C, when all have saved.
     """
     one_of("tune", "sampler", sampler, SAMPLERS)
     if prune is not None:
@@ -87,7 +87,7 @@ def tune(
 
 
 def status(folder: str | pathlib.Path) -> Outcome:
-    """A study as it stands, also while another process works on it.  Nothing is written."""
+    """A study as it is now, also while another process works on it.  Nothing is written."""
     path = pathlib.Path(folder)
     if not (path / STUDY).is_file() or not (path / JOURNAL).is_file():
         raise ValueError(f"tune: {path} holds no study")
@@ -97,12 +97,12 @@ def status(folder: str | pathlib.Path) -> Outcome:
         return _Study(run, path, question).outcome(importance=True)
     except ValueError:
         raise
-    except Exception as error:  # whatever a file from a stranger makes of it
+    except Exception as error:  # a file that is not ours may raise anything
         raise ValueError(f"tune: {path} holds no study that can be read ({type(error).__name__}: {error})") from None
 
 
 def _question(run: Run, space: Mapping[str, str], sampler: str, prune: str | None) -> dict[str, Any]:
-    """What a study asks, as JSON.  Raises ValueError for a space that cannot be searched."""
+    """The settings of a study as JSON.  Raises ValueError for a space that cannot be searched."""
     if not run.train.evaluate:
         raise ValueError("tune: nothing is evaluated: give train.evaluate a split")
     read_space(run, space)
@@ -113,7 +113,7 @@ def _question(run: Run, space: Mapping[str, str], sampler: str, prune: str | Non
 
 
 def _claim(folder: pathlib.Path, question: dict[str, Any]) -> None:
-    """Write the question down, or see that it is the one that is there."""
+    """Write the settings, or check that they equal those in the folder."""
     path = folder / STUDY
     if not path.exists():
         if (folder / JOURNAL).exists():
@@ -128,7 +128,7 @@ def _claim(folder: pathlib.Path, question: dict[str, Any]) -> None:
 
 
 def _mend(journal: pathlib.Path) -> None:
-    """Cut off a last line that a crash or a full disk cut short: Optuna reads no line after such a one."""
+    """Remove an incomplete last line, left by a crash or a full disk: Optuna would read no line after it."""
     if journal.is_file() and not (text := journal.read_bytes()).endswith(b"\n"):
         write(journal, text[: text.rfind(b"\n") + 1])
 
@@ -141,7 +141,7 @@ def _optuna() -> Any:
 
 
 class _Study:
-    """Optuna's side: proposals and what became of them."""
+    """Optuna's side: proposals and their results."""
 
     def __init__(self, run: Run, folder: pathlib.Path, question: dict[str, Any], *, new: bool = False) -> None:
         self.run, self.folder, self.optuna = run, folder, _optuna()
@@ -168,14 +168,14 @@ class _Study:
         return pruners.MedianPruner() if self.prune == "median" else pruners.NopPruner()
 
     def interrupted(self) -> list[int]:
-        """Trials that were at work when the process that asked for them ended."""
+        """Trials that ran when their process ended."""
         return [t.number for t in self.study.get_trials(deepcopy=False) if t.state.name == "RUNNING"]
 
     def count(self) -> int:
         return len(self.study.get_trials(deepcopy=False))
 
     def propose(self, number: int | None = None) -> Any:
-        """The next trial, or again that of this number, which has been proposed before, perhaps not to the end."""
+        """The next trial, or that of a given number again, whose proposal may be incomplete."""
         n = self.count() if number is None else number
         self._draw_from("tune", n)
         if number is None:
@@ -198,8 +198,8 @@ class _Study:
         self.study.sampler = kind(seed=stream(self.run.seed, name, number) % 2**32)
 
     def tell(self, trial: Any, outcome: Any) -> None:
-        """A trial has ended.  Settings that cannot be, or that diverge, count as the worst there are: unlike a worker
-        that was killed they would fail again, so the sampler learns from them."""
+        """Report the end of a trial.  Invalid settings and divergence count as the worst score, so that the sampler
+        learns from them.  A worker that was killed says nothing about the settings, and has no score."""
         score = outcome.scores[self.split][self.metric] if isinstance(outcome, Result) else math.nan
         if math.isfinite(score):
             self.study.tell(trial, score)
@@ -232,14 +232,14 @@ class _Study:
 
 
 class _Search:
-    """The trials at work, each with its job; two may share one, since a sampler may propose the same twice."""
+    """The running trials, each with its job; two may share one, since a sampler may propose the same twice."""
 
     def __init__(self, study: _Study, workers: int, threads: int | None, screen: Screen) -> None:
         self.study, self.workers, self.threads, self.screen = study, workers, threads, screen
         self.engine, self.retry = Local(), DiskRetry(Stop())
         self.working: list[tuple[Any, Job]] = []
         self.leaving: list[Job] = []  # pruned, and saving
-        self.read: dict[int, int] = {}  # how much of metrics.jsonl the pruner has seen, by trial
+        self.read: dict[int, int] = {}  # rows of metrics.jsonl that the pruner has seen, by trial
         self.looked = 0.0
 
     def work(self, wanted: int) -> None:
@@ -261,7 +261,7 @@ class _Search:
                 raise stop.interrupted(text) from None
 
     def _begin(self, trial: Any) -> None:
-        """Give a trial its job; one whose settings cannot be has ended."""
+        """Give a trial its job; one with invalid settings has ended."""
         try:
             run = dataclasses.replace(changed(self.study.run, trial.params), folder=None)
             check(run)
@@ -279,7 +279,7 @@ class _Search:
         self.screen.line(f"trial {trial.number}: {chosen} ({place})")
 
     def _look(self) -> None:
-        """See to everything that is at work, once."""
+        """Poll everything that runs, once."""
         look = time.monotonic() - self.looked > LOOK_SECONDS
         self.looked = time.monotonic() if look else self.looked
         for job in dict.fromkeys([job for _, job in self.working] + self.leaving):
@@ -296,7 +296,7 @@ class _Search:
             time.sleep(self.engine.pause)
 
     def _tend(self, job: Job, look: bool) -> None:
-        """As in a sweep: start it, start it again, or watch whoever trains it, perhaps since before a crash."""
+        """As in a sweep: start it, start it again, or watch the process that trains it already."""
         if job.outcome is not None:
             return
         if job.holder is not None:
@@ -308,7 +308,7 @@ class _Search:
             job.handle, job.begun = self.retry(functools.partial(self.engine.start, [job.folder]))[0], True
 
     def _hopeless(self, trial: Any, job: Job) -> bool:
-        """Report the evaluations there are, in their order and before the end; whether the pruner gives it up."""
+        """Report the evaluations so far, in order and without the last; True if the pruner stops the trial."""
         if job.read == self.read.get(trial.number, 0):
             return False
         self.read[trial.number] = job.read

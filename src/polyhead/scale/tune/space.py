@@ -1,6 +1,6 @@
-"""What a search may choose: ranges and lists of values for the fields of a run, in the words of the command line.
+"""The space of a search: ranges and lists of values for the fields of a run, as on the command line.
 
-LOW:HIGH is a range, LOW:HIGH:log one in which every factor counts the same, A,B,C are the values of a list.
+LOW:HIGH is a range, LOW:HIGH:log a range with logarithmic scale, and A,B,C is a list of values.
 """
 
 import dataclasses
@@ -40,14 +40,14 @@ Space = dict[str, Range | Choice]
 
 
 def is_space(text: str, kinds: Sequence[type]) -> bool:
-    """Whether a word of the command line is more than one value: a string may hold a colon (`cuda:1`)."""
+    """Whether a word of the command line has more than one value; a string may hold a colon (`cuda:1`)."""
     return "," in text or (":" in text and str not in kinds)
 
 
 def read_space(run: Run, given: Mapping[str, str]) -> Space:
     """The space that `given` describes: {"train.lr": "1e-4:1e-2:log", "model.dim": "32,64"}.
 
-    Raises ValueError for a field that the run lacks, or that no search may change, and for what is no range.
+    Raises ValueError for an unknown field, one that a search may not change, and a malformed range.
     """
     if not given:
         raise ValueError("tune: nothing to choose: give a field a range (1e-4:1e-2:log) or a list (32,64,128)")

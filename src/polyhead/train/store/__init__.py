@@ -1,1 +1,1 @@
-"""What a run keeps on the disk: its folder, checkpoints (whole and sharded), when they are saved, and damaged files."""
+"""The files of a run: its folder, checkpoints (whole and sharded), when they are saved, and damaged files."""

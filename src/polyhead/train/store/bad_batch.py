@@ -1,4 +1,4 @@
-"""The batch with which a run diverged, kept for who looks into it."""
+"""The batch with which a run diverged, saved for inspection."""
 
 import json
 import pathlib
@@ -53,6 +53,6 @@ def read_batch(path: str | pathlib.Path) -> tuple[Batch, dict[str, Any]]:
 
 
 def first_bad(losses: list[Tensor]) -> int | None:
-    """The place of the first loss that is not finite."""
+    """The index of the first loss that is not finite."""
     bad = (~torch.stack(losses).isfinite()).nonzero() if losses else torch.empty(0)
     return int(bad[0]) if len(bad) else None

@@ -1,4 +1,4 @@
-"""One safetensors file holds everything a run needs to go on: parameters, optimiser state, the number of steps done.
+"""One safetensors file holds everything that resuming needs: parameters, optimiser state, number of steps.
 
     model/<name>                                   parameters and persistent buffers
     optimiser/<parameter>/{exp_avg, exp_avg_sq, step}
@@ -39,10 +39,10 @@ def save_checkpoint(
     best: bool = False,
     retry: Callable[[Callable[[], None]], None] = lambda write: write(),
 ) -> None:
-    """Replace the folder's checkpoint in one step; `keep` of the last stay, and BEST names it, too, if it is `best`.
+    """Replace the folder's checkpoint atomically.  The last `keep` stay; BEST is a second name of it if it is `best`.
 
-    At every moment a whole checkpoint lies there under one of the names.  Raises OSError for a disk that `retry`
-    does not wait for.
+    A complete checkpoint exists under one of the names at any time.  Raises OSError for a failure of the disk that
+    `retry` does not wait for.
     """
     data = _packed(model, optimiser, metadata)
     retry(lambda: _put(folder, data, keep, best))
@@ -56,7 +56,7 @@ def save_best(
     *,
     retry: Callable[[Callable[[], None]], None] = lambda write: write(),
 ) -> None:
-    """The best checkpoint alone, of a model whose others are saved in parts.  Raises as save_checkpoint."""
+    """Save the best checkpoint only, of a model whose other checkpoints are sharded.  Raises as save_checkpoint."""
     data = _packed(model, optimiser, metadata)
     retry(lambda: write(folder / BEST, data))
 
@@ -76,7 +76,7 @@ def state(model: nn.Module, optimiser: torch.optim.Optimizer) -> Iterator[tuple[
 
 
 def _put(folder: pathlib.Path, data: bytes, keep: int, best: bool) -> None:
-    """May be called again after any part of it has failed."""
+    """Safe to call again after a failure anywhere in it."""
     path = folder / CHECKPOINT
     if keep > 1 and (step := step_of(path)) > 0:
         link(path, folder / f"{EARLIER.format(step)}.safetensors")
@@ -93,7 +93,7 @@ def rotate(folder: pathlib.Path, keep: int) -> None:
 
 
 def step_of(path: pathlib.Path) -> int:
-    """The step of a checkpoint, from its name or its first bytes; 0 if there is none to be had."""
+    """The step of a checkpoint, from its name or its header; 0 if it cannot be read."""
     if (said := path.stem.removeprefix("checkpoint-")).isdecimal():
         return int(said)
     try:
@@ -103,9 +103,9 @@ def step_of(path: pathlib.Path) -> int:
 
 
 def candidates(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Where a run could go on, what is furthest first, each file once.
+    """Checkpoints from which a run could resume, the furthest first, each file once.
 
-    The newest comes before all others of its kind, whatever it says; one that was saved in parts may be further.
+    The newest comes before all others of its kind, whatever its step.  A sharded one may be further.
     """
     newest, best = folder / CHECKPOINT, folder / BEST
     here = newest.exists()
@@ -121,7 +121,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def read_metadata(path: pathlib.Path) -> dict[str, Any]:
-    """What is written about the tensors of a checkpoint; they themselves are not read.  Raises as read_checkpoint."""
+    """The metadata of a checkpoint, without its tensors.  Raises as read_checkpoint."""
     with _opened(path) as file:
         return _metadata(file, path)
 
@@ -129,8 +129,7 @@ def read_metadata(path: pathlib.Path) -> dict[str, Any]:
 def read_checkpoint(
     folder: pathlib.Path, digest: str, name: str = CHECKPOINT
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and metadata.  Raises Damaged for a file that is not as it was written, ValueError for one of another
-    run or version."""
+    """Tensors and metadata.  Raises Damaged for a damaged file, ValueError for one of another run or version."""
     path = folder / name
     with _opened(path) as file:
         metadata = _metadata(file, path)
@@ -183,7 +182,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def check_kinds(metadata: dict[str, Any], path: pathlib.Path) -> None:
-    """Raise Damaged for metadata that no training has written, though their checksums fit."""
+    """Raise Damaged for metadata that no training writes, although their checksums fit."""
     for name, kinds in _KINDS.items():
         value = metadata.get(name, kinds[0]())
         if type(value) not in kinds or (name in ("step", "rows") and not 0 <= value < 1 << 62):
@@ -191,7 +190,7 @@ def check_kinds(metadata: dict[str, Any], path: pathlib.Path) -> None:
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: object) -> None:
-    """Fill `model` from a checkpoint's tensors.  Raises ValueError naming what is missing, left over or misshapen."""
+    """Fill `model` from a checkpoint's tensors.  ValueError names missing, surplus and misshapen ones."""
     stored = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
     wanted = model.state_dict()
     if missing := sorted(wanted.keys() - stored.keys()):
@@ -213,7 +212,7 @@ def load_optimiser(
         keys = [f"optimiser/{name}/{key}" for key in STATES]
         found = [key in tensors for key in keys]
         if not any(found):
-            continue  # a parameter that has had no gradient yet
+            continue  # a parameter without a gradient so far
         if not all(found):
             raise ValueError(f"checkpoint: {path} lacks {keys[found.index(False)]!r}")
         state = {key: tensors[full] for key, full in zip(STATES, keys, strict=True)}
@@ -225,7 +224,7 @@ def load_optimiser(
 
 
 def step_place(optimiser: torch.optim.Optimizer, parameter: nn.Parameter) -> torch.device:
-    """Where AdamW counts its updates of a parameter."""
+    """The device on which AdamW counts the updates of a parameter."""
     return parameter.device if optimiser.defaults["fused"] else torch.device("cpu")
 
 

@@ -1,4 +1,4 @@
-"""Whose a run folder is: which run was trained there, and which process trains in it now."""
+"""Owners of a run folder: the run that was trained in it, and the process that trains in it now."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ class Held(ValueError):
 
 @contextlib.contextmanager
 def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
-    """Hold `folder` for `config`: nobody else trains there meanwhile, and it belongs to this run and no other."""
+    """Claim `folder` for `config`: no other process trains in it meanwhile, and it belongs to this run only."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -49,9 +49,9 @@ def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
 
 
 def _holder(folder: pathlib.Path, mine: str) -> str:
-    """The run that was trained in `folder`; `mine` if none was: a mistake mended may use its folder.
+    """The run that was trained in `folder`; `mine` if none was, so that a corrected run may use the folder again.
 
-    A damaged config.json is set aside where the rest is of run `mine`.  Raises ValueError where it is not.
+    A damaged config.json is renamed if all other files belong to run `mine`.  Raises ValueError if they do not.
     """
     path, rest = folder / CONFIG, owner(folder)
     try:
@@ -68,7 +68,7 @@ def _holder(folder: pathlib.Path, mine: str) -> str:
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path) -> Iterator[None]:
-    """Hold the folder's lock.  Of a file: over NFS the lock of a folder is known to one machine only."""
+    """Hold the folder's lock.  It is on a file, since over NFS the lock of a folder is known to one machine only."""
     try:
         import fcntl
     except ImportError:  # Windows: no lock
@@ -83,7 +83,7 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Held(f"run folder: another process is training in {folder}") from None
-        with contextlib.suppress(OSError):  # who it is, for those who look: nothing rests on it
+        with contextlib.suppress(OSError):  # the holder's name, for readers only
             os.truncate(handle, 0)
             os.pwrite(handle, f"{platform.node()} {os.getpid()}\n".encode(), 0)
         yield
@@ -92,12 +92,12 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
 
 
 def claimed_by(folder: pathlib.Path) -> str | None:
-    """The machine on which a process trains in `folder` now ("" where that is not known), or None."""
+    """The machine whose process trains in `folder` now ("" if it is unknown), or None."""
     try:
         import fcntl
 
         handle = os.open(folder / LOCK, os.O_RDWR)
-    except (ImportError, OSError):  # nobody ever trained there, or nobody can
+    except (ImportError, OSError):  # no training was ever there, or none is possible
         return None
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -109,7 +109,7 @@ def claimed_by(folder: pathlib.Path) -> str | None:
 
 
 def owner(folder: pathlib.Path) -> str | None:
-    """The run that was trained in `folder`: "" where that can no longer be read, None where none was."""
+    """The run that was trained in `folder`: "" if it can no longer be read, None if there was none."""
     found = candidates(folder)
     for path in found:
         with contextlib.suppress(ValueError):

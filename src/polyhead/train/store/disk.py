@@ -1,4 +1,4 @@
-"""A disk that fails pauses a run: it says so in one line and tries again until the disk works or the run shall stop."""
+"""A failing disk pauses a run: it prints one line and tries again until the disk works or the run is to stop."""
 
 import errno
 import sys
@@ -9,26 +9,26 @@ from typing import TypeVar
 from polyhead.train.stop import Stop
 
 SECONDS = 30
-"""Between two attempts."""
+"""Seconds between two attempts."""
 sleep = time.sleep
 
 PASSING = {
     getattr(errno, name)
     for name in (
-        *("ENOSPC", "EDQUOT", "EFBIG"),  # full, or a limit that somebody can raise
+        *("ENOSPC", "EDQUOT", "EFBIG"),  # full, or a quota that can be raised
         *("EIO", "EREMOTEIO", "EROFS", "ENODEV", "ENXIO"),  # the device fails; Linux then mounts it read-only
         *("ENOENT", "ESTALE", "ENOTCONN", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH", "ENETUNREACH"),  # a share is gone
     )
     if hasattr(errno, name)
 }
-"""Errors that may pass; all others are raised as they come."""
+"""Errors that may pass; all others are raised at once."""
 
 T = TypeVar("T")
 
 
 class DiskRetry:
     """`retry(write)` calls `write` until it succeeds.  Raises its OSError unless that may pass, and Interrupted when a
-    signal comes between two attempts.  `speaks`: of processes that wait for one disk, one says so."""
+    signal comes between two attempts.  `speaks`: whether this process prints, as only one of several does."""
 
     def __init__(self, stop: Stop, *, speaks: bool = True) -> None:
         self.stop, self.speaks = stop, speaks

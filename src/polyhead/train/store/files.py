@@ -1,4 +1,4 @@
-"""Files that are whole at every moment and that are read back as they were written, or not at all."""
+"""Files that are written atomically, and whose damage is noticed when they are read."""
 
 import contextlib
 import json
@@ -18,12 +18,12 @@ SEAL = "seal"
 
 
 class Damaged(ValueError):
-    """A file does not hold what was written into it."""
+    """The contents of a file differ from those that were written."""
 
 
 # --------------------------------------------------------------------------------------------------------------- whole
 def write(path: pathlib.Path, data: bytes) -> None:
-    """Replace `path` by `data` in one step: after a crash or on a full disk the old file is whole.  Raises OSError."""
+    """Replace `path` by `data` atomically: a crash or a full disk leaves the old file complete.  Raises OSError."""
     partial = path.with_name(path.name + ".partial")
     with named(path):
         try:
@@ -41,7 +41,7 @@ def write(path: pathlib.Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def named(path: pathlib.Path) -> Iterator[None]:
-    """An OSError in here says which file could not be written."""
+    """A context in which an OSError names the file that could not be written."""
     try:
         yield
     except OSError as error:
@@ -49,7 +49,7 @@ def named(path: pathlib.Path) -> Iterator[None]:
 
 
 def link(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Make `target` another name of the file `source`, in one step; a copy where a file has one name only."""
+    """Make `target` a hard link to `source`, atomically; a copy where the file system has no hard links."""
     partial = target.with_name(target.name + ".partial")
     try:
         partial.unlink(missing_ok=True)
@@ -61,12 +61,12 @@ def link(source: pathlib.Path, target: pathlib.Path) -> None:
         return
     with named(target):
         os.replace(partial, target)
-        partial.unlink(missing_ok=True)  # it stays when both were the same file before
+        partial.unlink(missing_ok=True)  # it is left over when both were the same file before
     sync_folder(target.parent)
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-    """What was renamed in it stays so after a power cut."""
+    """Make renames in the folder durable against a power cut."""
     with contextlib.suppress(OSError):  # not every system can open a folder
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -76,7 +76,7 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def set_aside(path: pathlib.Path, why: object) -> None:
-    """Rename a damaged file, or folder, and say so: nothing is lost, and nothing goes on with it."""
+    """Rename a damaged file or folder, with a message: it is kept, but no longer used."""
     aside = path.with_name(path.name + DAMAGED)
     forget(aside)
     os.replace(path, aside)
@@ -94,7 +94,7 @@ def forget(path: pathlib.Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- as written
 def seal(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON values with a checksum of their text: a flipped bit must not pass for a score.
+    """JSON values with a checksum of their text, so that a flipped bit is noticed.
 
     >>> seal({"step": 8})
     {'step': 8, 'seal': 3947178612}
@@ -103,7 +103,7 @@ def seal(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def unseal(values: Any, where: object) -> dict[str, Any]:
-    """The inverse of `seal`; values that were never sealed are taken as they are.  Raises Damaged, beginning with
+    """The inverse of `seal`; values without a checksum are returned as they are.  Raises Damaged, beginning with
     `where`."""
     if not isinstance(values, dict):
         raise Damaged(f"{where} is damaged (a table was wanted but {str(values)[:40]!r} came)")
@@ -118,7 +118,7 @@ def unseal(values: Any, where: object) -> dict[str, Any]:
 
 
 def checksum(tensors: dict[str, torch.Tensor]) -> int:
-    """Safetensors checks sizes only; a flipped bit must not pass for a parameter."""
+    """The checksum of a tensor, as safetensors checks sizes only and would not notice a flipped bit."""
     value = 0
     for name in sorted(tensors):
         value = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, zlib.crc32(name.encode(), value))

@@ -31,7 +31,7 @@ DIGEST = "digest"
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a finished run leaves.  `scores[split]`: loss, and of each metric mean and standard error `<metric>_se`."""
+    """Result of a finished run.  `scores[split]`: loss, and of each metric mean and standard error `<metric>_se`."""
 
     name: str
     digest: str
@@ -115,7 +115,7 @@ def read_result(folder: str | pathlib.Path) -> Result | None:
 
 
 def finished(folder: str | pathlib.Path, digest: str) -> Result | None:
-    """The result of this run if there is one that can be read: whoever trains it says what is wrong with another."""
+    """The result of this run if there is a readable one; its training reports any other."""
     with contextlib.suppress(Damaged):
         if (result := read_result(folder)) is not None and result.digest == digest:
             return result
@@ -129,24 +129,24 @@ def write_result(result: Result) -> None:
 
 
 def saves(folder: pathlib.Path) -> list[pathlib.Path]:
-    """All checkpoints in `folder` but the best: the newest, and those whose name says their step."""
+    """All checkpoints in `folder` but the best: the newest, and those with their step in the name."""
     found = [folder / CHECKPOINT, *folder.glob("checkpoint-*.safetensors"), *folder.glob("checkpoint-*.sharded")]
     return [path for path in found if path.exists()]
 
 
 def clear(folder: pathlib.Path) -> None:
-    """Forget all training in `folder`, and what text it was."""
+    """Delete all training in `folder`, and the description of its text."""
     from polyhead.tasks.text import tokens as text_tokens
 
     names = (ENDED, RESULT, METRICS, BEST, BAD_BATCH, text_tokens.FILE, text_tokens.RECORD)
-    told = folder.glob("*/rows.txt")  # trackers, see tracking.py, begin anew
+    told = folder.glob("*/rows.txt")  # trackers (tracking.py) begin again
     for path in [*(folder / name for name in names), *saves(folder), *folder.glob("*" + DAMAGED), *told]:
         forget(path)
 
 
 class Metrics:
-    """The rows of metrics.jsonl, each with its checksum.  Opening keeps what `keep` wants, without damaged rows, and
-    says so if that is less than the `wanted` rows that a checkpoint vouches for."""
+    """The rows of metrics.jsonl, each with its checksum.  Opening keeps the undamaged rows that `keep` accepts, and
+    prints a line if they are fewer than the `wanted` rows that the checkpoint counts."""
 
     def __init__(
         self,
@@ -164,12 +164,12 @@ class Metrics:
         self.file: io.FileIO | None = None
 
     def add(self, row: dict[str, Any]) -> None:
-        """Append a row.  Raises OSError for a disk that `retry` does not wait for."""
+        """Append a row.  Raises OSError for a failure that `retry` does not wait for."""
         self.retry(lambda: self._try(lambda file: self._append(file, _line(row))))
         self.count += self.keep(row)
 
     def sync(self) -> int:
-        """How many rows, of those that stay when the run goes on, are safely on the disk now."""
+        """Write all rows to the disk; the number of those that a resumed run keeps."""
         self.retry(lambda: self._try(lambda file: os.fsync(file.fileno())))
         return self.count
 
@@ -179,7 +179,7 @@ class Metrics:
         self.file = None
 
     def _try(self, do: Callable[[io.FileIO], None]) -> None:
-        """Do it with the file, which is opened again after a failure: the share it was on may have been away."""
+        """Call `do` with the file, which is opened again after a failure, as its share may have been away."""
         try:
             with named(self.path):
                 if self.file is None:
@@ -208,7 +208,7 @@ class Metrics:
 
 
 def kept_rows(folder: pathlib.Path, keep: Callable[[dict[str, Any]], bool], wanted: int) -> list[dict[str, Any]]:
-    """The rows so far that `keep` wants; a line is said if there should be `wanted`."""
+    """The rows so far that `keep` accepts; prints a line if they are fewer than `wanted`."""
     kept = [row for row in read_metrics(folder) if keep(row)]
     if (lost := wanted - len(kept)) > 0:
         tell(f"{folder / METRICS}: {lost} of {wanted} rows are lost or damaged; curves have a gap there, nothing else")
@@ -216,14 +216,14 @@ def kept_rows(folder: pathlib.Path, keep: Callable[[dict[str, Any]], bool], want
 
 
 def is_past(row: dict[str, Any], step: int, steps: int) -> bool:
-    """Rows that stay when a run of `steps` goes on at `step`: all but a final evaluation, which is done again."""
+    """Whether a run of `steps` resumed at `step` keeps a row: all but the final evaluation, which is repeated."""
     return row["step"] <= step and not (row["kind"] == "eval" and row["step"] == steps)
 
 
 def expected(steps: int, vouched: int, result: Result | None) -> tuple[Callable[[dict[str, Any]], bool], int]:
     """Which rows a run of `steps` should have, and how many.
 
-    Those for which its last checkpoint vouches and, of a finished run, the last evaluation of each split.
+    These are the rows that its last checkpoint counts and, of a finished run, the last evaluation of each split.
     """
     if result is None:
         return lambda row: is_past(row, steps, steps), vouched
@@ -235,7 +235,7 @@ def _line(row: dict[str, Any]) -> bytes:
 
 
 def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
-    """The whole rows of metrics.jsonl so far."""
+    """The complete rows of metrics.jsonl so far."""
     path = pathlib.Path(folder) / METRICS
     rows = []
     for line in path.read_bytes().splitlines() if path.is_file() else ():
@@ -249,7 +249,7 @@ def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Where a run ran: versions, machine, threads, device, what makes matrix products now, date."""
+    """The environment of a run: versions, machine, threads, device, matrix products (products.py), date."""
     try:
         version = metadata.version("polyhead")
     except metadata.PackageNotFoundError:  # running from the source tree

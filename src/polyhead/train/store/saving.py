@@ -1,4 +1,4 @@
-"""What a run leaves on the disk so that it can go on, and what is told when it diverges."""
+"""Which checkpoint a run resumes from, which one is the best, and the advice when a run diverges."""
 
 import contextlib
 import math
@@ -25,15 +25,15 @@ def _restore_sharded(*what: Any) -> dict[str, Any]:
 
 
 READ: dict[str, Callable[..., dict[str, Any]]] = {".safetensors": checkpoint.restore, ".sharded": _restore_sharded}
-"""How a checkpoint is read, by the end of its name: (path, digest, model, optimiser) -> metadata.  Raises Damaged."""
+"""Readers of checkpoints by file suffix: (path, digest, model, optimiser) -> metadata.  They raise Damaged."""
 
 
 def last_whole(
     name: str, folder: pathlib.Path, read: Callable[[pathlib.Path], T | None], first: bool = True
 ) -> T | None:
-    """What `read` makes of the last checkpoint that is whole; it gives None for one that is damaged and was dropped.
+    """The result of `read` for the last undamaged checkpoint; `read` returns None for a damaged one.
 
-    That checkpoint is the newest from then on.  `first`: whether this process changes files and speaks.
+    That checkpoint is then the newest.  `first`: whether this process changes files and prints.
     """
     found = candidates(folder)
     for path in found:
@@ -51,7 +51,7 @@ def last_whole(
 
 
 def drop(path: pathlib.Path, error: Damaged) -> None:
-    """Set a damaged checkpoint aside; the best may be the same file by another name."""
+    """Rename a damaged checkpoint; the best may be the same file under another name."""
     best = path.with_name(BEST)
     if best != path and best.exists() and best.samefile(path):
         forget(best)
@@ -69,7 +69,7 @@ class Rating:
         self.score: float | None = None
         self.best: float | None = None
         path = folder / BEST
-        with contextlib.suppress(ValueError):  # one that is damaged is no best one
+        with contextlib.suppress(ValueError):  # a damaged one is not the best
             metadata = read_metadata(path) if path.exists() else {}
             if metadata.get("digest") == digest:
                 self.best = metadata.get("score")
@@ -90,7 +90,7 @@ class Rating:
 
 
 def diverged(what: str, config: Run, folder: pathlib.Path, step: int, first: int, saved: int) -> str:
-    """The advice of a run whose loss or parameters (`what`) were seen not to be finite at `step`, first at `first`.
+    """The advice for a run whose loss or parameters (`what`) were found not to be finite at `step`, first at `first`.
 
     The batch of that first step is written into the folder.
     """

@@ -1,12 +1,12 @@
-"""Checkpoints of runs whose processes hold a part each: every process writes its own, any number of them reads.
+"""Checkpoints of sharded runs: every rank writes its part, and any number of ranks reads them.
 
     checkpoint-<step>.sharded/
         shard-<process>.safetensors     pieces of tensors, named <tensor>@<where they begin>
-        index.json                      which piece lies where, with its checksum, and what else a checkpoint says
+        index.json                      the file of each piece, its checksum, and the metadata of a checkpoint
 
-Names of tensors are those of `checkpoint.py`.  PyTorch's own `torch.distributed.checkpoint` plans who writes and who
-reads what, so that the number of processes may change.  Its storage would pickle the index: ours is JSON, written last
-into a folder that gets its name only then.
+Names of tensors are those of `checkpoint.py`.  PyTorch's `torch.distributed.checkpoint` plans which rank writes
+and reads which piece, so the number of ranks may change.  Its storage would pickle the index.  Ours is JSON; it is
+written last, and then the folder gets its name.
 """
 
 import json
@@ -64,7 +64,7 @@ def restore_sharded(
 ) -> dict[str, Any]:
     """`restore` from a folder of shards, into a model that is sharded, whole in every process, or alone; all together.
 
-    Raises Damaged for a folder that is not as it was written, ValueError for one of another run, version or model.
+    Raises Damaged for a damaged folder, ValueError for one of another run, version or model.
     """
     index = read_index(path)
     if index["digest"] != digest:
@@ -76,7 +76,7 @@ def restore_sharded(
     states: dict[nn.Parameter, dict[str, Tensor]] = {}
     for name, parameter in model.named_parameters():
         if f"optimiser/{name}/step" not in stored:
-            continue  # a parameter that has had no gradient yet
+            continue  # a parameter without a gradient so far
         moments = {key: torch.zeros_like(parameter.detach()) for key in STATES[:2]}
         states[parameter] = {**moments, "step": torch.zeros((), device=step_place(optimiser, parameter))}
         tensors |= {f"optimiser/{name}/{key}": value for key, value in states[parameter].items()}
@@ -94,7 +94,7 @@ def restore_sharded(
 
 
 def read_index(path: pathlib.Path) -> dict[str, Any]:
-    """What the index of a folder says, checked.  Raises Damaged, and ValueError for another version."""
+    """The index of a folder, checked.  Raises Damaged, and ValueError for another version."""
     try:
         values = json.loads((path / INDEX).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -129,7 +129,7 @@ def _check_entry(entry: dict[str, Any], path: pathlib.Path) -> None:
 
 
 def _together(action: Callable[[], object]) -> None:
-    """Do it in all processes; where one fails all raise what went wrong there."""
+    """Call it in all ranks; if one fails, all raise its error."""
     try:
         action()
     except CheckpointException as error:
@@ -146,7 +146,7 @@ def _line(error: object) -> str:
 
 
 class Writer(dcp.StorageWriter):
-    """Writes a safetensors file for each process and then, by the first, the index."""
+    """Writes a safetensors file for each rank; then rank 0 writes the index."""
 
     def __init__(self, path: pathlib.Path, about: dict[str, Any]) -> None:
         self.path, self.about = path, about
@@ -160,7 +160,7 @@ class Writer(dcp.StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """By the first process alone, before any writes."""
+        """On rank 0 only, before any rank writes."""
         forget(self.partial)
         self.partial.mkdir()
         return plans
@@ -205,7 +205,7 @@ class Writer(dcp.StorageWriter):
 
 
 class Reader(dcp.StorageReader):
-    """Reads the pieces that this process needs, each only if it is as it was written."""
+    """Reads the pieces that this rank needs, and checks each."""
 
     def __init__(self, path: pathlib.Path, index: dict[str, Any]) -> None:
         self.path, self.index = path, index

@@ -1,4 +1,4 @@
-"""What may become of a run, and how its last worker ended without a result: ended.json in its folder."""
+"""The states of a run, and ended.json in its folder: how its last worker ended without a result."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ ENDED = "ended.json"
 
 
 class State(StrEnum):
-    """What a run of a sweep may be; stopped: nobody works on it, no sweep is to start it, and it did not fail."""
+    """The state of a run of a sweep.  stopped: no process trains it, no sweep starts it, and it did not fail."""
 
     DONE = "done"
     RUNNING = "running"
@@ -23,13 +23,13 @@ class State(StrEnum):
 
 
 def write_end(folder: pathlib.Path, state: State, said: str) -> None:
-    """Note how a worker ended; a folder in which nothing can be written stays as it is."""
+    """Write down how a worker ended; a read-only folder stays as it is."""
     with contextlib.suppress(OSError):
         write(folder / ENDED, (json.dumps(seal({"state": state.value, "said": said})) + "\n").encode())
 
 
 def read_end(folder: pathlib.Path) -> tuple[State, str] | None:
-    """The state and what was said; None where no worker has ended since one last began, or nobody can tell."""
+    """The state and its message; None if no worker has ended since the last one began, or if it is unknown."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         values = unseal(json.loads((folder / ENDED).read_bytes()), folder / ENDED)
         return State(values["state"]), str(values["said"])

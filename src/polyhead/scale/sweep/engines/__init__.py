@@ -1,7 +1,7 @@
-"""What starts the workers of a sweep: an engine.  `local` on this machine, `ray`, `slurm`.
+"""An engine starts the workers of a sweep: `local` on this machine, `ray`, `slurm`.
 
-A worker is `python -m polyhead.train RUN`, wherever it runs: it claims its folder, goes on from its checkpoint, and
-says by its exit code (stop.py) how it ended.  All machines must see the folder of the sweep under the same name.
+A worker is `python -m polyhead.train RUN` on any machine: it claims its folder, resumes from its checkpoint, and ends
+with an exit code (stop.py).  All machines must see the folder of the sweep under the same name.
 
 Nothing here imports torch, since a job of a cluster reads this file before its worker starts.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LOG = "worker.log"
 LOST = 256
-"""Instead of an exit code, which is less: the worker is gone, and nobody knows how it ended."""
+"""In place of an exit code: the worker is gone without one."""
 
 MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "33554432"}
 """glibc keeps freed memory instead of asking for it anew in every step: 12 % of a HYLA step at the paper's shape."""
@@ -26,10 +26,10 @@ MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "335
 
 @runtime_checkable
 class Handle(Protocol):
-    """One worker, from the moment it was asked for."""
+    """One worker, from its request on."""
 
     def code(self) -> int | None:
-        """None while it works or waits for its turn; its exit code, negative for a signal; `LOST`."""
+        """None while it runs or waits; then its exit code, negative for a signal, or `LOST`."""
 
 
 @runtime_checkable
@@ -37,31 +37,31 @@ class Engine(Protocol):
     """How workers are started, and how many at a time."""
 
     pause: float
-    """Seconds between two looks at its workers."""
+    """Seconds between two polls of its workers."""
     queues: bool
-    """It is given the whole list at once and sees itself that no more of it than the limit works at a time."""
+    """Whether the engine takes the whole list at once and itself limits the number of workers that run."""
 
     def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None, threads: int | None) -> int:
-        """Get ready to train `runs` below `folder`; how many work at a time.  ValueError: it cannot be used here."""
+        """Prepare to train `runs` below `folder`; the number of workers at a time.  ValueError if it is not usable."""
 
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Handle]:
-        """Ask for a worker for each of these runs."""
+        """Request a worker for each of these runs."""
 
     def stop(self, handles: Sequence[Handle]) -> str:
-        """After Ctrl-C: what became of these workers, which have not ended."""
+        """After Ctrl-C: stop these workers, and say what became of them."""
 
     def close(self) -> None:
-        """Leave nobody behind who should not go on, also after an error."""
+        """Leave no worker behind, also after an error."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one run gets of a cluster."""
+    """The share of a cluster that one run gets."""
 
     cpus: int = 1
     gpus: float = 0.0
     memory: float | None = None
-    """In GiB; None is what the cluster gives by default."""
+    """In GiB; None: the default of the cluster."""
 
     def __post_init__(self) -> None:
         for name, least in (("cpus", 1), ("gpus", 0), ("memory", 0.001)):
@@ -71,12 +71,12 @@ class Resources:
 
 
 def command(folder: pathlib.Path, python: str = sys.executable) -> list[str]:
-    """What a worker is started by."""
+    """The command that starts a worker."""
     return [python, "-m", "polyhead.train", str(folder)]
 
 
 def settings(threads: int, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a worker, made of that of whoever starts it."""
+    """The environment of a worker, from the environment of its engine."""
     source = str(pathlib.Path(__file__).parents[4])
     paths = os.pathsep.join([source, *filter(None, [given.get("PYTHONPATH")])])
     own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}

@@ -1,4 +1,4 @@
-"""One run after another in this process: for runs so short that to start a worker takes longer than they do."""
+"""One run after another in this process, for runs that take less time than starting a worker."""
 
 import contextlib
 import pathlib
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Here:
-    """What a run does to its process, such as running out of memory, it does to the sweep."""
+    """A run that ends its process, for example without memory left, ends the sweep."""
 
     pause, queues = 0.0, False
 
@@ -30,7 +30,7 @@ class Here:
         return "stopped and saved"
 
     def close(self) -> None:
-        """Nobody is left behind."""
+        """There are no workers to end."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class _Ended:
 
 
 def _train(folder: pathlib.Path) -> int:
-    """What the worker does, with its log; KeyboardInterrupt where it was asked to stop, and has saved."""
+    """Do the worker's work, with its log.  KeyboardInterrupt where it was asked to stop and has saved."""
     from polyhead.train.__main__ import main
 
     with (

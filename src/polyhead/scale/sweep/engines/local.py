@@ -1,4 +1,4 @@
-"""Workers as processes of this machine: a crash takes nobody with it."""
+"""Workers as processes of this machine: a crash ends one run only."""
 
 import os
 import pathlib
@@ -39,7 +39,7 @@ class Local:
                 stdout=log,
                 stderr=log,
                 env=settings(self.threads, os.environ),
-                start_new_session=True,  # Ctrl-C reaches the sweep alone, which asks each worker to save
+                start_new_session=True,  # Ctrl-C goes to the sweep only, which asks each worker to save
             )
         self.processes = [one for one in self.processes if one.poll() is None] + [process]
         return _Worker(process)

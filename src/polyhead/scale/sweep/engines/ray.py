@@ -1,7 +1,7 @@
 """Workers as tasks of a Ray cluster (Ray Core).
 
-A task runs the worker as a process of its own, which dies with it, and returns its exit code.  A task whose process or
-machine is gone has no exit code: the sweep starts that run again, and Ray puts it where there is room.
+A task runs the worker as a child process, which ends with it, and returns its exit code.  If its process or machine is
+lost, there is no exit code: the sweep starts the run again, and Ray places it where there is room.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from polyhead.config import Run
 
 SECONDS = 10.0
-"""To wait for an answer from the address of a cluster."""
+"""Seconds to wait for an answer from the address of a cluster."""
 
 
 class Ray:
     """The cluster at `address`: HOST:PORT, "auto" for that of this machine, "local" to start one here for this sweep.
 
-    Without `workers` the whole list is handed over, and the cluster does as much at a time as it has room for.
+    Without `workers` the cluster gets the whole list, and runs as much of it at a time as it has room for.
     """
 
     pause, queues = 0.5, False
@@ -67,7 +67,7 @@ class Ray:
             raise ValueError(f"sweep: no Ray cluster at {self.address} ({reason})") from None
 
     def _demand(self, ray: Any) -> None:
-        """One run must fit on some machine: Ray would wait for such a machine for ever."""
+        """Check that one run fits on some machine; Ray would wait for such a machine for ever."""
         wanted = self.resources
         memory = None if wanted.memory is None else wanted.memory * 2**30
         for name, amount in (("CPU", wanted.cpus), ("GPU", wanted.gpus), ("memory", memory)):
@@ -89,7 +89,7 @@ class Ray:
     def stop(self, handles: Sequence[Handle]) -> str:
         ray = _ray()
         for task in self.tasks:
-            ray.cancel(task.reference)  # Ctrl-C for the task, which lets its worker save
+            ray.cancel(task.reference)  # an interrupt of the task, which lets its worker save
         left = [task.reference for task in self.tasks]
         if left:
             ray.wait(left, num_returns=len(left))
@@ -132,7 +132,7 @@ def _ray() -> Any:
 
 
 def _answers(address: str) -> None:
-    """Raise ValueError where nobody listens: Ray itself would try for long, and say much."""
+    """Raise ValueError if no cluster answers at the address; Ray itself would try for long, with many messages."""
     host, colon, port = address.rpartition(":")
     if address == "auto" or address.startswith("ray://"):
         return
@@ -145,7 +145,7 @@ def _answers(address: str) -> None:
 
 
 def _work() -> Callable[..., int]:
-    """What a task does.  A function inside a function is sent as it is: machines need Ray, and see our files."""
+    """The function of a task.  A nested function is pickled by value, so machines need Ray and our files only."""
 
     def work(folder: str, log: str, own: dict[str, str]) -> int:
         import os
@@ -176,7 +176,7 @@ def _work() -> Callable[..., int]:
 
 
 def main(words: Sequence[str]) -> int:
-    """The worker of a task: FOLDER, and the process it dies with."""
+    """The worker of a task: arguments FOLDER and the process with which it ends."""
     folder, parent = words[0], int(words[1])
     if sys.platform == "linux" and os.getppid() == parent:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

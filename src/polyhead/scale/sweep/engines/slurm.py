@@ -1,10 +1,10 @@
 """Workers as jobs of Slurm: one array, by submitit.
 
-A job runs the worker as a process of its own.  When Slurm announces by SIGUSR2 that it takes the machine away, or that
-the job's time is over, the worker saves, and submitit queues the job again.  Ctrl-C leaves jobs to Slurm; the same
-command finds them again by the file slurm.json in the folder of each run.
+A job runs the worker as a child process.  Slurm sends SIGUSR2 before it preempts a job or ends it at its time limit.
+The worker then saves, and submitit queues the job again.  Ctrl-C leaves jobs to Slurm; the same command finds them
+again by the file slurm.json in the folder of each run.
 
-Nothing that a job pickles is read here: how its worker ended is a file of its own, what the job is doing says squeue.
+Pickles of a job are not read here: the exit code of its worker is in a file, and squeue gives the job's state.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ ENDED = {
     "DEADLINE": INTERRUPTED,
     "PREEMPTED": PREEMPTED,
 }
-"""States from which a job does not come back, and what they say of its worker; None: the worker's own exit code."""
+"""States in which a job has ended -> the outcome of its worker; None: the worker's own exit code."""
 
 
 class Slurm:
-    """Jobs of at most `minutes` each, which go on in another one.  `partition` and `account`: Slurm's default."""
+    """Jobs of at most `minutes` each; a longer run resumes in another.  `partition` and `account`: Slurm's default."""
 
     queues = True
 
@@ -62,7 +62,7 @@ class Slurm:
         self.executor: Any = None
         self.threads = 1
         self.states: dict[str, str] = {}
-        self.asked, self.looks = 0.0, 0  # when squeue was asked last, how often it has answered
+        self.asked, self.looks = 0.0, 0  # time of the last call of squeue, number of its answers
 
     def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None, threads: int | None) -> int:
         for program in ("sbatch", "squeue", "scontrol", "srun"):
@@ -95,7 +95,7 @@ class Slurm:
         }
 
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Handle]:
-        """Jobs of an earlier call that have not ended are taken over; the others make one array."""
+        """Jobs of an earlier call that have not ended are used again; the other runs form one array."""
         self._look()
         found = {folder: self._earlier(folder) for folder in folders}
         new = [folder for folder, job in found.items() if job is None]
@@ -117,7 +117,7 @@ class Slurm:
         return [str(job.job_id) for job in jobs]
 
     def _earlier(self, folder: pathlib.Path) -> str | None:
-        """The job that an earlier call asked for and that may still train this run."""
+        """The job of an earlier call that may still train this run."""
         with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
             job = json.loads((folder / RECORD).read_text(encoding="utf-8")).get("job")
             if isinstance(job, str) and self.states.get(job, "COMPLETED") not in ENDED:
@@ -125,13 +125,13 @@ class Slurm:
         return None
 
     def state(self, job: str) -> str | None:
-        """What squeue says of a job; None when it has forgotten it."""
+        """The state of a job by squeue; None when squeue no longer lists it."""
         if time.monotonic() - self.asked > self.pause:
             self._look()
         return self.states.get(job)
 
     def _look(self) -> None:
-        """Slurm tells of ended jobs for some minutes; while it does not answer, what it said last holds."""
+        """Slurm lists ended jobs for some minutes.  While it does not answer, its last answer holds."""
         asked = ["squeue", "--me", "--noheader", "--array", "--states=all", f"--name={NAME}", "--format=%i %T"]
         self.asked = time.monotonic()
         with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -154,7 +154,7 @@ class Slurm:
 class _Job:
     def __init__(self, slurm: Slurm, name: str) -> None:
         self.slurm, self.name = slurm, name
-        self.ends, self.looks = 0, slurm.looks  # in how many looks in a row it had ended, and of how many
+        self.ends, self.looks = 0, slurm.looks  # number of polls in a row in which it had ended, and number of polls
 
     def code(self) -> int | None:
         state = self.slurm.state(self.name)
@@ -178,7 +178,7 @@ def _record(folder: pathlib.Path, job: str) -> pathlib.Path:
 
 
 class Task:
-    """What a job does: it runs the worker, and lets it save when the job is to make room."""
+    """The work of a job: run the worker, and let it save when the job is preempted."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
