@@ -51,6 +51,10 @@ if importlib.util.find_spec("triton") is not None:
     interpreter = importlib.import_module("triton.runtime.interpreter")
     interpreter._patch_lang = _patched_once(interpreter._patch_lang)
 
+# tyro forgets with every command line what it read of the sources of the settings: a quarter of the time.
+sources = importlib.import_module("tyro._docstrings")._ClassTokenization
+sources.make = staticmethod(functools.cache(inspect.unwrap(sources.make)))
+
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 
 

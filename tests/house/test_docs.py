@@ -128,13 +128,20 @@ def one_of_each(runs, text):
     ), text
 
 
-@pytest.fixture
-def dry(monkeypatch, tmp_path):
-    """A command line that parses and checks what it is given, and then does nothing."""
-    monkeypatch.chdir(tmp_path)
-    config.save(ph.recipes.RECIPES["demo"]()[0], tmp_path / "mine.yaml")
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A folder with the files that commands read."""
+    place = tmp_path_factory.mktemp("commands")
+    config.save(ph.recipes.RECIPES["demo"]()[0], place / "mine.yaml")
     grid = "recipe: fuzzy-hyla\nparameters: {seed: {values: [0, 1]}, train.lr: {values: [1e-3, 3e-3]}}\n"
-    (tmp_path / "grid.yaml").write_text(grid)
+    (place / "grid.yaml").write_text(grid)
+    return place
+
+
+@pytest.fixture
+def dry(monkeypatch, files):
+    """A command line that parses and checks what it is given, and then does nothing."""
+    monkeypatch.chdir(files)
     resolve = cli_runs._resolve
     monkeypatch.setattr(cli_runs, "_resolve", lambda *named: one_of_each(*resolve(*named)))
     monkeypatch.setattr(cli_runs, "train", lambda *_, **__: 0)
