@@ -99,7 +99,7 @@ def test_the_version(capsys: Any):
     [
         (
             "recipes",
-            ["demo 8 600 20.6 The", "fuzzy-hyla 1 15000 12.5 HYLA at", "games, sorting, order, set, ma"],
+            [f"demo 8 600 {recipes.MINUTES['demo']} The", "fuzzy-hyla 1 15000 12.5 HYLA at", "games, sorting, order"],
         ),
         ("tasks", ["FuzzyLogic", "compositional", "held_out=0.5", "r2"]),
         ("mechanisms", ["Softmax", "Linear", "Hyla", "rms_heads(q_th", "s (d + 2", "value_weight"]),

@@ -68,7 +68,8 @@ class Demo:
             folders.append([o.folder for o in outcomes if isinstance(o, Result) and o.name in {r.name for r in part}])
         race, fuzzy = folders
         if race and fuzzy:
-            path = report.write(fuzzy, self.folder / "report.html", title="polyhead demo", beside=race)
+            page = self.folder / "report.html"
+            path = report.write(fuzzy, page, title="polyhead demo", beside=race, trained=demo.full())
             scored = {
                 n: report.results_table(done) for n, done in (("between, accuracy", race), ("fuzzy logic, R²", fuzzy))
             }

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from polyhead.cli.text import Row
     from polyhead.scale.records import Records
 
-KINDS = ("recipes", "figures", "tasks", "mechanisms", "impls", "runs")
+KINDS = ("recipes", "figures", "tasks", "mechanisms", "impls", "runs", "models")
 Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
 
 
 @dataclass(frozen=True)
 class List:
-    """Show what there is: recipes, figures, tasks, mechanisms, impls, or the runs in a folder.
+    """Show what there is: recipes, figures, tasks, mechanisms, impls, trained models, or the runs in a folder.
 
     >>> polyhead list recipes
     >>> polyhead list runs
@@ -28,7 +28,7 @@ class List:
     """
 
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
-    """recipes, figures, tasks, mechanisms, impls or runs."""
+    """recipes, figures, tasks, mechanisms, impls, runs or models."""
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")] = ()
     """Of runs: where to look, at any depth (default: runs)."""
     dim: int | None = None
@@ -57,7 +57,8 @@ class List:
             rows, legend = cli_text.mechanisms(sizes["dim"], sizes["heads"], sizes["length"])
             emit(lambda: rows, lambda: _listed(what, rows, legend))
         else:
-            rows, legends = getattr(cli_text, what)(), {"recipes": cli_text.RECIPES, "figures": cli_text.FIGURES}
+            rows = getattr(cli_text, what)()
+            legends = {"recipes": cli_text.RECIPES, "figures": cli_text.FIGURES, "models": cli_text.MODELS}
             emit(lambda: rows, lambda: _listed(what, rows, legends.get(what, "")))
         return 0
 

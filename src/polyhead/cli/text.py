@@ -22,6 +22,9 @@ polyhead train NAME trains one, --help after the name tells more; polyhead list 
 LETTERS = """\
 m: model width {dim}; h: heads {heads}; d, e: widths of queries and values {each}; s: keys a token looks at {length}
 (a causal one sees half of them on average); r: relations {heads}, of width p = {each}."""
+MODELS = """\
+ph.load("NAME") gives the run and the model, polyhead eval NAME scores it again. A name without its seed is that of the
+first seed. unseen: combinations that training did not show. What is not here is downloaded at its first use."""
 LISTED = pathlib.Path(__file__).with_name("recipes.json")
 Row = Mapping[str, Any]
 
@@ -224,3 +227,24 @@ def impls() -> list[Row]:
     told = "impls, in the order auto asks them"
     state = {op: library.status(op) if "native" in names else "" for op, names in BACKENDS.items()}
     return [{"op": op, told: ", ".join(names), "native": state[op]} for op, names in BACKENDS.items()]
+
+
+def models() -> list[Row]:
+    from polyhead.train.store import shipped
+
+    def scored(model: shipped.Model, split: str) -> str:
+        return f"{model['metric']} " + "{:.3f} ± {:.3f}".format(*model["scores"][split])
+
+    return [
+        {
+            "model": name,
+            "task": model["task"],
+            "known": scored(model, "iid"),
+            "unseen": scored(model, "compositional"),
+            "steps": f"{model['steps']:,}",
+            "parameters": f"{model['parameters']:,}",
+            "MB": f"{model['bytes'] / 1e6:.1f}",
+            "here": "yes" if shipped.at_hand(name) else "no",
+        }
+        for name, model in shipped.models().items()
+    ]

@@ -11,6 +11,7 @@ from polyhead.config import Hyla, Run, Softmax, Train
 from polyhead.papers.dual.games import SHAPES, game_run
 from polyhead.papers.hyla.singles import fuzzy_model
 from polyhead.tasks import FuzzyLogic, RelationalGames
+from polyhead.train.store import shipped
 
 FUZZY_STEPS, FUZZY_SEED = 8000, 1
 RACE_IMAGES, RACE_SEEDS = 1000, (1, 2)
@@ -59,3 +60,9 @@ def fuzzy() -> tuple[Run, ...]:
         )
         for name, group in groups.items()
     )
+
+
+def full() -> tuple[str, ...]:
+    """Models that come with polyhead and are here: the same networks as `fuzzy`, after all of the paper's steps."""
+    names = (name for name in shipped.models() if name.startswith(("fuzzy-hyla-", "fuzzy-softmax-")))
+    return tuple(name for name in names if shipped.at_hand(name))

@@ -126,8 +126,8 @@ def title(found: Sequence[Group]) -> str:
         return f"{best.label} is ahead on {unseen} in these runs ({at})"
     if not beaten:
         return f"{best.label} is ahead on {unseen} ({at}), but the seeds do not settle it"
-    rest = f"; {_and(close)} {_are(close)} too close to call" if close else ""
-    return f"{best.label} beats {_and(beaten)} on {unseen} ({at}){rest}"
+    rest = f"; {and_(close)} {_are(close)} too close to call" if close else ""
+    return f"{best.label} beats {and_(beaten)} on {unseen} ({at}){rest}"
 
 
 def _level(a: Summary, b: Summary) -> bool:
@@ -149,7 +149,7 @@ def verdict(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> lis
     split = headline(found)
     lines = [f"{split_name(split).capitalize()} {metric}{basis}, best first: {listed}."]
     lines += _certainty(order)
-    lines += _against_floors(order, table, split)
+    lines += against_floors(order, table, split)
     return lines + (_gap(order, where(found)) if split != "iid" else [])
 
 
@@ -162,7 +162,7 @@ def opening(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> tup
     telling = lines[:1]
     if order and split != "iid":
         telling += _gap(order, where(found))
-    telling += _against_floors(order, table, split)[:1] if order else []
+    telling += against_floors(order, table, split)[:1] if order else []
     return telling, [line for line in lines if line not in telling]
 
 
@@ -238,7 +238,7 @@ def _p(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def _against_floors(order: Sequence[Scored], table: dict[str, dict[str, Summary]], split: str) -> list[str]:
+def against_floors(order: Sequence[Scored], table: dict[str, dict[str, Summary]], split: str) -> list[str]:
     floors = {name: row[split] for name, row in table.items() if split in row}
     ceiling = floors.pop("ceiling", None)
     lines = [_best_floor(order, floors)] if floors else []
@@ -258,7 +258,7 @@ def _best_floor(order: Sequence[Scored], floors: dict[str, Summary]) -> str:
         spread = math.hypot(score.error or 0.0, best.error or 0.0)
         apart = gain(score.mean) - gain(best.mean)
         sides["level with" if abs(apart) <= 2 * spread else better if apart > 0 else worse].append(group.label)
-    parts = [f"{_and(labels)} {_are(labels)} {side} it" for side, labels in sides.items() if labels]
+    parts = [f"{and_(labels)} {_are(labels)} {side} it" for side, labels in sides.items() if labels]
     where = "; ".join(parts)
     if lower:
         return f"Without any network {words.label} comes to {number(best.mean)}: {where}."
@@ -274,7 +274,7 @@ def _gap(order: Sequence[Scored], unseen: str) -> list[str]:
     gaps = [(group.label, iid.mean - score.mean) for group, score in order if (iid := group.score("iid"))]
     if not gaps:
         return []
-    each = _and([f"{number(gap)} for {label}" for label, gap in gaps])
+    each = and_([f"{number(gap)} for {label}" for label, gap in gaps])
     known = "known" if unseen == "unseen combinations" else "fresh data of the kind that was trained on"
     return [f"From {known} to {unseen} the score falls by {each}."]
 
@@ -283,7 +283,7 @@ def _are(names: Sequence[str]) -> str:
     return "is" if len(names) == 1 else "are"
 
 
-def _and(names: Sequence[str]) -> str:
+def and_(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

@@ -28,7 +28,16 @@ from polyhead.config import (
 )
 from polyhead.tasks.task import Score
 from polyhead.train.store.checkpoint import read_metadata
-from polyhead.train.store.folder import CHECKPOINT, METRICS, Result, expected, read_config, read_metrics, read_result
+from polyhead.train.store.folder import (
+    CHECKPOINT,
+    METRICS,
+    Result,
+    expected,
+    place,
+    read_config,
+    read_metrics,
+    read_result,
+)
 
 NAMES = {"Hyla": "HYLA"}
 CHOICES = ("normalise", "act", "value_depth", "relations", "relation_act", "symmetric", "relation_init")
@@ -124,7 +133,7 @@ def read(folders: Iterable[str | pathlib.Path]) -> list[Entry]:
     differ."""
     entries: list[Entry] = []
     for folder in folders:
-        entry = _entry(pathlib.Path(folder))
+        entry = _entry(place(folder))
         twin = next((e for e in entries if digest(e.run) == digest(entry.run)), None)
         if twin is None:
             entries.append(entry)

@@ -214,13 +214,14 @@ def _maps(out: Page, shown: Sequence[Analysed], parts: Parts) -> None:
     radios = [("tsne", "t-SNE", " checked"), ("pca", "PCA", "")]
     boxes = "".join(f'<label><input type="radio" name="method" value="{v}"{c}> {n}</label>' for v, n, c in radios)
     out.add(f'<div class="switch" role="radiogroup" aria-label="Kind of map">{boxes}</div>')
-    out.add(_legend(shown[0], parts))
+    out.add(legend(shown[0], parts))
     for one, first in _first_of_each(shown):
-        body = "".join(_layer(out, one, layer) for layer in one.maps)
+        body = "".join(layer_maps(out, one, layer) for layer in one.maps)
         out.add(f"<h3>{escape(one.name)}</h3>{body}" if first else document.details(one.name, body))
 
 
-def _layer(out: Page, one: Analysed, layer: CodeMap) -> str:
+def layer_maps(out: Page, one: Analysed, layer: CodeMap) -> str:
+    """The maps of one layer, coloured by target and by each label."""
     plots, maps = [], {method: figures.coordinates(layer, method) for method in layer.points}
     for name in ("target", *layer.labels):
         names = {} if name == "target" else class_names(one.entry.run.task, layer, name)
@@ -229,7 +230,7 @@ def _layer(out: Page, one: Analysed, layer: CodeMap) -> str:
     return f'<h4>{heading}</h4><div class="maps">{"".join(plots)}</div>'
 
 
-def _legend(one: Analysed, parts: Parts) -> str:
+def legend(one: Analysed, parts: Parts) -> str:
     """The marks of the terms or rules, shared by all maps."""
     labels = {name: values for layer in one.maps for name, values in layer.labels.items() if name != "function"}
     every = np.unique(np.concatenate([layer.labels[name] for layer in one.maps for name in labels]))

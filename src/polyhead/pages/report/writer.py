@@ -38,6 +38,7 @@ from polyhead.pages.report.runs import (
     unequal,
 )
 from polyhead.pages.report.sections import sections
+from polyhead.pages.report.trained import Trained, measure, section as trained_section, sentence
 from polyhead.spec.shapes import one_of
 from polyhead.train.store.folder import environment
 
@@ -64,16 +65,18 @@ def write(
     title: str | None = None,
     static: str | pathlib.Path | None = None,
     beside: Iterable[str | pathlib.Path] = (),
+    trained: Iterable[str | pathlib.Path] = (),
     progress: bool = True,
 ) -> pathlib.Path:
     """Write the report on run `folders` to `path` and return that path.
 
     >>> write(["runs/softmax-0", "runs/hyla-0"], "runs/report.html")
 
-    `title` stands above the headline.  `beside`: runs of another task, whose results follow.  `static`: a folder for
-    every figure as PNG and SVG, too.  Unfinished runs show their curves only, and a note says so; so does one whose
-    checkpoint cannot be read.  ValueError: no folders, a folder that is no run, a damaged file, runs of different
-    tasks, or a path that cannot be written.
+    `title` stands above the headline.  `beside`: runs of another task, whose results follow.  `trained`: the same
+    networks after a longer training (folders, or names of `polyhead list models`), scored anew, their codes swapped and
+    mapped.  `static`: a folder for every figure as PNG and SVG, too.  Unfinished runs show their curves only, and a
+    note says so; so does one whose checkpoint cannot be read.  ValueError: no folders, a folder that is no run, a
+    damaged file, runs of different tasks, or a path that cannot be written.
     """
     path = pathlib.Path(path)
     _check_place(path)
@@ -82,7 +85,8 @@ def write(
     say = _speaker(progress)
     findings = _gather(folders, say)
     others = _measure(beside, say) if (beside := list(beside)) else None
-    content = _page(findings, title, others)
+    full = measure(trained, findings.splits, say) if (trained := list(trained)) else None
+    content = _page(findings, title, others, full)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".partial")
@@ -187,7 +191,7 @@ def _check_place(path: pathlib.Path) -> None:
         raise ValueError(f"report: {path} cannot be written ({error.strerror})") from None
 
 
-def _page(findings: Findings, title: str | None, others: Findings | None) -> str:
+def _page(findings: Findings, title: str | None, others: Findings | None, full: Trained | None) -> str:
     found, splits, table = findings.found, findings.splits, findings.table
     out = Page()
     metric = found[0].task.metric
@@ -197,6 +201,9 @@ def _page(findings: Findings, title: str | None, others: Findings | None) -> str
     if findings.notes:
         out.add(document.bullets(findings.notes, "notes"))
     _results(out, found, splits, table, metric, further)
+    if full is not None:
+        first.append(sentence(full))
+        trained_section(out, full)
     if others is not None:
         _beside(out, others)
     _curves(out, found, splits, table, metric)

@@ -20,6 +20,7 @@ from polyhead import config as configs
 from polyhead.config import Run, serial
 from polyhead.spec.notebook import as_table
 from polyhead.train import products
+from polyhead.train.store import shipped
 from polyhead.train.store.disk import tell
 from polyhead.train.store.files import DAMAGED, Damaged, forget, named, seal, unseal, write
 from polyhead.train.store.state import ENDED
@@ -72,14 +73,22 @@ def folder_of(config: Run) -> pathlib.Path:
     return pathlib.Path(config.folder or f"runs/{config.name}-{configs.digest(config)}")
 
 
+def place(folder: str | pathlib.Path) -> pathlib.Path:
+    """Where a run lies; a name of `polyhead list models` is its folder unless there is one of that name here."""
+    path = pathlib.Path(folder)
+    name = None if path.exists() else shipped.named(str(folder))
+    return path if name is None else shipped.folder(name)
+
+
 def read_config(folder: str | pathlib.Path) -> Run:
-    """The run of a folder (or of a config file), with `folder` set to where it lies now."""
+    """The run of a folder, of a config file or of a trained model that comes with polyhead, by its name; `folder` is
+    set to where it lies now."""
     from polyhead.tasks import KINDS
 
-    path = pathlib.Path(folder)
+    path = place(folder)
     if path.suffix not in (".json", ".yaml", ".yml"):
         if not path.is_dir():
-            raise ValueError(f"run folder: {path} does not exist")
+            raise ValueError(f"run folder: {path} does not exist{shipped.hint(str(path))}")
         path = path / CONFIG
         if not path.is_file():
             inside = len(list(pathlib.Path(folder).glob(f"*/{CONFIG}")))

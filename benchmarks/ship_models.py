@@ -1,0 +1,177 @@
+"""Trained models for `models/` and its index: publish finished runs, or check what is there against its cards.
+
+    python benchmarks/ship_models.py fuzzy runs/long/main/hyla-1-* ...    publish as fuzzy-hyla-1, ...
+    python benchmarks/ship_models.py --check                             score all again, beside their cards
+
+Published are config, weights (float32, without the optimiser's state), result and metrics, these thinned: all scores,
+every thousandth row of training.  `--check` scores each model in a process of its own on the sequences of its card, and
+fails where a score is not the card's; with `--part 10` on the first tenth of them, where it is more than two standard
+errors away.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import math
+import pathlib
+import shutil
+import subprocess
+import sys
+
+from safetensors.torch import save
+
+from polyhead.config import digest
+from polyhead.train import evaluate, load_model, read_config, read_result
+from polyhead.train.store import shipped
+from polyhead.train.store.checkpoint import read_checkpoint
+from polyhead.train.store.files import checksum, seal
+
+ROWS = 1000  # of training rows one is kept
+LIMIT = 20_000_000  # bytes of all models
+CARD = "README.md"
+SAMPLE = 128  # sequences a split that the tests score again
+
+
+def publish(family: str, folder: pathlib.Path) -> str:
+    """Copy a finished run into `models/`; its name there."""
+    run, result = read_config(folder), read_result(folder)
+    if result is None:
+        raise SystemExit(f"ship_models: {folder} is not finished")
+    name = f"{family}-{run.name}"
+    into = shipped.REPOSITORY / name
+    into.mkdir(parents=True, exist_ok=True)
+    for file in ("config.json", "result.json"):
+        shutil.copyfile(folder / file, into / file)
+    tensors, metadata = read_checkpoint(folder, digest(run))
+    weights = {key: value for key, value in tensors.items() if key.startswith("model/")}
+    text = json.dumps(seal({**{k: v for k, v in metadata.items() if k != "seal"}, "checksum": checksum(weights)}))
+    (into / "checkpoint.safetensors").write_bytes(save(weights, {"polyhead": text}))
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [(line, json.loads(line)) for line in lines]
+    kept = [line for line, row in rows if row["kind"] != "train" or row["step"] % ROWS == 0]
+    (into / "metrics.jsonl").write_text("\n".join(kept) + "\n", encoding="utf-8")
+    return name
+
+
+def described() -> dict[str, dict]:
+    """The index of all that lies in `models/`."""
+    found = {}
+    for into in sorted(path.parent for path in shipped.REPOSITORY.glob("*/config.json")):
+        run, result = read_config(into), read_result(into)
+        files = sorted(path for path in into.iterdir() if path.name != CARD)
+        found[into.name] = {
+            "task": run.task.name,
+            "digest": result.digest,
+            "steps": result.steps,
+            "seed": run.seed,
+            "parameters": result.parameters,
+            "metric": run.task.metric,
+            "scores": {
+                split: [round(score[run.task.metric], 4), round(score[f"{run.task.metric}_se"], 4)]
+                for split, score in result.scores.items()
+            },
+            "sampled": SAMPLE,
+            "sample": {split: round(sampled(into, split), 6) for split in result.scores},
+            "bytes": sum(path.stat().st_size for path in files),
+            "files": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
+        }
+    return found
+
+
+def sampled(folder: pathlib.Path, split: str) -> float:
+    """The score on the first sequences of a card: the same wherever the model is loaded, but for rounding."""
+    run, model = load_model(folder)
+    found = evaluate(model, run.task, split, seed=run.seed, batches=1, batch_size=SAMPLE)
+    return found[run.task.metric]
+
+
+def card(name: str, about: dict, into: pathlib.Path) -> str:
+    """What a model is, for a reader of its folder."""
+    run, result = read_config(into), read_result(into)
+    words = run.task.words.splits
+    sequences = next(iter(result.scores.values()))["sequences"]
+    scores = [
+        f"| {split}{f': {words[split]}' if split in words else ''} | {mean:.3f} ± {error:.3f} |"
+        for split, (mean, error) in about["scores"].items()
+    ]
+    made, heads = result.environment, ", ".join(map(short, run.model.heads))
+    return f"""# {name}
+
+Heads: {heads}. Task: {run.task.name.replace("_", " ")}, seed {run.seed}.
+{result.steps:,} steps, {result.parameters:,} parameters, float32. Run {result.digest}.
+
+| split | {about["metric"]}, mean ± standard error over {sequences:,} sequences |
+|---|---|
+{chr(10).join(scores)}
+
+```python
+run, model = ph.load("{name}")
+```
+
+Trained with `python -m polyhead.train config.json`, {made["date"][:10]}, torch {made["torch"]}, {made["cpu"]},
+{result.seconds / 3600:.1f} hours on a core that other work shared. One seed is no evidence;
+[the results](../../docs/results/index.md) say what several show. Licence: the repository's ([LICENSE](../../LICENSE)).
+The data are drawn by a formula, so the weights hold nobody's data.
+"""
+
+
+def short(group: object) -> str:
+    """A group of heads by the settings that are not its defaults."""
+    said = [
+        f"{field.name}={value!r}"
+        for field in dataclasses.fields(group)
+        if field.default != (value := getattr(group, field.name))
+    ]
+    return f"`{type(group).__name__}({', '.join(said)})`"
+
+
+def write() -> None:
+    """Index and cards of what lies in `models/`."""
+    found = described()
+    size = sum(about["bytes"] for about in found.values())
+    if size > LIMIT:
+        raise SystemExit(f"ship_models: {size / 1e6:.1f} MB, at most {LIMIT / 1e6:.0f} MB are wanted in the repository")
+    for name, about in found.items():
+        into = shipped.REPOSITORY / name
+        (into / CARD).write_text(card(name, about, into), encoding="utf-8")
+    shipped.INDEX.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(found)} models, {size / 1e6:.1f} MB")
+
+
+def check(name: str, part: int = 1) -> int:
+    """Score a model anew on its card's splits; how many scores are not the card's."""
+    run, model = load_model(name)
+    metric, wrong = run.task.metric, 0
+    for split, card in read_result(run.folder).scores.items():
+        batches = max(1, int(card["sequences"]) // run.train.batch_size // part)
+        size = {"batches": batches, "batch_size": run.train.batch_size}
+        found = evaluate(model, run.task, split, seed=run.seed, **size)
+        allowed = 1e-4 if part == 1 else 2 * math.hypot(card[f"{metric}_se"], found[f"{metric}_se"])
+        wrong += (far := abs(found[metric] - card[metric]) > allowed)
+        says = f"{name} {split}: card {card[metric]:.4f} ± {card[f'{metric}_se']:.4f}, now {found[metric]:.4f}"
+        print(says + " WRONG" * far, flush=True)
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("family", nargs="?", default="", help="the first part of the names")
+    parser.add_argument("runs", nargs="*", type=pathlib.Path)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--part", type=int, default=1, help="score so many times fewer sequences than the card")
+    parser.add_argument("--only", help="check this model, in this process")
+    given = parser.parse_args()
+    if given.only:
+        return int(check(given.only, given.part) > 0)
+    if given.check:
+        again = [sys.executable, __file__, "--part", str(given.part), "--only"]
+        return max(subprocess.run([*again, name], check=False).returncode for name in shipped.models())
+    for folder in given.runs:
+        print(publish(given.family, folder))
+    write()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""What a report shows of the same networks trained in full: scores, swapped codes and maps, beside its own runs."""
+
+import contextlib
+import pathlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import plotly.graph_objects as go
+
+from polyhead.analysis.swap import CODES, swap_codes
+from polyhead.pages import document
+from polyhead.pages.document import escape
+from polyhead.pages.report import figures, headline as text
+from polyhead.pages.report.codes import POINTS, Analysed, code_maps
+from polyhead.pages.report.page import Page
+from polyhead.pages.report.runs import Group, Progress, Summary, baselines, groups, read, summary
+from polyhead.pages.report.sections import layer_maps, legend
+from polyhead.train import evaluate, load_model
+
+SEQUENCES, PAIRS = 2048, 1000
+LOWEST = -1.0  # of R² in the figure; the table has the numbers
+WHOSE = {
+    "own": "its own",
+    "donor": "the donor's",
+    "other": "another sequence's",
+    "permuted": "the donor's, heads in another order",
+    "zero": "none",
+}
+"""Whose code the query token gets, in words."""
+Rows = list[dict[str, float | str]]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Runs by mechanism, scored anew, and floors; by label the rows of `swap_codes` of each seed; maps of the first."""
+
+    found: list[Group]
+    splits: list[str]
+    table: dict[str, dict[str, Summary]]
+    swaps: dict[str, list[Rows]]
+    maps: list[Analysed]
+
+
+def measure(folders: Iterable[str | pathlib.Path], splits: Sequence[str], say: Progress) -> Trained:
+    """Score the models on `splits`, swap their codes and map them.  A task without contrasts has no swaps."""
+    entries, swaps = [], {}
+    for entry in read(folders):
+        say(f"{entry.folder.name}, trained in full: scores, swapped codes")
+        run, model = load_model(entry.folder)
+        size, seed = run.train.batch_size, run.seed
+        count = max(1, SEQUENCES // size)
+        scores = {s: evaluate(model, run.task, s, batches=count, batch_size=size, seed=seed) for s in splits}
+        entries.append(replace(entry, result=replace(entry.result, scores=scores) if entry.result else None))
+        with contextlib.suppress(ValueError):
+            swaps[entry.folder] = swap_codes(model, run.task, pairs=PAIRS)
+    found = groups([entry for entry in entries if entry.result])
+    by_label = {g.label: [swaps[e.folder] for e in g.entries if e.folder in swaps] for g in found}
+    swapped = {label: rows for label, rows in by_label.items() if rows}
+    table = baselines(found, splits, sequences=SEQUENCES, progress=say)
+    return Trained(found, list(splits), table, swapped, [_mapped(group, say) for group in found])
+
+
+def _mapped(group: Group, say: Progress) -> Analysed:
+    first = group.entries[0]
+    say(f"{first.folder.name}, trained in full: code maps")
+    _, model = load_model(first.folder)
+    return Analysed(first, group, tuple(code_maps(model, first.run.task, points=POINTS, seed=first.run.seed)))
+
+
+def sentence(trained: Trained) -> str:
+    """Scores on the headline's split: "Trained in full (50,000 steps, one seed): HYLA 0.931 and Softmax 0.773"."""
+    order = text.ranked(trained.found)
+    scores = text.and_([f"{group.label} {text.number(score.mean)}" for group, score in order])
+    first = order[0][0].entries[0]
+    about = f"{first.run.train.steps:,} steps, {text.seeds(order[0][1].n)}"
+    return f"Trained in full ({about}): {scores} on {text.where(trained.found)}."
+
+
+def section(out: Page, trained: Trained) -> None:
+    """Everything about the runs, under one heading."""
+    first = trained.found[0].entries[0].run
+    name = text.metric_name(first.task.metric)
+    words = (
+        f"These models come with polyhead (polyhead list models); their training had {first.train.steps:,} steps. "
+        f"All below was computed for this report, the scores on {SEQUENCES:,} {first.task.items} a split."
+    )
+    out.section("trained", "The same networks, trained in full", "Trained in full")
+    out.add(document.paragraphs([words]))
+    head = ["mechanism", *(f"{text.split_name(split)} {name}" for split in trained.splits), "n"]
+    rows = []
+    order = text.ranked(trained.found)
+    for group, _ in order:
+        cells = [text.with_error(score) if (score := group.score(s)) else "–" for s in trained.splits]
+        rows.append(("", [escape(group.label), *cells, text.seeds(len(group.entries))]))
+    out.add(document.table(head, rows))
+    out.add(document.paragraphs(text.against_floors(order, trained.table, text.headline(trained.found))[:1]))
+    if trained.swaps:
+        _swaps(out, trained, name)
+    _maps(out, trained)
+
+
+def _swaps(out: Page, trained: Trained, name: str) -> None:
+    out.add("<h3>The code of one sequence in another's forward pass</h3>")
+    words = (
+        "Two sequences have the same inputs and different functions. In the last layer the code of the query token is "
+        f"replaced. If the code says which function is computed, {name} against the donor's function is high with the "
+        "donor's code, and lower with the code of another sequence."
+    )
+    out.add(document.paragraphs([words]))
+    caption = f"{name} against the donor's function, by whose code the query token got. Bars end at {LOWEST:g}."
+    out.add(out.plot(swap_figure(trained, name), caption.replace("-", "−")))
+    head = ["code", *(f"{label}: {rule}" for label in trained.swaps for rule in ("own function", "donor's function"))]
+    rows = []
+    for code in CODES:
+        scores = [_over(seeds, code, rule) for seeds in trained.swaps.values() for rule in ("own", "donor")]
+        rows.append(("", [escape(WHOSE[code]), *map(text.with_error, scores)]))
+    out.add(document.table(head, rows))
+    out.add(f'<p class="note">{PAIRS:,} pairs of unseen combinations a model.</p>')
+
+
+def _maps(out: Page, trained: Trained) -> None:
+    """The last layer of each mechanism; the switch of the report's own maps turns these, too."""
+    parts = trained.found[0].task.words.parts or text.PARTS
+    out.add("<h3>Maps of their codes, last layer</h3>")
+    out.add(document.paragraphs([parts.maps.format(count=len(trained.maps[0].maps[0].number))]))
+    out.add(legend(trained.maps[0], parts))
+    for one in trained.maps:
+        out.add(f"<h4>{escape(one.name)}</h4>{layer_maps(out, one, one.maps[-1])}")
+
+
+def _over(seeds: Sequence[Rows], code: str, rule: str) -> Summary:
+    found = [next(row for row in rows if row["code"] == code) for rows in seeds]
+    return summary([float(row[rule]) for row in found], float(found[0][f"{rule}_se"]))
+
+
+def swap_figure(trained: Trained, name: str) -> go.Figure:
+    """Bars: the score against the donor's function, by code and mechanism."""
+    figure, style = figures.blank(300, y=name), figures.styles(trained.found)
+    for label, seeds in trained.swaps.items():
+        scores = [_over(seeds, code, "donor") for code in CODES]
+        figure.add_bar(
+            x=[WHOSE[code] for code in CODES],
+            y=[max(score.mean, LOWEST) for score in scores],
+            name=label,
+            marker={"color": style[label][0]},
+            error_y={"type": "data", "array": [score.error or 0.0 for score in scores], "color": style[label][0]},
+            customdata=[text.with_error(score) for score in scores],
+            hovertemplate="%{x}: %{customdata}<extra></extra>",
+        )
+    figure.update_layout(barmode="group")
+    return figure

@@ -1,0 +1,112 @@
+"""Trained models that come with polyhead: the package has an index, the repository the files, in `models/`.
+
+    run, model = ph.load("fuzzy-hyla")        the first of its seeds; "fuzzy-hyla-2" is another
+    polyhead list models
+
+Each is a run folder, so that `polyhead eval fuzzy-hyla` and every other command that takes one takes its name.  Files
+that are not at hand are downloaded once.  Each is held to the SHA-256 of the index, wherever it comes from.
+"""
+
+import difflib
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import re
+import sys
+import urllib.error
+from typing import TypedDict
+
+from polyhead.train.store.files import Damaged
+
+INDEX = pathlib.Path(__file__).with_name("models.json")
+REPOSITORY = pathlib.Path(__file__).parents[4] / "models"
+"""Where the files lie beside the sources."""
+SOURCE = "https://github.com/polyhead/polyhead/raw/main/models"
+OWN = "POLYHEAD_MODELS"
+"""The environment variable that names another folder of models."""
+
+
+class Model(TypedDict):
+    """What the index says of a model.
+
+    `scores`: mean and standard error on each split of its card.  `sample`: the same of its first `sampled` sequences
+    alone, which tests score again.  `files`: the SHA-256 of each.
+    """
+
+    task: str
+    digest: str
+    steps: int
+    seed: int
+    parameters: int
+    metric: str
+    scores: dict[str, list[float]]
+    sampled: int
+    sample: dict[str, float]
+    bytes: int
+    files: dict[str, str]
+
+
+@functools.cache
+def models() -> dict[str, Model]:
+    """The models of the index, by name."""
+    found: dict[str, Model] = json.loads(INDEX.read_text(encoding="utf-8"))
+    return found
+
+
+def named(name: str) -> str | None:
+    """The model of that name in the index, or None; a name without its seed is that of the lowest."""
+    if name in models():
+        return name
+    seeds = [int(one.rpartition("-")[2]) for one in models() if re.fullmatch(rf"{re.escape(name)}-\d+", one)]
+    return f"{name}-{min(seeds)}" if seeds else None
+
+
+def hint(name: str) -> str:
+    """What may have been meant by a name that no folder has."""
+    near = difflib.get_close_matches(name, models(), n=1)
+    return f" (did you mean the trained model {near[0]!r}? polyhead list models)" if near else ""
+
+
+def at_hand(name: str) -> pathlib.Path | None:
+    """The folder of a model, if it lies here."""
+    files = models()[name]["files"]
+    return next((place / name for place in _places() if all((place / name / file).is_file() for file in files)), None)
+
+
+def folder(name: str) -> pathlib.Path:
+    """The run folder of a model of the index, downloaded if it is not here, every file as it was published.
+
+    Damaged: a file with another digest.  ValueError: it is not here and cannot be downloaded.
+    """
+    found = at_hand(name) or _download(name)
+    for file, digest in models()[name]["files"].items():
+        if hashlib.sha256((found / file).read_bytes()).hexdigest() != digest:
+            raise Damaged(f"{found / file} is damaged: it is not the file that was published as {name}")
+    return found
+
+
+def _kept() -> pathlib.Path:
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (pathlib.Path(shared) if shared else pathlib.Path.home() / ".cache") / "polyhead" / "models"
+
+
+def _places() -> list[pathlib.Path]:
+    own = os.environ.get(OWN)
+    return [*([pathlib.Path(own)] if own else []), REPOSITORY, _kept()]
+
+
+def _download(name: str) -> pathlib.Path:
+    from torch.hub import download_url_to_file
+
+    into, source = _kept() / name, f"{SOURCE}/{name}"
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        for file, digest in models()[name]["files"].items():
+            download_url_to_file(f"{source}/{file}", str(into / file), digest, progress=sys.stderr.isatty())
+    except (OSError, urllib.error.URLError, RuntimeError) as error:
+        why = " ".join(str(error).split())
+        hint = f"with the folder {name} in {_kept()}, or in the folder that {OWN} names, nothing is downloaded"
+        raise ValueError(f"load: {name} is not here and {source} could not be downloaded ({why}); {hint}") from None
+    return into

@@ -1,0 +1,107 @@
+"""Trained models that come with polyhead: found by name, the same as on their cards, downloaded where they are not."""
+
+import json
+import shutil
+
+import pytest
+
+import polyhead as ph
+from polyhead import cli
+from polyhead.train import evaluate
+from polyhead.train.store import shipped
+from polyhead.train.store.files import Damaged
+
+MODELS = shipped.models()
+NAME = "fuzzy-hyla-1"
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A machine without the repository: an empty cache, and a source of one's own."""
+    monkeypatch.setattr(shipped, "REPOSITORY", tmp_path / "none")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(shipped.OWN, raising=False)
+    source = tmp_path / "source"
+    monkeypatch.setattr(shipped, "SOURCE", source.as_uri())
+    return source
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_scores_as_it_did_when_it_was_published(name):
+    run, model = ph.load(name)
+    about = MODELS[name]
+    assert (ph.digest(run), run.train.steps, run.seed) == (about["digest"], about["steps"], about["seed"])
+    assert sum(parameter.numel() for parameter in model.parameters()) == about["parameters"]
+    size, wanted = about["sampled"], about["sample"]
+    assert wanted.keys() == about["scores"].keys()
+    for split, score in wanted.items():
+        found = evaluate(model, run.task, split, seed=run.seed, batches=1, batch_size=size)
+        assert found[about["metric"]] == pytest.approx(score, abs=1e-3), split
+
+
+def test_the_folder_holds_the_index_and_a_card_for_each():
+    there = {path.name for path in shipped.REPOSITORY.iterdir() if path.is_dir()}
+    assert there == MODELS.keys()
+    for name, about in MODELS.items():
+        card = (shipped.REPOSITORY / name / "README.md").read_text(encoding="utf-8")
+        assert all(word in card for word in (name, about["digest"], f"{about['steps']:,}", "Licence"))
+        assert all(f"{mean:.3f} ± {error:.3f}" in card for mean, error in about["scores"].values())
+    assert sum(path.stat().st_size for path in shipped.REPOSITORY.rglob("*")) < 20e6
+
+
+def test_a_name_without_its_seed_is_that_of_the_lowest_and_a_folder_comes_before_a_name(tmp_path, monkeypatch):
+    assert shipped.named("fuzzy-hyla") == NAME
+    assert shipped.named(NAME) == NAME
+    assert shipped.named("fuzzy") is None
+    monkeypatch.setitem(MODELS, "fuzzy-hyla-0", MODELS[NAME])
+    assert shipped.named("fuzzy-hyla") == "fuzzy-hyla-0"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / NAME).mkdir()
+    with pytest.raises(ValueError, match=r"fuzzy-hyla-1 holds no config\.json"):
+        ph.load(NAME)
+    with pytest.raises(
+        ValueError, match=r"fuzzi-hyla-1 does not exist \(did you mean .*'fuzzy-hyla-1'\? polyhead list"
+    ):
+        ph.load("fuzzi-hyla-1")
+
+
+def test_what_is_not_here_is_downloaded_once(elsewhere):
+    shutil.copytree(shipped.INDEX.parents[4] / "models" / NAME, elsewhere / NAME)
+    assert shipped.at_hand(NAME) is None
+    assert ph.load(NAME)[0].seed == 1
+    shutil.rmtree(elsewhere)
+    assert ph.load("fuzzy-hyla")[0].seed == 1
+
+
+def test_what_cannot_be_downloaded_says_where_it_would_be_looked_for(elsewhere):
+    with pytest.raises(ValueError, match=r"load: fuzzy-hyla-1 is not here and \S+ could not be downloaded .*POLYHEAD"):
+        ph.load(NAME)
+
+
+def test_another_file_than_the_published_is_refused(elsewhere, monkeypatch, tmp_path):
+    origin = shipped.INDEX.parents[4] / "models" / NAME
+    for file in ("checkpoint.safetensors", "config.json"):
+        mine = tmp_path / file / NAME
+        shutil.copytree(origin, mine)
+        data = bytearray((mine / file).read_bytes())
+        data[-9] ^= 1
+        (mine / file).write_bytes(data)
+        monkeypatch.setenv(shipped.OWN, str(mine.parent))
+        with pytest.raises(Damaged, match=f"{file} is damaged: it is not the file that was published as {NAME}"):
+            ph.load(NAME)
+        shutil.copytree(mine, elsewhere / NAME, dirs_exist_ok=True)
+        monkeypatch.delenv(shipped.OWN)
+        with pytest.raises(ValueError, match=r"could not be downloaded .*hash"):
+            ph.load(NAME)
+
+
+def test_they_are_listed_and_evaluated_by_name(capsys):
+    assert cli.main(["list", "models", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [row["model"] for row in listed] == list(MODELS)
+    assert all(row["here"] == "yes" for row in listed)
+    assert (
+        cli.main(["eval", "fuzzy-softmax", "--splits", "iid", "--batches", "1", "--batch-size", "128", "--json"]) == 0
+    )
+    scores = json.loads(capsys.readouterr().out)["scores"]
+    assert scores["iid"]["r2"] == pytest.approx(MODELS["fuzzy-softmax-1"]["sample"]["iid"], abs=1e-3)
