@@ -80,6 +80,9 @@ class Loop:
         name = first.name if len(members) == 1 else f"{first.name} and {len(members) - 1} more"
         shown = progress and self.world.first
         self.progress = Progress(name, first.task.metric, start=self.step, steps=self.train.steps, enabled=shown)
+        if self.members and self.step < self.train.steps:
+            folder = self.members[0].folder
+            self.progress.begin(folder if len(members) == 1 else folder.parent, networks.parameters)
         self.charged = self.ticked = time.perf_counter()
         self.counted = 0  # steps since `ticked`
 

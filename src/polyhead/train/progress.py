@@ -1,15 +1,24 @@
-"""Progress of a run: a bar on a terminal, an occasional line elsewhere."""
+"""Progress of a run: its folder, size and time, a bar on a terminal or an occasional line elsewhere, its scores."""
 
+import glob
+import itertools
 import os
+import pathlib
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 QUIET_SECONDS = 30.0
 """Seconds between two lines where the output is not a terminal."""
 
 QUIET = "POLYHEAD_QUIET"
 """The environment variable that turns progress off if it is not empty."""
+
+WIDE = 80
+"""Columns from which on a terminal shows a bar beside the numbers."""
 
 
 def wanted(enabled: bool) -> bool:
@@ -24,25 +33,58 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class Progress:
-    """The bar of one run: step, loss and metric in training, steps and tokens per second, time left.
+def pace(folder: pathlib.Path, name: str, parameters: int) -> float | None:
+    """Seconds a step, evaluations included, of finished runs beside `folder` of this name and size; None without any.
 
-    On a terminal the scores of an evaluation are a line above the bar.
+    Of at most ten, as there may be thousands.
+    """
+    from polyhead.train.store.files import Damaged
+    from polyhead.train.store.folder import RESULT, read_result
+
+    known = []
+    for path in itertools.islice(folder.parent.glob(f"{glob.escape(name)}*/{RESULT}"), 10):
+        try:
+            result = read_result(path.parent)
+        except (Damaged, OSError):
+            continue
+        if result is not None and (result.name, result.parameters) == (name, parameters) and result.steps:
+            known.append(result.seconds / result.steps)
+    return sum(known) / len(known) if known else None
+
+
+class Progress:
+    """What one says of a run: first its folder, size and time, then a bar, or lines where there is no terminal.
+
+    The scores of an evaluation are a line of their own.
     """
 
     def __init__(self, name: str, metric: str, *, start: int, steps: int, enabled: bool = True) -> None:
         self.name, self.metric, self.steps, self.enabled = name, metric, steps, wanted(enabled)
         self.shown: dict[str, str] = {}
         self.scores: dict[str, str] = {}
-        self.spoken = time.monotonic()
-        self.at = start
-        self.bar = _Bar(name, start, steps) if self.enabled and sys.stderr.isatty() else None
+        self.at = self.start = start
+        self.began = self.spoken = time.monotonic()
+        self.pace: float | None = None
+        self.bar: _Bar | None = None
+
+    def begin(self, folder: pathlib.Path, parameters: int) -> None:
+        """Say what begins, and show the bar."""
+        if not self.enabled:
+            return
+        self.pace = pace(folder, self.name, parameters)
+        steps = f"{self.steps:,} steps" + (f" from step {self.start:,}" if self.start else "")
+        known = "" if self.pace is None else f", about {self._left()} by finished runs"
+        self.line(f"{self.name}: {parameters:,} parameters, {steps}{known}, {folder}")
+        if sys.stderr.isatty():
+            self.bar = _Bar(self.steps)
+            self.bar.show(self.at, self._left())
+        self.began = time.monotonic()
 
     def step(self) -> None:
         self._tell_scores()
         self.at += 1
         if self.bar is not None:
-            self.bar.show(self.at)
+            self.bar.show(self.at, self._left())
 
     def trained(self, row: dict[str, Any]) -> None:
         """A row of training."""
@@ -53,14 +95,19 @@ class Progress:
         if "share_of_peak" in row:
             self.shown["of peak"] = f"{row['share_of_peak']:.0%}"
         if self.bar is not None:
-            self.bar.show(self.at, self._text(self.shown))
+            self.bar.show(self.at, self._left(), self._text(self.shown))
         elif self.enabled and time.monotonic() - self.spoken > QUIET_SECONDS:
             self._say(row)
 
     def evaluated(self, row: dict[str, Any]) -> None:
         """A row of evaluation."""
-        scores = self.shown if self.bar is None else self.scores
-        scores[row["split"]] = f"{row[self.metric]:.3f}"
+        self.scores[row["split"]] = f"{row[self.metric]:.3f}"
+
+    def _left(self) -> str:
+        """The time left, by the steps so far and what came between them; before the first by finished runs."""
+        done = self.at - self.start
+        each = (time.monotonic() - self.began) / done if done else self.pace
+        return "?" if each is None else duration(each * (self.steps - self.at))
 
     def _text(self, values: dict[str, str]) -> str:
         return ", ".join(f"{name} {value}" for name, value in values.items())
@@ -72,10 +119,8 @@ class Progress:
 
     def _say(self, row: dict[str, Any]) -> None:
         self.spoken = time.monotonic()
-        rate = row["steps_per_second"]
-        left = duration((self.steps - row["step"]) / rate) if rate else "?"
-        shown = self._text(self.shown)
-        self.line(f"{self.name}: step {row['step']}/{self.steps}, {shown}, {rate:.1f} steps/s, {left} left")
+        rate, shown = row["steps_per_second"], self._text(self.shown)
+        self.line(f"{self.name}: step {row['step']}/{self.steps}, {shown}, {rate:.1f} steps/s, {self._left()} left")
 
     def line(self, text: str) -> None:
         """One line on standard error, above the bar."""
@@ -89,23 +134,27 @@ class Progress:
 
 
 class _Bar:
-    """A bar of rich on standard error; lines that are printed there meanwhile appear above it."""
+    """One line of rich on standard error, cut at its end; lines that are printed there meanwhile appear above it."""
 
-    def __init__(self, name: str, start: int, steps: int) -> None:
+    def __init__(self, steps: int, console: "Console | None" = None) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, RenderableColumn, TextColumn
+        from rich.table import Column
+        from rich.text import Text
 
-        name_of, text = (TextColumn("{task." + field + "}", markup=False) for field in ("description", "fields[text]"))
-        columns = (name_of, BarColumn(24), MofNCompleteColumn(), text, TimeRemainingColumn(compact=True))
-        console = Console(stderr=True)
-        self.rich = Progress(*columns, console=console, refresh_per_second=4, redirect_stdout=False)
-        self.task = self.rich.add_task(name, completed=start, total=steps, text="")
+        self.text = Text(no_wrap=True, overflow="ellipsis")
+        console = Console(stderr=True) if console is None else console
+        left = TextColumn("{task.fields[left]} left", markup=False)
+        columns = (MofNCompleteColumn(table_column=Column(no_wrap=True)), left, RenderableColumn(self.text))
+        bar = (BarColumn(24),) if console.width >= WIDE else ()
+        self.rich = Progress(*bar, *columns, console=console, refresh_per_second=4, redirect_stdout=False)
+        self.task = self.rich.add_task("", total=steps, left="?")
         self.rich.start()
 
-    def show(self, step: int, text: str | None = None) -> None:
+    def show(self, step: int, left: str, text: str | None = None) -> None:
         if text is not None:
-            self.rich.update(self.task, text=text)
-        self.rich.update(self.task, completed=step)
+            self.text.plain = text
+        self.rich.update(self.task, completed=step, left=left)
 
     def close(self) -> None:
         self.rich.stop()

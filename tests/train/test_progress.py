@@ -1,0 +1,72 @@
+"""What a training says on a screen: first what it is, then how it stands, in one line however narrow."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from polyhead.train import progress
+from polyhead.train.progress import Progress, _Bar
+from polyhead.train.store.folder import Result, write_result
+
+ROW = {"loss": 0.25, "accuracy": 0.5, "steps_per_second": 2.0}
+
+
+def finished(folder, name, seconds, parameters=1000):
+    folder.mkdir(parents=True)
+    about = {"name": name, "digest": "0" * 12, "steps": 10, "seconds": seconds, "parameters": parameters}
+    write_result(Result(**about, scores={}, command="", environment={}, folder=folder))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_first_what_it_is_and_then_scores_line_by_line_where_there_is_no_terminal(tmp_path, capsys, clock):
+    for name, seconds, parameters in (
+        ("mine", 20.0, 1000),
+        ("mine", 40.0, 1000),
+        ("mine", 9.0, 7),
+        ("mine2", 9.0, 1000),
+    ):
+        finished(tmp_path / f"{name}-{seconds}-{parameters}", name, seconds, parameters)
+    (tmp_path / "mine-damaged").mkdir()
+    (tmp_path / "mine-damaged" / "result.json").write_text("{")
+    shown = Progress("mine", "accuracy", start=0, steps=1200)
+    shown.begin(tmp_path / "mine-new", 1000)
+    assert (
+        capsys.readouterr().err
+        == f"mine: 1,000 parameters, 1,200 steps, about 1:00:00 by finished runs, {tmp_path}/mine-new\n"
+    )
+    for split in ("iid", "novel"):
+        shown.evaluated({"split": split, "accuracy": 0.125})
+    shown.step()
+    assert capsys.readouterr().err == "mine: step 0: accuracy iid 0.125, novel 0.125\n"
+    clock[0] += 40.0  # of which half a minute was an evaluation's
+    shown.trained({**ROW, "step": 1})
+    assert capsys.readouterr().err == "mine: step 1/1200, loss 0.2500, accuracy 0.500, 2.0 steps/s, 13:19:20 left\n"
+    shown.close()
+    again = Progress("other", "accuracy", start=300, steps=1200)
+    again.begin(tmp_path / "other", 5)
+    assert capsys.readouterr().err == f"other: 5 parameters, 1,200 steps from step 300, {tmp_path}/other\n"
+    silent = Progress("mine", "accuracy", start=0, steps=9, enabled=False)
+    silent.begin(tmp_path, 5)
+    silent.close()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("width", "bar"), [(30, False), (60, False), (120, True)])
+def test_the_bar_is_one_line_however_narrow(width, bar):
+    shown = _Bar(12000, Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width))
+    shown.show(600, "12:34", "loss 0.1234, accuracy 0.987, tokens/s 12,345, of peak 38%")
+    page = Console(file=io.StringIO(), width=width)
+    page.print(shown.rich.get_renderable())
+    shown.close()
+    line = page.file.getvalue().rstrip()
+    assert "\n" not in line
+    assert "600/12000 12:34 left loss" in line
+    assert ("━" in line) == bar
+    assert ("38%" in line) == bar == ("…" not in line)
