@@ -35,28 +35,28 @@ class Bench:
     dim: int = 64
     """Width of a head."""
     relations: int = 8
-    """Of relational: how many, heads x dim / relations wide."""
+    """Relations of relational heads, each heads x dim / relations wide."""
     causal: bool = True
     window: int | None = None
-    """Only keys less than so many places away (stock attention has none)."""
+    """Only keys less than this many positions away (stock attention has no window)."""
     dtype: str | None = None
     """float32, bfloat16, float16 or float64 (default: float32 on a CPU, bfloat16 on a GPU)."""
     device: str = "auto"
     """auto, cpu or cuda."""
     threads: int = 1
-    """On a CPU; their times add up."""
+    """On a CPU; their CPU times are summed."""
     fast_products: bool = True
-    """On a CPU, products by oneDNN where it is faster and as exact; for all that are compared."""
+    """On a CPU, matrix products by oneDNN where it is faster and as exact, on all sides."""
     repeats: int | None = None
-    """Of each call (default: 3 on a CPU, 20 on a GPU); the table shows the fastest."""
+    """Repetitions of each call (default: 3 on a CPU, 20 on a GPU); the table shows the fastest."""
     sides: tuple[str, ...] = ()
-    """Only these of the table (default: all)."""
+    """Impls to time (default: all)."""
     compile: bool | None = None
-    """torch.compile(reference), too (default: on a GPU)."""
+    """Also time torch.compile(reference) (default: on a GPU)."""
     memory: float | None = None
-    """GiB that the reference may take (default: most of what is free); beyond, it is skipped."""
+    """GiB that the reference may take (default: most of the free memory); it is skipped beyond."""
     out: Path = Path("runs/bench")
-    """Where JSON and figures go."""
+    """The folder for JSON and figures."""
 
     def __call__(self) -> int:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks; it looks when torch is imported
@@ -97,7 +97,7 @@ class _Bar:
 
 
 def show(result: dict[str, Any], out: Path) -> None:
-    """A table for each pass, a row per length and side, and where the rest lies."""
+    """A table for each pass with a row per length and side, and the places of the files."""
     options, where, gpu = result["options"], result["environment"], result["matrix_tflops"] is not None
     limits = "causal" if options["causal"] else "full"
     limits += f", window {options['window']}" if options["window"] else ""

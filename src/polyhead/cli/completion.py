@@ -1,7 +1,7 @@
-"""The verb completion: what a shell offers after `polyhead` and a tab, as a script for bash, zsh or fish.
+"""The verb completion: a script for bash, zsh or fish that completes `polyhead` and its arguments.
 
-A script is plain words, as a shell would wait for Python at every tab otherwise.  So recipes and figures are those that
-there were when it was written.
+A script holds plain words, since a shell would otherwise wait for Python at every tab.  So it knows the recipes and
+figures of the time when it was written.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ OF_RUNS = ("train", "sweep", "tune", "plan")
 
 
 def place(shell: str) -> tuple[pathlib.Path, str]:
-    """Where `shell` looks for the script of a command, and what is left to do."""
+    """The path where `shell` looks for the script of a command, and the remaining step for the user."""
     home = pathlib.Path.home()
     if shell == "bash":
         data = pathlib.Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
@@ -37,8 +37,8 @@ def place(shell: str) -> tuple[pathlib.Path, str]:
 
 @dataclass(frozen=True)
 class Words:
-    """What may follow: `verbs`; of each verb its `options` and the `names` that its first word may be; `values` of
-    options that have few."""
+    """Words that may follow: `verbs`; for each verb its `options` and the `names` of its first argument; `values` of
+    options with few values."""
 
     verbs: tuple[str, ...]
     options: Mapping[str, tuple[str, ...]]
@@ -47,7 +47,7 @@ class Words:
 
 
 def words(verbs: Mapping[str, type]) -> Words:
-    """Of the installed version, with the recipes of the extensions that are installed beside it."""
+    """The words of the installed version, with the recipes of installed extensions."""
     from polyhead.cli.listing import KINDS
     from polyhead.papers.recipes import FIGURES, every
     from polyhead.papers.sizes import SCALES
@@ -84,7 +84,7 @@ def _fields() -> tuple[str, ...]:
 
 
 def _flags(kind: type) -> tuple[str, ...]:
-    """The options of a verb: its fields but those that are given by place."""
+    """The options of a verb: its fields without positional ones."""
     hints = get_type_hints(kind, include_extras=True)
     found = []
     for field in dataclasses.fields(kind):
@@ -110,7 +110,7 @@ def _cases(table: Mapping[str, Iterable[str]], name: str) -> str:
 
 
 def _choose(known: Words) -> str:
-    """Of bash and zsh: what is `offered` at word number `place`, from the words before it."""
+    """For bash and zsh: `offered` words at word number `place`, from the words before it."""
     return f"""\
     case "$before" in
 {_cases(known.values, "offered")}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from polyhead.config import Run
 
 START, SCORING = 6.0, 1.1
-"""Seconds until a worker trains; what scores take on top of the steps."""
+"""Seconds until a worker trains; the share of time for scores, beside the steps."""
 
 RACE = """\
 1 of 2, about {minutes}: is a shape between two of its kind?  Training shows pentominoes, the unseen shapes are
@@ -30,14 +30,14 @@ combinations of known terms are held out.  Watch known and unseen combinations: 
 class Demo:
     """Train dual attention, HYLA and softmax heads on two tasks, watch what they do with what is new, write the report.
 
-    It says beforehand how long it takes here.  Interrupted, the same command goes on where it stopped.
+    It first estimates how long it takes on this machine.  After an interruption, run it again to resume.
 
     >>> polyhead demo
     >>> polyhead demo --seed 1 --folder runs/second --workers 1
     """
 
     folder: Path = Path("runs/demo")
-    """Where the runs and report.html go."""
+    """The folder for the runs and report.html."""
     seed: int = 0
     """Added to the seeds of the runs."""
     device: str = "auto"
@@ -85,11 +85,11 @@ NAMES = {
     "novel_hexominoes": "unseen shapes: hexominoes",
     "novel_stripes": "unseen shapes: stripes",
 }
-"""What a reader sees of its splits."""
+"""The names of its splits for a reader."""
 
 
 def minutes(runs: "Sequence[Run]", workers: int | None) -> str:
-    """How long the runs take here, from steps of each model that are timed now."""
+    """Minutes that the runs take on this machine, from timed steps of each model."""
     each = {str(run.model): step_seconds(run) for run in reversed(runs)}
     free = [0.0] * max(1, workers or os.cpu_count() or 1)
     for run in runs:
@@ -98,7 +98,7 @@ def minutes(runs: "Sequence[Run]", workers: int | None) -> str:
 
 
 def step_seconds(run: "Run", steps: int = 4) -> float:
-    """Of a training step, the quickest of a few, on one thread as a worker has it."""
+    """Seconds of a training step, the fastest of a few, on one thread as in a worker."""
     import torch
 
     from polyhead.models.build import build

@@ -21,9 +21,9 @@ class Explore:
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A run folder, or one of Hugging Face."""
+    """A run folder, or a folder of a Hugging Face model."""
     text: str
-    """What it reads."""
+    """The text to explore."""
     out: Path = Path("explore.html")
     device: str = "auto"
     """auto, cpu, cuda or mps."""

@@ -1,4 +1,4 @@
-"""`polyhead generate RUN`: what a language model writes, shown as it comes."""
+"""`polyhead generate RUN`: a language model continues a text, printed token by token."""
 
 import itertools
 import sys
@@ -12,9 +12,9 @@ import tyro
 
 @dataclass(frozen=True)
 class Generate:
-    """Let a trained language model go on with a text; what it writes appears as it comes, after the prompt.
+    """Continue a text with a trained language model; new text appears token by token after the prompt.
 
-    An empty prompt begins a document.  Ctrl-C ends it.
+    An empty prompt begins a document.  Ctrl-C stops it.
 
     >>> polyhead generate runs/language-hyla-1a2b3c4d5e6f --prompt "def main("
     >>> polyhead generate runs/language-hyla-1a2b3c4d5e6f --prompt-file begun.py --samples 3 --temperature 0.5
@@ -23,25 +23,25 @@ class Generate:
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The run folder."""
     prompt: str | None = None
-    """What it goes on with; - reads standard input."""
+    """The text to continue; - reads standard input."""
     prompt_file: Path | None = None
     """A file with the prompt, in place of --prompt."""
     steps: int = 200
-    """Tokens at most."""
+    """The largest number of new tokens."""
     temperature: float = 0.8
-    """Below 1 the likely is likelier, 0 takes the likeliest token."""
+    """Divides the logits before sampling; 0 takes the most likely token."""
     top_k: int | None = None
-    """Draw from so many of the likeliest tokens only."""
+    """Sample from this many of the most likely tokens only."""
     top_p: float | None = None
-    """Draw from the fewest of the likeliest tokens that hold such a share."""
+    """Sample from the fewest most likely tokens whose probabilities sum to this share."""
     stop: tuple[str, ...] = ()
     """Strings that end the text; \\n and \\t are written so."""
     samples: int = 1
-    """Texts, one after the other."""
+    """Number of texts, one after the other."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the sampling."""
     echo: bool = True
-    """Show the prompt, too."""
+    """Also print the prompt."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
 

@@ -30,13 +30,13 @@ class List:
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
     """recipes, figures, tasks, mechanisms, impls, runs or models."""
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")] = ()
-    """Of runs: where to look, at any depth (default: runs)."""
+    """For runs: folders to search, at any depth (default: runs)."""
     dim: int | None = None
-    """Of mechanisms: the model width their figures are for (default: 128)."""
+    """For mechanisms: the model width of the figures (default: 128)."""
     heads: int | None = None
-    """Of mechanisms: heads in a layer (default: 8)."""
+    """For mechanisms: heads in a layer (default: 8)."""
     length: int | None = None
-    """Of mechanisms: tokens in a sequence (default: 256)."""
+    """For mechanisms: tokens in a sequence (default: 256)."""
 
     def __call__(self) -> int:
         from polyhead.cli import text as cli_text
@@ -97,7 +97,7 @@ class Compare:
 class Table:
     """Write runs as a table, for a paper or a program; the best score of each split is marked.
 
-    csv and json have every setting and score with all digits, md and latex what a reader wants to see.
+    csv and json have every setting and score with all digits; md and latex have rounded scores for readers.
 
     >>> polyhead table runs/grid
     >>> polyhead table runs/grid --format latex --out grid.tex
@@ -124,7 +124,7 @@ class Table:
 
 
 def show(found: "Records", title: str, *, folders: bool = False) -> None:
-    """A row for each run: what tells it apart, its state, its scores, its folder, and why it failed."""
+    """A row for each run: its distinguishing settings, state, scores, folder, and error if it failed."""
     from polyhead.cli.text import table
 
     rows = [

@@ -1,4 +1,4 @@
-"""What a box of the command-line library says of a mistake, in one line."""
+"""The boxed errors of the command-line library as one line."""
 
 import itertools
 import re
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 WORDS = {"INT": "an integer", "FLOAT": "a number", "{None}": "None"}
-"""What the library calls kinds of values, in words."""
+"""The library's names of types, and ours."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a command prints: its result for a person, or with --json for a program; with --quiet no progress."""
+"""The output of a command: its result for a person, or with --json for a program; with --quiet no progress."""
 
 import contextlib
 import json

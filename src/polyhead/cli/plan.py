@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Plan:
-    """What a recipe needs on devices that are not here: memory of each, time of a step, days, the largest batch.
+    """Estimate memory, time of a step, days and the largest batch of a recipe on hardware you do not have.
 
     RECIPE and its fields are as for train.  --devices N and --card NAME (h100, h200, a100, a100-40, l4, rtx4090, or
     this: the GPU or processor here, on which one step is measured) say where, --parallel data or sharded how.
-    --hours H also says how far it gets in so long; --share S is the share of the peak that kernels reach, --link GB
-    what a device sends in a second, where they are known; --json prints all there is.  Of a recipe of several runs
-    each is planned, and the dearest is shown.
+    --hours H also gives the steps it reaches in that time.  --share S is the share of the peak that kernels reach, and
+    --link GB what a device sends in a second, if they are known.  --json prints everything.  Every run of a recipe is
+    planned, and the most expensive is shown.
 
     >>> polyhead plan lm-hyla --devices 64 --card h100 --train.batch-size 512
     >>> polyhead plan fuzzy-hyla
@@ -41,7 +41,7 @@ class Plan:
 
 
 def answer(runs: Sequence["Run"], asked: Any) -> int:
-    """Plan the runs as they are asked for, and print what was found; the exit code."""
+    """Plan the runs and print the result; the exit code."""
     from polyhead.scale.plan.estimate import plan
 
     given: Any = {"devices": asked.devices, "card": asked.card, "share": asked.share}
@@ -79,7 +79,7 @@ def _planning() -> Any:
 
 
 def alike(runs: Sequence["Run"]) -> list[list["Run"]]:
-    """Runs that cost the same together: those that differ in seed, name and rates only."""
+    """Groups of runs with equal cost: those that differ in seed, name and rates only."""
     from polyhead.config import Decay, digest
 
     groups: dict[str, list[Run]] = {}
@@ -90,7 +90,7 @@ def alike(runs: Sequence["Run"]) -> list[list["Run"]]:
 
 
 def several(plans: Sequence["Found"], groups: Sequence[Sequence["Run"]]) -> None:
-    """A row for each kind of run, and what all take."""
+    """A row for each group of runs, and the total."""
     rows = [
         {
             "first of": one.name,

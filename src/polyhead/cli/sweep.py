@@ -1,4 +1,4 @@
-"""The verb sweep: many runs side by side, here or on a cluster."""
+"""The verb sweep: many runs in parallel, here or on a cluster."""
 
 import itertools
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Sweep:
-    """Train many runs side by side and show what is done, running, failed and waiting; on a cluster, too.
+    """Train many runs in parallel, here or on a cluster; show which are done, running, failed and waiting.
 
     RECIPE is as for train, or a grid file: {recipe: NAME, parameters: {FIELD: {values: [...]}}}.  A field with several
-    values, separated by commas, is a grid.  Interrupted, the same command goes on; a run's result is written once, and
-    several machines that see the folder share the work.  A worker that dies is started again.
+    values, separated by commas, is a grid.  After an interruption, run it again to resume.  Several machines with the
+    same folder share the work.  A worker that dies is started again.
     Runs lie in --folder (default: runs, or runs/reproduce/SCALE for a figure); --scale is a figure's;
     --status only shows the table; --population trains runs of one architecture at once in one process.
 
@@ -58,27 +58,27 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where the runs of a sweep are trained, if not here, and what each of them gets there."""
+    """The cluster that trains the runs of a sweep, and the resources of each run."""
 
     ray: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """Train on a Ray cluster: HOST:PORT, auto (the one this machine is in) or local (started here)."""
     slurm: bool = False
     """Train as jobs of Slurm, in one array."""
     cpus: int | None = None
-    """Of a cluster: cores of a run (default: 1)."""
+    """Cores of a run on a cluster (default: 1)."""
     gpus: float | None = None
-    """Of a cluster: GPUs of a run (default: 0); for --ray also a part of one."""
+    """GPUs of a run on a cluster (default: 0); a fraction with --ray."""
     memory: float | None = None
-    """Of a cluster: GiB of a run (default: the cluster's)."""
+    """GiB of a run on a cluster (default: the cluster's)."""
     partition: str | None = None
     """Of Slurm (default: its own)."""
     account: str | None = None
     """Of Slurm (default: its own)."""
     minutes: int | None = None
-    """Of Slurm: of one job; a run that takes longer goes on in another (default: 60)."""
+    """Time limit of a Slurm job; a longer run resumes in another job (default: 60)."""
 
     def engine(self) -> Any:
-        """What starts the workers there; None for this machine.  Raises ValueError."""
+        """The engine that starts workers; None for this machine.  Raises ValueError."""
         if self.ray is not None and self.slurm:
             raise ValueError("polyhead sweep: --ray and --slurm are two places but a sweep has one")
         slurm, shared = self._given("partition", "account", "minutes"), self._given("cpus", "gpus", "memory")
@@ -112,7 +112,7 @@ def _options() -> Any:
 
 
 def side_by_side(runs: Sequence["Run"], folder: str, options: Any, population: bool) -> "Sequence[Result | Failure]":
-    """Train in worker processes, here or on a cluster, or all of one architecture at once."""
+    """Train in worker processes, here or on a cluster, or all runs of one architecture at once."""
     engine = options.cluster.engine()
     if population:
         from polyhead.scale.population import training as together
@@ -171,7 +171,7 @@ def grid_file(path: str) -> tuple[str, list[str]]:
 
 
 def _folder(recipe: str, scale: str | None) -> str:
-    """Where runs lie unless they say it themselves; those of a figure with what `polyhead reproduce` trains."""
+    """The folder of runs that name none; runs of a figure share that of `polyhead reproduce`."""
     from polyhead.papers.recipes import STUDIES, default_scale
 
     return f"runs/reproduce/{scale or default_scale(recipe)}" if recipe in STUDIES else "runs"

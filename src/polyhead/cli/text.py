@@ -1,4 +1,4 @@
-"""What the command line says: tables and lines."""
+"""Tables and lines that the command line prints."""
 
 import dataclasses
 import inspect
@@ -100,9 +100,9 @@ def _listed() -> dict[str, list[Row]]:
 
 
 def listed_now(figures: Collection[str] = ()) -> dict[str, list[Row]]:
-    """What recipes.json is to hold: `python -c "from polyhead.cli import text; text.write_listed()"` writes it.
+    """The contents of recipes.json: `python -c "from polyhead.cli import text; text.write_listed()"` writes it.
 
-    `figures`: only these; the runs of all of them are thousands.
+    `figures`: only these, since all of them have thousands of runs.
     """
     from polyhead.papers.recipes import FAMILIES, RECIPES, STUDIES
 
@@ -151,14 +151,14 @@ def _figures(some: Collection[str]) -> list[Row]:
 
 
 def _minutes(name: str) -> str:
-    """What all runs of a recipe took."""
+    """The minutes that all runs of a recipe took."""
     from polyhead.papers.recipes import MINUTES
 
     return f"{MINUTES[name]:.3g}" if name in MINUTES else _estimate(name)
 
 
 def _estimate(name: str) -> str:
-    """What the runs at the scale `short` take, by their steps."""
+    """The minutes of the runs at scale `short`, estimated from their steps."""
     from polyhead.papers.recipes import short_minutes
 
     minutes = short_minutes(name)
@@ -180,7 +180,7 @@ def tasks() -> list[Row]:
 
 
 def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[Row], str]:
-    """Equations, parameters and work, and what the letters mean.
+    """Equations, parameters and work of all mechanisms, and the meaning of the letters.
 
     The figures are those of a layer of `heads` heads of one kind, widths and relations as they come by default, for a
     sequence of `length` tokens.

@@ -1,4 +1,4 @@
-"""The verb train, and what all verbs that take a recipe and the fields of its runs share."""
+"""The verb train, and functions of all verbs that take a recipe and fields of its runs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -58,7 +58,7 @@ def first_word(verb: str, arguments: list[str]) -> tuple[str, list[str]]:
 
 
 def option(verb: str, arguments: list[str], name: str) -> tuple[list[str], str | None]:
-    """The other arguments, and what option `name` was given."""
+    """The other arguments, and the value of option `name`."""
     words = [word for given in arguments for word in (given.split("=", 1) if given.startswith(f"{name}=") else [given])]
     if name not in words:
         return arguments, None
@@ -140,7 +140,7 @@ def _resolve(verb: str, recipe: str, scale: str | None) -> tuple[list["Run"], st
 
 
 def _fitted(run: "Run", default: "Run") -> "Run":
-    """A changed task changes what the model takes and gives, unless the recipe or the user chose that themselves."""
+    """Fit inputs and outputs of the model to a changed task, unless the recipe or the user chose them."""
     from polyhead.config import AbstractorConfig, TransformerConfig
 
     model: Any = run.model
@@ -167,7 +167,7 @@ def _fitted_encoder(model: Any, before: Any, task: Any, default: Any) -> Any:
 def train(
     runs: Sequence["Run"], *, resume: bool = False, again: bool = False, workers: int | None = None, devices: int = 1
 ) -> int:
-    """Train one run here, on several devices if asked to, or several side by side, print the scores; the exit code."""
+    """Train one run here, on one device or several, or several runs in parallel; print scores, return the exit code."""
     from polyhead.cli.text import scores
     from polyhead.scale.sweep.jobs import sweep
     from polyhead.scale.sweep.naming import labels
@@ -198,7 +198,7 @@ def train(
 
 
 def failed(outcomes: Iterable["Result | Failure"]) -> int:
-    """Say what failed; the exit code."""
+    """Print what failed; the exit code."""
     from polyhead.scale.sweep import Failure
 
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]

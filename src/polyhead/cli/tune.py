@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class Tune:
     """Search for the fields of a recipe that score best, beyond a grid: Optuna proposes, workers train.
 
-    A field is given a range, LOW:HIGH or LOW:HIGH:log, or a list of values, A,B,C; any other stays as it is given.
-    The score is the headline metric on split validation if train.evaluate has it, else on its first.  Trials are
-    ordinary runs in --folder (default: runs/tune/NAME), which also holds the study.  Interrupted, the same command goes
-    on, also on another machine; a larger --trials adds some.  --sampler: tpe or random.  --prune gives up early what is
+    Give a field a range, LOW:HIGH or LOW:HIGH:log, or a list of values, A,B,C; other fields are fixed.  The score is
+    the headline metric on split validation if train.evaluate has it, else on its first split.  Trials are ordinary runs
+    in --folder (default: runs/tune/NAME), which also holds the study.  After an interruption, run it again to resume,
+    also on another machine; a larger --trials adds trials.  --sampler: tpe or random.  --prune stops trials that are
     worse than the median (--prune hyperband: by hyperband).  --status only shows the trials.
 
     >>> polyhead tune fuzzy-hyla --train.lr 1e-4:1e-2:log --train.weight_decay 0:0.3 --trials 40 --workers 2
@@ -42,7 +42,7 @@ class Tune:
 
 
 def answer(run: "Run", space: dict[str, str], options: Any, train: Sequence[str]) -> int:
-    """Search, or only look, and show what there is; the exit code."""
+    """Search, or only read the study, and show it; the exit code."""
     from polyhead.scale.tune import search as tune
 
     folder = run.folder or f"runs/tune/{run.name}"

@@ -45,7 +45,7 @@ examples:
 # ---------------------------------------------------------------------------------------------------------------- verbs
 @dataclass(frozen=True)
 class Resume:
-    """Go on with a run that was stopped or killed; a finished run is only reported.
+    """Resume a run that was stopped or killed; a finished run is only reported.
 
     >>> polyhead resume runs/fuzzy-hyla-1a2b3c4d5e6f
     """
@@ -182,9 +182,9 @@ class Report:
 class Reproduce:
     """Reproduce a figure or table of a paper: train its runs, draw it beside the paper's numbers, say what holds.
 
-    Interrupted, the same command goes on where it stopped; figures share runs.  --scale small takes minutes on two CPU
-    cores; short, for fuzzy logic, is the paper's network and rate for 15,000 steps and takes hours; paper has the
-    paper's settings; smoke only shows that everything runs.  Costs: `polyhead list figures`.
+    After an interruption, run it again to resume; figures share runs.  --scale small takes minutes on two CPU cores.
+    short, for fuzzy logic, is the paper's network and rate for 15,000 steps, and takes hours.  paper has the paper's
+    settings.  smoke only shows that everything runs.  Costs: `polyhead list figures`.
 
     >>> polyhead reproduce table-a1 --scale small
     >>> polyhead reproduce fig-2c --workers 2

@@ -1,7 +1,7 @@
-"""A page: one file of HTML with its style, scripts and data, which forbids itself every request.
+"""A page: one file of HTML with its style, scripts and data, which makes no requests.
 
-So it looks the same offline, in ten years.  What comes from a run or a text is JSON without a `<`, and scripts show it
-as text: nothing of it is ever read as HTML.
+So it works offline, and for years.  Data of runs and texts are JSON without a `<`, which scripts show as text.  They
+are never read as HTML.
 """
 
 import html
@@ -22,7 +22,7 @@ def document(
     numbers: str = "",
     scripts: Sequence[str] = (),
 ) -> str:
-    """The whole file: `body` in the style of all pages and `style`; then `data` by id, as JSON, `numbers`, scripts."""
+    """The whole file: the common style and `style`, `body`, then `data` by id as JSON, `numbers` and scripts."""
     held = {f'type="application/json" id="{name}"': _json(each) for name, each in (data or {}).items()}
     held |= {'type="text/plain" id="numbers"': numbers} if numbers else {}
     return "\n".join(

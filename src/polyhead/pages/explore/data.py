@@ -21,21 +21,21 @@ from polyhead.ops.latent_code import visible
 
 Array = np.ndarray
 TOKENS = 512
-"""Shown at most."""
+"""The largest number of tokens that a page shows."""
 NUMBERS = 20_000_000
-"""Held by a page at most: of a large model, fewer tokens are shown."""
+"""The largest number of bytes in a page; large models show fewer tokens."""
 
 
 @dataclass(frozen=True)
 class Explored:
-    """What a page holds: `tokens` in words, `layers` as the page's script reads them, and the bytes they refer to."""
+    """The contents of a page: `tokens` in words, `layers` as the page's script reads them, and their bytes."""
 
     tokens: tuple[str, ...]
     causal: bool
     layers: list[dict[str, Any]]
     numbers: bytes
-    normalised: tuple[str, ...]  # how codes came to be, each way once
-    note: str  # why there are fewer tokens than there were; else empty
+    normalised: tuple[str, ...]  # the kinds of codes, each once
+    note: str  # why tokens are left out; else empty
 
     @property
     def facts(self) -> str:
@@ -47,7 +47,7 @@ class Explored:
 def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> Explored:
     """All pairs of one sequence, layer by layer.
 
-    Only the first TOKENS tokens, and no more than NUMBERS allow; `of`: how many there were before.
+    At most the first TOKENS tokens, and fewer if NUMBERS bytes are too few; `of`: how many there were before.
     ValueError: no layers, no tokens, several sequences, layers that look at other tokens, figures that are not finite.
     """
     _check(taps, tokens)
@@ -69,7 +69,7 @@ def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> Explo
 
 
 def shown(piece: str) -> str:
-    """A token that can be seen: blanks are dots, what controls a terminal has a picture.
+    """A visible form of a token: dots for blanks, symbols for control characters.
 
     >>> shown(" if"), shown("\\t"), shown("\\0"), shown("")
     ('·if', '⇥', '␀', '∅')
@@ -103,7 +103,7 @@ def _causal(group: GroupTaps) -> bool:
 
 
 def _shown(taps: Sequence[Taps], tokens: int, causal: bool) -> int:
-    """How many of so many tokens a page shows."""
+    """The number of tokens that a page shows."""
     pairs, each = 0, 0
     for group in (group for layer in taps for group in layer.groups):
         pairs += group.q.shape[2] + (0 if group.q_rel is None or not group.relates else group.q_rel.shape[2])
@@ -135,7 +135,7 @@ class _Holder:
         return self._add(_float(matrices)[0, :, : self.count, : self.count][:, self.pairs], layer)
 
     def _add(self, values: Array, layer: str) -> dict[str, Any]:
-        """Keep `values` and say where: the first of their shape counts planes, the last what is in a row."""
+        """Store `values`; their place, with the number of planes first in the shape and the row length last."""
         if not np.isfinite(values).all():
             raise ValueError(f"explore: {layer} must have finite codes, relations and symbols but some are not")
         data, limit, signed = quantised(values)

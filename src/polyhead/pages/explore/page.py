@@ -1,4 +1,4 @@
-"""The page that explores a text: what stands on it, and the equations of what it shows."""
+"""The page that explores a text: its words, and the equations of its figures."""
 
 import base64
 import zlib
@@ -19,7 +19,7 @@ CODES = {
     "softmax_heads": f"softmax over h of {SCORE}: the heads compete for the pair, and its code adds up to 1",
     "own": "what the function that these heads were given makes of q<sub>h,i</sub> and k<sub>h,j</sub>",
 }
-"""How the code of a pair comes to be, by `normalise`."""
+"""The equation of the code of a pair, by `normalise`."""
 
 
 def html(found: Explored, title: str = "") -> str:
@@ -40,7 +40,7 @@ def html(found: Explored, title: str = "") -> str:
 
 
 def _words(found: Explored) -> str:
-    """What one sees, and by which equation."""
+    """The explanation of the page, with the equations of its model."""
     ways = [f"<li>code<sub>h</sub>(i → j) = {CODES[way]}.</li>" for way in found.normalised]
     kinds = {group["kind"] for layer in found.layers for group in layer["groups"]}
     more = ""

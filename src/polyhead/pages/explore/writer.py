@@ -114,9 +114,9 @@ def explore_folder(
 
 
 def pieces(codec: Any, tokens: Sequence[int]) -> list[str]:
-    """The text of each token by itself; one that is no text (half a character) has the name that `codec` gives it.
+    """The text of each token.  A token that is no text (half a character) has its name in `codec`.
 
-    Decoded as the second of two equal ones: some tokenizers drop the blank that a text begins with.
+    Each is decoded after an equal token, since some tokenizers drop a blank at the start of a text.
     """
     found = []
     for token in tokens:
@@ -141,7 +141,7 @@ def _finished(folder: pathlib.Path) -> Run:
 
 
 def _reach(model: Transformer) -> tuple[int, int]:
-    """How many tokens it can read, and how many it knows."""
+    """The context length of a model, and the size of its vocabulary."""
     settings = model.config
     if not isinstance(settings.inputs, Tokens) or settings.encoder is not None:
         raise ValueError(f"explore: a model that reads tokens alone was wanted but it reads {settings.inputs}")

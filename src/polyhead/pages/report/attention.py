@@ -1,7 +1,7 @@
-"""What a report shows of single inputs: attention, relations and symbols of every layer, beside what the model read.
+"""Single inputs in a report: attention, relations and symbols of every layer, beside the input.
 
-One finished run of each mechanism is looked at, on a few sequences that neither training nor evaluation reads.  What
-a page can hold is limited: long sequences show their last tokens, large models fewer examples.
+They show one finished run of each mechanism, on a few sequences that neither training nor evaluation reads.  The size
+of a page is limited: long sequences show their last tokens only, and large models fewer examples.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ KINDS = ("attention", "relations", "symbols")
 
 @dataclass(frozen=True)
 class Example:
-    """One input: what it is in words, its image where it is one, and what every layer does with it."""
+    """One input: its description, its image if it has one, and its attention in every layer."""
 
     text: str
     image: Picture | None
@@ -51,7 +51,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Looked:
-    """What one checkpoint does with examples of a split; `note` says why there are none."""
+    """The examples of one checkpoint on a split; `note` says why there are none."""
 
     entry: Entry
     group: Group
@@ -70,7 +70,7 @@ class Looked:
 
 
 def looks(found: Sequence[Group], progress: Progress) -> list[Looked]:
-    """Look at the first finished run of each mechanism; one that cannot be looked at says why in a line."""
+    """The examples of the first finished run of each mechanism, or a line with the reason why there are none."""
     results = []
     for group in found:
         for entry in group.finished[:1]:
@@ -152,9 +152,9 @@ def _cut(layer: LayerLook, most: int) -> LayerLook:
 
 
 def describe(task: Task, batch: Batch, outputs: Tensor, i: int) -> str:
-    """What sample `i` asks, the answer, and what the model says.
+    """The question of sample `i`, its answer, and the model's answer.
 
-    `outputs` are the model's: of a task that is read and written, with the true answer so far before its eyes.
+    `outputs` are the model's; a decoder reads the true answer so far (teacher forcing).
     """
     scored = as_array(batch.scored[i]).astype(bool)
     targets, given = as_array(batch.targets[i])[scored], as_array(outputs[i])[scored]

@@ -25,7 +25,7 @@ AXES = {"attention": ("from token", "token"), "relations": ("token", "token"), "
 
 
 def section(out: Page, looked: Sequence[Looked]) -> None:
-    """One of each mechanism, the first with relations in sight; others can be opened."""
+    """One block per mechanism.  The first with relations is open, the others are closed."""
     shown = [one for one in looked if one.examples]
     if not shown:
         return
@@ -54,7 +54,7 @@ def _words(one: Looked) -> list[str]:
 
 
 def _block(out: Page, one: Looked) -> str:
-    """Choices, what was read, and a figure for each kind of matrix that any layer has."""
+    """Controls, the input, and a figure for each kind of matrix that any layer has."""
     name = f"look-{len(out.looks) + 1}"
     every = [[(layer.name, maps(layer)) for layer in example.layers] for example in one.examples]
     kinds = [kind for kind in KINDS if any(found[kind] for layers in every for _, found in layers)]
@@ -78,7 +78,7 @@ def _select(name: str, label: str, options: Sequence[str]) -> str:
 
 
 def _packed(found: dict[str, list[Map]]) -> dict[str, list[dict[str, Any]]]:
-    """The matrices of a layer as the page holds them: whole numbers, `limit` / STEPS each."""
+    """The matrices of a layer as integers, in units of `limit` / STEPS."""
     return {
         kind: [
             {
@@ -127,7 +127,7 @@ def svg(pixels: np.ndarray, rows: int, columns: int) -> str:
 
 
 def png(pixels: np.ndarray) -> str:
-    """An image (height width 3) of colours from 0 to 1 as the address of a PNG file that holds it."""
+    """An image (height width 3) of colours from 0 to 1 as a data URL of PNG."""
     height, width, _ = pixels.shape
     rows = np.rint(pixels * 255).astype(np.uint8)
     data = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows), 9)

@@ -1,4 +1,4 @@
-"""The interactive figures of latent codes: what can be read off them, maps, matrices."""
+"""The interactive figures of latent codes: probes, maps, matrices."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -90,7 +90,7 @@ def over_layers(cells: Cells, found: Sequence[Group], what: str, top: float) -> 
 
 
 def ceiling_of(several: Sequence[Cells]) -> float:
-    """Where the vertical axis of figures that are to be compared ends."""
+    """The upper end of the vertical axis that compared figures share."""
     every = [cell for cells in several for cell in cells.values()]
     return 1.12 * max(max(cell[0].mean + (cell[0].error or 0.0), cell[1]) for cell in every)
 
@@ -107,8 +107,8 @@ def matrix(
 ) -> go.Figure:
     """Named rows and columns, from -`limit` (blue) by 0 (white) to `limit` (vermilion).
 
-    `text` (row column) is what one reads on a cell, by default both names and the value.  Equal names of columns next
-    to each other are one group, named once.
+    `text` (row column) is the label of a cell on hover, by default both names and the value.  Adjacent columns with
+    equal names are one group with one label.
     """
     text = text or [
         [f"{a}, {b}: {number(float(v), 2)}" for b, v in zip(columns, row, strict=True)]
@@ -144,7 +144,7 @@ def matrix(
 
 # --------------------------------------------------------------------------------------------------------------- codes
 def code_map(found: CodeMap, colour_by: str, names: dict[int, str]) -> go.Figure:
-    """One map of one layer, the t-SNE (the page holds the other one).  `names`: what to call the classes of a label."""
+    """The t-SNE map of one layer (the page also holds the PCA).  `names`: names of the classes of a label."""
     figure = blank(230, legend=False)
     right = 40 if colour_by == "target" else 4
     plain = {"visible": False, "showgrid": False, "zeroline": False}

@@ -1,5 +1,4 @@
-"""What a report computes from a checkpoint: maps of the latent code on unseen tasks, probes of every layer, and what
-each head is worth."""
+"""Analyses of a checkpoint for a report: maps of the latent code on unseen tasks, probes of every layer, zeroed heads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,8 +42,8 @@ class CodeMap:
 
 @dataclass(frozen=True)
 class Analysed:
-    """What one checkpoint shows.  `rows` are those of `analysis.probe_run`, `zeroed` those of `analysis.zero_heads`;
-    `note` says why there is nothing."""
+    """The analyses of one checkpoint: `rows` of `analysis.probe_run`, `zeroed` of `analysis.zero_heads`; `note` says why
+    there are none."""
 
     entry: Entry
     group: Group
@@ -67,7 +66,7 @@ class Analysed:
 
 
 def analyse(found: Sequence[Group], progress: Progress) -> list[Analysed]:
-    """Probe and map every finished run; one whose checkpoint cannot be used says why in a line."""
+    """Probe and map every finished run; a line says why where a checkpoint cannot be used."""
     results = []
     for group in found:
         for entry in group.finished:
@@ -104,8 +103,8 @@ def _unfit(run: Run) -> str:
 def code_maps(model: nn.Module, task: Task, *, points: int = POINTS, seed: int = 0) -> list[CodeMap]:
     """One map per view and layer of the last token's code, on unseen tasks (Schug et al., figures 5A, 5B, A2).
 
-    All sequences show the same context inputs where the task offers that (`inputs="fixed_context"`): what moves a point
-    is its function and its query.
+    All sequences have the same context inputs if the task offers that (`inputs="fixed_context"`), so that points differ
+    by function and query only.
     """
     found = []
     for view, (drawn, pairs) in views(task).items():
@@ -124,7 +123,7 @@ def code_maps(model: nn.Module, task: Task, *, points: int = POINTS, seed: int =
 
 
 def class_names(task: Task, layer: CodeMap, label: str) -> dict[int, str]:
-    """What a reader sees on a point: "¬x₁x₂x₃¬x₄", such terms joined by "or" for a function, the name of a rule."""
+    """The labels of points: "¬x₁x₂x₃¬x₄", terms joined by "or" for a function, or the name of a rule."""
     if label != "function":
         return {int(i): class_name(task, label, int(i)) for i in np.unique(layer.labels[label])}
     terms = {name: values.tolist() for name, values in layer.labels.items() if name != "function"}

@@ -1,4 +1,4 @@
-"""The figures of a report as files: every one of them as PNG and SVG, drawn by matplotlib from the same numbers."""
+"""The figures of a report as PNG and SVG files, drawn by matplotlib from the same numbers."""
 
 import pathlib
 import re
@@ -32,7 +32,7 @@ def draw(
     *,
     formats: Sequence[str] = FORMATS,
 ) -> list[pathlib.Path]:
-    """Write every figure into `directory`, once a format; the files, in the order of the report."""
+    """Write every figure into `directory` in every format; the files, in the order of the report."""
     wanted = _results(found, table) | _curves(found, splits, table) | _looks(looked) | _probes(analysed)
     for one in analysed:
         if one.maps:

@@ -1,5 +1,5 @@
-"""The interactive figures of results and curves, as plotly figures, and the looks that all figures share.  Colours are
-the light theme's; the page maps them for the dark one."""
+"""The interactive plotly figures of results and curves, and the style that all figures share.  Colours are those of the
+light theme; the page maps them to the dark one."""
 
 from collections.abc import Iterable, Sequence
 
@@ -44,11 +44,11 @@ SCALES = {
     "plain": [[0.0, "#f4f6f8"], [1.0, "#0072b2"]],
     "signed": [[0.0, "#0072b2"], [0.5, "#f4f6f8"], [1.0, "#d55e00"]],
 }
-"""The colours of matrices that a reader chooses from: zero is nearly the paper, in either theme."""
+"""Colour scales of the matrices: zero is nearly the background, in both themes."""
 
 
 def dashes(table: Iterable[str]) -> dict[str, str]:
-    """Of the floors and the ceiling, those that are lines across a figure, and how they are drawn."""
+    """Floors and ceilings that are lines across a figure, with their dashes."""
     return {name: DASHES[name] for name in table if name in DASHES} or {n: "dash" for n in table if n == "chance"}
 
 
@@ -66,7 +66,7 @@ def styles(found: Sequence[Group]) -> dict[str, Style]:
 
 
 def category(index: int) -> tuple[str, str, str]:
-    """Colour, marker and glyph of class `index`: 48 classes that do not rest on colour alone."""
+    """Colour, marker and glyph of class `index`: 48 classes that differ not only by colour."""
     shape = (index // len(CLASSES)) % len(SHAPES)
     return CLASSES[index % len(CLASSES)], SHAPES[shape], GLYPHS[shape]
 
@@ -171,7 +171,7 @@ def scores(found: Sequence[Group], split: str, table: dict[str, dict[str, Summar
         width, opacity = (1.5, 1.0) if name in lines else (1.0, 0.6)
         figure.add_hline(value, line={"color": FAINT, "width": width, "dash": lines.get(name, "dot")}, opacity=opacity)
     seen = [value for g in found for e in g.entries for value in e.curve("eval", metric, split)[1]]
-    # A run that starts far below the floors would squeeze everything else, and so would a floor that is far below.
+    # A run or a floor far below would compress everything else.
     low = min([*rows.values(), max(min(seen, default=0.0), LOWEST)]) - 0.08
     low = max(low, -0.03) if min([*rows.values(), *seen], default=-1.0) >= 0 else low
     top = max([*rows.values(), 1.0 if metric == "r2" else max(seen, default=1.0)]) + 0.06
@@ -208,7 +208,7 @@ def together(found: Sequence[Group], split: str, table: dict[str, dict[str, Summ
 
 
 def spread(heights: dict[str, float], least: float) -> dict[str, float]:
-    """The heights moved apart to be at least `least` from each other, each close to where it belongs."""
+    """The heights moved apart to distances of at least `least`, each as little as possible."""
     names = sorted(heights, key=lambda name: heights[name])
     moved = [heights[name] for name in names]
     for _ in range(20):

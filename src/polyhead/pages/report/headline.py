@@ -1,8 +1,7 @@
-"""The words of a report: who is ahead of whom on unseen combinations, how sure that is, and what the terms mean.
+"""The words of a report: the ranking on unseen combinations, its certainty, and the meaning of terms.
 
-Nothing is claimed that the seeds do not carry: one mechanism "beats" another only where Welch's t-test over at
-least two seeds each gives p < 0.05; otherwise they are apart by no more than chance, or one is ahead "in these
-runs".
+One mechanism "beats" another only if Welch's t-test over at least two seeds each gives p < 0.05.  Otherwise the
+difference may be chance, or one is ahead "in these runs".
 """
 
 import math
@@ -19,13 +18,13 @@ WHERE = {
     "novel": "what was never seen in training",
     "iid": "fresh data",
 }
-"""What a split is, where its task has no words of its own."""
+"""The meaning of a split whose task has no words of its own."""
 PARTS = Parts(
     "part",
     read="each part",
     maps="Each point is the code of one query attending to itself: {count} sequences of unseen combinations.",
 )
-"""Of a task that says nothing about its parts."""
+"""The words for a task that does not name its parts."""
 SELF = "the last query token attending to itself, on the task as it was trained (the definition in the paper)"
 Scored = tuple[Group, Summary]
 
@@ -77,7 +76,7 @@ def where(found: Sequence[Group]) -> str:
 
 
 def ranked(found: Sequence[Group], split: str | None = None) -> list[Scored]:
-    """Groups with a finite score on `split` (default: the headline's), best first."""
+    """The groups with a finite score on `split` (default: the headline's), best first."""
     split = split or headline(found)
     scored = [(group, score) for group in found if (score := group.score(split)) and math.isfinite(score.mean)]
     return sorted(scored, key=lambda pair: -pair[0].task.gain(pair[1].mean))
@@ -98,7 +97,7 @@ def p_value(a: Summary, b: Summary) -> float | None:
 
 
 def compared(order: Sequence[Scored]) -> tuple[list[str], list[str], list[str]]:
-    """The rivals of the first: clearly beaten, too close to call, and not to be judged because a side has one seed."""
+    """The rivals of the first: clearly beaten, not significantly different, and not tested, as one side has one seed."""
     beaten: list[str] = []
     close: list[str] = []
     single: list[str] = []
@@ -154,9 +153,10 @@ def verdict(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> lis
 
 
 def opening(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> tuple[list[str], list[str]]:
-    """What a report says first, three sentences at most, and what it says beside its table.
+    """The first sentences of a report, three at most, and the notes beside its table.
 
-    First: what the second half of training brought (or the scores), the gap to known combinations, the best floor.
+    The sentences: the gain in the second half of training (or the scores), the gap to known combinations, the best
+    floor.
     """
     lines, order, split = [*course(found), *verdict(found, table)], ranked(found), headline(found)
     telling = lines[:1]
@@ -191,7 +191,7 @@ def _halves(entry: Entry, metric: str, split: str) -> tuple[float, float] | None
 
 
 def course(found: Sequence[Group]) -> list[str]:
-    """What the second half of training brought, known beside unseen."""
+    """The gain in the second half of training, on known and on unseen combinations."""
     rows = courses(found)
     if not rows:
         return []
@@ -289,7 +289,7 @@ def and_(names: Sequence[str]) -> str:
 
 # ------------------------------------------------------------------------------------------------------ latent codes
 def probing(parts: Parts, count: int, *, several_queries: bool) -> list[str]:
-    """What a section on probes says first."""
+    """The first sentences of a section on probes."""
     reads = (
         f"A logistic regression reads {parts.read} off the code of the last query token, one number per head. It is "
         f"fitted on {count:,} sequences of training tasks and scored on {count:,} of unseen combinations."
@@ -306,7 +306,7 @@ def probing(parts: Parts, count: int, *, several_queries: bool) -> list[str]:
 
 
 def clustering(parts: Parts, count: int) -> list[str]:
-    """What a section on clusters says first."""
+    """The first sentences of a section on clusters."""
     share = (
         f"Of each code's nearest neighbours among {count:,} sequences of unseen combinations, the share that have its "
         "label: 1 where the codes of every label lie apart, the chance level where labels are mixed."
@@ -315,7 +315,7 @@ def clustering(parts: Parts, count: int) -> list[str]:
 
 
 def zeroing(metric: str, count: int) -> list[str]:
-    """What a section on zeroed heads says first."""
+    """The first sentences of a section on zeroed heads."""
     return [
         f"How far the {metric} on {count:,} sequences of unseen combinations falls when the latent code of one head is "
         "zeroed, or of all heads of a layer: the same sequences each time, and no training in between. The head that "
