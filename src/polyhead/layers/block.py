@@ -7,7 +7,6 @@ A decoder's block looks at another sequence in between, through `norm_cross` and
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -101,26 +100,48 @@ class TransformerBlock(nn.Module):
         self._check(context, cu_seqlens, tail)
         source = self.norm1(x) if self.pre else x
         if tail is None or tail == x.shape[1]:
-            where: dict[str, Any] = {"positions": positions, "cu_seqlens": cu_seqlens, "cache": cache}
-            y = self.attention(source, mask=mask, keep=keep, symbols=symbols, **where, taps=taps)
+            y = self.attention(
+                source, mask=mask, keep=keep, symbols=symbols, positions=positions, cu_seqlens=cu_seqlens, cache=cache,
+                taps=taps,
+            )  # fmt: skip
         else:
             if positions is not None or cache is not None:
                 what = "positions" if cache is None else "a cache"
                 raise ValueError(f"TransformerBlock: tail counts positions from 0, so {what} cannot be given")
-            first = x.shape[1] - tail
-            where = {"positions": torch.arange(first, x.shape[1], device=x.device)[None]}
-            rows = mask if mask is None or mask.ndim < 2 or mask.shape[-2] == 1 else mask[..., -tail:, :]
-            keep = keep if keep is None else keep[..., -tail:, :]
-            x, end = x[:, -tail:], source[:, -tail:]
-            own = {"symbols": symbols, "first": first}  # relative symbols count from where the tail is
-            y = self.attention(end, source, mask=rows, keep=keep, **where, **own, taps=taps)
-        x = x + self.dropout(y) if self.pre else self.norm1(x + self.dropout(y))
+            y = self._attend_tail(source, tail, mask, keep, symbols, taps=taps)
+            x = x[:, -tail:]
+        x = self._add(x, y, self.norm1)
         if self.cross is not None:
             asking = self.norm_cross(x) if self.pre else x
             y = self.cross(asking, context, mask=context_mask, symbols=context_symbols, cache=cache, taps=taps)
-            x = x + self.dropout(y) if self.pre else self.norm_cross(x + self.dropout(y))
-        z = self.feedforward(self.norm2(x) if self.pre else x)
-        return x + self.dropout(z) if self.pre else self.norm2(x + self.dropout(z))
+            x = self._add(x, y, self.norm_cross)
+        return self._add(x, self.feedforward(self.norm2(x) if self.pre else x), self.norm2)
+
+    def _add(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
+        """x + dropout(y), normalised in a post-norm block."""
+        x = x + self.dropout(y)
+        return x if self.pre else norm(x)
+
+    def _attend_tail(
+        self,
+        source: Tensor,
+        tail: int,
+        mask: Tensor | None,
+        keep: Tensor | None,
+        symbols: Symbols,
+        *,
+        taps: list[Taps] | None,
+    ) -> Tensor:
+        """Self-attention of the last `tail` tokens to all of `source`, as cross-attention."""
+        first = source.shape[1] - tail
+        positions = torch.arange(first, source.shape[1], device=source.device)[None]
+        if mask is not None and mask.ndim >= 2 and mask.shape[-2] > 1:
+            mask = mask[..., -tail:, :]
+        keep = None if keep is None else keep[..., -tail:, :]
+        return self.attention(
+            source[:, -tail:], source, mask=mask, keep=keep, symbols=symbols, positions=positions, first=first,
+            taps=taps,
+        )  # fmt: skip
 
     def _check(self, context: Tensor | None, cu_seqlens: Tensor | None, tail: int | None) -> None:
         if (context is None) != (self.cross is None):

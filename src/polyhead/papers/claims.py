@@ -1,7 +1,7 @@
-"""What papers claim, as tests on measured scores.
+"""Claims of papers as statistical tests on measured scores.
 
-A claim is turned into "each of these numbers is above its margin" before the runs are looked at.  A number is one value
-per seed: a claim about several settings is about their mean, seed by seed.  Each number is a *part* with a verdict:
+Before any result is known, a claim is written as "each of these numbers is above its margin".  A number has one value
+per seed; of several settings it is their mean, seed by seed.  Each number is a *part* with a verdict:
 
     holds                 its one-sided p-value (Student's t over seeds), corrected by Holm over all parts of the page,
                           is below 0.05
@@ -31,8 +31,8 @@ WITHIN = 0.02
 @dataclass(frozen=True)
 class Part:
     """One number of a claim: `estimate` is above `margin`.  `up`, `down`: the corrected p-values of that and of the
-    opposite.  `within`: a smaller difference from the margin is none; 0 asks nothing of the kind.  `falls`: whether
-    below the margin means that the claim does not hold; of what cannot be below a null it does not."""
+    opposite.  `within`: a smaller difference from the margin is none; 0: no such test.  `falls`: whether a number
+    below the margin refutes the claim; a number that cannot truly be below its null does not."""
 
     name: str
     estimate: Estimate
@@ -74,12 +74,12 @@ class Verdict:
 
     @property
     def outcome(self) -> str:
-        """Of the whole claim: see `all_of`."""
+        """The outcome of the whole claim: see `all_of`."""
         return all_of(part.outcome for part in self.parts)
 
     @property
     def evidence(self) -> str:
-        """Its numbers in a line, each with its own outcome where these differ."""
+        """Its numbers in a line, each with its outcome if these differ."""
         if len({part.outcome for part in self.parts}) == 1:
             return "; ".join(map(str, self.parts))
         return "; ".join(f"{part}: {part.outcome}" for part in self.parts)
@@ -88,7 +88,7 @@ class Verdict:
         return f"{self.outcome}: {self.claim} ({self.evidence})"
 
     def to_dict(self) -> dict[str, object]:
-        """As results.json has it."""
+        """As JSON values for results.json."""
         return {
             "claim": self.claim,
             "outcome": self.outcome,
@@ -158,7 +158,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def all_of(outcomes: Iterable[str]) -> str:
-    """Of a claim with these parts: one that does not hold decides, then one that is no test, then what all share."""
+    """The outcome of a claim: a part that does not hold decides, then one without a test, then the common outcome."""
     found = set(outcomes)
     for one in (FAILS, NO_TEST):
         if one in found:

@@ -13,8 +13,8 @@ LEVEL = 0.95
 class Estimate:
     """A mean, its standard error and the degrees of freedom of that; `values` by seed where they are known.
 
-    `runs`: how many trained models it rests on, infinite for what is not trained.  `sampling`: the standard error that
-    the test sets alone give to the mean; `error` has it in it.  Sums and differences are taken seed by seed where both
+    `runs`: the number of trained models, infinite for a number without training.  `sampling`: the standard error of the
+    mean that is due to the test sets; `error` includes it.  Sums and differences are taken seed by seed where both
     sides have the same seeds (seeds share data and split), by Welch-Satterthwaite otherwise.
     """
 
@@ -30,9 +30,9 @@ class Estimate:
     def of(cls, values: Mapping[int, float], sampling: float = 0.0, *, finite: bool = False) -> "Estimate":
         """Of one value per seed.
 
-        `sampling`: the standard error of their mean that is owed to the test sets.  Where every seed is scored on
-        sequences of its own, it is part of the spread over seeds.  Where test sets are cut from one `finite` supply the
-        spread does not know all of it, so it is added.
+        `sampling`: the standard error of their mean that is due to the test sets.  If every seed has test sequences of
+        its own, the spread over seeds includes it.  If test sets are parts of one `finite` set, the spread includes
+        only some of it, so it is added.
         """
         if not values:
             raise ValueError("Estimate: at least one value is needed but none came")
@@ -69,7 +69,7 @@ class Estimate:
         return self + -other
 
     def scaled(self, by: float) -> "Estimate":
-        """`by` times it."""
+        """The estimate times `by`."""
         values = {seed: by * value for seed, value in self.values.items()}
         errors = (abs(by) * self.error, self.freedom, values, self.runs, abs(by) * self.sampling, self.finite)
         return Estimate(by * self.mean, *errors)
@@ -100,7 +100,7 @@ Scores = Mapping[str, Estimate]
 
 
 def _beyond(statistic: float, freedom: float) -> float:
-    """How probable a larger Student's t is."""
+    """The probability of a larger Student's t."""
     with optional("claims", "polyhead[report]"):
         from scipy.special import stdtr
     return float(stdtr(freedom, -statistic))

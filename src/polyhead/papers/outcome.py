@@ -1,4 +1,4 @@
-"""What a figure or table comes to: pictures, a table, verdicts, and the numbers behind them."""
+"""The result of a figure or table: pictures, a table, verdicts, and their numbers."""
 
 import functools
 import math
@@ -65,8 +65,7 @@ def _floors(task: Any, split: str, sequences: int) -> Mapping[str, Score]:
 
 
 def shown(runs: Iterable[Run], levels: Mapping[str, object]) -> dict[str, str]:
-    """The floors among `levels` that figures show: those that say most about composing, and the ceiling.  By name, the
-    label that their task gives them."""
+    """The floors among `levels` that figures show, the most informative ones, and the ceiling; name -> label."""
     words = {name: floor for run in runs for name, floor in run.task.words.floors.items() if floor.drawn}
     return {name: floor.label for name, floor in words.items() if name in levels}
 

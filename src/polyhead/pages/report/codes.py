@@ -1,4 +1,4 @@
-"""Analyses of a checkpoint for a report: maps of the latent code on unseen tasks, probes of every layer, zeroed heads."""
+"""Analyses of a checkpoint for a report: maps of the code on unseen tasks, probes of every layer, zeroed heads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class CodeMap:
 
 @dataclass(frozen=True)
 class Analysed:
-    """The analyses of one checkpoint: `rows` of `analysis.probe_run`, `zeroed` of `analysis.zero_heads`; `note` says why
+    """Analyses of a checkpoint: `rows` of `analysis.probe_run`, `zeroed` of `analysis.zero_heads`; `note` says why
     there are none."""
 
     entry: Entry

@@ -97,7 +97,7 @@ def p_value(a: Summary, b: Summary) -> float | None:
 
 
 def compared(order: Sequence[Scored]) -> tuple[list[str], list[str], list[str]]:
-    """The rivals of the first: clearly beaten, not significantly different, and not tested, as one side has one seed."""
+    """The rivals of the first: clearly beaten, not significantly different, and not tested, as a side has one seed."""
     beaten: list[str] = []
     close: list[str] = []
     single: list[str] = []

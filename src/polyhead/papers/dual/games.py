@@ -199,7 +199,7 @@ def draw(study: Study, folder: pathlib.Path) -> Outcome:
 
 
 def _verdicts(cells: Cells) -> list[Verdict]:
-    """Of the games that are whole: where runs failed, a verdict would be of other settings than it says."""
+    """Verdicts on the complete games: with failed runs, a verdict would not be on its settings."""
     every = {name: {n: by for (game, n), by in cells.items() if game == name} for name, _ in cells}
     mine = {name: of for name, of in every.items() if whole({(n,): by for n, by in of.items()})}
     curves = {name: {n: scores(by, "iid") for n, by in of.items()} for name, of in mine.items()}

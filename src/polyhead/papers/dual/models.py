@@ -47,7 +47,7 @@ CLOSE = 0.01
 
 @dataclass(frozen=True)
 class Row:
-    """What a reader sees of a model, and how it was read where the papers are silent."""
+    """The label of a model, and our reading where the papers are silent."""
 
     label: str
     choice: str = ""
@@ -78,8 +78,7 @@ SYMBOLS: dict[str, SymbolSource] = {
 
 @dataclass(frozen=True)
 class Relations:
-    """What relational heads are given: where symbols come from, how many relations (None: one per head), how they
-    begin."""
+    """Settings of relational heads: source of symbols, number of relations (None: one per head), initialisation."""
 
     symbols: SymbolSource = PositionSymbols()  # noqa: RUF009 (frozen)
     symmetric: bool = True
@@ -87,7 +86,7 @@ class Relations:
     start: str = "balanced"
 
     def heads(self, softmax: int, relational: int, dim: int) -> tuple[Mechanism, ...]:
-        """So many heads of each kind, of width `dim`; groups without heads are left out."""
+        """Groups of softmax and relational heads of width `dim`; groups without heads are left out."""
         groups: list[Mechanism] = [Softmax(softmax, dim, dim)] if softmax else []
         if relational:
             own = Relational(relational, dim, dim, symbols=self.symbols, symmetric=self.symmetric)
@@ -111,7 +110,7 @@ def heads_of(row: str, shape: Scale, relations: Relations) -> tuple[Mechanism, .
 
 
 def positions_of(row: str, shape: Scale, length: int) -> Position:
-    """Where tokens are told where they are: a bias per offset needs 2 `length` of them, four times that in buckets."""
+    """Position encodings for sequences of `length`: a bias per offset needs 2 `length` buckets, or four times that."""
     offsets = RelativeBias(4 * length, max_distance=length, bidirectional=True)
     controls: dict[str, Position] = {"softmax-rope": Rotary(), "softmax-t5": offsets}
     return controls.get(row, shape.positions)
@@ -215,19 +214,19 @@ def row_of(run: Run) -> str:
 
 
 def encoder_of(run: Run) -> TransformerConfig:
-    """The transformer that reads: the encoder where there is one."""
+    """The encoder if there is one, else the transformer itself."""
     encoder = run.transformer.encoder
     return encoder if isinstance(encoder, TransformerConfig) else run.transformer
 
 
 def relational_of(run: Run) -> Relational | None:
-    """The relational heads of a transformer's first layer, of the one that reads; None of another model."""
+    """The relational heads of the first layer of `encoder_of`; None for a model without them."""
     groups = encoder_of(run).layer_heads(0) if isinstance(run.model, TransformerConfig) else ()
     return next((group for group in groups if isinstance(group, Relational)), None)
 
 
 def split_of(run: Run) -> tuple[int, int] | None:
-    """How many softmax and how many relational heads a layer has; None of another model than a transformer."""
+    """The numbers of softmax and relational heads of a layer; None for a model that is no transformer."""
     if not isinstance(run.model, TransformerConfig):
         return None
     groups = encoder_of(run).layer_heads(0)
@@ -241,13 +240,13 @@ def label(model: str) -> str:
 
 
 def symbols_of(run: Run) -> str | None:
-    """Where the symbols of its relational heads come from."""
+    """The source of symbols of its relational heads."""
     group = relational_of(run)
     return None if group is None else {type(s): n for n, s in SYMBOLS.items()}[type(group.symbols)]
 
 
 def relations_of(run: Run) -> int | None:
-    """How many relations its relational heads have."""
+    """The number of relations of its relational heads."""
     group = relational_of(run)
     return None if group is None else group.relations or group.heads
 

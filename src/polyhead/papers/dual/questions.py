@@ -1,16 +1,15 @@
-"""What the draft of dual attention asks: which symbols, positions and relations work best, and whether more softmax
-heads saturate where a split of softmax and relational heads keeps helping.
+"""Two questions of the draft of dual attention: which symbols, positions and relations work best?  Do more softmax
+heads saturate where more heads of both kinds keep helping?
 
-Both ask it of two relational games that dual attention learns within minutes and softmax heads do not: `occurs` and
+Both use two relational games that dual attention learns within minutes and softmax heads do not: `occurs` and
 `between`, with 1000 training images.
 """
 
 import itertools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyhead.analysis import figures
 from polyhead.config import Learned, Position, Rotary, Run, Swiglu
@@ -101,27 +100,34 @@ def _name(what: str, relations: Relations, positions: Position) -> str:
 
 
 Choice = tuple[str, str, bool, int]
-Place = tuple[str, bool, int]
-"""Symbols, positions, symmetric, relations; a place: the same without the positions."""
+"""Symbols, positions, symmetric, number of relations."""
+
+
+class Place(NamedTuple):
+    """A choice with learned positions."""
+
+    symbols: str
+    symmetric: bool
+    relations: int
 
 
 def choices(scores: Mapping[Choice, Estimate]) -> list[Verdict]:
-    """`scores`: of each choice, the mean over the games.  A difference is the mean over all else that was varied."""
-    learned = {(kind, same, count): e for (kind, positions, same, count), e in scores.items() if positions == "learned"}
-    counts = {count for _, _, count in learned}
-    fewest, most = min(counts, default=0), max(counts, default=0)
+    """`scores`: for each choice the mean over the games.  Each difference is the mean over all other choices."""
+    learned = {Place(kind, same, r): e for (kind, positions, same, r), e in scores.items() if positions == "learned"}
+    fewest = min((place.relations for place in learned), default=0)
+    most = max((place.relations for place in learned), default=0)
 
-    def gain(changed: Callable[[Place], Place], wanted: Callable[[Place], bool]) -> list[Estimate]:
-        """Of each `wanted` place, by how much it is above the place with one thing `changed`."""
-        pairs = [(place, changed(place)) for place in learned if wanted(place)]
-        return [learned[place] - learned[other] for place, other in pairs if other != place and other in learned]
+    def gains(pairs: Iterable[tuple[Place, Place]]) -> list[Estimate]:
+        """How much the first place of each pair is better than the second, if that is another one and was trained."""
+        return [learned[one] - learned[other] for one, other in pairs if other != one and other in learned]
 
-    symmetric = gain(lambda place: (place[0], False, place[2]), lambda place: place[1])
-    more = gain(lambda place: (place[0], place[1], fewest), lambda place: place[2] == most)
-    kinds = [kind for kind in dict.fromkeys(kind for kind, _, _ in learned) if kind != "by place"]
+    symmetric = gains((place, place._replace(symmetric=False)) for place in learned if place.symmetric)
+    more = gains((place, place._replace(relations=fewest)) for place in learned if place.relations == most)
+    best = [place for place in learned if place.symbols == "by place"]
     by_place = {
-        f"over symbols {kind}": gain(partial(_with_symbols, kind), lambda place: place[0] == "by place")
-        for kind in kinds
+        f"over symbols {kind}": gains((place, place._replace(symbols=kind)) for place in best)
+        for kind in dict.fromkeys(place.symbols for place in learned)
+        if kind != "by place"
     }
     claims = (
         ("symmetric relations learn faster", {"symmetric over not, mean of symbols and relations": symmetric}),
@@ -133,10 +139,6 @@ def choices(scores: Mapping[Choice, Estimate]) -> list[Verdict]:
     )
     found = [(claim, {name: mean(gains) for name, gains in parts.items() if gains}) for claim, parts in claims]
     return [above(claim, parts) for claim, parts in found if parts]
-
-
-def _with_symbols(kind: str, place: Place) -> Place:
-    return kind, place[1], place[2]
 
 
 def splits(scores: Mapping[tuple[int, int], Estimate]) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""What the figures of the dual-attention study share: one run, claims about learning, tables and learning curves.
+"""Common parts of the dual-attention figures: runs, claims about learning, tables and learning curves.
 
 All models of a study have as many parameters as dual attention, within 1 %, and as many optimiser steps.  The width of
 the feed-forward layers makes it so, of CoRelNet that of its first MLP, of PrediNet the number of relations; `split`
@@ -102,7 +102,7 @@ def written(
 
 
 def single(name: str, runs: tuple[Run, ...], like: str) -> Run:
-    """The run called `like` as one of its own."""
+    """The run called `like` as a recipe of its own."""
     (found,) = (run for run in runs if run.name == like)
     return replace(found, name=name, threads=None)
 
@@ -140,7 +140,7 @@ def better(what: str, one: str, others: Sequence[str], scores: Mapping[str, Scor
 
 
 def gap(curve: Curve, one: str, other: str) -> Estimate:
-    """How far `one` is above `other`, as the mean over the sizes."""
+    """The difference of `one` and `other`, as the mean over the sizes."""
     return mean([scores[one] - scores[other] for scores in curve.values()])
 
 

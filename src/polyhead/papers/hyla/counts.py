@@ -1,4 +1,4 @@
-"""What takes no training: Table A2 (ambiguous instances) and Figure A9 (counts of tasks) of Schug et al. 2024."""
+"""Results without training: Table A2 (ambiguous instances) and Figure A9 (counts of tasks) of Schug et al. 2024."""
 
 import math
 import pathlib
@@ -44,7 +44,7 @@ def draw_a2(scale: str, folder: pathlib.Path) -> Outcome:
 
 
 def _share(score: Score) -> str:
-    """A fraction; of none at all, what was looked at: a standard error of 0 would say too much."""
+    """A fraction; 0 is written as none of n, since a standard error of 0 would say too much."""
     none = f"0 of {score.count}"
     return none if score.mean == 0 else f"{score.mean:.4f} ± {score.standard_error:.4f}"
 

@@ -156,7 +156,7 @@ def solves(scores: Mapping[Any, Scores], level: float = 0.8) -> list[Verdict]:
 def single_head(scores: Mapping[int, Scores]) -> list[Verdict]:
     """A single head is worse than the next larger number."""
     counts = sorted(scores)
-    if counts[0] != 1:  # its runs failed: nothing else speaks for them
+    if counts[0] != 1:  # its runs failed, and no other number replaces theirs
         return []
     few, more = scores[counts[0]], scores[counts[1]]
     parts = {f"{ROWS[m].label}, {counts[1]} heads over {counts[0]}": more[m] - few[m] for m in few if m in more}
@@ -212,7 +212,7 @@ def draw_a4(study: Study, folder: pathlib.Path) -> Outcome:
 
 
 def _most(study: Study, axis: str, values: list[Any]) -> Any:
-    """The value of `axis` that most runs have: the one that stays while the other axis is varied."""
+    """The value of `axis` that most runs have: the constant one while the other axis varies."""
     counts = {
         value: sum(study.paper.places(point.run).get(axis) == value for point in study.points) for value in values
     }

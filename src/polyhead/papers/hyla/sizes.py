@@ -122,7 +122,7 @@ def make(task: Task, row: str, shape: Scale, setting: Setting, seed: int) -> Run
 
 
 def _kind(task: Task) -> str:
-    """Of the content alone, so that two figures that share a run share its folder."""
+    """A name from the content only, so that two figures with the same run share its folder."""
     if isinstance(task, FuzzyLogic):
         return f"fuzzy-{task.length}-{100 * task.held_out:.0f}"
     if isinstance(task, Sraven):

@@ -160,7 +160,7 @@ def kinds(scores: Scores) -> list[Verdict]:
 
 
 def closer(scores: Scores) -> list[Verdict]:
-    """HYLA is better than linear attention, and nearer to softmax heads than that is."""
+    """HYLA is better than linear attention, and nearer to softmax heads."""
     if not {"hyla", "linear", "softmax"} <= set(scores):
         return []
     linear, hyla, softmax = (scores[name] for name in ("linear", "hyla", "softmax"))
@@ -195,7 +195,7 @@ def fig_6_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
 
 
 def ending(cell: Cell, split: str = "iid") -> Estimate:
-    """Its score over seeds; of a single run with the error over sequences."""
+    """The final score over seeds; for a single run with its error over sequences."""
     if len(cell.points) > 1:
         return cell.score(split)
     (point,) = cell.points
@@ -212,7 +212,7 @@ def floors(study: Study) -> dict[str, float]:
 
 
 def curves(claim: Claim) -> Callable[[Study, pathlib.Path], Outcome]:
-    """Bits per byte over tokens, a line per kind of heads, beside zlib, and a table of what they end at."""
+    """Bits per byte over tokens, a line per kind of heads, beside zlib, and a table of final scores."""
 
     def draw(study: Study, folder: pathlib.Path) -> Outcome:
         cells = by_model(study)[()]

@@ -79,7 +79,7 @@ class Shape(Scale):
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are, without a look at the text."""
+        """The size of the vocabulary, without reading the text."""
         kind, _, count = self.tokenizer.partition(":")
         return int(count) if kind == "bpe" else COUNTS[self.tokenizer]
 
@@ -155,7 +155,7 @@ def label(model: str) -> str:
 
 
 def feedforward_of(run: Run) -> str | None:
-    """What a reader sees of its feed-forward layers."""
+    """The label of its feed-forward layers."""
     layer = run.transformer.feedforward
     names = {"silu": "SiLU", "relu": "ReLU", "gelu_tanh": "GELU"}
     return "SwiGLU" if isinstance(layer, Swiglu) else names[layer.act] if isinstance(layer, Mlp) else None

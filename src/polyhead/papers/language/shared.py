@@ -1,4 +1,4 @@
-"""What the figures of language models share: one run, the text that runs read, and tables of what they end at.
+"""Common parts of the language-model figures: runs, their text, and tables of final scores.
 
 Models that are compared see the same tokens in the same order and have as many parameters as softmax heads, within 1 %.
 Scores are bits per byte: lower is better.  They are compared where all runs read the same text only: two Pythons have
@@ -50,7 +50,7 @@ def lower(scores: Scores, one: str, others: tuple[str, ...]) -> dict[str, Estima
 
 
 def fingerprint(point: Point) -> str:
-    """Of the text that a run was trained on and scored with, as its folder says."""
+    """The fingerprint of the text of a run, from its folder."""
     try:
         return str(json.loads((point.result.folder / RECORD).read_bytes())["fingerprint"])
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
@@ -78,7 +78,7 @@ def course(cell: Cell, metric: str | None = None) -> dict[float, list[float]]:
 
 
 def table(cells: Mapping[Any, tuple[str, Cell]], axis: str, notes: tuple[str, ...]) -> dict[str, Any]:
-    """A line per cell: what it ends at, how large it is, how long it took."""
+    """A line per cell: final score, size and time."""
     measured = (
         ("bits per byte, validation", "validation", None),
         ("bits per byte, iid", "iid", None),
@@ -101,7 +101,7 @@ COST = ("parameters", "million tokens", "minutes of a run")
 
 
 def cost(cell: Cell) -> tuple[str, ...]:
-    """Of a run: its size, its tokens, and how long it took."""
+    """Size, tokens and time of a run."""
     run = cell.points[0].run
     minutes = sum(point.result.seconds for point in cell.points) / 60 / len(cell.points)
     tokens = run.train.steps * seen(run) / 1e6

@@ -141,8 +141,8 @@ LEVELS = {
 
 
 def reached(course: Mapping[float, float], level: float) -> float | None:
-    """Where a falling course first comes to `level`, between its points along straight lines over the logarithm of
-    where they are; None if it does not.
+    """The place where a falling curve first reaches `level`, by linear interpolation over the logarithm of places; None
+    if it does not.
 
     >>> reached({1.0: 4.0, 4.0: 2.0}, 3.0), reached({1.0: 4.0, 4.0: 2.0}, 1.0)
     (2.0, None)
