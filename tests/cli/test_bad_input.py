@@ -162,8 +162,10 @@ def test_a_file_that_is_no_configuration(tmp_path: pathlib.Path, capsys: Any, te
         assert mistake(capsys, ["train", str(path)]).startswith(str(path))
 
 
-@pytest.mark.parametrize("verb", ["eval", "probe"])
-def test_a_damaged_checkpoint(tmp_path: pathlib.Path, capsys: Any, trained: pathlib.Path, verb: str):
+@pytest.mark.parametrize(
+    ("verb", "few"), [("eval", ["--batches", "1", "--splits", "iid"]), ("probe", ["--sequences", "256"])]
+)
+def test_a_damaged_checkpoint(tmp_path: pathlib.Path, capsys: Any, trained: pathlib.Path, verb: str, few: list[str]):
     for name in ("config.json", "checkpoint.safetensors", "metrics.jsonl"):
         (tmp_path / name).write_bytes((trained / name).read_bytes())
     path = tmp_path / "checkpoint.safetensors"
@@ -177,13 +179,13 @@ def test_a_damaged_checkpoint(tmp_path: pathlib.Path, capsys: Any, trained: path
     said = capsys.readouterr().err.splitlines()
     assert said[0].endswith("; set aside as checkpoint.safetensors.damaged")
     assert said[1] == "small: no checkpoint is left, so it begins anew; the result will be the same"
-    assert main([verb, str(tmp_path)]) == 0
+    assert main([verb, str(tmp_path), *few]) == 0
 
 
 def test_the_best_checkpoint_can_be_evaluated(capsys: Any, trained: pathlib.Path):
     said = []
     for which in ("newest", "best", "2"):
-        assert main(["eval", str(trained), "--checkpoint", which, "--batches", "1"]) == 0
+        assert main(["eval", str(trained), "--checkpoint", which, "--batches", "1", "--splits", "iid"]) == 0
         said.append(capsys.readouterr().out)
     assert said[2] != said[0] == said[1]  # the last step is the one that was evaluated
     line = mistake(capsys, ["eval", str(trained), "--checkpoint", "3"])
