@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import functools
 import importlib
 import pathlib
 import re
@@ -48,6 +49,11 @@ def test_the_spelling_is_british():
 
 
 # ----------------------------------------------------------------------------------------------------------- docstrings
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
 def docstrings(path):
     """(qualified name, docstring) of a file and everything in it."""
 
@@ -58,7 +64,7 @@ def docstrings(path):
             if isinstance(child, (ast.ClassDef, ast.FunctionDef)):
                 yield from walk(child, f"{prefix}.{child.name}" if prefix else child.name)
 
-    yield from walk(ast.parse(path.read_text()), "")
+    yield from walk(parsed(path), "")
 
 
 @pytest.mark.parametrize("public", ph.__all__)
@@ -72,7 +78,7 @@ def test_public_names_say_what_they_are(public):
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_every_file_begins_with_what_it_is_for(path):
-    assert ast.get_docstring(ast.parse(path.read_text()))
+    assert ast.get_docstring(parsed(path))
 
 
 EXAMPLES = [

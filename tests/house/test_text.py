@@ -13,17 +13,22 @@ OTHERS = ("os", "engine", "Image", "tarfile", "zipfile")
 """Whose `open` is not of text."""
 
 
+CALLS = ("read_text", "write_text", "open", "run", "Popen", "check_output")
+
+
 def unencoded(source):
     """Lines where text is read or written in the encoding of the machine."""
     for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+        if getattr(call.func, "attr", getattr(call.func, "id", None)) not in CALLS:
+            continue  # before it is written out, which takes its time
         owner, _, name = ast.unparse(call.func).rpartition(".")
         named = {keyword.arg: keyword.value for keyword in call.keywords}
         words = [*call.args, named.get("mode")]
         binary = any(isinstance(word, ast.Constant) and word.value in ("rb", "wb", "ab", "r+b", "xb") for word in words)
         text = (
-            name in ("read_text", "write_text")
+            name in CALLS[:2]
             or (name == "open" and owner.rpartition(".")[2] not in OTHERS and not binary)
-            or (name in ("run", "Popen", "check_output") and "text" in named)
+            or (name in CALLS[3:] and "text" in named)
         )
         if text and "encoding" not in named:
             yield call.lineno
