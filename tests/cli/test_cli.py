@@ -322,6 +322,10 @@ def test_probe_and_report(capsys: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(report, "write", lambda *args, **more: asked.append((args, more)) or args[1])
     assert ask(capsys, "report here --out page.html --title Mine") == "report: page.html\n"
     assert asked == [(([pathlib.Path("here")], pathlib.Path("page.html")), {"title": "Mine"})]
+    monkeypatch.setenv("POLYHEAD_QUIET", "1")
+    report.writer._speaker(True)("not said")
+    assert capsys.readouterr().err == ""
+    assert "_polyhead" in json.loads(ask(capsys, "completion bash --json"))["script"]
 
 
 @pytest.mark.usefixtures("recipe")

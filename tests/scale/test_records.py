@@ -66,6 +66,24 @@ def test_the_best_is_marked_and_all_formats_are_written(grid):
         found.text("tex")
 
 
+def test_runs_of_two_tasks_are_compared_each_by_its_own_metric(grid):
+    runs, folder = grid
+    task = ph.tasks.Sraven()
+    other = ph.Run(task, ph.TransformerConfig(*task.ends), name="other")
+    place = folder / "other"
+    place.mkdir()
+    save(other, place / "config.json")
+    first, _ = pair = records(f"{folder}/tiny-{digest(runs[0])}", place)
+    rows = {row[""]: row for row in pair.differences()}
+    assert rows["state"][first.label] == "done"
+    scores = {"iid": {"loss": 0.5, "accuracy": 0.5, "accuracy_se": 0.01}}
+    write_result(Result("other", digest(other), 12, 6.0, 1000, scores, "", {}, place))
+    rows = {row[""]: row for row in records(pair[0].folder, place).differences()}
+    assert rows["iid r2"] | {"": ""} == {"": "", first.label: "0.250", "other": "", "difference": ""}
+    assert rows["iid accuracy"] | {"": ""} == {"": "", first.label: "", "other": "0.500", "difference": ""}
+    assert "state" not in rows
+
+
 def test_lower_may_be_better(grid, monkeypatch):
     runs, folder = grid
     monkeypatch.setattr(type(runs[0].task), "better", "lower", raising=False)
@@ -100,8 +118,10 @@ def test_the_verbs(grid, capsys, monkeypatch):
     assert (folder.parent / "t.csv").read_text() == ph.records("grid").text("csv")
     capsys.readouterr()
     for words, line in (
-        (["compare", pair[0]], "polyhead: compare: two runs were wanted but 1 came"),
-        (["list", "runs", "nowhere"], "polyhead: records: nowhere does not exist"),
+        (["compare", pair[0], f"{pair[0]}/."], "polyhead: compare: two runs were wanted but 1 came"),
+        (["compare"], "polyhead: compare: two runs were wanted but none came"),
+        (["compare", "nowhere", pair[0]], "polyhead: compare: nowhere does not exist"),
+        (["list", "runs", "nowhere"], "polyhead: list runs: nowhere does not exist"),
         (["list", "tasks", "grid"], "polyhead list: a folder is for runs but tasks were asked for"),
         (["table", "grid", "--format", "xls"], "polyhead: records: unknown format 'xls'"),
     ):

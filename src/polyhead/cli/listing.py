@@ -50,7 +50,7 @@ class List:
         if what == "runs":
             from polyhead.scale.records import records
 
-            found = records(*self.folders)
+            found = records(*self.folders, who="list runs")
             emit(found.rows, lambda: show(found, "Runs", folders=True))
         elif what == "mechanisms":
             sizes = {"dim": 128, "heads": 8, "length": 256} | sizes
@@ -84,11 +84,11 @@ class Compare:
 
     def __call__(self) -> int:
         from polyhead.cli.text import table
-        from polyhead.scale.records import records
+        from polyhead.scale.records import Records, records
 
-        found = records(*self.runs)
-        if len(found) < 2:
-            raise ValueError(f"compare: two runs were wanted but {len(found)} came")
+        found = records(*self.runs, who="compare") if self.runs else ()
+        if not isinstance(found, Records) or len(found) < 2:
+            raise ValueError(f"compare: two runs were wanted but {len(found) or 'none'} came")
         emit(found.rows, lambda: table("Settings and scores", found.differences()))
         return 0
 
@@ -113,7 +113,7 @@ class Table:
     def __call__(self) -> int:
         from polyhead.scale.records import records
 
-        found = records(*self.runs)
+        found = records(*self.runs, who="table")
         text = found.text(self.format)
         if self.out is None:
             emit(found.rows, lambda: print(text, end=""))

@@ -252,12 +252,12 @@ class Completion:
 
         text = script(self.shell, VERBS)
         if not self.install:
-            print(text, end="")
+            emit(lambda: {"script": text}, lambda: print(text, end=""))
             return 0
         path, then = place(self.shell)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-        print(f"completion: {path}; {then}")
+        emit(lambda: {"completion": str(path)}, lambda: print(f"completion: {path}; {then}"))
         return 0
 
 

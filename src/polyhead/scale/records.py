@@ -142,22 +142,27 @@ class Records:
             {"": name, **dict(zip(names, (setting(record.settings[name]) for record in self), strict=True))}
             for name in (self[0].settings if len(self) else ())
         ]
+        if any(record.state is not State.DONE for record in self):
+            rows.append({"": "state", **dict(zip(names, (str(record.state) for record in self), strict=True))})
         numbers: dict[str, list[float | int | None]] = {"parameters": [record.parameters for record in self]}
         numbers["seconds"] = [record.seconds for record in self]
-        for split in dict.fromkeys(split for record in self for split in record.scores):
-            numbers[f"{split} {self[0].run.task.metric}"] = [record.score(split) for record in self]
+        for split, metric in dict.fromkeys((s, record.run.task.metric) for record in self for s in record.scores):
+            scores = [record.score(split) if record.run.task.metric == metric else None for record in self]
+            numbers[f"{split} {metric}"] = scores
         for name, values in numbers.items():
             row = {"": name, **dict(zip(names, map(_number, values), strict=True))}
             rows.append(row | ({"difference": _difference(values)} if len(self) == 2 else {}))
         return [{**row, "difference": row.get("difference", "")} if len(self) == 2 else row for row in rows]
 
 
-def records(*places: str | pathlib.Path) -> Records:
-    """The runs in these folders, at any depth; a folder may be a run itself.  ValueError where there is none.
+def records(*places: str | pathlib.Path, who: str = "records") -> Records:
+    """The runs in these folders, at any depth, each once; a folder may be a run itself.  ValueError, which begins with
+    `who`, where there is none.
 
     `records("runs")` shows a table in a notebook; `.text("latex")` writes it, `.frame()` is a DataFrame.
     """
-    folders = [path for place in places or ("runs",) for path in _runs_in(pathlib.Path(place))]
+    found = [path for place in places or ("runs",) for path in _runs_in(pathlib.Path(place), who)]
+    folders = list({path.resolve(): path for path in reversed(found)}.values())[::-1]
     runs = [read_config(folder) for folder in folders]
     return Records(runs, folders)
 
@@ -167,13 +172,13 @@ def of_sweep(runs: Sequence[Run], folder: str | pathlib.Path) -> Records:
     return Records(runs, [place_of(run, folder) for run in runs])
 
 
-def _runs_in(place: pathlib.Path) -> list[pathlib.Path]:
+def _runs_in(place: pathlib.Path, who: str) -> list[pathlib.Path]:
     if not place.is_dir():
-        raise ValueError(f"records: {place} {'is no folder' if place.exists() else 'does not exist'}")
+        raise ValueError(f"{who}: {place} {'is no folder' if place.exists() else 'does not exist'}")
     found = [place] if (place / CONFIG).is_file() else sorted(path.parent for path in place.rglob(CONFIG))
     whole = [path for path in found if path == place or _is_run(path / CONFIG)]
     if not whole:
-        raise ValueError(f"records: no run lies in {place}")
+        raise ValueError(f"{who}: no run lies in {place}")
     return whole
 
 

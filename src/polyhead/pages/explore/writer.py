@@ -23,6 +23,7 @@ from polyhead.pages.explore.data import TOKENS, gather
 from polyhead.pages.explore.page import html
 from polyhead.tasks.text import tokens as text_tokens
 from polyhead.train import load_model, read_config, read_result
+from polyhead.train.progress import wanted
 from polyhead.train.store import folder as folders
 
 Path = str | pathlib.Path
@@ -55,7 +56,7 @@ def write(
         wrong = str(error.strerror)  # of a file that cannot be written, a whole line
         wrong = wrong if str(path) in wrong else f"{path}: cannot be written ({wrong})"
         raise ValueError(f"explore: {wrong}") from None
-    if progress:
+    if wanted(progress):
         note = f" {found.note}" if found.note else ""
         print(f"explore: {len(page) / 1e6:.1f} MB, {found.facts}.{note}", file=sys.stderr)
     return path

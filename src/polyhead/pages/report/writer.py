@@ -40,6 +40,7 @@ from polyhead.pages.report.runs import (
 from polyhead.pages.report.sections import sections
 from polyhead.pages.report.trained import Trained, measure, section as trained_section, sentence
 from polyhead.spec.shapes import one_of
+from polyhead.train.progress import wanted
 from polyhead.train.store.folder import environment
 
 SEQUENCES = 2000  # for the floors and the ceiling, per split
@@ -122,7 +123,7 @@ def export(
 
 def _speaker(progress: bool) -> Progress:
     def say(line: str) -> None:
-        if progress:
+        if wanted(progress):
             print(f"report: {line}", file=sys.stderr, flush=True)
 
     return say
