@@ -84,6 +84,7 @@ def test_ctrl_c_saves_every_worker(tiny: Tiny, tmp_path: pathlib.Path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(Screen, "update", update)
+        patch.setattr(engine_local, "subprocess", forked.INSTEAD)
         with pytest.raises(KeyboardInterrupt) as stop:
             sweep([run], tmp_path, progress=False)
     assert isinstance(stop.value, Interrupted)

@@ -3,14 +3,17 @@
 One process here, whose part is all; two and three of them in test_devices.py.
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import pickle
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import tiny_runs
 import torch
 from torch import distributed as dist
 
@@ -42,11 +45,17 @@ class Bomb:
         return pathlib.Path.touch, (self.path,)
 
 
-@pytest.fixture
-def group() -> Iterator[None]:
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    with alone():
+        yield
 
 
 def trained(config: Any, steps: int = 2, sharded: bool = False) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -74,13 +83,26 @@ def values(model: torch.nn.Module, found: torch.optim.Optimizer) -> dict[str, to
     return {name: value.full_tensor() if is_part(value) else value for name, value in kept.items()}
 
 
+PLAIN = {"dropout": 0.0, "residual_dropout": 0.0}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, dict[str, torch.Tensor]]:
+    """A sharded checkpoint and what is in it, for all tests to copy."""
+    folder = tmp_path_factory.mktemp("sharded")
+    with alone():
+        model, found = trained(tiny_runs.tiny(folder, **PLAIN), sharded=True)
+        assert all(is_part(p) for p in model.parameters())
+        save_sharded(folder, model, found, METADATA, keep=2)
+        return folder / "checkpoint-00000005.sharded", values(model, found)
+
+
 @pytest.fixture
-def saved(tiny: Any, tmp_path: pathlib.Path, group: None) -> tuple[pathlib.Path, Any, dict[str, torch.Tensor]]:
-    config = tiny(tmp_path, dropout=0.0, residual_dropout=0.0)
-    model, found = trained(config, sharded=True)
-    assert all(is_part(p) for p in model.parameters())
-    save_sharded(tmp_path, model, found, METADATA, keep=2)
-    return tmp_path / "checkpoint-00000005.sharded", config, values(model, found)
+def saved(
+    tiny: Any, tmp_path: pathlib.Path, kept: tuple[pathlib.Path, Any], group: None
+) -> tuple[pathlib.Path, Any, dict[str, torch.Tensor]]:
+    path = pathlib.Path(shutil.copytree(kept[0], tmp_path / kept[0].name))
+    return path, tiny(tmp_path, **PLAIN), kept[1]
 
 
 @pytest.mark.parametrize("sharded", [False, True])
