@@ -3,10 +3,9 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 
+import forked
 import numpy as np
 import pytest
 from texts import contents, everything, place_of, task_of, texts
@@ -51,9 +50,8 @@ def asked(monkeypatch):
 
 def test_killed_with_nine_and_resumed_it_is_the_same_to_the_byte(folder, tmp_path, monkeypatch):
     pytest.importorskip("tokenizers")
-    code = [sys.executable, "-c", KILLED, str(folder), str(tmp_path / "cache")]
-    died = subprocess.run(code, capture_output=True, text=True, timeout=120)
-    assert died.returncode == -signal.SIGKILL, died.stderr
+    died, said = forked.run(KILLED, folder, tmp_path / "cache")
+    assert died == -signal.SIGKILL, said
     place = place_of(tmp_path)
     assert not (place / "manifest.json").exists()
     first = asked(monkeypatch)
