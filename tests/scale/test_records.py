@@ -49,6 +49,13 @@ def test_runs_are_named_by_what_differs(tiny):
     assert labels(far) == [f"tiny-{digest(run)}" for run in far]
 
 
+def test_runs_of_a_folder_stand_by_their_settings_numbers_by_size(grid, tiny):
+    finished(tiny(None, seed=10), grid[1], 0.5)
+    finished(tiny(None, seed=2), grid[1], 0.5)
+    wanted = [f"lr=0.001 seed={seed}" for seed in (0, 1, 2, 10)]
+    assert [record.label for record in records(grid[1])][:4] == wanted
+
+
 def test_the_best_is_marked_and_all_formats_are_written(grid):
     runs, folder = grid
     found = of_sweep(runs, folder)

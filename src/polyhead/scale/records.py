@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -156,15 +157,29 @@ class Records:
 
 
 def records(*places: str | pathlib.Path, who: str = "records") -> Records:
-    """The runs in these folders, at any depth, each once; a folder may be a run itself.  ValueError, which begins with
-    `who`, where there is none.
+    """The runs in these folders, at any depth, each once and by their settings; a folder may be a run itself.
+
+    ValueError, which begins with `who`, where there is none.
 
     `records("runs")` shows a table in a notebook; `.text("latex")` writes it, `.frame()` is a DataFrame.
     """
-    found = [path for place in places or ("runs",) for path in _runs_in(pathlib.Path(place), who)]
-    folders = list({path.resolve(): path for path in reversed(found)}.values())[::-1]
+    found: dict[pathlib.Path, tuple[Run, pathlib.Path]] = {}
+    for place in places or ("runs",):
+        for run, folder in _in_order(_runs_in(pathlib.Path(place), who)):
+            found.setdefault(folder.resolve(), (run, folder))
+    return Records(*zip(*found.values(), strict=True))
+
+
+def _in_order(folders: Sequence[pathlib.Path]) -> list[tuple[Run, pathlib.Path]]:
+    """Those that lie side by side and have one name by the fields in which they differ; numbers by size."""
     runs = [read_config(folder) for folder in folders]
-    return Records(runs, folders)
+
+    def key(i: int) -> tuple[pathlib.Path, str, list[tuple[float | int, str]]]:
+        values = [(value, "") if isinstance(value, (int, float)) else (math.inf, str(value)) for value in fields[i]]
+        return folders[i].parent, runs[i].name, values
+
+    fields = [list(each.values()) for each in differing(runs)]
+    return [(runs[i], folders[i]) for i in sorted(range(len(runs)), key=key)]
 
 
 def of_sweep(runs: Sequence[Run], folder: str | pathlib.Path) -> Records:
