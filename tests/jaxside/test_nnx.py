@@ -14,8 +14,6 @@ flax = pytest.importorskip("flax", reason="flax is not installed (extra `flax`)"
 jnp = jax.numpy
 
 from polyhead.jaxside import convert, nnx  # noqa: E402
-from polyhead.jaxside.nnx.positions import buckets_of  # noqa: E402
-from polyhead.layers.positions import relative_buckets  # noqa: E402
 
 DIM, B, T, S = 16, 2, 6, 9
 
@@ -228,12 +226,6 @@ def test_relation_weights_are_balanced_as_those_of_pytorch(source):
     ours = [block.attention.groups[0].relation_weight[...].std() for block in nnx.Transformer(settings).blocks]
     wanted, came = np.mean(theirs), np.mean(ours)
     assert abs(came - wanted) < 0.2 * wanted
-
-
-@pytest.mark.parametrize("kind", [(32, 128, False), (8, 20, True), (12, 12, False), (6, 200, True), (4, 1, False)])
-def test_buckets_of_distances_are_those_of_pytorch(kind):
-    reach = max(kind[:2])
-    np.testing.assert_array_equal(buckets_of(*kind), relative_buckets(torch.arange(-reach, reach + 1), *kind))
 
 
 @pytest.mark.usefixtures("quick_draws")

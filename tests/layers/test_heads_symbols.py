@@ -221,6 +221,16 @@ def test_relation_weights_of_the_paper_and_of_the_package():
         assert layer[0].relation_weight.abs().max() <= bound
 
 
+@pytest.mark.parametrize("source", [RelativeSymbols(), RelativeSymbols(distance=40, dim=24), PositionSymbols()])
+def test_symbols_begin_with_the_spread_that_relations_are_balanced_on(source):
+    """For relative symbols 1 over the root of the mean of rows and width: here 127 rows of 32, or 81 of 24."""
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(32, Relational(4, symbols=source), max_length=64)
+    wanted = {None: (2 / (127 + 32)) ** 0.5, 40: (2 / (81 + 24)) ** 0.5}.get(getattr(source, "distance", 0), 1.0)
+    assert layer.groups[0].symbol_std == source.start_std(32, 64) == pytest.approx(wanted)
+    assert layer.symbols[0].table.std().item() == pytest.approx(wanted, rel=0.05)
+
+
 def test_balancing_draws_nothing_but_the_weight():
     """What comes after is as it would be after any other initialisation of as many numbers."""
     size, drawn = Sizes(2, 4, 4, 2), []

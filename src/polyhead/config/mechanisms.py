@@ -59,6 +59,18 @@ class Mechanism(Checked):
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"{who}: kv_heads must divide {self.heads} heads but is {self.kv_heads}")
 
+    def widths(self, width: int, total_heads: int) -> tuple[int, int]:
+        """`dim` and `value_dim` in a model of this width: width // total_heads where they are None.
+
+        Raises ValueError where one needs that and the heads do not divide the model width.
+        """
+        if width % total_heads and None in (self.dim, self.value_dim):
+            raise ValueError(
+                f"{type(self).__name__}: {total_heads} heads do not divide the model width {width}: "
+                "give dim= and value_dim= (per head)"
+            )
+        return self.dim or width // total_heads, self.value_dim or width // total_heads
+
 
 @named
 @dataclass(frozen=True)
@@ -110,6 +122,14 @@ class Symbols(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "dim")
+
+    def start_std(self, width: int, max_length: int) -> float:
+        """The standard deviation of initial symbols in a model of this width, by which relations are balanced.
+
+        It is 1 except for relative symbols.  A library's mixtures begin narrower, but their common part stays in the
+        mean over tokens, so that they reach a head's output within a factor of 2 to 4.
+        """
+        return 1.0
 
 
 @dataclass(frozen=True)
@@ -166,6 +186,10 @@ class RelativeSymbols(Symbols):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "distance")
+
+    def start_std(self, width: int, max_length: int) -> float:
+        rows = 2 * (max_length - 1 if self.distance is None else self.distance) + 1
+        return (2.0 / (rows + (self.dim or width))) ** 0.5
 
 
 SymbolSource = SymbolicAttention | RelationalSymbols | PositionSymbols | RelativeSymbols

@@ -6,7 +6,6 @@ unfilled.
 """
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,6 +18,7 @@ from polyhead.layers import Device
 from polyhead.layers.own import OwnPositions
 from polyhead.ops.latent_code import at_least_float32, sequence_of
 from polyhead.ops.rope import LAYOUTS, check_even, check_range, check_shape, rope, rope_angles, rotate
+from polyhead.spec.numbers import alibi_slopes, bucket_table
 from polyhead.spec.shapes import one_of
 
 
@@ -163,40 +163,12 @@ def build_bias(
 
 
 # ----------------------------------------------------------------------------------------------------- relative biases
-def relative_buckets(distance: Tensor, buckets: int, max_distance: int, bidirectional: bool = False) -> Tensor:
-    """The T5 bucket of each `distance` = query position - key position.
-
-    With `m = buckets // 2`: n < m has bucket n; beyond, buckets grow with the logarithm up to `max_distance`,
-    `m + floor(log(n / m + eps) / log(max_distance / m) * (buckets - m))`, and the last bucket takes the rest.  n is
-    the distance clipped at 0, so that the query itself and all keys after it share bucket 0; if bidirectional, n is
-    its absolute value and the keys after the query have the upper half of the buckets to themselves.
-
-    float32 and eps = 2^-23, as in the original (Raffel et al. 2020; code of Schug et al.).
-    """
-    after = torch.zeros_like(distance)
-    if bidirectional:
-        buckets //= 2
-        after = (distance < 0) * buckets
-        n = distance.abs()
-    else:
-        n = distance.clamp(min=0)
-    exact = buckets // 2
-    if max_distance <= exact:
-        return after + n.clamp(max=buckets - 1)
-    eps = torch.finfo(torch.float32).eps
-    ratio = torch.log(n.float() / exact + eps) / torch.log(torch.tensor(max_distance / exact, dtype=torch.float32))
-    large = exact + (ratio * (buckets - exact)).clamp(max=buckets).long()
-    return after + torch.where(n < exact, n, large.clamp(max=buckets - 1))
-
-
 def _bucket_table(buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
-    """The buckets of the distances -reach ... reach, beyond which nothing changes."""
-    reach = max(buckets, max_distance)
-    return relative_buckets(torch.arange(-reach, reach + 1), buckets, max_distance, bidirectional)
+    return torch.tensor(bucket_table(buckets, max_distance, bidirectional).tolist())
 
 
 class RelativePositionBias(nn.Module):
-    """T5's learned bias on the scores: one number per head and bucket of distances (see `relative_buckets`).
+    """T5's learned bias on the scores: one number per head and bucket of distances (`spec.numbers.relative_buckets`).
 
     `table` is (heads, buckets).  The bias comes by offset, so that no t x s tensor is needed.
     """
@@ -251,18 +223,6 @@ class RelativePositionBias(nn.Module):
 def _distances(t: int, s: int, offset: int, device: torch.device) -> Tensor:
     """Query position minus key position in each column of a bias by offset."""
     return offset + t - 1 - torch.arange(t + s - 1, device=device)
-
-
-def alibi_slopes(heads: int) -> list[float]:
-    """`2^(-8 i / heads)` for i = 1 .. heads; if heads is no power of two, those of the power p below, then every
-    second one of 2 p (Press et al. 2022, appendix).
-
-    >>> alibi_slopes(3)
-    [0.0625, 0.00390625, 0.25]
-    """
-    power = 2 ** int(math.log2(heads))
-    slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
-    return slopes + [2.0 ** (-4.0 * i / power) for i in range(1, 2 * (heads - power), 2)]
 
 
 def _slope_table(heads: int) -> Tensor:

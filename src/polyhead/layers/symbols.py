@@ -335,18 +335,6 @@ class RelativeSymbols(nn.Module):
         return f"{self.symbol_dim}, distance={self.distance}"
 
 
-def symbol_std(source: config.SymbolSource, dim: int, max_length: int) -> float:
-    """How far from 0 the symbols of a source begin, by which relations are balanced (layers/heads/symbolic.py).
-
-    Relative ones as their table is filled; 1 for all others, although a library's mixtures begin narrower: what they
-    have in common stays in the mean over tokens, so that they reach a head's output within a factor of 2 to 4.
-    """
-    if not isinstance(source, config.RelativeSymbols):
-        return 1.0
-    rows = 2 * (max_length - 1 if source.distance is None else source.distance) + 1
-    return (2.0 / (rows + (source.dim or dim))) ** 0.5
-
-
 SymbolModule = SymbolicAttention | RelationalSymbols | PositionSymbols | RelativeSymbols
 
 

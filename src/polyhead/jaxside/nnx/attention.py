@@ -18,7 +18,7 @@ from polyhead.jaxside.latent_code import Array, dense
 from polyhead.jaxside.nnx.components import Draw, Identity, Linear, Norm
 from polyhead.jaxside.nnx.heads import Group, Made, Sizes, SymbolGroup, ValueHeads, check_shared, sizes_of
 from polyhead.jaxside.nnx.positions import AlibiBias, RelativePositionBias, bias_between, bias_of
-from polyhead.jaxside.nnx.symbols import build_symbols, by_offset, symbol_std
+from polyhead.jaxside.nnx.symbols import build_symbols, by_offset
 from polyhead.jaxside.rope import rope
 
 WHO = "MultiHeadAttention"
@@ -253,7 +253,7 @@ class MultiHeadAttention(nnx.Module):
 def _group(mechanism: config.Mechanism, dim: int, sizes: Sizes, draw: Draw, bias: bool, max_length: int) -> Group:
     if not isinstance(mechanism, config.SymbolHeads):
         return ValueHeads(mechanism, sizes, draw)
-    std = symbol_std(mechanism.symbols, dim, max_length)
+    std = mechanism.symbols.start_std(dim, max_length)
     return SymbolGroup(mechanism, dim, sizes, draw, bias=bias, symbol_std=std)
 
 

@@ -21,6 +21,7 @@ from polyhead.jaxside.linear import code as linear_code, linear_attention
 from polyhead.jaxside.nnx.components import Draw, Linear
 from polyhead.jaxside.relational import code as relational_code, relational_attention
 from polyhead.jaxside.softmax import code as softmax_code, softmax_attention
+from polyhead.spec.numbers import PROBE
 
 CODES: dict[type, Callable[[AttentionCall], jax.Array]] = {
     config.Softmax: softmax_code,
@@ -31,9 +32,6 @@ CODES: dict[type, Callable[[AttentionCall], jax.Array]] = {
     config.Abstractor: abstractor_code,
 }
 """Mechanism -> the code of a call, by the function that its reference calls."""
-
-PROBE = 32
-"""Tokens that relation weights are balanced on."""
 
 Made = dict[str, Array]
 
@@ -57,19 +55,13 @@ class Sizes:
 
 def sizes_of(mechanism: config.Mechanism, width: int, total_heads: int) -> Sizes:
     """A head that names no width gets width // total_heads; ValueError where heads then do not divide it."""
-    if width % total_heads and None in (mechanism.dim, mechanism.value_dim):
-        raise ValueError(
-            f"{type(mechanism).__name__}: {total_heads} heads do not divide the model width {width}: give dim= and "
-            "value_dim= (per head)"
-        )
     takes = "" if mechanism.share else "qk"
     if isinstance(mechanism, config.SymbolHeads):
         takes = "" if mechanism.hidden else takes
     else:
         takes += "v"
-    own = width // total_heads
-    heads, groups = mechanism.heads, mechanism.kv_heads or mechanism.heads
-    return Sizes(heads, mechanism.dim or own, mechanism.value_dim or own, groups, takes)
+    dim, value_dim = mechanism.widths(width, total_heads)
+    return Sizes(mechanism.heads, dim, value_dim, mechanism.kv_heads or mechanism.heads, takes)
 
 
 def code(self: Any, q: Array, k: Array, limits: dict[str, Any]) -> Array:

@@ -3,36 +3,14 @@
 A bias comes by offset, (h t+s-1): column j - i + t - 1 is that of key j for query i; or between given positions, dense.
 """
 
-import functools
-import math
-
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from numpy.typing import NDArray
 
 from polyhead import config
 from polyhead.jaxside.latent_code import Array
 from polyhead.jaxside.nnx.components import Draw
-
-
-@functools.cache
-def buckets_of(buckets: int, max_distance: int, bidirectional: bool) -> NDArray[np.int32]:
-    """The T5 bucket of the distances -reach ... reach, beyond which nothing changes; float32, as in the original."""
-    reach = max(buckets, max_distance)
-    distance = np.arange(-reach, reach + 1)
-    after = np.zeros_like(distance)
-    if bidirectional:
-        buckets //= 2
-        after = (distance < 0) * buckets
-    n = np.abs(distance) if bidirectional else distance.clip(min=0)
-    exact = buckets // 2
-    if max_distance <= exact:
-        return (after + n.clip(max=buckets - 1)).astype(np.int32)
-    small = n.astype(np.float32) / np.float32(exact) + np.finfo(np.float32).eps
-    ratio = np.log(small) / np.log(np.float32(max_distance / exact))
-    large = exact + (ratio * np.float32(buckets - exact)).clip(max=buckets).astype(np.int64)
-    return (after + np.where(n < exact, n, large.clip(max=buckets - 1))).astype(np.int32)
+from polyhead.spec.numbers import alibi_slopes, bucket_table
 
 
 class RelativePositionBias(nnx.Module):
@@ -52,7 +30,7 @@ class RelativePositionBias(nnx.Module):
     def __call__(self, distance: Array) -> Array:
         """(h ...) of `distance` (...), query position - key position."""
         reach = max(self.kind[:2])
-        bucket = jnp.asarray(buckets_of(*self.kind))[jnp.clip(distance, -reach, reach) + reach]
+        bucket = jnp.asarray(bucket_table(*self.kind), dtype=jnp.int32)[jnp.clip(distance, -reach, reach) + reach]
         return self.table[...][:, bucket]
 
 
@@ -60,9 +38,7 @@ class AlibiBias(nnx.Module):
     """`-slope_h |i - j|` on the scores: no parameters."""
 
     def __init__(self, heads: int) -> None:
-        power = 2 ** int(math.log2(heads))
-        slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
-        self.slopes = (*slopes, *(2.0 ** (-4.0 * i / power) for i in range(1, 2 * (heads - power), 2)))
+        self.slopes = tuple(alibi_slopes(heads))
 
     def __call__(self, distance: Array) -> Array:
         """(h ...) of `distance` (...), query position - key position."""

@@ -95,14 +95,6 @@ def build_symbols(source: config.Symbols, dim: int, max_length: int, draw: Draw)
     raise ValueError(f"polyhead.jaxside: symbols={type(source).__name__}() exists in PyTorch only")
 
 
-def symbol_std(source: config.Symbols, dim: int, max_length: int) -> float:
-    """How far from 0 the symbols of a source begin, by which relations are balanced."""
-    if not isinstance(source, config.RelativeSymbols):
-        return 1.0
-    rows = 2 * (max_length - 1 if source.distance is None else source.distance) + 1
-    return (2.0 / (rows + (source.dim or dim))) ** 0.5
-
-
 def by_offset(table: Array, t: int, s: int, first: int) -> Array:
     """Rows of a table by clipped offset: row j - i + t - 1 is that of key j for query i, token `first` + i."""
     distance = table.shape[0] // 2

@@ -20,7 +20,6 @@ from polyhead.layers.heads.functions import HeadGroup, is_own
 from polyhead.layers.heads.own import Coded, OwnHeads
 from polyhead.layers.heads.sizes import Sizes, sizes
 from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads, SymbolGroup
-from polyhead.layers.symbols import symbol_std
 from polyhead.ops.linear.reference import linear_step
 from polyhead.spec.shapes import one_of
 
@@ -162,12 +161,7 @@ def build(
 
     Raises ValueError where one needs that and the heads do not divide the model width.
     """
-    name = type(mechanism).__name__
-    if width % total_heads and None in (mechanism.dim, mechanism.value_dim):
-        raise ValueError(
-            f"{name}: {total_heads} heads do not divide the model width {width}: give dim= and value_dim= (per head)"
-        )
-    dim, value_dim = mechanism.dim or width // total_heads, mechanism.value_dim or width // total_heads
+    name, (dim, value_dim) = type(mechanism).__name__, mechanism.widths(width, total_heads)
     heads, kv_heads, share, impl = mechanism.heads, mechanism.kv_heads, mechanism.share, mechanism.impl
     if isinstance(mechanism, Coded):  # a user's own, which may inherit from one of ours
         size = sizes(name, heads, dim, value_dim, kv_heads, takes="v" if share else "qkv")
@@ -206,7 +200,7 @@ def _symbol_group(
     if isinstance(mechanism, config.Disentangled):
         return DisentangledHeads(width, size, symmetric=mechanism.symmetric, **how)
     how |= {"relations": mechanism.relations, "relation_init": mechanism.relation_init}
-    how |= {"symbol_std": symbol_std(mechanism.symbols, width, max_length)}
+    how |= {"symbol_std": mechanism.symbols.start_std(width, max_length)}
     return RelationalHeads(width, size, symmetric=mechanism.symmetric, **how)
 
 

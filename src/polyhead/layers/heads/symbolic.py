@@ -15,10 +15,8 @@ from polyhead.layers.heads.functions import HeadGroup
 from polyhead.layers.heads.sizes import Sizes
 from polyhead.ops.latent_code import relations as relate
 from polyhead.spec import RELATION_ACTS, RELATION_INIT
+from polyhead.spec.numbers import PROBE
 from polyhead.spec.shapes import one_of
-
-PROBE = 32
-"""Tokens that relation weights are balanced on."""
 
 
 class HiddenMaps(nn.Module):

@@ -1,0 +1,53 @@
+"""Numbers that PyTorch and JAX modules share: ALiBi slopes, T5 buckets, the tokens on which relations are balanced."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+PROBE = 32
+"""Tokens on which the weights of relations are balanced."""
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """`2^(-8 i / heads)` for i = 1 .. heads; if heads is no power of two, those of the power p below, then every
+    second one of 2 p (Press et al. 2022, appendix).
+
+    >>> alibi_slopes(3)
+    [0.0625, 0.00390625, 0.25]
+    """
+    power = 2 ** int(math.log2(heads))
+    slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
+    return slopes + [2.0 ** (-4.0 * i / power) for i in range(1, 2 * (heads - power), 2)]
+
+
+def relative_buckets(
+    distance: NDArray[np.integer], buckets: int, max_distance: int, bidirectional: bool = False
+) -> NDArray[np.int64]:
+    """The T5 bucket of each `distance` = query position - key position.
+
+    With `m = buckets // 2`: n < m has bucket n; beyond, buckets grow with the logarithm up to `max_distance`,
+    `m + floor(log(n / m + eps) / log(max_distance / m) * (buckets - m))`, and the last bucket takes the rest.  n is
+    the distance clipped at 0, so that the query itself and all keys after it share bucket 0; if bidirectional, n is
+    its absolute value and the keys after the query have the upper half of the buckets to themselves.
+
+    float32 and eps = 2^-23, as in the original (Raffel et al. 2020; code of Schug et al.).
+    """
+    after = np.zeros_like(distance, dtype=np.int64)
+    if bidirectional:
+        buckets //= 2
+        after = (distance < 0) * np.int64(buckets)
+    n = np.abs(distance) if bidirectional else distance.clip(min=0)
+    exact = buckets // 2
+    if max_distance <= exact:
+        return after + n.clip(max=buckets - 1)
+    small = n.astype(np.float32) / np.float32(exact) + np.finfo(np.float32).eps
+    ratio = np.log(small) / np.log(np.float32(max_distance / exact))
+    large = exact + (ratio * np.float32(buckets - exact)).clip(max=buckets).astype(np.int64)
+    return after + np.where(n < exact, n, large.clip(max=buckets - 1))
+
+
+def bucket_table(buckets: int, max_distance: int, bidirectional: bool) -> NDArray[np.int64]:
+    """The buckets of the distances -reach ... reach, beyond which nothing changes."""
+    reach = max(buckets, max_distance)
+    return relative_buckets(np.arange(-reach, reach + 1), buckets, max_distance, bidirectional)
