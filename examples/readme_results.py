@@ -91,14 +91,8 @@ def apart(a, b):
     return 0 if abs(difference) <= 2 * math.hypot(a[1], b[1]) else 1 if difference > 0 else -1
 
 
-def move(known, unseen):
-    """ "falls by 0.12, from 0.84 to 0.72", with the digits of the table."""
-    change = unseen[0] - known[0]
-    return f"{'falls' if change < 0 else 'rises'} by {abs(change):.3f}, from {known[0]:.3f} to {unseen[0]:.3f}"
-
-
 def says(found):
-    """What is seen, in a sentence or two that follow from the numbers."""
+    """What is seen, in sentences that follow from the numbers."""
     fuzzy = found["fuzzy"]
     hyla, softmax = ([score(fuzzy, name, split) for split in ("iid", "compositional")] for name in ("HYLA", "Softmax"))
     known, unseen = (apart(a, b) for a, b in zip(hyla, softmax, strict=True))
@@ -106,44 +100,41 @@ def says(found):
     joined = "and" if known == unseen else "though"
     mixture = score(fuzzy, "Mixture", "compositional")
     below = [name for name, one in (("HYLA", hyla), ("softmax", softmax)) if apart(one[1], mixture) < 0]
-    none = {0: "Both reach", 1: f"{below[0]} does not reach" if below else "", 2: "Neither reaches"}[len(below)]
-    steps = f"After {fuzzy['steps']:,} steps {at[unseen]} on unseen pairs, {joined} {at[known]} on known ones."
+    shown = {0: "both reach it", 1: f"{''.join(below)} shows no composition yet", 2: "neither shows composition yet"}
+    steps = f"After {fuzzy['steps']:,} steps {at[unseen]} on unseen combinations, {joined} {at[known]} on known ones."
     return textwrap.fill(
-        "On functions that join two known parts, but a pair that training never showed, the score (R², 1 is perfect) "
-        f"of softmax {move(*softmax)}; that of HYLA {move(*hyla)}. {steps} "
-        f"{none} a mixture of training functions ({mixture[0]:.3f}), which composes nothing. {full()}",
+        "Each function of the task below joins two parts. Where training showed both, but never together, R² (1 is "
+        f"perfect) of softmax is {softmax[1][0]:.3f}, against {softmax[0][0]:.3f} on known combinations; of HYLA "
+        f"{hyla[1][0]:.3f}, against {hyla[0][0]:.3f}. {steps} A baseline that only adds up training functions has "
+        f"{mixture[0]:.3f}, so {shown[len(below)]}. {full(mixture[0])}",
         WIDTH,
     )
 
 
-def full():
+def full(mixture):
     """What the same networks reach after all of the paper's steps, by the cards of the models that come along."""
     found = {row: [] for row in LABELS}
     for name in demo.full():
         row = name.split("-")[1]
         found[row].append(shipped.models()[name]["scores"]["compositional"][0])
-    hyla, softmax = (f"{sum(each) / len(each):.3f}" for each in found.values())
+    hyla, softmax = (sum(each) / len(each) for each in found.values())
     n = len(found["hyla"])
     seeds = "one seed" if n == 1 else f"means of {n} seeds"
-    return (
-        f"After {PAPER_STEPS:,} steps HYLA reaches {hyla} there, softmax {softmax} ({seeds}): these models come along, "
-        '`ph.load("fuzzy-hyla")`.'
+    side = {True: "above", False: "below"}
+    reached = (
+        f"HYLA is {side[hyla > mixture]} it, at {hyla:.3f}, softmax {side[softmax > mixture]} it, at {softmax:.3f}"
     )
+    return f'After {PAPER_STEPS:,} {reached} ({seeds}; `ph.load("fuzzy-hyla")`).'
 
 
 def limits(found):
     """What is not shown, and the demo's other half."""
     fuzzy, race = found["fuzzy"], found["race"]
-    mixture = score(fuzzy, "Mixture", "compositional")
-    sides = {name: apart(score(fuzzy, name, "compositional"), mixture) for name in LABELS.values()}
-    words = {1: "is above it", 0: "is level with it", -1: "is below it"}
-    far = " and ".join(f"{name} {words[side]}" for name, side in sides.items())
     dual, corelnet, softmax = (score(race, label, "novel_hexominoes") for label in RACERS.values())
     known = [f"{score(race, label, 'iid')[0]:.3f}" for label in RACERS.values()]
-    part = f"{100 * fuzzy['steps'] / PAPER_STEPS:.0f} % of the paper's training"
+    part = f"{100 * fuzzy['steps'] / PAPER_STEPS:.0f} % of the training in HYLA's paper"
     return textwrap.fill(
-        f"What this does not show: it is one seed, one task and {part}. A mixture adds up whole training functions, so "
-        f"a score that is not above it is no evidence of composition: {far}. [docs/results](docs/results/) has more "
+        f"What this does not show: it is one seed, one task and {part}; [docs/results](docs/results/) has more "
         'seeds and tasks. The demo\'s other half is a game, "is a shape between two of its kind?": on unseen shapes '
         f"dual attention (one softmax head, one that compares) is right in {told(dual)}, CoRelNet, which only "
         f"compares, in {told(corelnet)}, softmax in {told(softmax)}; on known shapes in {', '.join(known)}. Chance is "

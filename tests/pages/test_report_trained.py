@@ -41,11 +41,32 @@ def test_scores_are_new_and_codes_are_swapped_and_mapped(tmp_path, monkeypatch):
     assert all(words in page for words in ("HYLA: donor's function", "composes nothing", "2 seeds"))
     mean = sum(rows[1]["donor"] for rows in full.swaps["HYLA"]) / 2
     assert headline.number(mean) in page
+    assert page.count("with the sequence's own code, the donor's and another's") == 2
     assert trained.sentence(full).startswith("Trained in full (2 steps, ")
     bars = [trace for trace in out.figures[0]["data"] if trace["type"] == "bar"]
     assert [trace["name"] for trace in bars] == ["Softmax", "HYLA"]
     assert all(min(trace["y"]) >= -1 for trace in bars)
     assert sum(figure["maps"] is not None for figure in out.figures) == len(out.figures) - 1
+
+
+@pytest.mark.parametrize(
+    ("donor", "other", "says"),
+    [
+        (0.8, 0.1, "the output follows the donor."),
+        (0.3, 0.0, "the output moves towards the donor, but does not follow it."),
+        (0.3, 0.25, "the output does not follow the donor."),
+    ],
+)
+def test_what_came_of_a_swap_is_said(donor, other, says):
+    scores = {"own": (-0.5, 0.9), "donor": (donor, 0.0), "other": (other, 0.0)}
+    rows = [
+        {"code": code, "donor": to_donor, "own": to_own, "donor_se": 0.05, "own_se": 0.05}
+        for code, (to_donor, to_own) in scores.items()
+    ]
+    line = trained._moved("HYLA", [rows], "R²")
+    assert says in line
+    assert f"is −0.50, {donor:.2f}, {other:.2f} with" in line
+    assert line.endswith("A sequence's own score is 0.90.")
 
 
 def test_the_page_says_it_first_and_has_the_section(tmp_path, monkeypatch):

@@ -70,10 +70,9 @@ class Demo:
         if race and fuzzy:
             page = self.folder / "report.html"
             path = report.write(fuzzy, page, title="polyhead demo", beside=race, trained=demo.full())
-            scored = {
-                n: report.results_table(done) for n, done in (("between, accuracy", race), ("fuzzy logic, R²", fuzzy))
-            }
-            emit(lambda: {"report": path, **scored}, lambda: _print(scored, path))
+            done = {"between, a game: accuracy": race, "fuzzy logic: R²": fuzzy}
+            scored = {name: report.results_table(part) for name, part in done.items()}
+            emit(lambda: {"report": path, **scored}, lambda: _print(scored, report.title(fuzzy), path))
         return failed(outcomes)
 
 
@@ -125,11 +124,11 @@ def marks(run: "Run", split: str) -> dict[str, float]:
     return {words[name].label: found[name].mean for name in words if words[name].drawn or name == "chance"}
 
 
-def _print(tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]], path: Path) -> None:
+def _print(tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]], title: str, path: Path) -> None:
     from polyhead.cli.text import table
 
     for title, (head, rows) in tables.items():
         print()
         named = [NAMES.get(name, name) for name in head]
         table(title, [dict(zip(named, row, strict=True)) for row in rows])
-    print(f"report: {path}")
+    print(f'{title}.\nThe same networks trained in full: polyhead list models, ph.load("fuzzy-hyla").\nreport: {path}')

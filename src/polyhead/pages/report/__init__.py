@@ -5,9 +5,9 @@ from polyhead.spec.optional import optional
 with optional("report", "polyhead[report]"):
     import plotly as _plotly  # noqa: F401
 
-from polyhead.pages.report.writer import export, results_table, write
+from polyhead.pages.report.writer import export, results_table, title, write
 
-__all__ = ["export", "results_table", "write"]
+__all__ = ["export", "results_table", "title", "write"]
 
 
 def __dir__() -> list[str]:

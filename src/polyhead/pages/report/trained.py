@@ -1,6 +1,7 @@
 """What a report shows of the same networks trained in full: scores, swapped codes and maps, beside its own runs."""
 
 import contextlib
+import math
 import pathlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -71,8 +72,8 @@ def sentence(trained: Trained) -> str:
     """Scores on the headline's split: "Trained in full (50,000 steps, one seed): HYLA 0.931 and Softmax 0.773"."""
     order = text.ranked(trained.found)
     scores = text.and_([f"{group.label} {text.number(score.mean)}" for group, score in order])
-    first = order[0][0].entries[0]
-    about = f"{first.run.train.steps:,} steps, {text.seeds(order[0][1].n)}"
+    run = order[0][0].entries[0].run
+    about = f"{run.train.steps:,} steps, {text.seeds(order[0][1].n)}; scored now, on {SEQUENCES:,} {run.task.items}"
     return f"Trained in full ({about}): {scores} on {text.where(trained.found)}."
 
 
@@ -86,7 +87,10 @@ def section(out: Page, trained: Trained) -> None:
     )
     out.section("trained", "The same networks, trained in full", "Trained in full")
     out.add(document.paragraphs([words]))
-    head = ["mechanism", *(f"{text.split_name(split)} {name}" for split in trained.splits), "n"]
+    shown = {"iid": "known"} | {
+        split: text.split_words(first.task, split) for split in trained.splits if split != "iid"
+    }
+    head = ["mechanism", *(f"{name}, {shown[split]}" for split in trained.splits), "n"]
     rows = []
     order = text.ranked(trained.found)
     for group, _ in order:
@@ -103,12 +107,12 @@ def _swaps(out: Page, trained: Trained, name: str) -> None:
     out.add("<h3>The code of one sequence in another's forward pass</h3>")
     words = (
         "Two sequences have the same inputs and different functions. In the last layer the code of the query token is "
-        f"replaced. If the code says which function is computed, {name} against the donor's function is high with the "
-        "donor's code, and lower with the code of another sequence."
+        f"replaced. If the code alone said which function is computed, {name} against the donor's function would be as "
+        "high with the donor's code as a sequence's own score."
     )
-    out.add(document.paragraphs([words]))
-    caption = f"{name} against the donor's function, by whose code the query token got. Bars end at {LOWEST:g}."
-    out.add(out.plot(swap_figure(trained, name), caption.replace("-", "−")))
+    out.add(document.paragraphs([words, *(_moved(label, seeds, name) for label, seeds in trained.swaps.items())]))
+    caption = f"{name} against the donor's function, by whose code the query token got."
+    out.add(out.plot(swap_figure(trained, name), caption))
     head = ["code", *(f"{label}: {rule}" for label in trained.swaps for rule in ("own function", "donor's function"))]
     rows = []
     for code in CODES:
@@ -116,6 +120,21 @@ def _swaps(out: Page, trained: Trained, name: str) -> None:
         rows.append(("", [escape(WHOSE[code]), *map(text.with_error, scores)]))
     out.add(document.table(head, rows))
     out.add(f'<p class="note">{PAIRS:,} pairs of unseen combinations a model.</p>')
+
+
+def _moved(label: str, seeds: Sequence[Rows], name: str) -> str:
+    """What came of the swaps: does the output follow the donor's function, go towards it, or neither?"""
+    own, most = _over(seeds, "own", "donor"), _over(seeds, "own", "own")
+    donor, other = _over(seeds, "donor", "donor"), _over(seeds, "other", "donor")
+    apart = donor.mean - other.mean > 2 * math.hypot(donor.error or 0.0, other.error or 0.0)
+    follows = donor.mean > most.mean / 2
+    towards = "moves towards the donor, but does not follow it" if apart else "does not follow the donor"
+    numbers = ", ".join(text.number(score.mean, 2) for score in (own, donor, other))
+    return (
+        f"{label}: the output {'follows the donor' if follows else towards}. {name} against the donor's function is "
+        f"{numbers} with the sequence's own code, the donor's and another's. A sequence's own score is "
+        f"{text.number(most.mean, 2)}."
+    )
 
 
 def _maps(out: Page, trained: Trained) -> None:

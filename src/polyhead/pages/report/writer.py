@@ -129,6 +129,11 @@ def _speaker(progress: bool) -> Progress:
     return say
 
 
+def title(folders: Iterable[str | pathlib.Path]) -> str:
+    """The headline of the report on run `folders`: "HYLA and Softmax are level on unseen combinations (...)"."""
+    return text.title(groups(read(folders)))
+
+
 def results_table(folders: Iterable[str | pathlib.Path]) -> tuple[list[str], list[list[str]]]:
     """Head and rows of the table of results: mechanisms, best first, then floors, each a mean ± standard error."""
     findings = _measure(folders, _speaker(False))
@@ -251,8 +256,8 @@ def _together(out: Page, found: Sequence[Group], table: Table, metric: str) -> s
         return ""
     name, unseen = text.metric_name(metric), text.where(found)
     figure = figures.together(found, headline(found), table, metric)
-    caption = f"{name} during training: dotted on known combinations, solid on {unseen}. Grey: floors that need no "
-    return out.plot(figure, f"{caption}network.")
+    caption = f"{name} during training: dotted on known combinations, solid on {unseen}. Grey: baselines without a "
+    return out.plot(figure, f"{caption}network, and the ceiling, on {unseen}.")
 
 
 def _beside(out: Page, others: Findings) -> None:
