@@ -45,6 +45,7 @@ print("Out", out.shape, "Attention", attn.shape)
 ours = hk.without_apply_rng(hk.transform(lambda *given: MultiheadAttention(D, H, name="mha")(*given)))
 
 
+@jax.jit  # one program, where every operation would be compiled apart
 def theirs(params, q, k, v, mask=None):
     """Three maps into heads, scores over the root of their width, -1e9 where the mask is 0, softmax, one map out."""
     maps = [params[f"mha/~/linear{n}"] for n in ("", "_1", "_2", "_3")]
