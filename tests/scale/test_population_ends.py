@@ -32,8 +32,15 @@ def test_one_that_diverges_stays_alone(at_once: int, members: Any, tmp_path: pat
         "train: the loss of bad is nan at step 2; there is no checkpoint yet; lower train.lr"
     )
     said = capsys.readouterr().err.splitlines()
-    assert said[:2] == [f"m0 and 2 more: from step 0, {min(at_once, 3)} in a pass", f"bad: failed: {failed.error}"]
-    assert said[2:] == [f"{result.name}: done ({result.folder})" for result in (results[0], results[2])]
+    assert said[:3] == [
+        f"m0 and 2 more: {results[0].parameters:,} parameters, 4 steps, {tmp_path}",
+        f"m0 and 2 more: from step 0, {min(at_once, 3)} in a pass",
+        f"bad: failed: {failed.error}",
+    ]
+    both = results[0].scores, results[2].scores
+    mean = ", ".join(f"{split} {sum(of[split]['r2'] for of in both) / 2:.3f}" for split in both[0])
+    ends = [f"{result.name}: done ({result.folder})" for result in (results[0], results[2])]
+    assert said[3:] == [*ends, f"m0 and 2 more: step 4: r2 {mean}"]
     assert [row["step"] for row in rows(failed.folder)] == [1]
     for config, result in zip((good, other), (results[0], results[2]), strict=True):
         (wanted,) = alone([config], tmp_path / "alone")
