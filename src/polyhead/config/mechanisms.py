@@ -188,6 +188,7 @@ class RelativeSymbols(Symbols):
         positive(self, "distance")
 
     def start_std(self, width: int, max_length: int) -> float:
+        """That of a uniform table of variance 2 / (rows + width)."""
         rows = 2 * (max_length - 1 if self.distance is None else self.distance) + 1
         return (2.0 / (rows + (self.dim or width))) ** 0.5
 
