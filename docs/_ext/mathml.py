@@ -1,5 +1,7 @@
 """Formulas as MathML, made when the site is built: browsers draw it themselves; no script and no font is loaded."""
 
+import html
+import re
 from typing import Any
 from xml.etree import ElementTree
 
@@ -8,6 +10,7 @@ from docutils.utils.math import MathError, latex2mathml
 from sphinx.util import logging
 
 MATHML = "http://www.w3.org/1998/Math/MathML"
+ENTITY = re.compile(r"&(?!amp;|lt;|gt;|quot;|apos;|#)\w+;")
 logger = logging.getLogger(__name__)
 
 
@@ -18,8 +21,16 @@ def lowered(formula: str) -> str:
 
     >>> lowered("<math><msub><mi>k</mi><mi>s</mi></msub></math>")
     '<math><msub><mrow><mi>k</mi><mspace depth="0.25em" /></mrow><mi>s</mi></msub></math>'
+
+    Entities of HTML, which XML does not know, become what they stand for; log is written with one.
+
+    >>> lowered("<math><mi>log</mi><mo>&ApplyFunction;</mo><mn>2</mn></math>") == (
+    ...     "<math><mi>log</mi><mo>\u2061</mo><mn>2</mn></math>"
+    ... )
+    True
     """
-    whole = ElementTree.fromstring(formula.replace(f' xmlns="{MATHML}"', ""))  # a page of HTML knows what math is
+    known = ENTITY.sub(lambda found: html.unescape(found[0]), formula)
+    whole = ElementTree.fromstring(known.replace(f' xmlns="{MATHML}"', ""))  # a page of HTML knows what math is
     for script in [*whole.iter("msub")]:
         base = ElementTree.Element("mrow")
         base.extend((script[0], ElementTree.Element("mspace", depth="0.25em")))

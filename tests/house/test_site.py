@@ -225,6 +225,15 @@ def facts_script():
     return runpy.run_path(str(DOCS / "figures" / "mechanisms.py"))
 
 
+def test_the_api_pages_name_what_is_there():
+    asked = re.compile(r"^\.\. auto(?:function|class|exception|data|module):: (polyhead[\w.]+)", re.M)
+    for path in sorted((DOCS / "api").rglob("*.md")):
+        for name in asked.findall(path.read_text(encoding="utf-8")):
+            module, _, last = name.rpartition(".")
+            if importlib.util.find_spec(module) is None or not hasattr(importlib.import_module(module), last):
+                assert importlib.util.find_spec(name), f"{path.name}: {name} is not there"
+
+
 def test_pages_of_mechanisms_are_the_spec():
     """If this fails: python docs/figures/mechanisms.py"""
     script = facts_script()
