@@ -51,6 +51,7 @@ KNOWN = {
     "train/store/checkpoint.py": "run/checkpoint.safetensors and the kept ones",
     "train/store/sharded.py": "test_a_sharded_checkpoint_is_not_unpickled",
     "scale/sweep/engines/slurm.py": "own records, as JSON and numbers",
+    "train/store/shipped.py": "own index; a file is loaded only if it has the digest noted there",
     "train/store/files.py": "a copy, byte for byte",
     "train/store/folder.py": "run/config.json, run/result.json, run/metrics.jsonl",
     "scale/records.py": "run/config.json, looked through for a word before it is read as one",

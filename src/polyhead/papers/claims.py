@@ -44,10 +44,12 @@ class Part:
 
     @property
     def tested(self) -> bool:
+        """Whether there are seeds enough, and an error."""
         return self.estimate.runs >= SEEDS and not math.isnan(self.estimate.error)
 
     @property
     def outcome(self) -> str:
+        """What the tests say of it, in the words at the top of this file."""
         if not self.tested:
             return NO_TEST
         if self.up < 1 - LEVEL:
