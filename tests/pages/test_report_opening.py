@@ -74,3 +74,11 @@ def test_scores_of_one_seed_within_their_errors_are_level(
     monkeypatch.setitem(COURSES, "softmax", ((0.5, 0.6), (0.8, softmax)))
     made = [fabricate(tmp_path, "softmax", ph.Softmax(4)), fabricate(tmp_path, "hyla", ph.Hyla(4))]
     assert headline.title(groups(read(made))) == words
+
+
+def test_a_sentence_of_the_caller_comes_last_in_place_of_the_first(tmp_path: pathlib.Path) -> None:
+    found = groups(read([fabricate(tmp_path, "softmax", ph.Softmax(4)), fabricate(tmp_path, "hyla", ph.Hyla(4))]))
+    plain, rest = headline.opening(found, {})
+    first, further = headline.opening(found, {}, "In full it is 0.9.")
+    assert first == [*plain[1:], "In full it is 0.9."]
+    assert further == [plain[0], *rest]

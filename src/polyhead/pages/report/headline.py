@@ -152,18 +152,20 @@ def verdict(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> lis
     return lines + (_gap(order, where(found)) if split != "iid" else [])
 
 
-def opening(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> tuple[list[str], list[str]]:
+def opening(
+    found: Sequence[Group], table: dict[str, dict[str, Summary]], told: str = ""
+) -> tuple[list[str], list[str]]:
     """The first sentences of a report, three at most, and the notes beside its table.
 
     The sentences: the gain in the second half of training (or the scores), the gap to known combinations, the best
     floor.
     """
     lines, order, split = [*course(found), *verdict(found, table)], ranked(found), headline(found)
-    telling = lines[:1]
+    telling = [] if told else lines[:1]
     if order and split != "iid":
         telling += _gap(order, where(found))
     telling += against_floors(order, table, split)[:1] if order else []
-    return telling, [line for line in lines if line not in telling]
+    return [*telling, *([told] if told else [])], [line for line in lines if line not in telling]
 
 
 Course = tuple[str, float, float, float, float]

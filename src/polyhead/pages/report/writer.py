@@ -203,12 +203,11 @@ def _page(findings: Findings, title: str | None, others: Findings | None, full: 
     metric = found[0].task.metric
     headline = text.title(found)
     picture = _together(out, found, table, metric)
-    first, further = text.opening(found, table)
+    first, further = text.opening(found, table, sentence(full) if full else "")
     if findings.notes:
         out.add(document.bullets(findings.notes, "notes"))
     _results(out, found, splits, table, metric, further)
     if full is not None:
-        first.append(sentence(full))
         trained_section(out, full)
     if others is not None:
         _beside(out, others)
