@@ -344,6 +344,7 @@ def test_demo_ends_with_the_table_and_the_report(capsys: Any, monkeypatch: pytes
     assert said[-1] == "report: out/report.html"
     table = "\n".join(said)
     assert all(word in table for word in ("HYLA", "Gaussian process", "Exact ceiling", "unseen combinations"))
+    assert said[-3] == f"{report.title(seen[:1])}."
     assert seen == [pathlib.Path("out/softmax-2"), pathlib.Path("out/race-2")]
     assert [read_config(folder).seed for folder in seen] == [2, 2]
 

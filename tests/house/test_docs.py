@@ -283,7 +283,7 @@ def test_the_readme_says_what_full_training_reaches(monkeypatch):
     models = {name: {"scores": {"compositional": [score, 0.01]}} for name, score in cards.items()}
     monkeypatch.setattr(script.demo, "full", lambda: tuple(cards))
     monkeypatch.setattr(script.shipped, "models", lambda: models)
-    assert "HYLA is above it, at 0.850, softmax below it, at 0.600 (means of 2 seeds;" in script.full(0.7)
+    assert "HYLA is above it, at 0.850, softmax below it, at 0.600 (means of 2 seeds)" in script.full(0.7)
     assert "HYLA is below it, at 0.850, softmax below it, at 0.600" in script.full(0.86)
 
 

@@ -127,8 +127,10 @@ def marks(run: "Run", split: str) -> dict[str, float]:
 def _print(tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]], title: str, path: Path) -> None:
     from polyhead.cli.text import table
 
-    for title, (head, rows) in tables.items():
+    for name, (head, rows) in tables.items():
         print()
-        named = [NAMES.get(name, name) for name in head]
-        table(title, [dict(zip(named, row, strict=True)) for row in rows])
-    print(f'{title}.\nThe same networks trained in full: polyhead list models, ph.load("fuzzy-hyla").\nreport: {path}')
+        named = [NAMES.get(split, split) for split in head]
+        table(name, [dict(zip(named, row, strict=True)) for row in rows])
+    print(
+        f'\n{title}.\nThe same networks trained in full: polyhead list models, ph.load("fuzzy-hyla").\nreport: {path}'
+    )

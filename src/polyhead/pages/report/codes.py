@@ -100,7 +100,7 @@ def _unfit(run: Run) -> str:
     return "" if isinstance(run.model, TransformerConfig) else f"No code maps and probes of {type(run.model).__name__}."
 
 
-def code_maps(model: nn.Module, task: Task, *, points: int = POINTS, seed: int = 0) -> list[CodeMap]:
+def code_maps(model: nn.Module, task: Task, *, points: int = POINTS, seed: int = 0, first: int = 0) -> list[CodeMap]:
     """One map per view and layer of the last token's code, on unseen tasks (Schug et al., figures 5A, 5B, A2).
 
     All sequences have the same context inputs if the task offers that (`inputs="fixed_context"`), so that points differ
@@ -115,7 +115,7 @@ def code_maps(model: nn.Module, task: Task, *, points: int = POINTS, seed: int =
         shown = {name: values for name, values in labels.items() if name != "target value"}
         shown = ({"function": _functions(terms)} if len(terms) > 1 else {}) | shown
         near = min(NEIGHBOURS, points - 1)
-        for layer, codes in enumerate(layers):
+        for layer, codes in [*enumerate(layers)][first:]:
             pure = {name: purity(codes, values, neighbours=near) for name, values in labels.items()}
             at = {method: embed(codes, method, seed) for method in METHODS}
             found.append(CodeMap(view, layer, codes, at, _number(batch.targets[:, -1]), shown, pure))

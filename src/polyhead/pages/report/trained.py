@@ -65,7 +65,7 @@ def _mapped(group: Group, say: Progress) -> Analysed:
     first = group.entries[0]
     say(f"{first.folder.name}, trained in full: code maps")
     _, model = load_model(first.folder)
-    return Analysed(first, group, tuple(code_maps(model, first.run.task, points=POINTS, seed=first.run.seed)))
+    return Analysed(first, group, tuple(code_maps(model, first.run.task, points=POINTS, seed=first.run.seed, first=-1)))
 
 
 def sentence(trained: Trained) -> str:
