@@ -96,9 +96,11 @@ def test_ctrl_c_saves_every_worker(tiny: Tiny, tmp_path: pathlib.Path, monkeypat
     assert "polyhead resume" in said
 
 
-def test_two_sweeps_share_one_folder(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    """As on two machines: what each of them knows of the other is in the folder."""
-    monkeypatch.setattr(engine_local, "subprocess", forked.INSTEAD)
+def test_two_sweeps_share_one_folder(tiny: Tiny, tmp_path: pathlib.Path):
+    """As on two machines: what each of them knows of the other is in the folder.
+
+    Workers are fresh processes: a copy that one thread makes while another makes one, too, may never begin.
+    """
     runs = [tiny("unused", seed=seed) for seed in range(2)]
     found: dict[int, list[Any]] = {}
 

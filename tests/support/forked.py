@@ -2,7 +2,7 @@
 
 A `Process` is called as subprocess.Popen is and has what the tests need of it.  Only `python -c CODE WORD ...` and
 `python -m polyhead.train WORD ...` are known.  What a fresh process is for (what it imports, what its command line is)
-is tested where processes are started anew.
+is tested where processes are started anew.  Only one thread may start them.
 """
 
 import os
@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 import types
 import warnings
@@ -31,6 +32,7 @@ class Process(subprocess.Popen[bytes]):
         start_new_session: bool = False,
     ) -> None:
         self.returncode: Any = None
+        assert threading.current_thread() is threading.main_thread(), "a copy made beside another may never begin"
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # JAX warns of every fork
             self.pid = os.fork()
         if not self.pid:
