@@ -11,6 +11,7 @@ A position has one of
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -24,14 +25,15 @@ WAYS = ("bias", "rotate", "vectors")
 
 
 class OwnParameters(nn.Module):
-    """Parameters under the names that a user's configuration gives them, from the values it gives."""
+    """Parameters that a user's configuration names, by what its method `parameters` returns; without one, none."""
 
-    def _begun(self) -> Mapping[str, Tensor]:
-        """The parameters as they begin."""
-        raise NotImplementedError
+    _initial: Callable[[], Mapping[str, Tensor]]
 
-    def _hold(self, who: str, device: Device, dtype: torch.dtype | None) -> None:
-        for name, value in self._begun().items():
+    def _hold(self, rule: object, sizes: tuple[int, ...], device: Device, dtype: torch.dtype | None) -> None:
+        """Take the parameters of `rule` for these sizes."""
+        make, who = getattr(rule, "parameters", None), type(rule).__name__
+        self._initial = dict if make is None else partial(make, *sizes)
+        for name, value in self._initial().items():
             if hasattr(self, name) or not isinstance(value, Tensor):
                 raise ValueError(f"{who}: parameter {name!r} must be a tensor under a name that is free")
             setattr(self, name, nn.Parameter(value.to(device=device, dtype=dtype or value.dtype)))
@@ -39,7 +41,7 @@ class OwnParameters(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Begin anew, from torch's default generator."""
-        for name, value in self._begun().items():
+        for name, value in self._initial().items():
             getattr(self, name).copy_(value)
 
 
@@ -71,11 +73,7 @@ class OwnPositions(OwnParameters):
         self.rule, self.way, self.sizes = positions, way_of(positions), (heads, dim, max_length)
         self.compute: Callable[..., Tensor] = getattr(positions, self.way)
         self.register_buffer("like", torch.empty(0, device=device, dtype=dtype), persistent=False)
-        self._hold(type(positions).__name__, device, dtype)
-
-    def _begun(self) -> Mapping[str, Tensor]:
-        begin = getattr(self.rule, "parameters", None)
-        return {} if begin is None else begin(*self.sizes)
+        self._hold(positions, self.sizes, device, dtype)
 
     def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h {t}+{s}-1"]:
         """The bias of key j for query i in column j - i + t - 1, as in `RelativePositionBias`."""

@@ -8,7 +8,6 @@ the output is the sum of code times values, without `parameters` there are none.
 heads as queries.
 """
 
-from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -57,11 +56,7 @@ class OwnHeads(HeadGroup, OwnParameters):
         if mechanism.impl not in ("auto", "reference"):
             raise ValueError(f"{who}: impl must be auto or reference but is {mechanism.impl!r}")
         self.mechanism = mechanism
-        self._hold(who, device, dtype)
-
-    def _begun(self) -> Mapping[str, Tensor]:
-        made = getattr(self.mechanism, "parameters", None)
-        return {} if made is None else made(self.sizes.heads, self.sizes.dim, self.sizes.value_dim)
+        self._hold(mechanism, (sizes.heads, sizes.dim, sizes.value_dim), device, dtype)
 
     def code(
         self,
