@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from bench_lm_step import Words
 from bench_training import median_interval
 from polyhead.config import Logits, Rotary, Run, Softmax, Swiglu, Tokens, Train, TransformerConfig
-from polyhead.layers.feedforward import swiglu_width
+from polyhead.spec.numbers import swiglu_width
 from polyhead.timing.measure import Clock, machine
 from polyhead.train import fast_products, optimiser
 from polyhead.train.device import pick_device

@@ -73,9 +73,9 @@ if TYPE_CHECKING:  # what a type checker and an editor see: the names of _MODULE
     from polyhead.layers.attention import MultiHeadAttention as MultiHeadAttention
     from polyhead.layers.block import TransformerBlock as TransformerBlock
     from polyhead.layers.feedforward import (
-        MLP as MLP,
         MixtureOfExperts as MixtureOfExperts,
-        SwiGLU as SwiGLU,
+        MlpLayer as MlpLayer,
+        SwigluLayer as SwigluLayer,
     )
     from polyhead.layers.heads.groups import (
         HylaHeads as HylaHeads,
@@ -133,7 +133,7 @@ _NAMES = {
     "polyhead.layers.attention": ("MultiHeadAttention",),
     "polyhead.layers.heads.groups": ("SoftmaxHeads", "LinearHeads", "HylaHeads"),
     "polyhead.layers.norms": ("RMSNorm", "LayerNorm"),
-    "polyhead.layers.feedforward": ("MLP", "SwiGLU", "MixtureOfExperts"),
+    "polyhead.layers.feedforward": ("MlpLayer", "SwigluLayer", "MixtureOfExperts"),
     "polyhead.layers.positions": (
         *("RotaryEmbedding", "RelativePositionBias", "AlibiBias", "LearnedPositions", "SinusoidalPositions"),
     ),
@@ -171,6 +171,9 @@ _MOVED = {
 }
 """Modules of 0.1.0 and where they are now: the old names work, with a warning, for one version."""
 
+_RENAMED = {"MLP": "MlpLayer", "SwiGLU": "SwigluLayer"}
+"""Names of 0.1.0, which differed from a configuration's in case alone: they work, with a warning, for one version."""
+
 __all__ = [*_MODULES, *_HOME]
 
 
@@ -184,6 +187,9 @@ if not TYPE_CHECKING:  # to a type checker a module with this function would hav
             with optional(f"polyhead.{name}", "polyhead"):  # torch is missing where polyhead-jax is installed
                 found = importlib.import_module(module)
             return getattr(found, attribute) if attribute else found
+        if name in _RENAMED:
+            warnings.warn(f"polyhead.{name} is polyhead.{_RENAMED[name]} now", DeprecationWarning, stacklevel=2)
+            return __getattr__(_RENAMED[name])
         if f"{__name__}.{name}" in _MOVED:
             return importlib.import_module(f"{__name__}.{name}")
         raise AttributeError(f"module 'polyhead' has no attribute {name!r}")

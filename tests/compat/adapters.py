@@ -18,7 +18,7 @@ def run_embedding(vocab_size, d_model, weights, token_ids):
 def run_swiglu(d_model, d_ff, w1_weight, w2_weight, w3_weight, in_features):
     weights = {"w1.weight": w1_weight, "w2.weight": w2_weight, "w3.weight": w3_weight}
     course = fill(cs336.SwiGLU(d_model, d_ff), **weights)(in_features)
-    return both(course, fill(ph.SwiGLU(d_model, d_ff), **weights)(in_features))
+    return both(course, fill(ph.SwigluLayer(d_model, d_ff), **weights)(in_features))
 
 
 def run_scaled_dot_product_attention(Q, K, V, mask=None):

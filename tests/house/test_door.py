@@ -37,6 +37,11 @@ def test_every_name_is_there(name):
     assert getattr(ph, name) is getattr(importlib.import_module(module), attribute, None) or name in ph._MODULES
 
 
+def test_no_two_classes_differ_in_case_alone():
+    classes = [name for name in ph.__all__ if name[0].isupper()]
+    assert len({name.lower() for name in classes}) == len(classes)
+
+
 @pytest.mark.parametrize("old", ph._MOVED)
 def test_an_old_name_leads_to_the_new_one_and_says_so(old, monkeypatch):
     new = importlib.import_module(ph._MOVED[old])
@@ -48,6 +53,18 @@ def test_an_old_name_leads_to_the_new_one_and_says_so(old, monkeypatch):
     public = [name for name in vars(new) if not name.startswith("_")]
     assert public
     assert all(getattr(found, name) is getattr(new, name) for name in public)
+
+
+@pytest.mark.parametrize(("old", "new"), {"MLP": "MlpLayer", "SwiGLU": "SwigluLayer"}.items())
+@pytest.mark.parametrize("module", ["polyhead", "polyhead.layers.feedforward"])
+def test_a_layer_is_found_under_its_old_name_with_a_warning(module, old, new):
+    """At the door, and where a pickled model looks for its class."""
+    where = importlib.import_module(module)
+    with pytest.warns(DeprecationWarning, match=rf"^{module}\.{old} is {module}\.{new} now$"):
+        assert getattr(where, old) is getattr(where, new)
+    assert old not in dir(ph)
+    with pytest.raises(AttributeError, match="has no attribute 'Mpl'"):
+        where.Mpl  # noqa: B018
 
 
 USER = """

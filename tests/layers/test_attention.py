@@ -8,7 +8,7 @@ from polyhead import config
 from polyhead.config import Alibi, Hyla, Linear, RelativeBias, Rotary, Softmax
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
-from polyhead.layers.feedforward import MLP
+from polyhead.layers.feedforward import MlpLayer
 from polyhead.ops.latent_code import dense
 
 F64 = torch.float64
@@ -210,7 +210,7 @@ def test_a_window_narrows_a_mask_and_counts_positions():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_tail_of_a_block_with_a_window_is_the_end_of_the_whole(causal):
-    block = TransformerBlock(make("all", window=3, causal=causal), MLP(64, dtype=F64), dtype=F64)
+    block = TransformerBlock(make("all", window=3, causal=causal), MlpLayer(64, dtype=F64), dtype=F64)
     x = torch.randn(2, 7, 64, dtype=F64)
     assert_close(block(x, tail=2), block(x)[:, -2:])
 

@@ -9,7 +9,7 @@ from polyhead.config import Hyla, Relational, Softmax
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.feedforward import MLP
+from polyhead.layers.feedforward import MlpLayer
 
 F64 = torch.float64
 
@@ -24,7 +24,9 @@ class Double(nn.Module):
 def make(norm_order, norm="layer"):
     torch.manual_seed(0)
     attention = MultiHeadAttention(16, [Softmax(2), Hyla(2)], dtype=F64)
-    block = TransformerBlock(attention, MLP(16, dtype=F64), norm=norm, norm_order=norm_order, dropout=0.5, dtype=F64)
+    block = TransformerBlock(
+        attention, MlpLayer(16, dtype=F64), norm=norm, norm_order=norm_order, dropout=0.5, dtype=F64
+    )
     for parameter in block.parameters():
         nn.init.normal_(parameter, std=0.5)
     return block
@@ -52,7 +54,7 @@ def test_a_decoder_block_is_its_equation(norm_order):
     attention = MultiHeadAttention(16, [Softmax(2), Hyla(2)], causal=True, dtype=F64)
     cross = MultiHeadAttention(16, [Softmax(1), Relational(1)], own_symbols=False, dtype=F64)
     options = {"norm_order": norm_order, "dropout": 0.5, "dtype": F64}
-    block = TransformerBlock(attention, MLP(16, dtype=F64), cross=cross, **options)
+    block = TransformerBlock(attention, MlpLayer(16, dtype=F64), cross=cross, **options)
     for parameter in block.parameters():
         nn.init.normal_(parameter, std=0.5)
     block.dropout = Double()
@@ -74,7 +76,7 @@ def test_a_decoder_block_is_its_equation(norm_order):
 def test_the_tail_of_relative_symbols_counts_from_where_it_is(causal):
     torch.manual_seed(0)
     attention = MultiHeadAttention(16, Relational(4), causal=causal, own_symbols=False, dtype=F64)
-    block = TransformerBlock(attention, MLP(16, dtype=F64), dtype=F64)
+    block = TransformerBlock(attention, MlpLayer(16, dtype=F64), dtype=F64)
     x, table = torch.randn(2, 6, 16, dtype=F64), torch.randn(7, 16, dtype=F64)
     assert_close(block(x, symbols=table, tail=2), block(x, symbols=table)[:, -2:])
 

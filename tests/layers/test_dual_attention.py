@@ -24,7 +24,7 @@ from polyhead.config import (
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
-from polyhead.layers.feedforward import MLP
+from polyhead.layers.feedforward import MlpLayer
 
 F64 = torch.float64
 M = 48
@@ -189,7 +189,7 @@ def test_relative_symbols_count_tokens():
 def test_the_tail_of_a_block_is_the_end_of_the_whole(mixture):
     x = torch.randn(2, 7, M, dtype=F64)
     for causal in (False, True):
-        block = TransformerBlock(make(mixture, causal=causal, positions=Rotary()), MLP(M, dtype=F64), dtype=F64)
+        block = TransformerBlock(make(mixture, causal=causal, positions=Rotary()), MlpLayer(M, dtype=F64), dtype=F64)
         assert_close(block(x, tail=2), block(x)[:, -2:])
 
 

@@ -7,7 +7,8 @@ import pickle
 import pytest
 import torch
 
-from polyhead.layers.feedforward import MLP, MixtureOfExperts, SwiGLU, swiglu_width
+from polyhead.layers.feedforward import MixtureOfExperts, MlpLayer, SwigluLayer
+from polyhead.spec.numbers import swiglu_width
 
 ACTS = {
     "identity": lambda a: a,
@@ -33,17 +34,17 @@ def randomise(module):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("act", ACTS)
 def test_mlp(act, bias):
-    mlp = randomise(MLP(6, 10, act=act, bias=bias, dtype=torch.float64))
+    mlp = randomise(MlpLayer(6, 10, act=act, bias=bias, dtype=torch.float64))
     x = draw(2, 3, 6, seed=9)
     up, down = (mlp.up.bias, mlp.down.bias) if bias else (0, 0)
     expected = ACTS[act](x @ mlp.up.weight.T + up) @ mlp.down.weight.T + down
     torch.testing.assert_close(mlp(x), expected, atol=1e-12, rtol=0)
     assert len(list(mlp.parameters())) == (4 if bias else 2)
-    assert MLP(6).up.weight.shape == (24, 6)
+    assert MlpLayer(6).up.weight.shape == (24, 6)
 
 
 def test_swiglu():
-    swiglu = randomise(SwiGLU(6, 10, dtype=torch.float64))
+    swiglu = randomise(SwigluLayer(6, 10, dtype=torch.float64))
     assert {k: tuple(v.shape) for k, v in swiglu.state_dict().items()} == {
         "w1.weight": (10, 6),
         "w2.weight": (6, 10),
@@ -57,7 +58,7 @@ def test_swiglu():
 def test_swiglu_width_is_rounded_down():
     cases = {1: 64, 16: 64, 64: 128, 96: 256, 100: 256, 128: 320, 512: 1344, 768: 2048, 1600: 4224}
     assert {dim: swiglu_width(dim) for dim in cases} == cases
-    assert SwiGLU(64).w1.weight.shape == (128, 64)
+    assert SwigluLayer(64).w1.weight.shape == (128, 64)
 
 
 # ------------------------------------------------------------------------------- mixture of experts
@@ -152,7 +153,7 @@ def test_autocast():
 
 
 # ----------------------------------------------------------------------------------------- common
-@pytest.mark.parametrize("make", [MLP, SwiGLU, MixtureOfExperts])
+@pytest.mark.parametrize("make", [MlpLayer, SwigluLayer, MixtureOfExperts])
 def test_meta_device_and_dtype(make):
     module = make(8, device="meta", dtype=torch.bfloat16)
     assert all(p.is_meta and p.dtype == torch.bfloat16 for p in module.parameters())
@@ -161,14 +162,14 @@ def test_meta_device_and_dtype(make):
 
 def test_mistakes_are_one_line():
     with pytest.raises(ValueError, match=r"unknown act 'gelus'; did you mean 'gelu'\?"):
-        MLP(4, act="gelus")
+        MlpLayer(4, act="gelus")
     with pytest.raises(ValueError, match=r"^MixtureOfExperts: top_k must be 1 to 4 \(experts\) but is 5$"):
         MixtureOfExperts(4, 4, 5)
 
 
 @pytest.mark.compile
 def test_compiles_whole():
-    moe, mlp, swiglu = MixtureOfExperts(8, 4, 2), MLP(8), SwiGLU(8)
+    moe, mlp, swiglu = MixtureOfExperts(8, 4, 2), MlpLayer(8), SwigluLayer(8)
     compiled = torch.compile(lambda x: moe(mlp(swiglu(x))), fullgraph=True, dynamic=True, backend="eager")
     for t in (3, 6):
         x = draw(2, t, 8, dtype=torch.float32)
@@ -177,8 +178,8 @@ def test_compiles_whole():
 
 def test_swiglu_with_biases():
     torch.manual_seed(0)
-    layer = SwiGLU(8, 12, bias=True, dtype=torch.float64)
+    layer = SwigluLayer(8, 12, bias=True, dtype=torch.float64)
     x = torch.randn(3, 8, dtype=torch.float64)
     gate, value = (x @ w.weight.T + w.bias for w in (layer.w1, layer.w3))
     torch.testing.assert_close(layer(x), (gate * gate.sigmoid() * value) @ layer.w2.weight.T + layer.w2.bias)
-    assert SwiGLU(8, 12).w2.bias is None
+    assert SwigluLayer(8, 12).w2.bias is None

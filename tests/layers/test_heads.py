@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from polyhead.config import Alibi, Hyla, Linear, Softmax
 from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.feedforward import MLP, MixtureOfExperts, SwiGLU
+from polyhead.layers.feedforward import MixtureOfExperts, MlpLayer, SwigluLayer
 from polyhead.layers.heads.groups import HylaHeads, LinearHeads, SoftmaxHeads
 from polyhead.layers.positions import AlibiBias, RotaryEmbedding
 
@@ -43,7 +43,9 @@ def test_alibi_after_assigning_a_state_dict_to_a_meta_model():
     assert_close(empty(x), model(x), atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("layer", [MLP(16), SwiGLU(16), MixtureOfExperts(16)], ids=lambda layer: type(layer).__name__)
+@pytest.mark.parametrize(
+    "layer", [MlpLayer(16), SwigluLayer(16), MixtureOfExperts(16)], ids=lambda layer: type(layer).__name__
+)
 def test_a_wrong_width_is_one_clear_line(layer):
     with pytest.raises(ValueError, match=rf"^{type(layer).__name__}: m = 16 but x \(\.\.\. m\) = \(3, 8\)$"):
         layer(torch.randn(3, 8))

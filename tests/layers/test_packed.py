@@ -17,7 +17,7 @@ from polyhead.config import (
 )
 from polyhead.layers.block import TransformerBlock
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.feedforward import MLP
+from polyhead.layers.feedforward import MlpLayer
 from polyhead.layers.positions import places_in
 
 F64 = torch.float64
@@ -86,7 +86,7 @@ def test_codes_and_taps_show_nothing_of_other_sequences():
 
 @pytest.mark.parametrize("order", ["pre", "post"])
 def test_a_block(order):
-    block = TransformerBlock(make(SYMBOLIC, causal=True), MLP(M, dtype=F64), norm_order=order, dtype=F64)
+    block = TransformerBlock(make(SYMBOLIC, causal=True), MlpLayer(M, dtype=F64), norm_order=order, dtype=F64)
     x = torch.randn(1, 12, M, dtype=F64, requires_grad=True)
     alone = torch.cat([block(part) for part in x.split(LENGTHS, 1) if part.shape[1]], 1)
     compare(block(x, cu_seqlens=CU), alone, block.parameters(), x)
@@ -135,7 +135,7 @@ def test_a_window_of_cross_attention_goes_on_counting():
 def test_mistakes_are_one_line():
     x = torch.randn(1, 12, M, dtype=F64)
     layer = make([Softmax(2)], causal=True, positions=Rotary(), max_length=5)
-    block = TransformerBlock(make([Softmax(2)]), MLP(M, dtype=F64), dtype=F64)
+    block = TransformerBlock(make([Softmax(2)]), MlpLayer(M, dtype=F64), dtype=F64)
     far = make([Relational(2, symbols=RelativeSymbols())], max_length=5)
     near = make([Relational(2, symbols=PositionSymbols())], max_length=5)
     for call, text in (

@@ -166,12 +166,17 @@ ORDINARY = {"text", "images"}
 """Names of tasks that are ordinary words, which other strings may be."""
 
 
+BASES = {"Task", "Classification"}
+"""What tasks inherit from."""
+
+
 def tasks(trees: Mapping[str, ast.Module]) -> dict[str, tuple[str, str]]:
     """Class of a task -> the name it gives itself, and the file or folder it lies in."""
     found = {}
     for module, tree in trees.items():
         for node in tree.body:
-            if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Task" for base in node.bases):
+            bases = {ast.unparse(base) for base in node.bases} if isinstance(node, ast.ClassDef) else set()
+            if isinstance(node, ast.ClassDef) and bases & BASES and node.name not in BASES:
                 fields = [f for f in node.body if isinstance(f, ast.AnnAssign) and ast.unparse(f.target) == "name"]
                 name = next((f.value.value for f in fields if isinstance(f.value, ast.Constant)), node.name)
                 found[node.name] = (str(name), module.removesuffix(".task"))

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from polyhead import ops
 from polyhead.config import Heads, Logits, Rotary, Softmax, Swiglu, Tokens, TransformerConfig
 from polyhead.layers import Device
-from polyhead.layers.feedforward import swiglu_width
 from polyhead.layers.positions import RotaryEmbedding
 from polyhead.models.transformer import Transformer
 from polyhead.ops.norms import rms_norm
+from polyhead.spec.numbers import swiglu_width
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints

@@ -40,9 +40,9 @@ def build_norm(
 class TransformerBlock(nn.Module):
     """Attention and a feed-forward layer, each around a residual; with `cross`, attention to a context between them.
 
-    >>> block = TransformerBlock(MultiHeadAttention(64, [Hyla(8)]), SwiGLU(64), norm="rms")
+    >>> block = TransformerBlock(MultiHeadAttention(64, [Hyla(8)]), SwigluLayer(64), norm="rms")
     >>> decoder = TransformerBlock(
-    ...     MultiHeadAttention(64, Softmax(8), causal=True), MLP(64), cross=MultiHeadAttention(64, Softmax(8))
+    ...     MultiHeadAttention(64, Softmax(8), causal=True), MlpLayer(64), cross=MultiHeadAttention(64, Softmax(8))
     ... )
     >>> decoder(torch.randn(2, 5, 64), torch.randn(2, 9, 64)).shape
     torch.Size([2, 5, 64])

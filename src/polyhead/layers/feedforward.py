@@ -5,6 +5,8 @@ SwiGLU(x)  = W2 (silu(W1 x) * W3 x)                                             
 experts(x) = sum_{i in top k} p_i MLP_i(x),   p = softmax over the chosen k of W_gate x
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -14,6 +16,11 @@ from polyhead.layers import Device
 from polyhead.layers.own import OwnFeedForward
 from polyhead.ops.latent_code import act as activation, wide
 from polyhead.ops.textbook import silu
+from polyhead.spec.lazy import renamed
+from polyhead.spec.numbers import swiglu_width
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__, {"MLP": "MlpLayer", "SwiGLU": "SwigluLayer"})
 
 
 def _check_width(who: str, wanted: int, x: Tensor) -> None:
@@ -21,7 +28,7 @@ def _check_width(who: str, wanted: int, x: Tensor) -> None:
         raise ValueError(f"{who}: m = {wanted} but x (... m) = {tuple(x.shape)}")
 
 
-class MLP(nn.Module):
+class MlpLayer(nn.Module):
     """`W_down act(W_up x)`; `hidden` defaults to 4 dim."""
 
     def __init__(
@@ -41,23 +48,14 @@ class MLP(nn.Module):
         self.down = nn.Linear(hidden, dim, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
-        _check_width("MLP", self.up.in_features, x)
+        _check_width("MlpLayer", self.up.in_features, x)
         return self.down(self._act(self.up(x)))
 
     def extra_repr(self) -> str:
         return f"act={self.act!r}"
 
 
-def swiglu_width(dim: int) -> int:
-    """floor(8/3 dim), down to a multiple of 64, at least 64.
-
-    >>> swiglu_width(64), swiglu_width(512)
-    (128, 1344)
-    """
-    return max(64, 8 * dim // 3 // 64 * 64)
-
-
-class SwiGLU(nn.Module):
+class SwigluLayer(nn.Module):
     """`w2(silu(w1 x) * w3 x)`; `hidden` defaults to `swiglu_width(dim)`.  `bias`: of all three maps."""
 
     def __init__(
@@ -76,7 +74,7 @@ class SwiGLU(nn.Module):
         self.w3 = nn.Linear(dim, hidden, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
-        _check_width("SwiGLU", self.w1.in_features, x)
+        _check_width("SwigluLayer", self.w1.in_features, x)
         return self.w2(silu(self.w1(x)) * self.w3(x))
 
 
@@ -161,12 +159,12 @@ class MixtureOfExperts(nn.Module):
 
 def build_feedforward(
     kind: config.FeedForward, dim: int, *, device: Device = None, dtype: torch.dtype | None = None
-) -> MLP | SwiGLU | MixtureOfExperts | OwnFeedForward:
+) -> MlpLayer | SwigluLayer | MixtureOfExperts | OwnFeedForward:
     """The layer that a configuration names."""
     if isinstance(kind, config.Mlp):
-        return MLP(dim, kind.hidden, act=kind.act, bias=kind.bias, device=device, dtype=dtype)
+        return MlpLayer(dim, kind.hidden, act=kind.act, bias=kind.bias, device=device, dtype=dtype)
     if isinstance(kind, config.Swiglu):
-        return SwiGLU(dim, kind.hidden, kind.bias, device=device, dtype=dtype)
+        return SwigluLayer(dim, kind.hidden, kind.bias, device=device, dtype=dtype)
     if not isinstance(kind, config.Experts):
         return OwnFeedForward(kind, dim, device=device, dtype=dtype)
     return MixtureOfExperts(

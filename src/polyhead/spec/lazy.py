@@ -1,6 +1,7 @@
-"""Packages that import their public names at first use and list them in `dir`."""
+"""Packages that import their public names at first use and list them in `dir`; names that have changed."""
 
 import importlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,3 +24,15 @@ def lazy(
         return getattr(module, name) if places[name] else module
 
     return found, lambda: sorted(offered)
+
+
+def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], object]:
+    """`__getattr__` of a module some of whose names have changed, old -> new: the old ones work, with a warning."""
+
+    def found(name: str) -> object:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warnings.warn(f"{module}.{name} is {module}.{names[name]} now", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(module), names[name])
+
+    return found

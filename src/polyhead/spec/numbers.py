@@ -1,4 +1,4 @@
-"""Numbers that PyTorch and JAX modules share: ALiBi slopes, T5 buckets, the tokens on which relations are balanced."""
+"""Numbers that PyTorch and JAX modules share: ALiBi slopes, T5 buckets, widths, the tokens that balance relations."""
 
 import math
 
@@ -7,6 +7,15 @@ from numpy.typing import NDArray
 
 PROBE = 32
 """Tokens on which the weights of relations are balanced."""
+
+
+def swiglu_width(dim: int) -> int:
+    """The hidden width of SwiGLU by default: floor(8/3 dim), down to a multiple of 64, at least 64.
+
+    >>> swiglu_width(64), swiglu_width(512)
+    (128, 1344)
+    """
+    return max(64, 8 * dim // 3 // 64 * 64)
 
 
 def alibi_slopes(heads: int) -> list[float]:

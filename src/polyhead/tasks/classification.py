@@ -1,11 +1,18 @@
 """What tasks that put a whole sequence or image into a class share: loss and accuracy of (b 1 c) logits, and chance."""
 
+import abc
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyhead.config import Batch, Task
+from polyhead.config import Batch, Classes, Task
+from polyhead.config.components import Input
 from polyhead.config.words import Floor
+from polyhead.spec.shapes import shaped
 from polyhead.tasks.task import Score, check_split
 
 ACCURACY = ("Accuracy", "The share of answers that are right.")
@@ -20,36 +27,41 @@ def batch_of(inputs: Tensor, labels: Tensor, latents: dict[str, Tensor]) -> Batc
     return Batch(inputs, labels[:, None].long(), None, scored, latents)
 
 
-def cross_entropy(task: Task, outputs: Tensor, batch: Batch) -> Tensor:
-    """Mean cross-entropy of logits (b 1 c)."""
-    logits, labels = _logits(task, outputs, batch)
-    return F.cross_entropy(logits, labels)
-
-
-def accuracy(task: Task, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-    """`accuracy` (b): 1 where the largest logit is the label's."""
-    logits, labels = _logits(task, outputs, batch)
-    return {"accuracy": (logits.argmax(dim=-1) == labels).to(logits.dtype)}
-
-
-def floors(task: Task, split: str) -> dict[str, Score]:
-    """What guessing scores, every class as likely as any other: exactly."""
-    check_split(task, split)
-    return {"chance": Score(1 / task.ends[1].count, 0.0, 0)}  # type: ignore[union-attr]
-
-
 def exact(right: Tensor) -> Score:
     """A floor that is known exactly: its mean over all that the split has (n)."""
     return Score(right.mean().item(), 0.0, 0)
 
 
-checked = check_split
+@dataclass(frozen=True)
+class Classification(Task):
+    """A task with one class for each sequence or image."""
 
+    metric: ClassVar[str] = "accuracy"
 
-def _logits(task: Task, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Logits (b c) in at least float32 and labels (b)."""
-    wanted = (*batch.targets.shape, task.ends[1].count)  # type: ignore[union-attr]
-    if outputs.shape != wanted:
-        raise ValueError(f"{type(task).__name__}: outputs must be logits {wanted} but have {tuple(outputs.shape)}")
-    logits = outputs[:, 0].to(torch.promote_types(outputs.dtype, torch.float32))
-    return logits, batch.targets[:, 0]
+    @property
+    @abc.abstractmethod
+    def ends(self) -> tuple[Input, Classes]:
+        """What a transformer needs at its two ends."""
+
+    @shaped
+    def loss(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> Float[Tensor, ""]:
+        """Mean cross-entropy."""
+        return F.cross_entropy(self._logits(outputs, batch), batch.targets[:, 0])
+
+    @shaped
+    def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
+        """`accuracy` (b): 1 where the largest logit is the label's."""
+        logits = self._logits(outputs, batch)
+        return {"accuracy": (logits.argmax(dim=-1) == batch.targets[:, 0]).to(logits.dtype)}
+
+    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """What guessing scores, every class as likely as any other: exactly."""
+        check_split(self, split)
+        return {"chance": Score(1 / self.ends[1].count, 0.0, 0)}
+
+    def _logits(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Logits (b c) in at least float32."""
+        wanted = (*batch.targets.shape, self.ends[1].count)
+        if outputs.shape != wanted:
+            raise ValueError(f"{type(self).__name__}: outputs must be logits {wanted} but have {tuple(outputs.shape)}")
+        return outputs[:, 0].to(torch.promote_types(outputs.dtype, torch.float32))

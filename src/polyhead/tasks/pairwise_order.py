@@ -14,11 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.config import Batch, Classes, Task, Vectors, stream
+from polyhead.config import Batch, Classes, Vectors, stream
 from polyhead.config.words import Words
-from polyhead.spec.shapes import one_of, shaped
-from polyhead.tasks import classification
-from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE
+from polyhead.spec.shapes import one_of
+from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of, exact
 from polyhead.tasks.examples import picks
 from polyhead.tasks.object_floors import BY_OBJECT, KNOWN_OBJECTS, KNOWN_PAIRS, first_shares, ordered_pairs
 from polyhead.tasks.task import Score, advance, check_draw, check_integers, check_split, fork, portion
@@ -27,7 +26,7 @@ SHARES = (0.5, 0.65)  # where the pairs are cut: 50 % training, 15 % validation,
 
 
 @dataclass(frozen=True)
-class PairwiseOrder(Task):
+class PairwiseOrder(Classification):
     """Classification of pairs of objects by an order to be learned.
 
         train, validation    half of all pairs, and 15 %
@@ -51,7 +50,6 @@ class PairwiseOrder(Task):
     split_seed: int = 0
 
     name: ClassVar[str] = "pairwise_order"
-    metric: ClassVar[str] = "accuracy"
     items: ClassVar[str] = "pairs"
     words: ClassVar[Words] = Words(
         splits={"compositional": "unseen pairs"},
@@ -105,17 +103,7 @@ class PairwiseOrder(Task):
         pairs = _placed(self, split, own.device)
         objects = pairs[picks(len(pairs), batch_size, own)]
         inputs = _vectors(self.objects, self.dim, self.split_seed, own.device)[objects]
-        return classification.batch_of(inputs, objects[:, 0] < objects[:, 1], {"objects": objects})
-
-    @shaped
-    def loss(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> Float[Tensor, ""]:
-        """Mean cross-entropy."""
-        return classification.cross_entropy(self, outputs, batch)
-
-    @shaped
-    def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
-        """By pair (b): `accuracy`."""
-        return classification.accuracy(self, outputs, batch)
+        return batch_of(inputs, objects[:, 0] < objects[:, 1], {"objects": objects})
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
         """Number, and place in the order."""
@@ -131,7 +119,7 @@ class PairwiseOrder(Task):
         """What guessing scores, and what needs no relation (object_floors.py): of all pairs, no sequences are drawn."""
         met, asked = self.pairs_of("train"), self.pairs_of(check_split(self, split))
         known = {"known_pairs": ordered_pairs(met, asked), "known_objects": first_shares(met, asked, self.objects)}
-        return classification.floors(self, split) | {name: classification.exact(each) for name, each in known.items()}
+        return super().floors(split) | {name: exact(each) for name, each in known.items()}
 
 
 @functools.lru_cache(maxsize=16)

@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyhead.config import Batch, Classes, Task, Vectors, stream
+from polyhead.config import Batch, Classes, Vectors, stream
 from polyhead.config.words import Words
 from polyhead.spec.shapes import shaped
-from polyhead.tasks import classification
-from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE
+from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of, exact
 from polyhead.tasks.examples import picks
 from polyhead.tasks.object_floors import KNOWN_PAIRS, card_pairs
 from polyhead.tasks.task import Score, advance, check_draw, check_integers, check_split, fork
@@ -36,7 +35,7 @@ ORDERS = tuple(itertools.permutations(range(3)))
 
 
 @dataclass(frozen=True)
-class SetCards(Task):
+class SetCards(Classification):
     """Classification of three cards, half of them sets, from a training set of a given size.
 
         train            `examples` triples, every other one a set, drawn once from `split_seed`
@@ -57,7 +56,6 @@ class SetCards(Task):
     split_seed: int = 0
 
     name: ClassVar[str] = "set_cards"
-    metric: ClassVar[str] = "accuracy"
     items: ClassVar[str] = "triples"
     words: ClassVar[Words] = Words(
         splits={"compositional": "unseen triples"},
@@ -112,17 +110,7 @@ class SetCards(Task):
         order = torch.tensor(ORDERS, device=own.device)[picks(len(ORDERS), batch_size, own)]
         drawn = cards[rows].take_along_dim(order[:, :, None], dim=1)
         inputs = F.one_hot(drawn, 3).flatten(2).float()
-        return classification.batch_of(inputs, is_set(drawn), {"cards": drawn, "agree": _agree(drawn)})
-
-    @shaped
-    def loss(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> Float[Tensor, ""]:
-        """Mean cross-entropy."""
-        return classification.cross_entropy(self, outputs, batch)
-
-    @shaped
-    def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
-        """By triple (b): `accuracy`."""
-        return classification.accuracy(self, outputs, batch)
+        return batch_of(inputs, is_set(drawn), {"cards": drawn, "agree": _agree(drawn)})
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
         """The four values of each card."""
@@ -138,9 +126,7 @@ class SetCards(Task):
         """What guessing scores, and what knows no rule (object_floors.py), over all triples: no sequences are drawn."""
         met, asked = self.triples("train"), self.triples(check_split(self, split))
         says = card_pairs(met, _labels(met), asked)
-        return classification.floors(self, split) | {
-            "known_pairs": classification.exact(1 - (says - _labels(asked)).abs())
-        }
+        return super().floors(split) | {"known_pairs": exact(1 - (says - _labels(asked)).abs())}
 
 
 @shaped

@@ -34,7 +34,7 @@ from polyhead.config import (
     Values,
     Vectors,
 )
-from polyhead.layers.feedforward import swiglu_width
+from polyhead.spec.numbers import swiglu_width
 
 Arguments = dict[str, Any]
 """What a constructor of the package is told, by name."""

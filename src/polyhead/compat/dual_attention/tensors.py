@@ -16,7 +16,7 @@ from polyhead.compat.dual_attention.models import Layout
 from polyhead.config import PositionSymbols, RelationalSymbols, RelativeSymbols, TransformerConfig, Vectors
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
-from polyhead.layers.feedforward import SwiGLU
+from polyhead.layers.feedforward import SwigluLayer
 from polyhead.layers.heads.symbolic import DisentangledHeads, RelationalHeads
 from polyhead.layers.norms import LayerNorm
 from polyhead.models.transformer import Transformer
@@ -102,7 +102,7 @@ def of_block(block: TransformerBlock, its: Block, theirs: str = "", ours: str = 
         yield from of_attention(block.cross, its.cross, theirs, f"{ours}cross.")
     for n, name in enumerate(norms, 1):
         yield from _linear(f"{theirs}norm{n}", f"{ours}{name}", bias=isinstance(block.norm1, LayerNorm))
-    maps = ("w1", "w2", "w3") if isinstance(block.feedforward, SwiGLU) else ("up", "down")
+    maps = ("w1", "w2", "w3") if isinstance(block.feedforward, SwigluLayer) else ("up", "down")
     for n, name in enumerate(maps, 1):
         bias = its.fields["feedforward"].bias
         yield from _linear(f"{theirs}ff_block.linear{n}", f"{ours}feedforward.{name}", bias=bias)

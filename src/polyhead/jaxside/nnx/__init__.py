@@ -8,16 +8,23 @@ Parameters have the names, shapes and layouts ([out, in]) of the PyTorch modules
 module draws its own from `rngs` (nnx.Rngs); dropout is there where a call is given `rngs`, and only there.
 """
 
+from typing import TYPE_CHECKING
+
+from polyhead.spec.lazy import renamed
 from polyhead.spec.optional import optional
 
 with optional("polyhead.jaxside.nnx", "polyhead[flax]"):
     import flax as _flax  # noqa: F401
 
 from polyhead.jaxside.nnx.attention import MultiHeadAttention
-from polyhead.jaxside.nnx.components import MLP, Norm, SwiGLU
+from polyhead.jaxside.nnx.components import MlpLayer, Norm, SwigluLayer
 from polyhead.jaxside.nnx.model import Transformer, TransformerBlock
 
-__all__ = ["MLP", "MultiHeadAttention", "Norm", "SwiGLU", "Transformer", "TransformerBlock"]
+__all__ = ["MlpLayer", "MultiHeadAttention", "Norm", "SwigluLayer", "Transformer", "TransformerBlock"]
+
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__, {"MLP": "MlpLayer", "SwiGLU": "SwigluLayer"})
 
 
 def __dir__() -> list[str]:

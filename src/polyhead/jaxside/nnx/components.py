@@ -13,6 +13,7 @@ from flax import nnx
 
 from polyhead.jaxside import norms
 from polyhead.jaxside.latent_code import Array, act as activation
+from polyhead.spec.numbers import swiglu_width
 from polyhead.spec.shapes import one_of
 
 TRUNCATION = 0.87962566103423978
@@ -112,7 +113,7 @@ class Embedding(nnx.Module):
         self.weight = draw.table(count, dim)
 
 
-class MLP(nnx.Module):
+class MlpLayer(nnx.Module):
     """`W_down act(W_up x)`; `hidden` defaults to 4 dim."""
 
     def __init__(self, dim: int, hidden: int | None, draw: Draw, *, act: str = "gelu", bias: bool = True) -> None:
@@ -121,14 +122,14 @@ class MLP(nnx.Module):
         self.up, self.down = Linear(dim, hidden, draw, bias=bias), Linear(hidden, dim, draw, bias=bias)
 
     def __call__(self, x: Array) -> Array:
-        return self.down(activation(self.act, "MLP")(jnp.asarray(self.up(x))))
+        return self.down(activation(self.act, "MlpLayer")(jnp.asarray(self.up(x))))
 
 
-class SwiGLU(nnx.Module):
-    """`W2 (silu(W1 x) * W3 x)`; `hidden` defaults to floor(8/3 dim) down to a multiple of 64, at least 64."""
+class SwigluLayer(nnx.Module):
+    """`W2 (silu(W1 x) * W3 x)`; `hidden` defaults to `swiglu_width(dim)`."""
 
     def __init__(self, dim: int, hidden: int | None, draw: Draw, *, bias: bool = False) -> None:
-        hidden = max(64, 8 * dim // 3 // 64 * 64) if hidden is None else hidden
+        hidden = swiglu_width(dim) if hidden is None else hidden
         self.w1, self.w3 = (Linear(dim, hidden, draw, bias=bias) for _ in range(2))
         self.w2 = Linear(hidden, dim, draw, bias=bias)
 

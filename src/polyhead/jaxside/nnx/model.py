@@ -14,7 +14,7 @@ from flax import nnx
 from polyhead import config
 from polyhead.jaxside.latent_code import Array
 from polyhead.jaxside.nnx.attention import MultiHeadAttention, Symbols
-from polyhead.jaxside.nnx.components import MLP, Draw, Embedding, Identity, Linear, Norm, SwiGLU, dropped
+from polyhead.jaxside.nnx.components import Draw, Embedding, Identity, Linear, MlpLayer, Norm, SwigluLayer, dropped
 from polyhead.jaxside.nnx.positions import LearnedPositions, SinusoidalPositions
 from polyhead.jaxside.nnx.symbols import build_symbols
 from polyhead.spec.shapes import one_of
@@ -265,10 +265,10 @@ def _block(settings: config.TransformerConfig, layer: int, draw: Draw) -> Transf
         dtype=draw.dtype,
     )
     if isinstance(kind, config.Swiglu):
-        forward: nnx.Module = SwiGLU(settings.dim, kind.hidden, draw, bias=kind.bias)
+        forward: nnx.Module = SwigluLayer(settings.dim, kind.hidden, draw, bias=kind.bias)
     else:
         assert isinstance(kind, config.Mlp)
-        forward = MLP(settings.dim, kind.hidden, draw, act=kind.act, bias=kind.bias)
+        forward = MlpLayer(settings.dim, kind.hidden, draw, act=kind.act, bias=kind.bias)
     how: dict[str, Any] = {"norm": settings.norm, "norm_eps": settings.norm_eps, "norm_order": settings.norm_order}
     return TransformerBlock(attention, forward, **how, dropout=settings.residual_dropout, dtype=draw.dtype)
 

@@ -20,7 +20,7 @@ from polyhead.config import Abstractor as RelationalCrossAttention, AbstractorCo
 from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
-from polyhead.layers.feedforward import MLP
+from polyhead.layers.feedforward import MlpLayer
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.symbols import build_symbols
 from polyhead.layers.taps import Taps
@@ -127,9 +127,9 @@ def _attention(
     )
 
 
-def _feedforward(settings: AbstractorConfig, device: Device, dtype: torch.dtype | None) -> MLP:
+def _feedforward(settings: AbstractorConfig, device: Device, dtype: torch.dtype | None) -> MlpLayer:
     hidden = 2 * settings.dim if settings.hidden is None else settings.hidden
-    return MLP(settings.dim, hidden, act="relu", device=device, dtype=dtype)
+    return MlpLayer(settings.dim, hidden, act="relu", device=device, dtype=dtype)
 
 
 def _block(settings: AbstractorConfig, device: Device, dtype: torch.dtype | None) -> TransformerBlock:

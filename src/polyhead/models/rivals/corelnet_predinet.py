@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from polyhead.config import CoRelNetConfig, Patches, PrediNetConfig
 from polyhead.layers import Device
-from polyhead.layers.feedforward import MLP
+from polyhead.layers.feedforward import MlpLayer
 from polyhead.models.initialise import initialise
 from polyhead.models.inputs_outputs import build_input
 from polyhead.spec.shapes import shaped
@@ -41,7 +41,7 @@ class CoRelNet(nn.Module):
         self.config = settings
         dim, objects = settings.dim, settings.objects
         self.inputs = build_input(settings.inputs, dim, device=device, dtype=dtype)
-        self.embed = MLP(dim, settings.hidden, act="relu", device=device, dtype=dtype)
+        self.embed = MlpLayer(dim, settings.hidden, act="relu", device=device, dtype=dtype)
         self.compare = nn.Linear(objects**2, dim, device=device, dtype=dtype)
         self.hidden = nn.Linear(dim, dim, device=device, dtype=dtype)
         self.outputs = nn.Linear(dim, settings.outputs.count, bias=settings.outputs.bias, device=device, dtype=dtype)

@@ -14,22 +14,22 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from polyhead.config import Batch, Classes, Patches, Task, stream
+from polyhead.config import Batch, Classes, Patches, stream
 from polyhead.config.words import Words
-from polyhead.spec.shapes import one_of, shaped
-from polyhead.tasks import classification
+from polyhead.spec.shapes import one_of
+from polyhead.tasks.classification import ACCURACY, CHANCE, Classification, batch_of
 from polyhead.tasks.images import data as images_data
 from polyhead.tasks.images.data import SOURCES
-from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork, portion, shuffled
+from polyhead.tasks.task import advance, check_draw, check_integers, fork, portion, shuffled
 
 HELD_OUT = {"validation": 0.1, "iid": 0.2}  # of data without a test set of its own; of others, a tenth for validation
 
 
 @dataclass(frozen=True)
-class Images(Task):
+class Images(Classification):
     """Classification of images.
 
         train        moved and mirrored
@@ -62,11 +62,10 @@ class Images(Task):
     folder: str = "images"
 
     name: ClassVar[str] = "images"
-    metric: ClassVar[str] = "accuracy"
     items: ClassVar[str] = "images"
     words: ClassVar[Words] = Words(
-        metric=classification.ACCURACY,
-        floors={"chance": classification.CHANCE},
+        metric=ACCURACY,
+        floors={"chance": CHANCE},
         terms=(("No other floor", "A class of images is made of no parts or relations that a learner could lack."),),
     )
 
@@ -147,7 +146,7 @@ class Images(Task):
         pixels, labels = images.read(rows), images.labels[rows]
         if split == "train":
             pixels = self._moved(pixels, mover)
-        return classification.batch_of(pixels.float() * (2 / source.top) - 1, labels, {"label": labels, "image": rows})
+        return batch_of(pixels.float() * (2 / source.top) - 1, labels, {"label": labels, "image": rows})
 
     def _moved(self, pixels: Tensor, mover: torch.Generator) -> Tensor:
         """Images moved and mirrored as training shows them."""
@@ -159,20 +158,6 @@ class Images(Task):
         if not most:
             return pixels
         return moved(pixels, torch.randint(-most, most + 1, (len(pixels), 2), generator=mover, device=device))
-
-    @shaped
-    def loss(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> Float[Tensor, ""]:
-        """Mean cross-entropy."""
-        return classification.cross_entropy(self, outputs, batch)
-
-    @shaped
-    def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
-        """By image (b): `accuracy`."""
-        return classification.accuracy(self, outputs, batch)
-
-    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """What guessing scores, exactly.  A class of images has no relation that a learner could lack."""
-        return classification.floors(self, split)
 
 
 def moved(images: Tensor, by: Int[Tensor, "b 2"]) -> Tensor:

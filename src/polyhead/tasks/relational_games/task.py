@@ -26,14 +26,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.config import Batch, Classes, Patches, Task, non_semantic, stream
+from polyhead.config import Batch, Classes, Patches, non_semantic, stream
 from polyhead.config.words import Words
-from polyhead.spec.shapes import one_of, shaped
-from polyhead.tasks import classification
-from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE
+from polyhead.spec.shapes import one_of
+from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of
 from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
 from polyhead.tasks.object_floors import KNOWN_PAIRS
 from polyhead.tasks.relational_games import original as relational_games_original
@@ -65,7 +63,7 @@ ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 
 
 @dataclass(frozen=True)
-class RelationalGames(Task):
+class RelationalGames(Classification):
     """Classification of images by the relation of the objects in them, from a training set of a given size.
 
         train              `examples` images of pentominoes, drawn once from `split_seed`, half of them of each class;
@@ -90,7 +88,6 @@ class RelationalGames(Task):
     folder: str = non_semantic("relational_games")
 
     name: ClassVar[str] = "relational_games"
-    metric: ClassVar[str] = "accuracy"
     items: ClassVar[str] = "images"
     words: ClassVar[Words] = Words(
         splits={
@@ -144,16 +141,6 @@ class RelationalGames(Task):
         (shapes,) = SHAPES_OF[split]
         return _batch((shapes,), *self._fresh(shapes, kinds, own))
 
-    @shaped
-    def loss(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> Float[Tensor, ""]:
-        """Mean cross-entropy."""
-        return classification.cross_entropy(self, outputs, batch)
-
-    @shaped
-    def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
-        """By image (b): `accuracy`."""
-        return classification.accuracy(self, outputs, batch)
-
     def asked(self, batch: Batch, sample: int) -> str:
         return QUESTIONS[self.game]
 
@@ -162,7 +149,7 @@ class RelationalGames(Task):
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """What guessing scores, exactly; and of generated images what needs no relation: `relational_games_floors`."""
-        table = classification.floors(self, split)
+        table = super().floors(split)
         if self.data == "original":
             return table
         grids, labels = _pool(self, torch.device("cpu"))
@@ -194,7 +181,7 @@ class RelationalGames(Task):
             mine = labels[i :: len(sets)]
             rows = chosen[picks(len(chosen), len(mine), generator).cpu()]
             images[i :: len(sets)], labels[i :: len(sets)] = pixels[rows].to(device), classes[rows].to(device)
-        return classification.batch_of(images.float() / 255, labels, {})
+        return batch_of(images.float() / 255, labels, {})
 
 
 def grids_of(game: str, kinds: Tensor, objects: int, generator: torch.Generator) -> Tensor:
@@ -284,7 +271,7 @@ def _batch(sets: tuple[str, ...], grids: Tensor, labels: Tensor) -> Batch:
     colours = torch.where(there, grids % len(COLOURS), -1)
     parts = [draw(name, shapes[i :: len(sets)], colours[i :: len(sets)]) for i, name in enumerate(sets)]
     images = parts[0] if len(parts) == 1 else _in_turn((parts[0], parts[1]))
-    return classification.batch_of(images, labels, {"shapes": shapes, "colours": colours, "cells": there})
+    return batch_of(images, labels, {"shapes": shapes, "colours": colours, "cells": there})
 
 
 @functools.lru_cache(maxsize=32)
