@@ -1,8 +1,8 @@
 """Pure functions on (b t h d) tensors: no parameters, no configuration, no modules.
 
-A folder for each mechanism: its equation (reference.py) and its faster implementations.  Three names are those of a
-function and of its folder or file (`hyla`, `softmax`, `rope`): `polyhead.ops.hyla` is the function, and
-`from polyhead.ops.hyla.reference import ...` reaches into the folder.
+Each mechanism has a folder with its equation (reference.py) and its faster implementations.  Three names are both a
+function and a folder or file: `hyla`, `softmax` and `rope`.  `polyhead.ops.hyla` is the function;
+`from polyhead.ops.hyla.reference import ...` imports from the folder.
 """
 
 import polyhead.ops.softmax  # noqa: F401  (first, so that the function of textbook.py takes its name and keeps it)

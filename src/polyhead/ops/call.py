@@ -1,7 +1,7 @@
-"""One call of an op as one value: its tensors, what limits who looks at whom, and its options.
+"""One call of an op as one value: its tensors, its masks and its options.
 
-A public function makes an `AttentionCall` once.  The reference, every other impl and the code of a mechanism are
-functions of it.
+A public function makes one `AttentionCall`.  The reference, every other impl and the function `code` of a mechanism
+take it as their only argument.
 """
 
 from collections.abc import Mapping
@@ -11,24 +11,25 @@ from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
 Bias = Float[Tensor, "#b #h t s"] | Float[Tensor, "h t+s-1"]
-"""Dense, or by offset: column j - i + t - 1 is the bias of key j for query i."""
+"""Dense, or by offset: column j - i + t - 1 holds the bias of query i and key j."""
 
 Symbols = Float[Tensor, "b s g e"] | Float[Tensor, "t+s-1 g e"]
-"""By key, or by offset: row j - i + t - 1 is the symbol of key j for query i."""
+"""By key, or by offset: row j - i + t - 1 holds the symbol that query i reads at key j."""
 
 Mask = Bool[Tensor, "#b #h #t #s"] | Bool[Tensor, "#h #t #s"] | Bool[Tensor, "#t #s"] | Bool[Tensor, "#s"]
-"""True where looking is allowed."""
+"""True where a query may attend to a key."""
 
 Packed = Int32[Tensor, "_"]
-"""Sequences one after the other in a single sample: number n is rows cu_seqlens[n] to cu_seqlens[n + 1]."""
+"""Sequences packed into one sample: sequence n has the rows from cu_seqlens[n] up to, not including, cu_seqlens[n +
+1]."""
 
 Keep = Float[Tensor, "#b #h t s"]
-"""Dropout of the code: 0 or 1 / (1 - rate)."""
+"""Dropout mask of the code: each entry is 0 or 1 / (1 - rate)."""
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What an op is called with.  `v` are the symbols of relational mechanisms; `scale` None is d ** -0.5."""
+    """The arguments of one call.  In relational mechanisms `v` holds the symbols.  `scale` None means d ** -0.5."""
 
     q: Tensor
     k: Tensor
@@ -54,13 +55,13 @@ class AttentionCall:
 
     @property
     def factor(self) -> float:
-        """What the products of queries and keys are multiplied by."""
+        """The scale of the products of queries and keys, as a number."""
         assert not isinstance(self.scale, Tensor)
         return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     @property
     def limited(self) -> bool:
-        """Whether anything but causality says who may look at whom."""
+        """Whether the call has a mask, a window or packed sequences; causality does not count."""
         return self.mask is not None or self.window is not None or self.cu_seqlens is not None
 
     @property
@@ -70,21 +71,21 @@ class AttentionCall:
 
     @property
     def related(self) -> tuple[Tensor, Tensor]:
-        """q_rel and k_rel of a mechanism that has them."""
+        """q_rel and k_rel; the mechanism must have them."""
         assert self.q_rel is not None
         assert self.k_rel is not None
         return self.q_rel, self.k_rel
 
     @property
     def relation_map(self) -> Tensor:
-        """The relation_weight of a mechanism that has one."""
+        """relation_weight; the mechanism must have one."""
         assert self.relation_weight is not None
         return self.relation_weight
 
     def masked(self, mask: Tensor | None) -> "AttentionCall":
-        """The call with `mask` in place of all that limits it, causality included."""
+        """The call with `mask` in place of its mask, causality, window and packed sequences."""
         return replace(self, mask=mask, causal=False, window=None, cu_seqlens=None)
 
     def of(self, tensors: Mapping[str, Tensor]) -> "AttentionCall":
-        """The call with other tensors, by name."""
+        """The call with some tensors replaced, by name."""
         return replace(self, **tensors)  # type: ignore[arg-type]

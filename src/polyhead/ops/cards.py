@@ -1,7 +1,7 @@
-"""Where the Triton kernels may run: is there a compiler, what card is it, and what does POLYHEAD_TRITON say.
+"""Where the Triton kernels may run: Triton's version, the GPU and the environment variable POLYHEAD_TRITON.
 
-check   (default) on the cards and with the compilers below, each configuration checked at its first use
-1       wherever they can run at all, unchecked
+check   (default) on the GPUs and Triton versions below; each configuration is checked at its first use
+1       wherever they can run, without checks
 0       nowhere
 """
 
@@ -17,21 +17,21 @@ from polyhead.spec.shapes import one_of
 
 TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Is there a compiler of kernels, and do they run in Python instead?  Read once, as a compiled model cannot ask."""
+"""Is Triton available, and is it interpreted?  Read once, because compiled code cannot query it."""
 
 MODE = one_of("polyhead.ops", "POLYHEAD_TRITON", os.environ.get("POLYHEAD_TRITON", "check"), ("check", "1", "0"))
 
 VERSION = tuple(map(int, importlib.metadata.version("triton").split(".")[:2])) if TRITON else (0, 0)
 TRIED = (3, 6), (3, 9)
-"""The compilers that kernels are given to, first and last.  They were compiled and emulated with 3.7; of the others the
-first use of each configuration has to tell."""
+"""The first and the last supported version of Triton.  The kernels were compiled and interpreted with 3.7; for the
+others the check at first use decides."""
 
 CARDS = ((8, 0), (8, 6), (8, 9), (9, 0))
-"""Compute capabilities that all kernels are compiled for, and fit into (benchmarks/ahead_of_time.py)."""
+"""Compute capabilities for which all kernels compile and fit into shared memory (benchmarks/ahead_of_time.py)."""
 
 
 def without_triton(x: AttentionCall) -> str | None:
-    """Why kernels in Triton cannot run on such tensors at all, or may not, or None."""
+    """Why Triton kernels cannot or must not run on these tensors, or None."""
     if not TRITON:
         return "needs triton, which is not installed"
     if MODE == "0":
@@ -46,7 +46,7 @@ def without_triton(x: AttentionCall) -> str | None:
 
 
 def untried(device: torch.device) -> str | None:
-    """Why nobody can say that kernels are right on a card, or None.  Also of a model that is being compiled."""
+    """Why the kernels are untested on a GPU, or None.  May be called while a model is being compiled."""
     if torch.version.hip is not None:
         return "knows cards of NVIDIA only; POLYHEAD_TRITON=1 takes it nevertheless"
     if not TRIED[0] <= VERSION <= TRIED[1]:
@@ -61,7 +61,7 @@ def untried(device: torch.device) -> str | None:
 
 
 def tf32() -> bool:
-    """May products of float32 round to tf32?  `allow_tf32` cannot be asked: it raises once `fp32_precision` was set."""
+    """May products of float32 round to tf32?  Not read from `allow_tf32`: it raises once `fp32_precision` was set."""
     return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
@@ -69,10 +69,10 @@ tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def shared_memory(device: torch.device) -> int:
-    """Bytes of memory on the chip that a program of a kernel can have: 99 KB on most cards for games, 163 on an A100,
-    227 on an H100, and where kernels run in Python.
+    """Bytes of shared memory per program of a kernel: 99 KB on most consumer GPUs, 163 on an A100, 227 on an H100 and
+    in the interpreter.
 
-    Read off the device, not the data, so that a compiled model may ask, too.
+    It reads a property of the device and no data, so compiled code may call it.
     """
     if device.type != "cuda":
         return 227 << 10

@@ -1,12 +1,13 @@
-"""Cross entropy of logits that are never made as a whole: a tile of tokens and vocabulary at a time.
+"""Cross entropy that never stores all logits: it computes a tile of tokens and vocabulary entries at a time.
 
     l_tc = factor (x_t . w_c + b_c),   z_t = log sum_c exp l_tc,   loss_t = z_t - l_t,target(t)
 
-The sum goes on from tile to tile, over the largest logit so far; the backward pass makes each tile again from z:
+The sum runs online over tiles, relative to the largest logit so far.  The backward pass recomputes each tile from z:
 
     dl_tc = dloss_t (exp(l_tc - z_t) - [c = target(t)]),   dx = factor dl w,   dw = factor dl' x,   db = factor sum_t dl
 
-Memory is that of a tile and of the gradients, work a third more than with logits (one more product of x and w).
+Memory is that of a tile and of the gradients.  It takes a third more work than stored logits: one more product of x and
+w.
 """
 
 from collections.abc import Iterator
@@ -22,10 +23,10 @@ from polyhead.ops.precision import autocast_dtype
 from polyhead.spec.shapes import shaped
 
 CHUNK = 4096
-"""Entries of the vocabulary in a tile."""
+"""Vocabulary entries in a tile."""
 
 TILE = {"cpu": 2**21}
-"""Logits in a tile, by device: 8 MB of float32 stay in the cache of a core."""
+"""Logits in a tile, by device: 8 MB of float32 stay in a core's cache."""
 
 TILE_ELSEWHERE = 2**25
 
@@ -40,16 +41,16 @@ def chunked_cross_entropy(
     factor: float = 1.0,
     chunk: int = CHUNK,
 ) -> Float[Tensor, "t"]:
-    """Nats that each target costs under the logits factor (x weight' + bias), of which no more than a tile exists.
+    """Cross entropy of each target in nats, with the logits factor (x weight' + bias); only a tile of them exists.
 
     >>> x, weight = torch.randn(5, 8), torch.randn(100, 8)
     >>> loss = chunked_cross_entropy(x, weight, None, torch.arange(5), chunk=30)
     >>> torch.allclose(loss, F.cross_entropy(x @ weight.T, torch.arange(5), reduction="none"), atol=1e-5)
     True
 
-    `chunk`: so many entries of the vocabulary in a tile.  Under autocast products are in its dtype and all sums at
-    least in float32.  Raises ValueError for a target outside the vocabulary; on an accelerator, where looking would
-    wait for it, such a target costs NaN.
+    `chunk`: vocabulary entries in a tile.  Under autocast, products are in its dtype; all sums are in at least float32.
+    A target outside the vocabulary raises ValueError on a CPU.  On an accelerator it costs NaN, because a check would
+    synchronise.
     """
     return _entropy(x, weight, bias, targets, factor, chunk, guess=False)[0]
 
@@ -64,7 +65,7 @@ def chunked_guesses(
     factor: float = 1.0,
     chunk: int = CHUNK,
 ) -> tuple[Float[Tensor, "t"], Int[Tensor, "t"]]:
-    """`chunked_cross_entropy`, and from the same tiles the likeliest entry of the vocabulary (the first)."""
+    """`chunked_cross_entropy`, and from the same tiles the most likely vocabulary entry (the first of equals)."""
     losses, _, guesses = _entropy(x, weight, bias, targets, factor, chunk, guess=True)
     return losses, guesses
 
@@ -83,14 +84,14 @@ def _entropy(
 
 
 def _whole(logits: Tensor, targets: Tensor, *, guess: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """What tiles compute, of all logits (t c) at once: for derivatives that tiles do not have."""
+    """The same from all logits (t c) at once, for derivatives that tiles do not support."""
     z = logits.logsumexp(-1)
     best = logits.max(-1).indices if guess else targets.new_zeros(0, dtype=torch.long)
     return z - logits.gather(-1, targets[:, None].long())[:, 0], z, best
 
 
 def _tiles(x: Tensor, weight: Tensor, chunk: int) -> Iterator[tuple[slice, list[slice]]]:
-    """Blocks of tokens, and for each the chunks of the vocabulary."""
+    """Yield blocks of tokens, each with the chunks of the vocabulary."""
     n, v = len(x), len(weight)
     rows = max(1, TILE.get(x.device.type, TILE_ELSEWHERE) // min(chunk, v))
     columns = [slice(c, min(c + chunk, v)) for c in range(0, v, chunk)]
@@ -99,7 +100,7 @@ def _tiles(x: Tensor, weight: Tensor, chunk: int) -> Iterator[tuple[slice, list[
 
 
 def _logits(x: Tensor, weight: Tensor, bias: Tensor | None, factor: float) -> Tensor:
-    """A tile of them, on memory of its own, at least in float32."""
+    """A tile of logits in new memory, in at least float32."""
     made = wide(F.linear(x, weight, bias))
     return made if factor == 1.0 else made.mul_(factor)
 
@@ -108,7 +109,7 @@ def _logits(x: Tensor, weight: Tensor, bias: Tensor | None, factor: float) -> Te
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, factor: float, chunk: int, guess: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses, z, and the likeliest entries (empty unless `guess`)."""
+    """Losses, z, and the most likely entries (empty unless `guess`)."""
     if x.device.type == "cpu" and len(x) and not 0 <= (least := targets.min()) <= (most := targets.max()) < len(weight):
         strange = int(least if least < 0 else most)
         raise ValueError(f"chunked_cross_entropy: targets must be 0 to {len(weight) - 1} but {strange} came")
@@ -133,7 +134,7 @@ def _forward(
 
 
 def _choose(chosen: Tensor, logits: Tensor, places: Tensor) -> None:
-    """Keep the logits of the targets whose place is in this chunk."""
+    """Copy to `chosen` the logits of the targets that are in this chunk."""
     inside = (places >= 0) & (places < logits.shape[1])
     found = logits.gather(1, places.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
     chosen.copy_(torch.where(inside, found, chosen))
@@ -158,7 +159,7 @@ def _backward(
     chunk: int,
     wanted: list[bool],
 ) -> list[Tensor]:
-    """Gradients of x, weight and bias, empty unless `wanted`."""
+    """Gradients of x, weight and bias; empty where not `wanted`."""
     like = (x, weight, weight[:, 0])
     grads = [torch.zeros_like(a if want else a[:0], dtype=z.dtype) for a, want in zip(like, wanted, strict=True)]
     with torch.autocast(x.device.type, enabled=False):
@@ -182,7 +183,7 @@ def _backward(
 
 
 def _add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """out += a b, whose sum over tiles is in the type of `out`."""
+    """out += a b; the sum over tiles has the dtype of `out`."""
     if out.dtype == a.dtype:
         out.addmm_(a, b)
     else:

@@ -1,9 +1,9 @@
-"""What the custom ops of several backends share: how a call becomes one, its derivatives, and a rule for vmap.
+"""Shared parts of the custom ops: how a call becomes a custom op, its derivatives, and its rule for vmap.
 
-Of a custom op PyTorch knows the backward pass and no more: in forward mode it takes the tangent for 0, without a word.
-So a backend made of such ops refuses to be differentiated in any other way, and "auto" takes one of PyTorch's own
-operations, at every size.  That a backward pass is to be differentiated again (create_graph=True) is known only when it
-runs: then tiles that "auto" chose have the reference compute it, from the same tensors, and others refuse.
+PyTorch knows only the backward pass of a custom op; in forward mode it silently takes the tangent as 0.  So backends
+made of custom ops refuse every other kind of differentiation, and "auto" then takes an impl of PyTorch's own
+operations.  Double backward (create_graph=True) shows only when the backward pass runs.  Then an impl that "auto" chose
+lets the reference compute the gradients from the same tensors; an impl chosen by name raises RuntimeError.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from polyhead.ops.call import AttentionCall
 
 REFERENCES: dict[str, Callable[[AttentionCall], Tensor]] = {}
-"""Op -> its reference, for second derivatives: written by dispatch.py."""
+"""Op -> its reference, for second derivatives; dispatch.py fills it."""
 
 LEARNED = ("q", "k", "v", "q_rel", "k_rel", "relation_weight", "value_weight", "bias")
-"""What may have a gradient, in the order in which a custom op takes it; an empty tensor stands for None."""
+"""Tensors that may have a gradient, in the order of a custom op's arguments; an empty tensor stands for None."""
 
 Outputs = list[Tensor]
 Gradients = dict[str, Tensor]
@@ -29,7 +29,7 @@ Gradients = dict[str, Tensor]
 
 
 def _transforms() -> tuple[int, int, int]:
-    """How many of torch.func's transforms we are in: of reverse mode, of forward mode, of vmap."""
+    """How many transforms of torch.func are active: reverse mode, forward mode, vmap."""
     names = [level.key().name for level in torch._C._functorch.get_interpreter_stack() or ()]
     return names.count("Grad"), names.count("Jvp"), names.count("Vmap")
 
@@ -38,14 +38,14 @@ _transforms._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a gr
 
 
 def backward_only(x: AttentionCall) -> str | None:
-    """Why custom ops cannot give the derivatives that are asked for, or None."""
+    """Why custom ops cannot give the required derivatives, or None."""
     if x.keep is not None and x.keep.requires_grad:
         return "takes no keep that requires a gradient"
     return "takes no derivatives of torch.func or in forward mode" if differentiated() else None
 
 
 def backward_once(x: AttentionCall) -> str | None:
-    """Why PyTorch's fused kernels cannot, or None: they know one derivative in reverse mode, of one call at a time."""
+    """Why PyTorch's fused kernels cannot give them, or None: they support one backward pass, and no vmap."""
     if x.keep is not None:
         return "takes no keep"
     more = differentiated_further()
@@ -53,13 +53,13 @@ def backward_once(x: AttentionCall) -> str | None:
 
 
 def differentiated_further() -> bool:
-    """Does anybody ask for a derivative that PyTorch's fused kernels do not know?"""
+    """May a derivative be required that PyTorch's fused kernels do not support?"""
     reverse, forward, batched = _transforms()
     return bool(forward or reverse > 1 or (reverse and batched) or _dual())
 
 
 def differentiated() -> bool:
-    """Does anybody ask for a derivative in another way than by a backward pass?"""
+    """May a derivative be required in another way than by a backward pass?"""
     reverse, forward, _ = _transforms()
     return bool(reverse or forward or _dual())
 
@@ -69,13 +69,13 @@ def _dual() -> bool:
 
 
 def check_backward(who: str, impl: str) -> None:
-    """In a backward pass: RuntimeError if it is itself differentiated in forward mode."""
+    """Call in a backward pass: raises RuntimeError if it is itself differentiated in forward mode."""
     if differentiated():
         raise RuntimeError(f"{who}: impl {impl!r} has no derivative of its gradient; use impl='reference'")
 
 
 def no_second_derivative(who: str, impl: str) -> Callable[..., None]:
-    """What autograd calls for the derivative of a backward pass: RuntimeError in one line."""
+    """The function that autograd calls for the derivative of a backward pass; it raises RuntimeError."""
 
     def refuse(ctx: Any, *grads: Any) -> None:
         raise RuntimeError(f"{who}: impl {impl!r} has no second derivative; use impl='reference'")
@@ -86,8 +86,8 @@ def no_second_derivative(who: str, impl: str) -> Callable[..., None]:
 def by_reference(
     run: Callable[[list[Tensor]], Sequence[Tensor]], tensors: list[Tensor], douts: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Gradients of `tensors`, computed anew by PyTorch's own operations, so that they can be differentiated again."""
-    # Aliases, as the gradient of this use alone is wanted, whatever else a tensor was used for before.
+    """Gradients of `tensors`, recomputed by PyTorch's own operations, which can be differentiated again."""
+    # Aliases give the gradient of this use alone; the tensors may have been used elsewhere.
     own = [x.view_as(x) for x in tensors]
     with torch.enable_grad(), torch.autocast(tensors[0].device.type, enabled=False):
         outs = list(run(own))
@@ -99,12 +99,12 @@ def by_reference(
 # ------------------------------------------------------------------------------------------------ a call as a custom op
 @dataclass(frozen=True)
 class Kernel:
-    """What a custom op does with a call.
+    """The functions of a custom op.
 
-    `forward` gives its outputs, `backward` the gradients, given those of the outputs; `like` are empty tensors as the
-    outputs are, and `again` computes them by PyTorch's own operations (None: the op's reference).  `saves_outputs`:
-    `backward` reads them, after the gradients.  A `guard` calls `forward` and `backward`, or computes something
-    in place of them; it is told whether the call comes from "auto".
+    `forward` computes the outputs of a call, `backward` its gradients from those of the outputs.  `like` returns empty
+    tensors with the shapes of the outputs.  `again` computes the outputs by PyTorch's own operations (None: by the op's
+    reference).  With `saves_outputs`, `backward` gets the outputs, too, after their gradients.  A `guard` calls
+    `forward` and `backward` or replaces them; it is told whether "auto" chose the impl.
     """
 
     op: str
@@ -119,12 +119,12 @@ class Kernel:
     guard: "Guard | None" = None
 
     def anew(self, x: AttentionCall) -> Outputs:
-        """The outputs by PyTorch's own operations."""
+        """The outputs, recomputed by PyTorch's own operations."""
         return [REFERENCES[self.op](x)] if self.again is None else self.again(x)
 
 
 class Guard(Protocol):
-    """What stands between a custom op and its kernel."""
+    """Calls the kernel of a custom op, or replaces its result."""
 
     def forward(self, kernel: Kernel, x: AttentionCall, auto: bool) -> Outputs: ...
 
@@ -132,7 +132,7 @@ class Guard(Protocol):
 
 
 def packed(x: AttentionCall) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors of a call, as LEARNED has them, and mask, keep and cu_seqlens; empty ones for None."""
+    """The tensors of a call in the order of LEARNED, and mask, keep and cu_seqlens; empty tensors for None."""
     none = x.q.new_empty(0)
     learned = [x.q, x.k, x.v, x.q_rel, x.k_rel, x.relation_weight, x.value_weight, x.bias]
     fixed = [x.mask, x.keep, x.cu_seqlens]
@@ -149,7 +149,7 @@ def unpacked(
     normalise: str,
     act: str,
 ) -> AttentionCall:
-    """The inverse of `packed`, with what is not a tensor."""
+    """The inverse of `packed`, given the options that are not tensors."""
     q, k, v, *rest = tensors
     optional = [None if x.shape == (0,) else x for x in (*rest, *fixed)]
     q_rel, k_rel, relation_weight, value_weight, bias, mask, keep, cu_seqlens = optional
@@ -160,9 +160,10 @@ def unpacked(
 
 
 def custom_op(kernel: Kernel) -> Callable[[AttentionCall, bool], Outputs]:
-    """A kernel as `torch.ops.polyhead.OP_IMPL`: a function of a call, and whether a second derivative is wanted of it.
+    """Register a kernel as `torch.ops.polyhead.OP_IMPL`; returns a function of a call and of `twice`.
 
-    It is opaque to `torch.compile`, has a rule for vmap and a backward pass, a custom op as well.
+    `twice`: the reference computes second derivatives.  The op is opaque to `torch.compile`; it has a rule for vmap,
+    and its backward pass is a custom op, too.
     """
     name = f"polyhead::{kernel.op}_{kernel.impl}"
 
@@ -202,7 +203,10 @@ def custom_op(kernel: Kernel) -> Callable[[AttentionCall, bool], Outputs]:
 
 
 def _backward_op(name: str, kernel: Kernel) -> Callable[..., Outputs]:
-    """The gradients of LEARNED, empty for what is not given; `douts` are those of the outputs, and what is saved."""
+    """The custom op of the backward pass: gradients in the order of LEARNED, empty for absent tensors.
+
+    Its argument `douts` has the gradients of the outputs, then the saved outputs.
+    """
     guard = kernel.guard
 
     def run(
@@ -233,7 +237,7 @@ def _backward_op(name: str, kernel: Kernel) -> Callable[..., Outputs]:
 
 
 def _as(grad: Tensor | None, like: Tensor) -> Tensor:
-    """A gradient in the dtype of its tensor; 0 where there is none."""
+    """A gradient in the dtype of its tensor; zeros if it is None."""
     if grad is None:
         return torch.zeros_like(like, memory_format=torch.contiguous_format)
     return grad.to(like.dtype).contiguous()
@@ -242,7 +246,7 @@ def _as(grad: Tensor | None, like: Tensor) -> Tensor:
 def _setup(kernel: Kernel) -> Callable[..., None]:
     def setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
         ctx.options = {name: value for name, value in keyword_only_inputs.items() if name != "twice"}
-        ctx.twice = keyword_only_inputs["twice"]  # from "auto"
+        ctx.twice = keyword_only_inputs["twice"]  # True if "auto" chose this impl
         ctx.save_for_backward(*inputs[0], *inputs[1], *(output if kernel.saves_outputs else ()))
 
     return setup
@@ -251,7 +255,7 @@ def _setup(kernel: Kernel) -> Callable[..., None]:
 def _gradient(kernel: Kernel, backward: Callable[..., Outputs]) -> Callable[..., Any]:
     def gradient(ctx: Any, douts: Outputs) -> tuple[Outputs, list[None]]:
         check_backward(kernel.who, kernel.impl)
-        saved, n = list(ctx.saved_tensors), len(LEARNED)  # once: checkpointing unpacks them once only
+        saved, n = list(ctx.saved_tensors), len(LEARNED)  # read once: activation checkpointing unpacks them only once
         tensors, fixed, outs = saved[:n], saved[n : n + 3], saved[n + 3 :]
         if ctx.twice and torch.is_grad_enabled():
             grads = by_reference(lambda own: kernel.anew(unpacked(own, fixed, **ctx.options)), tensors, douts)
@@ -263,10 +267,10 @@ def _gradient(kernel: Kernel, backward: Callable[..., Outputs]) -> Callable[...,
 
 
 def vmapped(op: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule for vmap, for an op on lists of tensors, of which the first is (b ...), as are the results.
+    """The vmap rule of an op on lists of tensors; the first tensor and the results are (b ...).
 
-    The new dimension becomes a part of b, unless a tensor is one for all b, as a bias by offset is: then the op is
-    called once for each.  An empty tensor of one dimension stands for one that is not given.
+    The new dimension is folded into b.  If a tensor has no dimension b, such as a bias by offset, the op is called once
+    per entry of the new dimension.  An empty one-dimensional tensor stands for an absent one.
     """
 
     def rule(
@@ -281,7 +285,7 @@ def vmapped(op: Callable[..., Any]) -> Callable[..., Any]:
         twice: bool | None = None,
     ) -> tuple[Any, Any]:
         options = {"causal": causal, "scale": scale, "act": act, "normalise": normalise, "twice": twice}
-        options = {name: x for name, x in options.items() if x is not None}  # what the op has
+        options = {name: x for name, x in options.items() if x is not None}  # only the options that this op has
         options |= {} if causal is None else {"window": window}
         (leaves, form), (dims, _), n = tree_flatten(args), tree_flatten(in_dims), info.batch_size
         paired = zip(leaves, dims, strict=True)

@@ -1,9 +1,9 @@
 """Which code computes an op: the table of backends, and the choice among them.
 
-A name fixes the meaning, `impl` picks the code.  An explicit impl that cannot take the inputs is an error, never a
-silent fallback; "auto" is the first of the table that takes them and is not measured to be slower there.  The choice
-is a pure function of shapes, dtype, device and which arguments are None: nothing is imported and no data is read, so
-it survives `torch.compile`.
+The op's name fixes the meaning; `impl` picks the code.  An explicit impl that cannot take the inputs is an error; there
+is no silent fallback.  "auto" takes the first impl of the table that supports the call and was measured to be no slower
+there.  The choice is a pure function of shapes, dtype, device and which arguments are None.  It imports nothing and
+reads no data, so `torch.compile` can trace it.
 """
 
 import functools
@@ -32,27 +32,28 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "disentangled": ("blocked", "reference"),
     "abstractor": ("sdpa", "blocked", "reference"),
 }
-"""Op (the name of its folder) -> impls, in the order in which "auto" asks them.  An op that is not here has its
-reference, and tiles made of that."""
+"""Op (the name of its folder) -> impls, in the order in which "auto" tries them.  An op that is missing here has two
+impls: its reference, and "blocked", which is derived from the reference."""
 
 BACKENDS |= {row.folder: ("blocked", "reference") for row in MECHANISMS if row.folder not in BACKENDS}
 
 PUBLIC = {row.folder: row.op for row in MECHANISMS}
-"""Op -> name of its public function, in its file."""
+"""Op -> name of its public function."""
 
 TENSORS = {row.folder: tuple(row.tensors) for row in MECHANISMS}
-"""Op -> its tensors, as they are called; all are of one dtype and on one device."""
+"""Op -> names of its tensor arguments; they must have one dtype and one device."""
 
 IN_OP_FILE = ("reference", "recurrent")
-"""Impls that live beside the public function; any other is `forward` in ops/{op}/{impl}.py.  Where there is no file for
-"blocked", it is made of the reference (tiling.py)."""
+"""Impls that live beside the public function; any other is `forward` in ops/{op}/{impl}.py.  An op without a file
+blocked.py gets its "blocked" from the reference (tiling.py)."""
 
 PORTABLE = ("sdpa",)
-"""Impls that "auto" may choose in `torch.export`, beside the reference: made of PyTorch's own operations, so that the
-graph runs without this package, and for all lengths.  A choice by size would limit the graph to some of them."""
+"""Impls that "auto" may choose in `torch.export`, beside the reference.  They consist of PyTorch's own operations, so
+the exported graph runs without this package.  The choice ignores sizes: otherwise the graph would be valid for some
+lengths only."""
 
 TILES = ("blocked", "native", "triton")
-"""Impls whose `forward` takes `twice`: from "auto", a second derivative is computed by the reference."""
+"""Impls whose `forward` takes `twice`.  "auto" sets it: then the reference computes second derivatives."""
 
 Impl = Callable[[AttentionCall], Tensor]
 
@@ -61,7 +62,8 @@ _IMPLS: dict[tuple[str, str], ModuleType | Blocked] = {}
 
 
 def load(op: str) -> None:
-    """Import every candidate of an op; each op's file does this last, as `torch.compile` allows no import in a call."""
+    """Import every impl of an op.  Each reference.py calls this last, because `torch.compile` cannot trace an
+    import."""
     _MODULES[op] = importlib.import_module(f"polyhead.ops.{op}.reference")
     REFERENCES[op] = _MODULES[op].reference
     for impl in BACKENDS[op]:
@@ -77,14 +79,14 @@ def _made(op: str, impl: str) -> ModuleType | Blocked:
 
 
 def implementation(op: str, impl: str) -> ModuleType | Blocked:
-    """What has `forward`, `unsupported_reason` and `preferred` of an impl that is not in its op's own file."""
+    """The object with `forward`, `unsupported_reason` and `preferred` of an impl outside the op's own file."""
     return _IMPLS[op, impl]
 
 
 def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
-    """The public function of the op, with that impl; "auto" gives the function itself, which chooses per call.
+    """The public function of the op with `impl` fixed; "auto" returns the function itself, which chooses at each call.
 
-    Raises ValueError, naming the nearest valid name, if there is no such op or impl.
+    Raises ValueError for an unknown op or impl; the message suggests the nearest valid name.
     """
     one_of("polyhead.ops", "op", op, BACKENDS)
     if op not in _MODULES:
@@ -97,13 +99,16 @@ def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
 
 
 def backend(op: str, impl: str) -> Impl:
-    """What computes an impl, for callers who have checked and cast the arguments and set what nobody may see to 0."""
+    """The function that computes an impl.
+
+    The caller has checked and cast the arguments and has set keys that are masked for every query to 0.
+    """
     one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
     return getattr(_MODULES[op], impl) if impl in IN_OP_FILE else _IMPLS[op, impl].forward
 
 
 def code_of(op: str) -> Impl:
-    """The function of a call that gives the op's code (b h t s): the one its reference calls."""
+    """The function that computes the op's code (b h t s) from a call; the reference calls the same one."""
     one_of("polyhead.ops", "op", op, BACKENDS)
     if op not in _MODULES:
         load(op)
@@ -116,9 +121,9 @@ def _coded(op: str, x: AttentionCall) -> Tensor:
 
 
 def compute(op: str, impl: str, x: AttentionCall) -> Tensor:
-    """What `impl` makes of a call.  What a mask hides from every query is set to 0 first.
+    """The output of a call by `impl`.  Keys and values that are masked for every query are set to 0 first.
 
-    Raises ValueError unless the op's tensors have one dtype and one device, and the scale is a number.
+    Raises ValueError unless the op's tensors share one dtype and one device and the scale is a number.
     """
     forward = choose(op, impl, x)
     if x.mask is None:
@@ -128,7 +133,7 @@ def compute(op: str, impl: str, x: AttentionCall) -> Tensor:
 
 
 def choose(op: str, impl: str, x: AttentionCall) -> Impl:
-    """`backend`, with "auto" replaced by the first impl that supports the call and is preferred there."""
+    """`backend`, where "auto" means the first impl that supports the call and is preferred for it."""
     for what in ("dtype", "device"):
         kinds = [getattr(getattr(x, name), what) for name in TENSORS[op]]
         if any(kind != kinds[0] for kind in kinds):
@@ -149,4 +154,5 @@ def choose(op: str, impl: str, x: AttentionCall) -> Impl:
 
 def _taken(name: str, module: ModuleType | Blocked, x: AttentionCall) -> bool:
     wanted = name in PORTABLE if torch.compiler.is_exporting() else module.preferred(x)
-    return wanted and module.unsupported_reason(x) is None  # in this order: what nobody wants is not compiled either
+    # Asked second, because unsupported_reason may compile native code.
+    return wanted and module.unsupported_reason(x) is None

@@ -1,10 +1,10 @@
-"""The Triton kernels at their first use: is what they compute on this card what the equation says?
+"""Check of the Triton kernels at their first use: do they agree with the reference on this GPU?
 
-The first call of a configuration (an op's widths, dtype, options and layouts, but not its lengths) has a part of its
-own rows computed twice, by the kernels and in float64 by PyTorch's own operations: at most 64 queries of two samples.
-So has its first backward pass.  A configuration that is wrong is told of once.  From "auto" it is then computed tile by
-tile from the equation; who asked for "triton" by name gets a RuntimeError.  What a compiler refuses, or a card has no
-memory on the chip for, is treated alike.  POLYHEAD_TRITON=1 leaves all of this out.
+A configuration is an op's widths, dtype, options and layouts, but not its lengths.  At its first call, at most 64
+queries of two samples are computed twice: by the kernels, and in float64 by PyTorch's own operations.  The first
+backward pass is checked in the same way.  A wrong configuration is logged once.  Then impl="auto" computes it in tiles
+of the reference, and impl="triton" raises RuntimeError.  A kernel that does not compile, or needs more shared memory
+than the GPU has, is treated in the same way.  POLYHEAD_TRITON=1 turns the checks off.
 """
 
 import math
@@ -24,44 +24,44 @@ from polyhead.ops.tiling import gradients_by_tiles, outputs_by_tiles
 T = TypeVar("T")
 
 ROWS, KEYS = 64, 256
-"""Queries and keys of a check, at most; where there is more than one query, as many keys as queries."""
+"""At most so many queries and keys in a check.  With more than one query there are as many keys as queries."""
 
 SLACK = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-18}
-"""Relative error that is taken for rounding, beyond twice that of PyTorch's own operations in the same dtype."""
+"""Relative error allowed in addition to twice the error of PyTorch's own operations in the same dtype."""
 
 VERDICTS: dict[Hashable, str | None] = {}
 """Configuration -> what is wrong with it, or None."""
 
 
 def watched(x: AttentionCall) -> bool:
-    """Is a call one that is checked?"""
+    """Is this call to be checked?"""
     return x.q.is_cuda and cards.MODE == "check"
 
 
 def checkable(x: AttentionCall) -> bool:
-    """Are there pairs, and can the device be waited for?  Not while a graph of CUDA is recorded, after its warm-up."""
+    """Are there pairs, and may we synchronise the device?  Not while a CUDA graph is captured, after its warm-up."""
     return x.q.numel() * x.k.numel() > 0 and not (x.q.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 @dataclass(frozen=True)
 class FirstUse:
-    """What guards the kernels of an op; `plain` computes the first `count` outputs by PyTorch's own operations."""
+    """Checks the kernels of an op.  `plain` computes the first `count` outputs by PyTorch's own operations."""
 
     plain: Callable[[AttentionCall], Outputs]
     count: int = 1
 
     def forward(self, kernel: Kernel, x: AttentionCall, auto: bool) -> Outputs:
-        """The outputs of `kernel`, or those of tiles."""
+        """The outputs of `kernel`, or those of tiles of the reference if the kernel is wrong."""
         if not watched(x):
             return kernel.forward(x)
         done = self._run(kernel, x, "forward", lambda call: kernel.forward(call), auto)
         return outputs_by_tiles(self.plain, x, kernel.like(x)) if isinstance(done, str) else done
 
     def backward(self, kernel: Kernel, x: AttentionCall, douts: Outputs, auto: bool) -> Gradients:
-        """The gradients of `kernel`, or those of tiles."""
+        """The gradients of `kernel`, or those of tiles of the reference if the kernel is wrong."""
         if not watched(x):
             return kernel.backward(x, douts)
-        if VERDICTS.get(_key(kernel, x, "forward")) is not None:  # kernels cannot go on with the outputs of tiles
+        if VERDICTS.get(_key(kernel, x, "forward")) is not None:  # the kernels cannot use outputs of tiles
             return gradients_by_tiles(self.plain, x, douts)
         done = self._run(kernel, x, "backward", lambda call: kernel.backward(call, douts), auto)
         return gradients_by_tiles(self.plain, x, douts) if isinstance(done, str) else done
@@ -69,7 +69,7 @@ class FirstUse:
     def _run(
         self, kernel: Kernel, x: AttentionCall, which: str, run: Callable[[AttentionCall], T], auto: bool
     ) -> T | str:
-        """What `run` gives, or why it must not be used."""
+        """The result of `run`, or the reason why it must not be used."""
         key = _key(kernel, x, which)
         if key not in VERDICTS and checkable(x):
             verdict = _attempt(lambda: self._verdict(kernel, _part(x), which))
@@ -90,7 +90,7 @@ class FirstUse:
             warnings.warn(told, RuntimeWarning, stacklevel=2)
 
     def _verdict(self, kernel: Kernel, x: AttentionCall, which: str) -> str | None:
-        """What is wrong with the outputs or the gradients of a part of a call, or None."""
+        """Which output or gradient of a part of the call is wrong, in words, or None."""
         exact_call = x.of({name: a.double() for name, a in _learned(x).items()})
         outs = kernel.forward(x)
         count = self.count
@@ -114,7 +114,7 @@ class FirstUse:
 
 
 def _errors(came: Tensor, plain: Tensor, exact: Tensor, dtype: torch.dtype) -> tuple[float, float]:
-    """Relative error of what came, and how large it may be."""
+    """The relative error of a result, and the largest allowed."""
     norm = exact.double().norm().item() or 1.0
     error, naive = ((x.double() - exact).norm().item() / norm for x in (came, plain))
     fast = dtype == torch.float32 and cards.tf32()
@@ -123,7 +123,7 @@ def _errors(came: Tensor, plain: Tensor, exact: Tensor, dtype: torch.dtype) -> t
 
 
 def _attempt(run: Callable[[], T]) -> T | str:
-    """What `run` gives, or what triton said against it, in a part of a line."""
+    """The result of `run`, or Triton's error as a part of a sentence."""
     try:
         return run()
     except Exception as error:
@@ -133,7 +133,7 @@ def _attempt(run: Callable[[], T]) -> T | str:
 
 
 def _key(kernel: Kernel, x: AttentionCall, which: str) -> Hashable:
-    """The configuration of a call: all that is compiled in, and how its tensors lie."""
+    """The configuration of a call: everything that is compiled in, and the layout of its tensors."""
     tensors, fixed = packed(x)
     widths = tuple((a.shape[2:] if a.ndim > 2 else a.ndim, a.ndim, _layout(a)) for a in tensors)
     limits = tuple((a.ndim, a.shape[:1] == (1,), _layout(a), a.numel() > 0) for a in fixed)
@@ -143,7 +143,7 @@ def _key(kernel: Kernel, x: AttentionCall, which: str) -> Hashable:
 
 
 def _layout(x: Tensor) -> tuple[bool, ...]:
-    """Whether strides are those of contiguous rows, and whether they are multiples of 16, as triton asks."""
+    """Whether rows are contiguous and whether strides are multiples of 16: Triton specialises on both."""
     return x.is_contiguous(), x.stride(-1) == 1, all(n % 16 == 0 for n in x.stride()[:-1])
 
 
@@ -153,7 +153,7 @@ def _learned(x: AttentionCall) -> dict[str, Tensor]:
 
 
 def _part(x: AttentionCall) -> AttentionCall:
-    """A smaller call of the first rows, as they lie in memory; with other numbers where they say little."""
+    """A smaller call of the first rows, in the same layout; numbers that test little are replaced."""
     t, s = x.lengths
     n = min(t, ROWS)
     m = min(s, KEYS if t == 1 else ROWS)
@@ -170,11 +170,11 @@ def _part(x: AttentionCall) -> AttentionCall:
 
 
 def _telling(x: Tensor) -> bool:
-    """Are the numbers finite, and not all 0?"""
+    """Can these numbers test a kernel: are they finite and not all 0?"""
     return bool(x.isfinite().all() & x.any())
 
 
 def _waves(like: Tensor) -> Tensor:
-    """Numbers between -1 and 1 that repeat nothing and need no generator, in memory as `like` is."""
+    """Numbers between -1 and 1 without repetition and without a random generator, in the layout of `like`."""
     waves = torch.arange(like.numel(), device=like.device).double().mul(0.7).sin().view(like.shape)
     return torch.empty_like(like).copy_(waves)

@@ -1,4 +1,4 @@
-"""Scores, the latent code and relations: what all mechanisms do before they touch a value.
+"""Scores, the latent code and relations: what all mechanisms compute before they read a value.
 
     s_hij   = q_ih . k_jh / sqrt(d) + bias_hij                        scores
     a_hij   = softmax over keys j | rms over heads h | softmax over heads h | s itself
@@ -26,7 +26,7 @@ from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX
 from polyhead.spec.shapes import one_of, shaped
 
 for _like in (torch.zeros(1), torch.nn.Parameter(torch.zeros(1))):
-    einsum(_like, "one -> one")  # now einops knows both; if it met one later, a compiler would make its graph anew
+    einsum(_like, "one -> one")  # at a later first use einops would make torch.compile recompile
 
 
 def _same(x: Tensor) -> Tensor:
@@ -50,7 +50,8 @@ def act(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def relate(scores: Tensor, act: str, look: Tensor | None) -> Tensor:
-    """A relation's activation (spec.RELATION_ACTS) of (b r t s) inner products: a softmax runs over visible keys."""
+    """Apply a relation's activation (spec.RELATION_ACTS) to (b r t s) inner products; softmax runs over visible
+    keys."""
     one_of("polyhead.ops", "relation_act", act, RELATION_ACTS)
     return softmax_visible(wide(scores), look, 3).to(scores.dtype) if act == "softmax" else _ACTS[act](scores)
 
@@ -66,16 +67,17 @@ def wide(x: Tensor) -> Tensor:
 
 
 def share(x: Tensor, heads: int) -> Tensor:
-    """Grouped keys or values (b s g d), one copy per query head: head i reads group i // (h / g)."""
+    """Grouped keys or values (b s g d), repeated for h query heads: head i reads group i // (h / g)."""
     groups = x.shape[2]
     return x if groups == heads else x.repeat_interleave(heads // groups, dim=2, output_size=heads)
 
 
 def dense(bias: Tensor, t: int, s: int) -> Tensor:
-    """A bias by offset (h t+s-1), spelled out as (h t s); a dense one is returned as it is."""
+    """A bias by offset (h t+s-1), expanded to (h t s); a dense bias is returned unchanged."""
     if bias.ndim != 2:
         return bias
-    # Reading rows of n numbers as rows of n - 1 moves each query one key further; lengths stay dynamic in a compiler.
+    # Viewing rows of n numbers as rows of n - 1 shifts each query by one key.  Lengths stay dynamic under
+    # torch.compile.
     h, n = bias.shape
     rows = bias.unsqueeze(1).expand(h, t, n).flatten(1)
     return rows[:, t - 1 : t * n - 1].unflatten(1, (t, n - 1))[:, :, :s] if t > 1 else bias.unsqueeze(1)
@@ -87,12 +89,13 @@ def diagonal(t: int, s: int, device: torch.device) -> Tensor:
 
 
 def sequence_of(cu_seqlens: Tensor, rows: int) -> Tensor:
-    """(rows,) the number of the sequence that each row of a packed sample belongs to; rows after the last are one."""
+    """(rows,) index of the sequence of each row of a packed sample; rows behind the last edge form one more
+    sequence."""
     return torch.bucketize(torch.arange(rows, device=cu_seqlens.device), cu_seqlens[1:], right=True)
 
 
 def same_sequence(cu_seqlens: Tensor, t: int) -> Tensor:
-    """(t t), True where both tokens of a packed sample belong to one sequence."""
+    """(t t), True where both tokens of a packed sample belong to the same sequence."""
     number = sequence_of(cu_seqlens, t)
     return number[:, None] == number
 
@@ -107,9 +110,9 @@ def visible(
     window: int | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor | None:
-    """Where looking is allowed, with 2 to 4 dimensions that broadcast to (b h t s); None means everywhere.
+    """Where a query may attend to a key: 2 to 4 dimensions that broadcast to (b h t s), or None for everywhere.
 
-    The last query is aligned with the last key.  Within a `window`, keys are less than so many places away.
+    The last query is aligned with the last key.  A `window` allows keys less than `window` positions away.
     """
     limits = [diagonal(t, s, device)] if causal else []
     if window is not None:
@@ -121,16 +124,16 @@ def visible(
 
 
 def allowed(x: AttentionCall) -> Tensor | None:
-    """`visible`, of a call."""
+    """`visible` for an `AttentionCall`."""
     t, s = x.lengths
     return visible(x.mask, x.causal, t, s, x.q.device, window=x.window, cu_seqlens=x.cu_seqlens)
 
 
 def blank(mask: Tensor | None, *senders: Tensor) -> tuple[Tensor, ...]:
-    """Keys and values (b s g _), without a NaN or inf where `mask` hides them from every query in all heads.
+    """Keys and values (b s g _) without NaN or inf at keys that `mask` hides from every query in all heads.
 
-    What is by offset belongs to no key and stays as it is.  So does what is finite, where one may look: a code of 0
-    hides it, and two copies for each would cost a step of small models 7 %.
+    Symbols by offset belong to no key and stay unchanged.  Finite tensors stay unchanged where data may be read: the
+    code 0 removes them anyway, and copying them would cost a training step of small models 7 %.
     """
     if mask is None:
         return senders
@@ -140,35 +143,36 @@ def blank(mask: Tensor | None, *senders: Tensor) -> tuple[Tensor, ...]:
 
 
 def emptied(mask: Tensor | None, x: Tensor) -> Tensor:
-    """Keys or values (b s g _), 0 where `mask` hides them from every query in all heads."""
+    """Keys or values (b s g _), set to 0 at keys that `mask` hides from every query in all heads."""
     if mask is None:
         return x
     return x.masked_fill(~mask.reshape((1,) * (4 - mask.ndim) + mask.shape).any(2).any(1)[:, :, None, None], 0)
 
 
 def may_look(x: Tensor) -> bool:
-    """May one look at numbers?  That would wait for a device; and a graph, or vmap, is for other numbers, too."""
+    """May data be read?  On an accelerator that would synchronise; a compiled graph and vmap must not depend on
+    data."""
     if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
     return not is_in_torch_dispatch_mode() and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def products(x: AttentionCall) -> Tensor:
-    """(b h t s) scores before their bias."""
+    """(b h t s) scores without the bias."""
     return einsum(x.q * x.factor, share(x.k, x.q.shape[2]), "b t h d, b s h d -> b h t s")
 
 
 def hides(bias: Tensor) -> Tensor | None:
-    """Where a bias is -inf; None if nowhere, as far as one may look.
+    """Where a bias is -inf.  None if data may be read and no entry is -inf.
 
-    Masks cost a training step of 128 x 32 tokens 7 to 19 % on a CPU, the look nothing.
+    The mask costs a training step of 128 x 32 tokens 7 to 19 % on a CPU; the check has no measurable cost.
     """
     hidden = bias == -torch.inf
     return hidden if not may_look(bias) or hidden.any() else None
 
 
 def with_bias(scores: Tensor, bias: Tensor | None, look: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """(b h t s) scores plus bias, in at least float32, and where looking is allowed: -inf in a bias hides the pair."""
+    """(b h t s) scores plus bias in at least float32, and the mask; -inf in the bias masks the pair."""
     if bias is None:
         return wide(scores), look
     t, s = scores.shape[2:]
@@ -179,36 +183,40 @@ def with_bias(scores: Tensor, bias: Tensor | None, look: Tensor | None) -> tuple
 
 
 def drop(code: Tensor, keep: Tensor | None) -> Tensor:
-    """Dropout of the code, after it is normalised."""
+    """Apply dropout to the normalised code."""
     return code if keep is None else code * keep.to(code.dtype)
 
 
 def by_offset(code: Tensor) -> Tensor:
-    """(b h t s) codes as (b h t t+s-1): that of key j for query i in column j - i + t - 1, elsewhere 0."""
+    """(b h t s) codes as (b h t t+s-1): the code of query i and key j in column j - i + t - 1, elsewhere 0."""
     (b, h, t, s), zeros = code.shape, code.new_zeros
-    # Reading rows of n numbers as rows of n + 1 moves each query one key nearer; lengths stay dynamic in a compiler.
+    # Viewing rows of n numbers as rows of n + 1 shifts each query back by one key.  Lengths stay dynamic under
+    # torch.compile.
     rows = torch.cat((zeros(b, h, t, t - 1), code), -1).flatten(2)
     return torch.cat((rows, zeros(b, h, t)), -1).unflatten(2, (t, t + s))[..., : t + s - 1]
 
 
 def retrieve(code: Tensor, symbols: Tensor) -> Tensor:
-    """(b t h e), what (b h t s) codes read of symbols by key or by offset."""
+    """(b t h e): the sum of symbols, by key or by offset, weighted by (b h t s) codes."""
     if symbols.ndim == 4:
         return einsum(code, share(symbols, code.shape[1]), "b h t s, b s h e -> b t h e")
     return einsum(by_offset(code), share(symbols[None], code.shape[1])[0], "b h t n, n h e -> b t h e")
 
 
 def softmax_dim(normalise: str) -> int | None:
-    """The dimension of (b h t s) scores that a softmax runs along, or None."""
+    """The dimension of (b h t s) scores that the softmax runs along, or None without a softmax."""
     axis = SOFTMAX_AXIS.get(normalise)
     return None if axis is None else "bhts".index(axis)
 
 
 def softmax_visible(scores: Tensor, look: Tensor | None, dim: int) -> Tensor:
-    """Softmax over those keys (or heads) of (b h t s) scores that may look; where none may, zeros and no gradient."""
+    """Softmax of (b h t s) scores over the visible keys (or over heads).
+
+    A row in which nothing is visible gets zeros and no gradient.
+    """
     if look is None:
         return scores.softmax(dim)
-    # The smallest finite number instead of -inf: its exponential is 0 all the same, and an empty row holds no NaN.
+    # The smallest finite number instead of -inf: its exponential is 0 as well, and an empty row gives no NaN.
     return scores.masked_fill(~look, torch.finfo(scores.dtype).min).softmax(dim).masked_fill(~look, 0)
 
 
@@ -218,7 +226,7 @@ def rms_heads(scores: Tensor) -> Tensor:
 
 
 def normalised(scores: Tensor, normalise: str, look: Tensor | None) -> Tensor:
-    """The code of (b h t s) scores: -inf at masked pairs before a softmax, otherwise 0."""
+    """The code of (b h t s) scores.  Masked pairs are -inf before a softmax and 0 otherwise."""
     dim = softmax_dim(normalise)
     if dim is not None:
         code = softmax_visible(scores, look, dim)
@@ -228,7 +236,8 @@ def normalised(scores: Tensor, normalise: str, look: Tensor | None) -> Tensor:
 
 
 def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlens: Tensor | None) -> None:
-    """What shapes cannot say.  The numbers in `cu_seqlens` are not read: that would wait for the device."""
+    """Check what `@shaped` cannot check.  The entries of `cu_seqlens` are not read: that would synchronise the
+    device."""
     if window is not None and window < 1:
         raise ValueError(f"{who}: window must be at least 1 but is {window}")
     if cu_seqlens is not None and (b != 1 or t != s):
@@ -236,7 +245,7 @@ def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlen
 
 
 def code(x: AttentionCall) -> Tensor:
-    """The code (b h t s) of a call: what its scores become by `x.normalise`."""
+    """The code (b h t s) of a call: its scores, normalised by `x.normalise`."""
     one_of("latent_code", "normalise", x.normalise, NORMALISE)
     scores = products(x)
     biased, look = with_bias(scores, x.bias, allowed(x))
@@ -257,12 +266,12 @@ def latent_code(
     cu_seqlens: Packed | None = None,
     scale: float | None = None,
 ) -> Float[Tensor, "b h t s"]:
-    """The code of every query-key pair: what the heads say about it, before any value is read.
+    """The latent code of every query-key pair: one number per head, computed before any value is read.
 
     normalise: "softmax" over keys, "rms_heads" over the heads of this call, "identity", "softmax_rms_heads" (over
-    keys, then over heads), or "softmax_heads" (the heads of this call compete for the pair: their codes add up to 1,
-    so that a head alone has the code 1).  A masked pair has the code 0.  Normalising is done in at least float32; the
-    result has the dtype of the scores.
+    keys, then over heads), or "softmax_heads" (the codes of the heads of this call add up to 1 for each pair, so a
+    single head has the code 1).  A masked pair has the code 0.  Normalisation runs in at least float32; the result has
+    the dtype of the scores.
 
     >>> latent_code(q, k, normalise="softmax", causal=True).sum(-1)      # all ones
     """
@@ -288,8 +297,8 @@ def relations(
 ) -> Float[Tensor, "b r t s"]:
     """The relations of every query-key pair, `act(q_rel . k_rel / sqrt(p))`.
 
-    relation_act: pointwise, of all pairs whatever the mask, or "softmax" over the keys a query may see
-    (spec.RELATION_ACTS).  A mask that differs between heads hides from relations what it hides from all of them.
+    relation_act (spec.RELATION_ACTS): a pointwise activation, which ignores the mask, or "softmax" over the keys that
+    the query may attend to.  A mask that differs between heads masks a relation where it masks all heads.
 
     >>> relations(q_rel, k_rel, relation_act="softmax", causal=True).sum(-1)      # all ones
     """
@@ -304,7 +313,7 @@ def relations(
 
 
 def retrieved_and_related(x: AttentionCall) -> list[Tensor]:
-    """What a relational head reads of symbols (b t h e), and of relations (b t h r) before its map."""
+    """The sums over symbols (b t h e) and over relations (b t h r) of relational heads, before relation_weight."""
     x, (q_rel, k_rel) = x.masked(allowed(x)), x.related
     a, rel = drop(code(x), x.keep), relations(q_rel, k_rel, relation_act=x.act, mask=x.mask)
     return [retrieve(a, x.symbols), einsum(a, rel, "b h t s, b r t s -> b t h r")]

@@ -1,10 +1,10 @@
-"""Autocast: an op casts its tensors once and is then what it is for tensors of that dtype.
+"""Autocast: an op casts its tensors once, then computes as usual for that dtype.
 
     op(q, k, v)  under autocast   =   op(q.to(dtype), k.to(dtype), v.to(dtype))  without,    dtype of the autocast
 
-The rule of PyTorch's own scaled_dot_product_attention: every floating tensor is cast, float64 stays as it is.  What an
-op reads beside its tensors in a dtype of its own (bias, keep, a state, which is in float32) is left alone.  Without
-autocast nothing is cast, and tensors of several dtypes are an error.
+This is the rule of PyTorch's own scaled_dot_product_attention: floating tensors are cast, except float64.  `bias`,
+`keep` and `state` (float32) may have another dtype and are not cast.  Without autocast nothing is cast, and tensors of
+different dtypes are an error.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from torch import Tensor
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 OWN = ("bias", "keep", "state")
-"""Arguments that may have a dtype of their own."""
+"""Arguments whose dtype may differ from that of the others."""
 CASTING = [kind for kind in ("cpu", "cuda", "mps", "xpu", "mtia", "hpu") if torch.amp.is_autocast_available(kind)]
-"""Kinds of devices with autocast.  Known at import: torch.compile of torch 2.11 cannot ask."""
+"""Device types with autocast.  Computed at import, because torch.compile of torch 2.11 cannot trace the query."""
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
@@ -33,7 +33,8 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def autocasting(function: Function) -> Function:
-    """An op that does under autocast what PyTorch's own attention does; its first argument says where it is.
+    """Decorator: under autocast, cast the arguments as PyTorch's own attention does.  The first argument gives the
+    device.
 
     >>> from polyhead.ops import hyla
     >>> q, k, v = torch.randn(3, 1, 5, 2, 4)
@@ -60,7 +61,8 @@ def autocasting(function: Function) -> Function:
 
 @contextlib.contextmanager
 def casting(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Under autocast the tensors in its dtype, and no autocast; otherwise nothing changes."""
+    """Under autocast: the tensors in its dtype, with autocast off inside the block.  Otherwise the tensors
+    unchanged."""
     dtype = autocast_dtype(tensors[0])
     if dtype is None:
         yield tensors

@@ -1,4 +1,4 @@
-"""Rotary position embedding: each pair of a vector's components is turned by an angle proportional to the position.
+"""Rotary position embedding: each pair of components of a vector is rotated by an angle proportional to the position.
 
     (x_a, x_b) -> (x_a cos w - x_b sin w, x_a sin w + x_b cos w),   w = position * theta^(-2 j / d),   j = 0 .. d/2 - 1
 
@@ -20,8 +20,8 @@ LAYOUTS = ("interleaved", "half")
 def rope(
     x: Float[Tensor, "... d"], positions: Int[Tensor, "..."], *, theta: float = 1e4, layout: str = "interleaved"
 ) -> Float[Tensor, "... d"]:
-    """Turn `x` by its positions, so that a dot product of two turned vectors depends on the difference of positions
-    only.
+    """Rotate `x` by its positions; the dot product of two rotated vectors then depends on positions only by their
+    difference.
 
     `positions` are integers from 0 and broadcast to `x.shape[:-1]`: `(t,)` for x `(b t d)`, `(t, 1)` or `(b, t, 1)` for
     `(b t h d)`.  Angles and products are in at least float32; the result has the dtype of `x`.
@@ -52,7 +52,7 @@ def rope_angles(positions: Tensor, dim: int, theta: float = 1e4) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """Turn the pairs of `x` (..., d) by the angles whose `cos` and `sin` (..., d/2) are given, in their dtype.
+    """Rotate the pairs of `x` (..., d) by angles given as `cos` and `sin` (..., d/2), and compute in their dtype.
 
     Returns the dtype of `x`.
     """
@@ -66,14 +66,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
 
 
 def _viewable_as_complex(x: Tensor) -> bool:
-    """One complex product is ten times faster than four real ones in eager mode; compilers prefer the latter."""
+    """Eager mode: one complex product is ten times faster than four real ones.  Compilers prefer the real ones."""
     if torch.compiler.is_compiling() or x.device.type not in ("cpu", "cuda"):
         return False
     return x.stride(-1) == 1 and all(n % 2 == 0 for n in (x.storage_offset(), *x.stride()[:-1]))
 
 
 def layout_permutation(dim: int, *, source: str, target: str) -> Tensor:
-    """The index that carries a vector from one layout to the other: `x_target = x_source[..., index]`.
+    """The index that permutes a vector from one layout to the other: `x_target = x_source[..., index]`.
 
     >>> layout_permutation(6, source="interleaved", target="half")
     tensor([0, 2, 4, 1, 3, 5])
@@ -88,9 +88,11 @@ def layout_permutation(dim: int, *, source: str, target: str) -> Tensor:
 
 
 def convert_layout(weight: Tensor, dim: int, *, source: str, target: str) -> Tensor:
-    """Reorder the rows of a query or key projection (heads * dim, ...), or its bias, for use with the other layout.
+    """Reorder the rows of a query or key projection (heads * dim, ...), or of its bias, for the other layout.
 
-    Scores are unchanged when both q and k are converted: the layouts differ only in the order of the components.
+    The layouts differ only in the order of components, so scores do not change when both q and k are converted.
+
+    Raises ValueError if the number of rows is not a multiple of `dim`, or for an unknown layout.
     """
     if weight.shape[0] % dim:
         raise ValueError(f"convert_layout: {weight.shape[0]} rows are not a multiple of the head width {dim}")
@@ -100,13 +102,13 @@ def convert_layout(weight: Tensor, dim: int, *, source: str, target: str) -> Ten
 
 # ------------------------------------------------------------------------------------------------------------- checks
 def check_even(who: str, dim: int) -> None:
-    """Pairs need an even width."""
+    """Raise ValueError unless the width is even: components are rotated in pairs."""
     if dim % 2:
         raise ValueError(f"{who}: the width must be even but is {dim}")
 
 
 def check_shape(who: str, positions: Tensor, shape: tuple[int, ...]) -> None:
-    """Positions are integers and broadcast to `shape`."""
+    """Raise ValueError unless positions are integers and broadcast to `shape`."""
     if positions.is_floating_point():
         raise ValueError(f"{who}: positions must be of an integer dtype but are {positions.dtype}")
     lead = len(shape) - positions.dim()
@@ -115,7 +117,8 @@ def check_shape(who: str, positions: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def check_range(who: str, positions: Tensor, limit: int | None = None) -> None:
-    """Positions lie in [0, limit).  Compiled code and the meta device skip the check: they must not read data."""
+    """Raise ValueError unless positions lie in [0, limit).  Compiled code and the meta device cannot read data: no
+    check."""
     if torch.compiler.is_compiling() or positions.is_meta or not positions.numel():
         return
     low, high = (int(end) for end in positions.aminmax())

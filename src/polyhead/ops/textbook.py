@@ -1,4 +1,4 @@
-"""Attention as the textbook writes it: (..., t, d) tensors, any number of batch dimensions, no heads.
+"""Attention in textbook form: (..., t, d) tensors, any number of batch dimensions, no heads.
 
 softmax(x)_i = exp(x_i - max x) / sum_j exp(x_j - max x)
 silu(x)      = x * sigmoid(x)
@@ -20,10 +20,10 @@ from polyhead.spec.shapes import shaped
 
 @shaped
 def softmax(x: Float[Tensor, "..."], dim: int) -> Float[Tensor, "..."]:
-    """`exp(x - max x)`, divided by its sum along `dim`: no overflow at any finite logit; inside, at least float32.
+    """`exp(x - max x)` divided by its sum along `dim`, computed in at least float32: no finite logit overflows.
 
-    A slice that is -inf throughout has no maximum to subtract and gives NaN, as in PyTorch; attention, which knows
-    its mask, gives 0 there.
+    A slice of -inf only gives NaN, as in PyTorch.  Attention knows its mask and gives 0 there.  Raises ValueError for a
+    `dim` out of range.
 
     >>> softmax(torch.tensor([1e4, 1e4, -1e4]), 0)
     tensor([0.5000, 0.5000, 0.0000])
@@ -53,11 +53,11 @@ def scaled_dot_product_attention(
     v: Float[Tensor, "... s e"],
     mask: Bool[Tensor, "... #t #s"] | None = None,
 ) -> Float[Tensor, "... t e"]:
-    """`softmax(q k^T / sqrt(d)) v`; batch dimensions broadcast; `mask` is True where query t may look at key s.
+    """`softmax(q k^T / sqrt(d)) v`; batch dimensions broadcast; `mask` is True where query t may attend to key s.
 
-    A query that may look nowhere gets exactly 0, and no NaN gradient.
+    A query without a visible key gets exactly 0, and its gradient is never NaN.
 
-    Raises ValueError for sizes, batch dimensions or dtypes that do not fit, and for a mask that is not boolean.
+    Raises ValueError for sizes, batch dimensions or dtypes that do not match, and for a mask that is not boolean.
 
     >>> q, k, v = torch.zeros(1, 2), torch.zeros(3, 2), torch.tensor([[1.0], [2.0], [6.0]])
     >>> scaled_dot_product_attention(q, k, v, torch.tensor([[True, True, False]]))
@@ -69,7 +69,7 @@ def scaled_dot_product_attention(
         return _fused(q, k, v, None, batch)
     mask = mask.expand(*mask.shape[:-2], t, s)
     somewhere = mask.any(-1, keepdim=True)
-    # A row without a key is opened before the softmax and closed after it, so that no kernel ever meets 0 / 0.
+    # A row without a key is unmasked before the softmax and zeroed after it, so no kernel computes 0 / 0.
     return _fused(q, k, v, mask | ~somewhere, batch).masked_fill(~somewhere, 0.0)
 
 
@@ -85,7 +85,7 @@ def _batch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[int, .
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, batch: tuple[int, ...]) -> Tensor:
-    """PyTorch's kernel takes exactly two batch dimensions on its fast path: fold ours into the first."""
+    """PyTorch's fast path takes exactly two batch dimensions, so ours are folded into the first."""
     if differentiated_further():
         scores = wide(q @ k.mT) * q.shape[-1] ** -0.5
         scores = scores if mask is None else scores.masked_fill(~mask, -math.inf)

@@ -1,4 +1,4 @@
-"""Pieces that several backends share: refusals, masks of keys, tiles of biases, derivatives of activations."""
+"""Parts that several backends share: refusals, key masks, tiles of scores and biases, derivatives of activations."""
 
 import functools
 import math
@@ -14,18 +14,18 @@ from polyhead.ops.latent_code import act, allowed, dense, hides, sequence_of, sh
 
 
 def refuse(who: str, impl: str, reason: str | None) -> None:
-    """ValueError in one line if there is a reason why an explicit impl cannot take the inputs."""
+    """Raise ValueError if there is a reason why an explicit impl cannot take the inputs."""
     if reason is not None:
         raise ValueError(f"{who}: impl {impl!r} {reason}; use impl='auto' or 'reference'")
 
 
 def is_key_mask(mask: Tensor) -> bool:
-    """Does the mask say the same for every head and query: (b|1, 1, 1, s) or fewer dimensions?"""
+    """Is the mask the same for every head and query: (b|1, 1, 1, s) or fewer dimensions?"""
     return all(size == 1 for size in mask.shape[-3:-1])
 
 
 def dense_limits(x: AttentionCall) -> str | None:
-    """Which limit on the scores has a number for each pair, or None: kernels read none of (b h t s)."""
+    """Why a call has a tensor with a number for each pair, which kernels do not read, or None."""
     if x.keep is not None:
         return "takes no keep"
     if x.bias is not None and x.bias.ndim != 2:
@@ -34,14 +34,14 @@ def dense_limits(x: AttentionCall) -> str | None:
 
 
 def mask_of_pairs(x: AttentionCall) -> str | None:
-    """Why a mask is more than one of keys, or None."""
+    """Why the mask is not a key mask, or None."""
     if x.mask is None or is_key_mask(x.mask):
         return None
     return f"takes masks of keys (b|1, 1, 1, s) only, not {tuple(x.mask.shape)}"
 
 
 def stateless(x: AttentionCall) -> str | None:
-    """Why the keys cannot be summed into a state that knows nothing of the query, or None if they can."""
+    """Why the keys cannot be summed into a state that is independent of the query, or None if they can."""
     if x.normalise != "identity":
         return f"takes normalise='identity' only, not {x.normalise!r}"
     if x.bias is not None:
@@ -57,12 +57,12 @@ _IN_PLACE = {"relu": torch.relu_, "sigmoid": torch.sigmoid_, "tanh": torch.tanh_
 
 
 def activate(name: str, z: Tensor) -> Tensor:
-    """act(z); z itself is overwritten where its derivative can be read off the result."""
+    """act(z), written over z if the derivative can be computed from the result."""
     return _IN_PLACE[name](z) if name in _IN_PLACE else act(name)(z)
 
 
 def activate_backward(name: str, grad: Tensor, z: Tensor, out: Tensor) -> Tensor:
-    """grad * act'(z), written to `out`; z is what `activate` left of it."""
+    """grad * act'(z), written to `out`; `z` is as `activate` left it."""
     aten = torch.ops.aten
     if name == "identity":
         return out.copy_(grad)
@@ -77,7 +77,7 @@ def activate_backward(name: str, grad: Tensor, z: Tensor, out: Tensor) -> Tensor
 
 
 class Buffers:
-    """Memory that all tiles of a call share: what is taken under a name is overwritten when the name is taken again."""
+    """Memory that all tiles of a call share: taking a name again overwrites the earlier tensor of that name."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -93,11 +93,11 @@ class Buffers:
 
 
 NARROW = 16
-"""Matrix libraries give a product with so few columns faster transposed (4 to 6 times at 4 and 8, 1.4 at 16)."""
+"""With at most so many columns, a product is faster transposed (4 to 6 times at 4 and 8 columns, 1.4 times at 16)."""
 
 
 def is_narrow(x: Tensor, y: Tensor) -> bool:
-    """Is x @ y narrow, of long rows and columns?"""
+    """Does x @ y have few columns, while both other dimensions are large?"""
     return y.shape[2] <= NARROW < min(x.shape[1:])
 
 
@@ -107,9 +107,9 @@ def product(x: Tensor, y: Tensor) -> Tensor:
 
 
 def accumulate(out: Tensor, x: Tensor, y: Tensor, alpha: float = 1.0) -> None:
-    """out += alpha x @ y for (n i j) @ (n j k), where `out` may be of a wider dtype than the factors.
+    """out += alpha x @ y for (n i j) @ (n j k); `out` may have a wider dtype than the factors.
 
-    `out` must be memory of the sum itself: reach a part of one by slices and `view`, which refuse to copy.
+    `out` must be the sum or a view of it, never a copy: use slices and `view`.
     """
     if out.dtype == x.dtype and out.is_contiguous() and not is_narrow(x, y):
         torch.baddbmm(out, x, y, alpha=alpha, out=out)
@@ -135,37 +135,37 @@ class Tile:
         return slice(self.k0, self.k1)
 
     def within(self, outer: "Tile") -> slice:
-        """The keys, counted from the first of a tile that holds this one."""
+        """The keys of this tile as a slice of the keys of `outer`, which contains it."""
         return slice(self.k0 - outer.k0, self.k1 - outer.k0)
 
     def offsets(self, t: int) -> slice:
-        """Columns j - i + t - 1 of something by offset."""
+        """The columns j - i + t - 1 of a tensor by offset that the tile reads."""
         return slice(self.k0 - self.q1 + t, self.k1 - self.q0 + t - 1)
 
 
 def reach(
     t: int, s: int, device: torch.device, *, causal: bool, window: int | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The first key each query may look at, and one past the last, masks aside: two (t) of int32 that never fall.
+    """For each query the first visible key and one past the last, ignoring masks: two non-decreasing (t) of int32.
 
-    A query that may look nowhere has no key between them.
+    For a query without a visible key the range is empty.
     """
     place = torch.arange(s - t, s, device=device, dtype=torch.int32)
     first, end = torch.zeros_like(place), torch.full_like(place, s)
     if causal:
         end = place + 1
     if window is not None:
-        window = min(window, t + s)  # the numbers are of 32 bits
+        window = min(window, t + s)  # keep sums within int32
         first, end = place - (window - 1), torch.minimum(end, place + window)
     if cu_seqlens is not None:
-        edges = F.pad(cu_seqlens[1:], (1, 0))  # what lies behind the last edge is one more sequence
+        edges = F.pad(cu_seqlens[1:], (1, 0))  # rows behind the last edge form one more sequence
         number = sequence_of(cu_seqlens, t)
         first, end = torch.maximum(first, edges[number]), torch.minimum(end, F.pad(edges[1:], (0, 1), value=t)[number])
     return first.clamp_(min=0), end.clamp_(min=0, max=s)
 
 
 class Reach:
-    """`reach` for tiles: which of them hold a pair that may look, and which such a pair only, masks aside."""
+    """`reach` for tiles: which tiles have a visible pair and which have only visible pairs, ignoring masks."""
 
     def __init__(
         self,
@@ -186,15 +186,15 @@ class Reach:
             self.rows = [x.to(device) for x in ends]
 
     def keys(self, q0: int, q1: int) -> tuple[int, int]:
-        """Of these queries, the first key that any may look at, and one past the last."""
+        """The first key that any of these queries may attend to, and one past the last."""
         return (self.first[q0], self.end[q1 - 1]) if self.limited else (0, self.s)
 
     def queries(self, k0: int, k1: int) -> tuple[int, int]:
-        """The first query that may look at any of these keys, and one past the last."""
+        """The first query that may attend to any of these keys, and one past the last."""
         return (bisect_right(self.end, k0), bisect_left(self.first, k1)) if self.limited else (0, self.t)
 
     def edges(self, at: Tile) -> list[Tile]:
-        """The parts of a tile, some keys of all its queries, where a pair may be hidden."""
+        """The parts of a tile (some keys, all queries) in which a pair may be hidden."""
         if not self.limited:
             return []
         left, right = min(self.first[at.q1 - 1], at.k1), max(self.end[at.q0], at.k0)
@@ -204,18 +204,18 @@ class Reach:
         return [Tile(at.q0, at.q1, k0, k1) for k0, k1 in parts if k0 < k1]
 
     def hidden(self, at: Tile) -> Tensor:
-        """(q k), True where a pair may not look."""
+        """True at hidden pairs (q k)."""
         first, end = (x[at.q, None] for x in self.rows)
         keys = torch.arange(at.k0, at.k1, device=first.device)
         return (keys < first) | (keys >= end)
 
 
 Hidden = list[tuple[slice, Tensor]]
-"""Some of the keys of a tile, and where among them no query may look; all others are visible to all queries."""
+"""Pairs of a slice of a tile's keys and a mask of its hidden pairs; pairs of all other keys are visible."""
 
 
 def hide(x: Tensor, hidden: Hidden, value: float) -> Tensor:
-    """Overwrite hidden pairs of something (... q k)."""
+    """Set the hidden pairs of `x` (... q k) to `value`, in place."""
     for keys, where in hidden:
         x[..., keys].masked_fill_(where, value)
     return x
@@ -223,11 +223,11 @@ def hide(x: Tensor, hidden: Hidden, value: float) -> Tensor:
 
 @dataclass
 class Scores:
-    """Tiles of scores of one chunk of the batch, and of the biases and masks on them.
+    """Tiles of the scores of one chunk of the batch, with their biases and masks.
 
-    q is ((b h) t d), k is ((b h) s d); bias, mask and keep are None or views of shape (b h t s), a bias by offset (h
-    t+s-1).  Samples and heads may change places throughout; `heads` counts the inner ones, a bias by offset is then
-    (h 1 t+s-1).
+    q is ((b h) t d), k is ((b h) s d).  bias, mask and keep are None or views of shape (b h t s); a bias by offset is
+    (h t+s-1).  Samples and heads may be swapped in all of them: then `heads` counts samples, the inner dimension, and a
+    bias by offset is (h 1 t+s-1).
     """
 
     q: Tensor
@@ -242,21 +242,21 @@ class Scores:
     buffers: Buffers
 
     def tile(self, at: Tile) -> Tensor:
-        """(b h q k) scores of the tile, in the dtype of the statistics; valid until the next call."""
+        """(b h q k) scores of the tile in the dtype of the statistics; the next call overwrites them."""
         q, k = self.q[:, at.q], self.k[:, at.k].transpose(1, 2)
         s = self.buffers.take("scores", (q.shape[0], q.shape[1], k.shape[2]), q.dtype)
         s = torch.baddbmm(s, q, k, beta=0, alpha=self.scale, out=s).unflatten(0, (-1, self.heads)).to(self.stats)
         return s if self.bias is None else s.add_(self.bias_tile(self.bias, at))
 
     def bias_tile(self, bias: Tensor, at: Tile) -> Tensor:
-        """(b|1 h q k) of a bias; by offset, column j - i + t - 1."""
+        """(b|1 h q k) of a bias; a bias by offset is read at column j - i + t - 1."""
         if bias.ndim == 4:
             return bias[:, :, at.q, at.k]
         t = self.q.shape[1]
         return bias[..., at.offsets(t)].unfold(-1, at.k1 - at.k0, 1).flip(-2)
 
     def backward(self, at: Tile, ds: Tensor, dq: Tensor, dk: Tensor, dbias: Tensor | None) -> None:
-        """Add the gradients of q ((b h) t d), k ((b h) s d) and bias, given that of a tile of scores (b h q k)."""
+        """Add the gradients of q ((b h) t d), k ((b h) s d) and bias, given those of a tile of scores (b h q k)."""
         if dbias is not None and dbias.ndim < 4:
             offsets = (dbias, ds.sum(0)) if dbias.ndim == 2 else (dbias.squeeze(1), ds.sum(1))
             add_offsets(*offsets, at, self.q.shape[1])
@@ -268,7 +268,7 @@ class Scores:
         accumulate(dk[:, at.k], flat.transpose(1, 2), self.q[:, at.q], self.scale)
 
     def hidden(self, at: Tile) -> Hidden:
-        """Where pairs of the tile are masked, by a bias of -inf, too, or out of reach; broadcasts to (b h q k)."""
+        """The pairs of the tile that are masked, have a bias of -inf or are out of reach; broadcasts to (b h q k)."""
         hidden = [(part.within(at), self.reach.hidden(part)) for part in self.reach.edges(at)]
         if self.mask is not None:
             hidden.append((slice(None), ~self.mask[:, :, at.q, at.k]))
@@ -278,12 +278,12 @@ class Scores:
 
     @functools.cached_property
     def bias_hides(self) -> bool:
-        """May there be a -inf in the bias?  Elsewhere than on a CPU, looking would wait for the device."""
+        """May the bias hold -inf?  Only a CPU is checked; on other devices the check would synchronise."""
         return self.bias is not None and (self.bias.device.type != "cpu" or bool(self.bias.isneginf().any()))
 
 
 def add_offsets(grad: Tensor, ds: Tensor, at: Tile, t: int) -> None:
-    """Add the gradient (h q k) of a tile of scores to that of a bias by offset (h t+s-1): sums along diagonals."""
+    """Add the gradient (h q k) of a tile of scores to the gradient of a bias by offset (h t+s-1), along diagonals."""
     h, q, k = ds.shape
     skewed = ds.new_zeros(h, 1, q, q + k - 1)
     diagonals(skewed).copy_(ds.unsqueeze(1))
@@ -291,23 +291,23 @@ def add_offsets(grad: Tensor, ds: Tensor, at: Tile, t: int) -> None:
 
 
 def diagonals(skewed: Tensor) -> Tensor:
-    """A contiguous (h b q q+k-1), whose columns are offsets, read by key: (h b q k), and written through."""
+    """A view (h b q k) by key of a contiguous (h b q q+k-1) by offset."""
     h, b, q, n = skewed.shape
-    # Row i, shifted right by q - 1 - i, puts equal offsets into one column.
+    # Row i starts at column q - 1 - i, so equal offsets share a column.
     return skewed.as_strided((h, b, q, n - q + 1), (b * q * n, q * n, n - 1, 1), skewed.storage_offset() + q - 1)
 
 
 def fused(x: AttentionCall) -> Tensor:
     """Softmax attention by PyTorch's kernels.
 
-    They align a causal mask with the first key, want equal widths of keys and values and leave rows without keys
-    undefined; all three are repaired here.
+    The kernels align a causal mask with the first key, are slow for unequal widths of keys and values, and leave rows
+    without keys undefined.  This function corrects all three.
     """
     (t, s), h, e = x.lengths, x.q.shape[2], x.v.shape[-1]
     scale, causal = x.factor, x.causal
     if t == 1:
         causal = False  # a single query is the last one: it sees every key
-    # Unequal widths fall silently to an O(t^2) path; zeros change neither the scores nor the sums.
+    # With unequal widths PyTorch silently takes an O(t^2) path.  Padding with zeros changes neither scores nor sums.
     width = max(x.q.shape[-1], e)
     q, k, v = (_pad(a, width).transpose(1, 2) for a in (x.q, share(x.k, h), share(x.v, h)))
     if scale <= 0:
@@ -328,17 +328,17 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, look: Tensor |
     nowhere = None
     if look is not None:
         look = look.reshape((1,) * (4 - look.ndim) + look.shape)
-        # A row without keys would be 0 / 0: let it look everywhere and erase the result, which also erases its
-        # gradient.
+        # A row without keys would be 0 / 0.  It attends to all keys instead; its result, and so its gradient, is set to
+        # 0.
         nowhere = ~look.any(-1, keepdim=True)
         look = (look | nowhere).expand(*look.shape[:2], t, s)
     attn_mask = look
     if bias is not None:
-        bias = bias.to(q.dtype)  # in which what is far below 0 may be -inf
+        bias = bias.to(q.dtype)  # in half precision large negative numbers become -inf
         hidden, bias = hides(bias), dense(bias, t, s)
         bias = bias if bias.ndim == 4 else bias[None]
         attn_mask = bias if look is None else bias.masked_fill(~look, -math.inf)
-        if hidden is not None:  # a row by the bias, too
+        if hidden is not None:  # the bias, too, may leave a row without keys
             alone = (attn_mask == -math.inf).all(-1, keepdim=True)
             nowhere, attn_mask = alone if nowhere is None else alone | nowhere, attn_mask.masked_fill(alone, 0)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, scale=scale)

@@ -1,12 +1,12 @@
-"""Any op tile by tile, made from its reference: memory grows with t, not with t^2, and gradients are exact.
+"""Any op in tiles, derived from its reference: memory O(t) instead of O(t^2), and exact gradients.
 
 The output of every mechanism is a sum over keys, so a tile of queries i and keys j is a small call of the reference:
 
     out_i       = sum over tiles of reference(q_i, k_j, v_j, bias_ij, ...)
     gradients   = sum over tiles of those of the reference, given dout_i
 
-A tile has all keys that its queries may see where something is normalised over keys, otherwise some of them.  Only the
-arguments are saved; the backward pass computes each tile again.  Sums are in at least float32.
+If something is normalised over keys, a tile has all keys that its queries may attend to; otherwise a part of them.
+Only the arguments are saved; the backward pass recomputes each tile.  Sums are in at least float32.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,10 +22,10 @@ from polyhead.ops.tiles import Reach, Tile, refuse
 from polyhead.spec import SOFTMAX_AXIS
 
 QUERIES, KEYS = 128, 256
-"""Queries of a tile, and keys where it need not have all of them, at most."""
+"""At most so many queries in a tile, and so many keys if it does not need all of them."""
 
 NUMBERS = 1 << 23
-"""Numbers in the widest intermediate of a tile, at most (beyond a single query)."""
+"""At most so many numbers in the largest intermediate of a tile; a tile has at least one query."""
 
 CUT = {
     "q": "bthd",
@@ -38,23 +38,25 @@ CUT = {
     "keep": "bhts",
     "out": "bthe",
 }
-"""Axes of what belongs to a tile; axes of size 1 belong to all tiles."""
+"""Axes of the tensors that are cut into tiles; an axis of size 1 is shared by all tiles."""
 
 BY_OFFSET = {("bias", 2): "hn", ("v", 3): "nge"}
 
 OUTSIDE = torch._C._dispatch_tls_local_exclude_set()
-"""What no op is given to, outside of any other op: a compiled graph runs ours where nothing would be differentiated."""
+"""Dispatch keys excluded at top level.  A compiled graph runs our op with autograd excluded; the backward pass of a
+tile restores these keys."""
 
 
 class Blocked:
-    """The impl "blocked" of the op of a folder, whose public function is `who`; `name` is that of its custom op."""
+    """The impl "blocked" of an op.  `op` is its folder, `who` its public function, `name` the name of the custom op."""
 
     def __init__(self, op: str, who: str, name: str = "blocked") -> None:
         self.op, self.who = op, who
         self._op = custom_op(Kernel(op, name, who, self._forward, self._backward, _like))
 
     def unsupported_reason(self, x: AttentionCall) -> str | None:
-        """Why tiles cannot take a call, or None: of what the reference takes, derivatives that custom ops lack."""
+        """Why tiles cannot take a call, or None.  They take all calls but those that need derivatives custom ops
+        lack."""
         return backward_only(x)
 
     def preferred(self, x: AttentionCall) -> bool:
@@ -62,14 +64,15 @@ class Blocked:
 
         Forward and backward, CPU time of tiles over that of the reference (one core, b 1, h 8, d 64, softmax,
         disentangled and pointwise Abstractor).  Causal: 0.7 to 1.2 at t = 512, 0.5 to 0.6 at 1024 and 2048.  Full: 1.2
-        to 1.4 at 512, 1.0 to 1.2 at 1024, 1.2 to 1.3 at 2048.  There the reference is left for its memory, from
-        2^26 pairs b t s on: each of its (b h t s) would have 2 GB.
+        to 1.4 at 512, 1.0 to 1.2 at 1024, 1.2 to 1.3 at 2048.  Full attention uses tiles only to save memory, from
+        2^26 pairs b t s on: there each (b h t s) tensor of the reference takes 2 GB.
         """
         pairs = x.q.shape[0] * x.q.shape[1] * x.k.shape[1]
         return pairs >= (1 << 20 if x.causal else 1 << 26)
 
     def forward(self, x: AttentionCall, twice: bool = False) -> Tensor:
-        """The op by tiles.  A second derivative is the reference's if `twice`, else it is refused."""
+        """The op in tiles.  If `twice`, the reference computes second derivatives; otherwise they raise
+        RuntimeError."""
         refuse(self.who, "blocked", self.unsupported_reason(x))
         return self._op(x, twice)[0]
 
@@ -88,7 +91,7 @@ def _like(x: AttentionCall) -> list[Tensor]:
 
 
 def outputs_by_tiles(plain: Callable[[AttentionCall], Outputs], x: AttentionCall, like: Outputs) -> Outputs:
-    """What `plain` gives, tile by tile: (b t h _) as `like`; further ones of those are 0."""
+    """The outputs of `plain`, tile by tile, shaped as `like` (b t h _).  Outputs that `plain` does not give are 0."""
     totals = [torch.zeros_like(out, dtype=wide(out).dtype) for out in like]
     with torch.no_grad():
         for part, at, limits in _tiles(x):
@@ -99,7 +102,7 @@ def outputs_by_tiles(plain: Callable[[AttentionCall], Outputs], x: AttentionCall
 
 
 def gradients_by_tiles(plain: Callable[[AttentionCall], Outputs], x: AttentionCall, douts: Outputs) -> Gradients:
-    """Gradients of what a call has that may have one, given those of the outputs of `plain`, tile by tile."""
+    """Gradients of all learnable tensors of a call, tile by tile, given those of the outputs of `plain`."""
     learned, contiguous = _learned(x), torch.contiguous_format
     grads = {name: torch.zeros_like(a, dtype=wide(a).dtype, memory_format=contiguous) for name, a in learned.items()}
     for part, at, limits in _tiles(x):
@@ -114,26 +117,27 @@ def gradients_by_tiles(plain: Callable[[AttentionCall], Outputs], x: AttentionCa
 
 
 def _learned(x: AttentionCall) -> dict[str, Tensor]:
-    """What a call has that may have a gradient."""
+    """The tensors of a call that may have a gradient."""
     given = (x.q, x.k, x.v, x.q_rel, x.k_rel, x.relation_weight, x.value_weight, x.bias)
     return {name: a for name, a in zip(LEARNED, given, strict=True) if a is not None}
 
 
 def _work(x: Tensor) -> Tensor:
-    """As a tile computes with it: CPUs multiply half precision no faster than float32."""
+    """`x` in the dtype of the computation: on a CPU at least float32, as half precision is no faster there."""
     return wide(x) if x.device.type == "cpu" else x
 
 
 def _cut(name: str, x: Tensor, part: slice, at: Tile, call: AttentionCall) -> Tensor:
-    """What belongs to a tile of some samples, a view."""
+    """A view of the part of `x` that belongs to a tile and to some samples."""
     letters = BY_OFFSET.get((name, x.ndim), CUT.get(name, "")[-x.ndim :])
     parts = {"b": part, "t": at.q, "s": at.k, "n": at.offsets(call.q.shape[1])}
-    sizes = zip(letters, x.shape, strict=False)  # of a weight, which belongs to all tiles, there are no letters
+    sizes = zip(letters, x.shape, strict=False)  # a weight has no letters: all tiles share it
     return x[tuple(parts.get(letter, slice(None)) if n > 1 else slice(None) for letter, n in sizes)]
 
 
 def _tiles(x: AttentionCall) -> Iterator[tuple[slice, Tile, AttentionCall]]:
-    """Samples, a tile of theirs, and the call with what limits that tile as a mask.  Not those that see nothing."""
+    """Yield samples, a tile and the call with the tile's limits as a mask.  Tiles without a visible pair are
+    skipped."""
     (t, s), b = x.lengths, x.q.shape[0]
     reach = Reach(t, s, x.q.device, causal=x.causal, window=x.window, cu_seqlens=x.cu_seqlens)
     samples, queries, keys = _sizes(x)
@@ -152,7 +156,7 @@ def _tiles(x: AttentionCall) -> Iterator[tuple[slice, Tile, AttentionCall]]:
 
 
 def _sizes(x: AttentionCall) -> tuple[int, int, int]:
-    """Samples, queries and keys of a tile."""
+    """Numbers of samples, queries and keys of a tile."""
     (t, s), b, h, e = x.lengths, x.q.shape[0], x.q.shape[2], x.v.shape[-1]
     relations = 0 if x.q_rel is None else x.q_rel.shape[2]
     width = max(1, h, e, relations, 0 if x.value_weight is None else e * max(h, e))

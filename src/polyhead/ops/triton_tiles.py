@@ -1,5 +1,5 @@
 # mypy: disallow-untyped-defs=False
-"""Building blocks of the Triton kernels: tiles of (b n h d) tensors, products, who sees whom, launches.
+"""Building blocks of the Triton kernels: tiles of (b n h d) tensors, products, masks, launches.
 
 This file imports triton, so it is imported only where a kernel is about to run.
 
@@ -7,12 +7,12 @@ A kernel takes at most six arguments, by this convention:
 
     tensors    tuple of pointers; None where a tensor is absent
     strides    tuple of (sample, row, head) strides; the last dimension is contiguous
-    t, s       numbers of queries and keys: never specialised, so that a new length compiles nothing
-    settings   tuple: the scale as a `pair`, `Limits`, whatever else varies from call to call (`options` would be
-               a SyntaxError when a GPU launches it: triton's launcher has an argument of that name)
-    C          frozen dataclass of what is compiled in
+    t, s       numbers of queries and keys: never specialised, so a new length needs no compilation
+    settings   tuple: the scale as a `pair`, `Limits`, and all else that varies between calls (the name `options` would
+               be a SyntaxError at launch: Triton's launcher has an argument of that name)
+    C          frozen dataclass of compile-time constants
 
-Offsets of samples, heads and first rows are 64 bit wide, those of rows within a tile 32.
+Offsets of samples, heads and first rows have 64 bits; offsets of rows within a tile have 32.
 """
 
 import ctypes
@@ -30,13 +30,13 @@ from polyhead.ops.cards import tf32
 from polyhead.ops.latent_code import at_least_float32, sequence_of
 
 SMALLEST = 16
-"""The matrix units multiply tiles of at least so many rows, columns and terms of 16 bits."""
+"""Tensor cores multiply 16-bit tiles of at least so many rows, columns and terms."""
 
 FARTHEST = 1 << 30
-"""A window hides no more from here on, and sums of places and windows stay within 32 bits."""
+"""Windows are cut to this size: a larger one masks nothing more, and sums with positions must fit into 32 bits."""
 
 STEEPEST = 1 << 24
-"""Stride of rows, at most: offsets within a tile are 32 bits wide."""
+"""The largest stride of rows: offsets within a tile have 32 bits."""
 
 TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64}
 POINTERS = {dtype: f"*{kind.name}" for dtype, kind in TYPES.items()} | {torch.int32: "*i32", torch.uint8: "*u8"}
@@ -44,17 +44,17 @@ POINTERS = {dtype: f"*{kind.name}" for dtype, kind in TYPES.items()} | {torch.in
 
 # ------------------------------------------------------------------------------------------------ what is compiled in
 def jit(f: Callable[..., Any]) -> Any:
-    """triton.jit for our convention; of `f` itself, as a wrapper that checks annotations has no source to compile."""
+    """triton.jit for our convention.  It unwraps `f`: a wrapper that checks annotations has no source to compile."""
     f = inspect.unwrap(f)
     return triton.jit(f, do_not_specialize=[name for name in ("t", "s") if name in inspect.signature(f).parameters])
 
 
 @dataclass(frozen=True)
 class Block:
-    """Sizes of one tile of a tensor (b n h d): those that are real, and the powers of two that hold them.
+    """Sizes of one tile of a tensor (b n h d): the true sizes, and their paddings to powers of two.
 
-    `share` heads of a kernel read one and the same head of the tensor.  Each has `spread` rows of a tile [row, head,
-    width], all but the first of zeros.
+    `share` heads of a kernel read the same head of the tensor.  In a tile [row, head, width] each head has `spread`
+    rows; all but the first are zeros.
     """
 
     rows: int
@@ -68,7 +68,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Dots:
-    """How matrices are multiplied: `total` sums in at least float32; `upcast` is for the interpreter."""
+    """How matrices are multiplied: `total` is the dtype of sums, at least float32; `upcast` is for the interpreter."""
 
     total: tl.dtype
     precision: str
@@ -77,7 +77,7 @@ class Dots:
 
 @dataclass(frozen=True)
 class Sight:
-    """Tiles of pairs, and the part of the masks that is compiled in."""
+    """Sizes of tiles of pairs, and the part of the masks that is compiled in."""
 
     queries: int
     keys: int
@@ -85,9 +85,9 @@ class Sight:
 
 
 class Limits(NamedTuple):
-    """The part of the masks that is not; each is None where it limits nothing."""
+    """The part of the masks that is not compiled in; None where a field limits nothing."""
 
-    look: Tensor | None  # (b|1 s), True at keys that may be looked at
+    look: Tensor | None  # (b|1 s), True at visible keys
     sample: int | None  # stride of its samples
     first: Tensor | None  # (t,) first row of each row's own sequence
     end: Tensor | None  # (t,) one after its last row
@@ -95,17 +95,17 @@ class Limits(NamedTuple):
 
 
 def padded(n: int) -> int:
-    """The power of two that holds n, and is not too small for the matrix units."""
+    """The smallest power of two that is at least n and at least SMALLEST."""
     return max(SMALLEST, triton.next_power_of_2(n))
 
 
 def block(x: Tensor, rows: int, heads: int) -> Block:
-    """The tile of `rows` rows of (b n g d) that a kernel of so many heads reads or writes."""
+    """The tile of `rows` rows of (b n g d) that a kernel with `heads` heads reads or writes."""
     return Block(rows, heads, x.shape[-1], padded(heads), padded(x.shape[-1]), heads // x.shape[2])
 
 
 def dots(dtype: torch.dtype) -> Dots:
-    """Products of that dtype; float32 goes through the tensor cores where PyTorch's own products may."""
+    """How products of that dtype are computed; float32 uses tf32 where PyTorch's own products may."""
     fast = dtype == torch.float32 and tf32()
     # The interpreter multiplies the bit patterns of bfloat16.
     upcast = triton.knobs.runtime.interpret and dtype.itemsize == 2
@@ -113,13 +113,13 @@ def dots(dtype: torch.dtype) -> Dots:
 
 
 def pair(x: float) -> tuple[float, float]:
-    """Two numbers of single precision whose sum is x: a kernel takes no wider ones."""
-    high = ctypes.c_float(x).value  # a tensor would lie on the default device, and reading it would wait
+    """Two float32 numbers whose sum is x: a kernel takes no float64 argument."""
+    high = ctypes.c_float(x).value  # not a tensor: on the default device, reading it could synchronise
     return high, x - high
 
 
 def limits(mask: Tensor | None, cu_seqlens: Tensor | None, window: int | None, t: int) -> Limits:
-    """What a kernel needs of a mask of keys (b|1 s), of packed sequences and of a window."""
+    """The `Limits` of a key mask (b|1 s), of packed sequences and of a window."""
     first = end = None
     window = None if window is None else min(window, FARTHEST)
     if cu_seqlens is not None:
@@ -128,24 +128,24 @@ def limits(mask: Tensor | None, cu_seqlens: Tensor | None, window: int | None, t
         first, end = edges[number], edges[number + 1]
     if mask is None:
         return Limits(None, None, first, end, window)
-    look = rowwise(mask).view(torch.uint8)  # may be part of a wider mask
+    look = rowwise(mask).view(torch.uint8)  # rowwise, because it may be a view of a wider mask
     return Limits(look, look.stride(0) * (mask.shape[0] > 1), first, end, window)
 
 
 def strides(x: Tensor) -> tuple[int, int, int]:
-    """Of samples, rows and heads."""
+    """Strides of samples, rows and heads."""
     return x.stride(0), x.stride(1), x.stride(2)
 
 
 def rowwise(x: Tensor) -> Tensor:
-    """`x` with its last dimension contiguous and rows that are not too far apart: itself, or else a copy."""
+    """`x` if its last dimension is contiguous and its row stride is at most STEEPEST; otherwise a copy."""
     return x if x.stride(-1) == 1 and x.stride(1) <= STEEPEST else x.contiguous()
 
 
 # ---------------------------------------------------------------------------------------------------------- launches
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with all it is launched with; `source` is what a compiler ahead of time needs of it."""
+    """A kernel with all its launch arguments; `source` gives the inputs of ahead-of-time compilation."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -158,7 +158,7 @@ class Launch:
             self.kernel[self.grid](*self.args, num_warps=self.warps, num_stages=self.stages)
 
     def source(self) -> Any:
-        """For triton.compile, with what triton finds out about arguments when it launches: ones, multiples of 16."""
+        """The source for triton.compile, specialised as at launch: for arguments that are 1 or multiples of 16."""
         signature: dict[str, Any] = {}
         constants: dict[tuple[int, ...], Any] = {(len(self.args) - 1,): self.args[-1]}
         attributes = {}
@@ -195,7 +195,7 @@ def _leaves(x: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], An
 # ------------------------------------------------------------------------------------------------------ inside kernels
 @jit
 def load_by_head(start, row, end, strides, B: tl.constexpr):
-    """[head, row, width] of the rows from `row` on, zeros from `end` on; `start` is the sample's first number."""
+    """[head, row, width] of the rows from `row` on, zeros from `end` on; `start` points to the sample."""
     h = tl.arange(0, B.heads_padded)[:, None, None]
     i = tl.arange(0, B.rows)[None, :, None]
     c = tl.arange(0, B.width_padded)[None, None, :]
@@ -205,7 +205,7 @@ def load_by_head(start, row, end, strides, B: tl.constexpr):
 
 @jit
 def load_by_row(start, row, end, strides, B: tl.constexpr):
-    """[row, head, width]."""
+    """The same as [row, head, width]."""
     i = tl.arange(0, B.rows)[:, None, None]
     place = tl.arange(0, B.heads_padded)[None, :, None]
     c = tl.arange(0, B.width_padded)[None, None, :]
@@ -217,7 +217,7 @@ def load_by_row(start, row, end, strides, B: tl.constexpr):
 
 @jit
 def store_by_head(start, row, end, strides, x, B: tl.constexpr):
-    """What `load_by_head` reads, written; every head of a kernel has a head of the tensor to itself."""
+    """The inverse of `load_by_head`; each head of the kernel must have its own head of the tensor."""
     h = tl.arange(0, B.heads_padded)[:, None, None]
     i = tl.arange(0, B.rows)[None, :, None]
     c = tl.arange(0, B.width_padded)[None, None, :]
@@ -227,7 +227,7 @@ def store_by_head(start, row, end, strides, x, B: tl.constexpr):
 
 @jit
 def store_by_row(start, row, end, strides, x, B: tl.constexpr):
-    """What `load_by_row` reads, written."""
+    """The inverse of `load_by_row`."""
     i = tl.arange(0, B.rows)[:, None, None]
     h = tl.arange(0, B.heads_padded)[None, :, None]
     c = tl.arange(0, B.width_padded)[None, None, :]
@@ -246,13 +246,13 @@ def dot(x, y, D: tl.constexpr):
 
 @jit
 def number(pair, dtype: tl.constexpr):
-    """What `pair` took apart."""
+    """The number that `pair` split."""
     return tl.cast(pair[0], dtype) + tl.cast(pair[1], dtype)
 
 
 @jit
 def by_offset(start, q0, k0, lengths, S: tl.constexpr, B: tl.constexpr):
-    """[head, query, key] of a bias by offset (h t+s-1): column key - query + t - 1; B tells the heads."""
+    """[head, query, key] of a bias by offset (h t+s-1): column key - query + t - 1; B gives the heads."""
     t, s = lengths
     h = tl.arange(0, B.heads_padded)[:, None, None]
     i = q0 + tl.arange(0, S.queries)[None, :, None]
@@ -262,7 +262,7 @@ def by_offset(start, q0, k0, lengths, S: tl.constexpr, B: tl.constexpr):
 
 @jit
 def visible(b, q0, k0, lengths, limits, S: tl.constexpr):
-    """[query, key], True where looking is allowed; pairs outside the lengths are not."""
+    """[query, key], True where the query may attend to the key; False outside the lengths."""
     t, s = lengths
     look, sample, first, end, window = limits
     i = q0 + tl.arange(0, S.queries)
@@ -284,9 +284,9 @@ def visible(b, q0, k0, lengths, limits, S: tl.constexpr):
 
 @jit
 def keys_of(q0, lengths, limits, S: tl.constexpr):
-    """(first, end) of the keys that any query of a tile may see, as far as causality, window and packing say.
+    """(first, end) of the keys that any query of a tile may attend to by causality, window and packing.
 
-    The first is a multiple of the tile's keys, so that programs which share out the keys cut them at the same places.
+    `first` is a multiple of the tile's keys, so that programs which divide the keys cut them at the same positions.
     """
     t, s = lengths
     _look, _sample, first, end, window = limits
@@ -306,7 +306,7 @@ def keys_of(q0, lengths, limits, S: tl.constexpr):
 
 @jit
 def queries_of(k0, lengths, limits, S: tl.constexpr):
-    """(first, end) of the queries that may see any key of a tile."""
+    """(first, end) of the queries that may attend to any key of a tile."""
     t, s = lengths
     _look, _sample, first, end, window = limits
     last = tl.minimum(k0 + S.keys, s) - 1
@@ -325,7 +325,7 @@ def queries_of(k0, lengths, limits, S: tl.constexpr):
 
 @jit
 def rms_root(scores, seen, HEADS: tl.constexpr, EPS: tl.constexpr):
-    """[head or 1, query, key] one over the root of the mean square of HEADS heads; 0 at masked pairs."""
+    """[head or 1, query, key]: 1 / root mean square over HEADS heads; 0 at masked pairs."""
     return tl.where(seen, tl.rsqrt(tl.sum(scores * scores, 0) / HEADS + EPS)[None, :, :], 0.0)
 
 
@@ -333,7 +333,7 @@ def rms_root(scores, seen, HEADS: tl.constexpr, EPS: tl.constexpr):
 def diagonals(x, HIGH: tl.constexpr):
     """[head, column] sums along the diagonals of [head, query, key] tiles of n queries and m keys, n <= m + 1.
 
-    Column c holds key - query = c - (n - 1), for m columns; with HIGH = 1 the next m, the last of which are empty.
+    Column c is the sum over key - query = c - (n - 1), for m columns; HIGH = 1 gives the next m, the last ones empty.
     """
     n: tl.constexpr = x.shape[1]
     m: tl.constexpr = x.shape[2]

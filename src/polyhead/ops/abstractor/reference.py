@@ -2,8 +2,8 @@
 
     out_ih = sum_j act(s_ij)_h symbols_jh,      s_hij = q_ih . k_jh / sqrt(d) + bias_hij
 
-With `act` softmax the inner products only select; with a pointwise act they are the relations themselves.  Altabaa,
-Webb, Cohen and Lafferty 2024, "Abstractors and relational cross-attention".
+With the softmax as `act`, the inner products select a symbol; with a pointwise activation they are the relations.
+Altabaa, Webb, Cohen and Lafferty 2024, "Abstractors and relational cross-attention".
 """
 
 from jaxtyping import Float
@@ -18,7 +18,7 @@ from polyhead.spec.shapes import one_of, shaped
 
 
 def code(x: AttentionCall) -> Tensor:
-    """act(s) of all pairs (b h t s), 0 for those that may not look."""
+    """act(s) of all pairs (b h t s); 0 for masked pairs."""
     scores = products(x)
     biased, look = with_bias(scores, x.bias, allowed(x))
     a = relate(biased.to(scores.dtype), x.act, look)
@@ -26,7 +26,7 @@ def code(x: AttentionCall) -> Tensor:
 
 
 def reference(x: AttentionCall) -> Tensor:
-    """The equation, as it stands."""
+    """The equation, literally."""
     return retrieve(drop(code(x), x.keep), x.symbols)
 
 
@@ -49,11 +49,11 @@ def abstractor_attention(
 ) -> Float[Tensor, "b t h e"]:
     """Relational cross-attention, `out_h = sum_s act(q k^T / sqrt(d))_h symbols_h`.
 
-    symbols: values by key, or by offset (row j - i + t - 1 is the symbol of key j for query i); act:
-    spec.RELATION_ACTS, of the scores with their bias; nothing is normalised unless it is softmax. A masked pair
-    counts 0, a query that may look nowhere gets exactly 0. `window`: only keys less than so many places away, the
-    last query aligned with the last key; `cu_seqlens`: the one sample is several sequences, which do not see one
-    another. ValueError if an explicit impl cannot take the inputs. Altabaa et al. 2024.
+    symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); act: spec.RELATION_ACTS, applied to
+    the scores with their bias; only softmax normalises. A masked pair counts 0; a query without a visible key gets
+    exactly 0. `window`: only keys less than `window` positions away; the last query is aligned with the last key.
+    `cu_seqlens`: the single sample is several packed sequences, masked from one another. Raises ValueError if an
+    explicit impl cannot take the inputs. Altabaa et al. 2024.
 
     >>> abstractor_attention(q, k, symbols, causal=True, act="sigmoid")      # (b t h e)
     """

@@ -1,11 +1,11 @@
-"""Disentangled relational cross-attention: attention selects, a relation of the head's own says what it means.
+"""Disentangled relational cross-attention: the code selects a symbol, and the head's own relation multiplies it.
 
     out_ih  = sum_j a_hij rel_hij symbols_jh,      a_hij = softmax_j(q_ih . k_jh / sqrt(d) + bias_hij)
     rel_hij = act(q_rel_ih . k_rel_jh / sqrt(p))
 
-The product form of relational attention (there the two are added, and relations are shared by the heads), from an
-earlier draft of Altabaa and Lafferty 2024 (arXiv 2405.16727); with the relation 1 throughout it is softmax attention
-to symbols.
+This is the product form of relational attention; there symbols and relations are added, and all heads share the
+relations.  It is from an earlier draft of Altabaa and Lafferty 2024 (arXiv 2405.16727).  If all relations are 1, it is
+softmax attention to symbols.
 """
 
 from einops import einsum
@@ -21,7 +21,7 @@ from polyhead.spec.shapes import one_of, shaped
 
 
 def reference(x: AttentionCall) -> Tensor:
-    """The equation, as it stands."""
+    """The equation, literally."""
     x, (q_rel, k_rel) = x.masked(allowed(x)), x.related
     inner = einsum(q_rel * q_rel.shape[-1] ** -0.5, share(k_rel, x.q.shape[2]), "b t h p, b s h p -> b h t s")
     return retrieve(drop(code(x) * relate(inner, x.act, x.mask), x.keep), x.symbols)
@@ -48,12 +48,11 @@ def disentangled_attention(
 ) -> Float[Tensor, "b t h e"]:
     """Disentangled relational attention, `out_h = sum_s a_h act(q_rel_h k_rel_h) symbols_h`.
 
-    symbols: values by key, or by offset (row j - i + t - 1 is the symbol of key j for query i); relation_act:
-    spec.RELATION_ACTS, a softmax runs over the keys a query may see. `bias` and `mask` act on the scores, `keep`
-    multiplies the product. A query that may look nowhere gets exactly 0. `window`: only keys less than so many
-    places away, the last query aligned with the last key; `cu_seqlens`: the one sample is several sequences, which
-    do not see one another. ValueError if an explicit impl cannot take the inputs. Altabaa and Lafferty 2024, an
-    earlier draft.
+    symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); relation_act: spec.RELATION_ACTS, a
+    softmax runs over the visible keys. `bias` and `mask` act on the scores; `keep` multiplies the product. A query
+    without a visible key gets exactly 0. `window`: only keys less than `window` positions away; the last query is
+    aligned with the last key. `cu_seqlens`: the single sample is several packed sequences, masked from one another.
+    Raises ValueError if an explicit impl cannot take the inputs. Altabaa and Lafferty 2024, an earlier draft.
 
     >>> disentangled_attention(q, k, q_rel, k_rel, symbols, causal=True)      # (b t h e)
     """

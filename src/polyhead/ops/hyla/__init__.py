@@ -1,1 +1,1 @@
-"""HYLA: the equation (reference.py), tiles in PyTorch (blocked.py), Triton kernels, sums instead of keys (state.py)."""
+"""HYLA: the equation (reference.py), tiles in PyTorch (blocked.py), Triton kernels, and a linear form (state.py)."""

@@ -1,17 +1,16 @@
-"""HYLA tile by tile: memory grows with t, not with t^2, and the backward pass recomputes what it needs.
+"""HYLA in tiles: memory O(t) instead of O(t^2); the backward pass recomputes the code.
 
-One tile holds some queries i and keys j of all heads; a is its code, with dropout.
+A tile has some queries i and keys j of all heads; a is its code, with dropout.
 
     forward    z_ij = sum_h a_hij v_jh            y = act(z)              out_ih += sum_j a_hij y_ij
     backward   dy_ij = sum_h a_hij dout_ih        dz = dy act'(z)         da_hij = dout_ih . y_ij + dz_ij . v_jh
                dv_jh += sum_i a_hij dz_ij         ds = da through the normaliser, then dq, dk and dbias as everywhere
     rms        a = c s,  c = (mean_h s^2 + eps)^(-1/2)                    ds = c (da - a mean_h(a da))
-    softmax    ds = a (da - sum a da) over keys j (a tile of codes holds whole rows, read in pieces) or heads h
+    softmax    ds = a (da - sum a da) over keys j (a tile of codes has whole rows, read in parts) or heads h
 
-Only the arguments are saved.  The scores are normalised before they meet a value, with statistics in at least
-float32: pulling the normaliser out of relu would save a multiply per pair but is infinite at masked pairs in half
-precision.  What happens within a tile is in tiles.py.  Schug et al. 2024, "Attention as a hypernetwork",
-eq. 6 and 10.
+Only the arguments are saved.  The scores are normalised before they are multiplied by values, with statistics in at
+least float32.  Taking the normaliser out of relu would save one product per pair, but at masked pairs it is infinite in
+half precision.  tiles.py computes one tile.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6 and 10.
 """
 
 from collections.abc import Iterator
@@ -28,20 +27,20 @@ from polyhead.spec import ACTS, NORMALISE, SOFTMAX_AXIS
 from polyhead.spec.shapes import one_of
 
 QUERIES, KEYS = 191, 48
-"""Pairs of one tile of values, at most.
+"""At most so many queries and keys in one tile of values.
 
-Queries come in shares of odd size: with 192, what one query reads of all keys falls into one place of the cache.
+An odd number of queries avoids cache conflicts: with 192, one query's numbers for all keys map to the same cache set.
 """
 
 PAIRS = 1 << 17
-"""Numbers in one tile of values over a chunk of the batch, at most (beyond a single sample)."""
+"""At most so many numbers in one tile of values of a chunk of the batch; a chunk has at least one sample."""
 
 ROWS = 1 << 20
-"""Numbers in one tile of whole rows of codes, at most (beyond a single row)."""
+"""At most so many numbers in one tile of whole rows of codes; a tile has at least one row."""
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
-    """Why tiles cannot take a call, or None: of what the reference takes, derivatives that custom ops lack."""
+    """Why tiles cannot take a call, or None.  They take all calls but those that need derivatives custom ops lack."""
     return backward_only(x)
 
 
@@ -57,8 +56,10 @@ def preferred(x: AttentionCall) -> bool:
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:
-    """HYLA by tiles.  Gradients for q, k, v, bias and value_weight; a second derivative by the reference if `twice`,
-    else it is refused."""
+    """HYLA in tiles, with gradients of q, k, v, bias and value_weight.
+
+    If `twice`, the reference computes second derivatives; otherwise they raise RuntimeError.
+    """
     one_of("hyla", "normalise", x.normalise, NORMALISE)
     one_of("hyla", "act", x.act, ACTS)
     refuse("hyla", "blocked", unsupported_reason(x))
@@ -75,10 +76,10 @@ def sizes(b: int, h: int, t: int, s: int, e: int, whole_rows: bool) -> tuple[int
 
 
 def chunks(x: AttentionCall) -> Iterator[tuple[slice, Chunk]]:
-    """The batch in pieces whose tiles stay in cache, each laid out for its matrix multiplies."""
+    """Yield the batch in chunks whose tiles fit into the cache, each in the layout of its matrix products."""
     (b, t, h, _), s, e = x.q.shape, x.k.shape[1], x.v.shape[-1]
     stats = wide(x.q).dtype
-    # CPUs multiply half precision no faster than float32; there all work is done in the wider type.
+    # CPUs multiply half precision no faster than float32, so they compute in the wider dtype.
     work = stats if x.q.device.type == "cpu" else x.q.dtype
     q, k, v = x.q.to(work), share(x.k.to(work), h), share(x.v.to(work), h)
     weight = None if x.value_weight is None else x.value_weight.to(work)
@@ -94,7 +95,7 @@ def chunks(x: AttentionCall) -> Iterator[tuple[slice, Chunk]]:
 
 
 def _of_pairs(x: Tensor | None, part: slice, shape: tuple[int, int, int, int]) -> Tensor | None:
-    """A bias, mask or keep of some samples, spelled out without a copy; a bias by offset as it is."""
+    """A bias, mask or keep of some samples, expanded without a copy; a bias by offset stays unchanged."""
     by_offset = x is None or (x.ndim == 2 and x.is_floating_point())
     return x if x is None or by_offset else x.expand(shape)[part]
 

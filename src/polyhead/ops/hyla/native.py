@@ -1,7 +1,7 @@
-"""HYLA on a CPU by native code (ops/native/hyla.cpp, where the equations are): heads are mixed in registers.
+"""HYLA on a CPU by native code, which mixes heads in registers; ops/native/hyla.cpp has the equations.
 
-Memory grows with t; only the arguments are saved.  Nothing is added atomically: with the same number of threads,
-results are the same every time.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6.
+Memory is O(t); only the arguments are saved.  There are no atomic additions: results are deterministic for a given
+number of threads.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from polyhead.spec.shapes import one_of
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
-    """Why native code does not take a call, or None; the first call that is not refused for itself builds it."""
+    """Why native code does not take a call, or None.  The first call that it could take starts the compilation."""
     if x.value_weight is not None:
         return "takes no value_weight"
     return backward_only(x) or native.unready("hyla", x.q)
@@ -32,16 +32,17 @@ def preferred(x: AttentionCall) -> bool:
 
     Forward and backward, 8 heads, bidirectional with a bias by offset, one core with AVX2, CPU time of the reference
     over that of native code: 1.8 at 2^12 pairs b t s (d = 8), at 2^17 8.0 (d = 2), 3.4 (d = 8), 3.6 (d = 16), 2.3 with
-    a softmax over keys (d = 2).  Queries lie in lanes, 16 at a time.  Fewer than 8 have keys there: forward, of one
-    query, 1.1 to 3.7 at 2^8 pairs, 1.4 to 6.3 at 2^10.
+    a softmax over keys (d = 2).  SIMD lanes hold 16 queries, or 16 keys for calls of fewer than 8 queries.  Forward of
+    one query: 1.1 to 3.7 at 2^8 pairs, 1.4 to 6.3 at 2^10.
     """
     t, s = x.lengths
     return x.q.device.type == "cpu" and x.q.shape[0] * t * s >= (1 << 12 if t >= native.FEW else 1 << 8)
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:
-    """HYLA by native code.  Gradients for q, k, v and bias; a second derivative by the reference if `twice`, else it is
-    refused."""
+    """HYLA by native code, with gradients of q, k, v and bias.
+
+    If `twice`, the reference computes second derivatives; otherwise they raise RuntimeError."""
     one_of("hyla", "normalise", x.normalise, NORMALISE)
     one_of("hyla", "act", x.act, ACTS)
     refuse("hyla", "native", unsupported_reason(x))
@@ -49,7 +50,7 @@ def forward(x: AttentionCall, twice: bool = False) -> Tensor:
 
 
 class Call(ctypes.Structure):
-    """HylaCall in native/hyla.cpp."""
+    """The struct HylaCall of native/hyla.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in "btshgde"),
@@ -66,7 +67,7 @@ class Call(ctypes.Structure):
 
 
 def _call(x: AttentionCall) -> tuple[Call, list[Tensor | None]]:
-    """What both passes are told, and the tensors whose memory that is."""
+    """The struct for both passes, and the tensors that own its memory."""
     dtype = native.NUMBERS[x.q.dtype]
     q, k, v = (native.numbers(a, dtype) for a in (x.q, x.k, x.v))
     (b, t, h, d), (s, g, e) = q.shape, v.shape[1:]
@@ -118,7 +119,8 @@ _op = custom_op(Kernel("hyla", "native", "hyla", _forward, _backward, _like, dev
 
 
 def examples() -> list[AttentionCall]:
-    """What native code is checked by: heads of a template and others, tiles that are not full, all kinds of limits."""
+    """Calls for the check of native code: specialised and other numbers of heads, partial tiles, all kinds of
+    limits."""
     draw = functools.partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     q, k, v = draw(3, 1, 37, 8, 5)
     few, keys, values = draw(2, 18, 6, 3), draw(2, 33, 3, 3), draw(2, 33, 3, 17)

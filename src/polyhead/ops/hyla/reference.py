@@ -19,9 +19,9 @@ from polyhead.spec.shapes import shaped
 
 
 def reference(x: AttentionCall) -> Tensor:
-    """Equation 6 (or 10), as it stands."""
+    """Equation 6 (or 10), literally."""
     phi, a = activation(x.act), drop(code(x), x.keep)
-    # Contiguous: mixed layouts make the gradient of act 40 times slower than one copy.
+    # Contiguous: with mixed layouts the gradient of act takes 40 times as long as this copy.
     z = phi(einsum(a, share(x.v, x.q.shape[2]), "b h t s, b s h e -> b t s e").contiguous())
     if x.value_weight is not None:
         z = phi(einsum(a, x.value_weight, z, "b h t s, h f e, b t s e -> b t s f"))
@@ -47,13 +47,13 @@ def hyla(
     act: str = "relu",
     value_weight: Float[Tensor, "h e e"] | None = None,
 ) -> Float[Tensor, "b t h e"]:
-    """HYLA, `out_h = sum_s a_h act(sum_h a_h v_h)`: the code of a pair picks the network its values go through.
+    """HYLA, `out_h = sum_s a_h act(sum_h a_h v_h)`: the code of a pair configures the value network of the pair.
 
-    normalise: how scores become the code (spec.NORMALISE); act: inside the value network (spec.ACTS); value_weight:
-    [head, out, in], one more layer, `act(sum_h a_h W_h z)`. `keep` multiplies the code at every use. A query that
-    may look nowhere gets exactly 0. `window`: only keys less than so many places away, the last query aligned with
-    the last key; `cu_seqlens`: the one sample is several sequences, which do not see one another. ValueError if an
-    explicit impl cannot take the inputs. Schug et al., eq. 6; eq. 10 with value_weight.
+    normalise: how scores become the code (spec.NORMALISE); act: activation in the value network (spec.ACTS);
+    value_weight: [head, out, in], one more layer, `act(sum_h a_h W_h z)`. `keep` multiplies the code at every use. A
+    query without a visible key gets exactly 0. `window`: only keys less than `window` positions away; the last query is
+    aligned with the last key. `cu_seqlens`: the single sample is several packed sequences, masked from one another.
+    Raises ValueError if an explicit impl cannot take the inputs. Schug et al., eq. 6; eq. 10 with value_weight.
 
     >>> hyla(q, k, v, causal=True)      # (b t h e)
     """

@@ -1,11 +1,11 @@
-"""HYLA without its nonlinearity and without RMSHead, in O(t): attention of second order, whose keys add up to a state.
+"""HYLA without its nonlinearity and without RMSHead, in O(t): second-order attention whose keys sum to a state.
 
     out_ih = sum_j a_hij sum_h' a_h'ij v_jh',   a_hij = q_ih . k_jh / sqrt(d)
            = sum_(c h' c') q_ihc q_ih'c' S_(h'c', hc),     S = sum_j k_jh'c' v_jh' k_jhc
 
-Causally a chunk of queries reads the state of all earlier chunks and the pairs of its own.  A state has (h d)^2 e
-numbers and a token costs about 4 (h d)^2 e multiplications, whatever t is; pair by pair it is 3 h e t / 2, so
-that this is for narrow heads and long sequences: t > 4/3 h d^2 or so.  Schug et al. 2024, "Attention as a
+In causal attention a chunk of queries reads the state of all earlier chunks and its own pairs.  A state has (h d)^2 e
+numbers, and a token costs about 4 (h d)^2 e multiplications for any t.  Pair by pair a token costs 3 h e t / 2, so the
+state pays for narrow heads and long sequences: above about t = 4/3 h d^2.  Schug et al. 2024, "Attention as a
 hypernetwork", table A1 (the ablation); the state is ours.
 """
 
@@ -22,7 +22,7 @@ from polyhead.ops.tiles import refuse, stateless
 from polyhead.spec.shapes import shaped
 
 SMALL, LARGE = 16, 128
-"""Queries per chunk, at least and at most: g d between them, where a chunk's pairs cost as much as its state."""
+"""The smallest and largest chunk, in queries.  Between them it is g d, where its pairs cost as much as its state."""
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
@@ -52,7 +52,7 @@ def preferred(x: AttentionCall) -> bool:
 
 
 def forward(x: AttentionCall) -> Tensor:
-    """HYLA by its state; grouped heads share their keys' part of it."""
+    """HYLA by a state; heads of a group share the part of their keys."""
     refuse("hyla", "state", unsupported_reason(x))
     (t, s), dtype = x.lengths, x.q.dtype
     q, k, v = wide(x.q) * x.factor, emptied(x.mask, wide(x.k)), wide(x.v)
@@ -76,9 +76,9 @@ def hyla_step(
     *,
     scale: float | None = None,
 ) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b g d e g d"]]:
-    """Causal HYLA (normalise and act identity) of t new tokens after others, which the state sums up.
+    """Causal HYLA of t new tokens, given the state of all earlier tokens: outputs and the next state.
 
-    Their outputs and the next state, in at least float32; no state means no other tokens.
+    normalise and act are the identity.  The state is in at least float32; None means that there are no earlier tokens.
 
     >>> torch.manual_seed(0)
     >>> q, k, v = torch.randn(3, 1, 5, 2, 4, dtype=torch.float64)      # b = 1, t = 5, h = 2, d = 4
@@ -96,7 +96,7 @@ def hyla_step(
 
 
 def _states(k: Tensor, v: Tensor) -> Tensor:
-    """(b n g*d e*g*d): of each chunk (b n s g _), sum_j k_jfc v_jfe k_jgd, f being the group that the value is of."""
+    """(b n g*d e*g*d): for each chunk (b n s g _) the sum_j k_jfc v_jfe k_jgd; f is the group of the value."""
     values = einsum(k, v, "b n s f c, b n s f e -> b n s f c e").flatten(3)
     return (values.mT @ k.flatten(3)).unflatten(2, (k.shape[3] * k.shape[4], -1)).flatten(3)
 
@@ -107,17 +107,20 @@ def _nothing(k: Tensor, v: Tensor) -> Tensor:
 
 
 def _read(q: Tensor, states: Tensor) -> Tensor:
-    """What queries (b n t g r d) read of the states of their chunks: (b n t g r e)."""
+    """The products of queries (b n t g r d) with the states of their chunks: (b n t g r e)."""
     g, d = q.shape[3], q.shape[5]
     networks = (q.sum(4).flatten(3) @ states).unflatten(3, (-1, g, d))
     return einsum(networks, q, "b n t e g d, b n t g r d -> b n t g r e")
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """As many queries as keys; `before` (b 1 g*d e*g*d) is the state of keys that all see.  Also the last state."""
+    """Causal HYLA with as many queries as keys: the output and the last state.
+
+    `before` (b 1 g*d e*g*d) is the state of earlier keys, which all queries attend to.
+    """
     t, (g, d) = q.shape[1], k.shape[2:]
     chunk = max(1, min(t, LARGE, max(SMALL, g * d)))
-    # Not F.pad: where it adds nothing its gradient has other strides than a compiler expects.
+    # Not F.pad: when it pads nothing, its gradient has other strides than torch.compile expects.
     q, k, v = (torch.cat((x, x.new_zeros(x.shape[0], -t % chunk, *x.shape[2:])), 1) for x in (q, k, v))
     q, k, v = (x.unflatten(1, (-1, chunk)) for x in (q.unflatten(2, (g, -1)), k, v))
     states = torch.cat((before, _states(k, v)), 1).cumsum(1)

@@ -1,13 +1,13 @@
-"""Linear attention in O(t) time and memory: a chunk of queries reads the state of all earlier chunks and its scores.
+"""Linear attention in O(t) time and memory: a chunk of queries reads the state of earlier chunks and its own keys.
 
     full     out_i = S q_i,                                              S   = sum over all keys of act(v_j) k_j^T
     causal   out_i = S_n q_i + sum_(own j <= i) (q_i . k_j) act(v_j),    S_n = the same sum over the chunks before n
 
-Packed sequences: only one sequence can go on over a border between two chunks, so one state per border is enough; it
-is set to 0 where another sequence goes on.  Sums start anew there: the difference of two sums over the whole sample
-would lose the digits of a short sequence after a long one.  Without causality a second state comes from behind.
+Packed sequences: at most one sequence crosses the border between two chunks, so one state per border is enough.  The
+state starts at 0 when another sequence crosses.  Differences of sums over the whole sample would be inexact for a short
+sequence after a long one.  Without causality a second state sums the later chunks.
 
-All chunks go through one batched multiply; only adding up the states of packed sequences is a loop over chunks.
+All chunks go through one batched product; only the states of packed sequences are summed in a loop over chunks.
 Yang et al. 2024, "Gated linear attention", sec. 2.
 """
 
@@ -26,7 +26,7 @@ CHUNK = 64
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
-    """Why there is no state to carry, or None; those of packed sequences are added up by a custom op."""
+    """Why there is no state to carry, or None.  For packed sequences a custom op sums the states."""
     return stateless(x) or (None if x.cu_seqlens is None else backward_only(x))
 
 
@@ -42,7 +42,7 @@ def preferred(x: AttentionCall) -> bool:
 
 
 def forward(x: AttentionCall) -> Tensor:
-    """Linear attention by chunks; grouped heads read the state of their group."""
+    """Linear attention in chunks; grouped heads read the state of their group."""
     refuse("linear_attention", "chunked", unsupported_reason(x))
     t, s = x.lengths
     q, k, v = x.q * x.factor, emptied(x.mask, x.k), activation(x.act)(x.v)
@@ -57,7 +57,7 @@ def forward(x: AttentionCall) -> Tensor:
 
 
 def step(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, scale: float | None) -> tuple[Tensor, Tensor]:
-    """Causal, over t new tokens: their outputs, and the state (b g d e) after them given that before them."""
+    """Causal attention of t new tokens: their outputs and the state (b g d e) after them, given the state before."""
     q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
     if q.shape[1] == 1:  # chunks of one row take 3.5 times as long
         after = _state(k, v) if state is None else state + _state(k, v)
@@ -70,20 +70,20 @@ def _state(k: Tensor, v: Tensor) -> Tensor:
 
 
 def _read(q: Tensor, states: Tensor) -> Tensor:
-    """A state may be larger than what half precision holds, and what is read of it small enough again."""
+    """q @ states in the dtype of the states, as these may overflow half precision; the result returns to that of q."""
     return (wide(q) @ states).to(q.dtype)
 
 
 def _full(q: Tensor, state: Tensor) -> Tensor:
-    """What all queries read of one state."""
+    """Every query's product with one state."""
     groups = q.unflatten(2, (state.shape[1], -1)).permute(0, 2, 3, 1, 4)  # (b g r t d)
     out = _read(groups.flatten(2, 3), state).unflatten(2, groups.shape[2:4])
     return rearrange(out, "b g r t e -> b t (g r) e")
 
 
 def _chunks(x: Tensor, chunk: int, groups: int) -> Tensor:
-    """(b t h d) as (b g n (h/g t) d): n chunks of t, filled up with zeros."""
-    # Not F.pad: where it adds nothing its gradient has other strides than a compiler expects.
+    """(b t h d) as (b g n (h/g t) d): n chunks of t rows, padded with zeros."""
+    # Not F.pad: when it pads nothing, its gradient has other strides than torch.compile expects.
     x = torch.cat((x, x.new_zeros(x.shape[0], -x.shape[1] % chunk, *x.shape[2:])), 1)
     return rearrange(x, "b (n t) (g r) d -> b g n r t d", t=chunk, g=groups).flatten(3, 4).contiguous()
 
@@ -94,14 +94,17 @@ def _rows(x: Tensor, chunk: int, t: int) -> Tensor:
 
 
 def _own(q: Tensor, k: Tensor, v: Tensor, look: Tensor) -> Tensor:
-    """What the queries of a chunk read of its own keys; `look` is (t s) or (n t s)."""
+    """The part of the output from keys of the query's own chunk; the mask `look` is (t s) or (n t s)."""
     chunk = look.shape[-1]
     look = look.unsqueeze(-3)  # all heads of a group
     return (q @ k.mT).unflatten(3, (-1, chunk)).masked_fill(~look, 0).flatten(3, 4) @ v
 
 
 def _square(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Causal, as many queries as keys; `before` is the state of keys that all queries see.  Also the last state."""
+    """Causal attention with as many queries as keys: the output and the last state.
+
+    `before` is the state of earlier keys, which all queries attend to.
+    """
     t, g = q.shape[1], k.shape[2]
     chunk = max(1, min(CHUNK, t))
     q, k, v = (_chunks(x, chunk, g) for x in (q, k, v))
@@ -128,14 +131,14 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool
 
 
 def _entering(q: Tensor, states: Tensor, reads: Tensor) -> Tensor:
-    """What queries of the sequence that enters a chunk read of its state."""
+    """The part of the output from earlier chunks, for the queries in `reads`: those of the sequence that enters."""
     return _read(q.masked_fill(~reads.unsqueeze(-1), 0), states)
 
 
 def _before(k: Tensor, v: Tensor, number: Tensor) -> Tensor:
-    """(b g n d e): for each chunk the state, so far, of the sequence that its first row belongs to."""
+    """(b g n d e): at the start of each chunk, the state of the sequence of its first row."""
     enters = number[:, 0]
-    leaves = torch.cat((enters[1:], enters[-1:]))  # the sequence of the next chunk's first row; the last goes nowhere
+    leaves = torch.cat((enters[1:], enters[-1:]))  # the sequence of the next chunk's first row
     goes_on = number == leaves[:, None]
     steps = wide(k).masked_fill(~goes_on.unsqueeze(-1), 0).mT @ wide(v)
     return torch.ops.polyhead.sums_before(steps, enters == leaves)
@@ -143,7 +146,7 @@ def _before(k: Tensor, v: Tensor, number: Tensor) -> Tensor:
 
 @torch.library.custom_op("polyhead::sums_before", mutates_args=())
 def _sums_before(steps: Tensor, same: Tensor) -> Tensor:
-    """out_(n+1) = steps_n + out_n where same_n, else steps_n, over dimension 2, beginning with 0."""
+    """Along dimension 2: out_0 = 0; out_(n+1) = steps_n + out_n where same_n, otherwise steps_n."""
     out = torch.zeros_like(steps)
     for n, kept in enumerate(same[:-1]):
         torch.add(torch.where(kept, out[:, :, n], 0), steps[:, :, n], out=out[:, :, n + 1])
@@ -160,7 +163,7 @@ def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _grad(ctx, dout):  # type: ignore[no-untyped-def]
-    """The same sums, from behind."""
+    """The gradient: the same sums in reverse order."""
     check_backward("linear_attention", "chunked")
     (same,) = ctx.saved_tensors
     return torch.ops.polyhead.sums_before(dout.flip(2), same.flip(0)).flip(2), None

@@ -1,6 +1,6 @@
-"""Linear attention on a CPU by native code (ops/native/linear.cpp, where the equations are): chunks of 16 queries.
+"""Linear attention on a CPU by native code in chunks of 16 queries; ops/native/linear.cpp has the equations.
 
-Time and memory grow with t; only the arguments are saved.  The activation of the values is applied before.
+Time and memory are O(t); only the arguments are saved.  The activation of the values is applied before the call.
 Katharopoulos et al. 2020, "Transformers are RNNs", eq. 16 to 20.
 """
 
@@ -22,7 +22,7 @@ from polyhead.ops.tiles import refuse, stateless
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
-    """Why native code does not take a call, or None; the first call that is not refused for itself builds it."""
+    """Why native code does not take a call, or None.  The first call that it could take starts the compilation."""
     return stateless(x) or backward_only(x) or native.unready("linear", x.q)
 
 
@@ -39,13 +39,13 @@ def preferred(x: AttentionCall) -> bool:
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:
-    """Linear attention by native code.  A second derivative is the reference's if `twice`, else it is refused."""
+    """Linear attention by native code.  If `twice`, the reference computes second derivatives; otherwise they raise."""
     refuse("linear_attention", "native", unsupported_reason(x))
     return _op(replace(x, k=emptied(x.mask, x.k), v=activation(x.act)(x.v), mask=None, act="identity"), twice)[0]
 
 
 class Call(ctypes.Structure):
-    """LinearCall in native/linear.cpp."""
+    """The struct LinearCall of native/linear.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in "btshgde"),
@@ -60,7 +60,7 @@ class Call(ctypes.Structure):
 
 
 def _call(x: AttentionCall) -> tuple[Call, list[Tensor | None]]:
-    """What both passes are told, and the tensors whose memory that is."""
+    """The struct for both passes, and the tensors that own its memory."""
     dtype = native.NUMBERS[x.q.dtype]
     q, k, v = (native.numbers(a, dtype) for a in (x.q, x.k, x.v))
     (b, t, h, d), (s, g, e) = q.shape, v.shape[1:]
@@ -110,7 +110,7 @@ _op = custom_op(Kernel("linear", "native", "linear_attention", _forward, _backwa
 
 
 def examples() -> list[AttentionCall]:
-    """What native code is checked by: chunks that are not full, packed sequences, more keys than queries and fewer."""
+    """Calls for the check of native code: partial chunks, packed sequences, more keys than queries and fewer."""
     draw = functools.partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     q, k, v = draw(1, 53, 6, 5), draw(1, 53, 2, 5), draw(1, 53, 2, 19)
     edges = torch.tensor([0, 9, 9, 40], dtype=torch.int32)

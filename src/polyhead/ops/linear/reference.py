@@ -1,4 +1,4 @@
-"""Linear attention: the scores are used as they are, so the sum over keys can be carried along as a state.
+"""Linear attention: the scores are not normalised, so the sum over keys can be carried along as a state.
 
     out_ih = sum_j a_hij act(v_jh),      a_hij = q_ih . k_jh / sqrt(d) + bias_hij             parallel
     out_i  = S_i q_i / sqrt(d),          S_i = S_(i-1) + act(v_i) k_i^T                       recurrent (causal, t = s)
@@ -23,18 +23,18 @@ from polyhead.spec.shapes import shaped
 
 
 def reference(x: AttentionCall) -> Tensor:
-    """The parallel equation, as it stands."""
+    """The parallel equation, literally."""
     v = activation(x.act)(share(x.v, x.q.shape[2]))
     return einsum(drop(code(x), x.keep), v, "b h t s, b s h e -> b t h e")
 
 
 def recurrent(x: AttentionCall) -> Tensor:
-    """The recurrent equation: keys enter the state one by one, each query reads the state of all keys it may see."""
+    """The recurrent equation: keys enter the state one by one; each query reads the state of all its visible keys."""
     refuse("linear_attention", "recurrent", stateless(x))
     q, h, (t, s) = x.q, x.q.shape[2], x.lengths
     k, v = wide(share(emptied(x.mask, x.k), h)), wide(activation(x.act)(share(x.v, h)))
     sequence = None if x.cu_seqlens is None else sequence_of(x.cu_seqlens, s)
-    states = [einsum(k[:, :0], v[:, :0], "b s h d, b s h e -> b h d e")]  # 0, whatever there is no key of
+    states = [einsum(k[:, :0], v[:, :0], "b s h d, b s h e -> b h d e")]  # zeros: the state without keys
     for j in range(s):
         before = states[-1]
         if sequence is not None and j > 0:
@@ -69,11 +69,11 @@ def linear_attention(
 ) -> Float[Tensor, "b t h e"]:
     """Linear attention, `out = (q k^T / sqrt(d) + bias) act(v)` per head: no feature map, no division.
 
-    normalise: how scores become the code (spec.NORMALISE); act: acts on the values (spec.ACTS). O(t) time and
-    memory when nothing but a mask of keys touches the scores. A query that may look nowhere gets exactly 0.
-    `window`: only keys less than so many places away, the last query aligned with the last key; `cu_seqlens`: the
-    one sample is several sequences, which do not see one another. ValueError if an explicit impl cannot take the
-    inputs. Schug et al., eq. 3 without the softmax.
+    normalise: how scores become the code (spec.NORMALISE); act: activation of the values (spec.ACTS). Time and memory
+    are O(t) if the scores have at most a key mask. A query without a visible key gets exactly 0. `window`: only keys
+    less than `window` positions away; the last query is aligned with the last key. `cu_seqlens`: the single sample is
+    several packed sequences, masked from one another. Raises ValueError if an explicit impl cannot take the inputs.
+    Schug et al., eq. 3 without the softmax.
 
     >>> linear_attention(q, k, v, causal=True)      # (b t h e)
     """
@@ -106,11 +106,11 @@ def linear_step(
     scale: float | None = None,
     act: str = "identity",
 ) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b g d e"]]:
-    """Causal linear attention of t new tokens after others, which the state sums up: their outputs and the next state.
+    """Causal linear attention of t new tokens, given the state of all earlier tokens: outputs and the next state.
 
-    No state means no other tokens.  A step costs the same after any number of tokens, and any cut of a sequence into
-    steps gives what one causal call gives.  The state is in at least float32.  `mask` is one of the new keys,
-    (b|1, 1, 1, t); ValueError if it is any other.
+    `state` None means that there are no earlier tokens.  The cost of a step does not depend on the number of earlier
+    tokens.  Steps of any sizes give the same result as one causal call.  The state is in at least float32.  `mask` is a
+    mask of the new keys, (b|1, 1, 1, t).  Raises ValueError for any other mask, and for dtypes that do not match.
 
     >>> torch.manual_seed(0)
     >>> q, k, v = torch.randn(3, 1, 5, 2, 4, dtype=torch.float64)      # b = 1, t = 5, h = 2, d = 4

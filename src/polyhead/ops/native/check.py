@@ -1,4 +1,4 @@
-"""Whether native code computes what the reference does: small calls of each op, forward and backward."""
+"""Check of native code against the reference: small calls of each op, forward and backward."""
 
 import math
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import REFERENCES, packed, unpacked
 
 CHECKS: dict[str, tuple[Callable[[AttentionCall], Tensor], Callable[[], list[AttentionCall]]]] = {}
-"""Name of a source -> what calls it, and small calls (float64) whose results are compared with the reference."""
+"""Name of a source -> the function that calls it, and a function that makes small float64 calls for the check."""
 
 WRONG, RIGHT = 3e-5, "right"
-"""Errors from here on are no roundings; what is noted of a library without them."""
+"""The relative error from which a library is wrong, and the verdict that is stored for a correct one."""
 
 
 def worst_error(name: str, dtype: torch.dtype) -> float:
-    """Of outputs and gradients of the calls that CHECKS has, the largest error relative to its norm."""
+    """The largest relative error (in norm) of outputs and gradients over the calls of CHECKS."""
     (native, calls), worst = CHECKS[name], 0.0
     for x in calls():
         (tensors, fixed), came = packed(x), []

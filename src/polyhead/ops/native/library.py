@@ -1,12 +1,12 @@
-"""Native code: the C++ sources in ops/native, compiled on first use, kept in the user's cache, called with pointers.
+"""Native code: the C++ sources in ops/native, compiled at first use, cached per user, called with pointers.
 
-A library is a plain C interface without a header of PyTorch's, so that it is built in seconds and depends on no ABI.
-Its name in the cache is a digest of what makes it: sources, flags, versions, processor.  One process builds it, under
-a lock that the system takes back when the process dies; it gets its name when it is whole.  Before
-its first use a small call is compared with the reference.  Whatever goes wrong is a reason, in a line, why there is no
-native code, and other impls do the work.
+A library has a plain C interface and includes no header of PyTorch, so it compiles in seconds and depends on no ABI.
+Its file name in the cache is a digest of sources, flags, versions and processor.  One process builds it under a file
+lock, which the system releases if the process dies; the finished file is then renamed.  Before its first use small
+calls are compared with the reference.  Any failure becomes the reason, in one line, why there is no native code; then
+other impls compute the op.
 
-POLYHEAD_NATIVE=0 turns it off, POLYHEAD_NATIVE_CACHE is another folder, POLYHEAD_NATIVE_FLAGS other flags.
+POLYHEAD_NATIVE=0 turns native code off; POLYHEAD_NATIVE_CACHE sets the folder; POLYHEAD_NATIVE_FLAGS sets the flags.
 """
 
 import contextlib
@@ -37,35 +37,35 @@ COMPILERS = ("g++", "clang++")
 FLAGS = "-O3 -march=native"
 ALWAYS = ("-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-pipe")
 LANES = 16
-"""Rows of one side that native code takes at once."""
+"""Rows (queries or keys) that native code processes at once, one per SIMD lane."""
 
 FORWARD, BACKWARD, FEW_QUERIES = range(3)
-"""What native code is asked for, as in native/pairs.h."""
+"""The pass to compute; the same numbers as in native/pairs.h."""
 
 FEW = 8
-"""Below so many queries the keys lie in lanes."""
+"""Calls with fewer queries hold keys in the SIMD lanes."""
 
 PATIENCE = 600.0
-"""Seconds that a build may take, or the wait for another process that builds."""
+"""Limit in seconds for a build, and for waiting until another process has built."""
 
 NUMBERS = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float32)
-"""Dtypes that are taken, and what is computed in; tests add float64, for which sources are compiled once more."""
+"""Dtype of the tensors -> dtype of the computation.  Tests add float64, which needs a build of its own."""
 
 SYMBOL = "polyhead_{}"
-"""The one function of a library, by the name of its source."""
+"""The name of a library's only function, from the name of its source."""
 
 Function = Callable[..., int]
 _LIBRARIES: dict[tuple[str, torch.dtype], Function | str] = {}
-"""Name of a source, what it computes in -> its function, or why there is none."""
+"""(Name of a source, dtype of the computation) -> its function, or the reason why there is none."""
 
 _TRIAL = threading.local()
-"""`.functions`: the same, in a thread that checks one."""
+"""`.functions`: the same table in the thread that checks a library."""
 
 _log = logging.getLogger("polyhead")
 
 
 def unready(name: str, x: Tensor) -> str | None:
-    """Why there is no native code of that name for such tensors, or None; the first question builds it."""
+    """Why there is no native code of that name for these tensors, or None.  The first call builds it."""
     if x.device.type != "cpu":
         return "takes CPU tensors only"
     if x.dtype not in NUMBERS:
@@ -87,7 +87,7 @@ def missing(name: str, dtype: torch.dtype = torch.float32) -> str | None:
     return found if isinstance(found, str) else None
 
 
-missing._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a compiler asks once, and does not look inside
+missing._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile calls it once, untraced
 
 
 def enabled() -> bool:
@@ -96,7 +96,7 @@ def enabled() -> bool:
 
 
 def call(name: str, dtype: torch.dtype, struct: ctypes.Structure, *more: int) -> None:
-    """Run native code that `missing` has nothing against; MemoryError if it has too little memory."""
+    """Run native code; `missing` must have returned None.  Raises MemoryError if it cannot allocate its memory."""
     missing(name, dtype)
     function = _functions()[name, dtype]
     if not callable(function) or function(ctypes.byref(struct), *more):
@@ -104,7 +104,7 @@ def call(name: str, dtype: torch.dtype, struct: ctypes.Structure, *more: int) ->
 
 
 def status(name: str) -> str:
-    """What `polyhead list impls` says of native code: whether it is built, and why not.  Builds nothing."""
+    """The state of native code for `polyhead list impls`: whether it is built, or why not.  Builds nothing."""
     if not enabled():
         return "turned off by POLYHEAD_NATIVE=0"
     if cached(name).exists():
@@ -116,7 +116,7 @@ def status(name: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- building
 def cached(name: str, dtype: torch.dtype = torch.float32) -> Path:
-    """Where the library lies, or will."""
+    """The path of the library, whether or not it is built."""
     text = "\n".join(
         [*flags(dtype), torch.__version__, platform.platform(terse=True), platform.machine(), _processor()]
     )
@@ -127,19 +127,19 @@ def cached(name: str, dtype: torch.dtype = torch.float32) -> Path:
 
 
 def flags(dtype: torch.dtype) -> list[str]:
-    """Of the compiler."""
-    more = ["-DPOLYHEAD_NUMBER=double", "-O1"] if dtype == torch.float64 else []  # tests wait for it, nobody else
+    """The compiler's flags."""
+    more = ["-DPOLYHEAD_NUMBER=double", "-O1"] if dtype == torch.float64 else []  # for tests only
     return [*os.environ.get("POLYHEAD_NATIVE_FLAGS", FLAGS).split(), *ALWAYS, *more]
 
 
 def folder() -> Path:
-    """The cache."""
+    """The folder of the cache."""
     own, shared = os.environ.get("POLYHEAD_NATIVE_CACHE"), os.environ.get("XDG_CACHE_HOME")
     return Path(own) if own else Path(shared or Path.home() / ".cache") / "polyhead" / "native"
 
 
 def _processor() -> str:
-    """What the instructions depend on."""
+    """The processor's name and features, on which -march=native depends."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return "\n".join(sorted({x for x in lines if x.startswith(("model name", "flags", "Features", "CPU part"))}))
@@ -151,7 +151,7 @@ def _compiler() -> str | None:
 
 
 def _library(name: str, dtype: torch.dtype) -> Function | str:
-    """The function of a library, built if it is not there, or why there is none."""
+    """The function of a library, built if necessary, or the reason why there is none."""
     if not enabled():
         return "is turned off by POLYHEAD_NATIVE=0"
     path = cached(name, dtype)
@@ -162,14 +162,14 @@ def _library(name: str, dtype: torch.dtype) -> Function | str:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _alone(path.with_suffix(".lock")):
         with contextlib.suppress(OSError, AttributeError):
-            return _load(path, name)  # another process has built it meanwhile
+            return _load(path, name)  # another process may have built it meanwhile
         if (reason := _build([compiler, *flags(dtype)], name, path)) is not None:
             return reason
     return _load(path, name)
 
 
 def _load(path: Path, name: str) -> Any:
-    # A library of which a part is missing would end the process, and not with an error.
+    # Loading a truncated library could crash the process, so its digest is checked first.
     if _digest(path) != _noted(path)[0]:
         raise OSError(f"{path} is damaged")
     function = getattr(ctypes.CDLL(str(path)), SYMBOL.format(name))
@@ -178,9 +178,9 @@ def _load(path: Path, name: str) -> Any:
 
 
 def _build(command: list[str], name: str, path: Path) -> str | None:
-    """Compile to a file of our own, which is then given its name at once; in words, what went wrong."""
+    """Compile to a temporary file and rename it; returns the reason of a failure, or None."""
     for left in path.parent.glob(f"{path.stem}.*.part"):
-        left.unlink(missing_ok=True)  # by a process that was killed
+        left.unlink(missing_ok=True)  # left by a killed process
     part = path.with_suffix(f".{os.getpid()}.part")
     _log.warning("polyhead: compiling native code for %s, once (%s)", name, path.parent)
     try:
@@ -204,7 +204,7 @@ def _digest(path: Path) -> str:
 
 
 def _note(path: Path, digest: str, verdict: str) -> None:
-    """Beside a library: its digest, and what came of its check."""
+    """Write a library's digest and the verdict of its check to a file beside it."""
     part = path.with_suffix(f".{os.getpid()}.note")
     part.write_text(f"{digest}\n{verdict}", encoding="utf-8")
     part.replace(path.with_suffix(".sum"))
@@ -217,7 +217,7 @@ def _noted(path: Path) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One process at a time; the lock dies with its process."""
+    """A lock between processes; the system releases it if the process dies."""
     import fcntl
 
     with path.open("w", encoding="utf-8") as file:
@@ -239,20 +239,21 @@ def _short(error: Exception) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- checking
 def _trusted(name: str, dtype: torch.dtype, found: Function | str) -> Function | str:
-    """The function if its numbers are right, else what is wrong; they are looked at once for a build."""
+    """The function if its numbers are right, otherwise what is wrong.  Each build is checked once."""
     if isinstance(found, str):
         return found
     path = cached(name, dtype)
     digest, verdict = _noted(path)
     if not verdict:
         verdict = _verdict(name, dtype, found)
-        with contextlib.suppress(OSError):  # a cache that cannot be written: looked at again by the next process
+        with contextlib.suppress(OSError):  # without a writable cache the next process checks again
             _note(path, digest, verdict)
     return found if verdict == RIGHT else verdict
 
 
 def _verdict(name: str, dtype: torch.dtype, function: Function) -> str:
-    """RIGHT, or in words what is wrong.  A thread of its own is in none of the caller's modes: no autocast, no vmap."""
+    """RIGHT, or what is wrong, in words.  It runs in a new thread, without the caller's modes such as autocast or
+    vmap."""
     error = math.inf
 
     def look() -> None:
@@ -273,19 +274,19 @@ def _functions() -> dict[tuple[str, torch.dtype], Function | str]:
 
 # -------------------------------------------------------------------------------------------------------------- calling
 class Rows(ctypes.Structure):
-    """(b n h width): numbers from one to the next; see native/pairs.h."""
+    """A tensor (b n h width): pointer and strides in numbers; see native/pairs.h."""
 
     _fields_ = [("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("b", "n", "h"))]
 
 
 class Pairs(ctypes.Structure):
-    """(b h t s), as it is laid out."""
+    """A tensor (b h t s): pointer and strides in numbers."""
 
     _fields_ = [("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("b", "h", "own", "other"))]
 
 
 class BiasGrad(ctypes.Structure):
-    """Where the gradient of a bias is added up, and how far apart things lie there; see native/pairs.h."""
+    """The gradient of a bias: pointer and strides in numbers; see native/pairs.h."""
 
     _fields_ = [
         ("at", ctypes.c_void_p),
@@ -294,7 +295,7 @@ class BiasGrad(ctypes.Structure):
 
 
 class Limits(ctypes.Structure):
-    """Who may look where, queries first."""
+    """Ranges of visible keys and queries, bias, dropout and mask; "own" is the side in the lanes."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("first", "end", "low", "high")),
@@ -304,12 +305,12 @@ class Limits(ctypes.Structure):
 
 
 def rows(x: Tensor | None) -> Rows:
-    """Of (b n h width) in float32, the width contiguous."""
+    """The struct of a tensor (b n h width) whose width is contiguous."""
     return Rows() if x is None else Rows(x.data_ptr(), *x.stride()[:3])
 
 
 def pairs(x: Tensor | None, t: int) -> Pairs:
-    """Of something with 4 dimensions that broadcast to (b h t s), or by offset (h t+s-1)."""
+    """The struct of a tensor of 4 dimensions that broadcasts to (b h t s), or by offset (h t+s-1)."""
     if x is None:
         return Pairs()
     if x.ndim == 2:
@@ -321,9 +322,12 @@ def pairs(x: Tensor | None, t: int) -> Pairs:
 def sight(
     t: int, s: int, causal: bool, window: int | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Of each query, the first key it may look at and one past the last; of each key, the same of queries."""
+    """For each query the first visible key and one past the last; for each key the same of queries.
+
+    None if every pair is visible.
+    """
     if not (causal and t > 1) and window is None and cu_seqlens is None:
-        return None  # a single query is the last, which sees all keys
+        return None  # a single causal query sees all keys
     first, end = reach(t, s, torch.device("cpu"), causal=causal, window=window, cu_seqlens=cu_seqlens)
     keys = torch.arange(s, dtype=torch.int32)
     low, high = torch.searchsorted(end, keys, right=True), torch.searchsorted(first, keys, right=True)
@@ -331,7 +335,7 @@ def sight(
 
 
 def limits(x: AttentionCall, dtype: torch.dtype) -> tuple[Limits, list[Tensor | None]]:
-    """All that limits a call, and the tensors whose memory that is."""
+    """The struct of a call's masks and biases, and the tensors that own its memory."""
     t, s = x.lengths
     bias, keep = (None if a is None else a.to(dtype) for a in (x.bias, x.keep))
     mask, keep = (a if a is None else a.reshape((1,) * (4 - a.ndim) + a.shape) for a in (x.mask, keep))
@@ -341,10 +345,10 @@ def limits(x: AttentionCall, dtype: torch.dtype) -> tuple[Limits, list[Tensor | 
 
 
 def shares(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
-    """Into how many the samples and the keys of a backward pass are cut, to be worked on independently.
+    """Into how many parts a backward pass cuts the samples and the keys, for the threads.
 
-    Each share of the keys has a dq of its own, each share of both the gradient of a bias by offset, so there are few.
-    Samples that have a dense bias in common are not cut.
+    Each part of the keys needs its own dq, and each part of either needs its own gradient of a bias by offset; so the
+    parts are few.  Samples that share a dense bias are not cut.
     """
     n, tiles = threads(), -(-s // LANES)
     if n == 1:
@@ -355,18 +359,18 @@ def shares(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
 
 
 def forward_shares(x: AttentionCall) -> tuple[int, int, int]:
-    """The same of a forward pass, and what it is: of few queries, or one that cuts its queries itself."""
+    """The same for a forward pass, and the pass: FEW_QUERIES, or FORWARD, which divides its queries itself."""
     t, s = x.lengths
     return (*shares(len(x.q), s, None), FEW_QUERIES) if t < FEW else (1, 1, FORWARD)
 
 
 def added(parts: Tensor) -> Tensor:
-    """The sum of what shares of the keys gave."""
+    """The sum over the parts of the keys."""
     return parts.sum(0) if len(parts) > 1 else parts[0]
 
 
 def bias_grad(bias: Tensor | None, slots: int, strips: int, t: int) -> tuple[Tensor | None, BiasGrad]:
-    """Zeros (slots strips ...) that add up to the gradient of a bias; float64, as in native/pairs.h."""
+    """Zeros (slots strips ...), whose sum will be the gradient of a bias; float64, as in native/pairs.h."""
     if bias is None:
         return None, BiasGrad()
     if bias.ndim == 2:
@@ -379,6 +383,6 @@ def bias_grad(bias: Tensor | None, slots: int, strips: int, t: int) -> tuple[Ten
 
 
 def numbers(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """In that dtype, its last dimension contiguous."""
+    """`x` in that dtype with a contiguous last dimension."""
     x = x.to(dtype)
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()

@@ -1,4 +1,4 @@
-"""The threads of native code are PyTorch's own."""
+"""Native code runs on PyTorch's own threads."""
 
 import ctypes
 import os
@@ -8,12 +8,12 @@ import torch
 
 
 def threads() -> int:
-    """As many as PyTorch takes."""
+    """The number of PyTorch's threads."""
     return torch.get_num_threads()
 
 
 def pool() -> int | None:
-    """Where the OpenMP library that PyTorch has loaded starts a team of threads (GOMP_parallel), or None."""
+    """The address of GOMP_parallel in the OpenMP library that PyTorch has loaded, or None."""
     if not _POOL:
         libraries = sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*"))
         _POOL.append(next((at for path in (*map(str, libraries), None) if (at := _door(path))), None))

@@ -1,1 +1,2 @@
-"""Relational attention: the equation (reference.py), stock attention (sdpa.py), tiles (blocked.py), Triton kernels."""
+"""Relational attention: equation (reference.py), PyTorch's kernels (sdpa.py), tiles (blocked.py), C++, Triton
+kernels."""

@@ -1,6 +1,6 @@
-"""Relational attention tile by tile: memory grows with t, not with t^2; the backward pass recomputes what it needs.
+"""Relational attention in tiles: memory O(t) instead of O(t^2); the backward pass recomputes the code.
 
-One tile holds some queries i with all keys j they may see; p = softmax(scores), a = p keep.
+A tile has some queries i and all keys j that they may attend to; p = softmax(scores), a = p keep.
 
     forward    retrieved_ih = sum_j a_hij symbols_jh            related_ih = sum_j a_hij rel_ij,   rel = act(u)
     backward   da_hij = dretrieved_ih . symbols_jh + drelated_ih . rel_ij         ds = p (da keep - sum_j p da keep)
@@ -10,8 +10,8 @@ One tile holds some queries i with all keys j they may see; p = softmax(scores),
 The map from relations to a head's output, W_h related_ih, is left to autograd.  Only the arguments are saved.
 Altabaa and Lafferty 2024 (arXiv 2405.16727).
 
-Memory order is (h b q k) for the code and (r b q k) for relations: "for every head" is a batched matrix multiply over
-(h b), "for every query", which mixes heads with relations, one over (b q) with rows a head apart; neither copies.
+The layout is (h b q k) for the code and (r b q k) for relations.  A product per head is one batched product over (h b).
+A product per query, which mixes heads with relations, is one over (b q).  Neither needs a copy.
 """
 
 from collections.abc import Iterator
@@ -42,17 +42,17 @@ from polyhead.spec import RELATION_ACTS
 from polyhead.spec.shapes import one_of
 
 QUERIES = 64
-"""Queries of one tile."""
+"""Queries in one tile."""
 
 ROWS = 1 << 22
-"""Numbers in the codes of one tile, at most (beyond a single query)."""
+"""At most so many numbers in the codes of one tile; a tile has at least one query."""
 
 PAIRS = 1 << 18
-"""Numbers in the relations of one piece of a tile, at most (beyond a single key)."""
+"""At most so many numbers in the relations of one part of a tile; a part has at least one key."""
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
-    """Why tiles cannot take a call, or None: of what the reference takes, derivatives that custom ops lack."""
+    """Why tiles cannot take a call, or None.  They take all calls but those that need derivatives custom ops lack."""
     return backward_only(x)
 
 
@@ -61,7 +61,7 @@ def preferred(x: AttentionCall) -> bool:
 
     Forward and backward, CPU seconds of the reference over those of tiles (one core, float32, 8 relations).  Causal:
     1.1 at t = 128 and 1.5 at t = 256 (b = 1), 1.8 at t = 128 (b = 8), 4.4 at t = 1024 (b = 4; 32 relations: 8).
-    Full: 0.7 and 0.8 at t = 128 and 256 (b = 1), 1.2 at t = 128 (b = 8), 2.0 at t = 1024.  Up to t = 64, whatever b:
+    Full: 0.7 and 0.8 at t = 128 and 256 (b = 1), 1.2 at t = 128 (b = 8), 2.0 at t = 1024.  Up to t = 64, for every b:
     0.7 to 1.1.
     """
     if x.act == "softmax":
@@ -71,8 +71,10 @@ def preferred(x: AttentionCall) -> bool:
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:
-    """Relational attention by tiles.  Gradients for everything but masks; a second derivative by the reference if
-    `twice`, else it is refused."""
+    """Relational attention in tiles, with gradients of everything but masks.
+
+    If `twice`, the reference computes second derivatives; otherwise they raise RuntimeError.
+    """
     one_of("relational_attention", "relation_act", x.act, RELATION_ACTS)
     refuse("relational_attention", "blocked", unsupported_reason(x))
     if x.act == "softmax":
@@ -84,7 +86,7 @@ def forward(x: AttentionCall, twice: bool = False) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------- symbols
 @dataclass
 class Values:
-    """Symbols by key ((h b) s e), or by offset (h t+s-1 e), and how a tile of codes (h b q k) reads them."""
+    """Symbols by key ((h b) s e) or by offset (h t+s-1 e), and their products with a tile of codes (h b q k)."""
 
     symbols: Tensor
     t: int
@@ -92,14 +94,14 @@ class Values:
     buffers: Buffers
 
     def skewed(self, at: Tile, a: Tensor) -> Tensor:
-        """(h (b q) q+k-1), the codes by offset."""
+        """The codes by offset: (h (b q) q+k-1)."""
         h, b, q, k = a.shape
         skewed = self.buffers.take("skewed", (h, b, q, q + k - 1), a.dtype).zero_()
         diagonals(skewed).copy_(a)
         return skewed.flatten(1, 2)
 
     def read(self, at: Tile, a: Tensor) -> Tensor:
-        """(h b q e)."""
+        """The sum of symbols weighted by the codes: (h b q e)."""
         if self.by_offset:
             out = product(self.skewed(at, a), self.symbols[:, at.offsets(self.t)])
         else:
@@ -107,7 +109,7 @@ class Values:
         return out.reshape(*a.shape[:3], -1)
 
     def backward(self, at: Tile, a: Tensor, dout: Tensor, grad: Tensor) -> Tensor:
-        """The gradient (h b q k) of the codes, given that of what was read; adds that of the symbols."""
+        """The gradient (h b q k) of the codes, given that of `read`; adds the gradient of the symbols to `grad`."""
         h, b, q, k = a.shape
         rows = dout.flatten(1, 2) if self.by_offset else dout.flatten(0, 1)
         if not self.by_offset:
@@ -124,7 +126,7 @@ class Values:
 # --------------------------------------------------------------------------------------------------------------- tiles
 @dataclass
 class Chunk:
-    """Some samples of the batch, laid out for the tiles."""
+    """Some samples of the batch, in the layout of the tiles."""
 
     scores: Scores
     relations: Scores
@@ -133,7 +135,7 @@ class Chunk:
     samples: int
 
     def tiles(self) -> Iterator[Tile]:
-        """Some queries and all the keys that any of them may see."""
+        """Yield tiles of some queries and all keys that any of them may attend to."""
         (t, s), n = (self.scores.q.shape[1], self.scores.k.shape[1]), self.samples
         heads = self.scores.q.shape[0] // n
         step = max(1, min(QUERIES, ROWS // max(1, heads * n * s)))
@@ -144,26 +146,26 @@ class Chunk:
                 yield Tile(q0, q1, first, end)
 
     def pieces(self, at: Tile) -> Iterator[Tile]:
-        """Of a tile, some keys at a time."""
+        """Yield parts of a tile: all its queries, some of its keys."""
         step = max(1, PAIRS // max(1, self.relations.q.shape[0] * (at.q1 - at.q0)))
         for k0 in range(at.k0, at.k1, step):
             yield Tile(at.q0, at.q1, k0, min(k0 + step, at.k1))
 
     def code(self, at: Tile) -> tuple[Tensor, Tensor]:
-        """Softmax of the scores (h b q k), and its product with keep."""
+        """The softmax p of the scores (h b q k), and the code p keep."""
         scores = self.scores
         s, hidden = scores.tile(at), scores.hidden(at)
         hide(s, hidden, torch.finfo(s.dtype).min)
         p = torch.softmax(s, -1, out=scores.buffers.take("code", tuple(s.shape), s.dtype))
         if scores.mask is not None or scores.bias_hides or scores.q.shape[1] > scores.k.shape[1]:
-            hide(p, hidden, 0.0)  # only here may a row be empty: other queries see at least the key in their own place
+            hide(p, hidden, 0.0)  # otherwise each query sees at least the key at its own position
         if scores.keep is None:
             return p, p.to(scores.q.dtype)
         dropped = scores.buffers.take("dropped", tuple(s.shape), s.dtype)
         return p, torch.mul(p, scores.keep[:, :, at.q, at.k], out=dropped).to(scores.q.dtype)
 
     def forward(self, retrieved: Tensor, related: Tensor) -> None:
-        """Fill (b t h e) and (b t h r)."""
+        """Fill the outputs `retrieved` (b t h e) and `related` (b t h r)."""
         for at in self.tiles():
             _, a = self.code(at)
             retrieved[:, at.q] = self.values.read(at, a).permute(1, 2, 0, 3)
@@ -173,7 +175,7 @@ class Chunk:
                 related[:, at.q] += total.unflatten(0, (self.samples, -1))
 
     def backward(self, dretrieved: Tensor, drelated: Tensor, grads: "Grads") -> None:
-        """Add to the gradients, given those of (b t h e) and (b t h r)."""
+        """Add to `grads`, given the gradients of `retrieved` (b t h e) and `related` (b t h r)."""
         for at in self.tiles():
             p, a = self.code(at)
             rows = dretrieved[:, at.q].permute(2, 0, 1, 3).contiguous()
@@ -189,7 +191,7 @@ class Chunk:
             self.scores.backward(at, ds, grads.q, grads.k, grads.bias)
 
     def relations_backward(self, at: Tile, a: Tensor, drelated: Tensor, da: Tensor, grads: "Grads") -> None:
-        """Add to the gradient (h b q k) of the codes and to those of q_rel and k_rel."""
+        """Add to the gradient `da` (h b q k) of the codes and to the gradients of q_rel and k_rel."""
         u = self.relations.tile(at)
         rel = activate(self.act, u)
         (h, b, q, k), r = a.shape, u.shape[0]
@@ -211,7 +213,7 @@ def by_query(x: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------- chunks of a call
 @dataclass
 class Grads:
-    """Where the gradients of a chunk gather, in the dtype of the statistics."""
+    """The gradients of a chunk, summed in the dtype of the statistics."""
 
     q: Tensor  # ((h b) t d)
     k: Tensor  # ((h b) s d)
@@ -222,14 +224,14 @@ class Grads:
 
     @classmethod
     def zeros(cls, chunk: Chunk, bias: Tensor | None) -> "Grads":
-        """Nothing yet, but for the bias, whose gradient all chunks share."""
+        """Zeros, except for the bias: all chunks add to the same gradient of the bias."""
         scores, relations = chunk.scores, chunk.relations
         given = (scores.q, scores.k, relations.q, relations.k, chunk.values.symbols)
         zeros = [torch.zeros(x.shape, dtype=wide(x).dtype, device=x.device) for x in given]
         return cls(*zeros, bias)  # type: ignore[call-arg]
 
     def add_to(self, grads: Gradients, part: slice) -> None:
-        """Add to gradients of the arguments (b t h d); heads that share a key add up."""
+        """Add to the gradients of the arguments (b t h d), summed over the heads that share a key."""
         found = {"q": self.q, "k": self.k, "q_rel": self.q_rel, "k_rel": self.k_rel, "v": self.symbols}
         for name, own in found.items():
             grad = grads[name]
@@ -244,17 +246,17 @@ def heads_first(x: Tensor) -> Tensor:
 
 
 def by_head(x: Tensor | None, part: slice) -> Tensor | None:
-    """What touches the scores, for some samples: (b|1 h|1 t s) as (h|1 b|1 t s); by offset (h n) as (h 1 n)."""
+    """A bias, mask or keep of some samples: (b|1 h|1 t s) as (h|1 b|1 t s); by offset (h n) as (h 1 n)."""
     if x is None:
         return None
     return x.unsqueeze(1) if x.ndim == 2 else (x if x.shape[0] == 1 else x[part]).transpose(0, 1)
 
 
 def chunks(x: AttentionCall) -> Iterator[tuple[slice, Chunk]]:
-    """The batch in pieces whose tiles stay in cache, each laid out for its matrix multiplies."""
+    """Yield the batch in chunks whose tiles fit into the cache, each in the layout of its matrix products."""
     (b, t, h, _), s = x.q.shape, x.k.shape[1]
     stats = wide(x.q).dtype
-    # CPUs multiply half precision no faster than float32; there all work is done in the wider type.
+    # CPUs multiply half precision no faster than float32, so they compute in the wider dtype.
     work = stats if x.q.device.type == "cpu" else x.q.dtype
     q, k, (q_rel, k_rel) = x.q.to(work), share(x.k.to(work), h), (a.to(work) for a in x.related)
     r, scale = q_rel.shape[2], q_rel.shape[-1] ** -0.5
@@ -278,7 +280,7 @@ def chunks(x: AttentionCall) -> Iterator[tuple[slice, Chunk]]:
 
 
 def _forward(x: AttentionCall) -> list[Tensor]:
-    """What is retrieved of symbols (b t h e) and of relations (b t h r)."""
+    """The sums over symbols (b t h e) and over relations (b t h r)."""
     retrieved, related = (torch.zeros_like(like, dtype=wide(like).dtype) for like in _like(x))
     for part, chunk in chunks(x):
         chunk.forward(retrieved[part], related[part])
@@ -306,4 +308,4 @@ def _like(x: AttentionCall) -> list[Tensor]:
 _op = custom_op(
     Kernel("relational", "blocked", "relational_attention", _forward, _backward, _like, retrieved_and_related)
 )
-_softmax = Blocked("relational", "relational_attention", "blocked_softmax")  # relations normalised over whole rows, too
+_softmax = Blocked("relational", "relational_attention", "blocked_softmax")  # a softmax of relations needs whole rows

@@ -1,7 +1,7 @@
-"""Relational attention on a CPU by native code (ops/native/relational.cpp, where the equations are).
+"""Relational attention on a CPU by native code; ops/native/relational.cpp has the equations.
 
-Memory grows with t; the arguments are saved, the results, and for each query and head the logarithm of the sum that its
-softmax divides by.  The map from relations to a head's output is left to autograd.  Altabaa and Lafferty 2024.
+Memory is O(t).  The arguments, the outputs and the log-sum-exp of each query and head are saved.  Autograd
+differentiates the map from relations to a head's output.  Altabaa and Lafferty 2024.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from polyhead.spec.shapes import one_of
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
-    """Why native code does not take a call, or None; the first call that is not refused for itself builds it."""
+    """Why native code does not take a call, or None.  The first call that it could take starts the compilation."""
     if x.act == "softmax":
         return "takes no relation_act='softmax'"
     return backward_only(x) or native.unready("relational", x.q)
@@ -37,8 +37,8 @@ def preferred(x: AttentionCall) -> bool:
     Forward and backward, 8 heads, 8 relations as wide as keys, one core with AVX2, CPU time of native code over that of
     the reference: 0.9 to 1.4 at 2^12 pairs b t s, at 2^17 0.8 to 0.9 (t = 32, d = 16) and 0.5 to 0.6 (t = 128, d = 32),
     0.4 to 0.7 at 2^18 (d = 64).  Over that of PyTorch's kernels, relations of width 1: 0.6 causal and 1.0 full (t = 512
-    and 1024).  Queries lie in lanes, 16 at a time.  Fewer than 8 have keys there: forward, of one query, 0.8 to 0.9 at
-    2^10 pairs, 0.4 at 2^11 of 8 samples and more; of 4 to 7 queries of one sample 1.2 to 1.3.
+    and 1024).  SIMD lanes hold 16 queries, or 16 keys for calls of fewer than 8 queries.  Forward of one query: 0.8 to
+    0.9 at 2^10 pairs, 0.4 from 2^11 pairs of at least 8 samples on; of 4 to 7 queries of one sample 1.2 to 1.3.
     """
     b, (t, s) = x.q.shape[0], x.lengths
     few = t < native.FEW and (t == 1 or b >= 8)
@@ -46,8 +46,10 @@ def preferred(x: AttentionCall) -> bool:
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:
-    """Relational attention by native code.  Gradients for everything but masks; a second derivative by the reference if
-    `twice`, else it is refused."""
+    """Relational attention by native code, with gradients of everything but masks.
+
+    If `twice`, the reference computes second derivatives; otherwise they raise RuntimeError.
+    """
     one_of("relational_attention", "relation_act", x.act, RELATION_ACTS)
     refuse("relational_attention", "native", unsupported_reason(x))
     retrieved, related, _ = (a.to(x.q.dtype) for a in _op(x, twice))
@@ -55,7 +57,7 @@ def forward(x: AttentionCall, twice: bool = False) -> Tensor:
 
 
 class Call(ctypes.Structure):
-    """RelationalCall in native/relational.cpp."""
+    """The struct RelationalCall of native/relational.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in "btshgderp"),
@@ -74,7 +76,7 @@ class Call(ctypes.Structure):
 
 
 def _call(x: AttentionCall, what: int) -> tuple[Call, list[Tensor | None]]:
-    """What all passes are told, and the tensors whose memory that is."""
+    """The struct for all passes, and the tensors that own its memory."""
     dtype = native.NUMBERS[x.q.dtype]
     q, k, q_rel, k_rel = (native.numbers(a, dtype) for a in (x.q, x.k, *x.related))
     (b, t, h, d), (s, g), (r, p), e = q.shape, k.shape[1:3], q_rel.shape[2:], x.symbols.shape[-1]
@@ -97,8 +99,9 @@ def _call(x: AttentionCall, what: int) -> tuple[Call, list[Tensor | None]]:
 
 
 def _forward(x: AttentionCall, *, tiles: bool = False) -> list[Tensor]:
-    """What is retrieved of symbols (b t h e) and of relations (b t h r), and logarithms (b h t).  `tiles`: of few
-    queries, too, scores are added up as the backward pass adds them up."""
+    """The sums over symbols (b t h e) and over relations (b t h r), and the log-sum-exp (b h t).
+
+    `tiles`: take the kernel for many queries even for few, because it rounds scores as the backward pass does."""
     slots, strips, what = (1, 1, native.FORWARD) if tiles else native.forward_shares(x)
     *like, logs = (torch.empty_like(a) for a in _like(x))
     parts = [torch.empty(strips, *a.shape, dtype=a.dtype) for a in like]
@@ -158,7 +161,7 @@ _op = custom_op(
 
 
 def examples() -> list[AttentionCall]:
-    """What native code is checked by: tiles that are not full, symbols by key and by offset, whatever limits a call."""
+    """Calls for the check of native code: partial tiles, symbols by key and by offset, all kinds of limits."""
     draw = functools.partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     few, keys, weight = draw(2, 18, 6, 3), draw(2, 33, 3, 3), draw(6, 7, 5)
     hidden = draw(1, 6, 18, 33).masked_fill(draw(1, 6, 18, 33) > 1, -torch.inf)

@@ -2,7 +2,7 @@
 
     sum_j a_hij (q_rel_ir . k_rel_jr)  =  q_rel_ir . sum_j a_hij k_rel_jr
 
-so the relation keys are values, too, and only what a query reads of them meets its relation query.  Altabaa and
+so the kernel takes relation keys as further values, and each sum is then multiplied by the relation query.  Altabaa and
 Lafferty 2024 (arXiv 2405.16727), with the identity.
 """
 
@@ -18,7 +18,7 @@ from polyhead.ops.latent_code import share
 from polyhead.ops.tiles import fused, refuse
 
 WIDTH = 256
-"""Values of one call of the kernel, at most: what flash kernels take."""
+"""The largest width of values in one call: the limit of flash kernels."""
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
@@ -40,7 +40,7 @@ def preferred(x: AttentionCall) -> bool:
 
 
 def forward(x: AttentionCall) -> Tensor:
-    """Relational attention as few calls of `scaled_dot_product_attention`, with relation keys among the values."""
+    """Relational attention by a few calls of `scaled_dot_product_attention`, with relation keys among the values."""
     refuse("relational_attention", "sdpa", unsupported_reason(x))
     (q_rel, k_rel), h, e = x.related, x.q.shape[2], x.symbols.shape[-1]
     p = q_rel.shape[3]

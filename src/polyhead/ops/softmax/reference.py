@@ -17,7 +17,7 @@ from polyhead.spec.shapes import shaped
 
 
 def reference(x: AttentionCall) -> Tensor:
-    """The equation, as it stands."""
+    """The equation, literally."""
     return einsum(drop(code(x), x.keep), share(x.v, x.q.shape[2]), "b h t s, b s h e -> b t h e")
 
 
@@ -39,10 +39,10 @@ def softmax_attention(
 ) -> Float[Tensor, "b t h e"]:
     """Softmax attention, `out = softmax(q k^T / sqrt(d) + bias) v` per head.
 
-    Query head i reads group i // (h / g) of keys and values. A query that may look nowhere gets exactly 0.
-    `window`: only keys less than so many places away, the last query aligned with the last key; `cu_seqlens`: the
-    one sample is several sequences, which do not see one another. ValueError if an explicit impl cannot take the
-    inputs. Vaswani et al. 2017, eq. 1.
+    Query head i reads group i // (h / g) of keys and values. A query without a visible key gets exactly 0.
+    `window`: only keys less than `window` positions away; the last query is aligned with the last key. `cu_seqlens`:
+    the single sample is several packed sequences, masked from one another. Raises ValueError if an explicit impl cannot
+    take the inputs. Vaswani et al. 2017, eq. 1.
 
     >>> softmax_attention(q, k, v, causal=True)      # (b t h e)
     """

@@ -8,7 +8,7 @@ from polyhead.ops.tiles import fused, refuse
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
-    """Why the kernels cannot take the inputs, or None.  Their own dropout draws its mask itself."""
+    """Why the kernels cannot take the inputs, or None.  They take no `keep`: their dropout draws its own mask."""
     return backward_once(x)
 
 

@@ -1,10 +1,10 @@
-"""HYLA on CUDA: the equations of ../blocked.py, tile by tile within one kernel, in three kernels.
+"""HYLA on CUDA: the equations of ../blocked.py in three Triton kernels.
 
-A forward kernel, one for the gradients of queries and bias, one for those of keys and values; each recomputes the codes
-it needs, so only the arguments are saved.  Nothing is added atomically: gradients are the same every time.  Schug et
-al. 2024, "Attention as a hypernetwork", eq. 6.
+One kernel computes the output, one the gradients of queries and bias, one those of keys and values.  Each recomputes
+the codes, so only the arguments are saved.  There are no atomic additions: gradients are deterministic.  Schug et al.
+2024, "Attention as a hypernetwork", eq. 6.
 
-The kernels (kernels.py) are imported where they run, as importing polyhead must not need triton.
+kernels.py is imported when a kernel runs, because polyhead must be importable without triton.
 """
 
 from typing import Any
@@ -21,17 +21,18 @@ from polyhead.spec import ACTS, NORMALISE
 from polyhead.spec.shapes import one_of
 
 LARGEST_HEADS = {2: (64, 2048), 4: (32, 1024), 8: (16, 256)}
-"""Bytes of a number: most heads, and most heads times width of queries, padded to powers of two from 16 on."""
+"""Bytes of a number -> the most heads, and the most heads x width of queries; both are padded to powers of two >=
+16."""
 
 ROW, MEMORY = 1024, 160 << 10
-"""Bytes of a row of queries, padded, that any card has room for; the shared memory that longer ones need."""
+"""Bytes of a padded row of queries that fit on every GPU, and the bytes of shared memory that longer rows need."""
 
 TF32 = {1024: 112 << 10, 2048: 180 << 10, 4096: 208 << 10}
-"""Bytes of a row of queries in tf32, padded, at most: the shared memory that they need."""
+"""Largest bytes of a padded row of queries in tf32 -> the bytes of shared memory that it needs."""
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
-    """Why the kernels do not take a call, in part of a line, or None if they do."""
+    """Why the kernels do not take a call, as a part of a sentence, or None if they do."""
     if (reason := without_triton(x)) is not None:
         return reason
     if x.normalise not in ("rms_heads", "identity", "softmax"):
@@ -44,7 +45,7 @@ def unsupported_reason(x: AttentionCall) -> str | None:
 
 
 def _row(q: Tensor) -> tuple[int, int]:
-    """Heads and width of queries, padded as a program holds them."""
+    """Heads and width of queries, padded as in a program."""
     h, d = (max(16, 1 << (n - 1).bit_length()) for n in q.shape[2:])
     return h, d
 
@@ -58,7 +59,7 @@ def _too_large(q: Tensor) -> str | None:
 
 
 def too_large_for(q: Tensor, shared: int) -> str | None:
-    """Why queries have no room on a card with so many bytes of shared memory for a program, or None."""
+    """Why queries do not fit on a GPU with `shared` bytes of shared memory per program, or None."""
     heads, width = _row(q)
     if q.dtype == torch.float32 and tf32():
         most = min(room for row, room in TF32.items() if heads * width * q.itemsize <= row)
@@ -71,15 +72,15 @@ def too_large_for(q: Tensor, shared: int) -> str | None:
 
 
 def preferred(x: AttentionCall) -> bool:
-    """On a GPU: the alternative is tiles of PyTorch, of which a call at t 2048 launches thousands.
+    """On a GPU.  The alternative is tiles in PyTorch, which launch thousands of kernels at t = 2048.
 
-    No kernel has been timed yet: that they win is a count of multiplies, bytes and launches, not a measurement.
+    The kernels have not been timed yet; the choice rests on counts of products, bytes and launches.
     """
     return x.q.is_cuda
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:
-    """HYLA by kernels.  Gradients for q, k, v and bias; a second derivative is the reference's if `twice`."""
+    """HYLA by Triton kernels, with gradients of q, k, v and bias; if `twice`, second derivatives by the reference."""
     one_of("hyla", "normalise", x.normalise, NORMALISE)
     one_of("hyla", "act", x.act, ACTS)
     refuse("hyla", "triton", unsupported_reason(x))

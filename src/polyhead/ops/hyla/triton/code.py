@@ -1,11 +1,11 @@
 # mypy: disallow-untyped-defs=False
 """Kernels of HYLA: the code of a tile of pairs and its gradient, and the sums that a softmax over keys needs first.
 
-    rms, identity   a = root s                          ds = root (da - a mean_h(a da)), the mean with rms only
+    rms, identity   a = root s                          ds = root (da - a mean_h(a da)); the mean only for rms
     softmax         a = exp(s - lse)                    ds = a (da - delta)
                     lse = log sum_keys exp(s)           delta = sum_keys a da
 
-`lse` and `delta` are (b t h), made by kernels of their own: neither is a sum over heads of something local to a pair.
+`lse` and `delta` are (b t h).  Separate kernels compute them, because both are sums over keys.
 """
 
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ from polyhead.ops.triton_tiles import (
 
 @dataclass(frozen=True)
 class Config:
-    """What is compiled in."""
+    """Compile-time constants."""
 
     q: Block
     k: Block
     v: Block
     out: Block
-    deep_v: Block  # with rows of zeros between heads, where there are fewer than a product has terms
+    deep_v: Block  # with rows of zeros between heads, if there are fewer heads than a product needs terms
     deep_out: Block
     sight: Sight
     dots: Dots
@@ -47,7 +47,7 @@ class Config:
 
 @jit
 def score_tile(queries, keys, bias, at, call, C: tl.constexpr):
-    """[head, query, key] scores of a tile, 0 at masked pairs, and [head or 1, query, key] whether they are not masked.
+    """[head, query, key] scores of a tile, 0 at masked pairs, and [head or 1, query, key] whether a pair is visible.
 
     A bias of -inf masks a pair of its head.
     """
@@ -64,7 +64,7 @@ def score_tile(queries, keys, bias, at, call, C: tl.constexpr):
 
 @jit
 def code_tile(queries, keys, bias, at, call, C: tl.constexpr):
-    """[head, query, key] code of a tile, and its factor of the scores [head or 1, query, key], 0 if masked."""
+    """[head, query, key] code of a tile, and its factor `root` [head or 1, query, key], 0 at masked pairs."""
     b, q0, _k0 = at
     _scale, lengths, _limits, lse = call
     scores, seen = score_tile(queries, keys, bias, at, call, C)
@@ -79,7 +79,7 @@ def code_tile(queries, keys, bias, at, call, C: tl.constexpr):
 
 @jit
 def load_rows(start, row, end, strides, B: tl.constexpr, DEEP: tl.constexpr):
-    """A tile [row, head, width] as it is, and with rows of zeros between heads, where a product needs more terms."""
+    """A tile [row, head, width], and the same with rows of zeros between heads if a product needs more terms."""
     x = load_by_row(start, row, end, strides, B)
     deep = x
     if DEEP.spread > 1:
@@ -89,7 +89,7 @@ def load_rows(start, row, end, strides, B: tl.constexpr, DEEP: tl.constexpr):
 
 @jit
 def terms(x, DEEP: tl.constexpr):
-    """[i, j, head] with every head several times, as factors of rows with zeros between them."""
+    """[i, j, head] with every head repeated: the factors of a tile with rows of zeros between heads."""
     if DEEP.spread > 1:
         x = tl.broadcast_to(tl.expand_dims(x, 3), (x.shape[0], x.shape[1], x.shape[2], DEEP.spread))
         x = tl.reshape(x, (x.shape[0], x.shape[1], x.shape[2] * DEEP.spread))
@@ -98,15 +98,16 @@ def terms(x, DEEP: tl.constexpr):
 
 @jit
 def hidden_layer(a, values, C: tl.constexpr):
-    """[key, query, width] sums over heads of codes [head, query, key] times values [key, head, width]."""
+    """[key, query, width]: sums over heads of codes [head, query, key] times values [key, head, width]."""
     return dot(terms(tl.permute(a, (2, 1, 0)), C.deep_v), values, C.dots)
 
 
 @jit
 def pair_backward(loaded, bias, at, call, C: tl.constexpr):
-    """Of a tile: code, its factor as of `code_tile`, gradient of the code, of the hidden layers [key, query, width].
+    """For a tile: the code, its factor as in `code_tile`, and the gradients of code and hidden layer [key, query,
+    width].
 
-    Few heads are columns of a product: of these 8 suffice, of rows and terms the units want 16.
+    Few heads become columns of a product: tensor cores need 8 columns, but 16 rows and terms.
     """
     queries, keys, values, grads = loaded
     code, root = code_tile(queries, keys, bias, at, call, C)
@@ -130,7 +131,7 @@ def pair_backward(loaded, bias, at, call, C: tl.constexpr):
 
 @jit
 def score_grads(code, root, da, delta, C: tl.constexpr):
-    """Gradient of the scores of a tile, from that of their code; `delta` is [head, query]."""
+    """The gradient of a tile of scores, given that of its code; `delta` is [head, query]."""
     if C.normalise == "softmax":
         da -= delta[:, :, None]
         da *= code
@@ -143,7 +144,7 @@ def score_grads(code, root, da, delta, C: tl.constexpr):
 
 @jit
 def load_sums(start, b, q0, t, C: tl.constexpr):
-    """[head, query] of (b t h)."""
+    """[head, query] of a tensor (b t h)."""
     h = tl.arange(0, C.q.heads_padded)[:, None]
     i = q0 + tl.arange(0, C.q.rows)[None, :]
     return tl.load(start + (b * t + i) * C.q.heads + h, mask=(h < C.q.heads) & (i < t), other=0.0)
@@ -151,7 +152,7 @@ def load_sums(start, b, q0, t, C: tl.constexpr):
 
 @jit
 def store_sums(start, b, q0, t, x, C: tl.constexpr):
-    """What `load_sums` reads, written."""
+    """The inverse of `load_sums`."""
     h = tl.arange(0, C.q.heads_padded)[:, None]
     i = q0 + tl.arange(0, C.q.rows)[None, :]
     tl.store(start + (b * t + i) * C.q.heads + h, x, mask=(h < C.q.heads) & (i < t))
@@ -159,7 +160,7 @@ def store_sums(start, b, q0, t, x, C: tl.constexpr):
 
 @jit
 def hyla_lse(tensors, strides, t, s, settings, C: tl.constexpr):
-    """Logarithms of the sums over keys of the exponentials of scores; 0 where there is no key."""
+    """The log-sum-exp of the scores over keys; 0 for a query without keys."""
     q, k, _v, bias = tensors
     scale, limits, lse, _delta = settings
     tiles = tl.cdiv(t, C.sight.queries)
@@ -184,7 +185,7 @@ def hyla_lse(tensors, strides, t, s, settings, C: tl.constexpr):
 
 @jit
 def hyla_delta(tensors, strides, t, s, settings, C: tl.constexpr):
-    """Sums over keys of the code times its gradient."""
+    """The sums over keys of the code times its gradient."""
     q, k, v, bias, dout = tensors
     to_q, to_k, to_v, to_out = strides
     scale, limits, lse, delta = settings

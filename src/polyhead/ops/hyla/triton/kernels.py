@@ -1,9 +1,9 @@
 # mypy: disallow-untyped-defs=False
-"""The kernels of HYLA, and how they are launched: see blocked.py for the equations, triton_tiles.py for the style.
+"""The kernels of HYLA and their launches: blocked.py has the equations, triton_tiles.py the conventions.
 
-One program holds a tile of queries (or, for the gradients of keys and values, of keys) with all heads, and goes
-through the tiles of the other side.  Sums over heads of a pair and sums over keys of a head are products of stacks of
-small matrices: the first has one matrix for each key, the second one for each query.
+One program holds a tile of queries with all heads (of keys, for the gradients of keys and values) and loops over the
+tiles of the other side.  Sums over heads and sums over keys are batched products of small matrices: the first has one
+matrix per key, the second one per query.
 
     code        a [head, query, key]    = normalised q k^T                   stack of heads (code.py)
     forward     z [key, query, width]   = a^T v     y = act(z)               stack of keys
@@ -12,7 +12,8 @@ small matrices: the first has one matrix for each key, the second one for each q
                 da [head, query, key]   = dout y^T + v dz^T                  stacks of queries and of keys
                 ds from da (code.py),  dq += ds k,  dk += ds^T q,  dv += a dz
 
-Wide values are cut: out is separable over their width, and the gradients of q, k and bias are sums over it.
+Wide values are cut into parts: each part gives a part of the output, and the gradients of q, k and bias are sums over
+parts.
 """
 
 from collections.abc import Callable, Iterator
@@ -64,19 +65,19 @@ from polyhead.ops.triton_tiles import (
 from polyhead.spec import RMS_HEADS_EPS
 
 PROGRAMS = 256
-"""Where there would be fewer programs than half of these, they share out the keys of a query between them."""
+"""With fewer programs than half of this, several programs divide the keys of a tile of queries."""
 
 SPLIT = 128
-"""Keys of one share, at least."""
+"""The fewest keys of one such program."""
 
 PARTIAL = 1 << 26
-"""Numbers in the partial sums of a bias's gradient, at most (beyond a single tile of queries)."""
+"""At most so many numbers in the partial sums of a bias's gradient; they hold at least one tile of queries."""
 
 
 # -------------------------------------------------------------------------------------------------------------- kernels
 @jit
 def hyla_forward(tensors, strides, t, s, settings, C: tl.constexpr):
-    """Output of a tile of queries, from all keys or (grid axis 1) from `share` of them."""
+    """The output of a tile of queries, from all keys or, divided over grid axis 1, from `share` keys."""
     q, k, v, bias, out = tensors
     to_q, to_k, to_v, to_out = strides
     scale, limits, lse, _delta, share = settings
@@ -107,7 +108,7 @@ def hyla_forward(tensors, strides, t, s, settings, C: tl.constexpr):
 
 @jit
 def hyla_queries(tensors, strides, t, s, settings, C: tl.constexpr):
-    """Gradient of a tile of queries; of the bias, what those queries add, in a row of partial sums of their own."""
+    """The gradient of a tile of queries, and its part of the gradient of the bias, in its own row of partial sums."""
     q, k, v, bias, dout, dq = tensors
     to_q, to_k, to_v, to_out, to_dq = strides
     scale, limits, lse, delta, first, rows, partial = settings
@@ -122,7 +123,7 @@ def hyla_queries(tensors, strides, t, s, settings, C: tl.constexpr):
     if C.normalise == "softmax":
         own = load_sums(delta, b, q0, t, C)
     low, high = keys_of(q0, (t, s), limits, C.sight)
-    # Columns of the bias: every tile of keys completes those it is the last to touch, and hands the others on.
+    # Columns of the bias: neighbouring tiles of keys overlap.  A tile stores its finished columns and carries the rest.
     carry = tl.full([C.q.heads_padded, C.sight.keys], 0.0, C.dots.total)
     if bias is not None:
         h = tl.arange(0, C.q.heads_padded)[:, None]
@@ -147,7 +148,7 @@ def hyla_queries(tensors, strides, t, s, settings, C: tl.constexpr):
 
 @jit
 def hyla_keys(tensors, strides, t, s, settings, C: tl.constexpr):
-    """Gradients of a tile of keys and of its values, for every query head."""
+    """The gradients of a tile of keys and of its values, for every query head."""
     q, k, v, bias, dout, dk, dv = tensors
     to_q, to_k, to_v, to_out, to_dk, to_dv = strides
     scale, limits, lse, delta = settings
@@ -180,7 +181,7 @@ Run = Callable[[Launch], None]
 
 @dataclass(frozen=True)
 class Tile:
-    """Pairs of a tile, threads of a program, loads under way."""
+    """Queries and keys of a tile, and Triton's num_warps and num_stages."""
 
     queries: int
     keys: int
@@ -189,25 +190,28 @@ class Tile:
 
 
 def row(q: Tensor) -> tuple[int, bool]:
-    """Heads that one program holds, of 16 bits as many as a product has terms; whether a row of queries is large."""
+    """The padded number of heads, and whether a row of queries (all heads) is large.
+
+    Heads of 16-bit numbers are padded to the number of terms that a product needs.
+    """
     heads = padded(q.shape[2]) if q.itemsize == 2 else max(2, triton.next_power_of_2(q.shape[2]))
     return heads, heads * padded(q.shape[3]) * q.itemsize > (2048 if q.itemsize == 2 else 1024)
 
 
 def few(x: Block) -> Block:
-    """A tile with no more heads than there are, but never a single one: see relational/triton/launches.py."""
+    """A tile without further padding of heads, but with at least two: see `plan` in relational/triton/launches.py."""
     return replace(x, heads_padded=max(2, triton.next_power_of_2(x.heads)))
 
 
 def deep(x: Block) -> Block:
-    """A tile with rows of zeros between heads, so that there are as many terms as a product needs."""
+    """A tile with rows of zeros between heads, up to the number of terms that a product needs."""
     heads = max(SMALLEST, x.heads_padded)
     return replace(x, heads_padded=heads, spread=heads // x.heads_padded)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A call of the op."""
+    """A call of the op, prepared for the kernels."""
 
     q: Tensor  # (b t h d)
     k: Tensor  # (b s g d)
@@ -218,9 +222,9 @@ class Problem:
     causal: bool
     normalise: str
     relu: bool
-    lse: Tensor | None = None  # (b t h), of a softmax
+    lse: Tensor | None = None  # (b t h), for a softmax
     delta: Tensor | None = None
-    shared: int = 227 << 10  # bytes of memory that a program can have on the card
+    shared: int = 227 << 10  # bytes of shared memory per program
 
     def config(self, size: Tile) -> Config:
         h = self.q.shape[2]
@@ -243,7 +247,7 @@ class Problem:
     def launch(
         self, kernel: Any, grid: tuple[int, ...], size: Tile, more: tuple[Tensor, ...], settings: tuple[Any, ...]
     ) -> Launch:
-        """Of a kernel that takes `more` tensors, with strides, and `settings`."""
+        """A launch of a kernel that takes `more` tensors, with strides, and more `settings`."""
         tensors, where = (self.q, self.k, self.v, self.bias, *more), (self.q, self.k, self.v, *more)
         first = tensors, tuple(map(strides, where)), self.q.shape[1], self.k.shape[1]
         args = *first, (pair(self.scale), self.limits, self.lse, self.delta, *settings), self.config(size)
@@ -258,9 +262,10 @@ class Problem:
 
 
 def tile(kernel: str, problem: Problem) -> Tile:
-    """What spills few registers and fits into shared memory, found by compiling: nothing is searched for at run time.
+    """The tile of a kernel: it spills few registers and fits into shared memory.  The sizes were found by compiling.
 
-    Products need 16 terms, so the other side of a tile has 16 rows; with a bias, queries are at most as many as keys.
+    Products need 16 terms, so the other side of a tile has 16 rows.  With a bias a tile has at most as many queries as
+    keys.
     """
     (heads, large), itemsize = row(problem.q), problem.q.itemsize
     if kernel == "forward":
@@ -288,7 +293,7 @@ def prepare(
     normalise: str,
     act: str,
 ) -> Problem:
-    """From the arguments of the op: `look` is a mask of keys (b|1 s), and 0 is no window."""
+    """The `Problem` of a call: `look` is a key mask (b|1 s); `window` 0 means no window."""
     q, k, v = rowwise(q), rowwise(k), rowwise(v)
     bias = None if bias is None else bias.contiguous()
     sight = limits(look, cu_seqlens, window or None, q.shape[1])
@@ -296,7 +301,7 @@ def prepare(
 
 
 def with_lse(problem: Problem, run: Run) -> Problem:
-    """With the sums that a softmax needs before there is a code."""
+    """The problem with `lse`, which a softmax over keys needs."""
     if problem.normalise != "softmax":
         return problem
     size, (b, t, h, _) = tile("forward", problem), problem.q.shape
@@ -306,7 +311,10 @@ def with_lse(problem: Problem, run: Run) -> Problem:
 
 
 def with_delta(problem: Problem, dout: Tensor, run: Run) -> Problem:
-    """With the sums that the gradient of a softmax needs, of some of the width: all that follows is linear in them."""
+    """The problem with `delta`, which the gradient of a softmax needs.
+
+    It may be the delta of a part of the width: the gradients are linear in it.
+    """
     if problem.lse is None:
         return problem
     size, (b, t) = tile("queries", problem), problem.q.shape[:2]
@@ -316,7 +324,7 @@ def with_delta(problem: Problem, dout: Tensor, run: Run) -> Problem:
 
 
 def forward(problem: Problem, run: Run) -> Tensor:
-    """The output (b t h e); `run` is given every launch."""
+    """The output (b t h e); `run` executes each launch."""
     problem = with_lse(problem, run)
     q, k, v, size = problem.q, problem.k, problem.v, tile("forward", problem)
     (b, t, h, _), s, e = q.shape, k.shape[1], v.shape[-1]
@@ -331,7 +339,7 @@ def forward(problem: Problem, run: Run) -> Tensor:
 
 
 def backward(problem: Problem, dout: Tensor, run: Run) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v and, if there is one, the bias, given that of the output."""
+    """The gradients of q, k, v and, if given, the bias, from that of the output."""
     problem = with_lse(problem, run)
     q, k, v, bias = problem.q, problem.k, problem.v, problem.bias
     (h, g), wider, pieces = (q.shape[2], k.shape[2]), wide(q).dtype, [*problem.pieces()]
@@ -359,7 +367,7 @@ def _empty(like: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
 
 
 def query_grads(problem: Problem, dout: Tensor, grads: tuple[Tensor, Tensor | None], run: Run) -> None:
-    """Write the gradient of q; add that of the bias, some tiles of queries at a time so that partial sums stay few."""
+    """Write the gradient of q and add that of the bias, in groups of query tiles to bound the partial sums."""
     size, b, (dq, dbias) = tile("queries", problem), problem.q.shape[0], grads
     tiles = triton.cdiv(problem.q.shape[1], size.queries)
     each = max(1, tiles if dbias is None else min(tiles, PARTIAL // max(1, b * dbias.numel())))
@@ -379,7 +387,7 @@ def key_grads(problem: Problem, dout: Tensor, grads: tuple[Tensor, Tensor], run:
 
 
 def launches(problem: Problem) -> list[Launch]:
-    """All that a call and its gradients launch, without launching it: meta tensors will do."""
+    """All launches of a call and its gradients, without executing them; works on meta tensors."""
     found: list[Launch] = []
     backward(problem, forward(problem, found.append), found.append)
     return found

@@ -1,11 +1,11 @@
-"""Linear attention on the GPU: causal, by chunks, in Triton.
+"""Causal linear attention on the GPU, in chunks, by Triton kernels.
 
     S_n = sum over the chunks before n of k_j v_j^T                            one program per head walks along
     out_i = q_i S_n + sum_(own chunk, j <= i) (q_i . k_j) v_j                  one program per chunk and head
 
-The backward pass is the same two kernels: the states are recomputed for dq, a second walk from behind gives those for
-dk and dv.  States and sums are in at least float32, gradients are deterministic.  The activation of the values is
-applied before.  No GPU has run this yet: it is checked by Triton's interpreter and by compiling it.
+The backward pass uses the same two kernels: the states are recomputed for dq, and a walk in reverse order gives the
+states for dk and dv.  States and sums are in at least float32; gradients are deterministic.  The activation of the
+values is applied before the call.  No GPU has run this yet: it is checked by Triton's interpreter and by compiling it.
 Yang et al. 2024, "Gated linear attention", sec. 2.
 """
 
@@ -35,18 +35,19 @@ def unsupported_reason(x: AttentionCall) -> str | None:
 
 
 def preferred(x: AttentionCall) -> bool:
-    """On a GPU, from a few chunks on.  Nothing was measured there."""
+    """On a GPU, for more than a few chunks.  Not timed yet."""
     return x.q.is_cuda and x.q.shape[1] >= 4 * CHUNK
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:
-    """Linear attention by kernels.  A second derivative is the reference's if `twice`, else it is refused."""
+    """Linear attention by Triton kernels.  If `twice`, the reference computes second derivatives; otherwise they
+    raise."""
     refuse("linear_attention", "triton", unsupported_reason(x))
     return _op(replace(x, k=emptied(x.mask, x.k), v=activation(x.act)(x.v), mask=None, act="identity"), twice)[0]
 
 
 def _prepare(x: AttentionCall) -> tuple[list[Tensor], Tensor | None]:
-    """q, k and v as kernels take them; the number of each row's sequence, if several are packed."""
+    """q, k and v, prepared for the kernels, and for packed sequences the index of each row's sequence."""
     from polyhead.ops.triton_tiles import rowwise
 
     edges = x.cu_seqlens
@@ -60,7 +61,7 @@ def _forward(x: AttentionCall) -> list[Tensor]:
     (q, k, v), sequence = _prepare(x)
     (out,) = _like(x)
     if q.shape[1] > k.shape[1]:
-        out.zero_()  # queries before the first key are left out
+        out.zero_()  # the kernels skip queries before the first key
     with torch.cuda.device_of(q):
         for launch in forward_launches(q, k, v, sequence, out, scale=x.factor, chunk=CHUNK):
             launch()

@@ -9,10 +9,10 @@
     dk      a = v      x = dout   y = q       backwards, states R_n = sum q_i dout_i^T over later chunks, transposed
     dv      a = k      x = q      y = dout    backwards, the states R_n
 
-Backwards, x and y have the heads of queries: those of a group are added up one after the other, so that gradients are
-deterministic.  Places are counted by keys: query i stands at i + s - t.  Chunks end where they end, whatever sequences
-are packed there; the state that enters a chunk is that of the sequence at its border, and begins anew when that
-changes.  Imports triton, so it is imported only where a kernel is about to run.
+Backwards, x and y have the heads of queries; those of a group are summed in a fixed order, so gradients are
+deterministic.  Positions are those of keys: query i is at i + s - t.  Chunks have a fixed length, independent of packed
+sequences.  The state that enters a chunk belongs to the sequence at its border; it restarts at 0 when the sequence
+changes.  This file imports triton, so it is imported only where a kernel is about to run.
 """
 
 from dataclasses import dataclass, replace
@@ -25,12 +25,12 @@ from torch import Tensor
 from polyhead.ops.triton_tiles import Dots, Launch, dot, dots, jit, number, padded, pair, strides
 
 WIDTH = {2: 64, 4: 32, 8: 32}
-"""Columns of a state that one program adds up or reads, at most, by the bytes of a number."""
+"""Bytes of a number -> the most columns of a state that one program sums or reads."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What is compiled in: states are (d e), `read` gives rows of width e, or d if the states are transposed."""
+    """Compile-time constants: states are (d e); `read` gives rows of width e, or d if the states are transposed."""
 
     chunk: int
     d: int
@@ -41,16 +41,16 @@ class Compiled:
     transposed: bool
     dots: Dots
     state_dots: Dots
-    in_two: bool  # states are read as sums of two numbers that tf32 holds
+    in_two: bool  # states are read as sums of two numbers that are exact in tf32
 
 
 def plan(q: Tensor, v: Tensor, chunk: int) -> Compiled:
-    """For queries and values of such widths and dtypes."""
+    """The constants for queries and values of these widths and dtypes."""
     d, e = q.shape[-1], v.shape[-1]
     own = dots(q.dtype)
     if q.dtype == torch.float32 and own.precision == "ieee":
-        own = replace(own, precision="tf32x3")  # as exact to some bits; multiply-adds would spill thousands of bytes
-    # States outgrow half precision, and tf32 as well, where 4099 is 4096.  It holds a half-precision query exactly.
+        own = replace(own, precision="tf32x3")  # about as exact; "ieee" would spill thousands of bytes
+    # States need more than half precision and more than tf32, which rounds 4099 to 4096.  tf32 is exact for queries.
     half = q.dtype.itemsize == 2
     states = replace(own, precision="tf32", upcast=True) if half else own
     width_d, width_e = (min(WIDTH[q.dtype.itemsize], padded(n)) for n in (d, e))
@@ -59,7 +59,8 @@ def plan(q: Tensor, v: Tensor, chunk: int) -> Compiled:
 
 # ------------------------------------------------------------------------------------------------------------- launches
 def states_launch(x: Tensor, y: Tensor, sequence: Tensor | None, lengths: tuple[int, int], states: Tensor, C: Compiled):
-    """Fill the states (b g n d e) of the last n chunks, given keys (b s g d) and values, or queries and gradients."""
+    """The launch that fills the states (b g n d e) of the last n chunks from x and y: keys (b s g d) and values, or
+    queries and gradients."""
     b, groups = states.shape[:2]
     blocks = triton.cdiv(C.d, C.block_d) * triton.cdiv(C.e, C.block_e)
     args = (x, y, sequence, states), (strides(x), strides(y)), *lengths, (groups, x.shape[2] // groups), C
@@ -69,7 +70,7 @@ def states_launch(x: Tensor, y: Tensor, sequence: Tensor | None, lengths: tuple[
 def read_launch(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor], sequence: Tensor | None, out: Tensor, scale: float, C: Compiled
 ):
-    """Fill `out`, given a, x, y and the states."""
+    """The launch that fills `out`, given a, x, y and the states."""
     a, x, y, states = tensors
     b, heads, groups = a.shape[0], a.shape[2], states.shape[1]
     t, s = (x.shape[1], a.shape[1]) if C.backwards else (a.shape[1], x.shape[1])
@@ -82,7 +83,7 @@ def read_launch(
 def forward_launches(
     q: Tensor, k: Tensor, v: Tensor, sequence: Tensor | None, out: Tensor, *, scale: float, chunk: int
 ) -> list[Launch]:
-    """Fill `out` (b t h e); queries before the first key stay as they are."""
+    """Launches that fill `out` (b t h e), except for queries before the first key."""
     C = plan(q, v, chunk)
     states = new_states(q, k, v, C, backwards=False)
     lengths = q.shape[1], k.shape[1]
@@ -100,7 +101,7 @@ def backward_launches(
     scale: float,
     chunk: int,
 ) -> list[Launch]:
-    """Fill the gradients of q, k and v, given q, k, v and the gradient of the output."""
+    """Launches that fill the gradients of q, k and v, given q, k, v and the gradient of the output."""
     q, k, v, dout = tensors
     dq, dk, dv = grads
     forwards = plan(q, v, chunk)
@@ -118,7 +119,7 @@ def backward_launches(
 
 
 def new_states(q: Tensor, k: Tensor, v: Tensor, C: Compiled, *, backwards: bool) -> Tensor:
-    """(b g n d e) for the chunks that anybody reads: forwards, those from the first query on."""
+    """Uninitialised states (b g n d e) for the chunks that are read; forwards, those from the first query on."""
     t, s = q.shape[1], k.shape[1]
     first = 0 if backwards else max(0, s - t) // C.chunk
     chunks = triton.cdiv(s, C.chunk) - first
@@ -127,7 +128,7 @@ def new_states(q: Tensor, k: Tensor, v: Tensor, C: Compiled, *, backwards: bool)
 
 
 def launches(q: Tensor, k: Tensor, v: Tensor, sequence: Tensor | None, chunk: int) -> list[Launch]:
-    """All that a call and its gradients launch, without launching it: meta tensors will do."""
+    """All launches of a call and its gradients, without executing them; works on meta tensors."""
     out = q.new_empty(*q.shape[:3], v.shape[-1])
     found = forward_launches(q, k, v, sequence, out, scale=1.0, chunk=chunk)
     return found + backward_launches((q, k, v, out), sequence, (q, k, v), scale=1.0, chunk=chunk)
@@ -136,7 +137,7 @@ def launches(q: Tensor, k: Tensor, v: Tensor, sequence: Tensor | None, chunk: in
 # -------------------------------------------------------------------------------------------------------------- kernels
 @jit
 def rows(start, stride, where, c, C: tl.constexpr):
-    """[row, column] of one head of a sample; zeros where not ok.  The chunk's first row may be negative."""
+    """[row, column] of one head of a sample; zeros where not `ok`.  The chunk's first row may be negative."""
     head, row, ok = where
     i = tl.arange(0, C.chunk)[:, None]
     start += tl.cast(head, tl.int64) * stride[2] + tl.cast(row, tl.int64) * stride[1]
@@ -146,20 +147,20 @@ def rows(start, stride, where, c, C: tl.constexpr):
 
 @jit
 def zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr, C: tl.constexpr):
-    """[row, column] to add up in."""
+    """[row, column] of zeros for a sum."""
     return tl.zeros((ROWS, COLUMNS), C.dots.total)
 
 
 @jit
 def columns(first, BLOCK: tl.constexpr, END: tl.constexpr):
-    """Numbers of some columns, and which of them there are."""
+    """Indices of BLOCK columns, and which of them exist."""
     c = first + tl.arange(0, BLOCK)
     return c, c < END
 
 
 @jit
 def entering(sequence, p, s, C: tl.constexpr):
-    """The sequence at the border over which a state enters the chunk at place p."""
+    """The sequence at the border where the state enters the chunk at position p."""
     return tl.load(sequence + (tl.minimum(p + C.chunk, s) - 1 if C.backwards else p))
 
 
@@ -209,7 +210,8 @@ def linear_sums(tensors, strides, t, s, sizes, C: tl.constexpr):
 
 @jit
 def own_chunk(a, xs, strides, where, sizes, C: tl.constexpr):
-    """[row, column] what a chunk reads of its own keys; `where` says at which rows, columns and pairs."""
+    """[row, column]: the part of the output from the chunk's own keys; `where` gives rows, columns and visible
+    pairs."""
     x, y = xs
     at_a, head, row, ok, look, c = where
     scale, share = sizes

@@ -1,4 +1,4 @@
-"""Relational attention by kernels in Triton, for relations through any pointwise activation: memory grows with t.
+"""Relational attention by Triton kernels, for relations with any pointwise activation: memory O(t).
 
     forward    retrieved_ih = sum_j a_hij symbols_jh         related_ih = sum_j a_hij act(u_ij)       and lse_ih
     backward   p = exp(scores - lse)                         delta_ih = dretrieved . retrieved + drelated . related
@@ -6,11 +6,10 @@
                du_ij = act'(u_ij) sum_h p_hij drelated_ih
                then dq and dq_rel by programs that own queries; dk, dk_rel and dsymbols by programs that own keys
 
-The softmax runs online, with statistics in at least float32; the map from relations to a head's output is left to
-autograd.  All heads of a tile lie in one program, because relations are shared by them and du sums over them.  That
-fits without spilling, so that the symbols need no second kernel: one through PyTorch's own attention would make a
-(t s) mask of every window, bias and packed sequence.  There are no atomics: gradients are deterministic.  The gradient
-of a bias by offset is summed per tile of 16 queries, a sixteenth of a dense one.
+The softmax runs online, with statistics in at least float32.  Autograd differentiates the map from relations to a
+head's output.  One program holds all heads of a tile, because they share the relations and du sums over them.  There
+are no atomics: gradients are deterministic.  The gradient of a bias by offset is summed per tile of 16 queries, which
+takes a sixteenth of a dense gradient's memory.
 
 No GPU has run this yet: it is checked by Triton's interpreter and by compiling it.  Altabaa and Lafferty 2024
 (arXiv 2405.16727).
@@ -33,7 +32,7 @@ from polyhead.spec import RELATION_ACTS
 from polyhead.spec.shapes import one_of
 
 WIDEST = 128
-"""Width of a head, of its symbols or of a relation, at most: twice that compiles to kernels that live in memory."""
+"""The largest width of a head, a symbol or a relation; with twice this width the kernels spill their registers."""
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
@@ -51,15 +50,18 @@ def unsupported_reason(x: AttentionCall) -> str | None:
 
 
 def preferred(x: AttentionCall) -> bool:
-    """On a GPU, where the alternative is tiles: a dozen launches each, and the activation in memory.
+    """On a GPU.  The alternative is tiles in PyTorch: a dozen launches per tile, with the activation in memory.
 
-    Nothing was measured there.  For relations without an activation "auto" asks PyTorch's own attention first.
+    Not timed yet.  For relations without an activation "auto" prefers PyTorch's own attention.
     """
     return x.q.is_cuda
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:
-    """Relational attention by kernels.  Gradients for everything but masks; a second one by PyTorch's if `twice`."""
+    """Relational attention by Triton kernels, with gradients of everything but masks.
+
+    If `twice`, PyTorch's own operations compute second derivatives.
+    """
     one_of("relational_attention", "relation_act", x.act, RELATION_ACTS)
     refuse("relational_attention", "triton", unsupported_reason(x))
     retrieved, related, _ = _op(replace(x, relation_weight=None), twice)
@@ -67,7 +69,7 @@ def forward(x: AttentionCall, twice: bool = False) -> Tensor:
 
 
 def _call(x: AttentionCall) -> Any:
-    """A call as the kernels take it."""
+    """The call, prepared for the kernels."""
     from polyhead.ops.relational.triton.launches import Call
     from polyhead.ops.triton_tiles import limits, rowwise
 
@@ -81,7 +83,7 @@ def _call(x: AttentionCall) -> Any:
 
 
 def _like(x: AttentionCall) -> list[Tensor]:
-    """What is retrieved of symbols (b t h e) and of relations (b t h r), and the log of the softmax's sum (b h t)."""
+    """Empty tensors for the sums over symbols (b t h e) and over relations (b t h r), and the log-sum-exp (b h t)."""
     b, t, h, _ = x.q.shape
     lse = x.q.new_empty(b, h, t, dtype=at_least_float32(x.q.dtype))
     return [x.q.new_empty(b, t, h, x.symbols.shape[-1]), x.q.new_empty(b, t, h, x.related[0].shape[2]), lse]
@@ -121,7 +123,7 @@ def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
 
 
 def _again(x: AttentionCall) -> list[Tensor]:
-    """All that the kernels give; nobody differentiates the third."""
+    """All outputs of the kernels; the third is never differentiated."""
     return [*retrieved_and_related(x), _like(x)[2].zero_()]
 
 

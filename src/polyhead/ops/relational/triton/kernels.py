@@ -1,19 +1,19 @@
 # mypy: disallow-untyped-defs=False
-"""Kernels of relational attention.  A program owns a tile of queries or of keys, in all heads and relations of a part.
+"""Kernels of relational attention.  A program owns a tile of queries or keys, with a part of the heads and relations.
 
-Tiles are [head, own, other] and [relation, own, other].  What mixes heads with relations is a small product per query:
+Tiles are [head, own, other] and [relation, own, other].  A small product per query mixes heads with relations:
 
     related  [query, head, relation]  code [query, head, key] @ rel [query, key, relation]
     da      += [query, head, key]     drelated [query, head, relation] @ rel [query, relation, key]
     drel     = [query, relation, key] drelated^T [query, relation, head] @ code [query, head, key]
 
-The last two sum over relations and heads, of which the matrix units want at least 16: rows are repeated, and all but
-one of the repeated columns are zero, so that the other products need no padding.
+The last two sum over relations and heads, and tensor cores need at least 16 terms.  So rows are repeated, and all but
+one of the repeated columns are zero; the other products then need no padding.
 
-Symbols by offset: the code of a tile is skewed, column n holding offset n, and meets the rows of the offsets at hand;
-their own gradient is a kernel that owns offsets and walks along the diagonal.  The gradient of a bias by offset is
-summed along diagonals per tile of queries, each in a row of its own.  Imports triton, so it is imported only where a
-kernel is about to run.
+Symbols by offset: the code of a tile is skewed, so that column n holds offset n, and multiplied by the rows of these
+offsets.  Their gradient is a kernel whose programs own offsets and walk along the diagonal.  The gradient of a bias by
+offset is summed along diagonals per tile of queries, each in its own row.  This file imports triton, so it is imported
+only where a kernel is about to run.
 """
 
 import triton.language as tl
@@ -80,7 +80,7 @@ def slope(dy, u, ACT: tl.constexpr):
 # ------------------------------------------------------------------------------------------------- sums that are short
 @jit
 def repeated(x, N: tl.constexpr):
-    """[i, n, j] as [i, N, j]: every row several times, one after the other."""
+    """[i, n, j] as [i, N, j]: each row is repeated N / n times."""
     if x.shape[1] < N:
         x = tl.broadcast_to(tl.expand_dims(x, 2), (x.shape[0], x.shape[1], N // x.shape[1], x.shape[2]))
         x = tl.reshape(x, (x.shape[0], N, x.shape[3]))
@@ -89,7 +89,7 @@ def repeated(x, N: tl.constexpr):
 
 @jit
 def spread(x, N: tl.constexpr):
-    """[i, j, n] as [i, j, N], with zeros in between: its product with `repeated` is that of what both came from."""
+    """[i, j, n] as [i, j, N] with zeros in between: its product with `repeated` equals the product of the originals."""
     if x.shape[2] < N:
         each: tl.constexpr = N // x.shape[2]
         x = tl.broadcast_to(tl.expand_dims(x, 3), (x.shape[0], x.shape[1], x.shape[2], each))
@@ -101,13 +101,13 @@ def spread(x, N: tl.constexpr):
 # ---------------------------------------------------------------------------------------------------- symbols by offset
 @jit
 def near(q0, k0, t, C: tl.constexpr):
-    """The first offset of a tile of pairs for which there can be a symbol; C.symbols has rows for the rest."""
+    """The first offset (at least 0) of a tile of pairs; C.symbols has rows for all of its offsets."""
     return tl.maximum(k0 - (q0 + C.q.rows - 1) + t - 1, 0)
 
 
 @jit
 def skewed(code, shift, C: tl.constexpr):
-    """[head, query, column] of codes [head, query, key]: column n of query i is key n + i + shift, or 0."""
+    """Codes [head, query, key] as [head, query, column]: column n of query i holds key n + i + shift, or 0."""
     i = tl.arange(0, C.q.rows)[None, :, None]
     j = tl.arange(0, C.symbols.rows)[None, None, :] + i + shift
     at = tl.minimum(tl.maximum(j, 0), code.shape[2] - 1)
@@ -117,7 +117,7 @@ def skewed(code, shift, C: tl.constexpr):
 
 @jit
 def unskewed(x, shift, C: tl.constexpr):
-    """What `skewed` did undone: [head, own, other] of [head, query, column] or, if keys own, [head, column, query]."""
+    """The inverse of `skewed`: [head, own, other] of [head, query, column]; if keys own, of [head, column, query]."""
     i = tl.arange(0, C.q.rows)[None, :, None]
     at = tl.arange(0, C.k.rows)[None, None, :] - i - shift
     at = tl.broadcast_to(tl.minimum(tl.maximum(at, 0), C.symbols.rows - 1), (C.q.heads_padded, C.q.rows, C.k.rows))
@@ -127,13 +127,13 @@ def unskewed(x, shift, C: tl.constexpr):
 # ------------------------------------------------------------------------------------------------------------- a tile
 @jit
 def inner(x, y, C: tl.constexpr):
-    """[head, own, other] inner products of rows."""
+    """Inner products of rows: [head, own, other]."""
     return dot(x, tl.permute(y, (0, 2, 1)), C.dots)
 
 
 @jit
 def limited(scores, bias, at, lengths, limits, C: tl.constexpr):
-    """Scores with their bias, -inf where a pair is hidden."""
+    """Scores plus bias; -inf at hidden pairs."""
     b, q0, k0 = at
     seen = visible(b, q0, k0, lengths, limits, C.sight)[None, :, :]
     if bias is not None:
@@ -146,7 +146,7 @@ def limited(scores, bias, at, lengths, limits, C: tl.constexpr):
 
 @jit
 def statistic(start, q0, t, OTHER: tl.constexpr, C: tl.constexpr):
-    """[head, query] of (h t), OTHER where there is none."""
+    """[head, query] of a tensor (h t); OTHER outside of it."""
     h = tl.arange(0, C.q.heads_padded)[:, None]
     i = q0 + tl.arange(0, C.q.rows)[None, :]
     return tl.load(start + h * t + i, mask=(h < C.q.heads) & (i < t), other=OTHER)
@@ -164,7 +164,7 @@ def values_of(symbols, stride, at, lengths, C: tl.constexpr):
 
 @jit
 def read(code, symbols, stride, at, lengths, C: tl.constexpr):
-    """[head, query, width] of what codes [head, query, key] read."""
+    """[head, query, width]: the sums of symbols weighted by codes [head, query, key]."""
     _b, q0, k0 = at
     values = values_of(symbols, stride, at, lengths, C)
     if C.by_offset:
@@ -174,7 +174,7 @@ def read(code, symbols, stride, at, lengths, C: tl.constexpr):
 
 @jit
 def query_side(tensors, strides, b, q0, t, C: tl.constexpr):
-    """Tiles of q, q_rel and the gradients of what was read (per query: those of what is related), lse and delta."""
+    """Tiles of q, q_rel, the gradients of both outputs (that of `related` per query), lse and delta."""
     q, q_rel, dretrieved, drelated, lse, delta = tensors
     stride, rel_stride, read_stride, related_stride, heads = strides
     return (
@@ -200,7 +200,7 @@ def key_side(tensors, strides, b, k0, s, C: tl.constexpr):
 
 @jit
 def attended(query_values, values, at, t, C: tl.constexpr):
-    """[head, own, other] gradients of codes, as far as symbols were read."""
+    """[head, own, other]: the part of the codes' gradient that comes through the symbols."""
     _b, q0, k0 = at
     x = inner(values, query_values, C) if C.own_keys else inner(query_values, values, C)
     return unskewed(x, near(q0, k0, t, C) - (t - 1) + q0 - k0, C) if C.by_offset else x
@@ -208,7 +208,7 @@ def attended(query_values, values, at, t, C: tl.constexpr):
 
 @jit
 def store_diagonals(start, at, lengths, sums, C: tl.constexpr):
-    """Write sums [head, column] over one tile of queries, the first column for the first query from below."""
+    """Write sums [head, column] over one tile of queries; column 0 belongs to the tile's last query and first key."""
     q0, k0 = at
     t, s = lengths
     h = tl.arange(0, C.q.heads_padded)[:, None]
@@ -230,11 +230,11 @@ def per_head(x, C: tl.constexpr):
 
 @jit
 def pairs(p, da, u, drelated, delta, C: tl.constexpr):
-    """Gradients of scores and of relations before their activation, given `da` so far; p sums up to 1."""
+    """Gradients of scores and of relations before their activation, given the part `da` through the symbols."""
     dtype: tl.constexpr = drelated.dtype
     rel = repeated(per_query(activate(u, C.act).to(dtype), C), C.deep_relations)
     da += per_head(dot(spread(drelated, C.deep_relations), rel, C.dots), C)
-    if C.reads:  # of several parts of the relations, one pays for the normaliser
+    if C.reads:  # only one part of the relations handles the normaliser
         da -= tl.expand_dims(delta, 1 if C.own_keys else 2)
     code = repeated(per_query(p.to(dtype), C), C.deep_heads)
     du = per_head(dot(spread(tl.permute(drelated, (0, 2, 1)), C.deep_heads), code, C.dots), C)
@@ -244,14 +244,14 @@ def pairs(p, da, u, drelated, delta, C: tl.constexpr):
 # -------------------------------------------------------------------------------------------------------------- kernels
 @jit
 def forward(tensors, strides, t, s, settings, C: tl.constexpr):
-    """What a tile of queries retrieves, to what it is related, its normaliser; of all keys or (grid axis 1) a share."""
+    """Both outputs and the log-sum-exp of a tile of queries; grid axis 1 divides the keys by `share` unless None."""
     q, q_rel, keys, symbols, bias, retrieved, related, lse = tensors
     q_stride, q_rel_stride, key_strides, symbols_stride, read_stride, related_stride, heads = strides
     scale, rel_scale, limits, share = settings
     tiles = tl.cdiv(t, C.q.rows)
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
     to = b + tl.program_id(1) * (tl.num_programs(0) // tiles)
-    q0 = (tiles - 1 - tl.program_id(0) % tiles) * C.q.rows  # the longest rows first
+    q0 = (tiles - 1 - tl.program_id(0) % tiles) * C.q.rows  # tiles with most visible keys first
     own = load_by_head(q + b * q_stride[0], q0, t, q_stride, C.q)
     own_rel = load_by_head(q_rel + b * q_rel_stride[0], q0, t, q_rel_stride, C.q_rel)
     top = tl.full((C.q.heads_padded, C.q.rows), float("-inf"), C.dots.total)
@@ -292,7 +292,7 @@ def forward(tensors, strides, t, s, settings, C: tl.constexpr):
 
 @jit
 def backward_queries(tensors, strides, t, s, settings, C: tl.constexpr):
-    """The gradients of a tile of q and q_rel, and its own sums along the diagonals for that of the bias."""
+    """The gradients of a tile of q and q_rel, and the tile's sums along diagonals for the gradient of the bias."""
     queries, keys, symbols, bias, dq, dq_rel, dbias = tensors
     query_strides, key_strides, symbols_stride, dq_stride, dq_rel_stride, heads = strides
     scale, rel_scale, limits = settings
@@ -332,7 +332,7 @@ def backward_queries(tensors, strides, t, s, settings, C: tl.constexpr):
 
 @jit
 def backward_keys(tensors, strides, t, s, settings, C: tl.constexpr):
-    """The gradients of a tile of k, k_rel and symbols by key, in the heads of queries."""
+    """The gradients of a tile of k, k_rel and symbols by key, for every query head."""
     queries, keys, symbols, bias, dk, dk_rel, dsymbols = tensors
     query_strides, key_strides, symbols_stride, dk_stride, dk_rel_stride, dsymbols_stride = strides
     scale, rel_scale, limits = settings
@@ -371,7 +371,7 @@ def backward_keys(tensors, strides, t, s, settings, C: tl.constexpr):
 
 @jit
 def backward_offsets(tensors, strides, t, s, settings, C: tl.constexpr):
-    """The gradient of a tile of symbols by offset, per sample and in the heads of queries; C.k spans the diagonal."""
+    """The gradient of a tile of symbols by offset, per sample and query head; C.k spans the diagonal."""
     q, k, bias, dretrieved, lse, dsymbols = tensors
     q_stride, k_stride, read_stride, heads, dsymbols_stride = strides
     scale, limits = settings

@@ -1,7 +1,8 @@
-"""What the kernels of relational attention are launched with: parts of heads and relations, tiles, grids.
+"""Launches of the kernels of relational attention: parts of heads and relations, tiles, grids.
 
-What a program holds at once is bounded: beyond `WIDE`, heads are taken in parts, and relations, which only add up, too.
-Sums over parts are left to the caller.  Imports triton, so it is imported only where a kernel is about to run.
+A program holds at most `WIDE` numbers per row.  Beyond that, heads are cut into parts; so are relations, which only
+enter as sums.  The caller sums over parts.  This file imports triton, so it is imported only where a kernel is about to
+run.
 """
 
 from collections.abc import Iterator
@@ -16,24 +17,24 @@ from polyhead.ops.relational.triton.kernels import backward_keys, backward_offse
 from polyhead.ops.triton_tiles import SMALLEST, Block, Dots, Launch, Limits, Sight, dots, padded, pair, strides
 
 WIDE = 512
-"""Heads times their width, padded, that one program holds of 16-bit numbers, at most; of wider ones fewer.
+"""The most heads x padded width that one program holds in 16-bit numbers; for wider numbers, in proportion fewer.
 
-Half as many on a card with less than 128 KB of shared memory for a program.
+It is halved on a GPU with less than 128 KB of shared memory per program.
 """
 
 RELATED = 256
-"""Heads times relations that one program holds, at most."""
+"""The most heads x relations that one program holds."""
 
 PROGRAMS, SPLIT = 256, 128
-"""Where there would be fewer programs than half of these, they share out the keys: each gets so many at least."""
+"""With fewer programs than half of PROGRAMS, several divide the keys of a tile; each gets at least SPLIT keys."""
 
 TILE = 16
-"""Queries and keys of one tile; twice as many queries in the forward pass where they fit."""
+"""Queries and keys of one tile; the forward pass takes twice as many queries if they fit."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What is compiled in.  Of all relations but the first part, the symbols are not read again."""
+    """Compile-time constants.  Only the first part of the relations reads the symbols (`reads`)."""
 
     q: Block
     k: Block
@@ -59,24 +60,24 @@ class Part:
     heads: slice
     groups: slice
     relations: slice
-    number: tuple[int, int]  # of the heads, of the relations
+    number: tuple[int, int]  # index of the part of heads, of relations
 
     def queries(self, x: Tensor) -> Tensor:
-        """Of (b t h _)."""
+        """This part of a tensor (b t h _)."""
         return x[:, :, self.heads]
 
     def keys(self, x: Tensor) -> Tensor:
-        """Of (b s g _)."""
+        """This part of a tensor (b s g _)."""
         return x[:, :, self.groups]
 
     def related(self, x: Tensor) -> Tensor:
-        """Of (b t r _)."""
+        """This part of a tensor (b t r _)."""
         return x[:, :, self.relations]
 
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments; symbols are (b s g e), or by offset (b t+s-1 g e) without a stride between samples."""
+    """The arguments.  Symbols are (b s g e), or by offset (b t+s-1 g e) with stride 0 between samples."""
 
     q: Tensor
     k: Tensor
@@ -89,10 +90,10 @@ class Call:
     scale: float
     act: str
     by_offset: bool
-    shared: int = 227 << 10  # bytes of memory that a program can have on the card
+    shared: int = 227 << 10  # bytes of shared memory per program
 
     def counts(self) -> tuple[int, int]:
-        """Heads and relations of a part, at most."""
+        """The most heads and relations of a part."""
         numbers = WIDE * 2 // self.q.dtype.itemsize
         numbers = numbers if self.shared >= 1 << 17 else numbers // 2
         h, share = self.q.shape[2], self.q.shape[2] // self.k.shape[2]
@@ -107,7 +108,7 @@ class Call:
         return heads, max(1, min(some, self.q_rel.shape[2]))
 
     def parts(self) -> Iterator[Part]:
-        """All of them, relations last."""
+        """Yield all parts; the relations vary fastest."""
         (h, r), share = (self.q.shape[2], self.q_rel.shape[2]), self.q.shape[2] // self.k.shape[2]
         heads, relations = self.counts()
         for n, h0 in enumerate(range(0, h, heads)):
@@ -117,12 +118,12 @@ class Call:
                 yield Part(slice(h0, h1), groups, slice(r0, min(r0 + relations, r)), (n, m))
 
     def plan(self, part: Part, queries: int = TILE) -> Compiled:
-        """For a program that owns queries."""
+        """Compile-time constants of a program that owns queries."""
         q, k, symbols = part.queries(self.q), part.keys(self.k), part.keys(self.symbols)
         q_rel, heads, keys = part.related(self.q_rel), part.heads.stop - part.heads.start, TILE
         r, (d, p, e), share = q_rel.shape[2], (x.shape[-1] for x in (q, q_rel, symbols)), heads // k.shape[2]
         rows = triton.next_power_of_2(queries + keys) if self.by_offset else keys
-        # Never one: stacks of products with a single column are miscompiled (by triton 3.7.1 and 3.9.0).
+        # At least two: batched products with a single column are miscompiled (by triton 3.7.1 and 3.9.0).
         few, many = triton.next_power_of_2(heads), max(2, triton.next_power_of_2(r))
         return Compiled(
             q=Block(queries, heads, d, few, padded(d)),
@@ -151,7 +152,7 @@ class Call:
         return pair(self.scale), pair(self.q_rel.shape[-1] ** -0.5), self.limits
 
     def tiles(self, rows: int, tile: int) -> tuple[int]:
-        """A grid: samples after tiles on one axis, as the others end at 65,535."""
+        """A grid with tiles and samples on one axis; the other axes are limited to 65,535."""
         return (triton.cdiv(rows, tile) * self.q.shape[0],)
 
 
@@ -160,16 +161,16 @@ def all_strides(tensors: tuple[Tensor, ...]) -> tuple[tuple[int, int, int], ...]
 
 
 def shares(call: Call) -> int:
-    """Programs that share out the keys of a tile of queries: more than one where a card would have little to do."""
+    """How many programs divide the keys of a tile of queries: more than one if there are few programs."""
     (b, t), s = call.q.shape[:2], call.k.shape[1]
     programs = max(1, b * triton.cdiv(t, TILE) * len([part for part in call.parts() if part.number[1] == 0]))
     return 1 if 2 * programs >= PROGRAMS else max(1, min(PROGRAMS // programs, triton.cdiv(s, SPLIT)))
 
 
 def together(parts: list[Tensor], n: int, out: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Fill `out` with what `n` shares of the keys give: each share weighs as much as its part of the normaliser."""
+    """Fill `out` from `n` parts of the keys; each part is weighted by its part of the softmax's sum."""
     *read, lse = (x.unflatten(0, (n, -1)) for x in parts)
-    lse = lse.masked_fill(lse == torch.inf, -torch.inf)  # a share without keys
+    lse = lse.masked_fill(lse == torch.inf, -torch.inf)  # a part without keys
     total = lse.logsumexp(0)
     weight = (lse - total.masked_fill(total == -torch.inf, 0)).exp().transpose(2, 3).unsqueeze(-1)
     for x, y in zip(read, out[:2], strict=True):
@@ -178,7 +179,7 @@ def together(parts: list[Tensor], n: int, out: tuple[Tensor, Tensor, Tensor]) ->
 
 
 def forward_launches(call: Call, out: tuple[Tensor, Tensor, Tensor], n: int = 1) -> Iterator[Launch]:
-    """Fill what is retrieved (b t h e), what is related (b t h r) and the normaliser (b h t), n times over samples."""
+    """Launches that fill both outputs (b t h e) and (b t h r) and the log-sum-exp (b h t), for n parts of the keys."""
     t, s = call.q.shape[1], call.k.shape[1]
     share = None if n == 1 else triton.cdiv(triton.cdiv(s, n), TILE) * TILE
     for part in call.parts():
@@ -197,7 +198,7 @@ def forward_launches(call: Call, out: tuple[Tensor, Tensor, Tensor], n: int = 1)
 
 @dataclass(frozen=True)
 class Above:
-    """What the backward pass is given beside the arguments: gradients of both outputs, normaliser, sum of code x da."""
+    """Inputs of the backward pass beside the arguments: gradients of both outputs, log-sum-exp, sum of code x da."""
 
     dretrieved: Tensor
     drelated: Tensor
@@ -207,7 +208,7 @@ class Above:
 
 @dataclass(frozen=True)
 class Grads:
-    """Gradients, still apart by part, head of the queries and (bias) tile of queries.
+    """Gradients before they are summed over parts, query heads of a group and (bias) tiles of queries.
 
     n counts parts of heads, m parts of relations, i tiles of queries.
     """
@@ -221,7 +222,7 @@ class Grads:
 
     @classmethod
     def empty(cls, call: Call) -> "Grads":
-        """To be filled."""
+        """Uninitialised gradients."""
         (b, t, h, _), s, dtype = call.q.shape, call.k.shape[1], dots_dtype(call.q)
         counts = [part.number for part in call.parts()]
         n, m = (max(count) + 1 for count in zip(*counts, strict=True))
@@ -238,7 +239,7 @@ class Grads:
         )
 
     def total(self, call: Call) -> list[Tensor]:
-        """Of q, k, q_rel, k_rel, symbols and bias (if there is one), as they are shaped; heads of a group add up."""
+        """The gradients of q, k, q_rel, k_rel, symbols and bias (if given), in their shapes."""
         groups = call.k.shape[2]
         k = self.k.sum(0).unflatten(2, (groups, -1)).sum(3)
         symbols = self.symbols.unflatten(2, (groups, -1)).sum(3)
@@ -248,12 +249,12 @@ class Grads:
 
 
 def dots_dtype(x: Tensor) -> torch.dtype:
-    """In which gradients are summed."""
+    """The dtype in which gradients are summed."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def backward_launches(call: Call, above: Above, grads: Grads) -> Iterator[Launch]:
-    """Fill the gradients."""
+    """Launches that fill the gradients."""
     (_, t, heads, _), s = call.q.shape, call.k.shape[1]
     for part in call.parts():
         C, (n, m) = call.plan(part), part.number
@@ -278,9 +279,9 @@ def backward_launches(call: Call, above: Above, grads: Grads) -> Iterator[Launch
 
 
 def offsets_launch(call: Call, above: Above, part: Part, dsymbols: Tensor, C: Compiled) -> Launch:
-    """Fill the gradient of the symbols by offset."""
+    """The launch that fills the gradient of the symbols by offset."""
     t, s = call.q.shape[1], call.k.shape[1]
-    wide = triton.next_power_of_2(2 * TILE)  # keys that a tile of queries sees at a tile of offsets
+    wide = triton.next_power_of_2(2 * TILE)  # keys of a tile of queries within a tile of offsets
     sight = replace(C.sight, keys=wide)
     C = replace(C, k=replace(C.k, rows=wide), symbols=replace(C.symbols, rows=TILE), sight=sight)
     (k, _), _, bias_of = call.key_side(part)
@@ -291,6 +292,6 @@ def offsets_launch(call: Call, above: Above, part: Part, dsymbols: Tensor, C: Co
 
 
 def warps_stages(C: Compiled, stages: int) -> tuple[int, int]:
-    """Eight warps for what fills a program; never measured on a GPU."""
+    """num_warps and num_stages: eight warps for full programs.  Not measured on a GPU."""
     size = max(C.q.heads_padded * C.q.width_padded, C.q_rel.heads_padded * C.q_rel.width_padded)
     return (8 if size >= WIDE // 2 else 4), stages
