@@ -16,6 +16,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import pathlib
 
 import jaxtyping
+import jaxtyping._import_hook as hook
 import pytest
 import torch
 import torch.utils._device
@@ -83,18 +84,43 @@ def _looked_at(x):
     return type(x), x if isinstance(x, (int, float, str)) else None
 
 
-def _once(f, checked):
+def _once(f, check):
     """A call that asks what was asked before in the same test goes to the function itself, at a tenth of the time."""
+    check = functools.cache(check)
 
     @functools.wraps(f)
     def run(*args, **kwargs):
         call = f, _looked_at(args), _looked_at(kwargs)
         if call in CHECKED:
             return f(*args, **kwargs)
-        out = checked(*args, **kwargs)
+        out = check(f)(*args, **kwargs)
         CHECKED.add(call)  # where it was refused, it is refused again
         return out
 
+    return run
+
+
+def _when_called(f, check):
+    """`check(f)`, made in the first call: most functions are never called in a process, and each takes a millisecond.
+    Then its code is put in place, so that later calls take no longer."""
+
+    @functools.wraps(f)
+    def run(*args, _become, **kwargs):
+        return _become()(*args, **kwargs)
+
+    def become():
+        checked = check(f)
+        if checked is f:  # nothing of it can be checked
+            run.__kwdefaults__ = {"_become": lambda: f}
+        else:
+            run.__code__, run.__defaults__, run.__kwdefaults__ = (
+                checked.__code__,
+                checked.__defaults__,
+                checked.__kwdefaults__,
+            )
+        return checked
+
+    run.__kwdefaults__ = {"_become": become}
     return run
 
 
@@ -106,17 +132,32 @@ def _jaxtyped(*, typechecker, plain=jaxtyping.jaxtyped):
         made = dataclasses.is_dataclass(f) and vars(f).get("__init__")
         g = made or f
         if not inspect.isfunction(g) or any(map(_of_shapes, g.__annotations__.values())):
-            checked = plain(typechecker=typechecker)(f)
-            return _once(f, checked) if inspect.isfunction(f) else checked
+            check = plain(typechecker=typechecker)
+            return _once(f, check) if inspect.isfunction(f) else check(f)
+        if inspect.iscoroutinefunction(g) or not g.__annotations__:
+            return f
         if not made:
-            return typechecker(f)
-        f.__init__ = typechecker(made)
+            return _when_called(f, typechecker)
+        f.__init__ = _when_called(made, typechecker)
         return f
 
     return decorate
 
 
 jaxtyping.jaxtyped = _jaxtyped
+
+
+PACKAGE = os.path.dirname(importlib.util.find_spec("polyhead").origin)
+
+
+def _only_ours(typechecker_hash, path, debug_override=None, plain=hook._optimized_cache_from_source):
+    """What a module of the package imports from elsewhere has its ordinary compiled file, not one more."""
+    if os.fspath(path).startswith(PACKAGE):
+        return plain(typechecker_hash, path, debug_override)
+    return importlib.util.cache_from_source(path, debug_override)
+
+
+hook._optimized_cache_from_source = _only_ours
 
 
 def pytest_addoption(parser):
@@ -145,15 +186,23 @@ SLOW = (
 """Among the folders of `make check`, what it leaves to `make test`."""
 
 
+def has_tests_of(marker, path):
+    return f"mark.{marker}" in path.read_text(encoding="utf-8")
+
+
 def pytest_itemcollected(item):
     if item.path.name in SLOW:
         item.add_marker("slow")
+    for marker in ("compile", "campaign"):
+        if item.get_closest_marker(marker) and not has_tests_of(marker, item.path):
+            raise pytest.UsageError(f"{item.nodeid} would not be found: its file does not say mark.{marker}")
 
 
 def pytest_ignore_collect(collection_path, config):
-    """With `-m "compile and ..."` files without such tests are not even imported."""
-    if config.option.markexpr.startswith("compile") and collection_path.name.startswith("test_"):
-        return True if "mark.compile" not in collection_path.read_text(encoding="utf-8") else None
+    """With `-m "compile and ..."` or `-m "campaign and ..."` files without such tests are not even imported."""
+    marker = config.option.markexpr.partition(" ")[0]
+    if marker in ("compile", "campaign") and collection_path.name.startswith("test_"):
+        return None if has_tests_of(marker, collection_path) else True
     return None
 
 

@@ -1,11 +1,21 @@
-"""Annotations are checked at every call that differs from those that were checked before (tests/conftest.py)."""
+"""What the tests' own house rests on: annotations are checked, and each test has a target of make that runs it."""
+
+import itertools
+import pathlib
+import re
 
 import jaxtyping
 import pytest
 import torch
+from _pytest.mark.expression import Expression
 from beartype import beartype
+from beartype.roar import BeartypeCallHintViolation
 from jaxtyping import Float
 from torch import Tensor
+
+ROOT = pathlib.Path(__file__).parents[2]
+TESTS = re.compile(r"^\t(.*)\$\(BIN\)/python -m pytest -q -n 2 -m '(.+?)'(.*)$", re.M)
+"""A call of pytest in the Makefile: what it sets, which markers it asks for, what it checks."""
 
 
 @jaxtyping.jaxtyped(typechecker=beartype)
@@ -23,6 +33,19 @@ def test_a_call_is_checked_unless_it_repeats_one():
                 summed(wrong, 1)
 
 
+@jaxtyping.jaxtyped(typechecker=beartype)
+def product(n: int, *more: int, by: int = 2) -> int:
+    return by * n + 0.5 if n == 9 else by * n
+
+
+def test_where_there_are_no_shapes_each_call_is_checked():
+    for _ in range(3):
+        assert (product(3), product(3, 1, by=3)) == (6, 9)
+        for values, how in ((("3",), {}), ((3, "1"), {}), ((3,), {"by": "3"}), ((9,), {})):
+            with pytest.raises(BeartypeCallHintViolation):
+                product(*values, **how)
+
+
 def test_what_lies_in_a_list_counts():
     @jaxtyping.jaxtyped(typechecker=beartype)
     def first(of: list[Float[Tensor, "b"]]) -> Float[Tensor, "b"]:
@@ -31,3 +54,18 @@ def test_what_lies_in_a_list_counts():
     assert first([torch.ones(2)]).shape == first([torch.ones(2)]).shape == (2,)
     with pytest.raises(jaxtyping.TypeCheckError):
         first([torch.ones(2, 1)])
+
+
+@pytest.mark.parametrize(("compiled", "campaign"), [*itertools.product([False, True], repeat=2)])
+def test_each_test_is_run_by_one_call_of_make_test_or_make_campaign(compiled, campaign):
+    """Without checked annotations where its marker says so."""
+    has = {"compile": compiled, "campaign": campaign}
+    targets = re.split(r"^(?=\w+:)", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M)
+    calls = {text.partition(":")[0]: TESTS.findall(text) for text in targets}
+    for name in ("test", "campaign"):
+        taken = [call for call in calls[name] if Expression.compile(call[1]).evaluate(lambda word: has[word])]
+        assert len(taken) == ((name == "campaign") == campaign)
+        assert all(
+            ("JAXTYPING_DISABLE=1" in sets, "--jaxtyping" in checks) == (compiled, not compiled)
+            for sets, _, checks in taken
+        )

@@ -199,7 +199,14 @@ def test_options_are_static_and_nothing_is_read_off_the_data():
 
 
 # ----------------------------------------------------------------------------------------- half precision, empty arrays
-@pytest.mark.parametrize(("op", "dtype"), [("softmax_attention", "float16"), ("hyla", "bfloat16")])
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [
+        *(("softmax_attention", "float16"), ("hyla", "bfloat16")),
+        pytest.param("softmax_attention", "bfloat16", marks=pytest.mark.campaign),
+        pytest.param("hyla", "float16", marks=pytest.mark.campaign),
+    ],
+)
 def test_half_precision_is_as_good_as_its_inputs_and_empty_rows_are_zero(op, dtype):
     tensors, twins = arrays(op, 5, 5)
     low = [x.astype(dtype) for x in twins]

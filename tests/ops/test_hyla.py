@@ -29,10 +29,11 @@ FILES = sorted((pathlib.Path(__file__).parents[1] / "fixtures").glob("hyla_attn_
 @pytest.mark.parametrize("normalise", NORMALISE)
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("deep", [False, True])
-def test_equals_the_loops(problem, oracle, normalise, act, deep):
+@pytest.mark.parametrize("shift", [0, pytest.param(8, marks=pytest.mark.campaign)])
+def test_equals_the_loops(problem, oracle, normalise, act, deep, shift):
     torch.manual_seed(0)
     weight = torch.randn(4, 5, 5, dtype=torch.float64) if deep else None
-    start = len(ACTS) * NORMALISE.index(normalise) + ACTS.index(act) + 5 * deep
+    start = len(ACTS) * NORMALISE.index(normalise) + ACTS.index(act) + 5 * deep + shift
     for (t, s), case in some(
         zip(itertools.cycle([(1, 4), (4, 4), (4, 3), (3, 4)]), CASES[start % 16 :: 16], strict=False)
     ):

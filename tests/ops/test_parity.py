@@ -56,6 +56,7 @@ CASES += [(*limits, *rest) for limits, *rest in itertools.product(LIMITS, *OPTIO
 """Sizes, window, edges of packed sequences, bias, mask, keep, causal."""
 HALF = [(size, None, None, *rest) for size, *rest in half(SIZES, *OPTIONS)]
 HALF += [(*limits, *rest) for limits, *rest in half(LIMITS, *OPTIONS)][::5]
+REST = [case for case in CASES if case not in HALF]
 
 
 def name(case):
@@ -63,12 +64,13 @@ def name(case):
     return "-".join([op, impl, *(str(x) for x in variant.values())])
 
 
-def cases(op, impl, offset):
-    """Options x cases is large: each variant of HYLA takes every 47th case of a half, and together they take all of it.
+def cases(op, impl, offset, campaign):
+    """Options x cases is large: each variant of HYLA takes every 47th case of a half, and together they take all of it;
+    in the campaign the other half.
 
     Tiles made of a reference are one code for all ops, which take the half together."""
     step = stride(op, impl)
-    return (CASES if step < 20 else HALF)[offset % step :: step]
+    return (CASES if step < 20 else REST if campaign else HALF)[offset % step :: step]
 
 
 def stride(op, impl):
@@ -127,13 +129,26 @@ def run(op, impl, tensors, options, variant, weight, cotangent):
     return [out, *torch.autograd.grad(out, leaves, cotangent)]
 
 
+HALVED = [case for case in GRID if stride(*case[:2]) >= 20]
+
+
 @pytest.mark.parametrize("case", GRID, ids=name)
 def test_backend_equals_reference(monkeypatch, problem, arguments, case):
+    compare(monkeypatch, problem, arguments, case, False)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("case", HALVED, ids=name)
+def test_backend_equals_reference_in_the_other_half(monkeypatch, problem, arguments, case):
+    compare(monkeypatch, problem, arguments, case, True)
+
+
+def compare(monkeypatch, problem, arguments, case, campaign):
     op, impl, variant = case
     offset = GRID.index(case)
     torch.manual_seed(offset)
     weight = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True)
-    for n, ((t, s), window, edges, *how) in some(enumerate(cases(op, impl, offset))):
+    for n, ((t, s), window, edges, *how) in some(enumerate(cases(op, impl, offset, campaign))):
         bias, mask, keep, causal = how
         together = (1, 2, 9)[n % 3]
         chunks_of(monkeypatch, together, t, s, variant)
@@ -258,11 +273,12 @@ def error(came, exact):
 
 
 HALVES = [
-    (*pair, (torch.bfloat16, torch.float16)[(n + causal) % 2], causal)
+    pytest.param(*pair, dtype, causal, marks=[pytest.mark.campaign] * ((n + m + causal) % 2))
     for n, pair in enumerate(PAIRS)
+    for m, dtype in enumerate((torch.bfloat16, torch.float16))
     for causal in (0, 1)
 ]
-"""Every impl in both dtypes, causal in one of them."""
+"""Every impl in both dtypes, causal in one of them; in the campaign in the other."""
 
 
 @pytest.mark.parametrize(("op", "impl", "dtype", "causal"), HALVES)
