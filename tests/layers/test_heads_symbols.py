@@ -16,8 +16,8 @@ from polyhead.config import (
     Softmax,
     SymbolicAttention,
 )
+from polyhead.config.sizes import Sizes
 from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.heads.sizes import Sizes
 from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads
 from polyhead.layers.taps import GroupTaps
 from polyhead.models.initialise import initialise

@@ -1,10 +1,12 @@
 """The mechanisms (groups of heads of one kind) and the sources of symbols, as frozen dataclasses."""
 
 import typing
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from polyhead.config.serial import Checked, added_later, non_semantic
+from polyhead.config.sizes import Sizes
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RELATION_INIT
 from polyhead.spec.shapes import named, one_of
 
@@ -70,6 +72,11 @@ class Mechanism(Checked):
                 "give dim= and value_dim= (per head)"
             )
         return self.dim or width // total_heads, self.value_dim or width // total_heads
+
+    def sizes(self, width: int, total_heads: int) -> Sizes:
+        """The sizes of the group in a model of this width; ValueError as `widths`."""
+        dim, value_dim = self.widths(width, total_heads)
+        return Sizes(self.heads, dim, value_dim, self.kv_heads or self.heads, takes="v" if self.share else "qkv")
 
 
 @named
@@ -224,6 +231,10 @@ class SymbolHeads(Mechanism):
         if self.share and self.hidden is not None:
             raise ValueError(f"{who}: share takes another group's queries and keys, so hidden must be None")
 
+    def sizes(self, width: int, total_heads: int) -> Sizes:
+        """Those of any group, but values are no rows of the projection, nor are queries and keys of hidden features."""
+        return replace(super().sizes(width, total_heads), takes="" if self.share or self.hidden else "qk")
+
 
 @named
 @dataclass(frozen=True)
@@ -281,3 +292,16 @@ class Abstractor(SymbolHeads):
 
 MECHANISMS: tuple[type[Mechanism], ...] = (Softmax, Linear, Hyla, Relational, Disentangled, Abstractor)
 """What stands in a list of heads."""
+
+
+def check_shared(who: str, heads: Sequence[Mechanism], sizes: Sequence[Sizes]) -> None:
+    """Raise a ValueError unless each group that shares queries and keys comes after one that has as many."""
+    for i, mechanism in enumerate(heads):
+        wanted = [(size.heads, size.dim, size.kv_heads) for size in sizes[max(0, i - 1) : i + 1]]
+        if mechanism.share and (i == 0 or wanted[0] != wanted[1]):
+            h, d, g = wanted[-1]
+            came = "there is none" if i == 0 else "it has {}, {} and {}".format(*wanted[0])
+            raise ValueError(
+                f"{who}: {type(mechanism).__name__}(share=True) needs a group before it of {h} heads, "
+                f"dim {d} and kv_heads {g} but {came}"
+            )

@@ -17,11 +17,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polyhead import config
+from polyhead.config.mechanisms import check_shared
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.call import Call, Limits, call_of, check, no_script, symbols_of
 from polyhead.layers.heads.functions import asked, attended, coder, compiled
-from polyhead.layers.heads.groups import LinearHeads, SymbolGroup, build, shared_groups
+from polyhead.layers.heads.groups import LinearHeads, SymbolGroup, build
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.own import OwnPositions
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, build_bias, rotary_tables
@@ -84,7 +85,8 @@ class MultiHeadAttention(nn.Module):
         ]
         self.groups = nn.ModuleList(groups)
         self.sizes = [group.sizes for group in groups]
-        self.shared = shared_groups(heads, groups)
+        check_shared("MultiHeadAttention", heads, self.sizes)
+        self.shared = [mechanism.share for mechanism in heads]
         self.widths = widths_of(self.sizes)
         self.heads_of = list(pairwise((0, *accumulate(size.heads for size in self.sizes))))
         self.qkv = linear(dim, sum(self.widths), bias=bias, **how)

@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyhead.config.sizes import Sizes
 from polyhead.layers import Device
-from polyhead.layers.heads.sizes import Sizes
 
 Rows = dict[str, Tensor]
 """What a group takes of the projection, by the names "q" (b t h d), "k" (b s g d) and "v" (b s g e)."""

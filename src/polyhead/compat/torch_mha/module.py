@@ -20,10 +20,11 @@ from torch.nn import functional as F
 
 from polyhead import config
 from polyhead.compat.foreign import limits
+from polyhead.config.mechanisms import check_shared
 from polyhead.layers import Device
 from polyhead.layers.call import Limits, no_script
 from polyhead.layers.heads.functions import asked, attended, coder
-from polyhead.layers.heads.groups import build, shared_groups
+from polyhead.layers.heads.groups import build
 from polyhead.layers.projection import Rows, by_offset, widths_of
 from polyhead.layers.symbols import SymbolModule, build_symbols
 from polyhead.ops.call import AttentionCall
@@ -108,7 +109,8 @@ class MultiheadAttention(nn.Module):
     def _add_groups(self, heads: config.Heads, bias: bool, max_length: int, how: dict[str, Any]) -> None:
         options = {"bias": bias, "max_length": max_length, **how}
         groups = [build(mechanism, self.embed_dim, self.num_heads, **options) for mechanism in heads]
-        self.sizes, self.shared = [group.sizes for group in groups], shared_groups(heads, groups)
+        self.sizes, self.shared = [group.sizes for group in groups], [mechanism.share for mechanism in heads]
+        check_shared(WHO, heads, self.sizes)
         named = [group.symbols if isinstance(group, config.SymbolHeads) else None for group in heads]
         distinct = [source for source in dict.fromkeys(named) if source is not None]
         if distinct and (self.kdim, self.vdim) != (self.embed_dim, self.embed_dim):

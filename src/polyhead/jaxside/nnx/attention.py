@@ -14,9 +14,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from polyhead import config
+from polyhead.config.mechanisms import check_shared
+from polyhead.config.sizes import Sizes
 from polyhead.jaxside.latent_code import Array, dense
 from polyhead.jaxside.nnx.components import Draw, Identity, Linear, Norm
-from polyhead.jaxside.nnx.heads import Group, Made, Sizes, SymbolGroup, ValueHeads, check_shared, sizes_of
+from polyhead.jaxside.nnx.heads import Group, Made, SymbolGroup, ValueHeads
 from polyhead.jaxside.nnx.positions import AlibiBias, RelativePositionBias, bias_between, bias_of
 from polyhead.jaxside.nnx.symbols import build_symbols, by_offset
 from polyhead.jaxside.rope import rope
@@ -63,8 +65,8 @@ class MultiHeadAttention(nnx.Module):
         self.dim, self.causal, self.window, self.max_length = dim, causal, window, max_length
         self.dropout, self.dropout_shared, self.heads = dropout, dropout_shared, heads
         self.total_heads = sum(group.heads for group in heads)
-        self.sizes = tuple(sizes_of(mechanism, dim, self.total_heads) for mechanism in heads)
-        check_shared(heads, self.sizes)
+        self.sizes = tuple(mechanism.sizes(dim, self.total_heads) for mechanism in heads)
+        check_shared("MultiHeadAttention", heads, self.sizes)
         self.widths = tuple(sum(size.widths[part] for size in self.sizes) for part in range(3))
         self.qkv = Linear(dim, sum(self.widths), draw, bias=bias, rows=self.widths)
         self.out = Linear(sum(size.heads * size.value_dim for size in self.sizes), dim, draw, bias=bias)

@@ -4,8 +4,7 @@ A group reads queries (b t h d), keys (b s g d) and values (b s g e) of the laye
 are symbols map them with `value`, and what they relate with `q_rel` and `k_rel`.  Names as in `polyhead.layers`.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from polyhead import config
+from polyhead.config.sizes import Sizes
 from polyhead.jaxside.abstractor import abstractor_attention, code as abstractor_code
 from polyhead.jaxside.disentangled import code as disentangled_code, disentangled_attention
 from polyhead.jaxside.hyla import code as hyla_code, hyla
@@ -34,34 +34,6 @@ CODES: dict[type, Callable[[AttentionCall], jax.Array]] = {
 """Mechanism -> the code of a call, by the function that its reference calls."""
 
 Made = dict[str, Array]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Per head: `dim` of queries and keys, `value_dim` of values; `takes`: which rows of the joint projection."""
-
-    heads: int
-    dim: int
-    value_dim: int
-    kv_heads: int
-    takes: str
-
-    @property
-    def widths(self) -> tuple[int, int, int]:
-        """Rows of queries, keys and values."""
-        q, k, v = self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.value_dim
-        return q * ("q" in self.takes), k * ("k" in self.takes), v * ("v" in self.takes)
-
-
-def sizes_of(mechanism: config.Mechanism, width: int, total_heads: int) -> Sizes:
-    """A head that names no width gets width // total_heads; ValueError where heads then do not divide it."""
-    takes = "" if mechanism.share else "qk"
-    if isinstance(mechanism, config.SymbolHeads):
-        takes = "" if mechanism.hidden else takes
-    else:
-        takes += "v"
-    dim, value_dim = mechanism.widths(width, total_heads)
-    return Sizes(mechanism.heads, dim, value_dim, mechanism.kv_heads or mechanism.heads, takes)
 
 
 def code(self: Any, q: Array, k: Array, limits: dict[str, Any]) -> Array:
@@ -208,16 +180,3 @@ def _relations(mechanism: config.SymbolHeads, sizes: Sizes) -> tuple[int, int]:
             )
         return h, mechanism.relation_dim or e
     return 0, 0
-
-
-def check_shared(heads: Sequence[config.Mechanism], sizes: Sequence[Sizes]) -> None:
-    """Raise a ValueError unless each group that shares queries and keys comes after one that has as many."""
-    for i, mechanism in enumerate(heads):
-        wanted = [(size.heads, size.dim, size.kv_heads) for size in sizes[max(0, i - 1) : i + 1]]
-        if mechanism.share and (i == 0 or wanted[0] != wanted[1]):
-            h, d, g = wanted[-1]
-            came = "there is none" if i == 0 else "it has {}, {} and {}".format(*wanted[0])
-            raise ValueError(
-                f"MultiHeadAttention: {type(mechanism).__name__}(share=True) needs a group before it of {h} heads, "
-                f"dim {d} and kv_heads {g} but {came}"
-            )

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polyhead.layers.heads.sizes import Sizes
+from polyhead.config.sizes import Sizes
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import code_of, resolve
 

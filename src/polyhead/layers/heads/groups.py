@@ -6,7 +6,7 @@ values are symbols are in symbolic.py.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from polyhead import config, spec
 from polyhead.config.mechanisms import MECHANISMS
+from polyhead.config.sizes import Sizes, sizes
 from polyhead.layers import Device
 from polyhead.layers.heads.functions import HeadGroup, is_own
 from polyhead.layers.heads.own import Coded, OwnHeads
-from polyhead.layers.heads.sizes import Sizes, sizes
 from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads, SymbolGroup
 from polyhead.ops.linear.reference import linear_step
 from polyhead.spec.shapes import one_of
@@ -161,14 +161,14 @@ def build(
 
     Raises ValueError where one needs that and the heads do not divide the model width.
     """
-    name, (dim, value_dim) = type(mechanism).__name__, mechanism.widths(width, total_heads)
-    heads, kv_heads, share, impl = mechanism.heads, mechanism.kv_heads, mechanism.share, mechanism.impl
+    name, size = type(mechanism).__name__, mechanism.sizes(width, total_heads)
+    heads, dim, value_dim, kv_heads = size.heads, size.dim, size.value_dim, size.kv_heads
+    share, impl = mechanism.share, mechanism.impl
     if isinstance(mechanism, Coded):  # a user's own, which may inherit from one of ours
-        size = sizes(name, heads, dim, value_dim, kv_heads, takes="v" if share else "qkv")
-        return OwnHeads(mechanism, size, device=device, dtype=dtype)
+        own = dataclasses.replace(size, takes="v" if share else "qkv")
+        return OwnHeads(mechanism, own, device=device, dtype=dtype)
     how: dict[str, Any] = {"impl": impl, "device": device, "dtype": dtype}
     if isinstance(mechanism, config.SymbolHeads):
-        size = sizes(name, heads, dim, value_dim, kv_heads)
         return _symbol_group(mechanism, width, size, bias, max_length, how)
     if isinstance(mechanism, config.Softmax):
         return SoftmaxHeads(heads, dim, value_dim, kv_heads=kv_heads, share=share, impl=impl)
@@ -191,7 +191,6 @@ def build(
 def _symbol_group(
     mechanism: config.SymbolHeads, width: int, size: Sizes, bias: bool, max_length: int, how: dict[str, Any]
 ) -> SymbolGroup:
-    size = dataclasses.replace(size, takes="" if mechanism.share or mechanism.hidden else "qk")
     how = {"hidden": mechanism.hidden, "symbol_dim": mechanism.symbols.dim, "bias": bias, **how}
     if isinstance(mechanism, config.Abstractor):
         return AbstractorHeads(width, size, act=mechanism.act, **how)
@@ -202,17 +201,3 @@ def _symbol_group(
     how |= {"relations": mechanism.relations, "relation_init": mechanism.relation_init}
     how |= {"symbol_std": mechanism.symbols.start_std(width, max_length)}
     return RelationalHeads(width, size, symmetric=mechanism.symmetric, **how)
-
-
-def shared_groups(heads: Sequence[config.Mechanism], groups: Sequence[HeadGroup]) -> list[bool]:
-    """Which groups read the queries and keys of the group before them.  ValueError unless that one has as many."""
-    for i, mechanism in enumerate(heads):
-        wanted = [(g.sizes.heads, g.sizes.dim, g.sizes.kv_heads) for g in groups[max(0, i - 1) : i + 1]]
-        if mechanism.share and (i == 0 or wanted[0] != wanted[1]):
-            h, d, g = wanted[-1]
-            came = "there is none" if i == 0 else "it has {}, {} and {}".format(*wanted[0])
-            raise ValueError(
-                f"MultiHeadAttention: {type(mechanism).__name__}(share=True) needs a group before it of {h} heads, "
-                f"dim {d} and kv_heads {g} but {came}"
-            )
-    return [mechanism.share for mechanism in heads]

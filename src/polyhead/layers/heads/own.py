@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.config import Mechanism
+from polyhead.config.sizes import Sizes
 from polyhead.layers import Device
 from polyhead.layers.heads.functions import HeadGroup
-from polyhead.layers.heads.sizes import Sizes
 from polyhead.layers.own import OwnParameters
 from polyhead.ops.latent_code import drop, share
 

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyhead.config.sizes import Sizes
 from polyhead.layers import Device
 from polyhead.layers.heads.functions import HeadGroup
-from polyhead.layers.heads.sizes import Sizes
 from polyhead.ops.latent_code import relations as relate
 from polyhead.spec import RELATION_ACTS, RELATION_INIT
 from polyhead.spec.numbers import PROBE
