@@ -1,11 +1,13 @@
 """Still figures: formats, and that every measured number is drawn where it belongs."""
 
+import itertools
 import pathlib
 import sys
 
 import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
+from matplotlib.colors import to_rgb
 
 from polyhead.analysis import figures
 
@@ -229,6 +231,23 @@ def test_the_plain_variant_of_a_mechanism_keeps_its_colour(drawn: list, labels: 
     found = {c.get_label(): c.lines[0].get_color() for c in drawn[0].axes[0].containers}
     assert [label for label in labels if found[label] in figures.COLOURS.values()] == plain
     assert all(found[label] == figures.COLOURS[label.split()[0]] for label in plain)
+
+
+def test_no_two_of_ten_models_have_one_colour(drawn: list) -> None:
+    labels = ["Softmax", "Dual attention", "Dual attention, package start", "Relational heads only", "Softmax + RoPE"]
+    labels += ["Softmax + T5 bias", "CoRelNet", "PrediNet", "Abstractor", "HYLA"]
+    figures.lines([("", {label: {1: [0.5]} for label in labels}, {})], "x.png", x_label="")
+    colours = [to_rgb(c.lines[0].get_color()) for c in drawn[0].axes[0].containers]
+    apart = [max(abs(x - y) for x, y in zip(a, b, strict=True)) for a, b in itertools.combinations(colours, 2)]
+    assert len(apart) == 45
+    assert min(apart) > 0.15
+
+
+def test_each_panel_can_have_an_axis_of_its_own(drawn: list) -> None:
+    panels = [("", {"HYLA": {1: [0.5]}}, {}), ("", {"HYLA": {2: [0.5]}}, {})]
+    figures.lines(panels, "x.png", x_label=("steps", "skill"))
+    figures.lines(panels, "x.png", x_label="steps")
+    assert [[axes.get_xlabel() for axes in one.axes] for one in drawn] == [["steps", "skill"], ["steps", "steps"]]
 
 
 def test_lines_of_a_single_place_on_a_logarithmic_axis(tmp_path):

@@ -173,7 +173,7 @@ def test_tests_and_benchmarks_are_short_too(path):
     assert path.read_text().count("\n") <= 400
 
 
-ALLOWED = {"Any": 752, "splats": 4, "** arguments": 171}
+ALLOWED = {"Any": 752, "splats": 4, "** arguments": 170}
 """These may only go down: lower a number when yours is lower."""
 
 

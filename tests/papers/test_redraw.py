@@ -9,7 +9,7 @@ from polyhead.papers import outcome
 from polyhead.papers.hyla import scaling
 from polyhead.papers.recipes import FIGURES
 from polyhead.papers.redraw import redraw
-from polyhead.papers.reproduce import _about
+from polyhead.papers.reproduce import described
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def made(study_of, tmp_path, monkeypatch):
         study = study_of(figure, lambda run: 0.5 + 0.1 * ("hyla" in run.name) + 0.01 * run.seed)
         place = tmp_path / "made" / figure
         place.mkdir(parents=True)
-        about = _about(figure, FIGURES[figure], "smoke", study, FIGURES[figure].draw(study, place))
+        about = described(figure, FIGURES[figure], "smoke", study, FIGURES[figure].draw(study, place))
         (place / "results.json").write_text(json.dumps(about))
         return place, about
 

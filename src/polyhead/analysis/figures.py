@@ -20,7 +20,7 @@ from polyhead.spec.optional import optional
 Array = np.ndarray
 INK, FAINT = "#24292f", "#6e7781"
 COLOURS = {"Softmax": "#0072b2", "Linear": "#d98c00", "HYLA": "#009e73"}
-SPARE = ("#cc5f9f", "#d55e00", "#56a5d9", "#8a6fc4")
+SPARE = ("#cc5f9f", "#d55e00", "#56a5d9", "#8a6fc4", "#7a4b2a", "#24292f", "#8f9a00", "#a8123e", "#12d6c5", "#5b3a8c")
 MARKERS = ("o", "s", "D", "^", "P", "v", "*")
 MARKS = {"HYLA": "o", "Softmax": "s", "Linear": "D"}  # as in the report
 LINES = {"Gaussian process": "--", "Exact ceiling": ":", "Mixture": "-"}
@@ -72,7 +72,7 @@ def lines(
     panels: Sequence[tuple[str, Series, Levels]],
     path: str | pathlib.Path,
     *,
-    x_label: str,
+    x_label: str | Sequence[str],
     y_label: str = "",
     log_x: bool = False,
     log_y: bool = False,
@@ -83,7 +83,7 @@ def lines(
 
     A series is {x: scores of the seeds}: a line through the means, the standard error where there are several seeds,
     and a dot for each of them.  A floor (or ceiling) is one number, a horizontal line, or {x: number}, a step around
-    each x.  `limits` of the vertical axis: None leaves an end to the values.
+    each x.  `limits` of the vertical axis: None leaves an end to the values.  `x_label`: one for all panels, or each.
 
     >>> held_out = {"HYLA": {16: [0.61, 0.66], 32: [0.79, 0.76]}, "Softmax": {16: [0.5, 0.4], 32: [0.6, 0.7]}}
     >>> floors = {"Gaussian process": {16: 0.50, 32: 0.79}, "Exact ceiling": 1.0}
@@ -96,7 +96,7 @@ def lines(
     labels, names = (list(dict.fromkeys(name for panel in panels for name in panel[place])) for place in (1, 2))
     rows, columns = -(-len(panels) // columns), min(columns, len(panels))
     figure, grid = _grid(rows, columns, (3.0 if columns > 1 else 4.4, 2.9), sharey=True)
-    for axes, (title, series, floors) in zip(grid, panels, strict=False):
+    for i, (axes, (title, series, floors)) in enumerate(zip(grid, panels, strict=False)):
         _plain_axes(axes, "both")
         xs = sorted({x for points in series.values() for x in points})
         if log_x:
@@ -109,7 +109,7 @@ def lines(
             axes.set_xticks(xs, [f"{x:g}" for x in xs])
             axes.minorticks_off()
         axes.set_title(title, fontsize=9, color=INK)
-        axes.set_xlabel(x_label, fontsize=9)
+        axes.set_xlabel(x_label if isinstance(x_label, str) else x_label[i], fontsize=9)
     grid[0].set_yscale("log" if log_y else "linear")
     grid[0].set_ylim(*limits)
     for axes in grid[::columns]:
@@ -237,10 +237,10 @@ def _line(axes: Any, points: Mapping[Number, Sequence[Number]], label: str, styl
     colour, marker = style
     xs = sorted(points)
     values = [np.asarray(points[x], float) for x in xs]
-    means = [each.mean() for each in values]
     errors = [each.std(ddof=1) / len(each) ** 0.5 if len(each) > 1 else 0.0 for each in values]
     few = len(xs) <= 12
     look = {"color": colour, "lw": 1.5, "label": label, "zorder": 3}
+    means = [each.mean() for each in values]
     axes.errorbar(
         xs, means, yerr=errors if any(errors) else None, fmt=marker if few else "", ls="-", ms=5, capsize=2, **look
     )
@@ -254,11 +254,8 @@ def _level(
 ) -> None:
     """A floor or ceiling: one line across, or a step around each x that reaches half-way to the next."""
     look = {"color": FAINT, "lw": 1.2, "ls": dash, "zorder": 1}
-    if not isinstance(level, Mapping):
-        axes.axhline(level, label=name, **look)
-        return
-    if len(xs) == 1:
-        axes.axhline(level[xs[0]], label=name, **look)
+    if not isinstance(level, Mapping) or len(xs) == 1:
+        axes.axhline(level[xs[0]] if isinstance(level, Mapping) else level, label=name, **look)
         return
     place = np.log(xs) if log else np.asarray(xs, float)
     middle = (place[1:] + place[:-1]) / 2

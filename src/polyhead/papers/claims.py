@@ -68,11 +68,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim, its parts, and the same numbers as the paper prints them (`printed`)."""
+    """A claim, its parts, and the same numbers as the paper prints them (`printed`).  `family`: the claims with which
+    its p-values are corrected."""
 
     claim: str
     parts: tuple[Part, ...]
     printed: str | None = None
+    family: str = ""
 
     @property
     def outcome(self) -> str:
@@ -123,22 +125,26 @@ def above(
     printed: Mapping[str, Estimate] | None = None,
     within: float | None = None,
     falls: bool = True,
+    *,
+    family: str = "",
 ) -> Verdict:
     """All of `parts` are above `margin`.  `printed`: the same numbers as the paper has them.  `within`: for "no
-    difference", by default `WITHIN` where the margin is 0.  `falls`: see `Part`."""
+    difference", by default `WITHIN` where the margin is 0.  `falls`: see `Part`; `family`: see `Verdict`."""
     small = (0.0 if margin else WITHIN) if within is None else within
     own = "; ".join(str(Part(name, part, margin)) for name, part in printed.items()) if printed else None
-    verdict = Verdict(claim, tuple(Part(name, part, margin, small, falls) for name, part in parts.items()), own)
+    verdict = Verdict(claim, tuple(Part(name, part, margin, small, falls) for name, part in parts.items()), own, family)
     return judged([verdict])[0]
 
 
 def judged(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """The same claims with the p-values of their parts corrected together, by Holm."""
-    parts = [part for verdict in verdicts for part in verdict.parts if part.tested]
-    up = iter(holm([part.estimate.above(part.margin) for part in parts]))
-    down = iter(holm([(-part.estimate).above(-part.margin) for part in parts]))
-    correct = functools.partial(_corrected, up, down)
-    return tuple(replace(verdict, parts=tuple(map(correct, verdict.parts))) for verdict in verdicts)
+    """The same claims with the p-values of their parts corrected by Holm, together with those of their family."""
+    corrections = {}
+    for family in {verdict.family for verdict in verdicts}:
+        parts = [part for verdict in verdicts if verdict.family == family for part in verdict.parts if part.tested]
+        up = iter(holm([part.estimate.above(part.margin) for part in parts]))
+        down = iter(holm([(-part.estimate).above(-part.margin) for part in parts]))
+        corrections[family] = functools.partial(_corrected, up, down)
+    return tuple(replace(verdict, parts=tuple(map(corrections[verdict.family], verdict.parts))) for verdict in verdicts)
 
 
 def _corrected(up: Iterable[float], down: Iterable[float], part: Part) -> Part:

@@ -35,7 +35,7 @@ def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome
     page.add(bullets(outcome.notes, "notes"))
     page.section("made", "How it was made", "Made")
     _made(page, about)
-    kicker = f'<p class="kicker">polyhead reproduce, scale {escape(about["scale"])}</p>'
+    kicker = f'<p class="kicker">{escape(about["command"])}</p>'
     lead = "".join(f'<p class="lead">{escape(_line(v))}</p>' for v in outcome.verdicts[:1])
     write(path, page.html(f"{title} ({about['scale']})", f"{kicker}<h1>{escape(title)}</h1>{lead}").encode())
     return path
@@ -44,10 +44,11 @@ def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome
 _HOW = (
     "Each number above is a difference over seeds with its 95 % interval (Student's t, seed by seed where seeds are "
     "shared; the sampling error of a finite test set is added). It holds if it is above zero, or above the margin that "
-    "is named: one-sided p below 0.05, corrected by Holm over all numbers of this page. It does not hold if the same "
-    "test in the other direction passes. There is no difference if its 90 % interval lies within 0.02 of zero. "
-    "Otherwise there is not enough evidence, and with fewer than five seeds it is not a test. A claim holds if all of "
-    "its numbers do. A small scale is not the paper's: a verdict is about what was run here."
+    "is named: one-sided p below 0.05, corrected by Holm over all numbers of this page, or of their family where the "
+    "page names families. It does not hold if the same test in the other direction passes. There is no difference if "
+    "its 90 % interval lies within 0.02 of zero. Otherwise there is not enough evidence, and with fewer than five "
+    "seeds it is not a test. A claim holds if all of its numbers do. A small scale is not the paper's: a verdict is "
+    "about what was run here."
 )
 
 
@@ -67,10 +68,10 @@ def _verdict(verdict: Verdict) -> str:
 
 def _picture(path: pathlib.Path, caption: str) -> str:
     data = base64.b64encode(path.read_bytes()).decode()
-    image = (
-        f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(caption)}" style="max-width:100%;background:#fff">'
-    )
-    return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
+    # On a phone a wide picture scrolls: in full it would be too small to read.
+    style = "max-width:max(100%,36rem);background:#fff"
+    image = f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(caption)}" style="{style}">'
+    return f'<figure><div style="overflow-x:auto">{image}</div><figcaption>{escape(caption)}</figcaption></figure>'
 
 
 def _made(page: Page, about: Mapping[str, Any]) -> None:

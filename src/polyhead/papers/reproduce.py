@@ -76,7 +76,7 @@ def reproduce(
         outcome = known.draw(study, place)
     else:
         raise ValueError(f"reproduce: none of the {len(runs)} runs of {figure} finished; {study.failures[0].error}")
-    about = _about(figure, known, scale, study, outcome)
+    about = described(figure, known, scale, study, outcome)
     write(place / RESULTS, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
     return write_page(place / PAGE, known.title, about, outcome), outcome, study.failures
 
@@ -110,7 +110,7 @@ def check(path: pathlib.Path) -> None:
         raise ValueError(f"reproduce: {path} has format {found}, not {FORMAT}; choose another --folder or delete it")
 
 
-def _about(figure: str, known: Figure, scale: str, study: Study, outcome: Outcome) -> About:
+def described(figure: str, known: Figure, scale: str, study: Study, outcome: Outcome) -> About:
     """results.json: how it was made, every run, and what came of it."""
     return {
         "format": FORMAT,

@@ -44,9 +44,17 @@ LISTED_CANDIDATES = 200_000  # candidate functions of one sequence that are stil
 
 
 def floors(
-    task: FuzzyLogic, split: str, *, sequences: int = 2000, seed: int = 0, library: str = "torch"
+    task: FuzzyLogic,
+    split: str,
+    *,
+    sequences: int = 2000,
+    seed: int = 0,
+    library: str = "torch",
+    batch_size: int = CHUNK,
 ) -> dict[str, Score]:
     """R² on `split` of every floor and of the ceiling, over `sequences` sequences of stream `seed`.
+
+    `batch_size`: that of an evaluation, for the same sequences as it has.
 
     Raises ValueError for an unknown split or library, and where a short context leaves too many functions to enumerate.
     """
@@ -56,8 +64,8 @@ def floors(
         raise ValueError(f"floors: sequences must be at least 1 but is {sequences}")
     scores: dict[str, list[Tensor]] = {}
     counts = []
-    for step, start in enumerate(range(0, sequences, CHUNK)):
-        batch = task.batch(split, min(CHUNK, sequences - start), seed=seed, step=step)
+    for step, start in enumerate(range(0, sequences, batch_size)):
+        batch = task.batch(split, min(batch_size, sequences - start), seed=seed, step=step)
         exact, count = ceiling(task, batch)
         counts.append(count)
         guesses = predictions(batch, library=library) | floors_functions.predictions(task, batch) | {"ceiling": exact}

@@ -1,0 +1,57 @@
+"""The figure and the tests of the long trainings, from all of their runs that are finished.
+
+    python benchmarks/long_figure.py [runs/long/main/*]       draws docs/results/fuzzy/long anew
+
+Without folders it takes the runs in `models/`, where `ship_models.py` puts them.  It names the folders that it leaves
+out: unfinished runs, and runs that are not of the protocol.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from long_trainings import MODELS, SEEDS, training
+from polyhead.config import digest
+from polyhead.papers.figure import Figure
+from polyhead.papers.hyla.long import draw
+from polyhead.papers.hyla.sizes import HYLA
+from polyhead.papers.page import write_page
+from polyhead.papers.reproduce import PAGE, RESULTS, described
+from polyhead.papers.study import Study
+from polyhead.train import read_config, read_result
+from polyhead.train.store import shipped
+from polyhead.train.store.folder import write
+
+PLACE = Path(__file__).parents[1] / "docs" / "results" / "fuzzy" / "long"
+RATES = {"softmax": 3e-3, "hyla": 3e-3, "linear": 1e-3}
+"""Chosen before the runs: see docs/results/protocol.md."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("--into", type=Path, default=PLACE)
+    given = parser.parse_args()
+    wanted = {digest(training(row, seed, RATES[row])) for row in MODELS for seed in SEEDS}
+    runs, results = [], []
+    for folder in given.folders or sorted(shipped.REPOSITORY.glob("fuzzy-*")):
+        run, result = read_config(folder), read_result(folder)
+        if result is None or digest(run) not in wanted:
+            print(f"left out: {folder}, {'not a run of the protocol' if result else 'not finished'}")
+            continue
+        runs.append(replace(run, folder=None))
+        results.append(result)
+    known = Figure("Fuzzy logic after 50,000 steps", HYLA, draw)
+    study = Study.of("long", HYLA, "paper", given.into, runs, results)
+    given.into.mkdir(parents=True, exist_ok=True)
+    outcome = draw(study, given.into)
+    about = described("long", known, "paper", study, outcome) | {"command": "python benchmarks/long_figure.py"}
+    write(given.into / RESULTS, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
+    write_page(given.into / PAGE, known.title, about, outcome)
+    (given.into / "long.svg").unlink()  # the page holds it
+    print(*outcome.verdicts, f"{len(runs)} of {len(wanted)} runs, {given.into / PAGE}", sep="\n")
+
+
+if __name__ == "__main__":
+    main()

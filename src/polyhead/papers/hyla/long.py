@@ -1,0 +1,222 @@
+"""Fuzzy logic after 50,000 steps: the figure and the tests that docs/results/protocol.md fixed before the runs.
+
+The runs are those of benchmarks/long_trainings.py.  `draw` takes all of them that are finished.  A claim is judged once
+all its models have a run, and it is a test from five seeds on.
+"""
+
+import itertools
+import pathlib
+from collections.abc import Iterable, Mapping
+
+from polyhead.analysis import figures
+from polyhead.papers.claims import Verdict, above, judged
+from polyhead.papers.estimates import Estimate
+from polyhead.papers.hyla.rows import ROWS
+from polyhead.papers.outcome import Outcome, both
+from polyhead.papers.study import Point, Study
+from polyhead.tasks import FuzzyLogic
+from polyhead.tasks.fuzzy_logic.floors import floors
+
+SEEDS = (1, 2, 3, 4, 5)
+"""Those of the tests: seed 0 chose the rates."""
+SKILLS = (0.80, 0.85, 0.90, 0.94)
+"""R² on known combinations at which models are compared; the test is at `SKILL`."""
+SKILL, EARLY = 0.90, 5000
+KNOWN, UNSEEN, NOVEL = "iid", "compositional", "novel"
+FLOORS = {"recall": "Recall", "mix": "Mixture", "gaussian_process": "Gaussian process", "ceiling": "Exact ceiling"}
+NAMES = {name: ROWS[name].label for name in ("hyla", "softmax", "linear")} | FLOORS
+
+Measured = Mapping[tuple[str, str], Mapping[int, float]]
+"""A quantity and a model or floor -> its value by seed.  Quantities: `unseen`, the R² on unseen combinations at the
+end; `equal`, that at equal skill; `gap`, known less unseen; `late`, the gain on unseen ones after `EARLY` steps."""
+
+TESTS: tuple[tuple[str, str, tuple[tuple[str, str, str | None], ...]], ...] = (
+    ("primary", "1. on unseen combinations HYLA is better than softmax", (("unseen", "hyla", "softmax"),)),
+    ("primary", "2. on unseen combinations softmax is better than linear", (("unseen", "softmax", "linear"),)),
+    ("primary", "3. on unseen combinations HYLA is better than linear", (("unseen", "hyla", "linear"),)),
+    (
+        "secondary",
+        f"4. at equal skill, R² {SKILL:.2f} on known combinations, HYLA is better on unseen ones",
+        (("equal", "hyla", "softmax"),),
+    ),
+    (
+        "secondary",
+        "5. on unseen combinations models are above floors",
+        (
+            ("unseen", "hyla", "recall"),
+            ("unseen", "softmax", "recall"),
+            ("unseen", "hyla", "mix"),
+            ("unseen", "hyla", "gaussian_process"),
+        ),
+    ),
+    ("secondary", f"6. HYLA gains on unseen combinations after step {EARLY:,}", (("late", "hyla", None),)),
+    (
+        "secondary",
+        f"6. softmax gains on unseen combinations after step {EARLY:,} (no difference is expected)",
+        (("late", "softmax", None),),
+    ),
+    ("secondary", "7. softmax loses more than HYLA from known to unseen", (("gap", "softmax", "hyla"),)),
+)
+"""Family (p-values are corrected within one), claim, and the differences that must be above 0."""
+
+
+def at_skill(known: Mapping[int, float], unseen: Mapping[int, float], skill: float) -> float | None:
+    """The score on unseen combinations where that on known ones reaches `skill`: by linear interpolation between the
+    first evaluation at or above it and the one before.  None where it is never reached, or by the first of all.
+
+    >>> at_skill({1: 0.75, 2: 1.0}, {1: 0.5, 2: 0.75}, 0.875)
+    0.625
+    """
+    for before, after in itertools.pairwise(sorted(known)):
+        if known[before] >= skill:
+            return None
+        if known[after] >= skill:
+            share = (skill - known[before]) / (known[after] - known[before])
+            return unseen[before] + share * (unseen[after] - unseen[before])
+    return None
+
+
+def beside(point: Point) -> dict[str, float]:
+    """Floors and ceiling on the very sequences on which a run was scored."""
+    task, train = point.run.task, point.run.train
+    assert isinstance(task, FuzzyLogic)
+    count = train.eval_batches * train.batch_size
+    found = floors(task, UNSEEN, sequences=count, seed=point.run.seed, batch_size=train.batch_size)
+    return {name: found[name].mean for name in FLOORS}
+
+
+def measured(points: Iterable[Point]) -> dict[tuple[str, str], dict[int, float]]:
+    """What the tests and the figure are about; see `Measured`."""
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    levels: dict[int, dict[str, float]] = {}
+    for point in points:
+        model, seed = _model(point), point.run.seed
+        known, unseen = point.course(KNOWN), point.course(UNSEEN)
+        values: dict[str, float | None] = {f"at {skill:.2f}": at_skill(known, unseen, skill) for skill in SKILLS}
+        values |= {"known": point.score(KNOWN), "unseen": point.score(UNSEEN), "novel": point.score(NOVEL)}
+        values |= {"gap": point.score(KNOWN) - point.score(UNSEEN), "late": point.score(UNSEEN) - unseen[EARLY]}
+        values["equal"] = values[f"at {SKILL:.2f}"]
+        for name, value in values.items():
+            if value is not None:
+                found.setdefault((name, model), {})[seed] = value
+        levels[seed] = levels[seed] if seed in levels else beside(point)
+    for seed, by in levels.items():
+        for name, value in by.items():
+            found.setdefault(("unseen", name), {})[seed] = value
+    return found
+
+
+def _model(point: Point) -> str:
+    return point.run.name.rpartition("-")[0]
+
+
+# --------------------------------------------------------------------------------------------------------------- claims
+
+
+def verdicts(found: Measured, seeds: tuple[int, ...] = SEEDS) -> list[Verdict]:
+    """The claims of `TESTS` whose models have runs of the same seeds, each difference seed by seed."""
+    stated = []
+    for family, claim, differences in TESTS:
+        parts = {_named(quantity, a, b): _over(found, quantity, a, b, seeds) for quantity, a, b in differences}
+        known = {name: part for name, part in parts.items() if part is not None}
+        if len(known) == len(parts):
+            stated.append(above(claim, known, family=family))
+    return list(judged(stated))
+
+
+def _named(quantity: str, one: str, other: str | None) -> str:
+    return NAMES[one] if other is None else f"{NAMES[one]} over {NAMES[other]}"
+
+
+def _over(found: Measured, quantity: str, one: str, other: str | None, seeds: tuple[int, ...]) -> Estimate | None:
+    mine = found.get((quantity, one), {})
+    theirs = dict.fromkeys(seeds, 0.0) if other is None else found.get((quantity, other), {})
+    values = {seed: mine[seed] - theirs[seed] for seed in seeds if seed in mine and seed in theirs}
+    return Estimate.of(values) if values else None
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+
+
+def draw(study: Study, folder: pathlib.Path) -> Outcome:
+    """Unseen combinations in the course of training, and at equal skill on known ones; the tests and all numbers."""
+    points = sorted(study.points, key=lambda point: (list(NAMES).index(_model(point)), point.run.seed))
+    found = measured(points)
+    courses: dict[str, dict[float, list[float]]] = {}
+    skills: dict[str, dict[float, list[float]]] = {}
+    for point in points:
+        label = NAMES[_model(point)]
+        for step, value in point.course(UNSEEN).items():
+            courses.setdefault(label, {}).setdefault(step / 1000, []).append(value)
+        for skill in SKILLS:
+            if point.run.seed in (at := found.get((f"at {skill:.2f}", _model(point)), {})):
+                skills.setdefault(label, {}).setdefault(skill, []).append(at[point.run.seed])
+    levels = {label: Estimate.of(found["unseen", name]).mean for name, label in FLOORS.items()}
+    panels = [("in the course of training", courses, levels), ("at equal skill", skills, levels)]
+    for path in both(study.figure, folder):
+        figures.lines(
+            [panel for panel in panels if panel[1]],
+            path,
+            x_label=("optimiser steps, thousands", "R² on known combinations"),
+            y_label="R² on unseen combinations",
+        )
+    head, rows = _table(points, found)
+    return Outcome(
+        pictures=((study.figure, _caption(points)),),
+        head=head,
+        rows=rows,
+        numbers=_numbers(found),
+        verdicts=tuple(verdicts(found)),
+        notes=_notes(found),
+    )
+
+
+def _caption(points: Iterable[Point]) -> str:
+    count: dict[str, int] = {}
+    for point in points:
+        count[NAMES[_model(point)]] = count.get(NAMES[_model(point)], 0) + 1
+    runs = ", ".join(f"{label} {n}" for label, n in count.items())
+    return (
+        "R² on unseen combinations: left in the course of training, right where R² on known ones first reaches the "
+        f"value below. Runs: {runs}. Floors and ceiling are of the same splits and sequences. With one seed, a "
+        "difference between two models may be one between two trainings."
+    )
+
+
+def _table(points: Iterable[Point], found: Measured) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Its head, and a line for each run and for the floors of each seed."""
+    columns = ("known", "unseen", "novel", "gap", "late", *(f"at {skill:.2f}" for skill in SKILLS))
+    skills = (f"unseen at known {skill:.2f}" for skill in SKILLS)
+    head = ("", "seed", "known", "unseen", "unknown terms", "known − unseen", f"gain after step {EARLY:,}", *skills)
+    rows = []
+    for point in points:
+        model, seed = _model(point), point.run.seed
+        errors = {"known": KNOWN, "unseen": UNSEEN, "novel": NOVEL}
+        cells = []
+        for column in columns:
+            value = found.get((column, model), {}).get(seed)
+            error = f" ± {point.sampling(errors[column]):.3f}" if column in errors else ""
+            cells.append("–" if value is None else f"{value:.3f}{error}".replace("-", "−"))
+        rows.append((NAMES[model], str(seed), *cells))
+    for name, label in FLOORS.items():
+        for seed, value in found["unseen", name].items():
+            rows.append((label, str(seed), "–", f"{value:.3f}", *["–"] * (len(head) - 4)))
+    return head, tuple(rows)
+
+
+def _numbers(found: Measured) -> dict[str, dict[str, dict[str, float]]]:
+    """As JSON: by model or floor, quantity and seed."""
+    numbers: dict[str, dict[str, dict[str, float]]] = {}
+    for (quantity, name), by_seed in found.items():
+        numbers.setdefault(NAMES[name], {})[quantity] = {str(seed): value for seed, value in by_seed.items()}
+    return numbers
+
+
+def _notes(found: Measured) -> tuple[str, ...]:
+    again = verdicts(found, (2, 3, 4, 5, 6))[:3] if 6 in found.get(("unseen", "hyla"), {}) else []
+    return (
+        "± in the table is the standard error over the sequences of a score; it is part of the spread over seeds.",
+        "The tests are those of docs/results/protocol.md. P-values are corrected within its families, 1 to 3 and 4 to "
+        "7. The order HYLA, softmax, linear holds if 1 and 2 hold.",
+        *(f"With seed 6 in place of seed 1: {verdict}" for verdict in again),
+    )

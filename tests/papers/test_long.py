@@ -1,0 +1,114 @@
+"""The long trainings: what is read off their courses, and the tests of the protocol on planted numbers."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import scipy.stats
+
+from polyhead.analysis import figures
+from polyhead.config import Train
+from polyhead.papers.claims import HOLDS, NO_TEST, OPEN
+from polyhead.papers.hyla import long
+from polyhead.papers.hyla.singles import fuzzy_hyla, fuzzy_softmax
+from polyhead.papers.hyla.sizes import HYLA
+from polyhead.papers.study import Point, Study
+from polyhead.tasks import FuzzyLogic
+from polyhead.train.store.folder import METRICS, Result
+
+STEPS = (2500, 5000, 7500)
+KNOWN, UNSEEN = (0.70, 0.86, 0.94), (0.50, 0.60, 0.80)
+
+
+@pytest.mark.parametrize(
+    ("skill", "wanted"),
+    # .80 is 10 of 16 hundredths on the way from the first to the second; .90 half-way from the second to the third
+    [(0.80, 0.50 + 0.10 * 10 / 16), (0.90, 0.70), (0.86, 0.60), (0.94, 0.80), (0.95, None), (0.70, None), (0.6, None)],
+)
+def test_equal_skill_lies_between_the_first_score_that_reaches_it_and_the_one_before(skill, wanted):
+    known, unseen = dict(zip(STEPS, KNOWN, strict=True)), dict(zip(STEPS, UNSEEN, strict=True))
+    later = {10_000: 0.1}  # falls behind again, and does not count
+    found = long.at_skill(known | later, unseen | later, skill)
+    assert found == (None if wanted is None else pytest.approx(wanted))
+
+
+def by_seed(mean, spread):
+    return {seed: mean + spread * step for seed, step in zip(long.SEEDS, (-1.0, 1.0, 0.0, -0.5, 0.5), strict=True)}
+
+
+def test_each_family_of_tests_is_corrected_alone():
+    """The least p-value of three primary tests is taken three times, as by Holm; that of one secondary test once."""
+    found = {("unseen", "hyla"): by_seed(0.9, 0.01), ("unseen", "softmax"): by_seed(0.88, -0.01)}
+    found |= {("unseen", "linear"): by_seed(0.5, 0.0), ("unseen", "recall"): by_seed(0.4, 0.0)}
+    found |= {("late", "hyla"): by_seed(0.1, 0.01), ("equal", "hyla"): by_seed(0.9, 0.0)}
+    first, second, third, late = long.verdicts(found)
+    differences = [0.02 + 0.02 * step for step in (-1.0, 1.0, 0.0, -0.5, 0.5)]
+    alone = scipy.stats.ttest_1samp(differences, 0.0, alternative="greater").pvalue
+    assert first.parts[0].up == pytest.approx(alone)  # the largest of the three
+    assert third.parts[0].up == pytest.approx(3 * third.parts[0].estimate.above(0.0))
+    assert [v.claim[:2] for v in (first, second, third, late)] == ["1.", "2.", "3.", "6."]
+    assert (first.outcome, second.outcome, third.outcome, late.outcome) == (HOLDS, HOLDS, HOLDS, HOLDS)
+    alone = late.parts[0].estimate.above(0.0)
+    assert late.parts[0].up == pytest.approx(alone)  # one of one
+
+
+def test_differences_are_of_the_seeds_that_both_have():
+    found = {("unseen", "hyla"): by_seed(0.9, 0.01), ("unseen", "softmax"): {1: 0.5, 3: 0.6, 6: 0.1}}
+    (verdict,) = long.verdicts(found)
+    assert verdict.parts[0].estimate.values == pytest.approx({1: 0.89 - 0.5, 3: 0.9 - 0.6})
+    assert verdict.outcome == NO_TEST
+    assert long.verdicts({("unseen", "hyla"): {0: 0.9, 6: 0.9}, ("unseen", "linear"): {0: 0.1, 6: 0.1}}) == []
+
+
+def test_noise_is_not_enough_evidence():
+    found = {("unseen", "hyla"): by_seed(0.9, 0.1), ("unseen", "softmax"): by_seed(0.9, -0.1)}
+    assert [verdict.outcome for verdict in long.verdicts(found)] == [OPEN]
+
+
+@pytest.fixture
+def study(tmp_path):
+    """One run of HYLA and one of softmax, of the courses above; softmax has 0.05 less on unseen combinations."""
+    points = []
+    for recipe, less in ((fuzzy_hyla, 0.0), (fuzzy_softmax, 0.05)):
+        task = FuzzyLogic(variables=3, terms=2, length=8, split_seed=1)
+        name = f"{recipe.__name__.partition('_')[2]}-1"
+        run = replace(recipe(), task=task, name=name, seed=1, train=Train(batch_size=8, eval_batches=2))
+        (place := tmp_path / name).mkdir()
+        courses = {"iid": KNOWN, "compositional": [score - less for score in UNSEEN], "novel": (0, 0, 0)}
+        rows = [
+            {"kind": "eval", "split": split, "step": step, "r2": score}
+            for split, scores in courses.items()
+            for step, score in zip(STEPS, scores, strict=True)
+        ]
+        (place / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        scores = {split: {"r2": course[-1], "r2_se": 0.01} for split, course in courses.items()}
+        points.append(Point(run, Result(name, "0", 7500, 1.0, 9, scores, "", {}, place)))
+    return Study("long", HYLA, "paper", tmp_path, tuple(points))
+
+
+def test_the_figure_has_the_courses_equal_skill_and_the_floors_of_the_same_sequences(study, tmp_path, monkeypatch):
+    panels, batches = [], []
+    monkeypatch.setattr(figures, "lines", lambda given, path, **_: panels.append(given) or path)
+    plain = FuzzyLogic.batch
+
+    def watched(task, split, size, *, seed, step, **options):
+        batches.append((split, size, seed, step))
+        return plain(task, split, size, seed=seed, step=step, **options)
+
+    monkeypatch.setattr(FuzzyLogic, "batch", watched)
+    found = long.draw(study, tmp_path)
+    (_, course, levels), (_, skill, same) = panels[0]
+    assert course["HYLA"] == {2.5: [0.5], 5.0: [0.6], 7.5: [0.8]}
+    assert {at: scores for at, (scores,) in skill["Softmax"].items()} == pytest.approx(
+        {0.80: 0.5125, 0.85: 0.54375, 0.90: 0.65, 0.94: 0.75}
+    )
+    assert levels == same
+    assert set(levels) == {"Recall", "Mixture", "Gaussian process", "Exact ceiling"}
+    assert [b for b in batches if b[0] == "compositional"] == [("compositional", 8, 1, 0), ("compositional", 8, 1, 1)]
+    rows = {(row[0], row[1]): row[2:] for row in found.rows}
+    assert rows["HYLA", "1"][:5] == ("0.940 ± 0.010", "0.800 ± 0.010", "0.000 ± 0.010", "0.140", "0.200")
+    assert rows["Softmax", "1"][3:5] == ("0.190", "0.200")
+    assert {len(row) for row in found.rows} == {len(found.head)}
+    assert "Runs: HYLA 1, Softmax 1." in found.pictures[0][1]
+    assert {verdict.outcome for verdict in found.verdicts} == {NO_TEST}
+    assert found.numbers["HYLA"]["late"]["1"] == pytest.approx(0.2)
