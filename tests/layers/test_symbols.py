@@ -135,7 +135,7 @@ ERRORS = {
         lambda x: RelationalSymbols(4, causal=False)(x, cache=LayerCache()),
         "neighbours after a token are not known yet: a cache needs causal=True",
     ),
-    "no neighbours": (lambda x: RelationalSymbols(4)(x, first=2), "tokens before the first, number 2, are wanted"),
+    "no neighbours": (lambda x: RelationalSymbols(4)(x, first=2), "first = 2 needs the tokens before it"),
     "relations": (lambda x: RelationalSymbols(6, relations=4), "relations must divide 6 but is 4"),
 }
 

@@ -1,13 +1,13 @@
-"""How wide the heads of a group are, and what it takes of its layer's joint projection."""
+"""The widths of a group's heads, and its rows of the layer's joint projection."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Per head: `dim` of queries and keys, `value_dim` of values; `kv_heads` divides `heads`.
+    """Widths per head: `dim` of queries and keys, `value_dim` of values; `kv_heads` divides `heads`.
 
-    `takes`: which of queries "q", keys "k" and values "v" are rows of the joint projection.
+    `takes`: which of queries "q", keys "k" and values "v" come from the joint projection.
     """
 
     heads: int
@@ -26,14 +26,14 @@ class Sizes:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Rows this group takes of the query, key and value projections."""
+        """Numbers of rows of this group in the query, key and value projections."""
         wide = {"q": self.heads * self.dim, "k": self.kv_heads * self.dim, "v": self.kv_heads * self.value_dim}
         q, k, v = (wide[part] * (part in self.takes) for part in "qkv")
         return q, k, v
 
 
 def sizes(who: str, heads: int, dim: int, value_dim: int | None, kv_heads: int | None, *, takes: str = "qkv") -> Sizes:
-    """`Sizes` with the defaults filled in.  ValueError, beginning with `who`, where kv_heads do not divide heads."""
+    """`Sizes` with the defaults filled in.  Raises ValueError, which names `who`, if kv_heads do not divide heads."""
     kv_heads = heads if kv_heads is None else kv_heads
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise ValueError(f"{who}: kv_heads must divide {heads} heads but is {kv_heads}")

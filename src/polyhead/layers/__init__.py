@@ -1,4 +1,4 @@
-"""Modules: parameters around an op.  Plain keyword arguments; usable without our configuration."""
+"""nn.Modules: the parameters around the ops.  They take plain keyword arguments and need none of our configurations."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ import torch
 from polyhead.spec.lazy import lazy
 
 Device = torch.device | str | None
-"""What every module takes as `device`; None is torch's default."""
+"""The type of every module's argument `device`; None is torch's default device."""
 
 __all__ = ["attention", "block", "cache", "feedforward", "heads", "norms", "positions", "symbols", "taps", "testing"]
 

@@ -2,9 +2,9 @@
 
     y = W_out [group_1(q, k, v) | group_2(q, k, v) | ...],    [q | k | v] = W_qkv x
 
-One matrix multiply makes all queries, keys and values (two in cross-attention), one makes the output.  The rows of
-`qkv` are [queries of all groups | keys of all groups | values of all groups], head after head.  The values of
-relational groups are symbols, which the layer's own sources make or the caller gives.
+One matrix product computes all queries, keys and values (two in cross-attention); one computes the output.  The rows of
+`qkv` are [queries of all groups | keys of all groups | values of all groups], head by head.  The values of relational
+groups are symbols; they come from the layer's own sources or from the caller.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from polyhead.spec.shapes import named, shaped
 
 Positions = config.Position | nn.ModuleDict | None
 Part = tuple[AttentionCall | None, Tensor]
-"""Of one group: the call of its op (None: a step of its state), what came out (b t h*e)."""
+"""For one group: the call of its op (None if it updated a state instead), and its output (b t h*e)."""
 
 
 @named
@@ -46,11 +46,11 @@ class MultiHeadAttention(nn.Module):
     >>> attention(torch.randn(2, 10, 64)).shape
     torch.Size([2, 10, 64])
 
-    `dim` is the model width; heads that name no width of their own get dim // (all heads).  `positions`: Rotary,
-    RelativeBias or Alibi, or rotary tables shared with other layers.  `dropout` is a rate on the latent code, one
-    draw per element or, with `dropout_shared`, one mask for the batch and all heads.  `qk_norm`: LayerNorm without
-    bias on q and k, per head.  `window`: a query sees only keys less than `window` positions away.
-    `own_symbols=False`: relational heads get no source of symbols here, the caller gives them.
+    `dim` is the model width; heads without a given width get dim // (number of all heads).  `positions`: Rotary,
+    RelativeBias or Alibi, or rotary tables that layers share.  `dropout` is a rate on the latent code; it draws one
+    mask per sample and head or, with `dropout_shared`, one for the batch and all heads.  `qk_norm`: LayerNorm without
+    bias on q and k, per head.  `window`: a query attends only to keys less than `window` positions away.
+    `own_symbols=False`: the layer has no sources of symbols; the caller passes symbols for relational heads.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class MultiHeadAttention(nn.Module):
         self.qkv = linear(dim, sum(self.widths), bias=bias, **how)
         self.out = nn.Linear(sum(size.heads * size.value_dim for size in self.sizes), dim, bias=bias, **how)
         self._add_positions(positions, heads, max_length, device, dtype)
-        # q and k of one group, then of the next; a group that shares them has none to normalise.
+        # Norms of q and k, group by group; a group that shares its queries and keys has none.
         norms = [
             nn.Identity() if shared else LayerNorm(size.dim, eps=1e-6, bias=False, **how)
             for size, shared in zip(self.sizes, self.shared, strict=True)
@@ -108,7 +108,7 @@ class MultiHeadAttention(nn.Module):
         return f"{self.dim}, heads={self.total_heads}, causal={self.causal}"
 
     def _add_symbols(self, heads: Sequence[config.Mechanism], how: dict[str, Any]) -> None:
-        """One source for each that the groups name; `source_of` is which one a group reads."""
+        """Build each distinct source of symbols once; `source_of` gives the index of each group's source."""
         named = [group.symbols for group in heads if isinstance(group, config.SymbolHeads)]
         distinct = list(dict.fromkeys(named))
         self.source_of = [distinct.index(g.symbols) if isinstance(g, config.SymbolHeads) else None for g in heads]
@@ -156,14 +156,17 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """y (b t m); with `return_code` also the code of all pairs (b h t s), before dropout.
 
-        `mask` is boolean, True where looking is allowed, and broadcasts to (b h t s).  `bias` adds to the scores:
-        (b|1 h|1 t s), or by offset (h, t+s-1).  `positions` are those of x (default 0, 1, ...); a context counts
-        from 0.  `keep` (b|1 h|1 t s) multiplies the code in place of the layer's own dropout, in eval mode, too: 0 in
-        a head takes that head away.  `symbols`, for all groups or one (or None) for each: (b|1 s symbol width), or by
-        clipped offset a table of 2 distance + 1 rows; `first` is what query 0 is among the keys, for the latter
-        (default: the last query is the last key if causal, else query 0 is key 0).  `cu_seqlens` (int32, n + 1): x
-        (1 t m) is n sequences in a row, number i rows cu_seqlens[i] to cu_seqlens[i + 1], each by itself, from place 0.
-        With a `cache`, x follows the tokens it has seen, and s counts both (of a `window`'s those it still holds).
+        `mask` is boolean, True where a query may attend to a key, and broadcasts to (b h t s).  `bias` is added to the
+        scores: (b|1 h|1 t s), or by offset (h, t+s-1).  `positions` are those of x (default 0, 1, ...); positions of a
+        context are 0, 1, ...  `keep` (b|1 h|1 t s) multiplies the code in place of the layer's own dropout, also in
+        eval mode; 0 throughout a head removes that head.  `symbols` is one tensor for all groups or one (or None) per
+        group: (b|1 s symbol width), or a table of 2 distance + 1 rows by clipped offset.  For a table, `first` is the
+        index of query 0 among the keys (default: the last query is the last key if causal, else query 0 is key 0).
+        `cu_seqlens` (int32, n + 1): x (1 t m) is n packed sequences, masked from one another; sequence i has the rows
+        cu_seqlens[i] to cu_seqlens[i + 1], and its positions start at 0.  With a `cache`, x follows the tokens in the
+        cache, and s counts both; with a `window`, s counts only the tokens that the cache still holds.
+
+        Raises ValueError for shapes, dtypes or combinations of arguments that do not match.
         """
         call = call_of(
             x, context, dim=self.dim, causal=self.causal, positions=positions, first=first, window=self.window,
@@ -184,7 +187,7 @@ class MultiHeadAttention(nn.Module):
         return (result, self._code(parts)) if return_code else result
 
     def _parts(self, symbols: Sequence[Tensor | None], limits: Limits, call: Call, plain: bool) -> list[Part]:
-        """What each group makes of a call."""
+        """The call and the output of each group."""
         projected = project(self.qkv, self.sizes, call.x, call.context, senders=call.new_senders)
         parts: list[Part] = []
         made: dict[str, Tensor] = {}
@@ -199,10 +202,10 @@ class MultiHeadAttention(nn.Module):
         return parts
 
     def _groups(self) -> list[Any]:
-        return list(self.groups)  # head groups, or what wraps them
+        return list(self.groups)  # head groups or their wrappers
 
     def _symbols(self, symbols: Tensor | Sequence[Tensor | None] | None, call: Call) -> Sequence[Tensor | None]:
-        """The symbols of the senders that are new, for each group."""
+        """The symbols of the new senders, for each group."""
         if all(dim is None for dim in self.symbol_dims) or not call.new_senders:
             return [None] * len(self.groups)
         if symbols is not None:
@@ -220,7 +223,8 @@ class MultiHeadAttention(nn.Module):
     def _inputs(
         self, i: int, rows: Rows, symbols: Tensor | None, call: Call, before: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        """What the op of group `i` reads: q of the receivers, k and v of all senders, for relations q_rel and k_rel."""
+        """The tensors for the op of group `i`: q of the receivers, k and v of all senders; q_rel and k_rel for
+        relations."""
         f = None if self.symbol_dims[i] is None else asked(self.groups[i], "features")(call.x)
         made = self._receivers(i, rows, f, call)
         like = next(iter(made.values()), call.x).dtype
@@ -244,18 +248,19 @@ class MultiHeadAttention(nn.Module):
     def _all_senders(
         self, i: int, rows: Rows, f: Tensor | None, symbols: Tensor | None, call: Call, like: torch.dtype
     ) -> dict[str, Tensor]:
-        """`_senders`, with those that a cache holds of earlier calls; of a context in the dtype of `like` or wider."""
+        """`_senders` together with the cached tensors of earlier calls; those of a context in at least the dtype
+        `like`."""
         if call.memory is None:
             return self._senders(i, rows, f, symbols, call)
         if call.context is None:
             new = self._senders(i, rows, f, symbols, call)
             return {name: x if name == "table" else call.remember((i, name), x) for name, x in new.items()}
         kept = call.memory.once(i, lambda: self._senders(i, rows, f, symbols, call))
-        # Kept under autocast, they may be read without.
+        # They may have been cached under autocast and be read without it.
         return {name: x.to(torch.promote_types(x.dtype, like)) for name, x in kept.items()}
 
     def _senders(self, i: int, rows: Rows, f: Tensor | None, symbols: Tensor | None, call: Call) -> dict[str, Tensor]:
-        """k (b s g d), v (b|1 s g e) or the table of relative symbols, k_rel: of the senders that are new."""
+        """k (b s g d), v (b|1 s g e) or the table of relative symbols, and k_rel, for the new senders."""
         group = self.groups[i]
         made = {name: rows[name] for name in "kv" if name in rows}
         if f is not None and symbols is not None:
@@ -278,8 +283,8 @@ class MultiHeadAttention(nn.Module):
         if beyond and call.positions is None and call.cu_seqlens is None:
             reach = max(call.past + call.t, call.s)
             raise ValueError(f"MultiHeadAttention: {reach} positions but max_length is {self.max_length}")
-        # Positions counted here are in range by the test above; reading them would wait for the device.  Those of
-        # packed sequences may be out of range only if all together are too long; a GPU's lookup then says so itself.
+        # The test above proves that counted positions are in range; reading them would synchronise the device.  Those
+        # of packed sequences can be out of range only if `beyond`; on a GPU the table lookup itself then fails.
         packed = beyond and call.cu_seqlens is not None and call.x.device.type == "cpu"
         return self.rotary[str(self.sizes[which // 2].dim)](
             rows, where[..., None], check=positions is not None or packed
@@ -291,7 +296,7 @@ class MultiHeadAttention(nn.Module):
             return bias
         x, t, s = call.x, call.t, call.s
         if isinstance(self.relative, AlibiBias):
-            self.relative.slopes(x)  # it has no parameter that a state dict could bring from the meta device
+            self.relative.slopes(x)  # builds the slopes after the meta device: Alibi has no parameter to load
         if call.positions is None:
             relative = self.relative(t, s, offset=s - t if self.causal else call.past).to(x.dtype)
         else:
@@ -303,8 +308,10 @@ class MultiHeadAttention(nn.Module):
         return bias + relative
 
     def _limits(self, bias: Tensor | None, mask: Tensor | None, keep: Tensor | None, call: Call) -> Limits:
-        """Who may look at whom, for the ops.  Where the window counts other places than those of queries and keys,
-        the mask hides what is `window` positions away or more, and no window is left to the op."""
+        """The masks and biases of a call, for the ops.
+
+        An op's window counts indices.  If positions differ from indices, the window becomes a part of the mask.
+        """
         window = self.window
         if call.memory is not None and call.memory.real is not None and call.context is None:
             real = call.memory.real[:, None, None]
@@ -317,9 +324,9 @@ class MultiHeadAttention(nn.Module):
         return Limits(bias, mask, keep, self.causal, window, call.cu_seqlens)
 
     def _sums(self, i: int, call: Call, plain: bool) -> bool:
-        """Whether group `i` keeps the sum of all keys and values instead of each of them.
+        """Whether group `i` caches the sum over all keys and values instead of each of them.
 
-        The first call with a cache decides.  `plain`: nothing but queries, keys and values matters in this call.
+        The first call with a cache decides.  `plain`: the call has no bias, mask, keep, return_code or taps.
         """
         group, memory = compiled(self._groups()[i]), call.memory
         if memory is None or call.context is not None:
@@ -340,7 +347,7 @@ class MultiHeadAttention(nn.Module):
         return (i, "state") in memory
 
     def _step(self, i: int, rows: Rows, call: Call) -> Tensor:
-        """The output of group `i` for new tokens, whose keys and values go into its state."""
+        """The output of group `i` for new tokens; their keys and values are added to its state."""
         group, memory = compiled(self._groups()[i]), call.memory
         assert isinstance(group, LinearHeads)
         assert memory is not None
@@ -365,13 +372,13 @@ class MultiHeadAttention(nn.Module):
         dtype: torch.dtype | None = None,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, "_ _ {t} {s}"]:
-        """One draw of this layer's dropout, the `keep` of `forward`: 0 or 1 / (1 - rate)."""
+        """Draw a dropout mask of this layer, the `keep` of `forward`: entries are 0 or 1 / (1 - rate)."""
         shape = (1, 1, t, s) if self.dropout_shared else (b, self.total_heads, t, s)
         draw = torch.rand(shape, generator=generator, device=device)
         return (draw >= self.dropout).to(dtype or draw.dtype) / (1.0 - self.dropout)
 
     def _code(self, parts: list[Part]) -> Tensor:
-        """The code of all pairs (b h t s), of what each group was given."""
+        """The code of all pairs (b h t s), recomputed from the call of each group."""
         calls = zip(self._groups(), parts, strict=True)
         return torch.cat([coder(group)(own) for group, (own, _) in calls if own is not None], dim=1)
 

@@ -3,7 +3,7 @@
 pre-norm:   x = x + attention(norm1(x));   x = x + feedforward(norm2(x))     (a final norm follows the last block)
 post-norm:  x = norm1(x + attention(x));   x = norm2(x + feedforward(x))     (Vaswani et al. 2017; no final norm)
 
-A decoder's block looks at another sequence in between, through `norm_cross` and `cross`, in the same two ways.
+A decoder's block attends to another sequence in between, through `norm_cross` and `cross`, in the same two forms.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from polyhead.ops.call import Packed
 from polyhead.spec.shapes import one_of
 
 Symbols = Tensor | Sequence[Tensor | None] | None
-"""What `MultiHeadAttention.forward` takes as `symbols`."""
+"""The type of the argument `symbols` of `MultiHeadAttention.forward`."""
 
 
 def build_norm(
@@ -38,7 +38,7 @@ def build_norm(
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a feed-forward layer, each around a residual; with `cross`, attention to a context between them.
+    """Attention and a feed-forward layer, each with a residual; with `cross`, attention to a context between them.
 
     >>> block = TransformerBlock(MultiHeadAttention(64, [Hyla(8)]), SwigluLayer(64), norm="rms")
     >>> decoder = TransformerBlock(
@@ -90,12 +90,13 @@ class TransformerBlock(nn.Module):
         cache: LayerCache | None = None,
         taps: list[Taps] | None = None,
     ) -> Float[Tensor, "b _ m"]:
-        """The block at all positions, or at the last `tail` of them, with nothing computed for the others but keys.
+        """The block's output at all positions, or only at the last `tail`; for the others only keys and values are
+        computed.
 
-        `keep` (b|1 h|1 t s) replaces the dropout of the self-attention; of it, too, the last `tail` rows are read.
-        `context` is what `cross` looks at, where `context_mask` (as `mask`, but over the context) allows.  `symbols`
-        are those of x, `context_symbols` those of the context, and `cu_seqlens` are the sequences that x holds, see
-        `MultiHeadAttention`; such sequences have no context, nor a tail.
+        `keep` (b|1 h|1 t s) replaces the dropout of the self-attention; with `tail`, only its last rows are read.
+        `cross` attends to `context` where `context_mask` (like `mask`, over the context) is True.  `symbols` are those
+        of x, `context_symbols` those of the context.  `cu_seqlens` are the edges of packed sequences in x, see
+        `MultiHeadAttention`; they exclude a context and a tail.
         """
         self._check(context, cu_seqlens, tail)
         source = self.norm1(x) if self.pre else x

@@ -1,10 +1,9 @@
-"""What layers remember of the tokens they have seen, so that decoding computes the new ones only.
+"""The KV cache: what layers store of earlier tokens, so that decoding computes only the new ones.
 
-Keys, values, relation keys and symbols of earlier tokens are kept as they entered the equation (normalised, turned by
-their positions, projected), so that a cached step is the uncached one: nothing is approximated.  Of linear heads whose
-scores are used as they are, the sum over all tokens is kept in their place: it does not grow with their number.  Nor
-does what a layer with a window keeps: it drops the keys that no later token can see (positions, where they are given,
-grow from token to token).
+Keys, values, relation keys and symbols are stored as they enter the equation: normalised, rotated and projected.  So a
+cached step computes the same as an uncached one; nothing is approximated.  Linear heads without normalisation store the
+sum over all tokens instead, whose size does not grow.  A layer with a window drops keys that no later token can attend
+to, so its cache does not grow either.  If positions are given, they must increase from token to token.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -14,14 +13,14 @@ from torch import Tensor
 
 
 class LayerCache:
-    """The memory of one layer: of its self-attention and, in `.cross`, of its attention to another sequence.
+    """The cache of one layer: of its self-attention and, in `.cross`, of its cross-attention.
 
     >>> cache = LayerCache()
     >>> cache.extend("k", torch.zeros(1, 3, 2)).shape, cache.extend("k", torch.zeros(1, 1, 2)).shape
     (torch.Size([1, 3, 2]), torch.Size([1, 4, 2]))
 
-    `length`: tokens it has seen; in `.cross`, tokens that have asked.  `gone`: how many of them, the first, it holds no
-    longer.  `real`: which of those it holds are no padding (b s), or None if all are.
+    `length`: number of tokens so far; in `.cross`, of queries.  `gone`: how many of the first tokens were dropped.
+    `real` (b s): which of the stored tokens are not padding; None if there is no padding.
     """
 
     def __init__(self) -> None:
@@ -34,7 +33,7 @@ class LayerCache:
 
     @property
     def cross(self) -> "LayerCache":
-        """The memory of the layer's cross-attention."""
+        """The cache of the layer's cross-attention."""
         if self._cross is None:
             self._cross = LayerCache()
         return self._cross
@@ -43,38 +42,41 @@ class LayerCache:
         return name in self._kept
 
     def extend(self, name: Hashable, new: Tensor) -> Tensor:
-        """`new` (b t ...) after all that came under that name before: (b s ...).  ValueError if they do not fit."""
+        """Append `new` (b t ...) to what is stored under `name` and return all of it (b s ...).
+
+        Raises ValueError if the shapes do not match.
+        """
         old = self._kept.get(name)
         if old is not None and (old.shape[0], *old.shape[2:]) != (new.shape[0], *new.shape[2:]):
             was, came = tuple(old.shape), tuple(new.shape)
-            raise ValueError(f"LayerCache: what is kept of {name} is (b s ...) = {was} but what is new {came}")
+            raise ValueError(f"LayerCache: stored {name} is (b s ...) = {was} but new {name} is {came}")
         self._kept[name] = new if old is None else torch.cat((old, new), dim=1)
         return self._kept[name]
 
     def state(self, name: Hashable) -> Tensor | None:
-        """What was `put` under that name last."""
+        """The state that was last `put` under that name, or None."""
         return self._kept.get(name)
 
     def put(self, name: Hashable, state: Tensor) -> None:
-        """Keep `state` in place of what was under that name."""
+        """Store `state` under that name, in place of an earlier one."""
         self._kept[name] = state
 
     @property
     def nbytes(self) -> int:
-        """Memory of what is kept, of the cross-attention, too."""
+        """Bytes of all stored tensors, those of the cross-attention included."""
         kept = [*self._kept.values(), *(tensor for made in self._made.values() for tensor in made.values())]
         kept += [] if self.real is None else [self.real]
         return sum(tensor.nbytes for tensor in kept) + (0 if self._cross is None else self._cross.nbytes)
 
     def last(self, name: Hashable, new: Tensor, count: int | None) -> Tensor:
-        """`new` (b t ...) after what is kept of the tokens before; of all these the last `count` (None: all) stay."""
+        """Stored tensors followed by `new` (b t ...); only the last `count` (None: all) stay stored."""
         seen = self.extend(name, new)
         if count is not None:
             self._kept[name] = _end(seen, count)
         return seen
 
     def expect(self, mask: Tensor | None, like: Tensor) -> None:
-        """What `Cache.expect` says, for one layer."""
+        """`Cache.expect` for one layer."""
         if mask is None and self.real is None:
             return
         b, t = like.shape[:2]
@@ -88,27 +90,27 @@ class LayerCache:
 
     @property
     def gaps(self) -> bool:
-        """Whether padding follows a real token somewhere.  Looked up once (on a GPU, a wait)."""
+        """Whether padding follows a real token somewhere.  Computed once, because it synchronises a GPU."""
         if self._gaps is None:
             self._gaps = self.real is not None and bool((self.real[:, :-1] & ~self.real[:, 1:]).any())
         return self._gaps
 
     def advance(self, t: int, count: int | None) -> None:
-        """`t` tokens more have been seen; the last `count` of all are held (None: all that were, and these)."""
+        """Record `t` new tokens, of which, with the earlier ones, the last `count` (None: all) stay stored."""
         self.length += t
         if count is not None and self.length - self.gone > count:
             self.gone = self.length - count
             self.real = None if self.real is None else _end(self.real, count)
 
     def once(self, name: Hashable, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """What `make` gave when it was asked for first."""
+        """The result of the first call of `make` under this name."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
 
 
 def _end(kept: Tensor, count: int) -> Tensor:
-    """The last `count` of (b s ...); a copy, for a part would keep the memory of the whole."""
+    """The last `count` of (b s ...), copied: a view would keep the memory of the whole tensor."""
     first = max(0, kept.shape[1] - count)
     return kept[:, first:].clone() if first else kept
 
@@ -130,18 +132,18 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """Tokens it has seen."""
+        """Number of tokens so far."""
         return self.layers[0].length
 
     @property
     def nbytes(self) -> int:
-        """Memory of all it keeps."""
+        """Bytes of all stored tensors."""
         return sum(layer.nbytes for layer in self.layers)
 
     def expect(self, mask: Tensor | None, like: Tensor) -> None:
-        """Take note of which tokens of a coming call (b t ...) are real: True in `mask` (b t), or all of them.
+        """Announce the tokens of the next call, `like` (b t ...): `mask` (b t) is True at real tokens (None: all are).
 
-        Padding stays hidden in all calls to come.  ValueError for another number of sequences than before.
+        Padding stays masked in all later calls.  Raises ValueError if the number of sequences changes.
         """
         for layer in self.layers:
             layer.expect(mask, like)

@@ -1,7 +1,7 @@
-"""What a call of a layer is given beside its input: checked in one place, and cut up for its groups of heads."""
+"""The arguments of a layer's call: checked in one place, and divided among its groups of heads."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import torch
@@ -15,16 +15,17 @@ WHO = "MultiHeadAttention"
 
 
 def no_script(module: nn.Module) -> NoReturn:
-    """What `torch.jit.script` calls first."""
+    """Raises ValueError; `torch.jit.script` calls it first."""
     raise ValueError(f"{type(module).__name__}: TorchScript cannot compile it; use torch.compile or torch.export")
 
 
 @dataclass(frozen=True)
 class Call:
-    """Who looks at whom in one call: `t` queries of `x` at `s` keys, of `x` and what went before or of a context.
+    """One call of a layer: `t` queries from `x`, and `s` keys from `x` and earlier tokens, or from a context.
 
-    `past`: tokens of x that `memory` has seen before, of which it has dropped the first `gone` and goes on to hold the
-    last `span` (None: all).  `first`: what query 0 is among the keys, for relative symbols.
+    `memory` is the cache.  `past`: number of earlier tokens.  `gone`: how many of those the cache has dropped.  `span`:
+    how many tokens it stores after this call (None: all).  `first`: index of query 0 among the keys, for relative
+    symbols.
     """
 
     x: Tensor
@@ -49,20 +50,20 @@ class Call:
 
     @property
     def new_senders(self) -> bool:
-        """Whether keys and values are still to be made: those of a context are made once."""
+        """Whether keys and values must be computed: those of a cached context are computed only once."""
         return self.context is None or self.memory is None or self.past == 0
 
     def remember(self, name: Hashable, new: Tensor) -> Tensor:
-        """`new` of the tokens x, after what the cache holds of those before."""
+        """The cached tensors of earlier tokens followed by `new`, those of x."""
         assert self.memory is not None
         return self.memory.last(name, new, self.span)
 
     def held(self, array: Tensor | None) -> Tensor | None:
-        """A mask, bias or dropout mask over all keys there have been, cut to those that are still held."""
+        """A mask, bias or dropout mask over all keys so far, cut to the keys that the cache still holds."""
         return array if array is None or not self.gone or array.shape[-1] == 1 else array[..., self.gone :]
 
     def counted(self, *, queries: bool) -> Tensor:
-        """(1 t) or (1 s): where tokens are if no positions are given, those of packed sequences each in its own."""
+        """Default positions of queries (1 t) or keys (1 s), counted from 0 in each packed sequence."""
         if self.cu_seqlens is not None:
             return places_in(self.cu_seqlens, self.t)
         start = self.past if queries or self.context is None else 0
@@ -70,7 +71,7 @@ class Call:
         return torch.arange(start, start + rows, device=self.x.device)[None]
 
     def where_keys_are(self) -> Tensor:
-        """(b|1 s), those of earlier tokens included."""
+        """Positions of the keys (b|1 s), those of cached tokens included."""
         return torch.arange(self.s, device=self.x.device)[None] if self.key_positions is None else self.key_positions
 
 
@@ -86,12 +87,33 @@ def call_of(
     cu_seqlens: Tensor | None,
     cache: LayerCache | None,
 ) -> Call:
-    """The `Call` of a layer of width `dim`; what the cache remembers of positions grows.
+    """The `Call` of a layer of width `dim`.  Given positions are appended to the cache.
 
-    Raises ValueError for another width, and for what does not go together with a cache or with packed sequences.
+    Raises ValueError for a wrong width, and for arguments that a cache or packed sequences exclude.
     """
     if x.shape[-1] != dim:
         raise ValueError(f"{WHO}: m = {dim} but x (b t m) = {tuple(x.shape)}")
+    _check_exclusions(x, context, causal, cu_seqlens, cache)
+    t = x.shape[1]
+    call = Call(
+        x, context, None, past=0, gone=0, span=None, s=t, first=0,
+        positions=positions, key_positions=positions, cu_seqlens=cu_seqlens,
+    )  # fmt: skip
+    if context is not None:
+        call = replace(call, s=context.shape[1], key_positions=None)
+        if cache is not None:
+            call = replace(call, memory=cache.cross, past=cache.cross.length)
+    elif cache is not None:
+        call = _after(cache, call, window)
+    if first is None:
+        first = call.s - t if causal else call.past
+    return replace(call, first=first)
+
+
+def _check_exclusions(
+    x: Tensor, context: Tensor | None, causal: bool, cu_seqlens: Tensor | None, cache: LayerCache | None
+) -> None:
+    """Raise ValueError if a cache or packed sequences exclude an argument."""
     if cache is not None and causal != (context is None):
         wanted = "be causal" if context is None else "not be causal, to another sequence"
         raise ValueError(f"{WHO}: attention with a cache must {wanted}")
@@ -101,23 +123,22 @@ def call_of(
             f"{WHO}: cu_seqlens cut x (1 t m) into sequences, without a context or a cache, "
             f"but x (b t m) = {tuple(x.shape)} and {given} came"
         )
-    memory = cache if cache is None or context is None else cache.cross
-    past = 0 if memory is None else memory.length
-    gone, span, keys = 0, None, positions if context is None else None
-    if memory is not None and context is None:
-        if past and ("positions" in memory) != (positions is not None):
-            raise ValueError(f"{WHO}: with a cache, positions must be given in every call or in none")
-        gone = memory.gone
-        # Padding after a real token takes places but no positions: then what is far behind may still be in the window.
-        span = None if window is None or (positions is not None and memory.gaps) else window - 1
-        keys = None if positions is None else memory.last("positions", positions, span)
-    s = past - gone + x.shape[1] if context is None else context.shape[1]
-    first = (s - x.shape[1] if causal else past) if first is None else first
-    return Call(x, context, memory, past, gone, span, s, first, positions, keys, cu_seqlens)
+
+
+def _after(cache: LayerCache, call: Call, window: int | None) -> Call:
+    """The call of self-attention whose tokens follow those in the cache."""
+    positions, past, gone = call.positions, cache.length, cache.gone
+    if past and ("positions" in cache) != (positions is not None):
+        raise ValueError(f"{WHO}: with a cache, positions must be given in every call or in none")
+    # Padding has an index but no position.  After padding, a key may be inside the window by position but not by index.
+    span = None if window is None or (positions is not None and cache.gaps) else window - 1
+    key_positions = None if positions is None else cache.last("positions", positions, span)
+    s = past - gone + call.t
+    return replace(call, memory=cache, past=past, gone=gone, span=span, s=s, key_positions=key_positions)
 
 
 def check(wanted: tuple[int, int, int, int], mask: Tensor | None, bias: Tensor | None, keep: Tensor | None) -> None:
-    """Raise a ValueError unless mask, bias and keep fit (b h t s) = `wanted`."""
+    """Raise ValueError unless mask, bias and keep match (b h t s) = `wanted`."""
     if mask is not None and not _broadcasts(mask.shape, wanted):
         came = tuple(mask.shape)
         hint = "; of keys it is mask[:, None, None]" if came == (wanted[0], wanted[3]) else ""
@@ -127,7 +148,7 @@ def check(wanted: tuple[int, int, int, int], mask: Tensor | None, bias: Tensor |
         if tuple(bias.shape) != by_offset:
             shape = tuple(bias.shape)
             raise ValueError(f"{WHO}: bias must be (b h t s) = {wanted} or (h t+s-1) = {by_offset} but is {shape}")
-    # Queries and keys written out, as the backends want them; only batch and heads may be shared.
+    # The backends need the dimensions of queries and keys in full; only those of batch and heads may be 1.
     if keep is not None and not (keep.shape[-2:] == wanted[2:] and keep.ndim == 4 and _broadcasts(keep.shape, wanted)):
         raise ValueError(f"{WHO}: keep must be (b|1 h|1 t s), here {wanted}, but is {tuple(keep.shape)}")
 
@@ -139,7 +160,7 @@ def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class Limits:
-    """Who may look at whom, and what is added to scores or drops codes, for all heads of a layer."""
+    """Masks, bias and dropout of one call, for all heads of a layer."""
 
     bias: Tensor | None = None
     mask: Tensor | None = None
@@ -149,7 +170,7 @@ class Limits:
     cu_seqlens: Tensor | None = None
 
     def call(self, made: Mapping[str, Tensor], first: int, last: int) -> AttentionCall:
-        """The call of the heads `first` to `last`, whose tensors are given."""
+        """The `AttentionCall` of the heads `first` to `last`, given their tensors."""
         bias, mask, keep = (heads_of(array, first, last) for array in (self.bias, self.mask, self.keep))
         return AttentionCall(
             made["q"], made["k"], made["v"], bias, mask, keep, self.causal, self.window, self.cu_seqlens,
@@ -158,10 +179,10 @@ class Limits:
 
 
 def heads_of(array: Tensor | None, first: int, last: int) -> Tensor | None:
-    """The heads `first` to `last` of a bias (b h t s) or (h t+s-1), a mask of 1 to 4 dimensions or a dropout mask."""
+    """Heads `first` to `last` of a bias (b h t s) or (h t+s-1), a mask of 1 to 4 dimensions or a dropout mask."""
     if array is None or array.ndim == 1:
         return array
-    if array.ndim == 2:  # by offset if floating; a (t s) mask is for all heads
+    if array.ndim == 2:  # a bias by offset is floating; a (t s) mask is shared by all heads
         return array[first:last] if array.is_floating_point() else array
     return array if array.shape[-3] == 1 else array[..., first:last, :, :]
 
@@ -169,7 +190,7 @@ def heads_of(array: Tensor | None, first: int, last: int) -> Tensor | None:
 def symbols_of(
     symbols: Tensor | Sequence[Tensor | None], widths: Sequence[int | None], call: Call
 ) -> Sequence[Tensor | None]:
-    """The symbols of each group, whose width is in `widths` (None: it takes none).
+    """The symbols of each group; `widths` has their widths (None for a group without symbols).
 
     Raises ValueError unless each is (b|1 s m) or a table of 2 distance + 1 rows, of x's dtype.
     """

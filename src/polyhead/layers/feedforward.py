@@ -1,4 +1,4 @@
-"""Feed-forward layers: what a block does to each token on its own.
+"""Feed-forward layers, which a block applies to each token separately.
 
 MLP(x)     = W_down act(W_up x)
 SwiGLU(x)  = W2 (silu(W1 x) * W3 x)                                               (Shazeer 2020)
@@ -56,7 +56,7 @@ class MlpLayer(nn.Module):
 
 
 class SwigluLayer(nn.Module):
-    """`w2(silu(w1 x) * w3 x)`; `hidden` defaults to `swiglu_width(dim)`.  `bias`: of all three maps."""
+    """`w2(silu(w1 x) * w3 x)`; `hidden` defaults to `swiglu_width(dim)`; `bias` is for all three maps."""
 
     def __init__(
         self,
@@ -79,15 +79,15 @@ class SwigluLayer(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Each token goes to the `top_k` experts its gate likes best, weighted by the softmax over those k scores; no
-    noise.
+    """Each token is sent to the `top_k` experts with the highest gate scores and weighted by the softmax over those
+    scores; the gate has no noise.
 
-    After a forward pass `balance_loss` is `experts * sum_i f_i P_i`, f_i the share of choices that fell on expert i
-    and P_i its mean probability under the softmax over all experts: 1 when the load is even, `experts` when one
-    expert takes all at k = 1 (Fedus et al. 2022, eq. 4, with the k choices counted alike).
+    After a forward pass `balance_loss` is `experts * sum_i f_i P_i`: f_i is the fraction of choices of expert i, and
+    P_i its mean probability under the softmax over all experts.  It is 1 for an even load, and `experts` if one expert
+    takes all at k = 1 (Fedus et al. 2022, eq. 4, with all k choices counted equally).
 
-    All experts are computed for all tokens in one batched multiply and the unchosen weigh 0: no sorting, no
-    data-dependent shape, the same bits each time.
+    All experts are computed for all tokens in one batched product; experts that were not chosen have weight 0.  So
+    there is no sorting and no data-dependent shape, and results are deterministic.
     """
 
     balance_loss: Tensor | None
@@ -138,7 +138,7 @@ class MixtureOfExperts(nn.Module):
         hidden = torch.einsum("nm,xfm->xnf", flat, self.up)
         if self.up_bias is not None:
             hidden = hidden + self.up_bias[:, None]
-        # The gate weighs the hidden layer, so that the sum over experts is one multiply: W_down is linear.
+        # W_down is linear, so the gate can weight the hidden layer; the sum over experts is then one product.
         hidden = self._act(hidden) * weight.T[..., None]
         out = torch.einsum("xnf,xmf->nm", hidden, self.down)
         if self.down_bias is not None:
@@ -150,7 +150,7 @@ class MixtureOfExperts(nn.Module):
         return self.experts * (share * scores.softmax(-1).mean(0)).sum()
 
     def __getstate__(self) -> dict[str, object]:
-        """Without `balance_loss`, whose graph can be neither copied nor pickled."""
+        """The state without `balance_loss`, whose graph can be neither copied nor pickled."""
         return {**self.__dict__, "balance_loss": None}
 
     def extra_repr(self) -> str:
@@ -160,7 +160,7 @@ class MixtureOfExperts(nn.Module):
 def build_feedforward(
     kind: config.FeedForward, dim: int, *, device: Device = None, dtype: torch.dtype | None = None
 ) -> MlpLayer | SwigluLayer | MixtureOfExperts | OwnFeedForward:
-    """The layer that a configuration names."""
+    """The feed-forward layer of a configuration."""
     if isinstance(kind, config.Mlp):
         return MlpLayer(dim, kind.hidden, act=kind.act, bias=kind.bias, device=device, dtype=dtype)
     if isinstance(kind, config.Swiglu):

@@ -1,4 +1,4 @@
-"""Normalisation layers: the functions of `ops.norms` and their gains."""
+"""Normalisation layers: the functions of `ops.norms` with their parameters."""
 
 import torch
 from jaxtyping import Float

@@ -1,13 +1,13 @@
-"""Positions and feed-forward layers that are not of this package: their configuration says what they compute.
+"""Positions and feed-forward layers of a user: their configuration defines what they compute.
 
-A position has one of
+A configuration of positions has one of these methods:
 
-    bias(own, distance)          added to the scores (h ...), of distances (...), query position - key position
-    rotate(own, x, positions)    queries or keys x (b t h d) at positions (b|1 t), before the scores
+    bias(own, distance)          added to the scores (h ...), for distances (...) = query position - key position
+    rotate(own, x, positions)    transforms queries or keys x (b t h d) at positions (b|1 t), before the scores
     vectors(own, positions)      added to the inputs of the first layer (b|1 t m)
 
-`own` is the module, which holds what `parameters(heads, dim, max_length)` returns, by name.  A feed-forward layer has
-`module(dim)`, which returns an nn.Module of (... m) to (... m).
+`own` is the module; its attributes are the parameters that `parameters(heads, dim, max_length)` returns, by name.  A
+configuration of a feed-forward layer has `module(dim)`, which returns an nn.Module from (... m) to (... m).
 """
 
 from collections.abc import Callable, Mapping
@@ -25,12 +25,12 @@ WAYS = ("bias", "rotate", "vectors")
 
 
 class OwnParameters(nn.Module):
-    """Parameters that a user's configuration names, by what its method `parameters` returns; without one, none."""
+    """A module with the parameters that the method `parameters` of a user's configuration returns, if it has one."""
 
     _initial: Callable[[], Mapping[str, Tensor]]
 
     def _hold(self, rule: object, sizes: tuple[int, ...], device: Device, dtype: torch.dtype | None) -> None:
-        """Take the parameters of `rule` for these sizes."""
+        """Register the parameters of the configuration `rule` for these sizes."""
         make, who = getattr(rule, "parameters", None), type(rule).__name__
         self._initial = dict if make is None else partial(make, *sizes)
         for name, value in self._initial().items():
@@ -46,7 +46,7 @@ class OwnParameters(nn.Module):
 
 
 def way_of(positions: Position) -> str:
-    """Which of `WAYS` a user's positions go.  ValueError unless it is one."""
+    """Which of the methods `WAYS` a user's positions have.  Raises ValueError unless it is exactly one."""
     ways = [way for way in WAYS if hasattr(positions, way)]
     if len(ways) != 1:
         who, came = type(positions).__name__, " and ".join(ways) or "none"
@@ -76,7 +76,7 @@ class OwnPositions(OwnParameters):
         self._hold(positions, self.sizes, device, dtype)
 
     def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h {t}+{s}-1"]:
-        """The bias of key j for query i in column j - i + t - 1, as in `RelativePositionBias`."""
+        """The bias of query i and key j in column j - i + t - 1, as in `RelativePositionBias`."""
         return self._bias(offset + t - 1 - torch.arange(t + s - 1, device=self.like.device))
 
     def dense(self, queries: Int[Tensor, "#b t"], keys: Int[Tensor, "#b s"]) -> Float[Tensor, "#b h t s"]:
@@ -99,7 +99,7 @@ class OwnPositions(OwnParameters):
 
 
 class OwnVectors(OwnPositions):
-    """A user's positions as vectors that are added to the inputs."""
+    """A user's positions: vectors that are added to the inputs."""
 
     def forward(  # type: ignore[override]  # it is called with positions, not with lengths
         self, positions: Int[Tensor, "#b t"]
@@ -110,7 +110,7 @@ class OwnVectors(OwnPositions):
 
 
 class OwnFeedForward(nn.Module):
-    """A user's feed-forward layer, which begins as their module does."""
+    """A user's feed-forward layer, initialised by its own module."""
 
     def __init__(self, kind: FeedForward, dim: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
-"""Where a token is: rotary embedding, T5 relative bias, ALiBi, learned and sinusoidal vectors.
+"""Position encodings: rotary embedding, T5 relative bias, ALiBi, learned and sinusoidal vectors.
 
-Constants (angles, bucket numbers, slopes) are no parameters: they are absent from the state dict, and are made anew
-whenever the module is moved, cast or materialised, so that they are never rounded to half precision nor left
-unfilled.
+Constants (angles, bucket indices, slopes) are not parameters and are not in the state dict.  They are recomputed
+whenever the module is moved, cast or materialised, so they are never rounded to half precision and never uninitialised.
 """
 
 import functools
@@ -23,12 +22,12 @@ from polyhead.spec.shapes import one_of
 
 
 def starts_in(cu_seqlens: Int[Tensor, "_"], t: int) -> Int[Tensor, "t"]:
-    """The row where the sequence of each of `t` packed tokens begins; rows after the last sequence are one, too."""
+    """For each of `t` packed tokens the first row of its sequence; rows after the last sequence form one more."""
     return cu_seqlens[sequence_of(cu_seqlens, t)]
 
 
 def places_in(cu_seqlens: Int[Tensor, "_"], t: int) -> Int[Tensor, "1 t"]:
-    """Which token of its own sequence each of `t` packed tokens is.
+    """The position of each of `t` packed tokens within its own sequence.
 
     >>> places_in(torch.tensor([0, 3, 5]), 5)
     tensor([[0, 1, 2, 0, 1]])
@@ -37,10 +36,10 @@ def places_in(cu_seqlens: Int[Tensor, "_"], t: int) -> Int[Tensor, "1 t"]:
 
 
 class Constant(nn.Module):
-    """`make()`, computed on the CPU in float64 or int64 and kept as `.value` on the module's device, in at least
-    float32.
+    """A constant: `make()` is computed on the CPU in float64 or int64; `.value` holds it on the module's device, in at
+    least float32.
 
-    `make` must be picklable.  After `.to(device)`, `.half()`, `.double()` or `.to_empty()` the value is made anew.
+    `make` must be picklable.  `.to(device)`, `.half()`, `.double()` and `.to_empty()` recompute the value.
     """
 
     value: Tensor
@@ -64,7 +63,7 @@ class Constant(nn.Module):
         return self
 
     def forward(self, like: Tensor) -> Tensor:
-        """The value; also where the module was filled by `load_state_dict(assign=True)` and left on the meta device."""
+        """The value.  It is computed here if `load_state_dict(assign=True)` left the module on the meta device."""
         if self.value.is_meta and not like.is_meta and not torch.compiler.is_compiling():
             self.value = self._made(torch.empty_like(self.value, device=like.device))
         return self.value
@@ -102,11 +101,11 @@ class RotaryEmbedding(nn.Module):
     def forward(
         self, x: Float[Tensor, "... d"], positions: Int[Tensor, "..."], *, check: bool = True
     ) -> Float[Tensor, "... d"]:
-        """`x` turned by its positions, which are integers in [0, max_length) and broadcast to `x.shape[:-1]`.
+        """`x` rotated by its positions, which are integers in [0, max_length) and broadcast to `x.shape[:-1]`.
 
-        `check=False`: the caller vouches for their range, so that no data is read (on a GPU, no wait for it).
+        `check=False` skips the check of their range, which would synchronise a GPU.
 
-        Raises ValueError for another width, positions that do not fit and, in eager mode, positions out of range.
+        Raises ValueError for a wrong width, positions that do not broadcast and, in eager mode, positions out of range.
         """
         if x.shape[-1] != self.dim:
             raise ValueError(f"RotaryEmbedding: d = {self.dim} but x (... d) = {tuple(x.shape)}")
@@ -132,7 +131,7 @@ def rotary_tables(
     max_length: int = 512,
     device: Device = None,
 ) -> nn.ModuleDict:
-    """One rotary table per head width, to be shared by all layers."""
+    """One rotary table per head width, shared by all layers."""
     widths = {group.dim or dim // sum(g.heads for g in heads) for heads in layers for group in heads}
     tables = {str(d): RotaryEmbedding(d, theta, max_length, layout=layout, device=device) for d in sorted(widths)}
     return nn.ModuleDict(tables)
@@ -147,7 +146,10 @@ def build_bias(
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> "RelativePositionBias | AlibiBias | OwnPositions":
-    """What a layer has of its own where positions are no tables: a bias, or a user's bias or rotation."""
+    """A layer's own module of positions: a bias, or a user's bias or rotation.
+
+    Raises ValueError for positions that are neither.
+    """
     if isinstance(positions, config.RelativeBias):
         buckets = positions.buckets or max_length
         reach = positions.max_distance or buckets
@@ -170,7 +172,7 @@ def _bucket_table(buckets: int, max_distance: int, bidirectional: bool) -> Tenso
 class RelativePositionBias(nn.Module):
     """T5's learned bias on the scores: one number per head and bucket of distances (`spec.numbers.relative_buckets`).
 
-    `table` is (heads, buckets).  The bias comes by offset, so that no t x s tensor is needed.
+    `table` is (heads, buckets).  The bias is returned by offset, so no (t s) tensor is needed.
     """
 
     def __init__(
@@ -201,9 +203,10 @@ class RelativePositionBias(nn.Module):
         nn.init.normal_(self.table, std=self.buckets**-0.5)
 
     def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h {t}+{s}-1"]:
-        """Column j - i + t - 1 is the bias of key j for query i; `offset` is query 0's position minus key 0's.
+        """The bias by offset: column j - i + t - 1 for query i and key j.
 
-        Causal attention, which aligns the last query with the last key, wants `offset = s - t`.
+        `offset` is the position of query 0 minus that of key 0.  Causal attention aligns the last query with the last
+        key and needs `offset = s - t`.
         """
         return self._rows(_distances(t, s, offset, self.table.device)).T
 
@@ -230,7 +233,7 @@ def _slope_table(heads: int) -> Tensor:
 
 
 class AlibiBias(nn.Module):
-    """`-slope_h |i - j|` on the scores: no parameters, no longest sequence (Press et al. 2022)."""
+    """`-slope_h |i - j|` on the scores: no parameters, and no limit on the length (Press et al. 2022)."""
 
     def __init__(self, heads: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -240,7 +243,7 @@ class AlibiBias(nn.Module):
         self.slopes = Constant(functools.partial(_slope_table, heads), device, dtype)
 
     def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h {t}+{s}-1"]:
-        """By offset, as in `RelativePositionBias`."""
+        """The bias by offset, as in `RelativePositionBias`."""
         slopes = self.slopes.value
         return -slopes[:, None] * _distances(t, s, offset, slopes.device).abs()
 

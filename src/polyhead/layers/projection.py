@@ -1,9 +1,9 @@
-"""The joint projections of a layer, cut into groups: queries, keys and values before, the output after.
+"""The joint projections of a layer, divided among its groups: queries, keys and values, and the output.
 
-The rows of `qkv` are [queries of all groups | keys of all groups | values of all groups], head after head; a group that
-makes one of them otherwise (from symbols, from hidden features, from the group before) has no rows there.
+The rows of `qkv` are [queries of all groups | keys of all groups | values of all groups], head by head.  A group that
+computes one of them otherwise (from symbols, hidden features or the previous group) has no rows for it.
 
-A map may have been wrapped (LoRA, torch.compile, FSDP): its rows stand for it only where it is `plain`.
+A map may be wrapped (LoRA, torch.compile, FSDP).  Rows of its weight may be used only if it is `plain`.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from polyhead.config.sizes import Sizes
 from polyhead.layers import Device
 
 Rows = dict[str, Tensor]
-"""What a group takes of the projection, by the names "q" (b t h d), "k" (b s g d) and "v" (b s g e)."""
+"""A group's part of the projection: "q" (b t h d), "k" (b s g d) and "v" (b s g e)."""
 
 
 def linear(inputs: int, outputs: int, *, bias: bool, device: Device, dtype: torch.dtype | None) -> nn.Linear:
-    """A linear map; one without outputs, of groups that take nothing here, has no values that PyTorch could warn of."""
+    """A linear map.  With 0 outputs it is not initialised, as PyTorch would warn; groups may need no rows."""
     layer = nn.Linear(inputs, max(1, outputs), bias=bias, device=device, dtype=dtype)
     if outputs == 0:
         layer.out_features = 0
@@ -32,14 +32,14 @@ def linear(inputs: int, outputs: int, *, bias: bool, device: Device, dtype: torc
 
 
 def plain(layer: nn.Module) -> bool:
-    """Whether a layer is its weight and bias and nothing else, so that rows of them may stand for it."""
+    """Whether a layer computes just its weight and bias, so that rows of them may be used separately."""
     hooked = layer._forward_hooks or layer._forward_pre_hooks
     return type(layer) is nn.Linear and not hooked
 
 
 @torch.no_grad()
 def affine(layer: Any) -> tuple[Float[Tensor, "o i"], Float[Tensor, " o"] | None]:
-    """The weight and bias of a linear map as it is called: of a wrapped one, what it does to unit vectors and to 0."""
+    """The effective weight and bias of a linear map; for a wrapped map, computed from unit vectors and 0."""
     if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:  # plain, or parametrised
         return layer.weight, layer.bias
     like = next(layer.parameters())
@@ -49,19 +49,19 @@ def affine(layer: Any) -> tuple[Float[Tensor, "o i"], Float[Tensor, " o"] | None
 
 
 def widths_of(sizes: Sequence[Sizes]) -> list[int]:
-    """Rows of queries, of keys and of values."""
+    """Numbers of rows of queries, of keys and of values."""
     return [sum(size.widths[part] for size in sizes) for part in range(3)]
 
 
 def project(qkv: Any, sizes: Sequence[Sizes], x: Tensor, context: Tensor | None, *, senders: bool = True) -> list[Rows]:
-    """What each group takes: queries of `x`, and keys and values of `context` (None: of `x`, too).
+    """Each group's queries from `x`, and keys and values from `context` (None: from `x`).
 
-    `senders=False`: queries alone.
+    `senders=False`: queries only.
     """
     widths = widths_of(sizes)
     if context is None:
         parts = list(qkv(x).split(widths, dim=-1))
-    elif not plain(qkv):  # its rows are not for us to take, so some of what it gives is for nothing
+    elif not plain(qkv):  # a wrapped map is called in full, although some of its outputs are not needed
         parts = [qkv(x)[..., : widths[0]], *(qkv(context).split(widths, dim=-1)[1:] if senders else ())]
     else:
         weight, offset, queries = qkv.weight, qkv.bias, widths[0]
@@ -80,7 +80,7 @@ def project(qkv: Any, sizes: Sequence[Sizes], x: Tensor, context: Tensor | None,
 
 
 def value_weights(qkv: nn.Module, sizes: Sequence[Sizes], i: int) -> tuple[Tensor | None, Tensor | None]:
-    """The weight (g e m) and bias (g e) of the values of group `i`; None where `qkv` does not make them."""
+    """The weight (g e m) and bias (g e) of the values of group `i`; None if `qkv` does not compute them."""
     size, widths = sizes[i], widths_of(sizes)
     if "v" not in size.takes:
         return None, None
@@ -91,15 +91,15 @@ def value_weights(qkv: nn.Module, sizes: Sequence[Sizes], i: int) -> tuple[Tenso
 
 
 def out_weight(out: nn.Module, sizes: Sequence[Sizes], i: int) -> Float[Tensor, "h m e"]:
-    """What maps each head of group `i` to the layer's output."""
+    """The map from each head of group `i` to the layer's output."""
     size, column = sizes[i], sum(other.heads * other.value_dim for other in sizes[:i])
     columns = affine(out)[0][:, column : column + size.heads * size.value_dim]
     return columns.unflatten(1, (size.heads, size.value_dim)).transpose(0, 1)
 
 
 def by_offset(table: Tensor, t: int, s: int, first: int) -> Tensor:
-    """Rows of a table (2 distance + 1 ...) by clipped offset, for the op: row j - i + t - 1 (of t + s - 1) is that of
-    key j for query i, which is token `first` + i of the keys."""
+    """Rows of a table (2 distance + 1 ...) by clipped offset, as an op reads them: t + s - 1 rows, of which
+    j - i + t - 1 is for query i and key j.  Query i is token `first` + i of the keys."""
     distance = table.shape[0] // 2
     offset = torch.arange(1 - t - first, s - first, device=table.device)
     return table[offset.clamp(-distance, distance) + distance]

@@ -1,15 +1,15 @@
-"""Where relational heads take their symbols from: values that say which token is meant, and nothing of what it holds.
+"""Sources of symbols for relational heads: values that identify a token without its features.
 
     symbolic     s_i = sum_n softmax_n(query(x_i) . template_n / sqrt(d)) library_n             each head its own part
-    relational   the same, asked with softmax_n(q(x_i) . k(x_n)) over the neighbours n of i instead of with x_i
+    relational   the same, with softmax_n(q(x_i) . k(x_n)) over the neighbours n of i in place of x_i
     position     s_i = table_i
-    relative     s_ij = table_(j - i), clipped: the symbol of j for the token i that looks at it
+    relative     s_ij = table_(j - i), clipped: the symbol of key j for query i
 
 Altabaa and Lafferty 2024, "Disentangling and integrating relational and sensory information in transformer
-architectures", section 2.2; the relational one is from their code.  A source is called with the stream (b s m) and
-returns symbols by key, (b|1 s dim), or the table of a relative one, (2 distance + 1, dim).  With `cu_seqlens` the
-stream is several sequences, and each is counted and related by itself.  `positions` (b|1 s) are counted in place of
-0, 1, ... or `first`, ...; `mask` (b s) is True at real tokens.  All sources take all of these.
+architectures", section 2.2; the relational source is from their code.  A source is called with the residual stream
+(b s m).  It returns symbols by key, (b|1 s dim), or a table by offset, (2 distance + 1, dim).  `cu_seqlens`: the stream
+is several packed sequences; positions and neighbours are separate for each.  `positions` (b|1 s) replace 0, 1, ... or
+`first`, ...; `mask` (b s) is True at real tokens.  All sources take all of these arguments.
 """
 
 import math
@@ -27,7 +27,7 @@ from polyhead.ops.rope import check_range
 from polyhead.spec.shapes import shaped
 
 HEADS = 4
-"""Heads of symbolic attention by default, where they divide the widths."""
+"""Default number of heads of symbolic attention, if it divides the widths."""
 
 
 def _heads(who: str, heads: int | None, *widths: int) -> int:
@@ -39,13 +39,13 @@ def _heads(who: str, heads: int | None, *widths: int) -> int:
 
 
 class SymbolicAttention(nn.Module):
-    """Every token picks from a library of `count` learned symbols, by softmax attention over their templates.
+    """Each token retrieves from a library of `count` learned symbols, by softmax attention over their templates.
 
     >>> SymbolicAttention(64, count=10)(torch.randn(2, 7, 64)).shape
     torch.Size([2, 7, 64])
 
-    `symbol_dim`: width of a symbol, by default `dim`.  `trainable=False`: the library stays as it was drawn (it is in
-    the state dict, but no parameter); the templates are learned either way.
+    `symbol_dim`: width of a symbol, by default `dim`.  `trainable=False`: the library is a random constant in the state
+    dict, not a parameter; the templates are always learned.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SymbolicAttention(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Templates and library N(0, 1); the query map is filled as any other linear map."""
+        """Templates and library N(0, 1); the query map as any other linear map."""
         self.templates.normal_()
         self.library.normal_()
 
@@ -97,7 +97,10 @@ class SymbolicAttention(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Float[Tensor, "b s _"]:
-        """Symbols (b s symbol_dim), of each token by itself: nothing else matters."""
+        """Symbols (b s symbol_dim) of each token, which depend on no other token and no other argument.
+
+        Raises ValueError for a wrong width.
+        """
         if x.shape[-1] != self.dim:
             raise ValueError(f"SymbolicAttention: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
         library = self.library.unflatten(-1, (self.heads, -1))
@@ -109,13 +112,13 @@ class SymbolicAttention(nn.Module):
 
 
 class RelationalSymbols(nn.Module):
-    """Symbolic attention that asks with a token's relations to its neighbours.
+    """Symbolic attention whose query is a token's relations to its neighbours.
 
-    Token i compares itself with the `neighbours` tokens before it, nearest first (or, unless `causal`, with so many
-    on each side, left to right), and with itself if `include_self`; beyond the ends of the sequence the outermost
-    token stands in, and for padding the real one before it (or, if there is none, after it).  `relations` inner
-    products with each, by `normalise` a softmax over them all at scale (dim / relations) ** -0.5, go through a linear
-    map to `symbolic`.
+    Token i is compared with the `neighbours` tokens before it, nearest first; unless `causal`, with that many on each
+    side, from left to right.  `include_self` adds the token itself.  Beyond the ends of the sequence the first or last
+    token is used.  Padding is replaced by the real token before it, or after it if there is none.  Each comparison
+    gives `relations` inner products.  With `normalise` a softmax runs over all of them, at scale (dim / relations) **
+    -0.5.  A linear map leads from them to `symbolic`.
     """
 
     def __init__(
@@ -152,7 +155,7 @@ class RelationalSymbols(nn.Module):
         return self.symbolic.symbol_dim
 
     def _seen(self, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, mask: Tensor | None) -> Tensor:
-        """`x` after the neighbours that the cache holds, with real tokens in place of padding."""
+        """The cached neighbours followed by `x`, with real tokens in place of padding."""
         if cache is None:
             return x if mask is None else in_place_of_padding(x, mask, cu_seqlens)[0]
         if not self.causal:
@@ -174,9 +177,9 @@ class RelationalSymbols(nn.Module):
     def _asked(
         self, x: Tensor, first: int, cache: LayerCache | None, cu_seqlens: Tensor | None, mask: Tensor | None
     ) -> Tensor:
-        """What stands for each token (b s m) when it asks for symbols."""
+        """The query vector of each token (b s m): its relations to its neighbours, mapped to the model width."""
         if cache is None and first:
-            raise ValueError(f"RelationalSymbols: tokens before the first, number {first}, are wanted: give cache=")
+            raise ValueError(f"RelationalSymbols: first = {first} needs the tokens before it: give cache=")
         seen = self._seen(x, cache, cu_seqlens, mask)
         x = seen[:, -x.shape[1] :]
         own = torch.arange(seen.shape[1] - x.shape[1], seen.shape[1], device=x.device)
@@ -209,7 +212,10 @@ class RelationalSymbols(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Float[Tensor, "b s _"]:
-        """Symbols (b s symbol_dim); with a `cache`, of tokens that follow those it has seen."""
+        """Symbols (b s symbol_dim); with a `cache`, `x` follows the tokens in it.
+
+        Raises ValueError for a wrong width, and if earlier tokens are needed without a cache.
+        """
         if x.shape[-1] != self.dim:
             raise ValueError(f"RelationalSymbols: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
         return self.symbolic(self._asked(x, first, cache, cu_seqlens, mask))
@@ -219,10 +225,10 @@ class RelationalSymbols(nn.Module):
 
 
 def in_place_of_padding(x: Tensor, real: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`x` (b s m) with, where `real` (b s) is False, the real token of its sequence before it or, if there is none,
-    after it; and which tokens have a real one at or before them."""
+    """`x` (b s m) with padding (`real` (b s) is False) replaced by the real token of its sequence before it or, if
+    there is none, after it; and a mask of the tokens that have a real one at or before them."""
     where = torch.arange(x.shape[1], device=x.device).expand(real.shape)
-    last = torch.where(real, where, -1).cummax(1).values  # of the real tokens so far
+    last = torch.where(real, where, -1).cummax(1).values  # the last real token so far
     following = torch.where(real, where, x.shape[1] - 1).flip(1).cummin(1).values.flip(1)
     known = last >= (0 if cu_seqlens is None else starts_in(cu_seqlens, x.shape[1]))
     index = torch.where(known, last, following)
@@ -230,7 +236,7 @@ def in_place_of_padding(x: Tensor, real: Tensor, cu_seqlens: Tensor | None) -> t
 
 
 def neighbour_steps(neighbours: int, include_self: bool, causal: bool) -> tuple[int, ...]:
-    """Where the neighbours of a token are.
+    """The offsets of a token's neighbours.
 
     >>> neighbour_steps(2, False, True), neighbour_steps(1, True, False)
     ((-1, -2), (-1, 0, 1))
@@ -263,9 +269,9 @@ class PositionSymbols(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Float[Tensor, "_ s _"]:
-        """The symbols of positions `first`, `first` + 1, ...: one for the whole batch, (1 s dim); or of `positions`.
+        """The symbols (1 s dim) of positions `first`, `first` + 1, ..., shared by the batch; or those of `positions`.
 
-        ValueError (of these and of packed sequences, in eager mode only) beyond max_length.
+        Raises ValueError beyond max_length; for `positions` and packed sequences only in eager mode.
         """
         if positions is not None:
             check_range("PositionSymbols", positions, self.max_length)
@@ -273,7 +279,7 @@ class PositionSymbols(nn.Module):
         last = first + x.shape[1]
         if cu_seqlens is not None:
             where = places_in(cu_seqlens, x.shape[1])
-            if last > self.max_length:  # else there is no need to read them
+            if last > self.max_length:  # otherwise no position can be out of range
                 check_range("PositionSymbols", where, self.max_length)
             return self.table[where]
         if last > self.max_length:
@@ -285,10 +291,10 @@ class PositionSymbols(nn.Module):
 
 
 class RelativeSymbols(nn.Module):
-    """A learned symbol for each offset j - i of key and query; `table` is (2 distance + 1, dim), row `distance` that of
-    offset 0.
+    """A learned symbol for each offset j - i of key and query; `table` is (2 distance + 1, dim), with offset 0 in row
+    `distance`.
 
-    `distance` None: max_length - 1, and longer sequences are an error; otherwise offsets beyond are clipped.
+    `distance` None means max_length - 1, and longer sequences raise ValueError.  Otherwise larger offsets are clipped.
     """
 
     def __init__(
@@ -320,7 +326,7 @@ class RelativeSymbols(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Float[Tensor, "_ _"]:
-        """The table, by offset; `x` only says how far it must reach."""
+        """The table by offset; `x` only gives the length.  Raises ValueError for lengths beyond it, if not clipped."""
         last = first + x.shape[1]
         if self.longest is not None and last > self.longest:
             if cu_seqlens is not None:
@@ -347,7 +353,7 @@ def build_symbols(
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> SymbolModule:
-    """The module of a source of symbols for a model of width `dim`; ValueError for anything else."""
+    """The module of a source of symbols for a model of width `dim`.  Raises ValueError for an unknown source."""
     check_source("build_symbols", source)
     width = source.dim or dim
     if isinstance(source, config.PositionSymbols):

@@ -1,7 +1,7 @@
-"""What a layer lets one look at: q, k, v and its output, with the weights around them.
+"""Taps: a layer's q, k, v and output of one call, with the weights around them.
 
-Taps are copied out on request and never hook anything; the latent code is recomputed from them for the pairs one
-asks for, by the function that the output was made with.
+Taps are returned on request; there are no hooks.  The latent code is recomputed from them, for the requested pairs, by
+the function that computed the output.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import relate, relations, share, visible
 
 OWN = "own"
-"""The kind of heads that compute a function of the user's own, and how their code is normalised."""
+"""The value of `kind`, `normalise` and `act` for heads that compute a user's function."""
 
 
 @dataclass(frozen=True)
 class GroupTaps:
-    """One group of heads in one layer.  q and k are what the scores are made of: after normalisation and rotation.
+    """One group of heads in one layer.  q and k enter the scores: they are normalised and rotated.
 
-    Of relational heads v are symbols as they enter the sum, by key or by offset (row j - i + t - 1 is the symbol of
-    key j for query i); relations are recomputed from q_rel and k_rel.
+    For relational heads v are the symbols that enter the sum, by key or by offset (row j - i + t - 1 for query i and
+    key j); relations are recomputed from q_rel and k_rel.
     """
 
     kind: str  # "softmax", "linear", "hyla", "relational", "disentangled", "abstractor" or OWN
@@ -42,33 +42,33 @@ class GroupTaps:
     mask: Bool[Tensor, "..."] | None
     causal: bool
     scale: float
-    w_value: Float[Tensor, "g e _"] | None  # None of symbols, and where a foreign model does not let one know it
+    w_value: Float[Tensor, "g e _"] | None  # None for symbols, and if a foreign model does not give it
     b_value: Float[Tensor, "g e"] | None
     w_out: Float[Tensor, "h m e"] | None
     value_weight: Float[Tensor, "h e e"] | None
-    coder: Code  # whose code made the output, or one that refuses
+    coder: Code  # the code function of the output, or one that raises
 
     q_rel: Float[Tensor, "b t r p"] | None = None
     k_rel: Float[Tensor, "b s _ p"] | None = None
-    relation_act: str | None = None  # of relations; of an Abstractor's scores
+    relation_act: str | None = None  # activation of relations or, for the Abstractor, of scores
     relation_weight: Float[Tensor, "h e r"] | None = None
-    assignments: Float[Tensor, "b s _ n"] | None = None  # of a token to symbols, by head of symbolic attention
+    assignments: Float[Tensor, "b s _ n"] | None = None  # softmax over symbols, by head
 
     def code(self) -> Float[Tensor, "b h t s"]:
-        """The latent code of all pairs.  ValueError where that of the function which made the output is not known."""
+        """The latent code of all pairs.  Raises ValueError if the output came from a function with unknown code."""
         return self.coder(
             AttentionCall(self.q, self.k, self.v, self.bias, self.mask, causal=self.causal, scale=self.scale)
         )
 
     @property
     def relates(self) -> bool:
-        """Whether these heads have relations beside their code."""
+        """Whether these heads have relations in addition to their code."""
         return self.q_rel is not None and self.relation_act is not None
 
     def relations(self) -> Float[Tensor, "b r t s"]:
-        """The relations of all pairs: those that the heads share or, of disentangled heads, one for each.
+        """The relations of all pairs: shared by the heads, or one per head for disentangled heads.
 
-        ValueError for heads that have none; the Abstractor's relations are its code.
+        Raises ValueError for heads without relations; the Abstractor's relations are its code.
         """
         if self.q_rel is None or self.k_rel is None or self.relation_act is None:
             raise ValueError(f"GroupTaps: {self.kind} heads have no relations beside their code")
@@ -80,16 +80,15 @@ class GroupTaps:
 
 
 def described(group: Any, x: AttentionCall) -> dict[str, Any]:
-    """What taps say of a group as it is now, beside what it was given in the call: fields of `GroupTaps`.
+    """The fields of `GroupTaps` that describe a group; the others come from the call.
 
-    A code function of the user's own is given the limits of the call again.  Where a group computes a function of the
-    user's own, nothing is said of how.
+    A user's code function gets the limits of the call again.  For a user's function the options are unknown.
     """
     own = is_own(group)
     bare = compiled(group)
     how: dict[str, Any] = {"kind": OWN, "normalise": OWN} if own else {"kind": group.kind, "normalise": group.normalise}
     return how | {
-        "act": getattr(group, "act", OWN),  # what wraps a group may pass none of these on
+        "act": getattr(group, "act", OWN),  # a wrapper may not pass on these attributes
         "depth": getattr(group, "depth", 1),
         "value_weight": getattr(group, "value_weight", None),
         "relation_act": bare.relation_act if isinstance(bare, SymbolGroup) and not own else None,
@@ -100,15 +99,15 @@ def described(group: Any, x: AttentionCall) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Taps:
-    """One attention layer: its input `x` (values come from `context`, another tensor in cross-attention), its output,
-    its groups.  In a layer of a foreign model, what it does not let one know is None."""
+    """One attention layer: its input `x`, the source `context` of its values (another tensor in cross-attention), its
+    output and its groups.  Fields that a foreign model does not give are None."""
 
     x: Float[Tensor, "b t _"] | None
     context: Float[Tensor, "b s _"] | None
     output: Float[Tensor, "b t m"] | None
     b_out: Float[Tensor, " m"] | None
     groups: tuple[GroupTaps, ...]
-    name: str = ""  # of the layer, in a foreign model and in an encoder-decoder
+    name: str = ""  # name of the layer, in a foreign model or an encoder-decoder
 
     def _only(self, name: str) -> GroupTaps:
         if len(self.groups) != 1:
@@ -117,7 +116,7 @@ class Taps:
 
     @property
     def q(self) -> Tensor:
-        """Queries (b t h d) of the only group of heads; ValueError where there are several."""
+        """Queries (b t h d) of the only group of heads.  Raises ValueError if there are several groups."""
         return self._only("q").q
 
     @property
@@ -137,13 +136,13 @@ class Taps:
 
     @property
     def mask(self) -> Tensor | None:
-        """Where looking was allowed: the same for all groups."""
+        """The mask, True where a query may attend to a key; all groups have the same."""
         return self.groups[0].mask
 
 
 @contextlib.contextmanager
 def looking(model: nn.Module) -> Iterator[None]:
-    """Without dropout or gradients; afterwards every module is in the mode it was found in."""
+    """Context manager: no dropout and no gradients inside; afterwards every module returns to its earlier mode."""
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()

@@ -1,10 +1,10 @@
-"""Does a mechanism keep what every kind of heads promises?  For mechanisms of one's own, and for ours.
+"""Checks of the promises that every mechanism must keep, for a user's mechanisms and for ours.
 
     import polyhead as ph
     ph.testing.check(Cosine(4))                     all promises, in a second or two
     ph.testing.check(Cosine(4), "causality")        one of `ph.testing.PROMISES`
 
-Each takes a layer of these heads in float64, as a model has it.  An AssertionError says which promise is broken.
+Each check builds a layer of these heads in float64.  An AssertionError says which promise is broken.
 """
 
 import copy
@@ -21,11 +21,12 @@ from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.cache import LayerCache
 
 WIDTH, TOKENS = 4, 6
-"""Of a head, and of a sequence."""
+"""Width of a head, and length of a sequence."""
 
 
 def check(mechanism: Mechanism, *promises: str) -> None:
-    """Raise an AssertionError unless heads of `mechanism` keep the promises, all of `PROMISES` if none is named."""
+    """Raise AssertionError unless heads of `mechanism` keep the named promises, or all of `PROMISES` if none is
+    named."""
     for name in promises or PROMISES:
         torch.manual_seed(0)
         PROMISES[name](mechanism)
@@ -51,7 +52,7 @@ def _same(found: Tensor, wanted: Tensor, mechanism: Mechanism, broken: str) -> N
 
 
 def _parity(mechanism: Mechanism) -> None:
-    """A sequence gives what it gives in a batch, and float32 what float64 gives."""
+    """A sequence gives the same alone and in a batch, and float32 agrees with float64."""
     layer, x = _layer(mechanism), _tokens(mechanism)
     y = layer(x)
     _same(layer(x[1:]), y[1:], mechanism, "a sequence depends on others of its batch")
@@ -60,7 +61,7 @@ def _parity(mechanism: Mechanism) -> None:
 
 
 def _causality(mechanism: Mechanism) -> None:
-    """What comes later changes nothing, nor does what lies outside the window."""
+    """Later tokens and tokens outside the window have no influence."""
     layer, x = _layer(mechanism, causal=True), _tokens(mechanism)
     _same(layer(x)[:, :4], layer(x[:, :4]), mechanism, "a token sees its future")
     layer, far = _layer(mechanism, causal=True, window=2), x.clone()
@@ -69,7 +70,7 @@ def _causality(mechanism: Mechanism) -> None:
 
 
 def _masks(mechanism: Mechanism) -> None:
-    """A hidden key is as no key, the code of a hidden pair is 0, and a query without keys returns 0."""
+    """A masked key acts like an absent key, the code of a masked pair is 0, and a query without keys returns 0."""
     layer, x = _layer(mechanism), _tokens(mechanism)
     mask = torch.ones(TOKENS, dtype=torch.bool)
     mask[-1] = False
@@ -78,14 +79,14 @@ def _masks(mechanism: Mechanism) -> None:
     _same(code[..., -1], torch.zeros_like(code[..., -1]), mechanism, "a hidden pair has a code")
     x.requires_grad_()
     y = layer(x, mask=torch.zeros(TOKENS, TOKENS, dtype=torch.bool))
-    _same(y, torch.zeros_like(y), mechanism, "a query that may look nowhere returns something")
+    _same(y, torch.zeros_like(y), mechanism, "a query without keys does not return 0")
     y.sum().backward()
     assert x.grad is not None
-    assert x.grad.isfinite().all(), f"{type(mechanism).__name__}: a query that may look nowhere has gradients of NaN"
+    assert x.grad.isfinite().all(), f"{type(mechanism).__name__}: a query without keys has gradients that are not finite"
 
 
 def _packing(mechanism: Mechanism) -> None:
-    """Sequences in one row, with `cu_seqlens`, give what they give apart."""
+    """Packed sequences, with `cu_seqlens`, give the same as separate ones."""
     layer, x = _layer(mechanism, causal=True), _tokens(mechanism, 1)
     y = layer(x, cu_seqlens=torch.tensor([0, 2, TOKENS], dtype=torch.int32))
     apart = torch.cat([layer(x[:, :2]), layer(x[:, 2:])], dim=1)
@@ -93,15 +94,15 @@ def _packing(mechanism: Mechanism) -> None:
 
 
 def _dropout(mechanism: Mechanism) -> None:
-    """`keep` multiplies the code: heads that are taken away return 0."""
+    """`keep` multiplies the code: heads with keep 0 return 0."""
     layer, x = _layer(mechanism), _tokens(mechanism)
     keep = torch.zeros(1, mechanism.heads, TOKENS, TOKENS, dtype=torch.float64)
     y = layer(x, keep=keep)
-    _same(y, torch.zeros_like(y), mechanism, "keep is not heeded")
+    _same(y, torch.zeros_like(y), mechanism, "keep does not multiply the code")
 
 
 def _gradients(mechanism: Mechanism) -> None:
-    """Gradients are those of the function, and reach every parameter."""
+    """Gradients agree with finite differences and reach every parameter."""
     layer, x = _layer(mechanism), _tokens(mechanism, 1, 3).requires_grad_()
     assert torch.autograd.gradcheck(layer, (x,), raise_exception=False), (
         f"{type(mechanism).__name__}: the gradients are not those of the function"
@@ -112,7 +113,7 @@ def _gradients(mechanism: Mechanism) -> None:
 
 
 def _cache(mechanism: Mechanism) -> None:
-    """Token by token with a cache is the same as all at once."""
+    """Token by token with a cache gives the same as one call."""
     layer, x, cache = _layer(mechanism, causal=True), _tokens(mechanism), LayerCache()
     with torch.no_grad():
         steps = torch.cat([layer(x[:, i : i + 1], cache=cache) for i in range(TOKENS)], dim=1)
@@ -120,7 +121,7 @@ def _cache(mechanism: Mechanism) -> None:
 
 
 def _export(mechanism: Mechanism) -> None:
-    """torch.export takes a layer, and what it exports computes the same."""
+    """torch.export accepts a layer, and the exported program computes the same."""
     layer, x = _layer(mechanism, causal=True), _tokens(mechanism)
     with torch.no_grad():
         y = layer(x)
@@ -129,7 +130,7 @@ def _export(mechanism: Mechanism) -> None:
 
 
 def _file(mechanism: Mechanism) -> None:
-    """It is written to a file and read back as the same value, and its parameters load."""
+    """The mechanism is written to a file and read back as an equal value, and its parameters load."""
     for kind in foreign(mechanism):
         check_found(kind, "testing")
     known = {kind.__name__: kind for kind in (*MECHANISMS, *typing.get_args(SymbolSource))}
@@ -151,4 +152,4 @@ PROMISES: dict[str, Callable[[Mechanism], None]] = {
     "export": _export,
     "file": _file,
 }
-"""Name -> what heads promise."""
+"""Name of a promise -> its check."""

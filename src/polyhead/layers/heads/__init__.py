@@ -1,2 +1,2 @@
-"""Groups of heads, what surrounds one op each: groups.py (values from tokens), symbolic.py (values are symbols),
-own.py (those of a user's mechanism), functions.py (what a group computes, and its code), sizes.py (how wide it is)."""
+"""Groups of heads, each around one op: groups.py (values from tokens), symbolic.py (values are symbols), own.py (a
+user's mechanism), functions.py (the function of a group, and its code), sizes.py (widths)."""

@@ -1,15 +1,14 @@
-"""What a group of heads computes: the op of its mechanism or a function of the user's own, each with its code.
+"""The function of a group of heads: the op of its mechanism or a user's function, each with its code.
 
     out = attend(q, k, v, ..., keep=)        (b t h e)
-    a   = code(q, k, ...)                    (b h t s): what `attend` makes of the scores, before dropout
+    a   = code(q, k, ...)                    (b h t s): the code from which `attend` computes, before dropout
 
-Both are given together, `group.use(attend, code=code)`.  Whatever shows a code asks `coder(group)`, never an op: where
-the code of a function is not known, it refuses.  Whatever calls a group calls `attended`, which sees to it that dropout
-of the code is not swallowed.
+Both are set together: `group.use(attend, code=code)`.  Code is always computed by `coder(group)`, never directly by an
+op; it raises if the code of a function is unknown.  Groups are always called by `attended`, which checks that a user's
+function applies dropout.
 
-A group may have been wrapped.  It is called as it stands there; what torch.compile wraps computes what it did, so its
-code is known, and any other wrapper computes a function of its own.  A layer asks a group for what senders and
-receivers make of tokens by `asked`.
+A group may be wrapped; then the wrapper is called.  A group that torch.compile wraps computes the same function, so its
+code is known.  Any other wrapper counts as a user's function.  A layer calls further methods of a group by `asked`.
 """
 
 from collections.abc import Callable
@@ -33,23 +32,24 @@ Code = Callable[[AttentionCall], Tensor]
 
 @dataclass(frozen=True)
 class Functions:
-    """A function and its code: of a call or, of a function of the user's own, of q, k and limits; None is unknown."""
+    """A function and its code.  The code takes a call or, for a user's function, q, k and limits; None means
+    unknown."""
 
     attend: Callable[..., Tensor]
     code: Callable[..., Tensor] | None
-    own: bool = False  # of the user's
+    own: bool = False  # a user's function
 
 
 @dataclass(frozen=True)
 class OwnCode:
-    """A code function of the user's own: given what `attend` was given, held to the shape of a code.
+    """A user's code function: it gets the limits that `attend` got, and its result must have the shape of a code.
 
-    In place of one that is not known, the reason: a ValueError for whoever asks.
+    If the code is unknown, it holds the reason, which is raised as ValueError when the code is needed.
     """
 
     who: str
     function: Callable[..., Tensor] | str
-    limits: AttentionCall | None = None  # whose limits it is given in place of those of a call
+    limits: AttentionCall | None = None  # if given, its limits replace those of the call
 
     def __call__(self, x: AttentionCall) -> Tensor:
         if isinstance(self.function, str):
@@ -67,13 +67,13 @@ class OwnCode:
 
 
 class HeadGroup(nn.Module):
-    """What all groups of heads share: a function, its code, and `forward`, which calls the function."""
+    """The base class of all groups: a function, its code, and `forward`, which calls the function."""
 
     kind: str
     normalise: str
     act: str
-    depth = 1  # of the value network
-    takes: tuple[str, ...] = ()  # attributes that are options of the function
+    depth = 1  # layers of the value network
+    takes: tuple[str, ...] = ()  # names of attributes that are passed to the function as options
     attend: Callable[..., Tensor]
     functions: Functions
 
@@ -83,7 +83,7 @@ class HeadGroup(nn.Module):
         self.value_weight: Tensor | None = None
 
     def begin(self, op: str, impl: str) -> None:
-        """Compute the op of the mechanism."""
+        """Set the function to the op of the mechanism."""
         self.functions = Functions(resolve(op, impl), code_of(op))
         if not hasattr(type(self), "attend"):  # the method of a subclass
             self.attend = self.functions.attend
@@ -93,11 +93,11 @@ class HeadGroup(nn.Module):
         return str(self.sizes)
 
     def use(self, attend: Callable[..., Tensor], code: Callable[..., Tensor] | None = None) -> None:
-        """Compute `attend` in place of the mechanism's op, and show `code` as its code.
+        """Compute `attend` in place of the mechanism's op, with `code` as its code.
 
-        `attend` takes what the op takes and returns (b t h e).  `code` takes q, k, bias, mask, causal, window,
-        cu_seqlens and scale, and returns (b h t s): the numbers that `attend` multiplies by `keep`.  Without one, all
-        that needs the code refuses.  An assignment to `group.attend` is a function without a code.
+        `attend` takes the arguments of the op and returns (b t h e).  `code` takes q, k, bias, mask, causal, window,
+        cu_seqlens and scale, and returns (b h t s): the numbers that `attend` multiplies by `keep`.  Without `code`,
+        everything that needs the code raises ValueError.  Assigning to `group.attend` sets a function without a code.
 
         >>> heads = MultiHeadAttention(64, Softmax(4)).groups[0]
         >>> heads.use(ops.linear_attention, code=partial(ops.latent_code, normalise="identity"))
@@ -117,11 +117,12 @@ class HeadGroup(nn.Module):
         cu_seqlens: Tensor | None = None,
         scale: float | None = None,
     ) -> Float[Tensor, "b h t s"]:
-        """The code of all pairs, by the function that makes the output's.  ValueError where that is not known."""
+        """The code of all pairs, by the function that computes the output.  Raises ValueError if its code is
+        unknown."""
         return _known(self)(AttentionCall(q, k, k, bias, mask, None, causal, window, cu_seqlens, scale=scale))
 
     def options(self) -> dict[str, object]:
-        """What the function takes by keyword, beside tensors and limits."""
+        """Keyword arguments of the function, other than tensors and limits."""
         return {name: getattr(self, name) for name in self.takes}
 
     def forward(
@@ -137,7 +138,7 @@ class HeadGroup(nn.Module):
         cu_seqlens: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"]:
-        """What the function makes of queries, keys and values."""
+        """The function's output for queries, keys and values."""
         return self.attend(
             q, k, v, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
             **self.options(),
@@ -145,33 +146,33 @@ class HeadGroup(nn.Module):
 
 
 def asked(group: Any, method: str) -> Callable[..., Any]:
-    """A method of relational heads.  ValueError where what wraps them does not pass it on."""
+    """A method of relational heads.  Raises ValueError if a wrapper does not pass it on."""
     if not hasattr(group, method):
         raise ValueError(f"{type(group).__name__}: relational heads must have a method {method}, wrapped ones as well")
     return getattr(group, method)
 
 
 def compiled(group: Any) -> Any:
-    """What torch.compile wraps, or the group itself."""
+    """The module that torch.compile wraps, or the group itself."""
     return group._modules.get("_orig_mod", group) if isinstance(group, nn.Module) else group
 
 
 def is_own(group: Any) -> bool:
-    """Whether something else than the op of its mechanism computes what a group returns."""
+    """Whether a function other than the mechanism's op computes the output of a group."""
     group = compiled(group)
     known = getattr(group, "functions", None)
     return known is None or known.own or not _same(group.attend, known.attend) or not _ours(group)
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two functions are one.  An op with a named impl is a partial, whose identity a compiler does not keep."""
+    """Whether two functions are the same.  An op with a named impl is a partial; torch.compile may copy it."""
     if isinstance(one, partial) and isinstance(other, partial):
         return one.func is other.func and one.args == other.args and one.keywords == other.keywords
     return one is other
 
 
 def coder(group: Any) -> Code:
-    """The function that gives the code of a group as it is now.  ValueError where that is not known."""
+    """The code function of a group in its current state.  Raises ValueError if the code is unknown."""
     group = compiled(group)
     if getattr(type(group), "code", HeadGroup.code) is not HeadGroup.code and not _assigned(group):
         return OwnCode(type(group).__name__, group.code)  # the method of a subclass
@@ -195,16 +196,16 @@ def _coded(code: Code, normalise: str, act: str, x: AttentionCall) -> Tensor:
 
 
 def _assigned(group: Any) -> bool:
-    """Whether `attend` of this very group is not what it began with."""
+    """Whether `attend` of this group was replaced."""
     known, attend = getattr(group, "functions", None), {**vars(group), **group._modules}.get("attend")
     return known is not None and (known.own or attend not in (None, known.attend))
 
 
 def seen_coder(group: Any, x: AttentionCall) -> Code:
-    """`coder` for those who look later: what is not known is refused when it is asked for.
+    """`coder` for later use: if the code is unknown, calling the result raises ValueError.
 
-    A function of the user's own gets the limits of `x`, the call that it made an output of; ours may be asked for some
-    of the pairs, with limits cut to those.
+    A user's code function gets the limits of the call `x`.  Ours may be called for some of the pairs, with limits cut
+    to those.
     """
     try:
         found = coder(group)
@@ -214,14 +215,14 @@ def seen_coder(group: Any, x: AttentionCall) -> Code:
 
 
 def attended(group: nn.Module, x: AttentionCall) -> Float[Tensor, "b t h e"]:
-    """What a group returns for a call; a function of the user's own must heed `keep`."""
+    """The output of a group for a call.  Raises ValueError if a user's function ignores `keep`."""
     if x.keep is not None and is_own(group):
         _heed(group, x, x.keep)
     return _run(group, x)
 
 
 def _run(group: nn.Module, x: AttentionCall) -> Tensor:
-    """`group.forward`, which may be a wrapper's, of a call."""
+    """Call a group (or its wrapper) with the tensors and limits of `x`."""
     related = {} if x.q_rel is None else {"q_rel": x.q_rel, "k_rel": x.k_rel}
     return group(
         q=x.q, k=x.k, v=x.v, **related, bias=x.bias, mask=x.mask, causal=x.causal, window=x.window,
@@ -230,13 +231,13 @@ def _run(group: nn.Module, x: AttentionCall) -> Tensor:
 
 
 def _heed(group: Any, x: AttentionCall, keep: Tensor) -> None:
-    """Once for each function: where `keep` is 0, so must be its output.  Tried on numbers that draw nothing."""
+    """Check once per function that its output is 0 where `keep` is 0.  The test inputs use no random generator."""
     function = _computes(compiled(group))
     who, name = type(compiled(group)).__name__, _name(function)
     if getattr(group, "heeds", (None,))[0] is function or keep.is_meta:
         return
     if torch.compiler.is_compiling():
-        raise ValueError(f"{who}: whether {name} heeds keep must be seen before torch.compile: call the layer once")
+        raise ValueError(f"{who}: call the layer once before torch.compile, which checks that {name} applies keep")
     tried = replace(x, q=_drawn(x.q), k=_drawn(x.k), v=_drawn(x.v), bias=None, mask=None, keep=torch.zeros_like(keep))
     if x.q_rel is not None:
         tried = replace(tried, q_rel=_drawn(x.related[0]), k_rel=_drawn(x.related[1]))
@@ -252,12 +253,12 @@ def _drawn(x: Tensor) -> Tensor:
 
 
 def _ours(group: Any) -> bool:
-    """Whether `forward` is one of this folder: not that of a subclass, nor one put in its place."""
+    """Whether `forward` is defined in this folder: neither by a subclass nor by an assignment."""
     return (getattr(group.forward, "__module__", None) or "").startswith(f"{HERE}.")
 
 
 def _computes(group: Any) -> Any:
-    """What makes the output: `attend`, or a `forward` that is not ours."""
+    """The function that computes the output: `attend`, or a user's `forward`."""
     function = getattr(group, "attend", None) if _ours(group) else None
     function = group.forward if function is None else function
     return getattr(function, "__func__", function)

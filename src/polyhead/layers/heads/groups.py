@@ -1,7 +1,7 @@
 """Head groups: the op of a mechanism with its sizes and its own parameters.
 
 A group reads queries (b t h d), keys (b s g d) and values (b s g e) from the layer's joint projection and returns
-(b t h e). Only what a mechanism adds to that (the second value matrix of HYLA) is a parameter here.  Groups whose
+(b t h e).  Its parameters are only those that a mechanism adds, such as HYLA's second value matrix.  Groups whose
 values are symbols are in symbolic.py.
 """
 
@@ -25,9 +25,9 @@ from polyhead.spec.shapes import one_of
 
 
 class TokenHeads(HeadGroup):
-    """Heads of a mechanism of the table that holds no parameters; their values come from tokens.
+    """Heads of a mechanism without parameters whose values come from tokens.
 
-    `options`: those of its op, such as {"act": "relu"}.
+    `options`: options of its op, such as {"act": "relu"}.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LinearHeads(TokenHeads):
 
     @property
     def sums(self) -> bool:
-        """Whether all that queries read of earlier tokens is one sum over them: not of a function of the user's."""
+        """Whether a sum over earlier tokens replaces their keys and values.  Not for a user's function."""
         return self.normalise == "identity" and not is_own(self)
 
     def step(
@@ -105,9 +105,9 @@ class LinearHeads(TokenHeads):
         *,
         mask: Bool[Tensor, "b 1 1 t"] | None = None,
     ) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b g d e"]]:
-        """Causal attention of tokens that follow those in `state`, and the state that has these, too.
+        """Causal attention of tokens that follow those in `state`: their output and the next state.
 
-        ValueError where the code is normalised, or the group computes a function of the user's own: neither is a sum.
+        Raises ValueError if the code is normalised or the group computes a user's function: neither is a sum.
         """
         if not self.sums:
             came = "attend is not the op's" if self.normalise == "identity" else f"normalise is {self.normalise!r}"
@@ -154,17 +154,17 @@ def build(
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> HeadGroup:
-    """The module of a mechanism; a head that names no width gets width // total_heads.
+    """The module of a mechanism; a head without a given width gets width // total_heads.
 
-    `bias`: on the maps of symbols and of hidden features, which the joint projection does not make.  `max_length`: of
-    the layer, by which relative symbols begin.
+    `bias`: whether the maps of symbols and of hidden features have a bias.  `max_length`: that of the layer, from which
+    relative symbols are initialised.
 
-    Raises ValueError where one needs that and the heads do not divide the model width.
+    Raises ValueError for an unknown mechanism, and if the heads need to divide the model width and do not.
     """
     name, size = type(mechanism).__name__, mechanism.sizes(width, total_heads)
     heads, dim, value_dim, kv_heads = size.heads, size.dim, size.value_dim, size.kv_heads
     share, impl = mechanism.share, mechanism.impl
-    if isinstance(mechanism, Coded):  # a user's own, which may inherit from one of ours
+    if isinstance(mechanism, Coded):  # first, because a user's mechanism may inherit from one of ours
         own = dataclasses.replace(size, takes="v" if share else "qkv")
         return OwnHeads(mechanism, own, device=device, dtype=dtype)
     how: dict[str, Any] = {"impl": impl, "device": device, "dtype": dtype}

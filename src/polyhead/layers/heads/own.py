@@ -1,11 +1,11 @@
-"""Heads of a mechanism that is not of this package: its configuration says what they compute.
+"""Heads of a user's mechanism: its configuration defines what they compute.
 
     a = mechanism.code(own, q, k, bias=, mask=, causal=, window=, cu_seqlens=, scale=)      (b h t s)
     out = mechanism.attend(own, q, k, v, ..., keep=)                                        (b t h e)
 
-`own` is the group, which holds what `mechanism.parameters(heads, dim, value_dim)` returns, by name.  Without `attend`
-the output is the sum of code times values, without `parameters` there are none.  Keys and values come with as many
-heads as queries.
+`own` is the group; its attributes are the parameters that `mechanism.parameters(heads, dim, value_dim)` returns, by
+name.  `attend` and `parameters` are optional: by default the output is the sum of code times values.  Keys and values
+have as many heads as queries.
 """
 
 from typing import Protocol, runtime_checkable
@@ -25,7 +25,7 @@ from polyhead.ops.latent_code import drop, share
 
 @runtime_checkable
 class Coded(Protocol):
-    """A mechanism that says what its heads compute."""
+    """A mechanism with a method `code`, which defines what its heads compute."""
 
     def code(
         self,
@@ -43,7 +43,7 @@ class Coded(Protocol):
 
 
 class OwnHeads(HeadGroup, OwnParameters):
-    """A group of heads whose mechanism is a user's own, with its parameters."""
+    """A group of heads of a user's mechanism, with its parameters."""
 
     kind = normalise = "own"
     act = "identity"
@@ -91,7 +91,7 @@ class OwnHeads(HeadGroup, OwnParameters):
         scale: float | None = None,
         keep: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"]:
-        """What the mechanism makes of queries, keys and values."""
+        """The mechanism's output for queries, keys and values."""
         own = getattr(self.mechanism, "attend", None)
         h = q.shape[2]
         if own is not None:

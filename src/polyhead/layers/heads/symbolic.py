@@ -1,8 +1,8 @@
-"""Head groups whose values are symbols: the op of a mechanism with the maps it needs beside queries and keys.
+"""Head groups whose values are symbols: the op of a mechanism with its further maps.
 
-A group reads queries (b t h d) and keys (b s g d) from the layer's joint projection, unless it makes them from hidden
-features of its own; `value` maps symbols, `q_rel` and `k_rel` (one map if symmetric) the tokens it relates.  A layer
-asks it for `features`, then for what receivers and senders have of their own, and hands all of it to the op.
+A group reads queries (b t h d) and keys (b s g d) from the layer's joint projection, or computes them from its own
+hidden features.  `value` maps symbols; `q_rel` and `k_rel` (one map if symmetric) map tokens to relation queries and
+keys.  A layer calls `features`, then `receive`, `send` and `values`, and passes the results to the op.
 """
 
 import torch
@@ -20,7 +20,7 @@ from polyhead.spec.shapes import one_of
 
 
 class HiddenMaps(nn.Module):
-    """Queries and keys as linear maps of a hidden layer, `gelu(W x + b)`, so that each is an MLP of the token."""
+    """Queries and keys by an MLP: linear maps of the hidden layer `gelu(W x + b)`."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class HiddenMaps(nn.Module):
         self.k = nn.Linear(hidden, sizes.kv_heads * sizes.dim, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "b t m"]) -> Float[Tensor, "b t f"]:
-        """The features of a token."""
+        """The hidden features of each token."""
         return F.gelu(self.features(x))
 
     def queries(self, f: Float[Tensor, "b t f"]) -> Float[Tensor, "b t h d"]:
@@ -50,9 +50,9 @@ class HiddenMaps(nn.Module):
 
 
 class SymbolGroup(HeadGroup):
-    """What heads whose values are symbols share: `value` maps symbols, `q_rel` and `k_rel` the tokens to be related.
+    """The base of heads whose values are symbols: `value` maps symbols, `q_rel` and `k_rel` map tokens.
 
-    `related`: how many relations a query and a key have, of width `relation_dim`; `symmetric`: one map makes both.
+    `related`: numbers of relations of a query and of a key, of width `relation_dim`; `symmetric`: both use one map.
     """
 
     normalise, act = "softmax", "identity"
@@ -86,18 +86,18 @@ class SymbolGroup(HeadGroup):
         self.relation_weight: nn.Parameter | None = None
 
     def features(self, x: Tensor) -> Tensor:
-        """What relations (and, of hidden features, queries and keys) are linear maps of."""
+        """The tokens or their hidden features, from which relations (and hidden queries and keys) are mapped."""
         return x if self.hidden is None else self.hidden(x)
 
     def receive(self, f: Tensor) -> dict[str, Tensor]:
-        """Of the features of receivers: q_rel (b t r p) or (b t h p), and q (b t h d) where features are hidden."""
+        """From the features of receivers: q_rel (b t r p) or (b t h p), and q (b t h d) with hidden features."""
         made = {} if self.hidden is None else {"q": self.hidden.queries(f)}
         if self.q_rel is not None:
             made["q_rel"] = self.q_rel(f).unflatten(-1, (self.related[0], self.relation_dim))
         return made
 
     def send(self, f: Tensor) -> dict[str, Tensor]:
-        """Of the features of senders: k_rel (b s r p) or (b s g p), and k (b s g d) where features are hidden."""
+        """From the features of senders: k_rel (b s r p) or (b s g p), and k (b s g d) with hidden features."""
         made = {} if self.hidden is None else {"k": self.hidden.keys(f)}
         k_rel = self.q_rel if self.k_rel is None else self.k_rel
         if k_rel is not None:
@@ -105,7 +105,7 @@ class SymbolGroup(HeadGroup):
         return made
 
     def values(self, symbols: Float[Tensor, "... m"]) -> Float[Tensor, "... g e"]:
-        """Symbols, by key or a table of them, as the heads read them."""
+        """The mapped symbols of the heads, from symbols by key or from a table by offset."""
         return self.value(symbols).unflatten(-1, (self.sizes.kv_heads, self.sizes.value_dim))
 
     def options(self) -> dict[str, object]:
@@ -136,9 +136,9 @@ class SymbolGroup(HeadGroup):
 class RelationalHeads(SymbolGroup):
     """Relational attention (ops.relational_attention): `relations` inner products of width `relation_dim` per pair.
 
-    By default one per head, as wide as the heads' values together over their number.  `relation_weight` (h e r) maps
-    them to the output of a head; how it begins is `relation_init`, see `reset_parameters`, which goes by
-    `symbol_std`, the standard deviation that symbols begin with.
+    By default there is one relation per head, and the relations together are as wide as the heads' values together.
+    `relation_weight` (h e r) maps relations to the output of a head.  `relation_init` sets its initial values, see
+    `reset_parameters`; they depend on `symbol_std`, the initial standard deviation of symbols.
     """
 
     kind = "relational"
@@ -179,14 +179,14 @@ class RelationalHeads(SymbolGroup):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill `relation_weight`; the maps are filled as linear maps are, and before.
+        """Initialise `relation_weight`; the maps must be initialised before, as linear maps are.
 
-        "paper" is uniform within r^-1/2, "package" within (e r)^-1/2.  "balanced" is normal, so wide that relations
-        and symbols reach a head's output with one variance, where a head looks alike at PROBE tokens, inputs are
-        N(0, 1) and symbols N(0, symbol_std^2): measured with the maps as they are, on inputs that draw from no
-        generator of torch's.
+        "paper" is uniform within r^-1/2, "package" uniform within (e r)^-1/2.  "balanced" is normal: relations and
+        symbols contribute equal variance to a head's output if it attends equally to PROBE tokens, inputs are N(0, 1)
+        and symbols N(0, symbol_std^2).  The variance is measured with the current maps, on inputs that use no generator
+        of torch.
         """
-        if self.relation_weight.is_meta:  # models that are only counted
+        if self.relation_weight.is_meta:  # models whose parameters are only counted
             return
         e, r = self.sizes.value_dim, self.relations
         if self.relation_init != "balanced":
@@ -205,8 +205,8 @@ class RelationalHeads(SymbolGroup):
 
 
 class DisentangledHeads(SymbolGroup):
-    """Disentangled relational cross-attention (ops.disentangled_attention): one relation per head, as wide as its
-    values by default; relation keys are grouped as keys are."""
+    """Disentangled relational cross-attention (ops.disentangled_attention): one relation per head, by default as wide
+    as its values.  Relation keys are grouped like keys."""
 
     kind = "disentangled"
 
@@ -238,8 +238,8 @@ class DisentangledHeads(SymbolGroup):
 
 
 class AbstractorHeads(SymbolGroup):
-    """Relational cross-attention of the Abstractor (ops.abstractor_attention): `relation_act` of the scores, softmax
-    or pointwise, weights symbols."""
+    """Relational cross-attention of the Abstractor (ops.abstractor_attention): symbols weighted by `relation_act` of
+    the scores, a softmax or a pointwise activation."""
 
     kind = "abstractor"
 
