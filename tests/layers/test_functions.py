@@ -390,7 +390,7 @@ def test_compiled_it_must_have_been_seen_to_heed_keep():
     attention, x = layer(ph.Softmax(4), dropout=0.5), inputs()
     attention.groups[0].use(cosine_attention, code=cosine_code)
     compiled = torch.compile(attention, fullgraph=True, backend="eager")
-    seen_before = r"SoftmaxHeads: call the layer once before torch\.compile, which checks that cosine_attention applies keep"
+    seen_before = r"call the layer once before torch\.compile, which checks that cosine_attention applies keep"
     with pytest.raises(torch._dynamo.exc.Unsupported, match=seen_before):
         compiled(x)
     attention(x)

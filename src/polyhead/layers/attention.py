@@ -164,9 +164,8 @@ class MultiHeadAttention(nn.Module):
         index of query 0 among the keys (default: the last query is the last key if causal, else query 0 is key 0).
         `cu_seqlens` (int32, n + 1): x (1 t m) is n packed sequences, masked from one another; sequence i has the rows
         cu_seqlens[i] to cu_seqlens[i + 1], and its positions start at 0.  With a `cache`, x follows the tokens in the
-        cache, and s counts both; with a `window`, s counts only the tokens that the cache still holds.
-
-        Raises ValueError for shapes, dtypes or combinations of arguments that do not match.
+        cache, and s counts both; with a `window`, s counts only the tokens that the cache still holds.  Raises
+        ValueError for shapes, dtypes or combinations of arguments that do not match.
         """
         call = call_of(
             x, context, dim=self.dim, causal=self.causal, positions=positions, first=first, window=self.window,
@@ -308,10 +307,8 @@ class MultiHeadAttention(nn.Module):
         return bias + relative
 
     def _limits(self, bias: Tensor | None, mask: Tensor | None, keep: Tensor | None, call: Call) -> Limits:
-        """The masks and biases of a call, for the ops.
-
-        An op's window counts indices.  If positions differ from indices, the window becomes a part of the mask.
-        """
+        """The masks and biases of a call, for the ops.  An op's window counts indices; if positions differ from them,
+        the window becomes a part of the mask."""
         window = self.window
         if call.memory is not None and call.memory.real is not None and call.context is None:
             real = call.memory.real[:, None, None]

@@ -82,7 +82,7 @@ def _masks(mechanism: Mechanism) -> None:
     _same(y, torch.zeros_like(y), mechanism, "a query without keys does not return 0")
     y.sum().backward()
     assert x.grad is not None
-    assert x.grad.isfinite().all(), f"{type(mechanism).__name__}: a query without keys has gradients that are not finite"
+    assert x.grad.isfinite().all(), f"{type(mechanism).__name__}: a query without keys has infinite or NaN gradients"
 
 
 def _packing(mechanism: Mechanism) -> None:

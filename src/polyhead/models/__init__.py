@@ -1,4 +1,4 @@
-"""The one transformer, its two ends, its initialisation and its size."""
+"""The transformer, its inputs and outputs, its initialisation and its size."""
 
 from typing import TYPE_CHECKING
 

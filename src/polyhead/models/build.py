@@ -1,4 +1,4 @@
-"""The network of a configuration: the one table of what a run can train."""
+"""The network of a configuration: the table of all models that a run can train."""
 
 from collections.abc import Callable
 
@@ -17,24 +17,24 @@ NETWORKS: dict[type, Callable[..., nn.Module]] = {
     CoRelNetConfig: CoRelNet,
     PrediNetConfig: PrediNet,
 }
-"""The network of each kind of model: called with the configuration, `device` and `dtype`.
+"""Type of a configuration -> its network, called with the configuration, `device` and `dtype`.
 
-Its forward takes `inputs` and `mask` (True at real tokens, or None) and, where a task has them, `tail`, `source` and
-`source_mask`; it returns (b t c), or (b 1 c) for `Classes`.
+The network's forward takes `inputs` and `mask` (True at real tokens, or None) and, if the task has them, `tail`,
+`source` and `source_mask`.  It returns (b t c), or (b 1 c) for `Classes`.
 """
 
 
 def build(settings: Model, *, device: Device = None, dtype: torch.dtype | None = None) -> nn.Module:
-    """The network that `settings` describe, its parameters drawn from torch's default generator.
+    """The network of the configuration `settings`; its parameters are drawn from torch's default generator.
 
-    Raises ValueError for a configuration that no network belongs to, and for one that no memory holds.
+    Raises ValueError for a configuration without a network, and for a model that does not fit into memory.
     """
     if (network := NETWORKS.get(type(settings))) is None:
         names = ", ".join(kind.__name__ for kind in NETWORKS)
         raise ValueError(f"build: a model was wanted ({names}) but a {type(settings).__name__} came")
     try:
         return network(settings, device=device, dtype=dtype)
-    except (RuntimeError, MemoryError, TypeError, OverflowError) as error:  # torch has all of these words for it
+    except (RuntimeError, MemoryError, TypeError, OverflowError) as error:  # torch raises any of these
         if isinstance(error, MemoryError) or any(word in str(error).lower() for word in ("memory", "overflow")):
             reason = str(error).partition("\n")[0]
             raise ValueError(f"build: this {type(settings).__name__} is too large ({reason})") from None

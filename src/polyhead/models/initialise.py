@@ -1,15 +1,16 @@
 """Initialisation presets, one per paper.
 
-    hyla     (Schug et al. 2024, code: Flax defaults) matrices N(0, 1/fan_in) cut at two standard deviations and
+    hyla     (Schug et al. 2024, code: Flax defaults) matrices N(0, 1/fan_in), truncated at two standard deviations and
              rescaled; token tables N(0, 1/width)
-    cs336    (course handout 3.4.1) matrices N(0, 2/(in + out)) and token tables N(0, 1), both cut at three
+    cs336    (course handout 3.4.1) matrices N(0, 2/(in + out)) and token tables N(0, 1), both truncated at three
 
-In both, norms are 1, biases 0 and relative-bias tables N(0, 1/buckets).  The joint q/k/v matrix is filled as the
-three separate projections would be.  Libraries, templates and positions of symbols are N(0, 1), relative ones uniform
-of variance 2/(rows + width); relation weights are filled last, by their own rule, which looks at the maps around them.
-What makes the logits of a language model then begins narrower where its loss would not begin near ln(tokens): see
-`parts.narrower`.  In cs336 an untied map to 256 tokens is left as the course has it up to a width of 134, that of the
-committed language models (128) among them: from 100 on it costs more than 5 % of ln(256), 5.8 % measured at 128.
+In both, norms are 1, biases 0 and relative-bias tables N(0, 1/buckets).  The joint q/k/v matrix is filled like three
+separate projections.  Libraries, templates and position tables of symbols are N(0, 1); relative symbols are uniform
+with variance 2/(rows + width).  Relation weights are filled last by their own rule, which depends on the maps around
+them.  The output map of a language model gets a smaller standard deviation if its initial loss would otherwise be far
+from ln(tokens), see `config.components.narrower`.  In cs336 an untied map to 256 tokens is unchanged up to width 134,
+as in the course; this includes the trained language models of the package (width 128).  There the initial loss is more
+than 5 % above ln(256) from width 100 on: 5.8 %, measured at 128.
 """
 
 import torch
@@ -30,18 +31,18 @@ OWN_RULE = (
     *(SymbolicAttention, PositionSymbols, RelativeSymbols),
     *(OwnParameters, OwnFeedForward),
 )
-"""Modules that fill their own tables, whatever the preset."""
+"""Modules that initialise their own tables under every preset."""
 
 TRUNCATION = 0.87962566103423978
-"""Standard deviation of a unit normal cut at +-2."""
+"""Standard deviation of a unit normal truncated at +-2."""
 
 
 @torch.no_grad()
 def initialise(model: nn.Module, preset: str) -> None:
-    """Fill all parameters of `model` from torch's default generator."""
+    """Initialise all parameters of `model` from torch's default generator."""
     one_of("initialise", "preset", preset, ("hyla", "cs336"))
     if all(parameter.is_meta for parameter in model.parameters()):
-        return  # there is nothing to fill, and to find that out for each one takes most of the time of building
+        return  # the meta device has nothing to fill, and checking each parameter would take most of the time
     inside = {id(m.qkv) for m in model.modules() if isinstance(m, MultiHeadAttention)}
     theirs = {id(m) for own in model.modules() if isinstance(own, OwnFeedForward) for m in own.layer.modules()}
     for module in model.modules():

@@ -1,5 +1,5 @@
-"""The two ends of a model: what turns tokens, vectors or images into the model width, and what turns it into an
-answer."""
+"""The inputs and outputs of a model: modules from tokens, vectors or images to the model width, and from it to logits,
+values or classes."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,7 +18,7 @@ from polyhead.spec.shapes import one_of
 class TokenInput(nn.Module):
     """Tokens (b t) through an embedding table of `count` rows; `scaled` multiplies them by sqrt(dim).
 
-    Rows of the table (b t m), or other vectors in their place, may be given instead of tokens.
+    Embeddings (b t m), from the table or not, may be given instead of tokens.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class TokenInput(nn.Module):
         try:
             x = self.table(tokens)
             return x if self.factor == 1.0 else x * self.factor
-        except IndexError:  # looked at only now: reading tokens beforehand would wait for the device
+        except IndexError:  # checked only after a failure: reading tokens would synchronise the device
             count = self.table.num_embeddings
             strange = tokens[(tokens < 0) | (tokens >= count)][0].item()
             raise ValueError(f"Transformer: tokens must be 0 to {count - 1} but {strange} came") from None
@@ -75,8 +75,8 @@ class VectorInput(nn.Module):
 class PatchInput(nn.Module):
     """Images (b c height width), cut into patches, through a linear map: one token per patch, row by row.
 
-    A patch is the vector of its pixels, row by row, the channels of a pixel side by side.  `norm`: LayerNorms before
-    and after the map.  `class_token`: a learned token in front.
+    A patch is the vector of its pixels, row by row; the channels of a pixel are adjacent.  `norm`: LayerNorms before
+    and after the map.  `class_token`: a learned token before all patches.
 
     >>> PatchInput((3, 36, 36), (12, 12), 64, class_token=True)(torch.randn(2, 3, 36, 36)).shape
     torch.Size([2, 10, 64])
@@ -122,35 +122,35 @@ class PatchInput(nn.Module):
 
 
 class LazyLogits:
-    """Logits factor (x weight' + bias) of a stream x (b t m) that are never made as a whole: (b t c).
+    """Logits factor (x weight' + bias) (b t c) of a stream x (b t m), which are never stored as a whole.
 
     >>> lazy = Transformer(TransformerConfig(Tokens(9), Logits(9), dim=8))(torch.randint(9, (2, 5)), lazy=True)
     >>> lazy.cross_entropy(torch.randint(9, (2, 5))).shape, lazy.argmax().shape
     (torch.Size([2, 5]), torch.Size([2, 5]))
 
-    The dtype of the products is that of autocast where it is made.  Parameters are read when asked, not before: ask
-    before they are updated.
+    The dtype of the products is that of autocast when the object is created.  Parameters are read when the loss or the
+    argmax is computed, so compute them before the parameters are updated.
     """
 
     def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, factor: float = 1.0) -> None:
         dtype = autocast_dtype(x) or x.dtype
         self.x, self.weight, self.factor = x.to(dtype), weight.to(dtype), factor
         self.bias = None if bias is None else bias.to(dtype)
-        self.known: tuple[Tensor, Tensor, Tensor] | None = None  # targets, what they cost, guesses
+        self.known: tuple[Tensor, Tensor, Tensor] | None = None  # targets, their losses, most likely classes
 
     def cross_entropy(self, targets: Int[Tensor, "b t"]) -> Float[Tensor, "b t"]:
-        """Nats that each of `targets` costs."""
+        """The cross entropy of each of `targets`, in nats."""
         if torch.is_grad_enabled():
             return chunked_cross_entropy(*self._given(targets), factor=self.factor).view(targets.shape)
         return self._ask(targets)[0]
 
     def argmax(self) -> Int[Tensor, "b t"]:
-        """The likeliest class of each position."""
+        """The most likely class of each position."""
         with torch.no_grad():
             return self._ask(None if self.known is None else self.known[0])[1]
 
     def _ask(self, targets: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What `targets` cost and the guesses: a loss and metrics ask in turn, and the logits are made once."""
+        """The losses of `targets` and the most likely classes; kept, because loss and metrics both need them."""
         if self.known is None or self.known[0] is not targets:
             targets = self.x.new_zeros(self.x.shape[:-1], dtype=torch.long) if targets is None else targets
             losses, guesses = chunked_guesses(*self._given(targets), factor=self.factor)
@@ -188,14 +188,14 @@ class LinearOutput(nn.Module):
         return self.linear(x)
 
     def lazy(self, x: Float[Tensor, "b t m"]) -> LazyLogits | Float[Tensor, "b t c"]:
-        """`forward`, but never as a whole, unless something wraps the map (LoRA): then its weight is not all of it."""
+        """`forward` without storing all logits; a wrapped map (LoRA) has no single weight and gives plain logits."""
         return LazyLogits(x, self.linear.weight, self.linear.bias) if plain(self.linear) else self(x)
 
 
 class TiedOutput(nn.Module):
     """Logits by the token table itself; `scaled` divides them by sqrt(width)."""
 
-    bias = None  # for those who look for one
+    bias = None  # as in LinearOutput
 
     def __init__(self, source: TokenInput, *, scaled: bool = False) -> None:
         super().__init__()
@@ -212,13 +212,13 @@ class TiedOutput(nn.Module):
         return F.linear(x, self._table()) * self.factor
 
     def lazy(self, x: Float[Tensor, "b t m"]) -> LazyLogits:
-        """`forward`, but never as a whole."""
+        """`forward` without storing all logits."""
         return LazyLogits(x, self._table(), factor=self.factor)
 
     def _table(self) -> Tensor:
-        """The rows that tokens are given: those of a wrapped table (LoRA) are not its weight.
+        """The embeddings of all tokens: for a wrapped table (LoRA) they differ from its weight.
 
-        PEFT wraps a table where it meets it first, at the inputs.
+        PEFT wraps a shared table where it finds it first, at the inputs.
         """
         for table in (self.table, self.source[0].table):
             if type(table).forward is not nn.Embedding.forward:
@@ -227,7 +227,8 @@ class TiedOutput(nn.Module):
 
 
 class ClassOutput(nn.Module):
-    """`count` logits per sequence, (b 1 count): of the mean over its real tokens or, `pool="class"`, of its first."""
+    """`count` logits per sequence, (b 1 count), from the mean over its real tokens or, with `pool="class"`, its
+    first."""
 
     def __init__(
         self,
@@ -251,7 +252,7 @@ class ClassOutput(nn.Module):
 
 
 def mean_of_tokens(x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None) -> Float[Tensor, "b 1 m"]:
-    """The mean over the real tokens of a sequence, where `mask` is True; 0 where there are none."""
+    """The mean over the real tokens of a sequence (`mask` is True); 0 if there are none."""
     if mask is None:
         return x.mean(1, keepdim=True)
     total = x.masked_fill(~mask[..., None], 0.0).sum(1, keepdim=True)
@@ -269,7 +270,7 @@ def build_input(
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> InputEnd:
-    """The module of an input end."""
+    """The input module of a configuration."""
     if isinstance(end, config.Tokens):
         return TokenInput(end.count, dim, scaled=end.scaled, device=device, dtype=dtype)
     if isinstance(end, config.Patches):
@@ -286,9 +287,9 @@ def build_output(
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> OutputEnd:
-    """The module of an output end; tied logits share the table of `source`.
+    """The output module of a configuration; tied logits share the table of the input module `source`.
 
-    Raises ValueError where there is no such table, or one of another size.
+    Raises ValueError if `source` has no table, or one of another size.
     """
     if isinstance(end, config.Logits) and end.tied:
         if not isinstance(source, TokenInput) or source.table.num_embeddings != end.count:

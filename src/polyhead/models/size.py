@@ -1,5 +1,4 @@
-"""How large a model is, counted on the meta device (nothing is allocated), and the width that makes it as large as
-another."""
+"""Parameter counts, computed on the meta device without memory, and widths that give a model a wanted count."""
 
 import dataclasses
 import functools
@@ -12,10 +11,10 @@ from polyhead.config import Experts, Mlp, Model, Swiglu, TransformerConfig
 from polyhead.models.build import build
 
 LARGEST_WIDTH = 1 << 16
-"""The widest that `match` looks at."""
+"""The largest width that `match` tries."""
 
 
-@functools.cache  # a study asks for hundreds, most of them again and again
+@functools.cache  # a study asks for the same few hundred counts many times
 def parameters(settings: Model) -> int:
     """The number of parameters of a model; tied tables count once."""
     with torch.device("meta"):
@@ -23,18 +22,18 @@ def parameters(settings: Model) -> int:
 
 
 def match(settings: Model, target: int, *, field: str = "dim", tolerance: float = 0.01) -> Any:
-    """`settings` with the width whose number of parameters is nearest `target`; no further from it than `tolerance`.
+    """`settings` with the width that brings the number of parameters nearest to `target`, within `tolerance` of it.
 
-    `field`: "dim", the model width (of an encoder, too), in steps that the heads divide; "hidden", that of the
-    feed-forward layers (of an encoder, too); "both", the nearest dim and then the nearest hidden; of another kind of
-    model, any of its integers.  Widths that the settings name, such as the `dim` of a head, stay.
+    `field`: "dim" is the model width, in steps that the heads divide; "hidden" is the width of the feed-forward layers;
+    both include an encoder.  "both" takes the nearest dim, then the nearest hidden.  For other models, any of their
+    integer fields.  Widths given in the settings, such as the `dim` of a head, stay.
 
     >>> dual = TransformerConfig(Tokens(50), Logits(50), dim=64, heads=[Softmax(2), Relational(2)])
     >>> softmax = match(dataclasses.replace(dual, heads=Softmax(4)), parameters(dual), field="hidden")
     >>> softmax.feedforward.hidden, parameters(softmax), parameters(dual)
     (415, 147006, 147072)
 
-    Raises ValueError when no width comes that near.
+    Raises ValueError if no width comes that near.
     """
     if field == "both":
         wide = _nearest(settings, target, "dim")[0]
@@ -48,10 +47,10 @@ def match(settings: Model, target: int, *, field: str = "dim", tolerance: float 
 
 
 def _nearest(settings: Any, target: int, field: str) -> tuple[Any, list[Any]]:
-    """The settings nearest `target`, and all that surround it (one or two)."""
+    """The settings nearest to `target`, and the one or two candidates around it."""
     step = _step(settings, field)
-    low, high = 0, 1  # in steps: too small (or nothing at all), and not too small
-    if field != "dim" and (first := _count(settings, field, 1)) < target:  # most counts are a straight line
+    low, high = 0, 1  # in steps: `low` is too small (or 0), `high` is large enough
+    if field != "dim" and (first := _count(settings, field, 1)) < target:  # most counts are linear in the width
         slope = max(_count(settings, field, 2) - first, 1)
         low = min(1 + (target - first - 1) // slope, LARGEST_WIDTH)
         high = low + 1
@@ -71,7 +70,7 @@ def _count(settings: Any, field: str, width: int) -> int:
 
 
 def _step(settings: Any, field: str) -> int:
-    """The smallest width, of which all others are multiples."""
+    """The step: all widths are multiples of it."""
     if field != "dim":
         return 1
     if not isinstance(settings, TransformerConfig):
@@ -79,12 +78,12 @@ def _step(settings: Any, field: str) -> int:
     parts = [settings, settings.encoder] if isinstance(settings.encoder, TransformerConfig) else [settings]
     layers = [part.layer_heads(i) for part in parts for i in range(part.layers)]
     layers += [settings.layer_cross_heads(i) for i in range(settings.layers)] if settings.encoder else []
-    # Twice the heads: rotary and sinusoidal positions want even widths.
+    # Twice the heads, because rotary and sinusoidal positions need even widths.
     return math.lcm(*(2 * sum(group.heads for group in heads) for heads in layers))
 
 
 def resized(settings: Any, field: str, width: int) -> Any:
-    """`settings` with another `field`, see `match`.  ValueError for a field that it does not have."""
+    """`settings` with another value of `field`, see `match`.  Raises ValueError for a field that it does not have."""
     if not isinstance(settings, TransformerConfig):
         if not hasattr(settings, field) or type(getattr(settings, field)) not in (int, type(None)):
             raise ValueError(f"match: {type(settings).__name__} has no integer {field!r}")

@@ -1,8 +1,8 @@
-"""Which source of symbols every layer of a transformer reads, and what it gives there.
+"""The sources of symbols of a transformer: which source each layer reads, and its symbols there.
 
-Symbols are made from the raw residual stream, before a block's first norm; those of cross-attention from the context.
-A source that is `shared` is one module for all layers, others belong to a layer; self- and cross-attention never share.
-A decoder may borrow the shared sources of its encoder.
+Symbols are computed from the residual stream before a block's first norm; those of cross-attention from the context.  A
+`shared` source is one module for all layers; other sources belong to one layer.  Self- and cross-attention never share
+a source.  A decoder may use the shared sources of its encoder.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ from polyhead.layers.taps import Taps
 
 
 class Sources:
-    """The sources that the groups of each layer read, numbered.  The modules are registered where they belong: in
-    `shared`, and in `own` of each layer.
+    """The sources that the groups of each layer read, by index.  Their modules are registered in `shared`, and in `own`
+    of each layer.
 
-    `cross`: of a decoder's attention to its encoder.  `lender`: the sources of the encoder, whose shared ones stand in
-    for equal ones here.
+    `cross`: the sources are those of a decoder's cross-attention.  `lender`: the encoder's sources; its shared sources
+    are used here for equal ones.
     """
 
     def __init__(
@@ -84,11 +84,10 @@ class Sources:
         cache: LayerCache | None = None,
         again: bool = False,
     ) -> list[Tensor | None] | None:
-        """The symbols of each group of a layer, None for groups without; None where no group has any.
+        """The symbols of each group of a layer (None for a group without symbols), or None if no group has any.
 
-        `x` is what goes into the layer, or the context; sources that are asked once see `embedded`, and what they have
-        said is in `made`, to be kept from layer to layer.  `again`: what a source computes is computed again in the
-        backward pass, not kept.
+        `x` is the layer's input, or the context.  Sources that are called once per model read `embedded`; `made` keeps
+        their symbols from layer to layer.  `again`: activation checkpointing, the backward pass recomputes a source.
         """
         reads = self.reads[layer]
         if all(number is None for number in reads):
@@ -96,7 +95,7 @@ class Sources:
         given: dict[int, Tensor] = {}
         where = {"mask": mask, "cu_seqlens": cu_seqlens, "positions": positions}
         for number in reads:
-            if number is None or number in given:  # asked twice, a cache would see the same tokens twice
+            if number is None or number in given:  # called twice, a source would add the same tokens to the cache twice
                 continue
             if number not in made or not self.once[number]:
                 seen = embedded if self.once[number] else x
@@ -123,9 +122,9 @@ class Sources:
         mask: Bool[Tensor, "b s"] | None,
         cu_seqlens: Tensor | None = None,
     ) -> Taps:
-        """`taps` of a layer with how much of each symbol every token takes, in groups with symbolic attention.
+        """`taps` of a layer with the attention of tokens over symbols, for groups with symbolic attention.
 
-        Tokens are `x` or, of sources that are asked once, `embedded`.
+        Tokens are `x` or, for sources that are called once per model, `embedded`.
         """
         groups = list(taps.groups)
         for i, number in enumerate(self.reads[layer]):
@@ -138,12 +137,12 @@ class Sources:
 
 
 def recomputed(module: nn.Module, again: bool) -> Callable[..., Tensor]:
-    """`module`, which keeps its inputs only and computes all else again in the backward pass, if `again`."""
+    """`module`; if `again`, with activation checkpointing: it saves its inputs and recomputes the rest."""
     return functools.partial(checkpoint, module, use_reentrant=False) if again else module
 
 
 def _tie(module: SymbolModule, source: config.SymbolSource, libraries: dict[object, Tensor]) -> None:
-    """Give a source of one layer the library of the first that is like it, if its settings say so."""
+    """Share the library of the first equal source with this source, if its settings say so."""
     if isinstance(source, config.SymbolicAttention) and source.tied:
         owner = module.symbolic if isinstance(module, RelationalSymbols) else module
         assert isinstance(owner, SymbolicAttention)

@@ -1,8 +1,8 @@
-"""The one transformer: encoder, causal decoder, or both; any list of heads in every layer.
+"""The transformer: encoder, causal decoder, or both; any list of heads in every layer.
 
 x = inputs(tokens, vectors or images) (+ positions);   x = block_1(x) ... block_l(x);   outputs(norm(x))
 
-With an encoder, every block also looks at encoder(source), the stream after the encoder's last norm.
+With an encoder, every block also attends to encoder(source), the stream after the encoder's last norm.
 """
 
 import dataclasses
@@ -38,9 +38,11 @@ from polyhead.models.symbol_routing import Sources, recomputed
 from polyhead.ops.call import Packed
 from polyhead.spec.shapes import shaped
 
+Made = tuple[dict[int, Tensor], dict[int, Tensor]]  # symbols of self- and of cross-attention, by index of their source
+
 
 class Transformer(nn.Module):
-    """Blocks between two ends: encoder, causal decoder or, with `encoder`, both; any list of heads in every layer.
+    """Inputs, blocks, outputs: an encoder, a causal decoder or, with `encoder`, both; any list of heads in every layer.
 
     >>> model = Transformer(TransformerConfig(Tokens(100), Logits(100), dim=64, heads=[Softmax(4), Hyla(4)]))
     >>> model(torch.randint(100, (2, 16))).shape
@@ -51,7 +53,7 @@ class Transformer(nn.Module):
     >>> model(torch.randint(100, (2, 16)), source=torch.randint(50, (2, 9))).shape
     torch.Size([2, 16, 100])
 
-    `outputs=False`: without an output end; what comes out is the stream after the last norm, as an encoder gives it.
+    `outputs=False`: without an output module; it returns the stream after the last norm, as an encoder does.
     """
 
     encoder: nn.Module | None
@@ -96,7 +98,8 @@ class Transformer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fill all parameters by the preset `config.init` (an encoder by its own), from torch's default generator."""
+        """Initialise all parameters by the preset `config.init` (an encoder by its own), from torch's default
+        generator."""
         settings = self.config
         initialise(self, settings.init)
         if isinstance(self.outputs, LinearOutput | TiedOutput):
@@ -107,7 +110,7 @@ class Transformer(nn.Module):
             self.encoder.reset_parameters()
 
     def length(self, inputs: Tensor) -> int:
-        """How many tokens `inputs` become."""
+        """The number of tokens of `inputs`."""
         return inputs.shape[1] if not isinstance(self.config.inputs, config.Patches) else self.config.inputs.count
 
     @shaped
@@ -118,7 +121,7 @@ class Transformer(nn.Module):
         *,
         taps: list[Taps] | None = None,
     ) -> Float[Tensor, "b _ m"]:
-        """What the decoder looks at: the output of the encoder (b s m) for `source`, real where `mask` is True."""
+        """The encoder's output (b s m) for `source`, to which the decoder attends; `mask` is True at real tokens."""
         if self.encoder is None:
             raise ValueError("Transformer: it has no encoder, so no source was wanted but one came")
         if taps is None:
@@ -146,20 +149,22 @@ class Transformer(nn.Module):
         stream: list[Tensor] | None = None,
         lazy: bool = False,
     ) -> Float[Tensor, "b _ _"] | LazyLogits:
-        """`mask` is True at real tokens; `taps` collects one Taps per layer (those of an encoder first, then self- and
-        cross-attention of each layer in turn, by name), `stream` what enters each block, and last what the outputs are
-        made of.  Tokens may come as their embeddings (b t m).
+        """The outputs (b t c), or (b 1 c) for `Classes`.  `inputs` may be embeddings (b t m) in place of tokens.
 
-        `positions` are 0, 1, ... unless they are given: padding counts, too.  So rows of several lengths are padded on
-        the left, with a mask and positions that count real tokens (any number at padding), to get what they get alone.
+        `mask` (b t) is True at real tokens.  `positions` are 0, 1, ... by default, and padding counts, too.  To give
+        sequences of different lengths the same results as alone, pad them on the left and pass a mask, and positions
+        that count real tokens (any number at padding).
+        `tail`: return only the last `tail` positions (b tail c); the last layer then computes no others.  `keep`: for
+        each layer (or None) a factor of its code, (b|1 h|1 t s), in place of its own dropout.  `source` is the
+        encoder's input and `source_mask` is True at its real tokens; or `encoded` is the result of `encode`.
+        `cu_seqlens` (int32, n + 1): the single sample is n packed sequences, masked from one another; sequence i has
+        the rows cu_seqlens[i] to cu_seqlens[i + 1].  `cache` holds the tokens before `inputs`, which are added to it;
+        `mask` is then that of the new tokens, and padding stays masked later.
 
-        `tail`: only the last that many positions are wanted, (b tail c); the last layer then computes no others.
-        `keep`: for each layer what multiplies its code, (b|1 h|1 t s), instead of its own dropout, or None.
-        `source` is what the encoder reads, real where `source_mask` is True; `encoded`, in its place, what `encode`
-        made of it.  `cu_seqlens` (int32, n + 1): the one sample is n sequences one after the other, number i rows
-        cu_seqlens[i] to cu_seqlens[i + 1]; each gets what it gets alone.  `cache` holds the tokens before `inputs` and
-        takes these; `mask` is then that of the new tokens, and their padding stays hidden.  `lazy`: what comes out are
-        logits that are never made as a whole, which can be asked for their cross entropy and for the likeliest.
+        `taps` collects one Taps per layer: first those of an encoder, then self- and cross-attention of each layer, by
+        name.  `stream` collects the input of each block, and last that of the outputs.  `lazy`: return `LazyLogits`,
+        which are never stored as a whole and compute their cross entropy and argmax.  Raises ValueError for shapes or
+        combinations of arguments that do not match.
         """
         given = _Given(mask, positions, keep, encoded, source_mask, cu_seqlens, cache, stream)
         self._check(given, source, tail)
@@ -168,7 +173,7 @@ class Transformer(nn.Module):
         x = self._embed(inputs, given)
         if tail is not None and not 1 <= tail <= x.shape[1]:
             raise ValueError(f"Transformer: tail must be 1 to {x.shape[1]} (the positions) but is {tail}")
-        # Given positions are those of the keys, too: then the last layer computes all, and the end is cut out.
+        # Given positions belong to the keys, too.  Then the last layer computes all, and the tail is cut out below.
         wanted = tail if positions is None and cache is None else None
         x = self._through(x, given, wanted, taps)
         x = self.norm(x if tail is None else x[:, -tail:])
@@ -189,7 +194,7 @@ class Transformer(nn.Module):
 
     @property
     def _pools(self) -> bool:
-        """Whether the outputs, wrapped or not, are one answer for all positions."""
+        """Whether the outputs, wrapped or not, pool all positions."""
         return any(isinstance(part, ClassOutput) for part in self.outputs.modules())
 
     def _check(self, given: "_Given", source: Tensor | None, tail: int | None) -> None:
@@ -232,49 +237,54 @@ class Transformer(nn.Module):
         return x + self.positions(where).to(x.dtype)
 
     def _through(self, x: Tensor, given: "_Given", tail: int | None, taps: list[Taps] | None) -> Tensor:
-        """All blocks; the last computes nothing but the tail."""
-        # What is told of a layer, and what a cache takes, must not come twice.
+        """All blocks; the last computes only the tail."""
+        # Checkpointing runs a block twice, which must neither collect taps twice nor add tokens to a cache twice.
         again = self.config.checkpoint and self.training and taps is None and given.cache is None
-        real = given.mask if given.cache is None else None  # a cache knows which tokens are real
+        real = given.mask if given.cache is None else None  # a cache has the mask of its tokens
         mask, context_mask = (None if m is None else m[:, None, None] for m in (real, given.context_mask))
-        context, embedded = given.context, x
-        made: dict[int, Tensor] = {}
-        made_of_context: dict[int, Tensor] = {}
+        embedded = x
+        made: Made = {}, {}
         for i, block in enumerate(self.blocks):
             if given.stream is not None:
                 given.stream.append(x)
-            cache = None if given.cache is None else given.cache[i]
-            symbols = self._own.read(
-                i, x, embedded, made, mask=given.mask, cu_seqlens=given.cu_seqlens, positions=given.positions,
-                cache=cache, again=again,
-            )  # fmt: skip
-            across = None
-            if context is not None:
-                shown = given.context_mask
-                across = self._across.read(i, context, context, made_of_context, mask=shown, cache=cache, again=again)
-            seen: list[Taps] | None = None if taps is None else []
             entering = x
+            seen: list[Taps] = []
+            symbols, context_symbols = self._symbols(i, x, embedded, made, given, again)
             x = recomputed(block, again)(
                 x,
-                context,
+                given.context,
                 mask=mask,
                 context_mask=context_mask,
                 positions=given.positions,
                 tail=tail if i == len(self.blocks) - 1 else None,
                 keep=None if given.keep is None else given.keep[i],
                 symbols=symbols,
-                context_symbols=across,
+                context_symbols=context_symbols,
                 cu_seqlens=given.cu_seqlens,
-                cache=cache,
-                taps=seen,
+                cache=None if given.cache is None else given.cache[i],
+                taps=None if taps is None else seen,
             )
-            if taps is not None and seen is not None:
+            if taps is not None:
                 taps += self._shown(i, seen, (entering, embedded), given)
         return x
 
+    def _symbols(
+        self, i: int, x: Tensor, embedded: Tensor, made: Made, given: "_Given", again: bool
+    ) -> tuple[Sequence[Tensor | None] | None, Sequence[Tensor | None] | None]:
+        """The symbols of layer `i` for self-attention to `x` and for cross-attention to the context."""
+        cache = None if given.cache is None else given.cache[i]
+        own = self._own.read(
+            i, x, embedded, made[0], mask=given.mask, cu_seqlens=given.cu_seqlens, positions=given.positions,
+            cache=cache, again=again,
+        )  # fmt: skip
+        context, mask = given.context, given.context_mask
+        if context is None:
+            return own, None
+        return own, self._across.read(i, context, context, made[1], mask=mask, cache=cache, again=again)
+
     def _shown(self, layer: int, seen: list[Taps], stream: tuple[Tensor, Tensor], given: "_Given") -> list[Taps]:
-        """The taps of a block with what its symbols are; of an encoder-decoder by name."""
-        if given.cache is None:  # which holds no stream to read symbols off
+        """The taps of a block, with its attention over symbols; in an encoder-decoder with names."""
+        if given.cache is None:  # a cache does not hold the stream of earlier tokens
             seen[0] = self._own.shown(seen[0], layer, *stream, given.mask, given.cu_seqlens)
             if given.context is not None:
                 seen[1] = self._across.shown(seen[1], layer, given.context, given.context, given.context_mask)
@@ -284,8 +294,8 @@ class Transformer(nn.Module):
         return [dataclasses.replace(taps, name=name) for taps, name in zip(seen, names, strict=True)]
 
     def auxiliary_loss(self) -> Tensor | float:
-        """What the last forward adds to the loss beside the task's: the load balance of mixtures of experts, else 0."""
-        encoder: Any = self.encoder  # or what wraps it
+        """The term that the last forward adds to the task's loss: the load balance of mixtures of experts, or 0."""
+        encoder: Any = self.encoder  # possibly wrapped
         added = encoder.auxiliary_loss() if hasattr(encoder, "auxiliary_loss") else 0.0
         if not isinstance(self.config.feedforward, config.Experts):
             return added
@@ -295,7 +305,7 @@ class Transformer(nn.Module):
 
 
 class _Given(NamedTuple):
-    """What all blocks are given beside the stream."""
+    """The arguments of `forward` that all blocks share."""
 
     mask: Tensor | None
     positions: Tensor | None
@@ -331,7 +341,7 @@ def _input_positions(
 
 
 def _layer_positions(settings: TransformerConfig, device: Device) -> Positions:
-    """What every layer gets: rotary tables made once and shared; a relative bias is each layer's own."""
+    """The argument `positions` of every layer: layers share rotary tables, but each has its own relative bias."""
     positions = settings.positions
     if isinstance(positions, config.Rotary):
         layers = [settings.layer_heads(i) for i in range(settings.layers)]
@@ -343,7 +353,7 @@ def _layer_positions(settings: TransformerConfig, device: Device) -> Positions:
 
 
 def _is_own(positions: config.Position | None) -> TypeGuard[config.Position]:
-    """Whether they are a user's."""
+    """Whether the positions are a user's."""
     return positions is not None and not isinstance(positions, POSITIONS)
 
 
@@ -355,7 +365,7 @@ def _block(
     dtype: torch.dtype | None,
 ) -> TransformerBlock:
     def attention(heads: Sequence[config.Mechanism], *, own: bool) -> MultiHeadAttention:
-        """Of the layer's own tokens, or to another sequence: there each of the two counts its own positions."""
+        """Self-attention, or cross-attention: that has no positions, as each sequence counts its own."""
         return MultiHeadAttention(
             settings.dim,
             heads,

@@ -1,4 +1,4 @@
-"""Decoding of text: pieces whose characters are complete, and stop strings wherever tokens cut them."""
+"""Decoding of text: it yields complete characters only, and finds stop strings across token borders."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -10,26 +10,26 @@ from polyhead.models.generate.tokens import stream
 from polyhead.models.transformer import Transformer
 
 HALF = "\N{REPLACEMENT CHARACTER}"
-"""What stands at the end of text whose last character is not complete."""
+"""The last character of a decoded text whose last bytes are an incomplete character."""
 
 
 @runtime_checkable
 class Codec(Protocol):
-    """What is asked of a codec here (tasks/text/tokens.py has them)."""
+    """The interface of a codec (tasks/text/tokens.py has them)."""
 
     @property
     def count(self) -> int:
-        """Tokens it knows."""
+        """Size of the vocabulary."""
 
     @property
     def end(self) -> int | None:
-        """The token that stands between documents, if there is one."""
+        """The token between documents, or None."""
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; what is no text (half a character) becomes U+FFFD."""
+        """The text of tokens; invalid bytes, such as half a character, become U+FFFD."""
 
 
 def generate_text(
@@ -45,10 +45,11 @@ def generate_text(
     generator: torch.Generator | None = None,
     use_cache: bool = True,
 ) -> list[str]:
-    """What the model writes after each prompt: up to `steps` tokens, to the end of the document or up to that of the
-    strings `stop` which is complete first, neither prompt nor stop included.  For the rest see `generate`.
+    """The continuation of each prompt, without the prompt: up to `steps` tokens, or to the end of the document, or up
+    to the first complete string of `stop`, which is not included.  The other arguments are those of `generate`.
 
-    An empty prompt begins a document.  Raises ValueError for a codec of another size than the model's, too.
+    An empty prompt begins a document.  Raises ValueError as `generate` does, and for a codec whose vocabulary differs
+    from the model's.
     """
     how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     texts = [""] * len(prompts)
@@ -71,9 +72,10 @@ def stream_text(
     generator: torch.Generator | None = None,
     use_cache: bool = True,
 ) -> Iterator[list[str | None]]:
-    """As `generate_text`, piece by piece: what of each row has become certain ("" if nothing), None once it has ended.
+    """`generate_text` as a stream: at each step the new text of each row ("" if none is certain yet), None after its
+    end.
 
-    Half a character waits for the other half, and what may begin a stop string for what follows.
+    Incomplete characters, and text that may begin a stop string, are held back.
     """
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(stops):
@@ -100,8 +102,8 @@ def _pieces(said: Iterator[list[int | None]], rows: Sequence["_Row"]) -> Iterato
 
 
 class _Row:
-    """The text of one row: `codec` reads its last tokens together with those before that belong to shown text, since
-    what a token means may depend on its neighbour."""
+    """The text of one row.  `codec` decodes its last tokens together with some already shown ones, because the text of
+    a token may depend on its neighbour."""
 
     def __init__(self, codec: Codec, prompt: list[int], stops: tuple[str, ...]) -> None:
         self.codec, self.stops = codec, stops
@@ -110,7 +112,7 @@ class _Row:
         self.ended = False
 
     def say(self, token: int | None) -> str | None:
-        """What can be shown after one token more, or at the end (None); None if it had ended."""
+        """The new text after one more token, or at the end (`token` None); None if the row had ended before."""
         if self.ended:
             return None
         self.tokens += [] if token is None else [token]
@@ -131,7 +133,7 @@ class _Row:
 
 
 def _begun(text: str, stops: Sequence[str]) -> int:
-    """How many of the last characters of `text` may be the beginning of a stop string.
+    """How many characters at the end of `text` may begin a stop string.
 
     >>> _begun("a = 1\\n", ["\\n\\n", "x"]), _begun("abc", ["bd"])
     (1, 0)

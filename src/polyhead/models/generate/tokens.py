@@ -1,7 +1,8 @@
-"""Decoding: token after token, each the likeliest or drawn, for one sequence or many of several lengths.
+"""Decoding: one token after the other, greedy or sampled, for one sequence or a batch of different lengths.
 
-Rows of several lengths are padded on the left; each gets what it gets alone.  With the cache every step computes its
-own token only: the same logits, up to rounding, and the same draws, so the same tokens as without.
+Sequences of different lengths are padded on the left; each gets the same result as alone.  With the cache a step
+computes only its own token.  Logits agree up to rounding and draws are the same, so the tokens are the same as without
+the cache.
 """
 
 import contextlib
@@ -33,19 +34,18 @@ def generate(
     generator: torch.Generator | None = None,
     use_cache: bool = True,
 ) -> list[list[int]]:
-    """What the model says after each prompt: up to `steps` tokens, without the prompt and without the token of `stop`
-    that ended it.
+    """The continuation of each prompt: up to `steps` tokens, without the prompt and without the final token of `stop`.
 
-    `temperature`, `top_k`, `top_p`: see `sampling.Choice`; 0 takes the likeliest token.  Row i draws from a stream of
-    its own that begins where `generator` says: it does not depend on the other rows, on `steps` or on the cache.
+    `temperature`, `top_k`, `top_p`: see `sampling.Choice`; temperature 0 takes the most likely token.  Row i draws from
+    its own random stream, seeded from `generator`: it does not depend on the other rows, on `steps` or on the cache.
 
     >>> model = Transformer(TransformerConfig(Tokens(9), Logits(9), dim=32, heads=Softmax(4), causal=True))
     >>> said = generate(model, [[1, 2, 3], [4]], steps=5, top_k=3, generator=torch.Generator().manual_seed(0))
     >>> [len(tokens) for tokens in said]
     [5, 5]
 
-    Raises ValueError unless the model is causal, reads tokens, gives logits of as many and has no encoder (of such,
-    see `greedy`), and where prompt and steps together exceed what its positions reach.
+    Raises ValueError unless the model is causal, reads tokens, returns logits over the same tokens and has no encoder
+    (with an encoder use `greedy`), and if prompt and steps together exceed its positions.
     """
     how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     rows: list[list[int]] = []
@@ -69,9 +69,9 @@ def stream(
     generator: torch.Generator | None = None,
     use_cache: bool = True,
 ) -> Iterator[list[int | None]]:
-    """As `generate`, one step after the other: the token of each row, None where the row has ended.
+    """`generate` as a stream: yields per step the token of each row, None after the end of a row.
 
-    Mistakes are raised here, before the first step.
+    Wrong arguments raise ValueError in this call, before the first step.
     """
     check_model("generate", model, steps)
     if model.encoder is not None:
@@ -104,16 +104,16 @@ def greedy(
     stop: int | None = None,
     use_cache: bool = True,
 ) -> Int[Tensor, "b _"]:
-    """`start` and up to `steps` of the likeliest tokens after it, without dropout or gradients; `source` is what an
-    encoder reads.
+    """`start` followed by up to `steps` most likely tokens, without dropout or gradients; `source` is the input of an
+    encoder.
 
-    A sequence that has said `stop` goes on with `stop`; when all have, decoding ends.
+    A sequence that has reached `stop` is filled with `stop`; when all have, decoding ends.
 
     >>> model = Transformer(TransformerConfig(Tokens(9), Logits(9), dim=32, heads=Softmax(4), causal=True))
     >>> greedy(model, torch.tensor([[1], [2]]), steps=5).shape
     torch.Size([2, 6])
 
-    Raises ValueError unless the model is causal, reads tokens and gives logits of as many.
+    Raises ValueError unless the model is causal, reads tokens and returns logits over the same tokens.
     """
     check_model("greedy", model, steps)
     check_length("greedy", model.config, start.shape[1], steps)
@@ -134,18 +134,18 @@ def greedy(
 
 
 class Padded(NamedTuple):
-    """Sequences (b t), padded on the left: which tokens are real and their places, or None if all are."""
+    """Sequences (b t), padded on the left, with the mask of real tokens and their positions; None without padding."""
 
     tokens: Tensor
     mask: Tensor | None = None
     positions: Tensor | None = None
 
     def then(self, new: Tensor, *, alone: bool) -> "Padded":
-        """With one token more in each row (b 1); `alone`: that token only, as a cache has the rest."""
+        """The sequences with one more token each, `new` (b 1); `alone`: only that token, as a cache has the others."""
         mask = None if self.mask is None or alone else torch.ones_like(self.mask[:, :1])
         positions = None if self.positions is None else self.positions[:, -1:] + 1
         if alone:
-            return Padded(new, None, positions)  # the cache remembers what is padding
+            return Padded(new, None, positions)  # the cache holds the padding mask
         return Padded(_after(self.tokens, new), _after(self.mask, mask), _after(self.positions, positions))
 
 
@@ -156,7 +156,7 @@ def _after(old: Tensor | None, new: Tensor | None) -> Any:
 def left_padded(prompts: Prompts, model: Transformer) -> Padded:
     """`prompts` as one batch on the model's device.
 
-    Raises ValueError without prompts, for an empty one, and for tokens that the model does not know.
+    Raises ValueError without prompts, for an empty prompt and for tokens outside the vocabulary.
     """
     rows: list[list[int]] = prompts.tolist() if isinstance(prompts, Tensor) else [list(row) for row in prompts]
     if not rows or not all(rows):
@@ -185,9 +185,9 @@ def _steps(
     source_mask: Tensor | None = None,
     use_cache: bool,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The token of each row (b,) that `choose` takes from its logits (b c), and which rows had ended before it.
+    """Yield the tokens (b,) that `choose` takes from logits (b c), and which rows had ended before.
 
-    A row that has said one of `stops` goes on with the first of them; when all have, that is the end.
+    A row that has reached one of `stops` is filled with the first of them; when all have, decoding ends.
     """
     cache = Cache(model.config.layers) if use_cache else None
     ended = torch.zeros(len(seen.tokens), dtype=torch.bool, device=seen.tokens.device)
@@ -209,7 +209,7 @@ def _steps(
 
 @contextlib.contextmanager
 def _at_rest(model: Transformer) -> Iterator[None]:
-    """Without dropout or gradients; afterwards every module is in the mode it was in."""
+    """Context manager: no dropout and no gradients; afterwards every module returns to its earlier mode."""
     training = [module for module in model.modules() if module.training]
     try:
         for module in training:
@@ -222,7 +222,7 @@ def _at_rest(model: Transformer) -> Iterator[None]:
 
 
 def check_model(who: str, model: Transformer, steps: int) -> None:
-    """Raise a ValueError unless the model can say `steps` tokens."""
+    """Raise ValueError unless the model can generate `steps` tokens."""
     ends = (model.config.inputs, model.config.outputs)
     if not (isinstance(ends[0], config.Tokens) and isinstance(ends[1], config.Logits) and model.config.causal):
         raise ValueError(
@@ -236,7 +236,7 @@ def check_model(who: str, model: Transformer, steps: int) -> None:
 
 
 def reach(settings: config.TransformerConfig) -> int | None:
-    """The most tokens a model can read; None where nothing in it ends: without positions, relative bias, ALiBi."""
+    """The most tokens a model can read; None if it has no limit: without positions, with relative bias or ALiBi."""
     ending: tuple[type, ...] = (config.Rotary, config.Learned, config.Sinusoidal)
     heads = [group for layer in range(settings.layers) for group in settings.layer_heads(layer)]
     sources = [group.symbols for group in heads if isinstance(group, config.SymbolHeads)]
@@ -253,7 +253,7 @@ def reach(settings: config.TransformerConfig) -> int | None:
 
 
 def check_length(who: str, settings: config.TransformerConfig, prompt: int, steps: int) -> None:
-    """Raise a ValueError unless the model can read a prompt of so many tokens and all but the last that it says."""
+    """Raise ValueError unless the model can read `prompt` tokens and all generated tokens but the last."""
     most = reach(settings)
     if most is None or prompt + steps - 1 <= most:
         return

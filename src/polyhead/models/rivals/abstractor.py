@@ -1,15 +1,15 @@
-"""The original Abstractor: a stream of symbols that learns of its objects by relations only (Altabaa et al. 2024).
+"""The original Abstractor: a stream of symbols that reads objects only through relations (Altabaa et al. 2024).
 
-Objects x (b s m) come from the input end, if asked for through transformer blocks.  Symbols s (1 s m) are learned, one
-for each object's place.  A layer, with the residual on the symbols:
+Objects x (b s m) come from the inputs, optionally through transformer blocks.  Symbols s (1 s m) are learned, one per
+position.  A layer has its residual on the symbols:
 
     s = norm(s + self_attention(s))                                       if `self_attention`
     s = norm(s + W_out sum_j act(q(x_i) . k(x_j) / sqrt(d)) v(s_j))       relational cross-attention
     s = norm(s + feedforward(s))
 
-So nothing of an object reaches the output but through inner products with others: the relational bottleneck.  (The
-dual-attention experiments put the residual on the objects instead, where there is no such bottleneck.)  With `Classes`
-a classifier; without outputs the abstract states (b s m), for a decoder to look at.
+So objects influence the output only through inner products: the relational bottleneck.  (The dual-attention experiments
+put the residual on the objects instead; then there is no bottleneck.)  With `Classes` the model is a classifier;
+without outputs it returns the abstract states (b s m), to which a decoder may attend.
 """
 
 import torch
@@ -62,7 +62,7 @@ class Abstractor(nn.Module):
     ) -> Float[Tensor, "b _ _"]:
         """Logits (b 1 c), or the abstract states (b s m); `mask` is True at real objects.
 
-        `taps` collects one Taps per layer, of its relational cross-attention.
+        `taps` collects the Taps of each layer's relational cross-attention.
         """
         x = self.inputs(inputs)
         keys = None if mask is None else mask[:, None, None, :]
@@ -114,7 +114,7 @@ def _attention(
     device: Device,
     dtype: torch.dtype | None,
 ) -> MultiHeadAttention:
-    """Attention with biases, as the authors have it; symbols are given."""
+    """Attention with biases, as in the authors' code; the caller passes symbols."""
     return MultiHeadAttention(
         settings.dim,
         [heads],
@@ -133,7 +133,7 @@ def _feedforward(settings: AbstractorConfig, device: Device, dtype: torch.dtype 
 
 
 def _block(settings: AbstractorConfig, device: Device, dtype: torch.dtype | None) -> TransformerBlock:
-    """A block of the encoder that the objects pass through first."""
+    """A block of the encoder before the Abstractor's layers."""
     width = settings.dim if settings.head_dim is None else settings.head_dim
     return TransformerBlock(
         _attention(settings, Softmax(settings.heads, width, width), device, dtype),

@@ -2,18 +2,18 @@
 
 CoRelNet (Kerg, Mittal, Rolnick, Bengio, Richards, Lajoie 2022), with e_i = MLP(x_i):
 
-    A_ij = softmax_j(e_i . e_j)     (or e_i . e_j)                         logits = MLP(A), its n^2 numbers side by side
+    A_ij = softmax_j(e_i . e_j)     (or e_i . e_j)                         logits = MLP(A), with A as n^2 numbers
 
 PrediNet (Shanahan et al. 2020, in our notation), with l_i = (x_i, place of i) and for each head h:
 
-    q_h = Q_h (l_1 ... l_n),  q'_h = Q'_h (l_1 ... l_n)                     two queries, of all objects side by side
-    u_h = sum_i softmax_i(q_h . K l_i) l_i,   u'_h likewise with q'_h       what they find; K is shared by the heads
+    q_h = Q_h (l_1 ... l_n),  q'_h = Q'_h (l_1 ... l_n)                     two queries from all objects, concatenated
+    u_h = sum_i softmax_i(q_h . K l_i) l_i,   u'_h likewise with q'_h       retrieved objects; the heads share K
     r_h = (S u_h - S u'_h, place in u_h, place in u'_h)                     logits = MLP(r_1 ... r_H)
 
-Both need a fixed number of objects.  An object is a patch of an image (or a vector, or a token) through the input end;
-with `Patches(norm=True)` and dim 128 CoRelNet has the 215522 parameters of the published comparison (Altabaa and
-Lafferty 2024).  Ours to choose: the two hidden layers of CoRelNet's last MLP, both with relu; the place of a patch is
-its row and column from -1 to 1, that of another object its position from -1 to 1.
+Both need a fixed number of objects.  An object is an embedded patch of an image (or a vector, or a token).  With
+`Patches(norm=True)` and dim 128 CoRelNet has the 215522 parameters of the published comparison (Altabaa and Lafferty
+2024).  Our choices: CoRelNet's last MLP has two hidden layers with relu; the place of a patch is its row and column
+from -1 to 1, and that of another object its position from -1 to 1.
 """
 
 import torch
@@ -29,7 +29,7 @@ from polyhead.spec.shapes import shaped
 
 
 class CoRelNet(nn.Module):
-    """A classifier that sees nothing of its objects but their inner products.
+    """A classifier that reads only the inner products of its objects.
 
     >>> model = CoRelNet(CoRelNetConfig(Patches((3, 36, 36), (12, 12), norm=True), Classes(2)))
     >>> model(torch.randn(5, 3, 36, 36)).shape, sum(p.numel() for p in model.parameters())
@@ -54,7 +54,7 @@ class CoRelNet(nn.Module):
         *,
         mask: Bool[Tensor, "b _"] | None = None,
     ) -> Float[Tensor, "b 1 c"]:
-        """Logits (b 1 c).  All objects must be there: `mask` is None."""
+        """Logits (b 1 c).  All objects must be real: `mask` is None."""
         e = self.embed(_objects("CoRelNet", self.inputs(inputs), self.config.objects, mask))
         similarity = e @ e.transpose(1, 2)
         if self.config.softmax:
@@ -64,7 +64,7 @@ class CoRelNet(nn.Module):
 
 
 class PrediNet(nn.Module):
-    """A classifier whose heads each look at two objects and compare them along shared directions.
+    """A classifier whose heads each retrieve two objects and compare them along shared directions.
 
     >>> model = PrediNet(PrediNetConfig(Vectors(8), Classes(2), dim=32, length=3, heads=4))
     >>> model(torch.randn(5, 3, 8)).shape
@@ -96,7 +96,7 @@ class PrediNet(nn.Module):
         *,
         mask: Bool[Tensor, "b _"] | None = None,
     ) -> Float[Tensor, "b 1 c"]:
-        """Logits (b 1 c).  All objects must be there: `mask` is None."""
+        """Logits (b 1 c).  All objects must be real: `mask` is None."""
         x = _objects("PrediNet", self.inputs(inputs), self.config.objects, mask)
         where = places(self.config, x.device).to(x.dtype).expand(x.shape[0], -1, -1)
         x = torch.cat((x, where), dim=-1)
@@ -106,13 +106,13 @@ class PrediNet(nn.Module):
         return self.outputs(self.hidden(related.flatten(1)).relu())[:, None]
 
     def _find(self, query: nn.Linear, x: Tensor) -> Tensor:
-        """What each head finds by its query (b h m)."""
+        """The object (b h m) that each head retrieves by its query."""
         q = query(x.flatten(1)).unflatten(-1, (self.config.heads, -1))
         return torch.einsum("bhd,btd->bht", q, self.key(x)).softmax(dim=-1) @ x
 
 
 def places(settings: PrediNetConfig, device: torch.device) -> Float[Tensor, "t _"]:
-    """Where each object is: row and column of a patch, position in a sequence, from -1 to 1.
+    """The place of each object, from -1 to 1: row and column of a patch, or position in a sequence.
 
     >>> places(PrediNetConfig(Vectors(8), Classes(2), length=3), torch.device("cpu")).flatten()
     tensor([-1.,  0.,  1.])
