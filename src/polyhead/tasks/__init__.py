@@ -1,4 +1,4 @@
-"""Reasoning tasks and language: data, loss and metrics.  They know no network."""
+"""Reasoning tasks and language: data, loss and metrics.  They import no network."""
 
 from polyhead.config import Batch, Task
 from polyhead.tasks.fuzzy_logic.task import FuzzyLogic

@@ -1,4 +1,4 @@
-"""What tasks that put a whole sequence or image into a class share: loss and accuracy of (b 1 c) logits, and chance."""
+"""Shared by tasks with one class per sequence or image: loss and accuracy of (b 1 c) logits, and chance."""
 
 import abc
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from polyhead.config.words import Floor
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.task import Score, check_split
 
-ACCURACY = ("Accuracy", "The share of answers that are right.")
+ACCURACY = ("Accuracy", "The share of correct answers.")
 CHANCE = Floor("Chance", "draws every answer at random")
 ANSWERS = ("no", "yes")
-"""Of a question: class 1 is yes."""
+"""The class names of a yes/no question: class 1 is yes."""
 
 
 def batch_of(inputs: Tensor, labels: Tensor, latents: dict[str, Tensor]) -> Batch:
@@ -28,7 +28,7 @@ def batch_of(inputs: Tensor, labels: Tensor, latents: dict[str, Tensor]) -> Batc
 
 
 def exact(right: Tensor) -> Score:
-    """A floor that is known exactly: its mean over all that the split has (n)."""
+    """A floor that is known exactly: its mean over all examples of the split (n)."""
     return Score(right.mean().item(), 0.0, 0)
 
 
@@ -41,7 +41,7 @@ class Classification(Task):
     @property
     @abc.abstractmethod
     def ends(self) -> tuple[Input, Classes]:
-        """What a transformer needs at its two ends."""
+        """The input and the output of a transformer for this task."""
 
     @shaped
     def loss(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> Float[Tensor, ""]:
@@ -55,7 +55,7 @@ class Classification(Task):
         return {"accuracy": (logits.argmax(dim=-1) == batch.targets[:, 0]).to(logits.dtype)}
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """What guessing scores, every class as likely as any other: exactly."""
+        """The exact score of guessing with all classes equally likely."""
         check_split(self, split)
         return {"chance": Score(1 / self.ends[1].count, 0.0, 0)}
 

@@ -1,25 +1,27 @@
-"""Floors of tasks on objects: what a learner can reach to which an object is a name, and that knows no relation.
+"""Floors of tasks on objects: scores of learners that treat an object as a name and know no relation.
 
-Pairwise order.  Of n objects, `known_pairs` knows the training pairs and their reverses, and guesses elsewhere:
-0.5 + 0.5 r, where r is the share of the pairs whose reverse is in training; about a half of "ordered" ones, none of
-"unordered" ones.  `known_objects` knows of every object only how often it came first, and compares these shares:
+Pairwise order, n objects.  `known_pairs` knows the training pairs and their reverses, and guesses all other pairs.  It
+scores 0.5 + 0.5 r, where r is the share of pairs whose reverse is in training: about a half for split "ordered", none
+for "unordered".  `known_objects` knows how often each object came first, and compares these shares:
 
-    share_i = (first_i + 1) / (pairs_i + 2)            class 1 where share_i > share_j, a guess where they are equal
+    share_i = (first_i + 1) / (pairs_i + 2)            class 1 if share_i > share_j, a guess if they are equal
 
-An object at place k of n comes before (n - 1 - k) / (n - 1) of the others, so the shares stand in the order itself, up
-to which pairs training has.  No pair is compared: a score that is not above it may be one number per object.
+An object at place k of n comes before (n - 1 - k) / (n - 1) of the others.  So the shares follow the order, except for
+the choice of training pairs.  A score that is not above this floor needs only one number per object, and no comparison
+of pairs.
 
-Sorting.  `known_objects` gives each object its mean place in the training sequences that have it, the middle where
-none has, and sorts by that.  Before the object at place k of N stand (L - 1) k / (N - 1) others of its sequence, on
-average, so that with many sequences the order is right.  Of m objects that tie any order is as likely: 1 / m!.  A
-disturbed vector is taken for the nearest object.
+Sorting.  `known_objects` sorts by the mean place of each object in the training sequences that contain it, or the
+middle place if none does.  In sequences of L out of N objects, (L - 1) k / (N - 1) others stand on average before the
+object at place k, so the order is right with many sequences.  All orders of m tied objects are equally likely: 1 / m!.
+A noisy vector counts as the nearest object.
 
-SET.  Two cards have one third, so that no two sets share a pair.  `known_pairs` knows the names of cards and counts k,
-how many of the three pairs of a triple it has met in training sets.  It answers as most training triples with this k
-are, their own pairs left out, and guesses where none is or both classes have as many.  With s training sets 3 s of the
-3240 pairs are taken: a share p = s / 1080.  An unseen set has k = 0, another triple in about (1 - p)^3 of the cases, so
-that k = 0 says set: 0.5 + 0.5 (1 - (1 - p)^3), which is 0.94 for all 540 sets.  Values alone say nothing: each is as
-common in sets as elsewhere.
+SET.  Each pair of cards completes to exactly one set, so two sets never share a pair.  `known_pairs` knows the names of
+cards.  It counts k, the number of the three pairs of a triple that occur in training sets.  Its answer is the majority
+class of the training triples with this k, without counting a triple's own pairs; it guesses if there are none or the
+classes tie.  The s training sets contain 3 s of the 3240 pairs: a share p = s / 1080.  An unseen set has k = 0, another
+triple has k = 0 with probability of about (1 - p)^3.  So k = 0 means set, and the score is
+0.5 + 0.5 (1 - (1 - p)^3): 0.94 with all 540 sets.  Single values carry no information: each is as common in sets as
+elsewhere.
 """
 
 import torch
@@ -50,16 +52,16 @@ BY_OBJECT = (
 
 @shaped
 def ordered_pairs(met: Int[Tensor, "n 2"], asked: Int[Tensor, "b 2"]) -> Float[Tensor, "b"]:
-    """`known_pairs` of an order: 1 where the pair or its reverse was met, 0.5 where it is guessed; the score."""
+    """Score of `known_pairs` on an order: 1 if training has the pair or its reverse, else 0.5 for a guess."""
     numbers = _number(torch.cat((met, met.flip(1))))
     return 0.5 + 0.5 * torch.isin(_number(asked), numbers).double()
 
 
 @shaped
 def first_shares(met: Int[Tensor, "n 2"], asked: Int[Tensor, "b 2"], objects: int) -> Float[Tensor, "b"]:
-    """`known_objects` of an order: 1 where the shares put a pair right, 0.5 where they are equal, 0 elsewhere.
+    """Score of `known_objects` on an order: 1 if the shares order a pair correctly, 0.5 if they are equal, else 0.
 
-    Objects are named by their places, so that the smaller name comes first.
+    An object's name is its place in the order, so the smaller name comes first.
     """
     smaller, larger = met.min(dim=1).values, met.max(dim=1).values
     first, second = (torch.bincount(each, minlength=objects).double() for each in (smaller, larger))
@@ -71,9 +73,9 @@ def first_shares(met: Int[Tensor, "n 2"], asked: Int[Tensor, "b 2"], objects: in
 
 @shaped
 def mean_places(met: Int[Tensor, "n t"], objects: int) -> Float[Tensor, "o"]:
-    """`known_objects` of sorting: the mean place (from 0) of each of `objects` in the sequences that have it."""
+    """`known_objects` for sorting: the mean place (from 0) of each of `objects` in the sequences that contain it."""
     length = met.shape[1]
-    places = met.argsort(dim=1).argsort(dim=1).double()  # objects are named by their places in the order
+    places = met.argsort(dim=1).argsort(dim=1).double()  # an object's name is its place in the order
     total = torch.zeros(objects, dtype=torch.double).index_add(0, met.flatten(), places.flatten())
     count = torch.bincount(met.flatten(), minlength=objects)
     return torch.where(count > 0, total / count.clamp(min=1), (length - 1) / 2)
@@ -81,24 +83,24 @@ def mean_places(met: Int[Tensor, "n t"], objects: int) -> Float[Tensor, "o"]:
 
 @shaped
 def ascending(values: Float[Tensor, "b t"]) -> Float[Tensor, "b"]:
-    """How likely objects in their true order are put into it by sorting their `values`; ties as they come."""
+    """The probability that sorting by `values` gives the true order, with ties in random order."""
     values = values.round(decimals=9)
     alike = (values[:, :, None] == values[:, None]).sum(dim=2).double()
-    ties = torch.exp(-(torch.lgamma(alike + 1) / alike).sum(dim=1))  # a group of m stands m times here
+    ties = torch.exp(-(torch.lgamma(alike + 1) / alike).sum(dim=1))  # m tied objects enter m times, each with 1 / m
     return (values.diff(dim=1) >= 0).all(dim=1) * ties
 
 
 @shaped
 def nearest(vectors: Float[Tensor, "b t c"], known: Float[Tensor, "n c"]) -> Int[Tensor, "b t"]:
-    """Which of the `known` vectors is nearest."""
+    """The index of the nearest of the `known` vectors."""
     return torch.cdist(vectors.double(), known.double()).argmin(dim=-1)
 
 
 @shaped
 def card_pairs(met: Int[Tensor, "n 3"], sets: Float[Tensor, "n"], asked: Int[Tensor, "b 3"]) -> Float[Tensor, "b"]:
-    """`known_pairs` of SET: 1 where it says that a triple (cards by number) is a set, 0.5 where it guesses.
+    """Answers of `known_pairs` on SET: 1 if it calls a triple (cards by number) a set, 0.5 if it guesses, else 0.
 
-    `sets`: 1 for the training triples that are one.  A triple that was met is known.
+    `sets`: 1 for training triples that are sets.  A training triple is answered from memory.
     """
     taken, own = _number(_pairs(met[sets == 1]).flatten(0, 1)), sets.long()
     counts = (_number(_pairs(met))[..., None] == taken).sum(dim=-1) - own[:, None]
@@ -110,10 +112,10 @@ def card_pairs(met: Int[Tensor, "n 3"], sets: Float[Tensor, "n"], asked: Int[Ten
 
 
 def _pairs(triples: Tensor) -> Tensor:
-    """(n 3 2), the lesser card first."""
+    """The pairs (n 3 2) of each triple, the smaller card first."""
     return triples.sort(dim=1).values[:, torch.combinations(torch.arange(3))]
 
 
 def _number(pairs: Tensor) -> Tensor:
-    """A number for each pair (... 2)."""
+    """A unique number for each pair (... 2)."""
     return pairs[..., 0] * 2**20 + pairs[..., 1]

@@ -1,13 +1,12 @@
-"""Object sorting: put objects into an order that only examples tell (Altabaa et al. 2024).
+"""Object sorting: sort objects by an order that must be learned from examples (Altabaa et al. 2024).
 
-There are random vectors, the objects, with an order that was chosen without looking at them.  A model reads `length`
-different ones and writes, smallest first, the positions at which they stand (an argsort), one at a time.  Of objects
-that stand in the order 0 < 1 < 2 ...:
+Objects are random vectors in an order that does not depend on the vectors.  A model reads `length` distinct objects and
+writes their positions one at a time, smallest object first (an argsort).  For objects with the order 0 < 1 < 2 ...:
 
 >>> ranks(torch.tensor([[7, 2, 40, 9]]))
 tensor([[1, 0, 3, 2]])
 
-The decoder reads a start token (the number `length`) and then the positions already written: 4 1 0 3 here.
+The decoder reads a start token (the number `length`) and then the positions written so far: 4 1 0 3 here.
 """
 
 import functools
@@ -31,26 +30,26 @@ from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork
 
 COUNTS = {"product": 48, "random": 64}
 WIDTHS = {"product": 12, "random": 8}
-ATTRIBUTES = ((4, 4), (12, 8))  # how many values, of what width: the first one decides, the second breaks ties
+ATTRIBUTES = ((4, 4), (12, 8))  # count and width of values: the first decides, the second breaks ties
 
 
 @dataclass(frozen=True)
 class ObjectSorting(Task):
-    """Argsort of objects by an order to be learned, from a training set of a given size.
+    """Argsort of objects by a learned order, from a training set of a given size.
 
         train              `examples` sequences, drawn once from `split_seed`; a batch samples them with replacement
         validation, iid    fresh sequences, none of them in the training set
-        novel              fresh sequences, each vector N(0, noise^2) off
+        novel              fresh sequences, with noise N(0, noise^2) added to each vector
 
-    objects: "product": 48 pairs of one of 4 vectors N(0, I_4) and one of 12 vectors N(0, I_8), ordered by the first and
-        then by the second; "random": 64 vectors N(0, I_8).  The vectors depend on `split_seed`, too.
+    objects: "product": the 48 concatenations of one of 4 vectors N(0, I_4) and one of 12 vectors N(0, I_8), ordered by
+        the first and then by the second; "random": 64 vectors N(0, I_8).  The vectors also depend on `split_seed`.
 
     >>> batch = ObjectSorting(length=4).batch("iid", 2, seed=0, step=0)
     >>> batch.source.shape, batch.inputs.shape, batch.targets.shape
     (torch.Size([2, 4, 12]), torch.Size([2, 4]), torch.Size([2, 4]))
 
-    Latents: `objects` (b t), each by its place in the order.
-    Raises ValueError for settings that cannot be met.
+    Latents: `objects` (b t), the place of each object in the order.
+    Raises ValueError for invalid settings.
     """
 
     objects: str = "product"
@@ -100,7 +99,7 @@ class ObjectSorting(Task):
         return Vectors(WIDTHS[self.objects])
 
     def vectors(self) -> Float[Tensor, "n c"]:
-        """The objects, smallest first."""
+        """The objects (n c), smallest first."""
         return _vectors(self.objects, self.split_seed, torch.device("cpu")).clone()
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
@@ -133,17 +132,16 @@ class ObjectSorting(Task):
 
     @shaped
     def metrics(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
-        """By sequence (b): `accuracy`, 1 where the whole order is right, and `element_accuracy`.
+        """For each sequence (b): `accuracy`, 1 if the whole order is right, and `element_accuracy`.
 
-        The decoder is shown the right positions before; a whole order that is right then is what it writes by itself,
-        too.
+        The decoder sees the true earlier positions.  If the whole order is right, greedy decoding gives it as well.
         """
         logits = self._logits(outputs, batch)
         right = logits.argmax(dim=-1) == batch.targets
         return {"accuracy": right.all(dim=-1).to(logits.dtype), "element_accuracy": right.to(logits.dtype).mean(dim=-1)}
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
-        """Of an object, its number and place in the order; of what is written, the positions, counted from 1."""
+        """For objects, index and place in the order; for the output, the positions; all counted from 1."""
         if source:
             return tuple(f"{i + 1}: #{place}" for i, place in enumerate(batch.latents["objects"][0].tolist()))
         return tuple("start" if place == self.length else str(place + 1) for place in batch.inputs[0].tolist())
@@ -152,7 +150,7 @@ class ObjectSorting(Task):
         return " ".join(str(position + 1) for position in answer)
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """Whole orders that are right: by guessing, exactly, and by what needs no relation (object_floors.py)."""
+        """Share of whole orders right: exact for guessing, and of learners without relations (object_floors.py)."""
         batch = self.batch(split, sequences, seed=seed, step=0)
         means = mean_places(_pool(self, torch.device("cpu")), COUNTS[self.objects])
         named = nearest(batch.source, self.vectors())  # type: ignore[arg-type]
@@ -172,13 +170,13 @@ class ObjectSorting(Task):
 
 @shaped
 def ranks(objects: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
-    """The positions of the objects of each sequence, the smallest first."""
+    """The positions of the objects of each sequence, smallest object first."""
     return objects.argsort(dim=1)
 
 
 @functools.lru_cache(maxsize=16)
 def _vectors(objects: str, seed: int, device: torch.device) -> Tensor:
-    """The objects (n c), smallest first; drawn on the CPU to be the same on every device."""
+    """The objects (n c), smallest first.  They are drawn on the CPU, to be the same on every device."""
     generator = torch.Generator().manual_seed(stream(seed, f"object_sorting/{objects}/vectors"))
     if objects == "random":
         shape = (COUNTS["random"], WIDTHS["random"])
@@ -190,7 +188,7 @@ def _vectors(objects: str, seed: int, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _pool(task: ObjectSorting, device: torch.device) -> Tensor:
-    """The training set (n t): sequences of objects, all different."""
+    """The training set (n t): distinct sequences of objects."""
     generator = torch.Generator().manual_seed(stream(task.split_seed, f"{task.name}/{task.objects}/examples"))
     total = COUNTS[task.objects]
     return training_set(lambda rows: distinct(len(rows), task.length, total, generator), task.examples).to(device)

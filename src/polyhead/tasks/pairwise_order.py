@@ -1,8 +1,8 @@
-"""Pairwise order: which of two objects comes first, in an order that only examples tell (Altabaa et al. 2024).
+"""Pairwise order: which of two objects comes first, in an order learned from examples (Altabaa et al. 2024).
 
-There are `objects` random vectors N(0, I), the k-th of them at place k of an order.  A pair (i, j) is of class 1 when
-i < j.  The pairs that are tested never occur in training, so that the order has to be inferred: from i < j and j < k
-follows i < k, and not j < i from i < j.
+There are `objects` random vectors N(0, I); the k-th has place k in the order.  A pair (i, j) has class 1 if i < j.
+Test pairs never occur in training, so the order must be inferred: i < j and j < k imply i < k (transitivity), and i < j
+implies not j < i (antisymmetry).
 """
 
 import functools
@@ -27,20 +27,20 @@ SHARES = (0.5, 0.65)  # where the pairs are cut: 50 % training, 15 % validation,
 
 @dataclass(frozen=True)
 class PairwiseOrder(Classification):
-    """Classification of pairs of objects by an order to be learned.
+    """Classification of pairs of objects by a learned order.
 
-        train, validation    half of all pairs, and 15 %
+        train, validation    50 % and 15 % of all pairs
         compositional        the other 35 %: unseen pairs of objects that occur in training
 
-    split: "ordered" deals the pairs (i, j) and (j, i) apart, as in the paper, so that the reverse of half of the test
-        pairs is in training; "unordered" deals them together, so that only transitivity helps.
-    examples: how many of the training pairs are used (default: all).
+    split: "ordered" assigns (i, j) and (j, i) to splits independently, as in the paper, so training contains the
+        reverse of half of the test pairs; "unordered" keeps both in the same split, so only transitivity helps.
+    examples: how many training pairs are used (default: all).
 
     >>> PairwiseOrder().sizes
     {'train': 2016, 'validation': 604, 'compositional': 1412}
 
-    Latents: `objects` (b 2), each by its place in the order.
-    Raises ValueError for settings that cannot be met.
+    Latents: `objects` (b 2), the place of each object in the order.
+    Raises ValueError for invalid settings.
     """
 
     objects: int = 64
@@ -61,7 +61,7 @@ class PairwiseOrder(Classification):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("PairwiseOrder", "split", self.split, ("ordered", "unordered"))
-        least = 4 if self.split == "ordered" else 5  # of fewer pairs none is left for validation
+        least = 4 if self.split == "ordered" else 5  # with fewer objects validation would be empty
         check_integers(self, {"objects": least, "dim": 1, "split_seed": 0})
         most = len(_pairs(self.objects, self.split, self.split_seed)["train"])
         if self.examples is not None:
@@ -83,7 +83,7 @@ class PairwiseOrder(Classification):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many pairs each split has."""
+        """The number of pairs in each split."""
         return {split: len(self.pairs_of(split)) for split in self.splits}
 
     def pairs_of(self, split: str) -> Tensor:
@@ -92,7 +92,7 @@ class PairwiseOrder(Classification):
         return pairs[: self.examples] if split == "train" else pairs
 
     def vectors(self) -> Float[Tensor, "n c"]:
-        """The objects, the first in the order first."""
+        """The objects (n c) in their order."""
         return _vectors(self.objects, self.dim, self.split_seed, torch.device("cpu")).clone()
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
@@ -106,7 +106,7 @@ class PairwiseOrder(Classification):
         return batch_of(inputs, objects[:, 0] < objects[:, 1], {"objects": objects})
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
-        """Number, and place in the order."""
+        """Index and place in the order."""
         return tuple(f"{i + 1}: #{place}" for i, place in enumerate(batch.latents["objects"][0].tolist()))
 
     def asked(self, batch: Batch, sample: int) -> str:
@@ -116,7 +116,7 @@ class PairwiseOrder(Classification):
         return ANSWERS[answer[0]]
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """What guessing scores, and what needs no relation (object_floors.py): of all pairs, no sequences are drawn."""
+        """Scores of guessing and of learners without relations (object_floors.py), exact: over all pairs."""
         met, asked = self.pairs_of("train"), self.pairs_of(check_split(self, split))
         known = {"known_pairs": ordered_pairs(met, asked), "known_objects": first_shares(met, asked, self.objects)}
         return super().floors(split) | {name: exact(each) for name, each in known.items()}
@@ -124,7 +124,7 @@ class PairwiseOrder(Classification):
 
 @functools.lru_cache(maxsize=16)
 def _pairs(objects: int, split: str, seed: int) -> dict[str, Tensor]:
-    """All pairs of different objects, dealt to the splits."""
+    """All pairs of distinct objects, by split."""
     generator = torch.Generator().manual_seed(stream(seed, f"pairwise_order/{objects}/{split}"))
     pairs = torch.combinations(torch.arange(objects))
     if split == "ordered":
@@ -145,6 +145,6 @@ def _placed(task: PairwiseOrder, split: str, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _vectors(objects: int, dim: int, seed: int, device: torch.device) -> Tensor:
-    """The objects (n c); drawn on the CPU to be the same on every device."""
+    """The objects (n c), drawn on the CPU to be the same on every device."""
     generator = torch.Generator().manual_seed(stream(seed, f"pairwise_order/{objects}/{dim}/vectors"))
     return torch.randn(objects, dim, generator=generator, dtype=torch.float32).to(device)

@@ -1,12 +1,12 @@
 """SET: do three cards make a set? (Altabaa et al. 2024)
 
-There are 81 cards, of four attributes (number, colour, shading, shape) with three values each.  Three of them are a set
-when every attribute is the same on all three or different on all three:
+There are 81 cards.  A card has four attributes (number, colour, shading, shape) with three values each.  Three cards
+are a set if every attribute is the same on all three or different on all three:
 
 >>> is_set(torch.tensor([[[0, 1, 2, 0], [0, 2, 0, 1], [0, 0, 1, 2]], [[0, 1, 2, 0], [0, 2, 0, 1], [0, 0, 1, 1]]]))
 tensor([ True, False])
 
-Two cards have exactly one third: of the 85320 triples 1080 are sets.
+Each pair of cards completes to exactly one set: 1080 of the 85320 triples are sets.
 """
 
 import functools
@@ -29,8 +29,8 @@ from polyhead.tasks.object_floors import KNOWN_PAIRS, card_pairs
 from polyhead.tasks.task import Score, advance, check_draw, check_integers, check_split, fork
 
 CARDS = tuple(itertools.product(range(3), repeat=4))
-SETS, HELD = 1080, 540  # half of the sets are never for training
-VALIDATION = 162  # of the held-out: 15 % of all sets, as many as for pairwise order
+SETS, HELD = 1080, 540  # all sets, and the half that training never contains
+VALIDATION = 162  # held-out sets for validation: 15 % of all sets, as in pairwise order
 ORDERS = tuple(itertools.permutations(range(3)))
 
 
@@ -39,17 +39,16 @@ class SetCards(Classification):
     """Classification of three cards, half of them sets, from a training set of a given size.
 
         train            `examples` triples, every other one a set, drawn once from `split_seed`
-        validation       15 % of the sets, and as many other triples
-        compositional    35 % of the sets, and as many other triples: unseen triples of cards that occur in training
+        validation       15 % of the sets, and equally many other triples
+        compositional    35 % of the sets, and equally many other triples: unseen triples of cards seen in training
 
-    A card is four vectors of three numbers, one for each attribute and 1 at its value; the order of the three is random
-    in every batch.
+    A card is four one-hot vectors of three numbers, one for each attribute.  Every batch shuffles the three cards.
 
     >>> SetCards().batch("train", 8, seed=0, step=0).inputs.shape
     torch.Size([8, 3, 12])
 
-    Latents: `cards` (b 3 4), the values of their attributes; `agree` (b 4): the attribute is that of a set.
-    Raises ValueError for settings that cannot be met.
+    Latents: `cards` (b 3 4), the values of the attributes; `agree` (b 4): whether an attribute fits a set.
+    Raises ValueError for invalid settings.
     """
 
     examples: int = 1080
@@ -64,7 +63,7 @@ class SetCards(Classification):
         terms=(
             (
                 "Known pairs",
-                "Knows the pairs of cards that sets of training have: no other set has them, so others remain.",
+                "Knows the pairs of cards in training sets. No other set contains them, which excludes triples.",
             ),
         ),
     )
@@ -91,7 +90,7 @@ class SetCards(Classification):
         return 3
 
     def triples(self, split: str) -> Int[Tensor, "n 3"]:
-        """The triples of `split`, cards by number and ascending; every other one, from the second on, is a set."""
+        """The triples (n 3) of `split`, as ascending card numbers; every second triple is a set."""
         sets, others = _shuffled(self.split_seed)
         if split == "train":
             half = (self.examples + 1) // 2
@@ -123,7 +122,7 @@ class SetCards(Classification):
         return ANSWERS[answer[0]]
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """What guessing scores, and what knows no rule (object_floors.py), over all triples: no sequences are drawn."""
+        """Scores of guessing and of a learner without the rule (object_floors.py), exact: over all triples."""
         met, asked = self.triples("train"), self.triples(check_split(self, split))
         says = card_pairs(met, _labels(met), asked)
         return super().floors(split) | {"known_pairs": exact(1 - (says - _labels(asked)).abs())}
@@ -136,18 +135,18 @@ def is_set(cards: Int[Tensor, "b 3 c"]) -> Bool[Tensor, "b"]:
 
 
 def _agree(cards: Tensor) -> Tensor:
-    """Whether an attribute is the same on all three cards or different on all (b c): its sum is then 0 modulo 3."""
+    """Whether an attribute is equal on all three cards or differs on all (b c): its sum is then 0 modulo 3."""
     return cards.sum(dim=1) % 3 == 0
 
 
 def _labels(triples: Tensor) -> Tensor:
-    """1 where a triple of cards by number is a set (n)."""
+    """1 if a triple of card numbers is a set (n)."""
     return is_set(torch.tensor(CARDS)[triples]).double()
 
 
 @functools.lru_cache(maxsize=16)
 def _shuffled(seed: int) -> tuple[Tensor, Tensor]:
-    """All sets (1080 3), and as many other triples, cards by number, in random order."""
+    """All sets (1080 3) and equally many other triples, as card numbers in random order."""
     generator = torch.Generator().manual_seed(stream(seed, "set_cards/split"))
     triples = torch.combinations(torch.arange(len(CARDS)), 3)
     triples = triples[torch.randperm(len(triples), generator=generator)]

@@ -1,23 +1,23 @@
-"""Floors and ceiling of in-context regression: what a score must beat to be evidence of composition, and its maximum.
+"""Floors and ceiling of in-context regression: the score to beat as evidence of composition, and the maximum.
 
-No floor knows of terms.  Four predict the query from the context alone, with hyper-parameters fixed in advance; on
-fuzzy logic a Gaussian process still scores an R² of 0.79 at 32 examples and 0.94 at 96, above some trained attention
-models.  Two are made of the training functions, and their one hyper-parameter is chosen on these:
+No floor knows the terms.  Four floors predict the query from the context alone, with hyper-parameters fixed in advance.
+On fuzzy logic a Gaussian process still scores an R² of 0.79 at 32 examples and 0.94 at 96, above some trained attention
+models.  Two floors use the training functions; each has one hyper-parameter, chosen on these functions:
 
     context_mean        mean of the context's targets
     nearest_neighbour   the target of the nearest context input (Euclidean)
     ridge               linear least squares with an intercept and penalty 1 (scikit-learn's default) on the slopes
     gaussian_process    kernel exp(-|x - x'|² / (2 · 0.5²)), noise variance 0.01, prior mean = mean of the context.  A
-                        length of half the cube suits functions with a kink or two along each axis; there is no noise,
-                        and 0.01 stands for the kinks, which no smooth kernel can follow.  The family's mean, 0.27, as
-                        the prior mean would add 0.002 at 32 examples and 0.01 at 16.
-    recall, mix         the training functions as they are, weighed by how well they fit, and their best linear mixture:
-                        see `floors_functions`
+                        length scale of half the cube suits functions with one or two kinks along each axis.  The data
+                        have no noise; the variance 0.01 accounts for the kinks, which a smooth kernel cannot follow.
+                        With the family's mean, 0.27, as prior mean, R² rises by 0.002 at 32 examples and 0.01 at 16.
+    recall, mix         the training functions weighted by how well they fit, and their best linear combination:
+                        see function_floors.py
     ceiling             mean answer of all functions of the family that agree with the whole context exactly: the Bayes
                         estimate of a solver that knows the family, but not which combinations belong to the split
 
-The floors are batched closed forms in float64; `library="sklearn"` fits the estimators that scikit-learn has (the first
-four) one sequence at a time instead, to the same numbers.
+The floors are batched closed forms in float64.  `library="sklearn"` fits scikit-learn's estimators (for the first four
+floors) one sequence at a time, and gives the same numbers.
 """
 
 import functools
@@ -40,7 +40,7 @@ PENALTY = 1.0
 LENGTH_SCALE = 0.5
 NOISE = 0.01
 CHUNK = 500  # sequences at once
-LISTED_CANDIDATES = 200_000  # candidate functions of one sequence that are still listed one by one
+LISTED_CANDIDATES = 200_000  # most candidate functions of one sequence to enumerate
 
 
 def floors(
@@ -52,11 +52,11 @@ def floors(
     library: str = "torch",
     batch_size: int = CHUNK,
 ) -> dict[str, Score]:
-    """R² on `split` of every floor and of the ceiling, over `sequences` sequences of stream `seed`.
+    """R² of every floor and of the ceiling on `split`, over `sequences` sequences of stream `seed`.
 
-    `batch_size`: that of an evaluation, for the same sequences as it has.
+    `batch_size`: the batch size of the evaluation, to score the same sequences.
 
-    Raises ValueError for an unknown split or library, and where a short context leaves too many functions to enumerate.
+    Raises ValueError for an unknown split or library, and if a short context leaves too many functions to enumerate.
     """
     check_split(task, split)
     one_of("floors", "library", library, ("torch", "sklearn"))
@@ -77,7 +77,7 @@ def floors(
 
 
 def predictions(batch: Batch, *, library: str = "torch") -> dict[str, Float[Tensor, "b"]]:
-    """What each floor that knows no function answers to the queries of `batch`, from its inputs alone."""
+    """Predictions at the queries of `batch` of each floor that uses the context alone."""
     tokens = batch.inputs.double()
     x, y, query = tokens[:, :-1, :-1], tokens[:, :-1, -1], tokens[:, -1, :-1]
     return {name: (floor if library == "torch" else _sklearn(name))(x, y, query) for name, floor in FLOORS.items()}
@@ -142,7 +142,7 @@ FLOORS: dict[str, Floor] = {
 
 
 def _sklearn(name: str) -> Floor:
-    """The floor `name` by scikit-learn, one fit a sequence."""
+    """The floor `name` by scikit-learn, with one fit per sequence."""
     with optional("floors", "polyhead[report]"):
         from sklearn.dummy import DummyRegressor
         from sklearn.gaussian_process import GaussianProcessRegressor
@@ -160,7 +160,7 @@ def _sklearn(name: str) -> Floor:
     def predict(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
         guesses = []
         for one, values, point in zip(x.cpu().numpy(), y.cpu().numpy(), query.cpu().numpy(), strict=True):
-            level = values.mean()  # scikit-learn's process has prior mean 0; the others do not feel the shift
+            level = values.mean()  # scikit-learn's process has prior mean 0; the other floors do not depend on it
             guesses.append(makers[name]().fit(one, values - level).predict(point[None])[0] + level)
         return torch.tensor(guesses, dtype=x.dtype, device=x.device)
 
@@ -169,7 +169,7 @@ def _sklearn(name: str) -> Floor:
 
 # -------------------------------------------------------------------------------------------------------------- ceiling
 def ceiling(task: FuzzyLogic, batch: Batch) -> tuple[Float[Tensor, "b"], Int[Tensor, "b"]]:
-    """The posterior mean at the query, and how many functions of the family agree with the context, by sequence (b)."""
+    """The posterior mean (b) at the query, and the number (b) of functions that agree with the context."""
     inputs = batch.inputs.cpu()
     x, y = inputs[..., :-1], inputs[:, :-1, -1]
     terms = torch.arange(2**task.variables)
@@ -183,8 +183,9 @@ def ceiling(task: FuzzyLogic, batch: Batch) -> tuple[Float[Tensor, "b"], Int[Ten
 def _consistent(values: Tensor, y: Tensor, terms: int) -> Tensor:
     """The answer at the query of each function that agrees with the context.
 
-    values (t, all terms): of every term at every input; y (t - 1).  A maximum of terms is y if none of them exceeds y
-    anywhere, which rules most terms out, and one attains it everywhere.  Equality is exact: y holds the same numbers.
+    values (t, all terms): of every term at every input; y (t - 1).  A maximum of terms equals y if no term exceeds y at
+    any example, and if at every example some term attains y.  The first condition rules out most terms.  The comparison
+    is exact, because y holds the same floating-point numbers.
     """
     viable = (values[:-1] <= y[:, None]).all(dim=0).nonzero()[:, 0]
     if math.comb(len(viable), terms) > LISTED_CANDIDATES:

@@ -1,4 +1,4 @@
-"""Two floors of in-context regression that are made of whole training functions and know no term.
+"""Two floors of in-context regression that use whole training functions and do not know the terms.
 
 With training functions f_1 ... f_F, a context (x_s, y_s) and a query x:
 
@@ -6,18 +6,18 @@ With training functions f_1 ... f_F, a context (x_s, y_s) and a query x:
 
                   Σ_i w_i f_i(x) / Σ_i w_i          w_i = exp(-Σ_s (y_s - f_i(x_s))² / (2 width²))
 
-              A function of the training set leaves no doubt; one that was never seen agrees with none of them, so that
-              errors need a likelihood: a Gaussian, independent from example to example.
+              If the function is in the training set, it fits exactly.  An unseen function agrees with none of them, so
+              errors need a likelihood: a Gaussian, independent for each example.
     mix       ridge regression of the context on the values of all training functions, without an intercept,
 
                   Σ_i c_i f_i(x)                    c = argmin Σ_s (y_s - Σ_i c_i f_i(x_s))² + penalty |c|²
 
               With Φ (s F) the values at the context and φ (F) those at the query this is φ' Φ' (Φ Φ' + penalty I)⁻¹ y.
 
-`width` and `penalty` are those of the grids below with the least squared error where a training function takes the part
-of one never seen: on sequences of the validation split, each without the very function that made it.  That width is
-too wide for functions of the training set, so that `recall` does not reach 1 on them.  A score above `recall` is no
-memory of training functions; one that is not above `mix` may be a linear mixture of them.
+`width` and `penalty` are chosen from the grids below by leave-one-out squared error: on sequences of the validation
+split, the training function that made a sequence is left out for it.  The chosen width is too wide for functions of the
+training set, so `recall` does not reach 1 on them.  A score above `recall` is more than memory of training functions.
+A score that is not above `mix` may come from a linear combination of them.
 """
 
 import functools
@@ -32,13 +32,13 @@ from polyhead.tasks.fuzzy_logic.task import FuzzyLogic, zadeh
 
 WIDTHS = tuple(0.05 * 2 ** (i / 2) for i in range(11))  # 0.05 to 1.6
 PENALTIES = tuple(10 ** (i / 2) for i in range(-8, 3))  # 0.0001 to 10
-CHOSEN_ON = 500  # sequences of the validation split
-LARGEST = 2**23  # numbers held at once
-LISTED_FUNCTIONS = 200_000  # training functions
+CHOSEN_ON = 500  # sequences of the validation split that choose width and penalty
+LARGEST = 2**23  # most numbers in memory at once
+LISTED_FUNCTIONS = 200_000  # most training functions to enumerate
 
 
 def predictions(task: FuzzyLogic, batch: Batch) -> dict[str, Float[Tensor, "b"]]:
-    """What `recall` and `mix` answer to the queries of `batch`; {} beyond `LISTED_FUNCTIONS` training functions."""
+    """Predictions of `recall` and `mix` at the queries of `batch`; {} beyond `LISTED_FUNCTIONS` training functions."""
     rows = task.functions("train")
     if len(rows) > LISTED_FUNCTIONS:
         return {}
@@ -53,7 +53,7 @@ def predictions(task: FuzzyLogic, batch: Batch) -> dict[str, Float[Tensor, "b"]]
 
 @shaped
 def values(x: Float[Tensor, "b t c"], rows: Int[Tensor, "n k"]) -> Float[Tensor, "b t n"]:
-    """f_i(x) of the functions whose terms are `rows`, at every input, the query last; in float64."""
+    """f_i(x) in float64 of the functions with terms `rows`, at every input; the query is last."""
     used, places = rows.to(x.device).unique(return_inverse=True)
     terms = torch.stack([zadeh(x, term.expand(len(x), 1)) for term in used], dim=-1)
     found = terms[..., places[:, 0]]
@@ -66,7 +66,7 @@ def values(x: Float[Tensor, "b t c"], rows: Int[Tensor, "n k"]) -> Float[Tensor,
 def recall(
     known: Float[Tensor, "b t n"], y: Float[Tensor, "b s"], width: float, without: Bool[Tensor, "b n"] | None = None
 ) -> Float[Tensor, "b"]:
-    """Σ_i w_i f_i(query); `without`: functions that are left out."""
+    """Σ_i w_i f_i(query); `without`: functions to leave out."""
     distance = (known[:, :-1] - y[..., None]).square().sum(dim=1)
     if without is not None:
         distance = distance.masked_fill(without, torch.inf)
@@ -77,7 +77,7 @@ def recall(
 def mix(
     known: Float[Tensor, "b t n"], y: Float[Tensor, "b s"], penalty: float, without: Bool[Tensor, "b n"] | None = None
 ) -> Float[Tensor, "b"]:
-    """φ' Φ' (Φ Φ' + penalty I)⁻¹ y; `without`: functions that are left out."""
+    """φ' Φ' (Φ Φ' + penalty I)⁻¹ y; `without`: functions to leave out."""
     if without is not None:
         known = known.masked_fill(without[:, None], 0.0)
     context, query = known[:, :-1], known[:, -1:]
@@ -88,9 +88,9 @@ def mix(
 
 @functools.lru_cache(maxsize=256)
 def settings(task: FuzzyLogic) -> tuple[float, float]:
-    """The width of `recall` and the penalty of `mix`, by leaving one training function out."""
+    """The width of `recall` and the penalty of `mix`, chosen by leaving one training function out."""
     rows = task.functions("train")
-    if len(rows) == 1:  # nothing is left
+    if len(rows) == 1:  # leaving one out would leave none
         return WIDTHS[0], PENALTIES[0]
     batch = task.batch("validation", CHOSEN_ON, seed=0, step=0)
     errors = torch.zeros(2, len(WIDTHS), dtype=torch.float64)
@@ -107,5 +107,5 @@ def settings(task: FuzzyLogic) -> tuple[float, float]:
 
 
 def _at_once(task: FuzzyLogic, functions: int) -> int:
-    """Sequences."""
+    """How many sequences fit into `LARGEST` numbers."""
     return max(1, LARGEST // (task.length * functions))

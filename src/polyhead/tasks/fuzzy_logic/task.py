@@ -12,9 +12,9 @@ Term i is written as its `variables` bits, the first variable first: of 4 variab
 >>> zadeh(torch.tensor([[[0.1, 0.3, 0.8, 0.4]]]), torch.tensor([[2, 7]]))
 tensor([[0.6000]])
 
-A sequence is `length` tokens (x, f(x)); the last is the query and carries 0 in place of f(x), which is to be predicted.
-A solver that knows the terms and finds the two in use is right.  One that interpolates between examples is not: see
-`floors`.
+A sequence is `length` tokens (x, f(x)).  The last is the query: it carries 0 in place of f(x), the target.
+A solver that knows the terms and identifies the two in use is exact.  A solver that interpolates between examples is
+not: see floors.py.
 """
 
 import functools
@@ -49,8 +49,8 @@ from polyhead.tasks.task import (
 
 SPLITS = ("covered", "legacy", "partitionable")
 INPUTS = ("uniform", "fixed_context", "fixed_query")
-LISTED_COMBINATIONS = 2_000_000  # combinations that are still listed one by one
-TRIES = 100  # random splits to look at before a covering one is built
+LISTED_COMBINATIONS = 2_000_000  # most combinations to enumerate
+TRIES = 100  # random splits to try before a covering one is constructed
 
 Combination = tuple[int, ...]
 
@@ -61,18 +61,20 @@ class FuzzyLogic(Task):
 
     The last floor(unknown 2^variables) terms are reserved.  Combinations of the other, known, terms are split:
 
-        train           33 of 66 by default: training tasks
-        validation      fresh samples of training tasks, to select hyper-parameters by
-        iid             fresh samples of training tasks, to report
-        compositional   the `held_out` rest: unseen combinations of terms that each occur in training
+        train           the training tasks, 33 of 66 by default
+        validation      fresh samples of training tasks, to select hyper-parameters
+        iid             fresh samples of training tasks, for reported scores
+        compositional   the held-out combinations: every term occurs in training, the combination does not
         novel           combinations of reserved terms only (mixed combinations belong to no split)
 
     split: "covered" is random, with every known term in training, for any `split_seed`.  "legacy" and "partitionable"
-        are the splits of the original code under JAX before and since 0.5 (4 variables, 2 terms, seeds 0, 1, 2, 2024),
-        the former the paper's.  They are not covered: seed 2 with 0.7 held out never trains on terms 5 and 6.
-    inputs: "uniform" in [0, 1); for analysis "fixed_context" (one set of context inputs for all sequences, while the
-        targets follow each function) or "fixed_query" (one query).
-    length: tokens in a sequence, the query included.
+        are the splits of the original code under JAX before 0.5 (the paper's) and since 0.5; they exist for 4
+        variables, 2 terms and seeds 0, 1, 2, 2024.  They need not cover every term: seed 2 with 0.7 held out never
+        trains on terms 5 and 6.
+    inputs: "uniform" in [0, 1).  For analysis, "fixed_context" uses the same context inputs in all sequences, with
+        targets that follow each function; "fixed_query" uses the same query.
+    length: tokens in a sequence, including the query.
+    held_out: fraction of the combinations of known terms that are held out.  unknown: fraction of the terms reserved.
 
     >>> FuzzyLogic().sample("compositional", 8, torch.Generator().manual_seed(0)).inputs.shape
     torch.Size([8, 32, 5])
@@ -137,11 +139,11 @@ class FuzzyLogic(Task):
 
     @property
     def known(self) -> int:
-        """How many terms are known: 0 to known - 1."""
+        """The number of known terms: 0 to known - 1."""
         return 2**self.variables - portion(self.unknown, 2**self.variables)
 
     def functions(self, split: str) -> Int[Tensor, "_ _"]:
-        """All term combinations of `split`, one a row, ascending within a row."""
+        """All term combinations (n terms) of `split`, ascending within a row."""
         check_split(self, split)
         return _functions(self, split, torch.device("cpu")).clone()
 
@@ -158,7 +160,7 @@ class FuzzyLogic(Task):
     def batches(
         self, split: str, batch_size: int, *, seeds: Sequence[int], step: int, device: str | torch.device = "cpu"
     ) -> Batch:
-        """As of every task; only the random numbers are drawn seed by seed."""
+        """As for every task; only the random numbers are drawn seed by seed."""
         check_draw(self, split, batch_size)
         generators = [self.generator(split, seed=seed, step=step, device=device) for seed in seeds]
         drawn = [self._draw(split, batch_size, generator) for generator in generators]
@@ -166,7 +168,7 @@ class FuzzyLogic(Task):
         return self._batch(split, ranks, x).map(lambda array: array.unflatten(0, (len(seeds), batch_size)))
 
     def contrasts(self, split: str, batch_size: int, generator: torch.Generator) -> tuple[Batch, Batch]:
-        """Two batches with the same inputs, sequence by sequence, and two different functions of `split`."""
+        """Two batches with the same inputs; each sequence has two different functions of `split`."""
         check_draw(self, split, batch_size)
         count = len(_functions(self, split, generator.device))
         if count < 2:
@@ -177,7 +179,7 @@ class FuzzyLogic(Task):
         return self._batch(split, ranks, x), self._batch(split, (ranks + steps) % count, x)
 
     def _draw(self, split: str, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """All that is random: the rank (b) of the function among those of the split, the inputs (b t variables)."""
+        """The random part of a batch: the index (b) of the function in the split, and the inputs (b t variables)."""
         device, stem = generator.device, f"{self.name}/{split}"
         picker, painter = fork(generator, f"{stem}/functions"), fork(generator, f"{stem}/inputs")
         count = len(_functions(self, split, device))
@@ -207,10 +209,10 @@ class FuzzyLogic(Task):
 
     @shaped
     def metrics(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
-        """By sequence (b): `mse` at the query, and `r2` = 1 - mse / population variance of the sequence's targets.
+        """For each sequence (b): `mse` at the query, and `r2` = 1 - mse / population variance of its targets.
 
-        The variance is over all targets, the hidden one included, and R² is then averaged over sequences, as in the
-        paper: predicting the mean of the context gives -0.06 at 32 examples, not 0.
+        The variance is over all targets, including the hidden one.  As in the paper, R² is then averaged over
+        sequences: predicting the mean of the context gives -0.06 at 32 examples, not 0.
         """
         check_outputs(self, outputs, batch)
         square = (outputs - batch.targets).square().mean(dim=-1).masked_fill(~batch.scored, 0)
@@ -222,7 +224,7 @@ class FuzzyLogic(Task):
         return (*(str(i + 1) for i in range(self.length - 1)), "query")
 
     def class_name(self, target: str, label: int) -> str:
-        """Of a term, what it says of each variable.
+        """A term as a formula of its variables.
 
         >>> FuzzyLogic(variables=3).class_name("term 1", 0b011)
         '¬x₁x₂x₃'
@@ -233,7 +235,7 @@ class FuzzyLogic(Task):
         return "".join(("" if bit else "¬") + "x" + chr(0x2081 + v) for v, bit in enumerate(bits))
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """R² of baselines that compose nothing, and the exact ceiling: see `polyhead.tasks.fuzzy_logic.floors`."""
+        """R² of baselines that do not compose, and the exact ceiling: see `polyhead.tasks.fuzzy_logic.floors`."""
         found: dict[str, Score] = beside(__name__, "floors").floors(self, split, sequences=sequences, seed=seed)
         return found
 
@@ -262,8 +264,10 @@ def _functions(task: FuzzyLogic, split: str, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _fixed(task: FuzzyLogic, device: torch.device) -> Tensor:
-    """The inputs (t variables) that all sequences share, of every split, so that what was fitted on one can be asked of
-    another; drawn on the CPU to be the same on every device."""
+    """The inputs (t variables) that all sequences of all splits share: a probe fitted on one split applies to another.
+
+    They are drawn on the CPU, to be the same on every device.
+    """
     seed = stream(task.split_seed, f"{task.name}/{task.inputs}")
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(task.length, task.variables, generator=generator, dtype=torch.float32).to(device)
@@ -297,14 +301,14 @@ def _split(
 
 
 def _cover(known: int, terms: int, seed: int) -> set[Combination]:
-    """As few combinations as hold every known term: a shuffled deck dealt in hands, the last one filled up."""
+    """As few combinations as contain every known term: a shuffled list cut into groups, the last one filled up."""
     deck = shuffled(list(range(known)), seed)
     deck += deck[: -known % terms]
     return {tuple(sorted(deck[i : i + terms])) for i in range(0, len(deck), terms)}
 
 
 def _legacy(split: str, seed: int) -> list[int]:
-    """The original code's order of the 66 known pairs, by rank; its first floor(66 held_out) are held out."""
+    """The original code's order of the 66 known pairs, as indices; the first floor(66 held_out) are held out."""
     text = importlib.resources.files(__package__).joinpath("legacy.json").read_text(encoding="utf-8")
     orders: dict[str, list[int]] = json.loads(text)[split]
     if str(seed) not in orders:

@@ -13,10 +13,10 @@ WORDS = Words(
         "nearest_neighbour": Floor("Nearest neighbour", "copies the target of the closest example"),
         "ridge": Floor("Ridge regression", "fits a line to the examples"),
         "gaussian_process": Floor("Gaussian process", "interpolates smoothly between the examples", drawn=True),
-        "recall": Floor("Recall", "weighs the training functions by how well each fits the examples", drawn=True),
-        "mix": Floor("Mixture", "mixes the training functions linearly, as fits the examples best", drawn=True),
+        "recall": Floor("Recall", "weights the training functions by how well each fits the examples", drawn=True),
+        "mix": Floor("Mixture", "fits a linear combination of the training functions to the examples", drawn=True),
         "ceiling": Floor(
-            "Exact ceiling", "knows the whole family and weighs all its members that fit what is shown", drawn=True
+            "Exact ceiling", "knows the whole family and averages all its functions that fit the examples", drawn=True
         ),
     },
     terms=(

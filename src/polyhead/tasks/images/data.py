@@ -1,6 +1,6 @@
-"""Images and their labels from where they lie: scikit-learn's digits, CIFAR's binary files, folders of classes.
+"""Images and their labels: scikit-learn's digits, CIFAR's binary files, folders of classes.
 
-No reader runs anything that a file says: CIFAR comes in a Python version, too, whose pickles could, and is not read.
+No reader runs code from a file.  CIFAR's Python version is not read, because its pickles could run code.
 """
 
 import functools
@@ -17,8 +17,11 @@ from polyhead.spec.shapes import one_of
 
 @dataclass(frozen=True)
 class Source:
-    """What is known of images before they are read: channels, height and width; classes; and what is usual: side of a
-    patch, largest shift in training, whether a mirrored image is of the same class.  `top` is white."""
+    """Facts and defaults of one kind of data, known before any image is read.
+
+    image: channels, height, width.  patch, shift, flip: the default side of a patch, the largest shift in training, and
+    whether training mirrors images.  top: the pixel value of white.
+    """
 
     image: tuple[int, int, int]
     classes: int
@@ -39,15 +42,15 @@ CIFAR = {
     "cifar10": ("cifar-10-batches-bin", [f"data_batch_{i}.bin" for i in range(1, 6)], ["test_batch.bin"], 1),
     "cifar100": ("cifar-100-binary", ["train.bin"], ["test.bin"], 2),
 }
-"""By data: the folder in the archive, training files, test files, labels of a record (the last is the finest)."""
+"""For each data: the folder in the archive, training files, test files, labels per record (the last is the finest)."""
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".webp")
-FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")  # whatever its name: Pillow would hand PostScript to a program
+FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")  # by content, not suffix: Pillow would run a program for PostScript
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Labels (n), and pixels (n c h w) in bytes, or the files to read them from, brought to `size`."""
+    """Labels (n) and pixels (n c h w) in bytes, or the files to read them from, resized to `size`."""
 
     labels: Tensor
     pixels: Tensor | None = None
@@ -61,7 +64,7 @@ class Images:
         return torch.stack([_decode(self.paths[row], self.size) for row in rows.tolist()]).to(rows.device)
 
     def to(self, device: torch.device) -> "Images":
-        """The same, on a device."""
+        """A copy on `device`."""
         pixels = None if self.pixels is None else self.pixels.to(device)
         return Images(self.labels.to(device), pixels, self.paths, self.size)
 
@@ -79,9 +82,9 @@ def digits() -> Images:
 
 @functools.lru_cache(maxsize=4)
 def cifar(data: str, folder: str, part: str) -> Images:
-    """The `part` "train" or "test" of CIFAR in its binary version: records of labels, then 3072 bytes, red first.
+    """The `part` "train" or "test" of CIFAR's binary version.  A record is its labels, then 3072 bytes, red first.
 
-    The files lie in `folder`, or in the folder of the archive within it.
+    The files are in `folder`, or in the archive's own folder inside it.
     """
     inner, train, test, labels = CIFAR[data]
     root = pathlib.Path(folder)
@@ -128,7 +131,7 @@ def classes(folder: str) -> list[str]:
 
 @functools.lru_cache(maxsize=4)
 def tree(folder: str, part: str, size: int) -> Images:
-    """The files of `folder`/`part`/CLASS, by class and name; they are read when they are asked for."""
+    """The files of `folder`/`part`/CLASS, sorted by class and name; a file is read when it is used."""
     names = classes(folder)
     root = pathlib.Path(folder) / part
     labels, paths = [], []
@@ -147,7 +150,7 @@ def tree(folder: str, part: str, size: int) -> Images:
 
 
 def _decode(path: pathlib.Path, size: int) -> Tensor:
-    """An image as (3 size size): its middle, in the largest square there is."""
+    """An image as (3 size size): the largest central square, resized."""
     with optional("Images: data='folder'", "polyhead[report]"):
         from PIL import Image, ImageOps
     try:

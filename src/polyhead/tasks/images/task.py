@@ -1,7 +1,7 @@
-"""Images into classes, cut into patches: scikit-learn's digits without a download, CIFAR and folders where they lie.
+"""Image classification from patches: scikit-learn's digits without a download, CIFAR's files, folders of images.
 
-Pixels are between -1, black, and 1.  In training an image is moved by up to `shift` pixels both ways, what comes in
-being black, and mirrored half of the time with `flip`:
+Pixels lie between -1 (black) and 1.  In training, an image is shifted by up to `shift` pixels along both axes, and
+filled with black.  With `flip`, half of the images are mirrored:
 
 >>> image = torch.tensor([[[[1, 2], [3, 4]]]])
 >>> moved(image, torch.tensor([[1, -1]]))  # one down, one to the left
@@ -25,32 +25,32 @@ from polyhead.tasks.images import data as images_data
 from polyhead.tasks.images.data import SOURCES
 from polyhead.tasks.task import advance, check_draw, check_integers, fork, portion, shuffled
 
-HELD_OUT = {"validation": 0.1, "iid": 0.2}  # of data without a test set of its own; of others, a tenth for validation
+HELD_OUT = {"validation": 0.1, "iid": 0.2}  # for data without a test set; with one, a tenth is for validation
 
 
 @dataclass(frozen=True)
 class Images(Classification):
     """Classification of images.
 
-        train        moved and mirrored
-        validation   a tenth of the images, to select hyper-parameters by
-        iid          the test images; of digits, a fifth of all
+        train        the training images, shifted and mirrored
+        validation   a tenth of the images, to select hyper-parameters
+        iid          the test images; for digits, a fifth of all images
 
-    Which images are held out depends on `split_seed`.  Batch after batch of one seed goes through a split in a random
-    order, and then through it again in another, so that consecutive batches show each image once.  Of a held-out split
-    the last batch before it begins again is short: as many batches as cover it score each image exactly once.
+    `split_seed` decides which images are held out.  The batches of one seed walk through a split in a random order.
+    Each pass has a new order and shows every image once.  In a held-out split the last batch of a pass may be short, so
+    the batches of one pass score each image exactly once.
 
-    data: "digits" (8 x 8, 1797 of them, in scikit-learn); "cifar10" or "cifar100", the binary version in `folder`;
-        "folder", images of any sizes as `folder/train/CLASS/NAME.png` and `folder/val/CLASS/...` (needs Pillow), of
-        which the middle is brought to `size` x `size`.
-    patch, shift, flip: None is what is usual: 2, 1, False of digits, 4, 4, True of CIFAR, 16, 0, True of folders.
-    folder: enters the digest of a run, as another folder may hold other images.
+    data: "digits" (1797 images of 8 x 8, part of scikit-learn); "cifar10" or "cifar100", the binary version in
+        `folder`; "folder", images of any size as `folder/train/CLASS/NAME.png` and `folder/val/CLASS/...` (needs
+        Pillow), whose central square is resized to `size` x `size`.
+    patch, shift, flip: None takes the default: 2, 1, False for digits; 4, 4, True for CIFAR; 16, 0, True for folders.
+    folder: part of the run's digest, because another folder may hold other images.
 
     >>> Images().batch("train", 16, seed=0, step=0).inputs.shape
     torch.Size([16, 1, 8, 8])
 
-    Latents, (b): `label`; `image`, its number among the images of its file or folder.
-    Raises ValueError for settings that cannot be met, and for images that are not there when they are asked for.
+    Latents, (b): `label`; `image`, its index in its file or folder.
+    Raises ValueError for invalid settings, and for images that are missing when they are read.
     """
 
     data: str = "digits"
@@ -66,7 +66,7 @@ class Images(Classification):
     words: ClassVar[Words] = Words(
         metric=ACCURACY,
         floors={"chance": CHANCE},
-        terms=(("No other floor", "A class of images is made of no parts or relations that a learner could lack."),),
+        terms=(("No other floor", "An image class has no parts or relations that a learner could lack."),),
     )
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class Images(Classification):
             raise ValueError(
                 f"Images: size is of data='folder', but {self.data} images are {self.image[1]} x {self.image[2]}"
             )
-        self.patches  # noqa: B018 (it says what does not fit)
+        self.patches  # noqa: B018 (raises if the patch does not fit)
         side = min(self.image[1:])
         if self.shift is not None and self.shift >= side:
             raise ValueError(f"Images: shift must be below {side}, the image's side, but is {self.shift}")
@@ -99,13 +99,13 @@ class Images(Classification):
 
     @property
     def patches(self) -> Patches:
-        """How an image becomes tokens."""
+        """How an image is cut into patches."""
         side = self.patch or SOURCES[self.data].patch
         return Patches(self.image, (side, side))
 
     @property
     def classes(self) -> int:
-        """How many there are; of a folder, it is counted."""
+        """The number of classes; for a folder, its subfolders are counted."""
         return SOURCES[self.data].classes or len(images_data.classes(self.folder))
 
     @property
@@ -120,7 +120,7 @@ class Images(Classification):
         return None if split == "train" else len(_rows(self, split, torch.device("cpu")))
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
-        """A batch on the generator's device: inputs (b c height width), targets (b 1); images may come twice."""
+        """A batch on the generator's device: inputs (b c height width), targets (b 1); drawn with replacement."""
         check_draw(self, split, batch_size)
         rows = _rows(self, split, generator.device)
         picker, mover = (fork(generator, f"{self.name}/{split}/{what}") for what in ("images", "moves"))
@@ -129,12 +129,12 @@ class Images(Classification):
         return self._batch(split, rows[chosen], mover)
 
     def batch(self, split: str, batch_size: int, *, seed: int, step: int, device: Any = "cpu") -> Batch:
-        """Batch number `step` of a walk through `split`: a pure function of (seed, split, step, batch size)."""
+        """Batch number `step` of the walk through `split`: a pure function of (seed, split, step, batch size)."""
         check_draw(self, split, batch_size)
         generator = self.generator(split, seed=seed, step=step, device=device)
         rows = _rows(self, split, generator.device)
         first = step * batch_size
-        if split != "train":  # batches of a pass over all: the last ends with it
+        if split != "train":  # a pass has a whole number of batches; the last may be short
             number, place = divmod(step, -(-len(rows) // batch_size))
             first = number * len(rows) + place * batch_size
             batch_size = min(batch_size, len(rows) - place * batch_size)
@@ -149,7 +149,7 @@ class Images(Classification):
         return batch_of(pixels.float() * (2 / source.top) - 1, labels, {"label": labels, "image": rows})
 
     def _moved(self, pixels: Tensor, mover: torch.Generator) -> Tensor:
-        """Images moved and mirrored as training shows them."""
+        """Images shifted and mirrored for training."""
         usual, device = SOURCES[self.data], mover.device
         most = usual.shift if self.shift is None else self.shift
         if usual.flip if self.flip is None else self.flip:
@@ -161,10 +161,10 @@ class Images(Classification):
 
 
 def moved(images: Tensor, by: Int[Tensor, "b 2"]) -> Tensor:
-    """Each image (c height width) moved down and to the right by `by` pixels; what comes in is 0."""
+    """Each image (c height width) shifted down and right by `by` (b 2) pixels, and filled with 0."""
     for axis in (2, 3):
         size = images.shape[axis]
-        places = torch.arange(size, device=images.device) - by[:, axis - 2, None]  # (b size): where it comes from
+        places = torch.arange(size, device=images.device) - by[:, axis - 2, None]  # (b size): the source row or column
         shape = (len(images), 1, size, 1) if axis == 2 else (len(images), 1, 1, size)
         found = images.gather(axis, places.clamp(0, size - 1).view(shape).expand_as(images))
         images = found.masked_fill(((places < 0) | (places >= size)).view(shape), 0)
@@ -172,7 +172,7 @@ def moved(images: Tensor, by: Int[Tensor, "b 2"]) -> Tensor:
 
 
 def walk(count: int, first: int, many: int, *, seed: int, name: str) -> Tensor:
-    """The rows number `first` to `first + many` of a walk over `count` rows: each comes once before any comes again."""
+    """Rows `first` to `first + many` of a walk over `count` rows; each pass is a permutation of all rows."""
     places = torch.arange(first, first + many)
     rounds = range(int(places[0]) // count, int(places[-1]) // count + 1)
     order = torch.cat([_order(count, seed, name, number) for number in rounds])
@@ -186,7 +186,7 @@ def _order(count: int, seed: int, name: str, number: int) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _images(task: Images, split: str, device: torch.device) -> images_data.Images:
-    """The images that those of `split` are among."""
+    """The file or folder part that contains the images of `split`."""
     part = "test" if split == "iid" else "train"
     if task.data == "digits":
         return images_data.digits().to(device)
@@ -197,7 +197,7 @@ def _images(task: Images, split: str, device: torch.device) -> images_data.Image
 
 @functools.lru_cache(maxsize=16)
 def _rows(task: Images, split: str, device: torch.device) -> Tensor:
-    """The numbers of the images of `split`, among those of its file or folder."""
+    """The indices of the images of `split` in its file or folder part."""
     count = len(_images(task, split, device).labels)
     if task.data != "digits" and split == "iid":
         return torch.arange(count, device=device)

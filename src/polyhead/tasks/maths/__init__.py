@@ -1,4 +1,4 @@
-"""Mathematics, character by character: the task, its questions (modules.py), its tokens and files (text.py)."""
+"""Character-level mathematics: the task, its questions (modules.py), its tokens and files (text.py)."""
 
 from polyhead.tasks.maths.task import Maths
 

@@ -6,8 +6,8 @@
     polynomials__add             Let i(q) = 7 - 14*q. Let l(c) = 2 - 5*c. Determine -3*i(b) + 8*l(b).     2*b - 5
     polynomials__expand          Expand (2*x - 1)*(x + 4*x + 3).                            10*x**2 + x - 3
 
-A question has a number of `parts` and a largest number; a split beyond training has more parts, or larger numbers.
-The tests answer all of them anew, with code of their own.
+A question has a number of `parts` and a largest number.  An extrapolation split has more parts, or larger numbers.
+The tests check every answer with independent code.
 """
 
 import math
@@ -19,23 +19,23 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 Polynomial = dict[tuple[int, ...], int]
-"""Coefficients by exponents: 3*a**2*x - 1 over the letters (a, x) is {(2, 1): 3, (0, 0): -1}."""
+"""Maps exponents to coefficients: 3*a**2*x - 1 over the letters (a, x) is {(2, 1): 3, (0, 0): -1}."""
 
-LETTERS = "abcdfghijklmnopqrstuvwxyz"  # e is a number
+LETTERS = "abcdfghijklmnopqrstuvwxyz"  # without e, which is a constant
 NTH = ("first", "second", "third")
 TRIES = 10_000
 
 
 @dataclass(frozen=True)
 class Level:
-    """How hard questions are.
+    """The difficulty of questions.
 
-    parts: least and most of what the module counts: terms of an equation (linear_1d), degree of a sequence
+    parts: the range (least, most) of the module's count: terms of an equation (linear_1d), degree of a sequence
         (sequence_next_term), terms after collecting (differentiate: of the expression; add: of the first
         polynomial), factors (expand).
-    size: the largest number that may occur in the question; above `least`, the largest number that does occur.
-    degree: largest exponent; `variables`: most letters; `order`: highest derivative; `loose`: most terms that are
-        written in two pieces.
+    size: an upper bound on the numbers in a question.  least: the largest number of a question must exceed it.
+    degree: largest exponent.  variables: most letters.  order: highest derivative.  loose: most terms that are written
+        as the sum of two terms.
     """
 
     parts: tuple[int, int]
@@ -47,11 +47,11 @@ class Level:
     loose: int = 0
 
     def longer(self) -> "Level":
-        """More parts than there ever are in training, numbers as there."""
+        """More parts than in training; numbers of the same size."""
         return replace(self, parts=(self.parts[1] + 1, self.parts[1] + 1))
 
     def larger(self) -> "Level":
-        """As many parts as in training, and a number above all that occur there."""
+        """As many parts as in training; the largest number exceeds all numbers of training."""
         return replace(self, least=self.size, size=10 * self.size)
 
 
@@ -86,7 +86,7 @@ DIFFICULTIES = ("easy", "medium", "hard")
 
 
 class Dice:
-    """Random choices that rest on `random.random()` alone, the one method that Python promises never to change."""
+    """Random choices from `random.random()` alone, the only method that Python guarantees to be stable."""
 
     def __init__(self, seed: int) -> None:
         self.roll = random.Random(seed).random
@@ -98,7 +98,7 @@ class Dice:
         return low + int(self.roll() * (high - low + 1))
 
     def signed(self, most: int) -> int:
-        """Of magnitude 1 to `most`."""
+        """A number of magnitude 1 to `most`, of either sign."""
         value = int(self.roll() * 2 * most) - most
         return value if value < 0 else value + 1
 
@@ -112,7 +112,7 @@ class Dice:
 
 
 def question(module: str, levels: Sequence[Level], dice: Dice) -> tuple[str, str] | None:
-    """A question and its answer at one of `levels`; None where a draw came to nothing and another is to be made."""
+    """A question and its answer at one of `levels`; None if the draw failed and must be repeated."""
     level = dice.pick(levels) if len(levels) > 1 else levels[0]
     found = MAKERS[module](level, dice)
     if found is None or not level.least < max(map(int, _NUMBER.findall(found[0])), default=0) <= level.size:
@@ -125,7 +125,7 @@ _NUMBER = re.compile(r"\d+")
 
 # ----------------------------------------------------------------------------------------------------------------- text
 def polynomial_text(polynomial: Polynomial, letters: Sequence[str]) -> str:
-    """Terms in descending lexical order of their exponents; `2 - 3*x`, where that spares a leading minus.
+    """Terms in descending lexical order of their exponents; but `2 - 3*x` to avoid a leading minus.
 
     >>> polynomial_text({(2, 1): 3, (0, 2): -1, (0, 0): 5}, ("a", "x"))
     '3*a**2*x - x**2 + 5'
@@ -155,13 +155,13 @@ def term_text(value: int, exponents: tuple[int, ...], letters: Sequence[str]) ->
 
 
 def joined(terms: Sequence[str]) -> str:
-    """The sum of terms: `x - 2`, not `x + -2`; the sum of none is 0."""
+    """The sum of terms: `x - 2`, not `x + -2`; an empty sum is 0."""
     return " + ".join(terms).replace("+ -", "- ") or "0"
 
 
 # ---------------------------------------------------------------------------------------------------------- polynomials
 def _monomials(level: Level, dice: Dice, count: int, variables: int = 1) -> list[tuple[int, ...]]:
-    """`count` different tuples of exponents, or as many as there are."""
+    """`count` distinct tuples of exponents, or all if there are fewer."""
     if variables == 1:
         return [(exponent,) for exponent in dice.some(range(level.degree + 1), min(count, level.degree + 1))]
     found: dict[tuple[int, ...], None] = {}
@@ -171,7 +171,7 @@ def _monomials(level: Level, dice: Dice, count: int, variables: int = 1) -> list
 
 
 def _loose(polynomial: Polynomial, letter: str, pieces: int, size: int, dice: Dice) -> str:
-    """The text of a polynomial in one letter, with `pieces` of its terms written in two, in random order."""
+    """The text of a polynomial in one letter, in random order; `pieces` terms are written as the sum of two."""
     if not pieces:
         return polynomial_text(polynomial, (letter,))
     terms = list(polynomial.items())
@@ -192,7 +192,7 @@ def _times(first: Polynomial, second: Polynomial) -> Polynomial:
 
 # -------------------------------------------------------------------------------------------------------------- modules
 def _linear_1d(level: Level, dice: Dice) -> tuple[str, str] | None:
-    """The root and all terms but one are drawn; the last constant is what makes the root one."""
+    """The root and all terms but one are drawn; the last constant makes the equation hold at the root."""
     letter, most = dice.pick(LETTERS), int(level.size**0.5)
     root, count = dice.between(-most, most), dice.between(*level.parts)
     unknowns = dice.between(1, count - 1)
@@ -210,7 +210,7 @@ def _linear_1d(level: Level, dice: Dice) -> tuple[str, str] | None:
 
 
 def _sequence_next_term(level: Level, dice: Dice) -> tuple[str, str] | None:
-    """A polynomial in the place, from its first value and its differences there; the last of them is not 0."""
+    """Values of a polynomial in the index, from its first value and differences; the last difference is not 0."""
     degree = dice.between(*level.parts)
     shown = degree + dice.between(2, 5)
     differences = [max(1, level.size // (2 * 5**order)) for order in range(degree + 1)]
@@ -247,7 +247,7 @@ def _differentiate(level: Level, dice: Dice) -> tuple[str, str] | None:
 
 
 def _add(level: Level, dice: Dice) -> tuple[str, str] | None:
-    """Two polynomials, and a sum of coprime multiples of them, a p + b q, that is drawn: a p = sum modulo b gives p."""
+    """Two polynomials p, q and a p + b q, with a and b coprime.  The sum is drawn; a p = sum mod b then gives p."""
     first, second, *letters, asked = dice.some(LETTERS, 5)
     a, b = dice.signed(min(12, level.size)), dice.signed(min(12, level.size))
     if math.gcd(a, b) > 1:
@@ -258,7 +258,7 @@ def _add(level: Level, dice: Dice) -> tuple[str, str] | None:
     for exponents in _monomials(level, dice, dice.between(*level.parts)):
         total[exponents] = dice.signed(max(9, level.size // 20)) if dice.below(4) else 0
         rest = total[exponents] * pow(a, -1, abs(b)) % abs(b)
-        most = level.size // (1 + abs(a) // abs(b)) // abs(b)  # then q keeps within size, too
+        most = level.size // (1 + abs(a) // abs(b)) // abs(b)  # keeps the coefficients of q within `size`
         p[exponents] = rest + abs(b) * dice.between(-most - 1, most)
         q[exponents] = (total[exponents] - a * p[exponents]) // b
         if not p[exponents]:
@@ -275,7 +275,7 @@ def _add(level: Level, dice: Dice) -> tuple[str, str] | None:
 
 
 def _expand(level: Level, dice: Dice) -> tuple[str, str] | None:
-    """A product of factors of one or two terms, of which at least one has two where nothing is written in pieces."""
+    """A product of factors of two terms; if `loose` allows it, some factors have one term."""
     letter, factors = dice.pick(LETTERS), []
     product: Polynomial = {(0,): 1}
     left = dice.between(0, level.loose)

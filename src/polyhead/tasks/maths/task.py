@@ -1,8 +1,8 @@
-"""Mathematics in words, letter by letter: a question is read, its answer is written (Saxton et al. 2019).
+"""Mathematics in words, character by character: read a question, write its answer (Saxton et al. 2019).
 
-    source    Solve 126*p = 110*p + 80 for p.       (b s) the characters of the question, padding behind them
-    inputs    <start> 5                             (b t) what has been written so far
-    targets   5 <end>                               (b t) what is to be written next
+    source    Solve 126*p = 110*p + 80 for p.       (b s) the characters of the question, then padding
+    inputs    <start> 5                             (b t) the answer so far
+    targets   5 <end>                               (b t) the next character of the answer
 
 modules.py makes questions of five modules.  text.py reads the published files and the authors' generator.
 """
@@ -33,24 +33,25 @@ DIFFICULTIES = (*maths_text.DIFFICULTIES, "mixed")
 class Maths(Task):
     """Sequence-to-sequence mathematics: characters in, characters out.
 
-        train           questions of the difficulty
-        validation      others, to select hyper-parameters by
-        iid             others again, to report: interpolation
-        compositional   extrapolation in length: more parts (terms, factors, degrees) than training ever has
-        novel           extrapolation in size: a number above all that occur in training
+        train           questions of the given difficulty
+        validation      other questions, to select hyper-parameters
+        iid             other questions, for reported scores: interpolation
+        compositional   extrapolation in length: more parts (terms, factors, degrees) than any training question
+        novel           extrapolation in size: the largest number exceeds all numbers of training
 
-    There are no floors: answers are free, and the commonest of training is right in 0 to 0.05 (easy questions).
+    There are no floors, because answers are free text.  The most frequent training answer is right for a share of 0 to
+    0.05 (easy questions).
 
-    No question is in two splits: of training's kind, a hash of the text says to which it belongs.
+    No question is in two splits: a hash of its text decides between train, validation and iid.
 
-    difficulty: "easy", "medium", "hard" or "mixed", a third of each, as the papers train.
-    question, answer: most characters of each; what is longer is drawn again.  They fix the shapes of all batches.
-    data: "generated" questions are our own.  "original" reads the published files in `folder`, `train-easy/MODULE.txt`
-        and so on, `iid` from `interpolate`, `novel` from `extrapolate` where a module has a file there (none of our
-        five does).  "package" asks the authors' generator, mathematics-dataset, where it is installed.
-    pool: 0 draws every batch afresh (10 000 to 60 000 questions a second); otherwise `pool` training questions, and a
-        tenth for each other split, are made once per process, at first use, and batches draw from them.  The authors'
-        generator takes up to 20 ms a question and must have one.  Published data are a pool of their own.
+    difficulty: "easy", "medium", "hard", or "mixed": a third of each, as in the papers.
+    question, answer: most characters of each; longer ones are drawn again.  They fix the shapes of all batches.
+    data: "generated" uses our generators.  "original" reads the published files in `folder`: train from
+        `train-easy/MODULE.txt` etc., iid from `interpolate`, novel from `extrapolate` (only for modules with a file
+        there; none of our five has one).  "package" uses the authors' generator, mathematics-dataset, if installed.
+    pool: 0 draws every batch anew (10 000 to 60 000 questions a second).  Otherwise each process makes `pool` training
+        questions and a tenth as many for every other split at first use; batches draw from them.  The authors'
+        generator takes up to 20 ms per question and needs a pool.  Published data ignore `pool`.
 
     >>> task = Maths("calculus__differentiate", "easy")
     >>> print(*task.texts(task.batch("train", 1, seed=0, step=0))[0])
@@ -72,8 +73,8 @@ class Maths(Task):
     items: ClassVar[str] = "questions"
     words: ClassVar[Words] = Words(
         splits={"compositional": "longer questions than in training", "novel": "larger numbers than in training"},
-        metric=("Exact match", "The share of answers that are right to the last character, their end included."),
-        terms=(("No floor", "Answers are written freely, and nearly none comes twice: guessing scores about 0."),),
+        metric=("Exact match", "The share of answers that are right in every character, including the end."),
+        terms=(("No floor", "Answers are free text and hardly any occurs twice: guessing scores about 0."),),
     )
 
     def __post_init__(self) -> None:
@@ -106,16 +107,16 @@ class Maths(Task):
 
     @property
     def length(self) -> int:
-        """Of the answer, its end included."""
+        """Tokens of the answer, including its end."""
         return self.answer + 1
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Most characters of a question and of an answer."""
+        """The maximum numbers of characters of a question and of an answer."""
         return self.question, self.answer
 
     def levels(self, split: str) -> tuple[Level, ...]:
-        """What the generated questions of `split` are like; longer and larger than the hardest of training."""
+        """The levels of the generated questions of `split`; extrapolation exceeds the hardest training level."""
         own = [LEVELS[self.module][level] for level in maths_text.levels(self.difficulty)]
         return {"compositional": (own[-1].longer(),), "novel": (own[-1].larger(),)}.get(split, tuple(own))
 
@@ -147,7 +148,7 @@ class Maths(Task):
         return Batch(inputs, targets, None, scored, latents, questions, real)
 
     def texts(self, batch: Batch) -> list[Pair]:
-        """The questions of a batch and their answers, as they are written."""
+        """The questions and answers of a batch as text."""
         questions, answers = (maths_text.decode(part) for part in (batch.source, batch.targets))  # type: ignore[arg-type]
         return list(zip(questions, answers, strict=True))
 
@@ -163,18 +164,17 @@ class Maths(Task):
 
     @shaped
     def loss(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> Float[Tensor, ""]:
-        """Mean cross-entropy over the characters of the answers, their ends included."""
+        """Mean cross-entropy over the characters of the answers, including their ends."""
         logits = self._logits(outputs, batch)
         return F.cross_entropy(logits[batch.scored], batch.targets[batch.scored])
 
     @shaped
     def metrics(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
-        """By sequence (b): `exact_match`, 1 where the whole answer is right, end included, and `character_accuracy`.
+        """For each sequence (b): `exact_match`, 1 if the whole answer and its end are right, and `character_accuracy`.
 
-        Both are read off outputs that saw the true answer so far.  For the exact match that is no help: a greedy
-        decoder that has been right up to a place has written the true answer up to there, so it sees the same and
-        writes the same next character; it goes wrong first where the outputs here do.  A share of right characters has
-        no such twin: behind its first mistake a decoder sees another text.
+        Both use teacher forcing: the outputs saw the true answer so far.  The exact match equals that of greedy
+        decoding: until its first mistake a greedy decoder has the same input, so its first mistake is the same.  The
+        character accuracy is not that of greedy decoding, whose input differs after its first mistake.
         """
         logits = self._logits(outputs, batch)
         right = (logits.argmax(dim=-1) == batch.targets) & batch.scored
@@ -189,7 +189,7 @@ class Maths(Task):
 
 
 def _draw(task: Maths, split: str, count: int, seed: int) -> list[Pair]:
-    """`count` questions of `split`, from this seed."""
+    """`count` questions of `split`, drawn with `seed`."""
     dice, levels, tries = Dice(seed), task.levels(split), 0
     found: list[Pair] = []
     wanted = {"validation": (0,), "iid": (1,), "train": range(2, maths_text.BUCKETS)}.get(split)
@@ -210,7 +210,7 @@ def _draw(task: Maths, split: str, count: int, seed: int) -> list[Pair]:
 
 @functools.lru_cache(maxsize=8)
 def _pool(task: Maths, split: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    """All questions of a split that are kept, and their answers, as tokens in bytes."""
+    """The pool of a split: its questions and their answers as tokens (uint8)."""
     check_split(task, split)
     if task.data == "generated":
         count = task.pool if split == "train" else max(1, task.pool // maths_text.BUCKETS)

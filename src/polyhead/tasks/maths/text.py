@@ -1,7 +1,7 @@
-"""Text of questions and answers as tokens, and pools of questions that are kept: files in the published layout, the
-package `mathematics-dataset`, or the generators of `maths_modules` drawn once.
+"""Questions and answers as tokens, and pools of questions: from files in the published layout or from the package
+`mathematics-dataset`.
 
-A token is a printable character of ASCII, or one of three marks: 0 padding, 1 start, 2 end.
+A token is a printable ASCII character or one of three special tokens: 0 padding, 1 start, 2 end.
 
 >>> encode(["2*x"], 5)
 tensor([[21, 13, 91,  0,  0]])
@@ -31,7 +31,7 @@ PAD, START, END = 0, 1, 2
 FIRST = ord(" ") - 3  # the blank is token 3
 VOCABULARY = 3 + 95
 NAMES = {PAD: "pad", START: "start", END: "end", ord(" ") - FIRST: "␣"}
-BUCKETS = 10  # of all questions, by their text: bucket 0 is validation's, 1 is held out, the others train
+BUCKETS = 10  # of questions by hash: 0 is validation, 1 is iid, the others are train
 
 DIFFICULTIES = ("easy", "medium", "hard")
 SUFFIXES = {
@@ -43,20 +43,20 @@ SUFFIXES = {
     **dict.fromkeys(("numbers__round_number", "numbers__place_value"), "_big"),
     **dict.fromkeys(("probability__swr_p_sequence", "probability__swr_p_level_set"), "_more_samples"),
 }
-"""The modules that extrapolate in the published data, and what their file there is called beyond the module's name."""
+"""The modules with an extrapolation file in the published data, and the suffix of that file's name."""
 
 Pair = tuple[str, str]
 
 
 def encode(texts: Sequence[str], width: int) -> Int[Tensor, "b t"]:
-    """Printable ASCII of at most `width` characters each, padded to it."""
+    """Tokens (n width) of printable ASCII texts of at most `width` characters, padded."""
     padded = b"".join([text.encode("ascii").ljust(width, b"\0") for text in texts])
     codes = torch.from_numpy(np.frombuffer(padded, dtype=np.uint8).reshape(len(texts), width).astype(np.int64))
     return (codes - FIRST).clamp(min=PAD)
 
 
 def decode(tokens: Int[Tensor, "b t"]) -> list[str]:
-    """The texts of rows of tokens, each up to its end or padding; a start in front is not shown."""
+    """The texts of rows of tokens, each up to its end or padding; a start token is omitted."""
     texts = []
     for row in tokens.tolist():
         row = row[1:] if row[:1] == [START] else row
@@ -66,27 +66,29 @@ def decode(tokens: Int[Tensor, "b t"]) -> list[str]:
 
 
 def characters(tokens: Sequence[int]) -> tuple[str, ...]:
-    """The names of tokens one by one: a blank can be seen, marks have names."""
+    """A printable name for each token: blanks are made visible, special tokens have names."""
     return tuple(NAMES.get(token, chr(token + FIRST)) for token in tokens)
 
 
 def bucket(question: str) -> int:
-    """Which of ten parts of all questions this one belongs to: the same on every machine, in every process."""
+    """The bucket of a question, by a hash that is the same on every machine and in every process."""
     return zlib.crc32(question.encode()) % BUCKETS
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
 def levels(difficulty: str) -> tuple[str, ...]:
-    """The difficulties that "mixed" stands for, or the one."""
+    """The difficulties in `difficulty`: three for "mixed", else one."""
     return DIFFICULTIES if difficulty == "mixed" else (difficulty,)
 
 
 @functools.lru_cache(maxsize=2)
 def from_files(folder: str, module: str, difficulty: str, sizes: tuple[int, int]) -> dict[str, list[Pair]]:
-    """What the published layout holds of a module, by split: `train-easy/MODULE.txt` and so on, `interpolate` and,
-    where there is one, `extrapolate`; questions and answers in alternating lines.
+    """The questions and answers of a module in the published layout, by split.
 
-    Raises ValueError for a file that is not there, and for lines that are no such text.
+    The files are `train-easy/MODULE.txt` etc., `interpolate/...` and, if it exists, `extrapolate/...`; questions and
+    answers alternate line by line.
+
+    Raises ValueError for a missing file, and for lines that are not ASCII or too long.
     """
     root = pathlib.Path(folder)
     train = [pair for level in levels(difficulty) for pair in _file(root / f"train-{level}" / f"{module}.txt", sizes)]
@@ -118,7 +120,7 @@ def _file(path: pathlib.Path, sizes: tuple[int, int]) -> Iterator[Pair]:
 
 
 def divided(found: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
-    """`found` with a validation part cut off `train`, and no question in two splits: a held-out one stays held out."""
+    """`found` with validation taken from `train`; a question that is in a held-out split is removed from `train`."""
     seen: set[str] = set()
     splits: dict[str, list[Pair]] = {}
     for split in ("novel", "iid"):
@@ -136,7 +138,7 @@ def divided(found: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
 def from_package(module: str, difficulty: str, sizes: tuple[int, int], count: int) -> dict[str, list[Pair]]:
     """`count` questions for training and a tenth for each held-out split, from the package `mathematics-dataset`.
 
-    It draws from the global generators of Python and NumPy; these are seeded for it, and put back afterwards.
+    The package draws from the global generators of Python and NumPy: their states are seeded before and restored after.
     """
     makers = _package()
     area, _, name = module.partition("__")
@@ -161,7 +163,7 @@ def from_package(module: str, difficulty: str, sizes: tuple[int, int], count: in
 
 
 def _third(level: int) -> Any:
-    """The part of a range of entropies that a difficulty takes, as the package's own script divides it."""
+    """The part of a range of entropies for a difficulty, divided as in the package's script."""
 
     def part(span: tuple[float, float]) -> tuple[float, float]:
         width = (span[1] - span[0]) / len(DIFFICULTIES)
@@ -181,7 +183,7 @@ def _drawn(makers: Sequence[Any], count: int, sizes: tuple[int, int]) -> Iterato
 
 
 def _package() -> Any:
-    """The package's modules.  One of its files is of the time of sympy 1.4 and NumPy 1, and is mended as it is read."""
+    """The package's modules.  One file was written for sympy 1.4 and NumPy 1; it is patched while it is imported."""
     name = "mathematics_dataset.sample.polynomials"
     try:
         spec = importlib.util.find_spec(name)
@@ -203,6 +205,6 @@ def _package() -> Any:
 
 
 def tokens(pairs: Iterable[Pair], sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Questions (n s) and answers (n t) as tokens, in bytes: two million questions take 0.4 GB."""
+    """Questions (n s) and answers (n t) as tokens (uint8): two million questions take 0.4 GB."""
     questions, answers = zip(*pairs, strict=True)
     return encode(questions, sizes[0]).to(torch.uint8), encode(answers, sizes[1]).to(torch.uint8)

@@ -43,7 +43,7 @@ def load(folder: str, game: str, shapes: str) -> tuple[Tensor, Tensor]:
         if str(error).startswith("RelationalGames"):
             raise
         raise ValueError(f"RelationalGames: {path} is no npz file of plain arrays") from None
-    except Exception as error:  # NumPy, zipfile and zlib have many words for what is broken
+    except Exception as error:  # NumPy, zipfile and zlib raise many different errors for damaged files
         raise ValueError(f"RelationalGames: {path} cannot be read ({' '.join(str(error).split())})") from None
     labels = labels[:, 0] if labels.shape[1:] == (1,) else labels
     if not images.size or images.shape[1:] != (36, 36, 3) or labels.shape != images.shape[:1]:
@@ -52,9 +52,9 @@ def load(folder: str, game: str, shapes: str) -> tuple[Tensor, Tensor]:
             f"{labels.shape}"
         )
     known = images.dtype.kind in "biuf" and np.isin(labels, (0, 1)).all()
-    in_range = known and images.min() >= 0 and images.max() <= 255  # False of NaN
+    in_range = known and images.min() >= 0 and images.max() <= 255  # False for NaN
     pixels = images.astype(np.uint8) if in_range else None
-    if pixels is None or not np.array_equal(pixels, images):  # or they were divided by 255 and would all be black
+    if pixels is None or not np.array_equal(pixels, images):  # pixels divided by 255 would all become black
         raise ValueError(f"RelationalGames: {path} must hold labels 0 or 1 and pixels of 0 to 255, whole numbers")
     pixels = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
     return pixels, torch.from_numpy(labels.astype(np.int64))
@@ -62,7 +62,7 @@ def load(folder: str, game: str, shapes: str) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(maxsize=16)
 def rows(folder: str, game: str, split: str, examples: int, seed: int) -> Tensor:
-    """Which images of pentominoes make up `split`: `examples` for training, of the rest a third for validation."""
+    """Indices of the pentomino images of `split`: `examples` for training, a third of the rest for validation."""
     total = len(load(folder, game, "pentominoes")[1])
     if total < examples + 3:
         name = f"{FILES[game]}_pentos.npz"

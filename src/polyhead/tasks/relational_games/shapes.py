@@ -1,8 +1,8 @@
-"""The objects of relational games: polyominoes and striped squares, in colours, drawn into cells of 12 x 12 pixels.
+"""The objects of relational games: coloured polyominoes and striped squares, drawn into cells of 12 x 12 pixels.
 
-A cell is one empty pixel, 3 x 3 blocks of 3 x 3 pixels, two empty pixels (the grid of the original images).  So
-pentominoes and hexominoes are those that fit into 3 x 3 blocks, every turn and reflection a shape of its own; stripes
-fill the same 9 x 9 pixels.  The F pentomino:
+Along each axis a cell has one empty pixel, 3 blocks of 3 pixels, and two empty pixels, as in the original images.  The
+pentominoes and hexominoes are those that fit into 3 x 3 blocks; each rotation and reflection is a separate shape.
+Stripes fill the same 9 x 9 pixels.  The F pentomino:
 
     . # #
     # # .
@@ -19,12 +19,12 @@ SHAPES = ("pentominoes", "hexominoes", "stripes")
 CELL, BLOCK, BLOCKS, MARGIN = 12, 3, 3, 1
 
 COLOURS = tuple(rgb for rgb in itertools.product((0, 128, 255), repeat=3) if sum(rgb) >= 200)
-"""23 colours, none so dark that it is lost on black."""
+"""23 colours, all bright enough to be seen on black."""
 
 
 @functools.lru_cache(maxsize=16)
 def masks(shapes: str, device: torch.device) -> Tensor:
-    """The shapes of a set as boolean cells (n 12 12), and last an empty cell: shape -1."""
+    """The shapes of a set as boolean cells (n 12 12); the last is an empty cell, for shape -1."""
     squares = _stripes() if shapes == "stripes" else _blocks(_polyominoes(5 if shapes == "pentominoes" else 6))
     cells = torch.zeros(len(squares) + 1, CELL, CELL, dtype=torch.bool)
     inside = slice(MARGIN, MARGIN + BLOCK * BLOCKS)
@@ -34,17 +34,17 @@ def masks(shapes: str, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=8)
 def palette(device: torch.device) -> Tensor:
-    """The colours (n 3) in [0, 1], and last black: colour -1."""
+    """The colours (n 3) in [0, 1]; the last is black, for colour -1."""
     return (torch.tensor([*COLOURS, (0, 0, 0)], dtype=torch.float32) / 255).to(device)
 
 
 def count(shapes: str) -> int:
-    """How many shapes a set has."""
+    """The number of shapes in a set."""
     return len(masks(shapes, torch.device("cpu"))) - 1
 
 
 def draw(shapes: str, shape: Tensor, colour: Tensor) -> Tensor:
-    """Images (b 3 36 36) in [0, 1] of grids of 3 x 3 cells: `shape` and `colour` (b 9), -1 where a cell is empty."""
+    """Images (b 3 36 36) in [0, 1] of 3 x 3 cells from `shape` and `colour` (b 9), with -1 for an empty cell."""
     mask = masks(shapes, shape.device)[shape]  # (b 9 12 12)
     cells = mask[:, :, None] * palette(shape.device)[colour][..., None, None]  # (b 9 3 12 12)
     rows = cells.unflatten(1, (3, 3)).permute(0, 3, 1, 4, 2, 5)  # (b 3 row 12 column 12)
@@ -52,7 +52,7 @@ def draw(shapes: str, shape: Tensor, colour: Tensor) -> Tensor:
 
 
 def _polyominoes(size: int) -> list[tuple[tuple[int, int], ...]]:
-    """Every polyomino of `size` squares that fits into 3 x 3, once for each turn and reflection, at the top left."""
+    """All polyominoes of `size` squares that fit into 3 x 3, with all rotations and reflections, at the top left."""
     found = set()
     board = [(row, column) for row in range(BLOCKS) for column in range(BLOCKS)]
     for squares in itertools.combinations(board, size):
@@ -63,7 +63,7 @@ def _polyominoes(size: int) -> list[tuple[tuple[int, int], ...]]:
 
 
 def _connected(squares: set[tuple[int, int]]) -> bool:
-    """Whether all squares can be reached from one of them."""
+    """Whether the squares are connected."""
     reached, edge = set(), [min(squares)]
     while edge:
         row, column = edge.pop()
@@ -83,9 +83,9 @@ def _blocks(polyominoes: list[tuple[tuple[int, int], ...]]) -> Tensor:
 
 
 def _stripes() -> Tensor:
-    """Squares (n 9 9) of stripes in four directions and three widths, each with its negative.
+    """Striped squares (n 9 9) in four directions and three widths, each with its negative.
 
-    Slanting ones begin at two pixels: at one, both slants are the same chequers.
+    Diagonal stripes have a width of at least two pixels: with one, both diagonals give the same chequerboard.
     """
     row, column = torch.meshgrid(torch.arange(9), torch.arange(9), indexing="ij")
     straight = [along // width for along in (row, column) for width in (1, 2, 3)]

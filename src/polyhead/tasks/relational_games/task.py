@@ -1,23 +1,23 @@
-"""Relational games: do the objects in an image stand in a relation, whatever they look like? (Shanahan et al. 2020)
+"""Relational games: classify images by a relation of their objects, not their looks (Shanahan et al. 2020).
 
-An image has 3 x 3 cells, each empty or with one object: a shape in a colour.  Objects are the same where all their
-pixels are.  With letters for objects and dots for empty cells, these are of class 1:
+An image has 3 x 3 cells.  A cell is empty or holds one object: a shape in a colour.  Two objects are the same if all
+their pixels are.  With letters for objects and dots for empty cells, these images have class 1:
 
     same       occurs     xoccurs    between    match_pattern
     . A .      . A .      . A .      . . A      A B A
     . . .      . . .      . . .      . B .      . . .
     . . A      B A C      B A B      A . .      C D C
 
-    same            two objects: they are the same
-    occurs          the object above is among the three below
+    same            the two objects are the same
+    occurs          the object in the top row is among the three in the bottom row
     xoccurs         it is among them exactly once
-    between         of three in a row, column or diagonal the outer two are the same and the middle one is another
-    match_pattern   the rows above and below have one pattern of equality: AAA, AAB, ABA, ABB or ABC
+    between         of three in a row, column or diagonal the outer two are the same and the middle one differs
+    match_pattern   the top and bottom rows have the same pattern of equality: AAA, AAB, ABA, ABB or ABC
 
-Training shows pentominoes; `novel` shapes are never seen there: hexominoes and stripes.
+Training shows pentominoes; the `novel` shapes are hexominoes and stripes, which training never shows.
 
-Half of all images are of class 1, and what the rule does not compare says nothing: the three below are always different
-in `occurs`, and two of them are alike in half of either class of `xoccurs`.
+Half of all images have class 1.  Objects that the rule does not compare carry no information about the class: in
+`occurs` the three in the bottom row always differ, in `xoccurs` two of them are equal in half of each class.
 """
 
 import functools
@@ -55,7 +55,7 @@ SHAPES_OF = {
     "novel_hexominoes": ("hexominoes",),
     "novel_stripes": ("stripes",),
 }
-LARGEST_EXAMPLES = 30_000  # examples: `same` has 30636 images of class 1, of which training takes half its examples
+LARGEST_EXAMPLES = 30_000  # `same` has only 30636 images of class 1, and half of the examples have class 1
 
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 PATTERNS = ((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (0, 1, 2))
@@ -66,19 +66,19 @@ ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 class RelationalGames(Classification):
     """Classification of images by the relation of the objects in them, from a training set of a given size.
 
-        train              `examples` images of pentominoes, drawn once from `split_seed`, half of them of each class;
-                           a batch is sampled from them with replacement
-        validation, iid    fresh images of pentominoes, none of them a training image
-        novel              hexominoes and stripes in turn; `novel_hexominoes` and `novel_stripes`: one kind alone
+        train              `examples` images of pentominoes, drawn once from `split_seed`, half of them in each class;
+                           a batch samples them with replacement
+        validation, iid    fresh images of pentominoes, none of them in the training set
+        novel              hexominoes and stripes in turn; `novel_hexominoes` and `novel_stripes` have one kind alone
 
-    data: "generated", or "original": the published npz files in `folder` (see `relational_games_original`).  These hold
-        no ground truth beside the class, so `latents` is empty; images of pentominoes are dealt to the splits.
+    data: "generated", or "original": the published npz files in `folder` (see original.py).  Their only ground truth is
+        the class, so `latents` is empty; the images of pentominoes are divided among the splits.
 
     >>> RelationalGames("between").batch("novel", 8, seed=0, step=0).inputs.shape
     torch.Size([8, 3, 36, 36])
 
-    Latents, by cell and -1 where it is empty: `shapes` (b 9), `colours` (b 9); `cells` (b 9): one is there.
-    Raises ValueError for settings that cannot be met.
+    Latents: `shapes` (b 9) and `colours` (b 9), -1 for an empty cell; `cells` (b 9), 1 for a cell with an object.
+    Raises ValueError for invalid settings.
     """
 
     game: str = "same"
@@ -97,7 +97,7 @@ class RelationalGames(Classification):
         },
         metric=ACCURACY,
         floors={"chance": CHANCE, "known_pairs": KNOWN_PAIRS},
-        terms=(("Known pairs", "Knows the class of the pairs of objects that training images show."),),
+        terms=(("Known pairs", "Knows the class of each pair of objects in the training images."),),
     )
 
     def __post_init__(self) -> None:
@@ -148,7 +148,7 @@ class RelationalGames(Classification):
         return ANSWERS[answer[0]]
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """What guessing scores, exactly; and of generated images what needs no relation: `relational_games_floors`."""
+        """The exact score of guessing; for generated images also of a learner without relations: see floors.py."""
         table = super().floors(split)
         if self.data == "original":
             return table
@@ -157,7 +157,7 @@ class RelationalGames(Classification):
         shapes, colours = batch.latents["shapes"], batch.latents["colours"]
         asked = torch.where(shapes < 0, -1, shapes * len(COLOURS) + colours)
         if "pentominoes" not in SHAPES_OF[split]:
-            asked = torch.where(shapes < 0, -1, -2 - asked)  # names that no training image has
+            asked = torch.where(shapes < 0, -1, -2 - asked)  # names below -1: no training image has them
         guesses = known_pairs(grids, labels, asked)
         return table | {"known_pairs": Score.of(1 - (guesses - batch.targets[:, 0]).abs())}
 
@@ -185,9 +185,9 @@ class RelationalGames(Classification):
 
 
 def grids_of(game: str, kinds: Tensor, objects: int, generator: torch.Generator) -> Tensor:
-    """Grids (n 9): in each cell one of `objects`, -1 in an empty one.
+    """Grids (n 9): each cell holds one of `objects`, or -1 if it is empty.
 
-    `kinds` (n): an odd one is of class 1; where a class has two halves, the next bit says which.
+    `kinds` (n): an odd kind has class 1.  If a class has two halves, the next bit chooses the half.
     """
     positive, other = kinds % 2 == 1, kinds // 2 % 2 == 1
     cells, content = _GAMES[game](positive, other, objects, generator)
@@ -196,7 +196,7 @@ def grids_of(game: str, kinds: Tensor, objects: int, generator: torch.Generator)
 
 
 def _drawer(game: str, shapes: str, generator: torch.Generator) -> Draw:
-    """What draws grids of kinds, with shapes of one set."""
+    """The function that draws grids of given kinds, with shapes of one set."""
     objects = count(shapes) * len(COLOURS)
     return lambda kinds: grids_of(game, kinds, objects, generator)
 
@@ -213,7 +213,7 @@ def _occurs(positive: Tensor, other: Tensor, objects: int, generator: torch.Gene
 
 
 def _xoccurs(positive: Tensor, other: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Below A: ABC or ABB in class 1, DBC or ABA in class 0, so that two are alike in half of each."""
+    """Bottom rows under A: ABC or ABB in class 1, DBC or ABA in class 0; two are equal in half of each class."""
     a, b, c, d = distinct(len(positive), 4, objects, generator).unbind(1)
     first = torch.where(positive | other, a, d)
     last = torch.where(other, torch.where(positive, b, a), c)
@@ -221,7 +221,7 @@ def _xoccurs(positive: Tensor, other: Tensor, objects: int, generator: torch.Gen
 
 
 def _above_three(above: Tensor, three: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """An object in some cell of the first row, three in some order in the last."""
+    """An object in a random cell of the top row, three in random order in the bottom row."""
     n, device = len(above), above.device
     column = torch.randint(3, (n, 1), generator=generator, device=device)
     order = _pick(ORDERS, n, generator)
@@ -230,7 +230,7 @@ def _above_three(above: Tensor, three: Tensor, generator: torch.Generator) -> tu
 
 
 def _between(positive: Tensor, other: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """ABA in class 1; in class 0 half are ABC, the others AAC or ACC."""
+    """ABA in class 1; in class 0 half are ABC, the other half AAC or ACC."""
     n = len(positive)
     a, b, c = distinct(n, 3, objects, generator).unbind(1)
     early = torch.randint(2, (n,), generator=generator, device=a.device) == 1
@@ -257,7 +257,7 @@ def _pick(table: tuple[tuple[int, ...], ...], n: int, generator: torch.Generator
 
 
 def _in_turn(pair: tuple[Tensor, Tensor]) -> Tensor:
-    """Rows of the first and of the second, one after the other."""
+    """The rows of both, interleaved."""
     first, second = pair
     both = first.new_empty((len(first) + len(second), *first.shape[1:]))
     both[::2], both[1::2] = first, second
@@ -265,7 +265,7 @@ def _in_turn(pair: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _batch(sets: tuple[str, ...], grids: Tensor, labels: Tensor) -> Batch:
-    """Images of grids whose rows are of the sets of shapes in turn."""
+    """A batch of images of `grids`; its rows use the sets of shapes in turn."""
     there = grids >= 0
     shapes = torch.where(there, grids // len(COLOURS), -1)
     colours = torch.where(there, grids % len(COLOURS), -1)
@@ -276,7 +276,7 @@ def _batch(sets: tuple[str, ...], grids: Tensor, labels: Tensor) -> Batch:
 
 @functools.lru_cache(maxsize=32)
 def _pool(task: RelationalGames, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The training set: different grids (n 9) and their labels (n); drawn on the CPU to be the same everywhere."""
+    """The training set: distinct grids (n 9) and labels (n), drawn on the CPU to be the same on every device."""
     generator = torch.Generator().manual_seed(stream(task.split_seed, f"{task.name}/{task.game}/examples"))
     grids = training_set(_drawer(task.game, "pentominoes", generator), task.examples)
     return grids.to(device), (torch.arange(task.examples) % 2).to(device)

@@ -1,18 +1,18 @@
-"""SRAVEN: what else explains the panels shown, which instances it makes ambiguous, and the best accuracy there is.
+"""SRAVEN: alternative explanations of the shown panels, ambiguous instances, and the Bayes-optimal accuracy.
 
-An explanation says which slots of the columns belong together, and which rule each of these features obeys.  The
-features are named by their slots in the first column, so that (features!)^(grid - 1) correspondences remain; 576 of 4
-features.  They are not listed one by one: each of the features^grid ways to pick a slot per column is tested against
-the eight rules, once, and `explanations` puts those together that fit and share no slot, for all instances at once.
+An explanation has two parts: which slots of the columns belong to one feature, and the rule of each feature.  A feature
+is named by its slot in the first column, so there are (features!)^(grid - 1) correspondences: 576 for 4 features.  They
+are not enumerated.  Each of the features^grid ways to pick one slot per column is tested once against the eight rules.
+`explanations` combines the picks that fit and share no slot, for all instances at once.
 
-An instance is ambiguous by the definition of
+There are two definitions of an ambiguous instance:
 
-    code        of the original code: an explanation contradicts the true answer in *every* feature
-    text        of the paper's text: an explanation contradicts the true answer in any feature
+    code        the original code's: some explanation contradicts the true answer in *every* feature
+    text        the paper text's: some explanation contradicts the true answer in at least one feature
 
-Both take the code's tests of the rules, where `distribute` does not ask for distinct symbols, though the generator
-draws no others; `distinct=True` does ask.  At 4 features and 8 values, 0.2 % of instances are ambiguous by the code's
-definition, which is the paper's "negligible", and 25 % by the text's.  `bayes` says what that costs.
+Both use the code's tests of the rules.  Its test of `distribute` does not require distinct symbols, although the
+generator draws only distinct ones; `distinct=True` requires them.  At 4 features and 8 values, 0.2 % of instances are
+ambiguous by the code's definition (the paper's "negligible"), and 25 % by the text's.  `bayes` gives the best accuracy.
 """
 
 import functools
@@ -28,14 +28,14 @@ from polyhead.tasks.sraven.task import RULES, STEPS, Sraven
 from polyhead.tasks.task import Score, check_split
 
 DEFINITIONS = ("code", "text")
-SEARCHED_CORRESPONDENCES = 1_000_000  # correspondences that are still searched
-AT_ONCE = 512  # instances
+SEARCHED_CORRESPONDENCES = 1_000_000  # most correspondences to search
+AT_ONCE = 512  # instances searched together
 
 
 def ambiguity(task: Sraven, instances: int = 4096, *, split: str = "train", seed: int = 0) -> dict[str, Score]:
     """Fractions of ambiguous instances of `split` (Table A2), and the accuracy of the Bayes-optimal solver.
 
-    `code`, `text` and `text_distinct` (see above), and `bayes`, identified where one answer only is possible.
+    Returns `code`, `text` and `text_distinct` (see above), and `bayes`, `identified` if only one answer is possible.
 
     Raises ValueError for an unknown split, no instances, or too many correspondences to search.
     """
@@ -62,22 +62,22 @@ def ambiguity(task: Sraven, instances: int = 4096, *, split: str = "train", seed
 
 
 def _truth(panels: Tensor, task: Sraven) -> Tensor:
-    """The answer (b 1 s 1) at the slot of the last column that s names."""
+    """The true answer (b 1 s 1) at slot s of the last column."""
     return panels[:, -1, -1].repeat(1, task.features ** (task.grid - 2))[:, None, :, None]
 
 
 def searchable(task: Sraven) -> bool:
-    """Whether there are few enough correspondences to search."""
+    """Whether the number of correspondences is small enough to search."""
     return correspondences(task) <= SEARCHED_CORRESPONDENCES
 
 
 def correspondences(task: Sraven) -> int:
-    """In how many ways the slots of all columns may belong together: (features!)^(grid - 1), or 1 unpermuted."""
+    """The number of correspondences between columns: (features!)^(grid - 1), or 1 if columns are not permuted."""
     return math.factorial(task.features) ** (task.grid - 1) if task.permuted else 1
 
 
 def check_size(task: Sraven) -> None:
-    """Raise a ValueError where there are too many correspondences to search."""
+    """Raise a ValueError if there are too many correspondences to search."""
     if not searchable(task):
         raise ValueError(
             f"Sraven: {task.features} features on a grid of {task.grid} have {correspondences(task)} correspondences, "
@@ -89,7 +89,7 @@ def check_size(task: Sraven) -> None:
 def ambiguous(
     panels: Int[Tensor, "b g g m"], task: Sraven, definition: str = "text", *, distinct: bool = False
 ) -> Bool[Tensor, "b"]:
-    """Which instances, answer included, another explanation of the panels shown answers differently."""
+    """The instances (panels with the answer) for which another explanation gives a different answer."""
     one_of("ambiguous", "definition", definition, DEFINITIONS)
     check_size(task)
     flags = []
@@ -111,16 +111,16 @@ def ambiguous(
 def bayes(
     panels: Int[Tensor, "b g g m"], task: Sraven, *, rules: Int[Tensor, "n m"] | None = None
 ) -> tuple[Float[Tensor, "b"], Int[Tensor, "b"]]:
-    """Accuracy on each instance of the solver that knows the family, and how many answers it considers possible.
+    """For each instance, the accuracy of the Bayes-optimal solver, and the number of answers it considers possible.
 
-    It weighs all explanations of the panels shown by their exact probability under the generator, with all multisets
-    equally likely (or those of `rules` only), and gives the most probable answer; among k equally probable ones it
-    guesses, which counts as 1 / k.  It does not know which multisets belong to the split, nor what `reject_ambiguous`
-    would reject.
+    The solver weights all explanations of the shown panels by their exact probability under the generator, with all
+    multisets (or those of `rules`) equally likely.  It gives the most probable answer; a guess among k equally probable
+    answers counts as 1 / k.  It does not know which multisets belong to the split, nor which instances
+    `reject_ambiguous` rejects.
 
     The probability of the panels under one explanation is a product over features: values^-grid for constant and
     progressions, values^-(grid (grid - 1)) for sum and difference, 1 / (C(values, grid) grid!^grid) for distribute.  A
-    multiset of rules falls on named features in features! / (c_1! c_2! ...) ways, where rule r occurs c_r times.
+    multiset with c_r copies of rule r can be assigned to the features in features! / (c_1! c_2! ...) ways.
     """
     pairs = [_bayes(part, task, rules) for part in panels.split(_at_once(task))]
     return torch.cat([accuracy for accuracy, _ in pairs]), torch.cat([count for _, count in pairs])
@@ -130,7 +130,7 @@ def _bayes(panels: Tensor, task: Sraven, rules: Tensor | None) -> tuple[Tensor, 
     instance, answers, mass = posterior(panels, task, rules=rules)
     best = torch.zeros(len(panels), dtype=mass.dtype, device=mass.device)
     best = best.scatter_reduce(0, instance, mass, "amax")
-    top = mass >= best[instance] * (1 - 1e-9)  # sums of equal numbers may differ in the last digit
+    top = mass >= best[instance] * (1 - 1e-9)  # equal sums may differ by rounding
     true = (answers == panels[instance, -1, -1]).all(dim=-1)
     ties = torch.bincount(instance[top], minlength=len(panels))
     hits = torch.bincount(instance[top & true], minlength=len(panels))
@@ -140,8 +140,7 @@ def _bayes(panels: Tensor, task: Sraven, rules: Tensor | None) -> tuple[Tensor, 
 def posterior(
     panels: Tensor, task: Sraven, *, rules: Tensor | None = None
 ) -> tuple[Int[Tensor, "n"], Int[Tensor, "n m"], Float[Tensor, "n"]]:
-    """All possible answers: of which instance, the answer itself, and the probability of the panels shown with it, up
-    to a factor of the instance."""
+    """All possible answers: the instance of each, the answer, and its probability up to a factor per instance."""
     check_size(task)
     _check_answers(task)
     fits, predicted = hypotheses(panels, task, distinct=True)
@@ -156,7 +155,7 @@ def posterior(
     if task.permuted:
         earlier = (chosen[:, :, None] == chosen[:, None]).tril().sum(dim=2)  # counts 1, 2, ... among equal rules
         chance = chance * earlier.prod(dim=1)
-    # The last column's slot is the last digit of a way to pick slots: there stands the answer.
+    # The last digit of a pick is its slot in the last column: the answer's slot.
     answers = torch.empty_like(slots).scatter_(
         1, slots % task.features, predicted[instance[:, None], features, slots, chosen]
     )
@@ -169,7 +168,7 @@ def posterior(
 
 @shaped
 def causes(panels: Int[Tensor, "b g g m"], task: Sraven) -> Int[Tensor, "b"]:
-    """How many tasks (rules and correspondences) may have drawn the panels, the answer included."""
+    """The number of tasks (rules and correspondences) that can generate the panels, including the answer."""
     check_size(task)
     counts = []
     for part in panels.split(_at_once(task)):
@@ -196,7 +195,7 @@ def _code(rules: Tensor) -> Tensor:
 
 
 def chances(task: Sraven, device: torch.device) -> Tensor:
-    """The probability of a feature's symbols on the panels shown, given its rule and that they fit."""
+    """For each rule, the probability of a feature's shown symbols, if they fit the rule."""
     k, g = float(task.values), task.grid
     dealt = 1 / (math.comb(task.values, g) * float(math.factorial(g)) ** g)
     return torch.tensor([k**-g] * 5 + [k ** -(g * (g - 1))] * 2 + [dealt], dtype=torch.float64, device=device)
@@ -210,11 +209,11 @@ def _at_once(task: Sraven) -> int:
 def explanations(
     possible: Bool[Tensor, "b m s r"], task: Sraven
 ) -> tuple[Int[Tensor, "n"], Int[Tensor, "n m"], Int[Tensor, "n m"]]:
-    """All ways to give every feature m one of its possible (s, r), such that no two features share a slot: the
-    instance, and by feature the slots s in the other columns and the option r.
+    """All assignments of one possible pick s and option r to every feature m, such that no two features share a slot.
 
-    s counts in base `features`: the slots in the columns from the second to the last, the last the fastest.  Features
-    are placed one after another, for all instances together.
+    Returns the instance of each explanation, and for each feature its s and r.  s is a number in base `features`: its
+    digits are the slots in the second to the last column, the last column fastest.  Features are assigned one after
+    another, for all instances together.
     """
     b, m, s, r = possible.shape
     taken = _slots(task.features, task.grid, possible.device)
@@ -233,13 +232,13 @@ def explanations(
 
 
 def straight(task: Sraven, device: torch.device) -> Int[Tensor, "m"]:
-    """By feature, the way s to pick the same slot in all columns."""
+    """For each feature, the pick s of the same slot in all columns."""
     return torch.arange(task.features, device=device) * sum(task.features**c for c in range(task.grid - 1))
 
 
 @functools.lru_cache(maxsize=16)
 def _slots(features: int, grid: int, device: torch.device) -> Tensor:
-    """Which slots of which columns a way s to pick them takes, as bits."""
+    """The slots that each pick s takes, as a bit mask over columns and slots."""
     ways = itertools.product(range(features), repeat=grid - 1)
     return torch.tensor([sum(1 << (c * features + j) for c, j in enumerate(way)) for way in ways], device=device)
 
@@ -247,10 +246,9 @@ def _slots(features: int, grid: int, device: torch.device) -> Tensor:
 def hypotheses(
     panels: Int[Tensor, "b g g m"], task: Sraven, *, distinct: bool
 ) -> tuple[Bool[Tensor, "b m s r"], Int[Tensor, "b m s r"]]:
-    """For a feature made of slot m of the first column and the slots s of the others: does rule r fit what is shown of
-    it, and what would it answer?"""
+    """For slot m of the first column and slots s of the others: does rule r fit the shown symbols, and its answer."""
     b, g, _, m = panels.shape
-    # Column c varies along an axis of its own, so that most tests are of pairs of columns, not of whole features.
+    # Each column's slot has its own axis, so most tests broadcast over two columns only, not over whole features.
     columns = [panels[:, :, c].view(b, g, *(m if c == axis else 1 for axis in range(g))) for c in range(g)]
     shown = (*columns[:-1], columns[-1][:, :-1])  # the last column lacks its last row
     fits, answers = [], []
@@ -274,7 +272,7 @@ def hypotheses(
 
 
 def _distribute(columns: list[Tensor], values: int, distinct: bool) -> tuple[Tensor, Tensor]:
-    """The rows shown whole hold the same symbols, and the last row only such; the answer is the one it lacks."""
+    """All complete rows hold the same symbols, the last row holds some of them; the answer is the missing one."""
     first, g = [column[:, 0] for column in columns], len(columns)
     own = [_count(a, first) for a in first]
     same = [
@@ -285,7 +283,7 @@ def _distribute(columns: list[Tensor], values: int, distinct: bool) -> tuple[Ten
     last = [column[:, -1] for column in columns[:-1]]
     known = [functools.reduce(torch.logical_or, [cell == a for a in first]) for cell in last]
     fit = _all([*same, *known])
-    # The original code's choice where symbols are not distinct: the least used, the smallest first.
+    # Without distinct symbols, as in the original code: the least used symbol, and of these the smallest.
     used = [_count(a, last) * values + a for a in first]
     answer = functools.reduce(torch.minimum, used) % values
     if distinct:
@@ -295,7 +293,7 @@ def _distribute(columns: list[Tensor], values: int, distinct: bool) -> tuple[Ten
 
 
 def _count(symbol: Tensor, cells: list[Tensor]) -> Tensor:
-    """How many of the cells hold the symbol."""
+    """The number of cells that hold the symbol."""
     return functools.reduce(torch.add, [(cell == symbol).long() for cell in cells])
 
 

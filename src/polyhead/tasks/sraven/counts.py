@@ -1,23 +1,23 @@
-"""How many SRAVEN tasks and instances there are (Schug et al. 2024, figure A9), by the paper's formula and exactly.
+"""The number of SRAVEN tasks and instances (Schug et al. 2024, figure A9), by the paper's formula and exact.
 
 The paper multiplies the multisets of M rules out of R = 8 by "unique permutations" of the G columns:
 
     C(R + M - 1, M) · ((M!)^(G-1) - M)
 
-Its "- M" has no reading that we know: it gives no task of one feature and two permutations, not four, of two features.
-Without it the product counts multisets and relative permutations of the columns separately, as if the latter did not
-care which feature has which rule.  Exactly,
+We found no explanation of its "- M": one feature would have 0 tasks, and two features 2 permutations, not 4.  Without
+"- M" the product counts multisets and relative permutations of the columns independently, but a permutation also
+decides which feature has which rule.  The exact number of distinguishable tasks is
 
     R^M · (M!)^(G-1)
 
-tasks can be told apart by what they draw: call the features by their slots in the first column; each has one of R
-rules, and every other column its own order.  (Where values < 5, some rules coincide: +2 and -2 modulo 4.)
+Name the features by their slots in the first column: each has one of R rules, and every other column has its own
+order.  (With values < 5, some rules coincide: +2 and -2 modulo 4.)
 
-Instances are panels with the task that drew them.  One feature has N_r grids under rule r: K^G under constant and each
-progression, K^(G(G-1)) under sum and difference, C(K, G) (G!)^G under distribute.  The paper's figure has no formula;
-`paper` is the sum over multisets of the products of N_r, times its number of permutations.  Exactly, it is
-(sum_r N_r)^M · (M!)^(G-1).  Panels that several tasks may draw count once for each; `distinct` estimates what is left
-when they count once: a share of about 0.94 of four features with 8 values, 0.60 with 4.
+An instance is a set of panels together with its task.  Under rule r one feature has N_r grids: K^G for constant and
+each progression, K^(G(G-1)) for sum and difference, C(K, G) (G!)^G for distribute.  The paper's figure has no formula;
+`paper` is the sum over multisets of the products of N_r, times its number of permutations.  The exact number is
+(sum_r N_r)^M · (M!)^(G-1).  It counts panels once for each task that can generate them.  `distinct` estimates the share
+that remains if panels count once: about 0.94 for four features with 8 values, 0.60 with 4 values.
 """
 
 import math
@@ -33,14 +33,14 @@ from polyhead.tasks.task import Score
 
 @dataclass(frozen=True)
 class Count:
-    """One quantity, counted twice."""
+    """One quantity, by the paper's formula and exact."""
 
     paper: int
     exact: int
 
 
 def tasks(features: int, grid: int = 3) -> Count:
-    """Number of tasks: of four features the paper has 188 760, and there are 2 359 296.
+    """Number of tasks: for four features the paper gives 188 760; the exact number is 2 359 296.
 
     >>> tasks(4)
     Count(paper=188760, exact=2359296)
@@ -52,7 +52,7 @@ def tasks(features: int, grid: int = 3) -> Count:
 
 
 def instances(features: int, values: int, grid: int = 3) -> Count:
-    """Number of instances: of one feature with three values 1 809 by rule, 0 with the paper's permutations.
+    """Number of instances: for one feature with three values 1 809; the paper's formula gives 0.
 
     >>> instances(1, 3)
     Count(paper=0, exact=1809)
@@ -69,7 +69,7 @@ def instances(features: int, values: int, grid: int = 3) -> Count:
 
 
 def feature_grids(rule: int, values: int, grid: int = 3) -> int:
-    """In how many ways the symbols of one feature can obey rule number `rule`."""
+    """The number of grids of one feature that obey rule number `rule`."""
     if rule < 5:
         return values**grid
     if rule < 7:
@@ -78,10 +78,10 @@ def feature_grids(rule: int, values: int, grid: int = 3) -> int:
 
 
 def distinct(features: int, values: int, grid: int = 3, *, samples: int = 4096, seed: int = 0) -> Score:
-    """The share of `instances(...).exact` that is left when panels count once, however many tasks may draw them.
+    """The share of `instances(...).exact` that remains if panels count once, not once for each task.
 
-    Estimated without bias as the mean of 1 / (number of tasks that may draw the panels), over instances drawn uniformly
-    from all: rule r with probability proportional to N_r.
+    An unbiased estimate: the mean of 1 / (number of tasks that can generate the panels) over uniformly drawn instances,
+    with rule r in proportion to N_r.
     """
     task = Sraven(features, values, grid)
     generator = torch.Generator().manual_seed(seed)

@@ -1,25 +1,25 @@
-"""Floors and ceiling of SRAVEN: what accuracy says about composing rules, and the most there is.
+"""Floors and ceiling of SRAVEN: the accuracy without composing rules, and the best possible accuracy.
 
     chance               every symbol of the last panel at random: values^-features
     copy_left            the panel to the left of the last one
-    symbol_counts        knows no rule and no correspondence, only how often answers stood where, in training: to each
-                         slot of the last panel naive Bayes over the panels shown,
+    symbol_counts        knows no rule and no correspondence, only where answers occurred in training: for each
+                         slot of the last panel, naive Bayes over the shown panels,
 
                              argmax_v Σ_panels log P(slot_v, count_v | v is the answer) / P(slot_v, count_v | it is not)
 
-                         slot_v: whether v stands in the same slot of the panel, count_v: in how many of its slots.  So
-                         it copies from where copies were right in training.  The frequencies are those of `TRAINED`
-                         sequences of the training split, plus one
-    same_slot            knows the rules, but takes the same slot of all columns for one feature: for each slot the
-                         most probable answer of a single rule, or the symbol to the left where none fits.  Only where
-                         columns are permuted; elsewhere that is no mistake
-    known_combinations   Bayes-optimal, but considers no multiset of rules outside the training split; copies the panel
-                         to the left where it cannot explain what it sees.  On compositional instances this is what
-                         remembering combinations is worth, on the others the very ceiling
-    ceiling              Bayes-optimal over all multisets of the family, which of them belong to a split unknown: what a
-                         solver reaches that combines rules freely (`ambiguity.bayes`)
+                         slot_v: whether v is in the same slot of the panel; count_v: how many of its slots hold v.  It
+                         copies from slots where copies were right in training.  The frequencies are from `TRAINED`
+                         sequences of the training split, with one added to each count
+    same_slot            knows the rules, but assumes that a feature has the same slot in all columns: for each slot the
+                         most probable answer of a single rule, or the symbol to the left if none fits.  Only for
+                         permuted columns; without permutation the assumption is true
+    known_combinations   Bayes-optimal over the training multisets of rules; copies the panel to the left if none of
+                         them fits.  On compositional instances it shows how far memorised combinations go; on the
+                         other splits it equals the ceiling
+    ceiling              Bayes-optimal over all multisets of the family, without knowing the split: the score of a
+                         solver that combines rules freely (`ambiguity.bayes`)
 
-The last two search all correspondences.  Beyond `ambiguity.SEARCHED_CORRESPONDENCES` they are left out.
+The last two search all correspondences.  Above `ambiguity.SEARCHED_CORRESPONDENCES` they are omitted.
 """
 
 import functools
@@ -35,7 +35,7 @@ from polyhead.tasks.sraven.task import Sraven
 from polyhead.tasks.task import Score, check_split
 
 CHUNK = 500  # sequences at once
-TRAINED = 4000  # sequences that `symbol_counts` has counted
+TRAINED = 4000  # training sequences that `symbol_counts` counts
 
 
 def floors(task: Sraven, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
@@ -70,13 +70,13 @@ def floors(task: Sraven, split: str, *, sequences: int = 2000, seed: int = 0) ->
 
 
 def known_combinations(panels: Int[Tensor, "b g g m"], task: Sraven) -> Float[Tensor, "b"]:
-    """Accuracy on each instance of the solver that knows the training multisets only."""
+    """For each instance, the accuracy of the solver that knows only the training multisets."""
     remembered, answers = bayes(panels, task, rules=task.rules("train"))
     return torch.where(answers == 0, hits(copy_left(panels), panels), remembered)
 
 
 def hits(answers: Int[Tensor, "b m"], panels: Int[Tensor, "b g g m"]) -> Float[Tensor, "b"]:
-    """1 where the whole last panel is right (b)."""
+    """1 if the whole last panel is right (b)."""
     return (answers == panels[:, -1, -1]).all(dim=-1).double()
 
 
@@ -87,7 +87,7 @@ def copy_left(panels: Int[Tensor, "b g g m"]) -> Int[Tensor, "b m"]:
 
 @shaped
 def symbol_counts(panels: Int[Tensor, "b g g m"], weights: Float[Tensor, "m p n"], values: int) -> Int[Tensor, "b m"]:
-    """By slot, the symbol with the most evidence, by the `weights` of `evidence`."""
+    """For each slot, the symbol with the most evidence; `weights` come from `evidence`."""
     states = _states(panels, values)
     slots, shown = (torch.arange(n, device=panels.device) for n in (states.shape[1], states.shape[3]))
     return weights[slots[:, None, None], shown, states].sum(dim=-1).argmax(dim=-1)
@@ -95,7 +95,7 @@ def symbol_counts(panels: Int[Tensor, "b g g m"], weights: Float[Tensor, "m p n"
 
 @shaped
 def evidence(panels: Int[Tensor, "b g g m"], values: int) -> Float[Tensor, "m p n"]:
-    """By slot, panel and state (2 count_v + slot_v): log of how often it is the answer's over how often another's."""
+    """For each slot, panel and state (2 count_v + slot_v): log of its frequency for answers over non-answers."""
     m = panels.shape[-1]
     counts = torch.zeros(2, m, panels.shape[1] ** 2 - 1, 2 * m + 2, dtype=torch.double, device=panels.device)
     for part in panels.split(CHUNK):
@@ -108,20 +108,20 @@ def evidence(panels: Int[Tensor, "b g g m"], values: int) -> Float[Tensor, "m p 
 
 
 def _states(panels: Tensor, values: int) -> Tensor:
-    """Of a slot, a symbol and a panel shown (b m v p): twice how often it stands there, and 1 if in the same slot."""
+    """The state of a slot, symbol and shown panel (b m v p): 2 count_v + slot_v."""
     shown = F.one_hot(panels.flatten(1, 2)[:, :-1], values)  # (b p m v)
     return (shown + 2 * shown.sum(dim=2, keepdim=True)).permute(0, 2, 3, 1)
 
 
 @functools.lru_cache(maxsize=64)
 def _learned(task: Sraven) -> Tensor:
-    """The evidence of training sequences."""
+    """The evidence from `TRAINED` training sequences."""
     parts = [task.batch("train", CHUNK, seed=0, step=step).latents["panels"] for step in range(TRAINED // CHUNK)]
     return evidence(torch.cat(parts), task.values)
 
 
 def same_slot(panels: Int[Tensor, "b g g m"], task: Sraven) -> Int[Tensor, "b m"]:
-    """By slot, the most probable answer under a single rule, as if no column were permuted."""
+    """For each slot, the most probable answer under a single rule, as if no column were permuted."""
     fits, answers = hypotheses(panels, task, distinct=True)
     slots, features = straight(task, panels.device), torch.arange(task.features, device=panels.device)
     fits, answers = fits[:, features, slots], answers[:, features, slots]  # (b m r)

@@ -1,15 +1,15 @@
 """SRAVEN: symbolic Raven matrices with hidden correspondences between the features of panels (Schug et al. 2024, §4).
 
-A grid of `grid` x `grid` panels, each of `features` symbols out of `values`; all panels but the last are shown, and
-the last is to be predicted.  Each feature obeys one of eight rules along every row, modulo `values`:
+A grid has `grid` x `grid` panels; a panel has `features` symbols out of `values`.  All panels but the last are shown,
+and the last is the target.  Each feature obeys one of eight rules along every row, modulo `values`:
 
     0 constant          a a a                       5 sum           the last is the sum of the others
     1, 2 progression    a a+1 a+2;  a a+2 a+4       6 difference    the last is the first minus the others
     3, 4 progression    a a-1 a-2;  a a-2 a-4       7 distribute    `grid` distinct symbols, in some order in every row
 
-A task is a *multiset* of rules.  Every column permutes the features of its panels in an order of its own, the same in
-all rows, so that a solver must find out which symbols belong together.  A worked example of two features and 8 values:
-feature 0 is constant, feature 1 counts up; column 2 (the second) swaps them, the others do not:
+A task is a *multiset* of rules.  Every column permutes the features of its panels, in the same way in all rows.  So a
+solver must infer which symbols belong to one feature.  A worked example with two features and 8 values: feature 0 is
+constant, feature 1 counts up; the second column swaps them, the others do not:
 
     features     (4, 1) (4, 2) (4, 3)        panels     (4, 1) (2, 4) (4, 3)
                  (0, 6) (0, 7) (0, 0)                   (0, 6) (7, 0) (0, 0)
@@ -21,9 +21,9 @@ tensor([[5, 2],
         [3, 5],
         [5, 4]])
 
-A sequence has one token per feature: the panels in reading order, their features in the order shown, each a one-hot
-vector, and `features` zero vectors for the last panel.  ambiguity.py finds the instances that another explanation
-answers differently, and the best accuracy there is.
+A sequence has one token per feature: a one-hot vector for each symbol of the panels in reading order, and `features`
+zero vectors for the last panel.  ambiguity.py finds instances with more than one explanation, and the best possible
+accuracy.
 """
 
 import functools
@@ -56,12 +56,12 @@ RULES = (
     "difference",
     "distribute",
 )
-STEPS = (0, 1, 2, -1, -2)  # per column, of rules 0 to 4
+STEPS = (0, 1, 2, -1, -2)  # added per column, for rules 0 to 4
 SUM, DIFFERENCE, DISTRIBUTE = 5, 6, 7
 SPLITS = ("covered", "legacy", "partitionable")
-LISTED_MULTISETS = 2_000_000  # multisets that are still listed one by one
-TRIES = 1000  # random splits to look at before a covering one is given up; draws of an unambiguous instance
-BITS = 31  # of a random number; a die of n sides is fair to n / 2^31
+LISTED_MULTISETS = 2_000_000  # most multisets to enumerate
+TRIES = 1000  # most random splits to find a covering one; most draws to find an unambiguous instance
+BITS = 31  # of a random number; a die with n sides is fair up to n / 2^31
 
 Multiset = tuple[int, ...]
 
@@ -70,24 +70,25 @@ Multiset = tuple[int, ...]
 class Sraven(Task):
     """Symbolic Raven matrices, with multisets of rules held out.
 
-        train           248 of 330 multisets by default: training tasks
-        validation      fresh samples of training tasks, to select hyper-parameters by
-        iid             fresh samples of training tasks, to report
-        compositional   the `held_out` rest: unseen combinations of rules that each occur in training
-        novel           with a single feature, in place of compositional: the held-out rules themselves
+        train           the training tasks, 248 of 330 multisets by default
+        validation      fresh samples of training tasks, to select hyper-parameters
+        iid             fresh samples of training tasks, for reported scores
+        compositional   the held-out multisets: every rule occurs in training, the combination does not
+        novel           with a single feature, instead of compositional: the held-out rules
 
     split: "covered" is random, with every rule in training, for any `split_seed`.  "legacy" and "partitionable" are the
-        splits of the original code under JAX before and since 0.5 (4 features, seeds 0, 1, 2, 2024), the former the
-        paper's.
-    grid: 3 in the paper.  Another number makes rows and columns of that many panels: a sum is of all columns but the
-        last, a difference takes them from the first, and as many distinct symbols are distributed.
-    permuted: whether columns permute their features.  Without, features stand in the order of their rules.
-    reject_ambiguous: "code" or "text" draws ambiguous instances anew, in all splits (see ambiguity.py).
+        splits of the original code under JAX before 0.5 (the paper's) and since 0.5; they exist for 4 features and
+        seeds 0, 1, 2, 2024.
+    held_out: fraction of the multisets that are held out.
+    grid: rows and columns of panels, 3 in the paper.  The last column is the sum of all others, or the first minus the
+        others; `distribute` has `grid` distinct symbols.
+    permuted: whether columns permute their features.  If not, features are in the order of their rules.
+    reject_ambiguous: "code" or "text" redraws ambiguous instances in all splits (see ambiguity.py).
 
     >>> Sraven().sample("compositional", 16, torch.Generator().manual_seed(0)).inputs.shape
     torch.Size([16, 36, 8])
 
-    Raises ValueError for settings that cannot be met.
+    Raises ValueError for invalid settings.
     """
 
     features: int = 4
@@ -130,7 +131,7 @@ class Sraven(Task):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        held_out = "novel" if self.features == 1 else "compositional"  # one rule alone combines with nothing
+        held_out = "novel" if self.features == 1 else "compositional"  # a single feature has no combination of rules
         return ("train", "validation", "iid", held_out)
 
     @property
@@ -147,7 +148,7 @@ class Sraven(Task):
 
     @property
     def pairs(self) -> dict[str, tuple[tuple[int, int], ...]]:
-        """The last token on itself (the paper), and on the last feature of the panels to its left (its code)."""
+        """The last token attending to itself (paper), and to the last feature of the panels to its left (its code)."""
         left = range(self.grid * (self.grid - 1), self.grid**2 - 1)
         return {"self": ((-1, -1),), "last_row": tuple((-1, (panel + 1) * self.features - 1) for panel in left)}
 
@@ -156,7 +157,7 @@ class Sraven(Task):
         return tuple(f"{i // self.features + 1}.{i % self.features + 1}" for i in range(self.length))
 
     def class_name(self, target: str, label: int) -> str:
-        """Of a rule, its short name.
+        """A short name of a rule, or the symbol.
 
         >>> [Sraven().class_name("rule", i) for i in (0, 1, 3, 5, 7)]
         ['constant', '+1', '−1', 'sum', 'distribute-three']
@@ -169,18 +170,18 @@ class Sraven(Task):
         return "distribute-three" if rule == "distribute" and self.grid == 3 else rule
 
     def rules(self, split: str) -> Int[Tensor, "n m"]:
-        """The multisets of rules of `split`: rows of ascending numbers, `RULES` has their names."""
+        """The multisets of rules of `split` (n features), as ascending indices into `RULES`."""
         check_split(self, split)
         return _multisets(self, split, torch.device("cpu")).clone()
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
-        """A batch on the generator's device: inputs (b t values), targets (b t) the symbols of all tokens, the hidden
-        ones included, and latents
+        """A batch on the generator's device: inputs (b t values), targets (b t): the symbols of all tokens, including
+        the hidden ones, and latents
 
             rules (b features)                      ascending
-            permutations (b grid features)          by column: token j shows feature permutations[., column, j]
-            panels (b grid grid features)           as shown, and the answer
-            query_rules (b features)                the rule behind each query token
+            permutations (b grid features)          token j of a column shows feature permutations[., column, j]
+            panels (b grid grid features)           all panels, including the answer
+            query_rules (b features)                the rule of each query token
 
         Splits do not share draws, even from generators in the same state.
         """
@@ -194,7 +195,7 @@ class Sraven(Task):
 
     @shaped
     def of_rules(self, rules: Int[Tensor, "b m"], generator: torch.Generator) -> Batch:
-        """A batch of these multisets of rules, whatever split they belong to."""
+        """A batch with the multisets `rules` (b features), of any split."""
         if rules.shape[1] != self.features or not ((rules >= 0) & (rules < len(RULES))).all():
             raise ValueError(f"of_rules: rules must be {self.features} numbers from 0 to {len(RULES) - 1} an instance")
         rules = rules.to(generator.device, torch.int64).sort(dim=1).values
@@ -231,13 +232,13 @@ class Sraven(Task):
 
     @shaped
     def metrics(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
-        """By sequence (b): `accuracy`, 1 where all features of the last panel are right, and `feature_accuracy`."""
+        """For each sequence (b): `accuracy`, 1 if all features of the last panel are right, and `feature_accuracy`."""
         logits, targets = self._queries(outputs, batch)
         right = logits.argmax(dim=-1) == targets
         return {"accuracy": right.all(dim=-1).to(logits.dtype), "feature_accuracy": right.to(logits.dtype).mean(dim=-1)}
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """Accuracy of baselines that combine no rules, and of the Bayes-optimal solver: see floors.py."""
+        """Accuracy of baselines that do not combine rules, and of the Bayes-optimal solver: see floors.py."""
         found: dict[str, Score] = beside(__name__, "floors").floors(self, split, sequences=sequences, seed=seed)
         return found
 
@@ -259,9 +260,9 @@ def permute(features: Int[Tensor, "b g g m"], permutations: Int[Tensor, "b g m"]
 
 # ------------------------------------------------------------------------------------------------------------ generator
 def _draw(task: Sraven, rules: Tensor, painter: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Rules (b m), as given, permutations (b g m) and panels (b g g m)."""
+    """The given rules (b m), with permutations (b g m) and panels (b g g m)."""
     (count, m), g, device = rules.shape, task.grid, painter.device
-    # One call draws all numbers, so that a smaller batch is the beginning of a larger one.
+    # One call draws all numbers, so a smaller batch is a prefix of a larger one.
     cells, rest = m * g * (g - 1), m * g
     numbers = torch.randint(2**BITS, (count, cells + rest + g * (m - 1)), generator=painter, device=device)
     grids = _grids(
@@ -279,7 +280,7 @@ def _draw(task: Sraven, rules: Tensor, painter: torch.Generator) -> tuple[Tensor
 def _redraw(
     task: Sraven, drawn: tuple[Tensor, Tensor, Tensor], draw: Callable[[str], tuple[Tensor, Tensor, Tensor]]
 ) -> None:
-    """Replace ambiguous instances, in place, by others of their rank in later draws."""
+    """Replace ambiguous instances, in place, by those at the same index in later draws."""
     ambiguous = beside(__name__, "ambiguity").ambiguous
     definition = str(task.reject_ambiguous)
     left = ambiguous(drawn[-1], task, definition).nonzero()[:, 0]
@@ -299,8 +300,8 @@ def _redraw(
 def _grids(rules: Tensor, cells: Tensor, symbols: Tensor, values: int) -> Tensor:
     """The symbols (b g g m) of every feature under its rule.
 
-    Random numbers: cells (b g g-1 m), by row, symbols (b g m).  A feature has one rule, so that all rules may share
-    them.
+    Random numbers: cells (b g g-1 m), for each row; symbols (b g m).  A feature has one rule, so all rules can share
+    the same random numbers.
     """
     g = symbols.shape[1]
     free = _die(cells, values)  # (b g g-1 m)
@@ -311,7 +312,7 @@ def _grids(rules: Tensor, cells: Tensor, symbols: Tensor, values: int) -> Tensor
     last = torch.where((rules == SUM)[:, None, None], total, 2 * free[:, :, :1] - total) % values
     computed = torch.cat((free, last), dim=2)
     chosen = _arrange(symbols.transpose(1, 2), values, g).transpose(1, 2)  # (b g m): g distinct symbols
-    orders = _arrange(cells.transpose(2, 3), g, g).transpose(2, 3)  # (b g g m): in an order per row
+    orders = _arrange(cells.transpose(2, 3), g, g).transpose(2, 3)  # (b g g m): ordered anew in each row
     dealt = chosen[:, None].expand_as(orders).gather(2, orders)
     kind = rules[:, None, None]
     return torch.where(kind < SUM, counted, torch.where(kind < DISTRIBUTE, computed, dealt))
@@ -323,14 +324,15 @@ def _die(random: Tensor, sides: int | Tensor) -> Tensor:
 
 
 def _arrange(random: Tensor, items: int, size: int) -> Tensor:
-    """`size` distinct numbers below `items`, in random order, from random numbers (... size), or (... size - 1) where
-    the last number is then the one item left.
+    """`size` distinct numbers below `items`, in random order, from random numbers (... size).
 
-    Number i, a throw below items - i, is the rank among the items that numbers 0 to i - 1 left over; from the last to
-    the first, every later number steps over the one it may not repeat.
+    (... size - 1) random numbers suffice if size = items: the last number is then the one that remains.
+
+    Throw i, below items - i, is the rank of number i among the items that numbers 0 to i - 1 left.  The loop turns
+    ranks into items: for i from last to first, each later number that is not below number i is raised by one.
     """
     if random.shape[-1] < size:
-        random = F.pad(random, (0, 1))  # the last of a whole permutation has no choice
+        random = F.pad(random, (0, 1))  # the last number of a whole permutation is determined
     sides = torch.arange(items, items - size, -1, device=random.device)
     numbers = _die(random, sides)
     for i in range(size - 2, -1, -1):
@@ -340,7 +342,7 @@ def _arrange(random: Tensor, items: int, size: int) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _vectors(values: int, device: torch.device) -> Tensor:
-    """One-hot vectors, and zeros in the last row."""
+    """One-hot vectors (values + 1, values); the last row is zero."""
     return torch.eye(values + 1, values, dtype=torch.float32, device=device)
 
 
@@ -373,7 +375,7 @@ def _split(features: int, held_out: float, split: str, seed: int) -> tuple[tuple
 
 
 def _legacy(split: str, seed: int) -> list[int]:
-    """The original code's order of the 330 multisets, by rank; its first floor(330 held_out) are held out."""
+    """The original code's order of the 330 multisets, as indices; the first floor(330 held_out) are held out."""
     text = importlib.resources.files(__package__).joinpath("legacy.json").read_text(encoding="utf-8")
     orders: dict[str, list[int]] = json.loads(text)[split]
     if str(seed) not in orders:

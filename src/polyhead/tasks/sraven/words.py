@@ -8,7 +8,7 @@ WORDS = Words(
     floors={
         "chance": CHANCE,
         "symbol_counts": Floor(
-            "Symbol counts", "knows no rule, only where in the panels the answers of training stood", drawn=True
+            "Symbol counts", "knows no rule, only where in the panels the training answers occurred", drawn=True
         ),
         "copy_left": Floor("Copy", "copies the panel to the left of the last one"),
         "same_slot": Floor("Same slot", "knows the rules, but not that columns permute their features"),
@@ -18,7 +18,7 @@ WORDS = Words(
             drawn=True,
         ),
         "ceiling": Floor(
-            "Exact ceiling", "knows the whole family and weighs all its members that fit what is shown", drawn=True
+            "Exact ceiling", "knows all rules and gives the most probable answer for the shown panels", drawn=True
         ),
     },
     views={

@@ -1,4 +1,4 @@
-"""Language: the task, its sources, tokens, files on the disk, and compressors as floors."""
+"""Language modelling: the task, sources of text, tokenizers, token files, and compressors as floors."""
 
 from polyhead.tasks.text.task import Text
 

@@ -1,14 +1,14 @@
-"""Text tokenised once, into files that are mapped into memory.
+"""Text is tokenised once, into files that are memory-mapped.
 
-    FOLDER/stdlib-1a2b3c4d/        one for each data, tokenizer, share that is held out, limit
-        manifest.json              names the others, their sizes and checksums, and the files the text is from
-        STEM.train.bin             tokens, 1, 2 or 4 bytes each, and so for validation and iid
-        STEM.tokenizer.json        of a tokenizer trained on the spot
-        STEM.journal               while it is written: a line for each stretch that is safely on the disk
+    FOLDER/stdlib-1a2b3c4d/        one folder for each choice of data, tokenizer, held_out, limit
+        manifest.json              names, sizes and checksums of the other files, and the source files of the text
+        STEM.train.bin             tokens of 1, 2 or 4 bytes; the same for validation and iid
+        STEM.tokenizer.json        if the tokenizer was trained on this text
+        STEM.journal               during writing: one line for each chunk of tokens that was flushed to disk
 
-The manifest is written last; files that it does not name are ignored.  A process that was killed leaves a journal.  The
-next one checks the stretches in the journal, cuts off the rest, and continues there.  Files that do not match their
-checksums are made again.  One process at a time writes.
+The manifest is written last; files that it does not name are ignored.  If a process is killed, its journal remains.
+The next process checks the chunks in the journal, removes anything after them, and continues there.  Files that do not
+match their checksums are made again.  Only one process writes at a time.
 """
 
 import contextlib
@@ -43,16 +43,16 @@ from polyhead.tasks.text.writer import (
     write,
 )
 
-STRETCH = 4 << 20  # bytes of text between two lines of the journal
-SAMPLE = 64 << 20  # bytes of training text that a tokenizer is trained on
+STRETCH = 4 << 20  # bytes of text per line of the journal
+SAMPLE = 64 << 20  # most bytes of text to train a tokenizer on
 
 _CHECKED: dict[pathlib.Path, tuple[int, int, int]] = {}
-"""Files whose checksums this process has seen to be right, as they then were."""
+"""Files whose checksums this process has verified, with their state at that time."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be tokenised, and how: the fields of `Text` that matter, with `folder` absolute."""
+    """Which text to tokenise, and how: the fields of `Text` that matter, with an absolute `folder`."""
 
     data: str
     tokenizer: str
@@ -63,7 +63,7 @@ class Request:
 
     @property
     def place(self) -> pathlib.Path:
-        """The folder of its files."""
+        """The folder of the corpus."""
         data = sysconfig.get_path("stdlib") if self.data == "stdlib" else self.data
         data = data if data.startswith("hub:") else str(pathlib.Path(data).absolute())
         codec = text_tokens.existing(self.tokenizer)
@@ -80,22 +80,22 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Tokens of each split, mapped into memory; what turned text into them; what is known about both."""
+    """The memory-mapped tokens of each split, the codec, and the manifest."""
 
     tokens: dict[str, np.ndarray]
     codec: Codec
     manifest: dict[str, Any]
 
     def rate(self, split: str) -> float:
-        """Bytes of text that a token of `split` stands for, on average.  What stands between documents is one byte."""
+        """Mean bytes of text per token of `split`.  A separator between documents counts as one byte."""
         found = self.manifest["splits"][split]
         return float(found["bytes"] / max(1, found["tokens"] - (self.codec.end is not None)))
 
 
 def corpus(request: Request) -> Corpus:
-    """The tokens of `request`, made if they are not there.
+    """The corpus for `request`, tokenised if it does not exist yet.
 
-    Raises ValueError for data or a tokenizer that cannot be had, and where the folder cannot be written.
+    Raises ValueError if the data or the tokenizer is not available, or if the folder is not writable.
     """
     return _open(request, os.getcwd())
 
@@ -110,7 +110,7 @@ def _open(request: Request, here: str) -> Corpus:
             return found
         _prepare(place, request.folder)
         with _locked(place):
-            found = _ready(place, request, source)  # another process may have made it meanwhile
+            found = _ready(place, request, source)  # another process may have finished it meanwhile
             if found is None:
                 _build(place, request, source)
                 found = _ready(place, request, source)
@@ -129,7 +129,7 @@ def _prepare(place: pathlib.Path, folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _locked(place: pathlib.Path) -> Iterator[None]:
-    """Wait until no other process writes there."""
+    """Hold the folder's lock; wait while another process holds it."""
     try:
         import fcntl
     except ImportError:  # Windows: no lock
@@ -146,7 +146,7 @@ def _locked(place: pathlib.Path) -> Iterator[None]:
 
 # -------------------------------------------------------------------------------------------------------------- reading
 def _manifest(place: pathlib.Path, *, tell: bool) -> dict[str, Any] | None:
-    """What the manifest says; None where there is none that can be believed.  `tell`: say so."""
+    """The manifest, or None if it is missing or damaged.  `tell`: report damage."""
     try:
         found = json.loads((place / MANIFEST).read_bytes())
         if found["version"] == VERSION and found.pop("checksum") == digest(as_json(found)):
@@ -161,7 +161,7 @@ def _manifest(place: pathlib.Path, *, tell: bool) -> dict[str, Any] | None:
 
 
 def _ready(place: pathlib.Path, request: Request, source: Source, *, tell: bool = True) -> Corpus | None:
-    """The corpus in `place`, if it is made from `source` and whole."""
+    """The corpus in `place`, if it was made from `source` and its files are intact."""
     manifest = _manifest(place, tell=tell)
     if manifest is None or manifest["stem"] != source.stem():
         return None
@@ -179,7 +179,7 @@ def _ready(place: pathlib.Path, request: Request, source: Source, *, tell: bool 
 
 
 def _whole(path: pathlib.Path, wanted: dict[str, Any]) -> bool:
-    """Whether a file has the size and checksum it should; the latter, once a process and whenever it changed."""
+    """Whether a file has the wanted size and checksum; the checksum is read once per process and after each change."""
     try:
         stat = path.stat()
         if stat.st_size != wanted["size"]:
@@ -214,7 +214,7 @@ def _named(request: Request, codec: Codec, stem: str) -> dict[str, Any]:
 
 
 def _trained(place: pathlib.Path, request: Request, source: Source) -> Codec:
-    """A tokenizer of the training text, or of files evenly spread over more text than it should read."""
+    """A tokenizer trained on the training text; from long text, on evenly spaced pieces, `SAMPLE` bytes in total."""
     path = place / f"{source.stem()}.{text_tokens.FILE}"
     with contextlib.suppress(OSError, ValueError, RecursionError, IndexError, KeyError, TypeError):
         journal = path.with_name(f"{source.stem()}.journal").read_bytes()
@@ -237,7 +237,7 @@ def _sample(pieces: Iterable[Piece], stride: int) -> Iterator[str]:
 
 
 def _stretches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pieces by about `STRETCH` bytes."""
+    """Pieces in groups of about `STRETCH` bytes."""
     gathered: list[Piece] = []
     for piece in pieces:
         gathered.append(piece)

@@ -1,10 +1,10 @@
-"""What a language model must beat: compressors, and frequencies without context.  Lower is better.
+"""Floors of language models: compressors, and token frequencies without context.  Lower is better.
 
-    zlib       the split's bytes as one stream, level 9: it looks back 32 KiB and knows nothing of the training text
-    lzma       the same with LZMA, preset 9, which looks back over all of them
-    unigram    each token by its frequency in the training text, one added to each count
+    zlib       the split's bytes as one stream, level 9: its window is 32 KiB, and it has not seen the training text
+    lzma       the same with LZMA, preset 9, whose window is the whole split
+    unigram    each token by its frequency in the training text, with one added to each count
 
-`zlib` is given by stretches of 64 KiB, flushed at the end of each (a few bytes more), for its standard error.
+The standard error of `zlib` comes from chunks of 64 KiB; a flush after each costs a few bytes more.
 """
 
 import lzma
@@ -17,11 +17,11 @@ from polyhead.tasks.task import Score, check_split
 from polyhead.tasks.text.task import Text
 
 STRETCH = 1 << 16
-COUNTED_TOKENS = 1 << 26  # tokens of training that are counted
+COUNTED_TOKENS = 1 << 26  # most training tokens to count
 
 
 def floors(task: Text, split: str, *, sequences: int) -> dict[str, Score]:
-    """Bits per byte of each floor on the first tokens of `split`, as many as `sequences` sequences have.
+    """Bits per byte of each floor on the first tokens of `split`: as many tokens as in `sequences` sequences.
 
     Raises ValueError for an unknown split.
     """
@@ -40,7 +40,7 @@ def floors(task: Text, split: str, *, sequences: int) -> dict[str, Score]:
 
 
 def _zlib(data: bytes) -> list[float]:
-    """Bits per byte of stretches of one stream."""
+    """Bits per byte of each chunk of one compressed stream."""
     packer, found = zlib.compressobj(9), []
     for part in _stretches(np.frombuffer(data, np.uint8), STRETCH):
         packed = packer.compress(part.tobytes()) + packer.flush(zlib.Z_SYNC_FLUSH)
@@ -49,11 +49,11 @@ def _zlib(data: bytes) -> list[float]:
 
 
 def _surprise(train: np.ndarray, count: int) -> np.ndarray:
-    """Bits (c) of each token."""
+    """Bits (c) of each of `count` tokens by its training frequency."""
     counts = np.bincount(train, minlength=count) + 1
     return -np.log2(counts / counts.sum())
 
 
 def _stretches(array: np.ndarray, size: int) -> list[np.ndarray]:
-    """The array in equal parts of about `size`."""
+    """The array in parts of equal length, about `size`."""
     return np.array_split(array, max(1, round(len(array) / size)))

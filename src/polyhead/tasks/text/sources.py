@@ -1,12 +1,12 @@
-"""Where text comes from: the standard library, a file, folder or glob, a data set of the Hub; and what is held out.
+"""Sources of text (the standard library; a file, folder or glob; a data set of the Hub) and their held-out splits.
 
-A source gives pieces, always the same in the same order.  A piece is part of a document and belongs to one split:
+A source gives pieces in a fixed order.  A piece is part of a document and belongs to one split:
 
-    files       whole files are documents.  In the order of a hash of their path, a file goes to `validation` if there
-                is room for it in `held_out` of all bytes, else to `iid` if there is room, else to `train`
-    few files   (an average one would fill more than half of a held-out split) are cut into blocks, at ends of lines,
-                and these are dealt out in the same way
-    hub         each document by a hash of its text, so that a text that comes twice is in one split only
+    files       each file is a document.  In the order of a hash of their paths, a file goes to `validation` if it fits
+                into the rest of that split (`held_out` of all bytes), else to `iid` if it fits there, else to `train`
+    few files   (an average one would fill more than half of a held-out split) are cut into blocks at line ends, and the
+                blocks are assigned in the same way
+    hub         each document is assigned by a hash of its text, so a duplicate is in the same split
 """
 
 import contextlib
@@ -26,41 +26,41 @@ from typing import Any
 from polyhead.spec.optional import optional
 
 SPLITS = ("train", "validation", "iid")
-CHUNK = 1 << 20  # bytes of text that are turned into tokens at once
+CHUNK = 1 << 20  # bytes of text to tokenise at once
 SUFFIXES = (
     *(".txt", ".text", ".md", ".rst", ".org", ".tex", ".bib", ".html", ".xml", ".toml", ".yaml", ".yml", ".sql"),
     *(".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".cs", ".css", ".clj", ".go", ".hs", ".java", ".jl"),
     *(".js", ".kt", ".lua", ".ml", ".php", ".pl", ".r", ".rb", ".rs", ".scala", ".sh", ".swift", ".ts", ".tsx", ".zig"),
 )
-"""Of files that a folder gives; a glob gives all that it matches."""
+"""The files taken from a folder; a glob takes all that it matches."""
 
 NOT_LIBRARY = (
     *("test", "tests", "idlelib", "idle_test", "lib2to3"),
     *("*-packages", "config-*", "_sysconfig*"),
 )
-"""Folders and files of the standard library's path that differ between builds of one Python, or are many tests."""
+"""Excluded from the standard library: parts that differ between builds of one Python version, and its tests."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Text of one split; `end`: its document ends here.  `name`: for errors."""
+    """Text of one split; `end`: whether its document ends here; `name`: for errors."""
 
     split: str
     data: bytes
     end: bool
     name: str
-    start: int = 0  # where in its document
+    start: int = 0  # offset in its document
 
 
 def share(name: str) -> float:
-    """A number in [0, 1) that depends on `name` alone."""
+    """A hash of `name` in [0, 1)."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
 @dataclass(frozen=True)
 class File:
-    """`size`: bytes that are taken, from its beginning; `whole` that it has; `changed`: when, in nanoseconds."""
+    """`size`: bytes used, from the beginning; `whole`: bytes of the file; `changed`: modification time in ns."""
 
     path: pathlib.Path
     name: str
@@ -71,7 +71,7 @@ class File:
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes `start` to `stop` of a file, all of one split."""
+    """Bytes `start` to `stop` of a file, in one split."""
 
     file: File
     start: int
@@ -81,9 +81,9 @@ class Part:
 
 
 class Files:
-    """Files on this machine.  `known`: an earlier listing, whose hashes hold for files that have not been touched.
+    """Files on this machine.  `known`: an earlier listing; its hashes are reused for files that did not change.
 
-    As of all sources, `listing` is what it is read from, `total` its bytes.
+    As for every source, `listing` describes what is read, and `total` is its size in bytes.
     """
 
     def __init__(self, files: Sequence[File], held_out: float, known: Any = None) -> None:
@@ -98,12 +98,12 @@ class Files:
         return [*stamp, known[3] if known and known[:3] == stamp else _hash(file.path), file.size]
 
     def stem(self) -> str:
-        """A name that changes with the text, as far as can be told before it is read."""
+        """A name that changes with the text, as far as this is known before reading."""
         told = [(name, content, size) for name, _, _, content, size in self.listing]
         return hashlib.blake2b(repr((told, self.held_out)).encode(), digest_size=8).hexdigest()
 
     def pieces(self, first: int = 0, read: int = 0) -> Iterator[Piece]:
-        """All from number `first` on, before which `read` bytes came."""
+        """All pieces from number `first` on; the earlier ones have `read` bytes."""
         for part in self.parts[first:]:
             try:
                 with part.file.path.open("rb") as handle:
@@ -137,7 +137,7 @@ class Files:
 
 
 def _deal(named: Sequence[tuple[str, int]], quota: float) -> list[str]:
-    """The split of each of `named`, of which the sizes are given."""
+    """The split of each name in `named`, which maps names to sizes."""
     room = {"validation": quota, "iid": quota}
     splits = ["train"] * len(named)
     for number in sorted(range(len(named)), key=lambda i: share(named[i][0])):
@@ -150,7 +150,7 @@ def _deal(named: Sequence[tuple[str, int]], quota: float) -> list[str]:
 
 
 def _cuts(file: File, size: int) -> list[tuple[int, int]]:
-    """Stretches of about `size` bytes that end with a line, where there are lines, and within no character."""
+    """Blocks of about `size` bytes that end at a line end if there are lines, and never inside a character."""
     if file.size <= size:
         return [(0, file.size)] if file.size else []
     with file.path.open("rb") as handle:
@@ -167,12 +167,12 @@ def _cuts(file: File, size: int) -> list[tuple[int, int]]:
 
 
 def _inside(data: bytes) -> int:
-    """How many bytes at the beginning are the rest of a character."""
+    """How many bytes at the beginning continue a character."""
     return next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
 
 
 def _head(file: File, size: int) -> int:
-    """The size of a file's beginning of about `size` bytes, which ends within no character."""
+    """The length of a prefix of about `size` bytes that does not end inside a character."""
     if size >= file.size:
         return file.size
     with file.path.open("rb") as handle:
@@ -189,9 +189,9 @@ def _hash(path: pathlib.Path) -> str:
 
 
 def files(data: str, limit: int | None, skip: pathlib.Path) -> list[File]:
-    """What `data` names, by name, without empty files and what lies in `skip`.
+    """The files that `data` describes, by name, without empty files and without the folder `skip`.
 
-    `limit`: bytes of text; files are taken in the order of a hash of their name, and the last one in part.
+    `limit`: bytes of text; files are taken in the order of a hash of their name, the last one only in part.
     """
     root, found = _library() if data == "stdlib" else _named(data)
     stats = [(path, path.relative_to(root).as_posix(), path.stat()) for path in found if skip not in path.parents]
@@ -222,7 +222,7 @@ def _library() -> tuple[pathlib.Path, list[pathlib.Path]]:
 
 
 def _named(data: str) -> tuple[pathlib.Path, list[pathlib.Path]]:
-    """The folder that names are relative to, and the files."""
+    """The folder that names are relative to, and the paths of the files."""
     path = pathlib.Path(data).absolute()
     if path.is_file():
         return path.parent, [path]
@@ -237,7 +237,7 @@ def _named(data: str) -> tuple[pathlib.Path, list[pathlib.Path]]:
 
 
 def _tree(root: pathlib.Path, without: tuple[str, ...]) -> Iterator[pathlib.Path]:
-    """The files below `root`, without hidden ones, caches, and what matches one of `without`."""
+    """The files below `root`, without hidden files, caches and those that match one of `without`."""
 
     def kept(name: str) -> bool:
         return not any(fnmatch.fnmatchcase(name, pattern) for pattern in (".*", "__pycache__", *without))
@@ -263,7 +263,7 @@ class Hub:
         while read < self.total:
             try:
                 row = next(rows, None)
-            except Exception as error:  # of whichever library it reads with
+            except Exception as error:  # any library that `datasets` uses may raise
                 raise self._away(error) from None
             if row is None:
                 return
@@ -294,7 +294,7 @@ class Hub:
 
 @contextlib.contextmanager
 def _quiet(library: str) -> Iterator[None]:
-    """Without its warnings of each attempt that failed: if all fail, one line says so."""
+    """Suppress the library's warning for each failed attempt; if all fail, our error says so in one line."""
     logger = logging.getLogger(library)
     level = logger.level
     logger.setLevel(logging.ERROR)

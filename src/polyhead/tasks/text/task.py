@@ -1,13 +1,13 @@
-"""Language: the next token of any text, from this machine's own Python sources to a data set of the Hub.
+"""Language modelling of any text, from the Python sources of this machine to a data set of the Hub.
 
-Text is tokenised once (`text_data`) into one long row of tokens for each split, documents one after the other.  A
-sequence is a window of it, its targets are the same tokens one further on:
+Text is tokenised once (data.py) into one long row of tokens for each split, document after document.  A sequence is a
+window of the row; its targets are the same tokens shifted by one:
 
     row       \\0 d e f   f ( ) : \\0 i m p o r t ...            length 4
     inputs    \\0 d e f                                          targets   d e f _
 
-The windows of one pass of training lie side by side, from an offset that changes with each pass, and come in an order
-that changes with it, too: `order`, a permutation that is computed place by place, whatever the size of the text.
+In one pass of training the windows are adjacent.  Their offset and their order change with each pass.  The order is a
+pseudorandom permutation that is computed for single indices (`order`), so its cost does not depend on the text's size.
 
 >>> sorted(order(np.arange(7), 7, key=0).tolist())
 [0, 1, 2, 3, 4, 5, 6]
@@ -43,8 +43,8 @@ from polyhead.tasks.text.sources import SPLITS
 from polyhead.tasks.text.tokens import Codec
 from polyhead.tasks.text.writer import write
 
-ROUNDS = 5  # of the permutation
-SHOWN = 64  # tokens of a text that a report prints
+ROUNDS = 5  # rounds of the Feistel network
+SHOWN = 64  # tokens that a report prints
 
 
 @dataclass(frozen=True)
@@ -52,29 +52,29 @@ class Text(Task):
     """Language modelling of any text.
 
         train         the text that is not held out
-        validation    whole documents, `held_out` of all bytes, to select hyper-parameters by
-        iid           as many others, to report
+        validation    whole documents, `held_out` of all bytes, to select hyper-parameters
+        iid           equally many others, for reported scores
 
-    The windows of a held-out split score each of its tokens once (but the first, where nothing stands before it), in a
-    fixed shuffled order, the same for every seed; `sequences` of an evaluation says how many were scored.
+    The windows of a held-out split score each token once (except the first, which has no context), in a fixed shuffled
+    order that is the same for every seed; `sequences` of an evaluation says how many windows were scored.
 
-    data: "stdlib", the sources of Python's standard library on this machine, without tests, 11 MB; a file; a folder, of
-        which files with a usual suffix are read (`text_sources.SUFFIXES`); a glob; "hub:OWNER/NAME/CONFIG", streamed
-        through `datasets` from the Hugging Face Hub.
-    tokenizer: "bytes"; "bpe:4096", a byte-level byte-pair encoding with that many tokens, trained on the training
-        text; a tokenizer.json of `tokenizers`; "tiktoken:gpt2" and so on; a SentencePiece .model.
+    data: "stdlib", the sources of Python's standard library on this machine, without tests, 11 MB; a file; a folder,
+        from which files with a usual suffix are read (`sources.SUFFIXES`); a glob; "hub:OWNER/NAME/CONFIG", streamed
+        from the Hugging Face Hub through `datasets`.
+    tokenizer: "bytes"; "bpe:4096", a byte-level byte-pair encoding with 4096 tokens, trained on the training text; a
+        tokenizer.json of `tokenizers`; a tiktoken encoding such as "tiktoken:gpt2"; a SentencePiece .model.
     length: tokens in a sequence.
-    limit: bytes of text to take, None for all there is; the Hub needs one.
-    column: of a data set of the Hub, which holds the text.
-    folder: where the tokens are kept.
+    limit: bytes of text to use, None for all; required for the Hub.
+    column: the column with the text, for a data set of the Hub.
+    folder: where the token files are stored.
 
     >>> task = Text(length=8)
     >>> batch = task.batch("train", 2, seed=0, step=0)
     >>> torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
     True
 
-    Scores can be compared where `fingerprint` is the same: another Python has another library.
-    Raises ValueError for settings that cannot be met, and for text that is not there when it is asked for.
+    Scores are comparable only with the same `fingerprint`: another Python version has another standard library.
+    Raises ValueError for invalid settings, and for text that is missing when it is read.
     """
 
     data: str = "stdlib"
@@ -125,11 +125,11 @@ class Text(Task):
         return Tokens(size), Logits(size)
 
     def codec(self) -> Codec:
-        """What turns text into tokens and back; one that is to be trained needs the data."""
+        """The codec between text and tokens; a codec trained on the text needs the data."""
         return text_tokens.existing(self.tokenizer) or self._corpus().codec
 
     def fingerprint(self) -> str:
-        """A hash of the text and of what is held out; it does not depend on the tokenizer."""
+        """A hash of the text and its splits; it does not depend on the tokenizer."""
         return str(self._corpus().manifest["fingerprint"])
 
     def _corpus(self) -> text_data.Corpus:
@@ -151,30 +151,30 @@ class Text(Task):
         return tokens
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
-        """A batch on the generator's device: windows from anywhere in the text."""
+        """A batch on the generator's device: windows at random offsets in the text."""
         check_draw(self, split, batch_size)
         last = len(self._tokens(split)) - self.length
         starts = torch.randint(last, (batch_size,), generator=generator, device=generator.device)
         return self._batch(split, starts.cpu().numpy(), None, generator.device)
 
     def batch(self, split: str, batch_size: int, *, seed: int, step: int, device: Any = "cpu") -> Batch:
-        """Batch number `step` of `split`: a pure function of (seed, split, step, batch size); held out, not of seed."""
+        """Batch number `step`: a pure function of (seed, split, step, batch size); held-out splits ignore the seed."""
         check_draw(self, split, batch_size)
         tokens, place = self._tokens(split), torch.device(device)
         if split == "train":
             return self._batch(split, self._starts(len(tokens), batch_size, seed, step), None, place)
         count = -(-(len(tokens) - 1) // self.length)
-        first = step % -(-count // batch_size) * batch_size  # of batches of a pass over all: the last ends with it
+        first = step % -(-count // batch_size) * batch_size  # a pass is whole batches; the last may be short
         places = np.arange(first, min(first + batch_size, count))
         rows = order(places, count, key=stream(0, f"{self.name}/{split}/order"))
         last = len(tokens) - 1 - self.length
-        starts = np.minimum(rows * self.length, last)  # the last window is full, and scores what the one before left
+        starts = np.minimum(rows * self.length, last)  # the last window is full, and scores only new tokens
         return self._batch(split, starts, rows * self.length - starts, place)
 
     def _starts(self, count: int, batch_size: int, seed: int, step: int) -> np.ndarray:
-        """Where the windows of a batch of training begin, in a row of `count` tokens."""
+        """The starts of the windows of a training batch, in a row of `count` tokens."""
         windows = max(1, (count - self.length) // self.length)
-        spare = min(self.length, count - windows * self.length)  # how many offsets leave room for all windows
+        spare = min(self.length, count - windows * self.length)  # the number of offsets with room for all windows
         passes, places = np.divmod(np.arange(step * batch_size, (step + 1) * batch_size), windows)
         starts = np.empty(batch_size, np.int64)
         for number in range(int(passes[0]), int(passes[-1]) + 1):
@@ -184,7 +184,7 @@ class Text(Task):
         return starts
 
     def _batch(self, split: str, starts: np.ndarray, skipped: np.ndarray | None, device: torch.device) -> Batch:
-        """The windows at `starts` (b), of which the first `skipped` (b) targets are not scored."""
+        """The windows at `starts` (b); their first `skipped` (b) targets are not scored."""
         corpus = self._corpus()
         windows = np.lib.stride_tricks.sliding_window_view(corpus.tokens[split], self.length + 1)[starts]
         tokens = torch.from_numpy(windows.astype(np.int64))
@@ -193,22 +193,22 @@ class Text(Task):
         if skipped is not None and skipped.any():
             scored = torch.arange(self.length) >= torch.from_numpy(skipped)[:, None]
             size = (scored.sum(dim=1) * corpus.rate(split)).float()
-        if device.type == "cuda":  # without waiting for what the device is at
+        if device.type == "cuda":  # copies asynchronously
             tokens, scored, size = (part.pin_memory().to(device, non_blocking=True) for part in (tokens, scored, size))
         tokens, scored, size = tokens.to(device), scored.to(device), size.to(device)
         return Batch(tokens[:, :-1], tokens[:, 1:], None, scored, {"bytes": size})
 
     # ----------------------------------------------------------------------------------------------------------- scores
     def loss(self, outputs: Tensor | LazyLogits, batch: Batch) -> Tensor:
-        """Mean nats of a token."""
+        """Mean cross-entropy in nats per token."""
         nats = token_losses(outputs, batch.targets)
         return (nats * batch.scored).sum() / batch.scored.sum()
 
     def metrics(self, outputs: Tensor | LazyLogits, batch: Batch) -> dict[str, Tensor]:
-        """By sequence (b): `bits_per_byte`, and `accuracy`, the share of tokens that were the likeliest.
+        """For each sequence (b): `bits_per_byte`, and `accuracy`, the share of tokens predicted as the most likely one.
 
-        A token stands for as many bytes as one of its split does on average, so that the mean over a whole split is
-        all bits over all bytes, and tokenizers can be compared; what stands between documents counts as one byte.
+        Each token counts as its split's mean bytes per token.  So the mean over a whole split is total bits over total
+        bytes, and tokenizers can be compared.  A separator between documents counts as one byte.
         """
         nats = (token_losses(outputs, batch.targets) * batch.scored).sum(dim=1)
         right = ((token_guesses(outputs) == batch.targets) & batch.scored).sum(dim=1)
@@ -218,11 +218,11 @@ class Text(Task):
         }
 
     def derived(self, scores: dict[str, float]) -> dict[str, float]:
-        """`perplexity`: of a token, so it depends on the tokenizer."""
+        """`perplexity` per token; it depends on the tokenizer."""
         return {"perplexity": math.exp(min(scores["loss"], 700.0))}
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """Bits per byte of compressors and of what knows no context: see floors.py."""
+        """Bits per byte of compressors and of token frequencies: see floors.py."""
         found: dict[str, Score] = beside(__name__, "floors").floors(self, split, sequences=sequences)
         return found
 
@@ -231,7 +231,7 @@ class Text(Task):
         return tuple(piece.replace(" ", "␣") for piece in self.codec().pieces(batch.inputs[0].tolist()))
 
     def asked(self, batch: Batch, sample: int) -> str:
-        """The end of the text.  What stands between documents is left out."""
+        """The last tokens of the text, without separators of documents."""
         read = self.codec().decode(batch.inputs[sample, -SHOWN:].tolist()).replace("\0", "")
         return f"“…{read}” is followed by"
 
@@ -241,9 +241,9 @@ class Text(Task):
 
     # ------------------------------------------------------------------------------------------------------------- runs
     def keep(self, folder: str | os.PathLike[str]) -> None:
-        """tokenizer.json, and data.json: which text it was, its fingerprint, its tokens and bytes.
+        """Write tokenizer.json, and data.json: the text's name, fingerprint, and counts of tokens and bytes.
 
-        Raises ValueError where the folder's run was begun with another text or tokenizer.
+        Raises ValueError if the run in the folder was started with another text or tokenizer.
         """
         corpus, root = self._corpus(), pathlib.Path(folder)
         about = {"data": self.data, "fingerprint": self.fingerprint(), "tokenizer": corpus.manifest["tokenizer"]}
@@ -269,10 +269,10 @@ class Text(Task):
 
 # ---------------------------------------------------------------------------------------------------------------- order
 def order(places: np.ndarray, count: int, *, key: int) -> np.ndarray:
-    """Where a permutation of 0 to `count` - 1 takes each of `places` (b): a Feistel network, nothing is stored.
+    """The images of `places` (b) under a pseudorandom permutation of 0 to `count` - 1: a Feistel network, no memory.
 
-    A number is a pair of digits of base n, the least with n² >= count.  In turn, each digit has a hash of the other
-    added to it, modulo n; what lands at `count` or beyond goes through again, until it does not.
+    A number is two digits in base n, the smallest n with n² >= count.  In each round a hash of one digit is added to
+    the other, modulo n.  A result of `count` or more is permuted again until it is below `count` (cycle walking).
     """
     base = max(1, math.isqrt(max(0, count - 1)) + 1)
     keys = _keys(key)
@@ -293,7 +293,7 @@ def _keys(key: int) -> tuple[np.uint64, ...]:
 
 
 def _mixed(values: np.ndarray, salt: np.uint64) -> np.ndarray:
-    """A hash of each value: multiplied and folded twice, as in splitmix64; what overflows is dropped."""
+    """A hash of each value, modulo 2^64: multiplied and xor-shifted twice, as in splitmix64."""
     mixed = (values.astype(np.uint64) ^ salt) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(29))

@@ -1,9 +1,9 @@
-"""Text as tokens and back: bytes, a byte-pair encoding trained on the spot, or a tokenizer that exists.
+"""Codecs between text and tokens: bytes, a byte-pair encoding trained on the text, or an existing tokenizer.
 
 >>> codec = Bytes()
 >>> codec.encode("né")
 [110, 195, 169]
->>> codec.decode([110, 195, 169]), codec.decode([110, 195])  # half a character is none
+>>> codec.decode([110, 195, 169]), codec.decode([110, 195])  # an incomplete character
 ('né', 'n�')
 """
 
@@ -21,49 +21,49 @@ from polyhead.config import Run, Task
 from polyhead.spec.optional import optional
 
 FILE = "tokenizer.json"
-"""In a run's folder: all that its tokenizer is."""
+"""In a run's folder: its tokenizer."""
 
 RECORD = "data.json"
-"""In a run's folder: which text and which tokenizer it was trained with."""
+"""In a run's folder: its text and tokenizer, by name and hash."""
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
-"""What other people's tokenizers call the token that stands between documents: the first that one has."""
+"""Names of the separator of documents in other tokenizers; the first that a tokenizer has is used."""
 
 
 @runtime_checkable
 class Codec(Protocol):
-    """What turns text into tokens 0 to `count` - 1 and back."""
+    """Encodes text as tokens 0 to `count` - 1 and decodes them."""
 
     @property
     def count(self) -> int:
-        """Tokens it knows."""
+        """The size of the vocabulary."""
 
     @property
     def digest(self) -> str:
-        """Of all that decides which tokens a text becomes: a model fits the codec it was trained with only."""
+        """A hash of everything that affects encoding: a model needs the codec that it was trained with."""
 
     @property
     def end(self) -> int | None:
-        """The token that stands between documents, if there is one; of bytes 0."""
+        """The separator of documents, if there is one; 0 for bytes."""
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text."""
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text, on all cores where the library can."""
+        """The tokens of each text, on all cores if the library supports it."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; what is no text (half a character) becomes U+FFFD."""
+        """The text of tokens; invalid UTF-8, such as an incomplete character, becomes U+FFFD."""
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """How each token by itself is shown to a person."""
+        """Each token as printable text."""
 
     def to_json(self) -> str:
-        """All that it is: what `read` makes it from."""
+        """The codec as JSON; `read` makes the same codec from it."""
 
 
 def shown(data: bytes) -> str:
-    """Bytes as a person reads them.
+    """Bytes as printable text, with escapes.
 
     >>> shown("é 1".encode()), shown(b"\\n\\xc3")
     ('é 1', '\\\\n\\\\xc3')
@@ -83,7 +83,7 @@ def _library(name: str, wanted: str) -> Any:
 
 @functools.cache
 def _alphabet() -> tuple[str, ...]:
-    """The printable character that stands for each byte in byte-level tokenizers, GPT-2's and all after it."""
+    """The printable character for each byte in byte-level tokenizers, as in GPT-2."""
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return tuple(chr(byte) if byte in kept else chr(next(others)) for byte in range(256))
@@ -95,7 +95,7 @@ def _bytes_of() -> dict[str, int]:
 
 
 def spelled(name: str) -> str:
-    """What a byte-level tokenizer calls a token, as its bytes are shown; other names as they are.
+    """The printable text of a byte-level tokenizer's token name; other names are unchanged.
 
     >>> spelled("Ġif"), spelled("Ã"), spelled("日")
     (' if', '\\\\xc3', '日')
@@ -105,7 +105,7 @@ def spelled(name: str) -> str:
 
 
 class Bytes:
-    """Every byte of UTF-8 a token; no text contains NUL, which stands between documents."""
+    """Each byte of UTF-8 is a token.  NUL, which text does not contain, separates documents."""
 
     count = 256
     digest = "bytes"
@@ -124,7 +124,7 @@ class Bytes:
         return [shown(bytes([token])) for token in tokens]
 
     def to_json(self) -> str:
-        """As a tokenizer.json of `tokenizers`: byte-level BPE without merges, token i being byte i."""
+        """A tokenizer.json of `tokenizers`: byte-level BPE without merges; token i is byte i."""
         level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
         vocabulary = {character: byte for byte, character in enumerate(_alphabet())}
         model: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None, "vocab": vocabulary, "merges": []}
@@ -133,7 +133,7 @@ class Bytes:
 
 
 class Subwords:
-    """A tokenizer of the library `tokenizers`: the text of a tokenizer.json."""
+    """A tokenizer of the library `tokenizers`, from the text of a tokenizer.json."""
 
     def __init__(self, text: str, where: str = FILE) -> None:
         library = _library("tokenizers", where)
@@ -144,7 +144,7 @@ class Subwords:
         self.text = text
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        self.tokenizer.encode_special_tokens = True  # a text that says "<|endoftext|>" does not end there
+        self.tokenizer.encode_special_tokens = True  # "<|endoftext|>" inside a text is ordinary text, not the end
         vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
         self.count = max(vocabulary.values()) + 1
         self.digest = _digest(text.encode())
@@ -176,7 +176,7 @@ class Subwords:
 
 
 class Tiktoken:
-    """An encoding of the library `tiktoken`; made from what `to_json` gave, it needs no network."""
+    """An encoding of the library `tiktoken`.  Made from the output of `to_json`, it needs no network."""
 
     def __init__(self, encoding: Any) -> None:
         self.encoding = encoding
@@ -190,7 +190,7 @@ class Tiktoken:
     @classmethod
     @functools.lru_cache(maxsize=8)
     def named(cls, name: str) -> "Tiktoken":
-        """Raises ValueError for a name it does not know, and where its vocabulary cannot be had."""
+        """The encoding `name`.  Raises ValueError for an unknown name, or if its vocabulary cannot be downloaded."""
         library = _library("tiktoken", f"tokenizer='tiktoken:{name}'")
         if name not in library.list_encoding_names():
             known = ", ".join(library.list_encoding_names())
@@ -226,7 +226,7 @@ class Tiktoken:
     def _bytes(self, token: int) -> bytes:
         try:
             return bytes(self.encoding.decode_single_token_bytes(token))
-        except KeyError:  # a number below `count` that no token has
+        except KeyError:  # an unused index below `count`
             return "\N{REPLACEMENT CHARACTER}".encode()
 
     def to_json(self) -> str:
@@ -236,7 +236,7 @@ class Tiktoken:
 
 
 class Sentences:
-    """A SentencePiece model.  Most of these change the text first: what they decode may have other spaces and lines."""
+    """A SentencePiece model.  Most models normalise the text, so decoded text may differ in spaces and line ends."""
 
     def __init__(self, model: bytes, where: str = FILE) -> None:
         library = _library("sentencepiece", where)
@@ -270,7 +270,7 @@ class Sentences:
 def train(texts: Iterable[str], count: int) -> Subwords:
     """A byte-level BPE of `count` tokens: <|endoftext|> is 0, then the 256 bytes, then merges.
 
-    It depends on the texts alone.  Raises ValueError for a text too small to give so many tokens.
+    It depends only on the texts.  Raises ValueError if the text is too short for `count` tokens.
     """
     library = _library("tokenizers", f"tokenizer='bpe:{count}'")
     level = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -286,7 +286,7 @@ def train(texts: Iterable[str], count: int) -> Subwords:
 
 
 def check(tokenizer: str) -> None:
-    """Raise a ValueError unless `tokenizer` has one of the forms there are; files and libraries are not looked for."""
+    """Raise a ValueError unless `tokenizer` has a valid form; whether files and libraries exist is not checked."""
     kind, _, rest = tokenizer.partition(":")
     if kind == "bpe" and rest:
         if not rest.isdecimal() or int(rest) < 257:
@@ -297,9 +297,9 @@ def check(tokenizer: str) -> None:
 
 
 def existing(tokenizer: str) -> Codec | None:
-    """The codec that `tokenizer` names, None for one that is to be trained.
+    """The codec that `tokenizer` names, or None if it must be trained.
 
-    Raises ValueError for a file or a library that is not there.
+    Raises ValueError for a missing file or library.
     """
     kind, _, rest = tokenizer.partition(":")
     if tokenizer == "bytes":
@@ -310,7 +310,7 @@ def existing(tokenizer: str) -> Codec | None:
 
 
 def read(path: str | os.PathLike[str]) -> Codec:
-    """The codec in a file: a tokenizer.json of `tokenizers` or of `Codec.to_json`, or a SentencePiece model."""
+    """The codec from a file: a tokenizer.json of `tokenizers` or of `Codec.to_json`, or a SentencePiece model."""
     path = pathlib.Path(path).absolute()
     try:
         stamp = path.stat()
@@ -337,9 +337,9 @@ def _read(path: pathlib.Path, changed: int, size: int) -> Codec:
 
 
 def codec_of(config: Run | Task, folder: str | os.PathLike[str] | None = None) -> Codec:
-    """The codec of a run (or task): the one in its `folder`, or else what its task says, which may need the data.
+    """The codec of a run or task: from its `folder` if it is there, else from its task, which may need the data.
 
-    Raises ValueError for a task that is no text, and for a codec other than the one the model was trained with.
+    Raises ValueError if the task has no text, or if the model was trained with another codec.
     """
     task = config.task if isinstance(config, Run) else config
     if not (hasattr(task, "codec") and hasattr(task, "tokenizer")):

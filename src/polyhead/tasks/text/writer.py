@@ -1,4 +1,4 @@
-"""The files of a corpus as they grow, so that a process may be killed at any moment: see `text_data`."""
+"""Writes the files of a corpus so that the process may be killed at any moment: see data.py."""
 
 import hashlib
 import json
@@ -16,11 +16,11 @@ from polyhead.tasks.text.tokens import Bytes, Codec
 
 VERSION = 1
 MANIFEST, LOCK = "manifest.json", "lock"
-QUIET_SECONDS = 30.0  # between two lines where there is no terminal
+QUIET_SECONDS = 30.0  # between two lines of progress without a terminal
 
 
 class Writer:
-    """The files of one corpus as they grow, from where the journal ends."""
+    """Writes the files of one corpus, starting at the end of the journal."""
 
     def __init__(self, place: pathlib.Path, stem: str, codec: Codec) -> None:
         self.place, self.stem, self.codec = place, stem, codec
@@ -32,10 +32,10 @@ class Writer:
         self._nothing()
 
     def _nothing(self) -> None:
-        """As if nothing had been written."""
+        """Reset to the state before the first write."""
         self.pieces = self.read = 0
         self.tokens, self.bytes = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
-        self.fingerprint = ""  # a chain of checksums: it depends on the text and its splits, not on the tokenizer
+        self.fingerprint = ""  # a hash chain over the text and its splits, not the tokens
         self.sums = {split: hasher() for split in SPLITS}
 
     def __enter__(self) -> "Writer":
@@ -46,12 +46,12 @@ class Writer:
             handle.close()
 
     def begin(self) -> None:
-        """Open the files: as the journal left them, or empty."""
+        """Open the files, at the end of the journal or empty."""
         if self._restore():
             return
         self._nothing()
         for path in (*self.paths.values(), self.journal):
-            path.unlink(missing_ok=True)  # not cut to nothing: another process may have mapped it
+            path.unlink(missing_ok=True)  # not truncated: another process may have it memory-mapped
         self.handles = {split: path.open("wb") for split, path in self.paths.items()}
         write(self.journal, as_json({"version": VERSION, "codec": self.codec.digest}) + b"\n")
         if self.codec.end is not None:
@@ -60,9 +60,9 @@ class Writer:
         self.commit()
 
     def _restore(self) -> bool:
-        """Go back to the last line of the journal; False where nothing can be had from it."""
+        """Restore the state of the journal's last line; False if there is none."""
         try:
-            lines = self.journal.read_bytes().split(b"\n")[:-1]  # a line that was cut short has no end
+            lines = self.journal.read_bytes().split(b"\n")[:-1]  # an incomplete last line has no line end
             header, last = json.loads(lines[0]), json.loads(lines[-1])
             if header != {"version": VERSION, "codec": self.codec.digest} or len(lines) < 2:
                 return False
@@ -84,7 +84,7 @@ class Writer:
         return True
 
     def add(self, pieces: Sequence[Piece]) -> None:
-        """The tokens of pieces, with what stands between documents."""
+        """Append the tokens of pieces, with separators between documents."""
         for piece, tokens in zip(pieces, self._encoded(pieces), strict=True):
             ends = piece.end and self.codec.end is not None
             self._put(piece.split, tokens)
@@ -107,7 +107,7 @@ class Writer:
         self.tokens[split] += len(tokens)
 
     def commit(self) -> None:
-        """Everything so far is on the disk, and then the journal says so."""
+        """Flush everything to disk, then append a line to the journal."""
         for handle in self.handles.values():
             _sync(handle)
         state = {"pieces": self.pieces, "read": self.read, "fingerprint": self.fingerprint, "tokens": self.tokens}
@@ -117,7 +117,7 @@ class Writer:
             _sync(handle)
 
     def finish(self, about: dict[str, Any], listing: Any) -> None:
-        """The manifest; then what it does not name is deleted."""
+        """Write the manifest, then delete the files that it does not name."""
         files = {
             path.name: {"size": self.tokens[split] * self.dtype.itemsize, "checksum": self.sums[split].hexdigest()}
             for split, path in self.paths.items()
@@ -138,7 +138,7 @@ class Writer:
 
 
 def text_of(piece: Piece) -> str:
-    """Raises ValueError for bytes that are no text."""
+    """The text of a piece.  Raises ValueError for invalid UTF-8."""
     try:
         return piece.data.decode()
     except UnicodeDecodeError as error:
@@ -171,7 +171,7 @@ def _sync(handle: Any) -> None:
 
 
 def write(path: pathlib.Path, data: bytes) -> None:
-    """All or nothing, on the disk."""
+    """Write a file atomically and flush it to disk."""
     part = path.with_name(f"{path.name}.part")
     with part.open("wb") as handle:
         handle.write(data)
@@ -180,12 +180,12 @@ def write(path: pathlib.Path, data: bytes) -> None:
 
 
 def say(line: str) -> None:
-    """One line on standard error, above the bar."""
+    """Print one line on standard error, above the progress bar."""
     print(line, file=sys.stderr, flush=True)
 
 
 class Progress:
-    """A bar on a terminal, an occasional line elsewhere."""
+    """A progress bar on a terminal, an occasional line elsewhere."""
 
     def __init__(self, name: str, read: int, total: int) -> None:
         self.name, self.total, self.spoken = name, total, time.monotonic()
