@@ -178,7 +178,7 @@ def test_a_damaged_checkpoint(tmp_path: pathlib.Path, capsys: Any, trained: path
     assert main(["resume", str(tmp_path)]) == 0
     said = capsys.readouterr().err.splitlines()
     assert said[0].endswith("; set aside as checkpoint.safetensors.damaged")
-    assert said[1] == "small: no checkpoint is left, so it begins anew; the result will be the same"
+    assert said[1] == "small: no checkpoint is left, so it starts at step 0; the result will be the same"
     assert main([verb, str(tmp_path), *few]) == 0
 
 
@@ -247,8 +247,8 @@ def test_ctrl_c_is_one_line_with_the_way_on_and_exit_130(tmp_path: pathlib.Path,
         patch.setattr(ph.tasks.FuzzyLogic, "batch", batch)
         assert main(["train", str(path)]) == 130
     said = capsys.readouterr().err.splitlines()
-    assert said[-1] == f"polyhead: stopped and saved at step 2; go on with: polyhead resume {folder}"
-    assert "holds an unfinished run; go on with `polyhead resume" in mistake(capsys, ["train", str(path)])
+    assert said[-1] == f"polyhead: stopped and saved at step 2; resume with: polyhead resume {folder}"
+    assert "holds an unfinished run; resume it with `polyhead resume" in mistake(capsys, ["train", str(path)])
     assert main(["resume", str(folder)]) == 0
     assert "4 steps" in capsys.readouterr().out
 

@@ -229,7 +229,7 @@ def test_the_command_writes_a_page_on_a_run(run: ph.Run, tmp_path: pathlib.Path,
 def test_runs_it_cannot_show_are_named(run: ph.Run, tmp_path: pathlib.Path) -> None:
     unfinished = pathlib.Path(shutil.copytree(str(run.folder), tmp_path / "unfinished"))
     (unfinished / "result.json").unlink()
-    assert f"polyhead resume {unfinished} goes on" in said(explore.explore_folder, unfinished, "a", tmp_path / "x")
+    assert f"polyhead resume {unfinished} finishes" in said(explore.explore_folder, unfinished, "a", tmp_path / "x")
     task = ph.tasks.FuzzyLogic()
     model = ph.TransformerConfig(*task.ends, dim=8, layers=1, heads=(ph.Hyla(2),), max_length=task.length)
     (tmp_path / "fuzzy").mkdir()

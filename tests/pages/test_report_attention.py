@@ -240,12 +240,8 @@ def test_a_run_of_any_task_can_be_shown(kind: type[ph.Task], tmp_path: pathlib.P
             "Unseen shapes.",
         ),
         (Maths(question=30, answer=6), "on longer questions than in training", "right to the last character"),
-        pytest.param(
-            SetCards(), "on unseen triples", "The share of correct answers.", marks=pytest.mark.campaign
-        ),
-        pytest.param(
-            ph.tasks.Images(), "on fresh data", "The share of correct answers.", marks=pytest.mark.campaign
-        ),
+        pytest.param(SetCards(), "on unseen triples", "The share of correct answers.", marks=pytest.mark.campaign),
+        pytest.param(ph.tasks.Images(), "on fresh data", "The share of correct answers.", marks=pytest.mark.campaign),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

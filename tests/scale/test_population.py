@@ -162,7 +162,7 @@ def test_stopped_at_any_step_it_goes_on_to_the_last_bit(
     runs = members(dropout=0.2)
     whole = population.train(runs, tmp_path / "whole", progress=False, at_once=at_once)
     cut(monkeypatch, 4)
-    with pytest.raises(Interrupted, match=r"^stopped and saved; 0 of 3 runs are done, the same command goes on$"):
+    with pytest.raises(Interrupted, match=r"^stopped and saved; 0 of 3 runs are done, the same command resumes$"):
         population.train(runs, tmp_path / "cut", progress=False, at_once=at_once)
     for path, config in zip(sorted((tmp_path / "cut").iterdir()), runs, strict=True):
         assert read_checkpoint(path, ph.digest(config))[1]["step"] == 5

@@ -27,7 +27,7 @@ def test_all_states(tiny, tmp_path):
         place(run, tmp_path).mkdir()
         (place(run, tmp_path) / METRICS).write_text(json.dumps({"kind": "train", "step": 5, "loss": 0.1}) + "\n")
     write_end(place(broken, tmp_path), State.FAILED, "train: the loss of r is nan at step 6")
-    write_end(place(stopped, tmp_path), State.STOPPED, "stopped and saved at step 5; go on with: polyhead resume x")
+    write_end(place(stopped, tmp_path), State.STOPPED, "stopped and saved at step 5; resume with: polyhead resume x")
     with claim(running, place(running, tmp_path)):
         rows = status(runs, tmp_path)
     assert [row["state"] for row in rows] == ["done", "running", "failed", "stopped", "waiting"]

@@ -88,7 +88,7 @@ def test_ctrl_c_saves_every_worker(tiny: Tiny, tmp_path: pathlib.Path, monkeypat
         with pytest.raises(KeyboardInterrupt) as stop:
             sweep([run], tmp_path, progress=False)
     assert isinstance(stop.value, Interrupted)
-    assert str(stop.value) == "stopped and saved; 0 of 1 runs are done, the same command goes on"
+    assert str(stop.value) == "stopped and saved; 0 of 1 runs are done, the same command resumes"
     assert jobs[0].handle.code() == 130
     assert (jobs[0].folder / "checkpoint.safetensors").exists()
     said = (jobs[0].folder / "worker.log").read_text()
@@ -274,7 +274,7 @@ def test_ctrl_c_says_what_the_engine_did(
     plain = Job.poll
     monkeypatch.setattr(Job, "poll", poll)
     runs = [tiny("unused", seed=seed) for seed in range(3)]
-    with pytest.raises(Interrupted, match=r"^stopped 1; 1 of 3 runs are done, the same command goes on$") as stop:
+    with pytest.raises(Interrupted, match=r"^stopped 1; 1 of 3 runs are done, the same command resumes$") as stop:
         sweep(runs, tmp_path, engine=engine, progress=False)
     assert stop.value.code == code
     assert engine.closed

@@ -145,7 +145,7 @@ def test_a_signal_to_one_stops_all_at_the_same_step(root: pathlib.Path, two: tup
     assert len(list(folder.glob("shard-*"))) == 2
     told = [line for line in two[1].splitlines() if line.startswith("polyhead: ")]
     way_on = f"polyhead resume {root / 'stopped-sharded'} --devices 2"
-    assert told == [f"polyhead: stopped and saved at step {step}; go on with: {way_on}"]
+    assert told == [f"polyhead: stopped and saved at step {step}; resume with: {way_on}"]
     assert "exitcode  : 130" in two[1]
 
 
@@ -169,7 +169,7 @@ def test_the_launcher_tells_who_died(capsys: pytest.CaptureFixture[str]):
     lost = failure(0, LOST, 1)
     assert launch._told([lost, failure(1, -9, 2)], 2, "polyhead resume RUN --devices 2") == 137
     told = capsys.readouterr().err
-    assert told == "polyhead: worker 2 of 2 was killed (SIGKILL); go on with: polyhead resume RUN --devices 2\n"
+    assert told == "polyhead: worker 2 of 2 was killed (SIGKILL); resume with: polyhead resume RUN --devices 2\n"
     assert launch._told([lost, failure(1, 2, 2)], 2, "") == 2
     assert launch._told([lost], 2, "") == LOST
     assert capsys.readouterr().err == ""  # they have spoken for themselves

@@ -62,7 +62,7 @@ def test_a_full_disk_is_a_pause(
         name, why = "metrics.jsonl", "No space left on device"
     assert capsys.readouterr().err.splitlines() == [
         f"paused: {tmp_path / name}: cannot be written ({why}); tried again every 30 s until the disk works",
-        "the disk works again: going on",
+        "the disk works again: continuing",
     ]
     assert rest.left == 0
     same(tmp_path, whole)
@@ -156,5 +156,5 @@ def test_of_processes_that_wait_for_one_disk_one_says_so(speaks: bool, monkeypat
 
     monkeypatch.setattr(disk, "sleep", lambda seconds: None)
     disk.DiskRetry(Stop(), speaks=speaks)(write)
-    said = ["paused: full; tried again every 30 s until the disk works", "the disk works again: going on"]
+    said = ["paused: full; tried again every 30 s until the disk works", "the disk works again: continuing"]
     assert capsys.readouterr().err.splitlines() == said * speaks

@@ -153,7 +153,7 @@ def test_a_damaged_newest_one_costs_the_way_from_the_one_before(
     left = path.read_bytes() if how != "missing" else None
     run(tiny(tmp_path), progress=False, resume=True)
     said = capsys.readouterr().err.splitlines()
-    assert said.pop() == "tiny: going on from checkpoint-00000010.safetensors"
+    assert said.pop() == "tiny: resuming from checkpoint-00000010.safetensors"
     assert len(said) == (how != "missing")
     if said:
         assert "checkpoint.safetensors is damaged (" in said[0]
@@ -176,7 +176,7 @@ def test_with_none_left_it_begins_anew(
         "checkpoint.safetensors.damaged",
         "checkpoint-00000010.safetensors.damaged",
     ]
-    assert said[2:] == ["tiny: no checkpoint is left, so it begins anew; the result will be the same"]
+    assert said[2:] == ["tiny: no checkpoint is left, so it starts at step 0; the result will be the same"]
     same(tmp_path, whole)
 
 
@@ -188,7 +188,7 @@ def test_the_best_is_a_way_on_and_shares_the_damage(tiny: Tiny, tmp_path: pathli
     at_step(6, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(Interrupted, match="at step 7"):
         run(config, progress=False, resume=True)
-    assert "tiny: going on from best.safetensors" in capsys.readouterr().err
+    assert "tiny: resuming from best.safetensors" in capsys.readouterr().err
     os.unlink(tmp_path / "checkpoint.safetensors")
     os.link(tmp_path / "best.safetensors", tmp_path / "checkpoint.safetensors")
     damage(tmp_path / "checkpoint.safetensors", "flipped")

@@ -150,7 +150,7 @@ def test_a_preempted_worker_saves_asks_and_goes_on(
     notes = slurm()
     at_step(7, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert main([str(folder), "--quiet"]) == 75
-    said = f"polyhead: stopped and saved at step 8; go on with: polyhead resume {folder}"
+    said = f"polyhead: stopped and saved at step 8; resume with: polyhead resume {folder}"
     assert capsys.readouterr().err.splitlines() == [said, "polyhead: job 7 is queued again"]
     assert notes()[-1] == "scontrol requeue 7"
     assert read_metrics(folder)[-1]["step"] == 8

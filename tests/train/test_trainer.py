@@ -303,12 +303,12 @@ def test_a_signal_saves_and_the_resumed_run_is_the_same(
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     at_step(step, lambda: os.kill(os.getpid(), number))
     with pytest.raises(
-        Interrupted, match=rf"stopped and saved at step {step + 1}; go on with: polyhead resume {tmp_path}"
+        Interrupted, match=rf"stopped and saved at step {step + 1}; resume with: polyhead resume {tmp_path}"
     ):
         run(tiny(tmp_path), progress=False)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     assert rows(tmp_path, "train")[-1]["step"] == step + 1
-    with pytest.raises(ValueError, match=r"holds an unfinished run; go on with `polyhead resume"):
+    with pytest.raises(ValueError, match=r"holds an unfinished run; resume it with `polyhead resume"):
         run(tiny(tmp_path), progress=False)
     run(tiny(tmp_path), progress=False, resume=True)
     same(tmp_path, whole)

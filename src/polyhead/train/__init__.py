@@ -1,5 +1,5 @@
-"""Training: `run` trains one run in its folder, `load_model` reads one back, `read_batch` the batch with which one
-diverged; `fast_products` is for loops of your own.  Many runs: `polyhead.scale`.
+"""Training.  `run` trains one run in its folder, `load_model` loads the trained model, and `read_batch` loads the batch
+at which a run diverged.  `fast_products` is for your own training loops.  Many runs: `polyhead.scale`.
 
 Names are imported on first use, so that the worker and the command line start quickly.
 """

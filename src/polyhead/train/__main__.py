@@ -1,8 +1,8 @@
 """The worker: `python -m polyhead.train RUN/config.json` trains that run in its folder, or resumes it.
 
-Exit codes (stop.py): 0 done, 1 the disk failed, 2 a mistake in the input or a run that diverged, 73 another process
-trains the run, 75 preempted and saved (inside a Slurm batch job it has asked to be queued again), 130 interrupted and
-saved; of a run on several devices 3: another process of it ended.
+Exit codes (stop.py): 0 done; 1 the disk failed; 2 invalid input, or the run diverged; 3 another process of this run
+ended (runs on several devices); 73 another process trains the run; 75 preempted and saved (a Slurm batch job is queued
+again); 130 interrupted and saved.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with leaving(again=True):
             run(read_config(asked.config), progress=not asked.quiet, resume=True)
         return DONE
-    except Lost as error:  # the error is reported where it happens
+    except Lost as error:  # the process where the error happened reports it
         return leave(error.code)
     except Held as error:
         said, code, state = str(error), error.code, None
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _tell(folder: pathlib.Path, state: "State | None", text: str) -> None:
-    """Print it, and write it into the folder; without a state another process trains there, and nothing is written."""
+    """Print `text`, and write it into the folder unless `state` is None: then another process trains there."""
     from polyhead.train.store.state import write_end
     from polyhead.train.world import speaks
 

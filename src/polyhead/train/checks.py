@@ -1,4 +1,4 @@
-"""Checks before a run begins: do model, task and machine fit each other?"""
+"""Checks before a run starts: do model, task and machine fit together?"""
 
 from polyhead import config as configs
 from polyhead.config import Run
@@ -9,7 +9,7 @@ from polyhead.train.device import pick_device
 
 
 def check(config: Run, devices: int = 1) -> None:
-    """Check everything that would otherwise fail later in a run."""
+    """Raise a ValueError for errors that would otherwise appear later in the run."""
     pick_device(config.device)
     pieces, size = devices * config.train.accumulate, config.train.batch_size
     if size % pieces:
@@ -32,7 +32,7 @@ def check(config: Run, devices: int = 1) -> None:
 
 
 def _check_lengths(name: str, settings: configs.Model | None, length: int) -> None:
-    """Raise a ValueError unless a transformer has a place for every token of the task."""
+    """Raise a ValueError unless the transformer's max_length covers all tokens of the task."""
     if not isinstance(settings, configs.TransformerConfig):
         return
     length = settings.inputs.count if isinstance(settings.inputs, configs.Patches) else length
@@ -41,13 +41,13 @@ def _check_lengths(name: str, settings: configs.Model | None, length: int) -> No
 
 
 def read_all(config: Run) -> None:
-    """Draw a sequence of every split, so that missing data are noticed now and not at the first evaluation."""
+    """Draw a sequence of every split, so that missing data are found now, not at the first evaluation."""
     for split in config.train.evaluate:
         config.task.batch(split, 1, seed=config.seed, step=0)
 
 
 def _size(end: configs.Input | configs.Output | None) -> int | tuple[int, ...] | None:
-    """The sizes on which task and model must agree; the patches of an image are the model's choice."""
+    """The sizes on which task and model must agree; the model chooses the patch size of an image."""
     if end is None or isinstance(end, configs.Patches):
         return None if end is None else end.image
     return end.size if isinstance(end, (configs.Vectors, configs.Values)) else end.count

@@ -24,7 +24,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def be_deterministic() -> None:
-    """Deterministic algorithms only, from here on in this process; an op that has none raises."""
+    """Use only deterministic algorithms in this process from now on; an op without one raises."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
 
@@ -44,7 +44,7 @@ def seed(device: torch.device, number: int) -> None:
 def process(config: Run, device: torch.device | None = None) -> Iterator[torch.device]:
     """Set threads, determinism and random state for a run, and restore them afterwards.
 
-    `device`: the device of the run, if it is known already.
+    `device`: the device of the run, if already known.
     """
     device = pick_device(config.device) if device is None else device
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()

@@ -1,4 +1,4 @@
-"""Scores of a model on a named split of its task."""
+"""Scores of a model on a split of its task."""
 
 import contextlib
 import operator
@@ -16,14 +16,14 @@ from polyhead.models.transformer import Transformer
 from polyhead.train.world import World
 
 LAZY = 2**26
-"""With at least this many logits, they are computed tile by tile where possible: they would take 256 MB as float32, and
-three times as much in training.  The loss then takes a fifth more time on a CPU; it changes by rounding."""
+"""From this many logits on, the loss is computed tile by tile if possible.  They would take 256 MB as float32, and
+three times as much in training.  On a CPU the loss then takes 20 % more time and differs only by rounding."""
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
-    """A context for the forward pass in mixed precision; without cost for fp32."""
+    """A context for the forward pass in mixed precision; a no-op for fp32."""
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=_DTYPES[precision])
@@ -36,10 +36,10 @@ def predict(
     precision: str = "fp32",
     keep: Sequence[Tensor | None] | None = None,
 ) -> Tensor:
-    """The model's outputs in at least float32: (b t c), 0 at positions the task never scores, which are not computed;
-    of a task that classifies (b 1 c).
+    """The model's outputs in at least float32: (b t c), or (b 1 c) for classification.
 
-    `keep`: what multiplies the code of each layer, see `Transformer.forward`.
+    Positions that the task never scores are not computed; they are 0.
+    `keep`: multiplies the code of each layer, see `Transformer.forward`.
     """
     outputs = _outputs(model, task, batch, precision, {} if keep is None else {"keep": keep})
     before = 0 if task.tail is None else batch.inputs.shape[1] - outputs.shape[1]
@@ -47,7 +47,7 @@ def predict(
 
 
 def answers(model: Callable[..., Any], task: Task, batch: Batch, precision: str = "fp32") -> Tensor | LazyLogits:
-    """The outputs for loss and metrics: those of `predict` or, from `LAZY` logits on, lazy ones."""
+    """The outputs for loss and metrics: those of `predict`, or lazy logits from `LAZY` logits on."""
     end = task.ends[1]
     if (
         isinstance(model, Transformer)
@@ -62,7 +62,7 @@ def answers(model: Callable[..., Any], task: Task, batch: Batch, precision: str 
 
 
 def _outputs(model: Callable[..., Any], task: Task, batch: Batch, precision: str, options: dict[str, Any]) -> Any:
-    # Not every model has a code, an encoder, or an output layer that can be called alone.
+    # Some models have no code, no encoder, or no separate output layer.
     given: dict[str, Any] = sources(batch) | options
     given |= {} if task.tail is None else {"tail": task.tail}
     with autocast(batch.inputs.device, precision):
@@ -71,7 +71,7 @@ def _outputs(model: Callable[..., Any], task: Task, batch: Batch, precision: str
 
 
 def sources(batch: Batch) -> dict[str, Tensor | None]:
-    """The input of an encoder in a batch, by the argument names of `Transformer.forward`."""
+    """The encoder's input in a batch, by the argument names of `Transformer.forward`."""
     return {} if batch.source is None else {"source": batch.source, "source_mask": batch.source_mask}
 
 
@@ -97,12 +97,12 @@ def evaluate(
     accumulate: int = 1,
     world: World | None = None,
 ) -> dict[str, float]:
-    """Loss, and for each metric of the task its mean over sequences and the standard error `<metric>_se` of that mean.
+    """The loss, and for each metric its mean over sequences and the standard error `<metric>_se` of that mean.
 
-    The batches are numbers 0 to `batches` - 1 of the split's own stream: the same for every model with this seed.  A
-    split with fewer batches ends there: each of its sequences is scored once.  `sequences` is their number.
-    `accumulate`: parts that each batch is cut into, as in training.  `world`: the processes that share the work; each
-    gets all scores.
+    Batches 0 to `batches` - 1 of the split's own stream are scored: the same for every model with this seed.  If a
+    split has fewer batches, each of its sequences is scored once.  `sequences` is the number of scored sequences.
+    `accumulate`: number of parts per batch, as in training.  `world`: the processes that share the work; each gets all
+    scores.
     """
     device, world = torch.device(device), world or World.alone()
     losses: list[Tensor] = []
@@ -127,13 +127,13 @@ def evaluate(
 
 
 def _score(model: nn.Module, task: Task, part: Batch, precision: str, world: World) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a part and its metrics by sequence; in a world of several what this process's rows add to both."""
+    """The loss of a part and its metrics per sequence; with several processes, the contribution of this one's rows."""
     if world.size == 1:
         outputs = answers(model, task, part, precision)
         return task.loss(outputs, part), task.metrics(outputs, part)
     count = len(part.inputs)
     rows = world.rows(count)
-    # A process without a row computes one that does not count, since the others wait for its part of the model.
+    # A process without rows computes one unscored row, because the others wait for its part of the model.
     own = part.map(operator.itemgetter(rows if rows.start < rows.stop else slice(0, 1)))
     outputs = answers(model, task, own, precision)
     before, counted = rows.start, rows.stop - rows.start
@@ -167,8 +167,8 @@ def enough(task: Task, split: str, batches: int, batch_size: int) -> int:
 
 
 def summary(losses: list[Tensor], values: Mapping[str, list[Tensor]], sizes: Sequence[int]) -> dict[str, float]:
-    """The mean of the losses of batches of these sizes; of each metric mean and standard error over the sequences of
-    all batches; and how many sequences those are."""
+    """The mean loss over batches of these sizes, the mean and standard error of each metric over all sequences, and the
+    number of sequences."""
     weights = torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
     scores = {"loss": (torch.stack(losses).cpu().double() * weights).sum().item()}
     for name, parts in values.items():

@@ -1,6 +1,6 @@
 """Several workers on this machine for one run, as `torchrun --standalone --nproc-per-node N -m polyhead.train RUN`.
 
-It uses the same engine of PyTorch, but reports an error in one line.
+It uses PyTorch's elastic engine, as torchrun does, but reports errors in one line.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ from polyhead.train.trainer import begin
 from polyhead.train.world import LOST
 
 GRACE = 600
-"""Seconds that workers have to save when they are asked to stop, before they are killed."""
+"""Seconds between asking workers to stop and killing them, so that they can save."""
 
 
 def train(config: Run, devices: int, *, progress: bool = True, resume: bool = False, again: bool = False) -> Result:
     """`run` with a worker for each of `devices` devices of this machine.
 
-    Raises ValueError as `run` does, and for more devices than there are; SystemExit with the workers' exit code when
-    they have failed; they, or this function, have printed why.
+    Raises ValueError as `run` does, and for more devices than this machine has.  If workers fail, raises SystemExit
+    with their exit code, after they or this function printed the reason.
     """
     _check_devices(config, devices)
     check(config, devices)
@@ -62,11 +62,11 @@ def _check_devices(config: Run, devices: int) -> None:
 
 
 def _workers(count: int, arguments: list[str], way_on: str) -> int:
-    """Start the workers, pass signals on, and wait; the exit code of the first that ended."""
+    """Start the workers, forward signals and wait; returns the exit code of the first that ended."""
     threads = str(max(1, (os.cpu_count() or 1) // count))
     os.environ.setdefault("OMP_NUM_THREADS", threads)  # otherwise each would use all cores
     for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what the engine tells is told here
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # this module reports errors in place of the engine
     before = signal.signal(signal.SIGUSR1, _ask) if hasattr(signal, "SIGUSR1") else None
     try:
         elastic_launch(_settings(count), sys.executable)("-m", "polyhead.train", *arguments)
@@ -82,9 +82,9 @@ def _workers(count: int, arguments: list[str], way_on: str) -> int:
 
 
 def _settings(count: int) -> LaunchConfig:
-    """Workers on this machine only, never restarted: a run that failed is resumed by its command."""
+    """Settings for workers on this machine, without restarts: the user resumes a failed run by command."""
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
-    grace: dict[str, Any] = {"shutdown_timeout": GRACE} if "shutdown_timeout" in known else {}  # before: 30 s
+    grace: dict[str, Any] = {"shutdown_timeout": GRACE} if "shutdown_timeout" in known else {}  # else 30 s
     return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -102,10 +102,10 @@ def _ask(number: int, frame: object) -> None:
 
 
 def _told(failures: list[ProcessFailure], count: int, way_on: str) -> int:
-    """The exit code of the first failure that no other one caused; printed here if the worker could not."""
+    """The exit code of the first failure that is not a consequence of another; prints it if the worker could not."""
     first = min(failures, key=lambda failure: (failure.exitcode == LOST, failure.timestamp))
     if first.exitcode >= 0:
         return int(first.exitcode)
     name = signal.Signals(-first.exitcode).name
-    tell(f"polyhead: worker {first.local_rank + 1} of {count} was killed ({name}); go on with: {way_on}")
+    tell(f"polyhead: worker {first.local_rank + 1} of {count} was killed ({name}); resume with: {way_on}")
     return 128 - int(first.exitcode)

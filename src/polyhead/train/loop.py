@@ -1,6 +1,6 @@
-"""A plain training loop that can be killed at any moment and goes on as if nothing had happened.
+"""A plain training loop.  It can be killed at any moment; a resumed run gives the same result.
 
-It trains one run, or many of one architecture together: what differs between the two is in `networks`.
+It trains one run, or many runs of one architecture together.  `Networks` hides the difference.
 """
 
 import functools
@@ -25,11 +25,11 @@ from polyhead.train.world import StopBroadcast, World
 
 Row = dict[str, Any]
 Callback = Callable[[Row], object]
-"""Told every row of metrics.jsonl, as it is written."""
+"""Called with every row of metrics.jsonl when it is written."""
 
 
 def _raised(member: Member, outcome: Result | ValueError | OSError) -> None:
-    """How a run ends that is trained alone."""
+    """The end of a single run: an error is raised."""
     if isinstance(outcome, Exception):
         raise outcome
 
@@ -53,7 +53,7 @@ def alone(
 class Loop:
     """`members`, whose networks are `networks`, after `step` updates.
 
-    `ended` is told how each member ends: by its result, or by an error.  A member that has ended leaves the others.
+    `ended` is called with each member's result or error when it ends.  The others continue.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Loop:
         self.counted = 0  # steps since `ticked`
 
     def _load(self) -> int:
-        """Every member goes on from its last checkpoint, all from the same step; one whose files fail has ended."""
+        """Load every member's last checkpoint, all of the same step; a member with unreadable files ends."""
         lost: list[int] = []
         steps: set[int] = set()
         for i, member in enumerate(self.members):
@@ -106,7 +106,7 @@ class Loop:
         return steps.pop() if steps else 0
 
     def _leave(self, lost: Sequence[int]) -> None:
-        """Go on without the members `lost`."""
+        """Continue without the members `lost`."""
         for i in lost:
             self.members[i].close()
         left = [i for i in range(len(self.members)) if i not in lost]
@@ -115,7 +115,7 @@ class Loop:
             self.networks.select(left)
 
     def fit(self, stop: Stop) -> list[Result]:
-        """Train to the end: the results of the members that reach it.  Raises Interrupted if `stop` was asked."""
+        """Train to the end; returns the results of the members that reach it.  Raises Interrupted after a signal."""
         with products.using(self.products):
             return self._fit(stop)
 
@@ -144,7 +144,9 @@ class Loop:
     def _stop(self, stop: Stop) -> int:
         devices = f" --devices {self.world.size}" if self.world.size > 1 else ""
         folders = " ".join(str(member.folder) for member in self.members)
-        raise stop.interrupted(f"stopped and saved at step {self.step}; go on with: polyhead resume {folders}{devices}")
+        raise stop.interrupted(
+            f"stopped and saved at step {self.step}; resume with: polyhead resume {folders}{devices}"
+        )
 
     def _update(self, wanted: bool = False) -> dict[str, Tensor]:
         values = self.networks.step(self.step, wanted=wanted)
@@ -153,7 +155,7 @@ class Loop:
         return values
 
     def _log(self, values: dict[str, Tensor]) -> None:
-        """A row of training for each member: the loss and metrics of its own batch."""
+        """Write a training row for each member: loss and metrics of its own batch."""
         columns = {name: value.tolist() for name, value in values.items()}
         self._charge()
         rate = self.counted / (time.perf_counter() - self.ticked)
@@ -179,7 +181,7 @@ class Loop:
             tell(dict(row))
 
     def _evaluate(self) -> None:
-        """A row for each member and split."""
+        """Evaluate: write a row for each member and split."""
         began = time.perf_counter()
         for split in self.train.evaluate if self.members else ():
             scores = self.networks.evaluate(split)
@@ -203,7 +205,7 @@ class Loop:
         self.ticked += time.perf_counter() - began
 
     def _drop(self, lost: dict[int, str]) -> None:
-        """The members `lost` have diverged, in the words given."""
+        """End the diverged members `lost`, with their error texts."""
         for i, what in lost.items():
             losses = self.networks.recent(i)
             self.world.on_rank_zero(functools.partial(self._diverged, self.members[i], what, losses))
@@ -222,7 +224,7 @@ class Loop:
         return result
 
     def _charge(self) -> None:
-        """Share the time since the last call among the members: their seconds add up to what the loop took."""
+        """Divide the time since the last call among the members, so that their seconds add up to the loop's time."""
         now = time.perf_counter()
         for member in self.members:
             member.seconds += (now - self.charged) / len(self.members)
@@ -235,7 +237,7 @@ class Loop:
 
 
 def _mean(rows: Sequence[Row]) -> Row:
-    """Of numbers of all members, for the person who watches."""
+    """The mean over all members, for the progress display."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     shown = {name: column for name, column in columns.items() if all(isinstance(value, float) for value in column)}
     return {name: sum(column) / len(column) for name, column in shown.items()}  # the norm of a gradient may be None

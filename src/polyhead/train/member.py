@@ -1,4 +1,4 @@
-"""One run of a loop: its folder, rows, checkpoints, share of the time, and step."""
+"""One run of a training loop: its folder, rows, checkpoints, share of the time, and step."""
 
 import functools
 import pathlib
@@ -25,7 +25,7 @@ Scaler = torch.amp.GradScaler
 
 
 class Member:
-    """One run of a loop.  `step`: of its last row.  `saved`: of its last checkpoint."""
+    """One run of a training loop.  `step`: the step of its last row.  `saved`: the step of its last checkpoint."""
 
     def __init__(self, config: Run, folder: pathlib.Path, retry: DiskRetry, world: World | None = None) -> None:
         self.config, self.folder, self.retry, self.digest = config, folder, retry, configs.digest(config)
@@ -33,14 +33,14 @@ class Member:
         self.sharded = is_sharded(self.world, config.parallel)
         self.step = self.saved = 0
         self.seconds = 0.0
-        self.fast: bool | None = None  # the products of the run so far, see products.py
+        self.fast: bool | None = None  # whether the run uses fast products, see products.py
         self.scores: dict[str, dict[str, float]] = {}
         self.metrics: Rows | None = None  # on rank 0 only
 
     def load(self, model: nn.Module, optimiser: torch.optim.Optimizer, scaler: Scaler | None = None) -> int:
-        """Fill model, optimiser and loss scale from the last undamaged checkpoint; its step, or 0 without one.
+        """Load the last undamaged checkpoint into model, optimiser and loss scale; return its step, or 0 without one.
 
-        A damaged checkpoint is set aside.  Raises ValueError for a checkpoint of another run or version.
+        A damaged checkpoint is renamed.  Raises ValueError for a checkpoint of another run or version.
         """
         read = functools.partial(self._read, model=model, optimiser=optimiser)
         metadata = last_whole(self.config.name, self.folder, read, first=self.world.first)
@@ -54,7 +54,7 @@ class Member:
         return self.step
 
     def _read(self, path: pathlib.Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any] | None:
-        """The metadata of a checkpoint, or None for a damaged one, which was set aside."""
+        """The metadata of a checkpoint, or None for a damaged one, which is renamed."""
         metadata, error = None, Damaged(f"checkpoint: {path} is damaged for another process")
         try:
             metadata = READ[path.suffix](path, self.digest, model, optimiser)
@@ -67,7 +67,7 @@ class Member:
         return None
 
     def begin(self) -> None:
-        """Open metrics.jsonl, which keeps the rows up to `step`.  Raises OSError."""
+        """Open metrics.jsonl and keep its rows up to `step`.  Raises OSError."""
         if self.world.first:
             forget_end(self.folder)
             self.metrics = Rows(self.config, Metrics(self.folder, self._is_past, self.retry, self.rows))
@@ -77,14 +77,14 @@ class Member:
 
     def add(self, row: dict[str, Any]) -> None:
         """Append a row."""
-        self.step = row["step"]  # rows so far belong to the next checkpoint
+        self.step = row["step"]  # the next checkpoint includes all rows so far
         if self.metrics is not None:
             self.metrics.add({**row, "seconds": self.seconds})
 
     def save(self, step: int, model: nn.Module, optimiser: torch.optim.Optimizer, scaler: Scaler | None = None) -> None:
-        """Replace the checkpoint; waits while the disk fails."""
+        """Replace the checkpoint; retry while the disk fails."""
         if self.metrics is not None:
-            self.rows = self.metrics.sync()  # rows are written before the checkpoint that counts them
+            self.rows = self.metrics.sync()  # the checkpoint counts rows, so they are written first
         score, best = self.rating.at(step)
         metadata = self._about(step, score, scaler)
         how: dict[str, Any] = {"keep": self.config.train.keep, "retry": self.retry}
@@ -107,7 +107,7 @@ class Member:
     def _save_whole(
         self, save: Callable[..., None], model: nn.Module, optimiser: torch.optim.Optimizer, metadata: dict[str, Any]
     ) -> None:
-        """Save a sharded model as one file: rank 0 writes, the others send their parts."""
+        """Save a sharded model as one file: rank 0 writes it, the other ranks send their parts."""
         if self.world.first:
             save(self.folder, model, optimiser, metadata, retry=self.retry)
         else:
@@ -115,7 +115,7 @@ class Member:
                 whole(part)
 
     def trouble(self, what: str, step: int, losses: Sequence[Tensor]) -> ValueError:
-        """The error of a run that diverged: advice, and where its first bad batch is.  `losses`: of its last steps."""
+        """The error of a diverged run: advice, and the path of its first bad batch.  `losses`: of its last steps."""
         bad = first_bad(list(losses))
         first = step if bad is None else step - len(losses) + bad + 1
         return ValueError(diverged(what, self.config, self.folder, step, first, self.saved))
@@ -129,7 +129,7 @@ class Member:
         parameters: int,
         environment: dict[str, Any],
     ) -> Result:
-        """Write the result and, of a sharded run, a checkpoint in one file, which every reader knows."""
+        """Write the result.  A sharded run also saves one whole checkpoint, for readers of single files."""
         result = Result(
             name=self.config.name,
             digest=self.digest,

@@ -1,9 +1,9 @@
-"""The networks that a loop trains: `Single` is that of one run on one device or several; scale/population stacks many.
+"""The networks of a training loop.  `Single`: one run on one or several devices; scale/population stacks many runs.
 
-Everything random is a pure function of (seed, name, step): the initial parameters of stream(seed, "init"), batch i of
-the task's own stream, dropout in step i of stream(seed, "dropout", i).  So a checkpoint holds no generator state.
+All randomness is a pure function of (seed, name, step): initial parameters use stream(seed, "init"), batch i the task's
+own stream, and dropout in step i stream(seed, "dropout", i).  So a checkpoint needs no generator state.
 
-Several processes draw the same batch, and each takes its rows; each has its own stream of dropout.
+With several processes, each draws the same batch and takes its own rows.  Each has its own dropout stream.
 """
 
 import operator
@@ -27,54 +27,54 @@ State = tuple[nn.Module, torch.optim.Optimizer, torch.amp.GradScaler | None]
 """The model, the optimiser and the loss scale of one run."""
 
 RECENT = 1024
-"""Steps whose losses are kept, to find the first that was not finite."""
+"""How many recent losses are kept, to find the first that is not finite."""
 
 
 @runtime_checkable
 class Networks(Protocol):
-    """Networks of one architecture that are trained together; numbers (n) are those of each."""
+    """n networks of one architecture that are trained together; tensors (n) hold one number per network."""
 
     parameters: int
-    """Of one network."""
+    """The parameter count of one network."""
     seen: deque[list[Tensor]]
-    """Losses (n) of the steps since the last look at them."""
+    """Losses (n) of the steps since they were last read."""
 
     def step(self, number: int, *, wanted: bool = False) -> dict[str, Tensor]:
-        """Update number `number` (from 0); if `wanted`, loss, grad_norm and metrics (n) of its batches."""
+        """Update number `number` (from 0); if `wanted`, returns loss, grad_norm and metrics (n)."""
 
     def evaluate(self, split: str) -> list[dict[str, float]]:
-        """The scores of each."""
+        """The scores of each network on `split`."""
 
     def finite(self) -> list[bool]:
-        """Whether all parameters of each are finite."""
+        """For each network, whether all parameters are finite."""
 
     def recent(self, i: int) -> list[Tensor]:
-        """`seen` of network `i`, added up over the processes."""
+        """`seen` of network `i`, summed over the processes."""
 
     def alone(self, i: int, step: int) -> State:
-        """Network `i` after `step` updates; its tensors are those that are trained."""
+        """Network `i` and its optimiser after `step` updates; the tensors are shared with training, not copied."""
 
     def loaded(self, i: int, state: State) -> None:
-        """Use the state that `alone` gave, after a checkpoint was read into it."""
+        """Train on from `state`, which `alone` returned and a checkpoint was loaded into."""
 
     def select(self, which: list[int]) -> None:
-        """Keep the networks `which` only."""
+        """Keep only the networks `which`."""
 
     def rates(self, steps_per_second: float) -> dict[str, float]:
-        """Further rates of a row, beside steps per second."""
+        """Rates for a row in addition to steps per second."""
 
     def environment(self) -> dict[str, Any]:
-        """What a result records of how they were trained."""
+        """The environment that results record."""
 
 
 class Single:
-    """The network of one run: `model`, and its data-parallel or sharded wrapper where several processes train it."""
+    """The network of one run: `model`, with a data-parallel or sharded wrapper if several processes train it."""
 
     def __init__(self, config: Run, device: torch.device, world: World | None = None) -> None:
         self.config, self.device, self.train = config, device, config.train
         self.world = world or World.alone(device)
         rank = self.world.rank
-        self.dropout = f"dropout/{rank}" if rank else "dropout"  # the name of its stream
+        self.dropout = f"dropout/{rank}" if rank else "dropout"  # the name of the dropout stream
         torch.manual_seed(stream(config.seed, "init"))
         self.model = parallel.placed(build(config.model), self.world, config.parallel)
         self.optimiser = optimiser.build(self.model, self.train)
@@ -89,7 +89,7 @@ class Single:
         self.model.train()
 
     def step(self, number: int, *, wanted: bool = False) -> dict[str, Tensor]:
-        """One update of AdamW.  Unless `wanted`, nothing here waits for the device."""
+        """One update of AdamW.  Unless `wanted`, it never synchronises with the device."""
         train, config = self.train, self.config
         rate = optimiser.learning_rate(number, train)
         for group in self.optimiser.param_groups:
@@ -118,7 +118,7 @@ class Single:
         return {name: (value / self.world.size)[None] for name, value in found.items()} | {"grad_norm": norm[None]}
 
     def _backward(self, piece: configs.Batch, batch: configs.Batch, score: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """Add the gradients of a micro-batch; returns its share of the loss and, if `score`, metrics by sequence."""
+        """Add the gradients of a micro-batch; returns its share of the loss and, if `score`, metrics per sequence."""
         task = self.config.task
         outputs = answers(self.call, task, piece, self.train.precision)
         loss = task.loss(outputs, piece)
@@ -126,14 +126,14 @@ class Single:
             loss = loss + self.model.auxiliary_loss()
         if piece is not batch:  # the mean over all scored positions of the batch; gradients of processes are averaged
             loss = loss * (piece.scored.sum() * self.world.size / batch.scored.sum())
-        early = score and self.sharded  # before parameters are sharded again; else later, as it takes memory
+        early = score and self.sharded  # sharded: before resharding; otherwise after the backward pass, to save memory
         scores = self._metrics(outputs, piece) if early else {}
         self.scaler.scale(loss).backward()
         return loss.detach(), self._metrics(outputs, piece) if score and not early else scores
 
     @torch.no_grad()
     def _metrics(self, outputs: Any, piece: configs.Batch) -> dict[str, Tensor]:
-        """The metrics, with the parameters that gave the loss: lazy outputs read them again."""
+        """The metrics under the parameters that gave the loss: lazy outputs read the parameters again."""
         return self.config.task.metrics(outputs, piece)
 
     def evaluate(self, split: str) -> list[dict[str, float]]:

@@ -1,7 +1,7 @@
-"""How the processes of a world train one model: data parallel (every one holds all of it) or sharded (each a part).
+"""How several processes train one model: data parallel (each holds the whole model) or sharded (each holds a part).
 
-Both are PyTorch's: DistributedDataParallel and FSDP2's `fully_shard`, which change how a model is called and where its
-tensors lie, never what it computes.  Alone, a model is called as it is.
+Both use PyTorch: DistributedDataParallel and FSDP2's `fully_shard`.  They change how the model is called and where its
+tensors are stored, never what it computes.  A single process calls the model directly.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ def placed(model: nn.Module, world: World, how: str) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    # It warns of outputs that are views, as ours are: they must not be changed in place, and are not.
+    # Our outputs are views.  FSDP2 warns against changing them in place; nothing does.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
     mesh = init_device_mesh(world.device.type, (world.size,))
-    for unit in [*units(model), model]:  # moved to the device one by one, so that it never holds all of them
+    for unit in [*units(model), model]:  # one unit at a time, so the device never holds the whole model
         fully_shard(unit, mesh=mesh)
     return model.to(world.device)  # buffers
 
 
 def units(model: nn.Module) -> list[nn.Module]:
-    """The FSDP units: the blocks of a transformer.  All other parameters belong to the unit of the whole model.
+    """The FSDP units: the blocks of a transformer.  All other parameters belong to the root unit.
 
-    Symbols inside a block are read before the block is called, so its other modules are units then.  A parameter that
-    two units share would be sharded twice, so a module with such a parameter is no unit.
+    If a block holds symbols, they are read before the block is called; then its other modules are the units.  A
+    parameter shared by two units would be sharded twice, so a module with such a parameter is no unit.
     """
     blocks = [block for part in model.modules() if isinstance(part, Transformer) for block in part.blocks]
     found: list[nn.Module] = []
@@ -59,19 +59,19 @@ def _uses(model: nn.Module) -> Counter[int]:
 
 
 def called(model: nn.Module, world: World, how: str) -> nn.Module:
-    """The module that training calls in place of `model`, with the same parameters and names."""
+    """The module that training calls instead of `model`; it has the same parameters and names."""
     if world.size == 1 or how == "sharded":
         return model
     devices = [world.device] if world.device.type == "cuda" else None
-    # No model of ours leaves a parameter without a gradient, so none is looked for.
+    # Every parameter of our models gets a gradient, so DDP need not search for unused ones.
     call = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-    call.broadcast_buffers = False  # they never change: tables of positions
+    call.broadcast_buffers = False  # buffers are position tables and never change
     return call
 
 
 def exchanging(call: Any, last: bool) -> contextlib.AbstractContextManager[Any]:
-    """A context for a forward and a backward pass.  Gradients are summed over ranks in the `last` one of an update, and
-    accumulated in the others."""
+    """A context for one forward and backward pass.  Gradients are accumulated locally, and summed over ranks in the
+    `last` pass of an update."""
     if isinstance(call, DistributedDataParallel):
         return contextlib.nullcontext() if last else call.no_sync()
     if hasattr(call, "set_requires_gradient_sync"):
@@ -80,14 +80,14 @@ def exchanging(call: Any, last: bool) -> contextlib.AbstractContextManager[Any]:
 
 
 def let_go(model: nn.Module) -> None:
-    """Reshard the parameters that a forward pass without a backward pass has gathered."""
+    """Reshard the parameters that a forward pass gathered, when no backward pass follows."""
     parts: list[Any] = [module for module in model.modules() if hasattr(module, "reshard")]
     for part in parts:
         part.reshard()
 
 
 def norm_of_gradients(model: nn.Module, clip: float | None) -> Tensor:
-    """The norm over all ranks' parts; gradients are scaled down to norm `clip` where it is larger."""
+    """The gradient norm over all ranks' parts; gradients with a larger norm than `clip` are scaled down to it."""
     norm = whole(get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
     if clip is not None:
         clip_grads_with_norm_(model.parameters(), clip, norm)
@@ -95,7 +95,7 @@ def norm_of_gradients(model: nn.Module, clip: float | None) -> Tensor:
 
 
 def whole(tensor: Any) -> Tensor:
-    """The whole of a DTensor; any other tensor as it is.  All ranks must call it together."""
+    """The full tensor of a DTensor; any other tensor unchanged.  All ranks must call it together."""
     return tensor.full_tensor() if is_part(tensor) else tensor
 
 
@@ -109,7 +109,7 @@ def own_part(tensor: Any) -> Tensor:
 
 
 def like(value: Tensor, tensor: Any) -> Tensor:
-    """`value`, which every rank holds, distributed as `tensor` is: this rank's part of it, or all of it."""
+    """`value`, which every rank holds in full, distributed like `tensor`: a DTensor, or unchanged."""
     if not is_part(tensor):
         return value.to(tensor.device, copy=True)
     from torch.distributed.tensor import distribute_tensor

@@ -1,15 +1,15 @@
-"""Float32 matrix products on a CPU by oneDNN, where it is measured to be faster than MKL and as exact.
+"""Float32 matrix products on a CPU by oneDNN, if a measurement shows that it is faster than MKL and as exact.
 
     y = x w^T        gradient of x = g w        gradient of w = g^T x
 
-PyTorch gives them to MKL, which on some processors uses half of what they can do.  One switch gives them to oneDNN,
+PyTorch uses MKL, which reaches only half of the peak on some processors.  One switch selects oneDNN:
 
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
 
-and allows it to round factors to bfloat16.  A processor without instructions for such products (AMX) computes in
-float32 all the same; one with them rounds, with errors of 1e-3 in place of 1e-7.  So a check of some milliseconds comes
-first, once a process.  The switch belongs to the process, too: requests are kept in a list, the last one holds, and
-after the last has ended the switch is as before the first.
+It also allows oneDNN to round factors to bfloat16.  A processor without bfloat16 instructions (AMX) still computes in
+float32.  A processor with them rounds: errors are 1e-3, not 1e-7.  So each process first runs a check of some
+milliseconds.  The switch is global to the process, so requests form a list: the last request holds, and after all have
+ended the switch has its first value again.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from polyhead.train.store.disk import tell
 from polyhead.train.world import World
 
 SWITCH: Any = getattr(torch.backends.mkldnn, "matmul", None)
-"""Holds `fp32_precision`; None in a torch that has no such switch."""
+"""The object with `fp32_precision`; None if this torch has no such switch."""
 
 STOCK, FAST = "ieee", "bf16"
 
@@ -36,18 +36,18 @@ SHAPE = 512, 128, 384
 """Rows, inputs and outputs of the layer whose products are checked."""
 
 MARGIN = 1.2
-"""The least ratio of speeds.  oneDNN with AVX-512 is about twice as fast as MKL without, and as fast as MKL with it.
-The threshold lies between, so that a noisy clock does not let equal runs on one machine compute differently."""
+"""The least speed-up.  oneDNN with AVX-512 is about twice as fast as MKL without AVX-512, and as fast as MKL with it.
+The threshold lies between, so noise in timing does not change the choice between equal runs on one machine."""
 
 DOUBT = 1.05, 1.45
-"""Ratios between these are measured again, with more repetitions."""
+"""Speed-ups between these are measured again with more repetitions."""
 
 TURNS = 5
 
 
 @dataclass(frozen=True)
 class Products:
-    """Whether float32 products are `fast`, those of oneDNN, and why or why not; true if they are.
+    """Whether float32 products are `fast` (oneDNN), and the reason; truthy if they are.
 
     >>> found = Products(False, "they are not faster here")
     >>> found, bool(found), str(found)
@@ -70,15 +70,14 @@ UNASKED = Products(False, "nobody asked for others")
 # ------------------------------------------------------------------------------------------------------------ who wants
 @contextlib.contextmanager
 def fast_products(wanted: bool = True) -> Iterator[Products]:
-    """Within, float32 matrix products on the CPU go through oneDNN, if it is faster here and as exact.
+    """A context in which float32 matrix products on the CPU use oneDNN, if it is faster on this machine and as exact.
 
-    Gives a `Products`, which says whether they do and why.  `wanted`: False keeps PyTorch's own choice, also inside
-    another `fast_products()`.  Tensors of other dtypes and devices are not touched.  The setting is one for all
-    threads of the process: the last that was entered holds, and what was set before comes back when all are left.  The
-    first call in a process checks, which takes some tens of milliseconds; products of other threads may be rounded in
-    them.
+    Yields a `Products`: whether oneDNN is used, and why.  `wanted`: False keeps PyTorch's own choice, also inside
+    another `fast_products()`.  Other dtypes and devices are not affected.  The setting is global to the process: the
+    context entered last holds, and the first value returns when all contexts have ended.  The first call in a process
+    runs a check of some tens of milliseconds, during which products of other threads may be rounded.
 
-    Within, `torch.get_float32_matmul_precision()` raises, and so do flex attention and max-autotune, which call it.
+    Inside, `torch.get_float32_matmul_precision()` raises, and so do flex attention and max-autotune, which call it.
 
     >>> with fast_products(wanted=False) as products:
     ...     print(products)
@@ -91,14 +90,14 @@ def fast_products(wanted: bool = True) -> Iterator[Products]:
 _lock = threading.RLock()
 _wishes: list[list[Products]] = []
 _before = ""
-"""The setting before the first request."""
+"""The value of the switch before the first request."""
 
 
 @contextlib.contextmanager
 def using(products: Products) -> Iterator[Products]:
     """A context with this choice of float32 products, without a check."""
     global _before
-    wish = [products]  # compared by identity: two equal requests may end in any order
+    wish = [products]  # a list, compared by identity: equal requests may end in any order
     with _lock:
         if not _wishes:
             _before = _state()
@@ -119,7 +118,7 @@ def _obey() -> None:
 
 
 def in_force() -> Products:
-    """The choice that holds now."""
+    """The current choice."""
     return _wishes[-1][0] if _wishes else UNASKED
 
 
@@ -129,27 +128,27 @@ def _state() -> str:
 
 # --------------------------------------------------------------------------------------------------------------- a run
 def of_run(config: Run, device: torch.device, began: bool | None = None, *, speaks: bool = True) -> Products:
-    """The products of a run: the machine's choice or, of a resumed run, those it `began` with.
+    """The products of a run: the machine's choice, or for a resumed run those it `began` with.
 
-    Losses of a resumed run are then equal to the last bit.  `began`: whether the products were fast, of a run with a
-    checkpoint.  `speaks`: print a line if this machine cannot do them.
+    So the losses of a resumed run are bitwise equal.  `began`: whether the products were fast; None without a
+    checkpoint.  `speaks`: print a line if this machine does not support them.
     """
     if device.type != "cpu":
         return Products(False, f"on {device.type}")
     if not config.fast_products:
         return Products(False, "not wanted")
-    if config.compile:  # the compiler may ask torch for a precision, which raises within
+    if config.compile:  # the compiler may ask for the precision, which raises under the switch
         return Products(False, "the run is compiled")
     if began is False:
         return Products(False, "the run began with them")
     products = found()
     if began and not products and speaks:
-        tell(f"{config.name}: it began with fast products, which are not to be had here, and goes on with {products}")
+        tell(f"{config.name}: it began with fast products, which this machine lacks, and continues with {products}")
     return products
 
 
 def agreed(own: Products, world: World) -> Products:
-    """The choice that all processes of a run can make."""
+    """The choice that all processes of a run share: fast only if all have it."""
     if world.size == 1:
         return own
     all_can = world.sum(torch.tensor([float(own.fast)])).item() == world.size
@@ -158,7 +157,7 @@ def agreed(own: Products, world: World) -> Products:
 
 # ------------------------------------------------------------------------------------------------------------ the check
 def found() -> Products:
-    """The result of the check, which is made once a process."""
+    """The result of the check, which runs once per process."""
     with _lock:
         own = _before if _wishes else _state()
         if own not in ("", "none", STOCK):
@@ -185,7 +184,7 @@ def _found() -> Products:
 
 
 def _rounds() -> bool:
-    """Whether the processor is known to multiply bfloat16, so that no product needs to be tried."""
+    """Whether the processor is known to multiply bfloat16 natively, so the check can be skipped."""
     return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
 
 
@@ -201,12 +200,12 @@ def _operands() -> list[tuple[Tensor, Tensor]]:
 
 
 def _compared(pairs: list[tuple[Tensor, Tensor]]) -> Products:
-    """Errors against float64 first, then the clock."""
+    """First compare errors against float64, then times."""
     stock, fast = _all(STOCK, pairs), _all(FAST, pairs)
     exact = [x.double() @ y.double() for x, y in pairs]
     errors = [[_error(*each) for each in zip(side, exact, strict=True)] for side in (stock, fast)]
     for own, other in zip(*errors, strict=True):
-        if not other <= 2 * own:  # nan neither
+        if not other <= 2 * own:  # also rejects nan
             return Products(False, f"they would round: error {other:.1e} in place of {own:.1e}")
     if all(map(torch.equal, stock, fast)):
         return Products(False, "the switch changes nothing on this processor")
@@ -221,7 +220,7 @@ def _error(came: Tensor, exact: Tensor) -> float:
 
 
 def _gain(pairs: list[tuple[Tensor, Tensor]]) -> float:
-    """The ratio of speeds: the fastest of some repetitions each, of more if the ratio is close to the threshold."""
+    """The speed-up, from the fastest of some repetitions each; of more if it is close to the threshold."""
     best, gain = {STOCK: float("inf"), FAST: float("inf")}, 0.0
     for _ in range(3):
         for _ in range(TURNS):
@@ -242,7 +241,7 @@ def _multiply(x: Tensor, y: Tensor) -> Tensor:
     return x @ y
 
 
-# Time of this thread alone, which other processes do not lengthen; some systems count it in steps that are too long.
+# CPU time of this thread, which other processes do not increase.  On some systems its resolution is too coarse.
 _clock = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-6 else time.perf_counter
 
 

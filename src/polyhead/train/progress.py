@@ -1,4 +1,4 @@
-"""Progress of a run: its folder, size and time, a bar on a terminal or an occasional line elsewhere, its scores."""
+"""Progress of a run: folder, size, time and scores; a bar on a terminal, occasional lines elsewhere."""
 
 import glob
 import itertools
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 QUIET_SECONDS = 30.0
-"""Seconds between two lines where the output is not a terminal."""
+"""Seconds between two lines if the output is not a terminal."""
 
 QUIET = "POLYHEAD_QUIET"
-"""The environment variable that turns progress off if it is not empty."""
+"""Progress is off if this environment variable is not empty."""
 
 WIDE = 80
-"""Columns from which on a terminal shows a bar beside the numbers."""
+"""The least width of a terminal for a bar beside the numbers."""
 
 
 def wanted(enabled: bool) -> bool:
@@ -34,9 +34,9 @@ def duration(seconds: float) -> str:
 
 
 def pace(folder: pathlib.Path, name: str, parameters: int) -> float | None:
-    """Seconds a step, evaluations included, of finished runs beside `folder` of this name and size; None without any.
+    """Seconds per step, including evaluations, of finished runs with this name and size beside `folder`; None without.
 
-    Of at most ten, as there may be thousands.
+    At most ten runs are read, because there may be thousands.
     """
     from polyhead.train.store.files import Damaged
     from polyhead.train.store.folder import RESULT, read_result
@@ -53,9 +53,9 @@ def pace(folder: pathlib.Path, name: str, parameters: int) -> float | None:
 
 
 class Progress:
-    """What one says of a run: first its folder, size and time, then a bar, or lines where there is no terminal.
+    """Reports on a run: first folder, size and time, then a progress bar, or lines without a terminal.
 
-    The scores of an evaluation are a line of their own.
+    The scores of each evaluation get a separate line.
     """
 
     def __init__(self, name: str, metric: str, *, start: int, steps: int, enabled: bool = True) -> None:
@@ -68,7 +68,7 @@ class Progress:
         self.bar: _Bar | None = None
 
     def begin(self, folder: pathlib.Path, parameters: int) -> None:
-        """Say what begins, and show the bar."""
+        """Print the first line, and show the bar."""
         if not self.enabled:
             return
         self.pace = pace(folder, self.name, parameters)
@@ -87,7 +87,7 @@ class Progress:
             self.bar.show(self.at, self._left())
 
     def trained(self, row: dict[str, Any]) -> None:
-        """A row of training."""
+        """Show a training row."""
         self.shown["loss"] = f"{row['loss']:.4f}"
         self.shown[self.metric] = f"{row[self.metric]:.3f}"
         if "tokens_per_second" in row:
@@ -100,11 +100,11 @@ class Progress:
             self._say(row)
 
     def evaluated(self, row: dict[str, Any]) -> None:
-        """A row of evaluation."""
+        """Show an evaluation row."""
         self.scores[row["split"]] = f"{row[self.metric]:.3f}"
 
     def _left(self) -> str:
-        """The time left, by the steps so far and what came between them; before the first by finished runs."""
+        """The time left, from the steps so far and the time between them; before the first step, from finished runs."""
         done = self.at - self.start
         each = (time.monotonic() - self.began) / done if done else self.pace
         return "?" if each is None else duration(each * (self.steps - self.at))
@@ -123,7 +123,7 @@ class Progress:
         self.line(f"{self.name}: step {row['step']}/{self.steps}, {shown}, {rate:.1f} steps/s, {self._left()} left")
 
     def line(self, text: str) -> None:
-        """One line on standard error, above the bar."""
+        """Print one line on standard error, above the bar."""
         if self.enabled:
             print(text, file=sys.stderr, flush=True)
 
@@ -134,7 +134,7 @@ class Progress:
 
 
 class _Bar:
-    """One line of rich on standard error, cut at its end; lines that are printed there meanwhile appear above it."""
+    """A line on standard error drawn by rich, cut to the terminal's width; printed lines appear above it."""
 
     def __init__(self, steps: int, console: "Console | None" = None) -> None:
         from rich.console import Console

@@ -1,8 +1,8 @@
 """Signals that ask a run to save and stop, and the exit codes of its process.
 
-SIGINT and SIGTERM interrupt.  SIGUSR1 preempts: Slurm sends it some time before a job ends (`--signal=USR1@120`); under
-Slurm SIGTERM means the same.  A preempted run inside a Slurm batch job asks Slurm to queue the job again.  It does not
-where REQUEUE is "0" in its environment: then its sweep starts it again.
+SIGINT and SIGTERM interrupt.  SIGUSR1 preempts: Slurm sends it some time before a job ends (`--signal=USR1@120`).
+Under Slurm, SIGTERM also preempts.  A preempted run inside a Slurm batch job asks Slurm to queue the job again, unless
+its environment has REQUEUE=0: then its sweep restarts it.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 DONE, DISK, MISTAKE, HELD, PREEMPTED, INTERRUPTED = 0, 1, 2, 73, 75, 130
-"""Exit codes: done; the disk failed; a mistake in the input, or a run that diverged; another process trains the run
+"""Exit codes: done; the disk failed; invalid input, or the run diverged; another process trains the run
 (EX_CANTCREAT); preempted and saved (EX_TEMPFAIL: try again); interrupted and saved."""
 
 USUAL = (signal.SIGINT, signal.SIGTERM)
@@ -26,9 +26,9 @@ REQUEUE = "POLYHEAD_REQUEUE"
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM: the run has saved, unless `saved` is False, for example because the disk fails.
+    """Ctrl-C or SIGTERM: the run was saved, unless `saved` is False, for example because the disk fails.
 
-    The text says how to resume, `code` is the process's exit code.
+    The text says how to resume; `code` is the process's exit code.
     """
 
     code = INTERRUPTED
@@ -36,15 +36,15 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Preempted(Interrupted):
-    """SIGUSR1, or under Slurm SIGTERM: the run has saved, to be resumed elsewhere or later."""
+    """SIGUSR1, or under Slurm SIGTERM: the run was saved, to be resumed elsewhere or later."""
 
     code = PREEMPTED
 
 
 class Stop:
-    """SIGINT, SIGTERM and SIGUSR1 ask the loop to save and stop; a second of the first two stops at once.
+    """SIGINT, SIGTERM and SIGUSR1 ask the loop to save and stop; a second SIGINT or SIGTERM stops at once.
 
-    `asked`: the signal that came, 0 while none has.
+    `asked`: the received signal, 0 if none.
     """
 
     signals = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
@@ -69,7 +69,7 @@ class Stop:
             signal.signal(number, handler)
 
     def interrupted(self, text: str, *, saved: bool = True) -> Interrupted:
-        """The error that the loop raises when it has saved, or could not."""
+        """The error that the loop raises after it saved, or failed to save."""
         usual = (signal.SIGINT,) if slurm_job() else USUAL
         error = Interrupted(text) if self.asked in usual else Preempted(text)
         error.saved = saved
@@ -80,8 +80,8 @@ class Stop:
 def leaving(*, again: bool = False) -> Iterator[None]:
     """A context in which a signal ends the process at once with its exit code, unless a `Stop` handles it.
 
-    Every file on the disk is complete at any time.  `again`: the same command resumes the run, so a preempted batch job
-    asks to be queued again.  It raises no exception, as libraries that are being imported may swallow it.
+    Files on disk are complete at any time.  `again`: the same command resumes the run, so a preempted batch job asks to
+    be queued again.  It raises no exception, because a library that is being imported may catch it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -119,14 +119,14 @@ def slurm_job() -> str | None:
 
 
 def requeue() -> str:
-    """Ask Slurm to queue this batch job again; the answer in words, or nothing outside a batch job.
+    """Ask Slurm to queue this batch job again; returns a message, or "" outside a batch job.
 
     Slurm then ends the job at once, so print all messages before.
 
-    Only a running job asks: a cancelled job stays cancelled, and Slurm queues a job that it preempts by itself.
+    Only a running job asks: a cancelled job stays cancelled, and Slurm itself requeues a job that it preempts.
     """
     job = slurm_job()
-    if job is None or os.environ.get("SLURM_PROCID", "0") != "0":  # one process asks for all
+    if job is None or os.environ.get("SLURM_PROCID", "0") != "0":  # one process asks for the whole job
         return ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         state = _ask_slurm("squeue", "--noheader", "--jobs", job, "--format", "%T")

@@ -1,11 +1,12 @@
-"""Tokens per second of a model of tokens, and its share of a card's peak.
+"""Tokens per second of a token model, and its share of a GPU's peak (MFU).
 
     operations of a step per token = 6 (N + A)
 
-N are the weights a token meets: matrices, of a mixture's experts the share that is asked, and the table if it gives the
-logits, too.  A are the multiply-adds of attention (`spec`: the work of a head without its projections) over the keys a
-token sees, of causal ones half on average.  Two operations each, forward, and twice that backward (Chowdhery et al.
-2022, appendix B, who count all keys).  What is done twice (checkpointing, lazy logits) counts once.
+N counts the weights that each token uses: matrices, the active share of a mixture's experts, and the embedding table if
+it also gives the logits.  A counts the multiply-adds of attention (`spec`: the work of a head without its projections)
+over the visible keys; causal attention sees half of them on average.  A multiply-add is two operations forward and four
+backward (Chowdhery et al. 2022, appendix B, who count all keys).  Recomputation (checkpointing, lazy logits) does not
+count.
 """
 
 import re
@@ -29,12 +30,12 @@ PEAK = {
     r"\bL4\b": 121e12,
     r"\bRTX 4090$": 165.2e12,
 }
-"""Operations a second in bfloat16 with float32 sums, without sparsity, by the name of the card: NVIDIA's data sheets
+"""Dense bfloat16 operations per second with float32 sums, by the name of the card: NVIDIA's data sheets
 (H200, H100, A100, L4) and its white paper on the Ada architecture (RTX 4090)."""
 
 
 def peak(card: str) -> float | None:
-    """The peak of a card by its name; None if it is unknown.
+    """The peak of a card by its name; None for an unknown card.
 
     >>> peak("NVIDIA A100-SXM4-80GB"), peak("NVIDIA L40S")
     (312000000000000.0, None)
@@ -43,7 +44,7 @@ def peak(card: str) -> float | None:
 
 
 def operations(model: Transformer, length: int) -> int:
-    """Operations of a training step, per token of sequences of `length`.
+    """Operations of a training step per token, in sequences of `length`.
 
     >>> model = Transformer(TransformerConfig(Tokens(100), Logits(100), dim=64, layers=2, heads=Softmax(4)))
     >>> weights = 2 * (4 * 64 * 64 + 2 * 64 * 256) + 64 * 100
@@ -74,7 +75,7 @@ def _attention(model: Transformer, layer: int, keys: int) -> int:
     rows, total = {row.config: row for row in MECHANISMS}, 0
     attention: Any = model.blocks[layer].attention
     for group, heads in zip(model.config.layer_heads(layer), attention.groups, strict=True):
-        row, sizes = rows.get(type(group).__name__, rows["Softmax"]), heads.sizes  # of a user's: as softmax heads
+        row, sizes = rows.get(type(group).__name__, rows["Softmax"]), heads.sizes  # a user's: like softmax
         known = {"m": model.config.dim, "h": sizes.heads, "d": sizes.dim, "e": sizes.value_dim, "s": keys}
         known |= {"r": getattr(heads, "relations", sizes.heads), "p": getattr(heads, "relation_dim", 0)}
         total += sizes.heads * (amount(row.work, known) - amount(row.size, known))
@@ -82,7 +83,7 @@ def _attention(model: Transformer, layer: int, keys: int) -> int:
 
 
 class Throughput:
-    """What the rows of a run of tokens say beside its steps a second; of another run nothing."""
+    """Rates for the rows of a run on tokens, in addition to steps per second; none for other runs."""
 
     def __init__(self, config: Run, model: nn.Module, device: torch.device, devices: int = 1) -> None:
         length = config.task.length
@@ -93,7 +94,7 @@ class Throughput:
             self.share = operations(model, length) / (most * devices)
 
     def row(self, steps_per_second: float) -> dict[str, float]:
-        """`tokens_per_second` and, on a card whose peak is known, `share_of_peak`."""
+        """`tokens_per_second` and, on a card with a known peak, `share_of_peak`."""
         if self.tokens is None:
             return {}
         rate = steps_per_second * self.tokens

@@ -1,9 +1,9 @@
-"""What a run writes beside metrics.jsonl for those who want it: TensorBoard, Weights & Biases, trackio.
+"""Optional trackers beside metrics.jsonl: TensorBoard, Weights & Biases, trackio.
 
-A tracker lives in a thread of its own, where it is imported, started, fed and finished.  So it costs the loop a row in
-a queue, it cannot hold the loop up, and whatever it raises is one line on standard error and the end of this tracker,
-not of the run.  The names of the rows that it has taken stand in RUN/<tracker>/rows.txt: a run that goes on tells it
-each row once, and a run that is tracked from the middle on tells it what was before.
+Each tracker is imported and runs in its own thread.  The training loop only puts rows into a queue, so it never waits.
+An error ends the tracker with one line on standard error; the run continues.  RUN/<tracker>/rows.txt lists the rows
+that the tracker has received.  So a resumed run sends each row once, and a tracker that is added later gets the earlier
+rows.
 """
 
 import importlib
@@ -26,22 +26,22 @@ from polyhead.train.store.folder import Metrics, Result, read_metrics
 
 ROWS = "rows.txt"
 BEHIND = 10_000
-"""Rows a tracker may lag; more, and it is left behind."""
+"""The longest queue of rows; a tracker that is slower is turned off."""
 PATIENCE = 60.0
-"""Seconds that the end of a run waits for each tracker."""
+"""Seconds that a finished run waits for each tracker."""
 
 Row = dict[str, Any]
 Values = dict[str, float]
 
 
 class Tracker(Protocol):
-    """A run in somebody's tracker."""
+    """A run in a tracking service."""
 
     def log(self, values: Values, step: int) -> None:
-        """Numbers by name at a step.  A kill may lose what it keeps back, see docs/tracking.md."""
+        """Log numbers by name at a step.  A killed process may lose buffered rows, see docs/tracking.md."""
 
     def close(self, done: bool) -> None:
-        """The run ends here, with its result or without."""
+        """End the tracked run.  `done`: whether the run has a result."""
 
 
 class _TensorBoard:
@@ -67,7 +67,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """A run of a Weights & Biases project; files in RUN/wandb.  WANDB_MODE=offline and the like count as always."""
+    """A run of a Weights & Biases project; files in RUN/wandb.  WANDB_* variables such as WANDB_MODE=offline work."""
 
     def __init__(self, config: Run, folder: pathlib.Path, fresh: bool) -> None:
         wandb = importlib.import_module("wandb")
@@ -78,10 +78,10 @@ class _Wandb:
             dir=str(folder),
             config=configs.to_dict(config),
             resume=None if fresh else "allow",
-            reinit="create_new",  # beside other runs of this process
+            reinit="create_new",  # several runs may be open in this process
             settings=wandb.Settings(console="off", silent=True, init_timeout=PATIENCE),
         )
-        self.run.define_metric("*", step_metric="step")  # its own counter would refuse a step that comes twice
+        self.run.define_metric("*", step_metric="step")  # its default step counter rejects a repeated step
 
     def log(self, values: Values, step: int) -> None:
         self.run.log({"step": step, **values})
@@ -114,11 +114,11 @@ TRACKERS: dict[str, Callable[[Run, pathlib.Path, bool], Tracker]] = {
     "wandb": _Wandb,
     "trackio": _Trackio,
 }
-"""By the name of the package, too."""
+"""Trackers by name, and by the name of their package."""
 
 
 def check(names: Sequence[str]) -> None:
-    """Raise a ValueError for a tracker that is unknown or not installed; nothing is imported."""
+    """Raise a ValueError for an unknown or missing tracker; nothing is imported."""
     for name in names:
         one_of("tracking", "tracker", name, TRACKERS)
         if importlib.util.find_spec(name) is None:
@@ -127,7 +127,7 @@ def check(names: Sequence[str]) -> None:
 
 
 class Rows:
-    """The rows of a run: into metrics.jsonl, and to the trackers of `config.track`."""
+    """Writes the rows of a run into metrics.jsonl and sends them to the trackers of `config.track`."""
 
     def __init__(self, config: Run, metrics: Metrics) -> None:
         self.metrics, folder = metrics, metrics.path.parent
@@ -142,7 +142,7 @@ class Rows:
             self._put(_entry(row))
 
     def finish(self, result: Result) -> None:
-        """Tell the trackers what came out."""
+        """Send the result to the trackers."""
         values = {f"{split}/{name}": value for split, scores in result.scores.items() for name, value in scores.items()}
         values |= {"seconds": result.seconds, "parameters": result.parameters}
         self._put(_Entry("result", result.steps, {f"result/{name}": value for name, value in values.items()}))
@@ -155,7 +155,7 @@ class Rows:
         return self.metrics.sync()
 
     def close(self) -> None:
-        """Close the file; wait for each tracker, but not for ever."""
+        """Close the file; wait for each tracker, at most `PATIENCE` seconds."""
         self.metrics.close()
         for thread in self.threads:
             thread.put(None)
@@ -165,7 +165,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A row as trackers take it, with a name of its own."""
+    """A row for trackers, with a unique name."""
 
     name: str
     step: int
@@ -178,24 +178,24 @@ def _entry(row: Mapping[str, Any]) -> _Entry:
     _Entry(name='eval 500 iid', step=500, values={'iid/r2': 0.5, 'iid/seconds': 3.0})
     """
     split = row.get("split", "")
-    head = split or {"train": "training"}.get(row["kind"], row["kind"])  # `train` is a split, too
+    head = split or {"train": "training"}.get(row["kind"], row["kind"])  # a split may also be called `train`
     numbers = {name: value for name, value in row.items() if isinstance(value, (int, float)) and name != "step"}
     name = f"{row['kind']} {row['step']} {split}".strip()
     return _Entry(name, row["step"], {f"{head}/{key}": value for key, value in numbers.items()})
 
 
 class _Thread(threading.Thread):
-    """One tracker at work."""
+    """The thread of one tracker."""
 
     def __init__(self, tracker: str, config: Run, folder: pathlib.Path, past: Sequence[_Entry]) -> None:
-        super().__init__(name=f"tracking {tracker}", daemon=True)  # one that hangs must not keep the process alive
+        super().__init__(name=f"tracking {tracker}", daemon=True)  # a hanging tracker must not keep the process alive
         self.tracker, self.config, self.folder, self.past = tracker, config, folder, past
         self.queue: queue.Queue[_Entry | None] = queue.Queue(BEHIND)
         self.off = False
         self.start()
 
     def put(self, entry: _Entry | None) -> None:
-        """Hand over a row, None at the end.  It never waits."""
+        """Enqueue a row, or None at the end.  Never blocks."""
         if self.off:
             return
         try:
@@ -206,7 +206,7 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         try:
             self._work()
-        except (Exception, SystemExit) as error:  # some libraries leave when they should raise
+        except (Exception, SystemExit) as error:  # some libraries exit instead of raising
             said = " ".join(str(error).split())
             self._leave_off(f"{type(error).__name__}: {said}" if said else type(error).__name__)
 
@@ -232,7 +232,7 @@ class _Thread(threading.Thread):
             print(said, file=sys.stderr, flush=True)
 
     def leave(self) -> None:
-        """Wait for it to finish, `PATIENCE` seconds at most."""
+        """Wait for the thread to finish, at most `PATIENCE` seconds."""
         if not self.off:
             self.join(PATIENCE)
             if self.is_alive():

@@ -35,14 +35,16 @@ def run(
     again: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Train `config` in its folder and return what it reached; a finished run is returned as it is.
+    """Train `config` in its folder and return its result; a finished run is not trained again.
 
-    `resume`: go on from the folder's checkpoint if there is one.  `again`: forget what is there and start over.
-    `callbacks` are told every row of metrics.jsonl as it is written: kind (train or eval), step, split, numbers.
-    What one raises ends the run, whose last checkpoint stays.  Of several processes the first tells.
-    Damaged files are set aside, and the run goes on from the last whole checkpoint.  A disk that fails is waited for.
-    Raises ValueError when the folder holds another run, or an unfinished one and neither is asked for; OSError when the
-    disk fails before the first step; Interrupted after Ctrl-C, SIGTERM or SIGUSR1, when everything is saved.
+    `resume`: continue from the folder's checkpoint if there is one.  `again`: delete the earlier training and restart.
+    `callbacks`: called with every row of metrics.jsonl when it is written (kind "train" or "eval", step, split,
+    numbers), only in the first of several processes.  An exception in a callback ends the run; its last checkpoint
+    remains.
+    Damaged files are renamed, and the run resumes from the last undamaged checkpoint.  After a disk error, writing is
+    retried until it works.
+    Raises ValueError if the folder holds another run, or an unfinished one and neither `resume` nor `again` is given;
+    OSError if the disk fails before the first step; Interrupted after Ctrl-C, SIGTERM or SIGUSR1, with the run saved.
     """
     world, folder = World.here(config.device), folder_of(config)
     with world.joined(), contextlib.ExitStack() as held:
@@ -62,9 +64,9 @@ def run(
 
 
 def begin(config: Run, folder: pathlib.Path, held: contextlib.ExitStack, resume: bool, again: bool) -> int:
-    """Hold the folder, and say whether the run is finished already, 1 or 0."""
+    """Lock the folder; returns 1 if the run is already finished, else 0."""
     for kind in foreign(config):
-        check_found(kind, "train")  # else nobody could read the run back
+        check_found(kind, "train")  # else the run could not be loaded again
     held.enter_context(claim(config, folder))
     if again:
         clear(folder)
@@ -72,7 +74,7 @@ def begin(config: Run, folder: pathlib.Path, held: contextlib.ExitStack, resume:
         return 1
     if saves(folder) and not resume and not (folder / (RESULT + DAMAGED)).exists():
         raise ValueError(
-            f"train: {folder} holds an unfinished run; go on with `polyhead resume {folder}`, or train again"
+            f"train: {folder} holds an unfinished run; resume it with `polyhead resume {folder}`, or train again"
         )
     read_all(config)
     config.task.keep(folder)
@@ -80,7 +82,7 @@ def begin(config: Run, folder: pathlib.Path, held: contextlib.ExitStack, resume:
 
 
 def _done(config: Run, folder: pathlib.Path, resume: bool) -> Result | None:
-    """The result of a finished run; one that is damaged is made again, and so is a damaged model if `resume`."""
+    """The result of a finished run, or None if it is damaged, or if `resume` and the model is damaged."""
     try:
         result = read_result(folder)
     except Damaged as error:
@@ -91,7 +93,7 @@ def _done(config: Run, folder: pathlib.Path, resume: bool) -> Result | None:
     if result is not None and resume and (folder / CHECKPOINT).exists():
         try:
             metadata = read_checkpoint(folder, digest(config))[1]
-        except Damaged:  # what follows sets it aside
+        except Damaged:  # the caller renames it
             return None
-        kept_rows(folder, *expected(config.train.steps, metadata.get("rows", 0), result))  # it says what is lost
+        kept_rows(folder, *expected(config.train.steps, metadata.get("rows", 0), result))  # prints what is lost
     return result

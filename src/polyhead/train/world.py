@@ -1,7 +1,7 @@
-"""The processes that train one run together: which of them this is, and how they speak with each other.
+"""The processes that train one run together: the rank of this one, and how they communicate.
 
-`torchrun` and Slurm's `srun` start them and say so in the environment.  Whatever all must know goes over gloo in main
-memory; gradients and parameters go over NCCL between GPUs.  Alone there is no group, and nothing here costs anything.
+`torchrun` and Slurm's `srun` start them and set the environment.  Control messages use gloo in main memory; gradients
+and parameters use NCCL between GPUs.  A single process has no process group, and all of this is free.
 """
 
 import contextlib
@@ -21,20 +21,20 @@ from polyhead.train.device import pick_device
 from polyhead.train.stop import DISK, MISTAKE, is_local_first
 
 PATIENCE = datetime.timedelta(minutes=30)
-"""How long a process waits for another that still lives: while it draws its data, or its disk is full."""
+"""How long a process waits for another live one, which may be drawing data or waiting for its disk."""
 
 _met: list[dist.Store] = []
-"""Where the processes have met, first for all groups and then for each group of theirs: one may follow another."""
+"""The rendezvous of the processes, and one prefix for each group: groups may follow one another."""
 
 
 LOST = 3
-"""The exit code of a process whose run was lost with another one."""
+"""The exit code of a process that ends because another process of its run ended."""
 
 
 class Lost(RuntimeError):
-    """Another process of this run ended, so this one cannot go on; what went wrong is told where it happened.
+    """Another process of this run ended, so this one cannot continue; that process reported the reason.
 
-    `code`: what this process exits with.
+    `code`: the exit code of this process.
     """
 
     def __init__(self, text: str, code: int = LOST) -> None:
@@ -57,9 +57,9 @@ class World:
 
     @classmethod
     def here(cls, device: str = "auto") -> "World":
-        """The world this process was started in, with its own one of the machine's devices.
+        """The world of this process, by its environment, with one of the machine's devices.
 
-        Raises ValueError for an environment that cannot be, and for a machine with fewer devices than processes.
+        Raises ValueError for an inconsistent environment, and for fewer devices than processes on this machine.
         """
         rank, size, local = place(os.environ)
         if size == 1:
@@ -72,7 +72,7 @@ class World:
         return self.rank == 0
 
     def rows(self, count: int) -> slice:
-        """Which of `count` rows are this process's: blocks in order, as equal as can be.
+        """The rows of this process out of `count`: consecutive blocks of nearly equal size.
 
         >>> [World(rank, 3, 0, torch.device("cpu")).rows(7) for rank in range(3)]
         [slice(0, 2, None), slice(2, 4, None), slice(4, 7, None)]
@@ -81,8 +81,8 @@ class World:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
-        """Within, the processes are a group.  Raises Lost if another one ends before its time."""
-        if self.size == 1 or dist.is_initialized():  # the caller's own group stays
+        """A context with a process group.  Raises Lost if another process ends too early."""
+        if self.size == 1 or dist.is_initialized():  # the caller's own group remains
             yield
             return
         if not _met:
@@ -100,34 +100,34 @@ class World:
             if isinstance(error, dist.DistError) or "gloo" in str(error):
                 raise Lost("another process of this run ended before its time") from error
             raise
-        # Not after an error: the others may be elsewhere, and a group is not ended by one alone.
+        # Not after an error: all processes must end the group together, and the others may be elsewhere.
         self.meet()
         dist.destroy_process_group()
 
     def meet(self) -> None:
-        """Wait for all.  Without it, ending a gloo group aborted one process in five."""
+        """A barrier.  Without it, one process in five aborted when a gloo group ended."""
         self.sum(torch.zeros(1))
 
     def sum(self, values: Tensor) -> Tensor:
-        """`values`, in main memory, added up over all processes."""
+        """The sum over all processes of `values` in main memory."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def totals(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """Numbers that every process has its own of, each added up."""
+        """Each number summed over all processes."""
         if self.size == 1 or not values:
             return list(values)
         return list(self.sum(torch.stack([value.detach().double().cpu() for value in values])))
 
     def mean(self, values: Sequence[Tensor]) -> list[float]:
-        """The same on average, as plain numbers."""
+        """Each number averaged over all processes."""
         return [value.item() / self.size for value in self.totals(values)]
 
     def on_rank_zero(self, action: Callable[[], int]) -> int:
         """Run `action` on rank 0 and broadcast its non-negative result.
 
-        Raises on rank 0 what `action` raises, elsewhere Lost: rank 0 says why.
+        If `action` raises, rank 0 raises its error and the other ranks raise Lost.
         """
         if self.size == 1:
             return action()
@@ -147,7 +147,7 @@ class World:
         return int(told[0])
 
     def command(self, path: pathlib.Path) -> str:
-        """What starts this world again on one machine."""
+        """The command that restarts this run on one machine."""
         start = "python" if self.size == 1 else f"torchrun --standalone --nproc-per-node {self.size}"
         return f"{start} -m polyhead.train {path}"
 
@@ -161,7 +161,7 @@ class StopBroadcast:
         self.work: dist.Work | None = None
 
     def exchange(self, asked: int) -> int:
-        """Send `asked` to the others and return what was sent at the step before, the same in every process."""
+        """Send `asked` to the others; returns the result of the previous step, equal in every process."""
         if self.world.size == 1:
             return asked
         before = self.last()
@@ -170,7 +170,7 @@ class StopBroadcast:
         return before
 
     def last(self) -> int:
-        """What was sent last."""
+        """The result of the last exchange."""
         if self.work is not None:
             self.work.wait()
             self.work = None
@@ -178,20 +178,20 @@ class StopBroadcast:
 
 
 def speaks() -> bool:
-    """Whether this process is the one that tells a person why a run ended: what fails in all of them is told once.
+    """Whether this process should report why a run ended, so that a failure of all processes is reported once.
 
-    That is the first of a group to fail, and before there is a group the first of each machine.
+    The first process of the group to fail reports.  Before there is a group, the first process of each machine does.
     """
     if not _met:
         return is_local_first()
     try:
         return _met[-1].add("polyhead/told", 1) == 1
-    except RuntimeError:  # the process that kept the count is gone, so it has spoken
+    except RuntimeError:  # the process with the counter is gone: it has reported
         return False
 
 
 def leave(code: int) -> int:
-    """End a process that has failed in a group at once: one that ends a group alone may abort."""
+    """Exit at once after an error in a group: the usual exit would end the group alone and may abort."""
     if _met and code:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -200,15 +200,15 @@ def leave(code: int) -> int:
 
 
 def _code(error: BaseException) -> int:
-    """What a process exits with after this error (see stop.py)."""
+    """The exit code of a process after this error (see stop.py)."""
     known = MISTAKE if isinstance(error, ValueError) else DISK if isinstance(error, OSError) else LOST
     return getattr(error, "code", known)
 
 
 def place(environment: Mapping[str, str]) -> tuple[int, int, int]:
-    """Rank, size and local rank that torchrun or srun give; 0, 1, 0 for a process that was started alone.
+    """Rank, size and local rank from torchrun or srun; 0, 1, 0 for a process that was started alone.
 
-    A batch script of Slurm has a rank, too, but is no step: it is alone, however many tasks its job may start.
+    A Slurm batch script also has a rank, but it is not a job step: it runs alone, whatever tasks its job may start.
 
     >>> place({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
     (5, 8, 1)
@@ -231,8 +231,8 @@ def place(environment: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 def find_first(environment: "os._Environ[str] | dict[str, str]") -> None:
-    """See that MASTER_ADDR and MASTER_PORT are known: srun gives neither, so the step's first host and a port that
-    follows from the job's number stand in.  Raises ValueError where nothing gives them."""
+    """Set MASTER_ADDR and MASTER_PORT if they are missing, because srun sets neither: to the step's first host, and a
+    port computed from the job's number.  Raises ValueError if they are unknown."""
     if "MASTER_ADDR" in environment and "MASTER_PORT" in environment:
         return
     hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
@@ -240,11 +240,11 @@ def find_first(environment: "os._Environ[str] | dict[str, str]") -> None:
         raise ValueError("world: several processes need MASTER_ADDR and MASTER_PORT; start them with torchrun or srun")
     job, step = (int(environment.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     environment.setdefault("MASTER_ADDR", first_host(hosts))
-    environment.setdefault("MASTER_PORT", str(10000 + (job * 31 + step) % 20000))  # below those that systems hand out
+    environment.setdefault("MASTER_PORT", str(10000 + (job * 31 + step) % 20000))  # below the range of ephemeral ports
 
 
 def first_host(hosts: str) -> str:
-    """The first of Slurm's list of hosts.
+    """The first host in Slurm's list of hosts.
 
     >>> first_host("gpu[07-09,12]-ib,login1"), first_host("a1,a2")
     ('gpu07-ib', 'a1')
@@ -260,7 +260,7 @@ def _own_device(name: str, local: int) -> torch.device:
     if device.type != "cuda" or device.index is not None:
         raise ValueError(f"world: several processes train on cpu or cuda but the device is {device}")
     count = torch.cuda.device_count()
-    if count > 1 and local >= count:  # with one, a launcher may have shown each process its own
+    if count > 1 and local >= count:  # with one visible device, the launcher may have given each process its own
         raise ValueError(f"world: process {local + 1} of this machine needs a GPU of its own but it has {count}")
     own = torch.device("cuda", local if count > 1 else 0)
     torch.cuda.set_device(own)

@@ -137,7 +137,7 @@ def _finished(folder: pathlib.Path) -> Run:
         shows = f"polyhead report {folder} shows its attention"
         raise ValueError(f"explore: {folder} must be trained on text but is on {task}; {shows}")
     if read_result(folder) is None:
-        raise ValueError(f"explore: {folder} must be finished but is not; polyhead resume {folder} goes on with it")
+        raise ValueError(f"explore: {folder} must be finished but is not; polyhead resume {folder} finishes it")
     return run
 
 

@@ -91,7 +91,7 @@ def train(
     except Interrupted as stopped:
         said = "stopped and saved" if stopped.saved else str(stopped)
         done = sum(isinstance(outcome, Result) for outcome in outcomes.values())
-        text = f"{said}; {done} of {len(runs)} runs are done, the same command goes on"
+        text = f"{said}; {done} of {len(runs)} runs are done, the same command resumes"
         raise stop.interrupted(text) from None
     return [outcomes[place] for place in places]
 
@@ -136,7 +136,7 @@ def _reached(config: Run, folder: pathlib.Path) -> dict[str, Any] | None:
 
     def read(path: pathlib.Path) -> dict[str, Any] | None:
         if path.is_dir():
-            raise ValueError(f"population: {path} was saved in parts; go on with: polyhead resume {folder}")
+            raise ValueError(f"population: {path} was saved in parts; resume with: polyhead resume {folder}")
         try:
             return read_checkpoint(folder, configs.digest(config), path.name)[1]
         except Damaged as error:

@@ -75,7 +75,7 @@ def sweep(
         except KeyboardInterrupt:
             done = sum(isinstance(job.outcome, Result) for job in jobs)
             became = engine.stop([job.handle for job in jobs if job.handle is not None])
-            text = f"{became}; {done} of {len(jobs)} runs are done, the same command goes on"
+            text = f"{became}; {done} of {len(jobs)} runs are done, the same command resumes"
             raise stop.interrupted(text) from None
     return [job.outcome for job in jobs if job.outcome is not None]
 

@@ -257,7 +257,7 @@ class _Search:
             except KeyboardInterrupt:
                 became = self.engine.stop([job.handle for _, job in self.working if job.handle is not None])
                 done = self.study.count() - len(self.study.interrupted())
-                text = f"{became}; {done} of {wanted} trials are done, the same command goes on"
+                text = f"{became}; {done} of {wanted} trials are done, the same command resumes"
                 raise stop.interrupted(text) from None
 
     def _begin(self, trial: Any) -> None:

@@ -1,4 +1,4 @@
-"""The batch with which a run diverged, saved for inspection."""
+"""The batch at which a run diverged, saved for inspection."""
 
 import json
 import pathlib
@@ -17,7 +17,7 @@ _LATENT = "latents/"
 
 
 def write_batch(path: pathlib.Path, batch: Batch, metadata: dict[str, Any]) -> None:
-    """The inverse of `read_batch`.  Raises OSError."""
+    """Write a batch for `read_batch`.  Raises OSError."""
     fields = {name: getattr(batch, name) for name in ("inputs", "targets", "mask", "scored", "source", "source_mask")}
     fields |= {_LATENT + name: value for name, value in batch.latents.items()}
     tensors = {
@@ -27,7 +27,7 @@ def write_batch(path: pathlib.Path, batch: Batch, metadata: dict[str, Any]) -> N
 
 
 def read_batch(path: str | pathlib.Path) -> tuple[Batch, dict[str, Any]]:
-    """The batch in `bad_batch.safetensors` (or in a run folder that has one) and what it is: step, seed, split, digest.
+    """The batch in `bad_batch.safetensors` (or in a run folder with one), and its step, seed, split and run digest.
 
     It is the batch of update `step`: `task.batch(split, size, seed=seed, step=step - 1)`.  Raises ValueError for a file
     that is damaged or holds something else.

@@ -1,4 +1,4 @@
-"""One safetensors file holds everything that resuming needs: parameters, optimiser state, number of steps.
+"""A checkpoint is one safetensors file with all that resuming needs: parameters, optimiser state, number of steps.
 
     model/<name>                                   parameters and persistent buffers
     optimiser/<parameter>/{exp_avg, exp_avg_sq, step}
@@ -39,10 +39,9 @@ def save_checkpoint(
     best: bool = False,
     retry: Callable[[Callable[[], None]], None] = lambda write: write(),
 ) -> None:
-    """Replace the folder's checkpoint atomically.  The last `keep` stay; BEST is a second name of it if it is `best`.
+    """Replace the folder's checkpoint atomically; the last `keep` remain.  `best`: also give it the name BEST.
 
-    A complete checkpoint exists under one of the names at any time.  Raises OSError for a failure of the disk that
-    `retry` does not wait for.
+    A complete checkpoint exists at any time.  Raises OSError for a disk error that `retry` does not retry.
     """
     data = _packed(model, optimiser, metadata)
     retry(lambda: _put(folder, data, keep, best))
@@ -56,7 +55,7 @@ def save_best(
     *,
     retry: Callable[[Callable[[], None]], None] = lambda write: write(),
 ) -> None:
-    """Save the best checkpoint only, of a model whose other checkpoints are sharded.  Raises as save_checkpoint."""
+    """Save only the best checkpoint of a model whose other checkpoints are sharded.  Raises as save_checkpoint."""
     data = _packed(model, optimiser, metadata)
     retry(lambda: write(folder / BEST, data))
 
@@ -76,7 +75,7 @@ def state(model: nn.Module, optimiser: torch.optim.Optimizer) -> Iterator[tuple[
 
 
 def _put(folder: pathlib.Path, data: bytes, keep: int, best: bool) -> None:
-    """Safe to call again after a failure anywhere in it."""
+    """Write the file and its links; safe to repeat after any failure."""
     path = folder / CHECKPOINT
     if keep > 1 and (step := step_of(path)) > 0:
         link(path, folder / f"{EARLIER.format(step)}.safetensors")
@@ -87,7 +86,7 @@ def _put(folder: pathlib.Path, data: bytes, keep: int, best: bool) -> None:
 
 
 def rotate(folder: pathlib.Path, keep: int) -> None:
-    """Delete all checkpoints but the last `keep`, and the best."""
+    """Delete all checkpoints except the last `keep` and the best."""
     for path in sorted(saves(folder), key=step_of, reverse=True)[keep:]:
         forget(path)
 
@@ -103,9 +102,9 @@ def step_of(path: pathlib.Path) -> int:
 
 
 def candidates(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Checkpoints from which a run could resume, the furthest first, each file once.
+    """Checkpoints from which a run can resume, the largest step first, each file once.
 
-    The newest comes before all others of its kind, whatever its step.  A sharded one may be further.
+    The newest comes before all others of its kind, whatever its step.  A sharded one may have a larger step.
     """
     newest, best = folder / CHECKPOINT, folder / BEST
     here = newest.exists()
@@ -117,7 +116,7 @@ def candidates(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    return whole(tensor).to("cpu", copy=True).contiguous()  # a copy: tied tensors may not share memory in the file
+    return whole(tensor).to("cpu", copy=True).contiguous()  # a copy: tied tensors must not share memory in the file
 
 
 def read_metadata(path: pathlib.Path) -> dict[str, Any]:
@@ -182,7 +181,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def check_kinds(metadata: dict[str, Any], path: pathlib.Path) -> None:
-    """Raise Damaged for metadata that no training writes, although their checksums fit."""
+    """Raise Damaged for metadata of wrong types: training never writes them, even if the checksum is right."""
     for name, kinds in _KINDS.items():
         value = metadata.get(name, kinds[0]())
         if type(value) not in kinds or (name in ("step", "rows") and not 0 <= value < 1 << 62):
@@ -190,7 +189,7 @@ def check_kinds(metadata: dict[str, Any], path: pathlib.Path) -> None:
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: object) -> None:
-    """Fill `model` from a checkpoint's tensors.  ValueError names missing, surplus and misshapen ones."""
+    """Load a checkpoint's tensors into `model`.  Raises ValueError for missing, extra or misshapen tensors."""
     stored = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
     wanted = model.state_dict()
     if missing := sorted(wanted.keys() - stored.keys()):
@@ -207,12 +206,12 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: object) -> 
 def load_optimiser(
     model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], path: object
 ) -> None:
-    """Fill the optimiser's state, parameter by parameter, by name."""
+    """Load the optimiser's state for each parameter by name."""
     for name, parameter in model.named_parameters():
         keys = [f"optimiser/{name}/{key}" for key in STATES]
         found = [key in tensors for key in keys]
         if not any(found):
-            continue  # a parameter without a gradient so far
+            continue  # this parameter has had no gradient yet
         if not all(found):
             raise ValueError(f"checkpoint: {path} lacks {keys[found.index(False)]!r}")
         state = {key: tensors[full] for key, full in zip(STATES, keys, strict=True)}
@@ -229,7 +228,7 @@ def step_place(optimiser: torch.optim.Optimizer, parameter: nn.Parameter) -> tor
 
 
 def restore(path: pathlib.Path, digest: str, model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
-    """Fill model and optimiser from a checkpoint; its metadata.  Raises as read_checkpoint."""
+    """Load a checkpoint into model and optimiser; returns its metadata.  Raises as read_checkpoint."""
     tensors, metadata = read_checkpoint(path.parent, digest, path.name)
     load_weights(model, tensors, path)
     load_optimiser(model, optimiser, tensors, path)
@@ -239,10 +238,10 @@ def restore(path: pathlib.Path, digest: str, model: nn.Module, optimiser: torch.
 def load_model(
     folder: str | pathlib.Path, device: str | torch.device = "cpu", which: str | int = "newest"
 ) -> tuple[Run, Any]:
-    """The run of a folder and its trained model, in eval mode on `device`.
+    """The run of a folder and its trained model in eval mode on `device`.
 
-    `which`: "newest", "best" (of the checkpoints that were evaluated, by the headline metric on the validation split,
-    or on the first that is evaluated), or the step of a checkpoint that is still there.
+    `which`: "newest"; "best": the best evaluated checkpoint by the headline metric, on the validation split or else on
+    the first evaluated split; or the step of an existing checkpoint.
     """
     config = read_config(folder)
     path = _find(pathlib.Path(config.folder or folder), which)

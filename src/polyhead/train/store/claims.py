@@ -1,4 +1,4 @@
-"""Owners of a run folder: the run that was trained in it, and the process that trains in it now."""
+"""The owner of a run folder: the run that it belongs to, and the process that trains in it now."""
 
 import contextlib
 import dataclasses
@@ -20,14 +20,14 @@ LOCK = ".lock"
 
 
 class Held(ValueError):
-    """Another process is training in the folder.  `code`: what a worker exits with."""
+    """Another process is training in the folder.  `code`: the worker's exit code."""
 
     code = HELD
 
 
 @contextlib.contextmanager
 def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
-    """Claim `folder` for `config`: no other process trains in it meanwhile, and it belongs to this run only."""
+    """A context that locks `folder` for this process and checks that it belongs to the run `config`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -43,13 +43,13 @@ def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
             try:
                 write(path, text.encode())
             except OSError:
-                if not (folder / RESULT).exists():  # a finished run may lie where nobody can write
+                if not (folder / RESULT).exists():  # a finished run may be in a read-only folder
                     raise
         yield
 
 
 def _holder(folder: pathlib.Path, mine: str) -> str:
-    """The run that was trained in `folder`; `mine` if none was, so that a corrected run may use the folder again.
+    """The digest of the run in `folder`, or `mine` if nothing was trained, so a corrected run may reuse the folder.
 
     A damaged config.json is renamed if all other files belong to run `mine`.  Raises ValueError if they do not.
     """
@@ -68,7 +68,7 @@ def _holder(folder: pathlib.Path, mine: str) -> str:
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path) -> Iterator[None]:
-    """Hold the folder's lock.  It is on a file, since over NFS the lock of a folder is known to one machine only."""
+    """Hold the folder's lock.  It locks a file: over NFS a lock of a folder is local to one machine."""
     try:
         import fcntl
     except ImportError:  # Windows: no lock
@@ -76,14 +76,14 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
         return
     try:
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError:  # a finished run may lie where nobody can write
+    except OSError:  # a finished run may be in a read-only folder
         handle = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Held(f"run folder: another process is training in {folder}") from None
-        with contextlib.suppress(OSError):  # the holder's name, for readers only
+        with contextlib.suppress(OSError):  # the holder's host name, for messages only
             os.truncate(handle, 0)
             os.pwrite(handle, f"{platform.node()} {os.getpid()}\n".encode(), 0)
         yield
@@ -92,12 +92,12 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
 
 
 def claimed_by(folder: pathlib.Path) -> str | None:
-    """The machine whose process trains in `folder` now ("" if it is unknown), or None."""
+    """The host whose process trains in `folder` now ("" if unknown), or None if no process does."""
     try:
         import fcntl
 
         handle = os.open(folder / LOCK, os.O_RDWR)
-    except (ImportError, OSError):  # no training was ever there, or none is possible
+    except (ImportError, OSError):  # no lock file, or a system without locks
         return None
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -109,7 +109,7 @@ def claimed_by(folder: pathlib.Path) -> str | None:
 
 
 def owner(folder: pathlib.Path) -> str | None:
-    """The run that was trained in `folder`: "" if it can no longer be read, None if there was none."""
+    """The digest of the run that was trained in `folder`: "" if it is unreadable, None if there was none."""
     found = candidates(folder)
     for path in found:
         with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""A failing disk pauses a run: it prints one line and tries again until the disk works or the run is to stop."""
+"""A disk error pauses a run: it prints one line and retries until the disk works or a signal stops the run."""
 
 import errno
 import sys
@@ -21,14 +21,17 @@ PASSING = {
     )
     if hasattr(errno, name)
 }
-"""Errors that may pass; all others are raised at once."""
+"""Errors that may be temporary; all others are raised at once."""
 
 T = TypeVar("T")
 
 
 class DiskRetry:
-    """`retry(write)` calls `write` until it succeeds.  Raises its OSError unless that may pass, and Interrupted when a
-    signal comes between two attempts.  `speaks`: whether this process prints, as only one of several does."""
+    """`retry(write)` calls `write` until it succeeds.
+
+    Raises OSError for an error that is not temporary, and Interrupted if a signal arrives between two attempts.
+    `speaks`: whether this process prints; only one of several does.
+    """
 
     def __init__(self, stop: Stop, *, speaks: bool = True) -> None:
         self.stop, self.speaks = stop, speaks
@@ -47,7 +50,7 @@ class DiskRetry:
                 self._rest(error)
             else:
                 if paused and self.speaks:
-                    tell("the disk works again: going on")
+                    tell("the disk works again: continuing")
                 return done
 
     def _rest(self, error: OSError) -> None:
@@ -59,5 +62,5 @@ class DiskRetry:
 
 
 def tell(text: str) -> None:
-    """One line on standard error, above any bar."""
+    """Print one line on standard error, above a progress bar."""
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Files that are written atomically, and whose damage is noticed when they are read."""
+"""Files are written atomically, and checked for damage when they are read."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ SEAL = "seal"
 
 
 class Damaged(ValueError):
-    """The contents of a file differ from those that were written."""
+    """The contents of a file differ from what was written."""
 
 
 # --------------------------------------------------------------------------------------------------------------- whole
@@ -41,7 +41,7 @@ def write(path: pathlib.Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def named(path: pathlib.Path) -> Iterator[None]:
-    """A context in which an OSError names the file that could not be written."""
+    """A context that adds `path` to the text of an OSError."""
     try:
         yield
     except OSError as error:
@@ -61,7 +61,7 @@ def link(source: pathlib.Path, target: pathlib.Path) -> None:
         return
     with named(target):
         os.replace(partial, target)
-        partial.unlink(missing_ok=True)  # it is left over when both were the same file before
+        partial.unlink(missing_ok=True)  # rename keeps it if both names were the same file
     sync_folder(target.parent)
 
 
@@ -76,7 +76,7 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def set_aside(path: pathlib.Path, why: object) -> None:
-    """Rename a damaged file or folder, with a message: it is kept, but no longer used."""
+    """Rename a damaged file or folder and print why: it is kept, but no longer used."""
     aside = path.with_name(path.name + DAMAGED)
     forget(aside)
     os.replace(path, aside)
@@ -84,7 +84,7 @@ def set_aside(path: pathlib.Path, why: object) -> None:
 
 
 def forget(path: pathlib.Path) -> None:
-    """Delete a file, or a folder, if it is there."""
+    """Delete a file or folder if it exists."""
     with named(path):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -103,14 +103,13 @@ def seal(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def unseal(values: Any, where: object) -> dict[str, Any]:
-    """The inverse of `seal`; values without a checksum are returned as they are.  Raises Damaged, beginning with
-    `where`."""
+    """The inverse of `seal`; values without a checksum are returned unchanged.  Raises Damaged, which names `where`."""
     if not isinstance(values, dict):
         raise Damaged(f"{where} is damaged (a table was wanted but {str(values)[:40]!r} came)")
     plain = {name: value for name, value in values.items() if name != SEAL}
     try:
         right = SEAL not in values or values[SEAL] == seal(plain)[SEAL]
-    except RecursionError:  # nobody has written that
+    except RecursionError:  # nested too deeply: not written by `seal`
         right = False
     if not right:
         raise Damaged(f"{where} is damaged (its contents do not match their checksum)")
@@ -118,7 +117,7 @@ def unseal(values: Any, where: object) -> dict[str, Any]:
 
 
 def checksum(tensors: dict[str, torch.Tensor]) -> int:
-    """The checksum of a tensor, as safetensors checks sizes only and would not notice a flipped bit."""
+    """The checksum of `tensors`: safetensors checks only sizes, so it would miss a flipped bit."""
     value = 0
     for name in sorted(tensors):
         value = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, zlib.crc32(name.encode(), value))

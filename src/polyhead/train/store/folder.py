@@ -32,7 +32,7 @@ DIGEST = "digest"
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """Result of a finished run.  `scores[split]`: loss, and of each metric mean and standard error `<metric>_se`."""
+    """Result of a finished run.  `scores[split]`: the loss, and each metric's mean and standard error `<metric>_se`."""
 
     name: str
     digest: str
@@ -69,20 +69,22 @@ class Result:
 
 
 def folder_of(config: Run) -> pathlib.Path:
-    """`config.folder`, or runs/NAME-DIGEST: two different runs never share the default."""
+    """`config.folder`, or by default runs/NAME-DIGEST, which differs for every run."""
     return pathlib.Path(config.folder or f"runs/{config.name}-{configs.digest(config)}")
 
 
 def place(folder: str | pathlib.Path) -> pathlib.Path:
-    """Where a run lies; a name of `polyhead list models` is its folder unless there is one of that name here."""
+    """The path of a run; a name from `polyhead list models` is its folder, unless a folder of that name exists here."""
     path = pathlib.Path(folder)
     name = None if path.exists() else shipped.named(str(folder))
     return path if name is None else shipped.folder(name)
 
 
 def read_config(folder: str | pathlib.Path) -> Run:
-    """The run of a folder, of a config file or of a trained model that comes with polyhead, by its name; `folder` is
-    set to where it lies now."""
+    """The run of a folder, of a config file, or of a trained model that comes with polyhead, by name.
+
+    Its `folder` is set to its present path.
+    """
     from polyhead.tasks import KINDS
 
     path = place(folder)
@@ -106,7 +108,7 @@ def read_config(folder: str | pathlib.Path) -> Run:
 
 
 def read_result(folder: str | pathlib.Path) -> Result | None:
-    """The result of a finished run, or None while it is not finished.  Raises Damaged."""
+    """The result of a run, or None if it is not finished.  Raises Damaged."""
     path = pathlib.Path(folder) / RESULT
     if not path.is_file():
         return None
@@ -124,7 +126,7 @@ def read_result(folder: str | pathlib.Path) -> Result | None:
 
 
 def finished(folder: str | pathlib.Path, digest: str) -> Result | None:
-    """The result of this run if there is a readable one; its training reports any other."""
+    """The result of this run if it is readable, else None; training reports damage."""
     with contextlib.suppress(Damaged):
         if (result := read_result(folder)) is not None and result.digest == digest:
             return result
@@ -132,30 +134,33 @@ def finished(folder: str | pathlib.Path, digest: str) -> Result | None:
 
 
 def write_result(result: Result) -> None:
-    """The inverse of `read_result`."""
+    """Write a result for `read_result`."""
     values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "folder"}
     write(result.folder / RESULT, (json.dumps(seal(values), indent=2) + "\n").encode())
 
 
 def saves(folder: pathlib.Path) -> list[pathlib.Path]:
-    """All checkpoints in `folder` but the best: the newest, and those with their step in the name."""
+    """All checkpoints in `folder` except the best: the newest, and those named by step."""
     found = [folder / CHECKPOINT, *folder.glob("checkpoint-*.safetensors"), *folder.glob("checkpoint-*.sharded")]
     return [path for path in found if path.exists()]
 
 
 def clear(folder: pathlib.Path) -> None:
-    """Delete all training in `folder`, and the description of its text."""
+    """Delete everything that training wrote in `folder`."""
     from polyhead.tasks.text import tokens as text_tokens
 
     names = (ENDED, RESULT, METRICS, BEST, BAD_BATCH, text_tokens.FILE, text_tokens.RECORD)
-    told = folder.glob("*/rows.txt")  # trackers (tracking.py) begin again
+    told = folder.glob("*/rows.txt")  # trackers (tracking.py) restart
     for path in [*(folder / name for name in names), *saves(folder), *folder.glob("*" + DAMAGED), *told]:
         forget(path)
 
 
 class Metrics:
-    """The rows of metrics.jsonl, each with its checksum.  Opening keeps the undamaged rows that `keep` accepts, and
-    prints a line if they are fewer than the `wanted` rows that the checkpoint counts."""
+    """The rows of metrics.jsonl, each with a checksum.
+
+    On opening, undamaged rows that `keep` accepts stay.  If they are fewer than the `wanted` rows of the checkpoint, it
+    prints a line.
+    """
 
     def __init__(
         self,
@@ -173,12 +178,12 @@ class Metrics:
         self.file: io.FileIO | None = None
 
     def add(self, row: dict[str, Any]) -> None:
-        """Append a row.  Raises OSError for a failure that `retry` does not wait for."""
+        """Append a row.  Raises OSError for an error that `retry` does not retry."""
         self.retry(lambda: self._try(lambda file: self._append(file, _line(row))))
         self.count += self.keep(row)
 
     def sync(self) -> int:
-        """Write all rows to the disk; the number of those that a resumed run keeps."""
+        """Flush all rows to disk; returns the number of rows that a resumed run keeps."""
         self.retry(lambda: self._try(lambda file: os.fsync(file.fileno())))
         return self.count
 
@@ -188,7 +193,7 @@ class Metrics:
         self.file = None
 
     def _try(self, do: Callable[[io.FileIO], None]) -> None:
-        """Call `do` with the file, which is opened again after a failure, as its share may have been away."""
+        """Call `do` with the file; after an error it is reopened, because a network share may have been offline."""
         try:
             with named(self.path):
                 if self.file is None:
@@ -203,7 +208,7 @@ class Metrics:
     def _opened(self) -> io.FileIO:
         file = io.FileIO(os.open(self.path, os.O_WRONLY | os.O_APPEND), "ab")
         there = os.fstat(file.fileno()).st_size
-        if there > self.size:  # half a row
+        if there > self.size:  # an incomplete row
             os.ftruncate(file.fileno(), self.size)
         elif there < self.size:
             tell(f"{self.path}: the last rows were lost with the disk")
@@ -217,7 +222,7 @@ class Metrics:
 
 
 def kept_rows(folder: pathlib.Path, keep: Callable[[dict[str, Any]], bool], wanted: int) -> list[dict[str, Any]]:
-    """The rows so far that `keep` accepts; prints a line if they are fewer than `wanted`."""
+    """The rows that `keep` accepts; prints a line if they are fewer than `wanted`."""
     kept = [row for row in read_metrics(folder) if keep(row)]
     if (lost := wanted - len(kept)) > 0:
         tell(f"{folder / METRICS}: {lost} of {wanted} rows are lost or damaged; curves have a gap there, nothing else")
@@ -225,14 +230,14 @@ def kept_rows(folder: pathlib.Path, keep: Callable[[dict[str, Any]], bool], want
 
 
 def is_past(row: dict[str, Any], step: int, steps: int) -> bool:
-    """Whether a run of `steps` resumed at `step` keeps a row: all but the final evaluation, which is repeated."""
+    """Whether a run of `steps` resumed at `step` keeps a row: all except the final evaluation, which is repeated."""
     return row["step"] <= step and not (row["kind"] == "eval" and row["step"] == steps)
 
 
 def expected(steps: int, vouched: int, result: Result | None) -> tuple[Callable[[dict[str, Any]], bool], int]:
-    """Which rows a run of `steps` should have, and how many.
+    """Which rows a run of `steps` should have (a predicate), and how many.
 
-    These are the rows that its last checkpoint counts and, of a finished run, the last evaluation of each split.
+    These are the rows that its last checkpoint counts and, for a finished run, the last evaluation of each split.
     """
     if result is None:
         return lambda row: is_past(row, steps, steps), vouched
@@ -261,7 +266,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     """The environment of a run: versions, machine, threads, device, matrix products (products.py), date."""
     try:
         version = metadata.version("polyhead")
-    except metadata.PackageNotFoundError:  # running from the source tree
+    except metadata.PackageNotFoundError:  # not installed: run from the source tree
         version = "source"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return {

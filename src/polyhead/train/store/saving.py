@@ -1,4 +1,4 @@
-"""Which checkpoint a run resumes from, which one is the best, and the advice when a run diverges."""
+"""The checkpoint from which a run resumes, the best checkpoint, and the advice for a run that diverged."""
 
 import contextlib
 import math
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def _restore_sharded(*what: Any) -> dict[str, Any]:
-    from polyhead.train.store.sharded import restore_sharded  # importing it takes as long as a second
+    from polyhead.train.store.sharded import restore_sharded  # the import can take a second
 
     return restore_sharded(*what)
 
@@ -31,9 +31,9 @@ READ: dict[str, Callable[..., dict[str, Any]]] = {".safetensors": checkpoint.res
 def last_whole(
     name: str, folder: pathlib.Path, read: Callable[[pathlib.Path], T | None], first: bool = True
 ) -> T | None:
-    """The result of `read` for the last undamaged checkpoint; `read` returns None for a damaged one.
+    """The result of `read` for the last undamaged checkpoint; `read` returns None for a damaged checkpoint.
 
-    That checkpoint is then the newest.  `first`: whether this process changes files and prints.
+    That checkpoint becomes the newest.  `first`: whether this process changes files and prints.
     """
     found = candidates(folder)
     for path in found:
@@ -43,15 +43,15 @@ def last_whole(
         if first and older:
             link(path, folder / CHECKPOINT)
         if first and (older or path != found[0]):
-            tell(f"{name}: going on from {path.name}")
+            tell(f"{name}: resuming from {path.name}")
         return seen
     if first and found:
-        tell(f"{name}: no checkpoint is left, so it begins anew; the result will be the same")
+        tell(f"{name}: no checkpoint is left, so it starts at step 0; the result will be the same")
     return None
 
 
 def drop(path: pathlib.Path, error: Damaged) -> None:
-    """Rename a damaged checkpoint; the best may be the same file under another name."""
+    """Rename a damaged checkpoint, and the best one if it is the same file."""
     best = path.with_name(BEST)
     if best != path and best.exists() and best.samefile(path):
         forget(best)
@@ -59,7 +59,7 @@ def drop(path: pathlib.Path, error: Damaged) -> None:
 
 
 class Rating:
-    """Which checkpoint is the best: by the headline metric on the validation split, else on the first evaluated."""
+    """Tracks the best checkpoint: by the headline metric on the validation split, else on the first evaluated split."""
 
     def __init__(self, config: Run, folder: pathlib.Path, digest: str) -> None:
         evaluated = config.train.evaluate
@@ -69,7 +69,7 @@ class Rating:
         self.score: float | None = None
         self.best: float | None = None
         path = folder / BEST
-        with contextlib.suppress(ValueError):  # a damaged one is not the best
+        with contextlib.suppress(ValueError):  # a damaged checkpoint does not count
             metadata = read_metadata(path) if path.exists() else {}
             if metadata.get("digest") == digest:
                 self.best = metadata.get("score")
@@ -79,20 +79,20 @@ class Rating:
         self.step, self.score = step, value if value is not None and math.isfinite(value) else None
 
     def at(self, step: int) -> tuple[float | None, bool]:
-        """The score of step `step`, if it was evaluated, and whether there was no better one."""
+        """The score of step `step` if it was evaluated, and whether it is the best so far."""
         score = self.score if self.step == step else None
         return score, score is not None and (self.best is None or self.sign * (score - self.best) > 0)
 
     def kept(self, step: int) -> None:
-        """The checkpoint of step `step` is on the disk."""
+        """Record that the checkpoint of step `step` was saved."""
         score, best = self.at(step)
         self.best = score if best else self.best
 
 
 def diverged(what: str, config: Run, folder: pathlib.Path, step: int, first: int, saved: int) -> str:
-    """The advice for a run whose loss or parameters (`what`) were found not to be finite at `step`, first at `first`.
+    """The advice for a run with a loss or parameters (`what`) that are not finite at `step`, and at `first` before.
 
-    The batch of that first step is written into the folder.
+    The batch of step `first` is written into the folder.
     """
     kept = f"the checkpoint of step {saved} is kept" if saved else "there is no checkpoint yet"
     said = f"train: {what} at step {step}; {kept}; lower train.lr or set train.clip"
@@ -101,6 +101,6 @@ def diverged(what: str, config: Run, folder: pathlib.Path, step: int, first: int
     try:
         batch = config.task.batch("train", config.train.batch_size, seed=config.seed, step=first - 1)
         write_batch(path, batch, {**about, "what": what})
-    except OSError as error:  # it can be drawn again
+    except OSError as error:  # not fatal: the batch can be drawn again
         return f"{said}; the batch of step {first}, the first bad one, could not be saved ({error.strerror})"
     return f"{said}; the batch of step {first}, the first bad one, is in {path}"

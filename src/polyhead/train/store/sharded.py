@@ -1,12 +1,12 @@
-"""Checkpoints of sharded runs: every rank writes its part, and any number of ranks reads them.
+"""Checkpoints of sharded runs: every rank writes its part, and any number of ranks can read them.
 
     checkpoint-<step>.sharded/
-        shard-<process>.safetensors     pieces of tensors, named <tensor>@<where they begin>
+        shard-<process>.safetensors     pieces of tensors, named <tensor>@<offsets>
         index.json                      the file of each piece, its checksum, and the metadata of a checkpoint
 
-Names of tensors are those of `checkpoint.py`.  PyTorch's `torch.distributed.checkpoint` plans which rank writes
-and reads which piece, so the number of ranks may change.  Its storage would pickle the index.  Ours is JSON; it is
-written last, and then the folder gets its name.
+Tensors have the same names as in checkpoint.py.  PyTorch's `torch.distributed.checkpoint` plans which rank writes and
+reads which piece, so the number of ranks may change.  Its own storage pickles the index; ours is JSON.  The index is
+written last; then the folder gets its final name.
 """
 
 import json
@@ -47,7 +47,7 @@ def save_sharded(
     keep: int = 1,
     retry: Callable[[Callable[[], None]], None] = lambda write: write(),
 ) -> None:
-    """`save_checkpoint` for a sharded model; all processes together.  Raises OSError in all if one cannot write."""
+    """`save_checkpoint` for a sharded model; called by all processes.  If one cannot write, all raise OSError."""
     path = folder / f"{EARLIER.format(metadata['step'])}.sharded"
     tensors = dict(state(model, optimiser))
 
@@ -62,7 +62,7 @@ def save_sharded(
 def restore_sharded(
     path: pathlib.Path, digest: str, model: nn.Module, optimiser: torch.optim.Optimizer
 ) -> dict[str, Any]:
-    """`restore` from a folder of shards, into a model that is sharded, whole in every process, or alone; all together.
+    """`restore` from a folder of shards into a sharded, data-parallel or single-process model; called by all processes.
 
     Raises Damaged for a damaged folder, ValueError for one of another run, version or model.
     """
@@ -76,7 +76,7 @@ def restore_sharded(
     states: dict[nn.Parameter, dict[str, Tensor]] = {}
     for name, parameter in model.named_parameters():
         if f"optimiser/{name}/step" not in stored:
-            continue  # a parameter without a gradient so far
+            continue  # this parameter has had no gradient yet
         moments = {key: torch.zeros_like(parameter.detach()) for key in STATES[:2]}
         states[parameter] = {**moments, "step": torch.zeros((), device=step_place(optimiser, parameter))}
         tensors |= {f"optimiser/{name}/{key}": value for key, value in states[parameter].items()}
@@ -86,7 +86,7 @@ def restore_sharded(
             raise ValueError(f"checkpoint: {path} has {name!r} of shape {came} but {list(value.shape)} is wanted")
     alone = not dist.is_initialized()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that is what `alone` means
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended for a single process
         _together(lambda: dcp.load(tensors, storage_reader=Reader(path, index), no_dist=alone))
     for parameter, filled in states.items():
         optimiser.state[parameter] = filled
@@ -114,7 +114,7 @@ def read_index(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _check_entry(entry: dict[str, Any], path: pathlib.Path) -> None:
-    """One tensor of an index: its pieces fill it, and lie in files of this folder that are there."""
+    """Check one tensor of an index: its pieces cover it, and their files exist in this folder."""
     shape, filled = entry["shape"], 0
     _DTYPES[entry["dtype"]]
     for chunk in entry["chunks"]:
@@ -129,7 +129,7 @@ def _check_entry(entry: dict[str, Any], path: pathlib.Path) -> None:
 
 
 def _together(action: Callable[[], object]) -> None:
-    """Call it in all ranks; if one fails, all raise its error."""
+    """Call `action` on all ranks; if one rank fails, all raise its error."""
     try:
         action()
     except CheckpointException as error:
@@ -146,7 +146,7 @@ def _line(error: object) -> str:
 
 
 class Writer(dcp.StorageWriter):
-    """Writes a safetensors file for each rank; then rank 0 writes the index."""
+    """Writes one safetensors file per rank; then rank 0 writes the index."""
 
     def __init__(self, path: pathlib.Path, about: dict[str, Any]) -> None:
         self.path, self.about = path, about
@@ -160,7 +160,7 @@ class Writer(dcp.StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On rank 0 only, before any rank writes."""
+        """Called on rank 0 only, before any rank writes."""
         forget(self.partial)
         self.partial.mkdir()
         return plans
@@ -205,7 +205,7 @@ class Writer(dcp.StorageWriter):
 
 
 class Reader(dcp.StorageReader):
-    """Reads the pieces that this rank needs, and checks each."""
+    """Reads and checks the pieces that this rank needs."""
 
     def __init__(self, path: pathlib.Path, index: dict[str, Any]) -> None:
         self.path, self.index = path, index

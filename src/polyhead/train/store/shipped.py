@@ -1,10 +1,10 @@
-"""Trained models that come with polyhead: the package has an index, the repository the files, in `models/`.
+"""Trained models that come with polyhead.  The package has their index; the files are in `models/` of the repository.
 
-    run, model = ph.load("fuzzy-hyla")        the first of its seeds; "fuzzy-hyla-2" is another
+    run, model = ph.load("fuzzy-hyla")        the first seed; "fuzzy-hyla-2" is another
     polyhead list models
 
-Each is a run folder, so that `polyhead eval fuzzy-hyla` and every other command that takes one takes its name.  Files
-that are not at hand are downloaded once.  Each is held to the SHA-256 of the index, wherever it comes from.
+Each model is a run folder, so every command that takes a folder also takes its name, such as
+`polyhead eval fuzzy-hyla`.  Missing files are downloaded once.  Every file must have the SHA-256 of the index.
 """
 
 import difflib
@@ -22,17 +22,17 @@ from polyhead.train.store.files import Damaged
 
 INDEX = pathlib.Path(__file__).with_name("models.json")
 REPOSITORY = pathlib.Path(__file__).parents[4] / "models"
-"""Where the files lie beside the sources."""
+"""The folder of the files in a source tree."""
 SOURCE = "https://github.com/polyhead/polyhead/raw/main/models"
 OWN = "POLYHEAD_MODELS"
-"""The environment variable that names another folder of models."""
+"""This environment variable names another folder of models."""
 
 
 class Model(TypedDict):
-    """What the index says of a model.
+    """The index entry of a model.
 
-    `scores`: mean and standard error on each split of its card.  `sample`: the same of its first `sampled` sequences
-    alone, which tests score again.  `files`: the SHA-256 of each.
+    `scores`: mean and standard error on each split of its card.  `sample`: the same on the first `sampled` sequences,
+    for tests.  `files`: the SHA-256 of each file.
     """
 
     task: str
@@ -56,7 +56,7 @@ def models() -> dict[str, Model]:
 
 
 def named(name: str) -> str | None:
-    """The model of that name in the index, or None; a name without its seed is that of the lowest."""
+    """The model of that name in the index, or None; a name without a seed means the lowest seed."""
     if name in models():
         return name
     seeds = [int(one.rpartition("-")[2]) for one in models() if re.fullmatch(rf"{re.escape(name)}-\d+", one)]
@@ -64,21 +64,21 @@ def named(name: str) -> str | None:
 
 
 def hint(name: str) -> str:
-    """What may have been meant by a name that no folder has."""
+    """A suggestion for an unknown name: the most similar model."""
     near = difflib.get_close_matches(name, models(), n=1)
     return f" (did you mean the trained model {near[0]!r}? polyhead list models)" if near else ""
 
 
 def at_hand(name: str) -> pathlib.Path | None:
-    """The folder of a model, if it lies here."""
+    """The local folder of a model, or None."""
     files = models()[name]["files"]
     return next((place / name for place in _places() if all((place / name / file).is_file() for file in files)), None)
 
 
 def folder(name: str) -> pathlib.Path:
-    """The run folder of a model of the index, downloaded if it is not here, every file as it was published.
+    """The run folder of a model of the index, downloaded if it is missing, with verified files.
 
-    Damaged: a file with another digest.  ValueError: it is not here and cannot be downloaded.
+    Raises Damaged for a file with another digest, and ValueError if the model is missing and cannot be downloaded.
     """
     found = at_hand(name) or _download(name)
     for file, digest in models()[name]["files"].items():

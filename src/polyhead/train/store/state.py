@@ -1,4 +1,4 @@
-"""The states of a run, and ended.json in its folder: how its last worker ended without a result."""
+"""The states of a run, and ended.json in its folder: why its last worker ended without a result."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ ENDED = "ended.json"
 
 
 class State(StrEnum):
-    """The state of a run of a sweep.  stopped: no process trains it, no sweep starts it, and it did not fail."""
+    """The state of a run in a sweep.  stopped: no process trains it, no sweep will start it, and it did not fail."""
 
     DONE = "done"
     RUNNING = "running"
@@ -23,13 +23,13 @@ class State(StrEnum):
 
 
 def write_end(folder: pathlib.Path, state: State, said: str) -> None:
-    """Write down how a worker ended; a read-only folder stays as it is."""
+    """Record how a worker ended; does nothing in a read-only folder."""
     with contextlib.suppress(OSError):
         write(folder / ENDED, (json.dumps(seal({"state": state.value, "said": said})) + "\n").encode())
 
 
 def read_end(folder: pathlib.Path) -> tuple[State, str] | None:
-    """The state and its message; None if no worker has ended since the last one began, or if it is unknown."""
+    """The recorded state and its message; None if the last worker still runs, or if the file is unreadable."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         values = unseal(json.loads((folder / ENDED).read_bytes()), folder / ENDED)
         return State(values["state"]), str(values["said"])
@@ -37,5 +37,5 @@ def read_end(folder: pathlib.Path) -> tuple[State, str] | None:
 
 
 def forget_end(folder: pathlib.Path) -> None:
-    """A process trains here now."""
+    """Delete the record, because a process trains here now."""
     forget(folder / ENDED)

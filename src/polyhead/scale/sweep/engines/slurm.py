@@ -145,7 +145,7 @@ class Slurm:
         jobs = sorted({job.name.partition("_")[0] for job in handles if isinstance(job, _Job)})
         if not jobs:
             return "stopped"
-        return f"left {len(handles)} jobs to Slurm, which goes on with them (scancel {' '.join(jobs)} ends them)"
+        return f"left {len(handles)} jobs in Slurm, running or queued (scancel {' '.join(jobs)} ends them)"
 
     def close(self) -> None:
         pass
