@@ -1,6 +1,6 @@
 """The papers' experiments: for each of `hyla`, `dual` and `language` its models, runs, claims and figures.
 
-recipes.py names all runs, reproduce.py makes a figure by one command; study.py, outcome.py and page.py serve both.
+recipes.py names all runs.  reproduce.py makes a figure with one command.  study.py, outcome.py and page.py help both.
 """
 
 from typing import TYPE_CHECKING

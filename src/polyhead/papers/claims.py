@@ -1,7 +1,7 @@
 """Claims of papers as statistical tests on measured scores.
 
-Before any result is known, a claim is written as "each of these numbers is above its margin".  A number has one value
-per seed; of several settings it is their mean, seed by seed.  Each number is a *part* with a verdict:
+A claim is written before any result is known, as "each of these numbers is above its margin".  A number has one value
+per seed; over several settings, the mean is taken for each seed.  Each number is a *part* with a verdict:
 
     holds                 its one-sided p-value (Student's t over seeds), corrected by Holm over all parts of the page,
                           is below 0.05
@@ -10,7 +10,7 @@ per seed; of several settings it is their mean, seed by seed.  Each number is a 
     not enough evidence   none of these
     not a test            fewer than five seeds
 
-The claim holds if all of its parts do, and does not hold if one does not.
+The claim holds if all its parts hold.  It does not hold if one part does not hold.
 """
 
 import functools
@@ -23,16 +23,19 @@ from polyhead.papers.estimates import LEVEL, Estimate
 HOLDS, FAILS, EQUAL, OPEN = "holds", "does not hold", "no difference", "not enough evidence"
 NO_TEST = "not a test"
 SEEDS = 5
-"""Fewer are not a test."""
+"""The least number of seeds for a test."""
 WITHIN = 0.02
-"""Of scores that are fractions: a smaller difference is none.  Of logarithms: two per cent."""
+"""A smaller difference between scores (fractions) counts as none.  For logarithms this is two per cent."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One number of a claim: `estimate` is above `margin`.  `up`, `down`: the corrected p-values of that and of the
-    opposite.  `within`: a smaller difference from the margin is none; 0: no such test.  `falls`: whether a number
-    below the margin refutes the claim; a number that cannot truly be below its null does not."""
+    """One number of a claim: `estimate` is above `margin`.
+
+    `up`, `down`: the corrected p-values of "above" and of "below".  `within`: a smaller difference from the margin
+    counts as none; 0 turns this test off.  `falls`: whether a number below the margin refutes the claim; False for a
+    number whose true value cannot be below the margin.
+    """
 
     name: str
     estimate: Estimate
@@ -44,12 +47,12 @@ class Part:
 
     @property
     def tested(self) -> bool:
-        """Whether there are seeds enough, and an error."""
+        """Whether there are enough seeds and a standard error."""
         return self.estimate.runs >= SEEDS and not math.isnan(self.estimate.error)
 
     @property
     def outcome(self) -> str:
-        """What the tests say of it, in the words at the top of this file."""
+        """The verdict, in the words at the top of this file."""
         if not self.tested:
             return NO_TEST
         if self.up < 1 - LEVEL:
@@ -68,8 +71,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim, its parts, and the same numbers as the paper prints them (`printed`).  `family`: the claims with which
-    its p-values are corrected."""
+    """A claim and its parts.
+
+    `printed`: the same numbers as printed in the paper.  `family`: the claims whose p-values are corrected together.
+    """
 
     claim: str
     parts: tuple[Part, ...]
@@ -83,7 +88,7 @@ class Verdict:
 
     @property
     def evidence(self) -> str:
-        """Its numbers in a line, each with its outcome if these differ."""
+        """Its numbers in one line, with the outcome of each part if they differ."""
         if len({part.outcome for part in self.parts}) == 1:
             return "; ".join(map(str, self.parts))
         return "; ".join(f"{part}: {part.outcome}" for part in self.parts)
@@ -128,8 +133,11 @@ def above(
     *,
     family: str = "",
 ) -> Verdict:
-    """All of `parts` are above `margin`.  `printed`: the same numbers as the paper has them.  `within`: for "no
-    difference", by default `WITHIN` where the margin is 0.  `falls`: see `Part`; `family`: see `Verdict`."""
+    """The claim that all of `parts` are above `margin`.
+
+    `printed`: the same numbers as printed in the paper.  `within`: for "no difference"; by default `WITHIN` if the
+    margin is 0.  `falls`: see `Part`; `family`: see `Verdict`.
+    """
     small = (0.0 if margin else WITHIN) if within is None else within
     own = "; ".join(str(Part(name, part, margin)) for name, part in printed.items()) if printed else None
     verdict = Verdict(claim, tuple(Part(name, part, margin, small, falls) for name, part in parts.items()), own, family)
@@ -152,8 +160,8 @@ def _corrected(up: Iterable[float], down: Iterable[float], part: Part) -> Part:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """P-values corrected for their number, by Holm: the smallest times their number, the next times one less, and none
-    below one before it.
+    """P-values corrected for multiple tests by Holm: of n, the smallest times n, the next times n - 1 and so on, made
+    non-decreasing.
 
     >>> holm([0.04, 0.01])
     [0.04, 0.02]
@@ -166,7 +174,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def all_of(outcomes: Iterable[str]) -> str:
-    """The outcome of a claim: a part that does not hold decides, then one without a test, then the common outcome."""
+    """The outcome of a claim: "does not hold" or "not a test" if any part has it, else the common outcome."""
     found = set(outcomes)
     for one in (FAILS, NO_TEST):
         if one in found:

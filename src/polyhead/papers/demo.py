@@ -1,7 +1,6 @@
-"""What `make demo` trains: a race of a minute or two, then fuzzy logic at the paper's own network and setting.
+"""The runs of `make demo`: a race of a minute or two, then fuzzy logic with the paper's network and settings.
 
-Steps and seeds were written down before the first run with them.  Seed 0 of fuzzy logic is not used: a pilot had been
-looked at.
+Steps and seeds were fixed before the first run.  Seed 0 of fuzzy logic is excluded, because a pilot run used it.
 """
 
 import itertools
@@ -20,15 +19,15 @@ RACE_SPLITS = ("iid", "novel_hexominoes", "novel_stripes")
 
 
 def demo() -> tuple[Run, ...]:
-    """The demo: dual attention and CoRelNet beside softmax on a relational game, HYLA beside softmax on fuzzy logic.
+    """The demo: dual attention and CoRelNet against softmax on a relational game, HYLA against softmax on fuzzy logic.
 
-    polyhead demo.  Minutes on two cores; `race` and `fuzzy` say how its parts are made.
+    polyhead demo.  Minutes on two cores; `race` and `fuzzy` describe its parts.
     """
     return (*race(), *fuzzy())
 
 
 def race() -> tuple[Run, ...]:
-    """Is one shape between two of its kind?  1,000 images of pentominoes, 600 steps of 64, two seeds a model."""
+    """The game `between`: 1,000 images of pentominoes, 600 steps with batches of 64, two seeds per model."""
     shape, runs = SHAPES["small"], []
     for seed, row in itertools.product(RACE_SEEDS, RACERS):
         task = RelationalGames("between", examples=RACE_IMAGES, split_seed=seed)
@@ -38,9 +37,9 @@ def race() -> tuple[Run, ...]:
 
 
 def fuzzy() -> tuple[Run, ...]:
-    """The paper's network, batch and rate, 8,000 of its 50,000 steps; 70 % of the combinations are held out."""
+    """The paper's network, batch and rate; 8,000 of its 50,000 steps; 70 % of the combinations are held out."""
     task = FuzzyLogic(variables=4, terms=2, length=32, held_out=0.7, split_seed=FUZZY_SEED)
-    groups = {"hyla": Hyla(8, dim=2, value_dim=2), "softmax": Softmax(8, dim=2, value_dim=2)}  # the longer first
+    groups = {"hyla": Hyla(8, dim=2, value_dim=2), "softmax": Softmax(8, dim=2, value_dim=2)}  # the slower first
     train = Train(
         steps=FUZZY_STEPS,
         evaluate=("iid", "compositional"),
@@ -63,6 +62,6 @@ def fuzzy() -> tuple[Run, ...]:
 
 
 def full() -> tuple[str, ...]:
-    """Models that come with polyhead and are here: the same networks as `fuzzy`, after all of the paper's steps."""
+    """Local trained models that come with polyhead: the networks of `fuzzy` after all of the paper's steps."""
     names = (name for name in shipped.models() if name.startswith(("fuzzy-hyla-", "fuzzy-softmax-")))
     return tuple(name for name in names if shipped.at_hand(name))

@@ -11,11 +11,11 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean, its standard error and the degrees of freedom of that; `values` by seed where they are known.
+    """A mean, its standard error and degrees of freedom; `values`: by seed, if known.
 
-    `runs`: the number of trained models, infinite for a number without training.  `sampling`: the standard error of the
-    mean that is due to the test sets; `error` includes it.  Sums and differences are taken seed by seed where both
-    sides have the same seeds (seeds share data and split), by Welch-Satterthwaite otherwise.
+    `runs`: the number of trained models, infinite for a number without training.  `sampling`: the part of the standard
+    error from finite test sets; `error` includes it.  Sums and differences are paired by seed if both sides have the
+    same seeds (equal seeds share data and split); otherwise by Welch-Satterthwaite.
     """
 
     mean: float
@@ -28,11 +28,11 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Mapping[int, float], sampling: float = 0.0, *, finite: bool = False) -> "Estimate":
-        """Of one value per seed.
+        """The estimate from one value per seed.
 
-        `sampling`: the standard error of their mean that is due to the test sets.  If every seed has test sequences of
-        its own, the spread over seeds includes it.  If test sets are parts of one `finite` set, the spread includes
-        only some of it, so it is added.
+        `sampling`: the standard error of the mean from finite test sets.  If every seed has its own test sequences, the
+        spread over seeds includes it.  If the test sets are parts of one `finite` set, the spread includes only a part
+        of it, so it is added.
         """
         if not values:
             raise ValueError("Estimate: at least one value is needed but none came")
@@ -59,7 +59,7 @@ class Estimate:
             return Estimate.of(values, sampling, finite=self.finite or other.finite)
         parts = [(e.error**2, e.freedom) for e in (self, other)]
         total = math.fsum(part for part, _ in parts)
-        if not total > 0:  # also nan: a single seed on either side
+        if not total > 0:  # also nan, from a single seed on either side
             error = math.nan if math.isnan(total) else 0.0
             return Estimate(self.mean + other.mean, error, self.freedom, runs=runs, sampling=sampling)
         freedom = total**2 / math.fsum(part**2 / max(n, 1e-9) for part, n in parts)
@@ -75,8 +75,7 @@ class Estimate:
         return Estimate(by * self.mean, *errors)
 
     def above(self, margin: float) -> float:
-        """The p-value of a mean above `margin`: how probable a mean this large is if the true one is `margin`.  One
-        with a single seed."""
+        """The one-sided p-value of a mean above `margin`; 1 with a single seed."""
         if math.isnan(self.error) or self.freedom <= 0:
             return 1.0
         if self.error == 0:
@@ -84,7 +83,7 @@ class Estimate:
         return _beyond((self.mean - margin) / self.error, self.freedom)
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        """Two-sided, Student's t; infinite with a single seed."""
+        """The two-sided interval by Student's t; infinite with a single seed."""
         if math.isnan(self.error) or self.freedom <= 0:
             return -math.inf, math.inf
         half = _quantile((1 + level) / 2, self.freedom) * self.error
@@ -118,7 +117,7 @@ def constant(value: float) -> Estimate:
 
 
 def mean(estimates: Sequence[Estimate]) -> Estimate:
-    """Their mean."""
+    """The mean of estimates."""
     total = estimates[0]
     for one in estimates[1:]:
         total = total + one

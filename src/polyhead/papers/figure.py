@@ -1,6 +1,6 @@
-"""A figure or table of a paper: everything that is known about it, in one value.
+"""A figure or table of a paper as one value.
 
-The file that makes it holds its runs, the claims that are put to them, and how it is drawn.
+The file of a figure has its runs, its claims and its drawing.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ Runs = Callable[[str], tuple[Run, ...]]
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure or table.  `runs`: those of a scale, or None for a computation.
+    """A figure or table.  `runs`: maps a scale to the runs, or None for a figure without training.
 
-    `draw`: from the study of the finished runs, or from the scale, and the folder for its pictures.
-    `minutes`: core minutes that the runs took at the small scale, one thread each, on a busy machine (docs/results).
-    `gpu`: GPU minutes of one run at paper scale, by the paper.  `short`: there is a scale `short`.
+    `draw`: called with the study of the finished runs (without training: the scale) and the folder for pictures.
+    `minutes`: core minutes of all runs at the small scale, one thread each, on a busy machine (docs/results).
+    `gpu`: GPU minutes of one run at paper scale, by the paper.  `short`: whether the scale `short` exists.
     """
 
     title: str

@@ -15,17 +15,20 @@ from polyhead.tasks import Score
 
 FLOOR_SEQUENCES = 1000
 SEEN = "standard errors over seeds, a dot per seed"
-"""What pictures of scores show."""
+"""The standard caption of pictures of scores."""
 
 Levels = dict[str, Estimate]
 Panel = tuple[str, Mapping[str, Mapping[Any, list[float]]], Mapping[str, Any]]
-"""Of a picture: its title, the series, and the floors."""
+"""One panel of a picture: title, series and floors."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`pictures`: (file stem, caption), each written as .png and .svg.  `table`: head and rows, as text; numbers in it
-    are measured unless the head says "paper".  `numbers`: JSON of what the pictures show."""
+    """The result of a figure.
+
+    `pictures`: (file stem, caption), each written as .png and .svg.  `table`: head and rows as text; its numbers are
+    measured unless the head says "paper".  `numbers`: the numbers of the pictures as JSON.
+    """
 
     pictures: tuple[tuple[str, str], ...] = ()
     head: tuple[str, ...] = ()
@@ -35,7 +38,7 @@ class Outcome:
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """The claims of a page are judged together: p-values are corrected for their number."""
+        """Correct the p-values of all claims of the page together."""
         object.__setattr__(self, "verdicts", judged(self.verdicts))
 
 
@@ -44,8 +47,10 @@ def runs_of(cells: Mapping[Any, Cell]) -> list[Run]:
 
 
 def floors(runs: Iterable[Run], split: str = "compositional") -> Levels:
-    """Floors and ceiling on `split` of the tasks of `runs`, which differ in the seed of their split alone: over these
-    splits, and by seed where every seed has a split of its own."""
+    """Floors and ceiling on `split` of the tasks of `runs`, which differ only in the split's seed.
+
+    Each is a mean over the splits, with values by seed if every seed has its own split.
+    """
     tasks = dict.fromkeys((run.seed, run.task) for run in runs if hasattr(run.task, "floors"))
     tables = {task: _floors(task, split, FLOOR_SEQUENCES) for _, task in tasks}
     found: Levels = {}
@@ -65,25 +70,25 @@ def _floors(task: Any, split: str, sequences: int) -> Mapping[str, Score]:
 
 
 def shown(runs: Iterable[Run], levels: Mapping[str, object]) -> dict[str, str]:
-    """The floors among `levels` that figures show, the most informative ones, and the ceiling; name -> label."""
+    """The most informative floors among `levels`, for figures, and the ceiling; name -> label."""
     words = {name: floor for run in runs for name, floor in run.task.words.floors.items() if floor.drawn}
     return {name: floor.label for name, floor in words.items() if name in levels}
 
 
 def drawn(runs: Iterable[Run], levels: Levels) -> dict[str, float]:
-    """The floors that a picture shows, under the names a reader sees."""
+    """The floors that a picture shows, by label."""
     return {label: levels[name].mean for name, label in shown(runs, levels).items()}
 
 
 def beside(cells: Mapping[Any, Cell], split: str) -> dict[str, Estimate]:
-    """The floors that are drawn, of the tasks of `cells`, by the names a reader sees; none on a split they lack."""
+    """The drawn floors of the tasks of `cells`, by label; none if the tasks lack the split."""
     runs = [run for run in runs_of(cells) if split in run.task.splits]
     levels = floors(runs, split)
     return {label: levels[name] for name, label in shown(runs, levels).items()}
 
 
 def by_model(study: Study, *axes: str, task: str | None = None) -> dict[tuple[Any, ...], dict[str, Cell]]:
-    """Cells by the place on `axes`, and within one by model."""
+    """Cells by place on `axes`, then by model."""
     found: dict[tuple[Any, ...], dict[str, Cell]] = {}
     for place, cell in study.cells(*axes, "model", task=task).items():
         found.setdefault(place[:-1], {})[place[-1]] = cell
@@ -91,7 +96,7 @@ def by_model(study: Study, *axes: str, task: str | None = None) -> dict[tuple[An
 
 
 def whole(cells: Mapping[Any, Mapping[str, Cell]]) -> bool:
-    """Whether every place has every model, and places are a whole grid: nothing is missing because its runs failed."""
+    """Whether the places form a full grid and each has every model: no cell is missing because of failed runs."""
     models = {model for cell in cells.values() for model in cell}
     full = math.prod(len(set(values)) for values in zip(*cells, strict=True))
     return bool(cells) and len(cells) == full and all(set(cell) == models for cell in cells.values())
@@ -113,7 +118,7 @@ def series(
 
 
 TRAINING_LOSS = "training loss"
-"""In place of a split."""
+"""A value for `split` that stands for the training loss."""
 
 
 def scored(cell: Cell, split: str) -> Estimate:
@@ -122,23 +127,23 @@ def scored(cell: Cell, split: str) -> Estimate:
 
 
 def settings_note(cells: Iterable[Cell]) -> str:
-    """The settings that were selected, as a line."""
+    """The selected settings as a line."""
     return f"Settings: {'; '.join(sorted({setting_text(cell) for cell in cells}))}."
 
 
 def setting_text(cell: Cell) -> str:
-    """The setting selected: learning rate, weight decay, warm-up, of how many."""
+    """The selected learning rate, weight decay and warm-up, and the number of searched settings."""
     s = cell.setting
     return f"lr {s.lr:g}, wd {s.weight_decay:g}, warm-up {s.warmup} (of {cell.tried})"
 
 
 def numbers(estimate: Estimate) -> dict[str, Any]:
-    """As JSON: mean, standard error over seeds (null for one), values by seed."""
+    """An estimate as JSON: mean, standard error over seeds (null for one seed), values by seed."""
     values = {str(seed): value for seed, value in estimate.values.items()}
     error = None if estimate.error != estimate.error else estimate.error
     return {"mean": estimate.mean, "standard_error": error, "by_seed": values}
 
 
 def both(stem: str, folder: pathlib.Path) -> Sequence[pathlib.Path]:
-    """The files of a picture."""
+    """The two files of a picture."""
     return [folder / f"{stem}.png", folder / f"{stem}.svg"]

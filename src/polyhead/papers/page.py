@@ -1,6 +1,6 @@
-"""The page of one figure: verdicts first, then the pictures, the table beside the paper's numbers, and how it was made.
+"""The page of one figure: verdicts, pictures, the table with the paper's numbers, and how it was made.
 
-Pictures are written into the page as SVG, so that it is one file that needs nothing.
+Pictures are embedded as SVG, so the page is one self-contained file.
 """
 
 import base64
@@ -18,7 +18,7 @@ MARKS = {HOLDS: "●", FAILS: "✖"}
 
 
 def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome: Outcome) -> pathlib.Path:
-    """Write it; `about` is results.json."""
+    """Write the page; `about` is the content of results.json."""
     page = Page()
     if outcome.verdicts:
         page.section("verdicts", "Does the paper's claim hold here?", "Verdicts")
@@ -57,7 +57,7 @@ def _line(verdict: Verdict) -> str:
 
 
 def _verdict(verdict: Verdict) -> str:
-    """The outcome and the claim, and under it what was measured."""
+    """The outcome and the claim, and below them the measured numbers."""
     mark = MARKS.get(verdict.outcome, "○")
     parts = verdict.evidence.split("; ")
     if verdict.printed:

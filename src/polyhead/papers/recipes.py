@@ -1,6 +1,6 @@
 """Recipes: functions that return run configurations.  A sweep is a list of them, a figure is a function.
 
-Each docstring gives the paper, the command, the minutes and the figure to expect.
+Each docstring gives the paper, the command, the time and the expected score.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,20 +28,20 @@ FIGURES: dict[str, Figure] = {
     **tokens.FIGURES,
     **components.FIGURES,
 }
-"""Name on the command line -> figure.  A new one is a file, and its line here."""
+"""Name on the command line -> figure.  A new figure is a file and a line here."""
 
 STUDIES: dict[str, Runs] = {name: figure.runs for name, figure in FIGURES.items() if figure.runs is not None}
-"""All that `polyhead reproduce` trains: the runs of a figure by scale."""
+"""The runs of `polyhead reproduce`: name of a figure -> function from scale to runs."""
 
 SHORT = tuple(name for name, figure in FIGURES.items() if figure.short)
-"""Figures that have the scale `short`: they are about fuzzy logic, or a part of them is."""
+"""Figures with the scale `short`: all or part of their runs are fuzzy logic."""
 
 SINGLE: dict[str, Callable[[str], Run]] = {
     "fuzzy-softmax": singles.fuzzy_softmax,
     "fuzzy-linear": singles.fuzzy_linear,
     "fuzzy-hyla": singles.fuzzy_hyla,
 }
-"""Recipes of one run that take a scale, `short` without one."""
+"""Recipes of one run that take a scale; the default is `short`."""
 
 MINUTES: dict[str, float] = {
     **{name: figure.minutes for name, figure in FIGURES.items() if figure.minutes is not None},
@@ -51,12 +51,11 @@ MINUTES: dict[str, float] = {
     "maths-dual": 6.0,
     "digits-dual": 3.0,
 }
-"""Core minutes that the runs of a figure took at the small scale, and those of single recipes.  What is not named was
-not measured."""
+"""Measured core minutes of a figure's runs at the small scale, and of single recipes.  Others were not measured."""
 
 STEP = {"softmax": 41.0, "linear": 44.0, "hyla": 50.0}
-"""Milliseconds that a step of 128 x 32 tokens takes at the paper's shape of fuzzy logic, on an idle core in float32;
-of other lengths in proportion."""
+"""Milliseconds per step of 128 x 32 tokens with the paper's network on fuzzy logic, on an idle core in float32;
+proportional to the length."""
 
 FAMILIES: dict[str, Mapping[str, Runs]] = {
     paper: {name: runs for name, runs in STUDIES.items() if FIGURES[name].paper.title == paper}
@@ -68,7 +67,7 @@ Recipe = Callable[..., Run | tuple[Run, ...]]
 
 
 class Recipes(dict[str, Recipe]):
-    """Ours by name; those that others registered or declare are found, too."""
+    """Recipes by name: ours, and those that users registered or that installed packages declare."""
 
     def __missing__(self, name: str) -> Recipe:
         whole = every()
@@ -76,7 +75,7 @@ class Recipes(dict[str, Recipe]):
 
 
 def every() -> dict[str, Recipe]:
-    """Our recipes, and those that others added."""
+    """Our recipes and those of others."""
     return {**cast(dict[str, Recipe], extensions.added("recipes")), **RECIPES}
 
 
@@ -96,16 +95,16 @@ RECIPES = Recipes(
         **STUDIES,
     }
 )
-"""Name on the command line -> recipe; those of figures take a scale, that of `default_scale` without one."""
+"""Name on the command line -> recipe.  A figure's recipe takes a scale; the default is `default_scale`."""
 
 
 def default_scale(figure: str) -> str:
-    """`short` for what is about fuzzy logic alone, `small` for the others."""
+    """`short` for figures only about fuzzy logic, `small` for the others."""
     return "short" if figure in SHORT and not figure.startswith("table") else "small"
 
 
 def short_minutes(name: str) -> float | None:
-    """Core minutes of the runs of a recipe at the scale `short`, by steps; None where a model was not measured."""
+    """Core minutes of a recipe's runs at the scale `short`, from their steps; None if a model was not measured."""
     made = SINGLE[name]("short") if name in SINGLE else STUDIES[name]("short") if name in SHORT else ()
     runs = made if isinstance(made, tuple) else (made,)
     if not runs or any(row_of(run) not in STEP for run in runs):
@@ -114,7 +113,7 @@ def short_minutes(name: str) -> float | None:
 
 
 def reseeded(run: Run, by: int) -> Run:
-    """`run` with its seed moved by `by`, in its name too if that ends with it: hyla-0 by 3 is hyla-3."""
+    """`run` with `by` added to its seed, and to its name if that ends with the seed: hyla-0 by 3 is hyla-3."""
     base, dash, end = run.name.rpartition("-")
     name = f"{base}{dash}{run.seed + by}" if dash and end == str(run.seed) else run.name
     return replace(run, name=name, seed=run.seed + by)

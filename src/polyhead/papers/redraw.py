@@ -1,4 +1,4 @@
-"""A figure drawn and judged anew from its results.json: nothing is trained, floors and verdicts are those of today.
+"""Redraw a figure from its results.json: nothing is trained, floors and verdicts are computed anew.
 
 `redraw("docs/results/small/fig-2c")` is `polyhead reproduce fig-2c --from docs/results/small/fig-2c`.
 """
@@ -22,13 +22,13 @@ from polyhead.train.store.folder import write
 def redraw(
     results: str | pathlib.Path, folder: str | pathlib.Path | None = None, *, figure: str | None = None
 ) -> tuple[pathlib.Path, Outcome]:
-    """Draw the figure of `results` (results.json or its folder) again into `folder` (default: where it lies).
+    """Redraw the figure of `results` (results.json or its folder) in `folder` (default: the same folder).
 
-    Returns the page and what is on it.  `figure`: the name that it must have.  Command, dates and scores of the runs
-    stay; "drawn" says when it was drawn anew.
+    Returns the page and its contents.  `figure`: the required name of the figure.  The command, dates and scores of the
+    runs are kept; "drawn" is the time of redrawing.
 
-    ValueError: no results of this format, runs that are not those of the recipe, or a figure that is drawn from more
-    than final scores: from models, or from scores over steps.
+    Raises ValueError for results of another format, runs that differ from the recipe's, or a figure that needs more
+    than final scores: models, or scores during training.
     """
     path = pathlib.Path(results)
     path = path / RESULTS if path.is_dir() else path
@@ -64,7 +64,7 @@ def _redrawn(path: pathlib.Path, place: pathlib.Path, figure: str | None) -> tup
 
 
 def _study(about: About, path: pathlib.Path) -> Study:
-    """As the sweep left it, without its folders."""
+    """The study as after its sweep, without run folders."""
     known, rows = FIGURES[about["figure"]], {row["digest"]: row for row in about["runs"]}
     assert known.runs is not None
     runs = [replace(run, device="cpu") for run in known.runs(about["scale"])]

@@ -1,4 +1,4 @@
-"""Every figure and table of the papers as one command: train or resume its runs, draw it, compare it with the paper,
+"""Every figure and table of the papers with one command: train or resume its runs, draw it, compare it with the paper
 and judge its claims.
 
 `reproduce("table-a1", "small")` is `polyhead reproduce table-a1 --scale small`.
@@ -30,9 +30,9 @@ from polyhead.train.device import pick_device
 from polyhead.train.store.folder import environment, write
 
 About = dict[str, Any]
-"""What results.json has."""
+"""The content of results.json."""
 FORMAT = 1
-"""Of results.json: another number is another layout."""
+"""The version of the layout of results.json."""
 RESULTS, PAGE = "results.json", "index.html"
 
 
@@ -46,15 +46,15 @@ def reproduce(
     population: bool | None = None,
     progress: bool = True,
 ) -> tuple[pathlib.Path, Outcome, tuple[Failure, ...]]:
-    """Train the runs of `figure` (those that are not finished), draw it, and write results.json and index.html.
+    """Train the unfinished runs of `figure`, draw it, and write results.json and index.html.
 
-    Everything lies in `folder` (default runs/reproduce/SCALE): the runs, which figures share, and a folder per figure.
-    `scale`: by default `short` for figures of fuzzy logic, `small` for the others.
-    `population`: train runs of one architecture together (default: on a GPU).  Returns the page, what is on it, and the
-    runs that failed, which are left out.
+    `folder` (default runs/reproduce/SCALE) has the runs, which figures share, and a folder for each figure.
+    `scale`: by default `short` for figures about fuzzy logic, `small` for the others.
+    `population`: train runs of one architecture together (default: on a GPU).  Returns the page, its contents, and the
+    failed runs, which the figure omits.
     """
     known = FIGURES[one_of("polyhead reproduce", "figure", figure, FIGURES)]
-    from polyhead.papers.page import write_page  # says before the training, not after, that the extra is missing
+    from polyhead.papers.page import write_page  # raises before training if the extra is missing
 
     scale = one_of("polyhead reproduce", "scale", scale or default_scale(figure), SCALES)
     runs = () if known.runs is None else tuple(replace(run, device=device) for run in known.runs(scale))
@@ -90,7 +90,7 @@ def train(
     progress: bool = True,
     engine: Engine | None = None,
 ) -> Sequence[Result | Failure]:
-    """Side by side in workers, or, on a GPU, all seeds and settings of one architecture at once."""
+    """Train in parallel workers, or on a GPU all seeds and settings of one architecture together."""
     if population is None:
         population = bool(runs) and pick_device(runs[0].device).type != "cpu"
     if population:
@@ -99,7 +99,7 @@ def train(
 
 
 def check(path: pathlib.Path) -> None:
-    """Raise a ValueError unless `path` is absent or results of this format: another version's are not overwritten."""
+    """Raise a ValueError if `path` exists in another format: another version's results are not overwritten."""
     if not path.exists():
         return
     try:
@@ -111,7 +111,7 @@ def check(path: pathlib.Path) -> None:
 
 
 def described(figure: str, known: Figure, scale: str, study: Study, outcome: Outcome) -> About:
-    """results.json: how it was made, every run, and what came of it."""
+    """The content of results.json: how it was made, every run, and the outcome."""
     return {
         "format": FORMAT,
         "figure": figure,
@@ -128,7 +128,7 @@ def described(figure: str, known: Figure, scale: str, study: Study, outcome: Out
 
 
 def shown(outcome: Outcome) -> About:
-    """What was drawn, as results.json has it."""
+    """The outcome in the layout of results.json."""
     return {
         "verdicts": [verdict.to_dict() for verdict in outcome.verdicts],
         "notes": list(outcome.notes),

@@ -1,11 +1,11 @@
-"""The sizes at which a study is run, and how a run of a size is trained.
+"""The scales of a study, and how a run of each scale is trained.
 
 paper   the setting of the paper.
-short   the paper's network, batch and rate, trained for fewer steps: fuzzy logic alone.
-small   two CPU cores: smaller networks, fewer steps, gradients clipped at 1.
-smoke   a few steps.  Its numbers mean nothing.
+short   the paper's network, batch and rate, with fewer steps; only for fuzzy logic.
+small   for two CPU cores: smaller networks, fewer steps, gradients clipped at 1.
+smoke   a few steps.  Its numbers are meaningless.
 
-The files of the figures hold the sizes themselves and say what they mean.
+The files of the figures define the sizes.
 """
 
 import itertools
@@ -21,7 +21,7 @@ SCALES = ("paper", "short", "small", "smoke")
 
 @dataclass(frozen=True)
 class Setting:
-    """Learning rate, weight decay and warm-up: the values that are searched."""
+    """The searched values: learning rate, weight decay and warm-up."""
 
     lr: float
     weight_decay: float
@@ -30,7 +30,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """A network, its training, and the grid of settings that is searched."""
+    """A network, its training, and the grid of searched settings."""
 
     dim: int
     hidden: int
@@ -50,16 +50,16 @@ class Scale:
     final: float = 0.1
     dropout: float = 0.0
     act: str = "swiglu"
-    """Of the feed-forward layers of the dual-attention study; `norm_order`: of its transformers."""
+    """The activation of feed-forward layers in the dual-attention study; `norm_order`: of its transformers."""
     norm_order: str = "pre"
 
     def grid(self) -> tuple[Setting, ...]:
-        """All settings."""
+        """All settings of the grid."""
         return tuple(Setting(*point) for point in itertools.product(self.lrs, self.decays, self.warmups))
 
     def widened(self, factor: float, *, heads: bool = False) -> "Scale":
-        """`factor` times as wide.  The paper multiplies the model, the query-key-value and the MLP width; its code also
-        the number of heads (`heads`), so that a head keeps its width."""
+        """The scale `factor` times as wide.  The paper multiplies the model, query-key-value and MLP widths.  Its code
+        also multiplies the number of heads (`heads`), so that the width of a head is constant."""
         many = round(self.heads * factor) if heads else self.heads
         total = round(self.heads * self.head_dim * factor)
         wide = replace(self, dim=round(self.dim * factor), hidden=round(self.hidden * factor))
@@ -70,12 +70,12 @@ Size = TypeVar("Size", bound=Scale)
 
 
 def size(sizes: Mapping[str, Size], scale: str) -> Size:
-    """The size of that name.  ValueError: there is none."""
+    """The size called `scale`.  Raises ValueError for an unknown name."""
     return sizes[one_of("recipes", "scale", scale, sizes)]
 
 
 def one_setting(shape: Scale, scale: str) -> tuple[Setting, ...]:
-    """The whole grid at paper scale; elsewhere the highest rate alone, as the docstrings of the recipes say."""
+    """The whole grid at paper scale; at other scales only the highest rate, as stated in the recipes."""
     return shape.grid() if scale == "paper" else (Setting(max(shape.lrs), shape.decays[0], shape.warmups[0]),)
 
 
@@ -85,7 +85,7 @@ def with_seeds(shape: Size, scale: str, seeds: int) -> Size:
 
 
 def training(shape: Scale, setting: Setting, splits: tuple[str, ...]) -> Train:
-    """How a run of that size is trained and on which splits it is scored."""
+    """The training of a run of this size, scored on `splits`."""
     return Train(
         steps=shape.steps,
         batch_size=shape.batch_size,

@@ -1,8 +1,7 @@
-"""The finished runs of a figure as a table: axes of the figure, settings searched, the one selected on validation.
+"""The finished runs of a figure as a table: the figure's axes, the searched settings, and the selected one.
 
-A cell of a figure is one model at one point of the axes.  Among the settings that were searched there (learning rate,
-weight decay, warm-up) the one with the best mean validation score over seeds is reported; the reported splits are
-never looked at for that.
+A cell of a figure is one model at one point of the axes.  The reported setting (learning rate, weight decay, warm-up)
+has the best mean validation score over seeds.  The reported splits never influence this choice.
 """
 
 import math
@@ -36,17 +35,17 @@ AXES: dict[str, Axis] = {
     "depth": lambda run: getattr(run.model, "layers", None),
     "heads": _heads,
 }
-"""What the figures of any paper may be drawn over."""
+"""The axes that figures of any paper may use."""
 
-LAST = 5  # logged training losses that are averaged
+LAST = 5  # the number of last logged training losses to average
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper whose figures are reproduced, or a family of them.
+    """A paper, or a family of papers, whose figures are reproduced.
 
-    `row_of`: the name of the model that a run trains, `label`: what a reader sees of it.  `axes`: what its figures are
-    drawn over, beside `AXES`.
+    `row_of`: the name of the model that a run trains; `label`: the model's label in figures.  `axes`: the axes of its
+    figures in addition to `AXES`.
     """
 
     title: str
@@ -55,7 +54,7 @@ class Paper:
     axes: Mapping[str, Axis] = field(default_factory=dict)
 
     def places(self, run: Run) -> dict[str, Any]:
-        """Where a run stands on every axis that it has."""
+        """The value of a run on each axis that it has."""
         axes = {"model": self.row_of, **AXES, **self.axes}
         return {axis: place for axis, read in axes.items() if (place := read(run)) is not None}
 
@@ -81,11 +80,11 @@ class Point:
         return float(self.result.scores[split][name])
 
     def sampling(self, split: str, metric: str | None = None) -> float:
-        """The standard error of `score` over the sequences of the test; 0 where it is not known."""
+        """The standard error of `score` over the test sequences; 0 if unknown."""
         return float(self.result.scores[split].get(f"{metric or self.run.task.metric}_se", 0.0))
 
     def course(self, split: str, metric: str | None = None) -> dict[int, float]:
-        """Its score on `split` by optimiser step, as it was evaluated in training."""
+        """The scores on `split` during training, by optimiser step."""
         name = metric or self.run.task.metric
         rows = [row for row in read_metrics(self.result.folder) if row["kind"] == "eval" and row["split"] == split]
         if not rows:
@@ -93,7 +92,7 @@ class Point:
         return {row["step"]: float(row[name]) for row in rows}
 
     def training_loss(self) -> float:
-        """Mean of the last logged losses on training batches."""
+        """The mean of the last logged training losses."""
         rows = [row["loss"] for row in read_metrics(self.result.folder) if row["kind"] == "train"]
         if not rows:
             raise ValueError(f"{self.result.folder / METRICS}: no row of training; delete the folder to train again")
@@ -102,7 +101,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Cell:
-    """The runs of the selected setting, one per seed, and how many settings there were to select from."""
+    """The runs of the selected setting, one per seed, and the number of searched settings."""
 
     setting: Setting
     points: tuple[Point, ...]
@@ -110,14 +109,14 @@ class Cell:
     validation: Estimate
 
     def score(self, split: str, metric: str | None = None) -> Estimate:
-        """Over seeds, with the error that the test sets give to their mean."""
+        """The score over seeds, with the error from finite test sets."""
         errors = [point.sampling(split, metric) for point in self.points]
         finite = any(point.run.task.count(split) is not None for point in self.points)
         values = {point.run.seed: point.score(split, metric) for point in self.points}
         return Estimate.of(values, math.hypot(*errors) / len(errors), finite=finite)
 
     def course(self, split: str, metric: str | None = None) -> dict[int, list[float]]:
-        """Of its seeds, by optimiser step."""
+        """The scores of its seeds, by optimiser step."""
         found: dict[int, list[float]] = {}
         for point in self.points:
             for step, score in point.course(split, metric).items():
@@ -130,7 +129,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Study:
-    """All runs of a figure that are finished, and those that failed."""
+    """The finished and the failed runs of a figure."""
 
     figure: str
     paper: Paper
@@ -149,13 +148,13 @@ class Study:
         runs: Sequence[Run],
         outcomes: Sequence[Result | Failure],
     ) -> "Study":
-        """From what a sweep returned, in its order."""
+        """The study from a sweep's outcomes, in the order of `runs`."""
         pairs = list(zip(runs, outcomes, strict=True))
         points = tuple(Point(run, outcome) for run, outcome in pairs if isinstance(outcome, Result))
         return cls(figure, paper, scale, folder, points, tuple(o for _, o in pairs if isinstance(o, Failure)))
 
     def cells(self, *axes: str, task: str | None = None) -> dict[tuple[Any, ...], Cell]:
-        """Selected cells by their place on `axes`, in the order of the runs; of one task only if `task` says so."""
+        """The selected cells by place on `axes`, in the order of the runs; `task`: only cells of this task."""
         found: dict[tuple[Any, ...], dict[Setting, list[Point]]] = defaultdict(lambda: defaultdict(list))
         for point in self.points:
             places = self.paper.places(point.run)
@@ -165,7 +164,7 @@ class Study:
 
 
 def select(by_setting: dict[Setting, list[Point]]) -> Cell:
-    """The setting with the best mean validation score among those with the most finished seeds."""
+    """The setting with the best mean validation score, among settings with the most finished seeds."""
     most = max(len(points) for points in by_setting.values())
     whole = {setting: points for setting, points in by_setting.items() if len(points) == most}
     scores = {

@@ -1,4 +1,4 @@
-"""Relational games: learning curves of nine models over the number of training images (Altabaa and Lafferty 2024)."""
+"""Relational games: scores of nine models by number of training images (Altabaa and Lafferty 2024)."""
 
 import itertools
 import pathlib
@@ -46,21 +46,22 @@ EXAMPLES: dict[str, dict[str, tuple[int, ...]]] = {
     "small": dict.fromkeys(GAMES, (250, 1000)),
     "smoke": dict.fromkeys(GAMES, (16, 32)),
 }
-"""Sizes of the training sets of games."""
+"""Sizes of the games' training sets."""
 
 
 def games(scale: str = "small") -> tuple[Run, ...]:
-    """Relational games, learning curves over the number of training images, nine models, five games.
+    """Relational games: accuracy of nine models on five games by number of training images.
 
-    polyhead reproduce games.  Paper: 2 layers of width 128, 2 heads (dual attention: 1 + 1, or 2 relational ones), one
-    relation per head, symmetric, symbols and learned positions by place, SwiGLU, dropout 0.1, Adam, rate 1e-3 without a
-    schedule, 50 epochs of batches of 512, so that steps grow with the images; five trials, pentominoes in training.
-    Small: width 64, 600 steps of 64 whatever the number of images, so that data are not confounded with steps; rate
-    2e-3; 250 and 1000 images, which are too few for xoccurs and match pattern; three seeds, each with its own images.
+    polyhead reproduce games.  Paper: 2 layers of width 128, 2 heads (dual attention: 1 + 1, or 2 relational heads), one
+    symmetric relation per head, position symbols, learned positions, SwiGLU, dropout 0.1, Adam, rate 1e-3 without a
+    schedule, 50 epochs with batches of 512, so the number of steps grows with the number of images; five trials;
+    pentominoes in training.  Small: width 64, 600 steps with batches of 64 for any number of images, so that data are
+    not confounded with steps; rate 2e-3; 250 and 1000 images, too few for xoccurs and match_pattern; three seeds, each
+    with its own images.
 
-    Where the papers are silent (the alternative in brackets): relation weights start balanced with symbols [as in the
-    released package: its own row]; dropout on the code and on what each layer adds [once]; a final norm [none]; the
-    mean over the nine patches, without a class token [with].
+    Our choice where the papers are silent [the alternative]: relation weights start balanced with symbols [as in the
+    released package: a separate row]; dropout on the code and on the output of each sublayer [once]; a final norm
+    [none]; the mean over the nine patches, without a class token [with].
     """
     shape = size(SHAPES, scale)
     runs = []
@@ -80,16 +81,16 @@ def game_run(
     seed: int,
     relations: Relations = BY_PLACE,
 ) -> Run:
-    """The run that trains the model `row` on a game; all models have as many parameters as with symbols by place."""
+    """The run that trains the model `row` on a game; all models have as many parameters as with position symbols."""
     model = classifier(ends_of(task), task.length, row, replace(shape, steps=0), relations, BY_PLACE)
     return run_of(f"{task.game}-{task.examples}-{row}-{seed}", task, model, shape, setting)
 
 
 def games_dual() -> Run:
-    """Dual attention on a relational game: the object above is among the three below; 1000 images.
+    """Dual attention on the relational game `occurs`, with 1000 images.
 
-    polyhead train games-dual.  600 steps of 64, about 15 seconds of one core.  Expect an accuracy of 0.93 ± 0.03 on
-    pentominoes and 0.92 on stripes, which training never shows (softmax heads: 0.65); `--task.game same` is another.
+    polyhead train games-dual.  600 steps with batches of 64, about 15 seconds of one core.  Accuracy: 0.93 ± 0.03 on
+    pentominoes and 0.92 on stripes, which training never shows (softmax heads: 0.65).  Other games: --task.game.
     """
     return single("games-dual", games("small"), "occurs-1000-dual-0")
 
@@ -151,8 +152,7 @@ parameters (CoRelNet: 215,522)."""
 
 
 def all_games(curves: Mapping[str, Curve], novel: Mapping[str, Mapping[str, Scores]]) -> list[Verdict]:
-    """Claims about means over the games that have the models.  `novel[split][game]`: scores on unseen shapes at the
-    most examples."""
+    """Claims about means over games.  `novel[split][game]`: scores on unseen shapes with the most training images."""
     verdicts = []
     for other in ("dual-package", "corelnet", "predinet", "abstractor", "softmax"):
         those = [name for name, curve in curves.items() if all({"dual", other} <= set(s) for s in curve.values())]
@@ -182,11 +182,11 @@ def all_games(curves: Mapping[str, Curve], novel: Mapping[str, Mapping[str, Scor
 
 
 SHOWN = (("pentominoes", "iid", None), ("hexominoes", "novel_hexominoes", None), ("stripes", "novel_stripes", None))
-"""Head, split, and metric of a column."""
+"""Title, split and metric of each column."""
 
 
 def draw(study: Study, folder: pathlib.Path) -> Outcome:
-    """Accuracy over the number of training images, a panel per game: pentominoes, and the two unseen sets of shapes."""
+    """Draw accuracy by number of training images, a panel per game: pentominoes, and the two unseen sets of shapes."""
     cells = by_model(study, "game", "examples")
     pictures = []
     for words, split, _ in SHOWN:
@@ -199,7 +199,7 @@ def draw(study: Study, folder: pathlib.Path) -> Outcome:
 
 
 def _verdicts(cells: Cells) -> list[Verdict]:
-    """Verdicts on the complete games: with failed runs, a verdict would not be on its settings."""
+    """Verdicts on the complete games only: missing runs would change what a verdict compares."""
     every = {name: {n: by for (game, n), by in cells.items() if game == name} for name, _ in cells}
     mine = {name: of for name, of in every.items() if whole({(n,): by for n, by in of.items()})}
     curves = {name: {n: scores(by, "iid") for n, by in of.items()} for name, of in mine.items()}
@@ -212,7 +212,7 @@ def _verdicts(cells: Cells) -> list[Verdict]:
 
 
 def paper(values: Mapping[int, float]) -> str:
-    """What the paper prints, by the size of its training set."""
+    """The paper's numbers, by size of the training set."""
     return ", ".join(f"{value:.3f} ({n})" for n, value in values.items()) or "–"
 
 

@@ -1,4 +1,4 @@
-"""Images into classes (Altabaa and Lafferty 2024)."""
+"""Image classification (Altabaa and Lafferty 2024)."""
 
 from dataclasses import replace
 
@@ -37,15 +37,15 @@ BY_OFFSET_ALIKE = Relations(RelativeSymbols())
 
 
 def images(scale: str = "small") -> tuple[Run, ...]:
-    """Images into classes: scikit-learn's digits; at paper scale CIFAR-10 and CIFAR-100, which must lie in `images`.
+    """Image classification: scikit-learn's digits; at paper scale CIFAR-10 and CIFAR-100 from the folder `images`.
 
-    polyhead reproduce images.  Paper: 8 layers of width 384, 12 heads (6 + 6), patches of 4 x 4, symbols by offset,
-    symmetric, GELU, rate 1e-3 with 5 epochs of warm-up and a cosine, 100 epochs of batches of 128, ten trials.  Small:
-    two layers of width 64, 4 heads, patches of 2 x 2, 3000 steps of 64, rate 3e-3, dropout and decay 0.1, one-pixel
-    shifts.
+    polyhead reproduce images.  Paper: 8 layers of width 384, 12 heads (6 + 6), patches of 4 x 4, relative symbols,
+    symmetric relations, GELU, rate 1e-3 with 5 epochs of warm-up and a cosine, 100 epochs with batches of 128, ten
+    trials.  Small: two layers of width 64, 4 heads, patches of 2 x 2, 3000 steps with batches of 64, rate 3e-3, dropout
+    and weight decay 0.1, shifts by one pixel.
 
-    Where the papers differ: they augment with CutMix or AutoAugment too [shifts and mirroring alone here], decay in the
-    loss [AdamW], and group keys and values in most of their dual models [never here].
+    Differences from the papers [ours]: they also augment with CutMix or AutoAugment [only shifts and mirroring], put
+    weight decay into the loss [AdamW], and share keys and values between heads in most dual models [never].
     """
     shape = size(IMAGES, scale)
     data = ("cifar10", "cifar100") if scale == "paper" else ("digits",)
@@ -54,9 +54,9 @@ def images(scale: str = "small") -> tuple[Run, ...]:
 
 
 def digits_dual() -> Run:
-    """Dual attention reads scikit-learn's digits: 16 patches of 2 x 2, one-pixel shifts in training.
+    """Dual attention on scikit-learn's digits: 16 patches of 2 x 2, shifts by one pixel in training.
 
-    polyhead train digits-dual.  6000 steps of 64, about three minutes of one core.  Expect an accuracy of 0.98 on the
+    polyhead train digits-dual.  6000 steps with batches of 64, about three minutes of one core.  Accuracy: 0.98 on the
     test images.
     """
     run = single("digits-dual", images("small"), "digits-dual-0")

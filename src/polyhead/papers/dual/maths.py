@@ -1,4 +1,4 @@
-"""Five modules of school mathematics, character by character (Altabaa and Lafferty 2024; Abstractors)."""
+"""Five modules of school mathematics at character level (Altabaa and Lafferty 2024; Abstractors)."""
 
 import itertools
 import math
@@ -43,19 +43,20 @@ EASY = {
     "polynomials__add": (96, 20),
     "polynomials__expand": (40, 30),
 }
-"""Most characters of an easy question and of its answer, those of extrapolation included."""
+"""The most characters of an easy question and its answer, including extrapolation."""
 
 
 def maths(scale: str = "small") -> tuple[Run, ...]:
-    """Five modules of school mathematics, character by character; interpolation and real extrapolation.
+    """Five modules of school mathematics at character level: interpolation and extrapolation.
 
     polyhead reproduce maths.  Paper: 2 layers each of encoder and decoder, width 128, 8 heads (dual attention: 4 + 4 in
-    both, softmax across), symbols by offset, sinusoidal positions, post-norm, ReLU, dropout 0.1, Adam, rate 6e-4
-    without a schedule, 390,600 steps of 512 questions of all difficulties.  Small: width 64, 4 heads, pre-norm, 800
-    steps of 32 easy questions, fresh in every batch, rate 3e-3.
+    both, softmax in cross-attention), relative symbols, sinusoidal positions, post-norm, ReLU, dropout 0.1, Adam, rate
+    6e-4 without a schedule, 390,600 steps with 512 questions of all difficulties.  Small: width 64, 4 heads, pre-norm,
+    800 steps with 32 easy questions, new in every batch, rate 3e-3.
 
-    The papers score characters and print no extrapolation (their log has the interpolation set twice).  Where they are
-    silent: the Abstractor is the encoder, its decoder a transformer that sees abstract states alone [objects, too].
+    The papers score characters and give no extrapolation (their log has the interpolation set twice).  Our choice where
+    they are silent [the alternative]: the Abstractor is the encoder, and its decoder is a transformer that reads only
+    abstract states [objects as well].
     """
     shape = size(MATHS, scale)
     runs = []
@@ -68,10 +69,10 @@ def maths(scale: str = "small") -> tuple[Run, ...]:
 
 
 def maths_dual() -> Run:
-    """Dual attention differentiates polynomials, character by character.
+    """Dual attention differentiates polynomials at character level.
 
-    polyhead train maths-dual.  2500 steps of 32, about six minutes of one core.  Expect 0.99 of the answers exact on
-    questions like those of training, half of them on longer ones, none on larger numbers.
+    polyhead train maths-dual.  2500 steps with batches of 32, about six minutes of one core.  Exact answers: 0.99 on
+    questions like those in training, half on longer questions, none on larger numbers.
     """
     run = single("maths-dual", maths("small"), "maths-calculus__differentiate-dual-0")
     return replace(run, train=replace(run.train, steps=2500))

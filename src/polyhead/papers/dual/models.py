@@ -1,9 +1,9 @@
-"""The models of the dual-attention study: softmax beside relational heads, their controls, and the relational
-baselines, all with as many parameters as the first.
+"""The models of the dual-attention study: dual attention (softmax and relational heads), controls, and relational
+baselines, all with as many parameters as dual attention.
 
 The papers (Altabaa and Lafferty 2024, "Disentangling and integrating relational and sensory information"; Altabaa,
-Webb, Cohen, Lafferty 2024, "Abstractors") compare dual attention with softmax heads that know no relative position; the
-controls here do.
+Webb, Cohen, Lafferty 2024, "Abstractors") compare dual attention with softmax heads without relative positions.  Our
+controls are softmax heads with relative positions.
 """
 
 import functools
@@ -42,12 +42,12 @@ from polyhead.spec.shapes import one_of
 from polyhead.tasks import Images
 
 CLOSE = 0.01
-"""How far the number of parameters may be from that of dual attention, as a fraction."""
+"""The largest relative difference of the number of parameters from that of dual attention."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The label of a model, and our reading where the papers are silent."""
+    """The label of a model, and our choice where the papers are silent."""
 
     label: str
     choice: str = ""
@@ -73,12 +73,12 @@ SYMBOLS: dict[str, SymbolSource] = {
     "library": SymbolicAttention(),
     "by neighbours": RelationalSymbols(),
 }
-"""What a reader sees of where symbols come from."""
+"""The labels of symbol sources."""
 
 
 @dataclass(frozen=True)
 class Relations:
-    """Settings of relational heads: source of symbols, number of relations (None: one per head), initialisation."""
+    """Settings of relational heads: symbol source, number of relations (None: one per head), initialisation."""
 
     symbols: SymbolSource = PositionSymbols()  # noqa: RUF009 (frozen)
     symmetric: bool = True
@@ -86,7 +86,7 @@ class Relations:
     start: str = "balanced"
 
     def heads(self, softmax: int, relational: int, dim: int) -> tuple[Mechanism, ...]:
-        """Groups of softmax and relational heads of width `dim`; groups without heads are left out."""
+        """Groups of softmax and relational heads of width `dim`, without empty groups."""
         groups: list[Mechanism] = [Softmax(softmax, dim, dim)] if softmax else []
         if relational:
             own = Relational(relational, dim, dim, symbols=self.symbols, symmetric=self.symmetric)
@@ -95,14 +95,14 @@ class Relations:
 
 
 BY_PLACE = Relations()
-"""What the papers give on relational games."""
+"""The papers' settings on relational games."""
 
 BY_OFFSET = Relations(RelativeSymbols(), symmetric=False)
-"""What they give on maths and, symmetric or not, on images."""
+"""The papers' settings on maths and, with symmetric relations, on images."""
 
 
 def heads_of(row: str, shape: Scale, relations: Relations) -> tuple[Mechanism, ...]:
-    """The heads of a transformer among the rows."""
+    """The heads of a transformer row."""
     if row == "dual-package":
         relations = replace(relations, start="package")
     softmax = {"dual": shape.heads // 2, "dual-package": shape.heads // 2, "relational": 0}.get(row, shape.heads)
@@ -110,7 +110,7 @@ def heads_of(row: str, shape: Scale, relations: Relations) -> tuple[Mechanism, .
 
 
 def positions_of(row: str, shape: Scale, length: int) -> Position:
-    """Position encodings for sequences of `length`: a bias per offset needs 2 `length` buckets, or four times that."""
+    """Position encodings for sequences of `length`.  A T5 bias with one bucket per offset needs 4 `length` buckets."""
     offsets = RelativeBias(4 * length, max_distance=length, bidirectional=True)
     controls: dict[str, Position] = {"softmax-rope": Rotary(), "softmax-t5": offsets}
     return controls.get(row, shape.positions)
@@ -125,8 +125,10 @@ def classifier(
     relations: Relations = BY_PLACE,
     standard: Relations | None = None,
 ) -> Model:
-    """The model `row` of sequences of `length` with one class each, with as many parameters as dual attention has with
-    learned positions and `standard` relations (default: these)."""
+    """The model `row` that classifies sequences of `length`.
+
+    It has as many parameters as dual attention with learned positions and `standard` relations (default: `relations`).
+    """
     one_of("recipes", "model", row, ROWS)
     inputs, outputs = ends
     dual = _reader(inputs, outputs, length, "dual", replace(shape, positions=Learned()), standard or relations)
@@ -146,9 +148,9 @@ def classifier(
 def writer(
     source: tuple[Input, int], ends: tuple[Input, Output, int], row: str, shape: Scale, relations: Relations
 ) -> TransformerConfig:
-    """The model `row` that reads one sequence and writes another, with as many parameters as dual attention has.
+    """The encoder-decoder model `row`, with as many parameters as dual attention.
 
-    `source`: the input end of the encoder and its length; `ends`: those of the decoder and its length.  Dual attention
+    `source`: the encoder's input and length; `ends`: the decoder's input, output and length.  Dual attention
     has relational heads in encoder and decoder; the Abstractor is an encoder, and its decoder a transformer.
     """
     one_of("recipes", "model", row, ROWS)
@@ -166,7 +168,7 @@ def writer(
 def _reader(
     inputs: Input, outputs: Output, length: int, row: str, shape: Scale, relations: Relations
 ) -> TransformerConfig:
-    """A transformer among the rows, before its width is matched."""
+    """The transformer of a row, before its width is matched."""
     return TransformerConfig(
         inputs=inputs,
         outputs=outputs,
@@ -197,7 +199,7 @@ def _abstractor(inputs: Input, outputs: Classes | None, length: int, shape: Scal
 
 
 def row_of(run: Run) -> str:
-    """The name of the row whose model `run` trains, by its content.  ValueError: none of them."""
+    """The name of the row whose model `run` trains, by its content.  Raises ValueError for a model of no row."""
     model = run.model
     for kind, name in ((CoRelNetConfig, "corelnet"), (PrediNetConfig, "predinet"), (AbstractorConfig, "abstractor")):
         if isinstance(model, kind) or isinstance(getattr(model, "encoder", None), kind):
@@ -214,7 +216,7 @@ def row_of(run: Run) -> str:
 
 
 def encoder_of(run: Run) -> TransformerConfig:
-    """The encoder if there is one, else the transformer itself."""
+    """The encoder if there is one, else the transformer."""
     encoder = run.transformer.encoder
     return encoder if isinstance(encoder, TransformerConfig) else run.transformer
 
@@ -226,7 +228,7 @@ def relational_of(run: Run) -> Relational | None:
 
 
 def split_of(run: Run) -> tuple[int, int] | None:
-    """The numbers of softmax and relational heads of a layer; None for a model that is no transformer."""
+    """The numbers of softmax and relational heads in a layer; None for other models than transformers."""
     if not isinstance(run.model, TransformerConfig):
         return None
     groups = encoder_of(run).layer_heads(0)
@@ -235,12 +237,12 @@ def split_of(run: Run) -> tuple[int, int] | None:
 
 
 def label(model: str) -> str:
-    """What a reader sees of a model."""
+    """The label of a model in figures."""
     return ROWS[model].label
 
 
 def symbols_of(run: Run) -> str | None:
-    """The source of symbols of its relational heads."""
+    """The symbol source of its relational heads, as a label."""
     group = relational_of(run)
     return None if group is None else {type(s): n for n, s in SYMBOLS.items()}[type(group.symbols)]
 
@@ -252,7 +254,7 @@ def relations_of(run: Run) -> int | None:
 
 
 def positions_kind(run: Run) -> str | None:
-    """Of a model with relational heads."""
+    """The label of the positions of a model with relational heads."""
     return None if relational_of(run) is None else type(encoder_of(run).positions).__name__.lower()
 
 
@@ -262,7 +264,7 @@ AXES: dict[str, Axis] = {
     "symmetric": lambda run: getattr(relational_of(run), "symmetric", None),
     "positions": positions_kind,
 }
-"""Of relational heads, whatever they are trained on."""
+"""Axes of figures about relational heads, for any task."""
 
 DUAL = Paper(
     "dual attention",

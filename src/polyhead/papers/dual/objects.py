@@ -51,20 +51,19 @@ OBJECTS: dict[str, Scale] = {
 
 
 SORTED = {"paper": (100, 500, 1000, 1500, 2000, 2500, 3000), "small": (600, 2000), "smoke": (16, 32)}
-"""Sizes of those of sorting."""
+"""Sizes of the training sets of sorting."""
 
 
 def sorting(scale: str = "small") -> tuple[Run, ...]:
-    """Object sorting, learning curves over the number of training sequences: an encoder reads objects, a decoder writes
-    their order.
+    """Object sorting by number of training sequences: an encoder reads objects, a decoder writes their order.
 
-    polyhead reproduce sorting.  Paper (Abstractors): ten of 48 objects, width 64, 2 heads, Adam, 400 epochs of batches
-    of 512, 100 to 3000 sequences, ten trials; no table is printed.  Small: six objects, 4 heads, 1200 steps of 64
-    whatever the number of sequences, 600 and 2000 of them.
+    polyhead reproduce sorting.  Paper (Abstractors): ten of 48 objects, width 64, 2 heads, Adam, 400 epochs with
+    batches of 512, 100 to 3000 sequences, ten trials; it prints no table.  Small: six objects, 4 heads, 1200 steps with
+    batches of 64 for any number of sequences, 600 and 2000 sequences.
 
-    Where the papers are silent, or the comparison wants another: all models have two layers [the transformer four, the
-    Abstractor one or two] and feed-forward layers of twice the width [the width]; no early stopping [patience 50];
-    learned positions [sinusoidal]; asymmetric relations, symbols by place.
+    Our choices, for an equal comparison or where the papers are silent [the papers']: all models have two layers [the
+    transformer four, the Abstractor one or two] and feed-forward layers of twice the width [the width]; no early
+    stopping [patience 50]; learned positions [sinusoidal]; asymmetric relations, position symbols.
     """
     shape = size(OBJECTS, scale)
     runs = []
@@ -81,7 +80,7 @@ def order(scale: str = "small") -> tuple[Run, ...]:
     """Pairwise order: which of two objects comes first, on pairs that never occur in training.
 
     polyhead reproduce order.  Paper (Abstractors): 64 objects, half of the ordered pairs in training, 35 % in the test;
-    it gives a plot.  Small: as many pairs, 600 steps of 64.
+    it shows a plot.  Small: the same pairs, 600 steps with batches of 64.
     """
     shape = _objects(scale)
     seeds = range(shape.seeds)
@@ -91,8 +90,8 @@ def order(scale: str = "small") -> tuple[Run, ...]:
 def set_cards(scale: str = "small") -> tuple[Run, ...]:
     """SET: do three cards make a set, on triples that never occur in training.
 
-    polyhead reproduce set.  Paper (Abstractors): it gives a plot, of models trained on embeddings of card images; here
-    a card is its attributes.  Small: all 1080 training triples, 600 steps of 64.
+    polyhead reproduce set.  Paper (Abstractors): a plot of models trained on embeddings of card images; here a card is
+    given by its attributes.  Small: all 1080 training triples, 600 steps with batches of 64.
     """
     shape = _objects(scale)
     return classified("set", [SetCards(split_seed=seed) for seed in range(shape.seeds)], COMPARED, shape, BY_PLACE)
@@ -107,9 +106,9 @@ def _objects(scale: str) -> Scale:
 
 
 def sorting_dual() -> Run:
-    """Dual attention sorts six objects by an order that 2000 examples tell: an encoder, and a decoder that writes it.
+    """Dual attention sorts six objects by an order learned from 2000 examples, with an encoder and a decoder.
 
-    polyhead train sorting-dual.  1200 steps of 64, about half a minute of one core.
+    polyhead train sorting-dual.  1200 steps with batches of 64, about half a minute of one core.
     """
     return single("sorting-dual", sorting("small"), "sorting-2000-dual-0")
 
@@ -118,7 +117,7 @@ def sorting_dual() -> Run:
 
 
 def draw_sorting(study: Study, folder: pathlib.Path) -> Outcome:
-    """Whole orders that are right, over the number of training sequences."""
+    """Draw the share of whole orders right, by number of training sequences."""
     placed = by_model(study, "task", "examples")
     by_examples(placed, "iid", folder / "sorting", "training sequences", 0.0)
     cells = {place[1:]: by for place, by in placed.items()}
@@ -135,7 +134,7 @@ def draw_sorting(study: Study, folder: pathlib.Path) -> Outcome:
 
 
 def _draw(what: str) -> Callable[[Study, pathlib.Path], Outcome]:
-    """A task that classifies objects: its one place is the task itself."""
+    """The drawing of a task that classifies objects; the task is the only place."""
 
     def claim(cells: Cells) -> list[Verdict]:
         ((_, by),) = cells.items()

@@ -1,8 +1,8 @@
-"""Two questions of the draft of dual attention: which symbols, positions and relations work best?  Do more softmax
-heads saturate where more heads of both kinds keep helping?
+"""Two questions about dual attention.  Which symbols, positions and relations work best?  Does the gain from more
+softmax heads saturate, while more heads of both kinds keep helping?
 
-Both use two relational games that dual attention learns within minutes and softmax heads do not: `occurs` and
-`between`, with 1000 training images.
+Both use the relational games `occurs` and `between` with 1000 training images: dual attention learns them within
+minutes, and softmax heads do not.
 """
 
 import itertools
@@ -34,18 +34,18 @@ RELATIONS = {"paper": (1, 2, 4, 8), "small": (1, 4, 16), "smoke": (1, 4)}
 
 
 TOTALS = {"paper": (2, 4, 8, 16), "small": (2, 4, 8), "smoke": (2, 4)}
-"""Numbers of heads, of one width."""
+"""Numbers of heads; all heads have the same width."""
 
 
 def symbols(scale: str = "small") -> tuple[Run, ...]:
-    """Which symbols, positions, symmetric or not, how many relations: dual attention on two games.
+    """Dual attention on two games, by symbols, positions, symmetry and number of relations.
 
-    polyhead reproduce symbols.  All models have as many parameters as with symbols by place, symmetric, one relation.
-    Small: every symbol with symmetric relations or not and 1, 4 or 16 of them, with learned positions; and with RoPE
-    in their place, symmetric, one relation.  Paper scale: width 128, 1, 2, 4 and 8 relations.
+    polyhead reproduce symbols.  All models have as many parameters as with position symbols and one symmetric relation.
+    Small: each symbol source with 1, 4 or 16 symmetric or asymmetric relations and learned positions; and with one
+    symmetric relation and RoPE.  Paper scale: width 128, 1, 2, 4 and 8 relations.
 
-    The papers' plots: symmetric relations learn faster on games; they use symbols by place there, by offset on maths
-    and images, from a library in language.
+    In the papers' plots symmetric relations learn faster on games.  They use position symbols there, relative symbols
+    on maths and images, and a symbol library in language.
     """
     shape = _shape(scale)
     runs = []
@@ -59,17 +59,17 @@ def symbols(scale: str = "small") -> tuple[Run, ...]:
         choices += [(name, Relations(SYMBOLS[name]), Rotary()) for name in SYMBOLS]
         for name, relations, positions in choices:
             run = game_run(task, "dual", replace(shape, positions=positions), shape.grid()[0], seed, relations)
-            if (relations, positions) != (BY_PLACE, Learned()):  # those of `games` have their name
+            if (relations, positions) != (BY_PLACE, Learned()):  # runs of `games` keep their name
                 run = replace(run, name=f"{game}-{task.examples}-{_name(name, relations, positions)}-{seed}")
             runs.append(run)
     return tuple(runs)
 
 
 def split(scale: str = "small") -> tuple[Run, ...]:
-    """More softmax heads, or relational ones among them: every head as wide, the model as wide, two games.
+    """More softmax heads, or softmax and relational heads, at equal widths of heads and model; two games.
 
-    polyhead reproduce split.  Small: 2, 4 and 8 heads of width 16, all softmax or half of them relational; and 4 heads
-    in every split.  Numbers of parameters differ: that is what more heads are.
+    polyhead reproduce split.  Small: 2, 4 and 8 heads of width 16, all softmax or half of them relational; and all
+    splits of 4 heads.  The numbers of parameters differ, because more heads have more parameters.
     """
     shape = _shape(scale)
     dim = shape.dim // 4
@@ -142,7 +142,7 @@ def choices(scores: Mapping[Choice, Estimate]) -> list[Verdict]:
 
 
 def splits(scores: Mapping[tuple[int, int], Estimate]) -> list[Verdict]:
-    """`scores[softmax, relational]`: by numbers of heads, the mean over the games."""
+    """Claims about numbers of heads.  `scores[softmax, relational]`: the mean score over the games."""
     softmax = sorted(n for n, relational in scores if not relational)
     halves = sorted(n for n, relational in scores if n == relational)
     verdicts = []
@@ -168,7 +168,7 @@ SPLIT = {"softmax": "softmax heads alone", "half": "half of them relational"}
 
 
 def draw_symbols(study: Study, folder: pathlib.Path) -> Outcome:
-    """Accuracy by symbols, positions, symmetric or not, and relations: a panel per game and symmetry over relations."""
+    """Draw accuracy by number of relations: a panel per game and symmetry, a line per symbol source."""
     axes = ("symbols", "positions", "symmetric", "relations")
     cells = study.cells("game", *axes)
     games = list(dict.fromkeys(place[0] for place in cells))
@@ -205,7 +205,7 @@ def _choice(place: tuple[Any, ...]) -> str:
 
 
 def _over_games(cells: Mapping[tuple[Any, ...], Cell], games: list[str], split: str) -> dict[Any, Estimate]:
-    """The mean over the games of every choice that all of them have."""
+    """The mean over the games, for each choice that was trained on all games."""
     places = dict.fromkeys(place[1:] for place in cells)
     whole = [place for place in places if all((game, *place) in cells for game in games)]
     return {place: mean([cells[game, *place].score(split) for game in games]) for place in whole}
@@ -214,7 +214,7 @@ def _over_games(cells: Mapping[tuple[Any, ...], Cell], games: list[str], split: 
 def _choice_rows(
     cells: Mapping[tuple[Any, ...], Cell], games: list[str], order_: list[tuple[Any, ...]]
 ) -> list[tuple[str, ...]]:
-    """The best on validation data first."""
+    """Table rows, the best on validation data first."""
     rows = []
     for place in order_:
         mine = [cells[game, *place] for game in games]
@@ -226,18 +226,18 @@ def _choice_rows(
 
 
 def _floors(cells: Mapping[tuple[Any, ...], Cell], game: str) -> dict[str, float]:
-    """What needs no relation, of pentominoes."""
+    """The floors without relations, on pentominoes."""
     return means({place: cell for place, cell in cells.items() if place[0] == game}, "iid")
 
 
 def _floor_notes(cells: Mapping[tuple[Any, ...], Cell], games: list[str]) -> tuple[str, ...]:
-    """In words, where rows are of choices and columns of games."""
+    """The floors as a note, for tables whose rows are choices and whose columns are games."""
     each = [f"{game}, {name.lower()}: {value:.3f}" for game in games for name, value in _floors(cells, game).items()]
     return (f"Floors without a network: {'; '.join(each)}.",) if each else ()
 
 
 def draw_split(study: Study, folder: pathlib.Path) -> Outcome:
-    """Accuracy over the number of heads, all softmax or half relational; and over the relational ones of four."""
+    """Draw accuracy by number of heads, all softmax or half relational; and by number of relational heads of four."""
     cells = study.cells("game", "split")
     games = list(dict.fromkeys(place[0] for place in cells))
     panels: list[Panel] = []

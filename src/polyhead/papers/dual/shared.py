@@ -1,14 +1,14 @@
 """Common parts of the dual-attention figures: runs, claims about learning, tables and learning curves.
 
-All models of a study have as many parameters as dual attention, within 1 %, and as many optimiser steps.  The width of
-the feed-forward layers makes it so, of CoRelNet that of its first MLP, of PrediNet the number of relations; `split`
-alone varies the number of heads.
+All models of a study have as many parameters as dual attention, within 1 %, and the same number of optimiser steps.
+Parameters are matched by the width of the feed-forward layers; for CoRelNet by the width of its first MLP, for PrediNet
+by the number of relations.  Only `split` varies the number of heads.
 
-At small scale: gradients clipped at 1, a warm-up and a cosine to a tenth of the rate, one rate for all, and no dropout
-but on images.
+At small scale: gradients clipped at 1, warm-up and a cosine to a tenth of the rate, the same rate for all models, and
+dropout only on images.
 
-A claim about learning curves is one about their means over the sizes of the training set, seed by seed.  The papers
-print the games' numbers without standard errors, so no test can be put to them.
+A claim about learning curves compares their means over the sizes of the training set, seed by seed.  The papers print
+the games' numbers without standard errors, so those cannot be tested.
 """
 
 import itertools
@@ -43,15 +43,15 @@ Cells = Mapping[tuple[Any, ...], Mapping[str, Cell]]
 
 
 Printed = Callable[[tuple[Any, ...], str], str]
-"""What the paper prints of a place and a model."""
+"""The paper's numbers for a place and a model."""
 
 
 Columns = Sequence[tuple[str, str, str | None]]
-"""Head, split, and metric (None: the task's own)."""
+"""Title, split and metric (None: the task's own) of a column."""
 
 
 Curve = Mapping[int, Scores]
-"""Size of the training set -> the scores there, by model (a name of `models.ROWS`)."""
+"""Size of the training set -> model (a name of `models.ROWS`) -> score."""
 
 RELATIVE = ("softmax-rope", "softmax-t5")
 """Our controls."""
@@ -66,7 +66,7 @@ WRITERS = ("dual", "softmax", "softmax-rope", "abstractor")
 
 
 def run_of(name: str, task: Task, model: Model, shape: Scale, setting: Setting) -> Run:
-    """`name` ends with the seed.  Scored on all splits but training's; of games, on each set of unseen shapes."""
+    """A run whose `name` ends with the seed; scored on all splits except train, games on each set of unseen shapes."""
     splits = GAME_SPLITS if isinstance(task, RelationalGames) else tuple(s for s in task.splits if s != "train")
     train = training(shape, setting, splits)
     return Run(name=name, task=task, model=model, train=train, seed=int(name.rpartition("-")[2]), threads=1)
@@ -88,7 +88,7 @@ def classified(
 
 
 def ends_of(task: RelationalGames | Images | PairwiseOrder | SetCards) -> tuple[Input, Classes]:
-    """The papers normalise patches before and after the map; of digits, four pixels each, little would be left."""
+    """Inputs and outputs.  Patches are normalised around the projection as in the papers; digits are too small."""
     inputs, outputs = task.ends
     if not isinstance(inputs, Patches) or (isinstance(task, Images) and task.data == "digits"):
         return inputs, outputs
@@ -102,7 +102,7 @@ def written(
 
 
 def single(name: str, runs: tuple[Run, ...], like: str) -> Run:
-    """The run called `like` as a recipe of its own."""
+    """The run called `like` as a separate recipe."""
     (found,) = (run for run in runs if run.name == like)
     return replace(found, name=name, threads=None)
 
@@ -111,8 +111,8 @@ def single(name: str, runs: tuple[Run, ...], like: str) -> Run:
 
 
 def learns(what: str, curve: Curve) -> list[Verdict]:
-    """Dual attention beside softmax heads, over the size of the training set: with learned positions, as in the paper,
-    and with relative ones.  Claims whose models were not run are left out."""
+    """Claims that dual attention learns from fewer examples than softmax heads, with learned positions (as in the
+    paper) and with relative positions.  Claims whose models were not run are omitted."""
     sizes = " and ".join(map(str, curve))
     verdicts = []
     for others, words in ((("softmax",), ""), (RELATIVE, " that know relative positions")):
@@ -125,8 +125,10 @@ def learns(what: str, curve: Curve) -> list[Verdict]:
 
 
 def better(what: str, one: str, others: Sequence[str], scores: Mapping[str, Scores]) -> list[Verdict]:
-    """`one` is better than each of `others` at what was scored, `scores[place]`, as the mean over the places that have
-    both.  Nothing where none has."""
+    """The claim that `one` is better than each of `others`, by the mean of `scores[place]` over places with both.
+
+    No claim if no place has both models.
+    """
     parts = {}
     for other in others:
         those = [place for place, by in scores.items() if {one, other} <= set(by)]
@@ -140,7 +142,7 @@ def better(what: str, one: str, others: Sequence[str], scores: Mapping[str, Scor
 
 
 def gap(curve: Curve, one: str, other: str) -> Estimate:
-    """The difference of `one` and `other`, as the mean over the sizes."""
+    """The difference of `one` and `other`, averaged over the sizes."""
     return mean([scores[one] - scores[other] for scores in curve.values()])
 
 
@@ -150,7 +152,7 @@ def gap(curve: Curve, one: str, other: str) -> Estimate:
 def course(
     axis: str, columns: Columns, claim: Callable[[Cells], list[Verdict]], printed: Printed
 ) -> Callable[[Study, pathlib.Path], Outcome]:
-    """A figure of the score on `validation` over optimiser steps, a panel per value of `axis`, and the table."""
+    """Draws the validation score by optimiser step, a panel per value of `axis`, and the table."""
 
     def draw(study: Study, folder: pathlib.Path) -> Outcome:
         cells = by_model(study, axis)
@@ -176,7 +178,7 @@ def course(
 
 
 def by_examples(cells: Cells, split: str, stem: pathlib.Path, x_label: str, chance: float) -> None:
-    """A panel per first place, over the second: the number of examples."""
+    """A panel per value of the first axis, with the second axis, the number of examples, on x."""
     panels: list[Panel] = []
     for name in dict.fromkeys(place[0] for place in cells):
         points = {n: scores(by, split) for (which, n), by in cells.items() if which == name}
@@ -191,12 +193,12 @@ def by_examples(cells: Cells, split: str, stem: pathlib.Path, x_label: str, chan
 
 
 def means(by: Mapping[Any, Cell], split: str) -> dict[str, float]:
-    """Of the floors beside these cells."""
+    """The means of the floors of these cells."""
     return {name: level.mean for name, level in beside(by, split).items()}
 
 
 def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printed | None = None) -> dict[str, Any]:
-    """A line per place and model, and below the models of a place one per floor."""
+    """A table with a row per place and model; below the models of a place, a row per floor."""
     head = (*axes, "model", *(name for name, _, _ in columns), *(["paper"] if printed else []), "parameters", "steps")
     rows, found = [], {}
     for place, by in cells.items():
@@ -226,7 +228,7 @@ def size(cell: Cell) -> tuple[str, str]:
 
 
 def notes(cells: Cells) -> tuple[str, ...]:
-    """The settings, and how models are read where the papers are silent."""
+    """The settings, and our choices where the papers are silent."""
     ran = {model for by in cells.values() for model in by}
     return (
         *(f"{row.label}: {row.choice}." for name, row in ROWS.items() if row.choice and name in ran),

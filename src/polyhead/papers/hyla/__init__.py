@@ -1,1 +1,1 @@
-"""Schug et al. 2024, "Attention as a hypernetwork": rows of Table A1, runs by figure, claims, and how each is drawn."""
+"""Schug et al. 2024, "Attention as a hypernetwork": the models of Table A1; runs, claims and drawing of each figure."""

@@ -1,8 +1,8 @@
 """Figures of the latent code: 2B, 2D, A2 (fuzzy logic), 5A, 5B, 5E, 5F, A6, A7, A8 (SRAVEN).
 
-Of the last query token attending to itself, as the paper has it ("self"), and where a probe is cheap also of the pairs
-that the original code looks at ("last_row").  Every model trained at the figure's setting is looked at for numbers and
-verdicts, the first seed for maps.
+The code is that of the last query token attending to itself, as in the paper ("self").  Probes also use the pairs of
+the original code ("last_row").  Numbers and verdicts use every model trained at the figure's setting; maps use the
+first seed.
 """
 
 import pathlib
@@ -32,9 +32,9 @@ from polyhead.tasks.sraven.task import DIFFERENCE, SUM
 from polyhead.train import load_model
 
 FIT = {"smoke": 256}
-"""Sequences to fit a probe on and as many to score on; 2048 elsewhere."""
+"""Sequences to fit a probe, and equally many to score it; 2048 at other scales."""
 MAP = {"smoke": 64}
-"""Points of a map; 800 elsewhere."""
+"""Points of a map; 800 at other scales."""
 Draw = Callable[[Study, pathlib.Path], Outcome]
 
 
@@ -58,7 +58,7 @@ def fig_5_codes(scale: str = "small") -> tuple[Run, ...]:
 
 
 def fig_a7(scale: str = "small") -> tuple[Run, ...]:
-    """SRAVEN, the codes of a deep softmax transformer: 16 layers on 40 M instances; small: 4 layers.
+    """SRAVEN, the latent codes of a deep softmax transformer: 16 layers on 40 M instances; small: 4 layers.
 
     polyhead reproduce fig-a7.
     """
@@ -71,15 +71,21 @@ def fig_a7(scale: str = "small") -> tuple[Run, ...]:
 
 
 def decodable(what: str, scores: Mapping[str, Estimate], chance: Mapping[str, Estimate]) -> list[Verdict]:
-    """`scores[model]`: macro F1 of the last layer on unseen tasks, over that of the same probe fitted on permuted
-    labels.  A code that says nothing scores as that does, so nothing is truly below it."""
+    """The claim that a probe beats the same probe fitted on permuted labels.
+
+    `scores[model]`: macro F1 of the last layer on unseen tasks, minus that of the probe on permuted labels.  An
+    uninformative code scores as permuted labels do, so no true difference is negative.
+    """
     parts = {f"{name} (permuted labels {chance[name].mean:.3f})": e - chance[name] for name, e in scores.items()}
     return [above(f"{what} can be decoded from the latent code on unseen tasks", parts, falls=False)]
 
 
 def order_of_layers(rule: Mapping[str, Estimate], magnitude: Mapping[str, Estimate]) -> list[Verdict]:
-    """`rule[model]`: purity by rule of the last layer less that of the first; `magnitude[model]`: the first layer less
-    the last."""
+    """The claim that early layers cluster by magnitude and late layers by rule.
+
+    `rule[model]`: purity by rule in the last layer minus the first.  `magnitude[model]`: purity by magnitude in the
+    first layer minus the last.
+    """
     of = f"mean of {', '.join(rule)}"
     parts = {
         f"rule, last layer − first, {of}": mean([*rule.values()]),
@@ -89,18 +95,18 @@ def order_of_layers(rule: Mapping[str, Estimate], magnitude: Mapping[str, Estima
 
 
 def shared_code(difference: Estimate) -> list[Verdict]:
-    """`difference`: cosine of the mean codes of sum and difference, less the mean over all other pairs of rules."""
+    """The claim that sum and difference share a code.  `difference`: see `_over_others`."""
     part = {"cosine of sum and difference over the mean of other pairs": difference}
     return [above("sum and difference share a code", part)]
 
 
 def selected(study: Study) -> dict[str, list[Point]]:
-    """The points of the selected setting of every model, by seed."""
+    """The runs of the selected setting of every model, by seed."""
     return {model: list(cell.points) for (model,), cell in study.cells("model").items()}
 
 
 def models(study: Study) -> Iterator[tuple[str, Point, nn.Module]]:
-    """Every selected model, loaded."""
+    """Load every selected model."""
     for name, points in selected(study).items():
         for point in points:
             yield name, point, load_model(point.result.folder)[1]
@@ -108,7 +114,7 @@ def models(study: Study) -> Iterator[tuple[str, Point, nn.Module]]:
 
 # -------------------------------------------------------------------------------------------------------------- probes
 def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
-    """Fig. 2B and 5F: what a logistic regression reads off the code on unseen tasks, layer by layer."""
+    """Fig. 2B and 5F: scores of logistic regressions on the code, on unseen tasks, by layer."""
 
     def draw(study: Study, folder: pathlib.Path) -> Outcome:
         size = FIT.get(study.scale, 2048)
@@ -167,7 +173,7 @@ def _panel(place: tuple[str, str, str]) -> str:
 
 
 def _last(found: Any, guess: Any) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
-    """Per model and target the last layer, chosen beforehand, of the pairs and queries that the paper looks at."""
+    """For each model and target, the score in the last layer, on the paper's pairs and queries (fixed beforehand)."""
     scores: dict[str, Estimate] = {}
     level: dict[str, Estimate] = {}
     for (target, pairs, query), by_model in found.items():
@@ -181,7 +187,7 @@ def _last(found: Any, guess: Any) -> tuple[dict[str, Estimate], dict[str, Estima
 
 # ---------------------------------------------------------------------------------------------------------------- maps
 def maps(colours: tuple[str, ...], *, layers: str = "last") -> Draw:
-    """Fig. 2D, A2, 5A, 5B, A6, A7: t-SNE of the codes of the last token attending to itself, the first seed's."""
+    """Fig. 2D, A2, 5A, 5B, A6, A7: t-SNE of the codes of the last token attending to itself, for the first seed."""
 
     def draw(study: Study, folder: pathlib.Path) -> Outcome:
         count = MAP.get(study.scale, 800)
@@ -222,7 +228,7 @@ def _names(task: Any, name: str, values: Any) -> dict[int, str]:
 
 
 def _clusters(study: Study) -> tuple[list[Verdict], dict[str, Any]]:
-    """Early layers by magnitude, late ones by rule: purity of neighbours, first layer against last."""
+    """The purity of neighbours by magnitude and by rule, in the first and the last layer."""
     purity: dict[tuple[str, str, int], dict[int, float]] = defaultdict(dict)
     count = MAP.get(study.scale, 800)
     for model, point, network in models(study):
@@ -241,8 +247,8 @@ def _clusters(study: Study) -> tuple[list[Verdict], dict[str, Any]]:
 def similar(model: str, *, samples: bool = False) -> Draw:
     """Fig. 5E (HYLA) and A8 (softmax, with sampled and mean codes): cosine of the mean codes per rule, last layer.
 
-    The verdict is on the plain cosine, the paper's; beside it the cosine after the mean over rules is taken away, as
-    what all rules share brings every plain one near 1.
+    The verdict uses the paper's plain cosine.  The centred cosine, after subtracting the mean over rules, is also
+    shown, because the common part of all rules brings every plain cosine near 1.
     """
 
     def draw(study: Study, folder: pathlib.Path) -> Outcome:
@@ -261,7 +267,7 @@ def similar(model: str, *, samples: bool = False) -> Draw:
             for name, (classes, matrix) in found.items():
                 if {SUM, DIFFERENCE} <= set(classes.tolist()):
                     over[name][seed] = _over_others(classes.tolist(), matrix)
-            if not pictures:  # the first seed's
+            if not pictures:  # only for the first seed
                 panels = [(name, matrix, names, names) for name, (_, matrix) in found.items()]
                 pictures = _pictures(study.figure, folder, panels, (codes[-1], rules, names) if samples else None)
         return _similar_outcome(pictures, over, matrices)
@@ -282,7 +288,7 @@ def _similar_outcome(pictures: list[tuple[str, str]], over: Any, matrices: dict[
 
 
 def _over_others(classes: list[int], matrix: Any) -> float:
-    """Cosine of sum and difference less the mean over all other pairs of rules."""
+    """The cosine of the mean codes of sum and difference, minus the mean over all other pairs of rules."""
     i, j = classes.index(SUM), classes.index(DIFFERENCE)
     rest = [matrix[a, b] for a in range(len(classes)) for b in range(a) if {a, b} != {i, j}]
     return float(matrix[i, j] - np.mean(rest))

@@ -18,7 +18,7 @@ TABLE_A2 = {(4, 4): (0.0642, 0.0038), (4, 8): (0.0032, 0.0009), (4, 16): (0.0005
 
 
 def rarely_ambiguous(name: str, fraction: float, count: int, most: float = 0.005) -> Verdict:
-    """The fraction of ambiguous instances is below half a percent, by a definition called `name`."""
+    """The claim that less than half a percent of the instances are ambiguous, by the definition `name`."""
     error = math.sqrt(max(fraction * (1 - fraction), 1 / count) / count)
     share = {f"{100 * most:g} % − {100 * fraction:.2f} % of {count}": Estimate(most - fraction, error, math.inf)}
     claim = f"at M 4, K 8 fewer than half a percent of the instances are ambiguous, by {name}"
@@ -26,7 +26,7 @@ def rarely_ambiguous(name: str, fraction: float, count: int, most: float = 0.005
 
 
 def draw_a2(scale: str, folder: pathlib.Path) -> Outcome:
-    """Ambiguous instances by both definitions, and the Bayes-optimal accuracy."""
+    """Draw Table A2: ambiguous instances by both definitions, and the Bayes-optimal accuracy."""
     count = {"smoke": 64}.get(scale, 4096)
     rows, found, verdicts = [], {}, []
     for (features, values), (paper, error) in TABLE_A2.items():
@@ -44,13 +44,13 @@ def draw_a2(scale: str, folder: pathlib.Path) -> Outcome:
 
 
 def _share(score: Score) -> str:
-    """A fraction; 0 is written as none of n, since a standard error of 0 would say too much."""
+    """A fraction as text; 0 is written as "none of n", because its standard error of 0 would be misleading."""
     none = f"0 of {score.count}"
     return none if score.mean == 0 else f"{score.mean:.4f} ± {score.standard_error:.4f}"
 
 
 def draw_a9(scale: str, folder: pathlib.Path) -> Outcome:
-    """Counts of tasks and instances by number of features, the paper's formula and the exact one."""
+    """Draw Figure A9: counts of tasks and instances by number of features, by the paper's formula and exact."""
     features, sizes = range(2, 7), (4, 8, 16)
     tasks = {m: sraven_counts.tasks(m) for m in features}
     made = {(m, k): sraven_counts.instances(m, k) for m in features for k in sizes}

@@ -1,4 +1,4 @@
-"""Fuzzy logic, scores over the length of the context: Figures 2C and A3 of Schug et al. 2024."""
+"""Fuzzy logic, scores by length of the context: Figures 2C and A3 of Schug et al. 2024."""
 
 import pathlib
 from collections.abc import Mapping
@@ -48,11 +48,10 @@ TRAINING = (
 
 
 def fig_2c(scale: str = "small") -> tuple[Run, ...]:
-    """Fuzzy logic, compositional R² by examples in the context and fraction held out; and Fig. A3 with train-task and
-    novel R² and the training error.
+    """Fuzzy logic, compositional R² by context length and held-out fraction; Fig. A3 adds train, novel and loss.
 
-    polyhead reproduce fig-2c.  Small: contexts of 16 and 32 tokens (not 64 and 96), the one rate 5e-3.  Short: those
-    contexts, 50 and 70 % held out, the one rate 1e-3.
+    polyhead reproduce fig-2c.  Small: contexts of 16 and 32 tokens (without 64 and 96), only rate 5e-3.  Short: the
+    same contexts, 50 and 70 % held out, only rate 1e-3.
     """
     shape = size(FUZZY, scale)
     runs: tuple[Run, ...] = ()
@@ -70,8 +69,10 @@ ORDER = (("hyla", "softmax"), ("softmax", "linear"), ("hyla", "linear"))
 
 
 def ordered(scores: Mapping[Any, Scores], what: str) -> list[Verdict]:
-    """`scores[place]`: the paper's order of the three models, each difference as the mean over the places, seed by
-    seed.  `what`: where they were measured."""
+    """The claim of the paper's order of the three models; each difference is a mean over the places, seed by seed.
+
+    `scores[place]`: scores by model.  `what`: names the places.
+    """
     models = set.intersection(*(set(cell) for cell in scores.values()))
     parts = {
         f"{ROWS[a].label} over {ROWS[b].label}": mean([cell[a] - cell[b] for cell in scores.values()])
@@ -83,7 +84,7 @@ def ordered(scores: Mapping[Any, Scores], what: str) -> list[Verdict]:
 
 
 def suffers_less(scores: Mapping[tuple[int, float], Scores]) -> list[Verdict]:
-    """`scores[length, held_out]`: compositional R².  HYLA loses less than the others as more is held out."""
+    """The claim that HYLA loses less as more is held out.  `scores[length, held_out]`: compositional R²."""
     lengths = sorted({length for length, _ in scores})
     few, many = min(h for _, h in scores), max(h for _, h in scores)
     models = sorted(set.intersection(*(set(cell) for cell in scores.values())))
@@ -96,7 +97,7 @@ def suffers_less(scores: Mapping[tuple[int, float], Scores]) -> list[Verdict]:
 
 
 def small_gaps(iid: Scores, compositional: Scores) -> list[Verdict]:
-    """In distribution the models differ less than on unseen combinations."""
+    """The claim that models differ less in distribution than on unseen combinations."""
     parts = {}
     for name in sorted(set(iid) - {"hyla"}) if "hyla" in iid else ():
         outside, inside = compositional["hyla"] - compositional[name], iid["hyla"] - iid[name]
@@ -106,12 +107,12 @@ def small_gaps(iid: Scores, compositional: Scores) -> list[Verdict]:
 
 
 def _size(estimate: Estimate) -> Estimate:
-    """Its absolute value, with the sign of the mean for all seeds."""
+    """The absolute value of an estimate: all seeds get the sign of the mean."""
     return estimate if estimate.mean >= 0 else -estimate
 
 
 def unknown_terms(where: str, scores: Scores, floor: Estimate) -> list[Verdict]:
-    """No model solves combinations of unknown terms: at `where` all are below a floor that composes nothing."""
+    """The claim that all models are below a floor without composition on combinations of unknown terms, at `where`."""
     parts = {f"floor {floor} − {ROWS[m].label}": floor - e for m, e in scores.items()}
     claim = f"no model solves combinations of unknown terms: a Gaussian process is better ({where})"
     return [above(claim, parts)]
@@ -133,7 +134,7 @@ def _verdicts(cells: Cells) -> list[Verdict]:
 
 
 def draw_2c(study: Study, folder: pathlib.Path) -> Outcome:
-    """Compositional R² by context length, a panel per fraction held out."""
+    """Draw compositional R² by context length, a panel per held-out fraction."""
     cells = by_model(study, "length", "held out")
     levels = {place: floors(runs_of(cell)) for place, cell in cells.items()}
     _draw(cells, "compositional", folder / "fig-2c", levels)
@@ -147,7 +148,7 @@ def draw_2c(study: Study, folder: pathlib.Path) -> Outcome:
 
 
 def draw_a3(study: Study, folder: pathlib.Path) -> Outcome:
-    """A: compositional, B: training tasks, C: novel terms, D: training error."""
+    """Draw Fig. A3.  A: compositional, B: training tasks, C: novel terms, D: training error."""
     cells = by_model(study, "length", "held out")
     pictures = []
     parts = (
@@ -164,7 +165,7 @@ def draw_a3(study: Study, folder: pathlib.Path) -> Outcome:
     pictures.append(("fig-a3d", "D: mean squared error on training batches, the last logged ones."))
     verdicts = _verdicts(cells)
     biggest = max(cells, default=None)
-    if biggest is not None:  # `levels` are those of the novel split
+    if biggest is not None:  # `levels` belong to the novel split
         beyond = scores(cells[biggest], "novel")
         where = f"{biggest[0]} tokens, {100 * biggest[1]:.0f} % held out"
         verdicts += unknown_terms(where, beyond, levels[biggest]["gaussian_process"])
@@ -173,7 +174,7 @@ def draw_a3(study: Study, folder: pathlib.Path) -> Outcome:
 
 
 def _draw(cells: Cells, split: str, stem: pathlib.Path, levels: Mapping[Any, Any]) -> None:
-    """One panel per fraction held out, over the length of the context."""
+    """One panel per held-out fraction, with the context length on x."""
     panels: list[Panel] = []
     for held in sorted({place[1] for place in cells}):
         mine = {place[0]: cell for place, cell in sorted(cells.items()) if place[1] == held}

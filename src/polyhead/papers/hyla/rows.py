@@ -1,7 +1,7 @@
-"""The fourteen models of Table A1 (Schug et al. 2024), and one of ours: a kind of heads and a feed-forward layer each.
+"""The fourteen models of Table A1 (Schug et al. 2024) and one of ours: kinds of heads and feed-forward layers.
 
-The original code has eight of them.  Where the paper is silent about the others, `choice` says how we read it and
-names the alternative.
+The original code has eight of them.  For the others, `choice` states our choice where the paper is silent, and the
+alternative.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ EXPERTS, TOP_K = 4, 2
 
 @dataclass(frozen=True)
 class Row:
-    """One model: `heads` without a size, `experts` in place of the feed-forward layer or not.
+    """One model: `heads` without sizes; `experts`: whether a mixture of experts replaces the feed-forward layer.
 
     `fuzzy` and `sraven` are the paper's mean and standard error over three seeds: compositional R² x 100 on fuzzy
     logic (32 tokens, 70 % held out) and compositional accuracy in per cent on SRAVEN (4 layers, 20 M instances).
@@ -27,11 +27,11 @@ class Row:
     choice: str = ""
 
     def sized(self, heads: int, dim: int) -> Mechanism:
-        """Its heads: `heads` of width `dim`."""
+        """Its heads, with number `heads` and width `dim`."""
         return replace(self.heads, heads=heads, dim=dim, value_dim=dim)
 
     def feedforward(self, hidden: int) -> FeedForward:
-        """The paper's MLP, or experts of the same width."""
+        """The paper's MLP, or a mixture of experts of the same width."""
         if self.experts:
             return Experts(EXPERTS, TOP_K, hidden=hidden, act="gelu_tanh")
         return Mlp(hidden, act="gelu_tanh")
@@ -101,7 +101,7 @@ OURS: dict[str, Row] = {
 
 
 def row_of(run: Run) -> str:
-    """The name of the row whose model `run` trains.  ValueError: none of them."""
+    """The name of the row whose model `run` trains.  Raises ValueError for a model of no row."""
     groups = run.model.layer_heads(0) if isinstance(run.model, TransformerConfig) else ()
     if len(groups) == 1:
         bare = replace(groups[0], heads=8, dim=None, value_dim=None, impl="auto")
@@ -112,5 +112,5 @@ def row_of(run: Run) -> str:
 
 
 def label(model: str) -> str:
-    """What a reader sees of a model."""
+    """The label of a model in figures."""
     return (ROWS | OURS)[model].label

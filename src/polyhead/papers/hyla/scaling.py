@@ -1,4 +1,4 @@
-"""SRAVEN, scores over an axis: Figures 4A, 4B and A4 (data and size), 5C (heads), 5D (features) and A5 (held out)."""
+"""SRAVEN, scores along one axis: Figures 4A, 4B and A4 (data and size), 5C (heads), 5D (features), A5 (held out)."""
 
 import pathlib
 from collections.abc import Callable, Mapping
@@ -55,16 +55,16 @@ FRACTIONS = {"paper": (0.1, 0.25, 0.5, 0.75), "small": (0.1, 0.25, 0.5, 0.75), "
 
 
 def fig_4a(scale: str = "small") -> tuple[Run, ...]:
-    """SRAVEN, compositional accuracy by training instances and width, the paper's reading of width: the model, the
-    query-key-value and the MLP width grow, the number of heads stays.
+    """SRAVEN, compositional accuracy by training instances and width.
 
+    As in the paper's text, the model, query-key-value and MLP widths grow, and the number of heads is constant.
     polyhead reproduce fig-4a (and fig-a4 for the loss).  Small: one rate, one seed less.
     """
     return _scaling(scale, "width")
 
 
 def fig_4a_heads(scale: str = "small") -> tuple[Run, ...]:
-    """Fig. 4A as the original code has it: the number of heads grows with the width, a head keeps its own.
+    """Fig. 4A as in the original code: the number of heads grows with the width, the width of a head is constant.
 
     polyhead reproduce fig-4a-heads.
     """
@@ -102,7 +102,7 @@ def _scaling(scale: str, what: str) -> tuple[Run, ...]:
 
 
 def fig_5c(scale: str = "small") -> tuple[Run, ...]:
-    """SRAVEN, compositional accuracy by number of heads, down to one; the total query-key-value width stays.
+    """SRAVEN, compositional accuracy by number of heads, down to one, at a constant total query-key-value width.
 
     polyhead reproduce fig-5c.
     """
@@ -129,7 +129,7 @@ def fig_5d(scale: str = "small") -> tuple[Run, ...]:
 def fig_a5(scale: str = "small") -> tuple[Run, ...]:
     """SRAVEN, compositional accuracy by fraction of rule combinations held out.
 
-    polyhead reproduce fig-a5.  The paper's fractions can only be read off its plot.
+    polyhead reproduce fig-a5.  The paper gives its fractions only in a plot.
     """
     shape = with_seeds(size(SRAVEN, scale), scale, 2)
     runs: tuple[Run, ...] = ()
@@ -142,7 +142,7 @@ def fig_a5(scale: str = "small") -> tuple[Run, ...]:
 
 
 def solves(scores: Mapping[Any, Scores], level: float = 0.8) -> list[Verdict]:
-    """At the largest setting all models reach `level`; at the smallest HYLA is best."""
+    """The claims that all models reach `level` at the largest setting, and that HYLA is best at the smallest."""
     settings = list(scores)
     largest, least = scores[settings[-1]], scores[settings[0]]
     up = {f"{ROWS[m].label} at the largest": e for m, e in largest.items()}
@@ -154,9 +154,9 @@ def solves(scores: Mapping[Any, Scores], level: float = 0.8) -> list[Verdict]:
 
 
 def single_head(scores: Mapping[int, Scores]) -> list[Verdict]:
-    """A single head is worse than the next larger number."""
+    """The claim that a single head is worse than the next larger number of heads."""
     counts = sorted(scores)
-    if counts[0] != 1:  # its runs failed, and no other number replaces theirs
+    if counts[0] != 1:  # without runs of a single head there is no claim
         return []
     few, more = scores[counts[0]], scores[counts[1]]
     parts = {f"{ROWS[m].label}, {counts[1]} heads over {counts[0]}": more[m] - few[m] for m in few if m in more}
@@ -164,7 +164,7 @@ def single_head(scores: Mapping[int, Scores]) -> list[Verdict]:
 
 
 def harder(scores: Mapping[Any, Scores], what: str) -> list[Verdict]:
-    """The score falls from the least to the largest value of `what`."""
+    """The claim that the score falls from the smallest to the largest value of `what`."""
     points = sorted(scores)
     first, last = scores[points[0]], scores[points[-1]]
     parts = {f"{ROWS[m].label}, {points[0]:g} over {points[-1]:g}": first[m] - last[m] for m in first if m in last}
@@ -175,7 +175,7 @@ def harder(scores: Mapping[Any, Scores], what: str) -> list[Verdict]:
 
 
 def by_instances(axis: str) -> Callable[[Study, pathlib.Path], Outcome]:
-    """Fig. 4A (axis "width"), 4A with the code's heads, 4B ("depth"): accuracy by training instances."""
+    """Draws Fig. 4A (axis "width"), 4A with the original code's heads, 4B ("depth"): accuracy by training instances."""
 
     def draw(study: Study, folder: pathlib.Path) -> Outcome:
         cells = by_model(study, axis, "instances")
@@ -194,7 +194,7 @@ def by_instances(axis: str) -> Callable[[Study, pathlib.Path], Outcome]:
 
 
 def draw_a4(study: Study, folder: pathlib.Path) -> Outcome:
-    """Training loss by instances: by width at the common depth, by depth at the common width."""
+    """Draw training loss by instances: by width at the common depth, and by depth at the common width."""
     depths, widths = (sorted(place[0] for place in study.cells(axis)) for axis in ("depth", "width"))
     pictures = []
     base = {
@@ -212,7 +212,7 @@ def draw_a4(study: Study, folder: pathlib.Path) -> Outcome:
 
 
 def _most(study: Study, axis: str, values: list[Any]) -> Any:
-    """The value of `axis` that most runs have: the constant one while the other axis varies."""
+    """The value of `axis` in most runs: the constant value while the other axis varies."""
     counts = {
         value: sum(study.paper.places(point.run).get(axis) == value for point in study.points) for value in values
     }
@@ -231,7 +231,7 @@ def _draw_scaling(cells: Cells, axis: str, split: str, stem: pathlib.Path, level
 
 
 def over(axis: str, claim: Callable[[Mapping[Any, Any]], list[Verdict]]) -> Callable[[Study, pathlib.Path], Outcome]:
-    """Fig. 5C ("heads"), 5D ("features"), A5 ("held out"): accuracy over one axis."""
+    """Draws Fig. 5C ("heads"), 5D ("features"), A5 ("held out"): accuracy along one axis."""
 
     def draw(study: Study, folder: pathlib.Path) -> Outcome:
         cells = by_model(study, axis)

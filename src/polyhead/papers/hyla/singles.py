@@ -1,6 +1,6 @@
 """Schug, Kobayashi, Akram, Sacramento, Pascanu (2024), "Attention as a hypernetwork": single runs.
 
-`polyhead list recipes` shows them; `polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3` runs one with fields changed.
+`polyhead list recipes` lists them; `polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3` runs one with changed fields.
 """
 
 from dataclasses import replace
@@ -47,7 +47,7 @@ def fuzzy_model(task: FuzzyLogic, group: Mechanism, *, dim: int, hidden: int) ->
 
 
 def _paper(name: str, group: Mechanism, scale: str) -> Run:
-    """One of the paper's runs; `short`: of fewer steps, evaluated oftener on fewer sequences."""
+    """One of the paper's runs; `short`: fewer steps, with more frequent evaluation on fewer sequences."""
     one_of("recipes", "scale", scale, LONG)
     shape = FUZZY[scale]
     task = FuzzyLogic(variables=4, terms=2, length=32, held_out=0.7)
@@ -61,7 +61,7 @@ def _paper(name: str, group: Mechanism, scale: str) -> Run:
 def fuzzy_softmax(scale: str = "short") -> Run:
     """Softmax attention at the setting of Table A1 (70 % of the combinations held out).
 
-    polyhead train fuzzy-softmax: 15,000 steps.  --scale paper: 50,000, and compositional R² 0.633 ± 0.023.
+    polyhead train fuzzy-softmax: 15,000 steps.  --scale paper: 50,000 steps; paper: compositional R² 0.633 ± 0.023.
     """
     return _paper("fuzzy-softmax", Softmax(8, dim=2, value_dim=2), scale)
 
@@ -69,7 +69,7 @@ def fuzzy_softmax(scale: str = "short") -> Run:
 def fuzzy_linear(scale: str = "short") -> Run:
     """Linear attention at the setting of Table A1.
 
-    polyhead train fuzzy-linear: 15,000 steps.  --scale paper: 50,000, and compositional R² 0.599 ± 0.052.
+    polyhead train fuzzy-linear: 15,000 steps.  --scale paper: 50,000 steps; paper: compositional R² 0.599 ± 0.052.
     """
     return _paper("fuzzy-linear", Linear(8, dim=2, value_dim=2), scale)
 
@@ -77,16 +77,16 @@ def fuzzy_linear(scale: str = "short") -> Run:
 def fuzzy_hyla(scale: str = "short") -> Run:
     """HYLA at the setting of Table A1.
 
-    polyhead train fuzzy-hyla: 15,000 steps.  --scale paper: 50,000, and compositional R² 0.811 ± 0.078.
+    polyhead train fuzzy-hyla: 15,000 steps.  --scale paper: 50,000 steps; paper: compositional R² 0.811 ± 0.078.
     """
     return _paper("fuzzy-hyla", Hyla(8, dim=2, value_dim=2), scale)
 
 
 def fuzzy_original() -> Run:
-    """HYLA with the quirks of the paper's code, so that its numbers can be matched.
+    """HYLA with the details of the paper's code, to match its numbers.
 
-    Dropout 0.1 on the code with one mask for batch and heads, decay on q/k/v biases and relative-bias tables, a
-    cosine that ends `warmup` steps early, and the splits its random generator gave.  polyhead train fuzzy-original.
+    Dropout 0.1 on the code with one mask for batch and heads, weight decay on q/k/v biases and relative-bias tables, a
+    cosine that ends `warmup` steps early, and the splits of its random generator.  polyhead train fuzzy-original.
     """
     run = fuzzy_hyla("paper")
     task = FuzzyLogic(variables=4, terms=2, length=32, held_out=0.7, split="legacy")

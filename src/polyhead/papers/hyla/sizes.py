@@ -1,15 +1,15 @@
-"""Fuzzy logic and SRAVEN at the sizes of the study of Schug et al. 2024, and one run of it.
+"""Fuzzy logic and SRAVEN at several scales (study of Schug et al. 2024), and how one run is made.
 
-short   the paper's network, batch and rate, trained for 15,000 steps and not 50,000: minutes of a core a run of fuzzy
-        logic.
-small   wider heads (8 instead of 2), and clipping, without which some HYLA seeds stall with few steps and high rates.
-        Fuzzy logic with 16 tokens.  SRAVEN with 2 features of 5 values, in two layers, with columns that do not permute
-        the features, and learned positions in place of T5's relative bias: at this size neither permuted columns nor
-        the bias let any model far above chance within minutes.
+short   the paper's network, batch and rate, trained for 15,000 steps instead of 50,000: minutes of one core for a run
+        of fuzzy logic.
+small   wider heads (8 instead of 2) and gradient clipping: without it some HYLA seeds stall at few steps and high
+        rates.  Fuzzy logic with 16 tokens.  SRAVEN with 2 features of 5 values, two layers, columns without
+        permutation, and learned positions instead of T5's relative bias: with permuted columns or the bias, no model
+        of this size gets far above chance within minutes.
 
-As in the original code a seed changes everything random: initial weights, data and which combinations are held out.
-Elsewhere the paper's text counts: no dropout (the original code drops 10 % of the code), weight decay exempts biases
-and norms, the cosine ends with training, every part of a held-out combination occurs in training.
+As in the original code, the seed determines all randomness: initial weights, data and the held-out combinations.
+Otherwise we follow the paper's text: no dropout (the original code drops 10 % of the code), no weight decay on biases
+and norms, a cosine that ends with training, and every part of a held-out combination occurs in training.
 """
 
 import itertools
@@ -25,9 +25,9 @@ from polyhead.tasks import FuzzyLogic, Sraven
 FUZZY_SPLITS = ("validation", "iid", "compositional", "novel")
 SRAVEN_SPLITS = ("validation", "iid", "compositional")
 FUZZY_GPU, SRAVEN_GPU = "2-3", "20-200"
-"""GPU minutes of one run, on an RTX 3090 or 4090, by the paper's appendix D.1."""
+"""GPU minutes of one run on an RTX 3090 or 4090, from the paper's appendix D.1."""
 THREE = ("hyla", "softmax", "linear")
-"""The models of the paper's text."""
+"""The models in the paper's main text."""
 
 # fmt: off
 FUZZY: dict[str, Scale] = {
@@ -84,7 +84,7 @@ HYLA = Paper(
 
 
 def fuzzy_task(scale: str, seed: int, *, held_out: float = 0.7, length: int | None = None) -> FuzzyLogic:
-    """The paper's family: 4 variables, 2 terms.  32 tokens, 16 where the network is smaller, too."""
+    """The paper's family: 4 variables, 2 terms.  32 tokens, or 16 at scales with a smaller network."""
     length = length or (32 if scale in ("paper", "short") else 16)
     return FuzzyLogic(variables=4, terms=2, length=length, held_out=held_out, split_seed=seed)
 
@@ -122,7 +122,7 @@ def make(task: Task, row: str, shape: Scale, setting: Setting, seed: int) -> Run
 
 
 def _kind(task: Task) -> str:
-    """A name from the content only, so that two figures with the same run share its folder."""
+    """A name that depends only on the content, so that figures with the same run share its folder."""
     if isinstance(task, FuzzyLogic):
         return f"fuzzy-{task.length}-{100 * task.held_out:.0f}"
     if isinstance(task, Sraven):
@@ -133,6 +133,6 @@ def _kind(task: Task) -> str:
 def grid(
     task: Callable[[int], Task], rows: Iterable[str], shape: Scale, settings: Sequence[Setting] | None = None
 ) -> tuple[Run, ...]:
-    """Every model with every setting (default: the whole grid of `shape`) and seed; `task` is made from the seed."""
+    """The runs of every model, setting (default: the whole grid of `shape`) and seed; `task` maps a seed to a task."""
     points = itertools.product(range(shape.seeds), rows, shape.grid() if settings is None else settings)
     return tuple(make(task(seed), row, shape, setting, seed) for seed, row, setting in points)

@@ -27,10 +27,10 @@ def table_a1(scale: str = "small") -> tuple[Run, ...]:
     polyhead reproduce table-a1.  Small: two rates.  Short: fuzzy logic, one rate.  Paper: warm-up 1000 on SRAVEN, as
     in the original ablation.
 
-    Where the paper is silent (the alternative in brackets): the nonlinear value of linear attention is a ReLU on each
+    Our choice where the paper is silent [the alternative]: the nonlinear value of linear attention is a ReLU on each
     head's values before the sum over keys [on each head's sum]; the deep value network has no bias in its second
-    matrix [one per head]; HYLA + softmax takes the softmax over keys, then RMSHead [RMSHead first]; mixture of experts
-    is 4 experts of the MLP's width, 2 per token, load-balance loss 0.01, no gate noise [experts of half the width].
+    matrix [one per head]; HYLA + softmax takes the softmax over keys, then RMSHead [RMSHead first]; the mixture of
+    experts has 4 experts of the MLP's width, 2 per token, load-balance loss 0.01, no gate noise [half the width].
     """
     rows = tuple(ROWS | OURS)
     fuzzy = grid(partial(fuzzy_task, scale), rows, size(FUZZY, scale))
@@ -41,7 +41,7 @@ def table_a1(scale: str = "small") -> tuple[Run, ...]:
 
 
 def table_a3(scale: str = "small") -> tuple[Run, ...]:
-    """The grid search of Table A3, warm-up included, for the three models of the text on both tasks.
+    """The grid search of Table A3, with warm-up, for the three models of the main text on both tasks.
 
     polyhead reproduce table-a3.  Short: fuzzy logic, the paper's rates and decays.
     """
@@ -75,7 +75,7 @@ _A1: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 
 
 def ablations(task: str, measured: Scores) -> list[Verdict]:
-    """The claims about Table A1 on `task` ("fuzzy" or "sraven"); claims whose models were not run are left out."""
+    """The claims about Table A1 on `task` ("fuzzy" or "sraven"), without claims whose models were not run."""
     verdicts = []
     for claim, pairs in _A1:
         if not all(name in measured for pair in pairs for name in pair):
@@ -97,7 +97,7 @@ def printed(task: str, name: str) -> Estimate:
 
 
 def draw_a1(study: Study, folder: pathlib.Path) -> Outcome:
-    """Compositional score of every model on both tasks, beside the paper's."""
+    """Draw the compositional score of every model on both tasks beside the paper's."""
     cells = {task: _models(study, task) for task in TASKS}
     cells = {task: found for task, found in cells.items() if found}
     levels = {task: floors(runs_of(found)) for task, found in cells.items()}
@@ -167,7 +167,7 @@ def _numbers(cell: Cell, task: str) -> dict[str, Any]:
 
 
 def draw_a3(study: Study, folder: pathlib.Path) -> Outcome:
-    """Every setting that was searched: validation score, the one on unseen combinations, and which was selected."""
+    """Draw all searched settings: validation score, score on unseen combinations, and the selected setting."""
     rows, found = [], {}
     for task in TASKS:
         for (model,), cell in study.cells("model", task=task).items():

@@ -1,1 +1,1 @@
-"""Language models of both papers and of the course: models, runs, claims, curves."""
+"""Language models of both papers and of Stanford's course: models, runs, claims, curves."""

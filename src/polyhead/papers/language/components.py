@@ -1,4 +1,4 @@
-"""Two choices that courses teach: feed-forward layers with and without a gate, norms before and after."""
+"""Two design choices taught in courses: feed-forward layers with or without a gate, pre-norm or post-norm."""
 
 import itertools
 import pathlib
@@ -49,11 +49,11 @@ RATES = {"paper": (3e-4, 1e-3, 3e-3, 1e-2), "small": (1e-3, 3e-3, 1e-2, 3e-2), "
 
 
 def swiglu(scale: str = "small") -> tuple[Run, ...]:
-    """SwiGLU beside feed-forward layers without a gate, SiLU and ReLU, at equal parameters.
+    """SwiGLU against feed-forward layers without a gate (SiLU, ReLU), at equal parameters.
 
-    polyhead reproduce swiglu.  Paper scale is Stanford's CS336: TinyStories in 10,000 byte pairs, 4 layers of width
-    512, 16 heads, 256 tokens, 328 M of them.  Small: the standard library's bytes, width 96, 4 layers, 1 MB, three
-    seeds.
+    polyhead reproduce swiglu.  Paper scale is Stanford's CS336: TinyStories with 10,000 BPE tokens, 4 layers of width
+    512, 16 heads, 256-token sequences, 328 M tokens.  Small: the standard library's bytes, width 96, 4 layers, 1 MB,
+    three seeds.
     """
     shape = size(PARTS, scale)
     gated = model("softmax", shape)
@@ -66,9 +66,9 @@ def swiglu(scale: str = "small") -> tuple[Run, ...]:
 
 
 def norms(scale: str = "small") -> tuple[Run, ...]:
-    """Norms before or after what a layer adds, over learning rates.
+    """Pre-norm against post-norm, by learning rate.
 
-    polyhead reproduce norms.  The models of `swiglu`, four rates from one to thirty, two seeds; small: 300 updates.
+    polyhead reproduce norms.  The models of `swiglu`, four rates over a factor of 30, two seeds; small: 300 updates.
     """
     base = size(PARTS, scale)
     shape = replace(base, seeds=2, lrs=RATES[scale], steps=300 if scale == "small" else base.steps)
@@ -84,7 +84,7 @@ def norms(scale: str = "small") -> tuple[Run, ...]:
 
 
 def gated(scores: Scores) -> list[Verdict]:
-    """SwiGLU is better than layers without a gate.  `scores` by name of the activation."""
+    """The claim that SwiGLU is better than layers without a gate.  `scores`: by name of the activation."""
     if "SwiGLU" not in scores:
         return []
     parts = {f"{name} − SwiGLU": e - scores["SwiGLU"] for name, e in scores.items() if name != "SwiGLU"}
@@ -94,7 +94,7 @@ def gated(scores: Scores) -> list[Verdict]:
 
 
 def orders(scores: Mapping[float, Scores]) -> list[Verdict]:
-    """`scores[rate]["pre" | "post"]`: pre-norm is better at the best rate of each and at the highest of all."""
+    """The claims that pre-norm is better at the best rate of each and at the highest rate.  `scores[rate]["pre"]`."""
     both = {rate: by for rate, by in scores.items() if {"pre", "post"} <= set(by)}
     if not both:
         return []
@@ -113,7 +113,7 @@ def orders(scores: Mapping[float, Scores]) -> list[Verdict]:
 
 
 def draw_swiglu(study: Study, folder: pathlib.Path) -> Outcome:
-    """Bits per byte over tokens by the activation of the feed-forward layers."""
+    """Draw bits per byte by number of tokens, a line per activation of the feed-forward layers."""
     cells = {place[0]: cell for place, cell in study.cells("feedforward").items()}
     same, text = one_text(study)
     for path in both(study.figure, folder):
@@ -127,7 +127,7 @@ def draw_swiglu(study: Study, folder: pathlib.Path) -> Outcome:
 
 
 def draw_norms(study: Study, folder: pathlib.Path) -> Outcome:
-    """Bits per byte at the end over the learning rate, norms before and after."""
+    """Draw the final bits per byte by learning rate, for pre-norm and post-norm."""
     cells = {(order, rate): cell for (order, rate), cell in study.cells("norm order", "lr").items()}
     same, text = one_text(study)
     ends: dict[float, dict[str, Estimate]] = {}

@@ -69,15 +69,15 @@ def lm_bytes(scale: str = "small") -> tuple[Run, ...]:
     """Bytes of the standard library's sources, one model per kind of heads.
 
     polyhead reproduce lm-bytes.  Small: width 128, 4 layers, 8 heads of width 16, SwiGLU, RMSNorm, RoPE, 1275 updates
-    of 8 x 256 bytes, rate 4e-3: 2.6 MB of 10.  One run for each core; with `--workers 1` one after the other, on all
-    cores; 5 to 12 minutes of one core a model.  Softmax heads: 1.71 bits per byte of held-out files, where zlib takes
-    1.90.  Paper scale (no paper has this study): width 512, 6 layers, 20,000 updates of 64 x 1024 bytes.
+    with 8 x 256 bytes (2.6 of 10 MB), rate 4e-3.  One run per core, or with `--workers 1` one run at a time on all
+    cores; 5 to 12 minutes of one core per model.  Softmax heads: 1.71 bits per byte on held-out files; zlib: 1.90.
+    Paper scale (no paper has this study): width 512, 6 layers, 20,000 updates with 64 x 1024 bytes.
     """
     return compared("bytes", COMPARED, size(BYTES, scale))
 
 
 def lm_long(scale: str = "small") -> tuple[Run, ...]:
-    """The softmax model of `lm-bytes`, larger and longer: below the 1.81 bits per byte of zlib.
+    """The softmax model of `lm-bytes`, larger and trained longer: below the 1.81 bits per byte of zlib.
 
     polyhead reproduce lm-long.  Small: width 192, 512 bytes, 1360 updates of 8: 5.6 MB.
     """
@@ -85,22 +85,22 @@ def lm_long(scale: str = "small") -> tuple[Run, ...]:
 
 
 def long_of(shape: Shape) -> Shape:
-    """Half as wide again, twice the context, a fifteenth more updates, so that it sees twice the tokens."""
+    """1.5 times the width, twice the context and 16/15 of the updates: about twice the tokens."""
     steps = 16 * shape.steps // 15
     return replace(shape.wider(1.5), length=2 * shape.length, steps=steps, lrs=(0.75 * shape.lrs[0],))
 
 
 def fig_6(scale: str = "small") -> tuple[Run, ...]:
-    """Fig. 6: loss on C4 in the course of training; softmax, linear, HYLA.
+    """Fig. 6: loss on C4 during training; softmax, linear, HYLA.
 
     polyhead reproduce fig-6.  Paper: 6 layers of width 512, 8 heads of width 64, MLP of 2048, RoPE, tied output, mixed
     precision, vocabulary of 32,000, 130 B tokens in batches of 256; rates 1e-3 and 3e-3, decay 0.1 and 0.03, 1000
-    warm-up updates; 72 to 100 hours on 16 TPU v5e a run.  Small: the standard library in 2048 byte pairs, width 128, 4
-    layers, 8 heads, 0.6 M tokens, the one rate 3e-3, three seeds.
+    warm-up updates; 72 to 100 hours on 16 TPU v5e per run.  Small: the standard library with 2048 BPE tokens, width
+    128, 4 layers, 8 heads, 0.6 M tokens, only rate 3e-3, three seeds.
 
-    Where the paper is silent (the alternative in brackets): 512 tokens in a sequence, so 991,821 updates [nanodo's
-    default; not said]; byte pairs trained on the spot [SentencePiece: `--task.tokenizer FILE.model`]; GELU of tanh form
-    and no biases, as nanodo has them [SwiGLU, as in the released code for WikiText]; tied and without biases these are
+    Our choice where the paper is silent [the alternative]: 512 tokens per sequence, so 991,821 updates [unknown; 512 is
+    nanodo's default]; BPE trained on the text [SentencePiece: `--task.tokenizer FILE.model`]; tanh GELU without biases,
+    as in nanodo [SwiGLU, as in the released code for WikiText]; with tied embeddings and without biases the models have
     35 M parameters, the paper says 50 M.
     """
     return compared("c4", ("hyla", "softmax", "linear"), size(C4, scale))
@@ -128,19 +128,19 @@ Claim = Callable[[Named, Mapping[str, float]], list[Verdict]]
 """Cells by model and the floors of the held-out text."""
 
 
-ZLIB = 1.81  # bits per byte of all sources of Python 3.11's library in one stream, level 9
-COMPRESSED_TOKENS = 1 << 24  # tokens that are compressed
-ENOUGH = 2.2  # bits per byte that minutes on a CPU must reach
+ZLIB = 1.81  # bits per byte of Python 3.11's standard library as one stream, level 9
+COMPRESSED_TOKENS = 1 << 24  # most tokens to compress
+ENOUGH = 2.2  # bits per byte that minutes on a CPU should reach
 
 
 def reaches(scores: Scores, level: float) -> list[Verdict]:
-    """Every model gets to `level` bits per byte.  `scores` with their errors over sequences, where runs are single."""
+    """The claim that every model reaches `level` bits per byte.  Single runs have errors over sequences."""
     parts = {f"{level} − {ROWS[model].label}": constant(level) - e for model, e in scores.items()}
     return [above(f"every model reaches {level} bits per byte on held-out files", parts)] if parts else []
 
 
 def below(scores: Scores, levels: Mapping[str, float]) -> list[Verdict]:
-    """Every model is below every level of zlib, `levels` by the text that it compressed."""
+    """The claim that every model is below zlib.  `levels`: bits per byte of zlib, by the compressed text."""
     parts = {
         f"zlib on {text}, {level:.3f} − {ROWS[model].label}": constant(level) - e
         for text, level in levels.items()
@@ -150,7 +150,7 @@ def below(scores: Scores, levels: Mapping[str, float]) -> list[Verdict]:
 
 
 def kinds(scores: Scores) -> list[Verdict]:
-    """HYLA beside linear heads, dual attention beside softmax heads."""
+    """The claims that HYLA is better than linear heads, and dual attention better than softmax heads."""
     verdicts = []
     if parts := lower(scores, "hyla", ("linear",)) if "hyla" in scores else {}:
         verdicts.append(above("HYLA is better than linear attention", parts))
@@ -160,7 +160,7 @@ def kinds(scores: Scores) -> list[Verdict]:
 
 
 def closer(scores: Scores) -> list[Verdict]:
-    """HYLA is better than linear attention, and nearer to softmax heads."""
+    """The claims that HYLA is better than linear attention, and closer to softmax heads."""
     if not {"hyla", "linear", "softmax"} <= set(scores):
         return []
     linear, hyla, softmax = (scores[name] for name in ("linear", "hyla", "softmax"))
@@ -175,19 +175,19 @@ def closer(scores: Scores) -> list[Verdict]:
 
 
 def bytes_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
-    """Of `lm-bytes`."""
+    """The claims of `lm-bytes`."""
     ends = {model: ending(cell) for model, cell in cells.items()}
     return reaches(ends, ENOUGH) + kinds(scores(cells, "iid"))
 
 
 def long_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
-    """Of `lm-long`."""
+    """The claims of `lm-long`."""
     zlib = {"the same files": levels["zlib"], "all of the library": ZLIB}
     return below({model: ending(cell) for model, cell in cells.items()}, zlib)
 
 
 def fig_6_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
-    """Of Fig. 6."""
+    """The claims of Fig. 6."""
     return closer(scores(cells, "iid"))
 
 
@@ -195,7 +195,7 @@ def fig_6_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
 
 
 def ending(cell: Cell, split: str = "iid") -> Estimate:
-    """The final score over seeds; for a single run with its error over sequences."""
+    """The final score over seeds; for a single run, with its error over sequences."""
     if len(cell.points) > 1:
         return cell.score(split)
     (point,) = cell.points
@@ -204,7 +204,7 @@ def ending(cell: Cell, split: str = "iid") -> Estimate:
 
 
 def floors(study: Study) -> dict[str, float]:
-    """Bits per byte of compressors on all of the text that is reported, or as much as they take in a minute."""
+    """Bits per byte of compressors on the reported text, up to `COMPRESSED_TOKENS` tokens."""
     task = study.points[0].run.task
     assert isinstance(task, Text)
     sequences = min(task.count("iid") or 1, COMPRESSED_TOKENS // task.length)
@@ -212,7 +212,7 @@ def floors(study: Study) -> dict[str, float]:
 
 
 def curves(claim: Claim) -> Callable[[Study, pathlib.Path], Outcome]:
-    """Bits per byte over tokens, a line per kind of heads, beside zlib, and a table of final scores."""
+    """Draws bits per byte by number of tokens, a line per kind of heads, with zlib, and a table of final scores."""
 
     def draw(study: Study, folder: pathlib.Path) -> Outcome:
         cells = by_model(study)[()]

@@ -1,8 +1,8 @@
-"""The language models: one per kind of heads, all with as many parameters as softmax heads; their sizes by scale.
+"""The language models: one per kind of heads, all with as many parameters as softmax heads; and their sizes by scale.
 
-paper   what the papers trained, on data that must be fetched: `runs.py` says which.
-small   what two CPU cores train in minutes, on the Python standard library's own sources.
-smoke   a few steps.  Its numbers mean nothing.
+paper   the papers' models, on data that must be downloaded.
+small   models that two CPU cores train in minutes on the sources of Python's standard library.
+smoke   a few steps.  Its numbers are meaningless.
 """
 
 import functools
@@ -60,20 +60,20 @@ class Shape(Scale):
     tied: bool = False
     init: str = "cs336"
     kv_heads: int | None = None
-    """Of the dual model, each of its halves."""
+    """For each half of the dual model."""
     relations: int | None = None
     symbols: SymbolicAttention = SymbolicAttention(trainable=False)  # noqa: RUF009 (frozen)
     evaluations: int = 10
     precision: str = "fp32"
     accumulate: int = 1
-    """Parts of a batch, one after the other."""
+    """The number of parts of a batch for gradient accumulation."""
 
     @property
     def task(self) -> Text:
         return Text(self.data, self.length, self.tokenizer, self.held_out, self.limit)
 
     def wider(self, factor: float) -> "Shape":
-        """`factor` times as wide, with as many heads."""
+        """The shape `factor` times as wide, with the same number of heads."""
         dim, hidden, width = (round(factor * value) for value in (self.dim, self.hidden, self.head_dim))
         return replace(self, dim=dim, hidden=hidden, head_dim=width)
 
@@ -85,7 +85,7 @@ class Shape(Scale):
 
 
 def _heads(row: str, shape: Shape) -> tuple[Mechanism, ...]:
-    """The heads of a model, all of one width."""
+    """The heads of a model; all have the same width."""
     h, w = shape.heads, shape.head_dim
     symbols, half, quarter = shape.symbols, shape.heads // 2, shape.heads // 4
     own = Relational(half, w, w, symbols=symbols, relations=shape.relations)
@@ -103,13 +103,13 @@ def _heads(row: str, shape: Shape) -> tuple[Mechanism, ...]:
 
 
 def feedforward(act: str, hidden: int) -> FeedForward:
-    """Without biases: SwiGLU, or an MLP with any activation."""
+    """A feed-forward layer without biases: SwiGLU, or an MLP with any activation."""
     return Swiglu(hidden) if act == "swiglu" else Mlp(hidden, act, bias=False)
 
 
 @functools.cache
 def model(row: str, shape: Shape, *, matched: bool = True) -> TransformerConfig:
-    """The model `row`; `matched`: with as many parameters as softmax heads, by the width of its feed-forward layers."""
+    """The model `row`; `matched`: its feed-forward width gives it the parameter count of softmax heads."""
     made = TransformerConfig(
         inputs=Tokens(shape.vocabulary),
         outputs=Logits(shape.vocabulary, tied=shape.tied, scaled=shape.tied),
@@ -130,7 +130,7 @@ def model(row: str, shape: Shape, *, matched: bool = True) -> TransformerConfig:
 
 
 def row_of(run: Run) -> str:
-    """The name of the row whose model `run` trains, by its heads.  ValueError: none of them."""
+    """The name of the row whose model `run` trains, by its heads.  Raises ValueError for a model of no row."""
     kinds = tuple(type(group) for group in run.transformer.layer_heads(0))
     if kinds not in KINDS:
         raise ValueError(f"lm_models: {run.name} is none of the language models of the studies")
@@ -150,7 +150,7 @@ KINDS: dict[tuple[type, ...], str] = {
 
 
 def label(model: str) -> str:
-    """What a reader sees of a model."""
+    """The label of a model in figures."""
     return ROWS[model].label
 
 

@@ -1,9 +1,9 @@
 """Common parts of the language-model figures: runs, their text, and tables of final scores.
 
-Models that are compared see the same tokens in the same order and have as many parameters as softmax heads, within 1 %.
-Scores are bits per byte: lower is better.  They are compared where all runs read the same text only: two Pythons have
-two standard libraries.  Both papers trained each model once and print no errors, so that no test can be put to their
-own numbers.
+Compared models see the same tokens in the same order and have as many parameters as softmax heads, within 1 %.  Scores
+are bits per byte: lower is better.  Scores are compared only if all runs read the same text, because Python versions
+differ in their standard libraries.  Both papers trained each model once and print no errors, so their own numbers
+cannot be tested.
 """
 
 import itertools
@@ -27,14 +27,14 @@ LIBRARY = SymbolicAttention(count=64, heads=4, trainable=False)
 
 
 def compared(what: str, rows: Sequence[str], shape: Shape, *, matched: bool = True) -> tuple[Run, ...]:
-    """Every model with every setting and seed of `shape`."""
+    """The runs of every model, setting and seed of `shape`."""
     models = {row: model(row, shape, matched=matched) for row in rows}
     every = itertools.product(range(shape.seeds), rows, shape.grid())
     return tuple(run_of(f"{what}-{row}-{seed}", models[row], shape, setting, seed) for seed, row, setting in every)
 
 
 def run_of(name: str, settings: TransformerConfig, shape: Shape, setting: Setting, seed: int) -> Run:
-    """Scored on held-out text in the course of training and at its end."""
+    """A run that is scored on held-out text during training and at its end."""
     train = replace(
         training(shape, setting, SPLITS),
         eval_every=max(shape.steps // shape.evaluations, 1),
@@ -45,12 +45,12 @@ def run_of(name: str, settings: TransformerConfig, shape: Shape, setting: Settin
 
 
 def lower(scores: Scores, one: str, others: tuple[str, ...]) -> dict[str, Estimate]:
-    """How far `one` is below each of `others` that was run."""
+    """The score of each of `others` that was run, minus that of `one`."""
     return {f"{ROWS[o].label} − {ROWS[one].label}": scores[o] - scores[one] for o in others if o in scores}
 
 
 def fingerprint(point: Point) -> str:
-    """The fingerprint of the text of a run, from its folder."""
+    """The fingerprint of a run's text, from its folder."""
     try:
         return str(json.loads((point.result.folder / RECORD).read_bytes())["fingerprint"])
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
@@ -58,7 +58,7 @@ def fingerprint(point: Point) -> str:
 
 
 def one_text(study: Study) -> tuple[bool, str]:
-    """Whether all runs of a study read the same text, and a line that says so."""
+    """Whether all runs of a study read the same text, and a note about it."""
     found = sorted({fingerprint(point) for point in study.points})
     data = ", ".join(sorted({point.run.task.data for point in study.points if isinstance(point.run.task, Text)}))
     if len(found) == 1 and found[0] != "unknown":
@@ -67,18 +67,18 @@ def one_text(study: Study) -> tuple[bool, str]:
 
 
 def seen(run: Any) -> int:
-    """Tokens of one update."""
+    """The number of tokens in one update."""
     return int(run.train.batch_size * run.task.length)
 
 
 def course(cell: Cell, metric: str | None = None) -> dict[float, list[float]]:
-    """Scores of a cell's seeds on validation text by millions of tokens."""
+    """Scores of a cell's seeds on validation text, by millions of training tokens."""
     size = seen(cell.points[0].run)
     return {step * size / 1e6: values for step, values in cell.course("validation", metric).items()}
 
 
 def table(cells: Mapping[Any, tuple[str, Cell]], axis: str, notes: tuple[str, ...]) -> dict[str, Any]:
-    """A line per cell: final score, size and time."""
+    """A table with a row per cell: final score, size and time."""
     measured = (
         ("bits per byte, validation", "validation", None),
         ("bits per byte, iid", "iid", None),
@@ -101,7 +101,7 @@ COST = ("parameters", "million tokens", "minutes of a run")
 
 
 def cost(cell: Cell) -> tuple[str, ...]:
-    """Size, tokens and time of a run."""
+    """The size, tokens and time of a run."""
     run = cell.points[0].run
     minutes = sum(point.result.seconds for point in cell.points) / 60 / len(cell.points)
     tokens = run.train.steps * seen(run) / 1e6

@@ -1,4 +1,4 @@
-"""Dual attention in language: how many tokens a model needs to reach a perplexity (Altabaa and Lafferty 2024)."""
+"""Dual attention in language modelling: tokens needed to reach a perplexity (Altabaa and Lafferty 2024)."""
 
 import math
 import pathlib
@@ -49,16 +49,16 @@ DUAL: dict[str, Shape] = {
 
 
 def dual_lm(scale: str = "small") -> tuple[Run, ...]:
-    """Dual attention beside softmax heads in language, by size: how many tokens each needs to reach a perplexity.
+    """Dual attention against softmax heads in language modelling, by size: tokens needed to reach a perplexity.
 
     polyhead reproduce dual-lm.  Paper: FineWeb-Edu 10BT in GPT-2's tokens, 24 layers of width 1024, 1536, 2048 with
     heads of width 64, half of them relational, grouped keys (of dual attention alone), 64 or 128 relations, a library
     of 1024 or 2048 frozen symbols; 19,073 updates of 524,288 tokens, rate 6e-4 with 715 of warm-up and a cosine to a
-    tenth, decay 0.1, clip 1, betas 0.9 and 0.95; one run a size.  Small: the standard library in 2048 byte pairs,
-    widths 64 and 128, 4 layers, 8 heads, 64 symbols, one relation per head, three seeds, parameters made equal.
+    tenth, decay 0.1, clip 1, betas 0.9 and 0.95; one run per size.  Small: the standard library with 2048 BPE tokens,
+    widths 64 and 128, 4 layers, 8 heads, 64 symbols, one relation per head, three seeds, equal parameters.
 
-    Our output projection reads all heads at once, the released one each kind for itself: 356, 762 and 1323 M parameters
-    where the paper has 343, 734 and 1270, beside 354, 757 and 1311 of softmax heads.
+    We have one output projection for all heads, the released code has one per kind.  So our models have 356, 762 and
+    1323 M parameters, the paper's 343, 734 and 1270 M; softmax heads have 354, 757 and 1311 M.
     """
     runs: list[Run] = []
     for shape in dual_sizes(scale):
@@ -67,7 +67,7 @@ def dual_lm(scale: str = "small") -> tuple[Run, ...]:
 
 
 def dual_sizes(scale: str) -> tuple[Shape, ...]:
-    """The sizes that are compared, by width."""
+    """The compared sizes, by width."""
     base = size(DUAL, scale)
     if scale != "paper":
         return base, base.wider(2.0)
@@ -113,7 +113,7 @@ TOKENS: dict[int, dict[str, dict[float, float]]] = {
 
 
 def sooner(tokens: Mapping[str, Mapping[str, Estimate]], scores: Mapping[str, Scores]) -> list[Verdict]:
-    """`tokens[size, level][model]`: logarithm of the tokens that a model needs; `scores[size]`: of its end."""
+    """Claims: `tokens[size, level][model]`: log of tokens to reach a perplexity; `scores[size]`: the final scores."""
     gains = [by["softmax"] - by["dual"] for by in tokens.values() if {"softmax", "dual"} <= set(by)]
     verdicts = []
     if gains:
@@ -141,8 +141,7 @@ LEVELS = {
 
 
 def reached(course: Mapping[float, float], level: float) -> float | None:
-    """The place where a falling curve first reaches `level`, by linear interpolation over the logarithm of places; None
-    if it does not.
+    """The x at which a falling curve first reaches `level`, by linear interpolation over log x; None if it never does.
 
     >>> reached({1.0: 4.0, 4.0: 2.0}, 3.0), reached({1.0: 4.0, 4.0: 2.0}, 1.0)
     (2.0, None)
@@ -159,8 +158,7 @@ def reached(course: Mapping[float, float], level: float) -> float | None:
 
 
 def needs(cell: Cell, level: float) -> Estimate | None:
-    """Logarithm of the millions of tokens until the perplexity of validation text is `level`; None if a seed never
-    comes there."""
+    """The log of the millions of tokens until the validation perplexity is `level`; None if a seed never reaches it."""
     found = {}
     for point in cell.points:
         losses = {step * seen(point.run) / 1e6: loss for step, loss in point.course("validation", "loss").items()}
@@ -171,7 +169,7 @@ def needs(cell: Cell, level: float) -> Estimate | None:
 
 
 def draw(study: Study, folder: pathlib.Path) -> Outcome:
-    """Perplexity over tokens, a panel per width, and the tokens until each of a row of perplexities."""
+    """Draw perplexity by number of tokens, a panel per width, and the tokens needed for several perplexities."""
     cells = by_model(study, "width")
     panels: list[Panel] = []
     for (width,), by in cells.items():
@@ -200,7 +198,7 @@ def _efficiency(
     scale: str,
     text: str,
 ) -> dict[str, Any]:
-    """The token-efficiency table: a line per width and model."""
+    """The token-efficiency table: a row per width and model."""
     levels = [level for level in LEVELS[scale] if any(tokens[width, level] for (width,) in cells)]  # that some reach
     printed = all(width in TOKENS for (width,) in cells)
     rows, found = [], {}
@@ -236,7 +234,7 @@ def _printed(width: int, model: str) -> str:
 
 
 def _papers() -> tuple[str, ...]:
-    """What the paper prints, where ours are other sizes."""
+    """The paper's numbers as notes, if its sizes differ from ours."""
     return tuple(
         f"Paper, width {width}, {label(model)}: perplexity {value} on FineWeb-Edu; billion tokens to 30, 27, 24, 21, "
         f"18 and 15: {_printed(width, model)}."
