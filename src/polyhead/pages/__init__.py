@@ -1,4 +1,4 @@
-"""Pages to look at: `report` (runs: scores, codes, attention) and `explore` (one text)."""
+"""HTML pages: `report` (scores, codes and attention of runs) and `explore` (one text)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,6 @@
-"""A page: one file of HTML with its style, scripts and data, which makes no requests.
+"""A page: one HTML file with its style, scripts and data, which makes no requests.
 
-So it works offline, and for years.  Data of runs and texts are JSON without a `<`, which scripts show as text.  They
-are never read as HTML.
+So it also works offline.  Data of runs and texts are JSON without any `<`.  Scripts show them as text, never as HTML.
 """
 
 import html
@@ -22,7 +21,7 @@ def document(
     numbers: str = "",
     scripts: Sequence[str] = (),
 ) -> str:
-    """The whole file: the common style and `style`, `body`, then `data` by id as JSON, `numbers` and scripts."""
+    """The whole HTML: the common style and `style`, `body`, then `data` by id as JSON, `numbers` and scripts."""
     held = {f'type="application/json" id="{name}"': _json(each) for name, each in (data or {}).items()}
     held |= {'type="text/plain" id="numbers"': numbers} if numbers else {}
     return "\n".join(
@@ -44,7 +43,7 @@ def _json(held: Any) -> str:
 
 
 def resource(name: str) -> str:
-    """The text of a file of this folder, such as `report/report.css`."""
+    """The text of a file in this folder, such as `report/report.css`."""
     return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
@@ -61,7 +60,7 @@ def bullets(lines: Sequence[str], kind: str = "") -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Rows are (class, cells), cells are HTML, the first names the row; on a phone every row becomes a card."""
+    """An HTML table.  Rows are (class, cells); cells are HTML, the first is the row's name.  Phones show cards."""
     top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     lines = [f'<table class="cards"><thead><tr>{top}</tr></thead><tbody>']
     for kind, cells in rows:
@@ -73,7 +72,7 @@ def table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str
 
 
 def facts(values: Mapping[str, object]) -> str:
-    """A table of names and values."""
+    """An HTML table of names and values."""
     rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in values.items())
     return f'<table class="facts"><tbody>{rows}</tbody></table>'
 

@@ -1,4 +1,4 @@
-"""Time and memory of an op's impls, parity first: measure.py, sides.py (what is timed beside what)."""
+"""Time and memory of an op's implementations, after a parity check: measure.py, sides.py (what is compared)."""
 
 from typing import TYPE_CHECKING
 

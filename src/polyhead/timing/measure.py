@@ -1,9 +1,9 @@
-"""`polyhead bench`: time and peak memory of an op's impls over t, beside the reference and what others offer.
+"""`polyhead bench`: time and peak memory of an op's implementations by t, beside the reference and other libraries.
 
-Nothing is timed unless every impl agrees with the reference in float64 on a small case of the same options.  Time is
-process CPU time on a CPU and CUDA events on a GPU, whose cache is flushed before each call; those that are compared
-take turns, and all ratios are within one run.  Memory is the growth of its peak: what torch's allocators hold beyond
-what they held before the call.  A reference that would not fit is skipped, and the table says so.
+First every implementation must agree with the float64 reference on a small case with the same options; otherwise
+nothing is timed.  Time is process CPU time on a CPU, and CUDA events on a GPU, with the cache flushed before each call.
+Compared implementations take turns, and all ratios are within one run.  Memory is the growth of the peak that torch's
+allocators hold during the call.  A reference that does not fit into memory is skipped, and the table says so.
 """
 
 import contextlib
@@ -28,27 +28,27 @@ from polyhead.train.products import fast_products
 from polyhead.train.store.folder import environment
 
 SMALL = 200
-"""Tokens of the case that parity is checked on: more than a tile, and no multiple of one."""
+"""Tokens of the parity case: more than a tile, and not a multiple of a tile."""
 
 PROBE = 256
-"""Tokens that the reference's memory is first measured at, to know what it would take at more."""
+"""Tokens at which the reference's memory is measured first, to extrapolate it."""
 
 ROUNDING = 32
-"""Roundings of the statistics' dtype that a sum in another order may make, beside twice the reference's own error."""
+"""Allowed rounding errors of the statistics' dtype (order of sums), added to twice the reference's own error."""
 
 Row = dict[str, Any]
 Tell = Callable[[str, int, int], None]
-"""Told what happens, steps done and steps in all."""
+"""Called with a text, the number of finished steps, and the number of all steps."""
 
 
 class Red(Exception):
-    """An impl that does not agree with the reference: it is not timed."""
+    """An implementation disagrees with the reference, so nothing is timed."""
 
 
 def run(asked: Options, folder: pathlib.Path, tell: Tell = lambda text, done, total: None) -> dict[str, Any]:
-    """Measure, and write OP.json, OP-time and OP-memory (.png and .svg) to `folder`; what the JSON holds.
+    """Measure, write OP.json, OP-time and OP-memory (.png and .svg) to `folder`, and return the content of the JSON.
 
-    Raises Red if an impl disagrees with the reference, ValueError for options that make no sense.
+    Raises Red if an implementation disagrees with the reference, ValueError for invalid options.
     """
     options = asked.settled()
     device, threads = torch.device(options.device), torch.get_num_threads()
@@ -81,12 +81,12 @@ def run(asked: Options, folder: pathlib.Path, tell: Tell = lambda text, done, to
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Versions, machine, threads, date: what a figure is worth nothing without."""
+    """Versions, machine, threads and date: the conditions of a measurement."""
     return environment(device) | {"platform": f"{platform.system()} {platform.machine()}"}
 
 
 def chosen(options: Options, found: Sequence[Side], absent: Mapping[str, str]) -> list[Side]:
-    """Those that are to be timed.  Raises ValueError for one that there is not, or that cannot take part."""
+    """The sides to time.  Raises ValueError for an unknown side, or one that is not available."""
     for name in options.sides:
         if one_of("bench", "side", name, (*(side.name for side in found), *absent, "compiled")) in absent:
             raise ValueError(f"bench: {options.op} {name} {absent[name]}")
@@ -94,7 +94,7 @@ def chosen(options: Options, found: Sequence[Side], absent: Mapping[str, str]) -
 
 
 def command(asked: Options) -> str:
-    """The command that measures this.
+    """The command that repeats this measurement.
 
     >>> command(Options("hyla", lengths=(256, 512), causal=False))
     'polyhead bench hyla --lengths 256 512 --no-causal'
@@ -115,8 +115,8 @@ def command(asked: Options) -> str:
 def parity(options: Options, found: Sequence[Side], small: Mapping[str, Tensor]) -> dict[str, float]:
     """The worst relative error of each side that computes the op, over its output and all gradients.
 
-    The measure is the reference in float64; twice the error that the reference itself makes in this dtype is allowed.
-    Raises Red beyond that.
+    The error is relative to the float64 reference.  Twice the reference's own error in this dtype is allowed.
+    Raises Red for a larger error.
     """
     exact = {name: x.detach().double().requires_grad_(x.requires_grad) for name, x in small.items()}
     reference = next(side for side in found if side.name == "reference")
@@ -128,7 +128,7 @@ def parity(options: Options, found: Sequence[Side], small: Mapping[str, Tensor])
         errors = [_error(x, y) for x, y in zip(side.both(small), wanted, strict=True)]
         names = ("the output", *(f"the gradient of {name}" for name in TENSORS[options.op]))
         for name, error, limit in zip(names, errors, allowed, strict=True):
-            if not error <= limit:  # nan neither
+            if not error <= limit:  # also rejects nan
                 raise Red(
                     f"bench: parity of {options.op} is red, nothing is timed: {name} of {side.name} is off by "
                     f"{error:.1e} of the reference in float64, where {limit:.1e} is allowed"
@@ -143,11 +143,11 @@ def _error(came: Tensor, wanted: Tensor) -> float:
 
 # ---------------------------------------------------------------------------------------------------------- measurement
 class Clock:
-    """Seconds that a call takes: CPU time of the process, or CUDA events around it."""
+    """Seconds of a call: CPU time of the process, or CUDA events around it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        # Larger than any card's cache: what the call before has left there would help some and not others.
+        # Larger than any card's cache: cached data of the previous call would favour some sides.
         self.cache = torch.zeros(2**28, dtype=torch.int8, device=device) if device.type == "cuda" else None
 
     def seconds(self, call: Callable[[], object]) -> float:
@@ -165,7 +165,7 @@ class Clock:
 
 
 def peak(device: torch.device, call: Callable[[], object]) -> int:
-    """Bytes by which the memory in torch's allocator grows during a call, at most."""
+    """The peak growth in bytes of the memory in torch's allocator during a call."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -173,7 +173,7 @@ def peak(device: torch.device, call: Callable[[], object]) -> int:
         call()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    # The profiler that anyone may start also notes every op, which at great lengths takes more memory than the call.
+    # The public profiler also records every op, which at large lengths takes more memory than the call.
     from torch._C import _autograd
     from torch._C._profiler import ProfilerActivity, RecordScope
 
@@ -193,7 +193,7 @@ def peak(device: torch.device, call: Callable[[], object]) -> int:
 
 
 def matrix_rate(device: torch.device, n: int = 8192) -> float | None:
-    """TFLOP/s of a large matrix product in bfloat16: what a GPU can do at all.  None on a CPU."""
+    """TFLOP/s of a large matrix product in bfloat16: the achievable peak of a GPU.  None on a CPU."""
     if device.type != "cuda":
         return None
     x, clock = torch.randn(n, n, device=device, dtype=torch.bfloat16), Clock(device)
@@ -201,7 +201,7 @@ def matrix_rate(device: torch.device, n: int = 8192) -> float | None:
 
 
 class _Bench:
-    """What one run knows: the sides, and the memory they have taken so far."""
+    """The state of one measurement: the sides, and the memory of each so far."""
 
     def __init__(self, options: Options, found: list[Side], tell: Tell) -> None:
         self.options, self.found, self.tell = options, found, tell
@@ -253,14 +253,14 @@ class _Bench:
         self.done += 1
 
     def first(self, side: Side, which: str, t: int, call: Callable[[], object]) -> str | None:
-        """The first call of a length, which warms up: its memory is noted, or why there is none."""
+        """The first call of a length, for warm-up: records its memory, or why the call was skipped."""
         limit = float(self.options.memory or 0)
         known = self.taken.get((side.name, which)) or self.taken.get(("reference", which))
         if side.square and known is not None and (want := known[1] * (t / known[0]) ** 2 / 2**30) > limit:
             return f"would take {want:.1f} GiB of {limit:.1f}"
         try:
             if side.name == "compiled":
-                call()  # what the compiler takes is not the op's
+                call()  # memory of the compiler does not count
             self.taken[side.name, which] = t, peak(self.device, call)
             return None
         except RuntimeError as error:
@@ -270,12 +270,12 @@ class _Bench:
                 reason = f"cannot be compiled: {str(error).strip().splitlines()[0]}"
             else:
                 raise
-        if self.device.type == "cuda":  # now that the error's frames hold nothing any more
+        if self.device.type == "cuda":  # after the error's frames have released their tensors
             torch.cuda.empty_cache()
         return reason
 
     def compare(self, row: Row, rows: Mapping[tuple[str, str], Row]) -> Row:
-        """The row with its ratios, and on a GPU its rate."""
+        """Add the ratios to a row, and on a GPU its rate."""
         if "skipped" in row:
             return row
         for name in ("reference", "stock"):
@@ -289,7 +289,7 @@ class _Bench:
 
 
 def draw(op: str, rows: Sequence[Row], folder: pathlib.Path) -> None:
-    """Time and memory over t, on logarithmic axes."""
+    """Draw time and memory by t on logarithmic axes."""
     from polyhead.analysis import figures
 
     measures: dict[str, tuple[str, Callable[[Row], float]]] = {

@@ -1,9 +1,9 @@
-"""What `polyhead bench` times beside what: the options, an op's tensors, its impls and what others offer, their work.
+"""The sides that `polyhead bench` compares: options, input tensors, implementations, and their work.
 
-reference, sdpa, blocked, ...   the op's impls that take the inputs
+reference, sdpa, blocked, ...   the op's implementations that support the inputs
 compiled                        torch.compile(reference)
-stock                           F.scaled_dot_product_attention of the same shape, the anchor every user knows
-dual-attention                  relational attention of the authors' package, where it is installed
+stock                           F.scaled_dot_product_attention of the same shape, as a known baseline
+dual-attention                  relational attention of the authors' package, if installed
 """
 
 import functools
@@ -28,7 +28,7 @@ PASSES = ("forward", "forward+backward")
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure; `settled` fills in what depends on the device and raises ValueError for what makes no sense."""
+    """What to measure; `settled` fills in defaults of the device and raises ValueError for invalid options."""
 
     op: str
     lengths: tuple[int, ...] = ()
@@ -48,7 +48,7 @@ class Options:
     memory: float | None = None
 
     def settled(self) -> "Options":
-        """With nothing left to choose: lengths ascending, the device by name, memory in GiB."""
+        """The options with all defaults filled in: ascending lengths, the device's name, memory in GiB."""
         one_of("bench", "op", self.op, BACKENDS)
         for name in ("batch", "heads", "dim", "relations", "window", "threads", "repeats"):
             value = getattr(self, name)
@@ -80,7 +80,7 @@ class Options:
 
 
 def available(device: torch.device) -> float:
-    """Bytes that a measurement may take: most of what is free."""
+    """Bytes that a measurement may use: most of the free memory."""
     if device.type == "cuda":
         return 0.9 * torch.cuda.mem_get_info(device)[0]
     try:
@@ -93,7 +93,7 @@ def available(device: torch.device) -> float:
 
 # -------------------------------------------------------------------------------------------------------------- tensors
 def tensors(options: Options, t: int, batch: int | None = None) -> dict[str, Tensor]:
-    """The op's tensors by name, with `cotangent`, the gradient that reaches the output: normal numbers, seed 0."""
+    """The op's tensors by name, and `cotangent`, the gradient of the output: normal numbers with seed 0."""
     b, h, d, r = batch or options.batch, options.heads, options.dim, options.relations
     rel = (b, t, r, h * d // r) if options.op == "relational" else (b, t, h, d)
     sizes = {"q_rel": rel, "k_rel": rel, "relation_weight": (h, d, r)}
@@ -108,16 +108,16 @@ def tensors(options: Options, t: int, batch: int | None = None) -> dict[str, Ten
 
 
 def operations(options: Options, t: int, which: str) -> int:
-    """Useful FLOPs: two per multiply-add of the equation (spec.MECHANISMS) at the pairs that may look.
+    """Useful FLOPs: two per multiply-add of the equation (spec.MECHANISMS) at the visible pairs.
 
-    A backward pass counts twice the forward pass; what is computed again, or for pairs that are masked, counts nothing.
+    A backward pass counts twice the forward pass.  Recomputation and masked pairs do not count.
 
     >>> operations(Options("hyla", heads=8, dim=64, causal=False), 1024, "forward")   # 2 x 3 x 8 x 64 x 1024^2
     3221225472
     """
     (work,) = (m.work for m in MECHANISMS if m.op == PUBLIC[options.op])
     d, r, h = options.dim, options.relations, options.heads
-    # Without a model width only the op is left, without its projections.
+    # Without a model width only the op counts, without projections.
     sizes = {"m": 0, "d": d, "e": d, "p": h * d // r if options.op == "relational" else d, "r": r, "h": h}
     alone, with_key = (amount(work, sizes | {"s": s}) for s in (0, 1))
     adds = options.batch * h * (t * alone + pairs(options, t) * (with_key - alone))
@@ -125,18 +125,18 @@ def operations(options: Options, t: int, which: str) -> int:
 
 
 def pairs(options: Options, t: int) -> int:
-    """How many query-key pairs of a sample may look."""
+    """The number of visible query-key pairs of a sample."""
     window = min(options.window or t, t)
-    past = window * t - window * (window - 1) // 2  # with the token itself
+    past = window * t - window * (window - 1) // 2  # including the token itself
     return past if options.causal else 2 * past - t
 
 
 # ---------------------------------------------------------------------------------------------------------------- sides
 @dataclass(frozen=True)
 class Side:
-    """One of those that are timed.  `run` is called with the tensors that it `takes`, by name.
+    """One side of a comparison.  `run` is called with the tensors in `takes`, by name.
 
-    `same`: it computes the op, so it is held to the reference; `square`: its memory is known to grow with t^2.
+    `same`: it computes the op, so parity is checked; `square`: its memory grows with t^2.
     """
 
     name: str
@@ -146,28 +146,28 @@ class Side:
     square: bool = False
 
     def forward(self, given: Mapping[str, Tensor]) -> Tensor:
-        """One forward pass that keeps nothing."""
+        """One forward pass without a graph."""
         with torch.no_grad():
             return self.run(*(given[name] for name in self.takes))
 
     def both(self, given: Mapping[str, Tensor]) -> list[Tensor]:
-        """The output, and the gradient of every tensor."""
+        """The output and the gradient of every tensor."""
         leaves = [given[name] for name in self.takes]
         out = self.run(*leaves)
         return [out.detach(), *torch.autograd.grad(out, leaves, given["cotangent"])]
 
     def of(self, which: str) -> Callable[[Mapping[str, Tensor]], object]:
-        """The pass of that name (PASSES)."""
+        """The pass called `which` (PASSES)."""
         return self.forward if which == "forward" else self.both
 
 
 def sides(options: Options, probe: Mapping[str, Tensor]) -> tuple[list[Side], dict[str, str]]:
-    """The reference, every impl that takes inputs such as `probe`, and the others; and why some are left out."""
+    """The reference, every implementation that supports `probe`, and the others; and why some are omitted."""
     op, found, absent = options.op, [], {}
     limits: Any = {"causal": options.causal, "window": options.window}
     takes = TENSORS[op]
     for impl in ("reference", *(name for name in BACKENDS[op] if name != "reference")):
-        if impl == "triton" and not probe["q"].is_cuda:  # its interpreter is for tests
+        if impl == "triton" and not probe["q"].is_cuda:  # Triton's interpreter is only for tests
             absent[impl] = "takes CUDA tensors only"
             continue
         side = Side(impl, functools.partial(resolve(op, impl), **limits), takes, square=impl == "reference")
@@ -203,7 +203,7 @@ def _stock(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
 
 
 class _Given(nn.Module):
-    """A projection whose result is given, so that the package's layer computes the op and nothing else."""
+    """A projection with a given result, so that the package's layer computes only the op."""
 
     result: Tensor
 

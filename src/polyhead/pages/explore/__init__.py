@@ -1,4 +1,4 @@
-"""The page on which one explores a text, token by token: writer.py begins, data.py holds the codes of all pairs."""
+"""The page for exploring a text token by token.  Start with writer.py; data.py has the codes of all pairs."""
 
 from polyhead.pages.explore.writer import explore, explore_folder, write
 

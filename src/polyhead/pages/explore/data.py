@@ -1,10 +1,10 @@
-"""The numbers of a page that explores a text: codes, relations and symbols of all its pairs, one byte each.
+"""The numbers of an explore page: codes, relations and symbols of all pairs of tokens, one byte each.
 
-    byte = round(255 sqrt(x / limit))                      where no x is negative
-    byte = sign(x) round(127 sqrt(|x| / limit))            elsewhere, as a signed byte
+    byte = round(255 sqrt(x / limit))                      if no x is negative
+    byte = sign(x) round(127 sqrt(|x| / limit))            otherwise, as a signed byte
 
-`limit` is the largest |x| of a group of heads.  The root spends the byte on small numbers: a head that spreads itself
-over 200 tokens gives each 0.005.  Of a causal model only pairs that may look are kept: j <= i.
+`limit` is the largest |x| of a group of heads.  The square root gives small numbers more resolution: a head that
+attends to 200 tokens equally gives each 0.005.  For a causal model only the visible pairs are stored: j <= i.
 """
 
 from collections.abc import Sequence
@@ -28,27 +28,28 @@ NUMBERS = 20_000_000
 
 @dataclass(frozen=True)
 class Explored:
-    """The contents of a page: `tokens` in words, `layers` as the page's script reads them, and their bytes."""
+    """The contents of a page: `tokens` as text, `layers` for the page's script, and their bytes."""
 
     tokens: tuple[str, ...]
     causal: bool
     layers: list[dict[str, Any]]
     numbers: bytes
-    normalised: tuple[str, ...]  # the kinds of codes, each once
-    note: str  # why tokens are left out; else empty
+    normalised: tuple[str, ...]  # the distinct normalisations of codes
+    note: str  # why tokens are omitted, or empty
 
     @property
     def facts(self) -> str:
-        """Its size in words."""
+        """Its size as text."""
         heads = sum(group["heads"] for layer in self.layers for group in layer["groups"])
         return f"{len(self.tokens):,} tokens, {len(self.layers)} layers, {heads:,} heads"
 
 
 def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> Explored:
-    """All pairs of one sequence, layer by layer.
+    """The numbers of all pairs of one sequence, layer by layer.
 
-    At most the first TOKENS tokens, and fewer if NUMBERS bytes are too few; `of`: how many there were before.
-    ValueError: no layers, no tokens, several sequences, layers that look at other tokens, figures that are not finite.
+    At most the first TOKENS tokens are used, or fewer if they need more than NUMBERS bytes.  `of`: the number of tokens
+    before truncation.
+    Raises ValueError for no layers, no tokens, several sequences, layers over other tokens, or numbers not finite.
     """
     _check(taps, tokens)
     causal = all(_causal(group) for layer in taps for group in layer.groups)
@@ -69,7 +70,7 @@ def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> Explo
 
 
 def shown(piece: str) -> str:
-    """A visible form of a token: dots for blanks, symbols for control characters.
+    """A token as visible text: dots for blanks, symbols for control characters.
 
     >>> shown(" if"), shown("\\t"), shown("\\0"), shown("")
     ('·if', '⇥', '␀', '∅')
@@ -94,7 +95,7 @@ def _check(taps: Sequence[Taps], tokens: Sequence[str]) -> None:
 
 
 def _causal(group: GroupTaps) -> bool:
-    """Whether no token may look at a later one."""
+    """Whether no token attends to a later one."""
     t = group.q.shape[1]
     look = visible(group.mask, group.causal, t, t, group.q.device)
     if look is None:
@@ -103,7 +104,7 @@ def _causal(group: GroupTaps) -> bool:
 
 
 def _shown(taps: Sequence[Taps], tokens: int, causal: bool) -> int:
-    """The number of tokens that a page shows."""
+    """The number of tokens that fit into a page."""
     pairs, each = 0, 0
     for group in (group for layer in taps for group in layer.groups):
         pairs += group.q.shape[2] + (0 if group.q_rel is None or not group.relates else group.q_rel.shape[2])
@@ -116,18 +117,18 @@ def _shown(taps: Sequence[Taps], tokens: int, causal: bool) -> int:
 
 
 class _Holder:
-    """Collects bytes, one array after the other."""
+    """Collects the bytes of arrays, one after another."""
 
     def __init__(self, count: int, causal: bool) -> None:
         self.count, self.parts, self.length = count, list[bytes](), 0
         self.pairs = np.tril(np.ones((count, count), dtype=bool), 0 if causal else count)
 
     def group(self, group: GroupTaps, layer: str) -> dict[str, Any]:
-        """A group of heads as the page's script reads it."""
+        """A group of heads in the form for the page's script."""
         code = self._pairs(group.code(), layer)
         related = self._pairs(group.relations(), layer) if group.relates else None
         assigned = None
-        if group.assignments is not None:  # one head of symbolic attention after the other
+        if group.assignments is not None:  # the heads of symbolic attention, one after another
             assigned = self._add(_float(group.assignments)[0, : self.count].transpose(1, 0, 2), layer)
         return {"kind": group.kind, "heads": group.q.shape[2], "code": code, "relations": related, "symbols": assigned}
 
@@ -135,7 +136,7 @@ class _Holder:
         return self._add(_float(matrices)[0, :, : self.count, : self.count][:, self.pairs], layer)
 
     def _add(self, values: Array, layer: str) -> dict[str, Any]:
-        """Store `values`; their place, with the number of planes first in the shape and the row length last."""
+        """Store `values`; returns their place: offset, number of planes, row length, limit and sign."""
         if not np.isfinite(values).all():
             raise ValueError(f"explore: {layer} must have finite codes, relations and symbols but some are not")
         data, limit, signed = quantised(values)
@@ -146,7 +147,7 @@ class _Holder:
 
 
 def quantised(values: Array) -> tuple[Array, float, bool]:
-    """Bytes of `values`, the size of the largest, and whether any is negative.
+    """`values` as bytes, the largest absolute value, and whether any value is negative.
 
     >>> data, limit, signed = quantised(np.array([0.0, 0.25, 1.0]))
     >>> data.tolist(), limit, signed

@@ -1,4 +1,4 @@
-"""The page that explores a text: its words, and the equations of its figures."""
+"""The HTML of an explore page: its text, and the equations of its numbers."""
 
 import base64
 import zlib
@@ -8,7 +8,7 @@ from polyhead.pages.explore.data import Explored
 
 SCORE = "q<sub>h,i</sub> · k<sub>h,j</sub> / √d"
 LEAD = """<p class="lead">Point at a token i: colours show which tokens j it reads, and the table the <b>latent code</b>
-of a pair, one number per head: what the heads make of token j for the sake of token i.</p>"""
+of a pair, one number per head: how token i reads token j.</p>"""
 CODES = {
     "softmax": f"softmax over j of {SCORE}: the share of head h that token i gives to token j; the shares of a head "
     "add up to 1 over the tokens it may look at",
@@ -23,7 +23,7 @@ CODES = {
 
 
 def html(found: Explored, title: str = "") -> str:
-    """The whole file."""
+    """The whole HTML."""
     heading = f"What {title or 'the model'} reads"
     held = {"tokens": found.tokens, "causal": found.causal, "layers": found.layers}
     body = [

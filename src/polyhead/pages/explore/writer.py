@@ -1,9 +1,9 @@
-"""A page on which one explores a text as a model reads it: point at a token and see, layer by layer, the latent code
-over heads, which tokens it reads, relations and symbols, and the nearest tokens by latent code.
+"""A page for exploring how a model reads a text.  Point at a token to see, for each layer, the latent code over heads,
+the attended tokens, relations and symbols, and the nearest tokens by latent code.
 
     explore(model, text, codec, path)        our model, or a causal model of Hugging Face with its tokenizer
-    explore_folder(folder, text, path)       of a run folder, or of a folder that holds a model of Hugging Face
-    write(taps, tokens, path)                what `capture` gives of any model
+    explore_folder(folder, text, path)       a run folder, or a folder with a model of Hugging Face
+    write(taps, tokens, path)                the taps of any model from `capture`
 """
 
 import pathlib
@@ -32,7 +32,7 @@ Path = str | pathlib.Path
 def write(
     taps: Sequence[Taps], tokens: Sequence[str], path: Path, *, title: str = "", of: int = 0, progress: bool = True
 ) -> pathlib.Path:
-    """Write the page on one sequence, `tokens` in words, and return its path.
+    """Write the page on one sequence, with `tokens` as text, and return its path.
 
     >>> heads = (Hyla(2), Softmax(2))
     >>> model = Transformer(TransformerConfig(Tokens(9), Logits(9), dim=8, layers=2, heads=heads, causal=True))
@@ -41,10 +41,10 @@ def write(
     >>> write(taps, ["to", " be", " or", " not", " to"], "explore.html").name
     'explore.html'
 
-    `taps`: of `polyhead.analysis.capture`, or of `polyhead.compat.huggingface.capture`, for one sequence.  A page shows
-    512 tokens at most, of large models fewer, and says so; `of`: how many there were before somebody cut them.  It
-    needs nothing else: no network, no other file.  ValueError: taps and tokens that do not belong together, figures
-    that are not finite, a path that cannot be written.
+    `taps`: from `polyhead.analysis.capture` or `polyhead.compat.huggingface.capture`, for one sequence.  A page shows
+    at most 512 tokens, fewer for large models, and says so.  `of`: the number of tokens before truncation.  The page
+    needs no network and no other file.  Raises ValueError if taps and tokens do not match, for numbers that are not
+    finite, and for a path that cannot be written.
     """
     path = pathlib.Path(path)
     found = gather(taps, tokens, of=of)
@@ -53,7 +53,7 @@ def write(
         path.parent.mkdir(parents=True, exist_ok=True)
         folders.write(path, page)
     except OSError as error:
-        wrong = str(error.strerror)  # of a file that cannot be written, a whole line
+        wrong = str(error.strerror)  # may be a whole line of text
         wrong = wrong if str(path) in wrong else f"{path}: cannot be written ({wrong})"
         raise ValueError(f"explore: {wrong}") from None
     if wanted(progress):
@@ -67,10 +67,10 @@ def explore(
 ) -> pathlib.Path:
     """Write the page on `text` as `model` reads it, and return its path.
 
-    `model`: ours, or a causal model of Hugging Face; `codec`: its codec (of `polyhead.tasks.text.tokens`), or its
-    tokenizer.  Only the first 512 tokens are read; of a causal model, what comes later changes nothing.  ValueError:
-    an empty text, one longer than the model's context, a tokenizer with tokens that the model does not know, a
-    model that reads no tokens, and as in `write`.
+    `model`: ours, or a causal model of Hugging Face.  `codec`: its codec (from `polyhead.tasks.text.tokens`) or its
+    tokenizer.  Only the first 512 tokens are read; for a causal model, later tokens have no effect on them.  Raises
+    ValueError for an empty text, a text longer than the model's context, tokens outside the model's vocabulary, a model
+    that does not read tokens, and as in `write`.
     """
     ids = [int(token) for token in codec.encode(text)] if text else []
     if not ids:
@@ -94,10 +94,10 @@ def explore(
 def explore_folder(
     folder: Path, text: str, path: Path, *, device: str | torch.device = "cpu", progress: bool = True
 ) -> pathlib.Path:
-    """Write the page on `text` as the model in `folder` reads it: of a run folder, or one that Hugging Face's
-    `save_pretrained` has written, tokenizer included.
+    """Write the page on `text` as read by the model in `folder`.
 
-    ValueError: a run that is not finished or reads no text, and as in `explore`.
+    `folder`: a run folder, or one written by Hugging Face's `save_pretrained`, with its tokenizer.  Raises ValueError
+    for a run that is not finished or not on text, and as in `explore`.
     """
     folder = pathlib.Path(folder)
     model: Any
@@ -115,9 +115,9 @@ def explore_folder(
 
 
 def pieces(codec: Any, tokens: Sequence[int]) -> list[str]:
-    """The text of each token.  A token that is no text (half a character) has its name in `codec`.
+    """The text of each token.  A token without text (an incomplete character) is shown by its name in `codec`.
 
-    Each is decoded after an equal token, since some tokenizers drop a blank at the start of a text.
+    Each token is decoded after a copy of itself, because some tokenizers drop a blank at the start of a text.
     """
     found = []
     for token in tokens:
@@ -142,7 +142,7 @@ def _finished(folder: pathlib.Path) -> Run:
 
 
 def _reach(model: Transformer) -> tuple[int, int]:
-    """The context length of a model, and the size of its vocabulary."""
+    """The context length and the vocabulary size of a model."""
     settings = model.config
     if not isinstance(settings.inputs, Tokens) or settings.encoder is not None:
         raise ValueError(f"explore: a model that reads tokens alone was wanted but it reads {settings.inputs}")

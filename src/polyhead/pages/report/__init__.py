@@ -1,4 +1,4 @@
-"""The HTML report of finished runs: writer.py begins; runs.py, codes.py and attention.py compute what it shows."""
+"""The HTML report of finished runs.  Start with writer.py; runs.py, codes.py and attention.py compute its contents."""
 
 from polyhead.spec.optional import optional
 

@@ -1,7 +1,7 @@
-"""Single inputs in a report: attention, relations and symbols of every layer, beside the input.
+"""Single inputs in a report, with the attention, relations and symbols of every layer.
 
-They show one finished run of each mechanism, on a few sequences that neither training nor evaluation reads.  The size
-of a page is limited: long sequences show their last tokens only, and large models fewer examples.
+They show one finished run of each mechanism, on a few sequences that neither training nor evaluation uses.  The page
+size is limited: for long sequences only the last tokens are shown, and for large models fewer examples.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ from polyhead.train.evaluation import predict
 
 Array = np.ndarray
 EXAMPLES = 3
-TOKENS = 64  # of a sequence
-CELLS = 300_000  # of all matrices of a run
+TOKENS = 64  # most tokens of a sequence
+CELLS = 300_000  # most cells of all matrices of a run
 KINDS = ("attention", "relations", "symbols")
 
 
@@ -38,8 +38,11 @@ class Example:
 
 @dataclass(frozen=True)
 class Map:
-    """One matrix to look at: a head's attention, a relation, or how tokens take symbols.  `columns` None: symbols,
-    counted.  `limit` is the largest size of a value among the matrices of its kind and group."""
+    """One matrix: a head's attention, a relation, or the assignment of symbols to tokens.
+
+    `columns`: their names; None for symbols, which are numbered.  `limit`: the largest absolute value among the
+    matrices of the same kind and group.
+    """
 
     name: str
     values: Array
@@ -51,7 +54,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Looked:
-    """The examples of one checkpoint on a split; `note` says why there are none."""
+    """The examples of one checkpoint on a split, or a `note` why there are none."""
 
     entry: Entry
     group: Group
@@ -70,7 +73,7 @@ class Looked:
 
 
 def looks(found: Sequence[Group], progress: Progress) -> list[Looked]:
-    """The examples of the first finished run of each mechanism, or a line with the reason why there are none."""
+    """The examples of the first finished run of each mechanism, or the reason why there are none."""
     results = []
     for group in found:
         for entry in group.finished[:1]:
@@ -80,7 +83,7 @@ def looks(found: Sequence[Group], progress: Progress) -> list[Looked]:
 
 
 def maps(layer: LayerLook) -> dict[str, list[Map]]:
-    """All matrices of a layer, by kind: "attention" of each head, "relations", "symbols" by head that picks them."""
+    """All matrices of a layer, by kind: "attention" of each head, "relations", "symbols" of each symbolic head."""
     found: dict[str, list[Map]] = {kind: [] for kind in KINDS}
     kinds = [group.kind for group in layer.groups]
     for group in layer.groups:
@@ -138,7 +141,7 @@ def _cells(layers: Sequence[LayerLook]) -> int:
 
 
 def _cut(layer: LayerLook, most: int) -> LayerLook:
-    """A layer with the last `most` receivers and senders only."""
+    """A layer with only the last `most` queries and keys."""
     groups = tuple(
         dataclasses.replace(
             group,
@@ -154,7 +157,7 @@ def _cut(layer: LayerLook, most: int) -> LayerLook:
 def describe(task: Task, batch: Batch, outputs: Tensor, i: int) -> str:
     """The question of sample `i`, its answer, and the model's answer.
 
-    `outputs` are the model's; a decoder reads the true answer so far (teacher forcing).
+    `outputs`: of the model; a decoder reads the true answer so far (teacher forcing).
     """
     scored = as_array(batch.scored[i]).astype(bool)
     targets, given = as_array(batch.targets[i])[scored], as_array(outputs[i])[scored]

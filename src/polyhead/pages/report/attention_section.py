@@ -1,4 +1,4 @@
-"""The section of a report on single inputs: heat maps that a reader chooses by example, layer, head and relation."""
+"""The report's section on single inputs: heat maps, chosen by example, layer, head and relation."""
 
 import base64
 import struct
@@ -19,7 +19,7 @@ from polyhead.pages.report.page import STEPS, Page
 WORDS = {
     "attention": ("head", "Attention: how much each token (row) takes from each (column)."),
     "relations": ("relation", "Relations: how each token (row) compares with each (column)."),
-    "symbols": ("symbols by head", "Symbols: how much of each (column) a token (row) is known by."),
+    "symbols": ("symbols by head", "Symbols: how much of each symbol (column) a token (row) has."),
 }
 AXES = {"attention": ("from token", "token"), "relations": ("token", "token"), "symbols": ("symbol", "token")}
 
@@ -54,7 +54,7 @@ def _words(one: Looked) -> list[str]:
 
 
 def _block(out: Page, one: Looked) -> str:
-    """Controls, the input, and a figure for each kind of matrix that any layer has."""
+    """Controls, the input, and a figure for each kind of matrix."""
     name = f"look-{len(out.looks) + 1}"
     every = [[(layer.name, maps(layer)) for layer in example.layers] for example in one.examples]
     kinds = [kind for kind in KINDS if any(found[kind] for layers in every for _, found in layers)]
@@ -78,7 +78,7 @@ def _select(name: str, label: str, options: Sequence[str]) -> str:
 
 
 def _packed(found: dict[str, list[Map]]) -> dict[str, list[dict[str, Any]]]:
-    """The matrices of a layer as integers, in units of `limit` / STEPS."""
+    """The matrices of a layer as integers in units of `limit` / STEPS."""
     return {
         kind: [
             {
@@ -102,7 +102,7 @@ def _seen(i: int, example: Example) -> str:
 
 
 def figure(kind: str) -> go.Figure:
-    """A heat map without values: the page fills in the one that is chosen."""
+    """A heat map without values; the page's script fills in the chosen matrix."""
     made = blank(300, x=AXES[kind][0], y=AXES[kind][1], legend=False)
     bar = {"thickness": 8, "len": 1.0, "outlinewidth": 0, "tickfont": {"size": 10, "color": FAINT}, "nticks": 5}
     made.add_heatmap(z=[], colorbar=bar, hovertemplate="%{text}: %{z:.3f}<extra></extra>", hoverongaps=False)
@@ -114,7 +114,7 @@ def figure(kind: str) -> go.Figure:
 
 # -------------------------------------------------------------------------------------------------------------- images
 def svg(pixels: np.ndarray, rows: int, columns: int) -> str:
-    """An image with its patches numbered as tokens are, from 1, row by row."""
+    """An image as SVG, with its patches numbered like tokens, from 1, row by row."""
     lines = [f'<path d="M0 {10 * i}h{10 * columns}"/>' for i in range(1, rows)]
     lines += [f'<path d="M{10 * i} 0v{10 * rows}"/>' for i in range(1, columns)]
     numbers = [
@@ -127,7 +127,7 @@ def svg(pixels: np.ndarray, rows: int, columns: int) -> str:
 
 
 def png(pixels: np.ndarray) -> str:
-    """An image (height width 3) of colours from 0 to 1 as a data URL of PNG."""
+    """An image (height width 3) of colours in [0, 1] as a data URL of PNG."""
     height, width, _ = pixels.shape
     rows = np.rint(pixels * 255).astype(np.uint8)
     data = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows), 9)
@@ -137,7 +137,7 @@ def png(pixels: np.ndarray) -> str:
 
 
 def still(example: Example) -> dict[str, tuple[str, list[Any]]]:
-    """Panels for files, by layer and kind: (label of the scale, (title, values, names of rows, names of columns))."""
+    """Panels for figure files, by layer and kind: (scale label, (title, values, row names, column names))."""
     found: dict[str, tuple[str, list[Any]]] = {}
     for layer in example.layers:
         for kind, every in maps(layer).items():
@@ -148,6 +148,6 @@ def still(example: Example) -> dict[str, tuple[str, list[Any]]]:
 
 
 def _counted(one: Map) -> tuple[str, ...]:
-    """Symbols by number; of many, every eighth."""
+    """Names of symbols: their numbers, for many symbols only every eighth."""
     count = one.values.shape[1]
     return tuple(str(i + 1) if count <= 16 or (i + 1) % 8 == 0 else "" for i in range(count))

@@ -12,16 +12,16 @@ from polyhead.pages.report.headline import number, with_error
 from polyhead.pages.report.runs import Group, Summary, summary
 
 SIGNED = [[0.0, "#0072b2"], [0.5, "#f7f7f7"], [1.0, "#d55e00"]]
-"""From blue by white to vermilion: told apart without red or green."""
+"""Blue, white, vermilion: readable with red-green colour blindness."""
 
 Place = tuple[int, str]
 Cells = dict[tuple[str, Place], tuple[Summary, float, int]]
-"""By (mechanism, (layer, target)): the figure over seeds, its chance level, sequences per seed."""
+"""(mechanism, (layer, target)) -> the value over seeds, its chance level, sequences per seed."""
 
 
 # -------------------------------------------------------------------------------------------------------------- probes
 def probe_cells(analysed: Sequence[Analysed], view: str, query: str) -> Cells:
-    """Macro F1 of the probes of one view; `query`: "fixed", "varies"."""
+    """Cells of the macro F1 of one view's probes; `query`: "fixed" or "varies"."""
 
     def rows(one: Analysed) -> Iterator[tuple[Place, float, float, int]]:
         for row in one.rows:
@@ -32,7 +32,7 @@ def probe_cells(analysed: Sequence[Analysed], view: str, query: str) -> Cells:
 
 
 def purity_cells(analysed: Sequence[Analysed], view: str) -> Cells:
-    """The share of a code's nearest neighbours that have its label."""
+    """Cells of the share of a code's nearest neighbours with the same label."""
 
     def rows(one: Analysed) -> Iterator[tuple[Place, float, float, int]]:
         for found in one.layers(view):
@@ -57,7 +57,7 @@ def _cells(
 
 
 def over_layers(cells: Cells, found: Sequence[Group], what: str, top: float) -> go.Figure:
-    """`what` ("macro F1") by layer and target, mean and standard error over seeds, beside chance; up to `top`."""
+    """Draw `what` ("macro F1") by layer and target: mean and standard error over seeds, with chance; up to `top`."""
     figure = blank(340, y=what)
     figure.update_yaxes(range=[0, top])
     targets = list(dict.fromkeys(target for _, (_, target) in cells))
@@ -90,7 +90,7 @@ def over_layers(cells: Cells, found: Sequence[Group], what: str, top: float) -> 
 
 
 def ceiling_of(several: Sequence[Cells]) -> float:
-    """The upper end of the vertical axis that compared figures share."""
+    """The upper limit of the y axis that compared figures share."""
     every = [cell for cells in several for cell in cells.values()]
     return 1.12 * max(max(cell[0].mean + (cell[0].error or 0.0), cell[1]) for cell in every)
 
@@ -105,10 +105,10 @@ def matrix(
     height: int = 0,
     text: Sequence[Sequence[str]] | None = None,
 ) -> go.Figure:
-    """Named rows and columns, from -`limit` (blue) by 0 (white) to `limit` (vermilion).
+    """A heat map with named rows and columns, from -`limit` (blue) over 0 (white) to `limit` (vermilion).
 
-    `text` (row column) is the label of a cell on hover, by default both names and the value.  Adjacent columns with
-    equal names are one group with one label.
+    `text` (row column): the hover label of each cell, by default both names and the value.  Adjacent columns with equal
+    names share one label.
     """
     text = text or [
         [f"{a}, {b}: {number(float(v), 2)}" for b, v in zip(columns, row, strict=True)]
@@ -144,7 +144,7 @@ def matrix(
 
 # --------------------------------------------------------------------------------------------------------------- codes
 def code_map(found: CodeMap, colour_by: str, names: dict[int, str]) -> go.Figure:
-    """The t-SNE map of one layer (the page also holds the PCA).  `names`: names of the classes of a label."""
+    """The t-SNE map of one layer (the page also has the PCA).  `names`: the names of a label's classes."""
     figure = blank(230, legend=False)
     right = 40 if colour_by == "target" else 4
     plain = {"visible": False, "showgrid": False, "zeroline": False}
@@ -156,7 +156,7 @@ def code_map(found: CodeMap, colour_by: str, names: dict[int, str]) -> go.Figure
 
 
 def coordinates(found: CodeMap, method: str) -> tuple[list[float], list[float]]:
-    """x and y of a map; three digits of its extent are more than a pixel."""
+    """x and y of a map, rounded to less than a pixel."""
     points = found.points[method]
     extent = float(np.abs(points).max()) or 1.0
     x, y = np.round(points / extent, 3).T.tolist()

@@ -16,19 +16,19 @@ from polyhead.pages.report.runs import Entry, Group, Progress
 from polyhead.train import load_model
 
 Array = np.ndarray
-POINTS = 500  # a map; enough to see clusters, few enough for a page of maps
-PROBED = 2048  # sequences to fit a probe, and as many to score it
-ZEROED = 512  # sequences for each head
+POINTS = 500  # points per map: enough to see clusters, few enough for the page's size
+PROBED = 2048  # sequences to fit a probe, and equally many to score it
+ZEROED = 512  # sequences per zeroed head
 NEIGHBOURS = 10
-SAMPLES = 12  # codes of a class that are drawn one by one
+SAMPLES = 12  # most single codes drawn per class
 
 
 @dataclass(frozen=True)
 class CodeMap:
-    """The codes (b n) of one layer in one view, as points, too: coordinates (b 2) by method.
+    """The codes (b n) of one layer in one view, and their coordinates (b 2) by method.
 
-    `number`: the target of each sequence, by which maps are coloured.  `labels`: its classes by name: "function" and
-    "term 1", ..., or "rule".  `purity`: of a code's neighbours, and by chance, by label and for whole-number targets.
+    `number`: the target of each sequence, which colours the map.  `labels`: classes by name: "function" and "term 1",
+    ..., or "rule".  `purity`: of a code's neighbours and by chance, for each label and for integer targets.
     """
 
     view: str
@@ -42,7 +42,7 @@ class CodeMap:
 
 @dataclass(frozen=True)
 class Analysed:
-    """Analyses of a checkpoint: `rows` of `analysis.probe_run`, `zeroed` of `analysis.zero_heads`; `note` says why
+    """Analyses of a checkpoint: `rows` from `analysis.probe_run`, `zeroed` from `analysis.zero_heads`, or a `note` why
     there are none."""
 
     entry: Entry
@@ -61,12 +61,12 @@ class Analysed:
         return list(dict.fromkeys(found.view for found in self.maps))
 
     def layers(self, view: str) -> list[CodeMap]:
-        """The maps of one view, first layer to last."""
+        """The maps of one view, from the first layer to the last."""
         return [found for found in self.maps if found.view == view]
 
 
 def analyse(found: Sequence[Group], progress: Progress) -> list[Analysed]:
-    """Probe and map every finished run; a line says why where a checkpoint cannot be used."""
+    """Probe and map every finished run; a note gives the reason if a checkpoint cannot be used."""
     results = []
     for group in found:
         for entry in group.finished:
@@ -94,17 +94,17 @@ def _one(entry: Entry, group: Group) -> Analysed:
 
 
 def _unfit(run: Run) -> str:
-    """Why the code of the last token says nothing about the task; "" where it does."""
+    """Why the code of the last token is not informative for this task, or ""."""
     if why := unreadable(run.task):
         return f"No code maps and probes: {why}."
     return "" if isinstance(run.model, TransformerConfig) else f"No code maps and probes of {type(run.model).__name__}."
 
 
 def code_maps(model: nn.Module, task: Task, *, points: int = POINTS, seed: int = 0, first: int = 0) -> list[CodeMap]:
-    """One map per view and layer of the last token's code, on unseen tasks (Schug et al., figures 5A, 5B, A2).
+    """Maps of the last token's code on unseen tasks, one per view and layer (Schug et al., figures 5A, 5B, A2).
 
-    All sequences have the same context inputs if the task offers that (`inputs="fixed_context"`), so that points differ
-    by function and query only.
+    If the task offers `inputs="fixed_context"`, all sequences have the same context inputs, so points differ only by
+    function and query.
     """
     found = []
     for view, (drawn, pairs) in views(task).items():
@@ -123,7 +123,7 @@ def code_maps(model: nn.Module, task: Task, *, points: int = POINTS, seed: int =
 
 
 def class_names(task: Task, layer: CodeMap, label: str) -> dict[int, str]:
-    """The labels of points: "¬x₁x₂x₃¬x₄", terms joined by "or" for a function, or the name of a rule."""
+    """The labels of points: a term "¬x₁x₂x₃¬x₄", terms joined by "or" for a function, or the name of a rule."""
     if label != "function":
         return {int(i): class_name(task, label, int(i)) for i in np.unique(layer.labels[label])}
     terms = {name: values.tolist() for name, values in layer.labels.items() if name != "function"}
@@ -134,14 +134,14 @@ def class_names(task: Task, layer: CodeMap, label: str) -> dict[int, str]:
 
 
 def samples(layer: CodeMap, label: str) -> tuple[Array, Array]:
-    """Codes of `SAMPLES` sequences of each class at most, class after class: (b n) and their labels (b)."""
+    """Codes (b n) and labels (b) of at most `SAMPLES` sequences per class, class after class."""
     values = layer.labels[label]
     chosen = np.concatenate([np.flatnonzero(values == each)[:SAMPLES] for each in np.unique(values)])
     return layer.codes[chosen], values[chosen]
 
 
 def head_names(entry: Entry, found: CodeMap) -> list[str]:
-    """The rows of a picture of codes: "head 3", or "key 27, head 3" where there are several pairs."""
+    """Row names for a picture of codes: "head 3", or "key 27, head 3" with several pairs."""
     pairs = entry.run.task.pairs[found.view]
     heads = found.codes.shape[1] // len(pairs)
     if len(pairs) == 1:

@@ -1,4 +1,4 @@
-"""The figures of a report as PNG and SVG files, drawn by matplotlib from the same numbers."""
+"""The figures of a report as PNG and SVG files, drawn with matplotlib from the same numbers."""
 
 import pathlib
 import re
@@ -32,7 +32,7 @@ def draw(
     *,
     formats: Sequence[str] = FORMATS,
 ) -> list[pathlib.Path]:
-    """Write every figure into `directory` in every format; the files, in the order of the report."""
+    """Write every figure into `directory` in every format; returns the files in the order of the report."""
     wanted = _results(found, table) | _curves(found, splits, table) | _looks(looked) | _probes(analysed)
     for one in analysed:
         if one.maps:
@@ -69,7 +69,7 @@ def _curves(found: Sequence[Group], splits: Sequence[str], table: Table) -> File
 
 
 def _by_step(group: Group, kind: str, value: str, split: str | None) -> dict[int | float, list[float]]:
-    """The values of all seeds by step."""
+    """The values of all seeds, by step."""
     points: dict[int | float, list[float]] = {}
     for entry in group.entries:
         for step, y in zip(*entry.curve(kind, value, split), strict=True):
@@ -112,7 +112,7 @@ def _zeroed(one: Analysed) -> Files:
 
 
 def _alike(one: Analysed) -> Files:
-    """Similarity of rules by layer; of the last layer, sampled and mean codes (Schug et al., figures 5E and A8)."""
+    """Draw the similarity of rules by layer, and sampled and mean codes of the last layer (Schug et al., 5E and A8)."""
     files: Files = {}
     for view in one.views:
         layers = one.layers(view)
@@ -143,7 +143,7 @@ def _heat(panels: Sequence[Any], label: str, limits: tuple[int, int] | None, col
 
 
 def _maps(one: Analysed) -> Files:
-    """One file per view and layer: t-SNE above, PCA below, coloured by the target and by every label."""
+    """Draw one file per view and layer: t-SNE above, PCA below, coloured by the target and by each label."""
     files: Files = {}
     for layer in one.maps:
         panels: list[tuple[str, Any, Any]] = []
@@ -163,7 +163,7 @@ def _map(panels: Any, names: dict[str, dict[int, str]], columns: int) -> Draw:
 
 
 def _looks(looked: Sequence[Looked]) -> Files:
-    """Of each mechanism the first example: attention, relations and symbols, a file for each layer and kind."""
+    """Draw attention, relations and symbols of each mechanism's first example, one file per layer and kind."""
     files: Files = {}
     for one in looked:
         for example in one.examples[:1]:

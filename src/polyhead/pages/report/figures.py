@@ -1,5 +1,7 @@
-"""The interactive plotly figures of results and curves, and the style that all figures share.  Colours are those of the
-light theme; the page maps them to the dark one."""
+"""The interactive plotly figures of results and curves, and the style that all figures share.
+
+Figures use the colours of the light theme; the page's script maps them to the dark theme.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,9 +14,9 @@ INK, FAINT, GRID = "#24292f", "#6e7781", "#e4e7eb"
 COLOURS = {"softmax": "#0072b2", "linear": "#d98c00", "hyla": "#009e73", "mixture": "#cc5f9f", "relational": "#d55e00"}
 EXTRA = ("#d55e00", "#56a5d9", "#8a6fc4", "#8c8c1f", "#7a4a2b", "#4d4d4d")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "star", "hexagon", "x")
-SHORT = {"context_mean": "mean", "nearest_neighbour": "1-NN", "gaussian_process": "GP"}  # recall and mix are short
+SHORT = {"context_mean": "mean", "nearest_neighbour": "1-NN", "gaussian_process": "GP"}  # other names are short already
 SHORT |= {"copy_left": "copy", "same_slot": "slot", "known_combinations": "known", "known_pairs": "pairs"}
-LOWEST = -0.5  # of a score that is drawn over steps
+LOWEST = -0.5  # least score shown in curves
 DASHES = {"ceiling": "dot", "gaussian_process": "dash", "recall": "dashdot", "mix": "longdash"}
 DASHES |= {"known_combinations": "dash", "known_pairs": "dash"}
 CLASSES = ("#0072b2", "#d98c00", "#009e73", "#cc5f9f", "#d55e00", "#56a5d9")
@@ -38,22 +40,22 @@ DARK = {
     "#4d4d4d": "#b0b0b0",
     "#f4f6f8": "#232a32",
 }
-"""The dark theme's colour for each of the light theme's."""
+"""Maps each colour of the light theme to the dark theme."""
 
 SCALES = {
     "plain": [[0.0, "#f4f6f8"], [1.0, "#0072b2"]],
     "signed": [[0.0, "#0072b2"], [0.5, "#f4f6f8"], [1.0, "#d55e00"]],
 }
-"""Colour scales of the matrices: zero is nearly the background, in both themes."""
+"""Colour scales of matrices: in both themes zero is close to the background."""
 
 
 def dashes(table: Iterable[str]) -> dict[str, str]:
-    """Floors and ceilings that are lines across a figure, with their dashes."""
+    """The floors and ceilings drawn as horizontal lines, with their dash styles."""
     return {name: DASHES[name] for name in table if name in DASHES} or {n: "dash" for n in table if n == "chance"}
 
 
 def styles(found: Sequence[Group]) -> dict[str, Style]:
-    """Colour and marker by label: a mechanism keeps its colour in every report, further variants get spare ones."""
+    """Colour and marker by label: a mechanism has the same colour in every report, its variants get spare colours."""
     chosen: dict[str, Style] = {}
     spare = iter(EXTRA * len(found))
     used: set[str] = set()
@@ -66,7 +68,7 @@ def styles(found: Sequence[Group]) -> dict[str, Style]:
 
 
 def category(index: int) -> tuple[str, str, str]:
-    """Colour, marker and glyph of class `index`: 48 classes that differ not only by colour."""
+    """Colour, marker and glyph of class `index`: 48 classes, distinguishable not only by colour."""
     shape = (index // len(CLASSES)) % len(SHAPES)
     return CLASSES[index % len(CLASSES)], SHAPES[shape], GLYPHS[shape]
 
@@ -93,8 +95,10 @@ def blank(height: int, *, x: str = "", y: str = "", legend: bool = True) -> go.F
 
 # ------------------------------------------------------------------------------------------------------------- results
 def results(found: Sequence[Group], table: dict[str, dict[str, Summary]], metric: str) -> go.Figure:
-    """One row per mechanism, best on top, then the floors: score on the headline's split (filled), iid (hollow), every
-    seed (dot)."""
+    """One row per mechanism, best first, then the floors.
+
+    Filled: the score on the headline's split; hollow: on iid; dots: single seeds.
+    """
     style, split = styles(found), headline(found)
     scored = [group for group in found if group.score(split)]
     gain = found[0].task.gain
@@ -171,7 +175,7 @@ def scores(found: Sequence[Group], split: str, table: dict[str, dict[str, Summar
         width, opacity = (1.5, 1.0) if name in lines else (1.0, 0.6)
         figure.add_hline(value, line={"color": FAINT, "width": width, "dash": lines.get(name, "dot")}, opacity=opacity)
     seen = [value for g in found for e in g.entries for value in e.curve("eval", metric, split)[1]]
-    # A run or a floor far below would compress everything else.
+    # A run or floor far below would compress the rest of the plot.
     low = min([*rows.values(), max(min(seen, default=0.0), LOWEST)]) - 0.08
     low = max(low, -0.03) if min([*rows.values(), *seen], default=-1.0) >= 0 else low
     top = max([*rows.values(), 1.0 if metric == "r2" else max(seen, default=1.0)]) + 0.06
@@ -208,7 +212,7 @@ def together(found: Sequence[Group], split: str, table: dict[str, dict[str, Summ
 
 
 def spread(heights: dict[str, float], least: float) -> dict[str, float]:
-    """The heights moved apart to distances of at least `least`, each as little as possible."""
+    """The heights, moved apart as little as possible to distances of at least `least`."""
     names = sorted(heights, key=lambda name: heights[name])
     moved = [heights[name] for name in names]
     for _ in range(20):

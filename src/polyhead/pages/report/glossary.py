@@ -1,11 +1,11 @@
-"""What the words of a report mean: those of every report, and those of its task."""
+"""The definitions of a report's terms: general ones, and those of its task."""
 
 from polyhead.config import Task
 from polyhead.pages.report.headline import metric_name, split_name
 
 
 def definitions(task: Task) -> list[tuple[str, str]]:
-    """Terms of the report, each with its meaning."""
+    """The terms of the report with their definitions."""
     words, named = task.words, metric_name(task.metric).capitalize()
     metric = words.metric or (named, f"The headline metric of {task.name.replace('_', ' ')}.")
     if words.parts is not None:
@@ -24,7 +24,7 @@ def definitions(task: Task) -> list[tuple[str, str]]:
         ]
     return [
         metric,
-        ("iid", "Fresh data of the kind that was trained on."),
+        ("iid", "New data from the training distribution."),
         *((split_name(split), f"{meaning.capitalize()}.") for split, meaning in words.splits.items()),
         *([_GUESSING] if hasattr(task, "floors") and task.better == "higher" else []),
         *words.terms,
@@ -35,9 +35,9 @@ def definitions(task: Task) -> list[tuple[str, str]]:
 
 _GUESSING = ("Chance", "What guessing scores: every answer as likely as any other.")
 _TERMS = (
-    ("Ceiling", "The best possible answer: all members of the family that fit what is shown, weighed by probability."),
+    ("Ceiling", "The best possible answer: the Bayes estimate over all members of the task's family."),
     ("±", "Standard error of the mean: over seeds where there are several, else over test sequences."),
-    ("Latent code", "The attention scores of one query-key pair after normalising: one number per head."),
+    ("Latent code", "The attention scores of one query-key pair after normalisation: one number per head."),
 )
 _MEASURES = (
     (

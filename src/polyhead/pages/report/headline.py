@@ -1,7 +1,7 @@
-"""The words of a report: the ranking on unseen combinations, its certainty, and the meaning of terms.
+"""The text of a report: the ranking on unseen combinations, and its certainty.
 
-One mechanism "beats" another only if Welch's t-test over at least two seeds each gives p < 0.05.  Otherwise the
-difference may be chance, or one is ahead "in these runs".
+One mechanism "beats" another only if Welch's t-test with at least two seeds on each side gives p < 0.05.  Otherwise the
+report says "ahead, but the seeds do not settle it", or with single seeds "ahead in these runs".
 """
 
 import math
@@ -18,19 +18,19 @@ WHERE = {
     "novel": "what was never seen in training",
     "iid": "fresh data",
 }
-"""The meaning of a split whose task has no words of its own."""
+"""The description of a split, unless its task has one."""
 PARTS = Parts(
     "part",
     read="each part",
     maps="Each point is the code of one query attending to itself: {count} sequences of unseen combinations.",
 )
-"""The words for a task that does not name its parts."""
+"""The words for tasks that do not name their parts."""
 SELF = "the last query token attending to itself, on the task as it was trained (the definition in the paper)"
 Scored = tuple[Group, Summary]
 
 
 def floor(task: Task, name: str) -> Floor:
-    """The words on a floor of a task."""
+    """The words of a task's floor."""
     return task.words.floors.get(name) or Floor(name.replace("_", " ").capitalize(), "")
 
 
@@ -44,17 +44,17 @@ def split_name(split: str) -> str:
 
 
 def sample(task: Task, split: str) -> str:
-    """What a split holds: "compositional sequences", "unseen shapes (stripes)"."""
+    """The samples of a split: "compositional sequences", "unseen shapes (stripes)"."""
     return task.words.splits.get(split, f"{split_name(split)} {task.items}")
 
 
 def split_words(task: Task, split: str) -> str:
-    """What a split shows: "unseen combinations"."""
+    """The description of a split: "unseen combinations"."""
     return task.words.splits.get(split) or WHERE.get(split, f"the {split} split")
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number as a report prints it: a true minus sign, a dash for what is missing or not finite."""
+    """A number as text: with a true minus sign, and a dash for a number that is missing or not finite."""
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:.{digits}f}".replace("-", "−")
@@ -71,7 +71,7 @@ def seeds(n: int) -> str:
 
 
 def where(found: Sequence[Group]) -> str:
-    """What the headline's split is, for a reader."""
+    """The description of the headline's split."""
     return split_words(found[0].task, headline(found))
 
 
@@ -83,7 +83,7 @@ def ranked(found: Sequence[Group], split: str | None = None) -> list[Scored]:
 
 
 def p_value(a: Summary, b: Summary) -> float | None:
-    """Welch's t-test over seeds; None where one side has a single seed."""
+    """The p-value of Welch's t-test over seeds; None if one side has a single seed."""
     if a.n < 2 or b.n < 2:
         return None
     with optional("report", "polyhead[report]"):
@@ -97,7 +97,7 @@ def p_value(a: Summary, b: Summary) -> float | None:
 
 
 def compared(order: Sequence[Scored]) -> tuple[list[str], list[str], list[str]]:
-    """The rivals of the first: clearly beaten, not significantly different, and not tested, as a side has one seed."""
+    """The rivals of the best: significantly worse, not significantly different, and untested (a side has one seed)."""
     beaten: list[str] = []
     close: list[str] = []
     single: list[str] = []
@@ -130,7 +130,7 @@ def title(found: Sequence[Group]) -> str:
 
 
 def _level(a: Summary, b: Summary) -> bool:
-    """Whether two scores are within two standard errors of each other."""
+    """Whether two scores differ by at most two standard errors."""
     return abs(a.mean - b.mean) <= 2 * math.hypot(a.error or 0.0, b.error or 0.0)
 
 
@@ -155,7 +155,7 @@ def verdict(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> lis
 def opening(
     found: Sequence[Group], table: dict[str, dict[str, Summary]], told: str = ""
 ) -> tuple[list[str], list[str]]:
-    """The first sentences of a report, three at most, and the notes beside its table.
+    """The first sentences of a report, at most three, and the notes below its table.
 
     The sentences: the gain in the second half of training (or the scores), the gap to known combinations, the best
     floor.
@@ -172,8 +172,8 @@ Course = tuple[str, float, float, float, float]
 
 
 def courses(found: Sequence[Group]) -> list[Course]:
-    """By mechanism, in its best-first order: label, score on fresh data at half of the training and at its end, the
-    same on the headline's split; means over seeds.  [] where not both were scored during training."""
+    """For each mechanism, best first: label, score on iid at half of the training and at the end, the same on the
+    headline's split; means over seeds.  [] if one of the splits was not scored during training."""
     split, metric = headline(found), found[0].task.metric
     rows: list[Course] = []
     for group, _ in ranked(found) if split != "iid" else ():
@@ -186,7 +186,7 @@ def courses(found: Sequence[Group]) -> list[Course]:
 
 
 def _halves(entry: Entry, metric: str, split: str) -> tuple[float, float] | None:
-    """A score at the half of the training, or the last before it, and the last one."""
+    """The last score up to half of the training, and the final score."""
     steps, scores = entry.curve("eval", metric, split)
     early = [score for step, score in zip(steps, scores, strict=True) if 0 < step <= entry.run.train.steps / 2]
     return (early[-1], scores[-1]) if early else None
@@ -202,7 +202,7 @@ def course(found: Sequence[Group]) -> list[str]:
     each = []
     for label, before, after, early, late in rows:
         first, second = _by(after - before), _by(late - early)
-        second = second.removeprefix(f"{first.split()[0]} ")  # said once
+        second = second.removeprefix(f"{first.split()[0]} ")  # the verb is said once
         each.append(f"{label} {first} on {known} and {second} on {unseen}")
     return [f"In the second half of training {'; '.join(each)}."]
 
@@ -291,7 +291,7 @@ def and_(names: Sequence[str]) -> str:
 
 # ------------------------------------------------------------------------------------------------------ latent codes
 def probing(parts: Parts, count: int, *, several_queries: bool) -> list[str]:
-    """The first sentences of a section on probes."""
+    """The introduction to a section on probes."""
     reads = (
         f"A logistic regression reads {parts.read} off the code of the last query token, one number per head. It is "
         f"fitted on {count:,} sequences of training tasks and scored on {count:,} of unseen combinations."
@@ -308,7 +308,7 @@ def probing(parts: Parts, count: int, *, several_queries: bool) -> list[str]:
 
 
 def clustering(parts: Parts, count: int) -> list[str]:
-    """The first sentences of a section on clusters."""
+    """The introduction to a section on clusters."""
     share = (
         f"Of each code's nearest neighbours among {count:,} sequences of unseen combinations, the share that have its "
         "label: 1 where the codes of every label lie apart, the chance level where labels are mixed."
@@ -317,7 +317,7 @@ def clustering(parts: Parts, count: int) -> list[str]:
 
 
 def zeroing(metric: str, count: int) -> list[str]:
-    """The first sentences of a section on zeroed heads."""
+    """The introduction to a section on zeroed heads."""
     return [
         f"How far the {metric} on {count:,} sequences of unseen combinations falls when the latent code of one head is "
         "zeroed, or of all heads of a layer: the same sequences each time, and no training in between. The head that "

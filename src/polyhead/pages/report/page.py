@@ -1,4 +1,4 @@
-"""The page of a report: sections of HTML around the figures, plotly.js included."""
+"""The HTML of a report: sections around the figures, with plotly.js included."""
 
 import json
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from polyhead.pages.document import document, escape, resource
 from polyhead.pages.report.figures import DARK, SCALES
 
 STEPS = 1000
-"""Matrices in `looks` hold whole numbers, this one for their largest value."""
+"""Matrices in `looks` are integers; the largest value of a kind is this one."""
 
 
 class Page:
-    """HTML in order, the figures it refers to, and in `looks` the matrices that a reader chooses from."""
+    """The page's HTML in order, its figures, and in `looks` the matrices that a reader can choose."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -31,7 +31,7 @@ class Page:
         self.add(f'<h2 id="{anchor}">{escape(heading)}</h2>')
 
     def plot(self, figure: go.Figure, caption: str, *, maps: Mapping[str, Any] | None = None) -> str:
-        """The HTML of one figure; the page draws it.  `maps`: x and y by name, for the switch between t-SNE and PCA."""
+        """The HTML of one figure; the page's script draws it.  `maps`: x and y by method, to switch t-SNE and PCA."""
         name = f"figure-{len(self.figures) + 1}"
         spec = json.loads(figure.to_json(validate=False))
         self.figures.append({"id": name, "maps": maps, "data": spec["data"], "layout": spec["layout"]})
@@ -39,7 +39,7 @@ class Page:
         return f'<figure>{box} aria-label="{escape(caption)}"></div><figcaption>{escape(caption)}</figcaption></figure>'
 
     def html(self, title: str, head: str) -> str:
-        """The whole file; `head` comes before the links to the sections.  Without a figure it holds no script."""
+        """The whole HTML; `head` comes before the links to the sections.  Without figures it has no script."""
         links = "".join(f'<a href="#{anchor}">{escape(heading)}</a>' for anchor, heading in self.sections)
         body = [f"<header>{head}<nav>{links}</nav></header><main>", *self.parts, "</main>"]
         if not self.figures:
@@ -51,6 +51,6 @@ class Page:
 
 
 def swatch(colour: str, glyph: str) -> str:
-    """A mark in the text, in the colour the figures give it; browsers before 2024 show the light theme's."""
+    """A mark in the text with the colour of the figures; browsers before 2024 show the light theme's colour."""
     both = f"color:{colour};color:light-dark({colour},{DARK.get(colour, colour)})"
     return f'<span class="swatch" style="{both}" aria-hidden="true">{glyph}</span>'

@@ -1,7 +1,6 @@
-"""What a report says, as data: run folders read, grouped over seeds, and set beside the floors and the ceiling of
-their task.
+"""The data of a report: run folders, grouped over seeds, with the floors and the ceiling of their task.
 
-Every number comes from a run folder or is computed here from the task itself.
+Every number is read from a run folder or computed from the task.
 """
 
 import dataclasses
@@ -49,13 +48,13 @@ SYMBOLS: dict[type, str] = {
 }
 SPLITS = ("iid", "compositional", "novel", "novel_hexominoes", "novel_stripes")
 HEADLINE = ("compositional", "novel", "novel_hexominoes", "novel_stripes", "iid", "validation", "train")
-"""Splits by how much a score on them says, best first."""
+"""Splits by how informative their score is, best first."""
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One run folder: its configuration, its rows, and its result once it is finished."""
+    """One run folder: its configuration and rows, and its result if it is finished."""
 
     folder: pathlib.Path
     run: Run
@@ -65,7 +64,7 @@ class Entry:
 
     @property
     def step(self) -> int:
-        """Steps done so far."""
+        """The number of trained steps."""
         return self.result.steps if self.result else max((row["step"] for row in self.rows), default=0)
 
     def curve(self, kind: str, value: str, split: str | None = None) -> tuple[list[int], list[float]]:
@@ -77,7 +76,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and standard error: over seeds, or over the test sequences of the only seed (`over`)."""
+    """A mean and standard error, over seeds or over the test sequences of a single seed (`over`)."""
 
     mean: float
     error: float | None
@@ -90,7 +89,7 @@ class Summary:
 
 
 def summary(values: Sequence[float], error: float | None) -> Summary:
-    """Of the figures of several seeds, or of one, whose standard error over sequences is `error`."""
+    """The summary of the values of several seeds, or of one with the standard error `error` over sequences."""
     if len(values) > 1:
         return Summary(
             float(np.mean(values)), float(np.std(values, ddof=1)) / len(values) ** 0.5, tuple(values), "seeds"
@@ -100,7 +99,7 @@ def summary(values: Sequence[float], error: float | None) -> Summary:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but their seeds."""
+    """Runs that differ only in their seeds."""
 
     label: str
     kind: str  # "softmax", "linear", "hyla" or "mixture": decides the colour
@@ -115,7 +114,7 @@ class Group:
         return self.entries[0].run.task
 
     def score(self, split: str) -> Summary | None:
-        """The task's metric on a split, None where no finished run measured it."""
+        """The task's metric on a split, or None if no finished run measured it."""
         metric = self.task.metric
         found = [e.result.scores[split] for e in self.finished if e.result and metric in e.result.scores.get(split, {})]
         if not found:
@@ -129,8 +128,10 @@ class Group:
 
 
 def read(folders: Iterable[str | pathlib.Path]) -> list[Entry]:
-    """All run folders, each run once.  ValueError: no folders, one that is not a run, a damaged file, tasks that
-    differ."""
+    """Read run folders, each run once.
+
+    Raises ValueError for no folders, a folder that is not a run, a damaged file, or different tasks.
+    """
     entries: list[Entry] = []
     for folder in folders:
         entry = _entry(place(folder))
@@ -173,7 +174,7 @@ def _entry(folder: pathlib.Path) -> Entry:
 
 
 def _vouched(folder: pathlib.Path) -> int:
-    """Rows of metrics.jsonl that its last checkpoint says there are; of a folder without one that can be read, 0."""
+    """The number of rows in metrics.jsonl by the last checkpoint, or 0 without a readable checkpoint."""
     try:
         return int(read_metadata(folder / CHECKPOINT).get("rows", 0))
     except ValueError:
@@ -185,7 +186,7 @@ def _numbers(scores: Any) -> bool:
 
 
 def _same_task(entries: Sequence[Entry]) -> None:
-    """One table compares runs on one task; seeds of the split may differ."""
+    """Raise a ValueError unless all runs are on one task; the seeds of the split may differ."""
     first = entries[0]
     wanted = flat(to_dict(_unseeded(first.run).task))
     for entry in entries[1:]:
@@ -217,7 +218,7 @@ def flat(values: Any, prefix: str = "") -> dict[str, str]:
 
 # -------------------------------------------------------------------------------------------------------------- groups
 def groups(entries: Sequence[Entry]) -> list[Group]:
-    """Entries by configuration without seeds, in the order they came; labels are made unique by what differs."""
+    """Entries grouped by configuration without seeds, in the given order; labels are extended until they are unique."""
     found: dict[str, list[Entry]] = {}
     for entry in entries:
         found.setdefault(digest(_unseeded(entry.run)), []).append(entry)
@@ -232,15 +233,16 @@ def groups(entries: Sequence[Entry]) -> list[Group]:
 
 
 def headline(found: Sequence[Group]) -> str:
-    """The split that the headline is about: the most telling one that the task has and a finished run has a score
-    on."""
+    """The split of the headline: the most informative one on which a finished run has a score."""
     offered = [split for split in HEADLINE if split in found[0].task.splits]
     return next((split for split in offered if any(group.score(split) for group in found)), [*offered, "iid"][0])
 
 
 def mechanism(run: Run) -> str:
-    """ "HYLA", "Linear (normalise rms_heads)", "Softmax 4 + HYLA 4", or one such name per layer; of an encoder-decoder
-    that differs, "Softmax 2 + Relational 2, decoder Softmax"."""
+    """ "HYLA", "Linear (normalise rms_heads)", "Softmax 4 + HYLA 4", or one such name per layer.
+
+    If encoder and decoder differ: "Softmax 2 + Relational 2, decoder Softmax".
+    """
     return _network(run.model)
 
 
@@ -269,7 +271,7 @@ def _heads(heads: Sequence[Mechanism]) -> str:
 
 
 def _choice(name: str, value: object) -> str:
-    """A field of a mechanism in words: "symmetric", "3 relations", "value depth 2"."""
+    """A field of a mechanism as text: "symmetric", "3 relations", "value depth 2"."""
     words = name.replace("_", " ")
     if isinstance(value, bool):
         return words if value else f"not {words}"
@@ -286,7 +288,7 @@ def _kind(run: Run) -> str:
 
 
 def _difference(run: Run, twins: Sequence[Run]) -> str:
-    """What tells a run from others with the same label: " · lr 0.003"."""
+    """The setting that distinguishes a run from others with the same label: " · lr 0.003"."""
     mine = flat(to_dict(_unseeded(run), semantic=True))
     others = [flat(to_dict(_unseeded(twin), semantic=True)) for twin in twins]
     names = [n for n in mine if any(other.get(n) != mine[n] for other in others)]
@@ -294,10 +296,10 @@ def _difference(run: Run, twins: Sequence[Run]) -> str:
 
 
 def unequal(found: Sequence[Group]) -> list[str]:
-    """Settings beside the heads in which compared groups differ: "train.lr: 0.001 (HYLA), 0.003 (Softmax)"."""
+    """Settings other than the heads that differ between groups: "train.lr: 0.001 (HYLA), 0.003 (Softmax)"."""
     flats = [flat(to_dict(_unseeded(group.entries[0].run), semantic=True)) for group in found]
     every = {name for values in flats for name in values if not name.startswith(("model.heads", "model.kind"))}
-    if len({values["model.kind"] for values in flats}) > 1:  # what only one kind of model has is no difference
+    if len({values["model.kind"] for values in flats}) > 1:  # a field that only one kind of model has does not count
         every = {name for name in every if all(name in values for values in flats)}
     lines = []
     for name in sorted(every):
@@ -311,9 +313,9 @@ def unequal(found: Sequence[Group]) -> list[str]:
 def baselines(
     found: Sequence[Group], splits: Sequence[str], *, sequences: int, progress: Progress
 ) -> dict[str, dict[str, Summary]]:
-    """Floors and ceiling of the task, by name and split; averaged over the splits of terms that the runs used.
+    """Floors and ceiling of the task, by name and split, averaged over the runs' seeds of the split.
 
-    {} for a task that offers none.
+    {} for a task without floors.
     """
     tasks = list(dict.fromkeys(entry.run.task for group in found for entry in group.entries))
     table: dict[str, dict[str, Summary]] = {}
@@ -328,6 +330,6 @@ def baselines(
                 scores.setdefault(name, []).append(score)
         for name, each in scores.items():
             whole = Score.over(each)
-            error = whole.standard_error if whole.count else None  # what is known exactly
+            error = whole.standard_error if whole.count else None  # an exact floor has no error
             table.setdefault(name, {})[split] = Summary(whole.mean, error, tuple(s.mean for s in each), "sequences")
     return table

@@ -1,4 +1,4 @@
-"""The sections of a report on the latent code: probes, clusters, maps, classes that share a code, heads zeroed."""
+"""The report's sections on the latent code: probes, clusters, maps, rules that share a code, zeroed heads."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ QUERIES = {
 
 
 def sections(out: Page, found: Sequence[Group], analysed: Sequence[Analysed]) -> None:
-    """All of them that the checkpoints allow."""
+    """All sections that the checkpoints allow."""
     shown = [one for one in analysed if one.maps]
     if not shown:
         return
@@ -51,7 +51,7 @@ def _probes(out: Page, found: Sequence[Group], shown: Sequence[Analysed], parts:
 
 
 def _words(view: str, query: str, kinds: Sequence[tuple[str, str]]) -> str:
-    """What tells one kind of probe from the others."""
+    """The description of one kind of probe."""
     several = len({view for view, _ in kinds}) > 1
     own = len({query for _, query in kinds}) > 1
     return ", ".join([f"pairs “{view}”"] * several + [QUERIES[query]] * (own or not several))
@@ -76,7 +76,7 @@ def _clusters(out: Page, found: Sequence[Group], shown: Sequence[Analysed], part
 
 
 def _over_layers(out: Page, found: Sequence[Group], several: dict[str, Cells], what: str, words: str) -> None:
-    """A figure and rows of a table for each kind."""
+    """A figure and table rows for each kind."""
     top = figures.ceiling_of(list(several.values()))
     plots = [
         out.plot(figures.over_layers(cells, found, what, top), f"{kind[0].upper()}{kind[1:]}: {words}. Dashed: chance.")
@@ -99,7 +99,7 @@ def _over_layers(out: Page, found: Sequence[Group], several: dict[str, Cells], w
 
 # -------------------------------------------------------------------------------------------------------- heads zeroed
 def _zeroed(out: Page, shown: Sequence[Analysed]) -> None:
-    out.section("heads", "What is each head worth?", "Heads")
+    out.section("heads", "How much does each head matter?", "Heads")
     metric = text.metric_name(shown[0].group.task.metric)
     out.add(document.paragraphs(text.zeroing(metric, shown[0].zeroed[0]["n"])))
     out.add(document.table(["zeroed", *dict.fromkeys(one.group.label for one in shown)], _zeroed_rows(shown, metric)))
@@ -137,8 +137,10 @@ def _zeroed_rows(shown: Sequence[Analysed], metric: str) -> list[tuple[str, Sequ
 
 
 def drops(zeroed: Sequence[dict[str, Any]]) -> tuple[np.ndarray, list[list[str]], list[str], list[str]]:
-    """The fall of the score by layer and head, in words, too; names of layers and heads.  NaN where a layer has fewer
-    heads."""
+    """The drop of the score by layer and head, as numbers and as text, and the names of layers and heads.
+
+    NaN for heads that a layer does not have.
+    """
     rows = [row for row in zeroed if row["head"] is not None]
     layers, heads = max(row["layer"] for row in rows) + 1, max(row["head"] for row in rows) + 1
     values = np.full((layers, heads), np.nan)
@@ -221,7 +223,7 @@ def _maps(out: Page, shown: Sequence[Analysed], parts: Parts) -> None:
 
 
 def layer_maps(out: Page, one: Analysed, layer: CodeMap) -> str:
-    """The maps of one layer, coloured by target and by each label."""
+    """The maps of one layer, coloured by the target and by each label."""
     plots, maps = [], {method: figures.coordinates(layer, method) for method in layer.points}
     for name in ("target", *layer.labels):
         names = {} if name == "target" else class_names(one.entry.run.task, layer, name)
@@ -231,7 +233,7 @@ def layer_maps(out: Page, one: Analysed, layer: CodeMap) -> str:
 
 
 def legend(one: Analysed, parts: Parts) -> str:
-    """The marks of the terms or rules, shared by all maps."""
+    """The marks of terms or rules, shared by all maps."""
     labels = {name: values for layer in one.maps for name, values in layer.labels.items() if name != "function"}
     every = np.unique(np.concatenate([layer.labels[name] for layer in one.maps for name in labels]))
     items = []
@@ -247,7 +249,7 @@ def _labels(shown: Sequence[Analysed]) -> list[str]:
 
 
 def _first_of_each(shown: Sequence[Analysed]) -> list[tuple[Analysed, bool]]:
-    """Every checkpoint, and whether it is the first of its mechanism: that one is shown, the others can be opened."""
+    """Each checkpoint, and whether it is the first of its mechanism: only the first is open in the page."""
     seen: set[str] = set()
     found = []
     for one in shown:

@@ -1,4 +1,4 @@
-"""What a report shows of the same networks trained in full: scores, swapped codes and maps, beside its own runs."""
+"""A report's section on the same networks trained in full: scores, swapped codes and maps."""
 
 import contextlib
 import math
@@ -19,7 +19,7 @@ from polyhead.pages.report.sections import layer_maps, legend
 from polyhead.train import evaluate, load_model
 
 SEQUENCES, PAIRS = 2048, 1000
-LOWEST = -1.0  # of R² in the figure; the table has the numbers
+LOWEST = -1.0  # least R² in the figure; the table has the numbers
 WHOSE = {
     "own": "its own",
     "donor": "the donor's",
@@ -27,13 +27,13 @@ WHOSE = {
     "permuted": "the donor's, heads in another order",
     "zero": "none",
 }
-"""Whose code the query token gets, in words."""
+"""Descriptions of the code that the query token gets."""
 Rows = list[dict[str, float | str]]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Runs by mechanism, scored anew, and floors; by label the rows of `swap_codes` of each seed; maps of the first."""
+    """New scores by mechanism, floors, the rows of `swap_codes` by label and seed, and maps of the first seed."""
 
     found: list[Group]
     splits: list[str]
@@ -43,7 +43,7 @@ class Trained:
 
 
 def measure(folders: Iterable[str | pathlib.Path], splits: Sequence[str], say: Progress) -> Trained:
-    """Score the models on `splits`, swap their codes and map them.  A task without contrasts has no swaps."""
+    """Score the models on `splits`, swap and map their codes.  A task without `contrasts` has no swaps."""
     entries, swaps = [], {}
     for entry in read(folders):
         say(f"{entry.folder.name}, trained in full: scores, swapped codes")
@@ -78,7 +78,7 @@ def sentence(trained: Trained) -> str:
 
 
 def section(out: Page, trained: Trained) -> None:
-    """Everything about the runs, under one heading."""
+    """The whole section."""
     first = trained.found[0].entries[0].run
     name = text.metric_name(first.task.metric)
     words = (
@@ -123,7 +123,7 @@ def _swaps(out: Page, trained: Trained, name: str) -> None:
 
 
 def _moved(label: str, seeds: Sequence[Rows], name: str) -> str:
-    """What came of the swaps: does the output follow the donor's function, go towards it, or neither?"""
+    """The result of the swaps: the output follows the donor's function, moves towards it, or neither."""
     own, most = _over(seeds, "own", "donor"), _over(seeds, "own", "own")
     donor, other = _over(seeds, "donor", "donor"), _over(seeds, "other", "donor")
     apart = donor.mean - other.mean > 2 * math.hypot(donor.error or 0.0, other.error or 0.0)
@@ -138,7 +138,7 @@ def _moved(label: str, seeds: Sequence[Rows], name: str) -> str:
 
 
 def _maps(out: Page, trained: Trained) -> None:
-    """The last layer of each mechanism; the switch of the report's own maps turns these, too."""
+    """The maps of the last layer of each mechanism; the report's switch between methods applies to them."""
     parts = trained.found[0].task.words.parts or text.PARTS
     out.add("<h3>Maps of their codes, last layer</h3>")
     out.add(document.paragraphs([parts.maps.format(count=len(trained.maps[0].maps[0].number))]))
@@ -153,7 +153,7 @@ def _over(seeds: Sequence[Rows], code: str, rule: str) -> Summary:
 
 
 def swap_figure(trained: Trained, name: str) -> go.Figure:
-    """Bars: the score against the donor's function, by code and mechanism."""
+    """Bars of the score against the donor's function, by code and mechanism."""
     figure, style = figures.blank(300, y=name), figures.styles(trained.found)
     for label, seeds in trained.swaps.items():
         scores = [_over(seeds, code, "donor") for code in CODES]

@@ -1,8 +1,8 @@
-"""A report one can show: run folders in, one HTML file out that opens offline, and its figures as files.
+"""A report on run folders: one HTML file that opens offline, and its figures as files.
 
-Results beside floors and ceiling, learning curves, what the latent code says about the task, what each head is worth,
-and the exact configuration and command of every run.  Every number is read from the run folders or computed now from
-their checkpoints and task.
+It has results with floors and ceiling, learning curves, the information in the latent code, the effect of each head,
+and the configuration and command of every run.  Every number is read from the run folders or computed from their
+checkpoints and task.
 """
 
 import errno
@@ -43,13 +43,13 @@ from polyhead.spec.shapes import one_of
 from polyhead.train.progress import wanted
 from polyhead.train.store.folder import environment
 
-SEQUENCES = 2000  # for the floors and the ceiling, per split
+SEQUENCES = 2000  # per split, for floors and ceiling
 Table = dict[str, dict[str, Summary]]
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything a report says, before it is drawn."""
+    """The contents of a report before drawing."""
 
     found: list[Group]
     splits: list[str]
@@ -73,11 +73,11 @@ def write(
 
     >>> write(["runs/softmax-0", "runs/hyla-0"], "runs/report.html")
 
-    `title` stands above the headline.  `beside`: runs of another task, whose results follow.  `trained`: the same
-    networks after a longer training (folders, or names of `polyhead list models`), scored anew, their codes swapped and
-    mapped.  `static`: a folder for every figure as PNG and SVG, too.  Unfinished runs show their curves only, and a
-    note says so; so does one whose checkpoint cannot be read.  ValueError: no folders, a folder that is no run, a
-    damaged file, runs of different tasks, or a path that cannot be written.
+    `title`: shown above the headline.  `beside`: runs of another task, with a separate table of results.  `trained`:
+    the same networks after longer training (folders, or names from `polyhead list models`): they are scored again, and
+    their codes are swapped and mapped.  `static`: a folder for all figures as PNG and SVG.  Unfinished runs, and runs
+    with an unreadable checkpoint, appear only with their curves and a note.  Raises ValueError for no folders, a folder
+    that is not a run, a damaged file, runs of different tasks, or a path that cannot be written.
     """
     path = pathlib.Path(path)
     _check_place(path)
@@ -135,7 +135,7 @@ def title(folders: Iterable[str | pathlib.Path]) -> str:
 
 
 def results_table(folders: Iterable[str | pathlib.Path]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table of results: mechanisms, best first, then floors, each a mean ± standard error."""
+    """The head and rows of the table of results: mechanisms, best first, then floors, as mean ± standard error."""
     findings = _measure(folders, _speaker(False))
     found, splits, table = findings.found, findings.splits, findings.table
     rows = [[g.label, *(_cell(g, split) for split in splits)] for g in _in_order(found)]
@@ -145,7 +145,7 @@ def results_table(folders: Iterable[str | pathlib.Path]) -> tuple[list[str], lis
 
 
 def _gather(folders: Iterable[str | pathlib.Path], say: Progress) -> Findings:
-    """Read the runs and compute what the report adds to them."""
+    """Read the runs, and compute floors, probes and maps."""
     findings = _measure(folders, say)
     analysed, looked = analyse(findings.found, say), looks(findings.found, say)
     notes = [note for note in (*(one.note for one in analysed), *(one.note for one in looked)) if note]
@@ -154,7 +154,7 @@ def _gather(folders: Iterable[str | pathlib.Path], say: Progress) -> Findings:
 
 
 def _measure(folders: Iterable[str | pathlib.Path], say: Progress) -> Findings:
-    """The runs beside floors and ceiling, without a look at their codes."""
+    """The runs with floors and ceiling, without analyses of their codes."""
     say("reading runs")
     entries = read(folders)
     found = groups(entries)
@@ -162,7 +162,7 @@ def _measure(folders: Iterable[str | pathlib.Path], say: Progress) -> Findings:
     try:
         table = baselines(found, splits, sequences=SEQUENCES, progress=say)
         notes = []
-    except ValueError as error:  # the ceiling of a long family cannot be enumerated
+    except ValueError as error:  # the ceiling of a large family cannot be enumerated
         table, notes = {}, [f"No floors and ceiling: {error}"]
     notes += [note for entry in entries for note in entry.notes]
     return Findings(found, splits, table, [], [], list(dict.fromkeys(notes)))
@@ -177,7 +177,7 @@ def _draw(
 
 
 def _check_folder(directory: pathlib.Path) -> None:
-    """Notice a folder that cannot be written before the work.  Raises ValueError."""
+    """Raise a ValueError before the work if the folder cannot be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -185,7 +185,7 @@ def _check_folder(directory: pathlib.Path) -> None:
 
 
 def _check_place(path: pathlib.Path) -> None:
-    """Notice a place that cannot be written before the work, not after it.  Raises ValueError."""
+    """Raise a ValueError before the work if the file cannot be written."""
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -233,7 +233,7 @@ def _title(task: Task) -> str:
 
 
 def _about(found: Sequence[Group]) -> str:
-    """The task and the runs, in a line."""
+    """The task and the runs as one line."""
     own = to_dict(found[0].task)
     values = {k: v for k, v in own.items() if k not in ("kind", "split_seed", "inputs", "folder") and v is not None}
     settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
@@ -250,7 +250,7 @@ def _swatch(style: tuple[str, str]) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- results
 def _together(out: Page, found: Sequence[Group], table: Table, metric: str) -> str:
-    """Known and unseen in one figure, where both were scored during training; "" elsewhere."""
+    """Known and unseen combinations in one figure, if both were scored during training; else ""."""
     if not text.courses(found):
         return ""
     name, unseen = text.metric_name(metric), text.where(found)
@@ -341,7 +341,7 @@ def _table_note(order: Sequence[Group], items: str, floors: bool) -> str:
     single = [group.label for group in order if len(group.finished) == 1]
     lines = []
     if single and len(single) == len(order):
-        lines.append(f"± is over test {items}: with one seed each, nothing is known about other seeds.")
+        lines.append(f"± is over test {items}: with one seed each, other seeds may differ.")
     elif single:
         lines.append(f"± is the standard error over seeds; for {', '.join(single)}, with one seed, over test {items}.")
     elif order:
