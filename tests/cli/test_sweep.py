@@ -131,7 +131,7 @@ def test_it_trains_both_ways(monkeypatch, tmp_path, capsys):
         ("fig-2c --scale huge", "unknown scale 'huge'"),
         ("small --train.lr 1e-3,fast", "--train.lr must be a number but is 'fast'"),
         ("small --train.rate 1,2", "unknown option --train.rate"),
-        ("small --ray local --slurm", "--ray and --slurm are two places but a sweep has one"),
+        ("small --ray local --slurm", "--ray and --slurm exclude each other but both were given"),
         ("small --partition gpu", "--partition is for --slurm"),
         ("small --ray local --minutes 9", "--minutes is for --slurm"),
         ("small --gpus 1", "--gpus is for --ray and --slurm"),

@@ -69,7 +69,7 @@ def test_what_needs_more_than_final_scores_is_refused_in_one_line(made, tmp_path
 def test_options_of_a_training_are_refused(option, made, capsys):
     place, _ = made("fig-5c")
     assert cli.main(["reproduce", "fig-5c", "--from", str(place), *option]) == 2
-    assert f"--from trains nothing, so {option[0]} has nothing to say" in capsys.readouterr().err
+    assert f"--from trains nothing, so {option[0]} has no effect" in capsys.readouterr().err
 
 
 def test_runs_of_another_recipe_are_refused(made):

@@ -91,14 +91,14 @@ def test_the_command(tmp_path: pathlib.Path, capsys: Any, engine: type[Engine], 
     assert cli.main(command) == 0
     said = capsys.readouterr()
     assert "trial 4: done: validation r2" in said.err
-    (line,) = [line for line in said.out.splitlines() if line.startswith("train it anew: ")]
+    (line,) = [line for line in said.out.splitlines() if line.startswith("train it again: ")]
     assert "--train.weight-decay 0.2" in line
     assert not {"--trials", "--folder", "--prune", "median", "--workers"} & set(line.split())
     best = tune.status(tmp_path / "study").best
     assert f"look at it: polyhead report {best.folder}" in said.out
     runs: list[ph.Run] = []
     monkeypatch.setattr("polyhead.cli.train.train", lambda found, **options: runs.extend(found) or 0)
-    assert cli.main(line.removeprefix("train it anew: polyhead ").split()) == 0
+    assert cli.main(line.removeprefix("train it again: polyhead ").split()) == 0
     assert best.folder.name == f"tiny-{ph.digest(runs[0])}"
     started = len(engine.started)
     assert cli.main([*command, "--status"]) == 0
@@ -106,8 +106,8 @@ def test_the_command(tmp_path: pathlib.Path, capsys: Any, engine: type[Engine], 
     told = capsys.readouterr().out
     assert told.count("Trials in") == 2
     assert len(engine.started) == started
-    for line in [line for line in told.splitlines() if line.startswith("train it anew: ")]:
-        assert cli.main(line.removeprefix("train it anew: polyhead ").split()) == 0
+    for line in [line for line in told.splitlines() if line.startswith("train it again: ")]:
+        assert cli.main(line.removeprefix("train it again: polyhead ").split()) == 0
     assert [ph.digest(run) for run in runs] == [ph.digest(runs[0])] * 3
     assert runs[2].folder != str(best.folder)
     for words, wrong in [

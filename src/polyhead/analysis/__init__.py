@@ -1,17 +1,17 @@
-"""What the heads learned: taps, latent codes, value networks, probes and maps.
+"""Analysis of what the heads learned: taps, latent codes, value networks, probes and maps.
 
 layers = capture(model, batch)                     one Taps per layer
 codes(layers[-1], -1, -1)                          the latent code of the last token attending to itself, (b h)
 value_network(layers[-1], -1, -1)                  the matrices that this code makes
-probe(codes, labels, train=..., test=...)          what can be read off the code
+probe(codes, labels, train=..., test=...)          how well a linear probe predicts labels from the code
 probe_layers(taps, labels, -1, -1)                 the same for any label, in every layer of any model
-embed(codes)                                       a map of it
-zero_heads(model, task)                            what the score loses without a head
-swap_codes(model, task)                            what it computes with the code of another sequence
+embed(codes)                                       a two-dimensional map of codes
+zero_heads(model, task)                            the drop of the score without a head
+swap_codes(model, task)                            the output with the code of another sequence
 look(model, batch, sample=0)                       attention, relations and symbols of every layer, for one input
 
-`query_codes`, `probe_model` and `clusters` do it for the pairs that a task finds worth a look, `probe_run` for a run
-folder; `targets`, `views` and `class_name` say what there is to read, where, and what it is called.
+`query_codes`, `probe_model` and `clusters` use the pairs that a task recommends, `probe_run` does so for a run folder.
+`targets` gives a batch's labels, `views` a task's pairs, and `class_name` the name of a class.
 """
 
 from polyhead.analysis.ablate import zero_heads

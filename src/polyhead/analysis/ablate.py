@@ -1,8 +1,8 @@
-"""What a head is for: the score of a model when the code of one head, or of a whole layer, is zeroed.
+"""The effect of a head: the score of a model when the code of one head, or of a whole layer, is zeroed.
 
-A zeroed head writes no part of any value network: softmax and linear heads then add nothing to the output, and HYLA's
-layer composes its value network from the others alone.  Nothing is trained again: a drop says what the model lost, not
-what it could have done without.
+A zeroed head contributes to no value network: softmax and linear heads then add nothing to the output, and a HYLA layer
+composes its value network from the other heads.  The model is not retrained.  So the drop shows how much this model
+uses the head, not how well a model without the head could do.
 """
 
 from typing import Any
@@ -27,9 +27,9 @@ def zero_heads(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> list[dict[str, Any]]:
-    """The task's metric with nothing zeroed, then for every layer with each head's code zeroed and with all of them.
+    """The task's metric without zeroing; then for every layer, with the code of each head zeroed, and of all heads.
 
-    Rows are {layer, head, score, se, drop, drop_se, n}; head None is a whole layer, layer None is nothing zeroed.
+    Rows are {layer, head, score, se, drop, drop_se, n}; head None: a whole layer; layer None: nothing zeroed.
 
     `drop` is the loss of score, and `drop_se` the standard error of its mean over n sequences.  All rows use the same
     `sequences` sequences, from a stream that neither training nor evaluation reads.
@@ -51,7 +51,7 @@ def zero_heads(
 
 
 def _scores(model: Transformer, task: Task, batches: list[Batch], layer: int | None, head: int | None) -> Tensor:
-    """The metric by sequence (b), on the CPU."""
+    """The metric of each sequence (b), on the CPU."""
     found = []
     for batch in batches:
         keep = None if layer is None else _keep(model, layer, head, batch.inputs)

@@ -1,7 +1,7 @@
 """The inputs and outputs of every attention layer, and the latent code of chosen pairs.
 
-Nothing is hooked: layers hand out q, k, v on request, and the code of a pair is recomputed from them by the function
-that the output was made with.
+There are no hooks: layers return q, k, v on request.  The code of a pair is recomputed from them by the function that
+made the output.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ from polyhead.train.evaluation import sources
 
 
 def as_array(value: Any) -> np.ndarray:
-    """A tensor of any device, or what NumPy takes, as a NumPy array."""
+    """A NumPy array from a tensor on any device, or from anything that NumPy accepts."""
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
 
 
 def capture(model: nn.Module, batch: Batch) -> list[Taps]:
     """One forward pass of `batch`, without dropout or gradients: the taps of every layer, first to last.
 
-    Each has q, k, v, bias, mask and output; an encoder-decoder gives those of its encoder, then self- and
-    cross-attention of each layer in turn, by name.  The model is left in the mode (train or eval, module by module) it
-    was found in; the batch moves to the model's device.
+    Taps have q, k, v, bias, mask and output.  An encoder-decoder gives the layers of its encoder, then self- and
+    cross-attention of each decoder layer, by name.  The modes (train or eval) of all modules are restored.  The batch
+    moves to the model's device.
 
     >>> taps = capture(model, task.batch("compositional", 64, seed=0, step=0))
     >>> codes(taps[-1], -1, -1)      # (b h): the last token attending to itself, last layer
@@ -48,9 +48,9 @@ def codes(
     """The latent code of chosen pairs: query `q_index` attending to key `k_index`, all heads.
 
     Two integers give (b h); two lists of equal length n give n pairs (b n h).  Negative indices count from the end.
-    Heads are those of all groups side by side, or of one `group`.  A code that is normalised over keys costs one row of
-    scores per pair, any other one score per head.  Only heads with a function of the user's own cost all t x s scores,
-    since any of them may matter.  ValueError where the code is not known.
+    The heads are those of all groups, concatenated, or of one `group`.  A code that is normalised over keys costs one
+    row of scores per pair, any other code one score per head.  Heads with a user's own function cost all t x s scores,
+    because the function may use any of them.  Raises ValueError if the code is unknown.
     """
     groups = taps.groups if group is None else (taps.groups[_within("group", group, len(taps.groups))],)
     if isinstance(q_index, int) and isinstance(k_index, int):
@@ -78,7 +78,7 @@ def _pairs(taps: GroupTaps, queries: Sequence[int], keys: Sequence[int]) -> Floa
 
 
 def _pair(taps: GroupTaps, i: int, j: int) -> Float[Tensor, "b h"]:
-    """The code of one pair, from one query and one key, or all keys where the code is normalised over them."""
+    """The code of one pair, from one query and one key, or all keys if the code is normalised over keys."""
     t, s = taps.q.shape[1], taps.k.shape[1]
     keys = slice(0, s) if SOFTMAX_AXIS.get(taps.normalise) == "s" else slice(j, j + 1)
     visible = _mask_row(taps, i, t, s)
@@ -95,21 +95,21 @@ def _pair(taps: GroupTaps, i: int, j: int) -> Float[Tensor, "b h"]:
 
 
 def _bias_row(bias: Tensor, i: int, t: int, s: int) -> Float[Tensor, "#b #h 1 s"]:
-    """Row `i` of a bias; by offset, key j of query i is in column j - i + t - 1."""
+    """Row `i` of a bias; in a bias by offset, key j of query i has column j - i + t - 1."""
     if bias.ndim == 2:
         return bias[None, :, None, t - 1 - i : t - 1 - i + s]
     return _row(bias, i, s)
 
 
 def _row(array: Tensor, i: int, s: int) -> Tensor:
-    """Row `i` of something that broadcasts to (b h t s), with all its keys."""
+    """Row `i` of an array that broadcasts to (b h t s), with all keys."""
     array = array[(None,) * (4 - array.ndim)]
     row = array if array.shape[2] == 1 else array[:, :, i : i + 1]
     return row.expand(*row.shape[:3], s)
 
 
 def _mask_row(taps: GroupTaps, i: int, t: int, s: int) -> Tensor | None:
-    """The keys that query `i` may look at.  Includes causality, since a single query would count as the last one."""
+    """The keys that query `i` may attend to, also causally: a single query would otherwise count as the last one."""
     visible = None if taps.mask is None else _row(taps.mask, i, s)
     if taps.causal:
         past = torch.arange(s, device=taps.k.device) <= i + s - t

@@ -1,11 +1,11 @@
-"""Still figures (PNG, SVG, PDF) for papers and pages, by matplotlib.
+"""Static figures (PNG, SVG, PDF) for papers and pages, with matplotlib.
 
-results(measured, path)      one row per mechanism, beside floors and ceiling
-lines(panels, path)          scores over an axis (examples, heads, steps, ...), with seeds' standard errors
-heat(panels, path)           matrices with named rows and columns: similarities, codes, what zeroing a head costs
+results(measured, path)      one row per mechanism, with floors and ceiling
+lines(panels, path)          scores along an axis (examples, heads, steps, ...), with standard errors over seeds
+heat(panels, path)           matrices with named rows and columns: similarities, codes, drops of zeroed heads
 code_maps(panels, path)      two-dimensional maps of codes
 
-They take measured values and compute only means and standard errors.
+They take measured values, and compute only means and standard errors.
 """
 
 import pathlib
@@ -22,7 +22,7 @@ INK, FAINT = "#24292f", "#6e7781"
 COLOURS = {"Softmax": "#0072b2", "Linear": "#d98c00", "HYLA": "#009e73"}
 SPARE = ("#cc5f9f", "#d55e00", "#56a5d9", "#8a6fc4", "#7a4b2a", "#24292f", "#8f9a00", "#a8123e", "#12d6c5", "#5b3a8c")
 MARKERS = ("o", "s", "D", "^", "P", "v", "*")
-MARKS = {"HYLA": "o", "Softmax": "s", "Linear": "D"}  # as in the report
+MARKS = {"HYLA": "o", "Softmax": "s", "Linear": "D"}  # the same as in the report
 LINES = {"Gaussian process": "--", "Exact ceiling": ":", "Mixture": "-"}
 DASHES = ("-.", (0, (1, 1)), (0, (6, 2, 1, 2, 1, 2)), (0, (8, 3)))
 Number = int | float
@@ -41,11 +41,11 @@ def results(
     title: str = "",
     score: str = "",
 ) -> pathlib.Path:
-    """One row per mechanism: a dot per seed and their mean, best on top; floors and ceiling are vertical lines.
+    """One row per mechanism, best first: a dot per seed, and the mean.  Floors and ceiling are vertical lines.
 
-    `measured`: label -> the scores of its seeds.  `errors`: label -> standard error, drawn as given; otherwise that
-    over seeds is drawn where there are several.  `floors`: name -> score ("Gaussian process" dashed, "Exact ceiling"
-    dotted).  `score`: the whole name of the axis, for another split.
+    `measured`: label -> the scores of its seeds.  `errors`: label -> standard error; by default the standard error over
+    several seeds.  `floors`: name -> score ("Gaussian process" is dashed, "Exact ceiling" dotted).  `score`: the whole
+    label of the axis, for another split.
 
     >>> results({"HYLA": [0.76, 0.78], "Softmax": [0.71, 0.69]}, "results.svg", floors={"Gaussian process": 0.78})
     """
@@ -79,11 +79,11 @@ def lines(
     limits: tuple[Number | None, Number | None] = (None, None),
     columns: int = 3,
 ) -> pathlib.Path:
-    """Panels side by side: (title, series, floors).  The vertical axis is shared, the legend too.
+    """Panels side by side: (title, series, floors).  They share the y axis and the legend.
 
-    A series is {x: scores of the seeds}: a line through the means, the standard error where there are several seeds,
-    and a dot for each of them.  A floor (or ceiling) is one number, a horizontal line, or {x: number}, a step around
-    each x.  `limits` of the vertical axis: None leaves an end to the values.  `x_label`: one for all panels, or each.
+    A series is {x: scores of the seeds}: a line through the means, and for several seeds the standard error and a dot
+    per seed.  A floor (or ceiling) is a number, drawn as a horizontal line, or {x: number}, drawn as a step around each
+    x.  `limits` of the y axis: None is chosen from the values.  `x_label`: one for all panels, or each.
 
     >>> held_out = {"HYLA": {16: [0.61, 0.66], 32: [0.79, 0.76]}, "Softmax": {16: [0.5, 0.4], 32: [0.6, 0.7]}}
     >>> floors = {"Gaussian process": {16: 0.50, 32: 0.79}, "Exact ceiling": 1.0}
@@ -121,10 +121,10 @@ def lines(
 
 
 def _logarithmic(axes: Any, xs: Sequence[Number]) -> None:
-    axes.set_xscale("log", subs=(2, 5) if max(xs) < 100 * min(xs) else ())  # few markers: there is room for a name
+    axes.set_xscale("log", subs=(2, 5) if max(xs) < 100 * min(xs) else ())  # few decades: room for labels
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("{x:g}")
-    if len(xs) == 1:  # matplotlib cannot scale an axis with a single place
+    if len(xs) == 1:  # matplotlib cannot scale an axis with a single x
         axes.set_xlim(xs[0] / 2, xs[0] * 2)
 
 
@@ -139,12 +139,12 @@ def heat(
     grouped: bool = True,
     picture: tuple[Float[Array, "height width 3"], int, int] | None = None,
 ) -> pathlib.Path:
-    """Matrices side by side on one scale of colours: (title, values, names of rows, names of columns).
+    """Matrices side by side on one colour scale: (title, values, row names, column names).
 
-    Equal names next to each other are one group, if `grouped`: named once, with a line to the next group.  NaN is an
-    empty cell.  `picture`: an image in front, and its rows and columns of patches, which are numbered.
-    `limits` default to the values' own; where they have both signs, 0 is white and both ends are as far from it.
-    `label` names the scale; `numbers` writes the values into matrices of up to 16 by 16.
+    `grouped`: adjacent equal names form a group with one label, and a line separates groups.  NaN is an empty cell.
+    `picture`: an image as the first panel, with its numbers of rows and columns of patches; patches are numbered.
+    `limits`: default to the range of the values; with both signs, 0 is white and the limits are symmetric.
+    `label`: the name of the scale.  `numbers`: writes the values into matrices of up to 16 by 16.
 
     >>> classes, matrix = similarity(codes, labels)
     >>> names = [class_name(task, "rule", int(label)) for label in classes]
@@ -166,7 +166,7 @@ def heat(
         _names(axes.yaxis, axes.axhline, rows, grouped)
         _names(axes.xaxis, axes.axvline, names, grouped)
         axes.spines[:].set_visible(False)
-        axes.set_facecolor("#d0d4d9")  # an empty cell, never white, which is 0
+        axes.set_facecolor("#d0d4d9")  # an empty cell; white would mean 0
         axes.set_title(title, fontsize=9, color=INK)
         if numbers and max(values.shape) <= 16:
             _numbers(axes, values, image)
@@ -197,7 +197,7 @@ def code_maps(
 ) -> pathlib.Path:
     """Maps of codes side by side: (title, points, values).  Integer values are classes, other values a colour scale.
 
-    `names`: by panel title, what to call its classes, in a legend under the panel.
+    `names`: panel title -> names of its classes, for a legend below the panel.
 
     >>> code_maps([("by target", embed(codes), targets), ("by term 1", embed(codes), terms[:, 0])], "codes.png")
     """
@@ -220,7 +220,7 @@ def code_maps(
 
 
 def _classes(axes: Any, points: Array, values: Array, names: Mapping[int, str]) -> None:
-    """Six colours times seven markers: no class rests on colour alone."""
+    """Draw classes with six colours times seven markers, so that no class depends on colour alone."""
     colours = (*COLOURS.values(), *SPARE[:3])
     for value in np.unique(values):
         mine = points[values == value]
@@ -233,7 +233,7 @@ def _classes(axes: Any, points: Array, values: Array, names: Mapping[int, str]) 
 
 
 def _line(axes: Any, points: Mapping[Number, Sequence[Number]], label: str, style: tuple[str, str]) -> None:
-    """The mean and standard error at each x; several values at one x are also drawn as dots."""
+    """Draw the mean and standard error at each x; several values at one x also appear as dots."""
     colour, marker = style
     xs = sorted(points)
     values = [np.asarray(points[x], float) for x in xs]
@@ -252,7 +252,7 @@ def _line(axes: Any, points: Mapping[Number, Sequence[Number]], label: str, styl
 def _level(
     axes: Any, level: Number | Mapping[Number, Number], xs: Sequence[Number], name: str, dash: Any, log: bool
 ) -> None:
-    """A floor or ceiling: one line across, or a step around each x that reaches half-way to the next."""
+    """Draw a floor or ceiling: a horizontal line, or a step around each x that reaches half-way to the next x."""
     look = {"color": FAINT, "lw": 1.2, "ls": dash, "zorder": 1}
     if not isinstance(level, Mapping) or len(xs) == 1:
         axes.axhline(level[xs[0]] if isinstance(level, Mapping) else level, label=name, **look)
@@ -267,7 +267,7 @@ def _level(
 
 
 def _legend(figure: Any, grid: Sequence[Any], order: Sequence[str], columns: int) -> None:
-    """All labels once, under the panels."""
+    """Draw one legend with all labels below the panels."""
     found: dict[str, Any] = {}
     for axes in grid:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -282,14 +282,14 @@ def _dash(name: str, names: Sequence[str]) -> Any:
 
 
 def _extent(matrices: Sequence[Array]) -> tuple[float, float]:
-    """Smallest and largest finite value; symmetric about 0 where both signs occur."""
+    """The smallest and largest finite value; symmetric about 0 if both signs occur."""
     every = np.concatenate([values[np.isfinite(values)].ravel() for values in matrices])
     low, high = (float(every.min()), float(every.max())) if len(every) else (0.0, 1.0)
     return (-max(-low, high), max(-low, high)) if low < 0 < high else (low, high)
 
 
 def _groups(names: Sequence[str], grouped: bool) -> list[tuple[str, int, int]]:
-    """(name, first, last) of equal names in a row."""
+    """(name, first index, last index) of each run of equal names."""
     found: list[tuple[str, int, int]] = []
     for i, name in enumerate(names):
         if grouped and found and found[-1][0] == name:
@@ -300,7 +300,7 @@ def _groups(names: Sequence[str], grouped: bool) -> list[tuple[str, int, int]]:
 
 
 def _names(axis: Any, line: Any, names: Sequence[str], grouped: bool) -> None:
-    """One tick per group of equal names, a white line between two groups where there are any."""
+    """One tick per group of equal names, and white lines between groups."""
     groups = _groups(names, grouped)
     axis.set_ticks([(first + last) / 2 for _, first, last in groups], [name for name, _, _ in groups])
     upright = axis.axis_name == "x" and max(len(name) for name, _, _ in groups) > 3
@@ -311,7 +311,7 @@ def _names(axis: Any, line: Any, names: Sequence[str], grouped: bool) -> None:
 
 
 def _patches(axes: Any, pixels: Array, rows: int, columns: int) -> None:
-    """An image with its patches numbered from 1, row by row."""
+    """Draw an image with its patches numbered from 1, row by row."""
     axes.imshow(pixels, extent=(0, columns, rows, 0), interpolation="nearest")
     axes.set_xticks(range(columns + 1), [""] * (columns + 1))
     axes.set_yticks(range(rows + 1), [""] * (rows + 1))
@@ -324,20 +324,20 @@ def _patches(axes: Any, pixels: Array, rows: int, columns: int) -> None:
 
 
 def _numbers(axes: Any, values: Array, image: Any) -> None:
-    """The values in their cells, dark on light cells and light on dark ones."""
+    """Write the values into their cells, dark on light cells and light on dark cells."""
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             red, green, blue, _ = image.cmap(image.norm(value))
             ink = INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
             text = f"{round(value, 2) + 0.0:.2f}".replace("0.", ".", 1).replace("-", "−")  # no minus zero
             written = axes.text(column, row, text, ha="center", va="center", fontsize=6, color=ink)
-            written.set_in_layout(False)  # text inside the axes; measuring it would take most of the time
+            written.set_in_layout(False)  # the text is inside the axes; measuring it would be slow
 
 
 def _name_floors(axes: Any, floors: Mapping[str, float]) -> None:
-    """The names above their lines, each as low as possible without overlap."""
+    """Write the names above their lines, each as low as possible without overlap."""
     left, right = axes.get_xlim()
-    wide = (right - left) / 70  # roughly the width of a letter
+    wide = (right - left) / 70  # approximate width of a letter
     levels: list[float] = []  # where the last name of each level ends
     for name, value in sorted(floors.items(), key=lambda pair: pair[1]):
         start = value - wide * len(name) / 2
@@ -348,7 +348,7 @@ def _name_floors(axes: Any, floors: Mapping[str, float]) -> None:
 
 
 def _style(label: str, labels: Sequence[str]) -> tuple[str, str]:
-    """A mechanism has one colour and marker in all figures; its unmodified variant, or the first, has them."""
+    """The style of a label: a mechanism's own colour and marker go to its unmodified variant, or to its first."""
     place, name = labels.index(label), label.partition(" ")[0]
     kin = [other for other in labels if other.partition(" ")[0] == name]
     if name in COLOURS and label == (name if name in kin else kin[0]):
@@ -358,7 +358,7 @@ def _style(label: str, labels: Sequence[str]) -> tuple[str, str]:
 
 def _figure(width: float, height: float) -> Any:
     with optional("figures", "polyhead[report]"):
-        from matplotlib.figure import Figure  # not pyplot: no global state, no display
+        from matplotlib.figure import Figure  # without pyplot: no global state, no display
 
     return Figure(figsize=(width, height), layout="constrained")
 
@@ -383,7 +383,7 @@ def _grid(rows: int, columns: int, size: Size = (2.4, 2.3), *, sharey: bool = Fa
 
 
 def _save(figure: Any, path: str | pathlib.Path) -> pathlib.Path:
-    """Save in the format that the suffix of `path` names.  Equal figures give equal files: no date, fixed SVG ids."""
+    """Save in the format of the suffix of `path`.  Equal figures give equal files: no date, fixed SVG ids."""
     from matplotlib import rc_context
 
     (path := pathlib.Path(path)).parent.mkdir(parents=True, exist_ok=True)

@@ -22,11 +22,11 @@ METHODS = ("tsne", "pca")
 def embed(
     codes: Float[Tensor, "b h"] | Float[Array, "b h"], method: str = "tsne", seed: int = 0, *, perplexity: float = 30.0
 ) -> Float[Array, "b 2"]:
-    """Two coordinates per code.
+    """A map of codes: two coordinates (b 2) per code.
 
-    `pca`: the two directions of largest variance.  `tsne`: Barnes-Hut t-SNE started from them (van der Maaten &
-    Hinton 2008); `perplexity` is cut to (b - 1) / 3 when there are few codes.  Runs on one thread, so equal inputs
-    give equal maps. ValueError: fewer than 4 codes, codes that are not finite, an unknown method.
+    `pca`: the two directions of largest variance.  `tsne`: Barnes-Hut t-SNE initialised with them (van der Maaten &
+    Hinton 2008); `perplexity` is at most (b - 1) / 3.  It runs on one thread, so equal inputs give equal maps.  Raises
+    ValueError for fewer than 4 codes, codes that are not finite, and an unknown method.
     """
     x = _checked(codes, "embed")
     if len(x) < 4:
@@ -37,7 +37,7 @@ def embed(
         from sklearn.manifold import TSNE
         from threadpoolctl import threadpool_limits
 
-    if x.shape[1] < 2:  # one head: its code has one dimension only
+    if x.shape[1] < 2:  # a single head: the code has one dimension
         x = np.concatenate([x, np.zeros_like(x)], axis=1)
     flat = np.allclose(x, x[0], rtol=0, atol=1e-12 * max(1.0, float(np.abs(x).max())))
     if flat:  # no variance: every code maps to one point
@@ -88,11 +88,11 @@ def purity(
     *,
     neighbours: int = 10,
 ) -> tuple[float, float]:
-    """Whether codes of one class lie together: the share of each code's nearest `neighbours` that have its label, on
-    average, and what that share would be if labels were dealt at random, sum_c n_c (n_c - 1) / (n (n - 1)).
+    """Whether codes of one class are close together: the purity and its chance level.
 
-    Distances are Euclidean.  Codes at equal distance share the remaining `neighbours` places, so that identical codes
-    score exactly the chance level.
+    The purity is the mean share of each code's nearest `neighbours` with the same label.  The chance level is the
+    purity under random labels, sum_c n_c (n_c - 1) / (n (n - 1)).  Distances are Euclidean.  Codes at equal distance
+    share the remaining `neighbours` places, so identical codes score exactly the chance level.
 
     >>> purity(np.array([[0.0], [0.1], [5.0], [5.1]]), np.array([0, 0, 1, 1]), neighbours=1)
     (1.0, 0.3333333333333333)

@@ -17,11 +17,11 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def targets(batch: Batch) -> dict[str, Array]:
-    """The labels (b) that a batch offers, by name.
+    """The labels (b) of a batch, by name.
 
     Only integer latents are labels.  `terms` (b k) becomes "term 1", "term 2", ...; a latent (b,) keeps its name.
     `query_rules` (b m) becomes "rule", the rule of the last token.  It replaces `rules`, whose order in a sorted
-    multiset says nothing about a token.  The target of the last token, if it is a class, becomes "target value".
+    multiset carries no information about a token.  An integer target of the last token becomes "target value".
     """
     found: dict[str, Array] = {}
     for name, value in batch.latents.items():
@@ -60,10 +60,10 @@ def class_name(task: Task, target: str, label: int) -> str:
 
 
 def views(task: Task) -> dict[str, tuple[Task, Pairs]]:
-    """The ways to look at the last token's code: by name, the task to draw from and the (query, key) pairs.
+    """The views of the last token's code: name -> the task to draw from, and the (query, key) pairs.
 
-    "self" uses the task as it is.  SRAVEN's "last_row" (the definition of the original code) uses the task without
-    permutation, as there, because only then do its tokens belong to one feature.
+    "self" uses the task unchanged.  SRAVEN's "last_row" (the definition of the original code) uses the task without
+    permutation, because only then do its tokens belong to one feature.
 
     >>> task, pairs = views(tasks.Sraven())["last_row"]
     >>> task.permuted, pairs
@@ -73,10 +73,10 @@ def views(task: Task) -> dict[str, tuple[Task, Pairs]]:
 
 
 def unpermuted(task: Task) -> Task:
-    """The task with `permuted=False` where it has such a field."""
+    """The task with `permuted=False`, if it has this field."""
     return with_field(task, "permuted", False)
 
 
 def with_field(task: Task, name: str, value: Any) -> Any:
-    """The task with one field changed, or as it is if it has no such field."""
+    """The task with one field changed, or unchanged if it does not have the field."""
     return dataclasses.replace(task, **{name: value}) if name in {f.name for f in dataclasses.fields(task)} else task

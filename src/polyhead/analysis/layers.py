@@ -23,7 +23,7 @@ def probe_layers(
     *,
     test: float = 0.5,
 ) -> list[dict[str, Any]]:
-    """Probe the code of chosen pairs for labels that you give, layer by layer.
+    """Probe the code of chosen pairs for given labels, layer by layer.
 
     `taps`: the result of `capture` for each batch.  `labels`: for each batch one label per sequence (b), or (b n) where
     the indices are n pairs; below 0 means no label.  The probe is fitted on the first sequences and scored on the last
@@ -33,7 +33,7 @@ def probe_layers(
     >>> answers = [(batch.targets[:, -1, 0] > 0.5).long() for batch in batches]
     >>> rows = probe_layers((capture(model, batch) for batch in batches), answers, -1, -1)
 
-    ValueError: batches of unlike layers, labels of another shape than their codes, and whatever `probe` refuses.
+    Raises ValueError for batches with different layers, labels of another shape than their codes, and as `probe`.
     """
     if not 0 < test < 1:
         raise ValueError(f"probe_layers: test must be a share between 0 and 1 but is {test}")

@@ -6,8 +6,8 @@ training tasks, scored by F1 on unseen tasks.  The paper leaves averaging, regul
 the macro average, the classifier is scikit-learn's default (L2 with C = 1) on standardised codes.
 
 The null of a probe is the same probe, fitted on permuted labels.  A code without information about the task has that
-score.  Random guesses by the labels' frequencies are no null: a classifier without information always predicts the most
-frequent class, and scores lower.
+score.  Random guesses by the labels' frequencies are not a valid null: a classifier without information always predicts
+the most frequent class, and scores lower.
 """
 
 import math
@@ -36,7 +36,7 @@ Index = Array | Tensor | slice | list[int]
 class Probe:
     """The outcome of one probe.
 
-    `f1`: macro F1 on the held-out part, over the classes that occur there.  `chance`: the same figure of the same
+    `f1`: macro F1 on the held-out part, over the classes that occur there.  `chance`: the same score of the same
     classifier when the labels that it is fitted on are permuted, the mean over permutations.  `n`: held-out items.
     `classes`: the classes averaged over.  `predictions`: the predicted labels of the held-out part, in order.
     """
@@ -89,7 +89,7 @@ def probe(
 
 
 def draws(task: Task, split: str, sequences: int, *, seed: int, purpose: str, device: Any = "cpu") -> Iterator[Batch]:
-    """`sequences` sequences of `split` in batches of at most 512, from a seed stream of their own."""
+    """`sequences` sequences of `split` in batches of at most 512, from a separate seed stream."""
     for step, start in enumerate(range(0, sequences, 512)):
         generator = torch.Generator(device).manual_seed(stream(seed, f"{task.name}/{split}/{purpose}", step))
         yield task.sample(split, min(512, sequences - start), generator)
@@ -107,8 +107,7 @@ def query_codes(
     query: Tensor | None = None,
     device: Any = "cpu",
 ) -> tuple[list[Float[Array, "b _"]], Batch]:
-    """The code of chosen pairs, per layer (b n h), the n pairs one after the other, each with the heads of all groups;
-    and the sequences it is from.
+    """The codes of n chosen pairs for each layer, (b n h) with the heads of all groups, and the sequences.
 
     `pairs`: (query, key) positions, or a name in `task.pairs`: "self" is the last token attending to itself.
     `query`: one token (c,) or () that replaces the last one of every sequence; the targets stay those of the old token.
@@ -140,19 +139,19 @@ def probe_run(
 
     Rows are {pairs, layer, target, query, f1, chance, n, classes}.
 
-    Fitted on `sequences` sequences of training tasks (split `iid`), scored on as many of unseen tasks
+    Fitted on `sequences` sequences of training tasks (split `iid`), scored on equally many of unseen tasks
     (`compositional`), from streams that neither training nor evaluation reads.  What varies from sequence to sequence,
     beside the task itself:
 
         query "varies"   context and query
-        query "alone"    the query: the inputs of the context are the same for all, as in the paper (fuzzy logic)
-        query "fixed"    the context: all share one query token; the figures are means over `queries` such probes
+        query "alone"    the query: all sequences have the same context inputs, as in the paper (fuzzy logic)
+        query "fixed"    the context: all sequences share one query token; scores are means over `queries` such probes
 
     The code depends on the query as well as on the task, so a linear probe finds more at one query than across all.  A
     task with a single query token (the zeros of SRAVEN) has one probe, called "fixed".  "chance" is the score of the
     same probe fitted on permuted labels.
 
-    pairs: every view of the task, see `analysis.labels.views`: "self", and SRAVEN's "last_row".
+    pairs: the name of a view, see `analysis.labels.views`: "self", and SRAVEN's "last_row".
 
     The terms of a fuzzy-logic task are sorted, so "term 1" and "term 2" have different priors and different sets of
     possible classes: compare each with its own chance level, not with each other.
@@ -174,7 +173,7 @@ def probe_model(
 ) -> list[dict[str, Any]]:
     """`probe_run` for a model in memory.
 
-    ValueError for a task without unseen combinations, or whose last token is no query, such as images.
+    Raises ValueError for a task without unseen combinations, or without a query token, such as images.
     """
     if why := unreadable(task):
         raise ValueError(f"probe: {why}, so there is no code to read")
@@ -231,9 +230,9 @@ def clusters(
     seed: int = 0,
     device: Any = "cpu",
 ) -> list[dict[str, Any]]:
-    """The purity of each code's neighbours, by layer and target: which target do clusters follow?
+    """The purity of each code's neighbours by layer and target: which target do clusters follow?
 
-    Rows are {pairs, layer, target, purity, chance, n}: see `analysis.purity`.  On SRAVEN this puts a number on "early
+    Rows are {pairs, layer, target, purity, chance, n}: see `analysis.purity`.  On SRAVEN this measures whether "early
     layers cluster by magnitude, late ones by rule" (Schug et al. 2024, figures 5A, 5B, A6): compare "target value" with
     "rule", each above its own chance.
     """

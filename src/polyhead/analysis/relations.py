@@ -2,9 +2,9 @@
 
     attention     the latent code of all pairs (h t s)
     relations     of relational and disentangled heads, act(q_rel . k_rel / sqrt(p)) of all pairs (r t s)
-    assignments   of symbolic attention, how much of each symbol a token takes, by head (s h n)
+    assignments   of symbolic attention, the weight of each symbol for a token, by head (s h n)
 
-They are recomputed from the taps of one forward pass of that input, so no layer keeps a t x s tensor.
+They are recomputed from the taps of one forward pass, so no layer stores a t x s tensor.
 """
 
 import inspect
@@ -26,7 +26,7 @@ Picture = tuple[Float[Array, "height width 3"], int, int]
 
 @dataclass(frozen=True)
 class GroupLook:
-    """One group of heads in one layer.  `relations` and `assignments` are None where it has none."""
+    """One group of heads in one layer.  `relations` and `assignments` are None if the group has none."""
 
     kind: str  # "softmax", "relational", ...
     attention: Float[Array, "h t s"]
@@ -36,7 +36,7 @@ class GroupLook:
 
 @dataclass(frozen=True)
 class LayerLook:
-    """One attention layer: `receivers` (t names) attend to `senders` (s names), group by group."""
+    """One attention layer: queries `receivers` (t names) attend to keys `senders` (s names), group by group."""
 
     name: str  # "layer 1"; in an encoder-decoder "encoder 1", "decoder 1", "cross 1"
     receivers: Names
@@ -53,10 +53,10 @@ def look(
     >>> layers[0].name, layers[0].groups[0].kind, layers[0].groups[0].attention.shape, layers[0].senders[:3]
     ('layer 1', 'hyla', (8, 32, 32), ('1', '2', '3'))
 
-    An encoder-decoder gives the layers of its encoder, then self- and cross-attention of each layer in turn.  `task`
-    names its tokens: the characters of maths, the cards of SET.  Padding is left out: tokens that the batch masks and,
-    in a causal model, tokens after the last scored one.  A layer's number may be
-    negative.  ValueError: a model without attention to show, or a sample or layer that is not there.
+    An encoder-decoder gives the layers of its encoder, then self- and cross-attention of each decoder layer.  `task`
+    gives names to tokens, such as the characters of maths or the cards of SET.  Padding is omitted: tokens that the
+    batch masks and, in a causal model, tokens after the last scored one.  `layer` may be negative.  Raises ValueError
+    for a model without attention, and for a sample or layer that does not exist.
     """
     if "taps" not in inspect.signature(model.forward).parameters:
         raise ValueError(f"look: a model with attention was wanted but a {type(model).__name__} came, without taps")
@@ -70,7 +70,7 @@ def look(
 def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | None:
     """The image whose patches are the tokens, with colours from 0 to 1, and its numbers of rows and columns of patches.
 
-    None for a model that reads no images.  Patch number n (from 1, row by row) is token n.
+    None for a model that does not read images.  Patch n (from 1, row by row) is token n.
     """
     settings: Any = getattr(model, "config", None)
     for end, inputs in ((_end(settings), batch.inputs), (_end(getattr(settings, "encoder", None)), batch.source)):

@@ -1,9 +1,9 @@
 """Does the latent code specify the operation?  The code of one sequence replaces that of another in a forward pass.
 
 Two sequences have the same inputs and different rules.  In one layer the code of the last token, (h s) numbers, is
-replaced by the code of the other sequence.  Values, weights and all else stay.  If the code specifies the
-operation, as Schug et al. propose (2024, "Attention as a hypernetwork", section 2.3), the output then follows the rule
-of the other sequence.  Three controls: the code of a third sequence, the same code with its heads in another order, 0.
+replaced by the code of the other sequence.  Values and weights do not change.  If the code specifies the operation, as
+Schug et al. propose (2024, "Attention as a hypernetwork", section 2.3), the output then follows the rule of the other
+sequence.  There are three controls: the code of a third sequence, the same code with permuted heads, and a zero code.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def swap_codes(
 ) -> list[dict[str, float | str]]:
     """The task's metric against the rule of the sequence itself and against the donor's, one row for each of `CODES`.
 
-    Rows are {code, own, donor, own_se, donor_se, n}, all of the same `pairs` pairs of sequences, drawn by
+    Rows are {code, own, donor, own_se, donor_se, n}, all for the same `pairs` pairs of sequences, drawn by
     `task.contrasts` from a stream that neither training nor evaluation reads.  ValueError for a task without such
     pairs, and for heads whose output is not a function of code and values.
 
@@ -76,7 +76,7 @@ def swap_codes(
 
 @contextlib.contextmanager
 def replaced(model: Transformer, layer: int, rows: Sequence[Tensor]) -> Iterator[None]:
-    """A context in which the last token of `layer` has these codes, (b h s) for each group of heads."""
+    """A context in which the last token of `layer` has the codes `rows`, (b h s) for each group of heads."""
     groups = _groups(model, layer)
     before = [(group.attend, group.functions) for group in groups]
     try:

@@ -1,4 +1,4 @@
-"""The value network: what a layer computes for one query-key pair, with its weights written by the latent code.
+"""The value network: the function that a layer applies for one query-key pair; the latent code sets its weights.
 
 Schug et al. 2024, with a_h the code of the pair and x the key's input:
 
@@ -6,10 +6,10 @@ Schug et al. 2024, with a_h the code of the pair and x the key's input:
     HYLA (eq. 6-7):              (sum_h a_h W_out_h) act((sum_h a_h W_value_h) x)                    two
     HYLA, deep (eq. 10):         (sum_h a_h W_out_h) act((sum_h a_h W'_h) act((sum_h a_h W_value_h) x))   three
 
-    any other:                   as softmax, if the output is the sum of codes times values
+    any other:                   as softmax, if the output is the sum of code times value
 
-Linear attention with `act` on its values cannot merge its two maps: [W_value_h stacked over heads], then [a_h W_out_h
-side by side], with `act` between.  Heads that share a value head read the same W_value.
+For linear attention with `act` on its values the two maps cannot be merged: [W_value_h stacked over heads], then `act`,
+then [a_h W_out_h concatenated].  Heads with a shared value head use the same W_value.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from polyhead.ops.latent_code import act as activation, retrieve
 
 
 class ValueNetwork(list[Tensor]):
-    """The matrices [out, in] in order of application, with what stands between them.
+    """The matrices [out, in] in order of application, with biases and activations.
 
     `biases`: one vector [out] per matrix, zero where the layer has none (the value bias enters as sum_h a_h b_h,
     through W_out where the two maps merge).  `act`: the function between matrices.  Calling it applies the network to
@@ -74,13 +74,13 @@ def value_network(taps: Taps, q_index: int, k_index: int, *, sample: int = 0, gr
 
 
 def _sums_codes(heads: GroupTaps) -> bool:
-    """Whether this output is the sum of codes times values, to rounding."""
+    """Whether the output equals the sum of code times value, up to rounding."""
     found, output = retrieve(heads.code(), heads.v), heads.output
     return bool((found - output).abs().max() <= 1e3 * torch.finfo(output.dtype).eps * output.abs().max())
 
 
 def _per_head(heads: GroupTaps) -> tuple[Float[Tensor, "h e _"], Float[Tensor, "h e"], Float[Tensor, "h m e"]]:
-    """The value map and bias each query head reads, and its output map."""
+    """The value map, bias and output map of each query head."""
     assert heads.w_value is not None
     assert heads.w_out is not None
     h, g = heads.w_out.shape[0], heads.w_value.shape[0]

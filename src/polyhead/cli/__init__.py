@@ -1,4 +1,4 @@
-"""The command line: verbs.py begins, a file for each larger verb, text.py prints."""
+"""The command line.  Start with verbs.py; larger verbs have their own files; text.py prints tables."""
 
 from polyhead.cli.verbs import main
 

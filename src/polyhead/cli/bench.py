@@ -15,10 +15,10 @@ from polyhead.cli.text import say, table
 
 @dataclass(frozen=True)
 class Bench:
-    """Time and peak memory of an op, forward and forward + backward, over t: every impl beside the reference.
+    """Time and peak memory of an op by t, forward and forward + backward: each implementation against the reference.
 
-    Beside them stock scaled-dot-product attention of the same shape (the anchor), torch.compile(reference), and for
-    relational the package dual-attention where it is installed.  Refuses to time an op whose parity is red.  Writes
+    Also stock scaled-dot-product attention of the same shape (the baseline), torch.compile(reference), and for
+    relational the package dual-attention if installed.  Refuses to time an op whose parity check fails.  Writes
     OP.json, OP-time and OP-memory (.png, .svg) to --out.
 
     >>> polyhead bench hyla
@@ -46,7 +46,7 @@ class Bench:
     threads: int = 1
     """On a CPU; their CPU times are summed."""
     fast_products: bool = True
-    """On a CPU, matrix products by oneDNN where it is faster and as exact, on all sides."""
+    """On a CPU, matrix products by oneDNN if it is faster and as exact, for everything that is timed."""
     repeats: int | None = None
     """Repetitions of each call (default: 3 on a CPU, 20 on a GPU); the table shows the fastest."""
     sides: tuple[str, ...] = ()
@@ -54,12 +54,12 @@ class Bench:
     compile: bool | None = None
     """Also time torch.compile(reference) (default: on a GPU)."""
     memory: float | None = None
-    """GiB that the reference may take (default: most of the free memory); it is skipped beyond."""
+    """GiB that the reference may use (default: most of the free memory); above, it is skipped."""
     out: Path = Path("runs/bench")
     """The folder for JSON and figures."""
 
     def __call__(self) -> int:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks; it looks when torch is imported
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler; read when torch is imported
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         from polyhead.timing import measure as bench
         from polyhead.timing.sides import Options
@@ -75,7 +75,7 @@ class Bench:
 
 
 class _Bar:
-    """A bar on a terminal, nothing elsewhere."""
+    """A progress bar on a terminal, nothing elsewhere."""
 
     def __init__(self, enabled: bool) -> None:
         from rich.console import Console
@@ -97,7 +97,7 @@ class _Bar:
 
 
 def show(result: dict[str, Any], out: Path) -> None:
-    """A table for each pass with a row per length and side, and the places of the files."""
+    """Print a table for each pass with a row per length and side, and the paths of the files."""
     options, where, gpu = result["options"], result["environment"], result["matrix_tflops"] is not None
     limits = "causal" if options["causal"] else "full"
     limits += f", window {options['window']}" if options["window"] else ""
@@ -117,7 +117,7 @@ def show(result: dict[str, Any], out: Path) -> None:
 
 
 def _cells(row: dict[str, Any], gpu: bool) -> dict[str, Any]:
-    """Strings, empty where nothing was measured."""
+    """The cells of a row as text, empty if nothing was measured."""
     done = "skipped" not in row
     seconds, memory = row.get("seconds", {}), row.get("memory", 0)
     over = {name: row.get(f"{name}_over") for name in ("reference", "stock")}

@@ -1,7 +1,7 @@
 """The verb completion: a script for bash, zsh or fish that completes `polyhead` and its arguments.
 
-A script holds plain words, since a shell would otherwise wait for Python at every tab.  So it knows the recipes and
-figures of the time when it was written.
+The script contains plain words, because starting Python at every tab would be slow.  So it knows the recipes and
+figures that existed when it was written.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ OF_RUNS = ("train", "sweep", "tune", "plan")
 
 
 def place(shell: str) -> tuple[pathlib.Path, str]:
-    """The path where `shell` looks for the script of a command, and the remaining step for the user."""
+    """The path where `shell` looks for a command's script, and the remaining step for the user."""
     home = pathlib.Path.home()
     if shell == "bash":
         data = pathlib.Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
@@ -37,8 +37,8 @@ def place(shell: str) -> tuple[pathlib.Path, str]:
 
 @dataclass(frozen=True)
 class Words:
-    """Words that may follow: `verbs`; for each verb its `options` and the `names` of its first argument; `values` of
-    options with few values."""
+    """The words to complete: `verbs`; for each verb its `options` and the `names` of its first argument; and the
+    `values` of options with few values."""
 
     verbs: tuple[str, ...]
     options: Mapping[str, tuple[str, ...]]
@@ -66,7 +66,7 @@ def words(verbs: Mapping[str, type]) -> Words:
 
 
 def _fields() -> tuple[str, ...]:
-    """The options that the fields of a run are: those of the run, of its training, of a transformer, of all tasks."""
+    """The options for the fields of a run, its training, a transformer, and all tasks."""
     from polyhead import tasks
     from polyhead.config import Run, Train, TransformerConfig
 
@@ -84,7 +84,7 @@ def _fields() -> tuple[str, ...]:
 
 
 def _flags(kind: type) -> tuple[str, ...]:
-    """The options of a verb: its fields without positional ones."""
+    """The options of a verb: its fields that are not positional."""
     hints = get_type_hints(kind, include_extras=True)
     found = []
     for field in dataclasses.fields(kind):
@@ -101,7 +101,7 @@ def _dashed(name: str) -> str:
 
 # -------------------------------------------------------------------------------------------------------------- scripts
 def script(shell: str, verbs: Mapping[str, type]) -> str:
-    """The script for `shell`.  ValueError: another shell."""
+    """The script for `shell`.  Raises ValueError for an unknown shell."""
     return SHELLS[one_of("polyhead completion", "shell", shell, SHELLS)](words(verbs))
 
 
@@ -110,7 +110,7 @@ def _cases(table: Mapping[str, Iterable[str]], name: str) -> str:
 
 
 def _choose(known: Words) -> str:
-    """For bash and zsh: `offered` words at word number `place`, from the words before it."""
+    """Code for bash and zsh that sets `offered`, the words for position `place`, from the words before it."""
     return f"""\
     case "$before" in
 {_cases(known.values, "offered")}

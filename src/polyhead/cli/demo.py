@@ -1,4 +1,4 @@
-"""`polyhead demo`: a race on a relational game, then fuzzy logic at the paper's setting; one report on both."""
+"""`polyhead demo`: a race on a relational game, then fuzzy logic with the paper's settings; one report on both."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from polyhead.config import Run
 
 START, SCORING = 6.0, 1.1
-"""Seconds until a worker trains; the share of time for scores, beside the steps."""
+"""Seconds until a worker trains; the time for evaluation as a share of the time for steps."""
 
 RACE = """\
 1 of 2, about {minutes}: is a shape between two of its kind?  Training shows pentominoes, the unseen shapes are
@@ -28,9 +28,9 @@ combinations of known terms are held out.  Watch known and unseen combinations: 
 
 @dataclass(frozen=True)
 class Demo:
-    """Train dual attention, HYLA and softmax heads on two tasks, watch what they do with what is new, write the report.
+    """Train dual attention, HYLA and softmax heads on two tasks, watch their scores on unseen data, write a report.
 
-    It first estimates how long it takes on this machine.  After an interruption, run it again to resume.
+    It first estimates the time on this machine.  After an interruption, run it again to resume.
 
     >>> polyhead demo
     >>> polyhead demo --seed 1 --folder runs/second --workers 1
@@ -77,18 +77,18 @@ class Demo:
 
 
 UNSEEN = ("novel_hexominoes", "compositional")
-"""The split of each part that shows something new."""
+"""The split with unseen data, for each part."""
 NAMES = {
     "iid": "known",
     "compositional": "unseen combinations",
     "novel_hexominoes": "unseen shapes: hexominoes",
     "novel_stripes": "unseen shapes: stripes",
 }
-"""The names of its splits for a reader."""
+"""Labels of splits, for each part."""
 
 
 def minutes(runs: "Sequence[Run]", workers: int | None) -> str:
-    """Minutes that the runs take on this machine, from timed steps of each model."""
+    """The estimated minutes of the runs on this machine, from timed steps of each model."""
     each = {str(run.model): step_seconds(run) for run in reversed(runs)}
     free = [0.0] * max(1, workers or os.cpu_count() or 1)
     for run in runs:

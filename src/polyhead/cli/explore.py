@@ -1,4 +1,4 @@
-"""`polyhead explore MODEL --text "..."`: the page on which one explores a text as a model reads it."""
+"""`polyhead explore MODEL --text "..."`: a page for exploring how a model reads a text."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +11,9 @@ from polyhead.cli.output import emit
 
 @dataclass(frozen=True)
 class Explore:
-    """Write one self-contained HTML page on a text: point at a token, see its latent code and which tokens it reads.
+    """Write one self-contained HTML page on a text: point at a token to see its latent codes and the tokens it reads.
 
-    MODEL is a run folder of a language model, or a folder that holds a causal model of Hugging Face and its tokenizer.
+    MODEL is a run folder of a language model, or a folder with a causal model of Hugging Face and its tokenizer.
     The first 512 tokens of the text are shown.
 
     >>> polyhead explore runs/language-hyla-0 --text "def add(a, b):"

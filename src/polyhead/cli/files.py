@@ -1,4 +1,4 @@
-"""Configuration files: a run, or changes to a recipe; and groups of heads in one word."""
+"""Configuration files: a run, or changes to a recipe; and groups of heads written as one word."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ SUFFIXES = (".json", ".yaml", ".yml")
 
 
 def read(path: str, recipe: Callable[[str], Sequence["Run"]]) -> "Run":
-    """The run in a file.  One with `recipe` begins as the run of that name, and says what differs.
+    """The run in a file.  A file with `recipe` starts from that recipe and lists the changed fields.
 
     Raises ValueError for a recipe of several runs, and for unknown fields.
     """
@@ -39,7 +39,7 @@ def read(path: str, recipe: Callable[[str], Sequence["Run"]]) -> "Run":
 
 
 def _changed(base: object, given: object) -> object:
-    """`base` with the fields in `given`; an object of another kind, a list or a number replaces the old value."""
+    """`base` with the fields in `given`.  An object of another kind, a list or a number replaces the old value."""
     if not isinstance(base, dict) or not isinstance(given, dict) or given.get("kind", base["kind"]) != base["kind"]:
         return given
     return {**base, **{name: _changed(base.get(name), one) for name, one in given.items()}}
@@ -66,7 +66,7 @@ def heads(text: str, who: str) -> "tuple[Mechanism, ...]":
 
 
 def values(run: "Run") -> object:
-    """A run as a file has it."""
+    """A run as the values of a configuration file."""
     from polyhead.config import to_dict
 
     return _lists(to_dict(run))
@@ -80,7 +80,7 @@ def _lists(value: object) -> object:
 
 
 def write(run: "Run") -> None:
-    """Print a run as a file that `polyhead train` reads, with every field that may be changed."""
+    """Print a run as a file for `polyhead train`, with every field that may be changed."""
     import yaml
 
     yaml.safe_dump(values(run), sys.stdout, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)

@@ -14,7 +14,7 @@ import tyro
 class Generate:
     """Continue a text with a trained language model; new text appears token by token after the prompt.
 
-    An empty prompt begins a document.  Ctrl-C stops it.
+    With an empty prompt it starts a new document.  Ctrl-C stops it.
 
     >>> polyhead generate runs/language-hyla-1a2b3c4d5e6f --prompt "def main("
     >>> polyhead generate runs/language-hyla-1a2b3c4d5e6f --prompt-file begun.py --samples 3 --temperature 0.5
@@ -31,15 +31,15 @@ class Generate:
     temperature: float = 0.8
     """Divides the logits before sampling; 0 takes the most likely token."""
     top_k: int | None = None
-    """Sample from this many of the most likely tokens only."""
+    """Sample only from this many of the most likely tokens."""
     top_p: float | None = None
-    """Sample from the fewest most likely tokens whose probabilities sum to this share."""
+    """Sample from the smallest set of most likely tokens whose probabilities sum to this share."""
     stop: tuple[str, ...] = ()
-    """Strings that end the text; \\n and \\t are written so."""
+    """Strings that end the text; write a line end as \\n, a tab as \\t."""
     samples: int = 1
-    """Number of texts, one after the other."""
+    """Number of texts, one after another."""
     seed: int = 0
-    """Seed of the sampling."""
+    """Seed for sampling."""
     echo: bool = True
     """Also print the prompt."""
     device: str = "auto"
@@ -97,7 +97,7 @@ def check_run(run: Any) -> None:
 
 
 def show(pieces: Iterator[list[str | None]], prompt: str, samples: int) -> None:
-    """Print the text of each sample after `prompt`: of the first that has not ended as it comes, of others after it."""
+    """Print each sample's text after `prompt`, one sample after another; the current sample appears token by token."""
     waiting, now = [""] * samples, 0
     end: list[str | None] = [None] * samples
 
@@ -116,7 +116,7 @@ def show(pieces: Iterator[list[str | None]], prompt: str, samples: int) -> None:
 
 
 def _say(text: str) -> None:
-    """Print at once; on a terminal without what would steer it."""
+    """Print without buffering; on a terminal, without control characters."""
     if sys.stdout.isatty():
         text = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
     print(text, end="", flush=True)

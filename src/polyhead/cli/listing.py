@@ -1,4 +1,4 @@
-"""The verbs that show what there is: list, compare and table."""
+"""The verbs list, compare and table: show recipes, mechanisms, runs and their scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="
 
 @dataclass(frozen=True)
 class List:
-    """Show what there is: recipes, figures, tasks, mechanisms, impls, trained models, or the runs in a folder.
+    """List recipes, figures, tasks, mechanisms, impls, trained models, or the runs in a folder.
 
     >>> polyhead list recipes
     >>> polyhead list runs
@@ -32,7 +32,7 @@ class List:
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")] = ()
     """For runs: folders to search, at any depth (default: runs)."""
     dim: int | None = None
-    """For mechanisms: the model width of the figures (default: 128)."""
+    """For mechanisms: the model width for the numbers (default: 128)."""
     heads: int | None = None
     """For mechanisms: heads in a layer (default: 8)."""
     length: int | None = None
@@ -74,13 +74,13 @@ def _listed(what: str, rows: Sequence["Row"], legend: str) -> None:
 
 @dataclass(frozen=True)
 class Compare:
-    """Show in which settings runs differ, and their scores side by side; of two runs also the difference.
+    """Show the settings in which runs differ, and their scores side by side; for two runs also the difference.
 
     >>> polyhead compare runs/fuzzy-softmax-0a1b2c3d4e5f runs/fuzzy-hyla-1a2b3c4d5e6f
     """
 
     runs: Runs
-    """Two run folders, or more; a folder of runs stands for all of them."""
+    """At least two run folders; a folder of runs means all of them."""
 
     def __call__(self) -> int:
         from polyhead.cli.text import table
@@ -104,7 +104,7 @@ class Table:
     """
 
     runs: Runs
-    """Run folders, or folders that hold runs."""
+    """Run folders, or folders with runs."""
     format: str = "md"
     """md, csv, latex or json."""
     out: Path | None = None

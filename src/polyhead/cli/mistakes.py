@@ -1,4 +1,4 @@
-"""The boxed errors of the command-line library as one line."""
+"""Turns the boxed errors of the command-line library into one line."""
 
 import itertools
 import re
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 WORDS = {"INT": "an integer", "FLOAT": "a number", "{None}": "None"}
-"""The library's names of types, and ours."""
+"""The library's names of types -> ours."""
 
 
 @dataclass(frozen=True)

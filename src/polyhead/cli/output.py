@@ -1,4 +1,4 @@
-"""The output of a command: its result for a person, or with --json for a program; with --quiet no progress."""
+"""The output of a command: text, or JSON with --json; without progress with --quiet."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ _ASKED: set[str] = set()
 
 @contextlib.contextmanager
 def asked(flags: set[str]) -> Iterator[None]:
-    """Commands within it print as `flags` say; processes that they start are quiet, too."""
+    """A context in which commands print as `flags` say; processes that they start are also quiet."""
     before = os.environ.get(QUIET)
     _ASKED.update(flags)
     if "--quiet" in flags:
@@ -30,14 +30,14 @@ def asked(flags: set[str]) -> Iterator[None]:
 
 
 def taken(arguments: list[str]) -> set[str]:
-    """The flags of `FLAGS` among `arguments`, from which they are taken out."""
+    """Remove the flags of `FLAGS` from `arguments` and return them."""
     found = {word for word in arguments if word in FLAGS}
     arguments[:] = [word for word in arguments if word not in FLAGS]
     return found
 
 
 def emit(value: Callable[[], object], show: Callable[[], None]) -> None:
-    """Print a result: as JSON where --json was given, else as `show` does."""
+    """Print a result: as JSON with --json, else by `show`."""
     if "--json" in _ASKED:
         print(json.dumps(_plain(value()), indent=1, default=str))
     else:
@@ -45,7 +45,7 @@ def emit(value: Callable[[], object], show: Callable[[], None]) -> None:
 
 
 def _plain(value: object) -> object:
-    """Numbers that JSON lacks, infinite or not a number, are null."""
+    """`value` with null for infinite and NaN, which JSON does not have."""
     if isinstance(value, dict):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Arguments into dataclasses, by tyro; its boxed errors become one line."""
+"""Parses arguments into dataclasses with tyro; its boxed errors become one line."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ def help_text(kind: Any) -> str:
 
 
 def parse(kind: Callable[..., Parsed], arguments: list[str], prog: str, text: str, default: Any = None) -> Parsed:
-    """`arguments` as a `kind`; --help prints and leaves.  ValueError: one line."""
+    """`arguments` parsed as a `kind`; --help prints and exits.  Raises ValueError with one line."""
     options: dict[str, Any] = {"prog": prog, "description": text, "args": arguments}
     options |= {"config": (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)}
     options |= {} if default is None else {"default": default}

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Plan:
-    """Estimate memory, time of a step, days and the largest batch of a recipe on hardware you do not have.
+    """Estimate memory, time per step, days and the largest batch of a recipe on hardware you do not have.
 
-    RECIPE and its fields are as for train.  --devices N and --card NAME (h100, h200, a100, a100-40, l4, rtx4090, or
-    this: the GPU or processor here, on which one step is measured) say where, --parallel data or sharded how.
-    --hours H also gives the steps it reaches in that time.  --share S is the share of the peak that kernels reach, and
-    --link GB what a device sends in a second, if they are known.  --json prints everything.  Every run of a recipe is
-    planned, and the most expensive is shown.
+    RECIPE and its fields are as for train.  --devices N and --card NAME set the hardware (h100, h200, a100, a100-40,
+    l4, rtx4090, or this: the local GPU or processor, on which one step is measured); --parallel is data or sharded.
+    --hours H also gives the number of steps in that time.  --share S is the share of the peak that kernels reach, and
+    --link GB the gigabytes per second that a device sends, if known.  --json prints everything.  Every run of a recipe
+    is planned, and the most expensive is shown.
 
     >>> polyhead plan lm-hyla --devices 64 --card h100 --train.batch-size 512
     >>> polyhead plan fuzzy-hyla
@@ -63,7 +63,7 @@ def answer(runs: Sequence["Run"], asked: Any) -> int:
 
 
 def _planning() -> Any:
-    """The options of `plan`: the fields of a Run, and these.  Made on use, as a Run takes torch to import."""
+    """The options of `plan`: the fields of a Run, and these.  Made when used, because importing Run imports torch."""
     from polyhead.config import Run
 
     @dataclass(frozen=True)
@@ -71,15 +71,15 @@ def _planning() -> Any:
         run: Annotated[Run, tyro.conf.arg(name="")]
         devices: Annotated[int, tyro.conf.arg(help="how many")] = 1
         card: Annotated[str, tyro.conf.arg(help="h100, h200, a100, a100-40, l4, rtx4090 or this")] = "this"
-        hours: Annotated[float | None, tyro.conf.arg(help="also say how far the run gets in so long")] = None
-        share: Annotated[float | None, tyro.conf.arg(help="of the peak that kernels reach, where it is known")] = None
-        link: Annotated[float | None, tyro.conf.arg(help="GB a second that one device sends")] = None
+        hours: Annotated[float | None, tyro.conf.arg(help="also print the number of steps in this time")] = None
+        share: Annotated[float | None, tyro.conf.arg(help="share of the peak that kernels reach, if known")] = None
+        link: Annotated[float | None, tyro.conf.arg(help="GB per second that one device sends")] = None
 
     return Planning
 
 
 def alike(runs: Sequence["Run"]) -> list[list["Run"]]:
-    """Groups of runs with equal cost: those that differ in seed, name and rates only."""
+    """Groups of runs with equal cost: runs that differ only in seed, name and rates."""
     from polyhead.config import Decay, digest
 
     groups: dict[str, list[Run]] = {}
@@ -104,11 +104,11 @@ def several(plans: Sequence["Found"], groups: Sequence[Sequence["Run"]]) -> None
     ]
     table("Kinds of runs", rows)
     total = sum(one.hours * len(group) for one, group in zip(plans, groups, strict=True))
-    print(f"all {sum(map(len, groups))} runs, one after the other: {duration(total)}; the dearest:\n")
+    print(f"all {sum(map(len, groups))} runs, one after another: {duration(total)}; the most expensive:\n")
 
 
 def show(found: "Found", hours: float | None = None) -> None:
-    """The tables of one run, the verdict, what is assumed."""
+    """Print the tables of one run, the verdict and the assumptions."""
     where = f"{found.devices} x {found.card}" + (f", {found.parallel}" if found.devices > 1 else "")
     pieces = f" x {found.accumulate} pieces" if found.accumulate > 1 else ""
     size = (

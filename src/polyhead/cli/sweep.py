@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Sweep:
-    """Train many runs in parallel, here or on a cluster; show which are done, running, failed and waiting.
+    """Train many runs in parallel, on this machine or a cluster; show which are done, running, failed and waiting.
 
     RECIPE is as for train, or a grid file: {recipe: NAME, parameters: {FIELD: {values: [...]}}}.  A field with several
     values, separated by commas, is a grid.  After an interruption, run it again to resume.  Several machines with the
     same folder share the work.  A worker that dies is started again.
-    Runs lie in --folder (default: runs, or runs/reproduce/SCALE for a figure); --scale is a figure's;
-    --status only shows the table; --population trains runs of one architecture at once in one process.
+    Runs are in --folder (default: runs, or runs/reproduce/SCALE for a figure); --scale is for figures;
+    --status only shows the table; --population trains runs of one architecture together in one process.
 
     >>> polyhead sweep fuzzy-hyla --seed 0,1,2 --train.lr 1e-3,3e-3 --workers 2
     >>> polyhead sweep table-a1 --scale small --status
@@ -80,7 +80,7 @@ class Cluster:
     def engine(self) -> Any:
         """The engine that starts workers; None for this machine.  Raises ValueError."""
         if self.ray is not None and self.slurm:
-            raise ValueError("polyhead sweep: --ray and --slurm are two places but a sweep has one")
+            raise ValueError("polyhead sweep: --ray and --slurm exclude each other but both were given")
         slurm, shared = self._given("partition", "account", "minutes"), self._given("cpus", "gpus", "memory")
         if not self.slurm and slurm:
             raise ValueError(f"polyhead sweep: --{next(iter(slurm))} is for --slurm")
@@ -105,14 +105,14 @@ def _options() -> Any:
 
     @dataclass(frozen=True)
     class Options(base):
-        retries: Annotated[int, tyro.conf.arg(help="how often a worker that dies is started again")] = 2
+        retries: Annotated[int, tyro.conf.arg(help="most restarts of a worker that dies")] = 2
         cluster: Annotated[Cluster, tyro.conf.arg(name="")] = Cluster()
 
     return Options
 
 
 def side_by_side(runs: Sequence["Run"], folder: str, options: Any, population: bool) -> "Sequence[Result | Failure]":
-    """Train in worker processes, here or on a cluster, or all runs of one architecture at once."""
+    """Train in worker processes, here or on a cluster, or all runs of one architecture together."""
     engine = options.cluster.engine()
     if population:
         from polyhead.scale.population import training as together
@@ -132,7 +132,7 @@ def _flag(arguments: list[str], name: str) -> tuple[list[str], bool]:
 
 
 def grid(arguments: list[str]) -> list[list[str]]:
-    """All combinations of arguments whose values are separated by commas.
+    """All combinations of arguments that have several values, separated by commas.
 
     >>> grid(["--seed", "0,1", "--train.lr=1e-3,3e-3", "--again"])[1]
     ['--seed', '0', '--train.lr=3e-3', '--again']
@@ -145,7 +145,7 @@ def grid(arguments: list[str]) -> list[list[str]]:
 
 
 def grid_file(path: str) -> tuple[str, list[str]]:
-    """The recipe of a grid file and its parameters as arguments; any other file is a configuration of its own.
+    """The recipe of a grid file, and its parameters as arguments; any other file is a configuration itself.
 
     The parameters have the shape of a W&B grid: {train.lr: {values: [1e-3, 3e-3]}, seed: {value: 0}}.
     """
@@ -171,7 +171,7 @@ def grid_file(path: str) -> tuple[str, list[str]]:
 
 
 def _folder(recipe: str, scale: str | None) -> str:
-    """The folder of runs that name none; runs of a figure share that of `polyhead reproduce`."""
+    """The default folder of runs; runs of a figure share the folder of `polyhead reproduce`."""
     from polyhead.papers.recipes import STUDIES, default_scale
 
     return f"runs/reproduce/{scale or default_scale(recipe)}" if recipe in STUDIES else "runs"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from polyhead.config import Run, Task
 
-WIDTH = 120  # where the output is not a terminal
+WIDTH = 120  # if the output is not a terminal
 FIGURES = """\
 polyhead reproduce NAME trains and draws a figure; polyhead train NAME --help says how its runs are made.
 small, short, paper: runs at that --scale; core minutes: of all small runs, measured, and of short ones, by steps, in
@@ -30,7 +30,7 @@ Row = Mapping[str, Any]
 
 
 def say(text: str, code: int) -> int:
-    """One line on standard error; the exit code."""
+    """Print one line on standard error; return the exit code."""
     line = " ".join(text.split())
     print(line if line.startswith("polyhead") else f"polyhead: {line}", file=sys.stderr)
     return code
@@ -57,7 +57,7 @@ def _cell(value: Any) -> str:
 
 
 def scores(run: "Run", found: Mapping[str, Mapping[str, Row]], *, floors: bool = True, seed: int = 0) -> None:
-    """Print the metric of the task by run and split, over the floors and the ceiling that the task offers."""
+    """Print the task's metric by run and split, with the task's floors and ceiling."""
     metric = run.task.metric
     splits = list(dict.fromkeys(split for by_split in found.values() for split in by_split))
     rows = [{"": name, **{s: _score(by_split.get(s), metric) for s in splits}} for name, by_split in found.items()]
@@ -71,7 +71,7 @@ def scores(run: "Run", found: Mapping[str, Mapping[str, Row]], *, floors: bool =
 
 
 def _measured(score: Any) -> str:
-    """A floor or the ceiling; without an error where it is known exactly."""
+    """A floor or the ceiling as text; without an error if it is exact."""
     return f"{score.mean:.3f} ± {score.standard_error:.3f}" if score.count else f"{score.mean:.3f}"
 
 
@@ -80,7 +80,7 @@ def _score(row: Row | None, metric: str) -> str:
 
 
 def recipes() -> list[Row]:
-    """Those that stand for themselves, others' first; `families` has the others of ours."""
+    """Recipes of single runs, those of users first; `families` has the recipes of figures."""
     from polyhead.config.extensions import added
 
     ours = _listed()["recipes"]
@@ -89,12 +89,12 @@ def recipes() -> list[Row]:
 
 
 def families() -> list[Row]:
-    """The recipes of figures, a line for each paper or kind."""
+    """The recipes of figures, one row per paper or kind."""
     return _listed()["families"]
 
 
 def _listed() -> dict[str, list[Row]]:
-    """Of our recipes and figures: making their runs, or importing torch, would take seconds."""
+    """The stored list of our recipes and figures: making their runs, or importing torch, would take seconds."""
     found: dict[str, list[Row]] = json.loads(LISTED.read_text(encoding="utf-8"))
     return found
 
@@ -102,7 +102,7 @@ def _listed() -> dict[str, list[Row]]:
 def listed_now(figures: Collection[str] = ()) -> dict[str, list[Row]]:
     """The contents of recipes.json: `python -c "from polyhead.cli import text; text.write_listed()"` writes it.
 
-    `figures`: only these, since all of them have thousands of runs.
+    `figures`: only these, because all figures have thousands of runs.
     """
     from polyhead.papers.recipes import FAMILIES, RECIPES, STUDIES
 
@@ -127,7 +127,7 @@ def _recipe(name: str, function: object) -> Row:
 
 
 def figures() -> list[Row]:
-    """Those of the papers, with their costs."""
+    """The figures of the papers, with their costs."""
     return _listed()["figures"]
 
 
@@ -151,7 +151,7 @@ def _figures(some: Collection[str]) -> list[Row]:
 
 
 def _minutes(name: str) -> str:
-    """The minutes that all runs of a recipe took."""
+    """The measured minutes of all runs of a recipe."""
     from polyhead.papers.recipes import MINUTES
 
     return f"{MINUTES[name]:.3g}" if name in MINUTES else _estimate(name)

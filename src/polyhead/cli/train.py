@@ -1,4 +1,4 @@
-"""The verb train, and functions of all verbs that take a recipe and fields of its runs."""
+"""The verb train, and functions for all verbs with a recipe and fields of its runs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class Train:
-    """Train a recipe, or a configuration file, with fields changed.  A recipe of several runs trains all of them.
+    """Train a recipe or a configuration file, with changed fields.  A recipe of several runs trains all of them.
 
-    RECIPE is a name from `polyhead list recipes` or the path of a .json or .yaml file.  Its fields are listed by
-    `polyhead train RECIPE --help`.  --model.heads gives all heads in one word; --print only prints the run as a file,
-    which you may change and train.  --scale is a figure's, or that of fuzzy-softmax, -linear and -hyla: short or paper.
+    RECIPE is a name from `polyhead list recipes` or the path of a .json or .yaml file.  `polyhead train RECIPE --help`
+    lists its fields.  --model.heads sets the heads of all layers in one word; --print only prints the run as a file,
+    which you can edit and train.  --scale is for figures and for fuzzy-softmax, -linear and -hyla: short or paper.
 
     >>> polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3
     >>> polyhead train fuzzy-softmax --model.dim 64 --model.heads.0.heads 4 --device cpu --deterministic
@@ -50,7 +50,7 @@ class Train:
 
 
 def first_word(verb: str, arguments: list[str]) -> tuple[str, list[str]]:
-    """The recipe, and the rest."""
+    """The recipe and the remaining arguments."""
     recipe = arguments[0]
     if recipe.startswith("-"):
         raise ValueError(f"polyhead {verb}: RECIPE comes first but {recipe} came; see polyhead {verb} --help")
@@ -58,7 +58,7 @@ def first_word(verb: str, arguments: list[str]) -> tuple[str, list[str]]:
 
 
 def option(verb: str, arguments: list[str], name: str) -> tuple[list[str], str | None]:
-    """The other arguments, and the value of option `name`."""
+    """The remaining arguments, and the value of option `name`."""
     words = [word for given in arguments for word in (given.split("=", 1) if given.startswith(f"{name}=") else [given])]
     if name not in words:
         return arguments, None
@@ -71,7 +71,7 @@ def option(verb: str, arguments: list[str], name: str) -> tuple[list[str], str |
 def configured(
     verb: str, recipe: str, combinations: list[list[str]], scale: str | None = None, kind: Any = None
 ) -> tuple[list["Run"], Any]:
-    """The runs of a recipe with each of the `combinations` of fields, and the options beside them, those of `kind`."""
+    """The runs of a recipe with each of the `combinations` of fields, and the other options (of `kind`)."""
     with leaving():
         from polyhead.papers.recipes import reseeded
 
@@ -89,7 +89,7 @@ def configured(
         mine = [_fitted(one.run, base) for one, base in zip(asked, bases, strict=True)]
         if len({base.seed for base in bases}) > 1 and any(
             run.seed != base.seed for run, base in zip(mine, bases, strict=True)
-        ):  # one seed for all of them would train the same run twice
+        ):  # the same seed would train the same run twice
             mine = [reseeded(replace(run, seed=base.seed), run.seed) for run, base in zip(mine, bases, strict=True)]
         runs, options = runs + mine, asked[0]
     if verb == "sweep" and options.devices != 1:
@@ -98,7 +98,7 @@ def configured(
 
 
 def _with_heads(verb: str, run: "Run", words: str) -> "Run":
-    """`run` with other heads in all layers: "softmax:4,hyla:4", or "softmax:4+hyla:4" where commas make a grid."""
+    """`run` with other heads in all layers: "softmax:4,hyla:4", or "softmax:4+hyla:4" if commas make a grid."""
     from polyhead.config import TransformerConfig
 
     if not isinstance(run.model, TransformerConfig):
@@ -108,15 +108,15 @@ def _with_heads(verb: str, run: "Run", words: str) -> "Run":
 
 
 def training() -> Any:
-    """The options of `train`: the fields of a Run, and these.  Made on use, as a Run takes torch to import."""
+    """The options of `train`: the fields of a Run, and these.  Made when used, because importing Run imports torch."""
     from polyhead.config import Run
 
     @dataclass(frozen=True)
     class Training:
         run: Annotated[Run, tyro.conf.arg(name="")]
-        again: Annotated[bool, tyro.conf.arg(help="forget what the run folder holds and start over")] = False
+        again: Annotated[bool, tyro.conf.arg(help="delete the training in the run folder and start over")] = False
         workers: Annotated[int | None, tyro.conf.arg(help="runs at a time (default: one per core)")] = None
-        devices: Annotated[int, tyro.conf.arg(help="processes that train one run together, each on its device")] = 1
+        devices: Annotated[int, tyro.conf.arg(help="processes that train one run together, one per device")] = 1
 
     return Training
 
@@ -156,7 +156,7 @@ def _fitted(run: "Run", default: "Run") -> "Run":
 
 
 def _fitted_encoder(model: Any, before: Any, task: Any, default: Any) -> Any:
-    """The same of an encoder, which reads the task's source."""
+    """The same for an encoder, which reads the task's source."""
     if before.inputs == default.source == model.inputs:
         model = replace(model, inputs=task.source)
     if before.max_length == default.source_length == model.max_length:
@@ -167,7 +167,7 @@ def _fitted_encoder(model: Any, before: Any, task: Any, default: Any) -> Any:
 def train(
     runs: Sequence["Run"], *, resume: bool = False, again: bool = False, workers: int | None = None, devices: int = 1
 ) -> int:
-    """Train one run here, on one device or several, or several runs in parallel; print scores, return the exit code."""
+    """Train one run on one or several devices, or several runs in parallel; print scores, return the exit code."""
     from polyhead.cli.text import scores
     from polyhead.scale.sweep.jobs import sweep
     from polyhead.scale.sweep.naming import labels
@@ -198,7 +198,7 @@ def train(
 
 
 def failed(outcomes: Iterable["Result | Failure"]) -> int:
-    """Print what failed; the exit code."""
+    """Print the failures; return the exit code."""
     from polyhead.scale.sweep import Failure
 
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
@@ -208,5 +208,5 @@ def failed(outcomes: Iterable["Result | Failure"]) -> int:
 
 
 def usage(verb: str, kind: Any) -> str:
-    """The help of a verb without a recipe."""
+    """The help text of a verb without a recipe."""
     return f"usage: polyhead {verb} RECIPE [--field value ...]\n\n{help_text(kind)}"

@@ -1,4 +1,4 @@
-"""The verb that searches: tune."""
+"""The verb tune: a search over settings."""
 
 import shlex
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Tune:
-    """Search for the fields of a recipe that score best, beyond a grid: Optuna proposes, workers train.
+    """Search for the best fields of a recipe: Optuna proposes settings, workers train them.
 
     Give a field a range, LOW:HIGH or LOW:HIGH:log, or a list of values, A,B,C; other fields are fixed.  The score is
     the headline metric on split validation if train.evaluate has it, else on its first split.  Trials are ordinary runs
-    in --folder (default: runs/tune/NAME), which also holds the study.  After an interruption, run it again to resume,
+    in --folder (default: runs/tune/NAME), which also has the study.  After an interruption, run it again to resume,
     also on another machine; a larger --trials adds trials.  --sampler: tpe or random.  --prune stops trials that are
     worse than the median (--prune hyperband: by hyperband).  --status only shows the trials.
 
@@ -42,7 +42,7 @@ class Tune:
 
 
 def answer(run: "Run", space: dict[str, str], options: Any, train: Sequence[str]) -> int:
-    """Search, or only read the study, and show it; the exit code."""
+    """Search, or only read the study; show it and return the exit code."""
     from polyhead.scale.tune import search as tune
 
     folder = run.folder or f"runs/tune/{run.name}"
@@ -59,16 +59,16 @@ OPTIONS = ("trials", "workers", "sampler", "prune", "status")
 
 
 def _tuning() -> Any:
-    """The options of `tune`: the fields of a Run, and these.  Made on use, as a Run takes torch to import."""
+    """The options of `tune`: the fields of a Run, and these.  Made when used, because importing Run imports torch."""
     from polyhead.config import Run
 
     @dataclass(frozen=True)
     class Tuning:
         run: Annotated[Run, tyro.conf.arg(name="")]
-        trials: Annotated[int, tyro.conf.arg(help="in all, those of earlier calls included")] = 20
+        trials: Annotated[int, tyro.conf.arg(help="in total, including earlier calls")] = 20
         workers: Annotated[int, tyro.conf.arg(help="trials at a time")] = 1
         sampler: Annotated[str, tyro.conf.arg(help="tpe or random")] = "tpe"
-        prune: Annotated[str | None, tyro.conf.arg(help="median or hyperband: give up early what is worse")] = None
+        prune: Annotated[str | None, tyro.conf.arg(help="median or hyperband: stop worse trials early")] = None
         status: Annotated[bool, tyro.conf.arg(help="only show the trials")] = False
 
     return Tuning
@@ -85,7 +85,7 @@ def _one(verb: str, recipe: str, words: list[str], kind: Any) -> tuple["Run", An
 def split(run: "Run", arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The fields with a range or a list, by dotted name, and all other arguments.
 
-    Raises ValueError for a field that the run lacks and for one that is given twice.
+    Raises ValueError for an unknown field, and for a field that is given twice.
     """
     from polyhead.scale.tune.space import is_space, kinds_of
 
@@ -109,7 +109,7 @@ def split(run: "Run", arguments: Sequence[str]) -> tuple[dict[str, str], list[st
 
 
 def _plain_prune(arguments: list[str]) -> list[str]:
-    """--prune alone is by the median."""
+    """--prune without a value means the median."""
     words = [*arguments]
     if "--prune" in words:
         place = words.index("--prune") + 1
@@ -119,7 +119,7 @@ def _plain_prune(arguments: list[str]) -> list[str]:
 
 
 def _of_the_run(fixed: Sequence[str]) -> list[str]:
-    """The arguments that `train` takes, too."""
+    """The arguments that `train` also accepts."""
     words: list[str] = []
     kept = True
     for word in fixed:
@@ -130,12 +130,12 @@ def _of_the_run(fixed: Sequence[str]) -> list[str]:
 
 
 def told(outcome: "Outcome", train: Sequence[str] = ()) -> None:
-    """The outcome, as it was asked for."""
+    """The outcome as JSON values."""
     emit(lambda: asdict(outcome), lambda: show(outcome, train))
 
 
 def show(outcome: "Outcome", train: Sequence[str] = ()) -> None:
-    """All trials, the best, and what to do with it.  `train`: what trains the run of this search, if that is known."""
+    """Print all trials, the best one, and commands for it.  `train`: the command that trains this run, if known."""
     from polyhead.scale.tune.screen import said, short
     from polyhead.scale.tune.space import words
 
@@ -152,5 +152,5 @@ def show(outcome: "Outcome", train: Sequence[str] = ()) -> None:
     if (best := outcome.best) is not None:
         print(f"best: trial {best.number}, {score} {best.score:.4f}")
         itself = ["polyhead", "train", f"{best.folder}/config.json", "--folder", f"{best.folder}-anew"]
-        print(f"train it anew: {shlex.join([*train, *words(best.values)] if train else itself)}")
+        print(f"train it again: {shlex.join([*train, *words(best.values)] if train else itself)}")
         print(f"look at it: polyhead report {best.folder}")

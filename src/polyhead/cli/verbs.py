@@ -1,6 +1,6 @@
-"""The command line.  Every mistake is one line on standard error and exit code 2; Ctrl-C saves, says so, and is 130.
+"""The command line.  An error is one line on standard error and exit code 2; Ctrl-C saves and gives exit code 130.
 
-Verbs import what they need when they run, so that `polyhead --help` is quick.  Only the files cli*.py know tyro.
+Verbs import modules when they run, so that `polyhead --help` is quick.  Only `cli` imports tyro.
 """
 
 import io
@@ -55,11 +55,11 @@ class Resume:
     device: str | None = None
     """auto, cpu, cuda or mps (default: the run's own)."""
     seed: int | None = None
-    """Only the run's own seed is possible: another seed is another run."""
+    """Only the run's own seed is allowed: another seed is another run."""
     deterministic: bool = False
     """Deterministic algorithms only."""
     devices: int = 1
-    """Processes that train it together, each on its device: as many as before, or fewer, or more."""
+    """Processes that train the run together, one per device; the number may differ from before."""
 
     def __call__(self) -> int:
         with leaving(again=True):
@@ -75,7 +75,7 @@ class Resume:
 
 @dataclass(frozen=True)
 class Eval:
-    """Score a trained run on the splits of its task, beside the floors and the ceiling of the task.
+    """Score a trained run on the splits of its task, with the task's floors and ceiling.
 
     >>> polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f
     >>> polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f --splits compositional novel --batches 64
@@ -85,17 +85,17 @@ class Eval:
     run: Folder
     """The run folder."""
     splits: tuple[str, ...] = ()
-    """Default: all but train and validation."""
+    """Default: all except train and validation."""
     batches: int = 16
     batch_size: int = 128
     seed: int | None = None
-    """Of the sequences (default: the run's own, as in training)."""
+    """Seed of the sequences (default: the run's own, as in training)."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     deterministic: bool = False
     """Deterministic algorithms only."""
     checkpoint: str = "newest"
-    """newest, best (on the validation split, or on the first that was evaluated), or a step that is kept."""
+    """newest, best (on the validation split, or the first evaluated split), or the step of a kept checkpoint."""
 
     def __call__(self) -> int:
         from polyhead.cli.text import scores
@@ -117,7 +117,7 @@ class Eval:
 
 @dataclass(frozen=True)
 class Probe:
-    """Read the parts of a task off the latent code, layer by layer, on tasks the model has not seen.
+    """Predict the parts of a task from the latent code of each layer by linear probes, on unseen tasks.
 
     >>> polyhead probe runs/fuzzy-hyla-1a2b3c4d5e6f
     """
@@ -125,9 +125,9 @@ class Probe:
     run: Folder
     """The run folder."""
     sequences: int = 4096
-    """To fit on, and as many to score on."""
+    """Sequences to fit a probe, and equally many to score it."""
     seed: int = 0
-    """Of the sequences."""
+    """Seed of the sequences."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     deterministic: bool = False
@@ -160,13 +160,13 @@ class Report:
     out: Path = Path("report.html")
     title: str | None = None
     static: Path | None = None
-    """A folder for every figure as PNG and SVG, too."""
+    """A folder for all figures as PNG and SVG files."""
 
     def __call__(self) -> int:
         from polyhead.pages import report
         from polyhead.train import fast_products, read_config
 
-        folders = [path for path in self.runs if path.is_dir() or not path.exists()]  # runs/* matches report.html too
+        folders = [path for path in self.runs if path.is_dir() or not path.exists()]  # runs/* also matches report.html
         if not folders:
             raise ValueError("report: no run folder was given")
         runs = [read_config(folder) for folder in folders]
@@ -180,11 +180,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Reproduce a figure or table of a paper: train its runs, draw it beside the paper's numbers, say what holds.
+    """Reproduce a figure or table of a paper: train its runs, draw it with the paper's numbers, judge its claims.
 
     After an interruption, run it again to resume; figures share runs.  --scale small takes minutes on two CPU cores.
-    short, for fuzzy logic, is the paper's network and rate for 15,000 steps, and takes hours.  paper has the paper's
-    settings.  smoke only shows that everything runs.  Costs: `polyhead list figures`.
+    short (fuzzy logic only) has the paper's network and rate with 15,000 steps, and takes hours.  paper has the paper's
+    settings.  smoke only tests that everything runs.  Costs: `polyhead list figures`.
 
     >>> polyhead reproduce table-a1 --scale small
     >>> polyhead reproduce fig-2c --workers 2
@@ -196,15 +196,15 @@ class Reproduce:
     scale: str | None = None
     """small, short, paper or smoke (default: short for the figures of fuzzy logic, small for the others)."""
     folder: Path | None = None
-    """Where runs and results go (default: runs/reproduce/SCALE)."""
+    """The folder for runs and results (default: runs/reproduce/SCALE)."""
     workers: int | None = None
     """Runs at a time (default: one per core)."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     population: bool | None = None
-    """Train runs of one architecture at once in one process (default: on a GPU)."""
+    """Train runs of one architecture together in one process (default: on a GPU)."""
     results: Annotated[Path | None, tyro.conf.arg(name="from", metavar="RESULTS")] = None
-    """Train nothing: draw and judge anew from this results.json, or its folder."""
+    """Train nothing: redraw and judge again from this results.json, or its folder."""
 
     def __call__(self) -> int:
         from polyhead.cli.text import table
@@ -216,7 +216,7 @@ class Reproduce:
             given = [n for n in ("scale", "workers", "population") if getattr(self, n) is not None]
             given += ["device"] * (self.device != "auto")
             if given:
-                raise ValueError(f"polyhead reproduce: --from trains nothing, so --{given[0]} has nothing to say")
+                raise ValueError(f"polyhead reproduce: --from trains nothing, so --{given[0]} has no effect")
             page, outcome = redraw(self.results, self.folder, figure=self.figure)
         else:
             where: Any = {"folder": self.folder, "workers": self.workers, "device": self.device}
@@ -245,7 +245,7 @@ class Completion:
     shell: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SHELL")]
     """bash, zsh or fish."""
     install: bool = False
-    """Write it where the shell looks for it, and say where that is."""
+    """Write the script to the path where the shell looks for it, and print the path."""
 
     def __call__(self) -> int:
         from polyhead.cli.completion import place, script
@@ -284,10 +284,10 @@ VERBS: dict[str, Any] = {
 
 # ----------------------------------------------------------------------------------------------------------------- main
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code."""
+    """Run one command; return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a console without "²" shows "?"; standard error escapes it by itself
+        sys.stdout.reconfigure(errors="replace")  # a console without "²" shows "?"; standard error escapes it
     try:
         if modules := _modules(arguments):
             from polyhead.config.extensions import bring
@@ -296,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with asked(taken(arguments)):
             return _dispatch(arguments)
     except Interrupted as stop:
-        goes_on = arguments[0] in ("resume", "sweep") and "--again" not in arguments  # the same command, as it is
+        goes_on = arguments[0] in ("resume", "sweep") and "--again" not in arguments  # the same command resumes
         code = say(str(stop), stop.code)
         again = requeue() if isinstance(stop, Preempted) and goes_on else ""
         return say(again, code) if again else code
@@ -314,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _modules(arguments: list[str]) -> list[str]:
-    """The modules of every `--import MODULE`, which are taken out of `arguments`."""
+    """The modules of every `--import MODULE`, which is removed from `arguments`."""
     found = []
     while (at := next((i for i, x in enumerate(arguments) if x.partition("=")[0] == "--import"), None)) is not None:
         _, given, module = arguments.pop(at).partition("=")

@@ -1,4 +1,4 @@
-"""Many runs, or one on other machines: `sweep`, `population` (many runs in one process), `plan`, `tune`."""
+"""Many runs: `sweep`, `population` (many runs in one process), `tune`; and `plan` (estimates for other hardware)."""
 
 from typing import TYPE_CHECKING
 

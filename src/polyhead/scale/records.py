@@ -27,8 +27,11 @@ Cells = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Record:
-    """A run on the disk.  `settings`: the fields in which the runs of the table differ.  `scores[split]`: of a finished
-    run, its loss, and of each metric the mean and the standard error `<metric>_se`."""
+    """A run on the disk.
+
+    `settings`: the fields in which the runs of the table differ.  `scores[split]`: for a finished run, its loss, and
+    the mean and standard error `<metric>_se` of each metric.
+    """
 
     label: str
     run: Run
@@ -42,19 +45,19 @@ class Record:
     seconds: float | None = None
 
     def row(self) -> dict[str, object]:
-        """Everything as numbers: settings, state, step, and `SPLIT METRIC` with `SPLIT METRIC_se` for every score."""
+        """The run as a table row: settings, state, step, and `SPLIT METRIC` with `SPLIT METRIC_se` for every score."""
         found = {f"{split} {name}": value for split, by in self.scores.items() for name, value in by.items()}
         about = {"state": str(self.state), "step": self.step, "steps": self.run.train.steps}
         size = {"parameters": self.parameters, "seconds": self.seconds}
         return {"run": self.label, **self.settings, **about, **found, **size, "folder": str(self.folder)}
 
     def score(self, split: str) -> float | None:
-        """The headline metric of its task."""
+        """The headline metric of its task on `split`."""
         return self.scores.get(split, {}).get(self.run.task.metric)
 
 
 class Records:
-    """Runs, in the order in which they were named or found, to be iterated over; a notebook shows them as a table."""
+    """A sequence of runs in the order in which they were named or found; a notebook shows it as a table."""
 
     def __init__(self, runs: Sequence[Run], folders: Sequence[pathlib.Path]) -> None:
         self._all: list[Record] = []
@@ -85,7 +88,7 @@ class Records:
         return as_table("Runs", {**head, **{row["run"]: list(row.values())[1:] for row in rows}})
 
     def rows(self) -> list[dict[str, object]]:
-        """`Record.row` of all, each with all columns; None where a run has none."""
+        """`Record.row` of all runs, each with all columns; None for missing values."""
         found = [record.row() for record in self]
         names = dict.fromkeys(name for row in found for name in row if name != "folder") | {"folder": None}
         return [{name: row.get(name) for name in names} for row in found]
@@ -97,7 +100,7 @@ class Records:
         return pandas.DataFrame(self.rows())
 
     def best(self) -> dict[str, Record]:
-        """By split, the finished run with the best headline metric; only where all finished runs are of one task."""
+        """For each split, the finished run with the best headline metric; empty if the runs have different tasks."""
         done = [record for record in self if record.scores]
         if len({record.run.task.name for record in done}) != 1 or len(done) < 2:
             return {}
@@ -110,7 +113,7 @@ class Records:
         return found
 
     def cells(self, mark: Callable[[str], str] = "{} *".format, *, states: bool = False) -> list[dict[str, str]]:
-        """Cells for a reader: the run, its state (if all are done, on demand), and its score on every split.
+        """Table cells: the run, its state (if not all are done, or by `states`), and its score on every split.
 
         `mark` formats the best score of a split.
         """
@@ -135,7 +138,7 @@ class Records:
         return FORMATS[one_of("records", "format", form, FORMATS)](self)
 
     def differences(self) -> list[dict[str, str]]:
-        """Settings, size and scores in rows, runs in columns; for two runs also their difference."""
+        """Settings, size and scores as rows, runs as columns; for two runs also their difference."""
         names = [record.label for record in self]
         if len(set(names)) < len(names):
             names = [str(record.folder) for record in self]
@@ -157,9 +160,9 @@ class Records:
 
 
 def records(*places: str | pathlib.Path, who: str = "records") -> Records:
-    """The runs in these folders, at any depth, each once and by their settings; a folder may be a run itself.
+    """The runs in these folders at any depth, each once, sorted by settings; a folder may itself be a run.
 
-    ValueError, which begins with `who`, where there is none.
+    Raises ValueError, with `who` first, if there is no run.
 
     `records("runs")` shows a table in a notebook; `.text("latex")` writes it, `.frame()` is a DataFrame.
     """
@@ -171,7 +174,7 @@ def records(*places: str | pathlib.Path, who: str = "records") -> Records:
 
 
 def _in_order(folders: Sequence[pathlib.Path]) -> list[tuple[Run, pathlib.Path]]:
-    """Those that lie side by side and have one name by the fields in which they differ; numbers by size."""
+    """Runs in the same folder with the same name are sorted by the fields in which they differ, numbers by size."""
     runs = [read_config(folder) for folder in folders]
 
     def key(i: int) -> tuple[pathlib.Path, str, list[tuple[float | int, str]]]:
@@ -183,7 +186,7 @@ def _in_order(folders: Sequence[pathlib.Path]) -> list[tuple[Run, pathlib.Path]]
 
 
 def of_sweep(runs: Sequence[Run], folder: str | pathlib.Path) -> Records:
-    """The runs of a sweep, including those that have not begun."""
+    """The runs of a sweep, including those that have not started."""
     return Records(runs, [place_of(run, folder) for run in runs])
 
 
@@ -198,7 +201,7 @@ def _runs_in(place: pathlib.Path, who: str) -> list[pathlib.Path]:
 
 
 def _is_run(path: pathlib.Path) -> bool:
-    """Whether a config.json that was found is one of ours."""
+    """Whether a config.json is one of ours."""
     return '"Run"' in path.read_text(encoding="utf-8", errors="replace")
 
 
@@ -251,6 +254,6 @@ def _escaped(text: str) -> str:
 
 
 SIGNS = {"±": r"$\pm$", "²": "$^2$", r"\~": r"\~{}", r"\^": r"\^{}", "\0": r"\textbf{", "\1": "}"}
-"""Characters that LaTeX needs escaped."""
+"""Characters that must be escaped in LaTeX."""
 
 FORMATS: dict[str, Callable[[Records], str]] = {"md": _md, "csv": _csv, "latex": _latex, "json": _json}

@@ -1,4 +1,4 @@
-"""Memory, time and the largest batch on devices that are not here: estimate.py, count.py (operations), cards.py."""
+"""Memory, time and the largest batch on hardware you do not have: estimate.py, count.py (operations), cards.py."""
 
 from polyhead.scale.plan.estimate import Plan, plan
 

@@ -1,9 +1,9 @@
-"""Peaks, memory and links of the cards that `polyhead plan` knows, and of this machine.
+"""Peaks, memory and links of the cards that `polyhead plan` knows, and of the local device.
 
-Data sheets, dense and without sparsity.  NVIDIA: H200 (2024), H100 SXM (2023), A100 SXM of 40 and 80 GB (2021), L4
-(2023); white paper of the Ada architecture (RTX 4090).  Bandwidths of links are those of one direction: NVLink 4 and 3
-(900 and 600 GB/s of both), PCIe 4 x16.  Between machines: 400 Gb/s for each GPU (DGX H100, DGX H200), 200 (DGX A100),
-and where no such system is sold 100 Gb/s for a machine of 8, which is an assumption.
+Sources are NVIDIA's data sheets, without sparsity: H200 (2024), H100 SXM (2023), A100 SXM with 40 and 80 GB (2021), L4
+(2023); and the white paper of the Ada architecture (RTX 4090).  Link bandwidths are for one direction: NVLink 4 and 3
+(900 and 600 GB/s for both directions), PCIe 4 x16.  Between machines: 400 Gb/s per GPU (DGX H100, DGX H200), 200 Gb/s
+(DGX A100); for cards without such a system we assume 100 Gb/s per machine of 8.
 """
 
 import os
@@ -17,15 +17,15 @@ from polyhead.spec.shapes import one_of
 from polyhead.train import throughput
 
 GB = 1e9
-"""Bytes of a GB in data sheets; a card's memory is a few per cent more."""
+"""Bytes per GB in data sheets; the real memory of a card is a few per cent larger."""
 
 MACHINE = 8
-"""Devices in a machine; with more, the link is the network."""
+"""Devices in a machine; more devices communicate over the network."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """One device: operations a second (`narrow`: in bf16 and fp16), bytes, bytes a second; `full` is its full name."""
+    """A device: operations per second (`narrow`: bf16 and fp16), bytes, bytes per second; `full`: its full name."""
 
     name: str
     full: str
@@ -42,16 +42,16 @@ class Card:
         return self.full == "cpu"
 
     def between(self, devices: int) -> float:
-        """Bytes a second that each of `devices` devices sends."""
+        """Bytes per second that each of `devices` devices can send."""
         return self.link if devices <= MACHINE else min(self.link, self.network)
 
     def seconds(self, operations: int, moved: int, narrow: bool) -> float:
-        """Seconds of a kernel at the peak: for operations or for bytes, whichever is longer (Williams et al. 2009)."""
+        """Seconds of a kernel by the roofline: the maximum of compute and memory time (Williams et al. 2009)."""
         return max(operations / (self.narrow if narrow else self.fp32), moved / self.bandwidth)
 
 
 def _card(name: str, full: str, sizes: tuple[float, float, float], link: float, network: float) -> Card:
-    """`sizes`: fp32 operations a second, bytes, bytes a second.  The bf16 peak comes from `throughput.peak`."""
+    """A card.  `sizes`: fp32 operations per second, bytes, bytes per second.  The bf16 peak: `throughput.peak`."""
     narrow = throughput.peak(full)
     assert narrow is not None, full
     fp32, memory, bandwidth = sizes
@@ -72,7 +72,7 @@ CARDS = {
 
 
 def card(name: str) -> Card:
-    """A card by name; "this" is the machine here.  Raises ValueError, naming the nearest.
+    """A card by name; "this" is the local device.  Raises ValueError with the nearest name.
 
     >>> card("h100").memory, card("h100").between(8), card("h100").between(64)
     (80000000000.0, 450000000000.0, 50000000000.0)
@@ -83,7 +83,7 @@ def card(name: str) -> Card:
 
 
 def this() -> Card:
-    """The GPU of this machine, from its data sheet or measured; without a GPU its processor, measured."""
+    """The local GPU, from its data sheet or measured; without a GPU the local processor, measured."""
     if not torch.cuda.is_available():
         return _measured("cpu", _main_memory())
     full, memory = torch.cuda.get_device_name(), float(torch.cuda.get_device_properties().total_memory)
@@ -92,7 +92,7 @@ def this() -> Card:
 
 
 def _main_memory() -> float:
-    """Bytes of main memory; infinite where the system does not say."""
+    """Bytes of main memory; infinite if unknown."""
     try:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (AttributeError, ValueError, OSError):
@@ -124,7 +124,7 @@ def quickest(call: Callable[[], object], times: int = 8) -> float:
 
 
 def clock_here() -> Callable[[], float]:
-    """The clock for timings: CPU time of one thread on a processor, as others do not add to it; else wall time."""
+    """The clock for timings: on a processor CPU time of one thread, so other processes do not count; else wall time."""
     if not torch.cuda.is_available():
         return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 

@@ -1,9 +1,9 @@
 """Operations, memory traffic and peak memory of a training step, counted op by op on PyTorch's fake tensors.
 
-The step is the trainer's own code: forward pass, loss, backward pass, with autocast, checkpointing, lazy logits and
-accumulation.  For every op its shapes and dtypes give its operations (PyTorch's formulas for matrix products, ours
-below for attention), the bytes it reads and writes, and what it allocates.  A storage counts until it is freed.  The
-inside of a fused kernel is not seen, and its tiles need no memory of the step.
+The step is the trainer's own code: forward pass, loss and backward pass, with autocast, checkpointing, lazy logits and
+accumulation.  The shapes and dtypes of each op give its operations (PyTorch's formulas for matrix products, ours below
+for attention), the bytes it reads and writes, and its allocations.  A storage counts until it is freed.  The inside of
+a fused kernel is not visible; its tiles do not allocate memory.
 """
 
 import weakref
@@ -29,14 +29,14 @@ from polyhead.spec import amount
 from polyhead.train.evaluation import answers
 
 Kernels = tuple[tuple[int, int, bool, int], ...]
-"""Kinds of kernels: operations, bytes moved, whether in half precision, how many of them."""
+"""Groups of equal kernels: operations, bytes moved, whether in half precision, count."""
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class Count:
-    """One piece of a batch on one device; all sizes in bytes."""
+    """The counts of one micro-batch on one device; all sizes in bytes."""
 
     sequences: int
     tokens: int
@@ -48,7 +48,7 @@ class Count:
     beside: int
     """The peak, without parameters, buffers, inputs and gradients."""
     most: int
-    """The peak of everything."""
+    """The peak of all memory."""
     forward: Kernels
     backward: Kernels
 
@@ -58,9 +58,9 @@ class Count:
 
 
 def count(run: Run, sequences: int, sample: Batch, *, card: bool = False) -> Count:
-    """Count one micro-batch of sequences like those of `sample`; with `run.train.accumulate` one after the first.
+    """Count one micro-batch of `sequences` sequences like those of `sample`; with accumulation, one after the first.
 
-    `card`: use the impls that "auto" takes on a GPU.  Raises ValueError for a step that depends on its data.
+    `card`: use the implementations that "auto" chooses on a GPU.  Raises ValueError for a data-dependent step.
     """
     run = replace(run, model=on_card(run.model, run.train.precision)) if card else run
     with torch.device("meta"):
@@ -100,7 +100,7 @@ def _bytes(tensors: Any) -> int:
 
 
 def _materialise(model: nn.Module) -> None:
-    """Make every parameter and buffer anew on the fake device; a shared tensor stays shared."""
+    """Recreate every parameter and buffer on the fake device; shared tensors stay shared."""
     made: dict[int, Tensor] = {}
     for module in model.modules():
         for held in (module._parameters, module._buffers):
@@ -121,13 +121,13 @@ class _Tally(TorchDispatchMode):
         super().__init__()
         self.now = self.before = 0
         self.sizes: dict[int, int] = {}
-        self.events: list[tuple[int, int]] = []  # storage, bytes that are allocated or freed
+        self.events: list[tuple[int, int]] = []  # storage, bytes allocated or freed
         self.found: Counter[tuple[int, int, bool]] = Counter()
-        self.number = 0  # of storages so far
-        self.numbers: dict[int, int] = {}  # of storages that are not freed; addresses are used again
+        self.number = 0  # count of storages so far
+        self.numbers: dict[int, int] = {}  # of live storages; addresses are reused
 
     def begin(self) -> None:
-        """Begin a new micro-batch: storages that exist now are not counted."""
+        """Start a new micro-batch: existing storages do not count."""
         self.before = self.now
         self.events = [(number, self.sizes[key]) for key, number in self.numbers.items()]
         self.found.clear()
@@ -137,7 +137,7 @@ class _Tally(TorchDispatchMode):
         return tuple((*kind, times) for kind, times in sorted(left.items()))
 
     def most(self, without: list[Tensor] | None = None) -> int:
-        """The peak, without the storages of these tensors."""
+        """The peak without the storages of these tensors."""
         hidden = {self.numbers.get(x.untyped_storage()._cdata) for x in without or []}
         now = most = 0
         for number, change in self.events:
@@ -147,7 +147,7 @@ class _Tally(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is aten._local_scalar_dense.default:  # a check of a range: nothing is out of range
+        if func is aten._local_scalar_dense.default:  # a range check: assume that nothing is out of range
             return 0.0 if args[0].dtype.is_floating_point else 0
         if func._overloadpacket in (aten.index, aten.index_put, aten.index_put_):
             args = (args[0], _everywhere(args[1]), *args[2:])
@@ -163,7 +163,7 @@ class _Tally(TorchDispatchMode):
         return out
 
     def _note(self, x: Tensor) -> bool:
-        """Whether its storage is a new one."""
+        """Record the storage of `x`; returns whether it is new."""
         storage = x.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in self.numbers:
@@ -182,7 +182,7 @@ class _Tally(TorchDispatchMode):
 
 
 def _everywhere(indices: list[Tensor | None]) -> list[Tensor | None]:
-    """The number of positions that a mask chooses is not known: assume all."""
+    """A mask selects an unknown number of positions: assume all."""
     found: list[Tensor | None] = []
     for x in indices:
         masks = x is not None and x.dtype == torch.bool
@@ -192,7 +192,7 @@ def _everywhere(indices: list[Tensor | None]) -> list[Tensor | None]:
 
 # ---------------------------------------------------------------------------------------- operations of fused attention
 Formula = Callable[[Any, Mapping[str, Any]], int]
-"""A function of arguments and options of a kernel that gives its operations."""
+"""Gives the operations of a kernel from its arguments and options."""
 
 
 def _operations(op: Any, args: Any, options: Mapping[str, Any], out: Any) -> int:
@@ -203,7 +203,7 @@ def _operations(op: Any, args: Any, options: Mapping[str, Any], out: Any) -> int
 
 
 def _attention(per_pair: str) -> Formula:
-    """Operations of scaled-dot-product attention on (b h t d); a causal one has half of the pairs."""
+    """Operations of scaled-dot-product attention on (b h t d); causal attention has half of the pairs."""
 
     def formula(args: Any, options: Mapping[str, Any]) -> int:
         q, k, v = args[:3] if per_pair == FORWARD else args[1:4]
@@ -223,7 +223,7 @@ def _amount(formula: str, q: Any, v: Any, r: int = 0) -> int:
 
 
 FORWARD, BACKWARD = "d + e", "3 d + 2 e"
-"""Multiply-adds of a pair and head.  Forward: scores, values.  Backward: scores again, dv, da, dq, dk."""
+"""Multiply-adds per pair and head.  Forward: scores, values.  Backward: scores again, dv, da, dq, dk."""
 
 
 def _hyla(per_pair: str, deep: str, first: int) -> Formula:
@@ -249,7 +249,7 @@ def _relational(per_pair: str, per_relation: str, first: int) -> Formula:
 
 
 def _linear(times: int, first: int) -> Formula:
-    """Operations of linear attention by chunks of 16 queries: states, reading the states, and the keys of a chunk."""
+    """Operations of linear attention in chunks of 16 queries: updating and reading states, and pairs within a chunk."""
 
     def formula(args: Sequence[Tensor | list[Tensor]], options: Mapping[str, bool]) -> int:
         q, _, v = args[first][:3]
@@ -260,7 +260,7 @@ def _linear(times: int, first: int) -> Formula:
 
 
 def _made_of_reference(times: int, first: int) -> Formula:
-    """Operations of generic tiles: scores, values, and relations of heads; the backward pass has `times` as many."""
+    """Operations of generic tiles: scores, values and relations of heads; the backward pass has `times` as many."""
 
     def formula(args: Sequence[Tensor | list[Tensor]], options: Mapping[str, bool]) -> int:
         q, k, v, q_rel = args[first][:4]
@@ -306,7 +306,7 @@ FORMULAS = _formulas()
 
 # ----------------------------------------------------------------------------------------------- impls as on a GPU
 def on_card(model: Any, precision: str) -> Any:
-    """A model whose heads keep what "auto" keeps on a GPU: Triton's kernels save what tiles save, their arguments."""
+    """The model with heads that save what "auto" saves on a GPU: Triton kernels and tiles save their arguments."""
     if not isinstance(model, TransformerConfig):
         return model
     encoder = None if model.encoder is None else on_card(model.encoder, precision)

@@ -1,6 +1,6 @@
-"""Estimate memory, time of a step, days and the largest batch of a run on hardware that you do not have.
+"""Estimate memory, time per step, days and the largest batch of a run on hardware that you do not have.
 
-    memory   parameters + gradients + 2 moments (AdamW) + buffers + the batch + what a step holds beside them
+    memory   parameters + gradients + 2 moments (AdamW) + buffers + the batch + activations and temporary tensors
     sharded  parameters, gradients and moments / devices, and gathered parameters: the rest of the model and two blocks
     step     sum over kernels of max(operations / peak, bytes / bandwidth) / share, on a GPU no less than the time to
              launch them; + communication that is not hidden; + AdamW; + drawing the batch
@@ -33,21 +33,21 @@ from polyhead.train.device import process
 from polyhead.train.evaluation import answers, enough
 
 SHARE = 0.5
-"""The share of peak and bandwidth that a kernel reaches, where nothing is measured."""
+"""The share of peak and bandwidth that a kernel reaches, if it was not measured."""
 
 LAUNCH = 10e-6
-"""Seconds between two kernels that Python launches one after the other."""
+"""Seconds per kernel launch from Python."""
 
 RESERVED, FRAGMENTS = 1.5e9, 0.05
-"""Bytes of a GPU that CUDA, its libraries and NCCL take; the share of the rest that fragmentation wastes."""
+"""Bytes of a GPU used by CUDA, its libraries and NCCL; the share of the rest lost to fragmentation."""
 
 LARGEST_BATCH, DRAWN = 1 << 16, 4096
-"""The largest number of sequences, and of devices, that is tried; the most sequences that are drawn for timing."""
+"""Limits of the search: sequences, devices; and the most sequences to draw for timing."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run on a number of devices.  Memory is in bytes and time in seconds, of one device and one step."""
+    """The plan of one run on `devices` devices.  Memory is in bytes, time in seconds, per device and step."""
 
     name: str
     devices: int
@@ -62,9 +62,9 @@ class Plan:
     memory: dict[str, float]
     """Memory by kind; `total` is the peak, which need not be their sum."""
     usable: float | None
-    """None where the machine does not say."""
+    """None if unknown."""
     largest: int | None
-    """The largest micro-batch that fits, a power of two; None where none fits, or without a limit."""
+    """The largest micro-batch that fits, a power of two; None if none fits, or without a limit."""
     seconds: dict[str, float]
     """Time of a step by kind; `exchange` is all communication, `exposed` the part that is not hidden."""
     operations: int
@@ -75,7 +75,7 @@ class Plan:
     hours: float
     """The time of all steps and evaluations."""
     smallest_change: str | None
-    """A change that makes it fit; None where it fits already, or where none was found."""
+    """A change that makes it fit; None if it already fits, or if none was found."""
     assumptions: tuple[tuple[str, str], ...]
 
     @property
@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """Whether it fits, in a line."""
+        """Whether it fits, as one line."""
         total = self.memory["total"] / 1e9
         if self.usable is None:
             return f"needs {total:.2f} GB of each device"
@@ -97,7 +97,7 @@ class Plan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The plan as JSON values."""
         given = dataclasses.asdict(self)
         return given | {"fits": self.fits, "verdict": self.verdict, "assumptions": dict(self.assumptions)}
 
@@ -111,10 +111,10 @@ def plan(
     link: float | None = None,
     search: bool = True,
 ) -> Plan:
-    """Estimate what `run` needs on `devices` cards, data parallel or sharded as `run.parallel` says.
+    """Estimate the memory and time of `run` on `devices` cards, data parallel or sharded by `run.parallel`.
 
-    `card`: a name of `cards.CARDS`, or "this": the GPU or processor of this machine, on which one step is measured.
-    `share`: the share of the peak that kernels reach, from a step measured elsewhere.  `link`: bytes a second that a
+    `card`: a name of `cards.CARDS`, or "this": the local GPU or processor, on which one step is measured.
+    `share`: the share of the peak that kernels reach, from a step measured elsewhere.  `link`: bytes per second that a
     device sends.  `search`: also find the largest batch, and a change that makes the run fit.  Raises ValueError for an
     unknown card, a wrong number of devices, and a batch that the devices cannot divide.
     """
@@ -159,7 +159,7 @@ def _found(name: str | Card) -> Card:
 
 
 class _Place:
-    """A run on its devices, with everything that is counted once."""
+    """A run on its devices, with quantities that are counted once."""
 
     def __init__(self, run: Run, devices: int, card: Card, link: float | None = None) -> None:
         self.run, self.devices, self.card, self.link = run, devices, card, link
@@ -178,7 +178,7 @@ class _Place:
         self.known: dict[int, Count] = {}
 
     def changed(self, given: Mapping[str, Any]) -> "_Place":
-        """The same with another `accumulate`, `checkpoint`, `devices` or `parallel`."""
+        """A copy with another `accumulate`, `checkpoint`, `devices` or `parallel`."""
         pieces = given.get("accumulate", self.run.train.accumulate)
         run = replace(self.run, train=replace(self.run.train, accumulate=pieces))
         run = replace(run, parallel=given.get("parallel", run.parallel))
@@ -201,8 +201,8 @@ class _Place:
     def memory(self, have: Count) -> dict[str, float]:
         trained = [p for p in self.model.parameters() if p.requires_grad]
         gradients = float(sum(p.numel() * p.element_size() for p in trained))
-        moments = 2 * gradients + 4 * len(trained)  # and each parameter's count of updates
-        inputs = have.inputs / have.sequences * self.run.train.batch_size  # every process draws the whole batch
+        moments = 2 * gradients + 4 * len(trained)  # plus the update count of each parameter
+        inputs = have.inputs / have.sequences * self.run.train.batch_size  # each process draws the whole batch
         found = {"parameters": float(have.parameters), "gradients": gradients, "moments": moments}
         held = have.buffers + inputs
         found |= {"activations": float(have.kept), "batch and buffers": held}
@@ -213,13 +213,13 @@ class _Place:
         root, unit = self.units
         for name in ("parameters", "gradients", "moments"):
             found[name] = self._part() * (2 if name == "moments" else 1)
-        # Gathered parameters and their gradients; with accumulation all gradients until the last micro-batch.
+        # Gathered parameters and their gradients; accumulation holds all gradients until the last micro-batch.
         found["gathered"] = 2 * (root + 2 * unit) if self.run.train.accumulate == 1 else root + 2 * unit + gradients
         own = found["parameters"] + found["gradients"] + found["moments"]
         return {**found, "total": own + found["gathered"] + have.beside + held}
 
     def _part(self) -> float:
-        """Bytes of the largest part of the parameters, the first device's: each parameter is divided by rows."""
+        """Bytes of the largest part of the parameters, on the first device: each parameter is divided by rows."""
         return float(
             sum(
                 -(-p.shape[0] // self.devices) * (p.numel() // p.shape[0]) * p.element_size()
@@ -231,7 +231,7 @@ class _Place:
 
     @property
     def units(self) -> tuple[float, float]:
-        """Bytes that stay gathered through a step, and bytes of the largest FSDP unit."""
+        """Bytes that stay gathered during a step, and bytes of the largest FSDP unit."""
         from polyhead.train.parallel import units
 
         sizes = [float(sum(p.numel() * p.element_size() for p in unit.parameters())) for unit in units(self.model)]
@@ -245,12 +245,12 @@ class _Place:
         return self.memory(self.counted(self.sequences))["total"] <= usable
 
     def standing(self) -> float:
-        """Bytes that are held all the time; they follow from the parameters."""
+        """Bytes that are always allocated; they depend only on the parameters."""
         trained = float(sum(p.numel() * p.element_size() for p in self.model.parameters()))
         return 4 * (self._part() if self.sharded else trained)
 
     def largest(self) -> int | None:
-        """The largest micro-batch that fits, a power of two: guessed by a straight line, then counted."""
+        """The largest micro-batch that fits, a power of two: extrapolated linearly, then counted."""
         usable = self.usable
         if usable is None:
             return None
@@ -273,7 +273,7 @@ class _Place:
         return self.card.fp32 if self.run.train.precision == "fp32" else self.card.narrow
 
     def working(self, kernels: Kernels, share: float) -> float:
-        """Seconds of a pass.  Launching kernels is a lower bound on a GPU, and an addition on a processor."""
+        """Seconds of a pass.  The time to launch kernels is a lower bound on a GPU, and is added on a processor."""
         launch = sum(kind[3] for kind in kernels) * LAUNCH
         busy = sum(self.card.seconds(*kind[:3]) * kind[3] for kind in kernels)
         return (busy + launch) / share if self.card.is_cpu else max(busy / share, launch)
@@ -282,14 +282,14 @@ class _Place:
         pieces = self.run.train.accumulate
         forward, backward = (self.working(kernels, share) for kernels in (have.forward, have.backward))
         each = self._part() if self.sharded else float(have.parameters)
-        passes = 7 + 3 * (self.run.train.clip is not None)  # parameter, gradient, two moments read, three written
+        passes = 7 + 3 * (self.run.train.clip is not None)  # reads parameter, gradient, two moments; writes three
         found = {"forward": pieces * forward, "backward": pieces * backward}
         found["AdamW"] = self.card.seconds(0, round(passes * each), False) / share
         found["draw"] = quickest(self.draw, 3) * max(1.0, self.run.train.batch_size / DRAWN)
         reached = (self.link or self.card.between(self.devices)) * self.devices / max(1, self.devices - 1)
         whole = have.parameters / reached if self.devices > 1 else 0.0
         if self.sharded:
-            again = whole - self.units[0] / reached  # parameters outside of blocks are still gathered
+            again = whole - self.units[0] / reached  # parameters outside blocks are still gathered
             scattered = max(0.0, whole - max(0.0, backward - again))
             exchange = pieces * (whole + again) + whole
             exposed = pieces * (max(0.0, whole - forward) + max(0.0, again - backward)) + scattered
@@ -312,7 +312,7 @@ class _Place:
         )
 
     def assumptions(self) -> Iterable[tuple[str, str]]:
-        """The assumptions on card and run, with their sources."""
+        """The assumptions about card and run, with their sources."""
         here = self.card
         narrow = f"{here.narrow / 1e12:.3g} bf16, {here.fp32 / 1e12:.3g} fp32 Tera-operations a second"
         yield here.full, f"{narrow}, {here.bandwidth / 1e9:,.0f} GB/s ({here.source})"
@@ -347,7 +347,7 @@ def _share(place: _Place, have: Count, given: float | None) -> tuple[float, tupl
 
 
 def measured(run: Run, sequences: int, times: int = 3) -> float:
-    """Seconds of forward and backward pass of `sequences` sequences on this machine, the fastest of a few."""
+    """Seconds of a forward and backward pass of `sequences` sequences on this machine, the fastest of a few."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = build(run.model).to(device).train()
     batch = run.task.batch("train", sequences, seed=run.seed, step=0, device=device)
@@ -355,7 +355,7 @@ def measured(run: Run, sequences: int, times: int = 3) -> float:
 
 
 def step(model: nn.Module, run: Run, batch: Batch, *, clear: bool = True) -> None:
-    """One forward and backward pass as the trainer makes it, without an update."""
+    """One forward and backward pass as in the trainer, without an update."""
     if clear:
         model.zero_grad(set_to_none=True)
     loss = run.task.loss(answers(model, run.task, batch, run.train.precision), batch)
@@ -364,7 +364,7 @@ def step(model: nn.Module, run: Run, batch: Batch, *, clear: bool = True) -> Non
 
 # ------------------------------------------------------------------------------------------------------- what would fit
 def _change(place: _Place) -> str | None:
-    """The smallest change that makes the run fit: pieces, then checkpointing, then sharding, then more devices."""
+    """The smallest change to make the run fit: accumulation, checkpointing, sharding or more devices, in this order."""
     train, devices = place.run.train, place.devices
     again = isinstance(place.run.model, TransformerConfig) and not place.run.model.checkpoint
     if (pieces := _pieces(place)) is not None:
@@ -388,7 +388,7 @@ def _change(place: _Place) -> str | None:
 
 
 def _pieces(place: _Place) -> int | None:
-    """The fewest micro-batches that fit: guessed by a straight line through one and two sequences, then counted."""
+    """The fewest micro-batches that fit: extrapolated linearly from one and two sequences, then counted."""
     train, usable = place.run.train, place.usable or 0.0
     rows = train.batch_size // place.devices
     many = [n for n in range(train.accumulate + 1, rows + 1) if rows % n == 0]

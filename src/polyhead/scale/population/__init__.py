@@ -1,5 +1,4 @@
-"""Many runs of one architecture in one process: training.py, member.py (one run's own), stacked.py (their networks as
-rows of one matrix)."""
+"""Many runs of one architecture in one process: training.py, and stacked.py (their networks as rows of one matrix)."""
 
 from polyhead.scale.population.training import train
 

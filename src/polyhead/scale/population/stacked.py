@@ -5,8 +5,8 @@
     m = b1 m + (1 - b1) g     v = b2 v + (1 - b2) g^2     g = gradient of loss_i, clipped to its own norm
     row = row (1 - lr wd) - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)       lr, wd, b1, b2, eps, clip of row i
 
-Loshchilov and Hutter 2019, algorithm 2.  One vmapped pass takes `at_once` rows; a single row
-goes through the model's ordinary kernels instead.
+Loshchilov and Hutter 2019, algorithm 2.  One vmapped pass takes `at_once` rows; a single row uses the model's ordinary
+kernels instead.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from polyhead.train.evaluation import enough, evaluate, predict, summary
 from polyhead.train.network import RECENT, State
 
 WINDOW = 256
-"""Learning rates of this many steps are copied to the device together, so that no step waits for them."""
+"""Learning rates of this many steps are copied to the device together, so that steps do not wait for copies."""
 
 
 def refusal(config: Run) -> str | None:
@@ -63,10 +63,10 @@ def refusal(config: Run) -> str | None:
 
 
 class Stack:
-    """The networks of `runs`, which differ in seed and in what AdamW does to them: parameters, moments, one step.
+    """The networks of `runs`, which differ in seed and in the settings of AdamW: parameters, moments, one step.
 
-    Raises ValueError for a run that no stack can hold, see `refusal`.  The caller restores torch's generators
-    afterwards, as parameters are drawn from the default one.
+    Raises ValueError for a run that cannot be stacked, see `refusal`.  Parameters are drawn from torch's default
+    generator, which the caller restores.
     """
 
     def __init__(self, runs: Sequence[Run], device: torch.device, at_once: int) -> None:
@@ -77,7 +77,7 @@ class Stack:
         self.task, self.train = first.task, first.train
         self.single = at_once == 1 and not first.compile
         settings = first.transformer if self.single else _reference(first.transformer)
-        self.model = Transformer(settings).to(device).eval()  # in eval mode only a given `keep` drops anything
+        self.model = Transformer(settings).to(device).eval()  # in eval mode, only an explicit `keep` drops anything
         self.experts = [layer for layer in self.model.modules() if isinstance(layer, MixtureOfExperts)]
         decayed = optimiser.is_decayed(self.model, self.train.decay)
         named = sorted(self.model.named_parameters(), key=lambda item: not decayed[item[0]])
@@ -93,7 +93,7 @@ class Stack:
         self.losses: Callable[..., tuple[Tensor, Tensor]] = vmap(self._member)
         self.adamw: Callable[..., None] = adamw_
         if first.compile:
-            # Launching kernels takes most of a pass: a GPU replays it as one graph.
+            # Launching kernels takes most of the time of a pass, so a GPU replays it as one graph.
             self.losses = torch.compile(self.losses, mode="reduce-overhead" if device.type == "cuda" else None)
             self.adamw = torch.compile(self.adamw)
         self._plan()
@@ -104,8 +104,8 @@ class Stack:
         return torch.cat([values[name].detach().flatten() for name in self.names]).to(self.device)
 
     def _plan(self) -> None:
-        """Everything that depends on which networks are in the stack."""
-        self.sources: dict[Task, list[int]] = {}  # the seeds of each task: what is held out may differ
+        """Compute everything that depends on the selection of networks."""
+        self.sources: dict[Task, list[int]] = {}  # the seeds of each task: held-out splits may differ
         for run in self.runs:
             if run.seed not in (seeds := self.sources.setdefault(run.task, [])):
                 seeds.append(run.seed)
@@ -125,7 +125,7 @@ class Stack:
         return torch.tensor(values, dtype=self.rows.dtype, device=self.device)[:, None]
 
     def select(self, which: list[int]) -> None:
-        """Keep the networks `which` only."""
+        """Keep only the networks `which`."""
         index = torch.tensor(which, device=self.device)
         self.rows, self.exp_avg, self.exp_avg_sq = (x[index] for x in (self.rows, self.exp_avg, self.exp_avg_sq))
         self.gradient = torch.zeros_like(self.rows)
@@ -140,13 +140,13 @@ class Stack:
         return {name: part.view(like.shape) for name, part, like in parts}
 
     def show(self, i: int) -> Transformer:
-        """The model with the parameters of network `i`, which are views of its row."""
+        """The model with the parameters of network `i`, as views of its row."""
         for parameter, view in zip(self.tensors, self.views(self.rows[i]).values(), strict=True):
             parameter.data = view
         return self.model
 
     def alone(self, i: int, step: int) -> State:
-        """Model and optimiser of network `i` as `Single` has them, after `step` updates; views of its rows."""
+        """Model and optimiser of network `i` as in `Single`, after `step` updates; views of its rows."""
         model = self.show(i)
         adamw = optimiser.build(model, self.runs[i].train)
         for parameter, state in self.moments(i).items():
@@ -154,7 +154,7 @@ class Stack:
         return model, adamw, None
 
     def loaded(self, i: int, state: State) -> None:
-        """Take over the moments that were read into `state`; parameters were read into the rows themselves."""
+        """Copy the moments that were loaded into `state`; parameters were loaded into the rows directly."""
         for parameter, moments in self.moments(i).items():
             for name, value in moments.items():
                 value.copy_(state[1].state[parameter][name])
@@ -172,7 +172,7 @@ class Stack:
         return {"population": len(self.runs)}
 
     def moments(self, i: int) -> dict[nn.Parameter, dict[str, Tensor]]:
-        """The moments of network `i` by parameter, as torch.optim.AdamW names them; views of its rows."""
+        """The moments of network `i` by parameter, named as in torch.optim.AdamW; views of its rows."""
         first, second = self.views(self.exp_avg[i]).values(), self.views(self.exp_avg_sq[i]).values()
         parts = zip(self.tensors, first, second, strict=True)
         return {parameter: {"exp_avg": a, "exp_avg_sq": b} for parameter, a, b in parts}
@@ -189,7 +189,7 @@ class Stack:
 
         def call(inputs: Tensor, *, mask: Tensor | None, tail: int | None = None, keep: Any = None) -> Tensor:
             options = {"mask": mask, "tail": tail, "keep": keep}
-            # Ends that share a table share the module, so that naming it once is enough.
+            # Inputs and outputs that share a table share the module, so it is named once.
             return functional_call(self.model, parameters, (inputs,), options, tie_weights=False)
 
         return call
@@ -217,7 +217,7 @@ class Stack:
                     raise
                 self.at_once = (rows.stop - start + 1) // 2
                 continue
-            self.seen[-1].append(losses.clone())  # a graph that is replayed writes its outputs again
+            self.seen[-1].append(losses.clone())  # a replayed graph overwrites its outputs
             norms = torch.linalg.vector_norm(self.gradient[rows], dim=1, keepdim=True)
             if wanted:
                 seen.append({"loss": losses, "grad_norm": norms[:, 0], **self._metrics(rows, outputs, batch)})
@@ -230,7 +230,7 @@ class Stack:
         return {name: torch.cat([part[name] for part in seen]) for name in seen[0]} if wanted else {}
 
     def _backward(self, rows: slice, batch: Batch, number: int) -> tuple[Tensor, Tensor]:
-        """Losses (n) and outputs (n b t c) of `rows`, whose gradients are left in `self.gradient`."""
+        """Losses (n) and outputs (n b t c) of `rows`; writes their gradients into `self.gradient`."""
         if self.single:
             i = rows.start
             keep = self._keep(self.runs[i].seed, batch, number)
@@ -248,7 +248,7 @@ class Stack:
         return losses.detach(), outputs.detach()
 
     def _draw(self, split: str, number: int) -> Batch:
-        """Batch `number` of `split` for every seed of the stack, stacked."""
+        """Batch `number` of `split` for all seeds, stacked."""
         size = self.train.batch_size
         where: dict[str, Any] = {"step": number, "device": self.device}
         parts = [task.batches(split, size, seeds=seeds, **where) for task, seeds in self.sources.items()]
@@ -261,7 +261,7 @@ class Stack:
         return _at(batch, self.index[rows])
 
     def _keep(self, seed: int, batch: Batch, number: int) -> list[Tensor]:
-        """The dropout of each layer as the trainer draws it in step `number` of a run with `seed`; [] without any."""
+        """The dropout masks of each layer in step `number` of a run with `seed`, as in the trainer; [] without any."""
         if self.model.config.dropout == 0.0:
             return []
         b, s = batch.inputs.shape[1], self.model.length(batch.inputs[0])
@@ -288,7 +288,7 @@ class Stack:
 
     # --------------------------------------------------------------------------------------------------------- scoring
     def evaluate(self, split: str) -> list[dict[str, float]]:
-        """The scores of every network, as `evaluation.evaluate` gives them."""
+        """The scores of every network, as from `evaluation.evaluate`."""
         train, count = self.train, self.train.eval_batches
         if self.single:
             how: dict[str, Any] = {"batches": count, "batch_size": train.batch_size, "precision": train.precision}
@@ -348,7 +348,7 @@ def _at(batch: Batch, which: int | slice | Tensor) -> Batch:
 
 
 def _tensors(batch: Batch) -> dict[str, Any]:
-    """The tensors of a batch that are not None, which vmap does not take."""
+    """The tensors of a batch that are not None; vmap does not accept None."""
     fields = {"inputs": batch.inputs, "targets": batch.targets, "scored": batch.scored, "latents": batch.latents}
     return fields if batch.mask is None else {**fields, "mask": batch.mask}
 
@@ -359,7 +359,7 @@ def _batch(tensors: dict[str, Any]) -> Batch:
 
 
 def _reference(settings: TransformerConfig) -> TransformerConfig:
-    """The same network with every op's reference: vmap would run other backends in a loop over rows."""
+    """The same network with every op's reference: vmap would loop over rows in other backends."""
     layers = [settings.layer_heads(i) for i in range(settings.layers)]
     heads = [tuple(_plain(group) for group in layer) for layer in layers]
     return dataclasses.replace(settings, heads=tuple(heads))

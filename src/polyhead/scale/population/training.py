@@ -5,8 +5,8 @@ settings of AdamW (learning rate, warm-up, decay, clipping).  Each member writes
 alone.  It can be evaluated, resumed, or continued in another population.  Its losses are those of the run alone, to
 rounding: batches, initial parameters and dropout are the same functions of its seed.
 
-Members at different steps, or that began with other matrix products (`train/products.py`), form populations of their
-own.  `trainer.run` trains single members, and runs that `stacked.refusal` names.
+Members at different steps, or with other matrix products (`train/products.py`), form separate populations.
+`trainer.run` trains single members, and runs that cannot be stacked (`stacked.refusal`).
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from polyhead.train.store.saving import drop, last_whole
 from polyhead.train.trainer import run
 
 LARGEST_STACK = 256
-"""Members of one population, at most: each holds two open files."""
+"""The most members of one population: each has two open files."""
 
 Outcomes = dict[pathlib.Path, Result | Failure]
 
@@ -63,13 +63,12 @@ def train(
     again: bool = False,
     at_once: int | None = None,
 ) -> list[Result | Failure]:
-    """Train every run in `folder`/NAME-DIGEST, groups of like runs together; results or failures in their order.
+    """Train every run in `folder`/NAME-DIGEST, similar runs together; results or failures in the order of `runs`.
 
     Finished runs are skipped, others resume.  `again`: delete earlier training and start over.  `at_once`:
-    networks in one pass (default: all on an accelerator, as many as its cache holds on a CPU).  A member
-    that diverges becomes a Failure; the others are trained on.  On a CPU the process then keeps freed memory, which is
-    faster.  Raises ValueError for a run that occurs twice, Interrupted after Ctrl-C or SIGTERM,
-    when all have saved.
+    networks in one pass (default: all on an accelerator; on a CPU, as many as its cache holds).  A member that diverges
+    becomes a Failure; the others continue.  On a CPU the process keeps freed memory, which is faster.  Raises
+    ValueError for a run that occurs twice, Interrupted after Ctrl-C or SIGTERM, when all have saved.
     """
     places = prepare("population", runs, folder, again=again)
     if at_once is not None and at_once < 1:
@@ -110,14 +109,14 @@ def _kind(config: Run) -> str:
     some, own = configs.Train(), ("lr", "weight_decay", "warmup", "final", "early_floor", "clip", "betas", "eps")
     train = dataclasses.replace(config.train, **{name: getattr(some, name) for name in own})
     task: Any = config.task
-    if hasattr(task, "split_seed"):  # split_seed changes the data only, and each member has data of its own
+    if hasattr(task, "split_seed"):  # split_seed only changes data, and each member has its own data
         task = dataclasses.replace(task, split_seed=0)
     common = dataclasses.replace(config, name="", seed=0, folder=None, train=train, task=task)
     return json.dumps(configs.to_dict(common), sort_keys=True)
 
 
 def _of_one_step(group: Sequence[Run], outcomes: Outcomes) -> list[list[Run]]:
-    """The members of a group by step and matrix products so far.  A run that another process trains is a failure."""
+    """The members of a group, by step and matrix products.  A run that another process trains is a failure."""
     parts: dict[tuple[int, bool | None], list[Run]] = {}
     for config in group:
         folder = pathlib.Path(str(config.folder))
@@ -147,7 +146,7 @@ def _reached(config: Run, folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def _train(part: Sequence[Run], outcomes: Outcomes, stop: Stop, progress: bool, at_once: int | None) -> None:
-    """Train runs that can be trained together; a single one is trained as usual."""
+    """Train runs that can be trained together; a single run is trained as usual."""
     if len(part) > 1:
         _together(part, outcomes, stop, progress, at_once)
         return
@@ -159,7 +158,7 @@ def _train(part: Sequence[Run], outcomes: Outcomes, stop: Stop, progress: bool, 
 
 
 def _failure(config: Run, folder: pathlib.Path, error: ValueError | OSError) -> Failure:
-    """The failure as the worker of a sweep reports it."""
+    """The failure, in the form of a sweep's worker."""
     if isinstance(error, OSError):
         return Failure(config.name, folder, 1, error.strerror or str(error))
     return Failure(config.name, folder, 2, str(error))
@@ -175,7 +174,7 @@ def _together(part: Sequence[Run], outcomes: Outcomes, stop: Stop, progress: boo
                 check(config)
                 held.enter_context(claim(config, folder))
                 config.task.keep(folder)
-                if (folder / RESULT).exists():  # one that can be read would not be trained
+                if (folder / RESULT).exists():  # a readable result would not be trained again
                     set_aside(folder / RESULT, f"{folder / RESULT} is damaged")
                 members.append(Member(config, folder, retry))
             except (ValueError, OSError) as error:
@@ -204,7 +203,7 @@ def _fit(
     try:
         loop.progress.line(f"{loop.progress.name}: from step {loop.step}, {min(at_once, len(members))} in a pass")
         loop.fit(stop)
-    except OSError as error:  # one that waiting does not mend
+    except OSError as error:  # an error that is not temporary
         for member in loop.members:
             outcomes.setdefault(member.folder, _failure(member.config, member.folder, error))
     finally:
@@ -214,7 +213,7 @@ def _fit(
 def networks_at_once(config: Run, device: torch.device) -> int:
     """Networks in one pass: all on an accelerator and in compiled code, on a CPU as many as its cache holds.
 
-    A pass of tiny networks is mostly overhead, which they share; larger ones only push each other out of the cache.
+    A pass of tiny networks is mostly overhead, which they share; larger networks evict each other from the cache.
     """
     if device.type != "cpu" or config.compile:
         return LARGEST_STACK
@@ -225,12 +224,12 @@ def networks_at_once(config: Run, device: torch.device) -> int:
 
 
 def _keep_memory() -> None:
-    """Let the C library keep freed memory, as workers of a sweep do; else every step asks the system for it again.
+    """Let the C library keep freed memory, as in workers of a sweep; else every step asks the system for it again.
 
-    Saves 12 to 18 % of a step at the paper's and the demo's shape on one core.
+    Saves 12 to 18 % of a step for the paper's and the demo's network on one core.
     """
     if sys.platform == "linux" and not any(name in os.environ for name in MEMORY):
-        with contextlib.suppress(AttributeError, OSError):  # no glibc
+        with contextlib.suppress(AttributeError, OSError):  # without glibc
             mallopt = ctypes.CDLL(None).mallopt
             mallopt(-1, int(MEMORY["MALLOC_TRIM_THRESHOLD_"]))
             mallopt(-3, int(MEMORY["MALLOC_MMAP_THRESHOLD_"]))

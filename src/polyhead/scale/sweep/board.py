@@ -1,4 +1,4 @@
-"""What a person sees of the demo: known and unseen side by side on one scale, the floors as marks on it."""
+"""The demo's live display: scores on known and unseen data on one scale, with floors as marks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ WIDE = 50
 
 
 class Board(Screen):
-    """Known and unseen side by side on one scale, the floors as marks on it."""
+    """Shows scores on known and unseen data on one scale, with floors as marks."""
 
     def __init__(
         self, jobs: Sequence[Job], at_once: int, *, enabled: bool, unseen: str, marks: Mapping[str, float]
@@ -44,12 +44,12 @@ class Board(Screen):
             super().update()
 
     def told(self, job: Job) -> str:
-        """Without a terminal: scores by the words of the board."""
+        """The scores as text, for output without a terminal."""
         metric = job.config.task.metric
         return job.text().replace(f"iid {metric}", "known").replace(f"{self.unseen} {metric}", "unseen")
 
     def drawn(self) -> Group:
-        """A line a run: step, known, unseen, both on the scale; then what the marks are."""
+        """One line per run: step, known and unseen scores, and the scale; then the legend of the marks."""
         table = Table.grid(padding=(0, 2))
         for job in self.jobs:
             known, unseen = (self._score(job, split) for split in ("iid", self.unseen))
@@ -64,7 +64,7 @@ class Board(Screen):
         return None if text is None else float(text)
 
     def scale(self, known: float | None, unseen: float | None) -> str:
-        """0 to 1 in characters."""
+        """The scale from 0 to 1 as characters."""
         line = ["·"] * WIDE
         for value, mark in (*((x, "│") for x in self.marks.values()), (known, "○"), (unseen, "●")):
             if value is not None:

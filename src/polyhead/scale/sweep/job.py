@@ -38,14 +38,14 @@ class Job:
         self.config, self.folder, self.digest = config, folder, configs.digest(config)
         self.label = label or config.name
         self.handle: Handle | None = None
-        self.holder: str | None = None  # the machine of another process that trains it
+        self.holder: str | None = None  # host of another process that trains it
         self.outcome: Result | Failure | None = finished(folder, self.digest)
         self.deaths, self.retries, self.said = 0, 0, ""
         self.step, self.rate, self.read = 0, 0.0, 0
-        self.spent = 0.0  # seconds of training until `step`
-        self.started = 0.0  # when its worker was; 0 where none was, or it went on from a checkpoint
-        self.beside: float | None = None  # seconds that its worker took beside training: its start, its end
-        self.begun, self.before = False, -1  # whether its worker trains; when metrics.jsonl was changed before that
+        self.spent = 0.0  # seconds of training up to `step`
+        self.started = 0.0  # time of its worker's start; 0 without one, or if it resumed
+        self.beside: float | None = None  # seconds of its worker for start and end, without training
+        self.begun, self.before = False, -1  # whether its worker has started training; earlier mtime of metrics.jsonl
         self.shown: dict[str, str] = {}
         self._follow()
 
@@ -61,7 +61,7 @@ class Job:
 
     @property
     def pace(self) -> float | None:
-        """Seconds a step takes, evaluations included."""
+        """Seconds per step, including evaluations."""
         if isinstance(self.outcome, Result):
             return self.outcome.seconds / max(1, self.outcome.steps)
         if self.spent and self.step > 1:
@@ -69,8 +69,8 @@ class Job:
         return 1 / self.rate if self.rate else None
 
     def ready(self) -> bool:
-        """Write the configuration into the folder; False where there is nothing to train here."""
-        self.folder.parent.stat()  # a share that is gone is waited for
+        """Write the configuration into the folder; False if there is nothing to train here."""
+        self.folder.parent.stat()  # raises while a network share is offline: the sweep waits
         self.holder, self.outcome = None, finished(self.folder, self.digest)
         if self.outcome is not None:
             return False
@@ -83,14 +83,14 @@ class Job:
             self.holder = claimed_by(self.folder) or ""
         except ValueError as error:
             self.outcome = Failure(self.config.name, self.folder, MISTAKE, str(error))
-        except OSError as error:  # an error of this run's folder only
+        except OSError as error:  # an error of only this run's folder
             if error.errno in PASSING:
                 raise
             self.outcome = Failure(self.config.name, self.folder, DISK, error.strerror or str(error))
         return self.outcome is None and self.holder is None
 
     def poll(self) -> bool:
-        """Read new rows; True when the worker has just ended: with an outcome, a holder, or to be started again."""
+        """Read new rows; True if the worker has just ended: with an outcome, with a holder, or for a restart."""
         self._follow()
         if self.handle is None:
             return False
@@ -109,16 +109,16 @@ class Job:
         return True
 
     def _took(self, training: float) -> None:
-        """Of the time since the worker was started, `training` seconds were training."""
+        """Record the worker's overhead: the time since its start, minus `training` seconds."""
         if self.started:
             self.beside = max(0.0, time.monotonic() - self.started - training)
 
     def _ended(self, code: int) -> None:
-        """A worker ended without a result: another process trains the run, it failed, or it starts again."""
+        """Handle a worker that ended without a result: another process trains the run, it failed, or it restarts."""
         self.said = said = last_line(self.folder / LOG, code)
         if code == HELD:  # another process was quicker
             self.holder = claimed_by(self.folder) or ""
-        elif code in (MISTAKE, INTERRUPTED):  # the worker has noted it
+        elif code in (MISTAKE, INTERRUPTED):  # the worker has recorded it
             self._fail(code, said)
         elif code != PREEMPTED and self.deaths >= self.retries:
             self._note(State.FAILED, self._fail(code, said))
@@ -132,13 +132,13 @@ class Job:
         return text
 
     def _note(self, state: State, text: str, what: str = "") -> None:
-        """Write the end into the folder, as a worker that is killed cannot."""
+        """Record the end in the folder, because a killed worker cannot."""
         write_end(self.folder, state, text)
         with contextlib.suppress(OSError), open(self.folder / LOG, "a", encoding="utf-8") as log:
             log.write(f"polyhead: {what}{text}\n")
 
     def look(self) -> bool:
-        """Whether the other process no longer trains it, with or without a result."""
+        """Whether the other process has stopped training the run, with or without a result."""
         self._follow()
         self.outcome = finished(self.folder, self.digest)
         holder = claimed_by(self.folder) if self.outcome is None else None
@@ -155,7 +155,7 @@ class Job:
         try:
             with open(self.folder / METRICS, "rb") as file:
                 if file.seek(0, os.SEEK_END) < self.read:
-                    self.read = 0  # a resumed run has cut the file
+                    self.read = 0  # a resumed run has truncated the file
                 file.seek(self.read)
                 text = file.read()
         except OSError:
@@ -191,7 +191,7 @@ class Job:
 
 
 def last_line(path: pathlib.Path, code: int) -> str:
-    """The last line of a worker's log, or how the worker ended."""
+    """The last line of a worker's log, or a description of its end."""
     if code == LOST:
         return "lost: its machine, or its job, is gone"
     try:

@@ -1,9 +1,9 @@
 """Many runs in parallel: an engine starts a worker for each, on this machine or on a cluster.
 
-A worker that dies is started again, up to `retries` times, and resumes from its checkpoint.  A mistake in the input and
-a run that diverged would happen again, so they are failures at once.  Finished runs are skipped, so the same call
-resumes a sweep.  A run that another process trains is left to that process, so the same call on several machines with a
-shared folder divides the work.
+A worker that dies is restarted up to `retries` times, and resumes from its checkpoint.  Invalid input and divergence
+would happen again, so they fail at once.  Finished runs are skipped, so the same call resumes a sweep.  A run that
+another process trains is left to that process, so the same call on several machines with a shared folder divides the
+work.
 """
 
 import contextlib
@@ -49,10 +49,10 @@ def sweep(
 ) -> list[Result | Failure]:
     """Train every run in `folder`/NAME-DIGEST; results or failures in the order of `runs`.
 
-    `workers` run at once, each with `threads` threads (default: what the engine, without one `Local`, finds right).
-    `again`: delete earlier training and start over.  A worker that dies is started again up to `retries` times.
-    `screen` shows progress.  Raises Interrupted after Ctrl-C, when every worker has saved, and ValueError
-    for an engine that cannot be used here.
+    `workers`: parallel workers, each with `threads` threads (default: chosen by the engine, which is `Local` by
+    default).  `again`: delete earlier training and start over.  A worker that dies is restarted up to `retries` times.
+    `screen`: shows progress.  Raises Interrupted after Ctrl-C, when every worker has saved, and ValueError for an
+    engine that cannot be used here.
     """
     for name, value, least in (("workers", workers, 1), ("threads", threads, 1), ("retries", retries, 0)):
         if value is not None and value < least:
@@ -83,7 +83,7 @@ def sweep(
 def prepare(who: str, runs: Sequence[Run], folder: str | pathlib.Path, *, again: bool) -> list[pathlib.Path]:
     """The folder of each run, `folder`/NAME-DIGEST; with `again`, all training there is deleted.
 
-    Raises ValueError for a run that occurs twice and where no folder can be made.
+    Raises ValueError for a run that occurs twice, and if a folder cannot be made.
     """
     places = [pathlib.Path(folder) / f"{run.name}-{configs.digest(run)}" for run in runs]
     if len(set(places)) < len(places):
@@ -123,7 +123,7 @@ class _Work:
             time.sleep(self.engine.pause)
 
     def _start(self, room: int) -> None:
-        """Start as many waiting runs as there is room for."""
+        """Start up to `room` waiting runs."""
         ready: list[Job] = []
         while self.waiting and len(ready) < room:
             job = self.waiting.pop() if self.met else self.waiting.popleft()
@@ -142,7 +142,7 @@ class _Work:
             self.working += ready
 
     def _collect(self) -> None:
-        """Collect the runs whose workers have ended; one whose worker died goes to the end of the queue."""
+        """Collect the runs whose workers have ended; a run to restart goes to the end of the queue."""
         for job in [job for job in self.working if job.poll()]:
             self.working.remove(job)
             if job.outcome is not None:

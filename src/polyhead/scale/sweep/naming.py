@@ -1,4 +1,4 @@
-"""The fields in which the runs of a list differ, and names made of them."""
+"""The fields in which runs differ, and names made from them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from polyhead.config import Run, digest, to_dict
 
 FEW = 5
-"""The largest number of fields in a name; runs that differ in more are named by their digest."""
+"""The most fields in a name; runs that differ in more fields are named by digest."""
 
 
 def differing(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The fields in which the runs differ, with the values of each; named by their last word where it is unique."""
+    """The fields in which runs differ, with their values.  A field is named by its last word if that is unique."""
     flat = [_flat(to_dict(run, semantic=True)) for run in runs]
     names = dict.fromkeys(name for one in flat for name in one)
     vary = [name for name in names if len({repr(one.get(name)) for one in flat}) > 1]
@@ -42,7 +42,7 @@ def words(fields: Mapping[str, object]) -> str:
 
 
 def setting(value: object) -> str:
-    """A setting with all its digits: Python's shortest words that read back as the same number."""
+    """A setting with all its digits: Python's shortest text for the same number."""
     return value if isinstance(value, str) else repr(value)
 
 

@@ -1,4 +1,4 @@
-"""Progress of a sweep: a live table on a terminal, elsewhere a line at events and at intervals."""
+"""Progress of a sweep: a live table on a terminal, else a line at events and at intervals."""
 
 import sys
 import time
@@ -14,13 +14,13 @@ from polyhead.train.progress import QUIET_SECONDS, duration, wanted
 from polyhead.train.store.state import State
 
 ROWS = 20
-"""With more runs than this, a terminal shows only those that are active."""
+"""With more runs, a terminal shows only the active ones."""
 
 
 def left(jobs: Sequence[Job], at_once: int) -> float | None:
-    """Seconds until all runs are done, by the pace of those that have one; None while none has.
+    """The estimated seconds until all runs are done, from the known paces; None if no pace is known.
 
-    Starting a worker is assumed to take as long as so far.  A waiting run begins when a running one is done.
+    Workers are assumed to start as fast as before.  A waiting run starts when a running one ends.
     """
     known = [pace for job in jobs if (pace := job.pace) is not None]
     if not known:
@@ -40,7 +40,7 @@ def left(jobs: Sequence[Job], at_once: int) -> float | None:
 
 
 class Screen:
-    """A bar per run, and one for all of them."""
+    """A progress bar per run, and one for all runs."""
 
     def __init__(self, jobs: Sequence[Job], at_once: int, *, enabled: bool) -> None:
         self.jobs, self.at_once, self.enabled, self.console = jobs, at_once, wanted(enabled), Console(stderr=True)
@@ -86,7 +86,7 @@ class Screen:
             self.line(f"all: {self.summary()}")
 
     def told(self, job: Job) -> str:
-        """The state of a run in words."""
+        """The state of a run as text."""
         return job.text()
 
     def summary(self) -> str:
@@ -100,7 +100,7 @@ class Screen:
         return ", ".join(told + ([f"{duration(seconds)} left"] if seconds is not None else []))
 
     def tell(self, job: Job, text: str) -> None:
-        """The last event of a run, in a line."""
+        """Print the last event of a run as one line."""
         self.line(f"{job.label}: {text}")
 
     def line(self, text: str) -> None:

@@ -14,11 +14,13 @@ from polyhead.train.store.state import State, read_end
 
 
 def status(runs: Sequence[Run], folder: str | pathlib.Path) -> list[dict[str, Any]]:
-    """A row for each run in `folder`/NAME-DIGEST: name, the fields in which the runs differ, state, step, the headline
-    metric of its last evaluated split, and the error of a failed one.
+    """A row for each run in `folder`/NAME-DIGEST.
 
-    elsewhere: a process of another machine trains it.  retrying: its worker died, and a sweep is to start it again.
-    failed: it left an error, and no process works on it.  stopped: without an error; the same command resumes it.
+    It has the name, the fields in which runs differ, the state, the step, the headline metric on the last evaluated
+    split, and the error of a failed run.
+
+    elsewhere: a process on another machine trains it.  retrying: its worker died, and a sweep will restart it.
+    failed: it ended with an error, and no process works on it.  stopped: no error; the same command resumes it.
     """
     rows = []
     differing = naming.differing(runs)
@@ -39,7 +41,7 @@ def state_of(run: Run, place: pathlib.Path) -> tuple[State, int, str]:
     result = finished(place, digest(run)) if place.is_dir() else None
     if result is not None:
         split = run.train.evaluate[-1] if "compositional" not in run.train.evaluate else "compositional"
-        score = result.scores.get(split, {}).get(run.task.metric)  # of another version it may lack
+        score = result.scores.get(split, {}).get(run.task.metric)  # may be missing in results of another version
         return State.DONE, result.steps, "" if score is None else f"{split} {run.task.metric} {score:.3f}"
     if not place.is_dir():
         return State.WAITING, 0, ""

@@ -1,4 +1,4 @@
-"""Search beyond a grid: search.py (Optuna proposes, workers train), space.py (which values), screen.py."""
+"""Hyper-parameter search: search.py (Optuna proposes, workers train), space.py (the search space), screen.py."""
 
 from polyhead.scale.tune.search import status, tune
 from polyhead.scale.tune.trial import Outcome, Trial

@@ -1,4 +1,4 @@
-"""Progress of a search: a live table on a terminal, elsewhere a line when a trial begins and ends."""
+"""Progress of a search: a live table on a terminal, else a line when a trial starts and ends."""
 
 import sys
 import time
@@ -14,13 +14,13 @@ from polyhead.scale.tune.trial import Outcome, Trial
 from polyhead.train.progress import QUIET_SECONDS, wanted
 
 ROWS = 15
-"""The last trials, and the best."""
+"""How many of the last trials are shown, besides the best."""
 SECONDS = 0.5
 """Seconds between two polls of the study."""
 
 
 class Screen:
-    """`outcome` gives the study as it is now."""
+    """Shows a search.  `outcome`: returns the current state of the study."""
 
     def __init__(self, outcome: "Callable[[], Outcome]", *, enabled: bool) -> None:
         self.outcome, self.enabled = outcome, wanted(enabled)
@@ -41,7 +41,7 @@ class Screen:
             self.live.stop()
 
     def update(self, texts: Mapping[int, str]) -> None:
-        """`texts`: what the trials at work say, by number."""
+        """Redraw.  `texts`: the progress of running trials, by number."""
         now = time.monotonic()
         if self.live is not None and now - self.drawn > SECONDS:
             self.drawn = now
@@ -57,7 +57,7 @@ class Screen:
 
 
 def table(outcome: Outcome, texts: Mapping[int, str]) -> Table:
-    """The last trials and the best."""
+    """A table of the last trials and the best."""
     shown = list(outcome.trials[-ROWS:])
     if outcome.best is not None and outcome.best not in shown:
         shown.insert(0, outcome.best)
@@ -73,7 +73,7 @@ def table(outcome: Outcome, texts: Mapping[int, str]) -> Table:
 
 
 def said(trial: Trial, outcome: Outcome) -> str:
-    """The state of a trial in words, beside its score."""
+    """The state of a trial as text, without its score."""
     if trial is outcome.best:
         return "best"
     return f"{trial.state}: {trial.error}" if trial.error else "" if trial.state == "done" else trial.state

@@ -1,4 +1,4 @@
-"""Search beyond a grid: Optuna proposes settings, the workers of a sweep train them.
+"""Hyper-parameter search: Optuna proposes settings, the workers of a sweep train them.
 
 A study is a folder.  study.json holds its settings, study.journal is Optuna's record with one line of JSON per event,
 and every trial is an ordinary run in FOLDER/NAME-DIGEST.  Trial n depends on its own streams, such as
@@ -38,7 +38,7 @@ from polyhead.train.store.folder import Result, read_metrics
 STUDY, JOURNAL, NAME = "study.json", "study.journal", "polyhead"
 SAMPLERS, PRUNERS = ("tpe", "random"), ("median", "hyperband")
 ENOUGH = 10
-"""The least number of finished trials for importances; with fewer they are noise."""
+"""The fewest finished trials for importances; with fewer, importances are noise."""
 
 
 def tune(
@@ -53,11 +53,11 @@ def tune(
     prune: str | None = None,
     progress: bool = True,
 ) -> Outcome:
-    """Look for the fields of `run` that score best: tune(run, {"train.lr": "1e-4:1e-2:log"}, folder="runs/tune/a").
+    """Search for the best fields of `run`: tune(run, {"train.lr": "1e-4:1e-2:log"}, folder="runs/tune/a").
 
     The score is the task's headline metric at the end of training, on split `validation` if it is in train.evaluate,
-    else on the first split there.  `trials`: their number in the end, including those of earlier calls.  `prune`: stop
-    trials that are worse than the median, or by hyperband.  A trial that fails, or has invalid settings, counts.
+    else on the first split there.  `trials`: the total number, including earlier calls.  `prune`: stop trials that are
+    worse than the median, or by hyperband.  A trial that fails, or has invalid settings, also counts.
     Raises ValueError for a folder that holds another study, Interrupted after Ctrl-C, when all have saved.
     """
     one_of("tune", "sampler", sampler, SAMPLERS)
@@ -87,7 +87,7 @@ def tune(
 
 
 def status(folder: str | pathlib.Path) -> Outcome:
-    """A study as it is now, also while another process works on it.  Nothing is written."""
+    """The current state of a study, also while another process works on it.  Nothing is written."""
     path = pathlib.Path(folder)
     if not (path / STUDY).is_file() or not (path / JOURNAL).is_file():
         raise ValueError(f"tune: {path} holds no study")
@@ -97,7 +97,7 @@ def status(folder: str | pathlib.Path) -> Outcome:
         return _Study(run, path, question).outcome(importance=True)
     except ValueError:
         raise
-    except Exception as error:  # a file that is not ours may raise anything
+    except Exception as error:  # a foreign file may raise any error
         raise ValueError(f"tune: {path} holds no study that can be read ({type(error).__name__}: {error})") from None
 
 
@@ -128,7 +128,7 @@ def _claim(folder: pathlib.Path, question: dict[str, Any]) -> None:
 
 
 def _mend(journal: pathlib.Path) -> None:
-    """Remove an incomplete last line, left by a crash or a full disk: Optuna would read no line after it."""
+    """Remove an incomplete last line, left by a crash or a full disk: Optuna would ignore all lines after it."""
     if journal.is_file() and not (text := journal.read_bytes()).endswith(b"\n"):
         write(journal, text[: text.rfind(b"\n") + 1])
 
@@ -157,8 +157,8 @@ class _Study:
                 direction = "maximize" if run.task.better == "higher" else "minimize"
                 self.optuna.create_study(storage=storage, study_name=NAME, direction=direction)
             self.study = self.optuna.load_study(storage=storage, study_name=NAME, pruner=self._pruner())
-            self.study.get_trials(deepcopy=False)  # reads it all
-        except Exception as error:  # Optuna checks little
+            self.study.get_trials(deepcopy=False)  # reads the whole journal
+        except Exception as error:  # Optuna hardly checks its journal
             raise ValueError(f"tune: {path} cannot be read ({type(error).__name__}: {error})") from None
 
     def _pruner(self) -> Any:
@@ -168,14 +168,14 @@ class _Study:
         return pruners.MedianPruner() if self.prune == "median" else pruners.NopPruner()
 
     def interrupted(self) -> list[int]:
-        """Trials that ran when their process ended."""
+        """Trials that were running when their process ended."""
         return [t.number for t in self.study.get_trials(deepcopy=False) if t.state.name == "RUNNING"]
 
     def count(self) -> int:
         return len(self.study.get_trials(deepcopy=False))
 
     def propose(self, number: int | None = None) -> Any:
-        """The next trial, or that of a given number again, whose proposal may be incomplete."""
+        """The next trial; or the trial `number` again, whose proposal may be incomplete."""
         n = self.count() if number is None else number
         self._draw_from("tune", n)
         if number is None:
@@ -183,7 +183,7 @@ class _Study:
         else:
             trial = self.optuna.trial.Trial(self.study, self.study.get_trials(deepcopy=False)[number]._trial_id)
         for name, part in self.space.items():
-            self._draw_from(f"tune/{name}", n)  # of its own: some may have been drawn before a crash
+            self._draw_from(f"tune/{name}", n)  # a separate stream per field: a crash may have left some drawn
             if not isinstance(part, Range):
                 trial.suggest_categorical(name, part.values)
             elif isinstance(part.low, int) and isinstance(part.high, int):
@@ -198,8 +198,11 @@ class _Study:
         self.study.sampler = kind(seed=stream(self.run.seed, name, number) % 2**32)
 
     def tell(self, trial: Any, outcome: Any) -> None:
-        """Report the end of a trial.  Invalid settings and divergence count as the worst score, so that the sampler
-        learns from them.  A worker that was killed says nothing about the settings, and has no score."""
+        """Report the end of a trial to Optuna.
+
+        Invalid settings and divergence count as the worst score, so that the sampler learns from them.  A killed
+        worker is no information about the settings, so its trial has no score.
+        """
         score = outcome.scores[self.split][self.metric] if isinstance(outcome, Result) else math.nan
         if math.isfinite(score):
             self.study.tell(trial, score)
@@ -224,7 +227,7 @@ class _Study:
         return Trial(trial.number, state, dict(trial.params), score, self.folder / run if run else None, error)
 
     def _importance(self) -> dict[str, float]:
-        with contextlib.suppress(ValueError, RuntimeError), warnings.catch_warnings():  # all scores alike
+        with contextlib.suppress(ValueError, RuntimeError), warnings.catch_warnings():  # fails if all scores are equal
             warnings.simplefilter("ignore")
             found = self.optuna.importance.get_param_importances(self.study)
             return {name: float(share) for name, share in found.items()}
@@ -232,14 +235,14 @@ class _Study:
 
 
 class _Search:
-    """The running trials, each with its job; two may share one, since a sampler may propose the same twice."""
+    """The running trials, each with its job.  Two trials share a job if a sampler proposes the same settings twice."""
 
     def __init__(self, study: _Study, workers: int, threads: int | None, screen: Screen) -> None:
         self.study, self.workers, self.threads, self.screen = study, workers, threads, screen
         self.engine, self.retry = Local(), DiskRetry(Stop())
         self.working: list[tuple[Any, Job]] = []
         self.leaving: list[Job] = []  # pruned, and saving
-        self.read: dict[int, int] = {}  # rows of metrics.jsonl that the pruner has seen, by trial
+        self.read: dict[int, int] = {}  # rows of metrics.jsonl that were reported to the pruner, by trial
         self.looked = 0.0
 
     def work(self, wanted: int) -> None:
@@ -261,7 +264,7 @@ class _Search:
                 raise stop.interrupted(text) from None
 
     def _begin(self, trial: Any) -> None:
-        """Give a trial its job; one with invalid settings has ended."""
+        """Create the job of a trial; a trial with invalid settings ends at once."""
         try:
             run = dataclasses.replace(changed(self.study.run, trial.params), folder=None)
             check(run)
@@ -279,7 +282,7 @@ class _Search:
         self.screen.line(f"trial {trial.number}: {chosen} ({place})")
 
     def _look(self) -> None:
-        """Poll everything that runs, once."""
+        """Poll all running jobs once."""
         look = time.monotonic() - self.looked > LOOK_SECONDS
         self.looked = time.monotonic() if look else self.looked
         for job in dict.fromkeys([job for _, job in self.working] + self.leaving):
@@ -296,7 +299,7 @@ class _Search:
             time.sleep(self.engine.pause)
 
     def _tend(self, job: Job, look: bool) -> None:
-        """As in a sweep: start it, start it again, or watch the process that trains it already."""
+        """As in a sweep: start the job, restart it, or watch another process that trains it."""
         if job.outcome is not None:
             return
         if job.holder is not None:
@@ -308,7 +311,7 @@ class _Search:
             job.handle, job.begun = self.retry(functools.partial(self.engine.start, [job.folder]))[0], True
 
     def _hopeless(self, trial: Any, job: Job) -> bool:
-        """Report the evaluations so far, in order and without the last; True if the pruner stops the trial."""
+        """Report the evaluations so far to the pruner, without the final one; True if the pruner stops the trial."""
         if job.read == self.read.get(trial.number, 0):
             return False
         self.read[trial.number] = job.read
@@ -324,7 +327,7 @@ class _Search:
         return False
 
     def _prune(self, trial: Any, job: Job) -> None:
-        """Its worker saves and stops, unless another trial has the same run."""
+        """Let the worker of a pruned trial save and stop, unless another trial has the same run."""
         self.working.remove((trial, job))
         self.study.study.tell(trial, state=self.study.optuna.trial.TrialState.PRUNED)
         if job.outcome is None and all(other is not job for _, other in self.working):

@@ -31,7 +31,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of these."""
+    """One of several values."""
 
     values: tuple[Value, ...]
 
@@ -40,7 +40,7 @@ Space = dict[str, Range | Choice]
 
 
 def is_space(text: str, kinds: Sequence[type]) -> bool:
-    """Whether a word of the command line has more than one value; a string may hold a colon (`cuda:1`)."""
+    """Whether a command-line word has more than one value; a string may contain a colon (`cuda:1`)."""
     return "," in text or (":" in text and str not in kinds)
 
 
@@ -59,7 +59,7 @@ def read_space(run: Run, given: Mapping[str, str]) -> Space:
 
 
 def kinds_of(run: Run, name: str) -> list[type]:
-    """The types that the field of this dotted name may hold, of those a search can choose from; none for others."""
+    """The searchable types of the field with this dotted name; empty for other fields."""
     names = [known for known in _names(configs.to_dict(run)) if not known.endswith(".kind")]
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -74,7 +74,7 @@ def kinds_of(run: Run, name: str) -> list[type]:
 
 
 def changed(run: Run, values: Mapping[str, Value]) -> Run:
-    """`run` with these fields, by dotted name.  Raises ValueError for values that do not go together."""
+    """`run` with these fields, by dotted name.  Raises ValueError for incompatible values."""
     data = configs.to_dict(run)
     for name, value in values.items():
         *path, last = name.split(".")
@@ -95,7 +95,7 @@ def words(values: Mapping[str, Value]) -> list[str]:
 
 
 def _names(value: Any, prefix: str = "") -> list[str]:
-    """The dotted names of all fields that hold no others."""
+    """The dotted names of all leaf fields."""
     if isinstance(value, dict):
         pairs = list(value.items())
     elif isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value):
@@ -132,7 +132,7 @@ def _read(name: str, text: str, kinds: Sequence[type]) -> Range | Choice:
 
 
 def _value(who: str, text: str, kinds: Sequence[type]) -> Value:
-    """The text as the first of these kinds that takes it, from the narrowest on."""
+    """The text as the first type that accepts it, from the narrowest type on."""
     if type(None) in kinds and text == "None":
         return None
     if bool in kinds and text.lower() in ("true", "false"):
@@ -156,13 +156,13 @@ def _refuse(name: str) -> None:
 
 
 def _check(run: Run, name: str, part: Range | Choice) -> None:
-    """Raise a ValueError for a field without an effect, and for values that cannot be, whatever else is chosen."""
+    """Raise a ValueError for a field without an effect, and for values that are invalid with any other choice."""
     values: tuple[Value, ...] = part.values if isinstance(part, Choice) else (part.low, part.high)
     runs: list[Run] = []
     for value in values:
         try:
             runs.append(changed(run, {name: value}))
-        except ValueError as error:  # a number may fit where another field is changed, too
+        except ValueError as error:  # a number may become valid when another field also changes
             if isinstance(value, str) or (value == values[-1] and not runs):
                 raise ValueError(str(error).replace("tune:", f"tune: {name}={value}:", 1)) from None
     if len({configs.digest(one) for one in runs}) < len(runs):

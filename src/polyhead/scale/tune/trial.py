@@ -1,4 +1,4 @@
-"""One proposal of a search, and a study as it stands."""
+"""One proposal of a search, and the state of a study."""
 
 import pathlib
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ DONE, PRUNED, FAILED, RUNNING = "done", "pruned", "failed", "running"
 
 @dataclass(frozen=True)
 class Trial:
-    """One proposal: its fields, its run, what became of it, and its score, of a pruned one that at its last step."""
+    """One proposal: its fields, run, state and score (for a pruned trial, the score at its last step)."""
 
     number: int
     state: str
@@ -22,7 +22,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A study as it stands.  `importance`: of each field, shares that add up to 1; empty while it is not known."""
+    """The state of a study.  `importance`: the share of each field, with sum 1; empty while unknown."""
 
     folder: pathlib.Path
     split: str

@@ -3,7 +3,7 @@
 A worker is `python -m polyhead.train RUN` on any machine: it claims its folder, resumes from its checkpoint, and ends
 with an exit code (stop.py).  All machines must see the folder of the sweep under the same name.
 
-Nothing here imports torch, since a job of a cluster reads this file before its worker starts.
+Nothing here imports torch, because a cluster's job imports this file before its worker starts.
 """
 
 import os
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 LOG = "worker.log"
 LOST = 256
-"""In place of an exit code: the worker is gone without one."""
+"""Stands for the exit code of a worker that disappeared."""
 
 MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "33554432"}
-"""glibc keeps freed memory instead of asking for it anew in every step: 12 % of a HYLA step at the paper's shape."""
+"""glibc keeps freed memory instead of asking the system again in every step: saves 12 % of a HYLA step of the paper."""
 
 
 @runtime_checkable
 class Handle(Protocol):
-    """One worker, from its request on."""
+    """One worker, requested or running."""
 
     def code(self) -> int | None:
-        """None while it runs or waits; then its exit code, negative for a signal, or `LOST`."""
+        """None while it waits or runs; then its exit code (negative for a signal), or `LOST`."""
 
 
 @runtime_checkable
@@ -39,24 +39,24 @@ class Engine(Protocol):
     pause: float
     """Seconds between two polls of its workers."""
     queues: bool
-    """Whether the engine takes the whole list at once and itself limits the number of workers that run."""
+    """Whether the engine accepts all runs at once and limits the number of running workers itself."""
 
     def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None, threads: int | None) -> int:
-        """Prepare to train `runs` below `folder`; the number of workers at a time.  ValueError if it is not usable."""
+        """Prepare to train `runs` in `folder`; returns the number of parallel workers.  ValueError if not usable."""
 
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Handle]:
         """Request a worker for each of these runs."""
 
     def stop(self, handles: Sequence[Handle]) -> str:
-        """After Ctrl-C: stop these workers, and say what became of them."""
+        """After Ctrl-C: stop these workers, and return a message about them."""
 
     def close(self) -> None:
-        """Leave no worker behind, also after an error."""
+        """End all workers, also after an error."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """The share of a cluster that one run gets."""
+    """The resources of a cluster for one run."""
 
     cpus: int = 1
     gpus: float = 0.0
@@ -80,4 +80,4 @@ def settings(threads: int, given: Mapping[str, str]) -> dict[str, str]:
     source = str(pathlib.Path(__file__).parents[4])
     paths = os.pathsep.join([source, *filter(None, [given.get("PYTHONPATH")])])
     own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return {**MEMORY, **given, **own, "POLYHEAD_REQUEUE": "0"}  # the sweep starts it again, not the worker itself
+    return {**MEMORY, **given, **own, "POLYHEAD_REQUEUE": "0"}  # the sweep restarts it, not the worker itself

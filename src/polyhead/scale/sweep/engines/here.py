@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Here:
-    """A run that ends its process, for example without memory left, ends the sweep."""
+    """One run after another in this process.  A run that ends the process, such as out of memory, ends the sweep."""
 
     pause, queues = 0.0, False
 
@@ -42,7 +42,7 @@ class _Ended:
 
 
 def _train(folder: pathlib.Path) -> int:
-    """Do the worker's work, with its log.  KeyboardInterrupt where it was asked to stop and has saved."""
+    """Train the run in `folder` with a log, as a worker does.  Raises KeyboardInterrupt after a signal, when saved."""
     from polyhead.train.__main__ import main
 
     with (

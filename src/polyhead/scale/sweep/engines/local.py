@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Local:
-    """By default one worker per core, or one in all on an accelerator; the cores are divided among them."""
+    """Worker processes: by default one per core, or a single one on an accelerator; they share the cores equally."""
 
     pause, queues = 0.2, False
 
@@ -39,7 +39,7 @@ class Local:
                 stdout=log,
                 stderr=log,
                 env=settings(self.threads, os.environ),
-                start_new_session=True,  # Ctrl-C goes to the sweep only, which asks each worker to save
+                start_new_session=True,  # Ctrl-C reaches only the sweep, which asks each worker to save
             )
         self.processes = [one for one in self.processes if one.poll() is None] + [process]
         return _Worker(process)

@@ -1,7 +1,8 @@
 """Workers as tasks of a Ray cluster (Ray Core).
 
-A task runs the worker as a child process, which ends with it, and returns its exit code.  If its process or machine is
-lost, there is no exit code: the sweep starts the run again, and Ray places it where there is room.
+A task runs the worker as a child process, which ends with the task, and returns its exit code.  If the task's process
+or machine is lost, there is no exit code: the sweep restarts the run, and Ray places it on a machine with free
+resources.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ SECONDS = 10.0
 class Ray:
     """The cluster at `address`: HOST:PORT, "auto" for that of this machine, "local" to start one here for this sweep.
 
-    Without `workers` the cluster gets the whole list, and runs as much of it at a time as it has room for.
+    Without `workers` the cluster gets all runs, and trains as many in parallel as its resources allow.
     """
 
     pause, queues = 0.5, False
@@ -67,7 +68,7 @@ class Ray:
             raise ValueError(f"sweep: no Ray cluster at {self.address} ({reason})") from None
 
     def _demand(self, ray: Any) -> None:
-        """Check that one run fits on some machine; Ray would wait for such a machine for ever."""
+        """Check that one run fits on some machine; otherwise Ray would wait forever."""
         wanted = self.resources
         memory = None if wanted.memory is None else wanted.memory * 2**30
         for name, amount in (("CPU", wanted.cpus), ("GPU", wanted.gpus), ("memory", memory)):
@@ -79,7 +80,7 @@ class Ray:
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Handle]:
         ray, wanted = _ray(), self.resources
         memory = None if wanted.memory is None else int(wanted.memory * 2**30)
-        work = inspect.unwrap(_work())  # without checks of its annotations, which tests put around it
+        work = inspect.unwrap(_work())  # without the annotation checks that tests wrap around it
         made = ray.remote(num_cpus=wanted.cpus, num_gpus=wanted.gpus, memory=memory, max_retries=0)(work)
         own = settings(self.threads, {})
         begun = [_Task(made.remote(str(folder.absolute()), LOG, own), folder) for folder in folders]
@@ -89,7 +90,7 @@ class Ray:
     def stop(self, handles: Sequence[Handle]) -> str:
         ray = _ray()
         for task in self.tasks:
-            ray.cancel(task.reference)  # an interrupt of the task, which lets its worker save
+            ray.cancel(task.reference)  # interrupts the task, which lets its worker save
         left = [task.reference for task in self.tasks]
         if left:
             ray.wait(left, num_returns=len(left))
@@ -117,7 +118,7 @@ class _Task:
         if self.ended is None and ray.wait([self.reference], timeout=0)[0]:
             try:
                 self.ended = int(ray.get(self.reference))
-            except ray.exceptions.RayTaskError as error:  # before the worker: its machine does not see the folder
+            except ray.exceptions.RayTaskError as error:  # its machine does not see the folder
                 self.ended = DISK
                 with contextlib.suppress(OSError), open(self.folder / LOG, "a", encoding="utf-8") as log:
                     log.write(f"polyhead: {error.cause}, on a machine of the Ray cluster\n")
@@ -132,7 +133,7 @@ def _ray() -> Any:
 
 
 def _answers(address: str) -> None:
-    """Raise ValueError if no cluster answers at the address; Ray itself would try for long, with many messages."""
+    """Raise ValueError if no cluster answers at the address; Ray itself would retry for long, with many messages."""
     host, colon, port = address.rpartition(":")
     if address == "auto" or address.startswith("ray://"):
         return
@@ -145,7 +146,7 @@ def _answers(address: str) -> None:
 
 
 def _work() -> Callable[..., int]:
-    """The function of a task.  A nested function is pickled by value, so machines need Ray and our files only."""
+    """The function of a task.  A nested function is pickled by value, so machines only need Ray and our files."""
 
     def work(folder: str, log: str, own: dict[str, str]) -> int:
         import os
@@ -176,11 +177,11 @@ def _work() -> Callable[..., int]:
 
 
 def main(words: Sequence[str]) -> int:
-    """The worker of a task: arguments FOLDER and the process with which it ends."""
+    """The worker of a task.  Arguments: FOLDER, and the parent process; the worker ends with it."""
     folder, parent = words[0], int(words[1])
     if sys.platform == "linux" and os.getppid() == parent:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it is gone already
+    if os.getppid() != parent:  # the parent is already gone
         return LOST - 1
     from polyhead.train.__main__ import main as train
 

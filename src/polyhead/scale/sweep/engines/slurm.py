@@ -1,10 +1,10 @@
-"""Workers as jobs of Slurm: one array, by submitit.
+"""Workers as jobs of Slurm, in one array, by submitit.
 
 A job runs the worker as a child process.  Slurm sends SIGUSR2 before it preempts a job or ends it at its time limit.
-The worker then saves, and submitit queues the job again.  Ctrl-C leaves jobs to Slurm; the same command finds them
-again by the file slurm.json in the folder of each run.
+The worker then saves, and submitit queues the job again.  After Ctrl-C the jobs continue; the same command finds them
+again by the file slurm.json in each run's folder.
 
-Pickles of a job are not read here: the exit code of its worker is in a file, and squeue gives the job's state.
+No pickles of jobs are read: the exit code of the worker is in a file, and squeue gives the job's state.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ ENDED = {
     "DEADLINE": INTERRUPTED,
     "PREEMPTED": PREEMPTED,
 }
-"""States in which a job has ended -> the outcome of its worker; None: the worker's own exit code."""
+"""End states of a job -> the outcome of its worker; None: the worker's own exit code."""
 
 
 class Slurm:
-    """Jobs of at most `minutes` each; a longer run resumes in another.  `partition` and `account`: Slurm's default."""
+    """Jobs of at most `minutes`; a longer run resumes in the next job.  `partition`, `account`: Slurm's default."""
 
     queues = True
 
@@ -62,7 +62,7 @@ class Slurm:
         self.executor: Any = None
         self.threads = 1
         self.states: dict[str, str] = {}
-        self.asked, self.looks = 0.0, 0  # time of the last call of squeue, number of its answers
+        self.asked, self.looks = 0.0, 0  # time of the last call of squeue, number of answers so far
 
     def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None, threads: int | None) -> int:
         for program in ("sbatch", "squeue", "scontrol", "srun"):
@@ -95,7 +95,7 @@ class Slurm:
         }
 
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Handle]:
-        """Jobs of an earlier call that have not ended are used again; the other runs form one array."""
+        """Reuse jobs of an earlier call that have not ended; the other runs form one array."""
         self._look()
         found = {folder: self._earlier(folder) for folder in folders}
         new = [folder for folder, job in found.items() if job is None]
@@ -111,7 +111,7 @@ class Slurm:
         task = Task(self.threads)
         try:
             jobs = self.executor.map_array(task, [str(folder.absolute()) for folder in folders])
-        except Exception as error:  # of submitit, which has no class for them: what sbatch said
+        except Exception as error:  # submitit has no error class for a refusal by sbatch
             said = [line for line in str(error).splitlines() if "error" in line] or [str(error)]
             raise ValueError(f"sweep: sbatch refused the jobs ({said[-1].strip()})") from None
         return [str(job.job_id) for job in jobs]
@@ -125,13 +125,13 @@ class Slurm:
         return None
 
     def state(self, job: str) -> str | None:
-        """The state of a job by squeue; None when squeue no longer lists it."""
+        """The state of a job by squeue; None if squeue no longer lists it."""
         if time.monotonic() - self.asked > self.pause:
             self._look()
         return self.states.get(job)
 
     def _look(self) -> None:
-        """Slurm lists ended jobs for some minutes.  While it does not answer, its last answer holds."""
+        """Call squeue, which lists ended jobs for some minutes.  If it does not answer, its last answer holds."""
         asked = ["squeue", "--me", "--noheader", "--array", "--states=all", f"--name={NAME}", "--format=%i %T"]
         self.asked = time.monotonic()
         with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -154,7 +154,7 @@ class Slurm:
 class _Job:
     def __init__(self, slurm: Slurm, name: str) -> None:
         self.slurm, self.name = slurm, name
-        self.ends, self.looks = 0, slurm.looks  # number of polls in a row in which it had ended, and number of polls
+        self.ends, self.looks = 0, slurm.looks  # consecutive polls in which it had ended, and number of polls
 
     def code(self) -> int | None:
         state = self.slurm.state(self.name)
@@ -162,7 +162,7 @@ class _Job:
             return None
         self.looks = self.slurm.looks
         self.ends = self.ends + 1 if state is None or state in ENDED else 0
-        if self.ends < 2:  # a job that is queued again may look ended for a moment, and a shared disk be late
+        if self.ends < 2:  # a requeued job may briefly look ended, and a shared disk may lag
             return None
         if state is not None and (code := ENDED[state]) is not None:
             return code
@@ -173,12 +173,12 @@ class _Job:
 
 
 def _record(folder: pathlib.Path, job: str) -> pathlib.Path:
-    """Where a job writes its worker's exit code."""
+    """The file with the exit code of a job's worker."""
     return folder / f"{job}.code"
 
 
 class Task:
-    """The work of a job: run the worker, and let it save when the job is preempted."""
+    """The work of a job: run the worker, and let it save on preemption."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -199,16 +199,16 @@ class Task:
                 preexec_fn=_deaf,
             )
         self.worker = process.pid
-        code = os.waitstatus_to_exitcode(os.waitpid(self.worker, 0)[1])  # not Popen.wait: a signal may come in it
+        code = os.waitstatus_to_exitcode(os.waitpid(self.worker, 0)[1])  # not Popen.wait: a signal may interrupt it
         process.returncode = code
         record.write_text(f"{code}\n", encoding="utf-8")
         return code
 
     def checkpoint(self, folder: str) -> Any:
-        """submitit calls this in its handler of SIGUSR2, and queues the job again with what comes back."""
+        """Called by submitit on SIGUSR2; it queues the job again with the returned value."""
         from submitit.helpers import DelayedSubmission
 
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a second one would end the worker before it has saved
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a second signal would end the worker before it has saved
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.worker, signal.SIGUSR1)
             os.waitpid(self.worker, 0)
@@ -216,5 +216,5 @@ class Task:
 
 
 def _deaf() -> None:
-    """Slurm sends SIGUSR2 to all processes of a job, but the worker is to be told once, by `checkpoint`."""
+    """Ignore SIGUSR2 in the worker: Slurm sends it to all processes of a job, but `checkpoint` stops the worker."""
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
