@@ -73,7 +73,7 @@ class Maths(Task):
     items: ClassVar[str] = "questions"
     words: ClassVar[Words] = Words(
         splits={"compositional": "longer questions than in training", "novel": "larger numbers than in training"},
-        metric=("Exact match", "The share of answers that are right in every character, including the end."),
+        metric=("Exact match", "The share of answers that are right to the last character, including the end."),
         terms=(("No floor", "Answers are free text and hardly any occurs twice: guessing scores about 0."),),
     )
 
