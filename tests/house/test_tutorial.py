@@ -1,12 +1,10 @@
-"""docs/tutorial.py, run from top to bottom: what it asserts holds, it prints what it promises, and it draws."""
+"""The tutorials, run from top to bottom: their asserts hold, they print the expected lines, and the first one draws."""
 
 import pathlib
+import re
 import runpy
 
 import pytest
-
-for module, extra in (("jax", "jax"), ("flax", "flax"), ("haiku", "test")):
-    pytest.importorskip(module, reason=f"{module} is not installed (extra `{extra}`)")
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
@@ -23,18 +21,28 @@ def pictures(monkeypatch):
     plt.close("all")
 
 
-@pytest.mark.usefixtures("quick_jax")
 def test_the_tutorial(pictures, capsys):
     made = runpy.run_path(str(DOCS / "tutorial.py"))
-    said = capsys.readouterr().out
-    assert "Out (2, 12, 64) Attention (2, 8, 12, 12)" in said
-    assert "(4, 576)" in said  # correspondences of four features
+    assert "(4, 576)" in capsys.readouterr().out  # correspondences of four features
     assert len(made["losses"]) == 60
     drawn = pictures()
     assert len(drawn) == 6
     assert all(axes.images or axes.texts for figure in drawn for axes in figure.axes)
 
 
-def test_the_site_runs_it():
+@pytest.mark.usefixtures("quick_jax")
+def test_the_tutorial_in_jax(capsys):
+    for module, extra in (("jax", "jax"), ("flax", "flax"), ("haiku", "test")):
+        pytest.importorskip(module, reason=f"{module} is not installed (extra `{extra}`)")
+    runpy.run_path(str(DOCS / "tutorial_jax.py"))
+    assert "Out (2, 12, 64) Attention (2, 8, 12, 12)" in capsys.readouterr().out
+
+
+def test_the_first_needs_no_jax():
+    imported = re.findall(r"^(?:import|from) (\w+)", (DOCS / "tutorial.py").read_text(), re.M)
+    assert set(imported) == {"math", "matplotlib", "numpy", "torch", "polyhead"}
+
+
+def test_the_site_runs_them():
     assert "-D percent_execute=1" in (DOCS.parent / "Makefile").read_text()
-    assert "\ntutorial\n" in (DOCS / "index.md").read_text()
+    assert "\ntutorial\ntutorial_jax\n" in (DOCS / "index.md").read_text()
