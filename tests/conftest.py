@@ -21,6 +21,7 @@ import pytest
 import torch
 import torch.utils._device
 
+gc.disable()  # until all is imported: the collector would walk over it again and again
 torch.set_num_threads(1)
 if not torch.cuda.is_available():  # for every kind of device that is absent it writes down the whole stack: 1 ms
     torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
@@ -48,9 +49,27 @@ def _patched_once(plain):
     return patch
 
 
+def _by_name(plain):
+    """Triton's interpreter makes its table of dtypes anew at each call."""
+    known = {}
+
+    def found(kind):
+        name = getattr(kind, "scalar", kind).name
+        if name not in known:
+            known[name] = plain(kind)
+        return known[name]
+
+    return found
+
+
 if importlib.util.find_spec("triton") is not None:
     interpreter = importlib.import_module("triton.runtime.interpreter")
     interpreter._patch_lang = _patched_once(interpreter._patch_lang)
+    # It computes whether integers overflow, a quarter of the time, and then says nothing of it.
+    options, builder = interpreter.InterpreterOptions, interpreter.interpreter_builder
+    assert not builder.options.debug
+    builder.options = options(sanitize_overflow=False)
+    interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
 
 # tyro forgets with every command line what it read of the sources of the settings: a quarter of the time.
 sources = importlib.import_module("tyro._docstrings")._ClassTokenization
@@ -226,6 +245,7 @@ def pytest_collection_finish(session):
     """What is imported stays: the collector need not walk over it again, nor copied processes touch its pages."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_logstart(nodeid, location):

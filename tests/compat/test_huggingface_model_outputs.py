@@ -209,33 +209,49 @@ def test_models_that_cannot_be_made():
 
 # ---------------------------------------------------------------------------------------------- in a process of its own
 CODE = """
-import json, sys, torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+import json, sys, torch, transformers
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaForCausalLM
+transformers.logging.set_verbosity_error()
+ours, swapped, held, again = sys.argv[1:]
 ids, said = torch.tensor([[3, 4, 5]]), {}
-try:
-    AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=False)
-except ValueError as error:
-    said["refused"] = str(error).splitlines()[-1]
-for folder in sys.argv[1:3]:
+
+def refused(make, *given, **options):
+    try:
+        return make(*given, **options)
+    except ValueError as error:
+        return str(error)
+
+said["refused"] = refused(AutoModelForCausalLM.from_pretrained, ours, trust_remote_code=False)
+kinds = AutoModelForCausalLM, LlamaForCausalLM, AutoConfig
+said["unknown"] = [refused(kind.from_pretrained, held, trust_remote_code=False) for kind in kinds]
+for folder in (ours, swapped):
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     said[type(model).__name__] = model.generate(ids, max_new_tokens=4, do_sample=False).tolist()
-model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
+model = AutoModel.from_pretrained(ours, trust_remote_code=True)
 said[type(model).__name__] = list(model(ids).last_hidden_state.shape)
-model.save_pretrained(sys.argv[3])  # no copy of our source
+model.save_pretrained(again)  # no copy of our source
+said["plain"] = refused(LlamaForCausalLM.from_pretrained(held), ids)  # now we are imported
+torch.save(AutoModelForCausalLM.from_pretrained(held)(ids).logits, held + "/logits.pt")
 print(json.dumps(said))
 """
 
 
 def test_a_folder_finds_its_classes_in_a_process_that_has_not_imported_us(tmp_path):
-    """By the module in the folder, which `trust_remote_code` lets run; without it, a line says so."""
+    """By the module in the folder, which `trust_remote_code` lets run; without it, a line says so.
+
+    A checkpoint some of whose layers hold heads is the same model there, or an error."""
     model = make()
     model.save_pretrained(tmp_path / "ours")
-    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    swapped = hf.swap_heads(
-        transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=20, **small)), None, Hyla(2)
-    )
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    swapped, config = (transformers.LlamaConfig(vocab_size=20, **small) for _ in range(2))
+    swapped = hf.swap_heads(transformers.LlamaForCausalLM(swapped), None, Hyla(2))
     swapped.save_pretrained(tmp_path / "swapped")
-    folders = [tmp_path / name for name in ("ours", "swapped", "again")]
+    holding = hf.with_heads(config, [None, [Relational(1), Hyla(1)]])
+    assert (config.model_type, type(config)) == ("llama", transformers.LlamaConfig)
+    held = transformers.AutoModelForCausalLM.from_config(holding).eval()
+    assert [hasattr(layer.self_attn, "polyhead") for layer in held.model.layers] == [False, True]
+    held.save_pretrained(tmp_path / "held")
+    folders = [tmp_path / name for name in ("ours", "swapped", "held", "again")]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")}
     command = [sys.executable, "-c", CODE, *map(str, folders)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
@@ -243,7 +259,14 @@ def test_a_folder_finds_its_classes_in_a_process_that_has_not_imported_us(tmp_pa
     ids = torch.tensor([[3, 4, 5]])
     wanted = {type(m).__name__: m.generate(ids, max_new_tokens=4, do_sample=False).tolist() for m in (model, swapped)}
     said = json.loads(done.stdout.splitlines()[-1])
-    assert "pass the argument `trust_remote_code=True`" in said.pop("refused")
+    assert "pass the argument `trust_remote_code=True`" in said.pop("refused").splitlines()[-1]
+    unknown = said.pop("unknown")
+    assert [("trust_remote_code" in line or "polyhead_heads" in line) for line in unknown] == [True] * 3
+    assert said.pop("plain") == (
+        "polyhead: LlamaAttention must belong to a model whose configuration holds heads: use AutoModel"
+    )
+    with torch.no_grad():
+        assert torch.equal(held(ids).logits, torch.load(tmp_path / "held" / "logits.pt"))
     assert said == {**wanted, "PolyheadModel": [1, 3, 16]}
     files = {path.name for path in (tmp_path / "again").iterdir()}
     assert files == {"config.json", "model.safetensors", "modeling_polyhead.py"}

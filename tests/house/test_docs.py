@@ -157,7 +157,7 @@ def dry(monkeypatch, files):
 COMMANDS = [words for path in DOCUMENTS for words in shell_lines(path.read_text()) if words[0] == "polyhead"]
 
 
-@pytest.mark.parametrize("words", [*COMMANDS, *verb_examples()], ids=" ".join)
+@pytest.mark.parametrize("words", dict.fromkeys(map(tuple, [*COMMANDS, *verb_examples()])), ids=" ".join)
 def test_commands_parse(words, dry):
     assert words[0] == "polyhead"
     assert dry(words) == 0

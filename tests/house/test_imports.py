@@ -1,6 +1,7 @@
-"""What is imported when: two fresh processes, each step of which may load no more than it says."""
+"""What is imported when: two fresh processes, each step of which may load no more than it says.
 
-import importlib.util
+JAX alone: jaxside/test_surface.py."""
+
 import subprocess
 import sys
 
@@ -17,12 +18,6 @@ without("the configuration", "torch", "jax", "numpy", "tyro", "yaml")
 from polyhead.cli.verbs import main
 assert main(["--help"]) == 0
 without("help", "torch", "jax", "numpy", "plotly", "sklearn")
-"""
-JAX = """
-import polyhead.jaxside
-without("functions in JAX", "torch", "flax")
-import polyhead.jaxside.convert, polyhead.jaxside.nnx
-without("modules in JAX", "torch")
 """
 WITH_TORCH = """
 import sys, torch
@@ -56,6 +51,5 @@ sys.exit("nothing was called")
 
 @pytest.mark.parametrize("code", [WITHOUT_TORCH, WITH_TORCH], ids=["without torch", "with torch"])
 def test_what_is_imported(code):
-    code += JAX if code == WITHOUT_TORCH and importlib.util.find_spec("flax") else ""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

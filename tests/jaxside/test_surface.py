@@ -123,13 +123,16 @@ def test_numpy_arrays_are_arrays():
 
 # ------------------------------------------------------------------------------------------------------------ imports
 ALONE = """
-import sys
+import importlib.util, sys
 from polyhead import jaxside
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from polyhead.jaxside import tiles
 tiles.TILE = 3
 assert not {"torch", "flax", "haiku", "einops"} & set(sys.modules)
+if importlib.util.find_spec("flax"):
+    import polyhead.jaxside.convert, polyhead.jaxside.nnx
+    assert "torch" not in sys.modules
 q, k, v = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 5, 2, 3)), jnp.float32)
 options = {"causal": True, "normalise": "softmax", "impl": "blocked"}
 run = jax.jit(jax.grad(lambda *a: jnp.sin(jaxside.hyla(*a, **options)).sum(), (0, 1, 2)))

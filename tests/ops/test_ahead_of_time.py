@@ -24,6 +24,7 @@ pytestmark = [
 
 BINDS = """
 import json, sys, torch
+from dataclasses import replace
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import compute_cache_key, create_function_from_signature
@@ -48,7 +49,8 @@ for launch in [*(launch for case in QUICK for launch in case.launches(227 << 10)
     print("bound", name if name.startswith(op) else op + "_" + name)
 
 tight = {"stack": {"any": -1}, "shared": dict.fromkeys(("sm_80", "sm_90"), 4000)}
-print("over", [row.broken for row in measure(QUICK[:1], tight, QUICK_CARDS, {}, quick=True)])
+first = replace(QUICK[0], make=lambda shared: QUICK[0].launches(shared)[:1])
+print("over", [row.broken for row in measure([first], tight, QUICK_CARDS[:1], {}, quick=True)])
 known = {digest(launch, QUICK_CARDS[0]): launch for launch in QUICK[0].launches(227 << 10)}
 with patch("ahead_of_time.fresh", lambda launch, *rest: Row("new", "", "", 0, 0, 0, 9, "")):
     old = {source: Row("old", "", "sm_80", 9, 99, 0, 9, "", source=source) for source in [*known][:1]}
@@ -92,7 +94,7 @@ def test_one_configuration_of_each_kernel_stays_within_its_budget(compiled):
 
 def test_what_is_over_the_budget_is_found(compiled):
     (broken,) = told(compiled[0], "over")
-    assert broken.count("bytes of stack, -1 allowed") == broken.count("bytes of shared memory, 4000 allowed") == 4
+    assert broken.count("bytes of stack, -1 allowed") == broken.count("bytes of shared memory, 4000 allowed") == 1
 
 
 def test_what_was_compiled_before_is_held_to_the_budget_of_today(compiled):

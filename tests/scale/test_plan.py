@@ -1,6 +1,7 @@
 """Estimates beside what is measured or counted by hand.  `benchmarks/validate_plan.py` does the same at full size."""
 
 import dataclasses
+import functools
 import json
 from dataclasses import replace
 
@@ -26,7 +27,7 @@ from polyhead.models.build import build
 from polyhead.models.size import parameters
 from polyhead.papers import demo
 from polyhead.papers.recipes import RECIPES
-from polyhead.scale.plan import count as plan_count, estimate as module
+from polyhead.scale.plan import cards, count as plan_count, estimate as module
 from polyhead.scale.plan.cards import CARDS, Card
 from polyhead.scale.plan.count import FORMULAS, Count, on_card
 from polyhead.scale.plan.estimate import RESERVED, Plan, _Place, plan, step
@@ -282,7 +283,8 @@ def test_a_batch_that_no_machine_could_draw_is_planned(straight):
     assert many.seconds["draw"] > 100 * few.seconds["draw"]
 
 
-def test_this_machine_is_measured():
+def test_this_machine_is_measured(monkeypatch):
+    monkeypatch.setattr(cards, "quickest", functools.partial(cards.quickest, times=1))
     found = plan(run_of(Softmax(4)), card="this", search=False)
     assert isinstance(found, Plan)
     assert found.share > 0
