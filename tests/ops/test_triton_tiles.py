@@ -1,6 +1,9 @@
 """What the kernels' building blocks do outside of kernels."""
 
+import ast
 import importlib
+import inspect
+import typing
 
 import pytest
 import torch
@@ -77,3 +80,41 @@ def test_tf32_is_refused_where_it_does_not_fit(monkeypatch):
     assert hyla.too_large_for(long, 227 << 10) is None
     assert hyla.too_large_for(long, 163 << 10) == "takes no 8 x 64 in tf32 on a card with 163 KB of shared memory"
     assert hyla.too_large_for(short.bfloat16(), 99 << 10) is None
+
+
+def handed_on(module, compiled):
+    """What kernels hand to each other of what is compiled in, with its type: `f(..., C.a.b)`, C a `compiled`."""
+    for call in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(call, ast.Call) and hasattr(getattr(module, ast.unparse(call.func), None), "fn"):
+            for words in (ast.unparse(arg).split(".") for arg in call.args):
+                if words[0] == "C" and len(words) > 1:
+                    kind = compiled
+                    for word in words[1:]:
+                        kind = typing.get_type_hints(kind)[word]
+                    yield ".".join(words), kind
+
+
+@pytest.mark.parametrize(
+    ("where", "of", "name"),
+    [
+        ("hyla.triton.code", "hyla.triton.code", "Config"),
+        ("hyla.triton.kernels", "hyla.triton.code", "Config"),
+        ("linear.triton.kernels", "linear.triton.kernels", "Compiled"),
+        ("relational.triton.kernels", "relational.triton.launches", "Compiled"),
+    ],
+)
+def test_kernels_hand_on_what_the_oldest_compiler_takes(tiles, where, of, name):
+    """Triton 3.6 takes numbers, dtypes and what says that it is no value of the kernel; no text, no other object."""
+    compiled = getattr(importlib.import_module(f"polyhead.ops.{of}"), name)
+    found = dict(handed_on(importlib.import_module(f"polyhead.ops.{where}"), compiled))
+    assert tiles.Dots in found.values()
+    known = tiles.CompiledIn, tiles.tl.dtype, int, float
+    assert not {what: kind for what, kind in found.items() if not issubclass(kind, known)}
+
+
+def test_what_is_compiled_in_is_no_value_of_a_kernel(tiles):
+    """What triton 3.6 asks of it: a type that holds it, and no number of run time."""
+    sight, handles = tiles.Sight(16, 32, True), []
+    sight._flatten_ir(handles)
+    value, cursor = sight.type._unflatten_ir(handles, 0)
+    assert (value.value, cursor, handles) == (sight, 0, [])

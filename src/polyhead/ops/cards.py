@@ -23,8 +23,8 @@ MODE = one_of("polyhead.ops", "POLYHEAD_TRITON", os.environ.get("POLYHEAD_TRITON
 
 VERSION = tuple(map(int, importlib.metadata.version("triton").split(".")[:2])) if TRITON else (0, 0)
 TRIED = (3, 6), (3, 9)
-"""The first and the last supported version of Triton.  The kernels were compiled and interpreted with 3.7; for the
-others the check at first use decides."""
+"""The first and the last supported version of Triton.  The kernels were compiled and emulated with 3.6 and 3.7;
+for the others the check at first use decides."""
 
 CARDS = ((8, 0), (8, 6), (8, 9), (9, 0))
 """Compute capabilities for which all kernels compile and fit into shared memory (benchmarks/ahead_of_time.py)."""

@@ -49,8 +49,19 @@ def jit(f: Callable[..., Any]) -> Any:
     return triton.jit(f, do_not_specialize=[name for name in ("t", "s") if name in inspect.signature(f).parameters])
 
 
+class CompiledIn:
+    """A part of what is compiled in, so that kernels can hand it on: triton 3.6 asks each argument for its type."""
+
+    @property
+    def type(self) -> tl.constexpr_type:
+        return tl.constexpr_type(self)
+
+    def _flatten_ir(self, handles: list[object]) -> None:
+        """None of the numbers that a kernel is given at run time."""
+
+
 @dataclass(frozen=True)
-class Block:
+class Block(CompiledIn):
     """Sizes of one tile of a tensor (b n h d): the true sizes, and their paddings to powers of two.
 
     `share` heads of a kernel read the same head of the tensor.  In a tile [row, head, width] each head has `spread`
@@ -67,7 +78,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Dots:
+class Dots(CompiledIn):
     """How matrices are multiplied: `total` is the dtype of sums, at least float32; `upcast` is for the interpreter."""
 
     total: tl.dtype
@@ -76,7 +87,7 @@ class Dots:
 
 
 @dataclass(frozen=True)
-class Sight:
+class Sight(CompiledIn):
     """Sizes of tiles of pairs, and the part of the masks that is compiled in."""
 
     queries: int

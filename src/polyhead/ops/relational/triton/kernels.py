@@ -36,42 +36,42 @@ from polyhead.ops.triton_tiles import (
 
 # --------------------------------------------------------------------------------------------------------- activations
 @jit
-def activate(u, ACT: tl.constexpr):
+def activate(u, C: tl.constexpr):
     """act(u); tanh(x) is 2 sigmoid(2 x) - 1."""
     y = u
-    if ACT == "relu":
+    if C.act == "relu":
         y = tl.maximum(u, 0.0)
-    elif ACT == "sigmoid":
+    elif C.act == "sigmoid":
         y = 1 / (1 + tl.exp(-u))
-    elif ACT == "tanh":
+    elif C.act == "tanh":
         y = 2 / (1 + tl.exp(-2 * u)) - 1
-    elif ACT == "silu":
+    elif C.act == "silu":
         y = u / (1 + tl.exp(-u))
-    elif ACT == "gelu":
+    elif C.act == "gelu":
         y = 0.5 * u * (1 + tl.erf(u * 0.7071067811865476))
-    elif ACT == "gelu_tanh":
+    elif C.act == "gelu_tanh":
         y = u / (1 + tl.exp(-1.5957691216057308 * (u + 0.044715 * u * u * u)))
     return y
 
 
 @jit
-def slope(dy, u, ACT: tl.constexpr):
+def slope(dy, u, C: tl.constexpr):
     """dy act'(u)."""
-    if ACT == "relu":
+    if C.act == "relu":
         dy = tl.where(u > 0, dy, 0.0)
-    elif ACT == "sigmoid":
+    elif C.act == "sigmoid":
         y = 1 / (1 + tl.exp(-u))
         dy = dy * y * (1 - y)
-    elif ACT == "tanh":
+    elif C.act == "tanh":
         y = 2 / (1 + tl.exp(-2 * u)) - 1
         dy = dy * (1 - y * y)
-    elif ACT == "silu":
+    elif C.act == "silu":
         y = 1 / (1 + tl.exp(-u))
         dy = dy * y * (1 + u * (1 - y))
-    elif ACT == "gelu":
+    elif C.act == "gelu":
         density = 0.3989422804014327 * tl.exp(-0.5 * u * u)
         dy = dy * (0.5 * (1 + tl.erf(u * 0.7071067811865476)) + u * density)
-    elif ACT == "gelu_tanh":
+    elif C.act == "gelu_tanh":
         y = 1 / (1 + tl.exp(-1.5957691216057308 * (u + 0.044715 * u * u * u)))
         dy = dy * y * (1 + u * (1 - y) * 1.5957691216057308 * (1 + 0.134145 * u * u))
     return dy
@@ -232,13 +232,13 @@ def per_head(x, C: tl.constexpr):
 def pairs(p, da, u, drelated, delta, C: tl.constexpr):
     """Gradients of scores and of relations before their activation, given the part `da` through the symbols."""
     dtype: tl.constexpr = drelated.dtype
-    rel = repeated(per_query(activate(u, C.act).to(dtype), C), C.deep_relations)
+    rel = repeated(per_query(activate(u, C).to(dtype), C), C.deep_relations)
     da += per_head(dot(spread(drelated, C.deep_relations), rel, C.dots), C)
     if C.reads:  # only one part of the relations handles the normaliser
         da -= tl.expand_dims(delta, 1 if C.own_keys else 2)
     code = repeated(per_query(p.to(dtype), C), C.deep_heads)
     du = per_head(dot(spread(tl.permute(drelated, (0, 2, 1)), C.deep_heads), code, C.dots), C)
-    return p * da, slope(du, u, C.act)
+    return p * da, slope(du, u, C)
 
 
 # -------------------------------------------------------------------------------------------------------------- kernels
@@ -275,7 +275,7 @@ def forward(tensors, strides, t, s, settings, C: tl.constexpr):
         if C.reads:
             found = read(p, symbols, symbols_stride, (b, q0, k0), (t, s), C)
             sum_read = sum_read * less[:, :, None] + found
-        rel = activate(inner(own_rel, k_rel, C) * number(rel_scale, C.dots.total), C.act).to(k.dtype)
+        rel = activate(inner(own_rel, k_rel, C) * number(rel_scale, C.dots.total), C).to(k.dtype)
         found = dot(per_query(p.to(k.dtype), C), tl.permute(rel, (1, 2, 0)), C.dots)
         sum_related = sum_related * tl.permute(less, (1, 0))[:, :, None] + found
     nowhere = total == 0
