@@ -29,7 +29,10 @@ NARROW = ((128, 32, 8, 2), (128, 32, 8, 8), (128, 32, 8, 16), (16, 16, 8, 8))
 DECODING = ((1, 512, 8, 64), (1, 2048, 8, 64), (1, 4096, 8, 64), (8, 1024, 8, 64), (1, 2048, 8, 16))
 """b s h d: one query over so many keys, beside stock attention."""
 
-OPS = ("hyla", "relational", "linear")
+SMALL = ((128, 32, 8, 2), (128, 32, 8, 8), (128, 32, 8, 16), (64, 128, 8, 8), (16, 256, 8, 8), (4, 512, 8, 8))
+"""b t h d: softmax attention of small heads, beside stock attention."""
+
+OPS = ("hyla", "relational", "linear", "softmax")
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -88,9 +91,9 @@ def rows(op: str, size: tuple[int, ...], beside: str, rounds: int) -> list[dict[
     def of(impl: str) -> Callable[[], Tensor]:
         return lambda: resolve(op, impl)(*tensors, bias=bias, causal=not narrow)
 
-    others = ("reference",) if t == 1 else ("chunked",) if op == "linear" else ("blocked",)
+    others = {"linear": "chunked", "softmax": "sdpa"}.get(op, "blocked")
     sides = {"reference": of("reference")} if narrow else {"stock": stock}
-    sides |= {impl: of(impl) for impl in (*others, "native")}
+    sides |= {impl: of(impl) for impl in ("reference" if t == 1 else others, "native")}
     leaves = {"stock": [q, k, v]}
     times = race(sides, leaves, [*tensors, *([] if bias is None else [bias])], rounds)
     first = next(iter(times.values()))
@@ -122,10 +125,10 @@ def main() -> None:
     torch.manual_seed(0)
     found = []
     for op in options.ops:
-        if (reason := library.missing(op)) is not None:
+        if (reason := library.missing(library.source(op))) is not None:
             raise SystemExit(f"bench_native: {op} {reason}")
         check(op)
-        longest = [size for size in CAUSAL if size[1] <= options.longest]
+        longest = [size for size in (SMALL if op == "softmax" else CAUSAL) if size[1] <= options.longest]
         cases = [((b, t, t, h, d), "stock") for b, t, h, d in longest]
         if op != "linear":  # which decodes with a state, and takes no bias
             cases += [((b, 1, s, h, d), "stock") for b, s, h, d in DECODING]

@@ -2,7 +2,7 @@
 
     python benchmarks/parity_campaign.py [--kind ops] [--cases 20000] [--seed 0] [--json FILE]
     python benchmarks/parity_campaign.py --kind ops --seed 0 --case 123          # one case again, with its words
-    python benchmarks/parity_campaign.py --impl native --cases 4000              # ops by one impl
+    python benchmarks/parity_campaign.py --impl native --cases 4000              # ops by one impl; or softmax:native
 
     ops       every op and impl of PyTorch beside tests/support/oracle.py (drawn by tests/support/parity_cases.py)
     jax       every op and impl of JAX beside the same oracle, in 64 bits
@@ -157,7 +157,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, help="of each kind")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="this one alone, with its words")
-    parser.add_argument("--impl", default="", help="ops by this impl alone")
+    parser.add_argument("--impl", default="", help="ops by this impl alone, or OP:IMPL")
     parser.add_argument("--small", action="store_true", help="ops as `make test` draws them")
     parser.add_argument("--json", help="where results are saved, and gone on with")
     args = parser.parse_args()

@@ -105,7 +105,7 @@ def test_the_version(capsys: Any):
         ("mechanisms", ["Softmax", "Linear", "Hyla", "rms_heads(q_th", "s (d + 2", "value_weight"]),
         ("mechanisms", ["Relational", "= 12,416; 8 heads: 99,328", "s m = 32,768"]),
         ("mechanisms --dim 64 --heads 4 --length 10", ["Disentangled", "; 4 heads: 24,576", "s: keys a token"]),
-        ("impls", ["softmax", "sdpa, blocked, reference", "hyla", "blocked, reference", "native"]),
+        ("impls", ["softmax", "native, sdpa, blocked, reference", "hyla", "blocked, reference", "native"]),
     ],
 )
 def test_lists(capsys: Any, what: str, wanted: list[str]):

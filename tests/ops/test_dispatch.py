@@ -60,11 +60,11 @@ def test_auto_takes_what_a_backend_refuses():
 
 @pytest.mark.parametrize("op", ["softmax", "linear", "disentangled", "abstractor"])
 def test_tiles_made_of_the_reference_are_taken_where_they_were_measured_faster(op):
-    one = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
+    one = torch.zeros(1, 1, 1, 65, dtype=torch.float64)  # native code takes smaller heads
     options = {"keep": one, "act": "tanh" if op == "abstractor" else "identity"}
     options |= {"normalise": "rms_heads"} if op == "linear" else {}
     for t, causal, wanted in [(1023, True, "reference"), (1024, True, "blocked"), (1024, False, "reference")]:
-        long = one.expand(1, t, 1, 1)
+        long = one.expand(1, t, 1, 65)
         relations = {"q_rel": long, "k_rel": long} if op == "disentangled" else {}
         call = AttentionCall(long, long, long, causal=causal, **options, **relations)
         run = choose(op, "auto", call)
@@ -73,12 +73,27 @@ def test_tiles_made_of_the_reference_are_taken_where_they_were_measured_faster(o
 
 def test_auto_is_fast_on_long_sequences():
     long = {"t": 512, "s": 512}
-    assert chosen("softmax", sizes=long, causal=True) == "sdpa"
+    assert chosen("softmax", sizes=long, causal=True) == ("native" if READY else "sdpa")
+    assert chosen("softmax", sizes={"b": 128, "t": 4, "s": 512}) == "sdpa"
     assert chosen("linear", sizes=long, causal=True, normalise="identity") == ("native" if READY else "chunked")
     assert chosen("hyla", sizes=long, causal=True, normalise="rms_heads") == ("native" if READY else "blocked")
     assert chosen("relational", sizes=long, causal=True, relations=(8, 4)) == ("native" if READY else "blocked")
     assert chosen("relational", sizes=long, causal=True, relations=(8, 1)) == ("native" if READY else "sdpa")
     assert chosen("abstractor", sizes=long, causal=True, act="softmax") == "sdpa"
+
+
+def test_native_softmax_attention_is_taken_where_it_was_measured_faster():
+    faster = "native" if READY else "sdpa"
+    for d, t, causal, wanted in (
+        (8, 128, False, faster), (8, 127, False, "sdpa"), (9, 128, False, "sdpa"),
+        (64, 128, True, faster), (64, 127, True, "sdpa"), (65, 128, True, "sdpa"),
+    ):  # fmt: skip
+        assert chosen("softmax", sizes={"b": 4, "t": t, "s": 128, "d": d}, causal=causal) == wanted
+    sizes = {"b": 128, "t": 32, "s": 32, "d": 64}
+    assert chosen("softmax", sizes=sizes) == "sdpa"
+    assert chosen("softmax", sizes=sizes, bias=torch.zeros(2, 63)) == ("native" if READY else "reference")
+    half = (x.bfloat16() for x in qkv(b=4, t=128, s=128))
+    assert choose("softmax", "auto", AttentionCall(*half)) is backend("softmax", "sdpa")
 
 
 @pytest.mark.parametrize("op", BACKENDS)

@@ -22,6 +22,7 @@ from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import packed
 from polyhead.ops.dispatch import BACKENDS, TENSORS, choose, resolve
 from polyhead.ops.native import library as native
+from polyhead.ops.native.check import CHECKS
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS
 
 OPS = [op for op, impls in BACKENDS.items() if "native" in impls]
@@ -342,6 +343,11 @@ def test_it_compiles_whole(arguments, op):
 
 
 # ------------------------------------------------------------------------------------------------------- the self-check
+def test_every_op_is_checked():
+    assert sorted(op for its in CHECKS.values() for op, *_ in its) == sorted(OPS)
+    assert all(source == native.source(op) for source, its in CHECKS.items() for op, *_ in its)
+
+
 def stub(place):
     """A library that does nothing, and says that it did it."""
     source = place / "stub.cpp"

@@ -139,6 +139,8 @@ def test_operations_of_attention_by_hand():
     assert FORMULAS[ours.relational_blocked](related, {"causal": True}) == wanted * 15 // 25
     heads = [[q, q, v, q, q, none, none, none]]
     assert FORMULAS[ours.softmax_blocked](hyla, {"causal": False}) == 2 * pairs * (4 + 6)
+    assert FORMULAS[ours.softmax_native](hyla, {"causal": False}) == 2 * pairs * (4 + 6)
+    assert FORMULAS[ours.softmax_native_backward]([v, *hyla], {"causal": False}) == 2 * pairs * (3 * 4 + 2 * 6)
     assert FORMULAS[ours.disentangled_blocked](heads, {"causal": True}) == 2 * pairs * 15 // 25 * (4 + 6 + 4)
     assert FORMULAS[ours.disentangled_blocked_backward]([v, *heads], {"causal": False}) == 6 * pairs * (4 + 6 + 4)
     sdpa = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

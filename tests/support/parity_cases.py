@@ -149,13 +149,14 @@ def part_of(dice: random.Random, shape: tuple[int, ...], free: tuple[int, ...]) 
 def draw(seed: int, number: int, *, small: bool = False, only: str = "") -> Case:
     """Case `number`.  Of the small ones none is of Triton's kernels, whose interpreter is slow.
 
-    `only`: of this impl; native code, which the table lacks as it takes no float64, gets float32 and half precision.
+    `only`: of this impl, or of OP:IMPL; native code, which the table lacks as it takes no float64, gets float32 and
+    half precision.
     """
     largest, kernels = (SMALL, False) if small else (LARGEST, True)
     dice = random.Random(f"{seed} {number}")
-    has = (
-        ("linear", "hyla", "relational") if only == "native" else [op for op in SHARE if not only or only in IMPLS[op]]
-    )
+    its, _, only = only.rpartition(":")
+    everywhere = ("linear", "hyla", "relational") if only == "native" else [*SHARE]
+    has = (its,) if its else [op for op in everywhere if only in ("", "native", *IMPLS[op])]
     op = dice.choices(has, [SHARE[op] for op in has])[0]
     impl = "auto" if dice.random() < 0.2 else dice.choice(IMPLS[op])
     impl = only or impl

@@ -25,7 +25,7 @@ from polyhead.spec import MECHANISMS
 from polyhead.spec.shapes import one_of
 
 BACKENDS: dict[str, tuple[str, ...]] = {
-    "softmax": ("sdpa", "blocked", "reference"),
+    "softmax": ("native", "sdpa", "blocked", "reference"),
     "linear": ("triton", "native", "chunked", "blocked", "reference", "recurrent"),
     "hyla": ("state", "triton", "native", "blocked", "reference"),
     "relational": ("native", "sdpa", "triton", "blocked", "reference"),

@@ -13,7 +13,7 @@ from torch import Tensor
 import polyhead.ops.native.library as native
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
-from polyhead.ops.native.check import CHECKS
+from polyhead.ops.native.check import check
 from polyhead.ops.native.threads import pool, threads
 from polyhead.ops.tiles import refuse
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS
@@ -138,4 +138,4 @@ def examples() -> list[AttentionCall]:
     ]
 
 
-CHECKS["hyla"] = forward, examples
+check("hyla", "hyla", forward, examples)

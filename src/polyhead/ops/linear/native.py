@@ -16,7 +16,7 @@ import polyhead.ops.native.library as native
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
 from polyhead.ops.latent_code import act as activation, emptied
-from polyhead.ops.native.check import CHECKS
+from polyhead.ops.native.check import check
 from polyhead.ops.native.threads import pool, threads
 from polyhead.ops.tiles import refuse, stateless
 
@@ -125,4 +125,4 @@ def examples() -> list[AttentionCall]:
     ]
 
 
-CHECKS["linear"] = forward, examples
+check("linear", "linear", forward, examples)

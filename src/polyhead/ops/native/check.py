@@ -9,8 +9,16 @@ from torch import Tensor
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import REFERENCES, packed, unpacked
 
-CHECKS: dict[str, tuple[Callable[[AttentionCall], Tensor], Callable[[], list[AttentionCall]]]] = {}
-"""Name of a source -> the function that calls it, and a function that makes small float64 calls for the check."""
+Run = Callable[[AttentionCall], Tensor]
+
+CHECKS: dict[str, list[tuple[str, Run, Callable[[], list[AttentionCall]]]]] = {}
+"""Name of a source -> for each op of it: name, the function that calls it, one that makes small float64 calls."""
+
+
+def check(name: str, op: str, run: Run, calls: Callable[[], list[AttentionCall]]) -> None:
+    """Add an op to CHECKS."""
+    CHECKS.setdefault(name, []).append((op, run, calls))
+
 
 WRONG, RIGHT = 3e-5, "right"
 """The relative error from which a library is wrong, and the verdict that is stored for a correct one."""
@@ -18,10 +26,10 @@ WRONG, RIGHT = 3e-5, "right"
 
 def worst_error(name: str, dtype: torch.dtype) -> float:
     """The largest relative error (in norm) of outputs and gradients over the calls of CHECKS."""
-    (native, calls), worst = CHECKS[name], 0.0
-    for x in calls():
+    worst = 0.0
+    for op, native, x in [(op, native, x) for op, native, calls in CHECKS[name] for x in calls()]:
         (tensors, fixed), came = packed(x), []
-        for impl, kind in ((native, dtype), (REFERENCES[name], torch.float64)):
+        for impl, kind in ((native, dtype), (REFERENCES[op], torch.float64)):
             leaves = [a.to(dtype).to(kind).requires_grad_(a.shape != (0,)) for a in tensors]
             own = unpacked(
                 leaves, fixed, causal=x.causal, window=x.window, scale=x.factor, normalise=x.normalise, act=x.act

@@ -85,8 +85,9 @@ struct Few {
     });
   }
 
-  // Of each query and head, (b h t), the logarithm of the sum of e^score over keys; infinite without a key.
-  bool sums(const number* scores, number* logs) const {
+  // Of each query and head, (b h t): the largest score, and one over the sum of e^(score - top) over keys; 0 without a key.
+  // The logarithm of the sum would not do in their place: a large score would lose its last digits.
+  bool sums(const number* scores, number* top_of, number* share_of) const {
     return each(team, b * t, 0, [&](int64_t item, Memory&) {
       const int64_t sample = item / t, i = item % t;
       for (int h = 0; h < heads; h++) {
@@ -98,7 +99,8 @@ struct Few {
         for (int64_t row = 0; row < s; row += LANES) total += exp(load(of(scores, sample, row, i) + h * LANES) + -top);
         store(lane, total);
         for (number one : lane) sum += one;
-        logs[(sample * heads + h) * t + i] = sum > 0 ? top + std::log(sum) : -NEVER;
+        const int64_t at = (sample * heads + h) * t + i;
+        top_of[at] = top, share_of[at] = sum > 0 ? 1 / sum : 0;
       }
     });
   }

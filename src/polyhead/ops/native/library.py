@@ -51,6 +51,9 @@ PATIENCE = 600.0
 NUMBERS = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float32)
 """Dtype of the tensors -> dtype of the computation.  Tests add float64, which needs a build of its own."""
 
+SHARED = dict.fromkeys(("softmax", "relational"), "attention")
+"""Op -> the C++ source that it shares with other ops.  Any other op has a source of its own name."""
+
 SYMBOL = "polyhead_{}"
 """The name of a library's only function, from the name of its source."""
 
@@ -103,11 +106,16 @@ def call(name: str, dtype: torch.dtype, struct: ctypes.Structure, *more: int) ->
         raise MemoryError(f"polyhead: native code for {name} found too little memory")
 
 
-def status(name: str) -> str:
+def source(op: str) -> str:
+    """The name of the C++ source of an op."""
+    return SHARED.get(op, op)
+
+
+def status(op: str) -> str:
     """The state of native code for `polyhead list impls`: whether it is built, or why not.  Builds nothing."""
     if not enabled():
         return "turned off by POLYHEAD_NATIVE=0"
-    if cached(name).exists():
+    if cached(source(op)).exists():
         return "built"
     return (
         "not built yet: compiled on first use" if _compiler() else "cannot be built: neither g++ nor clang++ is there"

@@ -56,6 +56,8 @@ template <class T> inline Vec lanes_of(const Pairs<T>& x, const Tile& tile, int6
   number lane[LANES] = {};
   if (x.own == 1 && tile.count == LANES)
     for (int l = 0; l < LANES; l++) lane[l] = number(from[l]);
+  else if (x.own == -1 && tile.count == LANES)  // a bias by offset, of queries
+    for (int l = 0; l < LANES; l++) lane[l] = number((from - (LANES - 1))[LANES - 1 - l]);
   else
     for (int64_t l = 0; l < tile.count; l++) lane[l] = number(from[l * x.own]);
   return load(lane);
@@ -77,12 +79,13 @@ struct Sight {
     all = between(from, to);
     if (limits.mask.at && limits.mask.h == 0) all = all & (lanes_of(limits.mask, tile, 0, other) > 0.0f);
   }
-  Mask of(int64_t h) const {
+  // ... in one head, of which `bias` is the bias.
+  Mask of(int64_t h, const Vec& bias) const {
     Mask seen = all;
     if (limits.mask.at && limits.mask.h != 0) seen = seen & (lanes_of(limits.mask, tile, h, other) > 0.0f);
-    if (limits.bias.at) seen = seen & (lanes_of(limits.bias, tile, h, other) > splat(NEVER));
-    return seen;
+    return limits.bias.at ? seen & (bias > splat(NEVER)) : seen;
   }
+  Vec bias(int64_t h) const { return limits.bias.at ? lanes_of(limits.bias, tile, h, other) : splat(0); }
 };
 
 enum Pass { FORWARD, BACKWARD, FEW };  // FEW: forward, of few queries; as in library.py
@@ -106,9 +109,8 @@ struct Stats {
 inline void add_bias(const Sight& sight, number* s, int heads, number hidden) {
   if (sight.whole) return;
   for (int h = 0; h < heads; h++) {
-    Vec x = load(s + h * LANES);
-    if (sight.limits.bias.at) x += lanes_of(sight.limits.bias, sight.tile, h, sight.other);
-    store(s + h * LANES, choose(sight.of(h), x, splat(hidden)));
+    const Vec bias = sight.bias(h);
+    store(s + h * LANES, choose(sight.of(h, bias), load(s + h * LANES) + bias, splat(hidden)));
   }
 }
 
@@ -171,7 +173,7 @@ inline void through_keys(int how, const Sight& sight, const Stats& stats, const 
       store(da + h * LANES, choose(mine > ALONE, splat(0), mine * less));
     }
   if (sight.whole) return;
-  for (int h = 0; h < heads; h++) store(da + h * LANES, choose(sight.of(h), load(da + h * LANES), splat(0)));
+  for (int h = 0; h < heads; h++) store(da + h * LANES, choose(sight.of(h, sight.bias(h)), load(da + h * LANES), splat(0)));
 }
 
 // a times its dropout, for one pair; `from` and `to` may be the same.
@@ -192,7 +194,10 @@ struct BiasGrad {
   void add(const Tile& tile, int64_t row, const number* ds, int heads) const {
     for (int h_ = 0; h_ < heads; h_++) {
       double* to = at + tile.b * b + h_ * h + row * query + tile.row * key;
-      for (int64_t l = 0; l < tile.count; l++) to[l * key] += ds[h_ * LANES + l];
+      if (key == 1 && tile.count == LANES)
+        for (int l = 0; l < LANES; l++) to[l] += ds[h_ * LANES + l];
+      else
+        for (int64_t l = 0; l < tile.count; l++) to[l * key] += ds[h_ * LANES + l];
     }
   }
 };

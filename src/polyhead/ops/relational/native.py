@@ -1,24 +1,21 @@
-"""Relational attention on a CPU by native code; ops/native/relational.cpp has the equations.
+"""Relational attention on a CPU by native code; ops/native/attention.cpp has the equations.
 
-Memory is O(t).  The arguments, the outputs and the log-sum-exp of each query and head are saved.  Autograd
-differentiates the map from relations to a head's output.  Altabaa and Lafferty 2024.
+Autograd differentiates the map from relations to a head's output.  Altabaa and Lafferty 2024.
 """
 
-import ctypes
 import functools
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from einops import einsum
 from torch import Tensor
 
+import polyhead.ops.native.attention as passes
 import polyhead.ops.native.library as native
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
+from polyhead.ops.custom_op_rules import Kernel, backward_only, custom_op
 from polyhead.ops.latent_code import retrieved_and_related
-from polyhead.ops.native.check import CHECKS
-from polyhead.ops.native.threads import pool, threads
+from polyhead.ops.native.check import check
 from polyhead.ops.tiles import refuse
 from polyhead.spec import RELATION_ACTS
 from polyhead.spec.shapes import one_of
@@ -28,7 +25,7 @@ def unsupported_reason(x: AttentionCall) -> str | None:
     """Why native code does not take a call, or None.  The first call that it could take starts the compilation."""
     if x.act == "softmax":
         return "takes no relation_act='softmax'"
-    return backward_only(x) or native.unready("relational", x.q)
+    return backward_only(x) or native.unready("attention", x.q)
 
 
 def preferred(x: AttentionCall) -> bool:
@@ -56,106 +53,10 @@ def forward(x: AttentionCall, twice: bool = False) -> Tensor:
     return retrieved + einsum(x.relation_map, related, "h e r, b t h r -> b t h e")
 
 
-class Call(ctypes.Structure):
-    """The struct RelationalCall of native/relational.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in "btshgderp"),
-        *((name, native.Rows) for name in ("q", "k", "q_rel", "k_rel", "symbols", "dretrieved", "drelated")),
-        *((name, ctypes.c_void_p) for name in ("retrieved", "related", "logs", "delta")),
-        *((name, ctypes.c_void_p) for name in ("dq", "dk", "dq_rel", "dk_rel", "dsymbols")),
-        ("limits", native.Limits),
-        ("dbias", native.BiasGrad),
-        ("turned", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("columns", "dsymbols_part", "slots", "strips")),
-        *((name, ctypes.c_double) for name in ("scale", "factor")),
-        ("act", ctypes.c_int32),
-        ("pool", ctypes.c_void_p),
-        ("threads", ctypes.c_int64),
-    ]
-
-
-def _call(x: AttentionCall, what: int) -> tuple[Call, list[Tensor | None]]:
-    """The struct for all passes, and the tensors that own its memory."""
-    dtype = native.NUMBERS[x.q.dtype]
-    q, k, q_rel, k_rel = (native.numbers(a, dtype) for a in (x.q, x.k, *x.related))
-    (b, t, h, d), (s, g), (r, p), e = q.shape, k.shape[1:3], q_rel.shape[2:], x.symbols.shape[-1]
-    symbols, turned, columns = None, None, 0
-    if x.symbols.ndim == 4:
-        symbols = native.numbers(x.symbols, dtype)
-    elif what == native.FEW_QUERIES:
-        symbols, columns = native.numbers(x.symbols.expand(1, -1, -1, -1), dtype), len(x.symbols)
-    else:
-        turned = x.symbols.to(dtype).permute(1, 2, 0)
-        turned = F.pad(turned.flip(-1) if what == native.FORWARD else turned, (0, native.LANES)).contiguous()
-        columns = turned.shape[-1]
-    limits, kept = native.limits(x, dtype)
-    call = Call(
-        b, t, s, h, g, d, e, r, p, *(native.rows(a) for a in (q, k, q_rel, k_rel, symbols)), limits=limits,
-        turned=None if turned is None else turned.data_ptr(), columns=columns, scale=x.factor, factor=p**-0.5,
-        act=RELATION_ACTS.index(x.act), pool=pool(), threads=threads(),
-    )  # fmt: skip
-    return call, [q, k, q_rel, k_rel, symbols, turned, *kept]
-
-
-def _forward(x: AttentionCall, *, tiles: bool = False) -> list[Tensor]:
-    """The sums over symbols (b t h e) and over relations (b t h r), and the log-sum-exp (b h t).
-
-    `tiles`: take the kernel for many queries even for few, because it rounds scores as the backward pass does."""
-    slots, strips, what = (1, 1, native.FORWARD) if tiles else native.forward_shares(x)
-    *like, logs = (torch.empty_like(a) for a in _like(x))
-    parts = [torch.empty(strips, *a.shape, dtype=a.dtype) for a in like]
-    if not x.k.numel():
-        return [a.zero_() for a in (*like, logs)]
-    if x.q.numel():
-        call, _kept = _call(x, what)
-        call.slots, call.strips = slots, strips
-        call.retrieved, call.related, call.logs = (a.data_ptr() for a in (*parts, logs))
-        native.call("relational", logs.dtype, call, what)
-    return [*map(native.added, parts), logs]
-
-
-def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
-    if not x.q.numel() or not x.k.numel():
-        return {}
-    dtype = native.NUMBERS[x.q.dtype]
-    call, _kept = _call(x, native.BACKWARD)
-    dretrieved, drelated = (native.numbers(a, dtype) for a in douts[:2])
-    # A score that is rounded in two ways is off by so much of itself, and the sum over keys of ds is no longer 0.
-    few = x.q.shape[1] < native.FEW
-    retrieved, related, logs = _forward(x, tiles=True) if few else douts[3:]
-    delta = (dretrieved * retrieved).sum(-1).add_((drelated * related).sum(-1)).transpose(1, 2).contiguous()
-    call.dretrieved, call.drelated = native.rows(dretrieved), native.rows(drelated)
-    call.logs, call.delta = logs.data_ptr(), delta.data_ptr()
-    call.slots, call.strips = native.shares(call.b, call.s, x.bias)
-    dq, dq_rel = (torch.zeros(call.strips, *a.shape, dtype=dtype) for a in (x.q, x.related[0]))
-    dk, dk_rel = (torch.empty(a.shape, dtype=dtype) for a in (x.k, x.related[1]))
-    if call.turned is None:
-        dsymbols = torch.empty(x.symbols.shape, dtype=dtype)
-    else:
-        dsymbols = torch.zeros(call.slots, call.strips, call.g, call.e, call.columns, dtype=dtype)
-        call.dsymbols_part = dsymbols[0, 0].numel()
-    names = ("dq", "dk", "dq_rel", "dk_rel", "dsymbols")
-    for name, grad in zip(names, (dq, dk, dq_rel, dk_rel, dsymbols), strict=True):
-        setattr(call, name, grad.data_ptr())
-    parts, call.dbias = native.bias_grad(x.bias, call.slots, call.strips, call.t)
-    native.call("relational", dtype, call, native.BACKWARD)
-    if call.turned is not None:
-        dsymbols = dsymbols.sum((0, 1))[..., : call.columns - native.LANES].permute(2, 0, 1)
-    grads = {"q": native.added(dq), "k": dk, "q_rel": native.added(dq_rel), "k_rel": dk_rel, "v": dsymbols}
-    return grads if parts is None else grads | {"bias": parts.sum((0, 1))}
-
-
-def _like(x: AttentionCall) -> list[Tensor]:
-    (b, t, h, _), dtype = x.q.shape, native.NUMBERS.get(x.q.dtype, torch.float32)
-    sizes = (b, t, h, x.symbols.shape[-1]), (b, t, h, x.related[0].shape[2]), (b, h, t)
-    return [x.q.new_empty(size, dtype=dtype) for size in sizes]
-
-
 _op = custom_op(
     Kernel(
-        "relational", "native", "relational_attention", _forward, _backward, _like, retrieved_and_related,
-        saves_outputs=True, device_types="cpu",
+        "relational", "native", "relational_attention", passes.forward, passes.backward, passes.like,
+        retrieved_and_related, saves_outputs=True, device_types="cpu",
     )
 )  # fmt: skip
 
@@ -176,4 +77,4 @@ def examples() -> list[AttentionCall]:
     return [*calls, replace(calls[1], q=few[:, :5], v=v, q_rel=q_rel_few[:, :5], mask=mask, keep=keep)]
 
 
-CHECKS["relational"] = forward, examples
+check("attention", "relational", forward, examples)

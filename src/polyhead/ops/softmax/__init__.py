@@ -1,1 +1,1 @@
-"""Softmax attention: the equation (reference.py) and PyTorch's own kernels (sdpa.py)."""
+"""Softmax attention: the equation (reference.py), PyTorch's own kernels (sdpa.py) and native code (native.py)."""

@@ -296,6 +296,8 @@ def _formulas() -> dict[Any, Formula]:
         ours.relational_blocked_backward: _relational("3 d + 2 e + 2 r", "3 r p", 1),
         ours.relational_native: _relational("d + e + r", "r p", 0),
         ours.relational_native_backward: _relational("3 d + 2 e + 2 r", "3 r p", 1),
+        ours.softmax_native: _hyla(FORWARD, "", 0),
+        ours.softmax_native_backward: _hyla(BACKWARD, "", 1),
         ours.chunked_cross_entropy: _entropy(1, 0),
         ours.chunked_cross_entropy_backward: _entropy(3, 1),
     }

@@ -1,8 +1,9 @@
-// Relational attention, with memory that grows with t.
+// Softmax attention, and relational attention, which reads relations by the same code; memory grows with t.
 //
 //   retrieved_ih = sum_j a_hij symbols_jh        related_ihr = sum_j a_hij rel_rij
 //
 // with p the softmax of the scores over keys (pairs.h), a = p times dropout, and rel_rij = act(q_rel_ir . k_rel_jr factor).
+// Softmax attention has no relations, and its symbols are the values.
 // Backward, with L the logarithm of the sum that p is divided by, kept from the forward pass:
 //
 //   p_hij  = e^(s_hij - L_ih)                            da_hij = dretrieved_ih . symbols_jh + sum_r drelated_ihr rel_rij
@@ -10,17 +11,17 @@
 //   drel_rij = sum_h a_hij drelated_ihr                  du_rij = drel_rij act'
 //   dsymbols_jh = sum_i a_hij dretrieved_ih,   then dq, dk from ds and dq_rel, dk_rel from du
 //
-// Altabaa and Lafferty 2024 (arXiv 2405.16727).  The forward pass has 16 queries in lanes, the backward pass 16 keys.
+// Vaswani et al. 2017, Altabaa and Lafferty 2024 (arXiv 2405.16727).  The forward pass has 16 queries in lanes, the backward pass 16 keys.
 // Symbols by offset come turned, (g e columns), so that lanes read one column after the other.
 
 #include "acts.h"
 #include "parallel.h"
-#include "relational_few.h"
+#include "attention_few.h"
 #include "tiles.h"
 
 using namespace polyhead;
 
-extern "C" struct RelationalCall {
+extern "C" struct AttentionCall {
   int64_t b, t, s, h, g, d, e, r, p;
   Rows q, k, q_rel, k_rel, symbols, dretrieved, drelated;
   number *retrieved, *related, *logs;       // (b t h e), (b t h r), (b h t); of few queries as often as there are strips
@@ -42,12 +43,12 @@ namespace {
 constexpr int TOGETHER = 4, PAIR = 4;  // tiles of queries that read the same keys; of keys, in the backward pass
 constexpr int ROWS = 24;               // rows of the other side that are taken at once, at most
 
-struct Relational {
-  const RelationalCall& c;
+struct Attention {
+  const AttentionCall& c;
   Limits limits;
   int heads, groups, share, relations;  // `share`: query heads of a group of keys
 
-  Relational(const RelationalCall& c, const Limits& limits)
+  Attention(const AttentionCall& c, const Limits& limits)
       : c(c), limits(limits), heads(int(c.h)), groups(int(c.g)), share(int(c.h / c.g)), relations(int(c.r)) {}
 
   // rel[row][relation][lane] of n rows, in place of products; the slopes, too, if they are wanted.
@@ -284,9 +285,11 @@ struct Relational {
             scores(x.v, share, dout, 1, n, heads, c.e, ds);
             own_grads(u, heads, share, n, dout, c.e, x.dv);
           }
-          scores(x.k_rel, 1, q_rel, 1, n, relations, c.p, du);
-          relate(du, slopes, n);
-          relations_back(x.tile, at, n, u, du, slopes, turned, ds);
+          if (relations) {
+            scores(x.k_rel, 1, q_rel, 1, n, relations, c.p, du);
+            relate(du, slopes, n);
+            relations_back(x.tile, at, n, u, du, slopes, turned, ds);
+          }
           score_grads(x.tile, at, n, code, u, ds);
           for (int r = 0; dbias.at && r < n; r++) dbias.add(x.tile, at + r, ds + r * heads * LANES, heads);
           own_grads(ds, heads, share, n, q, c.d, x.dk);
@@ -347,16 +350,16 @@ struct Relational {
   }
 };
 
-bool forward(const RelationalCall& c) {
-  Relational run(c, c.limits);
+bool forward(const AttentionCall& c) {
+  Attention run(c, c.limits);
   int64_t jobs = (c.t + LANES * TOGETHER - 1) / (LANES * TOGETHER);
   return each({c.pool, c.threads}, c.b * jobs, run.forward_size(), [&](int64_t job, Memory& memory) {
     run.forward(job / jobs, job % jobs * LANES * TOGETHER, memory);
   });
 }
 
-bool backward(const RelationalCall& c) {
-  Relational run(c, c.limits.turned());
+bool backward(const AttentionCall& c) {
+  Attention run(c, c.limits.turned());
   return each_strip({c.pool, c.threads}, c.b, c.s, c.slots, c.strips, run.backward_size(), [&](int64_t b, Range keys, int64_t slot, int64_t strip, Memory& memory) {
     int64_t at = (strip * c.b + b) * c.t;
     number* dsymbols = c.turned ? c.dsymbols + (slot * c.strips + strip) * c.dsymbols_part : nullptr;
@@ -367,7 +370,7 @@ bool backward(const RelationalCall& c) {
 }  // namespace
 
 // 0, or 1 if there was no memory.
-extern "C" int polyhead_relational(const RelationalCall* call, int pass) {
-  if (pass == FEW) return RelationalFew<RelationalCall>(*call).run() ? 0 : 1;
+extern "C" int polyhead_attention(const AttentionCall* call, int pass) {
+  if (pass == FEW) return AttentionFew<AttentionCall>(*call).run() ? 0 : 1;
   return (pass == BACKWARD ? backward(*call) : forward(*call)) ? 0 : 1;
 }

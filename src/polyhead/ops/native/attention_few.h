@@ -1,4 +1,4 @@
-// Relational attention of few queries (few.h).  Equations are in relational.cpp.
+// Softmax and relational attention of few queries (few.h).  Equations are in attention.cpp.
 
 #pragma once
 #include "acts.h"
@@ -6,13 +6,13 @@
 
 namespace polyhead {
 
-template <class Call> struct RelationalFew {
+template <class Call> struct AttentionFew {
   const Call& c;
   Few few;
   int heads, groups, share, relations;
   int64_t wide;  // of symbols, in whole vectors
 
-  explicit RelationalFew(const Call& c)
+  explicit AttentionFew(const Call& c)
       : c(c), few{{c.pool, c.threads}, c.q, c.k, c.limits.turned(), c.b, c.t, c.s, c.slots, c.strips,
                   int(c.h), int(c.h / c.g), c.d, number(c.scale)},
         heads(int(c.h)), groups(int(c.g)), share(int(c.h / c.g)), relations(int(c.r)), wide(whole_vectors(c.e)) {}
@@ -33,7 +33,7 @@ template <class Call> struct RelationalFew {
   }
 
   // What the queries of a sample read of some keys: symbols to (t h e), relations to (t h r).
-  void read(int64_t b, Range keys, const number* scores, Memory& memory, number* retrieved, number* related) const {
+  void read(int64_t b, Range keys, const number* scores, const Stats& stats, Memory& memory, number* retrieved, number* related) const {
     number *u = memory.take(heads * LANES), *rel = memory.take(relations * LANES), *copy = memory.take(groups * wide);
     number *symbols = memory.zeros(c.t * heads * wide), *sums = memory.zeros(c.t * heads * relations * LANES);
     for (int64_t row = keys.from; row < keys.to; row += LANES) {
@@ -41,9 +41,10 @@ template <class Call> struct RelationalFew {
       Range seen = others(few.limits, tile);
       for (int64_t i = seen.from; i < seen.to; i++) {
         const number* score = few.of(scores, b, row, i);
-        for (int h = 0; h < heads; h++)
-          store(u + h * LANES, exp(load(score + h * LANES) + -c.logs[(b * c.h + h) * c.t + i]));
-        if (few.limits.keep.at) drop(Sight(few.limits, tile, i), u, u, heads);
+        Sight sight(few.limits, tile, i);
+        std::copy(score, score + heads * LANES, u);
+        normalise(SOFTMAX, sight, stats, u, heads, 0.0f);
+        if (few.limits.keep.at) drop(sight, u, u, heads);
         for (int64_t l = 0; l < tile.count; l++) {
           int64_t n = row + l + (c.columns ? c.t - 1 - i : 0);
           const number* at = c.symbols.at + (c.columns ? 0 : b * c.symbols.b) + n * c.symbols.n;
@@ -62,13 +63,16 @@ template <class Call> struct RelationalFew {
   }
 
   bool run() const {
-    Memory memory(few.all() + 64);
+    const int64_t rows = c.b * heads * c.t;
+    Memory memory(few.all() + 2 * rows + 64);
     if (memory.failed()) return false;
-    number* scores = memory.take(few.all());
-    return few.scores(NEVER, scores) && few.sums(scores, c.logs) &&
-           each_strip(few.team, c.b, c.s, c.slots, c.strips, size(), [&](int64_t b, Range keys, int64_t, int64_t strip, Memory& own) {
+    number *scores = memory.take(few.all()), *top = memory.take(rows), *portion = memory.take(rows);
+    if (!few.scores(NEVER, scores) || !few.sums(scores, top, portion)) return false;
+    for (int64_t n = 0; n < rows; n++) c.logs[n] = portion[n] > 0 ? top[n] - std::log(portion[n]) : -NEVER;
+    Stats stats = {top, portion, nullptr, heads * c.t, c.t, 0, 1};
+    return each_strip(few.team, c.b, c.s, c.slots, c.strips, size(), [&](int64_t b, Range keys, int64_t, int64_t strip, Memory& own) {
              int64_t at = (strip * c.b + b) * c.t * c.h;
-             read(b, keys, scores, own, c.retrieved + at * c.e, c.related + at * c.r);
+             read(b, keys, scores, stats, own, c.retrieved + at * c.e, c.related + at * c.r);
            });
   }
 };
