@@ -88,17 +88,25 @@ INK, FAINT, PAPER, LINE = "#24292f", "#6e7781", "#ffffff", "#afb8c1"
 LOOKS = {  # how its code is normalised, in words; the steps after it, and into which of them the code goes
     "Softmax": (
         "every row adds up to 1",
-        [("value of a key", "v_sh", 0), ("mixed over keys, head by head", "sum_s a_hts v_sh", 1), ("out", "y_t", 0)],
+        [
+            ("value of a key, for each head", "v_sh", 0),
+            ("mixed over keys, for each head", "sum_s a_hts v_sh", 1),
+            ("output of all heads, added up", "y_t", 0),
+        ],
     ),
     "Linear": (
-        "the scores, as they are",
-        [("value of a key", "v_sh", 0), ("summed over keys, head by head", "sum_s a_hts v_sh", 1), ("out", "y_t", 0)],
+        "the scores, not normalised",
+        [
+            ("value of a key, for each head", "v_sh", 0),
+            ("summed over keys, for each head", "sum_s a_hts v_sh", 1),
+            ("output of all heads, added up", "y_t", 0),
+        ],
     ),
     "Hyla": (
         "every column has root mean square 1",
         [
-            ("first layer, made for the pair", "act(sum_h a_hts v_sh)", 1),
-            ("second layer, made for the pair", "sum_h a_hts W_out_h", 1),
+            ("layer 1: values, mixed over heads", "act(sum_h a_hts v_sh)", 1),
+            ("layer 2: outputs, mixed over heads", "sum_h a_hts W_out_h", 1),
             ("summed over keys", "y_t", 0),
         ],
     ),
@@ -107,20 +115,24 @@ LOOKS = {  # how its code is normalised, in words; the steps after it, and into 
         [
             ("which token: its symbol", "sum_s a_hts symbol_sh", 1),
             ("how the two compare: r relations", "W_rel_h sum_s a_hts rel_ts", 1),
-            ("both together", "y_t", 0),
+            ("output: the sum of both", "y_t", 0),
         ],
     ),
     "Disentangled": (
         "every row adds up to 1",
         [
             ("one relation for each head and pair", "rel_hts", 0),
-            ("times the code, it weights symbols", "sum_s a_hts rel_hts symbol_sh", 1),
-            ("out", "y_t", 0),
+            ("relation times code weights symbols", "sum_s a_hts rel_hts symbol_sh", 1),
+            ("output of all heads, added up", "y_t", 0),
         ],
     ),
     "Abstractor": (
         "every row adds up to 1",
-        [("symbol of a key: no content", "symbol_sh", 0), ("mixed", "sum_s a_hts symbol_sh", 1), ("out", "y_t", 0)],
+        [
+            ("symbol of a key, without content", "symbol_sh", 0),
+            ("mixed over keys, for each head", "sum_s a_hts symbol_sh", 1),
+            ("output of all heads, added up", "y_t", 0),
+        ],
     ),
 }
 
@@ -132,12 +144,28 @@ def code(normalise: str, keys: int = 5, heads: int = 4) -> list[list[float]]:
     return ph.ops.latent_code(q, k, normalise=normalise)[0, :, -1].tolist()
 
 
-def picture(row: spec.Mechanism) -> str:
-    """An SVG: the code of one query on the left, where it enters on the right."""
-    said, steps = LOOKS[row.config]
+def picture(*rows: spec.Mechanism) -> str:
+    """An SVG of mechanisms, one below the other: the code of one query on the left, where it enters on the right."""
+    height = 276 * len(rows)
+    drawn = [f'<g transform="translate(0 {276 * i})">\n{_drawing(row)}\n</g>' for i, row in enumerate(rows)]
+    title = " ".join(f"{row.config}: {row.summary}" for row in rows)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" width="720" height="{height}" '
+        f'role="img">\n'
+        f"<title>{escape(title)}</title>\n"
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
+        'markerUnits="userSpaceOnUse" '
+        f'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" fill="{FAINT}"/></marker></defs>\n'
+        f'<rect width="720" height="{height}" rx="8" fill="{PAPER}"/>\n' + "\n".join(drawn) + "\n</svg>\n"
+    )
+
+
+def _drawing(row: spec.Mechanism) -> str:
+    looks, steps = LOOKS[row.config]
     values = code(row.normalise)
     top = max(abs(v) for line in values for v in line)
-    parts = [_text(24, 34, "the code of one query t", size=14, weight=600), _text(24, 54, said, colour=FAINT)]
+    name = "HYLA" if row.config == "Hyla" else row.config
+    parts = [_text(24, 34, f"{name}: the code of one query t", size=14, weight=600), _text(24, 54, looks, colour=FAINT)]
     for h, line in enumerate(values):
         parts.append(_text(24, 106 + 38 * h, f"head {h + 1}", colour=FAINT))
         for s, value in enumerate(line):
@@ -151,15 +179,7 @@ def picture(row: spec.Mechanism) -> str:
             parts.append(_arrow(558, y - 27, 558, y - 3))
         if enters:
             parts.append(_arrow(338, 156, 417, y + 28, strong=True))
-    title = f"{row.config}: {row.summary}"
-    return (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 276" width="720" height="276" role="img">\n'
-        f"<title>{escape(title)}</title>\n"
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
-        'markerUnits="userSpaceOnUse" '
-        f'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" fill="{FAINT}"/></marker></defs>\n'
-        f'<rect width="720" height="276" rx="8" fill="{PAPER}"/>\n' + "\n".join(parts) + "\n</svg>\n"
-    )
+    return "\n".join(parts)
 
 
 def _text(
@@ -196,6 +216,11 @@ def _arrow(x1: int, y1: int, x2: int, y2: int, *, strong: bool = False) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------------ all
+ROWS = {row.config: row for row in spec.MECHANISMS}
+PAIR = DOCS / "figures" / "softmax-and-hyla.svg"
+"""What HYLA changes, for the README."""
+
+
 def page(row: spec.Mechanism) -> pathlib.Path:
     """Where it is described."""
     return DOCS / "mechanisms" / f"{row.config.lower()}.md"
@@ -214,6 +239,7 @@ def main() -> None:
         if new != old:
             page(row).write_text(new, encoding="utf-8")
         image(row).write_text(picture(row), encoding="utf-8")
+    PAIR.write_text(picture(*(ROWS[name] for name in ("Softmax", "Hyla"))), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def check_that_the_readme_works_on_a_package_index(metadata):
     [source] = re.findall(r"^Project-URL: Source, (\S+)$", metadata, re.M)
     raw = source.replace("github.com", "raw.githubusercontent.com") + f"/v{polyhead.__version__}/"
     page, link = f"{source}/blob/v{polyhead.__version__}/", re.compile(r"\]\(([^)\s]+)\)")
-    assert f"]({raw}docs/figures/mechanism-hyla.svg)" in text
+    assert f"]({raw}docs/figures/softmax-and-hyla.svg)" in text
     assert f"]({page}docs/design.md)" in text
     outside = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     assert all(place.startswith("https://") for place in link.findall(outside))

@@ -242,6 +242,8 @@ def test_pages_of_mechanisms_are_the_spec():
         between = re.findall(r"<!-- spec -->\n(.*?)<!-- /spec -->", script["page"](row).read_text(), re.S)
         assert between == [script["facts"](row)]
         assert script["image"](row).read_text() == script["picture"](row)
+    softmax, hyla = (script["ROWS"][name] for name in ("Softmax", "Hyla"))
+    assert script["PAIR"].read_text() == script["picture"](softmax, hyla)
     assert {p.stem for p in (DOCS / "mechanisms").glob("*.md")} == {m.config.lower() for m in spec.MECHANISMS} | {
         "index"
     }
