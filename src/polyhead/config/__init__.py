@@ -1,4 +1,4 @@
-"""Everything that fixes a run, as frozen dataclasses; neither torch nor jax is imported.
+"""All configurations, as frozen dataclasses: models, tasks, runs.  They import neither torch nor jax.
 
 mechanisms.py: groups of heads.  components.py: positions, feed-forward layers, inputs and outputs.  rivals.py: models
 of the literature.  task.py: Batch and the abstract Task.  run.py: TransformerConfig, Train, Run.  serial.py: JSON.

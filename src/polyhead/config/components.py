@@ -1,6 +1,6 @@
 """The parts of a model around its heads, as frozen dataclasses: positions, feed-forward layers, inputs and outputs.
 
-`polyhead.config` gives all of them, with the mechanisms, the transformer, the task and the run they enter.
+`polyhead.config` has all of them, with the mechanisms, the transformer, the task and the run.
 """
 
 import math
@@ -15,18 +15,18 @@ from polyhead.spec.shapes import one_of
 
 @dataclass(frozen=True)
 class Position(Checked):
-    """How a model knows where a token is.
+    """The base class of position encodings.
 
-    Positions of your own inherit from it and have one method: `bias(own, distance)`, `rotate(own, x, positions)` or
-    `vectors(own, positions)`, where `own` holds what a method `parameters(heads, dim, max_length)` returns.
+    Your own position encoding inherits from it and has one method: `bias(own, distance)`, `rotate(own, x, positions)`
+    or `vectors(own, positions)`.  `own` has the parameters that a method `parameters(heads, dim, max_length)` returns.
     """
 
-    usual: ClassVar[bool] = False  # a file names the kind
+    usual: ClassVar[bool] = False  # a file must give the "kind"
 
 
 @dataclass(frozen=True)
 class Rotary(Position):
-    """Rotary embedding of q and k.  `interleaved` turns pairs (2j, 2j+1), `half` turns pairs (j, j + d/2)."""
+    """Rotary embedding of q and k.  `interleaved` rotates pairs (2j, 2j+1), `half` rotates pairs (j, j + d/2)."""
 
     theta: float = 1e4
     layout: str = "interleaved"
@@ -70,9 +70,9 @@ POSITIONS: tuple[type[Position], ...] = (Rotary, RelativeBias, Alibi, Learned, S
 
 @dataclass(frozen=True)
 class FeedForward(Checked):
-    """What a block does to each token by itself.
+    """The base class of feed-forward layers, which a block applies to each token separately.
 
-    A layer of your own inherits from it and has a method `module(dim)`, which returns an nn.Module.
+    Your own layer inherits from it and has a method `module(dim)`, which returns an nn.Module.
     """
 
     usual: ClassVar[bool] = False
@@ -106,7 +106,8 @@ class Swiglu(FeedForward):
 
 @dataclass(frozen=True)
 class Experts(FeedForward):
-    """Mixture of expert MLPs: the top k of a linear gate, weighted by the softmax over those k; no noise."""
+    """Mixture of expert MLPs: the top k of a linear gate, weighted by the softmax over those k; the gate has no
+    noise."""
 
     experts: int = 4
     top_k: int = 2
@@ -155,7 +156,7 @@ class Patches(Checked):
     """Images (b c height width) cut into patches, each through a linear map: one token per patch, row by row.
 
     `image`: channels, height, width; `patch`: height, width.  `norm`: LayerNorms before and after the map.
-    `class_token`: a learned token in front.
+    `class_token`: a learned token before all patches.
     """
 
     image: tuple[int, int, int]
@@ -179,7 +180,7 @@ class Patches(Checked):
 
     @property
     def count(self) -> int:
-        """Tokens of an image."""
+        """The number of tokens of an image."""
         return (self.image[1] // self.patch[0]) * (self.image[2] // self.patch[1]) + self.class_token
 
 
@@ -215,7 +216,7 @@ class Values(Checked):
 
 @dataclass(frozen=True)
 class Classes(Checked):
-    """`count` logits per sequence, (b 1 count): of the mean over its tokens, or of its first token (`pool="class"`)."""
+    """`count` logits per sequence, (b 1 count), from the mean over its tokens or from its first (`pool="class"`)."""
 
     count: int
     pool: str = "mean"
@@ -231,13 +232,13 @@ Output = Logits | Values | Classes
 
 
 def narrower(inputs: Input, outputs: Output, dim: int, preset: str) -> float:
-    """What the map to the logits of a language model is multiplied by when it begins, after the preset has filled it.
+    """The factor of the initial map to a language model's logits, applied after the preset has filled it.
 
-    Logits of variance v cost v / 2 nats more than the ln(count) of knowing nothing.  A tied table begins with logits
-    of variance 1/4, or with rows of variance 1 / dim where `outputs.scaled` divides by sqrt(dim); where
-    `inputs.scaled`, it is sqrt(dim) narrower again, as a token's own row, which then dominates the stream, would
-    give that token's logit sqrt(dim).  An untied map begins with variance 1/4, too, but in "cs336" only where the
-    course's own rule costs more than ln(count) / 16.
+    Logits of variance v cost about v / 2 nats more than ln(count), the loss of a uniform prediction.  A tied table is
+    scaled so that initial logits have variance 1/4 or, if `outputs.scaled` divides by sqrt(dim), so that its rows have
+    variance 1 / dim.  With `inputs.scaled` it is divided by sqrt(dim) once more: a token's own row then dominates the
+    stream and would give that token the logit sqrt(dim).  An untied map is scaled to logits of variance 1/4, too; in
+    "cs336" only if the course's own rule costs more than ln(count) / 16.
     """
     if not (isinstance(inputs, Tokens) and isinstance(outputs, Logits)):
         return 1.0

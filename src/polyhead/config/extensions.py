@@ -1,8 +1,8 @@
-"""What others add to the package: tasks, mechanisms, positions, feed-forward layers and recipes, by module and name.
+"""Extensions by users: tasks, mechanisms, positions, feed-forward layers and recipes, by module and name.
 
-A class outside the package is written to a file as "module:Class" and read back from a module that is imported already.
-A file never imports anything: that is asked for, by `import`, by `--import MODULE`, by the environment variable
-POLYHEAD_IMPORT (modules with commas between), or by an entry point that an installed package declares:
+A file names a class outside the package as "module:Class"; its module must be imported before the file is read.
+Reading a file never imports a module.  Import it by `import`, by `--import MODULE`, by the environment variable
+POLYHEAD_IMPORT (modules separated by commas), or by an entry point of an installed package:
 
     [project.entry-points."polyhead.tasks"]
     parity = "my_package.tasks:Parity"
@@ -24,48 +24,48 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 BASES = {"Mechanism": "mechanisms", "Position": "positions", "FeedForward": "feedforwards"}
-"""The base of a class -> what it is; a class without one is a task."""
+"""Base class -> sort of the extension; a class without any of these bases is a task."""
 
 GROUPS = {sort: f"polyhead.{sort}" for sort in ("tasks", *BASES.values(), "recipes")}
-"""What a package may declare -> the group of its entry points."""
+"""Sort of an extension -> the group of its entry points."""
 
 ASKED = "POLYHEAD_IMPORT"
 """The environment variable that names modules to import before a configuration is read."""
 
 _ADDED: dict[str, dict[str, object]] = {sort: {} for sort in GROUPS}
-"""What was registered in this process: sort -> name -> it."""
+"""Extensions registered in this process: sort -> name -> extension."""
 
 Added = TypeVar("Added", bound=Callable[..., object])
 
 
 class UnknownKind(ValueError):
-    """A file names a class that is not there: nothing is damaged."""
+    """A file names an unknown class; the file itself is intact."""
 
 
 def register(added: Added, *, name: str | None = None) -> Added:
-    """Make a class or a recipe (a function that returns runs) known by name; also a decorator.
+    """Register a class or a recipe (a function that returns runs) under a name; also a decorator.
 
     Classes are tasks, mechanisms, positions and feed-forward layers.
 
-    `polyhead list`, `train`, `sweep`, ... then know it, where the module that registers it is imported, or declared as
-    an entry point.  `name`: on the command line; by default that of the class, or of the function with "-" for "_".
-    ValueError for a class or function that no other process could find again, and for a name that is taken.
+    `polyhead list`, `train`, `sweep`, ... then know it, if its module is imported or declared as an entry point.
+    `name` is used on the command line; by default it is the name of the class, or of the function with "-" for "_".
+    Raises ValueError for a class or function that another process could not import, and for a name that is taken.
     """
     if not callable(added):
         raise ValueError(f"register: a class or a recipe was wanted but {added!r} came")
     sort = _sort(added)
     name = name or (added.__name__.replace("_", "-") if sort == "recipes" else added.__name__)
-    if "<" in added.__qualname__:  # of a function, or a lambda; as a decorator, we are asked before the name is set
+    if "<" in added.__qualname__:  # "<locals>" or "<lambda>"; a decorator runs before the name is bound
         raise ValueError(f"register: {kind_of(added)} cannot be found again by its name; define it in a module")
     before = _ADDED[sort].get(name, added)
-    if kind_of(before) != kind_of(added):  # the same anew, of a module that is loaded again, is fine
+    if kind_of(before) != kind_of(added):  # registering the same name again is allowed when a module is reloaded
         raise ValueError(f"register: {name!r} is {kind_of(before)} already; give {kind_of(added)} another name")
     _ADDED[sort][name] = added
     return added
 
 
 def _sort(added: Callable[..., object]) -> str:
-    """What is added: a class is what its base is, without one a task."""
+    """The sort of an extension, from its base class; a class without any of `BASES` is a task."""
     if not isinstance(added, type):
         return "recipes"
     bases = {base.__name__ for base in added.__mro__ if not kind_of(base).count(":")}
@@ -73,12 +73,12 @@ def _sort(added: Callable[..., object]) -> str:
 
 
 def added(sort: str) -> dict[str, object]:
-    """All that others added of a sort, by name: what was registered, and what installed packages declare."""
+    """All extensions of a sort, by name: registered ones, and entry points of installed packages."""
     return {**{point.name: _load(point) for point in _points(sort)}, **_ADDED[sort]}
 
 
 def bring(modules: Iterable[str]) -> None:
-    """Import modules by name, also from the working directory.  ValueError if one cannot be imported."""
+    """Import modules by name, also from the working directory.  Raises ValueError if one cannot be imported."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     for module in modules:
@@ -89,14 +89,15 @@ def bring(modules: Iterable[str]) -> None:
 
 
 def kind_of(thing: object) -> str:
-    """What a file calls a class: its name alone, or "module:Class" where it is not of this package."""
+    """The name of a class in files: its name alone, or "module:Class" for a class outside this package."""
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
     module = getattr(thing, "__module__", "") or ""
     return name if module.partition(".")[0] == __name__.partition(".")[0] else f"{module}:{name}"
 
 
 def find(kind: str, where: str) -> type:
-    """The class that a file calls "module:Class".  UnknownKind unless its module is imported, or declares it."""
+    """The class of the name "module:Class".  Raises UnknownKind unless its module is imported or it is an entry
+    point."""
     module, _, name = kind.partition(":")
     bring(filter(None, os.environ.get(ASKED, "").split(",")))
     for point in (point for sort in GROUPS for point in _points(sort)):
@@ -112,7 +113,7 @@ def find(kind: str, where: str) -> type:
 
 
 def check_found(thing: object, who: str) -> None:
-    """ValueError where a class or function cannot be found again by its module and name."""
+    """Raise ValueError if a class or function cannot be imported by its module and name."""
     module, name = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
     found: object = sys.modules.get(module)
     for part in name.split("."):
@@ -122,7 +123,7 @@ def check_found(thing: object, who: str) -> None:
 
 
 def foreign(config: object) -> Iterator[type]:
-    """The classes in a configuration that are not of this package."""
+    """The classes in a configuration that are outside this package."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         if ":" in kind_of(type(config)):
             yield type(config)
@@ -134,7 +135,7 @@ def foreign(config: object) -> Iterator[type]:
 
 
 def modules(config: object, who: str) -> list[str]:
-    """Modules that another process must import to read a configuration.  ValueError where it could not."""
+    """Modules that another process must import to read a configuration.  Raises ValueError if it could not."""
     found: dict[str, None] = {}
     for kind in foreign(config):
         check_found(kind, who)
@@ -146,7 +147,7 @@ def modules(config: object, who: str) -> list[str]:
 
 @contextlib.contextmanager
 def handed_on(config: object, who: str) -> Iterator[None]:
-    """Processes that are started within it can read `config`.  ValueError where they could not."""
+    """Context manager: processes started inside can read `config`.  Raises ValueError if they could not."""
     needed, before = modules(config, who), {name: os.environ.get(name) for name in (ASKED, "PYTHONPATH")}
     if needed:
         places = [_place(module) for module in needed]
@@ -163,7 +164,7 @@ def handed_on(config: object, who: str) -> Iterator[None]:
 
 
 def _place(module: str) -> str:
-    """The folder from which a module is imported."""
+    """The folder that must be on the path to import a module."""
     top = sys.modules[module.partition(".")[0]]
     file = pathlib.Path(top.__file__ or next(iter(top.__path__)))
     return str((file.parent if file.name == "__init__.py" else file).parent.resolve())

@@ -25,11 +25,11 @@ __all__ = [
 ]
 
 LARGEST = {"layers": 4096, "neighbours": 4096}
-"""Upper limits of fields, so that a configuration file that asks for 10^12 layers is refused at once."""
+"""Upper limits of fields, so that a file with 10^12 layers is refused at once."""
 
 
 def positive(part: Any, *names: str) -> None:
-    """Raise a ValueError unless each of these fields is None or at least 1, and at most what `LARGEST` says."""
+    """Raise ValueError unless each of these fields is None or at least 1, and at most its limit in `LARGEST`."""
     for name in names:
         value, most = getattr(part, name), LARGEST.get(name)
         if value is not None and value < 1:
@@ -88,7 +88,7 @@ class Softmax(Mechanism):
 @named
 @dataclass(frozen=True)
 class Linear(Mechanism):
-    """Linear attention: scores are used as they are.  `act` acts on the values."""
+    """Linear attention: scores without softmax.  `act` is the activation of the values."""
 
     normalise: str = "identity"
     act: str = "identity"
@@ -118,9 +118,9 @@ class Hyla(Mechanism):
 
 @dataclass(frozen=True)
 class Symbols(Checked):
-    """Where relational heads take their symbols from: the values that carry no sensory content.
+    """The base class of sources of symbols for relational heads: values that do not depend on a token's features.
 
-    `dim`: width of a symbol, by default the model's.  `shared`: one source for all layers, not one for each.
+    `dim`: width of a symbol, by default the model's.  `shared`: one source for all layers instead of one per layer.
     """
 
     dim: int | None = None
@@ -131,22 +131,22 @@ class Symbols(Checked):
         positive(self, "dim")
 
     def start_std(self, width: int, max_length: int) -> float:
-        """The standard deviation of initial symbols in a model of this width, by which relations are balanced.
+        """The standard deviation of initial symbols in a model of this width, used to balance relations.
 
-        It is 1 except for relative symbols.  A library's mixtures begin narrower, but their common part stays in the
-        mean over tokens, so that they reach a head's output within a factor of 2 to 4.
+        It is 1 except for relative symbols.  Mixtures of a library have a smaller one, but their common part survives
+        the mean over tokens, so their contribution to a head's output is within a factor of 2 to 4.
         """
         return 1.0
 
 
 @dataclass(frozen=True)
 class SymbolicAttention(Symbols):
-    """Every token picks from a library of `count` learned symbols by softmax attention over their templates.
+    """Each token retrieves from a library of `count` learned symbols by softmax attention over their templates.
 
-    `heads` defaults to 4, or to the greatest common divisor of 4 and the widths.  `trainable`: the library; the
-    templates always are.  `once`: symbols are read off the embedded input and kept for all layers, instead of off
-    each layer's own input.  `tied`: with a separate source for each layer (`shared=False`), one library for all of
-    them; queries and templates stay separate.
+    `heads` defaults to 4, or to the greatest common divisor of 4 and the widths.  `trainable`: whether the library is
+    learned; templates always are.  `once`: symbols are computed from the embedded input, once for all layers, instead
+    of from each layer's input.  `tied`: with one source per layer (`shared=False`), all of them share one library;
+    queries and templates stay separate.
     """
 
     count: int = 64
@@ -162,10 +162,11 @@ class SymbolicAttention(Symbols):
 
 @dataclass(frozen=True)
 class RelationalSymbols(SymbolicAttention):
-    """Symbolic attention that asks with a token's relations to its neighbours instead of with the token.
+    """Symbolic attention whose query is a token's relations to its neighbours instead of the token.
 
-    `neighbours`: how many before it (and, unless causal, after it), with itself if `include_self`; `relations`: inner
-    products per neighbour; `normalise`: softmax of each over the neighbours.  `causal` None: as the model is.
+    `neighbours`: how many tokens before it (and, unless causal, after it); `include_self` adds the token itself.
+    `relations`: inner products per neighbour.  `normalise`: softmax of each over the neighbours.  `causal` None: as in
+    the model.
     """
 
     neighbours: int = 2
@@ -186,7 +187,8 @@ class PositionSymbols(Symbols):
 
 @dataclass(frozen=True)
 class RelativeSymbols(Symbols):
-    """A learned symbol for each offset of key and query, farther ones clipped to `distance` (default: none is)."""
+    """A learned symbol for each offset of key and query; larger offsets are clipped to `distance` (None: no
+    clipping)."""
 
     distance: int | None = None
 
@@ -195,7 +197,7 @@ class RelativeSymbols(Symbols):
         positive(self, "distance")
 
     def start_std(self, width: int, max_length: int) -> float:
-        """That of a uniform table of variance 2 / (rows + width)."""
+        """The standard deviation of a uniform table of variance 2 / (rows + width)."""
         rows = 2 * (max_length - 1 if self.distance is None else self.distance) + 1
         return (2.0 / (rows + (self.dim or width))) ** 0.5
 
@@ -204,20 +206,20 @@ SymbolSource = SymbolicAttention | RelationalSymbols | PositionSymbols | Relativ
 
 
 def check_source(who: str, symbols: object) -> None:
-    """Raise a ValueError unless this is a source of symbols."""
+    """Raise ValueError unless this is a source of symbols."""
     if not isinstance(symbols, typing.get_args(SymbolSource)):
         raise ValueError(f"{who}: symbols must be a source such as PositionSymbols() but is {symbols!r}")
 
 
 @dataclass(frozen=True)
 class SymbolHeads(Mechanism):
-    """What heads whose values are symbols have in common.
+    """The base class of heads whose values are symbols.
 
     `symbols`: default PositionSymbols, which also work for cross-attention and limit a sequence to `max_length` tokens.
     PositionSymbols and RelativeSymbols learned best in our study (`polyhead reproduce symbols`).
 
-    `hidden`: queries, keys and relations are linear maps of a hidden layer of this width (gelu), so that each is an
-    MLP of the token.  None: linear maps of the token.
+    `hidden`: queries, keys and relations come from an MLP of the token with a hidden layer of this width (gelu).  None:
+    they are linear maps of the token.
     """
 
     symbols: SymbolSource = PositionSymbols()
@@ -239,12 +241,13 @@ class SymbolHeads(Mechanism):
 @named
 @dataclass(frozen=True)
 class Relational(SymbolHeads):
-    """Relational attention (Altabaa and Lafferty 2024): symbols and relations of what a head looks at.
+    """Relational attention (Altabaa and Lafferty 2024): heads retrieve symbols, and relations to the tokens they attend
+    to.
 
-    `relations` inner products per pair (default: one per head) of width `relation_dim` (default: heads x value_dim //
-    relations), the same for all heads; `symmetric`: one map for both sides.  `relation_init`: "balanced" gives
-    relations the variance of normal symbols, "paper" is uniform within relations ** -0.5, "package" that over the root
-    of value_dim (as released).
+    A pair has `relations` inner products (default: one per head) of width `relation_dim` (default: heads x value_dim //
+    relations), shared by the heads.  `symmetric`: queries and keys of relations use one map.  `relation_init`:
+    "balanced" gives relations the variance of normal symbols; "paper" is uniform within relations ** -0.5; "package"
+    divides that by the root of value_dim (as released).
     """
 
     relations: int | None = None
@@ -263,7 +266,7 @@ class Relational(SymbolHeads):
 @named
 @dataclass(frozen=True)
 class Disentangled(SymbolHeads):
-    """Disentangled relational cross-attention: each head weights symbols with attention times a relation of its own."""
+    """Disentangled relational cross-attention: each head weights symbols by attention times its own relation."""
 
     relation_dim: int | None = None
     relation_act: str = "identity"
@@ -280,7 +283,7 @@ class Disentangled(SymbolHeads):
 class Abstractor(SymbolHeads):
     """Relational cross-attention of the Abstractor (Altabaa et al. 2024): attention whose values are symbols.
 
-    `act`: softmax over keys, or any activation of the scores, without normalising.
+    `act`: softmax over keys, or a pointwise activation of the scores, without normalisation.
     """
 
     act: str = "softmax"
@@ -291,7 +294,7 @@ class Abstractor(SymbolHeads):
 
 
 MECHANISMS: tuple[type[Mechanism], ...] = (Softmax, Linear, Hyla, Relational, Disentangled, Abstractor)
-"""What stands in a list of heads."""
+"""The mechanisms of a list of heads."""
 
 
 def check_shared(who: str, heads: Sequence[Mechanism], sizes: Sequence[Sizes]) -> None:

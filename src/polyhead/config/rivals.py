@@ -1,6 +1,6 @@
 """The relational baselines as frozen dataclasses: CoRelNet, PrediNet and the original Abstractor.
 
-Each names its two ends as a transformer's configuration does.  The modules are in `models/rivals`.
+Each has inputs and outputs as a transformer's configuration has.  The modules are in `models/rivals`.
 """
 
 import typing
@@ -14,7 +14,7 @@ from polyhead.spec.shapes import one_of
 
 
 def _check(part: "CoRelNetConfig | PrediNetConfig | AbstractorConfig") -> None:
-    """Raise a ValueError unless the ends are an input and classes."""
+    """Raise ValueError unless inputs are valid and outputs are classes."""
     who = type(part).__name__
     if not isinstance(part.inputs, typing.get_args(Input)):
         raise ValueError(f"{who}: inputs must be Tokens(), Vectors() or Patches() but is {part.inputs!r}")
@@ -25,7 +25,7 @@ def _check(part: "CoRelNetConfig | PrediNetConfig | AbstractorConfig") -> None:
 
 
 def _objects(part: "CoRelNetConfig | PrediNetConfig") -> int:
-    """How many objects a model of a fixed number of them is for."""
+    """The fixed number of objects of a model."""
     who = type(part).__name__
     positive(part, "length")
     if isinstance(part.inputs, Patches):
@@ -41,10 +41,10 @@ def _objects(part: "CoRelNetConfig | PrediNetConfig") -> int:
 
 @dataclass(frozen=True)
 class CoRelNetConfig(Checked):
-    """CoRelNet (Kerg et al. 2022): a classifier that sees nothing of its objects but their inner products.
+    """CoRelNet (Kerg et al. 2022): a classifier that reads only the inner products of its objects.
 
-    `length`: objects, needed unless the inputs are patches.  `hidden`: of the MLP that embeds each object, default
-    4 x dim.  `softmax`: each row of inner products is normalised (as in the paper).
+    `length`: number of objects, needed unless the inputs are patches.  `hidden`: width of the MLP that embeds each
+    object, default 4 x dim.  `softmax`: normalise each row of inner products (as in the paper).
 
     >>> CoRelNetConfig(Patches((3, 36, 36), (12, 12)), Classes(2)).objects
     9
@@ -65,15 +65,15 @@ class CoRelNetConfig(Checked):
 
     @property
     def objects(self) -> int:
-        """How many objects it compares."""
+        """The number of objects it compares."""
         return _objects(self)
 
 
 @dataclass(frozen=True)
 class PrediNetConfig(Checked):
-    """PrediNet (Shanahan et al. 2020): each head looks at two objects and compares them along `relations` directions.
+    """PrediNet (Shanahan et al. 2020): each head retrieves two objects and compares them along `relations` directions.
 
-    `length`: objects, needed unless the inputs are patches.  `key_dim`: by default dim // heads.
+    `length`: number of objects, needed unless the inputs are patches.  `key_dim`: by default dim // heads.
     """
 
     inputs: Input
@@ -92,18 +92,18 @@ class PrediNetConfig(Checked):
 
     @property
     def objects(self) -> int:
-        """How many objects it chooses from."""
+        """The number of objects it retrieves from."""
         return _objects(self)
 
 
 @dataclass(frozen=True)
 class AbstractorConfig(Checked):
-    """The original Abstractor (Altabaa et al. 2024): a stream of symbols that learns of its objects by relations only.
+    """The original Abstractor (Altabaa et al. 2024): a stream of symbols that reads objects only through relations.
 
-    With `outputs` a classifier; without them the encoder of a sequence-to-sequence `TransformerConfig`.  `heads` of
-    width `head_dim` (default: dim, as the authors have it); `hidden`: of the feed-forward layers, default 2 x dim;
-    `act`: softmax, or any activation of the relations; `self_attention`: symbols look at each other first;
-    `encoder_layers`: transformer blocks that the objects pass through beforehand.
+    With `outputs` it is a classifier; without them it is the encoder of a sequence-to-sequence `TransformerConfig`.
+    `head_dim`: width of a head (default: dim, as in the authors' code).  `hidden`: width of the feed-forward layers,
+    default 2 x dim.  `act`: softmax, or a pointwise activation of the relations.  `self_attention`: symbols first
+    attend to each other.  `encoder_layers`: number of transformer blocks before the Abstractor's layers.
     """
 
     inputs: Input

@@ -1,10 +1,9 @@
-"""Everything that fixes a run, as frozen dataclasses: mechanisms, the transformer, the abstract task, training, the
-run itself.
+"""The configuration of a transformer, of training and of a run, as frozen dataclasses.
 
-A run is a value: two runs with the same `digest` do the same arithmetic.  Fields that cannot change a result
-(device, folders, logging) are marked non-semantic and do not enter the digest.  Plain dataclasses, read and written
-as JSON (or read as YAML); only `polyhead.cli` knows a command-line library.  Neither torch nor jax is imported: both
-sides share this file.
+A run is a value: two runs with the same `digest` compute the same numbers.  Fields that cannot change a result (device,
+folders, logging) are marked non-semantic and stay out of the digest.  The dataclasses are written as JSON and read from
+JSON or YAML; only `polyhead.cli` imports a command-line library.  PyTorch and JAX share this file, so it imports
+neither.
 """
 
 import hashlib
@@ -52,19 +51,19 @@ _PARTS: dict[str, tuple[type, ...]] = {
     "feedforward": (*FEEDFORWARDS, FeedForward),
     "positions": (*POSITIONS, Position, type(None)),
 }
-_BASES = (FeedForward, Position, type(None))  # what stands in no list of choices
+_BASES = (FeedForward, Position, type(None))  # never listed as choices
 
 
 @named
 @dataclass(frozen=True)
 class TransformerConfig(Checked):
-    """The one transformer.  `heads`: one list of head groups for all layers, or one list per layer (hybrid stacks).
+    """The transformer.  `heads`: one list of head groups for all layers, or one list per layer (hybrid stacks).
 
-    With an `encoder`, every layer also attends to that model's output through `cross_heads`.  Default: softmax heads,
-    as many as the layer has heads.  The encoder's own outputs are not used.
+    With an `encoder`, every layer also attends to that model's output through `cross_heads`; by default these are
+    softmax heads, as many as the layer has heads.  The encoder's own output module is not used.
     """
 
-    usual: ClassVar[bool] = True  # a file that gives a model without a kind means this one
+    usual: ClassVar[bool] = True  # the model of a file without "kind"
 
     inputs: Input
     outputs: Output
@@ -82,7 +81,7 @@ class TransformerConfig(Checked):
     """Biases on q, k, v and the output projection."""
     qk_norm: bool = False
     dropout: float = 0.0
-    """Rate on the latent code."""
+    """Dropout rate on the latent code."""
     dropout_shared: bool = False
     """One dropout mask per layer, shared by batch and heads, instead of one per element."""
     residual_dropout: float = 0.0
@@ -92,12 +91,12 @@ class TransformerConfig(Checked):
     encoder: "TransformerConfig | AbstractorConfig | None" = added_later(None)  # noqa: RUF009 (a field)
     cross_heads: Mechanism | Sequence[Mechanism] | None = added_later(None)  # noqa: RUF009 (a field)
     encoder_symbols: bool = added_later(False)
-    """The layers read the encoder's symbol sources, which must be shared, instead of their own."""
+    """The layers read the encoder's sources of symbols, which must be shared, instead of their own."""
     window: int | None = added_later(None)
-    """A token sees the tokens of its sequence that are fewer than `window` positions away."""
+    """A token attends to the tokens of its sequence that are fewer than `window` positions away."""
     checkpoint: bool = non_semantic(False)
-    """Activation checkpointing: in training, keep the inputs of the blocks and recompute the rest in the backward
-    pass.  Less memory, one more forward pass, the same gradients."""
+    """Activation checkpointing: in training, save only the inputs of the blocks and recompute the rest in the backward
+    pass.  It takes less memory and one more forward pass, and gives the same gradients."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,7 +140,7 @@ class TransformerConfig(Checked):
                 )
 
     def _check_lender(self) -> None:
-        """Whether the encoder has every source that the layers want of it, and one that sees no later tokens."""
+        """Raise ValueError unless the encoder has every source that the layers read, with its own `causal` set."""
         if not isinstance(self.encoder, TransformerConfig):
             raise ValueError("TransformerConfig: encoder_symbols are those of an encoder that is a transformer")
         lent = self.encoder._shared_sources()
@@ -156,7 +155,7 @@ class TransformerConfig(Checked):
         return [group.symbols for group in groups if group.symbols.shared]
 
     def _check_classes(self) -> None:
-        """Whether there is a first token that stands for all."""
+        """Raise ValueError unless a class token exists and attends to all other tokens."""
         if not isinstance(self.outputs, Classes) or self.outputs.pool == "mean":
             return
         if isinstance(self.inputs, Patches) and not self.inputs.class_token:
@@ -178,7 +177,7 @@ class TransformerConfig(Checked):
         return typing.cast(Heads, self._lists[layer] if self.per_layer else self._lists)
 
     def layer_cross_heads(self, layer: int) -> Heads:
-        """The head groups that look at the encoder in layer `layer`; none without an encoder."""
+        """The head groups that attend to the encoder in layer `layer`; none without an encoder."""
         if self.encoder is None:
             return ()
         if self.cross_heads is None:
@@ -187,7 +186,7 @@ class TransformerConfig(Checked):
 
 
 def head_list(who: str, heads: Any) -> Heads:
-    """`heads` as a tuple of mechanisms, a lone one included."""
+    """`heads` as a tuple of mechanisms; a single mechanism becomes a tuple of one."""
     groups = (heads,) if isinstance(heads, Mechanism) else heads
     if not isinstance(groups, (list, tuple)) or not groups:
         raise ValueError(f"{who}: heads must be mechanisms such as [Softmax(4), Hyla(4)] but is {heads!r}")
@@ -207,12 +206,12 @@ def _layers_of_heads(heads: Any) -> Any:
 
 
 Model = TransformerConfig | Baseline
-"""What a run can train: `models.build` knows the network of each."""
+"""The models that a run can train: `models.build` has the network of each."""
 
 
 @dataclass(frozen=True)
 class Decay(Checked):
-    """Which parameters weight decay touches.  Weight matrices always; everything else only if asked."""
+    """Which parameters weight decay applies to: always to weight matrices, to all others only if set here."""
 
     biases: bool = False
     qkv_biases: bool = False
@@ -242,14 +241,14 @@ class Train(Checked):
     precision: str = "fp32"
     evaluate: tuple[str, ...] = ("iid", "compositional")
     accumulate: int = added_later(1)
-    """Parts that a batch is cut into, one after the other: less memory, the same gradient but for dropout, which each
-    part draws for itself.  It divides `batch_size`."""
+    """Gradient accumulation: a batch is processed in this many parts.  It takes less memory and gives the same
+    gradient, except that each part draws its own dropout.  It must divide `batch_size`."""
     eval_batches: int = 16
     eval_every: int = non_semantic(500)
     log_every: int = non_semantic(50)
     save_every: int = non_semantic(500)
     keep: int = non_semantic(2)
-    """Checkpoints that are kept: the last ones; the best is kept beside them."""
+    """How many of the last checkpoints are kept; the best one is kept in addition."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -259,7 +258,7 @@ class Train(Checked):
         if self.batch_size % self.accumulate:
             raise ValueError(f"Train: accumulate must divide batch_size {self.batch_size} but is {self.accumulate}")
         for name in ("lr", "weight_decay", "warmup", "final", "eps"):
-            if not getattr(self, name) >= 0:  # nan neither
+            if not getattr(self, name) >= 0:  # also refuses nan
                 raise ValueError(f"Train: {name} must be at least 0 but is {getattr(self, name)}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"Train: clip must be above 0, or None, but is {self.clip}")
@@ -269,7 +268,7 @@ class Train(Checked):
 
 @dataclass(frozen=True, repr=False)
 class Run(Checked):
-    """One training run, whole.  `repr` is short; `to_dict` has every field."""
+    """One complete training run.  `repr` is short; `to_dict` has every field."""
 
     task: Task
     model: Model
@@ -281,12 +280,12 @@ class Run(Checked):
     deterministic: bool = non_semantic(False)
     threads: int | None = non_semantic(None)
     fast_products: bool = non_semantic(True)
-    """On a CPU float32 matrix products go through oneDNN where a check finds that faster and as exact; like threads,
-    this changes rounding only."""
+    """On a CPU, compute float32 matrix products by oneDNN if a check finds that faster and as exact.  Like the number
+    of threads, it only changes rounding."""
     folder: str | None = non_semantic(None)
     parallel: str = non_semantic("data")
-    """On several devices: every one holds the model and its rows of a batch ("data"), or a part of the model, too
-    ("sharded")."""
+    """On several devices: each holds the whole model ("data") or a shard of it ("sharded"), and its part of the
+    batch."""
     track: tuple[str, ...] = non_semantic(())
     """Trackers beside metrics.jsonl: tensorboard, wandb, trackio."""
 
@@ -320,7 +319,7 @@ class Run(Checked):
 
     @property
     def transformer(self) -> TransformerConfig:
-        """The model, of a run that trains a transformer; of any other a ValueError."""
+        """The model, if it is a transformer.  Raises ValueError for any other model."""
         if not isinstance(self.model, TransformerConfig):
             raise ValueError(f"{self.name}: a transformer was wanted but the model is a {type(self.model).__name__}")
         return self.model

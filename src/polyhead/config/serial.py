@@ -1,7 +1,7 @@
 """Frozen dataclasses to JSON values and back.
 
-A dataclass becomes an object with its class name under "kind"; reading checks every field, kind and type, and names
-the field that is wrong.  Only classes the caller lists can be built, so a file from a stranger runs no code.
+A dataclass becomes an object with its class name under "kind".  Reading checks every field, kind and type, and errors
+name the wrong field.  Only classes that the caller lists can be built, so a file from a stranger runs no code.
 """
 
 import dataclasses
@@ -19,19 +19,19 @@ from polyhead.spec.shapes import one_of
 
 
 def non_semantic(default: Any) -> Any:
-    """A field that cannot change the result of a run: it stays out of the digest."""
+    """A field that cannot change the result of a run; it is omitted from the digest."""
     return dataclasses.field(default=default, kw_only=True, metadata={"semantic": False})
 
 
 def added_later(default: Any) -> Any:
-    """A field added when runs had been made: at its default it stays out of the digest, so they keep their id."""
+    """A field that was added later; at its default it is omitted from the digest, so earlier runs keep their id."""
     return dataclasses.field(default=default, kw_only=True, metadata={"added_later": True})
 
 
 class Checked:
-    """For frozen dataclasses: fields that are truth values, numbers or strings hold nothing else.
+    """Base of frozen dataclasses: checks the types of fields that are Booleans, numbers or strings.
 
-    Raises ValueError when one is made with another value: `causal="no"` would be a yes.
+    The constructor raises ValueError for another type: `causal="no"` would count as True.
     """
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ _PLAIN = {bool: "True or False", int: "an integer", float: "a number", str: "a s
 
 @functools.cache
 def _plain_fields(cls: type) -> list[tuple[str, tuple[type, ...], str]]:
-    """The fields of these kinds alone: name, what they may hold (for a number an integer, too), and that in words."""
+    """The fields of these types: name, allowed types (a number may be an integer), and these in words."""
     hints, found = _hints(cls), []
     for f in dataclasses.fields(cls):
         options = _options(hints[f.name])
@@ -60,7 +60,7 @@ def _plain_fields(cls: type) -> list[tuple[str, tuple[type, ...], str]]:
 
 
 def to_dict(config: Any, *, semantic: bool = False) -> Any:
-    """`config` as JSON values; with `semantic`, without the fields that cannot change a result."""
+    """`config` as JSON values; `semantic` omits the fields that cannot change a result."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         fields = [f for f in dataclasses.fields(config) if not semantic or _counts(config, f)]
         hints = _hints(type(config))
@@ -72,7 +72,7 @@ def to_dict(config: Any, *, semantic: bool = False) -> Any:
 
 
 def _counts(config: Any, f: "dataclasses.Field[Any]") -> bool:
-    """Whether a field can change a result, and is no later addition that is left at its default."""
+    """Whether a field enters the digest: it can change a result and is not a later addition at its default."""
     absent = f.metadata.get("added_later") and getattr(config, f.name) == f.default
     return f.metadata.get("semantic", True) and not absent
 
@@ -83,12 +83,12 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    """The members of a union; of anything else, itself."""
+    """The members of a union; for any other type, the type itself."""
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
 def _floats(value: Any, hint: Any) -> Any:
-    """1 as 1.0 where a float is wanted: what is written, its digest and what is read back are then one value."""
+    """Convert integers to floats in float fields, so that the file, its digest and the value read back agree."""
     options = _options(hint)
     if type(value) is int and float in options and int not in options:
         return float(value)
@@ -117,8 +117,8 @@ def read(path: str | pathlib.Path) -> Any:
 
 
 def measure(values: Any) -> None:
-    """Raise a ValueError for more than any configuration holds: a few lines of YAML, whose aliases stand for what they
-    name, can mean billions of values, or a list that holds itself."""
+    """Raise ValueError for too many values or too much nesting.  By aliases, a few lines of YAML can hold billions of
+    values, or a list that contains itself."""
     count, waiting = 0, [(values, 0)]
     while waiting:
         value, depth = waiting.pop()
@@ -133,7 +133,7 @@ VALUES, DEPTH = 100_000, 100
 
 
 def shown(value: Any) -> str:
-    """A value in an error's one line: as Python writes it, cut short where it is long."""
+    """A value for an error message: its repr, shortened if it is long."""
     text = repr(value) if isinstance(value, (str, int, float, bool, type(None))) else _SHORT.repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
@@ -144,9 +144,9 @@ _SHORT.maxstring = _SHORT.maxother = 200
 
 
 def build(data: Any, wanted: Any, known: Mapping[str, type], where: str, sorts: Sequence[type] = ()) -> Any:
-    """The dataclass that `data` describes: of the class its "kind" names among `known`, by default `wanted`.
+    """The dataclass that `data` describes; its "kind" names a class of `known`, by default `wanted`.
 
-    `sorts`: what may stand here, if not any of `known`.  Raises ValueError, beginning with `where`, for unknown kinds
+    `sorts`: the classes allowed here, if not all of `known`.  Raises ValueError, which names `where`, for unknown kinds
     (UnknownKind) and for unknown, missing or mistyped fields.
     """
     if not isinstance(data, dict):
@@ -171,7 +171,7 @@ def build(data: Any, wanted: Any, known: Mapping[str, type], where: str, sorts: 
 
 
 def _known(kind: str, known: Mapping[str, type], where: str, sorts: Sequence[type]) -> type:
-    """A class of this package; where there is none of that name, UnknownKind names those of the sort that is wanted."""
+    """The class of this package with that name.  UnknownKind lists the allowed classes."""
     if kind in known:
         return known[kind]
     fitting = [name for name, cls in known.items() if not sorts or issubclass(cls, tuple(sorts))]
@@ -192,7 +192,7 @@ def _value(data: Any, hint: Any, known: Mapping[str, type], where: str) -> Any:
         return None
     if isinstance(data, dict):
         classes = [o for o in options if dataclasses.is_dataclass(o)]
-        usual = [o for o in classes if getattr(o, "usual", len(classes) == 1)]  # what need not name its kind
+        usual = [o for o in classes if getattr(o, "usual", len(classes) == 1)]  # classes whose "kind" may be omitted
         sorts = [c for c in classes if isinstance(c, type)]
         built = build(data, usual[0] if usual else None, known, where, sorts)
         if not isinstance(built, tuple(sorts)):
@@ -216,7 +216,7 @@ def _scalar(data: Any, options: tuple[Any, ...], where: str) -> Any:
         return data
     if float in options and isinstance(data, (int, str)) and not isinstance(data, bool):
         try:
-            return float(data)  # YAML reads 3e-4 as a string, and 1 is a fine learning rate
+            return float(data)  # YAML reads 3e-4 as a string, and an integer is a valid float
         except (ValueError, OverflowError):
             pass
     wanted = " or ".join(getattr(o, "__name__", str(o)) for o in options)

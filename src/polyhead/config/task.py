@@ -1,4 +1,4 @@
-"""What a task is: a stream of batches with a loss and metrics.  Neither torch nor jax is imported."""
+"""The abstract task: a stream of batches with a loss and metrics.  Imports neither torch nor jax."""
 
 import abc
 import hashlib
@@ -15,23 +15,25 @@ from polyhead.config.words import Words
 def stream(seed: int, name: str, step: int = 0) -> int:
     """A seed of 63 bits for one consumer of randomness: `stream(0, "fuzzy_logic/compositional", 17)`.
 
-    Streams are counter-based: a batch is a pure function of (seed, name, step), so there is no generator state to
-    store, and two names never share draws.
+    Streams are counter-based: a batch is a pure function of (seed, name, step).  So no generator state is stored, and
+    streams of different names are independent.
     """
     digest = hashlib.blake2b(f"{seed}/{name}/{step}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 Array = Any
-"""A tensor of either side."""
+"""A PyTorch tensor or a JAX array."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One draw of a task.  `inputs` (b t c) or (b t); `targets` (b t c) or (b t) at all positions; `mask` (b s): a
-    real token, None when all are; `scored` (b t): counts in loss and metric; `latents`: the task's ground truth, by
-    name, (b ...).  `source` (b s) or (b s c) and `source_mask` (b s): what an encoder reads, where there is one.  Of a
-    task that classifies, `targets` and `scored` are (b 1); images are (b c height width)."""
+    """One batch of a task.
+
+    `inputs`: (b t c), (b t), or images (b c height width).  `targets`: (b t c) or (b t), at all positions.  `mask` (b
+    s): True at real tokens; None if all are.  `scored` (b t): True at positions that enter loss and metrics.
+    `latents`: the task's ground truth by name, (b ...).  `source` (b s) or (b s c) and `source_mask` (b s): the inputs
+    of an encoder, if the task has one.  For classification, `targets` and `scored` are (b 1)."""
 
     inputs: Array
     targets: Array
@@ -43,14 +45,14 @@ class Batch:
 
     @classmethod
     def stack(cls, batches: "Sequence[Batch]") -> "Batch":
-        """Batches of one shape along a new first dimension."""
+        """Stack batches of the same shape along a new first dimension."""
         import torch
 
         return cls._joined(batches, torch.stack)
 
     @classmethod
     def cat(cls, batches: "Sequence[Batch]") -> "Batch":
-        """Batches one after the other along their first dimension."""
+        """Concatenate batches along their first dimension."""
         import torch
 
         return cls._joined(batches, torch.cat)
@@ -68,7 +70,7 @@ class Batch:
         return [f.name for f in fields(cls) if f.name != "latents"]
 
     def map(self, function: Callable[[Array], Array]) -> "Batch":
-        """The batch with `function` of every array it holds."""
+        """The batch with `function` applied to each array."""
         given = {name: getattr(self, name) for name in self._arrays()}
         arrays = {name: None if array is None else function(array) for name, array in given.items()}
         return Batch(**arrays, latents={name: function(value) for name, value in self.latents.items()})
@@ -76,24 +78,24 @@ class Batch:
 
 @dataclass(frozen=True)
 class Task(Checked, abc.ABC):
-    """A stream of data with a loss and metrics.  It knows no network."""
+    """A stream of data with a loss and metrics.  It does not depend on any network."""
 
-    name: ClassVar[str]  # of its seed streams: "fuzzy_logic"
-    metric: ClassVar[str]  # the headline among `metrics`
-    items: ClassVar[str] = "sequences"  # what a reader calls what it scores one by one
-    better: ClassVar[str] = "higher"  # or "lower": which scores of the headline are good
-    lazy: ClassVar[bool] = False  # whether loss and metrics also take logits that are never made, tasks.task.LazyLogits
-    words: ClassVar[Words] = Words()  # what reports print about it
+    name: ClassVar[str]  # name of its seed streams, such as "fuzzy_logic"
+    metric: ClassVar[str]  # the headline metric among `metrics`
+    items: ClassVar[str] = "sequences"  # the word for the items that it scores
+    better: ClassVar[str] = "higher"  # or "lower": whether high or low scores of the headline metric are good
+    lazy: ClassVar[bool] = False  # whether loss and metrics also take LazyLogits (tasks/task.py)
+    words: ClassVar[Words] = Words()  # words that reports print about it
 
     @property
     @abc.abstractmethod
     def splits(self) -> tuple[str, ...]:
-        """The splits it has, of `train`, `validation`, `iid`, `compositional`, `novel`."""
+        """Its splits, among `train`, `validation`, `iid`, `compositional`, `novel`."""
 
     @property
     @abc.abstractmethod
     def ends(self) -> tuple[Input, Output]:
-        """What a transformer needs at its two ends."""
+        """The configurations of a transformer's inputs and outputs."""
 
     @property
     @abc.abstractmethod
@@ -102,7 +104,7 @@ class Task(Checked, abc.ABC):
 
     @property
     def source(self) -> Input | None:
-        """What an encoder needs at its input end; None for a task without one."""
+        """The configuration of an encoder's inputs; None for a task without an encoder."""
         return None
 
     @property
@@ -112,16 +114,17 @@ class Task(Checked, abc.ABC):
 
     @property
     def tail(self) -> int | None:
-        """How many positions at the end are ever scored; None when any may be."""
+        """Only the last `tail` positions are ever scored; None if any position may be."""
         return None
 
     @property
     def pairs(self) -> dict[str, tuple[tuple[int, int], ...]]:
-        """Named lists of (query, key) positions whose latent code is worth a look; by default the last token's own."""
+        """Named lists of (query, key) positions whose latent code reports show; by default the last token with
+        itself."""
         return {"self": ((-1, -1),)}
 
     def count(self, split: str) -> int | None:
-        """How many sequences a held-out split has, each in one of its first batches; None: each batch is drawn anew."""
+        """The number of sequences of a finite held-out split, all in its first batches; None: every batch is drawn."""
         return None
 
     @abc.abstractmethod
@@ -129,9 +132,9 @@ class Task(Checked, abc.ABC):
         """A batch on the generator's device."""
 
     def contrasts(self, split: str, batch_size: int, generator: Any) -> tuple[Batch, Batch]:
-        """Two batches whose sequences have the same inputs, one by one, and different rules.
+        """Two batches whose sequences have pairwise the same inputs and different rules.
 
-        ValueError of a task that has no such pairs.
+        Raises ValueError for a task without such pairs.
         """
         raise ValueError(f"{type(self).__name__}: has no sequences that differ in their rule alone")
 
@@ -144,31 +147,31 @@ class Task(Checked, abc.ABC):
         """Per-sequence scores (b,) by name: their mean over batches is the reported figure."""
 
     def gain(self, score: float) -> float:
-        """A score of the headline metric with its sign changed where lower is better: for ranking."""
+        """A score of the headline metric for ranking: negated if lower is better."""
         return score if self.better == "higher" else -score
 
     def derived(self, scores: dict[str, float]) -> dict[str, float]:
-        """Scores that follow from those of a whole evaluation, `loss` and the means of the metrics: by default none."""
+        """Scores computed from those of a whole evaluation: `loss` and the means of the metrics.  By default none."""
         return {}
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...] | None:
-        """Names of the tokens of the first sample of `batch`, or of its source; None: numbers will do."""
+        """Names of the tokens of the first sample of `batch`, or of its source; None: reports show numbers."""
         return None
 
     def class_name(self, target: str, label: int) -> str:
-        """The name of class `label` of `target`, a label that `analysis.targets` finds in a batch."""
+        """The name of class `label` of `target`, one of the labels of `analysis.targets`."""
         return str(label)
 
     def asked(self, batch: Batch, sample: int) -> str:
-        """What one sample asks, printed before the answer."""
+        """The question of one sample in words, printed before the answer."""
         return "Class" if isinstance(self.ends[1], Classes) else "Answer"
 
     def written(self, answer: Sequence[int]) -> str:
-        """An answer, the classes at the scored positions, as a reader sees it."""
+        """An answer in words, from the classes at the scored positions."""
         return " ".join(map(str, answer))
 
     def keep(self, folder: str | os.PathLike[str]) -> None:
-        """Write into a run's folder, as the run begins, what its model needs to be used without the data."""
+        """At the start of a run, write to its folder all that the trained model needs for use without the data."""
 
     def batch(self, split: str, batch_size: int, *, seed: int, step: int, device: Any = "cpu") -> Batch:
         """Batch number `step` of `split`: a pure function of (seed, split, step)."""
@@ -177,12 +180,12 @@ class Task(Checked, abc.ABC):
     def batches(self, split: str, batch_size: int, *, seeds: Sequence[int], step: int, device: Any = "cpu") -> Batch:
         """`batch` for each of `seeds`, stacked: inputs (n b t c) and so on.
 
-        A task that can draw all of them at once overrides this, with the same values: on a GPU each launch costs time.
+        A task may override this to draw all at once, with the same values; on a GPU fewer launches are faster.
         """
         return Batch.stack([self.batch(split, batch_size, seed=seed, step=step, device=device) for seed in seeds])
 
     def generator(self, split: str, *, seed: int, step: int, device: Any = "cpu") -> Any:
-        """The generator that batch number `step` of `split` is drawn from."""
+        """The random generator of batch number `step` of `split`."""
         import torch
 
         return torch.Generator(device).manual_seed(stream(seed, f"{self.name}/{split}", step))

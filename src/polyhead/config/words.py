@@ -1,4 +1,4 @@
-"""What a task tells its readers: the words that reports, tables and figures print about it."""
+"""The words of a task: what reports, tables and figures print about it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ Term = tuple[str, str]
 
 @dataclass(frozen=True)
 class Floor:
-    """A score that takes no training.
+    """A baseline score without training.
 
-    `label` is its name, and `does` completes "a predictor that ...".  `by` says what a predictor without relations uses
-    instead of them.  `drawn`: figures of the papers show it.
+    `label` is its name; `does` completes "a predictor that ...".  `by`: what a predictor without relations uses
+    instead.  `drawn`: figures of the papers show it.
     """
 
     label: str
@@ -23,10 +23,10 @@ class Floor:
 
 @dataclass(frozen=True)
 class Parts:
-    """Of a task that combines parts: what a report says where it looks for these parts in the latent code.
+    """For a task that combines parts: the words of a report that searches for these parts in the latent code.
 
-    `name` is the part ("term"), `read` what a probe reads, `maps` the explanation of a map of {count} codes.  `compare`
-    adds how to compare clusters.  `terms` are entries of the glossary.
+    `name`: the part ("term").  `read`: what a probe decodes.  `maps`: the explanation of a map of {count} codes.
+    `compare`: how to compare clusters.  `terms`: entries of the glossary.
     """
 
     name: str
@@ -38,9 +38,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class Words:
-    """`splits`: what a split shows where its name does not say it ("unseen shapes").  `metric`: the headline metric and
-    its meaning.  `floors`: by their names in `task.floors`.  `views`: what the lists of `task.pairs` are.  `terms`:
-    further entries of the glossary.  `parts`: of a task that combines parts."""
+    """The words of a task.
+
+    `splits`: descriptions of splits ("unseen shapes"), if their names are not clear.  `metric`: the headline metric and
+    its meaning.  `floors`: by their names in `task.floors`.  `views`: descriptions of the lists of `task.pairs`.
+    `terms`: further entries of the glossary.  `parts`: for a task that combines parts."""
 
     splits: Mapping[str, str] = field(default_factory=dict)
     metric: Term | None = None

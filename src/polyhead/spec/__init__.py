@@ -1,6 +1,6 @@
-"""What every part agrees on: the letters of shapes, the table of mechanisms, one mapping of parameter trees.
+"""Shared definitions: the letters of shapes, the table of mechanisms, one mapping of parameter trees.
 
-No torch, no jax: `polyhead.spec.NAME` is the table (table.py); shapes.py checks sizes and words errors.
+Imports neither torch nor jax.  `polyhead.spec.NAME` comes from the table (table.py); shapes.py checks sizes.
 """
 
 from polyhead.spec.table import (

@@ -1,10 +1,11 @@
-"""Parameters of the tutorial "Yet Another (JAX) Transformer", as Haiku keeps them, and ours: one mapping, in NumPy.
+"""The mapping between our parameters and the Haiku parameters of the tutorial "Yet Another (JAX) Transformer", in
+NumPy.
 
     params["mha/~/linear"]["w"] (in, out), ["b"] (out,)      queries        -> rows of qkv: w.T
     params["mha/~/linear_1"], params["mha/~/linear_2"]       keys, values
     params["mha/~/linear_3"]                                 output         -> out: w.T
 
-`compat.haiku` and `jaxside.convert` read it.
+`compat.haiku` and `jaxside.convert` use it.
 """
 
 from collections.abc import Mapping
@@ -24,9 +25,9 @@ def state_of(params: Params, *, heads: int | None = None, name: str | None = Non
     """The parameters qkv.weight, qkv.bias, out.weight, out.bias of `MultiHeadAttention(dim, Softmax(heads),
     bias=True)`, copied.
 
-    `name` is the module's name in `params` ("mha", "encoder/~/mha"), needed where there are several.
+    `name` is the module's name in `params` ("mha", "encoder/~/mha"), needed if there are several modules.
 
-    Raises ValueError for missing linears, a name that is not there, and shapes and heads that do not fit.
+    Raises ValueError for missing linears, an unknown name, and shapes or heads that do not match.
     """
     prefix = _prefix(params, name)
     weights, biases = [], []
@@ -71,7 +72,7 @@ def tree_of(state: Mapping[str, NDArray[Any]], name: str = "mha") -> dict[str, S
 
 
 def check(right: Mapping[str, bool], came: str) -> None:
-    """Raise a ValueError for the first thing that the tutorial's module has and an attention, `came`, has not."""
+    """Raise ValueError for the first property of the tutorial's module that an attention, `came`, lacks."""
     for wanted, has in right.items():
         if not has:
             raise ValueError(f"to_haiku: the tutorial's module has {wanted} but this one has not: {came}")

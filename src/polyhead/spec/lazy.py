@@ -9,11 +9,10 @@ from typing import Any
 def lazy(
     package: str, offered: Sequence[str], homes: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of `package`: `homes` says in which of its modules a name lies, by default each of
-    `offered` is a module itself.
+    """`__getattr__` and `__dir__` of `package`: `homes` maps a name to the module that defines it; other names of
+    `offered` are modules.
 
-    Give them to the interpreter alone (`if not TYPE_CHECKING`): to a type checker a package with `__getattr__` has
-    every name.
+    Assign them under `if not TYPE_CHECKING`: for a type checker, a package with `__getattr__` has every name.
     """
     places = dict.fromkeys(offered, "") if homes is None else homes
 
@@ -27,7 +26,7 @@ def lazy(
 
 
 def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], object]:
-    """`__getattr__` of a module some of whose names have changed, old -> new: the old ones work, with a warning."""
+    """`__getattr__` of a module with renamed names, old -> new; old names work with a DeprecationWarning."""
 
     def found(name: str) -> object:
         if name not in names:

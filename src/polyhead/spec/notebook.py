@@ -1,11 +1,11 @@
-"""What a notebook shows of a value: a small table."""
+"""The view of a value in a notebook: a small table."""
 
 import html
 from collections.abc import Mapping, Sequence
 
 
 def as_table(title: str, rows: Mapping[str, object | Sequence[object]]) -> str:
-    """HTML: a caption, and a row for each name with its value or values."""
+    """An HTML table: a caption, and a row for each name with its value or values."""
     lines = [f"<table><caption>{html.escape(title)}</caption>"]
     for name, values in rows.items():
         cells = [values] if isinstance(values, str) or not isinstance(values, Sequence) else values

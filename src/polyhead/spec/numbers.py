@@ -19,8 +19,8 @@ def swiglu_width(dim: int) -> int:
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """`2^(-8 i / heads)` for i = 1 .. heads; if heads is no power of two, those of the power p below, then every
-    second one of 2 p (Press et al. 2022, appendix).
+    """`2^(-8 i / heads)` for i = 1 .. heads.  If heads is not a power of two: the slopes of the next lower power p,
+    then every second slope of 2 p (Press et al. 2022, appendix).
 
     >>> alibi_slopes(3)
     [0.0625, 0.00390625, 0.25]
@@ -35,10 +35,10 @@ def relative_buckets(
 ) -> NDArray[np.int64]:
     """The T5 bucket of each `distance` = query position - key position.
 
-    With `m = buckets // 2`: n < m has bucket n; beyond, buckets grow with the logarithm up to `max_distance`,
-    `m + floor(log(n / m + eps) / log(max_distance / m) * (buckets - m))`, and the last bucket takes the rest.  n is
-    the distance clipped at 0, so that the query itself and all keys after it share bucket 0; if bidirectional, n is
-    its absolute value and the keys after the query have the upper half of the buckets to themselves.
+    With `m = buckets // 2`: n < m has bucket n.  Larger n up to `max_distance` have logarithmic buckets,
+    `m + floor(log(n / m + eps) / log(max_distance / m) * (buckets - m))`; all beyond share the last bucket.  n is the
+    distance clipped at 0, so the query itself and all keys after it share bucket 0.  If bidirectional, n is the
+    absolute distance, and the keys after the query use the upper half of the buckets.
 
     float32 and eps = 2^-23, as in the original (Raffel et al. 2020; code of Schug et al.).
     """
@@ -57,6 +57,6 @@ def relative_buckets(
 
 
 def bucket_table(buckets: int, max_distance: int, bidirectional: bool) -> NDArray[np.int64]:
-    """The buckets of the distances -reach ... reach, beyond which nothing changes."""
+    """The buckets of the distances -reach ... reach; larger distances have the same buckets as the ends."""
     reach = max(buckets, max_distance)
     return relative_buckets(np.arange(-reach, reach + 1), buckets, max_distance, bidirectional)

@@ -1,4 +1,4 @@
-"""Optional packages: one line of error where a feature needs one that is not installed.
+"""Optional packages: a one-line error if a feature needs a package that is not installed.
 
 with optional("probe", "polyhead[report]"):
     from sklearn.linear_model import LogisticRegression
@@ -11,16 +11,16 @@ from contextlib import contextmanager
 from importlib import metadata
 
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "Pillow", "yaml": "PyYAML"}
-"""Names of packages that are installed under another name."""
+"""Name of a module -> name under which pip installs it, if they differ."""
 
 
 class MissingPackage(ModuleNotFoundError, ValueError):
-    """An optional package is not installed.  A ValueError, too, so that the command line prints its one line."""
+    """An optional package is not installed.  It is also a ValueError, so that the command line prints one line."""
 
 
 @contextmanager
 def optional(who: str, install: str) -> Iterator[None]:
-    """Imports inside that fail raise MissingPackage: `who` asked for them, and pip installs `install` to mend it."""
+    """Context manager: a failed import inside raises MissingPackage for the feature `who`; `install` is for pip."""
     try:
         yield
     except MissingPackage:
@@ -38,7 +38,7 @@ def optional(who: str, install: str) -> Iterator[None]:
 
 
 def _without_torch() -> bool:
-    """Is it polyhead-jax that is installed here?"""
+    """Is the distribution polyhead-jax installed, which has no torch?"""
     try:
         return bool(metadata.version("polyhead-jax"))
     except metadata.PackageNotFoundError:

@@ -1,9 +1,8 @@
 """The letters of shapes, and `@shaped`, which checks the arguments of public functions against them.
 
-Annotations such as `Float[Tensor, "b t h d"]` are read once, at import.  A call then compares sizes in plain
-Python, so the check costs microseconds, survives `torch.compile` and is always on.  Every mistake is one line: who,
-what was wanted, what came. This file imports neither torch nor jax: anything with `.shape` and `.dtype` is an
-array.
+Annotations such as `Float[Tensor, "b t h d"]` are parsed once, at import.  A call then compares sizes in plain Python:
+the check costs microseconds, `torch.compile` can trace it, and it is always on.  Every error is one line: who, what was
+wanted, what came.  This file imports neither torch nor jax: anything with `.shape` and `.dtype` is an array.
 """
 
 import difflib
@@ -37,7 +36,7 @@ Kind = TypeVar("Kind", bound=type)
 
 
 def one_of(who: str, what: str, value: object, valid: Iterable[str]) -> str:
-    """`value` if it is among `valid`; otherwise a ValueError that names the nearest valid one."""
+    """`value` if it is among `valid`; otherwise raises ValueError, which suggests the nearest valid value."""
     names = list(valid)
     if value in names:
         return str(value)
@@ -48,13 +47,13 @@ def one_of(who: str, what: str, value: object, valid: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Pattern:
-    """One jaxtyping annotation, taken apart: `Float[Tensor, "#b h t+s-1"]`."""
+    """A parsed jaxtyping annotation, such as `Float[Tensor, "#b h t+s-1"]`."""
 
     text: str
     dims: tuple[str, ...]
     dtypes: tuple[str, ...]
-    array: type  # of which the argument must be
-    open: bool  # contains "...": any number of dimensions in front
+    array: type  # the required type of the argument
+    open: bool  # contains "...": any number of leading dimensions
 
 
 def _patterns(annotation: object) -> list[Pattern]:
@@ -82,8 +81,8 @@ def _fits_rank(array: Any, pattern: Pattern) -> bool:
 
 
 def _size(dim: str, sizes: dict[str, tuple[int, str]]) -> int | None:
-    """The size that `dim` ("t", "4" or "t+s-1") must have, or None while one of its letters is still free."""
-    if dim in sizes or dim.isidentifier():  # a letter alone, as nearly all are
+    """The size that `dim` ("t", "4" or "t+s-1") must have, or None while one of its letters is unbound."""
+    if dim in sizes or dim.isidentifier():  # the common case: a single letter
         return sizes[dim][0] if dim in sizes else None
     total = 0
     for part in dim.replace("-", "+-").split("+"):  # torch 2.11 cannot compile a regex
@@ -99,7 +98,7 @@ def _size(dim: str, sizes: dict[str, tuple[int, str]]) -> int | None:
 
 
 def shaped(function: Function) -> Function:
-    """Compare the sizes and dtypes of all array arguments with their annotations before the call.
+    """Decorator: compare the sizes and dtypes of all array arguments with their annotations before the call.
 
     >>> @shaped
     ... def dot(q: Float[Tensor, "t d"], k: Float[Tensor, "s d"]): ...
@@ -112,7 +111,7 @@ def shaped(function: Function) -> Function:
     kinds = {name: tuple(dict.fromkeys(pattern.array for pattern in found)) for name, found in patterns.items()}
     needed = {name for name in patterns if type(None) not in typing.get_args(parameters[name].annotation)}
     owner, _, name = function.__qualname__.rpartition(".")
-    who = owner if owner and name == "forward" else name  # of a module: its class
+    who = owner if owner and name == "forward" else name  # for a module's forward, its class
 
     plain = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
 
@@ -159,18 +158,18 @@ ELSEWHERE = {
     "learning_rate": "lr",
     "warmup_steps": "warmup",
 }
-"""Other libraries' names of arguments, and ours."""
+"""Other libraries' names of arguments -> ours."""
 
 
 def our_names(who: str, given: Iterable[str], names: Sequence[str]) -> None:
-    """Raise a TypeError for an argument that has another name here."""
+    """Raise TypeError for an argument that has another name in this package."""
     for name in given:
         if name not in names and ELSEWHERE.get(name) in names:
             raise TypeError(f"{who}: {name} is called {ELSEWHERE[name]} here")
 
 
 def named(kind: Kind) -> Kind:
-    """A class whose constructor answers other libraries' names of arguments with ours."""
+    """Class decorator: if the constructor gets another library's name of an argument, the error gives ours."""
     begin = kind.__init__  # type: ignore[misc]
     names = list(inspect.signature(begin).parameters)
 

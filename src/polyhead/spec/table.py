@@ -1,7 +1,7 @@
-"""The declarative table: what each mechanism computes, in einsum strings, axes and words.
+"""The table of mechanisms: what each computes, in einsum strings, axes and words.
 
-The PyTorch ops, their JAX twins, the converters, `polyhead list` and the docs are all held to this one page; none
-of them shares a body of code.  Tests run its steps in NumPy and compare.  This file imports neither torch nor jax.
+Tests hold the PyTorch ops, the JAX ops, the converters, `polyhead list` and the docs to this table: they run its steps
+in NumPy and compare.  This file imports neither torch nor jax.
 """
 
 import ast
@@ -12,28 +12,28 @@ from fractions import Fraction
 from typing import NamedTuple
 
 NORMALISE = ("softmax", "rms_heads", "identity", "softmax_rms_heads", "softmax_heads")
-"""How scores become the code.  softmax: over keys.  rms_heads: over the root mean square over the heads of a group.
-identity: not at all.  softmax_rms_heads: over keys, then over heads.  softmax_heads: softmax over the heads of a group,
-which compete for the pair (ours, in no paper)."""
+"""How scores become the code.  softmax: over keys.  rms_heads: divided by the root mean square over the heads of a
+group.  identity: no normalisation.  softmax_rms_heads: softmax over keys, then rms over heads.  softmax_heads: softmax
+over the heads of a group (ours, in no paper)."""
 
 SOFTMAX_AXIS = {"softmax": "s", "softmax_rms_heads": "s", "softmax_heads": "h"}
-"""The axis a softmax runs along, for the values of `normalise` that have one."""
+"""The axis of the softmax, for the values of `normalise` that have one."""
 
 ACTS = ("identity", "relu", "gelu", "gelu_tanh", "silu")
-"""Pointwise activations, by name: values of linear attention, value networks of HYLA, feed-forward layers."""
+"""Names of pointwise activations: for values of linear attention, value networks of HYLA, feed-forward layers."""
 
 RELATION_ACTS = ("identity", "relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "softmax")
 """Activations of relations and of the Abstractor's scores: pointwise, or softmax over the visible keys."""
 
 RELATION_INIT = ("balanced", "paper", "package")
-"""How the map from relations to a head's output begins."""
+"""Initialisations of the map from relations to a head's output."""
 
 RMS_HEADS_EPS = 1e-6
-"""Inside the root of the mean square over heads; no gain (Schug et al., code: Flax RMSNorm without scale)."""
+"""Added inside the root of the mean square over heads; no gain (Schug et al., code: Flax RMSNorm without scale)."""
 
 SYMBOLS = {"size": "s m", "work": ""}
-"""The default source of symbols, as in a mechanism's row: its parameters, once for all layers (a symbol of width m for
-each place), and its multiply-adds for one token (none: they are read off)."""
+"""The default source of symbols, in the form of a mechanism's row: its parameters, once for all layers (a symbol of
+width m for each position), and its multiply-adds per token (none: it is a table)."""
 
 AXES = {
     "q": "b t h d",
@@ -52,7 +52,7 @@ AXES = {
     "rel": "b r t s",
     "out": "b t h e",
 }
-"""Order of the axes, by name of the array, in the letters of shapes.LETTERS.  Query head i reads key/value head
+"""Name of an array -> its axes, in the letters of shapes.LETTERS.  Query head i reads key/value head
 i // (h / g)."""
 
 COMMON: dict[str, object] = {
@@ -65,7 +65,7 @@ COMMON: dict[str, object] = {
     "keep": None,
     "impl": "auto",
 }
-"""What every mechanism takes beside its own arguments, by keyword, with defaults; `scale` None is d ** -0.5."""
+"""Keyword arguments that every mechanism takes, with defaults; `scale` None means d ** -0.5."""
 
 PROJECTIONS = {
     "qkv.weight": "(h d + g d + g e) m",
@@ -73,12 +73,12 @@ PROJECTIONS = {
     "out.weight": "m (h e)",
     "out.bias": "m",
 }
-"""What a layer of one group of heads holds, by its name in a state dict, in PyTorch and Flax: axes in order,
-[out, in], those in brackets joined; rows are queries, keys, values, head after head.  A group that reads symbols has
-rows of queries and keys alone, and `VALUES`."""
+"""Parameters of a layer with one group of heads: name in the state dict, in PyTorch and Flax -> axes [out, in].  Axes
+in brackets are flattened.  Rows are queries, keys, values, head by head.  A group that reads symbols has only rows of
+queries and keys, and `VALUES`."""
 
 VALUES = {"value.weight": "(g e) m", "value.bias": "(g e)"}
-"""The map from symbols to values, of a group that reads symbols."""
+"""The map from symbols to values, for a group that reads symbols."""
 
 MASKED_PAIR = "score -inf before a softmax, otherwise 0; its code is exactly 0"
 MASKED_ROW = "a query that may look nowhere gives an output of exactly 0 and no NaN gradient"
@@ -86,11 +86,11 @@ CAUSAL = "the last query is aligned with the last key: key j is visible to query
 
 
 class Step(NamedTuple):
-    """One einsum: `result` of the arrays it `reads`, and what its numbers go through `then`.
+    """One einsum: it computes `result` from the arrays it `reads`, and `then` names a function of the result.
 
-    `then` is "code" (times the scale, plus the bias, normalised or through `act`, masked, times keep) or the name of
-    the option that holds an activation (`relation_act` is of the product divided by the root of p).  Steps to `out`
-    add up; any other result takes the place of an earlier one of its name.
+    `then` is "code" (times the scale, plus the bias, normalised or through `act`, masked, times keep), or the name of
+    the option that holds an activation (`relation_act` acts on the product divided by the root of p).  Steps to `out`
+    are summed; any other result replaces an earlier one of its name.
     """
 
     result: str
@@ -107,11 +107,11 @@ MIX = "b h t s, b s h e -> b t h e"
 class Mechanism:
     """One row of the table of mechanisms.
 
-    `steps`: einsums in order of application (h stands for g, as query heads read it).  `parameters`: name in the group
-    -> axes as in `PROJECTIONS`; after a semicolon, when it is there.  `tensors`: the arguments of the function `op` in
-    order, all of one dtype, with their axes; `optional`: those that may be absent.  `options`: its arguments beside
-    `COMMON`, with defaults.  `size`: the parameters of one head with its projections, without biases.  `work`: its
-    multiply-adds for one token that looks at s keys.  `amount` reads both.
+    `steps`: einsums in order (with h in place of g, after keys are repeated for query heads).  `parameters`: name in
+    the group -> axes as in `PROJECTIONS`, and after a semicolon a condition or a note.  `tensors`: the tensor arguments
+    of the function `op` in order, all of one dtype, with their axes; `optional`: those that may be absent.  `options`:
+    its other arguments beside `COMMON`, with defaults.  `size`: parameters of one head with its projections, without
+    biases.  `work`: its multiply-adds for one token that attends to s keys.  `amount` evaluates both.
     """
 
     op: str
@@ -140,7 +140,7 @@ class Mechanism:
 
     @property
     def layer(self) -> dict[str, str]:
-        """Name in the state dict of a layer with one such group, and biases -> axes, as in `PROJECTIONS`."""
+        """Parameters of a layer with one such group and biases: name in the state dict -> axes as in `PROJECTIONS`."""
         rows = " + ".join(("h d", "g d") if self.reads_symbols else ("h d", "g d", "g e"))
         shared = {"qkv.weight": f"({rows}) m", "qkv.bias": f"({rows})"}
         own = {**self.parameters, **(VALUES if self.reads_symbols else {})}
@@ -148,7 +148,7 @@ class Mechanism:
 
     @property
     def choices(self) -> dict[str, tuple[str, ...]]:
-        """The values that its options may take."""
+        """The allowed values of its options."""
         kinds = {"normalise": NORMALISE, "act": ACTS, "relation_act": RELATION_ACTS}
         return {name: RELATION_ACTS if default == "softmax" else kinds[name] for name, default in self.options.items()}
 
@@ -268,12 +268,12 @@ MECHANISMS = (
 
 
 def mechanism(op: str) -> Mechanism:
-    """The row of the function of that name."""
+    """The row of the mechanism whose function has that name."""
     return next(row for row in MECHANISMS if row.op == op)
 
 
 def amount(formula: str, sizes: Mapping[str, int]) -> int:
-    """The value of a formula of this table, such as a head's `size`; a blank between two factors multiplies.
+    """The value of a formula of this table, such as a head's `size`; a space between two factors means multiplication.
 
     >>> amount("2 m (d + e) + e r", {"m": 100, "d": 3, "e": 5, "r": 2})
     1610
