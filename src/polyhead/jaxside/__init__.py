@@ -1,10 +1,10 @@
-"""The same heads as pure functions in JAX: names, letters, masks and errors of `polyhead.ops`, on arrays (b t h d).
+"""The mechanisms as pure functions in JAX, with the names, letters, masks and errors of `polyhead.ops`, on (b t h d).
 
     from polyhead import jaxside
     jaxside.hyla(q, k, v, causal=True)
 
 Everything works under jit, grad and vmap, and on sharded arrays.  This package imports jax and never torch.  As in
-`polyhead.ops`, `jaxside.hyla` is the function; import from `polyhead.jaxside.hyla` to reach into the file.
+`polyhead.ops`, `jaxside.hyla` is the function; `from polyhead.jaxside.hyla import ...` imports from the file.
 """
 
 from polyhead.spec.optional import optional

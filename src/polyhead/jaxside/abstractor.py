@@ -2,8 +2,8 @@
 
     out_ih = sum_j act(s_ij)_h symbols_jh,      s_hij = q_ih . k_jh / sqrt(d) + bias_hij
 
-With `act` softmax the inner products only select; with a pointwise act they are the relations themselves.  Altabaa,
-Webb, Cohen and Lafferty 2024, "Abstractors and relational cross-attention".
+With the softmax as `act`, the inner products select a symbol; with a pointwise activation they are the relations.
+Altabaa, Webb, Cohen and Lafferty 2024, "Abstractors and relational cross-attention".
 """
 
 from typing import Any
@@ -35,14 +35,14 @@ from polyhead.spec.shapes import one_of, shaped
 
 
 def code(x: AttentionCall) -> jax.Array:
-    """act(s) of all pairs (b h t s), 0 for those that may not look."""
+    """act(s) of all pairs (b h t s); 0 for masked pairs."""
     s, look = logits(x)
     a = relate(s, x.act, look, x.total).astype(x.q.dtype)
     return a if look is None else jnp.where(look, a, 0)
 
 
 def reference(x: AttentionCall) -> jax.Array:
-    """The equation, as it stands."""
+    """The equation, literally."""
     return retrieve(drop(code(x), x.keep), x.v)
 
 
@@ -79,12 +79,11 @@ def abstractor_attention(
 ) -> Float[Array, "b t h e"]:
     """Relational cross-attention, `out_h = sum_s act(q k^T / sqrt(d))_h symbols_h`.
 
-    symbols: values by key, or by offset (row j - i + t - 1 is the symbol of key j for query i); act:
-    spec.RELATION_ACTS, of the scores with their bias; nothing is normalised unless it is softmax. A masked pair
-    counts 0, a query that may look nowhere gets exactly 0. `window`: only keys less than so many places away, the
-    last query aligned with the last key; `cu_seqlens`: the one sample is several sequences, which do not see one
-    another. ValueError if an explicit impl cannot take the inputs. Static under jit: causal, window, impl, act.
-    Altabaa et al. 2024.
+    symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); act: spec.RELATION_ACTS, applied to
+    the scores with their bias; only softmax normalises. A masked pair counts 0; a query without a visible key gets
+    exactly 0. `window`: only keys less than `window` positions away; the last query is aligned with the last key.
+    `cu_seqlens`: the single sample is several packed sequences, masked from one another. Raises ValueError if an
+    explicit impl cannot take the inputs. Static under jit: causal, window, impl, act. Altabaa et al. 2024.
     """
     one_of("abstractor_attention", "act", act, RELATION_ACTS)
     limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}

@@ -1,4 +1,4 @@
-"""Parameters from one side to the other: PyTorch's state dicts and checkpoints, Haiku's trees, Flax NNX modules.
+"""Conversion of parameters between PyTorch's state dicts and checkpoints, Haiku's trees and Flax NNX modules.
 
     to_flax(state or file, model) -> model        blocks.0.attention.qkv.weight -> model.blocks[0].attention.qkv.weight
     from_flax(model) -> state                     its inverse, bit for bit
@@ -30,11 +30,11 @@ with optional("polyhead.jaxside.convert", "polyhead[flax]"):
     from flax import nnx
 
 PART = "model/"
-"""What the parameters of a model are called in a checkpoint, whose optimiser is not read."""
+"""Prefix of the model's parameters in a checkpoint; the optimiser's state is not read."""
 
 
 def named(module: Any, prefix: str = "") -> Iterator[tuple[str, nnx.Variable]]:
-    """The parameters of a module by PyTorch's names; what is tied comes once under each."""
+    """The parameters of a module by PyTorch's names; tied parameters appear under each of their names."""
     inside = enumerate(module) if isinstance(module, nnx.List) else sorted(vars(module).items())
     for name, value in inside:
         if isinstance(value, nnx.Variable):
@@ -44,12 +44,12 @@ def named(module: Any, prefix: str = "") -> Iterator[tuple[str, nnx.Variable]]:
 
 
 def to_flax(source: Mapping[str, Any] | str | pathlib.Path, model: Any) -> Any:
-    """`model`, filled with what the same model of PyTorch holds, and returned.
+    """Copy the parameters of the same PyTorch model into `model`, and return it.
 
     `source`: its state dict as arrays, `{name: x.numpy() for name, x in model.state_dict().items()}`, or a safetensors
     file: the checkpoint of a run (`runs/a/checkpoint.safetensors`) or of a state dict alone.
 
-    Raises ValueError for a file that cannot be read or is damaged, and names what is missing, left over or misshapen.
+    Raises ValueError for a file that cannot be read or is damaged, and for missing or unknown names and wrong shapes.
     """
     where, state = ("the state dict", dict(source)) if isinstance(source, Mapping) else (str(source), read(source))
     wanted = dict(named(model))
@@ -71,12 +71,13 @@ def to_flax(source: Mapping[str, Any] | str | pathlib.Path, model: Any) -> Any:
 
 
 def from_flax(model: Any) -> State:
-    """What `model` holds, copied: arrays for `load_state_dict` of the same model of PyTorch, or a safetensors file."""
+    """The parameters of `model`, copied: arrays for `load_state_dict` of the same PyTorch model, or a safetensors
+    file."""
     return {name: np.array(variable[...]) for name, variable in named(model)}
 
 
 def read(path: str | pathlib.Path) -> State:
-    """The parameters in a safetensors file, of a checkpoint those of the model.  Raises ValueError: see `to_flax`."""
+    """The parameters in a safetensors file; from a checkpoint those of the model.  Raises ValueError: see `to_flax`."""
     try:
         with safe_open(path, "numpy") as file:
             text = (file.metadata() or {}).get("polyhead")
@@ -97,7 +98,7 @@ def read(path: str | pathlib.Path) -> State:
 
 
 def checksum(arrays: Mapping[str, NDArray[Any]]) -> int:
-    """That of `train.files`, which a checkpoint holds."""
+    """The checksum that a checkpoint holds; the same as in `train.store.files`."""
     value = 0
     for name in sorted(arrays):
         data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data
@@ -108,9 +109,9 @@ def checksum(arrays: Mapping[str, NDArray[Any]]) -> int:
 def from_haiku(params: Params, *, heads: int, name: str | None = None) -> MultiHeadAttention:
     """The module whose parameters are `params`: `MultiHeadAttention(dim, [Softmax(heads)], bias=True)`.
 
-    `name` is the module's name in `params` ("mha", "encoder/~/mha"), needed where there are several.
+    `name` is the module's name in `params` ("mha", "encoder/~/mha"), needed if there are several modules.
 
-    Raises ValueError for missing linears, a name that is not there, and shapes that do not fit.
+    Raises ValueError for missing linears, an unknown name, and shapes that do not match.
     """
     state = state_of(params, heads=heads, name=name)
     dim, dtype = state["out.weight"].shape[0], jax.dtypes.canonicalize_dtype(state["out.weight"].dtype)

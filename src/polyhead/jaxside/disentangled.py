@@ -1,4 +1,4 @@
-"""Disentangled relational cross-attention: attention selects, a relation of the head's own says what it means.
+"""Disentangled relational cross-attention: the code selects a symbol, and the head's own relation multiplies it.
 
     out_ih  = sum_j a_hij rel_hij symbols_jh,      a_hij = softmax_j(q_ih . k_jh / sqrt(d) + bias_hij)
     rel_hij = act(q_rel_ih . k_rel_jh / sqrt(p))
@@ -37,12 +37,12 @@ from polyhead.spec.shapes import one_of, shaped
 
 
 def compared(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
-    """(b h t s) products of relation queries and keys, and where a softmax of them looks."""
+    """(b h t s) products of relation queries and keys, and the mask of a softmax over them."""
     return products(x.q_rel, share(x.k_rel, x.q.shape[2])), visible(x)
 
 
 def reference(x: AttentionCall) -> jax.Array:
-    """The equation, as it stands."""
+    """The equation, literally."""
     inner, look = compared(x)
     return retrieve(drop(code(x, "softmax") * relate(inner, x.act, look, x.total_rel), x.keep), x.v)
 
@@ -74,12 +74,12 @@ def disentangled_attention(
 ) -> Float[Array, "b t h e"]:
     """Disentangled relational attention, `out_h = sum_s a_h act(q_rel_h k_rel_h) symbols_h`.
 
-    symbols: values by key, or by offset (row j - i + t - 1 is the symbol of key j for query i); relation_act:
-    spec.RELATION_ACTS, a softmax runs over the keys a query may see. `bias` and `mask` act on the scores, `keep`
-    multiplies the product. A query that may look nowhere gets exactly 0. `window`: only keys less than so many
-    places away, the last query aligned with the last key; `cu_seqlens`: the one sample is several sequences, which
-    do not see one another. ValueError if an explicit impl cannot take the inputs. Static under jit: causal, window,
-    impl, relation_act. Altabaa and Lafferty 2024, an earlier draft.
+    symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); relation_act: spec.RELATION_ACTS, a
+    softmax runs over the visible keys. `bias` and `mask` act on the scores; `keep` multiplies the product. A query
+    without a visible key gets exactly 0. `window`: only keys less than `window` positions away; the last query is
+    aligned with the last key. `cu_seqlens`: the single sample is several packed sequences, masked from one another.
+    Raises ValueError if an explicit impl cannot take the inputs. Static under jit: causal, window, impl, relation_act.
+    Altabaa and Lafferty 2024, an earlier draft.
     """
     one_of("disentangled_attention", "relation_act", relation_act, RELATION_ACTS)
     limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}

@@ -1,8 +1,8 @@
-"""Which code computes an op: its impls, in the order in which "auto" asks them, and the choice among them.
+"""Which code computes an op: its impls, in the order in which "auto" tries them, and the choice among them.
 
-A name fixes the meaning, `impl` picks the code.  An explicit impl that cannot take the inputs is an error, never a
-silent fallback; "auto" is the first that takes them and is not measured to be slower there.  The choice is a function
-of shapes, dtypes, options and which arguments are None, so it is made while JAX traces.
+The op's name fixes the meaning; `impl` picks the code.  An explicit impl that cannot take the inputs is an error; there
+is no silent fallback.  "auto" takes the first impl that supports the call and was measured to be no slower there.  The
+choice is a function of shapes, dtypes, options and which arguments are None, so it is made while JAX traces.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from polyhead.spec.shapes import one_of
 
 @dataclass(frozen=True)
 class Impl:
-    """A function of a call, why it cannot take one (or None), and whether it is measured to be no slower there."""
+    """The function of an impl, why it cannot take a call (or None), and whether it was measured to be no slower."""
 
     forward: Callable[[AttentionCall], jax.Array]
     unsupported_reason: Callable[[AttentionCall], str | None] = lambda x: None
@@ -26,15 +26,15 @@ class Impl:
 
 
 def compute(who: str, impls: Mapping[str, Impl], impl: str, x: AttentionCall) -> jax.Array:
-    """What the impl of that name, or with "auto" the first that fits, makes of a call of the op `who`.
+    """The output of a call of the op `who` by an impl; "auto" takes the first that supports the call and is preferred.
 
-    Raises ValueError for an unknown impl, one that refuses, more than one dtype, and limits that make no sense.
+    Raises ValueError for an unknown impl, one that cannot take the call, more than one dtype, and invalid limits.
     """
     x = jax.tree.map(jnp.asarray, x)
     _check(who, x)
     k_rel = None if x.k_rel is None else blank(x.mask, x.k_rel)
     x = replace(x, k=blank(x.mask, x.k), v=blank(x.mask, x.v), k_rel=k_rel)
-    x = x if x.scale is None else replace(x, scale=x.scale.astype(x.q.dtype))  # an integer could not be learned
+    x = x if x.scale is None else replace(x, scale=x.scale.astype(x.q.dtype))  # an integer has no gradient
     if impl != "auto":
         chosen = impls[one_of(who, "impl", impl, ("auto", *impls))]
         if (reason := chosen.unsupported_reason(x)) is not None:
@@ -44,7 +44,7 @@ def compute(who: str, impls: Mapping[str, Impl], impl: str, x: AttentionCall) ->
 
 
 def _check(who: str, x: AttentionCall) -> None:
-    """What shapes cannot say."""
+    """Check what `@shaped` cannot check."""
     names = list(mechanism(who).tensors)
     kinds = [getattr(x, "v" if name == "symbols" else name).dtype for name in names]
     if any(kind != kinds[0] for kind in kinds):

@@ -1,4 +1,4 @@
-"""A feed-forward layer: what a block does to each token on its own.
+"""A feed-forward layer, which a block applies to each token separately.
 
 swiglu(x) = W2 (silu(W1 x) * W3 x)                                    (Shazeer 2020)
 """

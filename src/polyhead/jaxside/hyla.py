@@ -34,7 +34,7 @@ from polyhead.spec.shapes import one_of, shaped
 
 
 def reference(x: AttentionCall) -> jax.Array:
-    """Equation 6 (or 10), as it stands."""
+    """Equation 6 (or 10), literally."""
     phi, a = activation(x.act), drop(code(x), x.keep)
     z = phi(jnp.einsum("b h t s, b s h e -> b t s e", a, share(x.v, x.q.shape[2])))
     if x.value_weight is not None:
@@ -63,14 +63,14 @@ def hyla(
     act: str = "relu",
     value_weight: Float[Array, "h e e"] | None = None,
 ) -> Float[Array, "b t h e"]:
-    """HYLA, `out_h = sum_s a_h act(sum_h a_h v_h)`: the code of a pair picks the network its values go through.
+    """HYLA, `out_h = sum_s a_h act(sum_h a_h v_h)`: the code of a pair configures the value network of the pair.
 
-    normalise: how scores become the code (spec.NORMALISE); act: inside the value network (spec.ACTS); value_weight:
-    [head, out, in], one more layer, `act(sum_h a_h W_h z)`. `keep` multiplies the code at every use. A query that
-    may look nowhere gets exactly 0. `window`: only keys less than so many places away, the last query aligned with
-    the last key; `cu_seqlens`: the one sample is several sequences, which do not see one another. ValueError if an
-    explicit impl cannot take the inputs. Static under jit: causal, window, impl, normalise, act. Schug et al., eq. 6;
-    eq. 10 with value_weight.
+    normalise: how scores become the code (spec.NORMALISE); act: activation in the value network (spec.ACTS);
+    value_weight: [head, out, in], one more layer, `act(sum_h a_h W_h z)`. `keep` multiplies the code at every use. A
+    query without a visible key gets exactly 0. `window`: only keys less than `window` positions away; the last query is
+    aligned with the last key. `cu_seqlens`: the single sample is several packed sequences, masked from one another.
+    Raises ValueError if an explicit impl cannot take the inputs. Static under jit: causal, window, impl, normalise,
+    act.  Schug et al., eq. 6; eq. 10 with value_weight.
     """
     one_of("hyla", "normalise", normalise, NORMALISE)
     one_of("hyla", "act", act, ACTS)

@@ -1,4 +1,4 @@
-"""Scores, the latent code and relations: what all mechanisms do before they touch a value.
+"""Scores, the latent code and relations: what all mechanisms compute before they read a value.
 
     s_hij   = q_ih . k_jh / sqrt(d) + bias_hij                        scores
     a_hij   = softmax over keys j | rms over heads h | softmax over heads h | s itself
@@ -24,25 +24,25 @@ from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX
 from polyhead.spec.shapes import one_of, shaped
 
 Array = jax.Array | np.ndarray
-"""What functions take; they give back jax.Array."""
+"""The type of arguments; results are jax.Array."""
 
 Bias = Float[Array, "#b #h t s"] | Float[Array, "h t+s-1"]
-"""Dense, or by offset: column j - i + t - 1 is the bias of key j for query i."""
+"""Dense, or by offset: column j - i + t - 1 holds the bias of query i and key j."""
 
 Symbols = Float[Array, "b s g e"] | Float[Array, "t+s-1 g e"]
-"""By key, or by offset: row j - i + t - 1 is the symbol of key j for query i."""
+"""By key, or by offset: row j - i + t - 1 holds the symbol that query i reads at key j."""
 
 Mask = Bool[Array, "#b #h #t #s"] | Bool[Array, "#h #t #s"] | Bool[Array, "#t #s"] | Bool[Array, "#s"]
-"""True where looking is allowed."""
+"""True where a query may attend to a key."""
 
 Packed = Int32[Array, "_"]
-"""Sequences one after the other in a single sample: number n is rows cu_seqlens[n] to cu_seqlens[n + 1]."""
+"""Sequences packed into one sample: sequence n has the rows cu_seqlens[n] to cu_seqlens[n + 1], end excluded."""
 
 Keep = Float[Array, "#b #h t s"]
-"""Dropout of the code: 0 or 1 / (1 - rate)."""
+"""Dropout mask of the code: each entry is 0 or 1 / (1 - rate)."""
 
 Scale = float | Array | None
-"""A number or a scalar array, which may be traced and learned; None is d ** -0.5."""
+"""A number or a scalar array, which may be traced and learned; None means d ** -0.5."""
 
 
 def _static(default: Any) -> Any:
@@ -52,10 +52,10 @@ def _static(default: Any) -> Any:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AttentionCall:
-    """A call: arrays are leaves of a pytree, options are static.  All impls of an op are functions of it.
+    """The arguments of one call as a pytree: arrays are leaves, options are static.  Every impl takes it.
 
-    The symbols of relational mechanisms are `v`.  `total` and `total_rel` are there when only some of the keys are
-    (see tiles.py): the log of the sum of exponentials over all of them, (b h t) and (b r t).
+    `v` holds the symbols of relational mechanisms.  In a tile with some of the keys (tiles.py), `total` (b h t) and
+    `total_rel` (b r t) hold the log-sum-exp over all keys.
     """
 
     q: Any
@@ -107,33 +107,34 @@ def wide(x: jax.Array) -> jax.Array:
 
 
 def share(x: jax.Array, heads: int) -> jax.Array:
-    """Grouped keys or values (b s g d), one copy per query head: head i reads group i // (h / g)."""
+    """Grouped keys or values (b s g d), repeated for h query heads: head i reads group i // (h / g)."""
     groups = x.shape[2]
     return x if groups == heads else jnp.repeat(x, heads // groups, axis=2)
 
 
 def dense(bias: jax.Array, t: int, s: int) -> jax.Array:
-    """A bias by offset (h t+s-1), spelled out as (h t s); a dense one is returned as it is."""
+    """A bias by offset (h t+s-1), expanded to (h t s); a dense bias is returned unchanged."""
     if bias.ndim != 2:
         return bias
-    # Reading rows of n numbers as rows of n - 1 moves each query one key further.
+    # Viewing rows of n numbers as rows of n - 1 shifts each query by one key.
     h, n = bias.shape
     rows = jnp.broadcast_to(bias[:, None], (h, t, n)).reshape(h, t * n)
     return rows[:, t - 1 : t * n - 1].reshape(h, t, n - 1)[:, :, :s] if t > 1 else bias[:, None]
 
 
 def sequence_of(cu_seqlens: jax.Array, rows: int) -> jax.Array:
-    """(rows,) the number of the sequence that each row of a packed sample belongs to; rows after the last are one."""
+    """(rows,) index of the sequence of each row of a packed sample; rows behind the last edge form one more
+    sequence."""
     return jnp.searchsorted(cu_seqlens[1:], jnp.arange(rows, dtype=cu_seqlens.dtype), side="right")
 
 
 def visible(x: AttentionCall) -> jax.Array | None:
-    """Where looking is allowed, with 1 to 4 dimensions that broadcast to (b h t s); None means everywhere.
+    """Where a query may attend to a key: 1 to 4 dimensions that broadcast to (b h t s), or None for everywhere.
 
-    The last query is aligned with the last key.  Within a `window`, keys are less than so many places away.
+    The last query is aligned with the last key.  A `window` allows keys less than `window` positions away.
     """
     t, s = x.lengths
-    # Made where they are read: from NumPy they would be constants of t x s numbers in the program.
+    # Computed by JAX: from NumPy they would be constants of t x s numbers in the compiled program.
     place, key = (s - t + jnp.arange(t, dtype=jnp.int32))[:, None], jnp.arange(s, dtype=jnp.int32)
     limits: list[Any] = [key <= place] if x.causal else []
     if x.window is not None:
@@ -146,37 +147,38 @@ def visible(x: AttentionCall) -> jax.Array | None:
 
 
 def drop(code: jax.Array, keep: jax.Array | None) -> jax.Array:
-    """Dropout of the code, after it is normalised."""
+    """Apply dropout to the normalised code."""
     return code if keep is None else code * keep.astype(code.dtype)
 
 
 def by_offset(code: jax.Array) -> jax.Array:
-    """(b h t s) codes as (b h t t+s-1): that of key j for query i in column j - i + t - 1, elsewhere 0."""
+    """(b h t s) codes as (b h t t+s-1): the code of query i and key j in column j - i + t - 1, elsewhere 0."""
     b, h, t, s = code.shape
-    # Reading rows of n numbers as rows of n + 1 moves each query one key nearer.
+    # Viewing rows of n numbers as rows of n + 1 shifts each query back by one key.
     rows = jnp.pad(code, ((0, 0), (0, 0), (0, 0), (t - 1, 0))).reshape(b, h, t * (t + s - 1))
     return jnp.pad(rows, ((0, 0), (0, 0), (0, t))).reshape(b, h, t, t + s)[..., : t + s - 1]
 
 
 def retrieve(code: jax.Array, symbols: jax.Array) -> jax.Array:
-    """(b t h e), what (b h t s) codes read of symbols by key or by offset."""
+    """(b t h e): the sum of symbols, by key or by offset, weighted by (b h t s) codes."""
     if symbols.ndim == 4:
         return jnp.einsum("b h t s, b s h e -> b t h e", code, share(symbols, code.shape[1]))
     return jnp.einsum("b h t n, n h e -> b t h e", by_offset(code), share(symbols[None], code.shape[1])[0])
 
 
 def softmax_dim(normalise: str) -> int | None:
-    """The dimension of (b h t s) scores that a softmax runs along, or None."""
+    """The dimension of (b h t s) scores that the softmax runs along, or None without a softmax."""
     axis = SOFTMAX_AXIS.get(normalise)
     return None if axis is None else "bhts".index(axis)
 
 
 def softmax_visible(scores: jax.Array, look: jax.Array | None, dim: int, total: jax.Array | None = None) -> jax.Array:
-    """Softmax over those keys (or heads) of (b h t s) scores that may look; where none may, zeros and no gradient.
+    """Softmax of (b h t s) scores over the visible keys (or over heads).
 
-    With the log of the sum over all keys, `total`, only some of them need be here.
+    A row in which nothing is visible gets zeros and no gradient.  If `total`, the log-sum-exp over all keys, is given,
+    the scores may have a part of the keys.
     """
-    # The smallest finite number instead of -inf: its exponential is 0 all the same, and an empty row holds no NaN.
+    # The smallest finite number instead of -inf: its exponential is 0 as well, and an empty row gives no NaN.
     hidden = scores if look is None else jnp.where(look, scores, jnp.finfo(scores.dtype).min)
     code = jax.nn.softmax(hidden, axis=dim) if total is None else jnp.exp(hidden - total[..., None])
     return code if look is None else jnp.where(look, code, 0)
@@ -188,14 +190,15 @@ def rms_heads(scores: jax.Array) -> jax.Array:
 
 
 def blank(mask: jax.Array | None, x: jax.Array) -> jax.Array:
-    """Keys or values (b s g _), 0 where `mask` hides them from every query in all heads: a NaN there reaches nobody."""
+    """Keys or values (b s g _), set to 0 at keys that `mask` hides from every query in all heads: NaN there is
+    harmless."""
     if mask is None or x.ndim != 4:
         return x
     return jnp.where(mask.reshape((1,) * (4 - mask.ndim) + mask.shape).any((1, 2))[:, :, None, None], x, 0)
 
 
 def finite_bias(x: AttentionCall) -> tuple[jax.Array | None, jax.Array | None]:
-    """The bias, dense, and where looking is allowed: -inf in a bias hides the pair, and is 0 in what comes back."""
+    """The dense bias, with 0 in place of -inf, and the mask; -inf in the bias masks the pair."""
     look = visible(x)
     if x.bias is None:
         return None, look
@@ -205,7 +208,7 @@ def finite_bias(x: AttentionCall) -> tuple[jax.Array | None, jax.Array | None]:
 
 
 def logits(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
-    """Scores (b h t s), in at least float32, and where looking is allowed: what a softmax over keys is of."""
+    """Scores (b h t s) with their bias in at least float32, and the mask: the inputs of a softmax over keys."""
     scale = x.q.shape[-1] ** -0.5 if x.scale is None else jnp.asarray(x.scale, x.q.dtype)
     exact = jnp.promote_types(x.q.dtype, jnp.float32)
     k = share(x.k, x.q.shape[2])
@@ -215,7 +218,7 @@ def logits(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
 
 
 def code(x: AttentionCall, normalise: str | None = None) -> jax.Array:
-    """The code (b h t s) of a call: -inf at masked pairs before a softmax, otherwise 0; in the dtype of q."""
+    """The code (b h t s) of a call, in the dtype of q.  Masked pairs are -inf before a softmax and 0 otherwise."""
     normalise = x.normalise if normalise is None else normalise
     (s, look), dim = logits(x), softmax_dim(normalise)
     if dim is not None:
@@ -226,22 +229,23 @@ def code(x: AttentionCall, normalise: str | None = None) -> jax.Array:
 
 
 def row_softmax(x: AttentionCall) -> dict[str, Logits]:
-    """The softmaxes over keys that the code of a call needs: see tiles.py."""
+    """The softmaxes over keys in the code of a call: see tiles.py."""
     return {"total": logits} if SOFTMAX_AXIS.get(x.normalise) == "s" else {}
 
 
 def relate(inner: jax.Array, act: str, look: jax.Array | None, total: jax.Array | None = None) -> jax.Array:
-    """A relation's activation (spec.RELATION_ACTS) of (b r t s) inner products: a softmax runs over visible keys."""
+    """Apply a relation's activation (spec.RELATION_ACTS) to (b r t s) inner products; softmax runs over visible
+    keys."""
     return softmax_visible(wide(inner), look, 3, total).astype(inner.dtype) if act == "softmax" else _ACTS[act](inner)
 
 
 def seen_by_any(look: jax.Array | None) -> jax.Array | None:
-    """For relations, which heads share: hidden is what is hidden from all of them."""
+    """The mask of relations, which heads share: True where it is True for any head."""
     return look.any(-3, keepdims=True) if look is not None and look.ndim > 2 and look.shape[-3] != 1 else look
 
 
 def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlens: Packed | None) -> None:
-    """What shapes cannot say.  The numbers in `cu_seqlens` are not read: they may be traced."""
+    """Check what `@shaped` cannot check.  The entries of `cu_seqlens` are not read: they may be traced."""
     if window is not None and window < 1:
         raise ValueError(f"{who}: window must be at least 1 but is {window}")
     if cu_seqlens is not None and (b != 1 or t != s):
@@ -261,12 +265,12 @@ def latent_code(
     cu_seqlens: Packed | None = None,
     scale: Scale = None,
 ) -> Float[Array, "b h t s"]:
-    """The code of every query-key pair: what the heads say about it, before any value is read.
+    """The latent code of every query-key pair: one number per head, computed before any value is read.
 
     normalise: "softmax" over keys, "rms_heads" over the heads of this call, "identity", "softmax_rms_heads" (over
-    keys, then over heads), or "softmax_heads" (the heads of this call compete for the pair: their codes add up to 1,
-    so that a head alone has the code 1).  A masked pair has the code 0.  Normalising is done in at least float32; the
-    result has the dtype of q.  Static under jit: normalise, causal, window.
+    keys, then over heads), or "softmax_heads" (the codes of the heads of this call add up to 1 for each pair, so a
+    single head has the code 1).  A masked pair has the code 0.  Normalisation runs in at least float32; the result has
+    the dtype of q.  Static under jit: normalise, causal, window.
     """
     one_of("latent_code", "normalise", normalise, NORMALISE)
     if q.dtype != k.dtype:
@@ -289,9 +293,9 @@ def relations(
 ) -> Float[Array, "b r t s"]:
     """The relations of every query-key pair, `act(q_rel . k_rel / sqrt(p))`.
 
-    relation_act: pointwise, of all pairs whatever the mask, or "softmax" over the keys a query may see
-    (spec.RELATION_ACTS).  A mask that differs between heads hides from relations what it hides from all of them.
-    Static under jit: relation_act, causal, window.
+    relation_act (spec.RELATION_ACTS): a pointwise activation, which ignores the mask, or "softmax" over the keys that
+    the query may attend to.  A mask that differs between heads masks a relation where it masks all heads.  Static under
+    jit: relation_act, causal, window.
     """
     one_of("relations", "relation_act", relation_act, RELATION_ACTS)
     if q_rel.dtype != k_rel.dtype:
@@ -303,5 +307,5 @@ def relations(
 
 
 def products(q_rel: jax.Array, k_rel: jax.Array) -> jax.Array:
-    """q_rel . k_rel / sqrt(p), for relations that heads share (r) or own (h, written r here)."""
+    """q_rel . k_rel / sqrt(p), for shared relations (r) or one per head (h, written r here)."""
     return jnp.einsum("b t r p, b s r p -> b r t s", q_rel * q_rel.shape[-1] ** -0.5, k_rel)

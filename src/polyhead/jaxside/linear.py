@@ -1,4 +1,4 @@
-"""Linear attention: the scores are used as they are, so the sum over keys can be carried along as a state.
+"""Linear attention: the scores are not normalised, so the sum over keys can be carried along as a state.
 
     out_ih = sum_j a_hij act(v_jh),      a_hij = q_ih . k_jh / sqrt(d) + bias_hij
 
@@ -33,7 +33,7 @@ from polyhead.spec.shapes import one_of, shaped
 
 
 def reference(x: AttentionCall) -> jax.Array:
-    """The equation, as it stands."""
+    """The equation, literally."""
     v = activation(x.act)(share(x.v, x.q.shape[2]))
     return jnp.einsum("b h t s, b s h e -> b t h e", drop(code(x), x.keep), v)
 
@@ -60,11 +60,11 @@ def linear_attention(
 ) -> Float[Array, "b t h e"]:
     """Linear attention, `out = (q k^T / sqrt(d) + bias) act(v)` per head: no feature map, no division.
 
-    normalise: how scores become the code (spec.NORMALISE); act: acts on the values (spec.ACTS). A query that may
-    look nowhere gets exactly 0. `window`: only keys less than so many places away, the last query aligned with the
-    last key; `cu_seqlens`: the one sample is several sequences, which do not see one another. ValueError if an
-    explicit impl cannot take the inputs. Static under jit: causal, window, impl, normalise, act. Schug et al., eq. 3
-    without the softmax.
+    normalise: how scores become the code (spec.NORMALISE); act: activation of the values (spec.ACTS). A query without a
+    visible key gets exactly 0. `window`: only keys less than `window` positions away; the last query is aligned with
+    the last key. `cu_seqlens`: the single sample is several packed sequences, masked from one another. Raises
+    ValueError if an explicit impl cannot take the inputs. Static under jit: causal, window, impl, normalise, act. Schug
+    et al., eq. 3 without the softmax.
     """
     one_of("linear_attention", "normalise", normalise, NORMALISE)
     one_of("linear_attention", "act", act, ACTS)

@@ -1,4 +1,4 @@
-"""Normalisation of a width, computed in at least float32.
+"""Normalisation of the last dimension, computed in at least float32.
 
 rms_norm(x)   = x / sqrt(mean(x^2) + eps) * weight                    (Zhang and Sennrich 2019, eq. 4)
 layer_norm(x) = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias    (Ba et al. 2016; var divides by the width)

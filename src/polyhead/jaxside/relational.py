@@ -1,9 +1,9 @@
-"""Relational attention: what a head retrieves are symbols, and the relations of the receiver to what it looks at.
+"""Relational attention: a head retrieves symbols, and the relations of the receiver to the senders it attends to.
 
     out_ih  = sum_j a_hij symbols_jh + W_h sum_j a_hij rel_ij,      a_hij = softmax_j(q_ih . k_jh / sqrt(d) + bias_hij)
     rel_ijr = act(q_rel_ir . k_rel_jr / sqrt(p))                    r relations, the same for all heads
 
-The sensory content of the senders never enters, only how the receiver compares with them.  Altabaa and Lafferty 2024,
+The features of the senders are never retrieved; only their relations to the receiver are.  Altabaa and Lafferty 2024,
 "Disentangling and integrating relational and sensory information in transformer architectures" (arXiv 2405.16727).
 """
 
@@ -39,12 +39,12 @@ from polyhead.spec.shapes import one_of, shaped
 
 
 def compared(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
-    """(b r t s) products of relation queries and keys, and where a softmax of them looks."""
+    """(b r t s) products of relation queries and keys, and the mask of a softmax over them."""
     return products(x.q_rel, x.k_rel), seen_by_any(visible(x))
 
 
 def reference(x: AttentionCall) -> jax.Array:
-    """The equation, as it stands."""
+    """The equation, literally."""
     inner, look = compared(x)
     a, rel = drop(code(x, "softmax"), x.keep), relate(inner, x.act, look, x.total_rel)
     related = jnp.einsum("b h t s, b r t s -> b t h r", a, rel)
@@ -79,12 +79,12 @@ def relational_attention(
 ) -> Float[Array, "b t h e"]:
     """Relational attention, `out_h = sum_s a_h symbols_h + W_h sum_s a_h act(q_rel k_rel)`.
 
-    symbols: values by key, or by offset (row j - i + t - 1 is the symbol of key j for query i); relation_act:
-    spec.RELATION_ACTS, a softmax runs over the keys a query may see. `bias` and `mask` act on the scores, `keep`
-    multiplies the code at both uses. A query that may look nowhere gets exactly 0. `window`: only keys less than so
-    many places away, the last query aligned with the last key; `cu_seqlens`: the one sample is several sequences,
-    which do not see one another. ValueError if an explicit impl cannot take the inputs. Static under jit: causal,
-    window, impl, relation_act. Altabaa and Lafferty 2024.
+    symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); relation_act: spec.RELATION_ACTS, a
+    softmax runs over the visible keys. `bias` and `mask` act on the scores; `keep` multiplies the code at both uses. A
+    query without a visible key gets exactly 0. `window`: only keys less than `window` positions away; the last query is
+    aligned with the last key. `cu_seqlens`: the single sample is several packed sequences, masked from one another.
+    Raises ValueError if an explicit impl cannot take the inputs. Static under jit: causal, window, impl, relation_act.
+    Altabaa and Lafferty 2024.
     """
     one_of("relational_attention", "relation_act", relation_act, RELATION_ACTS)
     limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}

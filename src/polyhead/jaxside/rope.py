@@ -1,4 +1,4 @@
-"""Rotary position embedding: each pair of a vector's components is turned by an angle proportional to the position.
+"""Rotary position embedding: each pair of components of a vector is rotated by an angle proportional to the position.
 
     (x_a, x_b) -> (x_a cos w - x_b sin w, x_a sin w + x_b cos w),   w = position * theta^(-2 j / d),   j = 0 .. d/2 - 1
 
@@ -21,14 +21,14 @@ LAYOUTS = ("interleaved", "half")
 def rope(
     x: Float[Array, "... d"], positions: Int[Array, "..."], *, theta: float = 1e4, layout: str = "interleaved"
 ) -> Float[Array, "... d"]:
-    """Turn `x` by its positions, so that a dot product of two turned vectors depends on the difference of positions
-    only.
+    """Rotate `x` by its positions; the dot product of two rotated vectors then depends on positions only by their
+    difference.
 
     `positions` are integers from 0 and broadcast to `x.shape[:-1]`: `(t,)` for x `(b t d)`, `(t, 1)` or `(b, t, 1)` for
     `(b t h d)`.  Products are in at least float32; the result has the dtype of `x`.  Static under jit: theta, layout.
 
-    Raises ValueError for an odd width, an unknown layout and positions that do not fit.  What positions hold is not
-    looked at, as they may be traced; a negative one turns the other way.
+    Raises ValueError for an odd width, an unknown layout and positions that do not broadcast.  Positions may be traced,
+    so their values are not checked; a negative position rotates the other way.
 
     >>> import jax.numpy as jnp
     >>> rope(jnp.array([1.0, 0.0]), jnp.array(1))         # one pair, turned by one radian
@@ -49,8 +49,8 @@ def rope(
 def rope_angles(positions: jax.Array, dim: int, theta: float = 1e4) -> jax.Array:
     """`positions * theta^(-2 j / dim)` for j = 0 .. dim/2 - 1, up to whole turns: (...) -> (..., dim/2).
 
-    In float64 where JAX has it.  Elsewhere in whole parts of a turn, 2^-32 of one, which overflow at each turn by
-    themselves: a float32 product would be off by 0.006 at position 100,000, this is by 1e-6 at 1,000,000.
+    Computed in float64 if JAX has it.  Otherwise in integers that count 2^-32 of a turn; their overflow removes whole
+    turns.  The error is 1e-6 at position 1,000,000; a float32 product would be off by 0.006 at 100,000.
     """
     frequencies = theta ** (np.arange(0, dim, 2) / -dim)
     if jax.dtypes.canonicalize_dtype(np.float64) == np.float64:

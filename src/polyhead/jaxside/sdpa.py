@@ -1,8 +1,8 @@
-"""Softmax attention as one call of `jax.nn.dot_product_attention`, with our rows without keys.
+"""Softmax attention as one call of `jax.nn.dot_product_attention`, with 0 for rows without keys.
 
-There a query that may look nowhere gets the mean of all values, a causal mask is aligned with the first key, keys and
-values must be equally wide, the softmax is in float32 whatever comes in, and float16 does not compile on the CPU: the
-first three are repaired here, float64 and float16 are refused.
+That function returns the mean of all values for a query without a visible key, aligns a causal mask with the first key,
+and needs equal widths of keys and values; this file corrects all three.  Its softmax is always in float32, and float16
+does not compile on the CPU; so float64 and float16 are refused.
 """
 
 import jax
@@ -40,7 +40,7 @@ def forward(x: AttentionCall) -> jax.Array:
     somewhere = None
     if look is not None:
         look = _four(jnp.broadcast_to(look, (*look.shape[:-2], t, s)))
-        # A row without keys is opened before the softmax and closed after it, so that it has no gradient either.
+        # A row without keys is unmasked before the softmax and zeroed after it, so it has no gradient either.
         somewhere = look.any(-1, keepdims=True)
         look = look | ~somewhere
     q, k, v = (jnp.pad(a, (*((0, 0),) * 3, (0, max(d, e) - a.shape[-1]))) for a in (q, x.k, x.v))
@@ -49,5 +49,5 @@ def forward(x: AttentionCall) -> jax.Array:
 
 
 def _four(x: jax.Array) -> jax.Array:
-    """(b h t s), as the call wants it."""
+    """`x` with four dimensions that broadcast to (b h t s)."""
     return x.reshape((1,) * (4 - x.ndim) + x.shape)

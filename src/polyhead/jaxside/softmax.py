@@ -32,7 +32,7 @@ from polyhead.spec.shapes import shaped
 
 
 def reference(x: AttentionCall) -> jax.Array:
-    """The equation, as it stands."""
+    """The equation, literally."""
     a = drop(code(x, "softmax"), x.keep)
     return jnp.einsum("b h t s, b s h e -> b t h e", a, share(x.v, x.q.shape[2]))
 
@@ -65,10 +65,10 @@ def softmax_attention(
 ) -> Float[Array, "b t h e"]:
     """Softmax attention, `out = softmax(q k^T / sqrt(d) + bias) v` per head.
 
-    Query head i reads group i // (h / g) of keys and values. A query that may look nowhere gets exactly 0.
-    `window`: only keys less than so many places away, the last query aligned with the last key; `cu_seqlens`: the
-    one sample is several sequences, which do not see one another. ValueError if an explicit impl cannot take the
-    inputs. Static under jit: causal, window, impl. Vaswani et al. 2017, eq. 1.
+    Query head i reads group i // (h / g) of keys and values. A query without a visible key gets exactly 0.
+    `window`: only keys less than `window` positions away; the last query is aligned with the last key. `cu_seqlens`:
+    the single sample is several packed sequences, masked from one another. Raises ValueError if an explicit impl cannot
+    take the inputs. Static under jit: causal, window, impl. Vaswani et al. 2017, eq. 1.
     """
     limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
     return compute("softmax_attention", IMPLS, impl, AttentionCall(q, k, v, scale=scale, keep=keep, **limits))

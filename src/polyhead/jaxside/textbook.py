@@ -1,4 +1,4 @@
-"""Attention as the textbook writes it: (..., t, d) arrays, any number of batch dimensions, no heads.
+"""Attention in textbook form: (..., t, d) arrays, any number of batch dimensions, no heads.
 
 softmax(x)_i = exp(x_i - max x) / sum_j exp(x_j - max x)
 silu(x)      = x * sigmoid(x)
@@ -16,10 +16,10 @@ from polyhead.spec.shapes import shaped
 
 @shaped
 def softmax(x: Float[Array, "..."], dim: int) -> Float[Array, "..."]:
-    """`exp(x - max x)`, divided by its sum along `dim`: no overflow at any finite logit; inside, at least float32.
+    """`exp(x - max x)` divided by its sum along `dim`, computed in at least float32: no finite logit overflows.
 
-    A slice that is -inf throughout has no maximum to subtract and gives NaN, as in PyTorch; attention, which knows
-    its mask, gives 0 there.
+    A slice of -inf only gives NaN, as in PyTorch.  Attention knows its mask and gives 0 there.  Raises ValueError for a
+    `dim` out of range.
 
     >>> import jax.numpy as jnp
     >>> softmax(jnp.array([1e4, 1e4, -1e4]), 0)
@@ -52,11 +52,11 @@ def scaled_dot_product_attention(
     v: Float[Array, "... s e"],
     mask: Bool[Array, "... #t #s"] | None = None,
 ) -> Float[Array, "... t e"]:
-    """`softmax(q k^T / sqrt(d)) v`; batch dimensions broadcast; `mask` is True where query t may look at key s.
+    """`softmax(q k^T / sqrt(d)) v`; batch dimensions broadcast; `mask` is True where query t may attend to key s.
 
-    A query that may look nowhere gets exactly 0, and no NaN gradient.
+    A query without a visible key gets exactly 0, and its gradient is never NaN.
 
-    Raises ValueError for sizes, batch dimensions or dtypes that do not fit, and for a mask that is not boolean.
+    Raises ValueError for sizes, batch dimensions or dtypes that do not match, and for a mask that is not boolean.
 
     >>> import jax.numpy as jnp
     >>> q, k, v = jnp.zeros((1, 2)), jnp.zeros((3, 2)), jnp.array([[1.0], [2.0], [6.0]])

@@ -1,16 +1,16 @@
-"""Any op tile by tile: memory grows with t, not with t^2, and the backward pass recomputes what it needs.
+"""Any op in tiles: memory O(t) instead of O(t^2); the backward pass recomputes each tile.
 
 The output of every mechanism is a sum over keys, so a tile of queries i and keys j is a small call of the reference:
 
     out_i       = sum over tiles of reference(q_i, k_j, v_j, bias_ij, ...)
     gradients   = sum over tiles of those of the reference, given dout_i                     (a custom VJP)
 
-A softmax over keys needs the whole row.  It comes first, as a sum over tiles of its own:
+A softmax over keys needs the whole row.  Its log-sum-exp is computed first, by another sum over tiles:
 
     total_i     = log sum_j exp s_ij,         a_ij = exp(s_ij - total_i)
-    dtotal_i    = what the tiles above say,   ds_ij += a_ij dtotal_i
+    dtotal_i    = from the tiles above,       ds_ij += a_ij dtotal_i
 
-Both are one `lax.scan` over those pairs of tiles of which causality and window leave anything.  Sums are in at least
+Each is one `lax.scan` over the tiles that causality and window do not mask completely.  Sums are in at least
 float32.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6; Dao et al. 2022, "FlashAttention" (recomputing).
 """
 
@@ -29,13 +29,13 @@ from polyhead.jaxside.latent_code import AttentionCall, Logits, sequence_of, sof
 Arrays = dict[str, jax.Array]
 Run = Callable[[AttentionCall], jax.Array]
 Rows = Callable[[AttentionCall], dict[str, Logits]]
-"""Softmaxes over keys that a call needs: the field of AttentionCall for their totals, and their scores."""
+"""The softmaxes over keys in a call: field of AttentionCall for the log-sum-exp -> function of the scores."""
 
 TILE = 128
-"""Queries, and keys, of a tile, at most."""
+"""The most queries, and the most keys, of a tile."""
 
 SMALL, NUMBERS = 16, 1 << 22
-"""Tiles of more queries or keys than SMALL have at most so many numbers in their widest intermediate."""
+"""A tile with more than SMALL queries or keys has at most NUMBERS numbers in its largest intermediate."""
 
 AXES = {
     "q": "b t h d",
@@ -54,16 +54,16 @@ AXES = {
     "number_s": "s",
     "scale": "",
 }
-"""Which axes of an argument are cut: t and s.  What is by offset has an axis n, as in BY_OFFSET."""
+"""Axes of the arguments; t and s are cut into tiles.  Arrays by offset have an axis n instead, see BY_OFFSET."""
 
 BY_OFFSET = {("bias", 2): "h n", ("v", 3): "n g e"}
 FIXED = ("mask", "number_t", "number_s")
-"""What has no gradient."""
+"""Arrays without a gradient."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """How a call is cut into tiles, and what it is besides its arrays."""
+    """How a call is cut into tiles, and its options."""
 
     t: int
     s: int
@@ -73,11 +73,11 @@ class Grid:
 
     @property
     def padded(self) -> tuple[int, int]:
-        """(t, s), filled up to whole tiles."""
+        """(t, s), padded to whole tiles."""
         return -(-self.t // self.queries) * self.queries, -(-self.s // self.keys) * self.keys
 
     def places(self) -> np.ndarray:
-        """(tiles, 2): the first query and key of every tile of which causality and window leave anything."""
+        """(tiles, 2): the first query and key of every tile that causality and window do not mask completely."""
         starts = np.arange(0, self.t, self.queries), np.arange(0, self.s, self.keys)
         first, key = np.meshgrid(*starts, indexing="ij")
         place, end = first + self.s - self.t, key + self.keys - 1
@@ -90,14 +90,14 @@ class Grid:
         return np.stack([first[seen], key[seen]], 1).astype(np.int32)
 
     def fill(self, name: str, x: jax.Array) -> jax.Array:
-        """Zeros after the last query and key."""
+        """`x`, padded with zeros after the last query and key."""
         after = {"t": (0, self.padded[0] - self.t), "s": (0, self.padded[1] - self.s)}
         after["n"] = (after["t"][1], after["s"][1])
         sides = [after.get(a, (0, 0)) if size > 1 else (0, 0) for a, size in zip(axes(name, x), x.shape, strict=True)]
         return jnp.pad(x, sides) if any(map(any, sides)) else x
 
     def _part(self, letters: str, x: jax.Array, at: jax.Array) -> tuple[list[Any], list[int]]:
-        """The start and the size of what belongs to a tile; axes of size 1 belong to all."""
+        """Start and size of a tile's part of `x`; all tiles share axes of size 1."""
         offset = at[1] - at[0] + self.padded[0] - self.queries
         parts = {"t": (at[0], self.queries), "s": (at[1], self.keys), "n": (offset, self.queries + self.keys - 1)}
         all_of = {size: (np.int32(0), size) for size in x.shape}
@@ -105,11 +105,11 @@ class Grid:
         return [start for start, _ in own], [size for _, size in own]
 
     def cut(self, letters: str, x: jax.Array, at: jax.Array) -> jax.Array:
-        """What belongs to a tile."""
+        """A tile's part of `x`."""
         return jax.lax.dynamic_slice(x, *self._part(letters, x, at)) if x.ndim else x
 
     def add(self, letters: str, total: jax.Array, part: jax.Array, at: jax.Array) -> jax.Array:
-        """`total` with the part of a tile added."""
+        """`total` plus a tile's part."""
         if not total.ndim:
             return total + part
         start, size = self._part(letters, total, at)
@@ -117,7 +117,7 @@ class Grid:
         return jax.lax.dynamic_update_slice(total, now, start)
 
     def call(self, arrays: Arrays, fixed: Arrays, at: jax.Array) -> AttentionCall:
-        """A tile, whose arrays are given, as a call of its own; all that limits it becomes a mask."""
+        """A tile with its arrays as a call; masks, causality, window and packed sequences become one mask."""
         fixed = {name: self.cut(axes(name, x), x, at) for name, x in fixed.items()}
         ahead = at[1] + jnp.arange(self.keys) - (at[0] + jnp.arange(self.queries) + self.s - self.t)[:, None]
         limits = [at[1] + jnp.arange(self.keys) < self.s] if self.padded[1] != self.s else []
@@ -139,7 +139,7 @@ def axes(name: str, x: jax.Array) -> str:
 # ---------------------------------------------------------------------------------------------------- sums over tiles
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _sum(run: Run, grid: Grid, out: str, arrays: Arrays, fixed: Arrays) -> jax.Array:
-    """What `run` makes of every tile, added up; `out` are the axes of it."""
+    """The sum over tiles of the results of `run`, whose axes are `out`."""
 
     def tile(at: jax.Array) -> jax.Array:
         return run(grid.call({name: grid.cut(axes(name, x), x, at) for name, x in arrays.items()}, fixed, at))
@@ -147,7 +147,7 @@ def _sum(run: Run, grid: Grid, out: str, arrays: Arrays, fixed: Arrays) -> jax.A
     like = jax.eval_shape(tile, jax.ShapeDtypeStruct((2,), np.int32))
     sizes = [grid.padded[0] if a == "t" else size for a, size in zip(out, like.shape, strict=True)]
     of_heads = jnp.zeros_like(arrays["q"], jnp.promote_types(like.dtype, jnp.float32)).sum((1, 3))
-    nothing = jnp.broadcast_to(of_heads[:, None, :, None], sizes)  # sharded as the queries are
+    nothing = jnp.broadcast_to(of_heads[:, None, :, None], sizes)  # sharded like the queries
     return jax.lax.scan(
         lambda total, at: (grid.add(out, total, tile(at), at), None), nothing, jnp.asarray(grid.places())
     )[0]
@@ -177,7 +177,7 @@ _sum.defvjp(_sum_forward, _sum_backward)
 # --------------------------------------------------------------------------------------------- softmax over all keys
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _total(logits: Logits, grid: Grid, arrays: Arrays, fixed: Arrays) -> jax.Array:
-    """(b h t) log of the sum of exp of what `logits` gives over the keys that each query may see; 0 if none."""
+    """(b h t) log-sum-exp of `logits` over the visible keys of each query; 0 without visible keys."""
 
     def tile(at: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         return logits(grid.call({name: grid.cut(axes(name, x), x, at) for name, x in arrays.items()}, fixed, at))
@@ -212,7 +212,7 @@ def _total_backward(logits: Logits, grid: Grid, saved: tuple[Arrays, Arrays], dt
 
 
 def _shares(logits: Logits, x: AttentionCall) -> jax.Array:
-    """(b h t): the part of the softmax that is in a tile; its gradient by the scores is that of the total."""
+    """(b h t): the tile's part of the softmax's sum; its gradient by the scores is that of the total."""
     return softmax_visible(*logits(x), 3, x.total).sum(-1)
 
 
@@ -225,9 +225,10 @@ def _nothing(x: AttentionCall) -> dict[str, Logits]:
 
 
 def blocked(reference: Run, rows: Rows = _nothing, preferred: Callable[[AttentionCall], bool] | None = None) -> Impl:
-    """The impl of an op whose reference that is, with the softmaxes over keys that it needs.
+    """The tiled impl of an op, from its reference and the softmaxes over keys in it.
 
-    It takes everything the reference takes.  Static and hashable: it is compiled once per shape also without jit.
+    It takes every call that the reference takes.  It is static and hashable, so it is compiled once per shape even
+    without jit.
     """
 
     def forward(x: AttentionCall) -> jax.Array:
@@ -241,7 +242,7 @@ def large(x: AttentionCall) -> bool:
 
     Forward and backward, CPU seconds of the reference over those of tiles (one core, float32, 8 heads).  HYLA, causal:
     0.8 at b = 8, t = 128, d = 16; 2.5 at b = 1, t = 512, d = 16 (full: 1.5; softmax: 3.9); 4.1 at t = 1024, d = 32.
-    Softmax attention: 3.1 and 3.2 at the last two.  Nothing was measured on a GPU.
+    Softmax attention: 3.1 and 3.2 at the last two.  Not measured on a GPU.
     """
     t, s = x.lengths
     return x.q.shape[0] * t * s >= 1 << 18
@@ -263,7 +264,7 @@ def _forward(reference: Run, rows: Rows, sizes: tuple[int, int, int], x: Attenti
 
 
 def tile_sizes(x: AttentionCall, most: int, small: int, numbers: int) -> tuple[int, int]:
-    """(queries, keys) of a tile: as even as possible, the wider halved while there are too many numbers."""
+    """(queries, keys) of a tile: tiles of nearly equal size; the larger side is halved until the numbers fit."""
     b, _, h, _ = x.q.shape
     relations = 0 if x.q_rel is None else x.q_rel.shape[2]
     width = max(h, x.v.shape[-1], relations, h * x.v.shape[-1] if x.value_weight is not None else 0)

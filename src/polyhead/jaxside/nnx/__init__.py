@@ -4,8 +4,8 @@
     model = nnx.Transformer(config)                       # a polyhead.TransformerConfig
     model(inputs)                                         # under jax.jit or nnx.jit, nnx.grad, ...
 
-Parameters have the names, shapes and layouts ([out, in]) of the PyTorch modules: `convert.py` brings them over.  Each
-module draws its own from `rngs` (nnx.Rngs); dropout is there where a call is given `rngs`, and only there.
+Parameters have the names, shapes and layouts ([out, in]) of the PyTorch modules; `convert.py` copies them.  Each module
+draws its parameters from `rngs` (nnx.Rngs).  Dropout is active only if a call is given `rngs`.
 """
 
 from typing import TYPE_CHECKING

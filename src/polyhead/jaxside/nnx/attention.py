@@ -25,16 +25,16 @@ from polyhead.jaxside.rope import rope
 
 WHO = "MultiHeadAttention"
 Symbols = Sequence[Array | None] | None
-"""For each group its symbols (b|1 s m), a table (2 distance + 1, m) if relative, or None."""
+"""For each group its symbols (b|1 s m), a table (2 distance + 1, m) by offset, or None."""
 
 
 class MultiHeadAttention(nnx.Module):
     """Self- or cross-attention with any mixture of heads.
 
     Arguments are those of `polyhead.MultiHeadAttention`; `rngs` (default: nnx.Rngs(0)) draws the parameters by the
-    preset `init`.  There is neither a cache nor `cu_seqlens` here.
+    preset `init`.  There is no cache and no `cu_seqlens`.
 
-    Raises ValueError for heads that do not fit the width, and for what exists in PyTorch only.
+    Raises ValueError for heads that do not match the width, and for options that exist in PyTorch only.
     """
 
     relative: RelativePositionBias | AlibiBias | None
@@ -103,12 +103,12 @@ class MultiHeadAttention(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_code: bool = False,
     ) -> Any:
-        """y (b t m) of x (b t m) and, in its place as what is looked at, context (b s m); with `return_code` also the
-        code of all pairs (b h t s), before dropout.
+        """y (b t m) from queries x (b t m) and keys and values from `context` (b s m), or from x if it is None; with
+        `return_code` also the code of all pairs (b h t s), before dropout.
 
-        `mask` is boolean, True where looking is allowed, and broadcasts to (b h t s).  `bias` adds to the scores:
-        (b|1 h|1 t s), or by offset (h, t+s-1).  `positions` (b|1 t) are those of x, by default 0, 1, ...  `keep`
-        (b|1 h|1 t s) multiplies the code; with `rngs` it is drawn anew, at the layer's rate of dropout.
+        `mask` is boolean, True where a query may attend to a key, and broadcasts to (b h t s).  `bias` is added to the
+        scores: (b|1 h|1 t s), or by offset (h, t+s-1).  `positions` (b|1 t) are those of x, by default 0, 1, ...
+        `keep` (b|1 h|1 t s) multiplies the code; with `rngs` it is drawn at the layer's dropout rate.
         """
         source = x if context is None else context
         self._check(x, source, mask, bias, keep)
@@ -152,7 +152,7 @@ class MultiHeadAttention(nnx.Module):
             raise ValueError(f"{WHO}: {max(wanted[2:])} positions but max_length is {self.max_length}")
 
     def _project(self, x: Array, source: Array) -> list[Made]:
-        """What each group takes of the joint projection."""
+        """Each group's part of the joint projection."""
         ends = list(accumulate(self.widths))
         if x is source:
             parts = jnp.split(self.qkv(x), ends[:2], -1)
@@ -193,7 +193,7 @@ class MultiHeadAttention(nnx.Module):
         before: Made,
         where: tuple[Array | None, Array | None],
     ) -> Made:
-        """What the function of group `i` reads."""
+        """The arrays for the function of group `i`."""
         made, (t, s) = dict(rows), (x.shape[1], source.shape[1])
         if isinstance(group, SymbolGroup):
             assert symbols is not None
@@ -210,7 +210,7 @@ class MultiHeadAttention(nnx.Module):
         return made
 
     def _place(self, which: int, rows: Array, positions: Array | None) -> Array:
-        """Normalise and turn the queries (`which` even) or keys (odd) of group `which` // 2."""
+        """Normalise and rotate the queries (`which` even) or keys (odd) of group `which` // 2."""
         rows = self.qk_norms[which](rows) if len(self.qk_norms) else rows
         if self.rotary is None:
             return rows
@@ -242,7 +242,7 @@ class MultiHeadAttention(nnx.Module):
         *,
         self_attention: bool,
     ) -> dict[str, Any]:
-        """Who may look at whom.  A window between given positions becomes part of the mask."""
+        """The mask and the window of the op.  With given positions the window becomes a part of the mask."""
         limits = {"mask": mask, "causal": self.causal, "window": self.window}
         if self.window is None or (queries is None and (self.causal or self_attention or t == s)):
             return limits
@@ -277,7 +277,7 @@ def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
 
 
 def _of(array: Array | None, first: int, last: int) -> Array | None:
-    """The heads `first` to `last` of a bias (b h t s) or (h t+s-1), a mask of 1 to 4 dimensions or a dropout mask."""
+    """Heads `first` to `last` of a bias (b h t s) or (h t+s-1), a mask of 1 to 4 dimensions or a dropout mask."""
     if array is None or array.ndim == 1:
         return array
     if array.ndim == 2:

@@ -1,4 +1,4 @@
-"""Parts of the Flax NNX modules: parameters under the names and in the layout of the PyTorch modules, [out, in].
+"""Parts of the Flax NNX modules, with the names and layouts ([out, in]) of the PyTorch modules' parameters.
 
 Linear(x) = W x + b        Norm(x)   = layer_norm(x) or rms_norm(x)
 MLP(x)    = W_down act(W_up x)        SwiGLU(x) = W2 (silu(W1 x) * W3 x)
@@ -17,15 +17,15 @@ from polyhead.spec.numbers import swiglu_width
 from polyhead.spec.shapes import one_of
 
 TRUNCATION = 0.87962566103423978
-"""Standard deviation of a unit normal cut at +-2."""
+"""Standard deviation of a unit normal truncated at +-2."""
 
 
 class Fixed(nnx.Variable):
-    """What is kept with the parameters but not learned."""
+    """A variable that is saved with the parameters but not learned."""
 
 
 class Draw:
-    """How parameters begin: by one of the presets of a model, "cs336" or "hyla", from a stream of random keys."""
+    """Initial parameters by a preset, "cs336" or "hyla", from a stream of random keys."""
 
     def __init__(self, rngs: nnx.Rngs | None, preset: str = "cs336", dtype: Any = jnp.float32) -> None:
         self.rngs, self.dtype = nnx.Rngs(0) if rngs is None else rngs, dtype
@@ -44,11 +44,11 @@ class Draw:
         return nnx.Param(self._values(shape, shape[-1], shape[-2]))
 
     def joint(self, rows: Sequence[int], inputs: int) -> nnx.Param:
-        """Several weights one above the other, each as if it were alone; `rows` of each."""
+        """Several weights stacked along their rows, each drawn as if alone; `rows` has the rows of each."""
         return nnx.Param(jnp.concatenate([self._values((n, inputs), inputs, n) for n in rows]))
 
     def table(self, count: int, dim: int) -> nnx.Param:
-        """The embeddings of tokens."""
+        """A table of token embeddings."""
         return (
             self.normal(count, dim, std=dim**-0.5)
             if self.preset == "hyla"
@@ -60,23 +60,23 @@ class Draw:
         return nnx.Param(std * jax.random.normal(self.rngs.params(), shape, self.dtype))
 
     def uniform(self, *shape: int, bound: float) -> nnx.Param:
-        """Uniform within `bound` of 0."""
+        """Uniform between -bound and bound."""
         return nnx.Param(jax.random.uniform(self.rngs.params(), shape, self.dtype, -bound, bound))
 
     def full(self, value: float, size: int) -> nnx.Param:
-        """One number over and over."""
+        """A constant."""
         return nnx.Param(jnp.full(size, value, self.dtype))
 
 
 class Identity(nnx.Module):
-    """What comes in goes out."""
+    """Returns its input."""
 
     def __call__(self, x: Array) -> Array:
         return x
 
 
 class Linear(nnx.Module):
-    """`W x + b` with W [out, in]; `rows`: of several maps that are one above the other."""
+    """`W x + b` with W [out, in]; `rows`: the rows of each of several stacked maps."""
 
     bias: nnx.Param | None
 

@@ -1,7 +1,8 @@
-"""Head groups as NNX modules: the function of a mechanism with the parameters that are its own.
+"""Head groups as NNX modules: the function of a mechanism with its own parameters.
 
-A group reads queries (b t h d), keys (b s g d) and values (b s g e) of the layer's joint projection; those whose values
-are symbols map them with `value`, and what they relate with `q_rel` and `k_rel`.  Names as in `polyhead.layers`.
+A group reads queries (b t h d), keys (b s g d) and values (b s g e) from the layer's joint projection.  In a group
+whose values are symbols, `value` maps symbols, and `q_rel` and `k_rel` map tokens.  Names are those of
+`polyhead.layers`.
 """
 
 from collections.abc import Callable
@@ -31,15 +32,15 @@ CODES: dict[type, Callable[[AttentionCall], jax.Array]] = {
     config.Disentangled: disentangled_code,
     config.Abstractor: abstractor_code,
 }
-"""Mechanism -> the code of a call, by the function that its reference calls."""
+"""Mechanism -> the code function of its reference."""
 
 Made = dict[str, Array]
 
 
 def code(self: Any, q: Array, k: Array, limits: dict[str, Any]) -> Array:
-    """The code of all pairs (b h t s), by the function that the output is made with.
+    """The code of all pairs (b h t s), by the function that computes the output.
 
-    ValueError for a subclass that computes something else and has no `code` of its own.
+    Raises ValueError for a subclass with its own `__call__` and without its own `code`.
     """
     if type(self).__call__.__module__ != __name__:
         who = type(self).__name__
@@ -50,7 +51,7 @@ def code(self: Any, q: Array, k: Array, limits: dict[str, Any]) -> Array:
 
 
 class ValueHeads(nnx.Module):
-    """Softmax, linear and HYLA heads: their values are tokens.  `value_weight`: of a deep HYLA."""
+    """Softmax, linear and HYLA heads, whose values come from tokens.  `value_weight` is for a deep HYLA."""
 
     value_weight: nnx.Param | None
     symbol_dim = None
@@ -73,7 +74,7 @@ class ValueHeads(nnx.Module):
 
 
 class HiddenMaps(nnx.Module):
-    """Queries and keys as linear maps of a hidden layer, `gelu(W x + b)`."""
+    """Queries and keys by an MLP: linear maps of the hidden layer `gelu(W x + b)`."""
 
     def __init__(self, width: int, hidden: int, sizes: Sizes, draw: Draw, *, bias: bool) -> None:
         self.features = Linear(width, hidden, draw)
@@ -87,7 +88,7 @@ class HiddenMaps(nnx.Module):
 class SymbolGroup(nnx.Module):
     """Relational, disentangled and Abstractor heads: their values are symbols of width `symbol_dim`.
 
-    `symbol_std`: the standard deviation that symbols begin with, by which relation weights are balanced.
+    `symbol_std`: the initial standard deviation of symbols, used to balance the relation weights.
     """
 
     q_rel: Linear | None
@@ -113,7 +114,7 @@ class SymbolGroup(nnx.Module):
         self.relation_weight = self._weight(mechanism, draw, symbol_std) if relational else None
 
     def _weight(self, mechanism: Any, draw: Draw, symbol_std: float) -> nnx.Param:
-        """As `RelationalHeads.reset_parameters` of `polyhead.layers` fills it."""
+        """`relation_weight`, initialised as by `RelationalHeads.reset_parameters` of `polyhead.layers`."""
         e, r, init = self.sizes.value_dim, self.relations, mechanism.relation_init
         shape = (self.sizes.heads, e, r)
         if init != "balanced":
@@ -128,16 +129,16 @@ class SymbolGroup(nnx.Module):
         return nnx.Param(draw.normal(*shape)[...] * std)
 
     def features(self, x: Array) -> Array:
-        """What relations (and, of hidden features, queries and keys) are linear maps of."""
+        """The tokens or their hidden features, from which relations (and hidden queries and keys) are mapped."""
         return x if self.hidden is None else self.hidden(x)
 
     def receive(self, f: Array) -> Made:
-        """q_rel (b t r p), of hidden features also q (b t h d)."""
+        """q_rel (b t r p); with hidden features also q (b t h d)."""
         made = {} if self.hidden is None else {"q": _split(self.hidden.q(f), self.sizes.heads)}
         return made if self.q_rel is None else made | {"q_rel": _split(self.q_rel(f), self.relations)}
 
     def send(self, f: Array) -> Made:
-        """k_rel (b s r|g p), of hidden features also k (b s g d)."""
+        """k_rel (b s r|g p); with hidden features also k (b s g d)."""
         made = {} if self.hidden is None else {"k": _split(self.hidden.k(f), self.sizes.kv_heads)}
         if self.q_rel is None:
             return made
@@ -146,7 +147,7 @@ class SymbolGroup(nnx.Module):
         return made | {"k_rel": _split(k_rel, self.sizes.kv_heads if own else self.relations)}
 
     def values(self, symbols: Array) -> Array:
-        """Symbols, by key or a table of them, as the heads read them (... g e)."""
+        """The mapped symbols of the heads (... g e), from symbols by key or from a table by offset."""
         return _split(self.value(symbols), self.sizes.kv_heads)
 
     def __call__(self, made: Made, limits: dict[str, Any]) -> Array:
@@ -168,7 +169,7 @@ def _split(x: Array, parts: int) -> Array:
 
 
 def _relations(mechanism: config.SymbolHeads, sizes: Sizes) -> tuple[int, int]:
-    """How many relations, and how wide each is."""
+    """The number and the width of relations."""
     h, e = sizes.heads, sizes.value_dim
     if isinstance(mechanism, config.Relational):
         count = mechanism.relations or h

@@ -1,4 +1,4 @@
-"""The block and the transformer as Flax NNX modules, of the same `TransformerConfig` as the PyTorch ones.
+"""The block and the transformer as Flax NNX modules, from the same `TransformerConfig` as the PyTorch modules.
 
 x = inputs(tokens or vectors) (+ positions);   x = block_1(x) ... block_l(x);   outputs(norm(x))
 
@@ -23,7 +23,7 @@ WHO = "polyhead.jaxside.nnx.Transformer"
 
 
 class TransformerBlock(nnx.Module):
-    """Attention and a feed-forward layer, each around a residual; arguments as of `polyhead.TransformerBlock`."""
+    """Attention and a feed-forward layer, each with a residual; the arguments of `polyhead.TransformerBlock`."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class TransformerBlock(nnx.Module):
         dtype: Any = jnp.float32,
     ) -> None:
         self.pre = one_of("TransformerBlock", "norm_order", norm_order, ("pre", "post")) == "pre"
-        draw = Draw(None, dtype=dtype)  # norms begin as they are
+        draw = Draw(None, dtype=dtype)  # for norms, which draw nothing
         self.norm1 = Norm(attention.dim, draw, kind=norm, eps=norm_eps)
         self.attention = attention
         self.norm2 = Norm(attention.dim, draw, kind=norm, eps=norm_eps)
@@ -55,7 +55,7 @@ class TransformerBlock(nnx.Module):
         symbols: Symbols = None,
         rngs: nnx.Rngs | None = None,
     ) -> Array:
-        """(b t m) of x (b t m); arguments as of `MultiHeadAttention`.  With `rngs` there is dropout."""
+        """(b t m) from x (b t m); the arguments of `MultiHeadAttention`.  With `rngs` dropout is active."""
         how: dict[str, Any] = {"mask": mask, "positions": positions, "keep": keep, "symbols": symbols, "rngs": rngs}
         if self.pre:
             x = x + dropped(self.attention(self.norm1(x), **how), self.dropout, rngs)
@@ -68,7 +68,7 @@ class TransformerBlock(nnx.Module):
 
 
 class TokenInput(nnx.Module):
-    """Tokens (b t) through a table; `factor` times its rows."""
+    """Tokens (b t) through a table whose rows are multiplied by `factor`."""
 
     def __init__(self, end: config.Tokens, dim: int, draw: Draw) -> None:
         self.count, self.factor = end.count, dim**0.5 if end.scaled else 1.0
@@ -152,10 +152,10 @@ class Transformer(nnx.Module):
         tail: int | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Array:
-        """(b t c) of tokens (b t) or vectors (b t c): at the last `tail` positions only if that is given.
+        """Outputs (b t c) for tokens (b t) or vectors (b t c); with `tail`, only those of the last `tail` positions.
 
-        `mask` (b t) is True at real tokens; `positions` (b|1 t) are 0, 1, ... by default.  With `rngs`, whose stream
-        "dropout" is read, there is dropout.
+        `mask` (b t) is True at real tokens; `positions` (b|1 t) are 0, 1, ... by default.  With `rngs` dropout is
+        active; it reads the stream "dropout".
         """
         x = self.inputs(inputs)
         b, t = x.shape[:2]
@@ -184,7 +184,7 @@ class Transformer(nnx.Module):
         made: dict[int, Array],
         positions: Array | None,
     ) -> Symbols:
-        """What each group of a block reads; what is asked once is kept in `made`."""
+        """The symbols of each group of a block; `made` keeps those of sources that are called once per model."""
         given: dict[tuple[bool, int], Array] = {}
         for read in reads:
             if read is None or read in given:
@@ -200,7 +200,7 @@ class Transformer(nnx.Module):
 
 
 def check(settings: config.TransformerConfig) -> None:
-    """Raise a ValueError that names the first option that exists in PyTorch only."""
+    """Raise ValueError for the first option that exists in PyTorch only."""
     kinds: dict[str, tuple[Any, ...]] = {
         "inputs": (config.Tokens, config.Vectors),
         "outputs": (config.Logits, config.Values),
@@ -216,7 +216,7 @@ def check(settings: config.TransformerConfig) -> None:
 
 
 def _sources(settings: config.TransformerConfig, draw: Draw) -> tuple[list[Any], list[list[Any]], Any, Any]:
-    """Shared sources of symbols, those of each layer, which of them each group reads, which shared are asked once."""
+    """Shared sources of symbols, those of each layer, the source of each group, which shared ones are called once."""
     shared: list[Any] = []
     own: list[list[Any]] = [[] for _ in range(settings.layers)]
     known: dict[Any, tuple[bool, int]] = {}

@@ -1,6 +1,6 @@
-"""Where a token is, for the NNX modules: T5 relative bias, ALiBi, vectors that are added to the inputs.
+"""Position encodings of the NNX modules: T5 relative bias, ALiBi, vectors that are added to the inputs.
 
-A bias comes by offset, (h t+s-1): column j - i + t - 1 is that of key j for query i; or between given positions, dense.
+A bias is by offset, (h t+s-1), with column j - i + t - 1 for query i and key j; between given positions it is dense.
 """
 
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ class RelativePositionBias(nnx.Module):
         self.table = draw.normal(heads, buckets, std=buckets**-0.5)
 
     def __call__(self, distance: Array) -> Array:
-        """(h ...) of `distance` (...), query position - key position."""
+        """The bias (h ...) for each `distance` (...) = query position - key position."""
         reach = max(self.kind[:2])
         bucket = jnp.asarray(bucket_table(*self.kind), dtype=jnp.int32)[jnp.clip(distance, -reach, reach) + reach]
         return self.table[...][:, bucket]
@@ -41,7 +41,7 @@ class AlibiBias(nnx.Module):
         self.slopes = tuple(alibi_slopes(heads))
 
     def __call__(self, distance: Array) -> Array:
-        """(h ...) of `distance` (...), query position - key position."""
+        """The bias (h ...) for each `distance` (...) = query position - key position."""
         return -jnp.array(self.slopes).reshape(-1, *(1,) * distance.ndim) * jnp.abs(distance)
 
 
@@ -66,14 +66,14 @@ class SinusoidalPositions(nnx.Module):
     def __call__(self, positions: Array) -> Array:
         angles = np.arange(self.max_length)[:, None] * 1e4 ** (np.arange(0, self.dim, 2) / -self.dim)
         table = np.stack((np.sin(angles), np.cos(angles)), -1).reshape(self.max_length, self.dim)
-        return jnp.asarray(table)[positions]  # in 64 bits where JAX has them
+        return jnp.asarray(table)[positions]  # in float64 if JAX has it
 
 
 def bias_of(relative: RelativePositionBias | AlibiBias, t: int, s: int, offset: int) -> Array:
-    """By offset; `offset` is query 0's position minus key 0's."""
+    """The bias by offset; `offset` is the position of query 0 minus that of key 0."""
     return relative(offset + t - 1 - jnp.arange(t + s - 1))
 
 
 def bias_between(relative: RelativePositionBias | AlibiBias, queries: Array, keys: Array) -> Array:
-    """(b|1 h t s) between positions (b|1 t) and (b|1 s)."""
+    """The bias (b|1 h t s) between positions (b|1 t) and (b|1 s)."""
     return jnp.moveaxis(relative(queries[..., :, None] - keys[..., None, :]), 0, -3)

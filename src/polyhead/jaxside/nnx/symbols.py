@@ -1,10 +1,11 @@
-"""Where relational heads take their symbols from, as NNX modules: see `polyhead.layers.symbols`.
+"""Sources of symbols for relational heads, as NNX modules: see `polyhead.layers.symbols`.
 
     symbolic     s_i = sum_n softmax_n(query(x_i) . template_n / sqrt(d)) library_n             each head its own part
     position     s_i = table_i
     relative     s_ij = table_(j - i), clipped
 
-Called with the stream (b s m), a source gives symbols by key (b|1 s dim), or the table (2 distance + 1, dim).
+A source is called with the residual stream (b s m).  It returns symbols by key (b|1 s dim), or a table by offset
+(2 distance + 1, dim).
 """
 
 import math
@@ -18,11 +19,11 @@ from polyhead.jaxside.latent_code import Array
 from polyhead.jaxside.nnx.components import Draw, Fixed, Linear
 
 HEADS = 4
-"""Heads of symbolic attention by default, where they divide the widths."""
+"""Default number of heads of symbolic attention, if it divides the widths."""
 
 
 class SymbolicAttention(nnx.Module):
-    """Every token picks from a library of learned symbols, by softmax attention over their templates."""
+    """Each token retrieves from a library of learned symbols, by softmax attention over their templates."""
 
     library: nnx.Variable
 
@@ -37,7 +38,7 @@ class SymbolicAttention(nnx.Module):
         self.library = library if source.trainable else Fixed(library[...])
 
     def __call__(self, x: Array, positions: Array | None = None) -> Array:
-        """Symbols (b s dim), of each token by itself."""
+        """Symbols (b s dim) of each token, which depend on no other token."""
         q, templates, library = (
             a.reshape(*a.shape[:-1], self.heads, -1) for a in (self.query(x), self.templates[...], self.library[...])
         )
@@ -53,7 +54,7 @@ class PositionSymbols(nnx.Module):
         self.table = draw.normal(max_length, width)
 
     def __call__(self, x: Array, positions: Array | None = None) -> Array:
-        """The symbols of positions 0, 1, ..., one for the whole batch, or of `positions`."""
+        """The symbols (1 s dim) of positions 0, 1, ..., shared by the batch, or those of `positions`."""
         if positions is not None:
             return self.table[...][positions]
         if x.shape[1] > self.max_length:
@@ -71,7 +72,7 @@ class RelativeSymbols(nnx.Module):
         self.table = draw.uniform(rows, width, bound=(6.0 / (rows + width)) ** 0.5)
 
     def __call__(self, x: Array, positions: Array | None = None) -> Array:
-        """The table; `x` only says how far it must reach."""
+        """The table by offset; `x` only gives the length."""
         if self.longest is not None and x.shape[1] > self.longest:
             raise ValueError(
                 f"RelativeSymbols: {x.shape[1]} positions but max_length is {self.longest}: give distance= to clip "
@@ -84,7 +85,7 @@ SymbolModule = SymbolicAttention | PositionSymbols | RelativeSymbols
 
 
 def build_symbols(source: config.Symbols, dim: int, max_length: int, draw: Draw) -> SymbolModule:
-    """The module of a source of symbols; ValueError for one that JAX does not have."""
+    """The module of a source of symbols.  Raises ValueError for one that exists in PyTorch only."""
     width = source.dim or dim
     if isinstance(source, config.PositionSymbols):
         return PositionSymbols(width, max_length, draw)
@@ -96,7 +97,7 @@ def build_symbols(source: config.Symbols, dim: int, max_length: int, draw: Draw)
 
 
 def by_offset(table: Array, t: int, s: int, first: int) -> Array:
-    """Rows of a table by clipped offset: row j - i + t - 1 is that of key j for query i, token `first` + i."""
+    """Rows of a table by clipped offset: row j - i + t - 1 for query i, which is token `first` + i, and key j."""
     distance = table.shape[0] // 2
     offset = jnp.arange(1 - t - first, s - first)
     return table[jnp.clip(offset, -distance, distance) + distance]
