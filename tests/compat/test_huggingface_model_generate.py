@@ -149,7 +149,7 @@ def test_the_cache():
         cache.batch_select_indices(torch.tensor([3]))
         wanted = model(torch.cat((ids[1:], ids[1:, :1]), 1)).logits[:, -1:]
         assert_close(model(ids[1:, :1], past_key_values=cache).logits, wanted)
-    with pytest.raises(ValueError, match=r"^PolyheadCache: the cache of one sequence cannot become that of 2: "):
+    with pytest.raises(ValueError, match=r"^Cache: the cache of one sequence cannot become that of 2: "):
         cache.batch_repeat_interleave(2)
     with pytest.raises(
         ValueError, match=r"^PolyheadCache: crop takes minus the number of tokens to forget but 1 came$"

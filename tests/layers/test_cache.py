@@ -148,7 +148,7 @@ def test_it_keeps_what_it_must_and_no_more():
         assert cache.last("x", torch.full((1, 2, 3), float(i)), 3).shape[1] == min(2 * i, 3) + 2
     assert cache.last("x", torch.zeros(1, 1, 3), 3)[0, :, 0].tolist() == [3, 4, 4, 0]
     cache.extend("k", torch.zeros(2, 3, 4))
-    with pytest.raises(ValueError, match=r"of k is \(b s \.\.\.\) = \(2, 3, 4\) but what is new \(1, 1, 4\)"):
+    with pytest.raises(ValueError, match=r"stored k is \(b s \.\.\.\) = \(2, 3, 4\) but new k is \(1, 1, 4\)"):
         cache.extend("k", torch.zeros(1, 1, 4))
 
 
@@ -253,3 +253,34 @@ def test_padding_stays_hidden():
     assert_close(layer(x[:, 4:], cache=cache[0])[1:], layer(x, mask=mask[:, None, None])[1:, 4:])
     with pytest.raises(ValueError, match="Cache: 2 sequences were wanted but 1 came"):
         cache.expect(None, x[:1])
+
+
+@pytest.mark.parametrize("mixture", zoo.EVERY)
+def test_sequences_in_another_order(mixture):
+    """The rows of a beam search: some go on twice, some end.  Positions and symbols that all share stay."""
+    layer = make(zoo.EVERY[mixture], causal=True, positions=Rotary())
+    x, rows = torch.randn(4, 6, M, dtype=F64), torch.tensor([2, 0, 0])
+    cache = Cache(1)
+    cache.reorder(rows)  # nothing yet
+    mask = torch.tensor([[True, True], [False, True], [True, True], [False, True]])
+    for a, b in ((0, 2), (2, 4)):
+        cache.expect(None if a else mask, x[:, a:b])
+        layer(x[:, a:b], cache=cache[0])
+    cache.reorder(rows)
+    cache.expect(None, x[rows, 4:])
+    wanted = layer(x[rows], mask=torch.cat((mask[rows], torch.ones(3, 4, dtype=torch.bool)), 1)[:, None, None])
+    assert_close(layer(x[rows, 4:], cache=cache[0]), wanted[:, 4:], atol=1e-10, rtol=1e-10)
+
+
+def test_what_is_kept_of_a_context_is_reordered_too():
+    layer = make([Softmax(2), Relational(2)])
+    x, context, rows = torch.randn(3, 4, M, dtype=F64), torch.randn(3, 5, M, dtype=F64), torch.tensor([1, 1, 0])
+    cache = Cache(1)
+    layer(x[:, :2], context, cache=cache[0])
+    cache.reorder(rows)
+    y = layer(x[rows, 2:], torch.full_like(context, float("nan")), cache=cache[0])
+    assert_close(y, layer(x[rows], context[rows])[:, 2:], atol=1e-10, rtol=1e-10)
+    cache = Cache(1)
+    layer(x[:1], x[:1], cache=cache[0])
+    with pytest.raises(ValueError, match=r"^Cache: the cache of one sequence cannot become that of 3: repeat"):
+        cache.reorder(rows)

@@ -254,6 +254,10 @@ ERRORS = {
         lambda a, x: make([Softmax(2), Relational(3)]),
         "Softmax: 5 heads do not divide the model width 48: give dim= and value_dim= (per head)",
     ),
+    "heads of which one width is given": (
+        lambda a, x: make([Softmax(2, dim=8, value_dim=8), Relational(3, dim=8)]),
+        "Relational: 5 heads do not divide the model width 48: give value_dim= (per head)",
+    ),
 }
 
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from polyhead import config, train
 from polyhead.scale.sweep.engines import LOG
+from polyhead.scale.sweep.job import Job
 from polyhead.scale.sweep.status import status
 from polyhead.train.__main__ import main
 from polyhead.train.stop import HELD, INTERRUPTED, MISTAKE
 from polyhead.train.store.claims import LOCK, claim
-from polyhead.train.store.folder import METRICS
+from polyhead.train.store.folder import METRICS, Result, write_result
 from polyhead.train.store.state import ENDED, State, write_end
 
 
@@ -89,3 +90,23 @@ def test_heads_of_another_kind_are_told_apart(tiny, tmp_path):
     rows = status(runs, tmp_path)
     assert [row["kind"] for row in rows] == ["Softmax", "Hyla"]
     assert all(len(row) == len(rows[0]) for row in rows)
+
+
+def test_a_run_that_another_process_has_finished_shows_its_last_rows(tiny, tmp_path):
+    """Between two looks at the folder, the other process wrote rows and the result."""
+    run = tiny(tmp_path)
+
+    def write(*rows):
+        with open(tmp_path / METRICS, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps({"steps_per_second": 4.0, **row}) + "\n" for row in rows)
+
+    for then in (Job.ready, Job.look):
+        write({"kind": "train", "step": 1, "loss": 0.75})
+        job = Job(run, tmp_path)
+        assert (job.step, job.outcome) == (1, None)
+        write({"kind": "train", "step": 12, "loss": 0.25}, {"kind": "eval", "step": 12, "split": "iid", "r2": 0.5})
+        write_result(Result(run.name, config.digest(run), 12, 6.0, 1, {}, "", {}, tmp_path))
+        then(job)
+        assert job.text() == "loss 0.2500  iid r2 0.500  done in 0:06"
+        for name in (METRICS, "result.json"):
+            (tmp_path / name).unlink()

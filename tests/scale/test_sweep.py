@@ -126,8 +126,13 @@ def test_two_sweeps_share_one_folder(tiny: Tiny, tmp_path: pathlib.Path):
 )
 def test_workers_share_the_cores(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: Any, runs, workers, threads, wanted):
     monkeypatch.setattr(os, "sched_getaffinity", lambda who: set(range(8)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     engine = engine_local.Local()
     assert (engine.open([tiny("unused")] * runs, tmp_path, workers, threads), engine.threads) == wanted
+    for given, most in (("1", 1), ("3", 3), ("99", 99), ("", 99), ("2,2", 99)):
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+        engine.open([tiny("unused")] * runs, tmp_path, workers, threads)
+        assert engine.threads == (threads or min(most, wanted[1]))
     monkeypatch.setattr(engine_local, "_on_cpu", lambda runs: False)  # where each takes the whole device
     assert engine.open([tiny("unused")] * runs, tmp_path, None, None) == 1
 

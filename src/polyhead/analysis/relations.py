@@ -33,6 +33,10 @@ class GroupLook:
     relations: Float[Array, "r t s"] | None
     assignments: Float[Array, "s _ n"] | None
 
+    def __repr__(self) -> str:
+        arrays = {"attention": self.attention, "relations": self.relations, "assignments": self.assignments}
+        return f"{self.kind}: " + ", ".join(f"{name} {a.shape}" for name, a in arrays.items() if a is not None)
+
 
 @dataclass(frozen=True)
 class LayerLook:
@@ -42,6 +46,9 @@ class LayerLook:
     receivers: Names
     senders: Names
     groups: tuple[GroupLook, ...]
+
+    def __repr__(self) -> str:
+        return f"LayerLook({self.name}: {'; '.join(map(repr, self.groups))})"
 
 
 def look(

@@ -66,10 +66,11 @@ class Mechanism(Checked):
 
         Raises ValueError where one needs that and the heads do not divide the model width.
         """
-        if width % total_heads and None in (self.dim, self.value_dim):
+        missing = [f"{name}=" for name in ("dim", "value_dim") if getattr(self, name) is None]
+        if width % total_heads and missing:
             raise ValueError(
                 f"{type(self).__name__}: {total_heads} heads do not divide the model width {width}: "
-                "give dim= and value_dim= (per head)"
+                f"give {' and '.join(missing)} (per head)"
             )
         return self.dim or width // total_heads, self.value_dim or width // total_heads
 

@@ -68,6 +68,25 @@ class LayerCache:
         kept += [] if self.real is None else [self.real]
         return sum(tensor.nbytes for tensor in kept) + (0 if self._cross is None else self._cross.nbytes)
 
+    @property
+    def batch(self) -> int:
+        """Sequences of which it keeps something; 0 while it is empty."""
+        kept = [*self._kept.values(), *(tensor for made in self._made.values() for tensor in made.values())]
+        kept += [] if self.real is None else [self.real]
+        return max([tensor.shape[0] for tensor in kept] + [0 if self._cross is None else self._cross.batch], default=0)
+
+    def reorder(self, rows: Tensor, batch: int) -> None:
+        """What `Cache.reorder` says, for one layer of `batch` sequences."""
+
+        def chosen(kept: Tensor) -> Tensor:
+            return kept if kept.shape[0] < batch else kept.index_select(0, rows.to(kept.device))  # less: shared by all
+
+        self._kept = {name: chosen(kept) for name, kept in self._kept.items()}
+        self._made = {name: {part: chosen(kept) for part, kept in made.items()} for name, made in self._made.items()}
+        self.real = None if self.real is None else chosen(self.real)
+        if self._cross is not None:
+            self._cross.reorder(rows, batch)
+
     def last(self, name: Hashable, new: Tensor, count: int | None) -> Tensor:
         """Stored tensors followed by `new` (b t ...); only the last `count` (None: all) stay stored."""
         seen = self.extend(name, new)
@@ -147,6 +166,19 @@ class Cache:
         """
         for layer in self.layers:
             layer.expect(mask, like)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Sequence i becomes what sequence `rows[i]` was: `rows` (n,) are those that go on, of a beam search the beams.
+
+        ValueError where one sequence should become several: what all share could not be told from its own.
+        """
+        batch = max(layer.batch for layer in self.layers)
+        if batch == 1 and len(rows) > 1:
+            raise ValueError(
+                f"Cache: the cache of one sequence cannot become that of {len(rows)}: repeat the inputs instead"
+            )
+        for layer in self.layers:
+            layer.reorder(rows, batch)
 
     def __len__(self) -> int:
         return len(self.layers)

@@ -115,9 +115,9 @@ class Records:
     def cells(self, mark: Callable[[str], str] = "{} *".format, *, states: bool = False) -> list[dict[str, str]]:
         """Table cells: the run, its state (if not all are done, or by `states`), and its score on every split.
 
-        `mark` formats the best score of a split.
+        `mark` formats the best score of a split, in every run that has it.
         """
-        best = self.best()
+        top = {split: record.score(split) for split, record in self.best().items()}
         columns = dict.fromkeys(f"{s} {record.run.task.metric}" for record in self for s in record.scores)
         alike = all(record.state is State.DONE for record in self) and not states
         rows = []
@@ -129,7 +129,7 @@ class Records:
                 if (score := record.score(split)) is not None:
                     error = scores.get(f"{record.run.task.metric}_se")
                     text = f"{score:.3f}" + (f" ± {error:.3f}" if error is not None else "")
-                    row[f"{split} {record.run.task.metric}"] = mark(text) if best.get(split) is record else text
+                    row[f"{split} {record.run.task.metric}"] = mark(text) if score == top.get(split) else text
             rows.append(row)
         return rows
 

@@ -50,7 +50,7 @@ class PolyheadCache(transformers.Cache):
     @property
     def batch_size(self) -> int:
         """Sequences it holds; -1 while it is empty."""
-        return max((kept.shape[0] for layer in self for kept in layer._kept.values()), default=-1)
+        return max(layer.batch for layer in self) or -1
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens it holds, padding included."""
@@ -81,16 +81,8 @@ class PolyheadCache(transformers.Cache):
         self.batch_select_indices(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows `indices`, in that order.  ValueError where one sequence should become several: what it shares
-        with others could not be told from what is its own."""
-        batch = self.batch_size
-        if batch < 0:
-            return
-        if batch == 1 and len(indices) > 1:
-            raise ValueError(
-                f"{WHO}: the cache of one sequence cannot become that of {len(indices)}: repeat the inputs instead"
-            )
-        self._each(lambda kept: kept if kept.shape[0] < batch else kept.index_select(0, indices.to(kept.device)))
+        """Keep the rows `indices`, in that order; ValueError as `Cache.reorder`."""
+        self.memory.reorder(indices)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget so many of the last tokens, counted as a negative number.

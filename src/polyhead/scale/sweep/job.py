@@ -72,6 +72,7 @@ class Job:
         """Write the configuration into the folder; False if there is nothing to train here."""
         self.folder.parent.stat()  # raises while a network share is offline: the sweep waits
         self.holder, self.outcome = None, finished(self.folder, self.digest)
+        self._follow()  # after the result: a run that another process has finished shows its last rows
         if self.outcome is not None:
             return False
         self.begun, self.before = False, self._changed()
@@ -139,8 +140,8 @@ class Job:
 
     def look(self) -> bool:
         """Whether the other process has stopped training the run, with or without a result."""
-        self._follow()
         self.outcome = finished(self.folder, self.digest)
+        self._follow()
         holder = claimed_by(self.folder) if self.outcome is None else None
         self.holder = holder
         return holder is None

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class Local:
-    """Worker processes: by default one per core, or a single one on an accelerator; they share the cores equally."""
+    """Worker processes: by default one per core, or a single one on an accelerator; they share the cores equally.
+
+    No worker has more threads than OMP_NUM_THREADS: on cores that other programs use, threads wait for each other.
+    """
 
     pause, queues = 0.2, False
 
@@ -25,7 +28,9 @@ class Local:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if workers is None:
             workers = max(1, min(cores, len(runs))) if _on_cpu(runs) else 1
-        self.threads = threads or max(1, cores // workers)
+        given = os.environ.get("OMP_NUM_THREADS", "")
+        most = int(given) if given.isdecimal() and int(given) else cores
+        self.threads = threads or max(1, min(most, cores // workers))
         return workers
 
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Handle]:
