@@ -10,12 +10,16 @@ They take measured values, and compute only means and standard errors.
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from polyhead.spec.optional import optional
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Array = np.ndarray
 INK, FAINT = "#24292f", "#6e7781"
@@ -28,7 +32,8 @@ DASHES = ("-.", (0, (1, 1)), (0, (6, 2, 1, 2, 1, 2)), (0, (8, 3)))
 Number = int | float
 Size = tuple[float, float]
 Series = Mapping[str, Mapping[Number, Sequence[Number]]]
-Levels = Mapping[str, Number | Mapping[Number, Number]]
+Level = Number | Mapping[Number, Number]
+Levels = Mapping[str, Level]
 
 
 def results(
@@ -104,7 +109,7 @@ def lines(
         for label, points in series.items():
             _line(axes, points, label, _style(label, labels))
         for name, level in floors.items():
-            _level(axes, level, xs, name, _dash(name, names), log_x)
+            _level(axes, level, xs, name, names, log_x)
         if len(xs) <= 8:
             axes.set_xticks(xs, [f"{x:g}" for x in xs])
             axes.minorticks_off()
@@ -120,7 +125,7 @@ def lines(
     return _save(figure, path)
 
 
-def _logarithmic(axes: Any, xs: Sequence[Number]) -> None:
+def _logarithmic(axes: "Axes", xs: Sequence[Number]) -> None:
     axes.set_xscale("log", subs=(2, 5) if max(xs) < 100 * min(xs) else ())  # few decades: room for labels
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("{x:g}")
@@ -161,8 +166,9 @@ def heat(
         _patches(grid.pop(0), *picture)
     colours = "RdBu_r" if low < 0 < high else "cividis"
     for axes, (title, values, rows, names) in zip(grid, panels, strict=False):
-        look: dict[str, Any] = {"vmin": low, "vmax": high, "cmap": colours, "aspect": "auto"}
-        image = axes.imshow(np.ma.masked_invalid(values), interpolation="nearest", **look)
+        image = axes.imshow(
+            np.ma.masked_invalid(values), colours, aspect="auto", interpolation="nearest", vmin=low, vmax=high
+        )
         _names(axes.yaxis, axes.axhline, rows, grouped)
         _names(axes.xaxis, axes.axvline, names, grouped)
         axes.spines[:].set_visible(False)
@@ -219,41 +225,41 @@ def code_maps(
     return _save(figure, path)
 
 
-def _classes(axes: Any, points: Array, values: Array, names: Mapping[int, str]) -> None:
+def _classes(axes: "Axes", points: Array, values: Array, names: Mapping[int, str]) -> None:
     """Draw classes with six colours times seven markers, so that no class depends on colour alone."""
     colours = (*COLOURS.values(), *SPARE[:3])
     for value in np.unique(values):
         mine = points[values == value]
         marker = MARKERS[int(value) // len(colours) % len(MARKERS)]
-        look: dict[str, Any] = {"color": colours[int(value) % len(colours)], "marker": marker, "linewidths": 0}
-        axes.scatter(mine[:, 0], mine[:, 1], s=9, label=names.get(int(value), f"class {value}"), **look)
+        colour, name = colours[int(value) % len(colours)], names.get(int(value), f"class {value}")
+        axes.scatter(mine[:, 0], mine[:, 1], s=9, color=colour, marker=marker, linewidths=0, label=name)
     if names:
-        below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncols": 2, "handletextpad": 0.2}
-        axes.legend(fontsize=6, frameon=False, columnspacing=0.6, **below)
+        axes.legend(
+            loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2, fontsize=6, frameon=False, columnspacing=0.6,
+            handletextpad=0.2,
+        )  # fmt: skip
 
 
-def _line(axes: Any, points: Mapping[Number, Sequence[Number]], label: str, style: tuple[str, str]) -> None:
+def _line(axes: "Axes", points: Mapping[Number, Sequence[Number]], label: str, style: tuple[str, str]) -> None:
     """Draw the mean and standard error at each x; several values at one x also appear as dots."""
     colour, marker = style
     xs = sorted(points)
     values = [np.asarray(points[x], float) for x in xs]
     errors = [each.std(ddof=1) / len(each) ** 0.5 if len(each) > 1 else 0.0 for each in values]
     few = len(xs) <= 12
-    look = {"color": colour, "lw": 1.5, "label": label, "zorder": 3}
-    means = [each.mean() for each in values]
     axes.errorbar(
-        xs, means, yerr=errors if any(errors) else None, fmt=marker if few else "", ls="-", ms=5, capsize=2, **look
-    )
+        xs, [each.mean() for each in values], yerr=errors if any(errors) else None, fmt=marker if few else "",
+        ls="-", lw=1.5, ms=5, capsize=2, color=colour, label=label, zorder=3,
+    )  # fmt: skip
     for x, each in zip(xs, values, strict=True):
         if few and len(each) > 1:
             axes.scatter(np.full(len(each), x), each, s=6, color=colour, alpha=0.5, linewidths=0, zorder=2)
 
 
-def _level(
-    axes: Any, level: Number | Mapping[Number, Number], xs: Sequence[Number], name: str, dash: Any, log: bool
-) -> None:
+def _level(axes: "Axes", level: Level, xs: Sequence[Number], name: str, names: Sequence[str], log: bool) -> None:
     """Draw a floor or ceiling: a horizontal line, or a step around each x that reaches half-way to the next x."""
-    look = {"color": FAINT, "lw": 1.2, "ls": dash, "zorder": 1}
+    dash = LINES.get(name, DASHES[names.index(name) % len(DASHES)])
+    look: dict[str, Any] = {"color": FAINT, "lw": 1.2, "ls": dash, "zorder": 1}
     if not isinstance(level, Mapping) or len(xs) == 1:
         axes.axhline(level[xs[0]] if isinstance(level, Mapping) else level, label=name, **look)
         return
@@ -266,19 +272,15 @@ def _level(
             axes.plot(edges[i : i + 2], [level[x]] * 2, label=name, **look)
 
 
-def _legend(figure: Any, grid: Sequence[Any], order: Sequence[str], columns: int) -> None:
+def _legend(figure: "Figure", grid: Sequence["Axes"], order: Sequence[str], columns: int) -> None:
     """Draw one legend with all labels below the panels."""
     found: dict[str, Any] = {}
     for axes in grid:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     found = {label: found[label] for label in order}
-    each = {"fontsize": 8, "frameon": False, "ncols": min(2 * columns, len(found))}
-    figure.legend(found.values(), found.keys(), loc="outside lower center", **each)
-
-
-def _dash(name: str, names: Sequence[str]) -> Any:
-    return LINES.get(name, DASHES[names.index(name) % len(DASHES)])
+    ncols = min(2 * columns, len(found))
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=ncols, fontsize=8, frameon=False)
 
 
 def _extent(matrices: Sequence[Array]) -> tuple[float, float]:
@@ -310,7 +312,7 @@ def _names(axis: Any, line: Any, names: Sequence[str], grouped: bool) -> None:
             line(first - 0.5, color="white", lw=1.5)
 
 
-def _patches(axes: Any, pixels: Array, rows: int, columns: int) -> None:
+def _patches(axes: "Axes", pixels: Array, rows: int, columns: int) -> None:
     """Draw an image with its patches numbered from 1, row by row."""
     axes.imshow(pixels, extent=(0, columns, rows, 0), interpolation="nearest")
     axes.set_xticks(range(columns + 1), [""] * (columns + 1))
@@ -323,7 +325,7 @@ def _patches(axes: Any, pixels: Array, rows: int, columns: int) -> None:
         axes.text(*place, str(i + 1), ha="left", va="top", fontsize=6, color="white", bbox=box)
 
 
-def _numbers(axes: Any, values: Array, image: Any) -> None:
+def _numbers(axes: "Axes", values: Array, image: Any) -> None:
     """Write the values into their cells, dark on light cells and light on dark cells."""
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
@@ -334,7 +336,7 @@ def _numbers(axes: Any, values: Array, image: Any) -> None:
             written.set_in_layout(False)  # the text is inside the axes; measuring it would be slow
 
 
-def _name_floors(axes: Any, floors: Mapping[str, float]) -> None:
+def _name_floors(axes: "Axes", floors: Mapping[str, float]) -> None:
     """Write the names above their lines, each as low as possible without overlap."""
     left, right = axes.get_xlim()
     wide = (right - left) / 70  # approximate width of a letter
@@ -343,8 +345,8 @@ def _name_floors(axes: Any, floors: Mapping[str, float]) -> None:
         start = value - wide * len(name) / 2
         level = next((i for i, end in enumerate(levels) if end < start), len(levels))
         levels[level : level + 1] = [start + wide * (len(name) + 1)]
-        at: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        axes.annotate(name, (value, 1.0), (0, 4 + 10 * level), ha="center", fontsize=8, color=FAINT, **at)
+        place, above, units = (value, 1.0), (0, 4 + 10 * level), ("data", "axes fraction")
+        axes.annotate(name, place, above, units, "offset points", ha="center", fontsize=8, color=FAINT)
 
 
 def _style(label: str, labels: Sequence[str]) -> tuple[str, str]:
@@ -356,33 +358,33 @@ def _style(label: str, labels: Sequence[str]) -> tuple[str, str]:
     return SPARE[place % len(SPARE)], MARKERS[place % len(MARKERS)]
 
 
-def _figure(width: float, height: float) -> Any:
+def _figure(width: float, height: float) -> "Figure":
     with optional("figures", "polyhead[report]"):
         from matplotlib.figure import Figure  # without pyplot: no global state, no display
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _axes(width: float, height: float) -> tuple[Any, Any]:
+def _axes(width: float, height: float) -> tuple["Figure", "Axes"]:
     figure = _figure(width, height)
     _plain_axes(axes := figure.add_subplot(), "x")
     return figure, axes
 
 
-def _plain_axes(axes: Any, lines_along: str) -> None:
+def _plain_axes(axes: "Axes", lines_along: Literal["both", "x", "y"]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=INK, labelsize=9)
     axes.grid(axis=lines_along, color="#e4e7eb")
     axes.set_axisbelow(True)
 
 
-def _grid(rows: int, columns: int, size: Size = (2.4, 2.3), *, sharey: bool = False) -> tuple[Any, list[Any]]:
+def _grid(rows: int, columns: int, size: Size = (2.4, 2.3), *, sharey: bool = False) -> tuple["Figure", list["Axes"]]:
     """`size`: width and height of a panel in inches."""
     figure = _figure(size[0] * columns, size[1] * rows)
     return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
 
 
-def _save(figure: Any, path: str | pathlib.Path) -> pathlib.Path:
+def _save(figure: "Figure", path: str | pathlib.Path) -> pathlib.Path:
     """Save in the format of the suffix of `path`.  Equal figures give equal files: no date, fixed SVG ids."""
     from matplotlib import rc_context
 

@@ -10,6 +10,7 @@ score.  Random guesses by the labels' frequencies are not a valid null: a classi
 the most frequent class, and scores lower.
 """
 
+import functools
 import math
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,9 @@ from polyhead.spec.shapes import one_of, shaped
 
 Array = np.ndarray
 Index = Array | Tensor | slice | list[int]
+Device = torch.device | str
+Row = dict[str, Any]
+"""Names, numbers."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,9 @@ def probe(
     return Probe(f1, float(np.mean(nulls)) if nulls else math.nan, len(held), len(occurring), guess)
 
 
-def draws(task: Task, split: str, sequences: int, *, seed: int, purpose: str, device: Any = "cpu") -> Iterator[Batch]:
+def draws(
+    task: Task, split: str, sequences: int, *, seed: int, purpose: str, device: Device = "cpu"
+) -> Iterator[Batch]:
     """`sequences` sequences of `split` in batches of at most 512, from a separate seed stream."""
     for step, start in enumerate(range(0, sequences, 512)):
         generator = torch.Generator(device).manual_seed(stream(seed, f"{task.name}/{split}/{purpose}", step))
@@ -105,7 +111,7 @@ def query_codes(
     seed: int = 0,
     purpose: str = "probe",
     query: Tensor | None = None,
-    device: Any = "cpu",
+    device: Device = "cpu",
 ) -> tuple[list[Float[Array, "b _"]], Batch]:
     """The codes of n chosen pairs for each layer, (b n h) with the heads of all groups, and the sequences.
 
@@ -133,8 +139,8 @@ def query_codes(
 
 
 def probe_run(
-    folder: str | pathlib.Path, *, sequences: int = 4096, queries: int = 3, seed: int = 0, device: Any = "cpu"
-) -> list[dict[str, Any]]:
+    folder: str | pathlib.Path, *, sequences: int = 4096, queries: int = 3, seed: int = 0, device: Device = "cpu"
+) -> list[Row]:
     """Probe every layer of a finished run for every part of its tasks.
 
     Rows are {pairs, layer, target, query, f1, chance, n, classes}.
@@ -169,8 +175,8 @@ def probe_model(
     sequences: int = 4096,
     queries: int = 3,
     seed: int = 0,
-    device: Any = "cpu",
-) -> list[dict[str, Any]]:
+    device: Device = "cpu",
+) -> list[Row]:
     """`probe_run` for a model in memory.
 
     Raises ValueError for a task without unseen combinations, or without a query token, such as images.
@@ -180,17 +186,17 @@ def probe_model(
     for name, value, least in (("sequences", sequences, 2), ("queries", queries, 0)):
         if value < least:
             raise ValueError(f"probe: {name} must be at least {least} but is {value}")
-    size: dict[str, Any] = {"sequences": sequences, "seed": seed, "device": device}
-    rows: list[dict[str, Any]] = []
+    rows_of = functools.partial(_probes, model, sequences=sequences, seed=seed, device=device)
+    rows: list[Row] = []
     for name, (drawn, _) in views(task).items():
         (batch,) = draws(drawn, "iid", max(queries, 2), seed=seed, purpose="queries", device=device)
         tokens = batch.inputs[:, -1]
         alike = bool((tokens == tokens[0]).all())
-        kinds = {"fixed" if alike else "varies": [_probes(model, drawn, name, None, size)]}
+        kinds = {"fixed" if alike else "varies": [rows_of(drawn, name)]}
         if (alone := with_field(drawn, "inputs", "fixed_context")) != drawn and not alike:
-            kinds["alone"] = [_probes(model, alone, name, None, size)]
+            kinds["alone"] = [rows_of(alone, name)]
         if queries and not alike:
-            kinds["fixed"] = [_probes(model, drawn, name, token, size) for token in tokens[:queries]]
+            kinds["fixed"] = [rows_of(drawn, name, token) for token in tokens[:queries]]
         for kind, probes in kinds.items():
             for same in zip(*probes, strict=True):
                 means = {figure: float(np.mean([row[figure] for row in same])) for figure in ("f1", "chance")}
@@ -200,21 +206,26 @@ def probe_model(
 
 
 def _probes(
-    model: nn.Module, task: Task, pairs: str, query: Tensor | None, size: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """One row per layer and target; `size`: sequences, seed, device."""
+    model: nn.Module,
+    task: Task,
+    pairs: str,
+    query: Tensor | None = None,
+    *,
+    sequences: int,
+    seed: int,
+    device: Device,
+) -> list[Row]:
+    """One row per layer and target."""
     (fit, seen), (held, unseen) = (
-        query_codes(
-            model, task, split, size["sequences"], pairs=pairs, seed=size["seed"], query=query, device=size["device"]
-        )
+        query_codes(model, task, split, sequences, pairs=pairs, seed=seed, query=query, device=device)
         for split in ("iid", "compositional")
     )
     known, labels = targets(seen), targets(unseen)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for layer, (a, b) in enumerate(zip(fit, held, strict=True)):
         for name in known:
             x, y = np.concatenate([a, b]), np.concatenate([known[name], labels[name]])
-            result = probe(x, y, train=slice(0, len(a)), test=slice(len(a), len(x)), seed=size["seed"])
+            result = probe(x, y, train=slice(0, len(a)), test=slice(len(a), len(x)), seed=seed)
             scores = {"f1": result.f1, "chance": result.chance, "n": result.n, "classes": result.classes}
             rows.append({"pairs": pairs, "layer": layer, "target": name, **scores})
     return rows
@@ -228,15 +239,15 @@ def clusters(
     sequences: int = 1000,
     neighbours: int = 10,
     seed: int = 0,
-    device: Any = "cpu",
-) -> list[dict[str, Any]]:
+    device: Device = "cpu",
+) -> list[Row]:
     """The purity of each code's neighbours by layer and target: which target do clusters follow?
 
     Rows are {pairs, layer, target, purity, chance, n}: see `analysis.purity`.  On SRAVEN this measures whether "early
     layers cluster by magnitude, late ones by rule" (Schug et al. 2024, figures 5A, 5B, A6): compare "target value" with
     "rule", each above its own chance.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name, (drawn, pairs) in views(task).items():
         layers, batch = query_codes(
             model, drawn, split, sequences, pairs=pairs, seed=seed, purpose="maps", device=device

@@ -59,12 +59,12 @@ class Generate:
         check_run(run)
         codec = codec_of(run, self.run)
         _, model = load_model(self.run, pick_device(self.device))
-        limits: dict[str, Any] = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
         stops = [stop.replace("\\n", "\n").replace("\\t", "\t") for stop in self.stop]
         generator = torch.Generator().manual_seed(self.seed)
         pieces = stream_text(
-            *(model, codec, [prompt] * self.samples), steps=self.steps, stop=stops, generator=generator, **limits
-        )
+            model, codec, [prompt] * self.samples, steps=self.steps, temperature=self.temperature, top_k=self.top_k,
+            top_p=self.top_p, stop=stops, generator=generator,
+        )  # fmt: skip
         try:
             show(pieces, prompt if self.echo else "", self.samples)
         except KeyboardInterrupt:

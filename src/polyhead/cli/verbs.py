@@ -108,9 +108,13 @@ class Eval:
                 raise ValueError(f"eval: {name} must be at least 1 but is {getattr(self, name)}")
         seed = run.seed if self.seed is None else self.seed
         splits = self.splits or tuple(split for split in run.task.splits if split not in ("train", "validation"))
-        size: Any = {"batches": self.batches, "batch_size": self.batch_size}
         with fast_products(run.fast_products and device.type == "cpu"):
-            found = {s: evaluate(model, run.task, s, seed=seed, device=device, **size) for s in splits}
+            found = {
+                split: evaluate(
+                    model, run.task, split, batches=self.batches, batch_size=self.batch_size, seed=seed, device=device
+                )
+                for split in splits
+            }
         emit(lambda: {"run": run.name, "scores": found}, lambda: scores(run, {run.name: found}, seed=seed))
         return 0
 
@@ -170,10 +174,8 @@ class Report:
         if not folders:
             raise ValueError("report: no run folder was given")
         runs = [read_config(folder) for folder in folders]
-        asked = {"title": self.title, "static": self.static}
-        given: Any = {name: value for name, value in asked.items() if value is not None}
         with fast_products(all(run.fast_products for run in runs)):
-            path = report.write(folders, self.out, **given)
+            path = report.write(folders, self.out, title=self.title, static=self.static)
         emit(lambda: {"report": str(path)}, lambda: print(f"report: {path}"))
         return 0
 
@@ -219,8 +221,10 @@ class Reproduce:
                 raise ValueError(f"polyhead reproduce: --from trains nothing, so --{given[0]} has no effect")
             page, outcome = redraw(self.results, self.folder, figure=self.figure)
         else:
-            where: Any = {"folder": self.folder, "workers": self.workers, "device": self.device}
-            page, outcome, failures = reproduce(self.figure, self.scale, population=self.population, **where)
+            page, outcome, failures = reproduce(
+                self.figure, self.scale, folder=self.folder, workers=self.workers, device=self.device,
+                population=self.population,
+            )  # fmt: skip
         rows = [dict(zip(outcome.head, row, strict=True)) for row in outcome.rows]
 
         def show() -> None:

@@ -6,8 +6,6 @@ With the softmax as `act`, the inner products select a symbol; with a pointwise 
 Altabaa, Webb, Cohen and Lafferty 2024, "Abstractors and relational cross-attention".
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -86,10 +84,7 @@ def abstractor_attention(
     explicit impl cannot take the inputs. Static under jit: causal, window, impl, act. Altabaa et al. 2024.
     """
     one_of("abstractor_attention", "act", act, RELATION_ACTS)
-    limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-    return compute(
-        "abstractor_attention",
-        IMPLS,
-        impl,
-        AttentionCall(q, k, symbols, scale=scale, keep=keep, act=act, **limits),
-    )
+    given = AttentionCall(
+        q, k, symbols, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window, act=act,
+    )  # fmt: skip
+    return compute("abstractor_attention", IMPLS, impl, given)

@@ -6,8 +6,6 @@
 The product form of relational attention, from an earlier draft of Altabaa and Lafferty 2024 (arXiv 2405.16727).
 """
 
-from typing import Any
-
 import jax
 from jaxtyping import Float
 
@@ -82,6 +80,8 @@ def disentangled_attention(
     Altabaa and Lafferty 2024, an earlier draft.
     """
     one_of("disentangled_attention", "relation_act", relation_act, RELATION_ACTS)
-    limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-    given = AttentionCall(q, k, symbols, scale=scale, keep=keep, q_rel=q_rel, k_rel=k_rel, act=relation_act, **limits)
+    given = AttentionCall(
+        q, k, symbols, bias, mask, keep, cu_seqlens, scale, q_rel=q_rel, k_rel=k_rel, causal=causal, window=window,
+        act=relation_act,
+    )  # fmt: skip
     return compute("disentangled_attention", IMPLS, impl, given)

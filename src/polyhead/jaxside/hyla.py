@@ -7,8 +7,6 @@
 with a_hij the rms over heads of the scores.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6; eq. 10 (deep).
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -74,8 +72,8 @@ def hyla(
     """
     one_of("hyla", "normalise", normalise, NORMALISE)
     one_of("hyla", "act", act, ACTS)
-    limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
     given = AttentionCall(
-        q, k, v, scale=scale, keep=keep, value_weight=value_weight, normalise=normalise, act=act, **limits
-    )
+        q, k, v, bias, mask, keep, cu_seqlens, scale, value_weight, causal=causal, window=window,
+        normalise=normalise, act=act,
+    )  # fmt: skip
     return compute("hyla", IMPLS, impl, given)

@@ -276,8 +276,10 @@ def latent_code(
     if q.dtype != k.dtype:
         raise ValueError(f"latent_code: q and k must have one dtype but have {q.dtype}, {k.dtype}")
     check_limits("latent_code", q.shape[0], q.shape[1], k.shape[1], window, cu_seqlens)
-    limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-    return code(jax.tree.map(jnp.asarray, AttentionCall(q, k, scale=scale, normalise=normalise, **limits)))
+    given = AttentionCall(
+        q, k, None, bias, mask, None, cu_seqlens, scale, causal=causal, window=window, normalise=normalise,
+    )  # fmt: skip
+    return code(jax.tree.map(jnp.asarray, given))
 
 
 @shaped

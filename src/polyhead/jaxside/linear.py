@@ -6,8 +6,6 @@ Schug et al. 2024, "Attention as a hypernetwork", eq. 3 without the softmax; `no
 other than identity are the ablations of its table A1.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -68,6 +66,7 @@ def linear_attention(
     """
     one_of("linear_attention", "normalise", normalise, NORMALISE)
     one_of("linear_attention", "act", act, ACTS)
-    limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-    given = AttentionCall(q, k, v, scale=scale, keep=keep, normalise=normalise, act=act, **limits)
+    given = AttentionCall(
+        q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window, normalise=normalise, act=act,
+    )  # fmt: skip
     return compute("linear_attention", IMPLS, impl, given)

@@ -7,8 +7,6 @@ The features of the senders are never retrieved; only their relations to the rec
 "Disentangling and integrating relational and sensory information in transformer architectures" (arXiv 2405.16727).
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -87,11 +85,8 @@ def relational_attention(
     Altabaa and Lafferty 2024.
     """
     one_of("relational_attention", "relation_act", relation_act, RELATION_ACTS)
-    limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-    related: dict[str, Any] = {"q_rel": q_rel, "k_rel": k_rel, "relation_weight": relation_weight, "act": relation_act}
-    return compute(
-        "relational_attention",
-        IMPLS,
-        impl,
-        AttentionCall(q, k, symbols, scale=scale, keep=keep, **related, **limits),
-    )
+    given = AttentionCall(
+        q, k, symbols, bias, mask, keep, cu_seqlens, scale, q_rel=q_rel, k_rel=k_rel, relation_weight=relation_weight,
+        causal=causal, window=window, act=relation_act,
+    )  # fmt: skip
+    return compute("relational_attention", IMPLS, impl, given)

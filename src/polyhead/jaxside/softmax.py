@@ -5,8 +5,6 @@
 Vaswani et al. 2017, "Attention is all you need", eq. 1.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -70,5 +68,5 @@ def softmax_attention(
     the single sample is several packed sequences, masked from one another. Raises ValueError if an explicit impl cannot
     take the inputs. Static under jit: causal, window, impl. Vaswani et al. 2017, eq. 1.
     """
-    limits: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window, "cu_seqlens": cu_seqlens}
-    return compute("softmax_attention", IMPLS, impl, AttentionCall(q, k, v, scale=scale, keep=keep, **limits))
+    given = AttentionCall(q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window)
+    return compute("softmax_attention", IMPLS, impl, given)

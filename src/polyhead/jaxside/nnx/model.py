@@ -56,15 +56,14 @@ class TransformerBlock(nnx.Module):
         rngs: nnx.Rngs | None = None,
     ) -> Array:
         """(b t m) from x (b t m); the arguments of `MultiHeadAttention`.  With `rngs` dropout is active."""
-        how: dict[str, Any] = {"mask": mask, "positions": positions, "keep": keep, "symbols": symbols, "rngs": rngs}
+        looked = self.attention(
+            self.norm1(x) if self.pre else x, mask=mask, positions=positions, keep=keep, symbols=symbols, rngs=rngs
+        )
+        x = x + dropped(looked, self.dropout, rngs)
         if self.pre:
-            x = x + dropped(self.attention(self.norm1(x), **how), self.dropout, rngs)
-            return x + dropped(self._forward(self.norm2(x)), self.dropout, rngs)
-        x = self.norm1(x + dropped(self.attention(x, **how), self.dropout, rngs))
-        return self.norm2(x + dropped(self._forward(x), self.dropout, rngs))
-
-    def _forward(self, x: Array) -> Array:
-        return self.feedforward(x)
+            return x + dropped(self.feedforward(self.norm2(x)), self.dropout, rngs)
+        x = self.norm1(x)
+        return self.norm2(x + dropped(self.feedforward(x), self.dropout, rngs))
 
 
 class TokenInput(nnx.Module):
@@ -269,8 +268,10 @@ def _block(settings: config.TransformerConfig, layer: int, draw: Draw) -> Transf
     else:
         assert isinstance(kind, config.Mlp)
         forward = MlpLayer(settings.dim, kind.hidden, draw, act=kind.act, bias=kind.bias)
-    how: dict[str, Any] = {"norm": settings.norm, "norm_eps": settings.norm_eps, "norm_order": settings.norm_order}
-    return TransformerBlock(attention, forward, **how, dropout=settings.residual_dropout, dtype=draw.dtype)
+    return TransformerBlock(
+        attention, forward, norm=settings.norm, norm_eps=settings.norm_eps, norm_order=settings.norm_order,
+        dropout=settings.residual_dropout, dtype=draw.dtype,
+    )  # fmt: skip
 
 
 def _input(settings: config.TransformerConfig, draw: Draw) -> TokenInput | VectorInput:

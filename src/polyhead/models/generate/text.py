@@ -1,7 +1,7 @@
 """Decoding of text: it yields complete characters only, and finds stop strings across token borders."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -51,10 +51,11 @@ def generate_text(
     An empty prompt begins a document.  Raises ValueError as `generate` does, and for a codec whose vocabulary differs
     from the model's.
     """
-    how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     texts = [""] * len(prompts)
-    pieces = stream_text(model, codec, prompts, steps=steps, stop=stop, generator=generator, use_cache=use_cache, **how)
-    for said in pieces:
+    for said in stream_text(
+        model, codec, prompts, steps=steps, temperature=temperature, top_k=top_k, top_p=top_p, stop=stop,
+        generator=generator, use_cache=use_cache,
+    ):  # fmt: skip
         texts = [text + (piece or "") for text, piece in zip(texts, said, strict=True)]
     return texts
 
@@ -88,8 +89,10 @@ def stream_text(
     tokens = [codec.encode(prompt) or list(begin) for prompt in prompts]
     if [] in tokens:
         raise ValueError("generate: a prompt is empty, and the tokenizer has no token that begins a document")
-    how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    steps_of = stream(model, tokens, steps=steps, stop=begin, generator=generator, use_cache=use_cache, **how)
+    steps_of = stream(
+        model, tokens, steps=steps, temperature=temperature, top_k=top_k, top_p=top_p, stop=begin,
+        generator=generator, use_cache=use_cache,
+    )  # fmt: skip
     return _pieces(steps_of, [_Row(codec, row, stops) for row in tokens])
 
 

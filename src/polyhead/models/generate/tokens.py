@@ -47,9 +47,11 @@ def generate(
     Raises ValueError unless the model is causal, reads tokens, returns logits over the same tokens and has no encoder
     (with an encoder use `greedy`), and if prompt and steps together exceed its positions.
     """
-    how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     rows: list[list[int]] = []
-    for said in stream(model, prompts, steps=steps, stop=stop, generator=generator, use_cache=use_cache, **how):
+    for said in stream(
+        model, prompts, steps=steps, temperature=temperature, top_k=top_k, top_p=top_p, stop=stop,
+        generator=generator, use_cache=use_cache,
+    ):  # fmt: skip
         rows = rows or [[] for _ in said]
         for row, token in zip(rows, said, strict=True):
             if token is not None:
@@ -194,8 +196,10 @@ def _steps(
     last = torch.tensor(stops, device=ended.device)
     for step in range(steps):
         with _at_rest(model):
-            where: dict[str, Any] = {"mask": seen.mask, "positions": seen.positions, "source_mask": source_mask}
-            logits = model(seen.tokens, tail=1, encoded=encoded, cache=cache, **where)[:, 0]
+            logits = model(
+                seen.tokens, mask=seen.mask, positions=seen.positions, source_mask=source_mask, tail=1,
+                encoded=encoded, cache=cache,
+            )[:, 0]  # fmt: skip
             new = choose(logits, step)
         if stops:
             new = new.masked_fill(ended, stops[0])

@@ -89,7 +89,7 @@ struct Sight {
 };
 
 enum Pass { FORWARD, BACKWARD, FEW };  // FEW: forward, of few queries; as in library.py
-enum Normalise { SOFTMAX, RMS_HEADS, NONE, SOFTMAX_RMS_HEADS, SOFTMAX_HEADS };  // as in spec.py
+enum Normalise { SOFTMAX, RMS_HEADS, NONE, SOFTMAX_RMS_HEADS, SOFTMAX_HEADS };  // as in spec/table.py
 
 inline bool over_keys(int normalise) { return normalise == SOFTMAX || normalise == SOFTMAX_RMS_HEADS; }
 inline bool root_of_heads(int normalise) { return normalise == RMS_HEADS || normalise == SOFTMAX_RMS_HEADS; }

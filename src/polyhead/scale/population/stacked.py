@@ -250,8 +250,10 @@ class Stack:
     def _draw(self, split: str, number: int) -> Batch:
         """Batch `number` of `split` for all seeds, stacked."""
         size = self.train.batch_size
-        where: dict[str, Any] = {"step": number, "device": self.device}
-        parts = [task.batches(split, size, seeds=seeds, **where) for task, seeds in self.sources.items()]
+        parts = [
+            task.batches(split, size, seeds=seeds, step=number, device=self.device)
+            for task, seeds in self.sources.items()
+        ]
         return parts[0] if len(parts) == 1 else Batch.cat(parts)
 
     def _own(self, batch: Batch, rows: slice) -> Batch:
@@ -265,11 +267,13 @@ class Stack:
         if self.model.config.dropout == 0.0:
             return []
         b, s = batch.inputs.shape[1], self.model.length(batch.inputs[0])
-        like: dict[str, Any] = {"device": self.device, "dtype": self.rows.dtype, "generator": self.generator}
         self.generator.manual_seed(stream(seed, "dropout", number))
         layers = [cast(MultiHeadAttention, block.attention) for block in self.model.blocks]
         tails = [s] * (len(layers) - 1) + [self.task.tail or s]
-        return [layer.draw_keep(b, t, s, **like) for layer, t in zip(layers, tails, strict=True)]
+        return [
+            layer.draw_keep(b, t, s, device=self.device, dtype=self.rows.dtype, generator=self.generator)
+            for layer, t in zip(layers, tails, strict=True)
+        ]
 
     def _metrics(self, rows: slice, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         with torch.no_grad():
@@ -291,9 +295,17 @@ class Stack:
         """The scores of every network, as from `evaluation.evaluate`."""
         train, count = self.train, self.train.eval_batches
         if self.single:
-            how: dict[str, Any] = {"batches": count, "batch_size": train.batch_size, "precision": train.precision}
             return [
-                evaluate(self.show(i), run.task, split, seed=run.seed, device=self.device, **how)
+                evaluate(
+                    self.show(i),
+                    run.task,
+                    split,
+                    batches=count,
+                    batch_size=train.batch_size,
+                    seed=run.seed,
+                    device=self.device,
+                    precision=train.precision,
+                )
                 for i, run in enumerate(self.runs)
             ]
         losses: list[list[Tensor]] = [[] for _ in self.runs]
