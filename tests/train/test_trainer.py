@@ -241,7 +241,8 @@ def test_another_runs_result_is_not_ours(tiny: Tiny, tmp_path: pathlib.Path):
 
 def test_a_folder_belongs_to_one_run(tiny: Tiny, tmp_path: pathlib.Path):
     run(tiny(tmp_path, steps=1), progress=False)
-    with pytest.raises(ValueError, match=r"already holds another run \([0-9a-f]{12}, not [0-9a-f]{12}\)"):
+    said = r"already holds another run \([0-9a-f]{12}, not [0-9a-f]{12}\): seed is 7 there but 1 here; choose another"
+    with pytest.raises(ValueError, match=said):
         run(tiny(tmp_path, steps=1, seed=1), progress=False)
     assert read_config(tmp_path).seed == 7
 

@@ -71,6 +71,21 @@ def to_dict(config: Any, *, semantic: bool = False) -> Any:
     return config
 
 
+def flat(values: object, prefix: str = "") -> dict[str, object]:
+    """What `to_dict` gives, by dotted names.
+
+    >>> flat({"train": {"lr": 0.1, "betas": [0.9, 0.99]}, "heads": [{"heads": 2}]})
+    {'train.lr': 0.1, 'train.betas': [0.9, 0.99], 'heads.0.heads': 2}
+    """
+    if isinstance(values, dict):
+        pairs = [(str(name), value) for name, value in values.items()]
+    elif isinstance(values, list) and any(isinstance(one, (dict, list)) for one in values):
+        pairs = [(str(i), value) for i, value in enumerate(values)]
+    else:
+        return {prefix: values}
+    return {k: v for name, one in pairs for k, v in flat(one, f"{prefix}.{name}" if prefix else name).items()}
+
+
 def _counts(config: Any, f: "dataclasses.Field[Any]") -> bool:
     """Whether a field enters the digest: it can change a result and is not a later addition at its default."""
     absent = f.metadata.get("added_later") and getattr(config, f.name) == f.default

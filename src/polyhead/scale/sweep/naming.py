@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyhead.config import Run, digest, to_dict
+from polyhead.config.serial import flat
 
 FEW = 5
 """The most fields in a name; runs that differ in more fields are named by digest."""
@@ -11,12 +12,12 @@ FEW = 5
 
 def differing(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The fields in which runs differ, with their values.  A field is named by its last word if that is unique."""
-    flat = [_flat(to_dict(run, semantic=True)) for run in runs]
-    names = dict.fromkeys(name for one in flat for name in one)
-    vary = [name for name in names if len({repr(one.get(name)) for one in flat}) > 1]
+    every = [flat(to_dict(run, semantic=True)) for run in runs]
+    names = dict.fromkeys(name for one in every for name in one)
+    vary = [name for name in names if len({repr(one.get(name)) for one in every}) > 1]
     short = {name: name.rpartition(".")[2] for name in vary}
     clear = {name: short[name] if list(short.values()).count(short[name]) == 1 else name for name in vary}
-    return [{clear[name]: one.get(name, "") for name in vary} for one in flat]
+    return [{clear[name]: one.get(name, "") for name in vary} for one in every]
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -44,13 +45,3 @@ def words(fields: Mapping[str, object]) -> str:
 def setting(value: object) -> str:
     """A setting with all its digits: Python's shortest text for the same number."""
     return value if isinstance(value, str) else repr(value)
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, dict):
-        pairs = value.items()
-    elif isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value):
-        pairs = enumerate(value)  # type: ignore[assignment]
-    else:
-        return {prefix: value}
-    return {k: v for name, one in pairs for k, v in _flat(one, f"{prefix}.{name}" if prefix else str(name)).items()}

@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.config.extensions import UnknownKind
+from polyhead.config.serial import flat
 from polyhead.train.stop import HELD
 from polyhead.train.store.checkpoint import candidates, read_metadata
 from polyhead.train.store.files import set_aside, write
 from polyhead.train.store.folder import CONFIG, DIGEST, RESULT, read_config, read_result
 
 LOCK = ".lock"
+SHOWN = 3
+"""How many settings are named in which a run differs from that of its folder."""
 
 
 class Held(ValueError):
@@ -35,7 +38,7 @@ def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
     with locked(folder):
         path, mine = folder / CONFIG, configs.digest(config)
         if (theirs := _holder(folder, mine)) != mine:
-            held = f"{folder} already holds another run ({theirs}, not {mine})"
+            held = f"{folder} already holds another run ({theirs}, not {mine}){_differs(config, folder)}"
             raise ValueError(f"run folder: {held}; choose another folder or delete it")
         values = {DIGEST: mine, **configs.to_dict(dataclasses.replace(config, folder=None))}
         text = json.dumps(values, indent=2) + "\n"
@@ -46,6 +49,17 @@ def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
                 if not (folder / RESULT).exists():  # a finished run may be in a read-only folder
                     raise
         yield
+
+
+def _differs(config: Run, folder: pathlib.Path) -> str:
+    """The settings in which `config` differs from the run in `folder`, in words; "" where that cannot be read."""
+    try:
+        there, here = (flat(configs.to_dict(run, semantic=True)) for run in (read_config(folder), config))
+    except ValueError:
+        return ""
+    names = [name for name in there | here if there.get(name) != here.get(name)]
+    told = [f"{name} is {there.get(name)!r} there but {here.get(name)!r} here" for name in names[:SHOWN]]
+    return ": " + ", ".join(told + [f"and {len(names) - SHOWN} more"] * (len(names) > SHOWN)) if told else ""
 
 
 def _holder(folder: pathlib.Path, mine: str) -> str:
