@@ -78,6 +78,8 @@ def test_every_figure_is_drawn(figure, drawn):
         assert (folder / f"{stem}.svg").stat().st_size > 2000
     if figure in ("fig-2d", "fig-a2", "fig-5a", "fig-5b", "fig-a6"):  # a map for each model
         assert {stem.removeprefix(f"{figure}-") for stem, _ in found.pictures} == {"hyla", "softmax", "linear"}
+    if figure == "fig-5b":  # its classes are named in a legend
+        assert "<!-- difference -->" in (folder / f"{found.pictures[0][0]}.svg").read_text(encoding="utf-8")
     assert all(len(row) == len(found.head) for row in found.rows)
 
 

@@ -85,7 +85,9 @@ def with_seeds(shape: Size, scale: str, seeds: int) -> Size:
 
 
 def training(shape: Scale, setting: Setting, splits: tuple[str, ...]) -> Train:
-    """The training of a run of this size, scored on `splits`."""
+    """The training of a run of this size, scored on `splits` after every quarter; a very short one after every half."""
+    short = shape.steps <= 8
+    every = max(shape.steps // (2 if short else 4), 1)
     return Train(
         steps=shape.steps,
         batch_size=shape.batch_size,
@@ -97,7 +99,7 @@ def training(shape: Scale, setting: Setting, splits: tuple[str, ...]) -> Train:
         clip=shape.clip,
         evaluate=splits,
         eval_batches=shape.eval_batches,
-        eval_every=max(shape.steps // 4, 1),
+        eval_every=every,
         log_every=max(shape.steps // 60, 1),
-        save_every=max(shape.steps // 4, 1),
+        save_every=shape.steps if short else every,
     )

@@ -164,7 +164,7 @@ def splits(scores: Mapping[tuple[int, int], Estimate]) -> list[Verdict]:
 # -------------------------------------------------------------------------------------------------------------- drawing
 
 
-SPLIT = {"softmax": "softmax heads alone", "half": "half of them relational"}
+SPLIT = {"softmax": "Softmax heads alone", "half": "Half of them relational"}
 
 
 def draw_symbols(study: Study, folder: pathlib.Path) -> Outcome:

@@ -198,19 +198,21 @@ def maps(colours: tuple[str, ...], *, layers: str = "last") -> Draw:
             network, task = load_model(points[0].result.folder)[1], points[0].run.task
             drawn = with_field(task, "inputs", "fixed_context")
             codes, batch = query_codes(network, drawn, "compositional", count, purpose="maps")
-            shown = range(len(codes)) if layers == "all" else range(len(codes) - 1, len(codes))
+            those = range(len(codes)) if layers == "all" else range(len(codes) - 1, len(codes))
             labels = targets(batch) | {"target": batch.targets[:, -1].reshape(count, -1)[:, 0].numpy()}
             if "term 1" in labels:
                 labels["function"] = labels["term 1"] * 2**task.variables + labels["term 2"]  # type: ignore[attr-defined]
             panels = [
                 (f"layer {i + 1}, by {name}", points_of, labels[name], _names(task, name, labels[name]))
-                for i in shown
+                for i in those
                 for points_of in [embed(codes[i])]
                 for name in colours
             ]
             stem = f"{study.figure}-{model}"
             for path in both(stem, folder):
-                figures.code_maps([(t, p, v) for t, p, v, _ in panels], path, columns=max(len(colours), 2))
+                named = {title: names for title, *_, names in panels if names}
+                shown = [panel[:3] for panel in panels]
+                figures.code_maps(shown, path, columns=max(len(colours), 2), names=named)
             pictures.append(
                 (stem, f"{label(model)}: t-SNE of {count} codes on unseen combinations, seed {points[0].run.seed}.")
             )
@@ -343,7 +345,7 @@ FIGURES = {
     "fig-a2": _fuzzy("Fig. A2: latent codes on fuzzy logic, all layers", maps(_TERMS, layers="all")),
     "fig-a6": _sraven("Fig. A6: SRAVEN codes, all layers", maps(_VALUES, layers="all")),
     "fig-a7": replace(
-        _sraven("Fig. A7: codes of a deep softmax model", maps(_VALUES, layers="all")), runs=fig_a7, minutes=0.8
+        _sraven("Fig. A7: codes of a deep softmax model", maps(_VALUES, layers="all")), runs=fig_a7, minutes=6.0
     ),
     "fig-a8": _sraven("Fig. A8: SRAVEN codes, softmax", similar("softmax", samples=True)),
 }
