@@ -83,15 +83,21 @@ def chunks(x: AttentionCall) -> Iterator[tuple[slice, Chunk]]:
     work = stats if x.q.device.type == "cpu" else x.q.dtype
     q, k, v = x.q.to(work), share(x.k.to(work), h), share(x.v.to(work), h)
     weight = None if x.value_weight is None else x.value_weight.to(work)
-    step, tile_t, tile_s = sizes(b, h, t, s, e, SOFTMAX_AXIS.get(x.normalise) == "s")
-    buffers = Buffers(q.device)
     reach = Reach(t, s, q.device, causal=x.causal, window=x.window, cu_seqlens=x.cu_seqlens)
-    for first in range(0, b, step):
-        part = slice(first, min(first + step, b))
-        queries, keys = (a[part].transpose(1, 2).flatten(0, 1) for a in (q, k))
+    samples, tile_t, tile_s = sizes(b, h, t, s, e, SOFTMAX_AXIS.get(x.normalise) == "s")
+    buffers = Buffers(q.device)
+    for first in range(0, b, samples):
+        part = slice(first, min(first + samples, b))
         bias, mask, keep = (_of_pairs(a, part, (b, h, t, s)) for a in (x.bias, x.mask, x.keep))
+        queries, keys = _by_sample_and_head(q[part]), _by_sample_and_head(k[part])
         scores = Scores(queries, keys, h, x.factor, reach, bias, mask, keep, stats, buffers)
-        yield part, Chunk(scores, v[part].transpose(0, 1).contiguous(), weight, x.normalise, x.act, tile_t, tile_s)
+        values = v[part].transpose(0, 1).contiguous()
+        yield part, Chunk(scores, values, weight, x.normalise, x.act, tile_t, tile_s)
+
+
+def _by_sample_and_head(x: Tensor) -> Tensor:
+    """(b t h d) as ((b h) t d)."""
+    return x.transpose(1, 2).flatten(0, 1)
 
 
 def _of_pairs(x: Tensor | None, part: slice, shape: tuple[int, int, int, int]) -> Tensor | None:

@@ -1,7 +1,7 @@
 """One tile of HYLA: its code, its value networks, and their gradients; see blocked.py for the equations.
 
-Memory order is (k b q h) for the code and (k b q e) for the pairs, so that "for every key" and "for every query" are
-both plain batched matrix multiplies without a copy.
+The layout is (k b q h) for the code and (k b q e) for the pairs.  So a product per key and a product per query are both
+batched matrix products without a copy.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from polyhead.spec import RMS_HEADS_EPS, SOFTMAX_AXIS
 
 @dataclass
 class Chunk:
-    """Some samples of the batch, laid out for the tiles."""
+    """Some samples of the batch, in the layout of the tiles."""
 
     scores: Scores
     v: Tensor  # (s b h e), contiguous
@@ -47,9 +47,9 @@ class Chunk:
             yield slice(q0, min(q0 + self.tile_t, t))
 
     def code_tiles(self, rows: slice) -> Iterator[tuple[Tile, slice]]:
-        """Tiles of codes, each with its place among ((b q)) rows: whole rows if keys are normalised together.
+        """Yield tiles of codes, each with its slice of the rows (b q); whole rows if keys are normalised together.
 
-        A single sample's tiles have only those of the queries that may look at any of their keys.
+        For a single sample a tile has only queries that may attend to any of its keys.
         """
         reach, b = self.scores.reach, self.v.shape[1]
         first, end = reach.keys(rows.start, rows.stop)
@@ -67,16 +67,16 @@ class Chunk:
 
 @dataclass
 class Code:
-    """The code of one tile: `a` (k b q h) with dropout, and what its backward pass needs."""
+    """The code `a` (k b q h) of one tile, with dropout, and the tensors that its backward pass needs."""
 
     a: Tensor
     before: Tensor  # (b h q k): masked scores, or their softmax over keys or heads
-    root: Tensor | None  # (b q k): one over the root of the mean square over heads
+    root: Tensor | None  # (b q k): 1 / root mean square over heads
     hidden: Hidden
 
 
 def code_tile(chunk: Chunk, at: Tile) -> Code:
-    """Scores, mask, normaliser, dropout."""
+    """The code of a tile: scores, mask, normalisation, dropout."""
     scores, dim = chunk.scores, softmax_dim(chunk.normalise)
     s, hidden = scores.tile(at), scores.hidden(at)
     hide(s, hidden, 0.0 if dim is None else torch.finfo(s.dtype).min)
@@ -97,7 +97,7 @@ def code_tile(chunk: Chunk, at: Tile) -> Code:
 
 
 def code_backward(chunk: Chunk, at: Tile, code: Code, da: Tensor) -> Tensor:
-    """From the gradient (b h q k) of the code with dropout, overwritten, to that of the scores."""
+    """The gradient of the scores, given that of the code with dropout, `da` (b h q k), which is overwritten."""
     s, keep = code.before, chunk.scores.keep
     if keep is not None:
         da.mul_(keep[:, :, at.q, at.k])
@@ -113,7 +113,7 @@ def code_backward(chunk: Chunk, at: Tile, code: Code, da: Tensor) -> Tensor:
 
 @dataclass
 class Values:
-    """The value networks of one tile: `first` and `last` layer before `act`, and after it; (k (b q) e)."""
+    """The value networks of one tile, (k (b q) e): hidden layer before and after `act`; last layer before and after."""
 
     z: Tensor
     y: Tensor
@@ -122,7 +122,7 @@ class Values:
 
 
 def value_tile(chunk: Chunk, a: Tensor, at: Tile) -> Values:
-    """Run every pair through its network."""
+    """Apply the value network of every pair."""
     k, b, q, h = a.shape
     v = chunk.v[at.k].flatten(0, 1)
     z = chunk.buffers.take("hidden", (k * b, q, v.shape[-1]), v.dtype)
@@ -153,7 +153,7 @@ def forward_chunk(chunk: Chunk, out: Tensor) -> None:
 
 @dataclass
 class Grads:
-    """Where the gradients of a chunk gather, in the dtype of the statistics."""
+    """The gradients of a chunk, summed in the dtype of the statistics."""
 
     q: Tensor  # ((b h) t d)
     k: Tensor  # ((b h) s d)
@@ -177,27 +177,43 @@ def backward_chunk(chunk: Chunk, dout: Tensor, grads: Grads) -> None:
 
 
 def value_backward(chunk: Chunk, a: Tensor, at: Tile, dout: Tensor, da: Tensor, grads: Grads) -> None:
-    """Write the gradient of the code of a tile to `da` (b h q k); add those of v and weight."""
+    """Write the gradient of the code of a tile to `da` (b h q k); add those of v and weight.
+
+    The code is used in the output layer, in the hidden layer and, with a deep value network, between them.
+    """
     k, b, q, h = a.shape
-    take, dtype, e = chunk.buffers.take, a.dtype, dout.shape[-1]
     values = value_tile(chunk, a, at)
-    first = torch.bmm(dout, values.out.permute(1, 2, 0), out=take("first", (b * q, h, k), dtype))
-    dy = torch.bmm(a.flatten(1, 2).transpose(0, 1), dout, out=take("dy", (b * q, k, e), dtype)).transpose(0, 1)
-    dz, extra = take("dz", (k, b * q, e), dtype), None
+    da_output, dy = output_backward(chunk, a, values.out, dout)
+    dz, da_between = chunk.buffers.take("dz", (k, b * q, dout.shape[-1]), a.dtype), None
     if values.z2 is not None:
-        dy, extra = deep_backward(chunk, a, values, activate_backward(chunk.act, dy, values.z2, dz), grads)
+        dz2 = activate_backward(chunk.act, dy, values.z2, dz)
+        dy, da_between = deep_backward(chunk, a, values, dz2, grads)
     activate_backward(chunk.act, dy, values.z, dz)
-    dz = dz.view(k * b, q, e)
-    v = chunk.v[at.k].flatten(0, 1)
-    second = torch.bmm(v, dz.transpose(1, 2), out=take("second", (k * b, h, q), dtype))
-    torch.add(first.view(b, q, h, k).transpose(1, 2), second.view(k, b, h, q).permute(1, 2, 3, 0), out=da)
-    if extra is not None:
-        da.add_(extra.view(k, b, q, h).permute(1, 3, 2, 0))
-    accumulate(grads.v[at.k].view(k * b, h, e), a.view(k * b, q, h).transpose(1, 2), dz)
+    da_hidden = hidden_backward(chunk, a, at, dz, grads)
+    torch.add(da_output.view(b, q, h, k).transpose(1, 2), da_hidden.view(k, b, h, q).permute(1, 2, 3, 0), out=da)
+    if da_between is not None:
+        da.add_(da_between.view(k, b, q, h).permute(1, 3, 2, 0))
+
+
+def output_backward(chunk: Chunk, a: Tensor, y: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+    """Through out = sum_j a y: gradients of the code ((b q) h k) and of y (k (b q) e), given dout ((b q) h e)."""
+    (k, b, q, h), e, take = a.shape, dout.shape[-1], chunk.buffers.take
+    da = torch.bmm(dout, y.permute(1, 2, 0), out=take("da_output", (b * q, h, k), a.dtype))
+    dy = torch.bmm(a.flatten(1, 2).transpose(0, 1), dout, out=take("dy", (b * q, k, e), a.dtype))
+    return da, dy.transpose(0, 1)
+
+
+def hidden_backward(chunk: Chunk, a: Tensor, at: Tile, dz: Tensor, grads: Grads) -> Tensor:
+    """Through z = sum_h a v: the gradient of the code ((k b) h q), given dz (k (b q) e); adds that of v."""
+    k, b, q, h = a.shape
+    a, v, dz = a.view(k * b, q, h), chunk.v[at.k].flatten(0, 1), dz.view(k * b, q, -1)
+    accumulate(grads.v[at.k].view(v.shape), a.transpose(1, 2), dz)
+    return torch.bmm(v, dz.transpose(1, 2), out=chunk.buffers.take("da_hidden", (k * b, h, q), a.dtype))
 
 
 def deep_backward(chunk: Chunk, a: Tensor, values: Values, dz: Tensor, grads: Grads) -> tuple[Tensor, Tensor]:
-    """Through the second layer sum_h a_h W_h y: gradients of y (k (b q) e) and of the code ((k b q) h)."""
+    """Through the second layer sum_h a_h W_h y: gradients of y (k (b q) e) and of the code ((k b q) h); adds that of
+    W."""
     assert chunk.weight is not None
     assert grads.weight is not None
     y, dz, a = values.y.flatten(0, 1), dz.flatten(0, 1), a.view(-1, a.shape[-1])
