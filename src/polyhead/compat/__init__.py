@@ -1,5 +1,5 @@
-"""Other people's formats and interfaces: `cs336` (the Stanford course), `haiku` (a tutorial's parameter tree),
-`dual_attention` (the package of that name), and other people's models: `huggingface` (transformers), `torch_mha`
+"""Formats and interfaces of others: `cs336` (the Stanford course), `haiku` (a tutorial's parameter tree),
+`dual_attention` (the package of that name); and models of others: `huggingface` (transformers), `torch_mha`
 (`nn.MultiheadAttention`)."""
 
 from typing import TYPE_CHECKING

@@ -3,8 +3,8 @@
     load / save     a state dict of the course  <->  polyhead.Transformer
     TransformerLM   and its parts: modules with the course's signatures and keys, computed by polyhead.ops
 
-The course's conventions: no biases; q, k and v rows are head after head; rotary positions count from 0 and turn pairs
-(2j, 2j + 1); a mask is True where a query may look; RMSNorm has eps 1e-5 inside the root; blocks are pre-norm;
+The course's conventions: no biases; rows of q, k and v are head by head; rotary positions count from 0 and rotate pairs
+(2j, 2j + 1); a mask is True where a query may attend; RMSNorm has eps 1e-5 inside the root; blocks are pre-norm;
 attention is causal; the output table is not tied to the input table.
 """
 
@@ -29,10 +29,10 @@ from polyhead.spec.numbers import swiglu_width
 def load(state_dict: Mapping[str, Tensor], *, heads: int, theta: float, context: int) -> Transformer:
     """The course's state dict as a `polyhead.Transformer`, on the device and in the dtype of its token table.
 
-    Layers, widths and vocabulary are read from the shapes; what no tensor tells (the number of heads, the rotary
-    theta, the context length) is given.  The prefix `_orig_mod.` that torch.compile leaves is stripped.
+    Layers, widths and vocabulary are read from the shapes.  The number of heads, the rotary theta and the context
+    length are arguments, because no tensor has them.  The prefix `_orig_mod.` of torch.compile is removed.
 
-    Raises ValueError, naming them, for missing or unknown keys and for shapes that do not fit.
+    Raises ValueError, which names them, for missing or unknown keys and for shapes that do not match.
     """
     state = {key.replace("_orig_mod.", ""): value for key, value in state_dict.items()}
     layers = len({key.split(".")[1] for key in state if key.startswith("layers.") and key.count(".") > 1})
@@ -54,7 +54,7 @@ def load(state_dict: Mapping[str, Tensor], *, heads: int, theta: float, context:
 def save(model: Transformer) -> dict[str, Tensor]:
     """The inverse of `load`: the course's state dict, copied.
 
-    Raises ValueError when the model is not of the course's architecture, naming the field.
+    Raises ValueError, which names the field, if the model does not have the course's architecture.
     """
     given = model.config
     count = given.inputs.count if isinstance(given.inputs, Tokens) else 1
@@ -75,7 +75,7 @@ def save(model: Transformer) -> dict[str, Tensor]:
 
 
 def _sizes(heads: Heads) -> tuple[object, ...]:
-    """Head groups without the code that computes them, which is no matter of format."""
+    """Head groups without `impl`, which does not belong to the format."""
     return tuple(dataclasses.replace(group, impl="auto") for group in heads)
 
 
@@ -102,7 +102,7 @@ def _course(
 
 
 def _names(layers: int) -> dict[str, tuple[str, ...]]:
-    """Our names, and the keys of the course whose rows they hold."""
+    """Our names -> the course's keys whose rows they hold."""
     names: dict[str, tuple[str, ...]] = {"inputs.table.weight": ("token_embeddings.weight",)}
     for i in range(layers):
         ours, theirs = f"blocks.{i}", f"layers.{i}"
@@ -154,12 +154,12 @@ def scaled_dot_product_attention(
     v: Float[Tensor, "... s e"],
     mask: Bool[Tensor, "... #t #s"] | None = None,
 ) -> Float[Tensor, "... t e"]:
-    """`ops.scaled_dot_product_attention`; the mask is True where a query may look."""
+    """`ops.scaled_dot_product_attention`; the mask is True where a query may attend."""
     return ops.scaled_dot_product_attention(q, k, v, mask)
 
 
 class Linear(nn.Module):
-    """`x W^T`, no bias; N(0, 2 / (in + out)) cut at three standard deviations."""
+    """`x W^T`, no bias; N(0, 2 / (in + out)) truncated at three standard deviations."""
 
     def __init__(
         self, in_features: int, out_features: int, device: Device = None, dtype: torch.dtype | None = None
@@ -176,7 +176,7 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """A row of the table for each token; N(0, 1) cut at three."""
+    """A row of the table for each token; N(0, 1) truncated at three."""
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, device: Device = None, dtype: torch.dtype | None = None
@@ -220,7 +220,7 @@ class SwiGLU(nn.Module):
 
 
 class RotaryPositionalEmbedding(nn.Module):
-    """Turns x (..., t, d_k) by `token_positions` (..., t), which broadcast; interleaved pairs, no parameters."""
+    """Rotates x (..., t, d_k) by `token_positions` (..., t), which broadcast; interleaved pairs, no parameters."""
 
     def __init__(self, theta: float, d_k: int, max_seq_len: int, device: Device = None) -> None:
         super().__init__()

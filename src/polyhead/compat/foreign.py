@@ -1,8 +1,7 @@
-"""What readers of other people's models share: whether a folder holds one, masks that are added to the scores, and one
-group of softmax heads.
+"""Shared by the readers of foreign models: the check of a folder, masks that are added to scores, and taps.
 
-Every layer of a foreign model becomes a `Taps` with one group of softmax heads, which `polyhead.analysis` reads as it
-reads ours.
+Every layer of a foreign model becomes a `Taps` with one group of softmax heads, which `polyhead.analysis` reads like
+ours.
 """
 
 import json
@@ -19,7 +18,7 @@ from polyhead.ops.softmax.reference import softmax_attention
 
 
 def holds_model(folder: pathlib.Path) -> bool:
-    """Whether `folder` is what `save_pretrained` of transformers writes, and no run folder."""
+    """Whether `folder` was written by `save_pretrained` of transformers, and is not a run folder."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -30,9 +29,9 @@ def holds_model(folder: pathlib.Path) -> bool:
 def limits(
     given: Sequence[Tensor], t: int, s: int, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "#b #h t s"] | None, Bool[Tensor, "..."] | None]:
-    """Our (bias, mask) of foreign masks (b|1 h|1 t|1 s), boolean with True where looking is allowed, or floating.
+    """Our (bias, mask) from foreign masks (b|1 h|1 t|1 s): Boolean, True where a query may attend, or floating.
 
-    Floating masks are added to the scores; there -inf and the dtype's smallest number hide.  None says nothing.
+    Floating masks are added to the scores; -inf and the dtype's smallest number mask a pair.  None masks nothing.
     """
     bias = mask = None
     for array in given:
@@ -56,7 +55,7 @@ def softmax_group(
     b_value: Float[Tensor, "g e"] | None = None,
     w_out: Float[Tensor, "h m e"] | None = None,
 ) -> GroupTaps:
-    """The taps of a layer's heads, with the output they have."""
+    """The taps of a layer's softmax heads, with their output."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return GroupTaps(
         kind="softmax",
@@ -69,7 +68,7 @@ def softmax_group(
         output=softmax_attention(q, k, v, bias=bias, mask=mask, scale=scale).contiguous(),
         bias=bias,
         mask=mask,
-        causal=False,  # foreign masks spell it out
+        causal=False,  # foreign masks include causality
         scale=scale,
         w_value=w_value,
         b_value=b_value,

@@ -1,9 +1,9 @@
 """The multi-head attention of the tutorial "Yet Another (JAX) Transformer": its Haiku parameters, both ways.
 
-Which is which says spec/haiku_tree.py.  NumPy arrays in, NumPy arrays out: neither haiku nor jax is imported.
+spec/haiku_tree.py has the mapping of names.  Arrays are NumPy arrays: neither haiku nor jax is imported.
 
-One difference of meaning remains: where a query may look nowhere the tutorial, which fills with -1e9, averages all
-values; polyhead gives the output bias alone.
+One difference remains: for a query without a visible key, the tutorial averages all values, because it fills masked
+scores with -1e9.  polyhead returns the output bias.
 """
 
 from typing import Any
@@ -24,9 +24,9 @@ from polyhead.spec.haiku_tree import Params, State, check, state_of, tree_of
 def from_haiku(params: Params, *, heads: int, name: str | None = None, device: Device = None) -> MultiHeadAttention:
     """The module whose parameters are `params`: `MultiHeadAttention(dim, [Softmax(heads)], bias=True)`.
 
-    `name` is the module's name in `params` ("mha", "encoder/~/mha"), needed where there are several.
+    `name` is the module's name in `params` ("mha", "encoder/~/mha"), needed if there are several modules.
 
-    Raises ValueError for missing linears, a name that is not there, and shapes that do not fit.
+    Raises ValueError for missing linears, an unknown name, and shapes that do not match.
     """
     state = _tensors(state_of(params, heads=heads, name=name))
     dim, dtype = state["out.weight"].shape[0], state["out.weight"].dtype
@@ -72,10 +72,9 @@ def _summary(attention: MultiHeadAttention) -> str:
 
 
 def from_haiku_mask(mask: Integer[np.ndarray, "..."] | Bool[np.ndarray, "..."]) -> Bool[Tensor, "b 1 t s"]:
-    """The tutorial's mask (B, 1, S), (B, S, S) or (1, S, S), in which any nonzero number attends, as ours: True
-    attends.
+    """The tutorial's mask (B, 1, S), (B, S, S) or (1, S, S), nonzero where a query may attend, as our Boolean mask.
 
-    Raises ValueError for other ranks, which the tutorial's module takes wrongly or not at all.
+    Raises ValueError for other ranks, which the tutorial's module handles wrongly or refuses.
     """
     array = np.asarray(mask)
     if array.ndim != 3:
@@ -84,7 +83,7 @@ def from_haiku_mask(mask: Integer[np.ndarray, "..."] | Bool[np.ndarray, "..."]) 
 
 
 def to_haiku_mask(mask: Bool[Tensor, "b 1 t s"]) -> Integer[np.ndarray, "b t s"]:
-    """The inverse of `from_haiku_mask`: 1 attends, 0 does not."""
+    """The inverse of `from_haiku_mask`: 1 where a query may attend, 0 elsewhere."""
     if mask.ndim != 4 or mask.shape[1] != 1 or mask.dtype != torch.bool:
         raise ValueError(f"to_haiku_mask: mask must be boolean (b 1 t s) but is {mask.dtype} {tuple(mask.shape)}")
     return mask[:, 0].cpu().numpy().astype(np.int32)

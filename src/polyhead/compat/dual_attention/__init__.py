@@ -1,7 +1,7 @@
 """The package `dual-attention`: its models and checkpoints, both ways.
 
-load.py begins; arguments.py and models.py say what its arguments mean, export.py writes ours, tensors.py says where
-tensors lie.
+Start with load.py.  arguments.py and models.py translate its arguments, export.py translates our settings back, and
+tensors.py maps its tensors to ours.
 """
 
 from polyhead.compat.dual_attention.load import from_folder, load, load_attention, load_block, save, to_folder

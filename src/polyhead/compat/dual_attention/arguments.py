@@ -1,7 +1,7 @@
-"""What the arguments of the package `dual-attention` mean in ours: of its models, blocks and attention modules.
+"""Translation of the arguments of the package `dual-attention`: of its models, blocks and attention modules.
 
-Names and defaults are the constructors'; so is what they ignore.  An argument that is unknown, missing, of another
-type, or of a meaning that ours cannot have is a ValueError that names it.  `load.py` begins.
+Names and defaults are those of its constructors; arguments that they ignore are ignored here.  An argument that is
+unknown, missing, of a wrong type or without an equivalent raises ValueError, which names it.  Start with `load.py`.
 """
 
 import math
@@ -80,9 +80,9 @@ RELATIONAL = {
 
 @dataclass(frozen=True)
 class Group:
-    """Heads of one kind: the module of the package that holds them (before its keys stands `prefix`) and ours.
+    """Heads of one kind: the package's module, whose keys start with `prefix`, and ours.
 
-    `kind`: "sa" (its Attention), or a value of KINDS; `factor`: what its queries are multiplied by here.
+    `kind`: "sa" (its Attention), or a value of KINDS; `factor`: the factor of its queries in our model.
     """
 
     prefix: str
@@ -95,7 +95,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Block:
-    """Blocks of one kind: their attention, that to an encoder, and the fields they give a TransformerConfig."""
+    """Blocks of one kind: their self-attention, their cross-attention, and their fields of a TransformerConfig."""
 
     groups: tuple[Group, ...]
     cross: tuple[Group, ...]
@@ -107,7 +107,7 @@ class Block:
 
 
 def options(given: Any, required: Iterable[str], optional: Arguments) -> dict[str, Any]:
-    """`given`, checked, after the defaults."""
+    """The arguments `given`, checked, with the defaults filled in."""
     if not isinstance(given, Mapping):
         raise ValueError(f"arguments by name were wanted but {given!r} came")
     required = tuple(required)
@@ -145,7 +145,7 @@ def _check(name: str, value: Any, required: bool) -> None:
 # ------------------------------------------------------------------------------------------------------------ attention
 @dataclass(frozen=True)
 class Width:
-    """The width of heads: `total` of them fill the model, `listed` are in our layer."""
+    """The width of heads: `total` heads fill the model width, `listed` of them are in our layer."""
 
     model: int
     total: int
@@ -160,7 +160,7 @@ class Width:
         return self.model // self.total
 
     def fields(self, heads: int, its: Arguments) -> dict[str, Any]:
-        """What a mechanism is told; nothing where it is the default."""
+        """Fields of a mechanism; empty if the width is the default."""
         key, kv, own = its.get("key_dim") or self.head, its["n_kv_heads"], self.total == self.listed
         return {
             "dim": None if own and key == self.head else key,
@@ -169,12 +169,12 @@ class Width:
         }
 
     def factor(self, its: Arguments) -> float:
-        """The package divides scores by the root of the head width, whatever the width of the keys."""
+        """The factor of queries: the package divides scores by the root of the head width, for every width of keys."""
         return math.sqrt((its.get("key_dim") or self.head) / self.head)
 
 
 def sensory(given: Arguments, name: str, heads: int, width: Width, prefix: str, bias_out: bool | None = None) -> Group:
-    """Its Attention; `bias_out` None: as its own arguments say."""
+    """Its Attention; `bias_out` None: from its own arguments."""
     its = part(given, name, (), SENSORY if bias_out is not None else {**SENSORY, "add_bias_out": False})
     out = its["add_bias_out"] if bias_out is None else bias_out
     mechanism = Softmax(heads, **width.fields(heads, its))
@@ -242,7 +242,7 @@ def dual_groups(its: Arguments, d_model: int, prefix: str, source: SymbolSource)
 
 # --------------------------------------------------------------------------------------------------------------- blocks
 def block(given: Any, d_model: int, *, dual: bool, decoder: bool = False, source: SymbolSource | None = None) -> Block:
-    """A block by its arguments, with dual attention or without, of an encoder or a decoder."""
+    """A block from its arguments: with or without dual attention, of an encoder or a decoder."""
     needed = (*(DUAL_BLOCK if dual else PLAIN_BLOCK), *(("n_heads_cross",) if decoder else ()))
     heads, bias_out = 0, None
     if dual:
@@ -254,7 +254,7 @@ def block(given: Any, d_model: int, *, dual: bool, decoder: bool = False, source
             "cross_kwargs": None,
             **options(given, needed, BLOCK_OPTIONS | ({} if decoder else {"attn_kwargs": None})),
         }
-        heads, bias_out = its["n_heads"], its["bias"]  # its decoder looks across with as many, whatever it is told
+        heads, bias_out = its["n_heads"], its["bias"]  # its decoder ignores n_heads_cross and uses as many
         own = {"attn_kwargs": None, **its}
         groups = (sensory(own, "attn_kwargs", heads, Width(d_model, heads, heads), "self_attn.", bias_out),)
     cross: tuple[Group, ...] = ()
@@ -289,8 +289,8 @@ def feedforward(its: Arguments, d_model: int) -> FeedForward:
 # -------------------------------------------------------------------------------------------------------------- symbols
 @dataclass(frozen=True)
 class Retriever:
-    """Where symbols come from; `factors` multiply its queries and those of its relations here, `length` is how many
-    positions it knows."""
+    """A source of symbols; `factors`: factors of its queries and of its relations' queries in our model; `length`: its
+    number of positions."""
 
     source: SymbolSource
     factors: tuple[float, float] = (1.0, 1.0)
@@ -298,7 +298,7 @@ class Retriever:
 
 
 def retriever(its: Arguments, d_model: int, *, relational: bool = True, layers: Arguments | None = None) -> Retriever:
-    """Its symbol retriever; `relational`: whether it may be a relational one; `layers`: how layers share it."""
+    """Its symbol retriever; `relational`: whether a relational one is allowed; `layers`: how layers share it."""
     kinds = (*RETRIEVERS, "rel_sym_attn") if relational else RETRIEVERS
     kind = one_of("arguments", "symbol_retrieval", its["symbol_retrieval"], kinds)
     shared = layers is None or layers["shared_symbol_retriever"]

@@ -1,7 +1,7 @@
 """Our settings as arguments of the package `dual-attention`: the inverse of reading them, and how it is checked.
 
-Arguments are written first and then read again: where what is read differs from the settings, the package has no
-such model, and the field says so.
+The arguments are written and then read again.  If the result differs from the settings, the package has no such model,
+and the error names the field.
 """
 
 import dataclasses
@@ -37,14 +37,14 @@ from polyhead.config import (
 from polyhead.spec.numbers import swiglu_width
 
 Arguments = dict[str, Any]
-"""What a constructor of the package is told, by name."""
+"""Arguments of a constructor of the package, by name."""
 
 Biases = Mapping[tuple[str, str], bool]
 """Whether modules of a kind, by side ("", "encoder", "decoder") and name, have biases: "sa.kv", "sa.out", ..."""
 
 
 def arguments(settings: TransformerConfig, biases: Biases) -> dict[str, Any]:
-    """What the package's constructor would be told, of `plain` settings."""
+    """The arguments of the package's constructor for `plain` settings."""
     if settings.encoder is not None:
         return _sequence(settings, biases)
     if isinstance(settings.inputs, Patches):
@@ -108,7 +108,7 @@ def _sequence(settings: TransformerConfig, biases: Biases) -> dict[str, Any]:
         "decoder_kwargs": _block(settings, biases, dual, "decoder"),
         "in_block_size": encoder.max_length,
         "out_block_size": settings.max_length,
-        "tie_weights": False,  # it does not tie them, but then says so
+        "tie_weights": False,  # even with True the package does not tie them
     }
     side = settings if _dual(settings) else encoder
     return found | (_retriever(_source(side), side) if dual else {})
@@ -128,7 +128,7 @@ def _spec(settings: TransformerConfig) -> dict[str, Any]:
 
 # --------------------------------------------------------------------------------------------------------------- blocks
 def _split(heads: Heads) -> tuple[Softmax | None, SymbolHeads | None]:
-    """Sensory and relational heads."""
+    """The group of sensory heads and the group of relational heads, or None."""
     kinds = [Softmax if isinstance(group, Softmax) else SymbolHeads for group in heads]
     strange = [g for g in heads if not isinstance(g, (Softmax, Relational, Disentangled, Abstractor))]
     if strange or kinds not in ([Softmax], [SymbolHeads], [Softmax, SymbolHeads]):
@@ -143,7 +143,7 @@ def _dual(settings: TransformerConfig) -> bool:
 
 
 def _block(settings: TransformerConfig, biases: Biases, dual: bool, side: str = "") -> dict[str, Any]:
-    """The arguments of a block: those of any, then those of one with or without relational heads."""
+    """The arguments of a block: the common ones, then those for blocks with (`dual`) or without relational heads."""
     cross = settings.layer_cross_heads(0)
     if cross and not (len(cross) == 1 and isinstance(cross[0], Softmax)):
         raise ValueError("cross_heads must be one group, Softmax")
@@ -162,12 +162,13 @@ def _block(settings: TransformerConfig, biases: Biases, dual: bool, side: str = 
 
 
 def _width(settings: TransformerConfig) -> int:
-    """Of a head, where nothing is said."""
+    """The default width of a head."""
     return settings.dim // sum(group.heads for group in settings.layer_heads(0))
 
 
 def _softmax_block(settings: TransformerConfig, biases: Biases, side: str) -> Arguments:
-    """Without relational heads, the package's decoders and vision models take no arguments about attention."""
+    """The arguments of softmax attention.  Without relational heads, the package's decoders and vision models take
+    none."""
     sa, _ = _split(settings.layer_heads(0))
     assert sa is not None
     takes = side != "decoder" and not isinstance(settings.inputs, Patches)
@@ -265,7 +266,7 @@ def _told(kind: str, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 # ----------------------------------------------------------------------------------------------------------- comparison
 def plain(settings: TransformerConfig) -> TransformerConfig:
-    """`settings` with all defaults written out and without what is no matter of format."""
+    """`settings` with all defaults written out, and without fields that do not belong to the format."""
     encoder = settings.encoder
     layers = [settings.layer_heads(i) for i in range(settings.layers)]
     cross = settings.layer_cross_heads(0)
@@ -329,9 +330,9 @@ def _plain_feedforward(settings: TransformerConfig) -> Any:
 
 
 def difference(wanted: Any, came: Any, path: str = "") -> str | None:
-    """Where two `plain` settings first differ, in words.
+    """The first difference of two `plain` settings, in words.
 
-    Biases are no difference: those that only the package has are 0, those that only ours has are looked at by value.
+    Biases are not compared: those that only the package has are 0, and those that only ours has are checked by value.
     """
     if dataclasses.is_dataclass(wanted) and type(wanted) is type(came):
         names = [f.name for f in dataclasses.fields(wanted) if f.name != "bias"]

@@ -12,23 +12,24 @@
     >>> load(state_dict, arguments)(torch.randint(50, (2, 9))).shape
     torch.Size([2, 9, 50])
 
-Which model it is, its arguments say: vocab_size is a language model, image_shape a vision model, input_spec one from
-sequence to sequence, each with dual attention (n_heads_sa, n_heads_ra) or without (n_heads).
+The arguments determine the model: vocab_size means a language model, image_shape a vision model, input_spec a
+sequence-to-sequence model; each with dual attention (n_heads_sa, n_heads_ra) or without (n_heads).
 
-What is the same: rotary positions turn pairs (2j, 2j + 1), queries and keys of attention but no relations; relations
-are scaled by p ** -0.5 and shared by heads; symbols are made from the stream before the first norm; norms' eps is 1e-5.
+The same in both: rotary positions rotate pairs (2j, 2j + 1) of attention's queries and keys, not of relations;
+relations are scaled by p ** -0.5 and shared by heads; symbols are computed from the stream before the first norm; eps
+of norms is 1e-5.
 
-What is told otherwise here: its output projections, one per kind of heads, are the diagonal blocks of one; keys of
-another width than the head's are scaled by the head's, so that the queries are multiplied by (key_dim / head) ** 0.5,
-and a scale of symbolic attention goes into its query map; biases that it does not have are 0; its gelu is gelu_tanh;
-width comes before height in its image_shape; vectors of a sequence are multiplied by the root of the width in the map
-itself; in its state dict a shared tensor has several keys, of which a file may hold one.
+Represented differently here: its output projections, one per kind of heads, are the diagonal blocks of one projection.
+The package scales keys by the head width even if keys have another width, so our queries are multiplied by
+(key_dim / head) ** 0.5.  The scale of symbolic attention is part of its query map.  Biases that it does not have are 0.
+Its gelu is our gelu_tanh.  Its image_shape has width before height.  It multiplies vectors of a sequence by the root of
+the width; here the map itself does.  In its state dict a shared tensor has several keys, and a file may hold only one.
 
-What it does in training only, and ours does not: it drops attention outputs twice, a decoder's feed-forward outputs
-never.  What it ignores is ignored here, too: n_layers_dec of its dual model from sequence to sequence (it has as many
-layers as the encoder), n_heads_cross of the plain one, `bias` of its dual language model, tie_weights.  Refused are a
-symbolic attention with dropout, which the package applies in evaluation, too, and a softmax of relations under a causal
-mask, which there sees the future.
+Different in training: the package applies dropout twice to attention outputs, and never to a decoder's feed-forward
+outputs.  Arguments that the package ignores are ignored here: n_layers_dec of its dual sequence-to-sequence model
+(which has as many layers as the encoder), n_heads_cross of the plain one, `bias` of its dual language model,
+tie_weights.  Refused are symbolic attention with dropout, which the package applies in evaluation, too, and a softmax
+of relations under a causal mask, which attends to future tokens there.
 """
 
 import contextlib
@@ -75,7 +76,7 @@ CLASSES = {
 
 @contextlib.contextmanager
 def _named(what: str) -> Iterator[None]:
-    """Errors begin with who it is that is not satisfied."""
+    """Context manager: error messages inside begin with the name of the function."""
     try:
         yield
     except ValueError as error:
@@ -86,11 +87,11 @@ def _named(what: str) -> Iterator[None]:
 def load(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] | None = None, **arguments: Any) -> Transformer:
     """A model of the package as ours, on the device and in the dtype of its tensors.
 
-    `config`: the arguments of its constructor, as in a published config.json; or give them by name.  The prefix
-    `_orig_mod.` that torch.compile leaves is stripped.
+    `config`: the arguments of its constructor, as in a published config.json; they may also be given by name.  The
+    prefix `_orig_mod.` of torch.compile is removed.
 
-    Raises ValueError, naming it, for an argument or a key that is missing or unknown, a tensor of another shape, and
-    what ours cannot be.
+    Raises ValueError, which names it, for an argument or a key that is missing or unknown, a tensor of a wrong shape,
+    and an option without an equivalent in ours.
     """
     with _named("load"):
         its = plan({**({} if config is None else config), **arguments})
@@ -102,7 +103,7 @@ def load(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] | None = No
 
 
 def _tensors(state_dict: Mapping[str, Tensor], unused: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    """The tensors without those that no head reads; ValueError for anything else than floating tensors."""
+    """The tensors without those that no head reads.  Raises ValueError unless all are floating tensors."""
     state = {key.replace("_orig_mod.", ""): value for key, value in state_dict.items()}
     state = {key: value for key, value in state.items() if not key.startswith(unused)} if unused else state
     for key, value in state.items():
@@ -118,13 +119,13 @@ def _build(settings: TransformerConfig, like: Tensor) -> Transformer:
     parts = [settings, settings.encoder] if isinstance(settings.encoder, TransformerConfig) else [settings]
     groups = [group for part in parts for group in part.layer_heads(0)]
     if any(getattr(getattr(group, "symbols", None), "tied", False) for group in groups):
-        with torch.random.fork_rng(devices=[]):  # what is one tensor in several modules does not survive to_empty
+        with torch.random.fork_rng(devices=[]):  # not on the meta device: to_empty would break shared tensors
             return Transformer(settings, device=like.device, dtype=like.dtype)
     return Transformer(settings, device="meta", dtype=like.dtype).to_empty(device=like.device)
 
 
 def _constants(its: Layout) -> dict[str, Tensor]:
-    """The tables of sines that its sequence models keep in their state."""
+    """The tables of sines in the state dict of its sequence models."""
     names = ("source", "target") if its.kind == "sequence" else ()
     sides = zip(names, its.lengths, strict=True) if names else ()
     dim = its.settings.dim
@@ -134,10 +135,10 @@ def _constants(its: Layout) -> dict[str, Tensor]:
 def save(model: Transformer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The inverse of `load`: a state dict, copied, and the arguments of the package's constructor.
 
-    A bias that is 0 everywhere is left out where the package can do without.
+    A bias of zeros is omitted if the package does not need it.
 
-    Raises ValueError, naming the field or the tensor, for what the package cannot express: entries of an output
-    projection between two kinds of heads, for instance, which training makes.
+    Raises ValueError, which names the field or the tensor, for all that the package cannot express: for instance non-
+    zero entries of the output projection between two kinds of heads, which training creates.
     """
     with _named("save"):
         ours = write.plain(model.config)
@@ -174,7 +175,7 @@ def _shares(settings: Any) -> bool:
 
 
 def _any_bias(state: Mapping[str, Tensor], side: str, kind: str, shared: bool) -> bool:
-    """Whether a bias of these modules is anywhere not 0; shared keys are the relational module's."""
+    """Whether a bias of these modules has a non-zero entry; shared keys belong to the relational module."""
     module, _, what = kind.partition(".")
     letter = "wo" if what == "out" else "wv" if shared and module == "sa" else "w[kv]"
     pattern = re.compile(rf"{side and side + '_blocks'}.*{_MODULES[module]}\.{letter}\w*\.bias$")
@@ -182,7 +183,7 @@ def _any_bias(state: Mapping[str, Tensor], side: str, kind: str, shared: bool) -
 
 
 def from_folder(path: str | pathlib.Path, *, device: str | torch.device = "cpu") -> Transformer:
-    """A published model: a folder with config.json and model.safetensors.  Nothing is unpickled."""
+    """Load a published model: a folder with config.json and model.safetensors.  Nothing is unpickled."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -205,7 +206,8 @@ def from_folder(path: str | pathlib.Path, *, device: str | torch.device = "cpu")
 
 
 def to_folder(model: Transformer, path: str | pathlib.Path) -> None:
-    """Write what `from_folder` and the package's `from_pretrained` read; a tensor with several keys once."""
+    """Write a folder for `from_folder` and the package's `from_pretrained`; a tensor with several keys is written
+    once."""
     from safetensors.torch import save_file
 
     state, config = save(model)
@@ -221,9 +223,9 @@ def to_folder(model: Transformer, path: str | pathlib.Path) -> None:
 def load_block(
     state_dict: Mapping[str, Tensor], config: Mapping[str, Any], *, rotary: bool = False, max_length: int = 2048
 ) -> TransformerBlock:
-    """A block of the package, of an encoder or (with n_heads_cross) of a decoder, as ours; symbols are given to it.
+    """A block of the package, of an encoder or (with n_heads_cross) a decoder, as ours; the caller passes symbols.
 
-    `rotary`: its calls have the angles.  Position-relative symbols are given as their table.
+    `rotary`: the package's calls pass rotary angles.  Position-relative symbols are passed as their table.
     """
     with _named("load_block"):
         its, dim = dict(config), _dim(config)
@@ -262,10 +264,10 @@ def load_attention(
     rotary: bool = False,
     max_length: int = 2048,
 ) -> MultiHeadAttention:
-    """An attention module of the package as a layer of ours; symbols are given to it, relative ones as a table.
+    """An attention module of the package as our layer; the caller passes symbols, relative ones as a table.
 
-    `cls`: its class (see CLASSES), of which `config` are the arguments; `causal` and `rotary` its calls decide there.
-    Where `total_n_heads` says that it is a part of a wider layer, its output is the first features of ours.
+    `cls`: its class (see CLASSES); `config`: its arguments.  `causal` and `rotary`: in the package its calls decide
+    these.  If `total_n_heads` says that it is a part of a wider layer, its output is the first features of ours.
     """
     with _named("load_attention"):
         groups = _groups(CLASSES[one_of("arguments", "cls", cls, CLASSES)], config, causal)
@@ -304,5 +306,5 @@ def _groups(kind: str, config: Mapping[str, Any], causal: bool) -> tuple[Group, 
 
 
 def _given_source(its: Mapping[str, Any]) -> SymbolSource:
-    """What stands for symbols that the caller gives."""
+    """A placeholder source for symbols that the caller passes."""
     return RelativeSymbols() if its.get("use_relative_positional_symbols") else SymbolicAttention()

@@ -1,6 +1,7 @@
-"""The models of the package `dual-attention` by their constructors' arguments: language, vision, sequence to sequence.
+"""The models of the package `dual-attention` from their constructors' arguments: language, vision, sequence to
+sequence.
 
-Each has a twin without relational heads, told by `n_heads` in place of `n_heads_sa` and `n_heads_ra`.
+Each has a variant without relational heads, with `n_heads` in place of `n_heads_sa` and `n_heads_ra`.
 """
 
 from collections.abc import Mapping
@@ -47,10 +48,10 @@ SEQUENCE = (
 
 @dataclass(frozen=True)
 class Layout:
-    """A model: what it is here, and the parts of the package's that its tensors are in.
+    """A model: our configuration, and the package's modules that hold its tensors.
 
-    `kind`: "language", "vision" or "sequence"; `encoder`: the blocks of the encoder, where there is one; `lengths`: of
-    its tables of positions; `unused`: where its keys begin that no head reads.
+    `kind`: "language", "vision" or "sequence"; `encoder`: the blocks of an encoder, if any; `lengths`: of its tables of
+    positions; `unused`: prefixes of keys that no head reads.
     """
 
     kind: str
@@ -63,7 +64,7 @@ class Layout:
 
 
 def plan(arguments: Any) -> Layout:
-    """The model with these arguments.  ValueError where the package has none such, or ours has no such thing."""
+    """The model with these arguments.  Raises ValueError if the package has no such model or ours has no equivalent."""
     if not isinstance(arguments, Mapping):
         raise ValueError(f"arguments by name were wanted but {arguments!r} came")
     if set(arguments) == {"args", "kwargs"}:
@@ -90,7 +91,7 @@ def _language(arguments: Mapping[str, Any]) -> Layout:
         if its["n_heads_ra"]:
             asked = _retriever(its, relational=False, layers=part(its, "symbol_retriever_config", (), shared))
         own = {name: its[name] for name in (*DUAL_BLOCK, *DUAL_OPTIONS) if name in its}
-        own["bias"] = True  # whatever it is told: the argument is not read
+        own["bias"] = True  # the package ignores the argument
     else:
         its = options(
             arguments, (*LANGUAGE, *PLAIN_BLOCK), wanted | {"use_flash_attention": True, "block_kwargs": None}
@@ -173,7 +174,7 @@ def _sequence(arguments: Mapping[str, Any]) -> Layout:
         outputs=Values(1),  # not used
         layers=its["n_layers_enc"],
         positions=Sinusoidal(),
-        max_length=known or its["in_block_size"],  # the rows of a table that both sides share
+        max_length=known or its["in_block_size"],  # the rows of a table that encoder and decoder share
         final_norm=False,
         **sides["encoder"].fields,
     )

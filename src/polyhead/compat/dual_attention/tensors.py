@@ -1,6 +1,8 @@
-"""Where the tensors of the package `dual-attention` lie in ours: a part of one of our tensors, times a number.
+"""The mapping of the tensors of the package `dual-attention` to ours: each is a part of one of our tensors, times a
+number.
 
-What no part covers is 0: entries of the output projection between kinds of heads, biases that the package has not.
+Entries that no part covers are 0: those of the output projection between kinds of heads, and biases that the package
+does not have.
 """
 
 import math
@@ -26,10 +28,10 @@ ALL = slice(None)
 
 @dataclass(frozen=True)
 class Place:
-    """One tensor of the package: its names there (all hold it), those of ours (all the same tensor), which part.
+    """One tensor of the package: all its names there, all names of our tensor, and the part of it.
 
-    `factor`: ours / theirs; `shape`: theirs, where it is not that of the part: of as many entries, or longer by rows
-    that are out of reach here.
+    `factor`: ours / theirs.  `shape`: that of the package's tensor, if it differs from that of the part: reshaped, or
+    with more rows than ours can use.
     """
 
     keys: tuple[str, ...]
@@ -48,7 +50,7 @@ def _linear(theirs: str, ours: str, *, bias: bool = True, factor: float = 1.0) -
 def of_attention(
     layer: MultiHeadAttention, groups: Sequence[Group], theirs: str = "", ours: str = ""
 ) -> Iterator[Place]:
-    """The tensors of a layer, whose keys begin with `theirs` and whose names with `ours`."""
+    """The tensors of a layer; their keys begin with `theirs`, our names with `ours`."""
     start = 0
     for i, group in enumerate(groups):
         size, prefix = layer.sizes[i], theirs + group.prefix
@@ -72,7 +74,8 @@ def of_attention(
 def _queries_and_keys(
     group: Group, sharing: Group | None, rows: Sequence[slice], theirs: str, ours: str
 ) -> Iterator[Place]:
-    """Of a group, and of the one after it that has the same: whose modules, in the package, both then are."""
+    """Queries and keys of a group, and of the next group if it shares them; in the package both have the same
+    modules."""
     both = (group,) if sharing is None else (group, sharing)
     stems = [theirs + g.prefix + "w{}" + ("" if g.kind in ("sa", "rca") else "_attn") for g in both]
     for letter, where, factor in (("q", rows[0], group.factor), ("k", rows[1], 1.0)):
@@ -110,7 +113,7 @@ def of_block(block: TransformerBlock, its: Block, theirs: str = "", ours: str = 
 
 # -------------------------------------------------------------------------------------------------------------- symbols
 def of_symbols(asked: Retriever, theirs: Sequence[str], ours: Sequence[str], dim: int, length: int) -> Iterator[Place]:
-    """The tensors of a source of symbols that stands under several prefixes there and here."""
+    """The tensors of a source of symbols, which has several prefixes there and here."""
     for place in _of_source(asked, dim, length):
         keys, names = (
             [prefix + name for prefix in some for name in its]
@@ -137,7 +140,7 @@ def _of_source(asked: Retriever, dim: int, length: int) -> Iterator[Place]:
 
 
 def _by_layer(asked: Retriever, theirs: Sequence[str], dim: int, length: int) -> Iterator[Place]:
-    """Sources of the layers' own; a library they have in common is one tensor."""
+    """Sources with one module per layer; a shared library is one tensor."""
     ours = [f"blocks.{i}.symbols.0." for i in range(len(theirs))]
     tied = getattr(asked.source, "tied", False)
     for i in range(len(theirs)):
@@ -150,7 +153,7 @@ def _by_layer(asked: Retriever, theirs: Sequence[str], dim: int, length: int) ->
 
 # --------------------------------------------------------------------------------------------------------------- models
 def of_model(model: Transformer, plan: Layout) -> Iterator[Place]:
-    """The tensors of a model of the package that this plan describes."""
+    """The tensors of a model of the package with this plan."""
     stem = {"language": "layers.blocks", "vision": "encoder_blocks", "sequence": "layers.decoder_blocks"}[plan.kind]
     for i, block in enumerate(_blocks(model)):
         yield from of_block(block, plan.block, f"{stem}.{i}.", f"blocks.{i}.")
@@ -199,7 +202,7 @@ def _sequence(model: Transformer, plan: Layout) -> Iterator[Place]:
         yield from of_block(block, plan.encoder, *prefixes)
     root = math.sqrt(settings.dim)
     for side, prefix, end in (("source", "encoder.", encoder.inputs), ("target", "", settings.inputs)):
-        if isinstance(end, Vectors):  # there the vectors are multiplied by the root of the width, not so here
+        if isinstance(end, Vectors):  # the package multiplies vectors by the root of the width, ours does not
             yield from _linear(f"layers.{side}_embedder", f"{prefix}inputs.linear", factor=root)
         else:
             yield Place((f"layers.{side}_embedder.weight",), (f"{prefix}inputs.table.weight",))
@@ -215,9 +218,9 @@ def _sequence(model: Transformer, plan: Layout) -> Iterator[Place]:
 # -------------------------------------------------------------------------------------------------------------- tensors
 @torch.no_grad()
 def fill(module: nn.Module, places: Sequence[Place], state: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> None:
-    """Write the tensors of `state` where they belong and 0 everywhere else.
+    """Copy the tensors of `state` to our parameters and set all other entries to 0.
 
-    `extra`: tensors that may be there and must be like these.  ValueError for keys that are missing or left over.
+    `extra`: optional tensors, which must equal these.  Raises ValueError for missing or unknown keys.
     """
     _compare_keys(set(state), places, extra)
     targets = module.state_dict()
@@ -256,7 +259,7 @@ def _compare_keys(keys: set[str], places: Sequence[Place], extra: Mapping[str, T
 
 
 def _one(keys: Sequence[str], state: Mapping[str, Tensor]) -> Tensor:
-    """The tensor that all of these names have; a file may hold it under one of them."""
+    """The tensor of these names; a file may have it under only one of them."""
     there = [key for key in keys if key in state]
     first = state[there[0]]
     for key in there[1:]:
@@ -271,7 +274,7 @@ def _misshapen(key: str, wanted: tuple[int, ...], value: Tensor) -> NoReturn:
 
 @torch.no_grad()
 def take(module: nn.Module, places: Sequence[Place]) -> dict[str, Tensor]:
-    """The inverse of `fill`, copied.  ValueError where ours has entries that no place holds."""
+    """The inverse of `fill`, copied.  Raises ValueError for non-zero entries of ours that no place holds."""
     ours = {name: value.detach() for name, value in module.state_dict().items()}
     rest = {name: value.clone() for name, value in ours.items()}
     theirs: dict[str, Tensor] = {}
@@ -282,7 +285,7 @@ def take(module: nn.Module, places: Sequence[Place]) -> dict[str, Tensor]:
         name = place.names[0]
         if name in ours:
             part = ours[name][place.where]
-        else:  # a bias the package has and ours does without
+        else:  # a bias that only the package has
             weight = ours[name.removesuffix("bias") + "weight"]
             part = weight.new_zeros(weight.shape[0])[place.where]
         value = part.clone() if place.factor == 1.0 else part / place.factor

@@ -1,8 +1,8 @@
-"""transformers: latent codes of its models (taps.py), our heads in them (heads.py, attention.py), which layers are ours
-(calls.py), and our models among its own (model.py on base.py, config.py, cache.py, tokens.py, card.py).
+"""transformers: latent codes of its models (taps.py), our heads in its models (heads.py, attention.py), the check of
+its layers (calls.py), and our models as its models (model.py, base.py, config.py, cache.py, tokens.py, card.py).
 
-Importing this folder registers everything: our models with the Auto classes, our heads as `attn_implementation`s, and
-the configurations that hold heads.  Where transformers is not installed, nothing is registered; each name then says so.
+Importing this folder registers our models with the Auto classes, our heads as `attn_implementation`, and configurations
+with heads.  If transformers is not installed, nothing is registered, and using a name raises an error that says so.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # to a type checker a module with this function would have every name
+if not TYPE_CHECKING:  # for a type checker, a module with this function has every name
 
     def __getattr__(name: str) -> Any:
         holder = name.startswith("Polyhead") and name not in _HOMES  # PolyheadLlamaConfig and so on

@@ -1,17 +1,16 @@
-"""What transformers' attention interface calls: our heads on the queries, keys and values of a model of its own.
+"""The function that transformers' attention interface calls: our heads on queries, keys and values of its models.
 
     attend(module, query, key, value, attention_mask, dropout=, scaling=, ...) -> (b t h e), None
 
-One function serves the names of `huggingface_heads.NAMES` (all layers have one mechanism) and layers whose attention
-module has `Heads` of its own.  Masks are those that SDPA gets: boolean, True where looking is allowed, or floating and
-added to the scores; none and a causal module mean the causal mask.
+One function serves the names of `heads.NAMES` (one mechanism in all layers) and layers whose attention module has its
+own `Heads`.  Masks are those of SDPA: Boolean, True where a query may attend, or floating and added to the scores; no
+mask in a causal module means the causal mask.
 
-Relational heads read more than q, k and v.  Their attention module is a subclass (`with_symbols`) that gives the heads
-the stream, and in place of the cache `Senders`, which put symbols where the values of those heads would be and keys of
-relations beside the keys, so that any cache of transformers keeps them.
+Relational heads read more than q, k and v.  Their attention module is a subclass (`with_symbols`) that passes the
+stream to the heads.  In place of the cache it passes `Senders`, which put symbols in place of values and append
+relation keys to the keys; so any cache of transformers stores them.
 
-Heads are called as a module, and nothing else is asked of them, so that what wraps them (PEFT, torch.compile, FSDP) has
-its say.
+Heads are only called as a module, so that wrappers (PEFT, torch.compile, FSDP) work.
 """
 
 import dataclasses
@@ -35,16 +34,16 @@ from polyhead.layers.symbols import build_symbols
 from polyhead.ops.latent_code import share
 
 Slices = tuple[slice, slice | None]
-"""Of a group: its heads, and its keys and values; None where a group's keys are not a whole number of the model's."""
+"""For a group: its heads, and its keys and values; None if the group's heads cut through a set that shares keys."""
 
 Said = list[dict[str, Any]]
-"""Of each group, what it makes of the stream: "received" (by name), "k_rel" (b t r p), "values" (b t g e) or, by
-offset, a table (n g e), and "keys", the first and last of its keys.  Empty of heads that read q, k and v alone."""
+"""For each group, its tensors from the stream: "received" (by name), "k_rel" (b t r p), "values" (b t g e) or a table
+by offset (n g e), and "keys", the range of its keys.  Empty for heads that read only q, k and v."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """How wide a layer of a foreign model is: total heads and groups of keys, per head `dim`, and its model's width."""
+    """The sizes of a layer of a foreign model: heads, groups of keys, `dim` per head, and the model width."""
 
     width: int
     heads: int
@@ -55,9 +54,9 @@ class Place:
 
 
 def fitted(who: str, mechanisms: Sequence[config.Mechanism], place: Place) -> list[tuple[config.Mechanism, Slices]]:
-    """The mechanisms with the sizes that the model gives them, and which of its heads each of them is.
+    """The mechanisms with the model's sizes, and which of the model's heads each of them replaces.
 
-    ValueError where they are not as many as the model has, or want what a model's own q, k and v cannot give.
+    Raises ValueError if the numbers of heads differ, or if a mechanism needs more than the model's q, k and v.
     """
     total = sum(mechanism.heads for mechanism in mechanisms)
     if total != place.heads:
@@ -85,10 +84,10 @@ def fitted(who: str, mechanisms: Sequence[config.Mechanism], place: Place) -> li
 
 
 class Heads(nn.Module):
-    """The head groups of one layer of a foreign model, side by side, and what they add to its q, k and v.
+    """The head groups of one layer of a foreign model, with their own parameters.
 
-    Softmax, linear and HYLA heads add nothing (HYLA with `value_depth=2`: its second value matrix); relational ones
-    their maps and, for each source that they name, the layer's own symbols.
+    Softmax, linear and HYLA heads have none (HYLA with `value_depth=2`: its second value matrix).  Relational heads
+    have their maps and, for each of their sources, the layer's own symbols.
     """
 
     def __init__(
@@ -111,8 +110,10 @@ class Heads(nn.Module):
 
     @torch.no_grad()
     def begin(self, v_proj: nn.Module | None) -> None:
-        """Fill what no checkpoint has filled: symbols go through the rows that the values of these heads went
-        through, relations are balanced on that, all else begins as it does in our own models."""
+        """Initialise parameters that no checkpoint has filled.
+
+        The map of symbols copies the value rows of these heads, relations are balanced accordingly, and all else is
+        initialised as in our own models."""
         for group, (_, keys) in zip(self._groups(), self.slices, strict=True):
             if isinstance(group, HylaHeads) and group.value_weight is not None and _fresh(group.value_weight):
                 nn.init.normal_(group.value_weight, std=group.sizes.value_dim**-0.5)
@@ -129,7 +130,7 @@ class Heads(nn.Module):
                 module.reset_parameters()  # type: ignore[operator]
 
     def _groups(self) -> list[Any]:
-        return list(self.groups)  # head groups, or what wraps them
+        return list(self.groups)  # head groups or their wrappers
 
     def forward(
         self,
@@ -142,15 +143,15 @@ class Heads(nn.Module):
         first: int = 0,
         positions: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"] | Said:
-        """The output of all heads; `seen`: bias, mask, causal and keep of all of them, `made`: see `Senders.made`.
+        """The output of all heads; `seen`: bias, mask, causal and keep for all of them; `made`: see `Senders.made`.
 
-        Without k and v: what they make of the stream (b t m), whose first token is number `first`.
+        Without k and v it returns `Said` for the stream `q` (b t m), whose first token has the index `first`.
         """
         if k is None or v is None:
             return self._say(q, first, positions)
         parts, limits = [], seen or Limits()
         for i, (group, (heads, keys)) in enumerate(zip(self._groups(), self.slices, strict=True)):
-            # Heads that cut through a set which shares its keys get a copy each.
+            # If a group's heads cut through a set that shares keys, each head gets a copy.
             mine = [x[:, :, keys] if keys is not None else share(x, q.shape[2])[:, :, heads] for x in (k, v)]
             more = {} if made is None else made[i]
             if made is None and self.source_of[i] is not None:
@@ -165,7 +166,7 @@ class Heads(nn.Module):
             of_group: dict[str, Any] = {}
             if source is not None and keys is not None:
                 f = asked(group, "features")(x)
-                sent = asked(group, "send")(f)  # nothing, of an Abstractor
+                sent = asked(group, "send")(f)  # empty for an Abstractor
                 of_group = {"received": asked(group, "receive")(f), **sent, "keys": (keys.start, keys.stop)}
                 of_group["values"] = asked(group, "values")(symbols[source])
             said.append(of_group)
@@ -177,9 +178,9 @@ def _fresh(tensor: Tensor) -> bool:
 
 
 class Senders:
-    """What relational heads of one call read beside q, k and v: the stream, symbols, and all keys of relations.
+    """Inputs of relational heads beside q, k and v in one call: the stream, symbols, and all relation keys.
 
-    In place of a cache: `update` keeps symbols as values, and relation keys behind each key.
+    It takes the place of a cache: `update` stores symbols as values, and appends relation keys to each key.
     """
 
     def __init__(self, said: Said, cache: Any, past: int) -> None:
@@ -191,7 +192,7 @@ class Senders:
         return getattr(self.__dict__["cache"], name)
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """All keys and values (b g s d) of the layer, after these; those of relations are cut off again."""
+        """Add keys and values to the cache and return all of them (b g s d), without the appended relation keys."""
         g, d = key.shape[1], key.shape[-1]
         flat = [related.flatten(2) for related in self.keys.values()]
         if flat:
@@ -210,7 +211,7 @@ class Senders:
         return key[..., :d], value
 
     def filled(self, value: Float[Tensor, "b t g e"]) -> Float[Tensor, "b t g e"]:
-        """Values, with symbols by key in place of those of heads that read them."""
+        """Values, with symbols by key in place of the values of relational heads."""
         value = value.clone()
         for of in self.said:
             if of and of["values"].ndim == 4:
@@ -218,7 +219,7 @@ class Senders:
         return value
 
     def made(self, t: int, s: int) -> list[dict[str, Tensor]]:
-        """Of each group, relations of `t` receivers and the first `s` senders, and symbols by offset."""
+        """For each group, q_rel of `t` receivers, k_rel of the first `s` senders, and symbols by offset."""
         found: list[dict[str, Tensor]] = []
         for i, of in enumerate(self.said):
             made = dict(of.get("received", {}))
@@ -246,9 +247,9 @@ def attend(
     polyhead: Senders | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The function of the interface, on (b h t d) tensors; returns (b t h e).  ValueError for what is not plain.
+    """The function of the interface, on (b h t d) tensors; returns (b t h e).
 
-    `heads` is called as `Heads` are, whatever it is: the module of a layer, wrapped by whom it may be.
+    `heads` is a module that is called like `Heads`, possibly wrapped.  Raises ValueError for options that the ops lack.
     """
     who = type(module).__name__
     refuse(module, options)
@@ -258,7 +259,7 @@ def attend(
     t, d = q.shape[1], q.shape[3]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(causal) and attention_mask is None and t > 1
-    if causal:  # no mask then means that query 0 is key 0: what lies behind is the empty rest of a cache
+    if causal:  # then query 0 is key 0, and further keys are empty rows of a static cache
         k, v = k[:, :t], v[:, :t]
     bias, mask = _bias_and_mask(who, (attention_mask, position_bias), t, k.shape[1], q.dtype)
     keep = None
@@ -272,7 +273,7 @@ def attend(
 
 
 def alone(group: HeadGroup) -> Callable[..., Tensor]:
-    """A group that is all heads of a layer and reads q, k and v alone, to be called as `Heads` are."""
+    """Wrap a group that has all heads of a layer and reads only q, k and v, to be called like `Heads`."""
 
     def heads(q: Tensor, k: Tensor, v: Tensor, *, seen: Limits, made: None) -> Tensor:
         return group(q, k, v, bias=seen.bias, mask=seen.mask, causal=seen.causal, keep=seen.keep)
@@ -281,8 +282,8 @@ def alone(group: HeadGroup) -> Callable[..., Tensor]:
 
 
 def refuse(module: nn.Module, options: Mapping[str, Any]) -> None:
-    """ValueError for what some models pass to their attention that is no part of the ops."""
-    for option in (*REFUSED, "cache"):  # a paged cache, which attention itself would have to keep
+    """Raise ValueError for options of some models' attention that the ops do not have."""
+    for option in (*REFUSED, "cache"):  # a paged cache, which the attention function would have to manage
         if options.get(option) is not None:
             raise ValueError(f"polyhead: {type(module).__name__} must be plain attention but {option} changes it")
 
@@ -294,12 +295,12 @@ def _bias_and_mask(
     if any(array.ndim != 4 for array in arrays):
         raise ValueError(f"polyhead: {who} must have masks (b h t s) but one is {tuple(arrays[0].shape)}")
     if len(arrays) == 1 and arrays[0].dtype == torch.bool:
-        return None, arrays[0]  # without a look at it, which would wait for the device
+        return None, arrays[0]  # unread, because reading would synchronise the device
     return limits(arrays, t, s, dtype)
 
 
 class _Stream:
-    """Before the class of an attention module: its relational heads are given what they relate."""
+    """Mixin of an attention module's class: it passes the stream to relational heads."""
 
     polyhead: nn.Module
     layer_idx: int
@@ -317,5 +318,5 @@ class _Stream:
 
 @functools.cache
 def with_symbols(kind: Any) -> Any:
-    """The subclass of an attention module's class that gives relational heads the stream."""
+    """The subclass of an attention module's class that passes the stream to relational heads."""
     return type(f"Polyhead{kind.__name__}", (_Stream, kind), {"__module__": __name__})

@@ -1,4 +1,4 @@
-"""What our models in transformers share: how they are filled, tied, saved, and what a forward pass hands out."""
+"""The base of our models in transformers: initialisation, tied parameters, saving, and outputs of a forward pass."""
 
 import dataclasses
 import os
@@ -19,16 +19,16 @@ from polyhead.models.inputs_outputs import TiedOutput, TokenInput
 from polyhead.models.transformer import Transformer
 
 Options = dict[str, Any]
-"""What the library or its users pass beside what a forward pass names."""
+"""Further keyword arguments of a forward pass, from the library or its users."""
 
 UNKNOWN = ("token_type_ids", "head_mask", "encoder_hidden_states")
-"""What models of the library may be given and ours do not take: it must not be passed over in silence."""
+"""Arguments of the library's models that ours do not support; they are refused, never ignored."""
 
 
 class PolyheadPreTrainedModel(transformers.PreTrainedModel):
-    """`model`, our transformer, and how the library fills, ties, saves and checkpoints it.
+    """`model`, our transformer, and how the library initialises, ties, saves and checkpoints it.
 
-    Parameters are called as in ours, after "model.", in every class: each reads what another has saved.
+    In every class, parameters have our names after "model."; so each class reads what another has saved.
     """
 
     config_class = PolyheadConfig
@@ -47,23 +47,23 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         self.gradient_checkpointing = config.settings.checkpoint
         self._tied_weights_keys = _twice(self.model)
         for tensor in self.model.state_dict(keep_vars=True).values():
-            if not tensor.is_meta:  # filled by our own rules: the library's would fill it again
+            if not tensor.is_meta:  # already initialised by our own rules
                 tensor._is_hf_initialized = True
 
     @classmethod
     def register_for_auto_class(cls, auto_class: object = "AutoModel") -> None:
-        """Nothing: a saved folder finds this class by its shim, and needs no copy of the source."""
+        """Does nothing: a saved folder finds this class through its shim and needs no copy of the source."""
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Which names mean one parameter: the tokens' table and the logits', libraries of symbols."""
+        """Names of tied parameters: the tables of tokens and logits, libraries of symbols."""
         return dict(self._tied_weights_keys or {})
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Fill what `from_pretrained`, which builds on the meta device, does not: constants, and what a file lacks."""
+        """Initialise what `from_pretrained` leaves on the meta device: constants, and parameters missing in a file."""
         settings = self.config.settings
         if isinstance(module, Constant):
-            module.to(module.value.device)  # makes the value anew
+            module.to(module.value.device)  # recomputes the value
         elif any(module is own for own in self.model.modules()) or module is self:
             self._fill()
         elif isinstance(module, nn.Embedding | nn.Linear):  # a table of another size
@@ -72,7 +72,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
                 module.weight.mul_(narrower(settings.inputs, settings.outputs, settings.dim, settings.init))
 
     def _fill(self) -> None:
-        """Give what is not filled the values of a new model: our rules look at a whole one."""
+        """Copy missing parameters from a newly initialised model, because our rules need a whole model."""
         missing = {n: p for n, p in self.model.state_dict(keep_vars=True).items() if not _filled(p)}
         fresh = Transformer(self.config.settings).state_dict() if missing else {}
         for name, tensor in missing.items():
@@ -86,7 +86,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         state_dict: dict[str, Tensor] | None = None,
         **options: Any,
     ) -> None:
-        """As in the library.  Libraries of symbols that layers share but that are not trained are written for each."""
+        """As in the library.  A shared, untrained library of symbols is written once per layer."""
         state = dict(self.state_dict() if state_dict is None else state_dict)
         buffers = {id(tensor): name for name, tensor in self.named_buffers()}
         for name, tensor in self.named_buffers(remove_duplicate=False):
@@ -97,7 +97,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
     def _set_gradient_checkpointing(
         self, enable: bool = True, gradient_checkpointing_func: object = None, every_n_layers: int = 1
     ) -> None:
-        """`checkpoint` of our configuration: blocks keep their inputs only."""
+        """Set `checkpoint` of our configuration: activation checkpointing of the blocks."""
         if every_n_layers != 1:
             raise ValueError(f"{type(self).__name__}: every block is checkpointed or none, not each {every_n_layers}th")
         self.gradient_checkpointing = enable
@@ -105,32 +105,32 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
 
     # ---------------------------------------------------------------------------------------------------- embeddings
     def get_input_embeddings(self) -> nn.Module:
-        """The table of the tokens; of images, the map of patches."""
+        """The token table or, for images, the map of patches."""
         inputs = self.model.inputs
         return inputs.table if isinstance(inputs, TokenInput) else inputs.linear
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Another table; tied logits take it, too."""
+        """Replace the table; tied logits use it, too."""
         self.model.inputs.add_module("table", value)
         if isinstance(self.model.outputs, TiedOutput):
             self.model.outputs.add_module("table", value)
 
     def get_output_embeddings(self) -> nn.Module | None:
-        """What makes the logits of its `weight` and `bias`, or None; `config.logit_scale` multiplies them."""
+        """The output map with `weight` and `bias`, or None; its logits are multiplied by `config.logit_scale`."""
         outputs = self.model.outputs
         if isinstance(outputs, TiedOutput):
             return outputs
         return getattr(outputs, "linear", None) if isinstance(self.config.settings.outputs, Logits) else None
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Another linear map; tied logits go by the table."""
+        """Replace the output map; tied logits follow the token table instead."""
         if not isinstance(self.model.outputs, TiedOutput):
             self.model.outputs.linear = new_embeddings
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """As in the library: new tokens come last; `config` follows."""
+        """As in the library: new tokens are appended, and `config` is updated."""
         table = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         checkpoint = self.model.config.checkpoint
         self.model.config = dataclasses.replace(self.config.settings, checkpoint=checkpoint)
@@ -138,7 +138,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
 
     # -------------------------------------------------------------------------------------------------------- forward
     def _look(self, others: Options) -> "_Looks":
-        """What of the options is to be handed out; they are taken from `others`, unknown ones are a ValueError."""
+        """Take the options of requested outputs from `others`.  Raises ValueError for unknown options."""
         strange = [name for name in UNKNOWN if others.pop(name, None) is not None]
         if strange:
             raise ValueError(f"{type(self).__name__}: it takes no {strange[0]}")
@@ -161,9 +161,9 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         tail: int | None = None,
         lazy: bool = False,
     ) -> tuple[Tensor, PolyheadCache | None]:
-        """What our transformer makes of tokens or their embeddings, and its cache.
+        """Our transformer's output for tokens or embeddings, and its cache.
 
-        `lazy`: what its outputs would be made of, without them.
+        `lazy`: return the stream after the last norm in place of the outputs; no logits are computed.
         """
         who = type(self).__name__
         if (input_ids is None) == (inputs_embeds is None):
@@ -177,7 +177,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         inputs = inputs_embeds if input_ids is None else input_ids
         assert inputs is not None
         where = self._places(inputs, attention_mask, others.pop("position_ids", None), past_key_values)
-        few = tail is not None and looks.stream is None  # who looks at the stream wants all of it
+        few = tail is not None and looks.stream is None  # the requested stream must be complete
         stream = [] if lazy and looks.stream is None else looks.stream
         answer = self.model(
             inputs,
@@ -193,7 +193,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         return answer if few or tail is None else answer[:, -tail:], past_key_values
 
     def _images(self, pixel_values: Tensor | None, looks: "_Looks") -> Tensor:
-        """What our transformer makes of images."""
+        """Our transformer's output for images."""
         if pixel_values is None:
             raise ValueError(f"{type(self).__name__}: pixel_values (b c height width) were wanted but none came")
         return self.model(pixel_values, taps=looks.taps, stream=looks.stream)
@@ -201,7 +201,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
     def _places(
         self, tokens: Tensor, mask: Tensor | None, positions: Tensor | None, cache: PolyheadCache | None
     ) -> dict[str, Tensor | None]:
-        """Which tokens are real and where they are; None of both where all are and they count from the first."""
+        """The mask of real tokens and their positions; None for both if all are real and positions are 0, 1, ..."""
         t, past = tokens.shape[1], 0 if cache is None else cache.get_seq_length()
         if mask is not None and mask.shape != (tokens.shape[0], past + t):
             raise ValueError(
@@ -209,7 +209,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
                 f"before included, but is {tuple(mask.shape)}"
             )
         if mask is not None and not torch.compiler.is_compiling() and bool(mask.all()):
-            mask = None  # what hides nothing costs time
+            mask = None  # a mask of True only costs time
         if positions is not None and mask is None and cache is None and (positions.diff() <= 0).any():
             return {"cu_seqlens": self._boundaries(positions)}
         if positions is None and mask is not None:
@@ -217,7 +217,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         return {"mask": None if mask is None else mask[:, past:].bool(), "positions": positions}
 
     def _boundaries(self, positions: Tensor) -> Tensor:
-        """Where each of several sequences in one row begins, and the end."""
+        """The edges (`cu_seqlens`) of several sequences packed in one row."""
         if positions.shape[0] != 1:
             who, rows = type(self).__name__, positions.shape[0]
             raise ValueError(f"{who}: sequences one after the other come in one row (1 t), but {rows} came")
@@ -226,7 +226,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         return torch.cat((torch.zeros_like(ends), starts, ends)).int()
 
     def _loss(self, labels: Tensor | None, **given: object) -> Tensor | None:
-        """By `loss_function`, and in training what mixtures of experts add."""
+        """The loss by `loss_function`, plus the load-balance loss of mixtures of experts in training."""
         if labels is None:
             return None
         loss = self.loss_function(labels=labels, **given)
@@ -235,14 +235,14 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
 
 @dataclasses.dataclass
 class _Looks:
-    """What a forward pass collects beside its answer, where it was asked for."""
+    """The optional outputs that a forward pass collects."""
 
     stream: list[Tensor] | None
     taps: list[Taps] | None
 
     def shown(self) -> dict[str, tuple[Tensor, ...] | None]:
-        """Fields of the library's outputs: the stream before each block, the last one normalised, and each layer's
-        latent code of all pairs (b h t s), groups side by side."""
+        """Fields of the library's outputs: the stream before each block and the final, normalised one; and each layer's
+        latent code of all pairs (b h t s), all groups concatenated."""
         codes = None if self.taps is None else tuple(_code(layer) for layer in self.taps)
         return {"hidden_states": None if self.stream is None else tuple(self.stream), "attentions": codes}
 
@@ -253,7 +253,7 @@ def _code(taps: Taps) -> Tensor:
 
 
 def reads_tokens(settings: TransformerConfig) -> bool:
-    """Whether a model reads tokens and has no encoder, which would read something of its own."""
+    """Whether a model reads tokens and has no encoder."""
     return isinstance(settings.inputs, Tokens) and settings.encoder is None
 
 
@@ -262,7 +262,7 @@ def _filled(tensor: Tensor) -> bool:
 
 
 def _twice(model: nn.Module) -> dict[str, str]:
-    """Each further name of a parameter, and its first."""
+    """Further names of a parameter -> its first name."""
     first: dict[Tensor, str] = {}
     names = [(f"model.{name}", p) for name, p in model.named_parameters(remove_duplicate=False)]
     return {name: first[p] for name, p in names if first.setdefault(p, name) != name}

@@ -1,7 +1,7 @@
-"""Our cache as `GenerationMixin` of transformers takes one: it knows its length, and its rows can be put in another
-order (beam search) or cut (assisted generation).
+"""Our cache with the interface that `GenerationMixin` of transformers needs: it has a length, its rows can be reordered
+(beam search), and it can be cropped (assisted generation).
 
-What it keeps is polyhead's: keys and values, symbols and relation keys, or of linear heads a sum that does not grow.
+It holds keys and values, symbols and relation keys; for linear heads it holds a sum of fixed size.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ WHO = "PolyheadCache"
 
 
 class PolyheadCache(transformers.Cache):
-    """`memory`, a `polyhead.layers.cache.Cache` of as many layers, for `past_key_values=`.
+    """`memory`, a `polyhead.layers.cache.Cache` with `layers` layers, for `past_key_values=`.
 
     >>> cache = PolyheadCache(2)
     >>> len(cache), cache.get_seq_length()
@@ -39,21 +39,21 @@ class PolyheadCache(transformers.Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """It grows, so no."""
+        """False, because it grows."""
         return False
 
     @property
     def is_croppable(self) -> bool:
-        """Whether every layer keeps all tokens, each by itself."""
+        """Whether every layer stores each token separately, and all of them."""
         return all(_whole(name, kept, layer) for layer in self for name, kept in layer._kept.items())
 
     @property
     def batch_size(self) -> int:
-        """Sequences it holds; -1 while it is empty."""
+        """Number of sequences; -1 while the cache is empty."""
         return max(layer.batch for layer in self) or -1
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens it holds, padding included."""
+        """Number of tokens, padding included."""
         return self.memory[layer_idx].length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
@@ -65,29 +65,29 @@ class PolyheadCache(transformers.Cache):
         return -1
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
-        """How long a mask is for so many new tokens, and where it begins."""
+        """Length and offset of the mask for `query_length` new tokens."""
         return self.memory.length + int(query_length), 0
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Empty the cache."""
         self.memory = Cache(len(self.memory))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row i becomes what row `beam_idx[i]` was."""
+        """Replace row i by row `beam_idx[i]`."""
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every row `repeats` times, side by side."""
+        """Repeat every row `repeats` times, adjacent to each other."""
         self.batch_select_indices(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows `indices`, in that order; ValueError as `Cache.reorder`."""
+        """Keep the rows `indices`, in that order.  Raises ValueError as `Cache.reorder` does."""
         self.memory.reorder(indices)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget so many of the last tokens, counted as a negative number.
+        """Remove the last tokens; their number is given as a negative number.
 
-        Raises ValueError where a sum stands for tokens (linear heads) or only the last are kept.
+        Raises ValueError if a layer stores a sum over tokens (linear heads) or only the last tokens (a window).
         """
         if tokens_to_remove > 0:
             raise ValueError(f"{WHO}: crop takes minus the number of tokens to forget but {tokens_to_remove} came")
@@ -101,7 +101,7 @@ class PolyheadCache(transformers.Cache):
             layer.length = left
 
     def _each(self, function: Callable[[Tensor], Tensor]) -> None:
-        """Replace all that is kept, and the mask of real tokens."""
+        """Apply `function` to all stored tensors and to the mask of real tokens."""
         for layer in self:
             layer._kept = {name: function(kept) for name, kept in layer._kept.items()}
             layer.real = None if layer.real is None else function(layer.real)

@@ -1,14 +1,14 @@
-"""Which attention layers of a model of transformers are ours: counted where they are called, and refused where not.
+"""The check that attention layers of a transformers model compute our heads; models that do not are refused.
 
     verify(model)           a tiny forward pass; a row for each attention layer: its calls, and what it computes
 
-A name of ours is a string in a configuration.  An architecture that computes attention itself never looks it up: it
-would stay softmax attention, or add the mask made for us, which is boolean, to scores of its own.  So such a model is
-refused three times, each time by its name:
+`attn_implementation` is a string in a configuration.  An architecture that computes attention itself ignores it: it
+would remain softmax attention, or add our Boolean mask to its scores.  Three checks refuse such a model, each by its
+name:
 
-    as it is made           transformers asks one method whether a model takes a name; ours is asked first
-    where masks are made    they are made for a configuration, whoever wrote the name into it
-    by the first pass       every module called Attention must have called us, or lie within one that did, or hold one
+    construction            transformers calls one method to check a name; our check runs first
+    creation of masks       masks are made from the configuration, which has the name
+    first forward pass      every module named ...Attention must call our function, contain one that does, or be in one
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from polyhead.spec.shapes import one_of
 
 _PREFIX = "polyhead_"
 OF_LAYERS = "polyhead_heads"
-"""The implementation of models whose configuration holds heads: each layer has its own."""
+"""The `attn_implementation` of models whose configuration has heads; each layer has its own."""
 
 _SYMBOLIC = ("relational", "disentangled", "abstractor")
 _COUNT: ContextVar["Calls | None"] = ContextVar("calls", default=None)
@@ -44,7 +44,7 @@ def ours(name: Any) -> bool:
 
 
 def note(module: nn.Module, heads: str) -> None:
-    """A layer's attention came to us."""
+    """Record that a layer's attention called our function."""
     if not torch.compiler.is_compiling() and (calls := _COUNT.get()) is not None:
         calls.heads[module] = heads
         calls.came[module] = calls.came.get(module, 0) + 1
@@ -52,23 +52,23 @@ def note(module: nn.Module, heads: str) -> None:
 
 @dataclass
 class Calls:
-    """What was called in one forward pass."""
+    """The attention calls of one forward pass."""
 
     heads: dict[nn.Module, str] = field(default_factory=dict)
-    """Modules whose attention came to us, and what computed it."""
+    """Modules that called our function -> the heads that computed them."""
 
     came: dict[nn.Module, int] = field(default_factory=dict)
-    """How often."""
+    """Modules that called our function -> number of calls."""
 
     count: dict[nn.Module, int] = field(default_factory=dict)
-    """How often each module of a class called Attention was called."""
+    """Modules of a class named ...Attention -> number of calls."""
 
     def called(self, module: nn.Module, *_: Any) -> None:
-        """A hook."""
+        """A forward hook that counts the call of a module."""
         self.count[module] = self.count.get(module, 0) + 1
 
     def foreign(self) -> list[nn.Module]:
-        """Those that computed attention themselves, outermost only."""
+        """Modules that computed attention without our function, outermost only."""
         inside = {part for module in self.heads for part in module.modules()}
         alone = [m for m in self.count if m not in inside and not any(part in self.heads for part in m.modules())]
         within = {part for module in alone for part in list(module.modules())[1:]}
@@ -77,7 +77,7 @@ class Calls:
 
 @contextlib.contextmanager
 def counted(model: nn.Module) -> Iterator[Calls]:
-    """Count what is called meanwhile."""
+    """Context manager: count the calls inside."""
     calls, hooks = Calls(), []
     token = _COUNT.set(calls)
     try:
@@ -92,12 +92,12 @@ def counted(model: nn.Module) -> Iterator[Calls]:
 
 
 def _goes_through(kind: type[PreTrainedModel]) -> bool:
-    """Whether the source of a class of models mentions the interface; transformers' own rule."""
+    """Whether the source of a model class mentions the attention interface; the same rule as in transformers."""
     return kind._can_set_attn_implementation()
 
 
 def uses_interface(kind: type, name: str) -> None:
-    """ValueError for a class of models that computes attention itself."""
+    """Raise ValueError for a model class that computes attention itself."""
     if issubclass(kind, PreTrainedModel) and not _goes_through(kind):
         raise ValueError(
             f"polyhead: {kind.__name__} must call its attention through transformers' AttentionInterface for "
@@ -106,7 +106,7 @@ def uses_interface(kind: type, name: str) -> None:
 
 
 def mask(*sizes: Any, config: Any = None, **options: Any) -> Tensor | None:
-    """The mask that SDPA gets, for architectures that hand it on to us."""
+    """The mask of SDPA, for architectures that pass it to our function."""
     if config is not None and not torch.compiler.is_compiling() and type(config) in MODEL_MAPPING:
         found: Any = MODEL_MAPPING[type(config)]
         for kind in found if isinstance(found, (tuple, list)) else (found,):
@@ -115,7 +115,7 @@ def mask(*sizes: Any, config: Any = None, **options: Any) -> Tensor | None:
 
 
 def guard() -> None:
-    """Have models that are given a name of ours refused or watched; may be called again."""
+    """Install the checks of models with a name of ours; may be called again."""
     for name, before in (("get_correct_attn_implementation", _asked), ("set_attn_implementation", _set)):
         method = getattr(PreTrainedModel, name)
         if not hasattr(method, "polyhead"):
@@ -133,7 +133,7 @@ def _first(before: Callable[..., None], method: Callable[..., Any]) -> Callable[
 
 
 def _known(name: str) -> None:
-    """ValueError for a name of ours that stands for no heads of q, k and v alone."""
+    """Raise ValueError for a name of ours whose heads need more than q, k and v."""
     heads = name.removeprefix(_PREFIX)
     if heads in _SYMBOLIC:
         raise ValueError(
@@ -154,8 +154,8 @@ def _asked(model: PreTrainedModel, requested_attention: Any = None, *_: Any, **_
 
 
 def _set(model: PreTrainedModel, attn_implementation: Any = None, *_: Any, **__: Any) -> None:
-    """Of a model and those inside, which transformers passes over with a warning: one name for all, or by the part of
-    the configuration that a model inside has."""
+    """Set the name for a model and its inner models, for which transformers only warns: one name for all, or one for
+    each part of the configuration."""
     by_part = attn_implementation if isinstance(attn_implementation, dict) else {None: attn_implementation}
     for part, name in by_part.items():
         if ours(name):
@@ -167,7 +167,7 @@ def _set(model: PreTrainedModel, attn_implementation: Any = None, *_: Any, **__:
 
 
 def watch(model: nn.Module) -> None:
-    """Check the first forward pass of a model: see `_Watch`."""
+    """Check the first forward pass of a model, see `_Watch`."""
     if not any(isinstance(hook, _Watch) for hook in model._forward_hooks.values()):
         watching = _Watch()
         model.register_forward_pre_hook(watching.before)
@@ -175,9 +175,9 @@ def watch(model: nn.Module) -> None:
 
 
 class _Watch:
-    """Two hooks that check one forward pass and go.
+    """Two hooks that check one forward pass and then remove themselves.
 
-    A model within a model leaves it to the outer one.  What torch.compile takes as a whole is not counted.
+    For a model inside a model, the outer one is checked.  A model compiled as a whole by torch.compile is not checked.
     """
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ class _Watch:
             return
         (calls, stack), self.open = self.open, None
         stack.close()
-        if output is None:  # an error of its own
+        if output is None:  # the forward pass raised an error
             return
         check(model, calls)
         for hooks in (model._forward_pre_hooks, model._forward_hooks):
@@ -203,7 +203,7 @@ class _Watch:
 
 
 def check(model: nn.Module, calls: Calls) -> None:
-    """ValueError where heads that a configuration of the model promises were not called."""
+    """Raise ValueError if heads in a configuration of the model were not called."""
     who = type(model).__name__
     promised, names = _promised(model), {module: name for name, module in model.named_modules()}
     for module in calls.foreign():
@@ -223,7 +223,7 @@ _WANTED = "polyhead: {} must call its attention through transformers' AttentionI
 
 
 def _promised(model: nn.Module, above: Any = None) -> dict[nn.Module, str]:
-    """Every module called Attention whose configuration has a name of ours, and the name."""
+    """Every module of a class named ...Attention whose configuration has a name of ours, with the name."""
     name = getattr(getattr(model, "config", None), "_attn_implementation", above)
     found = {model: name} if ours(name) and "Attention" in type(model).__name__ else {}
     for child in model.children():
@@ -239,7 +239,7 @@ class Layer:
     kind: str
     calls: int
     heads: str
-    """What computed it: our heads, or who else did."""
+    """What computed it: our heads, or another implementation."""
 
     ours: bool
 
@@ -261,7 +261,7 @@ class Verified:
 
 
 def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **inputs: Any) -> Verified:
-    """One forward pass without gradients: which attention layers were called how often, and which of them are ours.
+    """Run one forward pass without gradients; list the attention layers, how often each was called, and which are ours.
 
     >>> import transformers
     >>> from polyhead.compat.huggingface import register, swap_heads
@@ -273,10 +273,10 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **
     model.layers.0.self_attn  LlamaAttention  1      no    sdpa
     model.layers.1.self_attn  LlamaAttention  1      yes   Softmax(2), Hyla(2)
 
-    `batch`: a mapping of inputs or the main input alone, `inputs` by name add to it; by default four tokens, or an
-    image of noise.  A compiled model runs without its compiler.
+    `batch`: a mapping of inputs, or the main input alone; `inputs` adds inputs by name.  By default four tokens, or an
+    image of noise.  A compiled model runs uncompiled.
 
-    ValueError: heads that the configuration promises were not called, or the model wants inputs of another kind.
+    Raises ValueError if heads in the configuration were not called, or if the model needs other inputs.
     """
     given = _tiny(model) if batch is None and not inputs else batch or {}
     if isinstance(given, Tensor):
@@ -294,7 +294,8 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **
 
 
 def _who(module: nn.Module, calls: Calls, alone: list[nn.Module]) -> tuple[int, str, bool]:
-    """How often a layer was called, what computed it, and whether that is ours; 0 of what is no layer of attention."""
+    """How often a layer was called, what computed it, and whether that is ours; 0 calls if it is not an attention
+    layer."""
     if module in calls.heads:
         return calls.came[module], calls.heads[module], calls.heads[module] != ELSEWHERE
     if module not in alone:
@@ -304,7 +305,7 @@ def _who(module: nn.Module, calls: Calls, alone: list[nn.Module]) -> tuple[int, 
 
 
 ELSEWHERE = "sdpa"
-"""What computes a layer that comes to us and has no heads of ours."""
+"""The implementation of a layer that calls our function but has no heads of ours."""
 
 
 def _tiny(model: Any) -> dict[str, Any]:

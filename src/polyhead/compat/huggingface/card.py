@@ -1,4 +1,4 @@
-"""The README of an exported folder, which the Hub shows as the model's card: heads, scores, how it is loaded."""
+"""The README of an exported folder, which the Hub shows as the model card: heads, scores, how to load it."""
 
 import pathlib
 
@@ -44,7 +44,7 @@ this folder, which holds nothing but an import of polyhead.
 
 
 def card(model: PolyheadPreTrainedModel, run: str | pathlib.Path) -> str:
-    """The text, of an exported model and the run folder it comes from; `PATH` stands for where it will lie."""
+    """The text of the card for an exported model and its run folder; `PATH` is a placeholder for its location."""
     config = model.config
     assert isinstance(config, PolyheadConfig)
     task, auto = read_config(run).task, _auto(config, type(model).__name__)
@@ -68,7 +68,7 @@ def _auto(config: PolyheadConfig, kind: str) -> str:
 
 
 def _heads(settings: TransformerConfig) -> str:
-    """A table of the heads; layers that have the same ones are one row."""
+    """A table of the heads; layers with the same heads share a row."""
     rows: list[tuple[str, int, int]] = []
     for layer in range(settings.layers):
         heads = ", ".join(f"{type(group).__name__}({group.heads})" for group in settings.layer_heads(layer))
@@ -79,7 +79,7 @@ def _heads(settings: TransformerConfig) -> str:
 
 
 def _scores(result: Result | None) -> str:
-    """What the run ended with, by split; nothing of a run that has not."""
+    """The final scores of the run, by split; empty for an unfinished run."""
     if result is None:
         return ""
     lines = [

@@ -1,4 +1,4 @@
-"""Our configuration as one of Hugging Face's library: JSON of which every field is checked, and that runs no code."""
+"""Our configuration as a configuration of transformers: JSON whose fields are all checked, and which runs no code."""
 
 import dataclasses
 import os
@@ -12,7 +12,7 @@ from polyhead import config as configs
 from polyhead.config import Classes, Logits, Patches, Tokens, TransformerConfig
 
 SHIM = "modeling_polyhead"
-"""The module that lies beside a saved model, for those who have not imported ours."""
+"""The module written beside a saved model; it imports our classes for users who have not imported them."""
 
 _CODE = '''"""Where transformers finds the classes of this model: in polyhead, which must be installed.
 
@@ -28,23 +28,23 @@ def __getattr__(name):
 
 
 class FindsItself:
-    """Before a configuration class: its folder says where the classes are, by `auto_map` and a module that imports us.
+    """Mixin of a configuration class: a saved folder names our classes by `auto_map` and a module that imports them.
 
-    transformers looks at neither where the classes are registered, and asks for `trust_remote_code=True` elsewhere.
+    transformers ignores both if the classes are registered; otherwise it requires `trust_remote_code=True`.
     """
 
     auto_classes: Callable[[], dict[str, str]]
     """The name of our class for each Auto class."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As in the library, and `auto_map`; never that of the file it was read from."""
+        """As in the library, with our `auto_map` in place of one read from a file."""
         auto_map = {auto: f"{SHIM}.{kind}" for auto, kind in self.auto_classes().items()}
         return {**super().to_dict(), "auto_map": auto_map}  # type: ignore[misc]
 
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **options: Any
     ) -> None:
-        """As in the library, and the module that `auto_map` names."""
+        """As in the library; also writes the module that `auto_map` names."""
         folder = pathlib.Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{SHIM}.py").write_text(_CODE, encoding="utf-8")
@@ -52,18 +52,18 @@ class FindsItself:
 
     @classmethod
     def register_for_auto_class(cls, auto_class: object = "AutoConfig") -> None:
-        """Nothing: a saved folder finds this class by its shim, and needs no copy of the source."""
+        """Does nothing: a saved folder finds this class through its shim and needs no copy of the source."""
 
 
 class PolyheadConfig(FindsItself, transformers.PretrainedConfig):
-    """A `TransformerConfig` for the library: `transformer` holds its JSON, `settings` is the dataclass.
+    """A `TransformerConfig` for transformers: `transformer` holds its JSON, `settings` is the dataclass.
 
     >>> config = PolyheadConfig(TransformerConfig(Tokens(256), Logits(256), heads=Hyla(4)))
     >>> config.vocab_size, config.transformer["heads"][0]["kind"], config.settings.heads[0].act
     (256, 'Hyla', 'relu')
 
-    Sizes are read off it; they cannot be set, but for `vocab_size`.  Raises ValueError, one line, for a field or kind
-    that does not exist, and where there is no `transformer`.
+    Sizes are read from it and cannot be set, except `vocab_size`.  Raises ValueError for an unknown field or kind, and
+    without `transformer`.
     """
 
     model_type = "polyhead"
@@ -79,7 +79,7 @@ class PolyheadConfig(FindsItself, transformers.PretrainedConfig):
         self.transformer = configs.to_dict(_settings(transformer))
         self._check(others)
         settings = self.settings
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # which the library asks for
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # the library reads these attributes
             others.setdefault(name, None)
         if isinstance(settings.outputs, Classes):
             others.setdefault("num_labels", settings.outputs.count)
@@ -90,7 +90,7 @@ class PolyheadConfig(FindsItself, transformers.PretrainedConfig):
             )
 
     def _check(self, others: dict[str, Any]) -> None:
-        """Sizes that a file repeats must be those of `transformer`."""
+        """Raise ValueError unless sizes repeated in a file equal those of `transformer`."""
         for name in SIZES:
             if name in others and (came := others.pop(name)) != getattr(self, name):
                 raise ValueError(
@@ -98,7 +98,7 @@ class PolyheadConfig(FindsItself, transformers.PretrainedConfig):
                 )
 
     def auto_classes(self) -> dict[str, str]:
-        """Those that can be made of these settings."""
+        """Name of an Auto class -> our class, for the classes that these settings allow."""
         settings = self.settings
         kinds = {"AutoConfig": "Config", "AutoModel": "Model"}
         if isinstance(settings.inputs, Tokens):
@@ -111,12 +111,12 @@ class PolyheadConfig(FindsItself, transformers.PretrainedConfig):
 
     @property
     def settings(self) -> TransformerConfig:
-        """The transformer, as we describe one."""
+        """The transformer's configuration."""
         return _settings(self.transformer)
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that go in; 0 of a model that reads no tokens."""
+        """Size of the input vocabulary; 0 for a model that reads no tokens."""
         inputs = self.settings.inputs
         return inputs.count if isinstance(inputs, Tokens) else 0
 
@@ -133,12 +133,12 @@ class PolyheadConfig(FindsItself, transformers.PretrainedConfig):
 
     @property
     def num_hidden_layers(self) -> int:
-        """Blocks."""
+        """Number of blocks."""
         return self.settings.layers
 
     @property
     def num_attention_heads(self) -> int:
-        """Heads of the first layer, of all kinds."""
+        """Number of heads of the first layer, of all kinds."""
         return sum(group.heads for group in self.settings.layer_heads(0))
 
     @property
@@ -148,12 +148,12 @@ class PolyheadConfig(FindsItself, transformers.PretrainedConfig):
 
     @property
     def tie_word_embeddings(self) -> bool:
-        """Whether logits are made with the table of the tokens."""
+        """Whether logits use the token table."""
         return isinstance(self.settings.outputs, Logits) and self.settings.outputs.tied
 
     @property
     def logit_scale(self) -> float | None:
-        """What logits are multiplied by after the map, where they are."""
+        """The factor of the logits after the output map."""
         outputs = self.settings.outputs
         return self.hidden_size**-0.5 if isinstance(outputs, Logits) and outputs.tied and outputs.scaled else None
 

@@ -1,4 +1,4 @@
-"""Models of Hugging Face from a local folder, ours among them, for `polyhead.pages.explore`."""
+"""Hugging Face models from a local folder, ours included, for `polyhead.pages.explore`."""
 
 import pathlib
 from typing import Any
@@ -10,11 +10,11 @@ from polyhead.spec.optional import optional
 
 
 def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.Module, Any]:
-    """The causal model in `folder`, in eval mode on `device`, and its tokenizer; nothing is fetched.
+    """The causal model in `folder`, in eval mode on `device`, and its tokenizer; nothing is downloaded.
 
-    Weights are read from safetensors only, and no code that lies in the folder is run.
+    Weights are read from safetensors only, and no code in the folder is run.
 
-    ValueError: transformers is not installed, or the folder holds no such model or no tokenizer.
+    Raises ValueError if transformers is not installed, or if the folder has no such model or no tokenizer.
     """
     with optional(f"explore: {folder}", "polyhead[hf]"):
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -22,16 +22,16 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.M
         how: Any = {"local_files_only": True, "trust_remote_code": False}
         model: Any = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **how)
         tokenizer = AutoTokenizer.from_pretrained(folder, **how)
-    except Exception as error:  # of whichever library reads the part that a stranger wrote
+    except Exception as error:  # any error of the libraries that read a stranger's files
         reason = " ".join(str(error).split())
         raise ValueError(f"explore: {folder} must hold a causal model and its tokenizer ({reason})") from None
     return model.to(device).eval(), tokenizer
 
 
 def reach(model: nn.Module) -> tuple[int | None, int | None]:
-    """How many tokens a foreign model can read, and how many it knows, where its configuration says so.
+    """The context length and the vocabulary size of a foreign model, if its configuration has them.
 
-    ValueError for a model with our heads inside: `capture` would take them for softmax heads.
+    Raises ValueError for a model with our heads inside: `capture` would treat them as softmax heads.
     """
     config: Any = getattr(model, "config", None)
     heads = str(getattr(config, "_attn_implementation", ""))

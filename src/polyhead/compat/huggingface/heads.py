@@ -1,13 +1,13 @@
-"""Our heads in a model of transformers: by name, by configuration, or swapped into a trained checkpoint.
+"""Our heads in a transformers model: by name, by configuration, or swapped into a trained checkpoint.
 
     register()
     AutoModelForCausalLM.from_config(llama, attn_implementation="polyhead_hyla")      to try: the name is not saved
     AutoModelForCausalLM.from_config(with_heads(llama, ph.Hyla(32, kv_heads=8)))      saved and loaded as it is
     swap_heads(model, [4, 5], [ph.Softmax(16), ph.Relational(16)])                    a checkpoint, weights kept
 
-transformers keeps no `attn_implementation`: a model saved under one of `NAMES` comes back with softmax attention.  A
-configuration that holds heads has a class and a model type of its own ("polyhead_llama" for "llama"), so that loading
-it where this module is not registered is an error.
+transformers does not save `attn_implementation`: a model saved under one of `NAMES` is loaded with softmax attention.
+A configuration with heads has its own class and model type ("polyhead_llama" for "llama"), so loading it without this
+module is an error.
 """
 
 import copy
@@ -36,17 +36,18 @@ NAMES: dict[str, Mechanism] = {
     "polyhead_hyla": Hyla(1),
     "polyhead_hyla_softmax": Hyla(1, normalise="softmax"),
 }
-"""What `attn_implementation` may be; all heads of all layers are of that mechanism, as many as the model has."""
+"""`attn_implementation` -> the mechanism of all heads in all layers; the model sets their number."""
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "granite", "smollm3", "starcoder2", "cohere")
-"""Model types that `register` makes classes for; others by `register("phi")`, also before such a model is loaded."""
+"""Model types for which `register` makes classes.  Call `register("phi")` for others, also before loading such a
+model."""
 
 Layers = list[tuple[Mechanism, ...] | None]
-"""The heads of each layer; None leaves a layer as it is."""
+"""The heads of each layer; None leaves a layer unchanged."""
 
 
 def register(*types: str) -> None:
-    """Make `NAMES` and the configurations that hold heads known to transformers; may be called again.
+    """Register `NAMES` and the configurations with heads in transformers; may be called again.
 
     >>> register()
     >>> import transformers
@@ -55,8 +56,8 @@ def register(*types: str) -> None:
     >>> model(torch.randint(100, (2, 7))).logits.shape
     torch.Size([2, 7, 100])
 
-    The mask interface learns the names, too: without that a function is given no mask, and padding is attended to.  A
-    model that computes attention itself is refused, when it is made or at its first forward pass at the latest.
+    The names are also registered for masks; without that, transformers passes no mask and padding is attended to.  A
+    model that computes attention itself raises ValueError, at the latest in its first forward pass.
     """
     for name, mechanism in NAMES.items():
         group = build(mechanism, 1, 1)  # holds no parameters, and the op takes any number of heads
@@ -71,9 +72,9 @@ def register(*types: str) -> None:
 
 
 def with_heads(config: Any, heads: Mechanism | Sequence[Any]) -> Any:
-    """A copy of a configuration of transformers that holds the heads of each layer.
+    """A copy of a transformers configuration with the heads of each layer.
 
-    `heads`: groups for all layers, or a list per layer, in which None leaves a layer's attention as it is.
+    `heads`: groups for all layers, or a list per layer, in which None leaves a layer's attention unchanged.
 
     >>> import transformers
     >>> llama = transformers.LlamaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
@@ -81,8 +82,8 @@ def with_heads(config: Any, heads: Mechanism | Sequence[Any]) -> Any:
     >>> type(transformers.AutoModelForCausalLM.from_config(mixed)).__name__, mixed.model_type
     ('PolyheadLlamaForCausalLM', 'polyhead_llama')
 
-    `from_pretrained(folder, config=with_heads(...))` reads an ordinary checkpoint into such a model.  Groups whose
-    keys are the model's own, grouped as the model groups them, need no sizes; other widths are a ValueError.
+    `from_pretrained(folder, config=with_heads(...))` reads an ordinary checkpoint into such a model.  Groups get the
+    model's widths and groups of keys, so sizes may be omitted.  Raises ValueError for other widths.
     """
     register()
     count = config.num_hidden_layers
@@ -98,7 +99,7 @@ def with_heads(config: Any, heads: Mechanism | Sequence[Any]) -> Any:
 
 
 def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism | Sequence[Mechanism]) -> nn.Module:
-    """Give some layers (None: all) of a causal model other heads; the model itself, changed, is returned.
+    """Replace the heads of some layers (None: all) of a causal model in place; returns the model.
 
     >>> import transformers
     >>> llama = transformers.LlamaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
@@ -106,13 +107,13 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
     >>> model(torch.randint(100, (2, 7))).logits.shape
     torch.Size([2, 7, 100])
 
-    All weights stay, parameters are the same objects: heads read the queries, keys and values they had, in their
-    order.  Relational heads get new relations and symbols, which go through a copy of their rows of v_proj, whose own
-    rows then have no effect.  The configuration holds the heads, so that the model is saved and loaded as it is.  A
-    model that PEFT has wrapped keeps its adapters, and takes heads without parameters of their own.
+    All weights stay, as the same parameter objects: the new heads read the model's queries, keys and values in order.
+    Relational heads get new relations and symbols; symbols are mapped by a copy of their rows of v_proj, and the
+    original rows then have no effect.  The configuration has the heads, so the model can be saved and loaded.  A model
+    wrapped by PEFT keeps its adapters, and accepts only heads without parameters.
 
-    ValueError for a model without q_proj, k_proj, v_proj and o_proj, and for heads that do not fit it; the model is
-    then as it was.
+    Raises ValueError for a model without q_proj, k_proj, v_proj and o_proj, and for heads that do not match it; the
+    model is then unchanged.
     """
     register()
     config: Any = model.config
@@ -145,7 +146,7 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
 
 
 def layer_heads(config: Any) -> Layers:
-    """What a configuration holds, read from its JSON values."""
+    """The heads of a configuration, read from its JSON values."""
     return [
         None if groups is None else tuple(ours.from_dict(group, where="polyhead_heads") for group in groups)
         for groups in config.polyhead_heads
@@ -153,10 +154,10 @@ def layer_heads(config: Any) -> Layers:
 
 
 class HoldsHeads(FindsItself):
-    """Before a configuration class: `polyhead_heads`, and no other implementation than that of the heads.
+    """Mixin of a configuration class: it holds `polyhead_heads` and fixes `attn_implementation` to that of the heads.
 
-    The file names the implementation, too, so that even a class that is asked for by name, LlamaForCausalLM, refuses
-    it where ours are not known.
+    The file has the implementation, too, so that even a class used by name, LlamaForCausalLM, refuses it if ours are
+    not registered.
     """
 
     polyhead_heads: list[Any] | None
@@ -180,7 +181,7 @@ class HoldsHeads(FindsItself):
 
 
 class _HasHeads:
-    """Before a model class: its layers get the heads that the configuration holds."""
+    """Mixin of a model class: its layers get the heads of the configuration."""
 
     config: Any
 
@@ -193,7 +194,7 @@ class _HasHeads:
                 attention.polyhead.begin(attention.v_proj)
 
     def initialize_weights(self) -> None:
-        """After a checkpoint is read: what it did not have."""
+        """After a checkpoint is read, initialise the parameters that it did not have."""
         super().initialize_weights()  # type: ignore[misc]
         for attention in _attentions(self):  # type: ignore[arg-type]
             if isinstance(getattr(attention, "polyhead", None), Heads):
@@ -208,7 +209,7 @@ def _by_name(
 
 
 def _of_layers(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor, Any]:
-    """Layers with heads of their own compute these, all others what they did before, by PyTorch's kernels."""
+    """Layers with our heads compute these; all others compute softmax attention by PyTorch's kernels."""
     if not isinstance(getattr(module, "config", None), HoldsHeads):
         who = type(module).__name__
         raise ValueError(f"polyhead: {who} must belong to a model whose configuration holds heads: use AutoModel")
@@ -222,8 +223,7 @@ def _of_layers(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor
 
 
 def _heads_of(module: Any) -> nn.Module | None:
-    """What stands where the heads of a layer are: they, or what wraps them.  ValueError unless that is what the
-    configuration says."""
+    """The heads of a layer, or their wrapper.  Raises ValueError unless they agree with the configuration."""
     held, heads = module.config.polyhead_heads[module.layer_idx] is not None, getattr(module, "polyhead", None)
     if heads is not None and not any(isinstance(part, Heads) for part in heads.modules()):
         came = f"a {type(heads).__name__} without any"
@@ -244,7 +244,7 @@ def _said(module: Any, heads: nn.Module) -> str:
 
 @functools.cache
 def _classes(model_type: str) -> tuple[type, type]:
-    """The configuration and the model that hold heads, registered: subclasses of those of `model_type`."""
+    """Create and register the configuration and model classes with heads: subclasses of those of `model_type`."""
     base = CONFIG_MAPPING[model_type]
     if base not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(f"polyhead: {model_type} must be a type of causal language model")
@@ -260,7 +260,7 @@ def _classes(model_type: str) -> tuple[type, type]:
 
 
 def __getattr__(name: str) -> Any:
-    """PolyheadLlamaConfig, PolyheadLlamaForCausalLM and so on, which are made when they are registered."""
+    """PolyheadLlamaConfig, PolyheadLlamaForCausalLM and so on, which `register` creates."""
     if name.startswith("Polyhead"):
         register()
         if name in globals():
@@ -273,10 +273,10 @@ def _base_type(config: Any) -> str:
 
 
 def _hold(config: Any, layers: Layers) -> Any:
-    """The configuration itself, of the class that holds heads: all that refer to it see them."""
+    """Change the class of the configuration object itself, so that all references to it see the heads."""
     config.__class__ = _classes(_base_type(config))[0]
     config.polyhead_heads = [None if groups is None else [ours.to_dict(group) for group in groups] for groups in layers]
-    vars(config).pop("_attn_implementation_internal", None)  # a property now
+    vars(config).pop("_attn_implementation_internal", None)  # the new class has a property of this name
     return config
 
 
@@ -288,7 +288,7 @@ def _place(config: Any, bias: bool = False) -> Place:
 
 
 def _attentions(model: nn.Module) -> list[Any]:
-    """The attention module of every layer, in order.  ValueError unless each has projections of its own."""
+    """The attention module of every layer, in order.  Raises ValueError unless each has separate projections."""
     parts = ("q_proj", "k_proj", "v_proj", "o_proj", "layer_idx")
     found: list[Any] = [module for module in model.modules() if all(hasattr(module, part) for part in parts)]
     config: Any = model.config
@@ -299,9 +299,9 @@ def _attentions(model: nn.Module) -> list[Any]:
 
 
 def _put(attention: Any, groups: Sequence[Mechanism], config: Any) -> None:
-    """Give an attention module heads of its own."""
+    """Put heads into an attention module."""
     weight = attention.v_proj.weight
-    dtype = weight.dtype if weight.is_floating_point() else None  # a quantised one says nothing of its values
+    dtype = weight.dtype if weight.is_floating_point() else None  # a quantised weight does not show the dtype of values
     place = _place(config, attention.v_proj.bias is not None)
     attention.polyhead = Heads(groups, place, device=weight.device, dtype=dtype).train(attention.training)
     if any(isinstance(group, SymbolHeads) for group in groups) and not hasattr(type(attention), "polyhead_stream"):

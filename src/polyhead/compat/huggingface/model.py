@@ -1,11 +1,11 @@
-"""Our transformers as models of Hugging Face's library: `from_pretrained`, `generate`, the `Trainer`, the Hub.
+"""Our models as models of transformers: `from_pretrained`, `generate`, the `Trainer`, the Hub.
 
     model = from_run("runs/lm")                         or, untrained, PolyheadForCausalLM(PolyheadConfig(settings))
     to_folder("runs/lm", "exported")                    config.json, model.safetensors, the tokenizer, README.md
     AutoModelForCausalLM.from_pretrained("exported")    wherever polyhead.compat.huggingface has been imported
 
-The configuration is our `TransformerConfig` as JSON, of which every field is checked; a file runs no code.  Parameters
-are called as in ours, after "model.".
+The configuration is our `TransformerConfig` as JSON, whose fields are all checked; a file runs no code.  Parameters
+have our names after "model.".
 """
 
 import pathlib
@@ -32,7 +32,7 @@ with optional("polyhead.compat.huggingface", "polyhead[hf]"):
         SequenceClassifierOutputWithPast,
     )
 
-    if int(transformers.__version__.split(".")[0]) < 5:  # which loads and ties in another way
+    if int(transformers.__version__.split(".")[0]) < 5:  # older versions load and tie differently
         raise ImportError(f"version 5, not {transformers.__version__}", name="transformers")
 
 from polyhead.compat.huggingface.base import PolyheadPreTrainedModel, reads_tokens
@@ -48,7 +48,7 @@ from polyhead.train.store.folder import read_config
 
 
 class PolyheadModel(PolyheadPreTrainedModel):
-    """The blocks alone: the stream after the last norm, of tokens or of images.
+    """The blocks without outputs: the stream after the last norm, for tokens or images.
 
     >>> settings = TransformerConfig(Tokens(256), Logits(256), dim=32, layers=2, heads=[Softmax(2), Hyla(2)])
     >>> model = PolyheadModel(PolyheadConfig(settings)).eval()
@@ -56,8 +56,8 @@ class PolyheadModel(PolyheadPreTrainedModel):
     >>> out.last_hidden_state.shape, len(out.hidden_states), out.attentions[0].shape
     (torch.Size([1, 3, 32]), 3, torch.Size([1, 4, 3, 3]))
 
-    `attentions` are the latent codes of all pairs (b h t s), layer by layer; `hidden_states` what enters each block,
-    and last the result.  Raises ValueError for a model with an encoder, or one that reads vectors.
+    `attentions` are the latent codes of all pairs (b h t s), layer by layer; `hidden_states` are the inputs of the
+    blocks, and last the result.  Raises ValueError for a model with an encoder, or one that reads vectors.
     """
 
     def __init__(self, config: PolyheadConfig) -> None:
@@ -84,7 +84,7 @@ class PolyheadModel(PolyheadPreTrainedModel):
         return_dict: bool | None = None,
         **others: Any,
     ) -> BaseModelOutputWithPast | tuple[Tensor, ...]:
-        """What `PolyheadForCausalLM` reads, or `pixel_values` (b channels height width)."""
+        """The inputs are those of `PolyheadForCausalLM`, or `pixel_values` (b channels height width)."""
         looks = self._look(others)
         if isinstance(self.config.settings.inputs, Patches):
             cache, x = None, self._images(pixel_values, looks)
@@ -120,8 +120,8 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
 
     @property
     def base_model(self) -> PolyheadModel:
-        """The backbone on the same parameters, which some trainers call to make logits of its result themselves."""
-        kept = self.__dict__.get("_backbone")  # no part of the modules below this one
+        """The backbone with the same parameters; some trainers call it and compute logits themselves."""
+        kept = self.__dict__.get("_backbone")  # not registered as a submodule
         if kept is None or kept.model is not self.model:
             with torch.device("meta"):
                 kept = PolyheadModel(self.config)
@@ -133,7 +133,7 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
     def _prepare_cache_for_generation(  # type: ignore[override]  # its last arguments differ between versions
         self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any
     ) -> None:
-        """Our cache, whatever the library would take by default."""
+        """Use our cache instead of the library's default."""
         if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
             raise ValueError(
                 f"PolyheadForCausalLM: its cache is its own, so cache_implementation must be None, not {kind!r}"
@@ -159,10 +159,10 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         """Logits (b t c), and with `labels` (b t; -100: not scored) the mean loss of each next token.
 
         `attention_mask` (b s), s counting the tokens in `past_key_values`, too, is 0 at padding, on either side.
-        `inputs_embeds` (b t m), in place of tokens, are rows of `get_input_embeddings()`, or other vectors.
-        `others`: `position_ids` (b|1 t), by default the number of real tokens before each; those of one row (1 t) that
-        begin anew, without a mask, are several sequences, which do not see each other.  `output_hidden_states`,
-        `output_attentions`: see `PolyheadModel`.  All else goes to `loss_function`.
+        `inputs_embeds` (b t m) replaces tokens by rows of `get_input_embeddings()` or by other vectors.  `others`:
+        `position_ids` (b|1 t), by default the number of real tokens before each; if those of one row (1 t) restart at 0
+        and there is no mask, they mean several packed sequences.  `output_hidden_states`, `output_attentions`: see
+        `PolyheadModel`.  All other options go to `loss_function`.
         """
         looks = self._look(others)
         given = (input_ids, attention_mask, past_key_values, inputs_embeds)
@@ -176,16 +176,16 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
 
 
 class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
-    """A classifier of texts: logits (b labels) of each sequence's last real token.
+    """A classifier of texts: logits (b labels) from each sequence's last real token.
 
     >>> settings = TransformerConfig(Tokens(256), Logits(256), dim=32, heads=Hyla(4), causal=True)
     >>> model = PolyheadForSequenceClassification(PolyheadConfig(settings, num_labels=3, pad_token_id=0)).eval()
     >>> model(torch.tensor([[72, 105, 33], [72, 105, 0]])).logits.shape
     torch.Size([2, 3])
 
-    It reads the folder of a language model and begins with a new map, `score`, to the labels.  A model that was trained
-    between Tokens and Classes keeps its own map, and what that reads: the mean, or the first token.  Raises ValueError
-    for a model that reads no tokens, or that has an encoder.
+    It reads the folder of a language model and adds a new map to the labels, `score`.  A model that was trained from
+    Tokens to Classes keeps its own map and its pooling: the mean, or the first token.  Raises ValueError for a model
+    that reads no tokens, or that has an encoder.
     """
 
     def __init__(self, config: PolyheadConfig) -> None:
@@ -220,9 +220,9 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
         return_dict: bool | None = None,
         **others: Any,
     ) -> SequenceClassifierOutputWithPast | tuple[Tensor, ...]:
-        """Logits (b labels), and with `labels` (b), or for several at once (b labels), the loss.
+        """Logits (b labels), and the loss with `labels` (b), or (b labels) for several labels per sequence.
 
-        The last real token is the last that `attention_mask` shows or, without a mask, that is not `pad_token_id`.
+        The last real token is the last with `attention_mask` 1 or, without a mask, the last that is not `pad_token_id`.
         """
         looks = self._look(others)
         given = (input_ids, attention_mask, past_key_values, inputs_embeds)
@@ -237,7 +237,7 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
         return output.to_tuple() if return_dict is False else output
 
     def _last(self, tokens: Tensor | None, mask: Tensor | None, x: Tensor) -> Tensor | int:
-        """Where each sequence has its last real token."""
+        """The index of each sequence's last real token."""
         if mask is not None:
             real = mask[:, -x.shape[1] :] != 0
         elif (pad := self.config.pad_token_id) is not None and tokens is not None:
@@ -255,7 +255,7 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
 class PolyheadForImageClassification(PolyheadPreTrainedModel):
     """A classifier of images: patches, any heads, logits (b classes).
 
-    Raises ValueError for a model that is not between patches and classes.
+    Raises ValueError unless the model reads patches and returns classes.
     """
 
     main_input_name = "pixel_values"
@@ -301,7 +301,8 @@ Exported = PolyheadForCausalLM | PolyheadForSequenceClassification | PolyheadFor
 
 
 def from_run(folder: str | pathlib.Path) -> Exported:
-    """The trained model of a run folder, in eval mode on the CPU.  ValueError for a run of another kind of model."""
+    """The trained model of a run folder, in eval mode on the CPU.  Raises ValueError for a run of another kind of
+    model."""
     run, trained = load_model(folder)
     settings = run.transformer
     kind: type[Exported] = PolyheadForCausalLM
@@ -314,7 +315,7 @@ def from_run(folder: str | pathlib.Path) -> Exported:
 
 
 def to_folder(run: str | pathlib.Path, path: str | pathlib.Path, **options: Any) -> None:
-    """Write the model of a run folder into `path`, for `from_pretrained`: with a README and, of a run on text, its
+    """Write the model of a run folder to `path`, for `from_pretrained`, with a README and, for a run on text, its
     tokenizer.
 
     `options` go to `save_pretrained`: `max_shard_size="1GB"`.  Raises ValueError for a tokenizer that the library

@@ -1,14 +1,14 @@
 """The latent code of any Hugging Face model that calls its attention through the interface of transformers.
 
     taps = capture(model, input_ids=ids, attention_mask=mask)      one Taps per call of attention, in order
-    codes(taps[0], -1, -1)                                         polyhead.analysis reads them as it reads our own
+    codes(taps[0], -1, -1)                                         polyhead.analysis reads them like our own
 
-For one forward pass the model's attention is a function of ours, which computes the same softmax attention and keeps
-what it was given: q and k as the scores see them (after rotation and norms), v, mask and bias.
+For one forward pass our function computes the model's attention.  It computes the same softmax attention and records
+its arguments: q and k as they enter the scores (after rotation and norms), v, mask and bias.
 
-The weights around the code are not looked up by name but followed: a linear layer is the value projection if v is a
-view of what it returned, and the output projection if it is given what attention returned.  Where something comes in
-between (a norm of values, a gate on the output, a cache) nothing is claimed, and the weights are None.
+The weights around the code are found by following tensors, not by name.  A linear layer is the value projection if v is
+a view of its output; it is the output projection if its input is the output of attention.  If another operation lies
+between (a norm of values, a gate on the output, a cache), the weights are None.
 """
 
 import contextlib
@@ -25,17 +25,17 @@ from polyhead.layers.taps import Taps, looking
 from polyhead.spec.optional import optional
 
 NAME = "polyhead"
-"""Of our function in the interface; no configuration keeps it."""
+"""The name of our function in the interface; it is not saved in a configuration."""
 
 REFUSED = ("softcap", "s_aux", "sinks", "head_mask", "indices", "block_indices")
-"""What some models pass to their attention that makes it something else than softmax(q k + bias) over the mask."""
+"""Options of some models with which attention is not softmax(q k + bias) over the mask."""
 
 
 def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **inputs: Any) -> list[Taps]:
     """One forward pass, without dropout, gradients or cache: the taps of every call of attention, in order.
 
-    `batch`: a mapping of inputs (what a tokeniser returns), or the model's main input alone; `inputs` by name add to
-    it.  Tensors move to the model's device.
+    `batch`: a mapping of inputs (as a tokeniser returns), or the model's main input alone; `inputs` adds inputs by
+    name.  Tensors are moved to the model's device.
 
     >>> import transformers
     >>> gpt = transformers.GPT2Model(transformers.GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=4))
@@ -43,10 +43,10 @@ def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, *
     >>> [(layer.name, *layer.q.shape) for layer in taps]
     [('h.0.attn', 3, 7, 4, 8), ('h.1.attn', 3, 7, 4, 8)]
 
-    `context` is what the values are made of.  A query that may look nowhere (padding on the left) has the code 0.
-    Afterwards the model is as it was: its attention, its configuration, its modes, no hooks.
+    `context` is the tensor from which the values are computed.  A query without a visible key (padding on the left) has
+    the code 0.  Afterwards the model's attention, configuration and modes are restored, and hooks are removed.
 
-    ValueError: the model does not use the interface, or its attention is not plain softmax attention.
+    Raises ValueError if the model does not use the interface, or if its attention is not plain softmax attention.
     """
     if isinstance(batch, Tensor):
         batch = {getattr(model, "main_input_name", "input_ids"): batch}
@@ -65,11 +65,11 @@ def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, *
 
 @contextlib.contextmanager
 def _watched(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
-    """Attention is ours and linear layers are watched; afterwards configurations and hooks are what they were."""
+    """Context manager: use our attention and hook linear layers; afterwards restore configurations and remove hooks."""
     linear = _interface()
     configs = {id(c): c for module in model.modules() if hasattr(c := getattr(module, "config", None), _IMPL)}
     foreign = [name for c in configs.values() if str(name := getattr(c, _IMPL)).startswith("polyhead_")]
-    if foreign:  # whose code is not that of the softmax which would stand in for it
+    if foreign:  # their code is not that of softmax attention
         raise ValueError(f"capture: {type(model).__name__} must run softmax attention but its heads are {foreign[0]}")
     ours = {_IMPL: NAME, "use_cache": False}  # a cache would copy keys and values
     before = [(c, name, getattr(c, name)) for c in configs.values() for name in ours if hasattr(c, name)]
@@ -95,7 +95,7 @@ _ACTIVE: ContextVar["_Recorder"] = ContextVar("recorder")
 
 
 def _interface() -> tuple[type[nn.Module], ...]:
-    """Register our attention, which gets the masks that SDPA gets; returns the classes of linear layers."""
+    """Register our attention with the masks of SDPA; returns the classes of linear layers."""
     with optional("polyhead.compat.huggingface", "polyhead[hf]"):
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
@@ -117,11 +117,11 @@ class _Linear:
     module: nn.Module
     x: Tensor
     y: Tensor
-    version: int  # of y: a change in place is noticed
+    version: int  # version of y, which detects in-place changes
 
     @property
     def weight(self) -> Tensor:
-        """[out, in]; transformers' Conv1D keeps it the other way round."""
+        """The weight [out, in]; Conv1D of transformers stores it transposed."""
         weight = self.module.get_parameter("weight").detach()
         return weight if isinstance(self.module, nn.Linear) else weight.T
 
@@ -137,8 +137,8 @@ class _Recorder:
 
     names: dict[nn.Module, str]
     found: list[Taps] = field(default_factory=list)
-    linears: list[_Linear] = field(default_factory=list)  # called since the last attention
-    version: int = 0  # of what the last attention returned
+    linears: list[_Linear] = field(default_factory=list)  # linear calls since the last attention
+    version: int = 0  # version of the last attention's output
 
     def linear(self, module: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> None:
         """A hook on linear layers."""

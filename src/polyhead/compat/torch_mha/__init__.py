@@ -1,4 +1,5 @@
-"""`nn.MultiheadAttention`: its latent codes (taps.py), ours with its interface (module.py), the swap (replace.py)."""
+"""`nn.MultiheadAttention`: its latent codes (taps.py), our module with its interface (module.py), its replacement
+(replace.py)."""
 
 from polyhead.compat.torch_mha.module import MultiheadAttention
 from polyhead.compat.torch_mha.replace import drop_in, replace

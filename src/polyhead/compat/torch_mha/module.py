@@ -1,12 +1,12 @@
 """`nn.MultiheadAttention` with any heads: the same signature, state-dict keys and conventions of masks.
 
-    attention = MultiheadAttention(512, 8)                                     what PyTorch's does, to rounding
+    attention = MultiheadAttention(512, 8)                                     computes the same as PyTorch's module
     attention = MultiheadAttention(512, 8, heads=[ph.Softmax(4), ph.Hyla(4)])
-    torch_mha.replace(model, heads)                                            every one in a model, weights kept
+    torch_mha.replace(model, heads)                                            all modules of a model, weights kept
 
-Masks are PyTorch's: True hides, floating ones are added to the scores.  What differs: a query that may look nowhere
-gets 0 (there NaN), nested tensors are refused, and the fused kernel that `nn.TransformerEncoderLayer` runs in place of
-its attention, for inference, is never taken: it would compute softmax attention without a call of `forward`.
+Masks are PyTorch's: True masks a pair, floating masks are added to the scores.  Differences: a query without a visible
+key gets 0 (NaN in PyTorch), and nested tensors are refused.  The fused inference kernel of `nn.TransformerEncoderLayer`
+is never used, because it would compute softmax attention without calling `forward`.
 """
 
 import inspect
@@ -34,7 +34,7 @@ WHO = "MultiheadAttention"
 Masks = tuple[Tensor | None, Tensor | None]
 """Our bias and mask."""
 LATE = ("kdim", "vdim", "batch_first", "device", "dtype")
-"""Arguments of the constructor that come after the sixth."""
+"""Arguments of the constructor after the sixth."""
 
 Heads = config.Mechanism | Sequence[config.Mechanism] | None
 
@@ -48,12 +48,12 @@ class MultiheadAttention(nn.Module):
     >>> y.shape, code.shape
     (torch.Size([3, 5, 16]), torch.Size([3, 4, 5, 5]))
 
-    Rows of `in_proj_weight` are queries, keys, values, head after head, whatever the mechanism; only heads that need
-    more (relational ones, HYLA with `value_depth=2`) have parameters besides, in `groups` and `symbols`, and
-    relational ones no rows for values.  A seed gives the weights that it gives PyTorch's.
+    Rows of `in_proj_weight` are queries, keys, values, head by head, for every mechanism.  Relational heads and HYLA
+    with `value_depth=2` have further parameters in `groups` and `symbols`; relational heads have no rows for values.
+    The same seed gives the same weights as PyTorch's module.
 
-    ValueError: heads that are not `num_heads` together, add_bias_kv, add_zero_attn (keys that no mechanism but softmax
-    can ignore).
+    Raises ValueError if the heads are not `num_heads` in total, and for add_bias_kv and add_zero_attn: only softmax can
+    ignore such keys.
     """
 
     __prepare_scriptable__ = no_script
@@ -100,7 +100,7 @@ class MultiheadAttention(nn.Module):
         self.kdim, self.vdim = named["kdim"] or embed_dim, named["vdim"] or embed_dim
         self.dropout, self.batch_first, self.bias_k, self.bias_v = dropout, named["batch_first"], None, None
         self.add_zero_attn = False
-        # PyTorch's layers ask this before they take their fused kernel; whether weights are joint, in_proj_weight says.
+        # False stops PyTorch's layers from using their fused kernel; in_proj_weight shows whether weights are joint.
         self._qkv_same_embed_dim = False
         how: dict[str, Any] = {"device": named["device"], "dtype": named["dtype"]}
         self._add_groups(groups, bias, max_length, how)
@@ -122,7 +122,7 @@ class MultiheadAttention(nn.Module):
         )
 
     def _add_projections(self, bias: bool, how: dict[str, Any]) -> None:
-        """Made, and then filled, in the order of PyTorch's: a seed gives the same weights."""
+        """Create and initialise the projections in PyTorch's order, so that a seed gives the same weights."""
         widths, sides = widths_of(self.sizes), (self.embed_dim, self.kdim, self.vdim)
         joint = len(set(sides)) == 1
         for name, width, side in zip("qkv", widths, sides, strict=True):
@@ -136,7 +136,7 @@ class MultiheadAttention(nn.Module):
         self._reset_parameters()
 
     def _reset_parameters(self) -> None:
-        """As PyTorch's, which are called so; what groups add begins as it does in our own layers."""
+        """Initialise as PyTorch's method of this name; parameters of groups as in our own layers."""
         for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
             if weight is not None and weight.numel():
                 nn.init.xavier_uniform_(weight)
@@ -156,11 +156,11 @@ class MultiheadAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """The output, and the code (b h t s), after dropout, or its mean over heads (b t s); None unless
-        `need_weights`.
+        """The output, and the code (b h t s) after dropout or its mean over heads (b t s); None unless `need_weights`.
 
-        Shapes are PyTorch's: (t b m), (b t m) if `batch_first`, (t m) for one sequence.  True in a mask hides; floating
-        masks are added to the scores.  `is_causal` says that `attn_mask` is the causal mask, and needs one.
+        Shapes are PyTorch's: (t b m), (b t m) if `batch_first`, (t m) for one sequence.  True in a mask masks a pair;
+        floating masks are added to the scores.  `is_causal` states that `attn_mask` is the causal mask, and requires
+        one.
         """
         average, causal = (*late, *(average_attn_weights, is_causal)[len(late) :])
         one, first = query.ndim == 2, self.batch_first
@@ -183,15 +183,15 @@ class MultiheadAttention(nn.Module):
         pairs: Tensor | None,
         causal: bool,
     ) -> tuple[Tensor, Tensor, list[AttentionCall], Tensor | None]:
-        """Of a call: query and value (b t m), the call of each group's op, and the dropout of all heads."""
-        x = self._batch_first(query)  # what is one tensor stays one
+        """For a call: query and value (b t m), the call of each group's op, and the dropout mask of all heads."""
+        x = self._batch_first(query)  # equal inputs stay one tensor
         keys = x if key is query else self._batch_first(key)
         values = keys if value is key else self._batch_first(value)
         self._check(x, keys, values)
         b, t, s = *x.shape[:2], keys.shape[1]
         if causal and pairs is None:
             raise ValueError(f"{WHO}: is_causal says what attn_mask is, but attn_mask is None")
-        causal = causal and t == s  # without a look at the mask; elsewhere PyTorch aligns otherwise than our ops
+        causal = causal and t == s  # the mask is not read; for t != s PyTorch aligns differently from our ops
         keep = self._keep(b, t, s, x)
         bias, mask = self._limits(padding, None if causal else pairs, x, s)
         limits, ends = Limits(bias, mask, keep, causal), list(accumulate(size.heads for size in self.sizes))
@@ -199,7 +199,7 @@ class MultiheadAttention(nn.Module):
         return x, values, [limits.call(part, first, last) for part, first, last in made], keep
 
     def _groups(self) -> list[Any]:
-        return list(self.groups)  # head groups, or what wraps them
+        return list(self.groups)  # head groups or their wrappers
 
     def _batch_first(self, x: Tensor) -> Tensor:
         if x.is_nested:
@@ -221,7 +221,7 @@ class MultiheadAttention(nn.Module):
                 raise ValueError(f"{WHO}: {name} must be (b t m) = {tuple(wanted)} but is {tuple(part.shape)}")
 
     def _limits(self, padding: Tensor | None, pairs: Tensor | None, x: Tensor, s: int) -> Masks:
-        """Our bias and mask, True where looking is allowed, of PyTorch's masks."""
+        """Our bias and mask (True where a query may attend) from PyTorch's masks."""
         b, t = x.shape[:2]
         given = []
         for name, mask, shapes in (
@@ -248,7 +248,7 @@ class MultiheadAttention(nn.Module):
         return (draw >= self.dropout).to(x.dtype) / (1.0 - self.dropout)
 
     def values_of(self, i: int) -> tuple[Tensor | None, Tensor | None]:
-        """The weight (g e m) and bias (g e) of the values of group `i`; None where they are symbols."""
+        """The weight (g e m) and bias (g e) of the values of group `i`; None if they are symbols."""
         size, widths = self.sizes[i], widths_of(self.sizes)
         if "v" not in size.takes:
             return None, None
@@ -260,7 +260,7 @@ class MultiheadAttention(nn.Module):
         return made[0], made[1]
 
     def _project(self, x: Tensor, keys: Tensor, values: Tensor) -> list[Rows]:
-        """What each group takes of the joint projections; inputs that are one tensor are multiplied once."""
+        """Each group's part of the joint projections; inputs that are the same tensor are multiplied once."""
         widths = widths_of(self.sizes)
         offsets: Sequence[Any] = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.split(widths)
         weight = self.in_proj_weight
@@ -280,9 +280,9 @@ class MultiheadAttention(nn.Module):
         return rows
 
     def _parts(self, x: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None) -> list[dict[str, Tensor]]:
-        """What the op of each group reads: q, k, v and, of relational heads, q_rel and k_rel."""
+        """The tensors for the op of each group: q, k, v and, for relational heads, q_rel and k_rel."""
         sources: list[SymbolModule] = list(self.symbols)  # type: ignore[arg-type]
-        real = None  # which keys are no padding, for symbols that look at neighbours
+        real = None  # mask of real keys, for symbols that depend on neighbours
         if padding is not None:
             real = ~padding if padding.dtype == torch.bool else padding > torch.finfo(padding.dtype).min
             real = real.reshape(-1, values.shape[1])
@@ -310,7 +310,7 @@ class MultiheadAttention(nn.Module):
 
 _FORWARD, _INIT = (inspect.signature(f) for f in (nn.MultiheadAttention.forward, nn.MultiheadAttention.__init__))
 _OWN = [inspect.signature(MultiheadAttention.__init__).parameters[name] for name in ("heads", "max_length")]
-# What positional arguments mean, as help() shows it; their names are PyTorch's, and so is their order.
+# The signature that help() shows; names and order of the arguments are PyTorch's.
 MultiheadAttention.forward.__signature__ = _FORWARD  # type: ignore[attr-defined]
 MultiheadAttention.__signature__ = _INIT.replace(  # type: ignore[attr-defined]
     parameters=[*list(_INIT.parameters.values())[1:], *_OWN]
@@ -318,9 +318,10 @@ MultiheadAttention.__signature__ = _INIT.replace(  # type: ignore[attr-defined]
 
 
 def _bias_and_mask(given: Sequence[Tensor], t: int, s: int, dtype: torch.dtype) -> Masks:
-    """(b h t s) of masks that are boolean, True where looking is allowed, or added; layers of PyTorch add them all."""
+    """Our bias and mask from masks (b h t s), Boolean or added to the scores; PyTorch's layers pass all as added
+    ones."""
     if not torch.compiler.is_compiling() and not any(mask.requires_grad for mask in given):
-        return limits(given, t, s, dtype)  # a bias of zeros, and a mask that hides nothing, are left out
+        return limits(given, t, s, dtype)  # omits a bias of zeros and a mask of True
     looks = [mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min for mask in given]
     added = [x.masked_fill(~y, 0).to(dtype) for x, y in zip(given, looks, strict=True) if x.dtype != torch.bool]
     bias = sum(added[1:], added[0]) if added else None

@@ -1,4 +1,4 @@
-"""Every `nn.MultiheadAttention` in a model replaced by `torch_mha_module.MultiheadAttention`, weights kept."""
+"""Replace every `nn.MultiheadAttention` in a model by `torch_mha.MultiheadAttention`; weights are kept."""
 
 import torch
 from torch import Tensor, nn
@@ -10,19 +10,19 @@ _OUT = type(nn.MultiheadAttention(1, 1).out_proj)
 
 
 def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> int:
-    """Replace every `nn.MultiheadAttention` in `model` by ours, weights kept, and count them.
+    """Replace every `nn.MultiheadAttention` in `model` by ours, with the same weights; returns how many.
 
     >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, batch_first=True), 2)
     >>> replace(model, [Softmax(2), Hyla(2)])
     2
 
-    Parameters are the same objects, so that an optimiser still has them; only the rows of values that relational
-    heads do without are cut off, as a copy (their symbols then go through them).  Encoders of PyTorch no longer nest
-    padded tensors, which only their fused kernel takes.
+    Parameters are the same objects, so an optimiser still updates them.  Only for relational heads the joint matrix is
+    copied without their rows of values, and their symbols are mapped by those rows.  PyTorch's encoders no longer nest
+    padded tensors, which only their fused kernel supports.
 
-    ValueError, and nothing is replaced: heads of other widths or another number, add_bias_kv, add_zero_attn, a
-    subclass (what it computes is its own), one that is hooked or wrapped (PEFT, a parametrised output: what it adds
-    would be lost), or no such module inside.
+    Raises ValueError, and replaces nothing, for heads of other widths or another number, add_bias_kv, add_zero_attn, a
+    subclass (it may compute something else), a module with hooks or wrappers (PEFT, a parametrised output: they would
+    be lost), and a model without such a module.
     """
     found = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     if not found or model in found:
@@ -33,7 +33,7 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
             f"replace: a model that holds nn.MultiheadAttention was wanted but {type(model).__name__} {what}"
         )
     for parent in model.modules():
-        if isinstance(getattr(parent, "base_layer", None), nn.MultiheadAttention):  # whose weights PEFT reads by name
+        if isinstance(getattr(parent, "base_layer", None), nn.MultiheadAttention):  # PEFT reads its weights by name
             raise ValueError(
                 f"replace: nn.MultiheadAttention was wanted but a {type(parent).__name__} of PEFT holds it"
             )
@@ -49,9 +49,9 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
 
 @torch.no_grad()
 def drop_in(old: nn.MultiheadAttention, heads: Heads = None, *, max_length: int = 512) -> MultiheadAttention:
-    """Ours with the weights of one of PyTorch's, which may go on living beside it: parameters are shared.
+    """Our module with the weights of one of PyTorch's; both share the parameters and can be used side by side.
 
-    ValueError as `replace`.
+    Raises ValueError as `replace` does.
     """
     if type(old) is not nn.MultiheadAttention:
         raise ValueError(f"replace: nn.MultiheadAttention was wanted but its subclass {type(old).__name__} came")
@@ -85,7 +85,7 @@ def _take_weights(new: MultiheadAttention, old: nn.MultiheadAttention) -> None:
     own = torch.cat([torch.full((size.heads * d,), "v" in size.takes) for size in new.sizes])
     for name in ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
         parameter: Tensor | None = getattr(old, name)
-        if parameter is not None and not own.all():  # then the weights are joint
+        if parameter is not None and not own.all():  # the weights are joint
             rows = torch.cat((torch.ones(2 * e, dtype=torch.bool), own)).to(parameter.device)
             parameter = nn.Parameter(parameter[rows], requires_grad=parameter.requires_grad)
         setattr(new, name, parameter)

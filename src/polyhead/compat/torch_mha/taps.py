@@ -1,13 +1,11 @@
-"""The latent code of `nn.MultiheadAttention`, wherever it lies in a model: nothing is replaced, its calls are watched.
+"""The latent code of `nn.MultiheadAttention` anywhere in a model: its calls are recorded, nothing is replaced.
 
     taps = capture(nn.TransformerEncoder(layer, 2), x)          one Taps per call, in order
-    codes(taps[0], -1, -1)                                      polyhead.analysis reads them as it reads our own
+    codes(taps[0], -1, -1)                                      polyhead.analysis reads them like our own
 
-q, k and v are made again from the arguments of each call and the module's weights; `key_padding_mask` and `attn_mask`,
-which are True where looking is *forbidden* or are added to the scores, become our mask and bias.  Our drop-in is
-watched as PyTorch's module is: a model can be read before and after `replace`.
-
-`MultiheadAttention` is a drop-in with any heads, `replace` puts it everywhere in a model.
+q, k and v are recomputed from the arguments of each call and the module's weights.  `key_padding_mask` and `attn_mask`
+are True at *masked* pairs or are added to the scores; they become our mask and bias.  Calls of our drop-in module are
+recorded in the same way, so a model can be read before and after `replace`.
 """
 
 import inspect
@@ -31,17 +29,18 @@ _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 
 def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     """One forward pass `model(*inputs, **options)`, without dropout or gradients: the taps of every call of an
-    `nn.MultiheadAttention` (self- or cross-attention), or of what `replace` put in its place, in order.
+    `nn.MultiheadAttention` (self- or cross-attention), or of its replacement by `replace`, in order.
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
     >>> taps = capture(torch.nn.TransformerEncoder(layer, 2), torch.randn(3, 5, 16))
     >>> [(layer.name, *layer.q.shape) for layer in taps]
     [('layers.0.self_attn', 3, 5, 4, 4), ('layers.1.self_attn', 3, 5, 4, 4)]
 
-    `context` is what the values are made of, and `x` the query.  Afterwards the model is as it was: no hooks, the same
-    modes.  PyTorch's fused encoder, which calls no attention module, is switched off meanwhile, in this process.
+    `x` is the query, and `context` the tensor from which values are computed.  Afterwards hooks are removed and modes
+    are restored.  During the call PyTorch's fused encoder is switched off in this process, because it calls no
+    attention module.
 
-    ValueError: no attention was called, or one has keys that no input makes (add_bias_kv, add_zero_attn).
+    Raises ValueError if no attention was called, or if one has keys without inputs (add_bias_kv, add_zero_attn).
     """
     found: list[Taps] = []
     fused = torch.backends.mha.get_fastpath_enabled()
@@ -138,7 +137,7 @@ def _group(module: MultiheadAttention, i: int, own: AttentionCall) -> GroupTaps:
 
 
 def _batch_first(module: nn.MultiheadAttention, x: Tensor) -> Tensor:
-    """(b t m) of what the module takes: also (t b m), or (t m) for one sequence."""
+    """(b t m) from the module's input, which may be (t b m), or (t m) for one sequence."""
     if x.ndim == 2:
         return x[None]
     return x if module.batch_first else x.transpose(0, 1)
@@ -154,7 +153,7 @@ def _projections(module: nn.MultiheadAttention) -> tuple[tuple[Tensor, ...], tup
 
 
 def _limits(call: dict[str, Any], heads: int, q: Tensor, k: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Our (bias, mask) of both masks of a call; `is_causal` is only a hint about `attn_mask`."""
+    """Our (bias, mask) from both masks of a call; `is_causal` is only a hint about `attn_mask`."""
     b, t, s = q.shape[0], q.shape[1], k.shape[1]
     padding, pairs = call.get("key_padding_mask"), call.get("attn_mask")
     given = []
