@@ -168,9 +168,11 @@ class Cache:
             layer.expect(mask, like)
 
     def reorder(self, rows: Tensor) -> None:
-        """Sequence i becomes what sequence `rows[i]` was: `rows` (n,) are those that go on, of a beam search the beams.
+        """Replace sequence i by sequence `rows[i]`; `rows` (n,) are the sequences to keep, such as the beams of a
+        search.
 
-        ValueError where one sequence should become several: what all share could not be told from its own.
+        Raises ValueError if a single sequence would become several: then tensors that all sequences share could not be
+        distinguished from tensors of one sequence.
         """
         batch = max(layer.batch for layer in self.layers)
         if batch == 1 and len(rows) > 1:

@@ -50,14 +50,14 @@ def jit(f: Callable[..., Any]) -> Any:
 
 
 class CompiledIn:
-    """A part of what is compiled in, so that kernels can hand it on: triton 3.6 asks each argument for its type."""
+    """Base of compile-time constants that kernels pass on to functions: triton 3.6 reads the type of each argument."""
 
     @property
     def type(self) -> tl.constexpr_type:
         return tl.constexpr_type(self)
 
     def _flatten_ir(self, handles: list[object]) -> None:
-        """None of the numbers that a kernel is given at run time."""
+        """Adds nothing: it holds no run-time values."""
 
 
 @dataclass(frozen=True)

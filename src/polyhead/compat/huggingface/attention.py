@@ -174,7 +174,7 @@ class Heads(nn.Module):
 
 
 def _fresh(tensor: Tensor) -> bool:
-    return not getattr(tensor, "_is_hf_initialized", False)  # transformers marks what it has loaded
+    return not getattr(tensor, "_is_hf_initialized", False)  # transformers sets this mark on loaded parameters
 
 
 class Senders:

@@ -79,7 +79,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
             tensor.copy_(fresh[name])
             tensor._is_hf_initialized = True
 
-    def save_pretrained(  # type: ignore[override]  # the rest goes on as it came
+    def save_pretrained(  # type: ignore[override]  # other arguments are passed on
         self,
         save_directory: str | os.PathLike[str],
         is_main_process: bool = True,

@@ -1,4 +1,4 @@
-"""Our codecs as tokenizers of Hugging Face's library, so that `AutoTokenizer.from_pretrained` finds one beside a model.
+"""Our codecs as tokenizers of transformers, so that `AutoTokenizer.from_pretrained` finds one beside a model.
 
 >>> from polyhead.tasks.text.tokens import Bytes
 >>> tokenizer = tokenizer_of(Bytes())
@@ -17,9 +17,9 @@ NUL = "\0"
 
 
 def tokenizer_of(codec: Codec, *, max_length: int | None = None) -> transformers.PreTrainedTokenizerFast:
-    """A tokenizer that makes the tokens `codec` makes, and its text of them.
+    """A tokenizer that encodes and decodes as `codec` does.
 
-    The token between documents is its `eos_token` and what it pads with, on the left.  Raises ValueError for a codec of
+    The token between documents is its `eos_token` and its padding token, on the left.  Raises ValueError for a codec of
     tiktoken or SentencePiece, which has no tokenizer.json.
     """
     end: str | None = NUL
@@ -39,15 +39,15 @@ def tokenizer_of(codec: Codec, *, max_length: int | None = None) -> transformers
         padding_side="left",
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
-        split_special_tokens=isinstance(codec, Subwords),  # a text that says "<|endoftext|>" does not end there
+        split_special_tokens=isinstance(codec, Subwords),  # "<|endoftext|>" in a text is no token
         **({} if max_length is None else {"model_max_length": max_length}),
         **named,
     )
 
 
 def _bytes(codec: Bytes) -> tokenizers.Tokenizer:
-    """Token i is byte i.  NUL, which ends documents, is called by itself: the printable character that stands for it in
-    byte-level tokenizers may be part of a text, where it must not end anything."""
+    """A tokenizer in which token i is byte i.  The token that ends documents, NUL, keeps the name NUL: the printable
+    character that replaces it in byte-level tokenizers may occur in a text, where it must not end a document."""
     parts = json.loads(codec.to_json())
     names = parts["model"]["vocab"]
     parts["model"]["vocab"] = {NUL if byte == 0 else name: byte for name, byte in names.items()}
