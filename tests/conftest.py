@@ -191,6 +191,10 @@ LONGEST = (
     "test_sweep.py",
     "test_bad_input.py",
     "test_trainer.py",
+    "test_faults.py",
+    "test_saving.py",
+    "test_tracking.py",
+    "test_checkpoint.py",
 )
 """Begun with, so that no worker is left with one of them when the others have finished."""
 
