@@ -233,7 +233,7 @@ ERRORS = {
         lambda a, x: make("dual", own_symbols=False)(x),
         "own_symbols=False its relational heads need symbols=",
     ),
-    "float mask": (lambda a, x: a(x, mask=torch.ones(5, 5)), "mask must be boolean, True where looking is allowed"),
+    "float mask": (lambda a, x: a(x, mask=torch.ones(5, 5)), "mask must be boolean, True where attention is allowed"),
     "beyond the offsets": (
         lambda a, x: make("hidden")(torch.zeros(1, 17, M, dtype=F64)),
         "17 positions but max_length",

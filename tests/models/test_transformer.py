@@ -235,7 +235,7 @@ def test_mistakes_give_one_clear_line():
         (lambda: build(VARIANTS["vectors"])(torch.randn(2, 3, 4)), r"inputs \(b t 5\) were wanted but \(2, 3, 4\)"),
         (
             lambda: model(inputs_of(BASE), mask=torch.ones(2, 7)),
-            "Transformer: mask must be boolean, True where looking is allowed, but is torch.float32",
+            "Transformer: mask must be boolean, True where attention is allowed, but is torch.float32",
         ),
         (
             lambda: model(inputs_of(BASE), mask=torch.ones(2, 6).bool()),

@@ -104,7 +104,10 @@ BAD = [
     ({"bias": (4, 7)}, "latent_code: t+s-1 = 8 but 7 in bias (h t+s-1) = (4, 7)"),
     ({"bias": (3, 4, 5)}, "latent_code: bias must be (#b #h t s) or (h t+s-1) but has shape (3, 4, 5)"),
     ({"mask": (3, 5)}, "latent_code: t = 4 in q but 3 in mask (#t #s) = (3, 5)"),
-    ({"float_mask": (4, 5)}, "latent_code: mask must be boolean, True where looking is allowed, but is torch.float32"),
+    (
+        {"float_mask": (4, 5)},
+        "latent_code: mask must be boolean, True where attention is allowed, but is torch.float32",
+    ),
 ]
 
 

@@ -209,7 +209,7 @@ def test_mistakes_are_one_line():
     q, k, v = torch.zeros(2, 5, 4), torch.zeros(2, 7, 4), torch.zeros(2, 7, 3)
     mask = torch.ones(5, 7)
     with pytest.raises(
-        ValueError, match=who + r"mask must be boolean, True where looking is allowed, but is torch.float32$"
+        ValueError, match=who + r"mask must be boolean, True where attention is allowed, but is torch.float32$"
     ):
         scaled_dot_product_attention(q, k, v, mask)
     with pytest.raises(ValueError, match=who + r"t = 5 in q but 7 in mask \(\.\.\. #t #s\) = \(7, 5\)$"):

@@ -181,7 +181,7 @@ def test_mistakes_are_one_clear_line(problem, arguments):
         with pytest.raises(ValueError, match=f"^relational_attention: {told}$"):
             ops.relational_attention(**wrong(tensors, name, value))
     with pytest.raises(
-        ValueError, match=r"^relational_attention: mask must be boolean, True where looking is allowed,"
+        ValueError, match=r"^relational_attention: mask must be boolean, True where attention is allowed,"
     ):
         ops.relational_attention(*tensors, mask=torch.zeros(3, 4))
     for impl, options, told in [

@@ -53,7 +53,7 @@ def test_what_fits_passes():
         ),
         (
             lambda: attend(Q, K, mask=torch.zeros(5, 7)),
-            "attend: mask must be boolean, True where looking is allowed, but is torch.float32",
+            "attend: mask must be boolean, True where attention is allowed, but is torch.float32",
         ),
         (lambda: attend(Q, K, mask=torch.zeros(5, 6).bool()), "attend: s = 7 in k but 6 in mask (#t #s) = (5, 6)"),
         (lambda: attend(Q.long(), K), "attend: q must be of a floating dtype but is torch.int64"),

@@ -25,7 +25,7 @@ def softmax(x, look, axis):
 
 
 def sight(b, h, t, s, *, mask=None, causal=False, window=None, edges=None):
-    """(b h t s), True where looking is allowed, as spec.AXES and spec.CAUSAL say."""
+    """(b h t s), True where attention is allowed, as spec.AXES and spec.CAUSAL say."""
     i, j = np.arange(s - t, s)[:, None], np.arange(s)
     look = np.ones((b, h, t, s), bool) if mask is None else np.broadcast_to(mask, (b, h, t, s)).copy()
     look &= j <= i if causal else True

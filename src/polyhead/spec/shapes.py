@@ -201,7 +201,7 @@ def _compare(who: str, name: str, array: Any, wanted: list[Pattern], sizes: dict
         raise ValueError(f"{who}: {name} must be ({_texts(wanted)}) but has shape {shape}")
     pattern = ranked[0]
     if not _is_dtype(array, pattern):
-        hint = ", True where looking is allowed," if name == "mask" else ""
+        hint = ", True where attention is allowed," if name == "mask" else ""
         raise ValueError(f"{who}: {name} must be {_kind(pattern)}{hint} but is {array.dtype}")
     for dim, size in zip(pattern.dims, shape[len(shape) - len(pattern.dims) :], strict=True):
         letter = dim.lstrip("#")

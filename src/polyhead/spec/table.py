@@ -45,7 +45,7 @@ AXES = {
     "relation_weight": "h e r",
     "value_weight": "h e e",
     "bias": "b|1 h|1 t s, or by offset: h t+s-1 (column j - i + t - 1 is key j for query i)",
-    "mask": "broadcasts to b h t s; True where looking is allowed",
+    "mask": "broadcasts to b h t s; True where attention is allowed",
     "keep": "b|1 h|1 t s; 0 or 1 / (1 - rate), multiplies the code",
     "scores": "b h t s",
     "code": "b h t s",
