@@ -19,7 +19,7 @@ class Shown(Job):
 
     def __init__(self, run: Any, state: str, step: int, **shown: str) -> None:
         self.config, self.state, self.step, self.outcome, self.rate = run, state, step, None, 0.0
-        self.label, self.spent, self.beside, self.begun = run.name, 0.0, None, False
+        self.label, self.seconds, self.overhead, self.training = run.name, 0.0, None, False
         self.shown = {f"{split} {run.task.metric}": value for split, value in shown.items()}
 
     def text(self) -> str:

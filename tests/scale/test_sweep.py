@@ -324,9 +324,9 @@ def test_time_left(tiny: Tiny, tmp_path: pathlib.Path):
     jobs[2].outcome = Failure("c", tmp_path, 2, "")
     jobs[1].outcome = Failure("b", tmp_path, 2, "")
     assert live.left(jobs, 1) == pytest.approx(125)
-    jobs[3].holder, jobs[0].beside = None, 9.0  # starting a worker took so long
+    jobs[3].holder, jobs[0].overhead = None, 9.0  # starting a worker took so long
     assert live.left(jobs, 1) == pytest.approx(134)
-    jobs[3].step, jobs[3].spent, jobs[3].rate, jobs[3].begun = 50, 200.0, 1.0, True  # with evaluations 4 s a step
+    jobs[3].step, jobs[3].seconds, jobs[3].rate, jobs[3].training = 50, 200.0, 1.0, True  # with evaluations 4 s a step
     assert live.left(jobs, 1) == pytest.approx(200)
 
 
@@ -355,7 +355,7 @@ def test_the_follower_reads_whole_rows_and_a_file_that_shrank(tiny: Tiny, tmp_pa
     path.write_text(row(1) + "\n" + row(2) + "\n")
     worker.poll()
     assert worker.step == 2
-    worker.begun = True
+    worker.training = True
     assert worker.text() == "loss 0.2000  4.0 steps/s  0:02 left"
     path.write_text(row(1) + "\n")  # resumed from an earlier step
     worker.poll()

@@ -90,5 +90,5 @@ def test_rows_that_are_none_are_not_shown(tiny: Any, tmp_path: pathlib.Path):
     lines = [json.dumps(row | one) for one in bad] + ["[" * 100_000, "3", json.dumps(row)]
     (tmp_path / METRICS).write_text("\n".join(lines) + "\n")
     job.poll()
-    job.begun = True
+    job.training = True
     assert (job.step, job.text()) == (3, "loss 0.5000  4.0 steps/s  0:02 left")

@@ -119,14 +119,17 @@ def _within(what: str, index: int, size: int) -> int:
 def _layer(model: nn.Module, batch: Batch, taps: Taps, number: int, task: Task | None) -> LayerLook:
     where, _, own = taps.name.rpartition(" ")
     name = f"{where or 'layer'} {int(own) + 1 if own.isdigit() else number + 1}"
-    (_, t), (_, s) = taps.groups[0].q.shape[:2], taps.groups[0].k.shape[:2]
-    to, at = where == "encoder", where in ("encoder", "cross")  # are receivers and senders tokens of the source?
-    rows, columns = _real(model, batch, t, source=to), _real(model, batch, s, source=at)
-    receivers, senders = (
-        np.array(_names(model, batch, count, task, source=side), dtype=object) for count, side in ((t, to), (s, at))
-    )
-    groups = tuple(_group(group, rows, columns) for group in taps.groups)
-    return LayerLook(name, tuple(receivers[rows]), tuple(senders[columns]), groups)
+    queries, keys = taps.groups[0].q.shape[1], taps.groups[0].k.shape[1]
+    rows, receivers = _shown(model, batch, queries, task, source=where == "encoder")
+    columns, senders = _shown(model, batch, keys, task, source=where in ("encoder", "cross"))
+    return LayerLook(name, receivers, senders, tuple(_group(group, rows, columns) for group in taps.groups))
+
+
+def _shown(model: nn.Module, batch: Batch, count: int, task: Task | None, *, source: bool) -> tuple[Array, Names]:
+    """The indices and names of the tokens that are not padding, among the `count` tokens of the input or the source."""
+    real = _real(model, batch, count, source=source)
+    names = _names(model, batch, count, task, source=source)
+    return real, tuple(names[i] for i in real)
 
 
 def _names(model: nn.Module, batch: Batch, count: int, task: Task | None, *, source: bool) -> Names:
@@ -137,12 +140,16 @@ def _names(model: nn.Module, batch: Batch, count: int, task: Task | None, *, sou
 
 
 def _real(model: nn.Module, batch: Batch, count: int, *, source: bool) -> Array:
-    """True for each of `count` tokens that is not padding."""
+    """The indices of the tokens that are not padding, among `count`."""
     mask = batch.source_mask if source else batch.mask
-    real = np.ones(count, dtype=bool) if mask is None or mask.shape[1] != count else as_array(mask)[0].astype(bool)
-    if not source and getattr(getattr(model, "config", None), "causal", False) and batch.scored.shape[1] == count:
+    real = np.ones(count, dtype=bool)
+    if mask is not None and mask.shape[1] == count:
+        real = as_array(mask)[0].astype(bool)
+    causal = getattr(getattr(model, "config", None), "causal", False)
+    if causal and not source and batch.scored.shape[1] == count:
         scored = np.flatnonzero(as_array(batch.scored)[0])
-        real &= np.arange(count) <= (scored[-1] if len(scored) else count)
+        if len(scored):
+            real[scored[-1] + 1 :] = False
     return np.flatnonzero(real)
 
 

@@ -112,33 +112,32 @@ class Place(NamedTuple):
 
 
 def choices(scores: Mapping[Choice, Estimate]) -> list[Verdict]:
-    """`scores`: for each choice the mean over the games.  Each difference is the mean over all other choices."""
+    """Claims about symmetry, number of relations and symbols.  `scores`: the mean over the games for each choice.
+
+    Each part is the effect of one change to a choice, averaged over all choices that were trained with and without it.
+    """
     learned = {Place(kind, same, r): e for (kind, positions, same, r), e in scores.items() if positions == "learned"}
     fewest = min((place.relations for place in learned), default=0)
     most = max((place.relations for place in learned), default=0)
 
-    def gains(pairs: Iterable[tuple[Place, Place]]) -> list[Estimate]:
-        """How much the first place of each pair is better than the second, if that is another one and was trained."""
+    def effects(pairs: Iterable[tuple[Place, Place]]) -> list[Estimate]:
+        """The first score of each pair minus the second, for pairs of different choices that were both trained."""
         return [learned[one] - learned[other] for one, other in pairs if other != one and other in learned]
 
-    symmetric = gains((place, place._replace(symmetric=False)) for place in learned if place.symmetric)
-    more = gains((place, place._replace(relations=fewest)) for place in learned if place.relations == most)
-    best = [place for place in learned if place.symbols == "by place"]
-    by_place = {
-        f"over symbols {kind}": gains((place, place._replace(symbols=kind)) for place in best)
-        for kind in dict.fromkeys(place.symbols for place in learned)
-        if kind != "by place"
+    symmetry = effects((place, place._replace(symmetric=False)) for place in learned if place.symmetric)
+    relations = effects((place, place._replace(relations=fewest)) for place in learned if place.relations == most)
+    by_place = [place for place in learned if place.symbols == "by place"]
+    others = dict.fromkeys(place.symbols for place in learned if place.symbols != "by place")
+    symbols = {kind: effects((place, place._replace(symbols=kind)) for place in by_place) for kind in others}
+    claims = {
+        "symmetric relations learn faster": {"symmetric over not, mean of symbols and relations": symmetry},
+        "more relations than one per head help": {
+            f"{most} over {fewest}, mean of symbols, symmetric or not": relations
+        },
+        "symbols by place are the best on games": {f"over symbols {kind}": found for kind, found in symbols.items()},
     }
-    claims = (
-        ("symmetric relations learn faster", {"symmetric over not, mean of symbols and relations": symmetric}),
-        (
-            "more relations than one per head help",
-            {f"{most} over {fewest}, mean of symbols, symmetric or not": more},
-        ),
-        ("symbols by place are the best on games", by_place),
-    )
-    found = [(claim, {name: mean(gains) for name, gains in parts.items() if gains}) for claim, parts in claims]
-    return [above(claim, parts) for claim, parts in found if parts]
+    measured = {claim: {name: mean(found) for name, found in parts.items() if found} for claim, parts in claims.items()}
+    return [above(claim, parts) for claim, parts in measured.items() if parts]
 
 
 def splits(scores: Mapping[tuple[int, int], Estimate]) -> list[Verdict]:

@@ -42,10 +42,11 @@ class Job:
         self.outcome: Result | Failure | None = finished(folder, self.digest)
         self.deaths, self.retries, self.said = 0, 0, ""
         self.step, self.rate, self.read = 0, 0.0, 0
-        self.spent = 0.0  # seconds of training up to `step`
-        self.started = 0.0  # time of its worker's start; 0 without one, or if it resumed
-        self.beside: float | None = None  # seconds of its worker for start and end, without training
-        self.begun, self.before = False, -1  # whether its worker has started training; earlier mtime of metrics.jsonl
+        self.seconds = 0.0  # seconds of training up to `step`
+        self.started_at = 0.0  # time of its worker's start; 0 without one, or if it resumed
+        self.overhead: float | None = None  # seconds of its worker for start and end, without training
+        self.training = False  # whether its worker has started training
+        self.modified = -1  # mtime of metrics.jsonl before that
         self.shown: dict[str, str] = {}
         self._follow()
 
@@ -55,7 +56,7 @@ class Job:
             return State.DONE if isinstance(self.outcome, Result) else State.FAILED
         if self.holder is not None:
             return State.ELSEWHERE
-        if self.handle is not None and self.begun:
+        if self.handle is not None and self.training:
             return State.RUNNING
         return State.RETRYING if self.deaths else State.WAITING
 
@@ -64,8 +65,8 @@ class Job:
         """Seconds per step, including evaluations."""
         if isinstance(self.outcome, Result):
             return self.outcome.seconds / max(1, self.outcome.steps)
-        if self.spent and self.step > 1:
-            return self.spent / self.step
+        if self.seconds and self.step > 1:
+            return self.seconds / self.step
         return 1 / self.rate if self.rate else None
 
     def ready(self) -> bool:
@@ -75,8 +76,8 @@ class Job:
         self._follow()  # after the result: a run that another process has finished shows its last rows
         if self.outcome is not None:
             return False
-        self.begun, self.before = False, self._changed()
-        self.started = time.monotonic() if self.step == 0 else 0.0
+        self.training, self.modified = False, self._changed()
+        self.started_at = time.monotonic() if self.step == 0 else 0.0
         try:
             with claim(self.config, self.folder), named(self.folder / LOG):
                 open(self.folder / LOG, "ab").close()
@@ -95,24 +96,24 @@ class Job:
         self._follow()
         if self.handle is None:
             return False
-        if not self.begun and self._changed() != self.before:
-            self.begun = True
-            self._took(self.spent)
+        if not self.training and self._changed() != self.modified:
+            self.training = True
+            self._record_overhead(self.seconds)
         code = self.handle.code()
         if code is None:
             return False
         self._follow()
         self.handle, self.outcome = None, finished(self.folder, self.digest)
         if isinstance(self.outcome, Result):
-            self._took(self.outcome.seconds)
+            self._record_overhead(self.outcome.seconds)
         elif self.outcome is None:
             self._ended(code)
         return True
 
-    def _took(self, training: float) -> None:
-        """Record the worker's overhead: the time since its start, minus `training` seconds."""
-        if self.started:
-            self.beside = max(0.0, time.monotonic() - self.started - training)
+    def _record_overhead(self, seconds: float) -> None:
+        """Record the worker's overhead: the time since its start, minus `seconds` of training."""
+        if self.started_at:
+            self.overhead = max(0.0, time.monotonic() - self.started_at - seconds)
 
     def _ended(self, code: int) -> None:
         """Handle a worker that ended without a result: another process trains the run, it failed, or it restarts."""
@@ -169,7 +170,7 @@ class Job:
 
     def _show(self, row: dict[str, Any]) -> None:
         metric, self.step = self.config.task.metric, int(row["step"])
-        self.spent = spent if math.isfinite(spent := float(row.get("seconds", 0.0))) else 0.0
+        self.seconds = seconds if math.isfinite(seconds := float(row.get("seconds", 0.0))) else 0.0
         if row["kind"] == "train":
             self.rate = rate if math.isfinite(rate := float(row["steps_per_second"])) else 0.0
             self.shown["loss"] = f"{row['loss']:.4f}"
@@ -185,7 +186,7 @@ class Job:
         if self.holder is not None:
             return f"{shown}  trained by another process{f' on {self.holder}' if self.holder else ''}".strip()
         retry = f"  retry {self.deaths} of {self.retries}" if self.deaths else ""
-        if not self.begun:
+        if not self.training:
             return retry.strip()
         left = (self.config.train.steps - self.step) * (self.pace or 0.0)
         return (f"{shown}  {self.rate:.1f} steps/s  {duration(left)} left" if self.rate else "starting") + retry

@@ -138,7 +138,7 @@ class _Work:
         if ready:
             start = functools.partial(self.engine.start, [job.folder for job in ready])
             for job, handle in zip(ready, self.retry(start), strict=True):
-                job.handle, job.begun = handle, not self.engine.queues
+                job.handle, job.training = handle, not self.engine.queues
             self.working += ready
 
     def _collect(self) -> None:

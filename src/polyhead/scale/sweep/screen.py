@@ -25,16 +25,16 @@ def left(jobs: Sequence[Job], at_once: int) -> float | None:
     known = [pace for job in jobs if (pace := job.pace) is not None]
     if not known:
         return None
-    mean, starts = sum(known) / len(known), [job.beside for job in jobs if job.beside is not None]
+    mean, starts = sum(known) / len(known), [job.overhead for job in jobs if job.overhead is not None]
     start = sum(starts) / len(starts) if starts else 0.0
 
     def seconds(job: Job) -> float:
         rest = (job.config.train.steps - job.step) * (job.pace or mean)
-        return rest + (0.0 if job.begun or job.state == State.ELSEWHERE else start)
+        return rest + (0.0 if job.training or job.state == State.ELSEWHERE else start)
 
     mine = [job for job in jobs if job.outcome is None and job.state != State.ELSEWHERE]
     free = [0.0] * max(1, min(at_once, len(mine)))
-    for job in sorted(mine, key=lambda job: not job.begun):
+    for job in sorted(mine, key=lambda job: not job.training):
         free[free.index(min(free))] += seconds(job)
     return max(*free, *(seconds(job) for job in jobs if job.state == State.ELSEWHERE), 0.0)
 

@@ -9,7 +9,7 @@ from polyhead.config import Run, digest
 from polyhead.scale.sweep import naming
 from polyhead.scale.sweep.engines import LOG
 from polyhead.train.store.claims import claimed_by
-from polyhead.train.store.folder import finished, read_metrics
+from polyhead.train.store.folder import Result, finished, read_metrics
 from polyhead.train.store.state import State, read_end
 
 
@@ -37,22 +37,29 @@ def place_of(run: Run, folder: str | pathlib.Path) -> pathlib.Path:
 
 
 def state_of(run: Run, place: pathlib.Path) -> tuple[State, int, str]:
-    """The state of a run, its number of steps, and a detail."""
-    result = finished(place, digest(run)) if place.is_dir() else None
-    if result is not None:
-        split = run.train.evaluate[-1] if "compositional" not in run.train.evaluate else "compositional"
-        score = result.scores.get(split, {}).get(run.task.metric)  # may be missing in results of another version
-        return State.DONE, result.steps, "" if score is None else f"{split} {run.task.metric} {score:.3f}"
+    """The state of a run, its number of steps, and a detail: the score, the host, or the error."""
     if not place.is_dir():
         return State.WAITING, 0, ""
+    if (result := finished(place, digest(run))) is not None:
+        return State.DONE, result.steps, _score(run, result)
     rows = read_metrics(place)
     step = max((row["step"] for row in rows), default=0)
-    if (holder := claimed_by(place)) is not None:
-        here = holder in ("", platform.node())
-        return State.RUNNING if here else State.ELSEWHERE, step, "" if here else f"on {holder}"
+    holder = claimed_by(place)
+    if holder in ("", platform.node()):
+        return State.RUNNING, step, ""
+    if holder is not None:
+        return State.ELSEWHERE, step, f"on {holder}"
     if (end := read_end(place)) is not None:
         state, said = end
         return state, step, "" if state == State.STOPPED else said
     log = place / LOG
-    begun = bool(rows) or (log.is_file() and log.stat().st_size > 0)
-    return (State.STOPPED, step, "") if begun else (State.WAITING, 0, "")
+    if rows or (log.is_file() and log.stat().st_size > 0):
+        return State.STOPPED, step, ""
+    return State.WAITING, 0, ""
+
+
+def _score(run: Run, result: Result) -> str:
+    splits = run.train.evaluate
+    split = "compositional" if "compositional" in splits else splits[-1]
+    score = result.scores.get(split, {}).get(run.task.metric)
+    return "" if score is None else f"{split} {run.task.metric} {score:.3f}"

@@ -308,7 +308,7 @@ class _Search:
         elif job.handle is not None:
             job.poll()
         elif self.retry(job.ready):
-            job.handle, job.begun = self.retry(functools.partial(self.engine.start, [job.folder]))[0], True
+            job.handle, job.training = self.retry(functools.partial(self.engine.start, [job.folder]))[0], True
 
     def _hopeless(self, trial: Any, job: Job) -> bool:
         """Report the evaluations so far to the pruner, without the final one; True if the pruner stops the trial."""
