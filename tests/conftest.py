@@ -1,4 +1,4 @@
-"""For all tests: memory nobody wrote is NaN, warnings are errors (pyproject.toml), one thread per worker."""
+"""For all tests: uninitialised memory is NaN, warnings are errors (pyproject.toml), one thread per worker."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Zeroing a head's code against weights of zero, and against the drop counted by hand."""
+"""Zeroing the code of a head equals zeroing its weights; the drop of the score equals one computed by hand."""
 
 import dataclasses
 

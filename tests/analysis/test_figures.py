@@ -1,4 +1,4 @@
-"""Still figures: formats, and that every measured number is drawn where it belongs."""
+"""Static figures: file formats, and every measured number at its position."""
 
 import itertools
 import pathlib

@@ -1,4 +1,4 @@
-"""What is read off a code, in which view, and its names."""
+"""The labels of a probe, the views of a code, and the names of classes."""
 
 import dataclasses
 

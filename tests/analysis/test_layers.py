@@ -1,4 +1,4 @@
-"""Any label, probed layer by layer, against the probe made by hand."""
+"""Probes of any label in every layer equal probes fitted by hand."""
 
 import numpy as np
 import pytest

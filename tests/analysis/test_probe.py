@@ -1,4 +1,4 @@
-"""Probes find what is in the code and nothing else; chance is what guessing scores."""
+"""Probes find the information in a code and nothing else; chance is the score without information."""
 
 import dataclasses
 import importlib

@@ -1,4 +1,4 @@
-"""What one input makes of every layer: attention, relations and symbols, against loops over the weights; names."""
+"""Attention, relations and symbols of one input equal loops over the weights; names of tokens."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""The code of one sequence in the forward pass of another, against a forward pass written out."""
+"""A forward pass with another sequence's code equals a forward pass written by hand."""
 
 import pytest
 import torch

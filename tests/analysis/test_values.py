@@ -1,4 +1,4 @@
-"""The value network and the code of chosen pairs, against the layer they are read from."""
+"""The value network and the code of chosen pairs reproduce the layer's output."""
 
 import dataclasses
 import functools

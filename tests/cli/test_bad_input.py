@@ -1,4 +1,4 @@
-"""Every mistake is one clear line, exit code 2 on the command line, and loses nothing."""
+"""Every invalid input gives one clear line and exit code 2, and no data are lost."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The command line does what it says: every verb, its help, and the tables."""
+"""The command line: every verb, its help, and its tables."""
 
 import json
 import pathlib

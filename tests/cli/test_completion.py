@@ -1,4 +1,4 @@
-"""What a shell offers after a tab: the script is run by the shell itself where it is there."""
+"""The completions of a shell; the script is run by the shell itself if it is installed."""
 
 import pathlib
 import shutil

@@ -1,4 +1,4 @@
-"""The demo: what one sees while it trains, and how long it says it takes."""
+"""The demo: its live display, and its estimate of time."""
 
 import io
 from typing import Any

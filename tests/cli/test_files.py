@@ -1,4 +1,4 @@
-"""Configuration files: a run that is printed, what differs of a recipe, heads in a word."""
+"""Configuration files: a printed run, changes to a recipe, groups of heads in one word."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""`polyhead generate`: text as it comes, and one line for every mistake."""
+"""`polyhead generate`: text appears token by token; every mistake is one line."""
 
 import io
 import sys

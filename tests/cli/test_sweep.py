@@ -1,4 +1,4 @@
-"""`polyhead sweep`: grids on the command line and in files, its table, and its mistakes."""
+"""`polyhead sweep`: grids on the command line and in files, its table, and its errors."""
 
 import shlex
 

@@ -1,4 +1,4 @@
-"""Models of the living package `dual-attention` 0.0.7 as ours, and back: outputs, every gradient, state dicts, folders.
+"""Models of the package `dual-attention` 0.0.7 as ours, and back: outputs, all gradients, state dicts, folders.
 
 All weights are drawn anew (norms and relation weights, too), in float64; what the package computes in float32 there
 (RMSNorm, rotary) keeps the bounds at 1e-5.

@@ -1,4 +1,4 @@
-"""Mistakes with models of the package `dual-attention`: one line says what was wanted and what came."""
+"""Invalid models of the package `dual-attention`: one line says what was wanted and what came."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What one does with models of the package `dual-attention`: published folders, training on, single parts."""
+"""Uses of models of the package `dual-attention`: published folders, further training, single modules."""
 
 import json
 

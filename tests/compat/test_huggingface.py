@@ -1,4 +1,4 @@
-"""Taps of Hugging Face models, made at random from a configuration, against what the models say of themselves."""
+"""Taps of randomly initialised Hugging Face models equal the models' own attention outputs."""
 
 import pathlib
 import runpy

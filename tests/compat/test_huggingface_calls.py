@@ -1,4 +1,4 @@
-"""Names of ours on architectures that compute attention themselves: refused; what is counted; the table in the docs."""
+"""Our heads are refused in architectures that compute attention themselves; counts; the table in the docs."""
 
 import copy
 import importlib.util

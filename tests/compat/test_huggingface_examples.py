@@ -1,4 +1,4 @@
-"""The examples of Hugging Face run, offline; what torch.compile makes of them is in docs/results/huggingface.txt."""
+"""The examples for Hugging Face run offline; results of torch.compile are in docs/results/huggingface.txt."""
 
 import pathlib
 import runpy

@@ -1,4 +1,4 @@
-"""Our mechanisms by name in models of transformers: what SDPA gives for softmax, and the same whatever the batch."""
+"""Our mechanisms by name in models of transformers: softmax equals SDPA, and results do not depend on the batch."""
 
 import functools
 

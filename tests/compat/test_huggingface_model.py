@@ -1,4 +1,4 @@
-"""Our models in transformers: what is saved comes back, wherever and however it is loaded."""
+"""Our models in transformers: a saved model loads with the same outputs, however it is loaded."""
 
 import dataclasses
 import json

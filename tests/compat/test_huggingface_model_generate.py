@@ -1,4 +1,4 @@
-"""`generate` of our models in transformers: the tokens of our own decoding, with and without our cache."""
+"""`generate` of our models in transformers gives the tokens of our own decoding, with and without our cache."""
 
 import functools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The backbone, classifiers of texts, and what our models in transformers hand out beside their answer."""
+"""Our models in transformers: the backbone, text classifiers, and additional outputs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a caller of another library says arrives here: options that no comparison of outputs would miss."""
+"""Options that another library passes reach our ops, also those that a comparison of outputs would miss."""
 
 import pytest
 import torch

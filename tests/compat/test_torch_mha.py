@@ -1,4 +1,4 @@
-"""The code of nn.MultiheadAttention against the weights it gives itself, and value networks against its output."""
+"""The code of nn.MultiheadAttention equals its attention weights, and value networks give its output."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""The drop-in against nn.MultiheadAttention with the same weights, and against our own layer where heads are others."""
+"""The drop-in equals nn.MultiheadAttention with the same weights; with other heads it equals our own layer."""
 
 import copy
 import inspect

@@ -1,4 +1,4 @@
-"""Heads and projections that somebody wraps: PEFT, torch.compile, FSDP, parametrisations: used, or an error."""
+"""Wrapped heads and projections (PEFT, torch.compile, FSDP, parametrisations) are used, or give an error."""
 
 import copy
 import functools

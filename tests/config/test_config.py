@@ -1,4 +1,4 @@
-"""A run is a frozen value: written, read, compared and hashed without losing anything."""
+"""A run is a frozen value: writing, reading, comparing and hashing lose no field."""
 
 import json
 from dataclasses import FrozenInstanceError, replace

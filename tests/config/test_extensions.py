@@ -1,4 +1,4 @@
-"""Tasks and recipes of others: registered, declared by an installed package, written to files and read back."""
+"""Tasks and recipes of users: registered, declared by an installed package, written to files and read again."""
 
 import dataclasses
 import importlib.metadata

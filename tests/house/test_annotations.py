@@ -1,4 +1,4 @@
-"""What the tests' own house rests on: annotations are checked, and each test has a target of make that runs it."""
+"""Annotations are checked at every call that differs from the calls that were checked before (tests/conftest.py)."""
 
 import itertools
 import pathlib

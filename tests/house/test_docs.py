@@ -1,4 +1,4 @@
-"""The documents tell the truth: code runs, commands parse, links lead somewhere, tables are whole."""
+"""The documents are correct: code runs, commands parse, links resolve, tables are complete."""
 
 import importlib.util
 import inspect

@@ -1,4 +1,4 @@
-"""What the sources and documents say: docstrings whose examples run, public names that are described, one spelling."""
+"""The text of sources and documents: examples run, public names have docstrings, spelling is British."""
 
 import ast
 import doctest

@@ -1,4 +1,4 @@
-"""The door: what a type checker sees is what is there, `dir` lists it and nothing else, old names lead to new ones."""
+"""The public names: type checkers see what exists, `dir` lists exactly these names, and old names give the new ones."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""Wheel and sdist: built from this tree without a network, installed into an empty environment, used from elsewhere."""
+"""Wheel and sdist: built from this tree without a network, installed into an empty environment, and used there."""
 
 import importlib.util
 import os

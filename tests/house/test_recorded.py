@@ -1,4 +1,4 @@
-"""What must be written down: the timing behind every choice of "auto"; type and place of every public name."""
+"""Facts that must be recorded: the timing behind every choice of "auto"; the type and API page of every public name."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""The committed results are of the recipes as they stand: configuration digests, counts, tables and verdicts agree."""
+"""The committed results fit the present recipes: digests, counts, tables and verdicts agree."""
 
 import json
 import pathlib

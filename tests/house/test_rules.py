@@ -1,4 +1,4 @@
-"""The shape of the house (docs/design.md): sizes, names and the ladder of imports, read from the source."""
+"""The rules of the source (docs/design.md): sizes, names and the order of imports."""
 
 import ast
 import collections

@@ -1,4 +1,4 @@
-"""docs/select_then_relate.md, its example: the bound holds input by input, width helps, selecting is not enough."""
+"""The example of docs/select_then_relate.md: the bound holds for each input, width helps, selection is not enough."""
 
 import pathlib
 import runpy

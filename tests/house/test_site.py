@@ -1,4 +1,4 @@
-"""The site: built with every warning an error, asks no other machine for anything, and says what the code says."""
+"""The site: every warning of the build is an error, pages request no other host, and they agree with the code."""
 
 import ast
 import doctest

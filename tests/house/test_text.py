@@ -1,4 +1,4 @@
-"""Text files are UTF-8 on every machine, and what is printed gets through whatever encoding a console has."""
+"""Text files are UTF-8 on every machine, and output works with any encoding of the console."""
 
 import ast
 import pathlib

@@ -1,4 +1,4 @@
-"""Parameters from PyTorch and Haiku to Flax and back: exact, and a model goes on where it was."""
+"""Parameters converted from PyTorch and Haiku to Flax and back are exact, and training continues from them."""
 
 import numpy as np
 import pytest

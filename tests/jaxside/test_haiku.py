@@ -1,4 +1,4 @@
-"""examples/haiku_attention.py beside the tutorial's module, whose arithmetic is written down anew here."""
+"""examples/haiku_attention.py equals the tutorial's module, whose arithmetic is rewritten here."""
 
 import math
 import pathlib

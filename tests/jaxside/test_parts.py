@@ -1,4 +1,4 @@
-"""What is no mechanism: norms, rotary positions, SwiGLU, the textbook's forms, codes, relations, beside PyTorch's."""
+"""Functions that are no mechanism equal PyTorch's: norms, RoPE, SwiGLU, textbook forms, codes, relations."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What holds for all functions of jaxside: signatures, errors, imports, jit, vmap, sharding, memory, who sees whom."""
+"""Common properties of all functions of jaxside: signatures, errors, imports, jit, vmap, sharding, memory, masks."""
 
 import functools
 import inspect

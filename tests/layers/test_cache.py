@@ -1,4 +1,4 @@
-"""Decoding with a cache gives what the whole sequence gives, whatever the heads, positions and symbols."""
+"""Decoding with a cache equals the pass over the whole sequence, for all heads, positions and symbols."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Our layers beside the living package `dual-attention` 0.0.7, in float64: outputs and every gradient, over a grid.
+"""Our layers equal those of the package `dual-attention` 0.0.7 in float64: outputs and all gradients, over a grid.
 
 Its two relational cross-attentions lack an import, which the tests give them.  What it gets wrong (relations through a
 softmax under a causal mask, groups of keys in the disentangled one) is compared with what it gets right.

@@ -1,4 +1,4 @@
-"""A group that computes a function of the user's own: its code is that function's, or nobody is shown one."""
+"""A group with a user's own function: its code is the function's code, or it has no code."""
 
 import copy
 import functools

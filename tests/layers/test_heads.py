@@ -1,4 +1,4 @@
-"""Head groups of unequal widths, and the arguments that every module takes."""
+"""Head groups of unequal widths, and arguments that every module accepts."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Head groups whose values are symbols: equations from the weights, sizes of their own choice, how they begin."""
+"""Head groups whose values are symbols: equations from the weights, widths, initialisation."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Positions and feed-forward layers of a user's own: what they compute, wherever ours could stand; saved; refused."""
+"""A user's own positions and feed-forward layers: their outputs wherever ours can be used; saving; refusals."""
 
 import dataclasses
 import sys

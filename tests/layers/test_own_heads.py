@@ -1,4 +1,4 @@
-"""A mechanism of a user's own: named, saved, held to its promises, trained; and what breaks a promise is noticed."""
+"""A user's own mechanism: named, saved, tested against the promises, trained; broken promises are found."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Packed sequences, each as if alone, and windows that the ops see: every kind of heads, positions and symbols."""
+"""Packed sequences equal separate ones, and ops get the windows: all kinds of heads, positions and symbols."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Sources of symbols: their definitions with Python loops, what they hold, how they begin, what they refuse."""
+"""Symbol sources: their definitions with Python loops, parameters, initialisation, refusals."""
 
 import pytest
 import torch

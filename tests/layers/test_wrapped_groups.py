@@ -1,4 +1,4 @@
-"""A group of heads that somebody wraps: what it is called through is called, and no other code is shown."""
+"""A wrapped group of heads: the wrapper is called, and no other code is returned."""
 
 import copy
 import functools

@@ -1,4 +1,4 @@
-"""Inputs changed at random are taken or refused in one line: fifteen hundred of the campaign's."""
+"""Randomly changed inputs are accepted or refused in one line: fifteen hundred of the campaign's."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Files from strangers: whatever they hold, by whatever name, they run no code and are refused in one line."""
+"""Malicious files run no code and are refused in one line, whatever their content and name."""
 
 import contextlib
 import importlib

@@ -1,4 +1,4 @@
-"""Every place of the source that reads a file is known, and none can run what the file says."""
+"""Every place in the source that reads a file is listed, and none can run code from a file."""
 
 import ast
 import pathlib

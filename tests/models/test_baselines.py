@@ -1,4 +1,4 @@
-"""CoRelNet, PrediNet and the original Abstractor: against loops, their sizes, what they can and cannot see."""
+"""CoRelNet, PrediNet and the original Abstractor: equality to loops, sizes, and which inputs affect an output."""
 
 import math
 

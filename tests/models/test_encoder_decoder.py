@@ -1,4 +1,4 @@
-"""Encoder and decoder in one: its equation, who sees what, what is shared, dropout, compilation, errors."""
+"""The encoder-decoder: its equation, masks, shared parameters, dropout, compilation, errors."""
 
 import copy
 from dataclasses import replace

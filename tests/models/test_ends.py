@@ -1,4 +1,4 @@
-"""Images cut into patches, classes read off a sequence: against loops; scaled tokens; wrong images are one line."""
+"""Inputs and outputs: image patches and classes against loops; scaled tokens; invalid images give one line."""
 
 from dataclasses import replace
 

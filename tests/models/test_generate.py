@@ -1,4 +1,4 @@
-"""Greedy decoding against the model's own outputs, with and without a cache; the cache against the whole sequence."""
+"""Greedy decoding equals the model's own outputs, with and without a cache; the cache equals the whole sequence."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Rows of several lengths, padded on the left, get the logits that each gets alone: at once, and step by step."""
+"""Left-padded rows of several lengths get the logits of each row alone: in one pass, and step by step."""
 
 import itertools
 from dataclasses import replace

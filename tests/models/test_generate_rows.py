@@ -1,4 +1,4 @@
-"""Tokens for many prompts: as each alone, as without a cache, as the model's own logits say."""
+"""Tokens for many prompts equal those of single prompts, of decoding without a cache, and of the logits."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Choosing a token: by hand, at ties, at the edges of the draws, and often enough to see the probabilities."""
+"""Choosing a token: by hand, at ties, at the limits of random draws, and by frequencies over many draws."""
 
 import math
 

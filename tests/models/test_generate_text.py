@@ -1,4 +1,4 @@
-"""Text from tokens: characters come whole, stop strings are found wherever tokens cut them, and nothing is lost."""
+"""Text from tokens: whole characters, stop strings across token boundaries, and no lost text."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A layer with a window holds no more keys than later tokens can see, and decoding is still exact."""
+"""A layer with a window stores only keys that later tokens can see, and decoding is still exact."""
 
 from dataclasses import replace
 

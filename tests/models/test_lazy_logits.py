@@ -1,4 +1,4 @@
-"""Logits that are never made as a whole, against those that are."""
+"""Lazy logits, which are never stored as a whole, equal ordinary logits."""
 
 import pytest
 import torch

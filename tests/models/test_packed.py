@@ -1,4 +1,4 @@
-"""Packed sequences, windows and ragged prompts through the whole transformer: each token gets what it gets alone."""
+"""Packed sequences, windows and ragged prompts in the whole transformer: each token gets its result as if alone."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Sources of symbols across layers and sides: libraries in common, a decoder that reads its encoder's, direction."""
+"""Symbol sources shared by layers, and by encoder and decoder; causal direction."""
 
 from dataclasses import replace
 

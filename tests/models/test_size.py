@@ -1,4 +1,4 @@
-"""Parameter counts, and the width that makes two models equally large."""
+"""Parameter counts, and the width that gives two models the same size."""
 
 import typing
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The loss of an untrained language model: near ln(tokens), that of knowing nothing, whatever preset, size and ends."""
+"""The loss of an untrained language model is close to ln(tokens), for every preset, size and pair of ends."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The one transformer: ends, stacks, positions, norms, devices and dtypes, causality, errors."""
+"""The transformer: inputs and outputs, stacks, positions, norms, devices and dtypes, causality, errors."""
 
 import copy
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Our models with linear maps, tables or ends that somebody wraps: what they compute is what they compute merged."""
+"""Models with wrapped linear maps, embeddings or ends compute the same as with merged weights."""
 
 import copy
 import warnings

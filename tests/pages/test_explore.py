@@ -1,4 +1,4 @@
-"""The page that explores a text: its numbers against the reference, what the command says, and mistakes."""
+"""The explore page: its numbers against the reference, the output of the command, and errors."""
 
 import base64
 import json

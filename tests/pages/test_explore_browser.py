@@ -1,4 +1,4 @@
-"""The page that explores a text as a reader sees it: its numbers against the reference, in Chromium with no network."""
+"""The explore page in Chromium without a network: its numbers against the reference."""
 
 import pathlib
 import re

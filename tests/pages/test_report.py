@@ -1,4 +1,4 @@
-"""The report on run folders made by hand: every number in it is known beforehand."""
+"""The report on run folders made by hand: every number is known beforehand."""
 
 import dataclasses
 import html

@@ -1,4 +1,4 @@
-"""The report's section on single inputs: the page holds what `analysis.look` finds, for runs of every task."""
+"""The report's section on single inputs shows the numbers of `analysis.look`, for runs of every task."""
 
 import base64
 import dataclasses

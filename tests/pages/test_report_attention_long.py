@@ -1,4 +1,4 @@
-"""The report's section on single inputs: whose inputs they are, and what is left of long ones."""
+"""The report's section on single inputs: which runs are shown, and how long inputs are cut."""
 
 import dataclasses
 import pathlib

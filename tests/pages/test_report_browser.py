@@ -1,4 +1,4 @@
-"""The report as a reader sees it: two runs trained here, their page opened in Chromium with no network."""
+"""The report in Chromium without a network, on two runs trained here."""
 
 import pathlib
 import shutil

@@ -1,4 +1,4 @@
-"""What a report shows first: its picture, and three sentences."""
+"""The beginning of a report: its figure and three sentences."""
 
 import html
 import json

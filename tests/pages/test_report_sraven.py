@@ -1,4 +1,4 @@
-"""The report on SRAVEN runs, and the figures of any report as files: against the analysis done by hand."""
+"""The report on SRAVEN runs, and figures as files: against the analysis computed by hand."""
 
 import dataclasses
 import html

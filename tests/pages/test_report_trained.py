@@ -1,4 +1,4 @@
-"""The part of a report on the same networks trained in full: scored anew, their codes swapped and mapped."""
+"""The report's section on networks trained in full: new scores, swapped codes and maps."""
 
 import html
 import pathlib

@@ -1,4 +1,4 @@
-"""Finished runs without training: results are planted."""
+"""Finished runs without training, with planted results."""
 
 import json
 import sys

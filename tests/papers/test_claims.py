@@ -1,4 +1,4 @@
-"""Estimates, tests and verdicts: against scipy, on planted numbers, and on the paper's own table."""
+"""Estimates, tests and verdicts: against scipy, on planted numbers, and on the paper's table."""
 
 import math
 

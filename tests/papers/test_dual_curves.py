@@ -1,4 +1,4 @@
-"""The dual-attention study: what its figures write, and verdicts on planted scores."""
+"""The dual-attention study: the files of its figures, and verdicts on planted scores."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The rest of the dual-attention study: verdicts on planted scores both ways, tables, and runs that failed."""
+"""The dual-attention study: verdicts on planted scores for both outcomes, tables, and failed runs."""
 
 from dataclasses import replace
 

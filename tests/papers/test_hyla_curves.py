@@ -1,4 +1,4 @@
-"""Figures over an axis: what they write, and verdicts on planted scores."""
+"""Figures along an axis: their files, and verdicts on planted scores."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The recipes state the settings of Schug et al. 2024, table A1, and what the demo and the original code change."""
+"""The recipes have the settings of Schug et al. 2024, table A1; changes for the demo and the original code."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Language models: what their figures write, and verdicts on planted courses of training."""
+"""Language models: the files of their figures, and verdicts on planted curves."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Of bits per byte the fewest are the best: wherever scores are ranked, beside a task of which more is better."""
+"""For bits per byte, lower is better wherever scores are ranked, also beside a task where higher is better."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""Floors of a figure: over the splits of its seeds."""
+"""Floors of a figure: means over the splits of its seeds."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A figure again from its results.json: the same numbers, verdicts and floors of today, and nothing trained."""
+"""A figure redrawn from its results.json: the same numbers, new verdicts and floors, no training."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""One command: train what is missing, draw, write results and page."""
+"""`reproduce`: train the missing runs, draw, write results and page."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Cells, and the selection of settings on the validation stream."""
+"""Cells of a study, and the selection of settings on validation."""
 
 from dataclasses import replace
 

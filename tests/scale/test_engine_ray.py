@@ -1,4 +1,4 @@
-"""A sweep on a real Ray cluster of two machines, one of which vanishes.  Skipped where Ray is not installed."""
+"""A sweep on a real Ray cluster of two machines, one of which fails.  Skipped without Ray."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""A sweep on a real Slurm of one machine, which preempts a job.  Skipped where Slurm cannot be started."""
+"""A sweep on a real Slurm of one machine, which preempts a job.  Skipped if Slurm cannot be started."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Estimates beside what is measured or counted by hand.  `benchmarks/validate_plan.py` does the same at full size."""
+"""Estimates against measured or hand-computed values.  `benchmarks/validate_plan.py` does the same at full size."""
 
 import dataclasses
 import functools

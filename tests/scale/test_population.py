@@ -1,4 +1,4 @@
-"""Runs trained together are the runs trained alone: their losses, their folders, their ends."""
+"""Runs trained together equal runs trained alone: losses, folders, and ends."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""How members of a population end: done, diverged, with a disk that fails, in folders that are busy or damaged."""
+"""Ends of population members: done, diverged, disk errors, folders in use, damaged folders."""
 
 import dataclasses
 import errno

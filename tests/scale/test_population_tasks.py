@@ -1,4 +1,4 @@
-"""Members whose tasks hold out other combinations: as in the study, where a seed changes the split too."""
+"""Members whose tasks hold out different combinations, because in the study a seed also changes the split."""
 
 from dataclasses import replace
 

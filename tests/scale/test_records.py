@@ -1,4 +1,4 @@
-"""Runs on the disk as a table: names, the best, every format; and the verbs that show them."""
+"""Runs on the disk as a table: names, the best run, every format; and the verbs that print tables."""
 
 import csv
 import io

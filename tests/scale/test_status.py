@@ -1,4 +1,4 @@
-"""What a sweep's table says of every kind of run."""
+"""The state that a sweep's table gives for every kind of run."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Many runs in workers of their own: a crash stays alone and is made good, what is done stays done, machines share."""
+"""Parallel workers: a crash affects one run, which is restarted; finished runs are kept; machines share the work."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What lies in the folder of one run, whatever it is, stops no other run, and passes for nothing that it is not."""
+"""Unexpected files in the folder of one run never stop other runs, and never count as a result."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""Searches: the same question gives the same trials, whatever happens in between; a failed trial is only a trial."""
+"""Searches: the same settings give the same trials after any interruption; a failed trial does not end a search."""
 
 import dataclasses
 import functools

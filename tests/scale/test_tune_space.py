@@ -1,4 +1,4 @@
-"""What a search may choose, in the words of the command line, and the command."""
+"""The search space on the command line, and the command."""
 
 import pathlib
 import re

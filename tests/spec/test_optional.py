@@ -1,4 +1,4 @@
-"""Every feature that asks for a package of an extra: where it is missing, one line says which extra brings it."""
+"""Features that need a package of an extra: without it, one line names the extra."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""@shaped: each mistake is one line that says who, what was wanted and what came."""
+"""@shaped: each error is one line with who, what was wanted and what came."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""The table of mechanisms is true: its steps, run in NumPy, give what the ops give; its arguments are the ops' own."""
+"""The table of mechanisms is correct: its steps in NumPy equal the ops, and its arguments are the ops' arguments."""
 
 import dataclasses
 import importlib.util

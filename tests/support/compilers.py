@@ -1,4 +1,4 @@
-"""Is there native code to test?"""
+"""Whether native code can be built and tested here."""
 
 from polyhead.ops.dispatch import BACKENDS
 from polyhead.ops.native import library

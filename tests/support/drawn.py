@@ -1,4 +1,4 @@
-"""A figure of a study whose scores are planted (tests/papers/conftest.py), drawn quickly, and what it says."""
+"""Draws a figure of a study with planted scores (tests/papers/conftest.py), quickly, and returns its texts."""
 
 import pathlib
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A causal model of bytes and a text for pages on which one points at tokens."""
+"""A causal byte model and a text, for explore pages."""
 
 from typing import Any
 

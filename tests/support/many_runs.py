@@ -1,4 +1,4 @@
-"""Twenty-four small runs, what they give when nothing disturbs them, and who works on which now."""
+"""Twenty-four small runs, their undisturbed results, and their current owners."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""The numbers of a case of parity_cases.py, and how its tensors lie in memory."""
+"""The arrays of a case of parity_cases.py, and their memory layout."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Cross entropies in tiles beside the oracle's, and the classes that are guessed."""
+"""Tiled cross entropies against the oracle, and the predicted classes."""
 
 import random
 from dataclasses import dataclass

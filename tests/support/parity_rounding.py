@@ -1,4 +1,4 @@
-"""How far an equation moves when its steps are rounded: what no code of that precision escapes.
+"""The change of an equation's result when its steps are rounded: a bound for all code of that precision.
 
 Monte Carlo arithmetic (Parker 1997): the oracle runs in float64, forward and backward, on arguments that are off by
 up to one rounding each, and so is, at random, what each step yields and each term of each sum.  A gradient that is 0

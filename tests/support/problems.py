@@ -1,4 +1,4 @@
-"""Random arguments of the ops: q, k, v, what limits a call, relations and symbols."""
+"""Random arguments of the ops: q, k, v, masks and other limits, relations and symbols."""
 
 import torch
 

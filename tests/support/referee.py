@@ -1,4 +1,4 @@
-"""The table of mechanisms, run as it stands: `spec.MECHANISMS[...].steps` in NumPy, for both sides to be held to."""
+"""The table of mechanisms, executed: `spec.MECHANISMS[...].steps` in NumPy, to test PyTorch and JAX against."""
 
 import math
 

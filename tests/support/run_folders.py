@@ -1,4 +1,4 @@
-"""Run folders in tests: what is in them, whether two hold the same run, damage."""
+"""Run folders in tests: their contents, whether two have the same run, and damage."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What a campaign of faults trains: a run, one on text, its tokens, a sweep, a population; all of them tiny."""
+"""The training of a fault campaign: a run, a run on text, its tokens, a sweep, a population; all of them tiny."""
 
 import abc
 import contextlib

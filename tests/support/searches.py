@@ -1,4 +1,4 @@
-"""Searches with workers that have ended when they are started, for whoever tests them."""
+"""Searches with fake workers that end at once."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""What the table of mechanisms says of a function, read off the function: names, order, axes, defaults."""
+"""What the table of mechanisms states, read from a function: names, order, axes, defaults."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""For loops that assert: over nothing they would pass whatever is wrong."""
+"""For loops with assertions: raises if there is nothing to loop over, because such a test would always pass."""
 
 from collections.abc import Iterable
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""SRAVEN: do panels obey the rules they claim to?  In plain Python, cell by cell, and with nothing of the generator.
+"""SRAVEN: do panels obey their rules?  In plain Python, cell by cell, independent of the generator.
 
 >>> obeys([[1, 2, 3], [7, 0, 1], [4, 5, 6]], 1, values=8)       # rule 1 adds 1 per column, modulo 8
 True

@@ -1,4 +1,4 @@
-"""Texts, the task that reads them, and what that leaves on the disk."""
+"""Texts, a task that reads them, and its files on the disk."""
 
 import random
 

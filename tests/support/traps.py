@@ -1,4 +1,4 @@
-"""Files that run code when they are unpickled, in every guise that a file of numbers may have."""
+"""Files that run code when they are unpickled, in every form that a file of numbers can have."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""What the tests of text begin with."""
+"""Fixtures of the tests on text."""
 
 import pytest
 from texts import lines

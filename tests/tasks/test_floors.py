@@ -1,4 +1,4 @@
-"""Floors and ceiling: against scikit-learn, against brute force, and against the known figures."""
+"""Floors and ceiling: against scikit-learn, brute force, and known values."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The floors made of training functions: by hand, by plain loops and scikit-learn, and at the known figures."""
+"""Floors made from training functions: by hand, against plain loops and scikit-learn, and at known values."""
 
 import math
 

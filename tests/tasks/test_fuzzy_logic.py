@@ -1,4 +1,4 @@
-"""Fuzzy logic: the Zadeh operators, what a batch holds, its streams, loss and metrics."""
+"""Fuzzy logic: the Zadeh operators, the contents of a batch, random streams, loss and metrics."""
 
 import dataclasses
 import doctest

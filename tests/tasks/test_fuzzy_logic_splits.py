@@ -1,4 +1,4 @@
-"""Fuzzy logic: which functions belong to which split, coverage, the original splits, settings that cannot be met."""
+"""Fuzzy logic: the functions of each split, coverage, the original splits, invalid settings."""
 
 import itertools
 import math

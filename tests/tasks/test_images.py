@@ -1,4 +1,4 @@
-"""Images: which are held out, how training moves them, and the readers of other people's files."""
+"""Images: held-out images, augmentation in training, and the readers of files."""
 
 import itertools
 import pickle

@@ -1,4 +1,4 @@
-"""Maths, the task: shapes, splits, repeatability, scores."""
+"""Mathematics: shapes, splits, repeatability, scores."""
 
 import dataclasses
 import itertools

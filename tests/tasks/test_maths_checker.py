@@ -1,4 +1,4 @@
-"""The checker of mathematics: it knows right from wrong, in our questions and in published ones."""
+"""The checker of mathematics accepts right and rejects wrong answers, to our questions and published ones."""
 
 import doctest
 

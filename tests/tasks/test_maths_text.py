@@ -1,4 +1,4 @@
-"""Maths from elsewhere: published files, the authors' generator."""
+"""Mathematics from other sources: published files, the authors' generator."""
 
 import importlib.util
 import random

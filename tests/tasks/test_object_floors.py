@@ -1,4 +1,4 @@
-"""What learners reach to which objects are names: by hand, and as their derivations say."""
+"""Floors of learners that treat objects as names: by hand, and by their derivations."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What a learner that knows no relation reaches: by hand, and as its derivation says."""
+"""The floor of a learner without relations: by hand, and by its derivation."""
 
 import pytest
 import torch

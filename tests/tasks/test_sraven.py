@@ -1,4 +1,4 @@
-"""Symbolic Raven: what a batch holds, its streams, loss, metrics, instances drawn anew."""
+"""Symbolic Raven: the contents of a batch, random streams, loss, metrics, redrawn instances."""
 
 import dataclasses
 import doctest

@@ -1,4 +1,4 @@
-"""Symbolic Raven: floors and ceiling, and how many tasks and instances there are."""
+"""Symbolic Raven: floors and ceiling, and the numbers of tasks and instances."""
 
 import itertools
 import math

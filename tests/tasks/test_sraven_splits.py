@@ -1,4 +1,4 @@
-"""Symbolic Raven: which multisets of rules belong to which split, the original splits, settings that cannot be met."""
+"""Symbolic Raven: the multisets of rules of each split, the original splits, invalid settings."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Language: windows of a row of tokens, each once in a pass, and scores in bits per byte."""
+"""Language: windows of a row of tokens, each once per pass, and scores in bits per byte."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Tokens on the disk: every byte in one split, a killed process goes on, damage is seen, nothing is done twice."""
+"""Token files: every byte is in one split, a killed process resumes, damage is found, no work is repeated."""
 
 import json
 import os

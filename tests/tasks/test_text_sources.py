@@ -1,4 +1,4 @@
-"""Where text comes from, what is held out of it, and what is said when it cannot be had."""
+"""Sources of text, their held-out splits, and errors for missing text."""
 
 import itertools
 import logging

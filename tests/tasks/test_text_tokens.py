@@ -1,4 +1,4 @@
-"""Codecs: text comes back, the same text gives the same tokens, and files that are no tokenizer say so."""
+"""Codecs: decoding restores the text, encoding is deterministic, and invalid tokenizer files are refused."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""`polyhead bench`: what it writes, that it refuses what is wrong, and that it skips what would not fit."""
+"""`polyhead bench`: its output, refusal of invalid options, and skipping of what does not fit into memory."""
 
 import functools
 import importlib

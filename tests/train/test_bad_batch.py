@@ -1,4 +1,4 @@
-"""The batch with which a run diverged can be read back, and nothing else can."""
+"""The batch at which a run diverged can be read again; other files are refused."""
 
 import pathlib
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A checkpoint is read back whole or not at all, and a failed save costs nothing."""
+"""A checkpoint is read completely or not at all, and a failed save loses nothing."""
 
 import contextlib
 import json

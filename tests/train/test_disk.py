@@ -1,4 +1,4 @@
-"""A disk that fails is waited for: the run afterwards is the one that it would have been."""
+"""A run pauses while the disk fails; its result is the same as without the failure."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""What commit 3743f16 wrote (tests/support/old_runs.py) is read today, and goes on with the numbers of that commit."""
+"""Files written by commit 3743f16 (tests/support/old_runs.py) can be read, and runs resume with the same numbers."""
 
 import functools
 import json

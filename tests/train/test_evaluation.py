@@ -1,4 +1,4 @@
-"""Scores of splits that end, and of those that do not."""
+"""Scores on finite and infinite splits."""
 
 import pytest
 import torch

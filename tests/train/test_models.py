@@ -1,4 +1,4 @@
-"""Runs of every kind of model: sequence to sequence, classifiers of images and of sequences, a baseline; end to end."""
+"""Runs of every kind of model, end to end: encoder-decoders, classifiers of images and sequences, a baseline."""
 
 import json
 from dataclasses import dataclass, replace

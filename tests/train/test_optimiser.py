@@ -1,4 +1,4 @@
-"""Who is decayed, by the type of its owner; the schedule."""
+"""Weight decay by the type of a parameter's module; the schedule."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Which float32 products a process takes: the check, who holds the switch, and what a run that goes on keeps."""
+"""The choice of float32 products: the check, the requests in a process, and resumed runs."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a training says on a screen: first what it is, then how it stands, in one line however narrow."""
+"""The progress output of a training: first its description, then its state, in one line of any width."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Checkpoints rotate, the best is kept, and damage costs nothing but time."""
+"""Checkpoints rotate, the best is kept, and damage costs only time."""
 
 import dataclasses
 import errno

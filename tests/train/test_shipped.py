@@ -1,4 +1,4 @@
-"""Trained models that come with polyhead: found by name, the same as on their cards, downloaded where they are not."""
+"""Trained models that come with polyhead: found by name, equal to their cards, downloaded if missing."""
 
 import json
 import shutil

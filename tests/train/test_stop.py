@@ -1,4 +1,4 @@
-"""Signals: what a run says and does when it is asked to stop, alone and under Slurm."""
+"""Signals: the messages and actions of a run that is asked to stop, alone and under Slurm."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""Runs of language models: what they keep, batches in parts, lazy logits, everything at once, killed and resumed."""
+"""Runs of language models: stored files, accumulation, lazy logits, all together, killed and resumed."""
 
 import dataclasses
 import json

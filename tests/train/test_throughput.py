@@ -1,4 +1,4 @@
-"""Operations of a step against PyTorch's own counter; the share of a card's peak."""
+"""Operations of a step against PyTorch's counter; the share of a card's peak."""
 
 import types
 

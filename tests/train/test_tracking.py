@@ -1,4 +1,4 @@
-"""Trackers beside metrics.jsonl: each row once, whatever the run goes through; the run, whatever becomes of them."""
+"""Trackers beside metrics.jsonl: each row once after any interruption; tracker errors never affect the run."""
 
 import importlib.machinery
 import importlib.util

@@ -1,4 +1,4 @@
-"""One run: its arithmetic, its rows, its folder, and that it can be stopped at any moment."""
+"""One run: its arithmetic, rows and folder; it can be stopped at any moment."""
 
 import dataclasses
 import json

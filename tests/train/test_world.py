@@ -1,4 +1,4 @@
-"""Where a process learns its place, which rows are its own, and what several of them may not do."""
+"""The rank of a process, its rows, and forbidden settings with several processes."""
 
 import pytest
 import torch
