@@ -1,4 +1,4 @@
-"""Common properties of all functions of jaxside: signatures, errors, imports, jit, vmap, sharding, memory, masks."""
+"""Properties of all functions of jaxside: signatures, errors, imports, jit, vmap, sharding, memory, causality."""
 
 import functools
 import inspect

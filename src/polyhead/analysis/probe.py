@@ -145,9 +145,9 @@ def probe_run(
 
     Rows are {pairs, layer, target, query, f1, chance, n, classes}.
 
-    Fitted on `sequences` sequences of training tasks (split `iid`), scored on equally many of unseen tasks
-    (`compositional`), from streams that neither training nor evaluation reads.  What varies from sequence to sequence,
-    beside the task itself:
+    A probe is fitted on `sequences` sequences of training tasks (split `iid`), and scored on equally many of unseen
+    tasks (`compositional`), from streams that neither training nor evaluation reads.  Besides the task, these vary
+    between sequences:
 
         query "varies"   context and query
         query "alone"    the query: all sequences have the same context inputs, as in the paper (fuzzy logic)

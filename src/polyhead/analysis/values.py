@@ -26,9 +26,9 @@ from polyhead.ops.latent_code import act as activation, retrieve
 class ValueNetwork(list[Tensor]):
     """The matrices [out, in] in order of application, with biases and activations.
 
-    `biases`: one vector [out] per matrix, zero where the layer has none (the value bias enters as sum_h a_h b_h,
-    through W_out where the two maps merge).  `act`: the function between matrices.  Calling it applies the network to
-    inputs (..., m); summed over keys and groups this is the layer's output without its output bias, which is added
+    `biases`: one vector [out] per matrix, zero if the layer has no bias.  The value bias enters as sum_h a_h b_h,
+    through W_out if the two maps merge.  `act`: the function between matrices.  Calling the network applies it to
+    inputs (..., m).  The sum over keys and groups is the layer's output, except for its output bias, which is added
     once per query.
     """
 
@@ -45,8 +45,7 @@ class ValueNetwork(list[Tensor]):
 
 
 def value_network(taps: Taps, q_index: int, k_index: int, *, sample: int = 0, group: int = 0) -> ValueNetwork:
-    """The matrices that one layer applies to the input of key `k_index` on behalf of query `q_index`, in order of
-    application.
+    """The matrices that one layer applies to the input of key `k_index` for query `q_index`, in order of application.
 
     >>> layer = capture(model, batch)[0]
     >>> network = value_network(layer, -1, -1)
@@ -54,9 +53,9 @@ def value_network(taps: Taps, q_index: int, k_index: int, *, sample: int = 0, gr
     [(8, 64), (64, 8)]
     >>> network(layer.context[0, -1])                      # this pair's share of the layer's output
 
-    `sample` is the sequence of the batch; a layer that mixes groups of heads has one value network per `group`, and
-    adds them.  ValueError where there is none: values that are no linear map, a function of the user's own without a
-    code, or whose output is not the sum of its codes times its values.
+    `sample`: the index of the sequence in the batch.  A layer with several groups of heads has one value network per
+    `group`, and adds them.  Raises ValueError if there is no value network: for values that are not a linear map, and
+    for a user's own function without a code or whose output is not the sum of code times value.
     """
     code = codes(taps, q_index, k_index, group=group)
     if not -len(code) <= sample < len(code):

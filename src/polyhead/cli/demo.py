@@ -20,10 +20,10 @@ START, SCORING = 6.0, 1.1
 
 RACE = """\
 1 of 2, about {minutes}: is a shape between two of its kind?  Training shows pentominoes, the unseen shapes are
-hexominoes.  Softmax heads mix what they see.  Dual attention has heads that compare, too.  CoRelNet only compares."""
+hexominoes.  Softmax heads mix values.  Dual attention also has heads that compare.  CoRelNet only compares."""
 FUZZY = """\
-2 of 2, about {minutes}: functions made of two terms, at the network and setting of the HYLA paper.  70 % of the
-combinations of known terms are held out.  Watch known and unseen combinations: do both go on rising?"""
+2 of 2, about {minutes}: functions made of two terms, with the network and settings of the HYLA paper.  70 % of the
+combinations of known terms are held out.  Watch known and unseen combinations: do both keep rising?"""
 
 
 @dataclass(frozen=True)

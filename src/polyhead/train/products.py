@@ -64,7 +64,7 @@ class Products:
         return f"{'oneDNN' if self.fast else 'stock'} ({self.why})"
 
 
-UNASKED = Products(False, "nobody asked for others")
+UNASKED = Products(False, "no others were requested")
 
 
 # ------------------------------------------------------------------------------------------------------------ who wants
@@ -161,7 +161,7 @@ def found() -> Products:
     with _lock:
         own = _before if _wishes else _state()
         if own not in ("", "none", STOCK):
-            return Products(False, f"fp32_precision was set to {own} by somebody else")
+            return Products(False, f"fp32_precision was set to {own} by other code")
         return _found()
 
 

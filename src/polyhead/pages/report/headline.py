@@ -310,8 +310,8 @@ def probing(parts: Parts, count: int, *, several_queries: bool) -> list[str]:
 def clustering(parts: Parts, count: int) -> list[str]:
     """The introduction to a section on clusters."""
     share = (
-        f"Of each code's nearest neighbours among {count:,} sequences of unseen combinations, the share that have its "
-        "label: 1 where the codes of every label lie apart, the chance level where labels are mixed."
+        f"The share of each code's nearest neighbours, among {count:,} sequences of unseen combinations, with the same "
+        "label: 1 if labels are separated, the chance level if they are mixed."
     )
     return [f"{share} {parts.compare}".rstrip()]
 
@@ -319,16 +319,16 @@ def clustering(parts: Parts, count: int) -> list[str]:
 def zeroing(metric: str, count: int) -> list[str]:
     """The introduction to a section on zeroed heads."""
     return [
-        f"How far the {metric} on {count:,} sequences of unseen combinations falls when the latent code of one head is "
-        "zeroed, or of all heads of a layer: the same sequences each time, and no training in between. The head that "
-        "matters most was chosen by these very figures, so its drop is overstated."
+        f"The drop of the {metric} on {count:,} sequences of unseen combinations when the latent code of one head, or "
+        "of all heads of a layer, is zeroed. The sequences are the same each time, and the model is not retrained. The "
+        "head that matters most was chosen by these numbers, so its drop is overstated."
     ]
 
 
 ALIKE = (
-    "The mean code of every rule, on unseen combinations, and how alike these are: 1 where two rules have the same "
-    "direction of code, 0 where they have nothing in common. Rules with one code are computed by one value network.",
-    "Plain similarities, those of the paper, are all near 1 where the codes share a large part whatever the rule. The "
-    "centred ones are taken after the mean code of all rules is subtracted: which rules differ from the rest alike. Of "
-    "rules that do not differ they show noise, so read them beside the probes.",
+    "The cosine similarity of the mean codes of two rules, on unseen combinations: 1 for the same direction, 0 for "
+    "orthogonal codes. Rules with the same code are computed by the same value network.",
+    "Plain similarities (as in the paper) are all near 1 if the codes of all rules share a large component. For "
+    "centred similarities the mean code of all rules is subtracted first: they show which rules differ from the mean "
+    "in the same direction. For rules that do not differ they show noise, so compare them with the probes.",
 )

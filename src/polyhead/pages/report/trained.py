@@ -107,11 +107,11 @@ def _swaps(out: Page, trained: Trained, name: str) -> None:
     out.add("<h3>The code of one sequence in another's forward pass</h3>")
     words = (
         "Two sequences have the same inputs and different functions. In the last layer the code of the query token is "
-        f"replaced. If the code alone said which function is computed, {name} against the donor's function would be as "
-        "high with the donor's code as a sequence's own score."
+        f"replaced. If the code alone specified the function, {name} against the donor's function with the donor's "
+        "code would be as high as a sequence's own score."
     )
     out.add(document.paragraphs([words, *(_moved(label, seeds, name) for label, seeds in trained.swaps.items())]))
-    caption = f"{name} against the donor's function, by whose code the query token got."
+    caption = f"{name} against the donor's function, by the code that the query token got."
     out.add(out.plot(swap_figure(trained, name), caption))
     head = ["code", *(f"{label}: {rule}" for label in trained.swaps for rule in ("own function", "donor's function"))]
     rows = []
@@ -119,7 +119,7 @@ def _swaps(out: Page, trained: Trained, name: str) -> None:
         scores = [_over(seeds, code, rule) for seeds in trained.swaps.values() for rule in ("own", "donor")]
         rows.append(("", [escape(WHOSE[code]), *map(text.with_error, scores)]))
     out.add(document.table(head, rows))
-    out.add(f'<p class="note">{PAIRS:,} pairs of unseen combinations a model.</p>')
+    out.add(f'<p class="note">{PAIRS:,} pairs of unseen combinations per model.</p>')
 
 
 def _moved(label: str, seeds: Sequence[Rows], name: str) -> str:

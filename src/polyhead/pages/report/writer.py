@@ -304,7 +304,7 @@ def _table(out: Page, found: Sequence[Group], splits: Sequence[str], table: Tabl
     measured = any(row.error is not None for by_split in table.values() for row in by_split.values())
     out.add(f'<p class="note">{escape(_table_note(order, task.items, measured))}</p>')
     if different := unequal(found):
-        out.add("<p>The mechanisms were not trained alike; settings that differ beside the heads:</p>")
+        out.add("<p>The mechanisms were trained with different settings. Besides the heads, these differ:</p>")
         out.add(document.bullets(different))
 
 

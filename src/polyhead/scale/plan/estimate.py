@@ -2,11 +2,11 @@
 
     memory   parameters + gradients + 2 moments (AdamW) + buffers + the batch + activations and temporary tensors
     sharded  parameters, gradients and moments / devices, and gathered parameters: the rest of the model and two blocks
-    step     sum over kernels of max(operations / peak, bytes / bandwidth) / share, on a GPU no less than the time to
-             launch them; + communication that is not hidden; + AdamW; + drawing the batch
-    data     all-reduce of the gradients: 2 (n - 1) / n of their bytes over the link, hidden behind the backward pass
-    sharded  all-gather of the parameters in each forward pass, of those of blocks in each backward pass, too, and
-             reduce-scatter of the gradients once: (n - 1) / n of their bytes each, hidden behind their pass
+    step     sum over kernels of max(operations / peak, bytes / bandwidth) / share, on a GPU at least the launch time;
+             + exposed communication + AdamW + drawing the batch
+    data     all-reduce of the gradients: 2 (n - 1) / n of their bytes over the link, overlapped with the backward pass
+    sharded  all-gather of all parameters in each forward pass and of the blocks' parameters in each backward pass, and
+             one reduce-scatter of the gradients: (n - 1) / n of their bytes each, overlapped with the same pass
 
 Kernels, operations, bytes and peak memory are counted op by op (`count.py`); nothing is allocated.
 Ring collectives: Patarasuk and Yuan 2009.  The roofline: Williams et al. 2009.  Sharding: Rajbhandari et al. 2020

@@ -211,7 +211,7 @@ def _fit(
 
 
 def networks_at_once(config: Run, device: torch.device) -> int:
-    """Networks in one pass: all on an accelerator and in compiled code, on a CPU as many as its cache holds.
+    """Networks in one pass: all on an accelerator and in compiled code; on a CPU, as many as its cache holds.
 
     A pass of tiny networks is mostly overhead, which they share; larger networks evict each other from the cache.
     """

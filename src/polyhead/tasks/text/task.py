@@ -92,8 +92,8 @@ class Text(Task):
     words: ClassVar[Words] = Words(
         metric=(
             "Bits per byte",
-            "What a byte of held-out text costs if the model codes it, whatever its tokens are: lower is better. A "
-            "compressor knows none of the training text, but all of a file.",
+            "The bits per byte of held-out text under the model, comparable between tokenizers: lower is better. A "
+            "compressor has not seen the training text, but sees whole files.",
         ),
         floors={
             "zlib": Floor("Zlib", "compresses the text and looks back 32 KiB"),
