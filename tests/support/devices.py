@@ -1,4 +1,4 @@
-"""What several processes do in the tests of runs on several devices (`worker_main` in each of them)."""
+"""The work of each process in the tests of runs on several devices (`worker_main`)."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Every door to a mechanism, tiny: how it is built, called as a whole, and called step by step with what it remembers.
+"""Every way to use a mechanism, in a tiny size: built, called as a whole, and called step by step with a cache.
 
 A door is a module with parameters; `call` and `steps` give the same numbers (b t ...) in two ways.
 """

@@ -1,8 +1,8 @@
-"""Processes that are copies of this one: a fresh one would take seconds to import what it runs.
+"""Processes forked from this one: a new Python process would take seconds for its imports.
 
-A `Process` is called as subprocess.Popen is and has what the tests need of it.  Only `python -c CODE WORD ...` and
-`python -m polyhead.train WORD ...` are known.  What a fresh process is for (what it imports, what its command line is)
-is tested where processes are started anew.  Only one thread may start them.
+A `Process` is called like subprocess.Popen and has the methods that tests need.  It only supports
+`python -c CODE WORD ...` and `python -m polyhead.train WORD ...`.  Tests of imports and command lines start new
+processes instead.  Only one thread may start forked processes.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Valid inputs, changed at random: configurations, checkpoints, and the other files that are read.
+"""Randomly changed inputs: configurations, checkpoints, and other files that polyhead reads.
 
-Every input must either be taken or refused with a ValueError of one line.  `fuzz` says which were not.  Everything is
-drawn from a seed, so that input `number` of a target is the same everywhere.
+Every input must be accepted, or refused by a ValueError of one line.  `fuzz` returns the violations.  All randomness
+depends on a seed, so input `number` of a target is the same everywhere.
 """
 
 import contextlib

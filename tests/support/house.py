@@ -1,14 +1,14 @@
-"""The house in numbers: `python tests/support/house.py [src/polyhead ...]`, several trees side by side.
+"""The source in numbers: `python tests/support/house.py [src/polyhead ...]`, for one or several trees.
 
 files, lines        of Python in the package
-at the root         modules that lie in the package's own folder
-folders             packages, the root not counted
-longest chain       of imports between the folders of the first level, circles taken as one
+at the root         modules in the package's top folder
+folders             packages, without the root
+longest chain       of imports between first-level folders; a circle counts as one
 circles             of files that import each other, also inside functions and under TYPE_CHECKING
 Any                 in annotations
-splats              calls with `*(a, b, ...)`, a tuple written out
-** arguments        calls with `**values`: a type checker sees none of them
-a new task          the files it touches, those of papers/ not counted: its own, and all others that name a task
+splats              calls with `*(a, b, ...)`, a literal tuple
+** arguments        calls with `**values`, which type checkers cannot check
+a new task          the files it touches, without papers/: its own, and all others that name a task
 a new mechanism     the files that the patch of docs/howto/mechanism.md touches, tests included
 a new figure        the files it touches: its own, all others that name a figure, and the one that lists the files
 """

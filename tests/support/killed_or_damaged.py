@@ -1,18 +1,18 @@
-"""Cases of faults: a run is hit, started again as its user would, and compared with one that nothing happened to.
+"""Cases of faults: a run is killed or damaged, restarted as its user would, and compared with an undisturbed run.
 
-    kills     one run hit several times in a row, then left alone
-    damage    a run is stopped (or has finished), one of its files is damaged, and it is started again
+    kills     a run is killed several times in a row, then left alone
+    damage    a run is stopped (or has finished), one of its files is damaged, and it is restarted
 
-A case gives a list of records, a fault each: what it was, its moment, what came of it.  `outcome` is one of
+A case gives a list of records, one per fault: its kind, its time, and its outcome.  `outcome` is one of
 
-    unharmed      the life ended before the fault came
-    went on       the next life went on, or began anew, by itself
-    refused       one clear line that names the file or its folder, an exit code that is not 0, and mending it helps
-    as written    config.json is valid and still the same run, but says otherwise what to log: it is done so
-    told          rows of metrics.jsonl are lost, which one line says; scores and parameters are right
-    unclear       it stopped, but not with such a line
-    lost          it could not be brought to an end
-    wrong         it came to an end that differs from that of the undisturbed run: in `detail`
+    unharmed      the process ended before the fault
+    went on       the next process resumed, or started from step 0, without help
+    refused       one clear line that names the file or its folder, a non-zero exit code, and repairing the file helps
+    as written    config.json is valid and the same run, but with other settings for logging, which are used
+    told          rows of metrics.jsonl are lost, and one line says so; scores and parameters are right
+    unclear       it stopped without such a line
+    lost          the run could not be finished
+    wrong         its result differs from that of the undisturbed run, as described in `detail`
 """
 
 import pathlib

@@ -1,15 +1,15 @@
-"""Lives of runs and how they end: killed at any moment, their files damaged, started again, compared.
+"""Processes of runs that are killed at any moment, damaged, restarted and compared.
 
-A zygote imports torch and polyhead once and forks a child for each life, which takes milliseconds instead of seconds.
-`Zygote.live(order, fault)` is one life.  A fault is one of
+A zygote imports torch and polyhead once and forks a child for each life (process of a run), which takes milliseconds
+instead of seconds.  `Zygote.live(order, fault)` is one life.  A fault is one of
 
     {}                                 none: the life ends by itself
-    {"after": 0.2, "who": "life"}      SIGKILL after so many seconds; of a sweep also a `worker`, or `all` its processes
-    {"point": 7, "tear": 0.5}          SIGKILL from inside, at the seventh operation that changes a file: before it is
-                                       opened for writing, before and after what is written is synced, before a rename,
-                                       a link, a removal.  Torn: only this part of what was not yet synced is there
+    {"after": 0.2, "who": "life"}      SIGKILL after 0.2 seconds; in a sweep also of a `worker`, or of `all` processes
+    {"point": 7, "tear": 0.5}          SIGKILL from inside, at the seventh operation that changes a file: before opening
+                                       it for writing, before and after syncing, before a rename, a link or a removal.
+                                       `tear`: only this share of the data that were not synced is on the disk
 
-Everything random is drawn from a seeded generator of the caller.
+All randomness comes from a seeded generator of the caller.
 """
 
 import contextlib

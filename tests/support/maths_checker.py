@@ -1,8 +1,8 @@
-"""Answers every question of the five modules of mathematics anew, with code of its own: exact integers, no collecting
-of terms.
+"""Checks the answers to all questions of the five modules of mathematics with independent code: exact integers, without
+collecting terms.
 
-Two polynomials are one where they agree at a point so large that no two monomials can be confused there.  A derivative
-is read off a truncated power series in the step, f(x + step) = f(x) + f'(x) step + f''(x) step² / 2 + ...
+Two polynomials are equal if they agree at a point so large that monomials cannot cancel there.  A derivative is the
+coefficient of a truncated power series in the step, f(x + step) = f(x) + f'(x) step + f''(x) step² / 2 + ...
 
 >>> fault("polynomials__expand", "Expand (2*x - 1)*(x + 3).", "2*x**2 + 5*x - 3")
 >>> fault("polynomials__expand", "Expand (2*x - 1)*(x + 3).", "2*x**2 + 5*x - 4")

@@ -1,10 +1,10 @@
-"""Writes tests/fixtures/made_by_3743f16: run folders, an exported model, configs and digests as that commit makes them.
+"""Writes tests/fixtures/made_by_3743f16: run folders, an exported model, configs and digests of that commit.
 
     git worktree add /tmp/old 3743f16
     PYTHONPATH=/tmp/old/src python tests/support/old_runs.py tests/fixtures/made_by_3743f16
     python tests/support/old_runs.py                        compares the digests of all recipes with those of today
 
-Each run is stopped in the middle of its training; expected.json holds what that commit made of it from there.
+Each run is stopped in the middle of its training; expected.json has the results of that commit after resuming.
 """
 
 import inspect

@@ -1,16 +1,16 @@
-"""Every mechanism of attention as its equation stands: plain einsum in float64, gradients by autograd.
+"""Every mechanism of attention, directly from its equation: plain einsum in float64, gradients by autograd.
 
     s_hij   = scale q_ih . k_jh + bias_hij                          query head h reads keys and values of h // (h / g)
-    a_hij   = softmax_j | s itself | s / rms_h | both one after the other | softmax_h,   0 where i may not look at j
+    a_hij   = softmax_j | s | s / rms_h | softmax_j, then / rms_h | softmax_h,   0 if i may not attend to j
     softmax, linear     out_ih = sum_j a_hij act(v_jh)
     hyla                out_ih = sum_j a_hij act(sum_h a_hij v_jh), or act(sum_h a_hij W_h act(sum_h a_hij v_jh))
     relational          out_ih = sum_j a_hij symbols_jh + W_h sum_j a_hij act(q_rel_i . k_rel_j / sqrt(p))
     disentangled        out_ih = sum_j a_hij act(q_rel_ih . k_rel_jh / sqrt(p)) symbols_jh
     abstractor          out_ih = sum_j act(s_hij) symbols_jh
 
-A bias of -inf hides a code as a mask does, not a relation.  What a mask hides from all queries and heads of a sample
-may be anything: it counts as 0.  The oracle shares no line with the package and imports nothing of it; tests hold it to
-explicit loops.  It answers the cases of a campaign (parity_cases.py).
+A bias of -inf hides a code as a mask does, but not a relation.  A key that is hidden from all queries and heads of a
+sample may have any value: it counts as 0.  The oracle shares no code with the package and does not import it; tests
+compare it with explicit loops.  It computes the expected results of a campaign's cases (parity_cases.py).
 """
 
 import math

@@ -1,8 +1,8 @@
 """Models that read another sequence: encoders of random mixtures below decoders of random mixtures, in float64.
 
-"impl": "auto", in tiles wherever they can be, beside "reference".  "batch": sources and targets of several lengths in
-one batch, padded, beside each pair alone.  "cache": decoding in pieces after one look at the source beside the full
-pass.  Outputs and, but for the cache, the gradients of all parameters.
+"impl": "auto", in tiles wherever possible, against "reference".  "batch": padded sources and targets of several lengths
+in one batch, against each pair alone.  "cache": decoding in pieces with a cached source, against the full pass.
+Outputs are compared and, except for the cache, the gradients of all parameters.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Models of random mixtures: decoding in pieces with a cache beside the full pass; rows of several lengths, padded."""
+"""Models of random mixtures: decoding in pieces with a cache against the full pass; padded rows of several lengths."""
 
 import random
 

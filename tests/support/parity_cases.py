@@ -1,10 +1,10 @@
 """Random calls of the ops, as users make them: a case is a pure function of its seed and number.
 
-`draw` says in words what a case is; parity_arrays.py makes its numbers.  Sizes are powers of two, primes and others, b
-up to 128, t and s up to 512, within a number of multiply-adds; tensors are sliced, strided, swapped, expanded, joint
-(queries, keys and values of one projection) or one another; some learn and others do not; constants of the tiles are
-as they are, or 1, 2, 3 and primes.  A share is at the edge of what is defined: b, t or s of 0, biases of -inf, NaN and
-inf behind masks, a keep that learns, derivatives in forward mode.
+`draw` returns the description of a case; parity_arrays.py makes its arrays.  Sizes are powers of two, primes and
+others, b up to 128, t and s up to 512, with a limit on multiply-adds.  Tensors may be sliced, strided, transposed,
+expanded, slices of one projection (queries, keys and values), or the same tensor; some require gradients.  Tile sizes
+are the defaults, or 1, 2, 3 and primes.  Some cases test limits: b, t or s of 0, biases of -inf, NaN and inf behind
+masks, a `keep` with gradients, forward-mode derivatives.
 """
 
 import math

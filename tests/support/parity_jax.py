@@ -1,8 +1,8 @@
-"""Every op and impl of JAX beside the oracle: output and gradients, in 64 bits, a part in float32.
+"""Every op and impl of JAX against the oracle: output and gradients, in 64 bits, some in float32.
 
-Cases are the small ones of parity_cases.py without layouts, which JAX does not have.  Every case is a program that JAX
-compiles, hardly optimised; tiles have 1, 2, 3, 5 or 128 queries and keys.  Errors and bounds: parity_ops.py, where
-float32 has those of a reference.
+Cases are the small ones of parity_cases.py without memory layouts, which JAX does not have.  JAX compiles a program for
+each case, with few optimisations.  Tiles have 1, 2, 3, 5 or 128 queries and keys.  Errors and bounds are those of
+parity_ops.py; float32 has the bounds of the reference.
 """
 
 import os

@@ -1,11 +1,11 @@
-"""What all kinds of a parity campaign share: what came of a case, errors, constants that are changed for a while.
+"""Shared by all parity campaigns: the outcome of a case, the measure of errors, temporarily changed constants.
 
-The measure of an error, in float64: the largest difference of two numbers, over the largest number of their row (the
-last axis), or a ten-thousandth of the largest of the tensor where a row is nearly 0; so a wrong row is seen however
-small it is beside others.  It must be below 1e-9.
+The error in float64 is the largest difference of two numbers, divided by the largest number of their row (the last
+axis), or by 1e-4 of the tensor's largest number if the row is close to 0.  So an error in a row of small numbers is
+also found.  The error must be below 1e-9.
 
-A gradient that is 0 by cancellation (of queries that see one key) has no relative error.  By its part in the output it
-is of size |dout| |out| / |x|: 1e-4 of that counts as its size.
+A gradient that is 0 by cancellation (for queries that see one key) has no relative error.  Its contribution to the
+output has the size |dout| |out| / |x|; 1e-4 of that counts as its size.
 """
 
 import contextlib

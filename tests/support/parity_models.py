@@ -1,5 +1,5 @@
-"""Models of random mixtures: impl "auto", tiles wherever they can be, beside "reference"; a batch beside its samples;
-packed sequences beside each alone.  Outputs and the gradients of all parameters.
+"""Models of random mixtures: impl "auto", in tiles wherever possible, against "reference"; a batch against its samples;
+packed sequences against single ones.  Outputs and the gradients of all parameters are compared.
 """
 
 import random

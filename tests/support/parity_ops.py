@@ -1,14 +1,14 @@
-"""A case of parity_cases.py, run: output and gradients of an op by an impl beside the oracle's.
+"""Runs a case of parity_cases.py: output and gradients of an op by an impl, against the oracle.
 
-In float64 errors are measured as parity_measure.py says.  In float32, bfloat16 and float16: the Frobenius norm of the
-difference over that of the truth, which is the oracle's float64 of the same rounded arguments.  It must be at most
-twice the reference's own in that dtype, or twice the rounding of arguments, which no code escapes (the change of the
-truth under one rounding of every argument at random), and three roundings of the result.  The reference itself has
-sixteen times the rounding of arguments, and that of its sums in float32.  Where the truth is 0 by cancellation, eight
-roundings of the gradient's part in the output are allowed.
+In float64 the error is that of parity_measure.py.  In float32, bfloat16 and float16 it is the Frobenius norm of the
+difference, divided by the norm of the truth: the oracle's float64 result for the same rounded arguments.  The bound is
+twice the reference's own error in that dtype, or twice the effect of rounding the arguments (the change of the truth
+under one random rounding of every argument), plus three roundings of the result.  The bound of the reference is sixteen
+times the effect of rounding the arguments, plus that of its sums in float32.  If the truth is 0 by cancellation, eight
+roundings of the gradient's contribution to the output are allowed.
 
-An error beyond these bounds may still be what roundings do to the equation: parity_rounding.py measures that, for
-every dtype alike.  Entries of the truth that are too large for float16 must come as infinite.
+An error above these bounds may still be an effect of rounding in the equation, which parity_rounding.py measures for
+every dtype.  Entries of the truth that are too large for float16 must be infinite in the result.
 """
 
 import math

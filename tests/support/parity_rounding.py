@@ -1,12 +1,12 @@
 """The change of an equation's result when its steps are rounded: a bound for all code of that precision.
 
-Monte Carlo arithmetic (Parker 1997): the oracle runs in float64, forward and backward, on arguments that are off by
-up to one rounding each, and so is, at random, what each step yields and each term of each sum.  A gradient that is 0
-by cancellation then moves by roundings of what cancels, one that is well conditioned by roundings of itself.
+This is Monte Carlo arithmetic (Parker 1997).  The oracle runs in float64, forward and backward.  Each argument, the
+result of each step, and each term of each sum get a random error of up to one rounding.  A gradient that is 0 by
+cancellation then changes by roundings of the cancelling terms; a well-conditioned one by its own rounding.
 
-Two steps are spelled as tiles and states have to, in every other draw.  A tile keeps of a row of scores, or of logits,
-log sum exp and makes weights of it again (FlashAttention, Dao et al. 2022): its rounding grows with the scores.  A
-state of HYLA keeps the sum of k v k, a number for every triple of their entries.
+In every other draw two steps are computed as in tiles and states.  A tile stores the log-sum-exp of a row of scores or
+logits, and recomputes weights from it (FlashAttention, Dao et al. 2022), so its rounding grows with the scores.  A
+state of HYLA stores the sum of k v k, one number for every triple of entries.
 """
 
 import contextlib

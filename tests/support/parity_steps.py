@@ -1,7 +1,8 @@
-"""Decoding steps of linear attention and HYLA beside the oracle's whole pass, and cross entropies in tiles.
+"""Decoding steps of linear attention and HYLA against the oracle's whole pass, and tiled cross entropies.
 
-A sequence comes in pieces, each with the state after the last; output, gradients through all states, and the last
-state are compared.  Cross entropies have tiles of 1 to 4096 tokens and classes.  Errors and bounds: parity_ops.py.
+A sequence is processed in pieces, each with the state after the previous one.  The output, the gradients through all
+states, and the last state are compared.  Cross entropies have tiles of 1 to 4096 tokens and classes.  Errors and bounds
+are those of parity_ops.py.
 """
 
 import random

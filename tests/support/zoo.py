@@ -1,7 +1,7 @@
 """The zoo: each mechanism of spec.MECHANISMS with each of its options changed, alone, in mixtures, and in models.
 
-Cache, packed sequences, decoding, export, compilation and JAX are tested with these.  A mechanism that is new in the
-table is in all of them without a line; a new option needs its values in OPTIONS.
+Tests of caches, packed sequences, decoding, export, compilation and JAX use these.  A new mechanism in the table is in
+all of them without new code; a new option needs its values in OPTIONS.
 """
 
 import dataclasses

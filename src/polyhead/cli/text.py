@@ -182,8 +182,8 @@ def tasks() -> list[Row]:
 def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[Row], str]:
     """Equations, parameters and work of all mechanisms, and the meaning of the letters.
 
-    The figures are those of a layer of `heads` heads of one kind, widths and relations as they come by default, for a
-    sequence of `length` tokens.
+    The numbers are for a layer with `heads` heads of one kind, default widths and relations, and a sequence of `length`
+    tokens.
     """
     from polyhead.config.extensions import added
     from polyhead.spec import MECHANISMS, SYMBOLS, amount

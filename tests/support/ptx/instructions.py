@@ -1,4 +1,4 @@
-"""What each instruction does to registers and memory: a handler is called with machine, instruction, threads, place."""
+"""The effects of each instruction on registers and memory.  A handler gets machine, instruction, threads and place."""
 
 import functools
 import re

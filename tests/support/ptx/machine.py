@@ -1,4 +1,4 @@
-"""Registers, and which threads go where: the loop over instructions."""
+"""Registers, control flow of threads, and the loop over instructions."""
 
 import struct
 from collections import defaultdict

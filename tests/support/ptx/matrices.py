@@ -1,4 +1,4 @@
-"""Fragments of the tensor cores: which lane holds what, by the tables of the PTX manual."""
+"""Fragments of the tensor cores: the elements of each lane, by the tables of the PTX manual."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Memory: the tensors of a launch, and the shared memory of its blocks, with what warps do to it between barriers."""
+"""Memory: the tensors of a launch, and the shared memory of its blocks with the accesses of warps between barriers."""
 
 import ctypes
 from collections import Counter
