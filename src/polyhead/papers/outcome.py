@@ -38,7 +38,7 @@ class Outcome:
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Correct the p-values of all claims of the page together."""
+        """Correct the p-values of the page's claims together."""
         object.__setattr__(self, "verdicts", judged(self.verdicts))
 
 

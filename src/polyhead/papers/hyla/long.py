@@ -1,7 +1,7 @@
 """Fuzzy logic after 50,000 steps: the figure and the tests that docs/results/protocol.md fixed before the runs.
 
-The runs are those of benchmarks/long_trainings.py.  `draw` takes all of them that are finished.  A claim is judged once
-all its models have a run, and it is a test from five seeds on.
+benchmarks/long_trainings.py trains the runs.  `draw` uses all finished runs.  A claim is judged if all its models have
+a run; it is a test from five seeds on.
 """
 
 import itertools
@@ -18,9 +18,9 @@ from polyhead.tasks import FuzzyLogic
 from polyhead.tasks.fuzzy_logic.floors import floors
 
 SEEDS = (1, 2, 3, 4, 5)
-"""Those of the tests: seed 0 chose the rates."""
+"""The seeds of the tests, without seed 0, which chose the rates."""
 SKILLS = (0.80, 0.85, 0.90, 0.94)
-"""R² on known combinations at which models are compared; the test is at `SKILL`."""
+"""Levels of R² on known combinations at which models are compared; the test is at `SKILL`."""
 SKILL, EARLY = 0.90, 5000
 KNOWN, UNSEEN, NOVEL = "iid", "compositional", "novel"
 FLOORS = {"recall": "Recall", "mix": "Mixture", "gaussian_process": "Gaussian process", "ceiling": "Exact ceiling"}
@@ -61,8 +61,10 @@ TESTS: tuple[tuple[str, str, tuple[tuple[str, str, str | None], ...]], ...] = (
 
 
 def at_skill(known: Mapping[int, float], unseen: Mapping[int, float], skill: float) -> float | None:
-    """The score on unseen combinations where that on known ones reaches `skill`: by linear interpolation between the
-    first evaluation at or above it and the one before.  None where it is never reached, or by the first of all.
+    """The score on unseen combinations when the score on known ones reaches `skill`.
+
+    It is interpolated linearly between the first evaluation at or above `skill` and the evaluation before it.  None if
+    `skill` is never reached, or already at the first evaluation.
 
     >>> at_skill({1: 0.75, 2: 1.0}, {1: 0.5, 2: 0.75}, 0.875)
     0.625
@@ -77,7 +79,7 @@ def at_skill(known: Mapping[int, float], unseen: Mapping[int, float], skill: flo
 
 
 def beside(point: Point) -> dict[str, float]:
-    """Floors and ceiling on the very sequences on which a run was scored."""
+    """Floors and ceiling on the same sequences on which a run was scored."""
     task, train = point.run.task, point.run.train
     assert isinstance(task, FuzzyLogic)
     count = train.eval_batches * train.batch_size
@@ -86,7 +88,7 @@ def beside(point: Point) -> dict[str, float]:
 
 
 def measured(points: Iterable[Point]) -> dict[tuple[str, str], dict[int, float]]:
-    """What the tests and the figure are about; see `Measured`."""
+    """The quantities of the tests and the figure; see `Measured`."""
     found: dict[tuple[str, str], dict[int, float]] = {}
     levels: dict[int, dict[str, float]] = {}
     for point in points:
@@ -114,7 +116,7 @@ def _model(point: Point) -> str:
 
 
 def verdicts(found: Measured, seeds: tuple[int, ...] = SEEDS) -> list[Verdict]:
-    """The claims of `TESTS` whose models have runs of the same seeds, each difference seed by seed."""
+    """Verdicts on the claims of `TESTS` whose models have runs of the same seeds; differences are per seed."""
     stated = []
     for family, claim, differences in TESTS:
         parts = {_named(quantity, a, b): _over(found, quantity, a, b, seeds) for quantity, a, b in differences}
@@ -139,7 +141,7 @@ def _over(found: Measured, quantity: str, one: str, other: str | None, seeds: tu
 
 
 def draw(study: Study, folder: pathlib.Path) -> Outcome:
-    """Unseen combinations in the course of training, and at equal skill on known ones; the tests and all numbers."""
+    """Draw scores on unseen combinations during training, and at equal skill on known ones; the tests, all numbers."""
     points = sorted(study.points, key=lambda point: (list(NAMES).index(_model(point)), point.run.seed))
     found = measured(points)
     courses: dict[str, dict[float, list[float]]] = {}
@@ -184,7 +186,7 @@ def _caption(points: Iterable[Point]) -> str:
 
 
 def _table(points: Iterable[Point], found: Measured) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Its head, and a line for each run and for the floors of each seed."""
+    """The head of the table, and a row for each run and for the floors of each seed."""
     columns = ("known", "unseen", "novel", "gap", "late", *(f"at {skill:.2f}" for skill in SKILLS))
     skills = (f"unseen at known {skill:.2f}" for skill in SKILLS)
     head = ("", "seed", "known", "unseen", "unknown terms", "known − unseen", f"gain after step {EARLY:,}", *skills)
@@ -205,7 +207,7 @@ def _table(points: Iterable[Point], found: Measured) -> tuple[tuple[str, ...], t
 
 
 def _numbers(found: Measured) -> dict[str, dict[str, dict[str, float]]]:
-    """As JSON: by model or floor, quantity and seed."""
+    """All quantities as JSON, by model or floor, quantity and seed."""
     numbers: dict[str, dict[str, dict[str, float]]] = {}
     for (quantity, name), by_seed in found.items():
         numbers.setdefault(NAMES[name], {})[quantity] = {str(seed): value for seed, value in by_seed.items()}

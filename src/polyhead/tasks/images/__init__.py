@@ -1,4 +1,4 @@
-"""Images: the task, and where its pictures come from (data.py)."""
+"""Image classification: the task, and its sources of images (data.py)."""
 
 from polyhead.tasks.images.task import Images
 

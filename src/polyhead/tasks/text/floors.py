@@ -21,7 +21,7 @@ COUNTED_TOKENS = 1 << 26  # most training tokens to count
 
 
 def floors(task: Text, split: str, *, sequences: int) -> dict[str, Score]:
-    """Bits per byte of each floor on the first tokens of `split`: as many tokens as in `sequences` sequences.
+    """Bits per byte of each floor on the first tokens of `split`, as many as `sequences` sequences have.
 
     Raises ValueError for an unknown split.
     """
