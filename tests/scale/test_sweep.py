@@ -23,7 +23,6 @@ from polyhead.train import Interrupted, Result
 from polyhead.train.stop import HELD
 from polyhead.train.store.claims import claim
 from polyhead.train.store.folder import read_metrics, write_result
-from polyhead.train.store.state import State
 
 Tiny = Callable[..., Any]
 
@@ -361,16 +360,6 @@ def test_the_follower_reads_whole_rows_and_a_file_that_shrank(tiny: Tiny, tmp_pa
     path.write_text(row(1) + "\n")  # resumed from an earlier step
     worker.poll()
     assert worker.step == 1
-
-
-def test_a_run_is_running_when_its_worker_has_written_a_row(tiny: Tiny, tmp_path: pathlib.Path):
-    job, row = Job(tiny(tmp_path), tmp_path), {"kind": "train", "step": 1, "loss": 0.5, "steps_per_second": 4.0}
-    assert job.ready()
-    (job.handle,) = Fake({7: [0]}).start([tmp_path])
-    assert job.state == State.WAITING
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    assert not job.poll()
-    assert job.state == State.RUNNING
 
 
 def test_bad_sweeps(tiny: Tiny, tmp_path: pathlib.Path):

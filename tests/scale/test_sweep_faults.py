@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from polyhead.scale.sweep.jobs import sweep
 from polyhead.scale.sweep.status import status
 from polyhead.train import Result
 from polyhead.train.store.folder import METRICS, write_result
+from polyhead.train.store.state import State
 
 
 class Engine:
@@ -92,3 +94,14 @@ def test_rows_that_are_none_are_not_shown(tiny: Any, tmp_path: pathlib.Path):
     job.poll()
     job.training = True
     assert (job.step, job.text()) == (3, "loss 0.5000  4.0 steps/s  0:02 left")
+
+
+def test_a_run_is_running_when_its_worker_has_written_a_row(tiny: Any, tmp_path: pathlib.Path):
+    job, row = Job(tiny(tmp_path), tmp_path), {"kind": "train", "step": 1, "loss": 0.5, "steps_per_second": 4.0}
+    assert job.ready()
+    job.handle = types.SimpleNamespace(code=lambda: None)
+    assert not job.poll()
+    assert job.state == State.WAITING
+    (tmp_path / METRICS).write_text(json.dumps(row) + "\n")
+    assert not job.poll()
+    assert job.state == State.RUNNING
