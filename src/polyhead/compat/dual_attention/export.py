@@ -43,7 +43,7 @@ Biases = Mapping[tuple[str, str], bool]
 """Whether modules of a kind, by side ("", "encoder", "decoder") and name, have biases: "sa.kv", "sa.out", ..."""
 
 
-def arguments(settings: TransformerConfig, biases: Biases) -> dict[str, Any]:
+def arguments(settings: TransformerConfig, biases: Biases) -> Arguments:
     """The arguments of the package's constructor for `plain` settings."""
     if settings.encoder is not None:
         return _sequence(settings, biases)
@@ -55,7 +55,7 @@ def arguments(settings: TransformerConfig, biases: Biases) -> dict[str, Any]:
     raise ValueError("the package has no model from {} to {}".format(*ends))
 
 
-def _language(settings: TransformerConfig, biases: Biases) -> dict[str, Any]:
+def _language(settings: TransformerConfig, biases: Biases) -> Arguments:
     own = _block(settings, biases, dual := _dual(settings))
     assert isinstance(settings.inputs, Tokens)
     del own["causal"]
@@ -74,7 +74,7 @@ def _language(settings: TransformerConfig, biases: Biases) -> dict[str, Any]:
     return found | own
 
 
-def _vision(settings: TransformerConfig, biases: Biases) -> dict[str, Any]:
+def _vision(settings: TransformerConfig, biases: Biases) -> Arguments:
     own, inputs = _block(settings, biases, dual := _dual(settings)), settings.inputs
     assert isinstance(inputs, Patches)
     for name in ("causal", "share_attn_params"):
@@ -92,7 +92,7 @@ def _vision(settings: TransformerConfig, biases: Biases) -> dict[str, Any]:
     return found | own | (_retriever(_source(settings), settings) if dual else {})
 
 
-def _sequence(settings: TransformerConfig, biases: Biases) -> dict[str, Any]:
+def _sequence(settings: TransformerConfig, biases: Biases) -> Arguments:
     encoder = settings.encoder
     if not isinstance(encoder, TransformerConfig):
         raise ValueError(f"the package has no encoder like {type(encoder).__name__}")
@@ -114,11 +114,11 @@ def _sequence(settings: TransformerConfig, biases: Biases) -> dict[str, Any]:
     return found | (_retriever(_source(side), side) if dual else {})
 
 
-def _sizes(settings: TransformerConfig) -> dict[str, Any]:
+def _sizes(settings: TransformerConfig) -> Arguments:
     return {"d_model": settings.dim, "n_layers": settings.layers}
 
 
-def _spec(settings: TransformerConfig) -> dict[str, Any]:
+def _spec(settings: TransformerConfig) -> Arguments:
     if isinstance(settings.inputs, Tokens):
         return {"type": "token", "vocab_size": settings.inputs.count}
     if isinstance(settings.inputs, Vectors):
@@ -142,21 +142,20 @@ def _dual(settings: TransformerConfig) -> bool:
     return _split(settings.layer_heads(0))[1] is not None
 
 
-def _block(settings: TransformerConfig, biases: Biases, dual: bool, side: str = "") -> dict[str, Any]:
+def _block(settings: TransformerConfig, biases: Biases, dual: bool, side: str = "") -> Arguments:
     """The arguments of a block: the common ones, then those for blocks with (`dual`) or without relational heads."""
-    cross = settings.layer_cross_heads(0)
-    if cross and not (len(cross) == 1 and isinstance(cross[0], Softmax)):
-        raise ValueError("cross_heads must be one group, Softmax")
-    found = {
-        **_feedforward(settings),
-        "dropout_rate": settings.dropout,
-        "norm_first": settings.norm_order == "pre",
-        "norm_type": {ours: theirs for theirs, ours in NORMS.items()}[settings.norm],
-        "causal": settings.causal,
-        **({"n_heads_cross": cross[0].heads} if cross else {}),
-    }
+    found: Arguments = _feedforward(settings)
+    found["dropout_rate"] = settings.dropout
+    found["norm_first"] = settings.norm_order == "pre"
+    found["norm_type"] = next(theirs for theirs, ours in NORMS.items() if ours == settings.norm)
+    found["causal"] = settings.causal
+    if cross := settings.layer_cross_heads(0):
+        if len(cross) > 1 or not isinstance(cross[0], Softmax):
+            raise ValueError("cross_heads must be one group, Softmax")
+        found["n_heads_cross"] = cross[0].heads
     if dual:
         return found | _dual_block(settings, biases, side)
+    # Without relational heads one argument is for the biases of the feed-forward layer and of both output projections.
     found["bias"] = found["bias"] or biases[side, "sa.out"] or biases[side, "cross.out"]
     return found | _softmax_block(settings, biases, side)
 
@@ -198,14 +197,14 @@ def _dual_block(settings: TransformerConfig, biases: Biases, side: str) -> Argum
     return found
 
 
-def _attention(group: Mechanism, wide: int, kv: bool, out: bool) -> dict[str, Any]:
+def _attention(group: Mechanism, wide: int, kv: bool, out: bool) -> Arguments:
     """The arguments of a module, without those at their defaults."""
     found = {"n_kv_heads": (group.kv_heads, group.heads), "key_dim": (group.dim, wide)}
     found |= {"add_bias_kv": (kv, False), "add_bias_out": (out, False)}
     return {name: value for name, (value, default) in found.items() if value != default}
 
 
-def _relational(group: SymbolHeads, wide: int, kv: bool, out: bool) -> dict[str, Any]:
+def _relational(group: SymbolHeads, wide: int, kv: bool, out: bool) -> Arguments:
     found = _attention(group, wide, kv and not isinstance(group, Disentangled), out)  # whose relations have none here
     if isinstance(group, Relational):
         found |= {"n_relations": group.relations, "rel_proj_dim": group.relation_dim}
@@ -223,7 +222,7 @@ def _act(act: str, names: Mapping[str, str]) -> str:
     raise ValueError(f"the package has no activation {act!r} there (it has {', '.join(names.values())})")
 
 
-def _feedforward(settings: TransformerConfig) -> dict[str, Any]:
+def _feedforward(settings: TransformerConfig) -> Arguments:
     kind = settings.feedforward
     if isinstance(kind, Swiglu):
         return {"activation": "swiglu", "dff": kind.hidden, "bias": kind.bias}
@@ -239,7 +238,7 @@ def _source(settings: TransformerConfig) -> SymbolSource:
     return ra.symbols
 
 
-def _retriever(source: SymbolSource, settings: TransformerConfig) -> dict[str, Any]:
+def _retriever(source: SymbolSource, settings: TransformerConfig) -> Arguments:
     dim = settings.dim
     if isinstance(source, PositionSymbols):
         return _told(RETRIEVERS[1], {"symbol_dim": dim, "max_length": settings.max_length})
@@ -260,7 +259,7 @@ def _retriever(source: SymbolSource, settings: TransformerConfig) -> dict[str, A
     return _told("rel_sym_attn", kwargs)
 
 
-def _told(kind: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _told(kind: str, kwargs: dict[str, Any]) -> Arguments:
     return {"symbol_retrieval": kind, "symbol_retrieval_kwargs": kwargs}
 
 
