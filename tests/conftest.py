@@ -275,9 +275,12 @@ def _poison_empty_memory(monkeypatch):
     def poisoned(make):
         def fill(*args, **kwargs):
             tensor = make(*args, **kwargs)
-            if torch.compiler.is_compiling() or tensor.is_meta or not tensor.is_floating_point():
+            # What a compiler traces is no torch.Tensor: torch 2.11 has no way to put a number into it.
+            traced = torch.compiler.is_compiling() or type(tensor) is not torch.Tensor
+            if traced or tensor.is_meta or not tensor.is_floating_point():
                 return tensor
-            return tensor.fill_(float("nan"))
+            tensor.detach().fill_(float("nan"))  # which a leaf allows, too
+            return tensor
 
         return fill
 

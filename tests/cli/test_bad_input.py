@@ -14,6 +14,7 @@ import torch
 
 import polyhead as ph
 from polyhead import config as configs
+from polyhead.cli.mistakes import one_line
 from polyhead.cli.verbs import main
 from polyhead.config import save
 
@@ -124,6 +125,12 @@ def test_mistakes_on_the_command_line(
     monkeypatch.chdir(tmp_path)
     assert line in mistake(capsys, command.replace("RUN", str(trained)).split())
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".jsonl")]
+
+
+def test_a_value_that_the_oldest_library_misses():
+    """tyro 1.0.0 names an option as a tuple."""
+    box = "Missing value for argument '('--seed',)'. Expected 1 values. For full helptext, see --help"
+    assert one_line(box, "polyhead train x") == "polyhead train x: --seed needs a value"
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def _refused(box: Box, reason: str) -> str:
 
 MISTAKES: dict[str, Callable[..., str]] = {
     r"Unrecognized options: ([^\s,]+)": _unknown,
-    r"Missing value for argument '([^']+)'. Expected (\S+)": _no_value,
+    r"Missing value for argument '(?:\(')?([^',]+)(?:',\))?'. Expected (\S+)": _no_value,  # tyro 1.0.0: ('--seed',)
     r"invalid choice '(.*?)' for argument '([^']+)'. Expected one of \(([^)]*)\)": _no_choice,
     r"Missing from [^:]+: (\S+)": _missing,
     r"Error parsing (\S+): ((?:(?! For full helptext).)*?) Argument helptext: \S+ (\S+)": _wrong_kind,
