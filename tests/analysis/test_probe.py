@@ -12,6 +12,7 @@ import torch
 import polyhead as ph
 from polyhead.analysis import probe as run_probe, probe_model, probe_run, purity, query_codes
 from polyhead.analysis.probe import clusters, draws
+from polyhead.models.build import build
 from polyhead.tasks import FuzzyLogic, Sraven
 
 
@@ -194,6 +195,16 @@ def test_probe_run_fits_known_and_scores_unseen_combinations(
     assert (rows[7]["f1"], rows[7]["chance"]) == (alone.f1, alone.chance)
     assert rows == probe_run(tmp_path / "run", sequences=700, queries=2)
     assert rows != probe_run(tmp_path / "run", sequences=700, queries=2, seed=1)
+
+
+def test_a_network_with_a_constant_code_is_exactly_at_the_null() -> None:
+    """Without queries and keys all scores are zero, in every layer: no term can be read."""
+    model = build(small_run("unused").model)
+    for block in model.blocks:
+        block.attention.qkv.weight.data.zero_()  # it has no bias
+    rows = probe_model(model, TASK, sequences=100, queries=0)
+    assert len(rows) == 8
+    assert all(row["f1"] == row["chance"] > 0 for row in rows)
 
 
 def test_a_fixed_query_is_the_last_token_of_every_sequence() -> None:

@@ -85,3 +85,20 @@ def test_the_figure_of_the_long_trainings_has_all_models_that_come_along():
         assert {split: round(score["r2"], 4) for split, score in shown[name].items()} == {
             split: mean for split, (mean, _) in scores.items()
         }
+
+
+def test_the_page_repeats_what_probes_read_without_training():
+    found = json.loads((RESULTS / "probe_null.json").read_text())["verdicts"]
+    lines = [line.split("|")[1:-1] for line in (RESULTS / "hyla.md").read_text().splitlines() if ", layer " in line]
+    table = {
+        cells[0].strip(): [cell.strip().replace("−", "-") for cell in cells[1:]] for cells in lines if len(cells) == 4
+    }
+    assert len(table) == 8
+    for column, kind in enumerate(("a constant code", "untrained", "trained")):
+        parts = {part["name"].partition(" (")[0]: part for part in found[kind]["parts"]}
+        assert {place: float(cells[column].partition(" ")[0]) for place, cells in table.items()} == {
+            place: round(part["mean"], 3) for place, part in parts.items()
+        }
+    assert sum(part["outcome"] == "holds" for part in found["untrained"]["parts"]) == 6
+    assert {part["outcome"] for part in found["a constant code"]["parts"]} == {"no difference"}
+    assert {part["runs"] for kind in ("untrained", "a constant code") for part in found[kind]["parts"]} == {20}
