@@ -23,6 +23,7 @@ from polyhead.config import (
     Task,
     TransformerConfig,
     digest,
+    serial,
     to_dict,
 )
 from polyhead.tasks.task import Score
@@ -205,15 +206,13 @@ def _unseeded(run: Run) -> Run:
     return dataclasses.replace(run, seed=0, task=dataclasses.replace(task, split_seed=0) if seeded else task)
 
 
-def flat(values: Any, prefix: str = "") -> dict[str, str]:
-    """Nested JSON values as {"train.lr": "0.001"}."""
-    if isinstance(values, dict):
-        pairs = [(f"{prefix}.{k}" if prefix else str(k), v) for k, v in values.items()]
-    elif isinstance(values, list):
-        pairs = [(f"{prefix}.{i}", v) for i, v in enumerate(values)]
-    else:
-        return {prefix: str(values) if isinstance(values, str) else json.dumps(values)}
-    return {name: value for key, item in pairs for name, value in flat(item, key).items()}
+def flat(values: object) -> dict[str, str]:
+    """Nested JSON values in words.
+
+    >>> flat({"train": {"lr": 0.001, "betas": [0.9, 0.99]}})
+    {'train.lr': '0.001', 'train.betas': '[0.9, 0.99]'}
+    """
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in serial.flat(values).items()}
 
 
 # -------------------------------------------------------------------------------------------------------------- groups
