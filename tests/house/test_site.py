@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -261,10 +262,8 @@ def test_every_page_of_a_mechanism_has_all_parts():
 # -------------------------------------------------------------------------------------------------- the patch of a page
 def test_the_mechanism_of_ones_own_works_as_the_page_says(tmp_path):
     patch = DOCS / "howto" / "energy.patch"
-    for path in PACKAGE.rglob("*.py"):
-        copy = tmp_path / path.relative_to(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
+    unfinished = shutil.ignore_patterns("*.pyc.*")  # what is compiled is copied, too: it takes a second
+    shutil.copytree(PACKAGE, tmp_path / PACKAGE.relative_to(ROOT), ignore=unfinished)
     subprocess.run(["git", "apply", "-p1", str(patch)], cwd=tmp_path, check=True)
     use = """if True:
         import runpy, torch, polyhead as ph
