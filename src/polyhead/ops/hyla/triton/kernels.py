@@ -339,20 +339,25 @@ def forward(problem: Problem, run: Run) -> Tensor:
 
 
 def backward(problem: Problem, dout: Tensor, run: Run) -> tuple[Tensor, ...]:
-    """The gradients of q, k, v and, if given, the bias, from that of the output."""
-    problem = with_lse(problem, run)
+    """The gradients of q, k, v and, if given, the bias, from that of the output.
+
+    The width of the values is cut into pieces: each gives its part of dv, and a term of dq, dk and dbias.
+    """
+    problem, dout = with_lse(problem, run), rowwise(dout)
     q, k, v, bias = problem.q, problem.k, problem.v, problem.bias
     (h, g), wider, pieces = (q.shape[2], k.shape[2]), wide(q).dtype, [*problem.pieces()]
+    summed_q, summed_k, summed_v = len(pieces) > 1, len(pieces) > 1 or h > g, h > g
     dbias = None if bias is None else torch.zeros(bias.shape, dtype=wider, device=q.device)
-    dout, dv = rowwise(dout), _empty(v, h, v.dtype if h == g else wider)
+    dv = _empty(v, h, wider if summed_v else v.dtype)
     dq = dk = None
     for piece in pieces:
-        dq_part = _empty(q, h, q.dtype if len(pieces) == 1 else wider)
-        dk_part = _empty(k, h, k.dtype if len(pieces) == 1 and h == g else wider)
-        part, grad = with_delta(replace(problem, v=v[..., piece]), dout[..., piece], run), dout[..., piece]
-        query_grads(part, grad, (dq_part, dbias), run)
-        key_grads(part, grad, (dk_part, dv[..., piece]), run)
-        dq, dk = (dq_part if dq is None else dq + dq_part), (dk_part if dk is None else dk + dk_part)
+        term_q = _empty(q, h, wider if summed_q else q.dtype)
+        term_k = _empty(k, h, wider if summed_k else k.dtype)
+        grad = dout[..., piece]
+        part = with_delta(replace(problem, v=v[..., piece]), grad, run)
+        query_grads(part, grad, (term_q, dbias), run)
+        key_grads(part, grad, (term_k, dv[..., piece]), run)
+        dq, dk = (term_q if dq is None else dq + term_q), (term_k if dk is None else dk + term_k)
     assert dq is not None
     assert dk is not None
     if h > g:
