@@ -117,7 +117,7 @@ def test_figures_are_listed_with_what_they_take(capsys: Any):
     assert "polyhead train NAME --help" in ask(capsys, "list figures")
     rows = [" ".join(" ".join(str(value) for value in row.values()).split()) for row in cli_text.figures()]
     for row in (
-        "fig-a7 Fig. A7: codes of a deep softmax model 1 0.8 24 20-200",
+        "fig-a7 Fig. A7: codes of a deep softmax model 1 6 24 20-200",
         "fig-2b Fig. 2B: terms decoded from the latent code 9 8.4 9 (101) 36 2-3",
         "set SET 18 1.4 60",
         "table-a2 Table A2: ambiguous instances 0 0",
