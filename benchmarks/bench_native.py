@@ -1,6 +1,7 @@
 """Native code beside stock softmax attention, tiles or chunks, and the reference: ratios of CPU time within one run.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_native.py
+    OMP_NUM_THREADS=1 python benchmarks/bench_native.py --recipes fuzzy-softmax sraven-hyla     # whole training steps
     POLYHEAD_NATIVE_FLAGS="-O3 -mavx2 -mfma" OMP_NUM_THREADS=1 python benchmarks/bench_native.py --json avx2.json
 
 Those that are compared take turns; a figure is the median over the rounds of the ratio within a round, with the
@@ -12,15 +13,20 @@ import json
 import pathlib
 import platform
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyhead.config import Run
 from polyhead.ops.dispatch import resolve
 from polyhead.ops.native import library
+from polyhead.papers.recipes import RECIPES
+from polyhead.train.loop import alone
 
 CAUSAL = ((1, 512, 8, 64), (1, 2048, 8, 64), (1, 4096, 8, 64), (64, 64, 8, 32), (8, 256, 8, 32))
 NARROW = ((128, 32, 8, 2), (128, 32, 8, 8), (128, 32, 8, 16), (16, 16, 8, 8))
@@ -113,16 +119,49 @@ def rows(op: str, size: tuple[int, ...], beside: str, rounds: int) -> list[dict[
     return found
 
 
+def steps(name: str, rounds: int) -> dict[str, object]:
+    """Training steps of a recipe with native code, and their CPU time over that of steps without it."""
+    run = RECIPES[name]()
+    assert isinstance(run, Run)
+    reasons = dict.fromkeys(((library.source(op), torch.float32) for op in OPS), "is left out")
+    sides: dict[str, dict[tuple[str, torch.dtype], library.Function | str]] = {"with": {}, "without": {**reasons}}
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    losses = {}
+    with tempfile.TemporaryDirectory() as folder:
+        loops = {}
+        for side in sides:
+            where = pathlib.Path(folder) / side
+            where.mkdir()
+            loops[side] = alone(replace(run, device="cpu"), where, torch.device("cpu"), False)
+        for n in range(rounds + 2):
+            for side in sorted(sides, reverse=bool(n % 2)):
+                library._LIBRARIES = sides[side]
+                took = seconds(loops[side]._update)
+                losses[side] = loops[side].networks.seen[-1][0].item()
+                times[side] += [took] if n > 1 else []  # the first two warm up
+        for loop in loops.values():
+            loop.close()
+    ratios = [a / b for a, b in zip(times["with"], times["without"], strict=True)]
+    ms = {side: round(1e3 * statistics.median(own), 1) for side, own in times.items()}
+    spread = {"ratio": statistics.median(ratios), "from": min(ratios), "to": max(ratios)}
+    return {"recipe": name, "ms": ms, **{key: round(x, 2) for key, x in spread.items()}, "loss": losses}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--longest", type=int, default=4096)
     parser.add_argument("--ops", nargs="+", default=OPS, choices=OPS)
+    parser.add_argument("--recipes", nargs="+", default=[], help="whole training steps of these, and nothing else")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
+    for name in options.recipes:
+        print(json.dumps(steps(name, options.rounds)), flush=True)
+    if options.recipes:
+        return
     found = []
     for op in options.ops:
         if (reason := library.missing(library.source(op))) is not None:
