@@ -65,7 +65,7 @@ def facts(row: spec.Mechanism) -> str:
         **{f"`{name}`": ", ".join(f"`{v}`" for v in values) for name, values in row.choices.items()},
         "parameters": f"`{row.size}` a head" + _example(row.size),
         "multiply-adds": f"`{row.work}` a head, for a token that looks at s keys" + _example(row.work),
-        "state dict of a layer": ", ".join(f"`{name}` `[{axes}]`" for name, axes in row.layer.items()),
+        "state dict of a layer with `bias=True`": ", ".join(f"`{name}` `[{axes}]`" for name, axes in row.layer.items()),
         "of its own": "; ".join(f"`{n}`: {axes.replace(';', ',')}" for n, axes in row.parameters.items()) or "nothing",
         "`impl`": ", ".join(f"`{i}`" for i in ("auto", *BACKENDS[_op(row)])),
         "source": row.source,

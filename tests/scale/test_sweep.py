@@ -59,7 +59,7 @@ def test_results_failures_deaths_and_what_is_done(tiny: Tiny, tmp_path: pathlib.
     assert [row["step"] for row in read_metrics(done.folder) if row["kind"] == "train"] == list(range(1, 13))
     said = capfd.readouterr().err
     assert f"tiny: started ({done.folder})" in said
-    assert "tiny: killed by signal 9; is started again" in said
+    assert "tiny: killed by signal 9; will be started again" in said
     assert said.count("bad: started") == 1
     assert "bad: failed: train: the loss" in said
     assert "compositional r2" in said

@@ -153,7 +153,7 @@ class _Work:
                 self.screen.tell(job, job.text())
             else:
                 self.waiting.append(job)
-                self.screen.tell(job, f"{job.said}; is started again")
+                self.screen.tell(job, f"{job.said}; will be started again")
 
     def _look(self) -> None:
         """Collect the runs that other processes no longer train."""
