@@ -100,9 +100,6 @@ def changed(data: Any, dice: random.Random) -> Any:
     return data
 
 
-PIECES = (b"\0", b"\xff" * 8, b'"', b"{", b"[" * 3000, b"9" * 30, b"9" * 5000, b"&a *a", b"!!", b"- ", b"\n", b"NaN")
-
-
 def garbled(data: bytes, dice: random.Random) -> bytes:
     """Bytes with some flipped, cut out, doubled or put in; mostly near the beginning, where headers are."""
     row = bytearray(data)
