@@ -81,7 +81,7 @@ VALUES = {"value.weight": "(g e) m", "value.bias": "(g e)"}
 """The map from symbols to values, for a group that reads symbols."""
 
 MASKED_PAIR = "score -inf before a softmax, otherwise 0; its code is exactly 0"
-MASKED_ROW = "a query that may look nowhere gives an output of exactly 0 and no NaN gradient"
+MASKED_ROW = "a query without a visible key gives an output of exactly 0 and no NaN gradient"
 CAUSAL = "the last query is aligned with the last key: key j is visible to query i when j <= i + s - t"
 
 
