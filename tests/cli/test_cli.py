@@ -117,7 +117,7 @@ def test_figures_are_listed_with_what_they_take(capsys: Any):
     assert "polyhead train NAME --help" in ask(capsys, "list figures")
     rows = [" ".join(" ".join(str(value) for value in row.values()).split()) for row in cli_text.figures()]
     for row in (
-        "fig-a7 Fig. A7: codes of a deep softmax model 1 6 24 20-200",
+        "fig-a7 Fig. A7: codes of a deep softmax model 1 1.2 24 20-200",
         "fig-2b Fig. 2B: terms decoded from the latent code 9 8.4 9 (101) 36 2-3",
         "set SET 18 1.4 60",
         "table-a2 Table A2: ambiguous instances 0 0",
@@ -321,7 +321,7 @@ def test_probe_and_report(capsys: Any, monkeypatch: pytest.MonkeyPatch):
     asked: list[Any] = []
     monkeypatch.setattr(report, "write", lambda *args, **more: asked.append((args, more)) or args[1])
     assert ask(capsys, "report here --out page.html --title Mine") == "report: page.html\n"
-    assert asked == [(([pathlib.Path("here")], pathlib.Path("page.html")), {"title": "Mine"})]
+    assert asked == [(([pathlib.Path("here")], pathlib.Path("page.html")), {"title": "Mine", "static": None})]
     monkeypatch.setenv("POLYHEAD_QUIET", "1")
     report.writer._speaker(True)("not said")
     assert capsys.readouterr().err == ""

@@ -345,7 +345,7 @@ FIGURES = {
     "fig-a2": _fuzzy("Fig. A2: latent codes on fuzzy logic, all layers", maps(_TERMS, layers="all")),
     "fig-a6": _sraven("Fig. A6: SRAVEN codes, all layers", maps(_VALUES, layers="all")),
     "fig-a7": replace(
-        _sraven("Fig. A7: codes of a deep softmax model", maps(_VALUES, layers="all")), runs=fig_a7, minutes=6.0
+        _sraven("Fig. A7: codes of a deep softmax model", maps(_VALUES, layers="all")), runs=fig_a7, minutes=1.2
     ),
     "fig-a8": _sraven("Fig. A8: SRAVEN codes, softmax", similar("softmax", samples=True)),
 }
