@@ -247,6 +247,23 @@ def test_a_softmax_over_one_key_has_no_gradient(arguments, op):
         assert (grad == 0).all()
 
 
+@needs_compiler
+def test_the_gradient_of_a_score_with_nearly_all_of_the_weight():
+    """It is that of the other key, with its sign turned; a code that is divided by its norm makes it large."""
+    torch.manual_seed(0)
+    q, k, v = torch.zeros(1, 1, 2, 1), torch.zeros(1, 2, 2, 1), torch.randn(1, 2, 2, 5)
+    bias = torch.tensor([[7.85, -7.85], [2.6, -2.5]])[None, :, None]  # weights 1.5e-7 and 6e-3 of the second key
+    grads = []
+    for impl, dtype in (("native", torch.float32), ("reference", torch.float64)):
+        leaf = bias.to(dtype).requires_grad_()
+        out = resolve("hyla", impl)(
+            q.to(dtype), k.to(dtype), v.to(dtype), bias=leaf, normalise="softmax_rms_heads", act="identity"
+        )
+        grads += torch.autograd.grad(out.sum(), leaf)
+    mine, exact = grads
+    assert_close(mine.double(), exact, rtol=1e-5, atol=0)
+
+
 def beside_poison(*sizes):
     """(b n h width) within NaN, in strides of their own."""
     for n, m, c in sizes:

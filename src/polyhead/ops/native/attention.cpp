@@ -43,6 +43,10 @@ namespace {
 constexpr int TOGETHER = 4, PAIR = 4;  // tiles of queries that read the same keys; of keys, in the backward pass
 constexpr int ROWS = 24;               // rows of the other side that are taken at once, at most
 
+// What has all of a softmax's weight: its gradient is taken for 0, as roundings would be larger than what the other keys,
+// with 2 epsilon of the weight at most, add to it.
+constexpr number ALONE = 1 - 2 * std::numeric_limits<number>::epsilon();
+
 struct Attention {
   const AttentionCall& c;
   Limits limits;

@@ -241,7 +241,7 @@ template <int H> struct Hyla {
   // Stats of a tile of queries in memory of its own.
   Stats tile_stats(const Tile& tile, Memory& memory) const {
     number *top = memory.take(heads() * LANES), *share = memory.take(heads() * LANES);
-    return {top - tile.row, share - tile.row, nullptr, 0, LANES, 1, 0};
+    return {top - tile.row, share - tile.row, 0, LANES, 1, 0};
   }
 
   // All stats of a tile of queries, written to those of a call.
@@ -251,7 +251,7 @@ template <int H> struct Hyla {
     Tile tile = tile_at(b, row, c.t);
     Stats own = tile_stats(tile, memory);
     number *q = memory.take(heads() * c.d * LANES), *dout = memory.take(heads() * c.e * LANES);
-    number* total = memory.zeros(heads() * LANES);
+    number *total = memory.zeros(heads() * LANES), *rest = memory.zeros(heads() * LANES), *weight = memory.zeros(heads() * LANES);
     pack(c.q, tile, heads(), c.d, number(c.scale), q);
     pack(c.dout, tile, heads(), c.e, 1.0f, dout);
     sums(tile, q, code.a, own);
@@ -265,7 +265,12 @@ template <int H> struct Hyla {
         number *a = code.a + r * heads() * LANES, *da = grads.of_dout + r * heads() * LANES;
         if (limits.keep.at) drop(Sight(limits, tile, at + r), da, da, heads());
         through_heads(c.normalise, load(code.scale + r * LANES), a, da, heads());
-        for (int h = 0; h < heads() * LANES; h++) total[h] += a[h] * da[h];
+        for (int h = 0; h < heads() * LANES; h++) {
+          number part = a[h] * da[h];
+          total[h] += part;
+          rest[h] += a[h] > MOST ? 0.0f : part;
+          weight[h] += a[h] > MOST ? 0.0f : a[h];
+        }
       }
     }
     for (int h = 0; h < heads(); h++) {
@@ -273,11 +278,13 @@ template <int H> struct Hyla {
       store(to.top + at, load(own.top + row + h * LANES));
       store(to.share + at, load(own.share + row + h * LANES));
       store(to.delta + at, load(total + h * LANES));
+      store(to.rest + at, load(rest + h * LANES));
+      store(to.weight + at, load(weight + h * LANES));
     }
   }
 
   int64_t backward_size() const {
-    return 2 * code_size() + heads() * LANES * (2 * c.d + 4 * c.e + padded(c.d) + 4) + (OTHERS * COLUMNS + 64) * LANES +
+    return 2 * code_size() + heads() * LANES * (2 * c.d + 4 * c.e + padded(c.d) + 6) + (OTHERS * COLUMNS + 64) * LANES +
            OTHERS * heads() * (c.d + c.e);
   }
 
@@ -334,10 +341,11 @@ template <int H> bool backward(const HylaCall& c) {
   const int64_t tiles = (c.t + LANES - 1) / LANES, rows = tiles * LANES;
   const bool needed = over_keys(c.normalise);
   const int64_t numbers = needed ? c.b * c.h * rows : 0;
-  Memory memory(3 * numbers);
+  Memory memory(5 * numbers);
   if (memory.failed()) return false;
   number *top = memory.take(numbers), *share = memory.take(numbers), *delta = memory.take(numbers);
-  Stats stats = {top, share, delta, c.h * rows, rows, 0, 1};
+  number *rest = memory.take(numbers), *weight = memory.take(numbers);
+  Stats stats = {top, share, c.h * rows, rows, 0, 1, delta, rest, weight};
   bool done = !needed || each(team, c.b * tiles, queries.backward_size(), [&](int64_t job, Memory& own) {
     queries.stats(job / tiles, job % tiles * LANES, own, stats);
   });

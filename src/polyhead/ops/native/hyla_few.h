@@ -66,7 +66,7 @@ template <class Call> struct HylaFew {
     Memory memory(few.all() + 2 * rows + 64);
     if (memory.failed()) return false;
     number *scores = memory.take(few.all()), *top = memory.take(rows), *portion = memory.take(rows);
-    Stats stats = {top, portion, nullptr, heads * c.t, c.t, 0, 1};
+    Stats stats = {top, portion, heads * c.t, c.t, 0, 1};
     const bool nothing = c.normalise == RMS_HEADS || c.normalise == NONE;
     return few.scores(nothing ? 0.0f : NEVER, scores) && (!over_keys(c.normalise) || few.sums(scores, top, portion)) &&
            each_strip(few.team, c.b, c.s, c.slots, c.strips, size(), [&](int64_t b, Range keys, int64_t, int64_t strip, Memory& own) {

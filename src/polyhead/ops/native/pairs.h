@@ -95,10 +95,11 @@ inline bool over_keys(int normalise) { return normalise == SOFTMAX || normalise 
 inline bool root_of_heads(int normalise) { return normalise == RMS_HEADS || normalise == SOFTMAX_RMS_HEADS; }
 
 // Of each query and head, for a softmax over keys: the largest score, one over the sum of e^(score - top) over keys,
-// and the sum over keys of p dp.
+// and the sum over keys of p dp; of all keys but one with more than MOST of the weight, that sum and the sum of p.
 struct Stats {
-  number *top, *share, *delta;
+  number *top, *share;
   int64_t b, h, own, other;
+  number *delta = nullptr, *rest = nullptr, *weight = nullptr;
   Vec of(const number* at, const Tile& tile, int64_t head, int64_t row) const {
     const number* from = at + tile.b * b + head * h + tile.row * own + row * other;
     return own == 1 ? load(from) : splat(*from);
@@ -162,15 +163,20 @@ inline void through_heads(int how, const Vec& scale, number* a, number* da, int 
   }
 }
 
-// What has all of a softmax's weight: its gradient is 0 but for roundings, which would be all there is.
-constexpr number ALONE = 1 - 2 * std::numeric_limits<number>::epsilon();
+// At most one key of a query has more of the weight, even if roundings differ from one pass to the other.
+constexpr number MOST = 0.75f;
 
-// ... and on to the scores: p (dp - delta), and 0 where the pair is hidden.
+// ... and on to the scores: p (dp - delta), and 0 where the pair is hidden.  With nearly all of the weight, dp and delta
+// are nearly the same; sums over the other keys then give the difference without cancellation:
+//
+//   dp - delta = dp weight - rest,  weight = sum_others p,  rest = sum_others p dp
 inline void through_keys(int how, const Sight& sight, const Stats& stats, const number* p, number* da, int heads) {
   if (over_keys(how))
     for (int h = 0; h < heads; h++) {
-      Vec less = load(da + h * LANES) - stats.of(stats.delta, sight.tile, h, sight.other), mine = load(p + h * LANES);
-      store(da + h * LANES, choose(mine > ALONE, splat(0), mine * less));
+      Vec mine = load(p + h * LANES), grad = load(da + h * LANES);
+      Vec less = grad - stats.of(stats.delta, sight.tile, h, sight.other);
+      Vec apart = grad * stats.of(stats.weight, sight.tile, h, sight.other) - stats.of(stats.rest, sight.tile, h, sight.other);
+      store(da + h * LANES, mine * choose(mine > MOST, apart, less));
     }
   if (sight.whole) return;
   for (int h = 0; h < heads; h++) store(da + h * LANES, choose(sight.of(h, sight.bias(h)), load(da + h * LANES), splat(0)));
