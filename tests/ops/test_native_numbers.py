@@ -1,0 +1,198 @@
+"""The numbers of native code: at large scores, of every function of its own, by threads, as a custom op."""
+
+import pytest
+import torch
+from compilers import READY
+from problems import make_problem
+from torch.testing import assert_close
+
+from polyhead import ops
+from polyhead.ops.call import AttentionCall
+from polyhead.ops.custom_op_rules import packed
+from polyhead.ops.dispatch import BACKENDS, TENSORS, resolve
+from polyhead.ops.native import library as native
+from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS
+
+OPS = [op for op, impls in BACKENDS.items() if "native" in impls]
+needs_compiler = pytest.mark.skipif(not READY, reason="no compiler")
+
+
+def both(op, tensors, cotangent, **options):
+    """Of native code, and of the reference in float64: output and gradients."""
+    came = []
+    for impl, dtype in (("native", tensors[0].dtype), ("reference", torch.float64)):
+        leaves = [x.detach().to(dtype).requires_grad_() for x in tensors]
+        out = resolve(op, impl)(*leaves, **options)
+        came.append([out, *torch.autograd.grad(out, leaves, cotangent.to(dtype))])
+    return came
+
+
+def test_float64_is_refused(monkeypatch):
+    monkeypatch.delitem(native.NUMBERS, torch.float64)
+    q, k, v = torch.zeros(3, 1, 2, 1, 1, dtype=torch.float64)
+    told = "hyla: impl 'native' takes float32, bfloat16, float16 only, not torch.float64; use impl='auto'"
+    with pytest.raises(ValueError, match=told):
+        ops.hyla(q, k, v, impl="native")
+
+
+def close(mine, exact, bound, what):
+    for x, y in zip(mine, exact, strict=True):
+        assert ((x - y).norm() / y.norm()).item() < bound, what
+
+
+@needs_compiler
+@pytest.mark.parametrize("normalise", NORMALISE)
+def test_its_own_functions_are_those_of_float32(normalise):
+    """exp, erf and tanh are its own in float32, and the C library's in float64, where the grid looks."""
+    q, k, v = torch.randn(3, 2, 37, 4, 6)
+    cotangent = torch.randn(2, 37, 4, 6)
+    for act in ACTS:
+        mine, exact = both("hyla", (q, k, v), cotangent, causal=True, normalise=normalise, act=act)
+        close(mine, exact, 3e-6, act)
+
+
+@needs_compiler
+@pytest.mark.parametrize("act", RELATION_ACTS[:-1])
+def test_its_own_functions_of_relations_are_those_of_float32(arguments, act):
+    assert RELATION_ACTS[-1] == "softmax"
+    for offset in (False, True):
+        tensors = arguments("relational", make_problem(37, 37, dtype=torch.float32)[0], offset=offset, r=5, p=6)
+        mine, exact = both("relational", tensors, torch.randn(2, 37, 4, 5), causal=True, relation_act=act)
+        close(mine, exact, 3e-6, offset)
+
+
+@needs_compiler
+@pytest.mark.parametrize("op", OPS)
+def test_scores_may_be_large(arguments, op):
+    """e^200 is infinite in float32, and e^-200 is 0."""
+    (q, k, v), _ = make_problem(18, 20, dtype=torch.float32, d=4)
+    ways = [{}] if op != "hyla" else [{"normalise": x, "act": "identity"} for x in NORMALISE]
+    for how in ways:
+        tensors = arguments(op, (q, k, v))
+        mine, exact = both(op, tensors, torch.randn(2, 18, 4, 5), scale=100.0, **how)
+        assert all(x.isfinite().all() for x in mine)
+        close(mine[:1], exact[:1], 1e-3, how)
+
+
+@needs_compiler
+@pytest.mark.parametrize("op", [op for op in OPS if op != "linear"])
+def test_a_softmax_over_one_key_has_no_gradient(arguments, op):
+    """Not even roundings, which would be all there is."""
+    (q, k, v), _ = make_problem(18, 18, dtype=torch.float32, d=4)
+    how = {"window": 1} | ({"normalise": "softmax", "act": "relu"} if op == "hyla" else {})
+    tensors = arguments(op, (q, k, v))
+    out = resolve(op, "native")(*tensors, **how)
+    for grad in torch.autograd.grad(out, (q, k), torch.randn(out.shape)):
+        assert (grad == 0).all()
+
+
+@needs_compiler
+def test_the_gradient_of_a_score_with_nearly_all_of_the_weight():
+    """It is that of the other key, with its sign turned; a code that is divided by its norm makes it large."""
+    torch.manual_seed(0)
+    q, k, v = torch.zeros(1, 1, 2, 1), torch.zeros(1, 2, 2, 1), torch.randn(1, 2, 2, 5)
+    bias = torch.tensor([[7.85, -7.85], [2.6, -2.5]])[None, :, None]  # weights 1.5e-7 and 6e-3 of the second key
+    grads = []
+    for impl, dtype in (("native", torch.float32), ("reference", torch.float64)):
+        leaf = bias.to(dtype).requires_grad_()
+        out = resolve("hyla", impl)(
+            q.to(dtype), k.to(dtype), v.to(dtype), bias=leaf, normalise="softmax_rms_heads", act="identity"
+        )
+        grads += torch.autograd.grad(out.sum(), leaf)
+    mine, exact = grads
+    assert_close(mine.double(), exact, rtol=1e-5, atol=0)
+
+
+def beside_poison(*sizes):
+    """(b n h width) within NaN, in strides of their own."""
+    for n, m, c in sizes:
+        inner = torch.full((3, n + 5, m + 2, c + 3), torch.nan, dtype=torch.float64)[1:, 2 : n + 2, 1 : m + 1, :c]
+        yield inner.copy_(torch.randn(inner.shape))
+
+
+@needs_compiler
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("heads", [(1, 1), (2, 2), (8, 8), (8, 2), (16, 16), (5, 5)])
+def test_heads_and_widths_beside_poison(monkeypatch, op, heads):
+    """Neighbours of every argument are NaN, as is memory that nobody wrote: sizes are no multiples of anything."""
+    h, g = heads
+    for t, s, d, e in ((19, 33, 1, 7), (33, 17, 18, 21), (70, 90, 2, 3)):
+        tensors = [*beside_poison((t, h, d), (s, g, d), (s, g, e))]
+        if op == "relational":
+            by_offset = torch.randn(t + s + 3, g + 2, e + 1).double()[2:-2, 1:-1, 1:]
+            *tensors, by_key = tensors
+            symbols = by_key if t < s else by_offset
+            weight = torch.randn(h, e, d + 4).double()
+            tensors += [*beside_poison((t, d + 4, 3), (s, d + 4, 3)), symbols, weight]
+        limits = {"bias": torch.randn(h, t + s + 3).double()[:, 1:-3], "window": 15}
+        limits = {"causal": t < 70} if op == "linear" else limits
+        for few in (0, 1000):
+            monkeypatch.setattr(native, "FEW", few)
+            mine, exact = both(op, tensors, torch.randn(2, t, h, e), **limits)
+            for x, y in zip(mine, exact, strict=True):
+                assert_close(x, y, rtol=1e-9, atol=1e-9)
+
+
+THREADED = [
+    (op, bias)
+    for op in (*OPS, "by offset")
+    for bias in (None, "offset", "dense", "per_sample")
+    if bias is None or op != "linear"
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("op", "bias"), THREADED)
+def test_threads_share_the_work_and_nothing_else(monkeypatch, arguments, op, bias):
+    """What the reference gives, the same on two threads, and the same again."""
+    one_group = {"b": 1, "h": 2, "g": 1, "e": 40} if op == "linear" else {"b": 3}  # threads share its columns
+    qkv, options = make_problem(40, 150, bias=bias, causal=True, **one_group)
+    name = "relational" if op == "by offset" else op
+    tensors = arguments(name, qkv, offset=op == "by offset")
+    leaves = [*tensors, *([] if bias is None else [options["bias"]])]
+
+    def grads(impl="native"):
+        run = resolve(name, impl)
+        out = run(*tensors, **options)
+        monkeypatch.setattr(native, "FEW", 1000)  # keys in lanes
+        few = run(*tensors, **options)
+        monkeypatch.setattr(native, "FEW", 0)
+        return [few, out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+    one = grads()
+    assert_close(one, grads("reference"), rtol=1e-9, atol=1e-9)
+    try:
+        torch.set_num_threads(2)
+        two, again = grads(), grads()
+    finally:
+        torch.set_num_threads(1)
+    assert_close(two, one, rtol=1e-12, atol=1e-12)
+    assert all((x == y).all() for x, y in zip(two, again, strict=True))
+
+
+@needs_compiler
+@pytest.mark.parametrize("op", OPS)
+def test_it_is_an_op_like_others(arguments, op):
+    qkv, options = make_problem(9, 9, bias="offset", b=1)
+    q, *rest = arguments(op, qkv)
+    named = dict(zip((*TENSORS[op][:-2], "v", "relation_weight") if rest[2:] else TENSORS[op], (q, *rest), strict=True))
+    ways = {"normalise": "rms_heads", "act": "relu"}
+    ways, bias = ({"normalise": "identity", "act": "identity"}, None) if op == "linear" else (ways, options["bias"])
+    keywords = {"causal": True, "scale": 0.5, **ways}
+    call = packed(AttentionCall(**named, bias=bias))
+    torch.library.opcheck(getattr(torch.ops.polyhead, f"{op}_native"), call, keywords)
+    mapped = torch.func.vmap(lambda q: resolve(op, "native")(q, *rest))(torch.stack([q, q * 2]))
+    assert_close(mapped[1], resolve(op, "reference")(q * 2, *rest))
+
+
+@needs_compiler
+@pytest.mark.compile
+@pytest.mark.parametrize("op", OPS)
+def test_it_compiles_whole(arguments, op):
+    torch._dynamo.reset()
+    size = 70 if op == "hyla" else 260
+    leaves = [x.detach().requires_grad_() for x in arguments(op, make_problem(size, size, b=1)[0])]
+    compiled = torch.compile(lambda *x: resolve(op)(*x, causal=True).sin(), fullgraph=True, backend="aot_eager")
+    outs = compiled(*leaves), resolve(op, "reference")(*leaves, causal=True).sin()
+    assert_close(*outs, rtol=1e-9, atol=1e-9)
+    assert_close(*(torch.autograd.grad(out.square().sum(), leaves) for out in outs), rtol=1e-9, atol=1e-9)
