@@ -22,7 +22,8 @@ def test_the_main_ones_are_there():
 def test_results_are_of_the_recipe(name):
     found = SMALL[name]
     assert (found["format"], found["figure"], found["scale"], found["failures"]) == (FORMAT, name, "small", [])
-    assert found["command"] == f"polyhead reproduce {name} --scale small"
+    seeds = f" --seeds {found['seeds']}" if "seeds" in found else ""
+    assert found["command"] == f"polyhead reproduce {name} --scale small{seeds}"
     if name in STUDIES:
         assert sorted(run["digest"] for run in found["runs"]) == sorted(digest(run) for run in STUDIES[name]("small"))
         assert MINUTES[name] == pytest.approx(found["training_seconds"] / 60, abs=0.05)

@@ -65,7 +65,7 @@ def test_what_needs_more_than_final_scores_is_refused_in_one_line(made, tmp_path
         redraw(tmp_path / "no" / "results.json")
 
 
-@pytest.mark.parametrize("option", [("--scale", "small"), ("--workers", "2"), ("--device", "cpu")])
+@pytest.mark.parametrize("option", [("--scale", "small"), ("--seeds", "5"), ("--workers", "2"), ("--device", "cpu")])
 def test_options_of_a_training_are_refused(option, made, capsys):
     place, _ = made("fig-5c")
     assert cli.main(["reproduce", "fig-5c", "--from", str(place), *option]) == 2

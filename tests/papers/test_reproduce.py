@@ -14,7 +14,8 @@ from polyhead.papers.claims import above
 from polyhead.papers.estimates import Estimate
 from polyhead.papers.outcome import Outcome
 from polyhead.papers.page import write_page
-from polyhead.papers.recipes import STUDIES
+from polyhead.papers.recipes import STUDIES, for_seeds
+from polyhead.papers.redraw import redraw
 from polyhead.papers.reproduce import FIGURES, reproduce
 from polyhead.scale.sweep import Failure
 from polyhead.tasks.sraven.counts import tasks
@@ -60,6 +61,32 @@ def test_a_figure_from_nothing(trained, tmp_path, capsys):
     assert (
         json.loads((tmp_path / "fig-5d" / "results.json").read_text())["runs"] == results["runs"]
     )  # none trained again
+
+
+SCALES = ("smoke", "small", "paper")
+SOME = ("fig-5d", "order", "maths", "lm-bytes")
+"""Splits and names of every kind; the others are for the campaign."""
+
+
+@pytest.mark.parametrize(
+    ("figures", "scale"),
+    [(SOME, "smoke"), *(pytest.param(tuple(STUDIES), s, marks=pytest.mark.campaign) for s in SCALES)],
+)
+def test_more_seeds_are_those_of_the_recipes(figures, scale):
+    """The runs of the first seed, given other seeds, are the recipe's own runs: names, splits and digests."""
+    for recipe in {STUDIES[figure] for figure in figures}:
+        runs = recipe(scale)
+        own = {(run.name, digest(run)) for run in runs}
+        assert {(run.name, digest(run)) for run in for_seeds(runs, len({run.seed for run in runs}))} == own
+
+
+def test_a_figure_with_another_number_of_seeds(trained, tmp_path):
+    reproduce("fig-5c", "smoke", folder=tmp_path, device="cpu", seeds=1, progress=False)
+    results = json.loads((tmp_path / "fig-5c" / "results.json").read_text())
+    assert {(run["seed"], run["task"]["split_seed"]) for run in results["runs"]} == {(0, 0)}
+    assert (results["command"], results["seeds"]) == ("polyhead reproduce fig-5c --scale smoke --seeds 1", 1)
+    redraw(tmp_path / "fig-5c", tmp_path / "again")
+    assert len(json.loads((tmp_path / "again" / "results.json").read_text())["runs"]) == len(results["runs"])
 
 
 def test_figures_without_runs(tmp_path):
@@ -112,6 +139,8 @@ def test_results_of_another_version_are_kept(held, tmp_path, capsys):
         (["fig-2c", "--scale", "tiny"], "unknown scale 'tiny'"),
         ([], "FIGURE is missing"),
         (["fig-a9", "--workers", "many"], "--workers must be"),
+        (["fig-a9", "--seeds", "5"], "has no runs, so --seeds has no effect"),
+        (["fig-5c", "--scale", "smoke", "--seeds", "0"], "seeds must be at least 1 but is 0"),
     ],
 )
 def test_mistakes_are_one_line(words, line, capsys, monkeypatch, tmp_path):

@@ -197,6 +197,8 @@ class Reproduce:
     """A name from `polyhead list figures`."""
     scale: str | None = None
     """small, short, paper or smoke (default: short for the figures of fuzzy logic, small for the others)."""
+    seeds: int | None = None
+    """How many seeds, from 0 (default: those of the scale, mostly three).  A verdict takes five."""
     folder: Path | None = None
     """The folder for runs and results (default: runs/reproduce/SCALE)."""
     workers: int | None = None
@@ -215,7 +217,7 @@ class Reproduce:
 
         failures: tuple[Any, ...] = ()
         if self.results is not None:
-            given = [n for n in ("scale", "workers", "population") if getattr(self, n) is not None]
+            given = [n for n in ("scale", "seeds", "workers", "population") if getattr(self, n) is not None]
             given += ["device"] * (self.device != "auto")
             if given:
                 raise ValueError(f"polyhead reproduce: --from trains nothing, so --{given[0]} has no effect")
@@ -223,7 +225,7 @@ class Reproduce:
         else:
             page, outcome, failures = reproduce(
                 self.figure, self.scale, folder=self.folder, workers=self.workers, device=self.device,
-                population=self.population,
+                population=self.population, seeds=self.seeds,
             )  # fmt: skip
         rows = [dict(zip(outcome.head, row, strict=True)) for row in outcome.rows]
 

@@ -3,10 +3,12 @@
 Each docstring gives the paper, the command, the time and the expected score.
 """
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import cast
 
+from polyhead.analysis.labels import with_field
 from polyhead.config import Run, extensions
 from polyhead.papers import demo
 from polyhead.papers.dual import games, images, maths, objects, questions
@@ -117,3 +119,11 @@ def reseeded(run: Run, by: int) -> Run:
     base, dash, end = run.name.rpartition("-")
     name = f"{base}{dash}{run.seed + by}" if dash and end == str(run.seed) else run.name
     return replace(run, name=name, seed=run.seed + by)
+
+
+def for_seeds(runs: Iterable[Run], seeds: int) -> tuple[Run, ...]:
+    """The runs of a figure for the seeds 0 to `seeds` - 1; name and split follow the seed, as in the recipes."""
+    if seeds < 1:
+        raise ValueError(f"reproduce: seeds must be at least 1 but is {seeds}")
+    made = [reseeded(run, seed) for seed, run in itertools.product(range(seeds), runs) if run.seed == 0]
+    return tuple(replace(run, task=with_field(run.task, "split_seed", run.seed)) for run in made)

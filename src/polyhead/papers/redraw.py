@@ -12,7 +12,7 @@ from importlib.metadata import version
 from polyhead.config import digest
 from polyhead.papers.outcome import Outcome
 from polyhead.papers.recipes import FIGURES
-from polyhead.papers.reproduce import PAGE, RESULTS, About, check, shown
+from polyhead.papers.reproduce import PAGE, RESULTS, About, check, runs_of, shown
 from polyhead.papers.study import Study
 from polyhead.spec.shapes import one_of
 from polyhead.train import Result
@@ -66,8 +66,7 @@ def _redrawn(path: pathlib.Path, place: pathlib.Path, figure: str | None) -> tup
 def _study(about: About, path: pathlib.Path) -> Study:
     """The study as after its sweep, without run folders."""
     known, rows = FIGURES[about["figure"]], {row["digest"]: row for row in about["runs"]}
-    assert known.runs is not None
-    runs = [replace(run, device="cpu") for run in known.runs(about["scale"])]
+    runs = [replace(run, device="cpu") for run in runs_of(known, about["scale"], about.get("seeds"))]
     found = [run for run in runs if digest(run) in rows]
     if len(found) != len(rows):
         lost = f"{len(rows) - len(found)} of its {len(rows)} runs are not of this version's recipe"

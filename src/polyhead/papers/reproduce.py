@@ -16,7 +16,7 @@ import torch
 from polyhead.config import Run, digest, to_dict
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import Outcome
-from polyhead.papers.recipes import FIGURES, default_scale
+from polyhead.papers.recipes import FIGURES, default_scale, for_seeds
 from polyhead.papers.sizes import SCALES
 from polyhead.papers.study import Paper, Study
 from polyhead.scale.population import training as together
@@ -44,20 +44,21 @@ def reproduce(
     workers: int | None = None,
     device: str = "auto",
     population: bool | None = None,
+    seeds: int | None = None,
     progress: bool = True,
 ) -> tuple[pathlib.Path, Outcome, tuple[Failure, ...]]:
     """Train the unfinished runs of `figure`, draw it, and write results.json and index.html.
 
     `folder` (default runs/reproduce/SCALE) has the runs, which figures share, and a folder for each figure.
     `scale`: by default `short` for figures about fuzzy logic, `small` for the others.
-    `population`: train runs of one architecture together (default: on a GPU).  Returns the page, its contents, and the
-    failed runs, which the figure omits.
+    `population`: train runs of one architecture together (default: on a GPU).  `seeds`: their number (default: that of
+    the scale); a verdict takes five.  Returns the page, its contents, and the failed runs, which the figure omits.
     """
     known = FIGURES[one_of("polyhead reproduce", "figure", figure, FIGURES)]
     from polyhead.papers.page import write_page  # raises before training if the extra is missing
 
     scale = one_of("polyhead reproduce", "scale", scale or default_scale(figure), SCALES)
-    runs = () if known.runs is None else tuple(replace(run, device=device) for run in known.runs(scale))
+    runs = tuple(replace(run, device=device) for run in runs_of(known, scale, seeds))
     base = pathlib.Path(folder or f"runs/reproduce/{scale}")
     place = base / figure
     check(place / RESULTS)
@@ -76,9 +77,18 @@ def reproduce(
         outcome = known.draw(study, place)
     else:
         raise ValueError(f"reproduce: none of the {len(runs)} runs of {figure} finished; {study.failures[0].error}")
-    about = described(figure, known, scale, study, outcome)
+    about = described(figure, known, scale, study, outcome, seeds)
     write(place / RESULTS, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
     return write_page(place / PAGE, known.title, about, outcome), outcome, study.failures
+
+
+def runs_of(known: Figure, scale: str, seeds: int | None) -> tuple[Run, ...]:
+    """The runs of a figure with its own number of seeds (None) or another one."""
+    if known.runs is None:
+        if seeds is not None:
+            raise ValueError(f"reproduce: {known.title} has no runs, so --seeds has no effect")
+        return ()
+    return known.runs(scale) if seeds is None else for_seeds(known.runs(scale), seeds)
 
 
 def train(
@@ -110,14 +120,18 @@ def check(path: pathlib.Path) -> None:
         raise ValueError(f"reproduce: {path} has format {found}, not {FORMAT}; choose another --folder or delete it")
 
 
-def described(figure: str, known: Figure, scale: str, study: Study, outcome: Outcome) -> About:
+def described(
+    figure: str, known: Figure, scale: str, study: Study, outcome: Outcome, seeds: int | None = None
+) -> About:
     """The content of results.json: how it was made, every run, and the outcome."""
+    asked = {} if seeds is None else {"seeds": seeds}
     return {
         "format": FORMAT,
         "figure": figure,
         "title": known.title,
         "scale": scale,
-        "command": f"polyhead reproduce {figure} --scale {scale}",
+        **asked,
+        "command": f"polyhead reproduce {figure} --scale {scale}" + "".join(f" --{k} {n}" for k, n in asked.items()),
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "environment": environment(torch.device("cpu")),
         "training_seconds": round(sum(point.result.seconds for point in study.points), 1),
