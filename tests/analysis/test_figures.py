@@ -147,6 +147,13 @@ def test_panels_share_the_vertical_axis_and_the_looks(drawn: list) -> None:
     assert len(looks) == 3
 
 
+def test_a_legend_is_not_wider_than_the_figure(drawn: list) -> None:
+    series = {f"a mechanism with a long name, {n}": {1: [float(n)]} for n in range(6)}
+    figures.lines([(name, series, {}) for name in "abc"], "x.png", x_label="heads")
+    (legend,) = drawn[0].legends
+    assert legend.get_window_extent().width <= drawn[0].bbox.width
+
+
 # ---------------------------------------------------------------------------------------------------------------- heat
 def test_heat_draws_every_cell_under_its_name(drawn: list) -> None:
     values = np.array([[0.25, -0.5, np.nan], [0.001, 0.004, -0.001]])

@@ -7,6 +7,7 @@ import pathlib
 import shlex
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -242,6 +243,15 @@ def test_what_is_out_of_memory_is_said_so(monkeypatch: pytest.MonkeyPatch):
     side = bench_sides.Side("blocked", full, ("q", "k", "v"))
     found = bench._Bench(options, [side], lambda *told: None).length(4)
     assert [row["skipped"] for row in found] == ["out of memory"] * 2
+
+
+def test_one_thread_is_timed_in_cpu_time_and_several_in_elapsed_time(undrawn: None, capsys: Any):
+    cpu, told = torch.device("cpu"), []
+    assert [bench.Clock(cpu, threads).now for threads in (1, 2)] == [time.process_time, time.perf_counter]
+    for threads in (1, 2):
+        measured("softmax", f"--lengths 8 {SMALL} --sides reference stock --threads {threads}")
+        told += [line for line in capsys.readouterr().out.splitlines() if line.startswith("softmax, ")]
+    assert ["1 thread, CPU time" in told[0], "2 threads, elapsed time" in told[1]] == [True, True]
 
 
 def test_memory_is_the_growth_of_the_peak():

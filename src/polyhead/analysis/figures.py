@@ -274,13 +274,14 @@ def _level(axes: "Axes", level: Level, xs: Sequence[Number], name: str, names: S
 
 def _legend(figure: "Figure", grid: Sequence["Axes"], order: Sequence[str], columns: int) -> None:
     """Draw one legend with all labels below the panels."""
-    found: dict[str, Any] = {}
-    for axes in grid:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    found = {label: found[label] for label in order}
-    ncols = min(2 * columns, len(found))
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=ncols, fontsize=8, frameon=False)
+    drawn = [axes.get_legend_handles_labels() for axes in reversed(grid)]
+    found = {label: handle for each in drawn for handle, label in zip(*each, strict=True)}
+    handles, looks = [found[label] for label in order], {"loc": "outside lower center", "fontsize": 8, "frameon": False}
+    for ncols in range(min(2 * columns, len(order)), 0, -1):
+        legend = figure.legend(handles, order, ncols=ncols, **looks)
+        if ncols == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            break
+        legend.remove()  # wider than the figure, which would cut it off
 
 
 def _extent(matrices: Sequence[Array]) -> tuple[float, float]:

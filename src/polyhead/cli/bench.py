@@ -44,7 +44,7 @@ class Bench:
     device: str = "auto"
     """auto, cpu or cuda."""
     threads: int = 1
-    """On a CPU; their CPU times are summed."""
+    """On a CPU; one is timed in CPU time, several in elapsed time."""
     fast_products: bool = True
     """On a CPU, matrix products by oneDNN if it is faster and as exact, for everything that is timed."""
     repeats: int | None = None
@@ -103,7 +103,8 @@ def show(result: dict[str, Any], out: Path) -> None:
     limits += f", window {options['window']}" if options["window"] else ""
     sizes = f"b {options['batch']}, h {options['heads']}, d {options['dim']}"
     sizes += f", r {options['relations']}" if options["op"] == "relational" else ""
-    machine = where["device"] if gpu else f"{where['cpu']}, {options['threads']} thread(s), CPU time"
+    clock = "1 thread, CPU time" if options["threads"] == 1 else f"{options['threads']} threads, elapsed time"
+    machine = where["device"] if gpu else f"{where['cpu']}, {clock}"
     print(f"{options['op']}, {limits}, {sizes}, {options['dtype']}; {machine}, torch {where['torch']}")
     for which in dict.fromkeys(row["pass"] for row in result["rows"]):
         table(which, [_cells(row, gpu) for row in result["rows"] if row["pass"] == which])

@@ -1,7 +1,8 @@
 """`polyhead bench`: time and peak memory of an op's implementations by t, beside the reference and other libraries.
 
 First every implementation must agree with the float64 reference on a small case with the same options; otherwise
-nothing is timed.  Time is process CPU time on a CPU, and CUDA events on a GPU, with the cache flushed before each call.
+nothing is timed.  Time is CPU time on one CPU thread, elapsed time on several, and CUDA events on a GPU, with the cache
+flushed before each call.
 Compared implementations take turns, and all ratios are within one run.  Memory is the growth of the peak that torch's
 allocators hold during the call.  A reference that does not fit into memory is skipped, and the table says so.
 """
@@ -143,18 +144,19 @@ def _error(came: Tensor, wanted: Tensor) -> float:
 
 # ---------------------------------------------------------------------------------------------------------- measurement
 class Clock:
-    """Seconds of a call: CPU time of the process, or CUDA events around it."""
+    """Seconds of a call: CPU time of the process, elapsed time of several threads, or CUDA events around it."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, threads: int = 1) -> None:
         self.device = device
+        self.now = time.process_time if threads == 1 else time.perf_counter
         # Larger than any card's cache: cached data of the previous call would favour some sides.
         self.cache = torch.zeros(2**28, dtype=torch.int8, device=device) if device.type == "cuda" else None
 
     def seconds(self, call: Callable[[], object]) -> float:
         if self.cache is None:
-            start = time.process_time()
+            start = self.now()
             call()
-            return time.process_time() - start
+            return self.now() - start
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.cache.zero_()
         begin.record()
@@ -206,7 +208,7 @@ class _Bench:
     def __init__(self, options: Options, found: list[Side], tell: Tell) -> None:
         self.options, self.found, self.tell = options, found, tell
         self.device = torch.device(options.device)
-        self.clock, self.warm = Clock(self.device), 2 if self.device.type == "cuda" else 0
+        self.clock, self.warm = Clock(self.device, options.threads), 2 if self.device.type == "cuda" else 0
         self.taken: dict[tuple[str, str], tuple[int, float]] = {}
         self.repeats = int(options.repeats or 0)
         count = len(found) + bool(options.compile)
