@@ -1,6 +1,6 @@
-"""Training steps of the fuzzy-logic model beside the plainest eager PyTorch network of the same shape, in one run.
+"""Training steps of the papers' models beside the plainest eager PyTorch network of the same shape, in one run.
 
-    python benchmarks/bench_training.py [--pairs 20] [--shape paper|demo] [--compile] [--whole] [--json FILE]
+    python benchmarks/bench_training.py [--pairs 20] [--shape paper|demo|sraven] [--compile] [--whole] [--json FILE]
 
 Both networks train on the same batches from the same initial parameters; a pair is one step of each, in alternating
 order.  Figures are process CPU time per step on one thread: median over pairs, and the ratio plain / ours with a
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from polyhead.config import Hyla, Linear, Softmax, Train
 from polyhead.models.transformer import Transformer
 from polyhead.papers.hyla.singles import fuzzy_model
+from polyhead.papers.recipes import RECIPES
 from polyhead.tasks import FuzzyLogic
 from polyhead.train import fast_products
 from polyhead.train.evaluation import predict
@@ -30,7 +31,10 @@ from polyhead.train.optimiser import build, learning_rate
 SHAPES = {
     "paper": {"dim": 128, "hidden": 256, "head": 2, "batch": 128},
     "demo": {"dim": 64, "hidden": 128, "head": 8, "batch": 64},
+    "sraven": {"batch": 128},
 }
+"""Fuzzy logic as in the HYLA paper and smaller, and the paper's SRAVEN (four layers, 16 heads of width 4)."""
+
 GROUPS = {"softmax": Softmax, "linear": Linear, "hyla": Hyla}
 
 
@@ -70,10 +74,10 @@ def buckets(distance, count):
 
 
 class PlainBlock(nn.Module):
-    def __init__(self, kind, dim, hidden, head_dim, length):
+    def __init__(self, kind, dim, hidden, heads, head_dim, length):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
-        self.attention = PlainAttention(kind, dim, 8, head_dim, length)
+        self.attention = PlainAttention(kind, dim, heads, head_dim, length)
         self.up, self.down = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
 
     def forward(self, x):
@@ -82,11 +86,13 @@ class PlainBlock(nn.Module):
 
 
 class Plain(nn.Module):
-    def __init__(self, kind, dim, hidden, head_dim, length):
+    def __init__(self, kind, config):
         super().__init__()
-        self.embed = nn.Linear(5, dim)
-        self.blocks = nn.Sequential(*(PlainBlock(kind, dim, hidden, head_dim, length) for _ in range(2)))
-        self.norm, self.head = nn.LayerNorm(dim, eps=1e-6), nn.Linear(dim, 1)
+        (group,), dim = config.heads, config.dim
+        sizes = config.feedforward.hidden, group.heads, group.dim, config.max_length
+        self.embed = nn.Linear(config.inputs.size, dim)
+        self.blocks = nn.Sequential(*(PlainBlock(kind, dim, *sizes) for _ in range(config.layers)))
+        self.norm, self.head = nn.LayerNorm(dim, eps=1e-6), nn.Linear(dim, getattr(config.outputs, "count", 1))
 
     def forward(self, x):
         return self.head(self.norm(self.blocks(self.embed(x))))
@@ -140,7 +146,7 @@ def plain_step(model, task, batch_size):
         batch = task.batch("train", batch_size, seed=0, step=i)
         for group in optimiser.param_groups:
             group["lr"] = learning_rate(i, train)
-        loss = (model(batch.inputs)[:, -1] - batch.targets[:, -1]).square().mean()
+        loss = task.loss(model(batch.inputs), batch)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -164,10 +170,14 @@ def median_interval(values):
 
 def measure(kind, shape, pairs, compiled, whole):
     torch.manual_seed(0)
-    task, size = FuzzyLogic(), SHAPES[shape]
-    group = GROUPS[kind](8, dim=size["head"], value_dim=size["head"])
-    ours = Transformer(fuzzy_model(task, group, dim=size["dim"], hidden=size["hidden"]))
-    plain = Plain(kind, size["dim"], size["hidden"], size["head"], task.length)
+    size = SHAPES[shape]
+    if shape == "sraven":
+        run = RECIPES[f"sraven-{kind}"]()
+        task, config = run.task, run.model
+    else:
+        task, group = FuzzyLogic(), GROUPS[kind](8, dim=size["head"], value_dim=size["head"])
+        config = fuzzy_model(task, group, dim=size["dim"], hidden=size["hidden"])
+    ours, plain = Transformer(config), Plain(kind, config)
     copy_into(plain, ours)
     if compiled:
         ours.compile()
