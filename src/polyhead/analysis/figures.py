@@ -10,6 +10,7 @@ They take measured values, and compute only means and standard errors.
 
 import pathlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -87,8 +88,8 @@ def lines(
     """Panels side by side: (title, series, floors).  They share the y axis and the legend.
 
     A series is {x: scores of the seeds}: a line through the means, and for several seeds the standard error and a dot
-    per seed.  A floor (or ceiling) is a number, drawn as a horizontal line, or {x: number}, drawn as a step around each
-    x.  `limits` of the y axis: None is chosen from the values.  `x_label`: one for all panels, or each.
+    per seed.  A floor (or ceiling) is a number, a horizontal line, or {x: number}, a step around each x.  `limits` of
+    the y axis: None is chosen from the values.  `x_label`: one for all panels, or each.
 
     >>> held_out = {"HYLA": {16: [0.61, 0.66], 32: [0.79, 0.76]}, "Softmax": {16: [0.5, 0.4], 32: [0.6, 0.7]}}
     >>> floors = {"Gaussian process": {16: 0.50, 32: 0.79}, "Exact ceiling": 1.0}
@@ -234,10 +235,8 @@ def _classes(axes: "Axes", points: Array, values: Array, names: Mapping[int, str
         colour, name = colours[int(value) % len(colours)], names.get(int(value), f"class {value}")
         axes.scatter(mine[:, 0], mine[:, 1], s=9, color=colour, marker=marker, linewidths=0, label=name)
     if names:
-        axes.legend(
-            loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2, fontsize=6, frameon=False, columnspacing=0.6,
-            handletextpad=0.2,
-        )  # fmt: skip
+        legend = partial(axes.legend, columnspacing=0.6, handletextpad=0.2, frameon=False)
+        legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2, fontsize=6)
 
 
 def _line(axes: "Axes", points: Mapping[Number, Sequence[Number]], label: str, style: tuple[str, str]) -> None:
@@ -274,13 +273,13 @@ def _level(axes: "Axes", level: Level, xs: Sequence[Number], name: str, names: S
 
 def _legend(figure: "Figure", grid: Sequence["Axes"], order: Sequence[str], columns: int) -> None:
     """Draw one legend with all labels below the panels."""
-    drawn = [axes.get_legend_handles_labels() for axes in reversed(grid)]
-    found = {label: handle for each in drawn for handle, label in zip(*each, strict=True)}
-    handles, looks = [found[label] for label in order], {"loc": "outside lower center", "fontsize": 8, "frameon": False}
+    lists = (axes.get_legend_handles_labels() for axes in reversed(grid))
+    found = {label: handle for each in lists for handle, label in zip(*each, strict=True)}
+    draw = partial(figure.legend, list(map(found.get, order)), order, loc="outside lower center", frameon=False)
     for ncols in range(min(2 * columns, len(order)), 0, -1):
-        legend = figure.legend(handles, order, ncols=ncols, **looks)
+        legend = draw(ncols=ncols, fontsize=8)
         if ncols == 1 or legend.get_window_extent().width <= figure.bbox.width:
-            break
+            return
         legend.remove()  # wider than the figure, which would cut it off
 
 
