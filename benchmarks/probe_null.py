@@ -18,7 +18,7 @@ import torch
 from polyhead.analysis import probe_model
 from polyhead.models.build import build
 from polyhead.papers.estimates import Estimate
-from polyhead.papers.hyla.codes import decodable
+from polyhead.papers.hyla.probes import decodable
 from polyhead.papers.hyla.singles import fuzzy_hyla, fuzzy_softmax
 from polyhead.train import load_model
 from polyhead.train.store import shipped

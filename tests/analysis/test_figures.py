@@ -240,6 +240,17 @@ def test_the_plain_variant_of_a_mechanism_keeps_its_colour(drawn: list, labels: 
     assert all(found[label] == figures.COLOURS[label.split()[0]] for label in plain)
 
 
+def test_an_untrained_network_has_the_look_of_its_model_but_dashed(drawn: list) -> None:
+    labels = ["HYLA", "HYLA, untrained", "HYLA + softmax", "HYLA + softmax, untrained"]
+    figures.lines([("", {label: {1: [0.5]} for label in labels}, {})], "x.png", x_label="")
+    lines = [c.lines[0] for c in drawn[0].axes[0].containers]
+    assert [line.get_color() for line in lines[::2]] == [line.get_color() for line in lines[1::2]]
+    assert [line.get_marker() for line in lines[::2]] == [line.get_marker() for line in lines[1::2]]
+    assert lines[0].get_color() != lines[2].get_color()
+    assert [line.get_linestyle() for line in lines] == ["-", "--", "-", "--"]
+    assert [line.get_markerfacecolor() == "white" for line in lines] == [False, True, False, True]
+
+
 def test_no_two_of_ten_models_have_one_colour(drawn: list) -> None:
     labels = ["Softmax", "Dual attention", "Dual attention, package start", "Relational heads only", "Softmax + RoPE"]
     labels += ["Softmax + T5 bias", "CoRelNet", "PrediNet", "Abstractor", "HYLA"]

@@ -8,7 +8,7 @@ import scipy.stats
 from polyhead.papers import estimates
 from polyhead.papers.claims import EQUAL, FAILS, HOLDS, NO_TEST, OPEN, above, all_of, holm
 from polyhead.papers.estimates import Estimate
-from polyhead.papers.hyla import codes, counts, fuzzy, scaling, tables
+from polyhead.papers.hyla import codes, counts, fuzzy, probes, scaling, tables
 from polyhead.papers.hyla.rows import ROWS
 from polyhead.papers.outcome import Outcome
 
@@ -236,12 +236,12 @@ def test_a_claim_about_what_is_missing_is_left_out():
 
 
 def test_codes():
-    assert codes.decodable("rule", {"HYLA": five(0.5)}, {"HYLA": five(0.1)})[0].outcome == HOLDS
-    assert codes.decodable("rule", {"HYLA": five(0.1)}, {"HYLA": five(0.3)})[0].outcome == OPEN  # never below the null
-    assert codes.decodable("rule", {"HYLA": five(0.1)}, {"HYLA": five(0.1, 0.011)})[0].outcome == EQUAL
+    assert probes.decodable("rule", {"HYLA": five(0.5)}, {"HYLA": five(0.1)})[0].outcome == HOLDS
+    assert probes.decodable("rule", {"HYLA": five(0.1)}, {"HYLA": five(0.3)})[0].outcome == OPEN  # never below the null
+    assert probes.decodable("rule", {"HYLA": five(0.1)}, {"HYLA": five(0.1, 0.011)})[0].outcome == EQUAL
     apart = {0: 0.2, 1: 0.4, 2: 0.6, 3: 0.3, 4: 0.5}  # far apart, but every seed is as much above its own chance level
     scores, chance = Estimate.of(apart), Estimate.of({seed: value - 0.1 for seed, value in apart.items()})
-    assert codes.decodable("rule", {"HYLA": scores}, {"HYLA": chance})[0].outcome == HOLDS
+    assert probes.decodable("rule", {"HYLA": scores}, {"HYLA": chance})[0].outcome == HOLDS
     assert codes.order_of_layers({"HYLA": five(0.2)}, {"HYLA": five(-0.2)})[0].outcome == FAILS
     assert codes.shared_code(five(0.4))[0].outcome == HOLDS
 

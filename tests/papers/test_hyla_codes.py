@@ -12,8 +12,8 @@ from some import some
 from polyhead import train
 from polyhead.config import digest
 from polyhead.papers import claims
-from polyhead.papers.claims import FAILS, HOLDS
-from polyhead.papers.hyla import codes as code_figures
+from polyhead.papers.claims import EQUAL, FAILS, HOLDS, OPEN
+from polyhead.papers.hyla import codes as code_figures, probes as code_probes
 from polyhead.papers.recipes import STUDIES
 from polyhead.papers.reproduce import FIGURES
 from polyhead.papers.study import Study
@@ -90,6 +90,44 @@ def test_probes_cover_the_papers_pairs_and_the_codes(drawn):
         f"{target}{pairs}, layer 1" for target in ("rule", "target value") for pairs in ("", ", last row")
     }
     assert len(next(iter(rules.numbers.values()))["hyla"]["by_seed"]) == 2
+    assert [verdict.claim.split()[0] for verdict in terms.verdicts] == ["the", "training"]
+    assert len(terms.verdicts[1].parts) == 6  # two terms, three models
+
+
+def test_the_untrained_network_is_that_before_the_first_step(studies, tmp_path):
+    run = studies["fuzzy"].points[-1].run
+    still = replace(run, folder=str(tmp_path), train=replace(run.train, lr=0.0, steps=1))
+    train.run(still, progress=False)
+    drawn = torch.get_rng_state()
+    before, after = code_probes.untrained(run).state_dict(), train.load_model(tmp_path)[1].state_dict()
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert before.keys() == after.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    other = code_probes.untrained(replace(run, seed=run.seed + 1)).state_dict()
+    assert any(not torch.equal(before[name], x) for name, x in other.items())
+
+
+def test_what_training_puts_into_a_code(studies, tmp_path, monkeypatch):
+    """Scores are planted: a probe finds 0.1 more than before training, 0.1 less, or as much; permuted labels 0.15."""
+    study = replace(studies["fuzzy"], figure="fig-2b")
+    study = replace(study, points=tuple(p for p in study.points if "hyla" in p.run.name))
+    fresh = {p.run.task: [*code_probes.untrained(p.run).parameters()] for p in study.points}
+
+    def drawn(more):
+        def probe_model(model, task, **_):
+            trained = any(not torch.equal(x, y) for x, y in zip(model.parameters(), fresh[task], strict=True))
+            f1 = 0.2 + 0.002 * task.split_seed + more * trained
+            chance = 0.15 + 0.004 * task.split_seed + 0.3 * (not trained)
+            return [{"target": "term 1", "pairs": "self", "query": "alone", "layer": 0, "f1": f1, "chance": chance}]
+
+        monkeypatch.setattr(code_probes, "probe_model", probe_model)
+        return FIGURES["fig-2b"].draw(study, tmp_path)
+
+    found = [drawn(more) for more in (0.1, -0.1, 0.0)]
+    verdicts = [[verdict.outcome for verdict in one.verdicts] for one in found]
+    assert verdicts == [[HOLDS, HOLDS], [OPEN, FAILS], [HOLDS, EQUAL]]
+    assert found[0].head == ("probe", "HYLA", "HYLA, untrained", "HYLA, permuted labels")
+    assert found[0].rows == (("term 1, one context, layer 1", "0.301 ± 0.001", "0.201 ± 0.001", "0.152 ± 0.002"),)
 
 
 def planted(monkeypatch, codes_of):
@@ -118,6 +156,8 @@ def test_layers_that_turn_from_magnitude_to_rule(studies, tmp_path, monkeypatch)
     planted(monkeypatch, lambda layer, rules, values: value[values] if layer else rule[rules])
     backward = FIGURES["fig-5b"].draw(study, tmp_path)
     assert (forward.verdicts[0].outcome, backward.verdicts[0].outcome) == (HOLDS, FAILS)
+    assert forward.head[1:3] == ("HYLA", "HYLA, untrained")
+    assert len(forward.rows) == 4  # two targets, two layers
 
 
 def test_sum_and_difference_with_one_code(studies, tmp_path, monkeypatch):

@@ -30,6 +30,7 @@ MARKERS = ("o", "s", "D", "^", "P", "v", "*")
 MARKS = {"HYLA": "o", "Softmax": "s", "Linear": "D"}  # the same as in the report
 LINES = {"Gaussian process": "--", "Exact ceiling": ":", "Mixture": "-"}
 DASHES = ("-.", (0, (1, 1)), (0, (6, 2, 1, 2, 1, 2)), (0, (8, 3)))
+UNTRAINED = ", untrained"  # the end of a label: the look of the label before it, dashed, with hollow marks
 Number = int | float
 Size = tuple[float, float]
 Series = Mapping[str, Mapping[Number, Sequence[Number]]]
@@ -245,10 +246,10 @@ def _line(axes: "Axes", points: Mapping[Number, Sequence[Number]], label: str, s
     xs = sorted(points)
     values = [np.asarray(points[x], float) for x in xs]
     errors = [each.std(ddof=1) / len(each) ** 0.5 if len(each) > 1 else 0.0 for each in values]
-    few = len(xs) <= 12
+    few, (ls, mfc) = len(xs) <= 12, ("--", "white") if label.endswith(UNTRAINED) else ("-", colour)
     axes.errorbar(
         xs, [each.mean() for each in values], yerr=errors if any(errors) else None, fmt=marker if few else "",
-        ls="-", lw=1.5, ms=5, capsize=2, color=colour, label=label, zorder=3,
+        ls=ls, lw=1.5, ms=5, mfc=mfc, capsize=2, color=colour, label=label, zorder=3,
     )  # fmt: skip
     for x, each in zip(xs, values, strict=True):
         if few and len(each) > 1:
@@ -273,8 +274,7 @@ def _level(axes: "Axes", level: Level, xs: Sequence[Number], name: str, names: S
 
 def _legend(figure: "Figure", grid: Sequence["Axes"], order: Sequence[str], columns: int) -> None:
     """Draw one legend with all labels below the panels."""
-    lists = (axes.get_legend_handles_labels() for axes in reversed(grid))
-    found = {label: handle for each in lists for handle, label in zip(*each, strict=True)}
+    found = {name: x for axes in reversed(grid) for x, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     draw = partial(figure.legend, list(map(found.get, order)), order, loc="outside lower center", frameon=False)
     for ncols in range(min(2 * columns, len(order)), 0, -1):
         legend = draw(ncols=ncols, fontsize=8)
@@ -351,6 +351,7 @@ def _name_floors(axes: "Axes", floors: Mapping[str, float]) -> None:
 
 def _style(label: str, labels: Sequence[str]) -> tuple[str, str]:
     """The style of a label: a mechanism's own colour and marker go to its unmodified variant, or to its first."""
+    label, *labels = (each.removesuffix(UNTRAINED) for each in (label, *labels))
     place, name = labels.index(label), label.partition(" ")[0]
     kin = [other for other in labels if other.partition(" ")[0] == name]
     if name in COLOURS and label == (name if name in kin else kin[0]):

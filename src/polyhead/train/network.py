@@ -67,6 +67,12 @@ class Networks(Protocol):
         """The environment that results record."""
 
 
+def initial(config: Run) -> nn.Module:
+    """The network of a run before its first step, on the CPU."""
+    torch.manual_seed(stream(config.seed, "init"))
+    return build(config.model)
+
+
 class Single:
     """The network of one run: `model`, with a data-parallel or sharded wrapper if several processes train it."""
 
@@ -75,8 +81,7 @@ class Single:
         self.world = world or World.alone(device)
         rank = self.world.rank
         self.dropout = f"dropout/{rank}" if rank else "dropout"  # the name of the dropout stream
-        torch.manual_seed(stream(config.seed, "init"))
-        self.model = parallel.placed(build(config.model), self.world, config.parallel)
+        self.model = parallel.placed(initial(config), self.world, config.parallel)
         self.optimiser = optimiser.build(self.model, self.train)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.train.precision == "fp16")
         self.parameters = sum(p.numel() for p in self.model.parameters())

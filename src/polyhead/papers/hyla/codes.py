@@ -7,35 +7,33 @@ first seed.
 
 import pathlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import nn
 
-from polyhead.analysis import clusters, embed, figures, probe_model, query_codes, similarity
+from polyhead.analysis import clusters, embed, figures, query_codes, similarity
 from polyhead.analysis.geometry import means
 from polyhead.analysis.labels import class_name, targets, with_field
 from polyhead.config import Run
 from polyhead.papers.claims import Verdict, above
 from polyhead.papers.estimates import Estimate, mean
 from polyhead.papers.figure import Figure
+from polyhead.papers.hyla.probes import FIT, TRAINED, UNTRAINED, Draw, models, probes, selected, untrained
 from polyhead.papers.hyla.rows import label
 from polyhead.papers.hyla.scaling import DEPTHS
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GPU, THREE, fuzzy_task, grid, sraven_task
 from polyhead.papers.outcome import Outcome, both, numbers
 from polyhead.papers.sizes import one_setting, size, with_seeds
-from polyhead.papers.study import Point, Study
+from polyhead.papers.study import Study
 from polyhead.tasks.sraven.task import DIFFERENCE, SUM
 from polyhead.train import load_model
 
-FIT = {"smoke": 256}
-"""Sequences to fit a probe, and equally many to score it; 2048 at other scales."""
+COSINES = ("plain", "centred")
 MAP = {"smoke": 64}
 """Points of a map; 800 at other scales."""
-Draw = Callable[[Study, pathlib.Path], Outcome]
 
 
 def fig_codes(scale: str = "small") -> tuple[Run, ...]:
@@ -70,16 +68,6 @@ def fig_a7(scale: str = "small") -> tuple[Run, ...]:
 # --------------------------------------------------------------------------------------------------------------- claims
 
 
-def decodable(what: str, scores: Mapping[str, Estimate], chance: Mapping[str, Estimate]) -> list[Verdict]:
-    """The claim that a probe beats the same probe fitted on permuted labels.
-
-    `scores[model]`: macro F1 of the last layer on unseen tasks, minus that of the probe on permuted labels.  An
-    uninformative code scores as permuted labels do, so no true difference is negative.
-    """
-    parts = {f"{name} (permuted labels {chance[name].mean:.3f})": e - chance[name] for name, e in scores.items()}
-    return [above(f"{what} can be decoded from the latent code on unseen tasks", parts, falls=False)]
-
-
 def order_of_layers(rule: Mapping[str, Estimate], magnitude: Mapping[str, Estimate]) -> list[Verdict]:
     """The claim that early layers cluster by magnitude and late layers by rule.
 
@@ -100,91 +88,6 @@ def shared_code(difference: Estimate) -> list[Verdict]:
     return [above("sum and difference share a code", part)]
 
 
-def selected(study: Study) -> dict[str, list[Point]]:
-    """The runs of the selected setting of every model, by seed."""
-    return {model: list(cell.points) for (model,), cell in study.cells("model").items()}
-
-
-def models(study: Study) -> Iterator[tuple[str, Point, nn.Module]]:
-    """Load every selected model."""
-    for name, points in selected(study).items():
-        for point in points:
-            yield name, point, load_model(point.result.folder)[1]
-
-
-# -------------------------------------------------------------------------------------------------------------- probes
-def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
-    """Fig. 2B and 5F: scores of logistic regressions on the code, on unseen tasks, by layer."""
-
-    def draw(study: Study, folder: pathlib.Path) -> Outcome:
-        size = FIT.get(study.scale, 2048)
-        found: dict[tuple[str, str, str], dict[str, dict[int, dict[int, float]]]] = defaultdict(dict)
-        chance: dict[tuple[str, str, str], dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-        for model, point, network in models(study):
-            for row in probe_model(network, point.run.task, sequences=size):
-                if wanted(row):
-                    place, layer = (row["target"], row["pairs"], row["query"]), row["layer"] + 1
-                    found[place].setdefault(model, {}).setdefault(layer, {})[point.run.seed] = row["f1"]
-                    chance[place][layer][point.run.seed] = row["chance"]
-        guess = {place: {x: Estimate.of(by_seed) for x, by_seed in by.items()} for place, by in chance.items()}
-        panels: list[Any] = []
-        for place, by_model in found.items():
-            lines = {label(m): {x: list(v.values()) for x, v in by.items()} for m, by in by_model.items()}
-            panels.append((_panel(place), lines, {"permuted labels": {x: e.mean for x, e in guess[place].items()}}))
-        for path in both(study.figure, folder):
-            figures.lines(panels, path, x_label="layer", y_label="macro F1", limits=(0.0, 1.02))
-        last, level = _last(found, guess)
-        rows = [
-            (f"{_panel(place)}, layer {x}", *(str(Estimate.of(by[m][x])) for m in by), f"{guess[place][x].mean:.3f}")
-            for place, by in found.items()
-            for x in next(iter(by.values()))
-        ]
-        names = [label(m) for m in selected(study)]
-        return Outcome(
-            pictures=(
-                (
-                    study.figure,
-                    f"Macro F1 on unseen tasks of a probe for the {what}, by layer; dashed: permuted labels.",
-                ),
-            ),
-            head=("probe", *names, "permuted labels"),
-            rows=tuple(rows),
-            verdicts=tuple(decodable(f"the {what}", last, level)),
-            notes=(f"Fitted on {size} sequences of training tasks, scored on as many of unseen combinations.",),
-            numbers={
-                f"{_panel(place)}, layer {x}": {m: numbers(Estimate.of(by[m][x])) for m in by}
-                | {"permuted labels": guess[place][x].mean}
-                for place, by in found.items()
-                for x in next(iter(by.values()))
-            },
-        )
-
-    return draw
-
-
-def _panel(place: tuple[str, str, str]) -> str:
-    target, pairs, query = place
-    kind = (
-        {"varies": "own contexts and queries", "alone": "one context", "fixed": "one query"}[query]
-        if target.startswith("term")
-        else ""
-    )
-    return ", ".join(part for part in (target, kind, "" if pairs == "self" else pairs.replace("_", " ")) if part)
-
-
-def _last(found: Any, guess: Any) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
-    """For each model and target, the score in the last layer, on the paper's pairs and queries (fixed beforehand)."""
-    scores: dict[str, Estimate] = {}
-    level: dict[str, Estimate] = {}
-    for (target, pairs, query), by_model in found.items():
-        if pairs != "self" or target == "target value" or (target.startswith("term") and query != "alone"):
-            continue
-        for model, by_layer in by_model.items():
-            layer, name = max(by_layer), f"{target}, {label(model)}"
-            scores[name], level[name] = Estimate.of(by_layer[layer]), guess[target, pairs, query][layer]
-    return scores, level
-
-
 # ---------------------------------------------------------------------------------------------------------------- maps
 def maps(colours: tuple[str, ...], *, layers: str = "last") -> Draw:
     """Fig. 2D, A2, 5A, 5B, A6, A7: t-SNE of the codes of the last token attending to itself, for the first seed."""
@@ -192,8 +95,7 @@ def maps(colours: tuple[str, ...], *, layers: str = "last") -> Draw:
     def draw(study: Study, folder: pathlib.Path) -> Outcome:
         count = MAP.get(study.scale, 800)
         pictures: list[tuple[str, str]] = []
-        verdicts: list[Verdict] = []
-        found: dict[str, Any] = {}
+        clustered = Outcome()
         for model, points in selected(study).items():
             network, task = load_model(points[0].result.folder)[1], points[0].run.task
             drawn = with_field(task, "inputs", "fixed_context")
@@ -217,8 +119,8 @@ def maps(colours: tuple[str, ...], *, layers: str = "last") -> Draw:
                 (stem, f"{label(model)}: t-SNE of {count} codes on unseen combinations, seed {points[0].run.seed}.")
             )
         if "rule" in colours:
-            verdicts, found = _clusters(study)
-        return Outcome(pictures=tuple(pictures), verdicts=tuple(verdicts), numbers=found)
+            clustered = _clusters(study)
+        return replace(clustered, pictures=tuple(pictures))
 
     return draw
 
@@ -229,20 +131,32 @@ def _names(task: Any, name: str, values: Any) -> dict[int, str]:
     return {int(v): class_name(task, name, int(v)) for v in np.unique(values)}
 
 
-def _clusters(study: Study) -> tuple[list[Verdict], dict[str, Any]]:
-    """The purity of neighbours by magnitude and by rule, in the first and the last layer."""
+def _clusters(study: Study) -> Outcome:
+    """The purity of neighbours by magnitude and by rule, of every model and of the networks before their first step."""
     purity: dict[tuple[str, str, int], dict[int, float]] = defaultdict(dict)
     count = MAP.get(study.scale, 800)
     for model, point, network in models(study):
-        for row in clusters(network, point.run.task, sequences=count):
-            if row["pairs"] == "self":
-                purity[model, row["target"], row["layer"]][point.run.seed] = row["purity"] - row["chance"]
+        for kind, one in ((TRAINED, network), (UNTRAINED, untrained(point.run))):
+            for row in clusters(one, point.run.task, sequences=count):
+                if row["pairs"] == "self":
+                    place = model + kind, row["target"], row["layer"]
+                    purity[place][point.run.seed] = row["purity"] - row["chance"]
     values = {place: Estimate.of(by_seed) for place, by_seed in purity.items()}
     last = max(layer for _, _, layer in values)
     rule = {label(m): values[m, "rule", last] - values[m, "rule", 0] for m in selected(study)}
     magnitude = {label(m): values[m, "target value", 0] - values[m, "target value", last] for m in selected(study)}
+    names = [(m + kind, label(m) + kind) for m in selected(study) for kind in (TRAINED, UNTRAINED)]
     shown = {f"{m}, {target}, layer {i + 1}": numbers(e) for (m, target, i), e in values.items()}
-    return order_of_layers(rule, magnitude), {"purity of neighbours over chance": shown}
+    return Outcome(
+        head=("purity of neighbours over chance", *(name for _, name in names)),
+        rows=tuple(
+            (f"{target}, layer {i + 1}", *(str(values[m, target, i]) for m, _ in names))
+            for target in dict.fromkeys(target for _, target, _ in values)
+            for i in range(last + 1)
+        ),
+        verdicts=tuple(order_of_layers(rule, magnitude)),
+        numbers={"purity of neighbours over chance": shown},
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- similarity
@@ -256,17 +170,19 @@ def similar(model: str, *, samples: bool = False) -> Draw:
     def draw(study: Study, folder: pathlib.Path) -> Outcome:
         count = FIT.get(study.scale, 2048)
         pictures: list[tuple[str, str]] = []
-        over: dict[str, dict[int, float]] = {"plain": {}, "centred": {}}
+        over: dict[str, dict[int, float]] = {name + kind: {} for kind in (TRAINED, UNTRAINED) for name in COSINES}
         matrices: dict[str, Any] = {}
         for point in selected(study).get(model, []):
             network, task, seed = load_model(point.result.folder)[1], point.run.task, point.run.seed
             codes, batch = query_codes(network, task, "compositional", count, purpose="similarity")
             rules = targets(batch)["rule"]
-            found = {name: similarity(codes[-1], rules, centred=name == "centred") for name in over}
+            found = {name: similarity(codes[-1], rules, centred=name == "centred") for name in COSINES}
             names = [class_name(task, "rule", int(c)) for c in found["plain"][0]]
             shown = {name: matrix.round(6).tolist() for name, (_, matrix) in found.items()}
             matrices[str(seed)] = {"rules": names, **shown}
-            for name, (classes, matrix) in found.items():
+            before, _ = query_codes(untrained(point.run), task, "compositional", count, purpose="similarity")
+            pairs = found | {n + UNTRAINED: similarity(before[-1], rules, centred=n == "centred") for n in COSINES}
+            for name, (classes, matrix) in pairs.items():
                 if {SUM, DIFFERENCE} <= set(classes.tolist()):
                     over[name][seed] = _over_others(classes.tolist(), matrix)
             if not pictures:  # only for the first seed
@@ -279,10 +195,13 @@ def similar(model: str, *, samples: bool = False) -> Draw:
 
 def _similar_outcome(pictures: list[tuple[str, str]], over: Any, matrices: dict[str, Any]) -> Outcome:
     if not over["plain"]:
-        notes = ("Sum and difference do not both occur in the held-out combinations.",)
-        return Outcome(pictures=tuple(pictures), numbers={"by seed": matrices}, notes=notes)
-    centred = Estimate.of(over["centred"])
-    notes = (f"Centred, the cosine of sum and difference is {centred} above the mean of the other pairs.",)
+        none = ("Sum and difference do not both occur in the held-out combinations.",)
+        return Outcome(pictures=tuple(pictures), numbers={"by seed": matrices}, notes=none)
+    centred, *before = (Estimate.of(over[name]) for name in ("centred", *(n + UNTRAINED for n in COSINES)))
+    notes = (
+        f"Centred, the cosine of sum and difference is {centred} above the mean of the other pairs.",
+        f"Before training it is {before[0]} above that mean, centred {before[1]}.",
+    )
     found = {name: numbers(Estimate.of(values)) for name, values in over.items()}
     verdicts = shared_code(Estimate.of(over["plain"]))
     numbers_ = {"sum and difference over other pairs": found, "by seed": matrices}
