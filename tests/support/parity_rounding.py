@@ -6,7 +6,8 @@ cancellation then changes by roundings of the cancelling terms; a well-condition
 
 In every other draw two steps are computed as in tiles and states.  A tile stores the log-sum-exp of a row of scores or
 logits, and recomputes weights from it (FlashAttention, Dao et al. 2022), so its rounding grows with the scores.  A
-state of HYLA stores the sum of k v k, one number for every triple of entries.
+state of HYLA stores the sum of k v k, one number for every triple of entries.  Gradients then sum over (g d) e numbers,
+thousands where the equation sums over d or e, so for codes with a state each partial sum of a product is rounded, too.
 """
 
 import contextlib
@@ -31,7 +32,11 @@ most twice as much.  Were one number all there is, normal and of twice the sprea
 of 16 responses once in 2,000 cases; a norm of many numbers never.
 """
 
-LARGEST_STATE = 2**22
+STATES = ("state", "auto")
+LARGEST_STATE = 2**24
+PART = 64
+"""Terms between two roundings of a partial sum."""
+
 SUMS = ("mm", "bmm", "addmm", "baddbmm", "sum", "mean", "_softmax_backward_data")
 STEPS = (
     "add",
@@ -57,11 +62,13 @@ STEPS = frozenset({*STEPS, *SUMS, *FUSED, *BACKWARD, *(f"{name}_" for name in ST
 class Rounded(TorchDispatchMode):
     """In it every step of float64 is off by up to `unit` of itself, and so are the terms of sums.
 
-    With `terms` they are cut instead: nearer to 0, by up to so much of themselves.
+    With `terms` they are cut instead: nearer to 0, by up to so much of themselves.  With `partial`, products of
+    matrices add up their terms one after the other, and each partial sum is off, too.
     """
 
-    def __init__(self, unit: float, seed: int, terms: float | None = None) -> None:
+    def __init__(self, unit: float, seed: int, terms: float | None = None, *, partial: bool = False) -> None:
         super().__init__()
+        self.partial = partial
         self.numbers = torch.Generator().manual_seed(seed)
         self.step, self.term = (-unit, unit), (-unit, unit) if terms is None else (-terms, 0.0)
 
@@ -72,11 +79,20 @@ class Rounded(TorchDispatchMode):
         factor = torch.rand(x.shape, generator=self.numbers, dtype=x.dtype)
         return x * factor.mul_(most - least).add_(1 + least)
 
+    def summed(self, x: Tensor, y: Tensor) -> Tensor:
+        """x @ y; one error of a part stands for those of its terms, sqrt(PART) times as large as one of them."""
+        total = x[..., :PART] @ y[..., :PART, :]
+        each = tuple(edge * PART**0.5 for edge in self.step)
+        for at in range(PART, x.shape[-1], PART):
+            total = self.off(total + x[..., at : at + PART] @ y[..., at : at + PART, :], each)
+        return total
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name in SUMS:
             args = [self.off(x, self.term) for x in args]
-        out = func(*args, **(kwargs or {}))
+        long = self.partial and name in ("mm", "bmm")
+        out = self.summed(*args) if long else func(*args, **(kwargs or {}))
         if name not in STEPS:
             return out
         return out.copy_(self.off(out, self.step)) if name.endswith("_") else self.off(out, self.step)
@@ -143,7 +159,8 @@ def responses(case: Any, truth: Callable[[int], list[Tensor]], measure: Callable
     found: list[list[float]] = []
     for n in range(DRAWS):
         with spelled(case, n):
-            with Rounded(torch.finfo(dtype).eps / 2, case.number * DRAWS + n):
+            state = n % 2 == 1 and has_state(case) and case.impl in STATES
+            with Rounded(torch.finfo(dtype).eps / 2, case.number * DRAWS + n, partial=state):
                 came = truth(n)
             found.append(measure(came))
     return [max(each) for each in zip(*found, strict=True)]
