@@ -91,8 +91,13 @@ class Rounded(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name in SUMS:
             args = [self.off(x, self.term) for x in args]
-        long = self.partial and name in ("mm", "bmm")
-        out = self.summed(*args) if long else func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if self.partial and name in ("mm", "bmm"):
+            out = self.summed(*args)
+        elif self.partial and name == "sum" and len(args) > 1:
+            x, over = args[0], [n % args[0].ndim for n in args[1]]
+            terms = x.movedim(over, list(range(-len(over), 0))).flatten(-len(over))
+            out = self.summed(terms, terms.new_ones(terms.shape[-1], 1)).reshape(out.shape)
         if name not in STEPS:
             return out
         return out.copy_(self.off(out, self.step)) if name.endswith("_") else self.off(out, self.step)
