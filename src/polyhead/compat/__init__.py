@@ -1,6 +1,6 @@
 """Formats and interfaces of others: `cs336` (the Stanford course), `haiku` (a tutorial's parameter tree),
 `dual_attention` (the package of that name); and models of others: `huggingface` (transformers), `torch_mha`
-(`nn.MultiheadAttention`)."""
+(`nn.MultiheadAttention`; its `replace` takes timm's attention, too)."""
 
 from typing import TYPE_CHECKING
 

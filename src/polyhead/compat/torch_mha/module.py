@@ -19,14 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead import config
-from polyhead.compat.foreign import limits
-from polyhead.config.mechanisms import check_shared
+from polyhead.compat.heads import Heads, OurHeads, bias_and_mask
 from polyhead.layers import Device
-from polyhead.layers.call import Limits, no_script
-from polyhead.layers.heads.functions import asked, attended, coder
-from polyhead.layers.heads.groups import build
-from polyhead.layers.projection import Rows, by_offset, widths_of
-from polyhead.layers.symbols import SymbolModule, build_symbols
+from polyhead.layers.call import Limits
+from polyhead.layers.heads.functions import attended, coder
+from polyhead.layers.projection import Rows, widths_of
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import drop
 
@@ -36,10 +33,8 @@ Masks = tuple[Tensor | None, Tensor | None]
 LATE = ("kdim", "vdim", "batch_first", "device", "dtype")
 """Arguments of the constructor after the sixth."""
 
-Heads = config.Mechanism | Sequence[config.Mechanism] | None
 
-
-class MultiheadAttention(nn.Module):
+class MultiheadAttention(OurHeads):
     """A drop-in for `nn.MultiheadAttention` whose heads may be of any mechanism.
 
     >>> attention = MultiheadAttention(16, 4, batch_first=True, heads=[Softmax(2), Hyla(2)])
@@ -56,7 +51,6 @@ class MultiheadAttention(nn.Module):
     ignore such keys.
     """
 
-    __prepare_scriptable__ = no_script
     in_proj_weight: Tensor | None
     in_proj_bias: Tensor | None
     q_proj_weight: Tensor | None
@@ -107,19 +101,9 @@ class MultiheadAttention(nn.Module):
         self._add_projections(bias, how)
 
     def _add_groups(self, heads: config.Heads, bias: bool, max_length: int, how: dict[str, Any]) -> None:
-        options = {"bias": bias, "max_length": max_length, **how}
-        groups = [build(mechanism, self.embed_dim, self.num_heads, **options) for mechanism in heads]
-        self.sizes, self.shared = [group.sizes for group in groups], [mechanism.share for mechanism in heads]
-        check_shared(WHO, heads, self.sizes)
-        named = [group.symbols if isinstance(group, config.SymbolHeads) else None for group in heads]
-        distinct = [source for source in dict.fromkeys(named) if source is not None]
-        if distinct and (self.kdim, self.vdim) != (self.embed_dim, self.embed_dim):
+        self.add_groups(WHO, heads, self.embed_dim, bias=bias, max_length=max_length, **how)
+        if len(self.symbols) and (self.kdim, self.vdim) != (self.embed_dim, self.embed_dim):
             raise ValueError(f"{WHO}: relational heads need kdim and vdim = {self.embed_dim}")
-        self.source_of = [None if source is None else distinct.index(source) for source in named]
-        self.groups = nn.ModuleList(groups)
-        self.symbols = nn.ModuleList(
-            build_symbols(source, self.embed_dim, max_length=max_length, **how) for source in distinct
-        )
 
     def _add_projections(self, bias: bool, how: dict[str, Any]) -> None:
         """Create and initialise the projections in PyTorch's order, so that a seed gives the same weights."""
@@ -165,12 +149,14 @@ class MultiheadAttention(nn.Module):
         average, causal = (*late, *(average_attn_weights, is_causal)[len(late) :])
         one, first = query.ndim == 2, self.batch_first
         _, _, calls, keep = self.read(query, key, value, key_padding_mask, attn_mask, causal)
-        outputs = [attended(group, own).flatten(2) for group, own in zip(self._groups(), calls, strict=True)]
+        outputs = [attended(group, own).flatten(2) for group, own in zip(self.own_groups(), calls, strict=True)]
         y = self.out_proj(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1))
         y = y[0] if one else y if first else y.transpose(0, 1)
         if not need_weights:
             return y, None
-        code = drop(torch.cat([coder(group)(own) for group, own in zip(self._groups(), calls, strict=True)], 1), keep)
+        code = drop(
+            torch.cat([coder(group)(own) for group, own in zip(self.own_groups(), calls, strict=True)], 1), keep
+        )
         code = code.mean(1) if average else code
         return y, code[0] if one else code
 
@@ -192,14 +178,11 @@ class MultiheadAttention(nn.Module):
         if causal and pairs is None:
             raise ValueError(f"{WHO}: is_causal says what attn_mask is, but attn_mask is None")
         causal = causal and t == s  # the mask is not read; for t != s PyTorch aligns differently from our ops
-        keep = self._keep(b, t, s, x)
+        keep = self.draw_keep(self.dropout, b, t, s, x)
         bias, mask = self._limits(padding, None if causal else pairs, x, s)
         limits, ends = Limits(bias, mask, keep, causal), list(accumulate(size.heads for size in self.sizes))
         made = zip(self._parts(x, keys, values, padding), (0, *ends), ends, strict=False)
         return x, values, [limits.call(part, first, last) for part, first, last in made], keep
-
-    def _groups(self) -> list[Any]:
-        return list(self.groups)  # head groups or their wrappers
 
     def _batch_first(self, x: Tensor) -> Tensor:
         if x.is_nested:
@@ -239,13 +222,7 @@ class MultiheadAttention(nn.Module):
                 given.append(mask.reshape(-1, 1, 1, s).expand(b, 1, 1, s))
             else:
                 given.append(mask.view(-1, self.num_heads, t, s) if mask.ndim == 3 else mask[None, None])
-        return _bias_and_mask(given, t, s, x.dtype)
-
-    def _keep(self, b: int, t: int, s: int, x: Tensor) -> Tensor | None:
-        if not self.training or self.dropout == 0.0:
-            return None
-        draw = torch.rand(b, self.num_heads, t, s, device=x.device)
-        return (draw >= self.dropout).to(x.dtype) / (1.0 - self.dropout)
+        return bias_and_mask(given, t, s, x.dtype)
 
     def values_of(self, i: int) -> tuple[Tensor | None, Tensor | None]:
         """The weight (g e m) and bias (g e) of the values of group `i`; None if they are symbols."""
@@ -281,28 +258,11 @@ class MultiheadAttention(nn.Module):
 
     def _parts(self, x: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None) -> list[dict[str, Tensor]]:
         """The tensors for the op of each group: q, k, v and, for relational heads, q_rel and k_rel."""
-        sources: list[SymbolModule] = list(self.symbols)  # type: ignore[arg-type]
         real = None  # mask of real keys, for symbols that depend on neighbours
         if padding is not None:
             real = ~padding if padding.dtype == torch.bool else padding > torch.finfo(padding.dtype).min
             real = real.reshape(-1, values.shape[1])
-        symbols = [source(values, mask=real) for source in sources]
-        parts: list[dict[str, Tensor]] = []
-        for i, (group, made) in enumerate(zip(self._groups(), self._project(x, keys, values), strict=True)):
-            source = self.source_of[i]
-            if source is not None:
-                f = asked(group, "features")(x)
-                sent = f if x is keys else asked(group, "features")(keys)
-                made = made | asked(group, "receive")(f) | asked(group, "send")(sent)
-                read = asked(group, "values")(symbols[source])
-                table = read.ndim == 3
-                made["v"] = (
-                    by_offset(read, x.shape[1], keys.shape[1], 0) if table else read.expand(x.shape[0], -1, -1, -1)
-                )
-            if self.shared[i]:
-                made |= {name: parts[-1][name] for name in "qk"}
-            parts.append(made)
-        return parts
+        return self.tensors(self._project(x, keys, values), x, keys, values, real)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout}, batch_first={self.batch_first}"
@@ -315,15 +275,3 @@ MultiheadAttention.forward.__signature__ = _FORWARD  # type: ignore[attr-defined
 MultiheadAttention.__signature__ = _INIT.replace(  # type: ignore[attr-defined]
     parameters=[*list(_INIT.parameters.values())[1:], *_OWN]
 )
-
-
-def _bias_and_mask(given: Sequence[Tensor], t: int, s: int, dtype: torch.dtype) -> Masks:
-    """Our bias and mask from masks (b h t s), Boolean or added to the scores; PyTorch's layers pass all as added
-    ones."""
-    if not torch.compiler.is_compiling() and not any(mask.requires_grad for mask in given):
-        return limits(given, t, s, dtype)  # omits a bias of zeros and a mask of True
-    looks = [mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min for mask in given]
-    added = [x.masked_fill(~y, 0).to(dtype) for x, y in zip(given, looks, strict=True) if x.dtype != torch.bool]
-    bias = sum(added[1:], added[0]) if added else None
-    look = looks[0] & looks[-1] if looks else None
-    return None if bias is None else bias.expand(*bias.shape[:2], t, s), look

@@ -1,34 +1,42 @@
-"""Replace every `nn.MultiheadAttention` in a model by `torch_mha.MultiheadAttention`; weights are kept."""
+"""Replace the attention modules of a model: `nn.MultiheadAttention`, and timm's; weights are kept."""
 
 import torch
 from torch import Tensor, nn
 
-from polyhead.compat.torch_mha.module import Heads, MultiheadAttention
-from polyhead.layers.heads.groups import SymbolGroup
+from polyhead.compat import timm
+from polyhead.compat.heads import Heads, OurHeads
+from polyhead.compat.torch_mha.module import MultiheadAttention
 
 _OUT = type(nn.MultiheadAttention(1, 1).out_proj)
+OTHERWISE = {
+    "timm": "of timm, replace takes Attention, AttentionRope and EvaAttention",
+    "transformers": "use polyhead.compat.huggingface.swap_heads",
+    "diffusers": "its layers are not known to replace",
+    "x_transformers": "its layers have options that ours lack: build the model as polyhead.Transformer",
+}
+"""What to do with the attention of other libraries."""
 
 
 def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> int:
-    """Replace every `nn.MultiheadAttention` in `model` by ours, with the same weights; returns how many.
+    """Replace every `nn.MultiheadAttention` in `model` by ours, with the same weights, and timm's attention modules;
+    returns how many.
 
     >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, batch_first=True), 2)
     >>> replace(model, [Softmax(2), Hyla(2)])
     2
 
-    Parameters are the same objects, so an optimiser still updates them.  Only for relational heads the joint matrix is
-    copied without their rows of values, and their symbols are mapped by those rows.  PyTorch's encoders no longer nest
-    padded tensors, which only their fused kernel supports.
+    Parameters are the same objects, so an optimiser still updates them.  Relational heads map their symbols by the rows
+    of values, which are no longer used: timm's joint matrix keeps them, PyTorch's is copied without them.  PyTorch's
+    encoders no longer nest padded tensors, which only their fused kernel supports.  Of timm, `Attention`,
+    `AttentionRope` and `EvaAttention` are replaced; its other modules stay.
 
     Raises ValueError, and replaces nothing, for heads of other widths or another number, add_bias_kv, add_zero_attn, a
     subclass (it may compute something else), a module with hooks or wrappers (PEFT, a parametrised output: they would
     be lost), and a model without such a module.
     """
-    found = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
+    found = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention) or timm.is_attention(m)]
     if not found or model in found:
-        ours = sum(isinstance(m, MultiheadAttention) for m in model.modules())
-        left = f"holds none: {ours} are replaced already" if ours else "holds none"
-        what = "is one itself: use drop_in" if found else left
+        what = "is one itself: use drop_in" if found else _without(model)
         raise ValueError(
             f"replace: a model that holds nn.MultiheadAttention was wanted but {type(model).__name__} {what}"
         )
@@ -37,22 +45,41 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
             raise ValueError(
                 f"replace: nn.MultiheadAttention was wanted but a {type(parent).__name__} of PEFT holds it"
             )
-    new = {old: drop_in(old, heads, max_length=max_length) for old in found}
+    new: dict[nn.Module, OurHeads] = {old: drop_in(old, heads, max_length=max_length) for old in found}
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
-            if isinstance(child, nn.MultiheadAttention):
+            if child in new:
                 setattr(parent, name, new[child])
         if isinstance(parent, nn.TransformerEncoder):
             parent.use_nested_tensor = False
     return len(found)
 
 
-@torch.no_grad()
-def drop_in(old: nn.MultiheadAttention, heads: Heads = None, *, max_length: int = 512) -> MultiheadAttention:
-    """Our module with the weights of one of PyTorch's; both share the parameters and can be used side by side.
+def _without(model: nn.Module) -> str:
+    """What a model holds in place of modules that can be replaced."""
+    ours = sum(isinstance(m, OurHeads) for m in model.modules())
+    if ours:
+        return f"holds none: {ours} are replaced already"
+    for module in model.modules():
+        package = type(module).__module__.partition(".")[0]
+        if package in OTHERWISE and any(word in type(module).__name__ for word in ("Attention", "Attn")):
+            return f"holds {timm.name_of(module)}: {OTHERWISE[package]}"
+    return "holds none"
+
+
+def drop_in(old: nn.Module, heads: Heads = None, *, max_length: int = 512) -> OurHeads:
+    """Our module with the weights of one of PyTorch's or of timm's; both share the parameters and can be used side by
+    side.
 
     Raises ValueError as `replace` does.
     """
+    if isinstance(old, nn.MultiheadAttention):
+        return _mha(old, heads, max_length)
+    return timm.drop_in(old, heads, max_length=max_length)
+
+
+@torch.no_grad()
+def _mha(old: nn.MultiheadAttention, heads: Heads, max_length: int) -> MultiheadAttention:
     if type(old) is not nn.MultiheadAttention:
         raise ValueError(f"replace: nn.MultiheadAttention was wanted but its subclass {type(old).__name__} came")
     out = old.out_proj
@@ -70,11 +97,7 @@ def drop_in(old: nn.MultiheadAttention, heads: Heads = None, *, max_length: int 
         heads=heads,
         max_length=max_length,
     ).train(old.training)
-    for size in new.sizes:
-        came = (size.dim, size.value_dim, size.kv_heads)
-        if came != (old.head_dim, old.head_dim, size.heads) or not {"q", "k"} <= set(size.takes):
-            wanted = f"dim, value_dim = {old.head_dim} and keys of their own"
-            raise ValueError(f"replace: heads must have {wanted} but {came[0]}, {came[1]} and kv_heads {came[2]} came")
+    new.check_widths(old.head_dim)
     _take_weights(new, old)
     return new
 
@@ -89,13 +112,5 @@ def _take_weights(new: MultiheadAttention, old: nn.MultiheadAttention) -> None:
             rows = torch.cat((torch.ones(2 * e, dtype=torch.bool), own)).to(parameter.device)
             parameter = nn.Parameter(parameter[rows], requires_grad=parameter.requires_grad)
         setattr(new, name, parameter)
-    first = 2 * e
-    for group, size in zip(new._groups(), new.sizes, strict=True):
-        mine, first = slice(first, first + size.heads * d), first + size.heads * d
-        if isinstance(group, SymbolGroup):
-            if group.symbol_dim == e:
-                group.value.weight.copy_(old.in_proj_weight[mine])
-                if group.value.bias is not None:
-                    group.value.bias.copy_(old.in_proj_bias[mine])
-            if hasattr(group, "reset_parameters"):
-                group.reset_parameters()  # type: ignore[operator]
+    rows, offsets = old.in_proj_weight, old.in_proj_bias
+    new.map_symbols(None if rows is None else rows[2 * e :], None if offsets is None else offsets[2 * e :])

@@ -17,19 +17,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyhead.compat import timm
 from polyhead.compat.foreign import limits, softmax_group
+from polyhead.compat.heads import OurHeads
 from polyhead.compat.torch_mha.module import MultiheadAttention
 from polyhead.layers.heads.functions import attended
 from polyhead.layers.projection import affine, out_weight
 from polyhead.layers.taps import GroupTaps, Taps, described, looking
 from polyhead.ops.call import AttentionCall
 
+Values = tuple[Tensor | None, Tensor | None]
+"""The weight (g e m) and bias (g e) of a group's values; None if they are symbols."""
 _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 
 
 def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     """One forward pass `model(*inputs, **options)`, without dropout or gradients: the taps of every call of an
-    `nn.MultiheadAttention` (self- or cross-attention), or of its replacement by `replace`, in order.
+    `nn.MultiheadAttention` (self- or cross-attention), or of what `replace` put there or in place of timm's, in order.
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
     >>> taps = capture(torch.nn.TransformerEncoder(layer, 2), torch.randn(3, 5, 16))
@@ -48,7 +52,7 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     try:
         torch.backends.mha.set_fastpath_enabled(False)
         for name, module in model.named_modules():
-            if isinstance(module, (nn.MultiheadAttention, MultiheadAttention)):
+            if isinstance(module, (nn.MultiheadAttention, MultiheadAttention, timm.Attention)):
                 _check(name, module)
                 hooks.append(module.register_forward_hook(_hook(found, name), with_kwargs=True))
         with looking(model):
@@ -62,8 +66,8 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     return found
 
 
-def _check(name: str, module: nn.MultiheadAttention | MultiheadAttention) -> None:
-    if isinstance(module, MultiheadAttention):
+def _check(name: str, module: nn.Module) -> None:
+    if not isinstance(module, nn.MultiheadAttention):
         return
     who = f"capture: {name or type(module).__name__}"
     if module.bias_k is not None or module.add_zero_attn:
@@ -74,7 +78,11 @@ def _check(name: str, module: nn.MultiheadAttention | MultiheadAttention) -> Non
 
 
 def _hook(found: list[Taps], name: str) -> Callable[..., None]:
-    def watch(module: Any, args: tuple, kwargs: dict[str, Any], result: tuple) -> None:
+    def watch(module: Any, args: tuple, kwargs: dict[str, Any], result: Tensor | tuple) -> None:
+        if isinstance(module, timm.Attention):
+            assert isinstance(result, Tensor)
+            found.append(_taps_of_timm(name, module, module.given(*args, **kwargs), result))
+            return
         call = _SIGNATURE.bind(module, *args, **kwargs).arguments
         make = _taps_of_ours if isinstance(module, MultiheadAttention) else _taps
         found.append(make(name, module, call, result[0]))
@@ -107,17 +115,26 @@ def _taps(name: str, module: nn.MultiheadAttention, call: dict[str, Any], result
 def _taps_of_ours(name: str, module: MultiheadAttention, call: dict[str, Any], result: Tensor) -> Taps:
     masks = call.get("key_padding_mask"), call.get("attn_mask"), call.get("is_causal", False)
     x, context, calls, _ = module.read(call["query"], call["key"], call["value"], *masks)
-    groups = tuple(_group(module, i, own) for i, own in enumerate(calls))
+    parts = [(module.values_of(i), module.out_proj) for i in range(len(calls))]
+    groups = tuple(_group(module, i, own, *parts[i]) for i, own in enumerate(calls))
     bias = affine(module.out_proj)[1]
     y = result[None] if result.ndim == 2 else result if module.batch_first else result.transpose(0, 1)
     return Taps(x=x, context=context, output=y, b_out=None if bias is None else bias.detach(), groups=groups, name=name)
 
 
-def _group(module: MultiheadAttention, i: int, own: AttentionCall) -> GroupTaps:
+def _taps_of_timm(name: str, module: timm.Attention, given: timm.Given, result: Tensor) -> Taps:
+    out, x = module.output(), given[0]
+    calls = module.calls(*given)
+    groups = tuple(_group(module, i, own, module.values_of(i), out) for i, own in enumerate(calls))
+    bias = None if out is None else affine(out)[1]
+    return Taps(x=x, context=x, output=result, b_out=None if bias is None else bias.detach(), groups=groups, name=name)
+
+
+def _group(module: OurHeads, i: int, own: AttentionCall, values: Values, out: nn.Module | None) -> GroupTaps:
     group: Any = module.groups[i]
     about: dict[str, Any] = described(group, own)
     about |= {what: x.detach() for what, x in about.items() if isinstance(x, Tensor)}
-    w_value, b_value = module.values_of(i)
+    w_value, b_value = values
     return GroupTaps(
         output=attended(group, own),
         bias=own.bias,
@@ -126,7 +143,7 @@ def _group(module: MultiheadAttention, i: int, own: AttentionCall) -> GroupTaps:
         scale=module.sizes[i].dim ** -0.5,
         w_value=w_value,
         b_value=b_value,
-        w_out=out_weight(module.out_proj, module.sizes, i).detach(),
+        w_out=None if out is None else out_weight(out, module.sizes, i).detach(),
         q=own.q,
         k=own.k,
         v=own.v,

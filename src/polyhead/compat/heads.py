@@ -1,0 +1,124 @@
+"""Our heads inside an attention module of another library: what the replacements of all such modules share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyhead import config
+from polyhead.compat.foreign import limits
+from polyhead.config.mechanisms import check_shared
+from polyhead.layers import Device
+from polyhead.layers.call import no_script
+from polyhead.layers.heads.functions import asked
+from polyhead.layers.heads.groups import SymbolGroup, build
+from polyhead.layers.projection import Rows, by_offset
+from polyhead.layers.symbols import SymbolModule, build_symbols
+
+Heads = config.Mechanism | Sequence[config.Mechanism] | None
+
+
+class OurHeads(nn.Module):
+    """The base class of such a module: its groups of heads, and the sources of their symbols."""
+
+    __prepare_scriptable__ = no_script
+
+    def add_groups(
+        self,
+        who: str,
+        heads: config.Heads,
+        width: int,
+        *,
+        bias: bool,
+        max_length: int,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Build the groups for a model of this width, and each distinct source of symbols once."""
+        total = sum(mechanism.heads for mechanism in heads)
+        groups = [
+            build(mechanism, width, total, bias=bias, max_length=max_length, device=device, dtype=dtype)
+            for mechanism in heads
+        ]
+        self.sizes, self.shared = [group.sizes for group in groups], [mechanism.share for mechanism in heads]
+        check_shared(who, heads, self.sizes)
+        named = [group.symbols if isinstance(group, config.SymbolHeads) else None for group in heads]
+        distinct = [source for source in dict.fromkeys(named) if source is not None]
+        self.source_of = [None if source is None else distinct.index(source) for source in named]
+        self.groups = nn.ModuleList(groups)
+        self.symbols = nn.ModuleList(
+            build_symbols(source, width, max_length=max_length, device=device, dtype=dtype) for source in distinct
+        )
+
+    def own_groups(self) -> list[Any]:
+        """The groups of heads, or their wrappers."""
+        return list(self.groups)
+
+    def check_widths(self, width: int) -> None:
+        """Raise ValueError unless the queries, keys and values of every head have this width and are its own."""
+        for size in self.sizes:
+            came = (size.dim, size.value_dim, size.kv_heads)
+            if came != (width, width, size.heads) or not {"q", "k"} <= set(size.takes):
+                wanted = f"dim, value_dim = {width} and keys of their own"
+                raise ValueError(
+                    f"replace: heads must have {wanted} but {came[0]}, {came[1]} and kv_heads {came[2]} came"
+                )
+
+    @torch.no_grad()
+    def map_symbols(self, weight: Tensor | None, bias: Tensor | None) -> None:
+        """Map the symbols of relational heads by the rows of `weight` and `bias` that mapped their values before."""
+        first = 0
+        for group, size in zip(self.own_groups(), self.sizes, strict=True):
+            mine, first = slice(first, first + size.heads * size.dim), first + size.heads * size.dim
+            if not isinstance(group, SymbolGroup):
+                continue
+            if weight is not None and group.symbol_dim == weight.shape[1]:
+                group.value.weight.copy_(weight[mine])
+                if group.value.bias is not None and bias is not None:
+                    group.value.bias.copy_(bias[mine])
+            if hasattr(group, "reset_parameters"):
+                group.reset_parameters()  # type: ignore[operator]
+
+    def draw_keep(self, rate: float, b: int, t: int, s: int, like: Tensor) -> Tensor | None:
+        """A dropout mask of the code; None if nothing is dropped."""
+        if not self.training or rate == 0.0:
+            return None
+        draw = torch.rand(b, sum(size.heads for size in self.sizes), t, s, device=like.device)
+        return (draw >= rate).to(like.dtype) / (1.0 - rate)
+
+    def tensors(
+        self, rows: list[Rows], x: Tensor, keys: Tensor, values: Tensor, real: Tensor | None = None
+    ) -> list[dict[str, Tensor]]:
+        """The tensors for the op of each group: `rows` (q, k, v) and, for relational heads, symbols in place of v,
+        q_rel and k_rel.  `real` (b s) is True at keys that are not padding."""
+        sources: list[SymbolModule] = list(self.symbols)  # type: ignore[arg-type]
+        symbols = [source(values, mask=real) for source in sources]
+        parts: list[dict[str, Tensor]] = []
+        for i, (group, made) in enumerate(zip(self.own_groups(), rows, strict=True)):
+            source = self.source_of[i]
+            if source is not None:
+                f = asked(group, "features")(x)
+                sent = f if x is keys else asked(group, "features")(keys)
+                made = made | asked(group, "receive")(f) | asked(group, "send")(sent)
+                read = asked(group, "values")(symbols[source])
+                table = read.ndim == 3
+                made["v"] = (
+                    by_offset(read, x.shape[1], keys.shape[1], 0) if table else read.expand(x.shape[0], -1, -1, -1)
+                )
+            if self.shared[i]:
+                made |= {name: parts[-1][name] for name in "qk"}
+            parts.append(made)
+        return parts
+
+
+def bias_and_mask(given: Sequence[Tensor], t: int, s: int, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    """Our bias and mask from masks (b h t s), Boolean or added to the scores; PyTorch's layers pass all as added
+    ones."""
+    if not torch.compiler.is_compiling() and not any(mask.requires_grad for mask in given):
+        return limits(given, t, s, dtype)  # omits a bias of zeros and a mask of True
+    looks = [mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min for mask in given]
+    added = [x.masked_fill(~y, 0).to(dtype) for x, y in zip(given, looks, strict=True) if x.dtype != torch.bool]
+    bias = sum(added[1:], added[0]) if added else None
+    look = looks[0] & looks[-1] if looks else None
+    return None if bias is None else bias.expand(*bias.shape[:2], t, s), look
