@@ -2,6 +2,6 @@
 
 import sys
 
-from polyhead.cli.verbs import main
+from polyhead.cli import main
 
 sys.exit(main())

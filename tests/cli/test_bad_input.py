@@ -66,6 +66,12 @@ def mistake(capsys: Any, arguments: list[str]) -> str:
             "train fuzzy-hyla --qqqq",
             "polyhead train fuzzy-hyla: unknown option --qqqq; see polyhead train fuzzy-hyla --help",
         ),
+        (
+            "train fuzzy-hyla --model.heads.heads 2",
+            "unknown option --model.heads.heads; did you mean --model.heads.0.heads?",
+        ),
+        ("train fuzzy-hyla --learning_rate 2", "unknown option --learning_rate; did you mean --train.lr?"),
+        ("train fuzzy-hyla --batch_size 2", "unknown option --batch_size; did you mean --train.batch-size?"),
         ("train fuzzy-hyla 3", "polyhead train fuzzy-hyla: unknown argument 3; see polyhead train fuzzy-hyla --help"),
         ("train fuzzy-hyla --train.lr fast", "polyhead train fuzzy-hyla: --train.lr must be a number but is 'fast'"),
         (

@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 import shlex
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polyhead as ph
 from polyhead import spec
-from polyhead.cli import demo as cli_demo, text as cli_text, verbs as cli
+from polyhead.cli import demo as cli_demo, main, text as cli_text, verbs as cli
 from polyhead.cli.train import configured
 from polyhead.config import save
 from polyhead.layers.symbols import PositionSymbols
@@ -184,6 +185,20 @@ def test_a_list_that_cannot_be(capsys: Any, command: str, text: str):
     said = capsys.readouterr().err
     assert said.startswith(text)
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("module", "name"), [("rich.table", "rich"), ("yaml", "PyYAML")])
+def test_a_package_of_the_core_that_is_missing_is_one_line(monkeypatch: Any, capsys: Any, module: str, name: str):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(["train", "fuzzy-hyla", "--print"] if module == "yaml" else ["list", "mechanisms"]) == 1
+    assert capsys.readouterr().err == f"polyhead needs {name}: pip install 'polyhead'\n"
+
+
+def test_a_package_of_the_user_that_is_missing_is_not_disguised(monkeypatch: Any):
+    monkeypatch.setitem(sys.modules, "polyhead.cli.listing", None)
+    monkeypatch.delitem(sys.modules, "polyhead.cli.verbs")
+    with pytest.raises(ModuleNotFoundError, match=r"polyhead\.cli\.listing"):
+        main(["list", "mechanisms"])
 
 
 def test_a_table_keeps_brackets_and_rounds(capsys: Any):

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import signatures
 import torch
 import zoo
 
@@ -328,3 +329,9 @@ def test_what_is_shared_is_normalised_once():
     heads = [ph.Softmax(2), ph.Relational(2, dim=4, share=True)]
     layer = nnx.MultiHeadAttention(16, heads, qk_norm=True, max_length=8, rngs=flax.nnx.Rngs(0))
     assert [type(norm).__name__ for norm in layer.qk_norms] == ["Norm", "Norm", "Identity", "Identity"]
+
+
+def test_other_libraries_names_are_answered_with_ours():
+    found = list(signatures.answered(nnx, "__call__"))
+    assert len(found) > 80
+    assert not [one for one in found if "is called" not in one[2]]

@@ -49,6 +49,13 @@ def test_the_steps_of_the_table_give_what_the_function_gives(row):
     np.testing.assert_allclose(came, wanted, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.compile  # where annotations are not checked
+def test_other_libraries_names_are_answered_with_ours():
+    found = list(signatures.answered(jaxside, "__call__"))
+    assert len(found) > 50
+    assert not [one for one in found if "is called" not in one[2]]
+
+
 def test_what_ops_has_is_here_but_for_what_is_named():
     absent = {"chunked_cross_entropy", "hyla_step", "linear_step"}
     assert set(ops.__all__) - absent <= set(jaxside.__all__)

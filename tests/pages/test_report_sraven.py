@@ -5,6 +5,7 @@ import html
 import json
 import pathlib
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -265,3 +266,12 @@ def test_mistakes(folders: list[pathlib.Path], tmp_path: pathlib.Path, monkeypat
         report.export(folders, tmp_path / "file", progress=False)
     with pytest.raises(ValueError, match=r"^report: .*file cannot be written \("):
         report.write(folders, tmp_path / "r.html", static=tmp_path / "file", progress=False)
+
+
+def test_figures_that_cannot_be_drawn_are_refused_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match=r"^figures needs matplotlib: pip install 'polyhead\[report\]'"):
+        report.write([], tmp_path / "r.html", static=tmp_path / "files", progress=False)
+    assert not (tmp_path / "files").exists()

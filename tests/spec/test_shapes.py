@@ -3,13 +3,14 @@
 import pathlib
 
 import pytest
+import signatures
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 import polyhead as ph
 from polyhead import spec
-from polyhead.spec import shapes
+from polyhead.spec.names import ELSEWHERE
 from polyhead.spec.shapes import one_of, shaped
 
 
@@ -109,6 +110,16 @@ def test_other_libraries_names_are_answered_with_ours():
         (lambda: ph.TransformerConfig(ph.Tokens(2), ph.Logits(2), n_layers=2), "n_layers is called layers here"),
         (lambda: layer(x, attn_mask=None), "MultiHeadAttention: attn_mask is called mask here"),
         (lambda: ph.ops.hyla(x, x, x, is_causal=True), "hyla: is_causal is called causal here"),
+        (lambda: layer(x, is_causal=True), "Attention: is_causal is called causal here and belongs to the constructor"),
+        (lambda: layer(x, causal=True), "MultiHeadAttention: causal belongs to the constructor"),
+        (lambda: layer(x, batch_first=True), "MultiHeadAttention: batch_first is not needed"),
+        (lambda: ph.MultiHeadAttention(8, need_weights=True), "called return_code here and belongs to the call"),
+        (lambda: ph.MultiHeadAttention(8, head_dim=2), r"head_dim belongs to a part, as in heads=Softmax\(8, dim=64\)"),
+        (lambda: ph.Softmax(head_dim=2), "Softmax: head_dim is called dim here"),
+        (lambda: ph.TransformerConfig(d_ff=2), r"d_ff belongs to a part, as in feedforward=Mlp\(hidden=256\)"),
+        (lambda: ph.Mlp(d_ff=2), "Mlp: d_ff is called hidden here"),
+        (lambda: ph.MlpLayer(8, d_ff=2), "MlpLayer: d_ff is called hidden here"),
+        (lambda: ph.generate(None, [], max_new_tokens=2), "generate: max_new_tokens is called steps here"),
         (lambda: layer(x, x, x), "MultiHeadAttention: x and context only may come without their names"),
         (lambda: layer(x, nonsense=1), "unexpected keyword argument 'nonsense'"),
     ):
@@ -120,6 +131,13 @@ def test_other_libraries_names_are_answered_with_ours():
         layer(x, cu_seqlens=torch.tensor([0, 3]))
 
 
+@pytest.mark.compile  # where annotations are not checked
+def test_every_constructor_and_every_call_answers_other_libraries_names():
+    found = [one for where in (ph, ph.config, ph.ops) for one in signatures.answered(where, "forward")]
+    assert len(found) > 800
+    assert not [one for one in found if "is called" not in one[2]]
+
+
 def test_the_glossary_has_every_name():
     text = (pathlib.Path(__file__).parents[2] / "docs" / "glossary.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in text for name in shapes.ELSEWHERE)
+    assert all(f"`{name}`" in text for name in ELSEWHERE)

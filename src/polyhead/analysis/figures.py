@@ -359,15 +359,15 @@ def _style(label: str, labels: Sequence[str]) -> tuple[str, str]:
     return SPARE[place % len(SPARE)], MARKERS[place % len(MARKERS)]
 
 
-def _figure(width: float, height: float) -> "Figure":
+def blank(width: float, height: float) -> "Figure":
+    """An empty figure, in inches.  Raises MissingPackage without matplotlib."""
     with optional("figures", "polyhead[report]"):
         from matplotlib.figure import Figure  # without pyplot: no global state, no display
-
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def _axes(width: float, height: float) -> tuple["Figure", "Axes"]:
-    figure = _figure(width, height)
+    figure = blank(width, height)
     _plain_axes(axes := figure.add_subplot(), "x")
     return figure, axes
 
@@ -381,7 +381,7 @@ def _plain_axes(axes: "Axes", lines_along: Literal["both", "x", "y"]) -> None:
 
 def _grid(rows: int, columns: int, size: Size = (2.4, 2.3), *, sharey: bool = False) -> tuple["Figure", list["Axes"]]:
     """`size`: width and height of a panel in inches."""
-    figure = _figure(size[0] * columns, size[1] * rows)
+    figure = blank(size[0] * columns, size[1] * rows)
     return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
 
 

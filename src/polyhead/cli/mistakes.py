@@ -1,9 +1,12 @@
 """Turns the boxed errors of the command-line library into one line."""
 
+import difflib
 import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from polyhead.spec.names import ELSEWHERE
 
 WORDS = {"INT": "an integer", "FLOAT": "a number", "{None}": "None"}
 """The library's names of types -> ours."""
@@ -11,18 +14,19 @@ WORDS = {"INT": "an integer", "FLOAT": "a number", "{None}": "None"}
 
 @dataclass(frozen=True)
 class Box:
-    """The text of a box, about the `arguments` of `prog`."""
+    """The text of a box, about the `arguments` of `prog`; `options()` are those that it takes."""
 
     text: str
     prog: str
     arguments: Sequence[str]
+    options: Callable[[], Sequence[str]]
 
 
-def one_line(box: str, prog: str, arguments: Sequence[str] = ()) -> str:
+def one_line(box: str, prog: str, arguments: Sequence[str] = (), options: Callable[[], Sequence[str]] = tuple) -> str:
     """The text of a box without its frame, in our words where we know it."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
     lines = [line.strip("│| ") for line in plain.splitlines() if "──" not in line and "---" not in line]
-    said = Box(" ".join(" ".join(lines).split()), prog, arguments)
+    said = Box(" ".join(" ".join(lines).split()), prog, arguments, options)
     for pattern, told in MISTAKES.items():
         if found := re.search(pattern, said.text):
             return told(said, *found.groups())
@@ -34,8 +38,21 @@ def _unknown(box: Box, word: str) -> str:
     if flags and not word.startswith("-"):
         return f"{box.prog}: {flags[0]} takes no value but {word!r} came: give {flags[0]} or {opposite(flags[0])} alone"
     what = "option" if word.startswith("-") else "argument"
-    near = re.search(r"Perhaps you meant: (--[\w.-]+)", box.text)
-    return f"{box.prog}: unknown {what} {word}; " + (f"did you mean {near[1]}?" if near else f"see {box.prog} --help")
+    near = nearest(word, box.options()) if word.startswith("-") else None
+    return f"{box.prog}: unknown {what} {word}; " + (f"did you mean {near}?" if near else f"see {box.prog} --help")
+
+
+def nearest(word: str, options: Sequence[str]) -> str | None:
+    """The option that was meant: of those with the same last name, or what another library calls so, the most similar.
+
+    >>> nearest("--heads", ["--model.dim", "--model.heads.0.heads"]), nearest("--learning_rate", ["--train.lr"])
+    ('--model.heads.0.heads', '--train.lr')
+    """
+    last = word.lstrip("-").rpartition(".")[2].replace("-", "_")
+    names = {name.replace("_", "-") for name in (last, *ELSEWHERE.get(last, ()))}
+    same = [option for option in options if option.lstrip("-").rpartition(".")[2] in names]
+    found = difflib.get_close_matches(word, same or options, n=1, cutoff=0.0 if same else 0.6)
+    return found[0] if found else None
 
 
 def _no_value(box: Box, option: str, count: str) -> str:

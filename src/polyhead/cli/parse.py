@@ -1,7 +1,9 @@
 """Parses arguments into dataclasses with tyro; its boxed errors become one line."""
 
 import contextlib
+import functools
 import io
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -25,11 +27,20 @@ def parse(kind: Callable[..., Parsed], arguments: list[str], prog: str, text: st
     options: dict[str, Any] = {"prog": prog, "description": text, "args": arguments}
     options |= {"config": (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)}
     options |= {} if default is None else {"default": default}
+    read = functools.partial(tyro.cli, kind, **options)
     if {"-h", "--help"} & set(arguments):
-        return tyro.cli(kind, **options)
+        return read()
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(kind, **options)
+            return read()
     except SystemExit:
-        raise ValueError(one_line(said.getvalue(), prog, arguments)) from None
+        raise ValueError(one_line(said.getvalue(), prog, arguments, lambda: _options(read))) from None
+
+
+def _options(read: Callable[..., object]) -> list[str]:
+    """The options that a command takes, from its help."""
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
+        read(args=["--help"])
+    return re.findall(r"--[a-z][\w.-]*", re.sub(r"\x1b\[[0-9;]*m", "", told.getvalue()))

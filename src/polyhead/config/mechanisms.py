@@ -8,7 +8,7 @@ from typing import Any
 from polyhead.config.serial import Checked, added_later, non_semantic
 from polyhead.config.sizes import Sizes
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RELATION_INIT
-from polyhead.spec.shapes import named, one_of
+from polyhead.spec.shapes import one_of
 
 __all__ = [
     "Abstractor",
@@ -68,8 +68,11 @@ class Mechanism(Checked):
         """
         missing = [f"{name}=" for name in ("dim", "value_dim") if getattr(self, name) is None]
         if width % total_heads and missing:
+            many = f"{total_heads} heads"
+            if total_heads != self.heads:
+                many += f" in all ({self.heads} of them here)"
             raise ValueError(
-                f"{type(self).__name__}: {total_heads} heads do not divide the model width {width}: "
+                f"{type(self).__name__}: {many} do not divide the model width {width}: "
                 f"give {' and '.join(missing)} (per head)"
             )
         return self.dim or width // total_heads, self.value_dim or width // total_heads
@@ -80,13 +83,11 @@ class Mechanism(Checked):
         return Sizes(self.heads, dim, value_dim, self.kv_heads or self.heads, takes="v" if self.share else "qkv")
 
 
-@named
 @dataclass(frozen=True)
 class Softmax(Mechanism):
     """Softmax attention (Vaswani et al. 2017)."""
 
 
-@named
 @dataclass(frozen=True)
 class Linear(Mechanism):
     """Linear attention: scores without softmax.  `act` is the activation of the values."""
@@ -100,7 +101,6 @@ class Linear(Mechanism):
         one_of("Linear", "act", self.act, ACTS)
 
 
-@named
 @dataclass(frozen=True)
 class Hyla(Mechanism):
     """Hypernetwork linear attention (Schug et al., eq. 6; `value_depth=2` is the deep value network of eq. 10)."""
@@ -239,7 +239,6 @@ class SymbolHeads(Mechanism):
         return replace(super().sizes(width, total_heads), takes="" if self.share or self.hidden else "qk")
 
 
-@named
 @dataclass(frozen=True)
 class Relational(SymbolHeads):
     """Relational attention (Altabaa and Lafferty 2024): heads retrieve symbols, and relations to the tokens they attend
@@ -264,7 +263,6 @@ class Relational(SymbolHeads):
         one_of("Relational", "relation_init", self.relation_init, RELATION_INIT)
 
 
-@named
 @dataclass(frozen=True)
 class Disentangled(SymbolHeads):
     """Disentangled relational cross-attention: each head weights symbols by attention times its own relation."""
@@ -279,7 +277,6 @@ class Disentangled(SymbolHeads):
         one_of("Disentangled", "relation_act", self.relation_act, RELATION_ACTS)
 
 
-@named
 @dataclass(frozen=True)
 class Abstractor(SymbolHeads):
     """Relational cross-attention of the Abstractor (Altabaa et al. 2024): attention whose values are symbols.

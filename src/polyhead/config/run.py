@@ -41,7 +41,7 @@ from polyhead.config.rivals import AbstractorConfig, Baseline
 from polyhead.config.serial import Checked, added_later, non_semantic, to_dict
 from polyhead.config.task import Task
 from polyhead.spec.notebook import as_table
-from polyhead.spec.shapes import named, one_of
+from polyhead.spec.shapes import one_of
 
 Heads = tuple[Mechanism, ...]
 
@@ -54,7 +54,6 @@ _PARTS: dict[str, tuple[type, ...]] = {
 _BASES = (FeedForward, Position, type(None))  # never listed as choices
 
 
-@named
 @dataclass(frozen=True)
 class TransformerConfig(Checked):
     """The transformer.  `heads`: one list of head groups for all layers, or one list per layer (hybrid stacks).
@@ -220,7 +219,6 @@ class Decay(Checked):
     embeddings: bool = False
 
 
-@named
 @dataclass(frozen=True)
 class Train(Checked):
     """AdamW, linear warm-up from 0, cosine to `final` x lr."""

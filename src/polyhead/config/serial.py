@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyhead.config.extensions import UnknownKind, find, kind_of
-from polyhead.spec.shapes import one_of
+from polyhead.spec.shapes import checked, one_of
 
 
 def non_semantic(default: Any) -> Any:
@@ -33,6 +33,9 @@ class Checked:
 
     The constructor raises ValueError for another type: `causal="no"` would count as True.
     """
+
+    if not typing.TYPE_CHECKING:  # to an editor the constructor is that of the dataclass
+        __new__ = checked
 
     def __post_init__(self) -> None:
         kind: Any = type(self)

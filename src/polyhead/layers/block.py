@@ -18,7 +18,7 @@ from polyhead.layers.cache import LayerCache
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.taps import Taps
 from polyhead.ops.call import Packed
-from polyhead.spec.shapes import one_of
+from polyhead.spec.shapes import named, one_of
 
 Symbols = Tensor | Sequence[Tensor | None] | None
 """The type of the argument `symbols` of `MultiHeadAttention.forward`."""
@@ -37,6 +37,7 @@ def build_norm(
     return cls(dim, eps=eps, device=device, dtype=dtype)
 
 
+@named
 class TransformerBlock(nn.Module):
     """Attention and a feed-forward layer, each with a residual; with `cross`, attention to a context between them.
 
@@ -74,6 +75,7 @@ class TransformerBlock(nn.Module):
         self.feedforward = feedforward
         self.dropout = nn.Dropout(dropout)
 
+    @named
     def forward(
         self,
         x: Float[Tensor, "b t m"],

@@ -18,6 +18,7 @@ from polyhead.ops.latent_code import act as activation, wide
 from polyhead.ops.textbook import silu
 from polyhead.spec.lazy import renamed
 from polyhead.spec.numbers import swiglu_width
+from polyhead.spec.shapes import named
 
 if not TYPE_CHECKING:
     __getattr__ = renamed(__name__, {"MLP": "MlpLayer", "SwiGLU": "SwigluLayer"})
@@ -28,6 +29,7 @@ def _check_width(who: str, wanted: int, x: Tensor) -> None:
         raise ValueError(f"{who}: m = {wanted} but x (... m) = {tuple(x.shape)}")
 
 
+@named
 class MlpLayer(nn.Module):
     """`W_down act(W_up x)`; `hidden` defaults to 4 dim."""
 
@@ -55,6 +57,7 @@ class MlpLayer(nn.Module):
         return f"act={self.act!r}"
 
 
+@named
 class SwigluLayer(nn.Module):
     """`w2(silu(w1 x) * w3 x)`; `hidden` defaults to `swiglu_width(dim)`; `bias` is for all three maps."""
 
@@ -78,6 +81,7 @@ class SwigluLayer(nn.Module):
         return self.w2(silu(self.w1(x)) * self.w3(x))
 
 
+@named
 class MixtureOfExperts(nn.Module):
     """Each token is sent to the `top_k` experts with the highest gate scores and weighted by the softmax over those
     scores; the gate has no noise.

@@ -6,8 +6,10 @@ from torch import Tensor, nn
 
 from polyhead.layers import Device
 from polyhead.ops.norms import layer_norm, rms_norm
+from polyhead.spec.shapes import named
 
 
+@named
 class RMSNorm(nn.Module):
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension; computed in at least float32 (Zhang and Sennrich
     2019)."""
@@ -34,6 +36,7 @@ class RMSNorm(nn.Module):
         return f"{self.dim}, eps={self.eps}"
 
 
+@named
 class LayerNorm(nn.Module):
     """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension; computed in at least float32 (Ba et
     al. 2016)."""

@@ -18,7 +18,7 @@ from polyhead.layers.own import OwnPositions
 from polyhead.ops.latent_code import at_least_float32, sequence_of
 from polyhead.ops.rope import LAYOUTS, check_even, check_range, check_shape, rope, rope_angles, rotate
 from polyhead.spec.numbers import alibi_slopes, bucket_table
-from polyhead.spec.shapes import one_of
+from polyhead.spec.shapes import named, one_of
 
 
 def starts_in(cu_seqlens: Int[Tensor, "_"], t: int) -> Int[Tensor, "t"]:
@@ -74,6 +74,7 @@ def _angle_table(dim: int, theta: float, length: int) -> Tensor:
     return torch.cat((angles.cos(), angles.sin()), -1)
 
 
+@named
 class RotaryEmbedding(nn.Module):
     """`ops.rope` from a table of `max_length` positions; it has no parameters and may be shared by all layers.
 
@@ -98,6 +99,7 @@ class RotaryEmbedding(nn.Module):
         self.dim, self.theta, self.max_length, self.layout = dim, float(theta), max_length, layout
         self.table = Constant(functools.partial(_angle_table, dim, self.theta, max_length), device, dtype)
 
+    @named
     def forward(
         self, x: Float[Tensor, "... d"], positions: Int[Tensor, "..."], *, check: bool = True
     ) -> Float[Tensor, "... d"]:
@@ -169,6 +171,7 @@ def _bucket_table(buckets: int, max_distance: int, bidirectional: bool) -> Tenso
     return torch.tensor(bucket_table(buckets, max_distance, bidirectional).tolist())
 
 
+@named
 class RelativePositionBias(nn.Module):
     """T5's learned bias on the scores: one number per head and bucket of distances (`spec.numbers.relative_buckets`).
 
@@ -232,6 +235,7 @@ def _slope_table(heads: int) -> Tensor:
     return torch.tensor(alibi_slopes(heads), dtype=torch.float64)
 
 
+@named
 class AlibiBias(nn.Module):
     """`-slope_h |i - j|` on the scores: no parameters, and no limit on the length (Press et al. 2022)."""
 
@@ -257,6 +261,7 @@ class AlibiBias(nn.Module):
 
 
 # -------------------------------------------------------------------------------------------------- vectors for inputs
+@named
 class LearnedPositions(nn.Module):
     """A learned vector per position, to be added to the inputs; `table` is (max_length, dim)."""
 
@@ -270,6 +275,7 @@ class LearnedPositions(nn.Module):
         """N(0, 0.02^2), as in GPT-2."""
         nn.init.normal_(self.table, std=0.02)
 
+    @named
     def forward(self, positions: Int[Tensor, "..."]) -> Float[Tensor, "... m"]:
         """The vectors of `positions`, integers in [0, max_length); out of range raises ValueError in eager mode."""
         check_range("LearnedPositions", positions, self.max_length)
@@ -284,6 +290,7 @@ def _sinusoidal_table(dim: int, theta: float, length: int) -> Tensor:
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
 
 
+@named
 class SinusoidalPositions(nn.Module):
     """`sin(w), cos(w)` in turn, w = position * theta^(-2 j / dim), to be added to the inputs (Vaswani et al. 2017,
     §3.5)."""
@@ -305,6 +312,7 @@ class SinusoidalPositions(nn.Module):
         self.table = Constant(functools.partial(_sinusoidal_table, dim, self.theta, max_length), device)
         self.register_buffer("like", torch.empty(0, device=device, dtype=dtype), persistent=False)
 
+    @named
     def forward(self, positions: Int[Tensor, "..."]) -> Float[Tensor, "... m"]:
         """The vectors of `positions`, integers in [0, max_length), in the module's dtype; out of range raises in
         eager mode."""

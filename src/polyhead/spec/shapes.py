@@ -10,9 +10,11 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
+
+from polyhead.spec.names import ELSEWHERE, our_names
 
 LETTERS = {
     "b": "batch",
@@ -32,7 +34,6 @@ LETTERS = {
 }
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Kind = TypeVar("Kind", bound=type)
 
 
 def one_of(who: str, what: str, value: object, valid: Iterable[str]) -> str:
@@ -111,7 +112,8 @@ def shaped(function: Function) -> Function:
     kinds = {name: tuple(dict.fromkeys(pattern.array for pattern in found)) for name, found in patterns.items()}
     needed = {name for name in patterns if type(None) not in typing.get_args(parameters[name].annotation)}
     owner, _, name = function.__qualname__.rpartition(".")
-    who = owner if owner and name == "forward" else name  # for a module's forward, its class
+    of_module = bool(owner) and name == "forward"
+    who = owner if of_module else name
 
     plain = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
 
@@ -119,7 +121,7 @@ def shaped(function: Function) -> Function:
     def checked(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in names:
-                our_names(who, [name], names)
+                our_names(who, [name], names, type(args[0]) if of_module and args else None)
         if len(args) > len(plain):
             wanted_names = " and ".join(name for name in plain if name != "self")
             raise TypeError(f"{who}: {wanted_names} only may come without their names, but more did")
@@ -138,48 +140,32 @@ def shaped(function: Function) -> Function:
     return typing.cast(Function, checked)
 
 
-ELSEWHERE = {
-    **dict.fromkeys(("num_heads", "n_heads", "nhead", "n_head", "num_attention_heads"), "heads"),
-    **dict.fromkeys(("embed_dim", "d_model", "hidden_size", "n_embd", "head_dim"), "dim"),
-    **dict.fromkeys(("num_layers", "n_layers", "n_layer", "num_hidden_layers", "depth"), "layers"),
-    **dict.fromkeys(("num_kv_heads", "n_kv_heads", "num_key_value_heads"), "kv_heads"),
-    **dict.fromkeys(("attn_mask", "attention_mask", "key_padding_mask"), "mask"),
-    **dict.fromkeys(("max_seq_len", "max_position_embeddings", "n_positions", "block_size"), "max_length"),
-    **dict.fromkeys(("dropout_p", "attn_dropout", "attention_dropout"), "dropout"),
-    **dict.fromkeys(("sliding_window", "window_size"), "window"),
-    **dict.fromkeys(("past_key_values", "past_key_value", "kv_cache"), "cache"),
-    **dict.fromkeys(("need_weights", "output_attentions"), "return_code"),
-    **dict.fromkeys(("max_steps", "num_steps"), "steps"),
-    "is_causal": "causal",
-    "attn_bias": "bias",
-    "softmax_scale": "scale",
-    "position_ids": "positions",
-    "activation": "act",
-    "learning_rate": "lr",
-    "warmup_steps": "warmup",
-}
-"""Other libraries' names of arguments -> ours."""
-
-
-def our_names(who: str, given: Iterable[str], names: Sequence[str]) -> None:
-    """Raise TypeError for an argument that has another name in this package."""
-    for name in given:
-        if name not in names and ELSEWHERE.get(name) in names:
-            raise TypeError(f"{who}: {name} is called {ELSEWHERE[name]} here")
-
-
-def named(kind: Kind) -> Kind:
-    """Class decorator: if the constructor gets another library's name of an argument, the error gives ours."""
-    begin = kind.__init__  # type: ignore[misc]
+def named(what: Function) -> Function:
+    """Decorator of a class, a method or a function: if it gets another library's name of an argument, the error says
+    ours."""
+    begin = what.__init__ if isinstance(what, type) else what  # type: ignore[misc]
     names = list(inspect.signature(begin).parameters)
+    owner, _, function = begin.__qualname__.rpartition(".")
+    who = what.__name__ if isinstance(what, type) else owner or function
 
     @functools.wraps(begin)
-    def checked(self: object, *args: object, **kwargs: object) -> None:
-        our_names(kind.__name__, kwargs, names)
-        begin(self, *args, **kwargs)
+    def checked(*args: object, **kwargs: object) -> object:
+        for name in kwargs:
+            if name not in names:
+                our_names(who, [name], names, type(args[0]) if owner and args else None)
+        return begin(*args, **kwargs)
 
-    kind.__init__ = checked  # type: ignore[misc]
-    return kind
+    if not isinstance(what, type):
+        return typing.cast(Function, checked)
+    what.__init__ = checked  # type: ignore[misc]
+    return what
+
+
+def checked(cls: type, *args: object, **kwargs: object) -> object:
+    """`__new__` of classes of values: another library's name of a field is an error that says ours."""
+    if not ELSEWHERE.keys().isdisjoint(kwargs):
+        our_names(cls.__name__, kwargs, inspect.signature(cls).parameters)
+    return object.__new__(cls)
 
 
 def _texts(wanted: list[Pattern]) -> str:

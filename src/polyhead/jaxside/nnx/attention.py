@@ -22,12 +22,14 @@ from polyhead.jaxside.nnx.heads import Group, Made, SymbolGroup, ValueHeads
 from polyhead.jaxside.nnx.positions import AlibiBias, RelativePositionBias, bias_between, bias_of
 from polyhead.jaxside.nnx.symbols import build_symbols, by_offset
 from polyhead.jaxside.rope import rope
+from polyhead.spec.shapes import named
 
 WHO = "MultiHeadAttention"
 Symbols = Sequence[Array | None] | None
 """For each group its symbols (b|1 s m), a table (2 distance + 1, m) by offset, or None."""
 
 
+@named
 class MultiHeadAttention(nnx.Module):
     """Self- or cross-attention with any mixture of heads.
 
@@ -90,6 +92,7 @@ class MultiHeadAttention(nnx.Module):
         )
         self.symbols = nnx.List([build_symbols(source, dim, max_length, draw) for source in distinct])
 
+    @named
     def __call__(
         self,
         x: Array,

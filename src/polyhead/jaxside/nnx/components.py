@@ -14,7 +14,7 @@ from flax import nnx
 from polyhead.jaxside import norms
 from polyhead.jaxside.latent_code import Array, act as activation
 from polyhead.spec.numbers import swiglu_width
-from polyhead.spec.shapes import one_of
+from polyhead.spec.shapes import named, one_of
 
 TRUNCATION = 0.87962566103423978
 """Standard deviation of a unit normal truncated at +-2."""
@@ -90,6 +90,7 @@ class Linear(nnx.Module):
         return y if self.bias is None else y + self.bias[...][first:last]
 
 
+@named
 class Norm(nnx.Module):
     """LayerNorm, or RMSNorm, which has no bias."""
 
@@ -113,6 +114,7 @@ class Embedding(nnx.Module):
         self.weight = draw.table(count, dim)
 
 
+@named
 class MlpLayer(nnx.Module):
     """`W_down act(W_up x)`; `hidden` defaults to 4 dim."""
 
@@ -125,6 +127,7 @@ class MlpLayer(nnx.Module):
         return self.down(activation(self.act, "MlpLayer")(jnp.asarray(self.up(x))))
 
 
+@named
 class SwigluLayer(nnx.Module):
     """`W2 (silu(W1 x) * W3 x)`; `hidden` defaults to `swiglu_width(dim)`."""
 

@@ -17,11 +17,12 @@ from polyhead.jaxside.nnx.attention import MultiHeadAttention, Symbols
 from polyhead.jaxside.nnx.components import Draw, Embedding, Identity, Linear, MlpLayer, Norm, SwigluLayer, dropped
 from polyhead.jaxside.nnx.positions import LearnedPositions, SinusoidalPositions
 from polyhead.jaxside.nnx.symbols import build_symbols
-from polyhead.spec.shapes import one_of
+from polyhead.spec.shapes import named, one_of
 
 WHO = "polyhead.jaxside.nnx.Transformer"
 
 
+@named
 class TransformerBlock(nnx.Module):
     """Attention and a feed-forward layer, each with a residual; the arguments of `polyhead.TransformerBlock`."""
 
@@ -45,6 +46,7 @@ class TransformerBlock(nnx.Module):
         self.dropout = dropout
         self.symbols: nnx.List[Any] = nnx.List([])
 
+    @named
     def __call__(
         self,
         x: Array,
@@ -113,6 +115,7 @@ class TiedOutput(nnx.Module):
         return jnp.einsum("btm,cm->btc", x, self.table.weight[...]) * self.factor
 
 
+@named
 class Transformer(nnx.Module):
     """The model of a `TransformerConfig`, with the parameters of `polyhead.Transformer` under the same names.
 
@@ -142,6 +145,7 @@ class Transformer(nnx.Module):
         logits = self.outputs.table if isinstance(self.outputs, TiedOutput) else self.outputs.linear
         logits.weight[...] = logits.weight[...] * config.narrower(settings.inputs, settings.outputs, dim, settings.init)
 
+    @named
     def __call__(
         self,
         inputs: Array,

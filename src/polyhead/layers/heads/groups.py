@@ -21,9 +21,10 @@ from polyhead.layers.heads.functions import HeadGroup, is_own
 from polyhead.layers.heads.own import Coded, OwnHeads
 from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads, SymbolGroup
 from polyhead.ops.linear.reference import linear_step
-from polyhead.spec.shapes import one_of
+from polyhead.spec.shapes import named, one_of
 
 
+@named
 class TokenHeads(HeadGroup):
     """Heads of a mechanism without parameters whose values come from tokens.
 
@@ -52,6 +53,7 @@ class TokenHeads(HeadGroup):
         self.begin(row.folder, impl)
 
 
+@named
 class SoftmaxHeads(TokenHeads):
     """Softmax attention (ops.softmax_attention)."""
 
@@ -71,6 +73,7 @@ class SoftmaxHeads(TokenHeads):
         super().__init__(row, heads, dim, value_dim, kv_heads=kv_heads, share=share, impl=impl)
 
 
+@named
 class LinearHeads(TokenHeads):
     """Linear attention (ops.linear_attention)."""
 
@@ -115,6 +118,7 @@ class LinearHeads(TokenHeads):
         return linear_step(q, k, v, state, mask=mask, act=self.act)
 
 
+@named
 class HylaHeads(TokenHeads):
     """Hypernetwork linear attention (ops.hyla).  `value_depth=2` adds `value_weight` [head, out, in] (eq. 10)."""
 

@@ -17,11 +17,12 @@ from polyhead import config
 from polyhead.layers.cache import Cache
 from polyhead.models.generate.sampling import Choice, row_draws
 from polyhead.models.transformer import Transformer
-from polyhead.spec.shapes import shaped
+from polyhead.spec.shapes import named, shaped
 
 Prompts = Sequence[Sequence[int]] | Int[Tensor, "b t"]
 
 
+@named
 def generate(
     model: Transformer,
     prompts: Prompts,
@@ -59,6 +60,7 @@ def generate(
     return rows
 
 
+@named
 def stream(
     model: Transformer,
     prompts: Prompts,

@@ -15,7 +15,8 @@ from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
 from polyhead.ops.dispatch import compute, load
 from polyhead.ops.latent_code import act as activation, code, drop, share
 from polyhead.ops.precision import autocasting
-from polyhead.spec.shapes import shaped
+from polyhead.spec import ACTS, NORMALISE
+from polyhead.spec.shapes import one_of, shaped
 
 
 def reference(x: AttentionCall) -> Tensor:
@@ -57,6 +58,8 @@ def hyla(
 
     >>> hyla(q, k, v, causal=True)      # (b t h e)
     """
+    one_of("hyla", "normalise", normalise, NORMALISE)
+    one_of("hyla", "act", act, ACTS)
     x = AttentionCall(
         q,
         k,

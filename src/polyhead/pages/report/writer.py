@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from polyhead.analysis.figures import blank
 from polyhead.config import Task, digest, to_dict
 from polyhead.pages import document
 from polyhead.pages.document import escape
@@ -177,7 +178,8 @@ def _draw(
 
 
 def _check_folder(directory: pathlib.Path) -> None:
-    """Raise a ValueError before the work if the folder cannot be written."""
+    """Raise a ValueError before the work if figures cannot be drawn, or the folder cannot be written."""
+    blank(1.0, 1.0)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
