@@ -6,6 +6,7 @@ import pytest
 
 from polyhead.cli import verbs as cli
 from polyhead.papers import outcome
+from polyhead.papers.dual import shared
 from polyhead.papers.hyla import scaling
 from polyhead.papers.recipes import FIGURES
 from polyhead.papers.redraw import redraw
@@ -53,8 +54,23 @@ def test_verdicts_and_floors_are_of_today(made, monkeypatch):
     assert (after["date"], after["runs"]) == (before["date"], before["runs"])
 
 
-def test_what_needs_more_than_final_scores_is_refused_in_one_line(made, tmp_path):
+def test_scores_during_training_are_kept_and_drawn_again(made, tmp_path, monkeypatch):
+    drawn = []
+    lines = lambda panels, path, **_: drawn.append(panels) or path.write_text("</svg>")  # noqa: E731
+    monkeypatch.setattr(shared.figures, "lines", lines)
     place, _ = made("order")
+    redraw(place, tmp_path / "new")
+    assert len(drawn) == 2
+    assert drawn[0] == drawn[1]
+    ((_, series, _),) = drawn[1]
+    assert series["Softmax"] == {1: [0.25, 0.255], 2: [0.5, 0.51]}  # planted at half of the steps and at the end
+
+
+def test_what_needs_more_than_final_scores_is_refused_in_one_line(made, tmp_path):
+    place, before = made("order")
+    for row in before["runs"]:
+        del row["courses"]  # as in results of older versions
+    (place / "results.json").write_text(json.dumps(before))
     with pytest.raises(
         ValueError, match=r"^reproduce: order is drawn from more than the final scores that .* trains its runs$"
     ):

@@ -13,7 +13,7 @@ from polyhead.config import digest
 from polyhead.papers.outcome import Outcome
 from polyhead.papers.recipes import FIGURES
 from polyhead.papers.reproduce import PAGE, RESULTS, About, check, runs_of, shown
-from polyhead.papers.study import Study
+from polyhead.papers.study import Point, Study
 from polyhead.spec.shapes import one_of
 from polyhead.train import Result
 from polyhead.train.store.folder import write
@@ -71,8 +71,13 @@ def _study(about: About, path: pathlib.Path) -> Study:
     if len(found) != len(rows):
         lost = f"{len(rows) - len(found)} of its {len(rows)} runs are not of this version's recipe"
         raise ValueError(f"reproduce: {path}: {lost}; train them again")
-    outcomes = [_result(rows[digest(run)], about, path) for run in found]
-    return Study.of(about["figure"], known.paper, about["scale"], path.parent, found, outcomes)
+    points = tuple(Point(run, _result(row, about, path), _courses(row)) for run in found for row in [rows[digest(run)]])
+    return Study(about["figure"], known.paper, about["scale"], path.parent, points)
+
+
+def _courses(row: About) -> dict[str, dict[int, float]]:
+    """The scores during training; older results have none."""
+    return {split: {int(step): score for step, score in by.items()} for split, by in row.get("courses", {}).items()}
 
 
 def _result(row: About, about: About, path: pathlib.Path) -> Result:

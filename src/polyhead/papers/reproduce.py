@@ -18,7 +18,7 @@ from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import Outcome
 from polyhead.papers.recipes import FIGURES, default_scale, for_seeds
 from polyhead.papers.sizes import SCALES
-from polyhead.papers.study import Paper, Study
+from polyhead.papers.study import Paper, Point, Study
 from polyhead.scale.population import training as together
 from polyhead.scale.sweep import Failure
 from polyhead.scale.sweep.engines import Engine
@@ -137,7 +137,7 @@ def described(
         "training_seconds": round(sum(point.result.seconds for point in study.points), 1),
         **shown(outcome),
         "failures": [{"name": failure.name, "error": failure.error} for failure in study.failures],
-        "runs": [_row(study.paper, point.run, point.result) for point in study.points],
+        "runs": [_row(study.paper, point) for point in study.points],
     }
 
 
@@ -153,7 +153,8 @@ def shown(outcome: Outcome) -> About:
     }
 
 
-def _row(paper: Paper, run: Run, result: Result) -> dict[str, Any]:
+def _row(paper: Paper, point: Point) -> dict[str, Any]:
+    run, result = point.run, point.result
     where = {axis: place for axis, place in paper.places(run).items() if axis not in ("length", "held out")}
     train = run.train
     return {
@@ -171,4 +172,5 @@ def _row(paper: Paper, run: Run, result: Result) -> dict[str, Any]:
         "device": result.environment.get("device", ""),
         "date": result.environment.get("date", ""),
         "scores": result.scores,
+        "courses": point.read_courses(),
     }

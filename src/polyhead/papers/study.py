@@ -61,10 +61,15 @@ class Paper:
 
 @dataclass(frozen=True)
 class Point:
-    """One finished run."""
+    """One finished run.
+
+    `courses`: the scores of its headline metric during training, by split and optimiser step, where the run's folder is
+    gone; None: they are in the folder.
+    """
 
     run: Run
     result: Result
+    courses: Mapping[str, Mapping[int, float]] | None = None
 
     @property
     def setting(self) -> Setting:
@@ -86,10 +91,22 @@ class Point:
     def course(self, split: str, metric: str | None = None) -> dict[int, float]:
         """The scores on `split` during training, by optimiser step."""
         name = metric or self.run.task.metric
+        if self.courses is not None:
+            if name != self.run.task.metric or split not in self.courses:
+                raise ValueError(f"{self.run.name}: no {name} on {split} during training is kept")
+            return dict(self.courses[split])
         rows = [row for row in read_metrics(self.result.folder) if row["kind"] == "eval" and row["split"] == split]
         if not rows:
             raise ValueError(f"{self.result.folder / METRICS}: no row of {split}; delete the folder to train again")
         return {row["step"]: float(row[name]) for row in rows}
+
+    def read_courses(self) -> dict[str, dict[str, float]]:
+        """`courses` as the run's folder has them, to six digits, as JSON."""
+        metric, found = self.run.task.metric, dict[str, dict[str, float]]()
+        for row in read_metrics(self.result.folder):
+            if row["kind"] == "eval" and metric in row:
+                found.setdefault(row["split"], {})[str(row["step"])] = round(float(row[metric]), 6)
+        return found
 
     def training_loss(self) -> float:
         """The mean of the last logged training losses."""
