@@ -134,6 +134,14 @@ LOOKS = {  # how its code is normalised, in words; the steps after it, and into 
             ("output of all heads, added up", "y_t", 0),
         ],
     ),
+    "Pooled": (
+        "every column has root mean square 1",
+        [
+            ("layer 1: values, mixed over heads", "act(sum_h a_hts v_sh)", 1),
+            ("times the code, for each head", "a_hts act(sum_h a_hts v_sh)", 1),
+            ("largest over keys, for each head", "max_s a_hts act(sum_h a_hts v_sh)", 0),
+        ],
+    ),
 }
 
 

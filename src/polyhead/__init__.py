@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # what a type checker and an editor see: the names of _MODULE
         Mechanism as Mechanism,
         Mlp as Mlp,
         Patches as Patches,
+        Pooled as Pooled,
         Position as Position,
         PositionSymbols as PositionSymbols,
         PrediNetConfig as PrediNetConfig,
@@ -122,7 +123,7 @@ _MODULES = {
 
 _NAMES = {
     "polyhead.config": (
-        *("Mechanism", "Softmax", "Linear", "Hyla", "Relational", "Disentangled", "Abstractor"),
+        *("Mechanism", "Softmax", "Linear", "Hyla", "Relational", "Disentangled", "Abstractor", "Pooled"),
         *("SymbolicAttention", "RelationalSymbols", "PositionSymbols", "RelativeSymbols"),
         *("Position", "Rotary", "RelativeBias", "Alibi", "Learned", "Sinusoidal"),
         *("FeedForward", "Mlp", "Swiglu", "Experts", "Tokens", "Vectors", "Patches", "Logits", "Values", "Classes"),

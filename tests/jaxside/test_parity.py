@@ -46,7 +46,7 @@ def cases(op):
         names = list(row.options)
         yield (
             types.SimpleNamespace(**case),
-            {x: row.choices[x][(n * (names.index(x) + 1)) % len(row.choices[x])] for x in names},
+            {x: row.choices[x][n * (1, 2, 5, 3)[i] % len(row.choices[x])] for i, x in enumerate(names)},
         )
 
 

@@ -105,6 +105,25 @@ class Oracle:
                 out[b, i, h] += np.array([pair[h] * x for x in z])
         return out
 
+    def pooled(self, normalise="rms_heads", act="relu", pool="max", network="pair"):
+        """The outputs of the pairs' networks, pooled; or the network of a query, made of pooled codes."""
+        bring = {"sum": sum, "max": max, "mean": lambda each: sum(each) / len(each)}[pool]
+        a, out = self.dropped(normalise), np.zeros((self.b, self.t, self.h, self.e))
+        every = range(self.h)
+        for b, i, c in np.ndindex(self.b, self.t, self.e):
+            seen = [[j for j in range(self.s) if self.sees(b, h, i, j)] for h in every]
+            any_sees = sorted(set().union(*seen))
+            hidden = {j: sum(a[b, h, i, j] * self.v[b, j, h // (self.h // self.g), c] for h in every) for j in any_sees}
+            if network == "pair":
+                for h in every:
+                    out[b, i, h, c] = bring([a[b, h, i, j] * ACTS[act](hidden[j]) for j in seen[h]]) if seen[h] else 0
+            elif any_sees:
+                own = [bring([a[b, h, i, j] for j in seen[h]]) if seen[h] else 0.0 for h in every]
+                size = math.sqrt(sum(x**2 for x in own) / self.h + 1e-6)
+                for h in every:
+                    out[b, i, h, c] = own[h] / size * ACTS[act](bring(list(hidden.values())))
+        return out
+
     def symbol(self, b, h, i, j):
         """By key, or by offset."""
         group = h // (self.h // self.g)

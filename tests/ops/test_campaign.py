@@ -31,6 +31,9 @@ from polyhead.ops.hyla import tiles as hyla_blocked_tiles
 from polyhead.ops.native import library
 
 BLOCKS, EACH = 10, 30
+DRAWN = {op: impls for op, impls in BACKENDS.items() if op != "pooled"}
+"""Not pooled heads: recorded cases would get other numbers, and where two keys give nearly the maximum its gradient
+jumps, so that no bound holds in half precision.  test_pooled.py has their loops."""
 
 
 def load_campaign():
@@ -115,8 +118,8 @@ def test_native_gradients_of_a_bias_by_offset_do_not_lose_digits_over_thousands_
 
 def test_the_tables_of_the_draw_are_those_of_the_package():
     drawn = {op: set(impls) for op, impls in parity_cases.IMPLS.items()}
-    assert drawn == {op: {*impls} - {"native"} for op, impls in BACKENDS.items()}  # that has draws of its own, above
-    assert parity_cases.TENSORS == TENSORS
+    assert drawn == {op: {*impls} - {"native"} for op, impls in DRAWN.items()}  # that has draws of its own, above
+    assert {op: TENSORS[op] for op in DRAWN} == parity_cases.TENSORS
     assert parity_cases.NORMALISE == spec.NORMALISE
     assert parity_cases.ACTS == spec.ACTS
     assert parity_cases.RELATION_ACTS == spec.RELATION_ACTS
@@ -127,7 +130,7 @@ def test_the_draw_takes_everything_and_is_the_same_every_time():
     assert drawn[:50] == [parity_cases.draw(0, n) for n in range(50)]
     assert drawn[:50] != [parity_cases.draw(1, n) for n in range(50)]
     pairs = {(case.op, case.impl) for case in drawn}
-    assert pairs == {(op, impl) for op in BACKENDS for impl in ("auto", *BACKENDS[op]) if impl != "native"}
+    assert pairs == {(op, impl) for op in DRAWN for impl in ("auto", *DRAWN[op]) if impl != "native"}
     assert {case.odd for case in drawn} == {"", "empty", "-inf", "nan", "keep", "jvp"}
     assert {case.tie for case in drawn} == {"", "joint", "q_rel is k_rel", "q is k", "k is v"}
     assert {how[0] for case in drawn for how in case.layouts.values()} == {"plain", "swap", "slice", "stride", "expand"}
@@ -170,7 +173,7 @@ def test_the_oracle_agrees_with_the_loops(oracle):
         }[case.op]()
         assert_close(answers.answer(case.op, x, options), torch.tensor(wanted), rtol=1e-10, atol=1e-10, msg=str(case))
         seen |= {case.op, *options, *own.values(), ("by offset", case.by_offset), ("bias", len(case.bias or ()))}
-    assert seen >= {*BACKENDS, "bias", "mask", "keep", "window", "cu_seqlens", "scale", "value_weight"}
+    assert seen >= {*DRAWN, "bias", "mask", "keep", "window", "cu_seqlens", "scale", "value_weight"}
     assert seen >= {*spec.NORMALISE, *spec.ACTS, *spec.RELATION_ACTS, ("by offset", True), ("bias", 2), ("bias", 4)} - {
         torch.Tensor
     }

@@ -17,7 +17,7 @@ from polyhead.ops import tiling
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, TENSORS, implementation, resolve
 from polyhead.ops.native import library
-from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS
+from polyhead.spec import ACTS, NETWORKS, NORMALISE, POOLS, RELATION_ACTS
 
 RELATIONS = [(1, 5, False), (3, 1, True), (8, 2, False)]
 RELATED = [{"offset": o, "r": r, "p": p, "symmetric": y} for o in (False, True) for r, p, y in RELATIONS]
@@ -33,6 +33,10 @@ VARIANTS = {
     "relational": [{"relation_act": a, **x} for a, x in itertools.product(RELATION_ACTS, RELATED)],
     "disentangled": [{"relation_act": a, "offset": o} for a, o in itertools.product(RELATION_ACTS, (False, True))],
     "abstractor": [{"act": a, "offset": o} for a, o in itertools.product(RELATION_ACTS, (False, True))],
+    "pooled": [
+        {"normalise": NORMALISE[n % 5], "act": ACTS[n % 4], "pool": p, "network": w}
+        for n, (p, w) in enumerate(itertools.product(POOLS, NETWORKS))
+    ],
 }
 SHAPE = ("offset", "r", "p", "symmetric")
 """Of a variant, what shapes the arguments; the rest are options of the op."""
@@ -203,6 +207,7 @@ def test_references_with_windows_and_packed_sequences_equal_the_loops(
         "relational": lambda: mine.relational(rest[0], rest[1], rest[3]),
         "disentangled": lambda: mine.disentangled(rest[0], rest[1]),
         "abstractor": mine.abstractor,
+        "pooled": mine.pooled,
     }[op]()
     assert_close(resolve(op, "reference")(*tensors, **options).detach(), torch.tensor(wanted), rtol=1e-9, atol=1e-9)
 

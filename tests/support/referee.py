@@ -51,6 +51,20 @@ def code_of(scores, look, how):
     return code / np.sqrt(square + spec.RMS_HEADS_EPS) if "rms_heads" in how else code
 
 
+def pooled(axes, x, pool, look):
+    """One key in place of all that are visible, by their maximum, mean or sum; 0 in place of none."""
+    s = axes.index("s")
+    if x.shape[s] != look.shape[3]:
+        return x  # pooled before
+    look = look if "h" in axes else look.any(1, keepdims=True)
+    size = [x.shape[n] if a in "bhts" else 1 for n, a in enumerate(axes)]
+    seen = np.einsum(f"bhts->{''.join(a for a in axes if a in 'bhts')}", look) if "h" in axes else look[:, 0]
+    seen, count = seen.reshape(size), seen.reshape(size).sum(s, keepdims=True)
+    if pool == "max":
+        return np.where(count > 0, np.where(seen, x, -np.inf).max(s, keepdims=True), 0)
+    return x.sum(s, keepdims=True) / (1 if pool == "sum" else np.maximum(count, 1))
+
+
 def run(
     op, tensors, *, options=None, bias=None, mask=None, causal=False, window=None, edges=None, keep=None, scale=None,
     code=None,
@@ -84,6 +98,14 @@ def run(
             scores = scores + (0 if bias is None else by_pair(bias, t, s, 1) if bias.ndim == 2 else bias)
             how = options.get("normalise", options.get("act") if row.config == "Abstractor" else row.normalise)
             out = code_of(scores, look, how) * (1 if keep is None else keep)
+        elif step.then in ("pool", "network"):
+            axes = step.einsum.split("->")[1].split()
+            if step.then == "pool" or options["network"] == "query":
+                out = pooled(axes, out, options["pool"], look)
+            if step.result == "code" and options["network"] == "query":
+                out = out / np.sqrt(np.square(out).mean(1, keepdims=True) + spec.RMS_HEADS_EPS)
+            if step.result == "out":
+                out = out[:, :, 0]
         elif step.then:
             act = options[step.then]
             out = out * tensors["q_rel"].shape[-1] ** -0.5 if step.then == "relation_act" else out

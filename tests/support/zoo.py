@@ -33,6 +33,8 @@ OPTIONS: dict[str, Sequence[Any]] = {
     "act": ("relu", "silu", "identity"),
     "relation_act": ("identity", "softmax", "tanh"),
     "value_depth": (1, 2),
+    "pool": ("mean", "max", "sum"),
+    "network": ("query", "pair", "query", "query"),
     "kv_heads": (None, 1),
     "symbols": SOURCES,
     "hidden": (None, None, 8),

@@ -27,7 +27,7 @@ class Bench:
     """
 
     op: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OP")]
-    """softmax, linear, hyla, relational, disentangled or abstractor."""
+    """softmax, linear, hyla, relational, disentangled, abstractor or pooled."""
     lengths: tuple[int, ...] = ()
     """Tokens (default: 256 to 2048 on a CPU, to 16384 on a GPU)."""
     batch: int = 1

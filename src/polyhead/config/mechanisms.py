@@ -7,7 +7,7 @@ from typing import Any
 
 from polyhead.config.serial import Checked, added_later, non_semantic
 from polyhead.config.sizes import Sizes
-from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RELATION_INIT
+from polyhead.spec import ACTS, NETWORKS, NORMALISE, POOLS, RELATION_ACTS, RELATION_INIT
 from polyhead.spec.shapes import one_of
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Hyla",
     "Linear",
     "Mechanism",
+    "Pooled",
     "PositionSymbols",
     "Relational",
     "RelationalSymbols",
@@ -115,6 +116,26 @@ class Hyla(Mechanism):
         one_of("Hyla", "act", self.act, ACTS)
         if self.value_depth not in (1, 2):
             raise ValueError(f"Hyla: value_depth must be 1 or 2 but is {self.value_depth}")
+
+
+@dataclass(frozen=True)
+class Pooled(Mechanism):
+    """HYLA with another pooling of the keys (proposed in words by Schug et al., section 7).
+
+    `pool`: "max", "mean" or "sum".  `network`: "pair", each pair has a value network and their outputs are pooled, or
+    "query", each query has one, whose first layer reads the keys; then hidden layers and codes are pooled.
+    """
+
+    normalise: str = "rms_heads"
+    act: str = "relu"
+    pool: str = "max"
+    network: str = "pair"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choices = {"normalise": NORMALISE, "act": ACTS, "pool": POOLS, "network": NETWORKS}
+        for name, known in choices.items():
+            one_of("Pooled", name, getattr(self, name), known)
 
 
 @dataclass(frozen=True)
@@ -291,7 +312,7 @@ class Abstractor(SymbolHeads):
         one_of("Abstractor", "act", self.act, RELATION_ACTS)
 
 
-MECHANISMS: tuple[type[Mechanism], ...] = (Softmax, Linear, Hyla, Relational, Disentangled, Abstractor)
+MECHANISMS: tuple[type[Mechanism], ...] = (Softmax, Linear, Hyla, Relational, Disentangled, Abstractor, Pooled)
 """The mechanisms of a list of heads."""
 
 

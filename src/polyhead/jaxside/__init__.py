@@ -20,6 +20,7 @@ from polyhead.jaxside.hyla import hyla
 from polyhead.jaxside.latent_code import latent_code, relations
 from polyhead.jaxside.linear import linear_attention
 from polyhead.jaxside.norms import layer_norm, rms_norm
+from polyhead.jaxside.pooled import pooled_attention
 from polyhead.jaxside.relational import relational_attention
 from polyhead.jaxside.rope import rope
 from polyhead.jaxside.softmax import softmax_attention
@@ -32,6 +33,7 @@ __all__ = [
     "latent_code",
     "layer_norm",
     "linear_attention",
+    "pooled_attention",
     "relational_attention",
     "relations",
     "rms_norm",

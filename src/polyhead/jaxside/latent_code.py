@@ -76,6 +76,8 @@ class AttentionCall:
     window: int | None = _static(None)
     normalise: str = _static("softmax")
     act: str = _static("identity")
+    pool: str = _static("")
+    network: str = _static("")
 
     @property
     def lengths(self) -> tuple[int, int]:

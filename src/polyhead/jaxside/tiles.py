@@ -1,11 +1,12 @@
 """Any op in tiles: memory O(t) instead of O(t^2); the backward pass recomputes each tile.
 
-The output of every mechanism is a sum over keys, so a tile of queries i and keys j is a small call of the reference:
+The output of a mechanism is a sum over keys, so a tile of queries i and keys j is a small call of the reference:
 
     out_i       = sum over tiles of reference(q_i, k_j, v_j, bias_ij, ...)
     gradients   = sum over tiles of those of the reference, given dout_i                     (a custom VJP)
 
-A softmax over keys needs the whole row.  Its log-sum-exp is computed first, by another sum over tiles:
+Where keys are pooled in another way, a tile has all of them.  A softmax over keys needs the whole row.  Its
+log-sum-exp is computed first, by another sum over tiles:
 
     total_i     = log sum_j exp s_ij,         a_ij = exp(s_ij - total_i)
     dtotal_i    = from the tiles above,       ds_ij += a_ij dtotal_i
@@ -264,11 +265,16 @@ def _forward(reference: Run, rows: Rows, sizes: tuple[int, int, int], x: Attenti
 
 
 def tile_sizes(x: AttentionCall, most: int, small: int, numbers: int) -> tuple[int, int]:
-    """(queries, keys) of a tile: tiles of nearly equal size; the larger side is halved until the numbers fit."""
-    b, _, h, _ = x.q.shape
+    """(queries, keys) of a tile: tiles of nearly equal size; the larger side is halved until the numbers fit.
+
+    Pooled heads need all keys; then queries are halved.
+    """
+    (b, _, h, _), s, e = x.q.shape, x.k.shape[1], x.v.shape[-1]
     relations = 0 if x.q_rel is None else x.q_rel.shape[2]
-    width = max(h, x.v.shape[-1], relations, h * x.v.shape[-1] if x.value_weight is not None else 0)
-    queries = keys = most
-    while b * queries * keys * width > numbers and max(queries, keys) > small:
+    width = max(h, e, relations, h * e if x.pool or x.value_weight is not None else 0)
+    queries, keys = most, max(1, s) if x.pool else most
+    while x.pool and b * queries * keys * width > numbers and queries > 1:
+        queries //= 2
+    while not x.pool and b * queries * keys * width > numbers and max(queries, keys) > small:
         queries, keys = (queries, keys // 2) if keys > queries // 2 else (queries // 2, keys)
     return tuple(-(-n // max(1, -(-n // size))) or 1 for n, size in zip(x.lengths, (queries, keys), strict=True))  # type: ignore[return-value]

@@ -30,7 +30,7 @@ class GroupTaps:
     key j); relations are recomputed from q_rel and k_rel.
     """
 
-    kind: str  # "softmax", "linear", "hyla", "relational", "disentangled", "abstractor" or OWN
+    kind: str  # "softmax", "linear", "hyla", "relational", "disentangled", "abstractor", "pooled" or OWN
     normalise: str
     act: str
     depth: int  # of the value network

@@ -14,6 +14,7 @@ from polyhead.ops.hyla.state import hyla_step
 from polyhead.ops.latent_code import latent_code, relations
 from polyhead.ops.linear.reference import linear_attention as linear_attention, linear_step
 from polyhead.ops.norms import rms_norm
+from polyhead.ops.pooled.reference import pooled_attention as pooled_attention
 from polyhead.ops.relational.reference import relational_attention as relational_attention
 from polyhead.ops.rope import rope
 from polyhead.ops.softmax.reference import softmax_attention as softmax_attention

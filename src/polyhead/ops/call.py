@@ -47,6 +47,8 @@ class AttentionCall:
     relation_weight: Tensor | None = None
     act: str = "identity"  # of values or, in relational mechanisms, of relations
     scale: float | Tensor | None = None  # a Tensor is refused
+    pool: str = ""  # in pooled heads: of keys
+    network: str = ""  # in pooled heads: whose value network it is
 
     @property
     def lengths(self) -> tuple[int, int]:

@@ -148,6 +148,8 @@ def unpacked(
     scale: float,
     normalise: str,
     act: str,
+    pool: str = "",
+    network: str = "",
 ) -> AttentionCall:
     """The inverse of `packed`, given the options that are not tensors."""
     q, k, v, *rest = tensors
@@ -155,7 +157,8 @@ def unpacked(
     q_rel, k_rel, relation_weight, value_weight, bias, mask, keep, cu_seqlens = optional
     return AttentionCall(
         q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise=normalise, value_weight=value_weight,
-        q_rel=q_rel, k_rel=k_rel, relation_weight=relation_weight, act=act, scale=scale,
+        q_rel=q_rel, k_rel=k_rel, relation_weight=relation_weight, act=act, scale=scale, pool=pool,
+        network=network,
     )  # fmt: skip
 
 
@@ -176,13 +179,20 @@ def custom_op(kernel: Kernel) -> Callable[[AttentionCall, bool], Outputs]:
         scale: float,
         normalise: str,
         act: str,
+        pool: str = "",
+        network: str = "",
         twice: bool = False,
     ) -> list[Tensor]:
-        x = unpacked(tensors, fixed, causal=causal, window=window, scale=scale, normalise=normalise, act=act)
+        x = unpacked(
+            tensors, fixed, causal=causal, window=window, scale=scale, normalise=normalise, act=act, pool=pool,
+            network=network,
+        )  # fmt: skip
         with torch.autocast(x.q.device.type, enabled=False):
             return kernel.forward(x) if kernel.guard is None else kernel.guard.forward(kernel, x, twice)
 
-    def fake(tensors, fixed, *, causal, window=None, scale, normalise, act, twice=False):  # type: ignore[no-untyped-def]
+    def fake(  # type: ignore[no-untyped-def]
+        tensors, fixed, *, causal, window=None, scale, normalise, act, pool="", network="", twice=False,
+    ):  # fmt: skip
         x = unpacked(tensors, fixed, causal=causal, window=window, scale=scale, normalise=normalise, act=act)
         return kernel.like(x)
 
@@ -196,7 +206,7 @@ def custom_op(kernel: Kernel) -> Callable[[AttentionCall, bool], Outputs]:
         tensors, fixed = packed(x)
         return forward(
             tensors, fixed, causal=x.causal, window=x.window, scale=x.factor, normalise=x.normalise, act=x.act,
-            twice=twice,
+            pool=x.pool, network=x.network, twice=twice,
         )  # fmt: skip
 
     return call
@@ -219,14 +229,21 @@ def _backward_op(name: str, kernel: Kernel) -> Callable[..., Outputs]:
         scale: float,
         normalise: str,
         act: str,
+        pool: str = "",
+        network: str = "",
         twice: bool = False,
     ) -> list[Tensor]:
-        x = unpacked(tensors, fixed, causal=causal, window=window, scale=scale, normalise=normalise, act=act)
+        x = unpacked(
+            tensors, fixed, causal=causal, window=window, scale=scale, normalise=normalise, act=act, pool=pool,
+            network=network,
+        )  # fmt: skip
         with torch.autocast(x.q.device.type, enabled=False):
             grads = kernel.backward(x, douts) if guard is None else guard.backward(kernel, x, douts, twice)
         return [_as(grads.get(name), like) for name, like in zip(LEARNED, tensors, strict=True)]
 
-    def fake(douts, tensors, fixed, *, causal, window=None, scale, normalise, act, twice=False):  # type: ignore[no-untyped-def]
+    def fake(  # type: ignore[no-untyped-def]
+        douts, tensors, fixed, *, causal, window=None, scale, normalise, act, pool="", network="", twice=False,
+    ):  # fmt: skip
         return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
 
     backward = torch.library.custom_op(name, run, mutates_args=(), device_types=kernel.device_types)
@@ -282,9 +299,12 @@ def vmapped(op: Callable[..., Any]) -> Callable[..., Any]:
         scale: float | None = None,
         act: str | None = None,
         normalise: str | None = None,
+        pool: str | None = None,
+        network: str | None = None,
         twice: bool | None = None,
     ) -> tuple[Any, Any]:
         options = {"causal": causal, "scale": scale, "act": act, "normalise": normalise, "twice": twice}
+        options |= {"pool": pool, "network": network}
         options = {name: x for name, x in options.items() if x is not None}  # only the options that this op has
         options |= {} if causal is None else {"window": window}
         (leaves, form), (dims, _), n = tree_flatten(args), tree_flatten(in_dims), info.batch_size

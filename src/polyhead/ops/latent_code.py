@@ -157,6 +157,15 @@ def may_look(x: Tensor) -> bool:
     return not is_in_torch_dispatch_mode() and torch._C._functorch.peek_interpreter_stack() is None
 
 
+def shown(x: AttentionCall) -> Tensor | None:
+    """`allowed` without the pairs whose bias is -inf."""
+    look, hidden = allowed(x), None if x.bias is None else hides(x.bias)
+    if hidden is None:
+        return look
+    finite = dense(~hidden, *x.lengths)
+    return finite if look is None else look & finite
+
+
 def products(x: AttentionCall) -> Tensor:
     """(b h t s) scores without the bias."""
     return einsum(x.q * x.factor, share(x.k, x.q.shape[2]), "b t h d, b s h d -> b h t s")

@@ -1,11 +1,12 @@
 """Any op in tiles, derived from its reference: memory O(t) instead of O(t^2), and exact gradients.
 
-The output of every mechanism is a sum over keys, so a tile of queries i and keys j is a small call of the reference:
+The output of a mechanism is a sum over keys, so a tile of queries i and keys j is a small call of the reference:
 
     out_i       = sum over tiles of reference(q_i, k_j, v_j, bias_ij, ...)
     gradients   = sum over tiles of those of the reference, given dout_i
 
-If something is normalised over keys, a tile has all keys that its queries may attend to; otherwise a part of them.
+If keys are normalised or pooled in another way, a tile has all keys that its queries may attend to; otherwise a part
+of them.
 Only the arguments are saved; the backward pass recomputes each tile.  Sums are in at least float32.
 """
 
@@ -66,8 +67,14 @@ class Blocked:
         disentangled and pointwise Abstractor).  Causal: 0.7 to 1.2 at t = 512, 0.5 to 0.6 at 1024 and 2048.  Full: 1.2
         to 1.4 at 512, 1.0 to 1.2 at 1024, 1.2 to 1.3 at 2048.  Full attention uses tiles only to save memory, from
         2^26 pairs b t s on: there each (b h t s) tensor of the reference takes 2 GB.
+
+        Pooled heads (d 16 and 64): with a network for each pair 1.7 to 2.3 at t = 128, 0.5 to 0.8 at 256, 0.3 to 1.0 at
+        512; with one for each query 1.3 to 1.7 at 256, at 512 causal 0.8 to 0.9 and full 1.3 to 1.5.
         """
         pairs = x.q.shape[0] * x.q.shape[1] * x.k.shape[1]
+        if x.network:
+            numbers = pairs * x.v.shape[-1] * (x.q.shape[2] if x.network == "pair" else 1)
+            return numbers >= 1 << (23 if x.network == "pair" else 22 if x.causal else 29)
         return pairs >= (1 << 20 if x.causal else 1 << 26)
 
     def forward(self, x: AttentionCall, twice: bool = False) -> Tensor:
@@ -159,8 +166,8 @@ def _sizes(x: AttentionCall) -> tuple[int, int, int]:
     """Numbers of samples, queries and keys of a tile."""
     (t, s), b, h, e = x.lengths, x.q.shape[0], x.q.shape[2], x.v.shape[-1]
     relations = 0 if x.q_rel is None else x.q_rel.shape[2]
-    width = max(1, h, e, relations, 0 if x.value_weight is None else e * max(h, e))
-    whole = SOFTMAX_AXIS.get(x.normalise) == "s" or x.act == "softmax"
+    width = max(1, h, e, relations, 0 if x.value_weight is None else e * max(h, e), h * e if x.pool else 0)
+    whole = SOFTMAX_AXIS.get(x.normalise) == "s" or x.act == "softmax" or x.pool != ""
     keys = max(1, s if whole else min(s, KEYS))
     queries = max(1, min(t, QUERIES, NUMBERS // (keys * width)))
     return max(1, min(b, NUMBERS // (queries * keys * width))), queries, keys

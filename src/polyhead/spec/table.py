@@ -25,6 +25,13 @@ ACTS = ("identity", "relu", "gelu", "gelu_tanh", "silu")
 RELATION_ACTS = ("identity", "relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "softmax")
 """Activations of relations and of the Abstractor's scores: pointwise, or softmax over the visible keys."""
 
+POOLS = ("max", "mean", "sum")
+"""How pooled heads bring the visible keys of a query together."""
+
+NETWORKS = ("pair", "query")
+"""What has a value network of its own in pooled heads.  pair: each pair of query and key, as in HYLA.  query: each
+query; its first layer reads the keys."""
+
 RELATION_INIT = ("balanced", "paper", "package")
 """Initialisations of the map from relations to a head's output."""
 
@@ -89,8 +96,9 @@ class Step(NamedTuple):
     """One einsum: it computes `result` from the arrays it `reads`, and `then` names a function of the result.
 
     `then` is "code" (times the scale, plus the bias, normalised or through `act`, masked, times keep), or the name of
-    the option that holds an activation (`relation_act` acts on the product divided by the root of p).  Steps to `out`
-    are summed; any other result replaces an earlier one of its name.
+    the option that holds an activation (`relation_act` acts on the product divided by the root of p).  "pool" pools the
+    visible keys.  "network" does this earlier if the option is "query": one pooled key is left, and a pooled code is
+    divided by its rms over heads.  Steps to `out` are summed; any other result replaces an earlier one of its name.
     """
 
     result: str
@@ -150,6 +158,7 @@ class Mechanism:
     def choices(self) -> dict[str, tuple[str, ...]]:
         """The allowed values of its options."""
         kinds = {"normalise": NORMALISE, "act": ACTS, "relation_act": RELATION_ACTS}
+        kinds |= {"pool": POOLS, "network": NETWORKS}
         return {name: RELATION_ACTS if default == "softmax" else kinds[name] for name, default in self.options.items()}
 
 
@@ -263,6 +272,26 @@ MECHANISMS = (
         size="2 m (d + e)",
         work="2 m (d + e) + s (d + e)",
         source="Altabaa et al. 2024",
+    ),
+    Mechanism(
+        op="pooled_attention",
+        config="Pooled",
+        summary="HYLA with another pooling of the keys, for each pair's value network or for one network of the query",
+        equation="y_t = sum_h W_out_h pool_s a_hts act(sum_h a_hts v_sh),   a as in Hyla",
+        normalise="rms_heads",
+        tensors=QKV,
+        options={"normalise": "rms_heads", "act": "relu", "pool": "max", "network": "pair"},
+        steps=(
+            CODE,
+            Step("z", ("code", "v"), "b h t s, b s h e -> b t s e", "network"),
+            Step("z", ("z",), "b t s e -> b t s e", "act"),
+            Step("code", ("code",), "b h t s -> b h t s", "network"),
+            Step("out", ("code", "z"), "b h t s, b t s e -> b t s h e", "pool"),
+        ),
+        parameters={},
+        size="2 m (d + e)",
+        work="2 m (d + e) + s (d + 2 e)",
+        source="Schug et al., section 7, in words",
     ),
 )
 

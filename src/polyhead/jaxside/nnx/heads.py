@@ -20,6 +20,7 @@ from polyhead.jaxside.hyla import code as hyla_code, hyla
 from polyhead.jaxside.latent_code import Array, AttentionCall, relations
 from polyhead.jaxside.linear import code as linear_code, linear_attention
 from polyhead.jaxside.nnx.components import Draw, Linear
+from polyhead.jaxside.pooled import code as pooled_code, pooled_attention
 from polyhead.jaxside.relational import code as relational_code, relational_attention
 from polyhead.jaxside.softmax import code as softmax_code, softmax_attention
 from polyhead.spec.numbers import PROBE
@@ -31,6 +32,7 @@ CODES: dict[type, Callable[[AttentionCall], jax.Array]] = {
     config.Relational: relational_code,
     config.Disentangled: disentangled_code,
     config.Abstractor: abstractor_code,
+    config.Pooled: pooled_code,
 }
 """Mechanism -> the code function of its reference."""
 
@@ -51,7 +53,7 @@ def code(self: Any, q: Array, k: Array, limits: dict[str, Any]) -> Array:
 
 
 class ValueHeads(nnx.Module):
-    """Softmax, linear and HYLA heads, whose values come from tokens.  `value_weight` is for a deep HYLA."""
+    """Softmax, linear, HYLA and pooled heads, whose values come from tokens.  `value_weight` is for a deep HYLA."""
 
     value_weight: nnx.Param | None
     symbol_dim = None
@@ -63,14 +65,18 @@ class ValueHeads(nnx.Module):
         self.value_weight = draw.matrix(sizes.heads, e, e) if deep else None
 
     def __call__(self, made: Made, limits: dict[str, Any]) -> Array:
-        m, qkv = self.mechanism, (made["q"], made["k"], made["v"])
+        m, qkv, how = self.mechanism, (made["q"], made["k"], made["v"]), limits | {"impl": self.mechanism.impl}
         if isinstance(m, config.Softmax):
-            return softmax_attention(*qkv, impl=m.impl, **limits)
+            return softmax_attention(*qkv, **how)
+        assert isinstance(m, config.Linear | config.Hyla | config.Pooled)
+        how |= {"normalise": m.normalise, "act": m.act}
         if isinstance(m, config.Linear):
-            return linear_attention(*qkv, normalise=m.normalise, act=m.act, impl=m.impl, **limits)
-        assert isinstance(m, config.Hyla)
-        weight = None if self.value_weight is None else self.value_weight[...]
-        return hyla(*qkv, normalise=m.normalise, act=m.act, value_weight=weight, impl=m.impl, **limits)
+            return linear_attention(*qkv, **how)
+        if isinstance(m, config.Pooled):
+            how |= {"pool": m.pool, "network": m.network}
+        elif self.value_weight is not None:
+            how["value_weight"] = self.value_weight[...]
+        return (pooled_attention if isinstance(m, config.Pooled) else hyla)(*qkv, **how)
 
 
 class HiddenMaps(nnx.Module):

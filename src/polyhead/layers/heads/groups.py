@@ -50,6 +50,7 @@ class TokenHeads(HeadGroup):
         for name, known in row.choices.items():
             one_of(who, name, chosen[name], known)
         self.normalise, self.act = chosen.get("normalise", row.normalise), chosen.get("act", "identity")
+        self.pool, self.network = chosen.get("pool", ""), chosen.get("network", "")
         self.begin(row.folder, impl)
 
 

@@ -1,0 +1,100 @@
+"""Pooled heads: HYLA with another pooling of the keys, or with one value network for each query.
+
+    out_ih = pool_j a_hij act(u_ij),                  u_ij = sum_h a_hij v_jh          network "pair"
+    out_ih = c_ih act(pool_j u_ij),                   c_ih = rms_h(pool_j a_hij)       network "query"
+
+with a_hij the rms over heads of the scores, and pool_j the max, the mean or the sum over the keys that query i may
+attend to.  Schug et al. 2024, "Attention as a hypernetwork", section 7 proposes both in words; the equations are ours.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from polyhead.jaxside.dispatch import Impl, compute
+from polyhead.jaxside.latent_code import (
+    Array,
+    AttentionCall,
+    Bias,
+    Keep,
+    Mask,
+    Packed,
+    Scale,
+    act as activation,
+    code,
+    drop,
+    finite_bias,
+    rms_heads,
+    row_softmax,
+    seen_by_any,
+    share,
+    wide,
+)
+from polyhead.jaxside.tiles import blocked
+from polyhead.spec import ACTS, NETWORKS, NORMALISE, POOLS
+from polyhead.spec.shapes import one_of, shaped
+
+
+def reference(x: AttentionCall) -> jax.Array:
+    """The equation of `x.network`, literally; h is 1 in u and e is 1 in a."""
+    look, a = finite_bias(x)[1], drop(code(x), x.keep)
+    u = jnp.einsum("b h t s, b s h e -> b t s e", a, share(x.v, x.q.shape[2]))[:, None]
+    a = a[..., None]
+    if x.network == "query":
+        u, a = pooled(u, x.pool, seen_by_any(look)), rms_heads(wide(pooled(a, x.pool, look))).astype(a.dtype)
+        look = None
+    return pooled(a * activation(x.act)(u), x.pool, look)[:, :, :, 0].swapaxes(1, 2)
+
+
+def pooled(x: jax.Array, pool: str, look: jax.Array | None) -> jax.Array:
+    """(b h t s e), 0 at invisible keys, as (b h t 1 e): pooled over the visible keys, 0 without any."""
+    look = jnp.ones(x.shape[2:4], bool) if look is None else look
+    seen = jnp.broadcast_to(look, jnp.broadcast_shapes(look.shape, x.shape[2:4]))[..., None]
+    if pool == "max":
+        most = jnp.where(seen, x, -jnp.inf).max(3, keepdims=True, initial=-jnp.inf)
+        return jnp.where(seen.any(-2, keepdims=True), most, 0)
+    total, count = x.sum(3, keepdims=True), seen.sum(-2, keepdims=True)
+    return total if pool == "sum" else total / jnp.maximum(count, 1).astype(x.dtype)
+
+
+IMPLS = {"blocked": blocked(reference, row_softmax), "reference": Impl(reference)}
+
+
+@shaped
+def pooled_attention(
+    q: Float[Array, "b t h d"],
+    k: Float[Array, "b s g d"],
+    v: Float[Array, "b s g e"],
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
+    scale: Scale = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+    normalise: str = "rms_heads",
+    act: str = "relu",
+    pool: str = "max",
+    network: str = "pair",
+) -> Float[Array, "b t h e"]:
+    """HYLA with another pooling, `out_h = pool_s a_h act(sum_h a_h v_h)`: what the networks of the pairs give is pooled
+    over the visible keys.
+
+    pool: "max", "mean" or "sum" (spec.POOLS). network: "pair", or "query": each query has one network, `out_h = c_h
+    act(pool_s sum_h a_h v_h)` with c the rms over heads of `pool_s a_h`. normalise: how scores become the code
+    (spec.NORMALISE); act: activation in the value network (spec.ACTS). `keep` multiplies the code at every use; a
+    dropped pair is still pooled. A query without a visible key gets exactly 0. `window`: only keys less than `window`
+    positions away; the last query is aligned with the last key. `cu_seqlens`: the single sample is several packed
+    sequences, masked from one another. Raises ValueError if an explicit impl cannot take the inputs. Static under
+    jit: causal, window, impl, normalise, act, pool, network.  Schug et al., section 7, in words.
+    """
+    choices = {"normalise": (normalise, NORMALISE), "act": (act, ACTS), "pool": (pool, POOLS)}
+    for name, (value, known) in {**choices, "network": (network, NETWORKS)}.items():
+        one_of("pooled_attention", name, value, known)
+    given = AttentionCall(
+        q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window, normalise=normalise, act=act,
+        pool=pool, network=network,
+    )  # fmt: skip
+    return compute("pooled_attention", IMPLS, impl, given)

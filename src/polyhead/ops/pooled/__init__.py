@@ -1,0 +1,1 @@
+"""HYLA with another pooling of its keys: the equation (reference.py)."""

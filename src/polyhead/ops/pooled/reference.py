@@ -1,0 +1,106 @@
+"""Pooled heads: HYLA with another pooling of the keys, or with one value network for each query.
+
+    out_ih = pool_j a_hij act(u_ij),                  u_ij = sum_h a_hij v_jh          network "pair"
+    out_ih = c_ih act(pool_j u_ij),                   c_ih = rms_h(pool_j a_hij)       network "query"
+
+with a_hij the rms over heads of the scores, and pool_j the max, the mean or the sum over the keys that query i may
+attend to.  Schug et al. 2024, "Attention as a hypernetwork", section 7 proposes other poolings and query-specific value
+networks in words; the equations are ours.  "pair" with the sum is HYLA, eq. 6.
+"""
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
+from polyhead.ops.dispatch import compute, load
+from polyhead.ops.latent_code import act as activation, code, drop, rms_heads, share, shown, wide
+from polyhead.ops.precision import autocasting
+from polyhead.spec import NETWORKS, POOLS
+from polyhead.spec.shapes import one_of, shaped
+
+
+def reference(x: AttentionCall) -> Tensor:
+    """The equation of `x.network`, literally; h is 1 in u and e is 1 in a."""
+    look, a = shown(x), drop(code(x), x.keep)
+    u = einsum(a, share(x.v, x.q.shape[2]), "b h t s, b s h e -> b t s e")
+    u, a = rearrange(u, "b t s e -> b 1 t s e"), rearrange(a, "b h t s -> b h t s 1")
+    if x.network == "query":
+        u, a = pooled(u, x.pool, by_any(look)), rms_heads(wide(pooled(a, x.pool, look))).to(a.dtype)
+        look = None
+    return rearrange(pooled(a * activation(x.act)(u), x.pool, look), "b h t 1 e -> b t h e")
+
+
+def pooled(x: Tensor, pool: str, look: Tensor | None) -> Tensor:
+    """(b h t s e), 0 at invisible keys, as (b h t 1 e): pooled over the visible keys, 0 without any."""
+    if pool == "sum" or x.shape[3] == 0:
+        return x.sum(3, keepdim=True)
+    if look is None:
+        return x.amax(3, keepdim=True) if pool == "max" else x.mean(3, keepdim=True)
+    look = look.expand(torch.broadcast_shapes(look.shape, x.shape[2:4]))[..., None]
+    if pool == "max":
+        return x.masked_fill(~look, -torch.inf).amax(3, keepdim=True).masked_fill(~look.any(-2, keepdim=True), 0)
+    return x.sum(3, keepdim=True) / look.sum(-2, keepdim=True).clamp(min=1)
+
+
+def by_any(look: Tensor | None) -> Tensor | None:
+    """The mask of what heads share: True where it is True for any head."""
+    return look if look is None or look.ndim < 3 else look.any(-3, keepdim=True)
+
+
+@shaped
+@autocasting
+def pooled_attention(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    v: Float[Tensor, "b s g e"],
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
+    scale: float | None = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+    normalise: str = "rms_heads",
+    act: str = "relu",
+    pool: str = "max",
+    network: str = "pair",
+) -> Float[Tensor, "b t h e"]:
+    """HYLA with another pooling, `out_h = pool_s a_h act(sum_h a_h v_h)`: what the networks of the pairs give is pooled
+    over the visible keys.
+
+    pool: "max", "mean" or "sum" (spec.POOLS). network: "pair", or "query": each query has one network, `out_h = c_h
+    act(pool_s sum_h a_h v_h)` with c the rms over heads of `pool_s a_h`. normalise: how scores become the code
+    (spec.NORMALISE); act: activation in the value network (spec.ACTS). `keep` multiplies the code at every use; a
+    dropped pair is still pooled. A query without a visible key gets exactly 0. `window`: only keys less than `window`
+    positions away; the last query is aligned with the last key. `cu_seqlens`: the single sample is several packed
+    sequences, masked from one another. Raises ValueError if an explicit impl cannot take the inputs. Schug et al.,
+    section 7, in words.
+
+    >>> pooled_attention(q, k, v, causal=True)      # (b t h e)
+    """
+    one_of("pooled_attention", "pool", pool, POOLS)
+    one_of("pooled_attention", "network", network, NETWORKS)
+    x = AttentionCall(
+        q,
+        k,
+        v,
+        bias=bias,
+        mask=mask,
+        keep=keep,
+        causal=causal,
+        window=window,
+        cu_seqlens=cu_seqlens,
+        scale=scale,
+        normalise=normalise,
+        act=act,
+        pool=pool,
+        network=network,
+    )
+    return compute("pooled", impl, x)
+
+
+load("pooled")
