@@ -10,11 +10,12 @@ from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.config.mechanisms import check_shared
 from polyhead.layers import Device
+from polyhead.layers.cache import LayerCache
 from polyhead.layers.call import no_script
 from polyhead.layers.heads.functions import asked
 from polyhead.layers.heads.groups import SymbolGroup, build
 from polyhead.layers.projection import Rows, by_offset
-from polyhead.layers.symbols import SymbolModule, build_symbols
+from polyhead.layers.symbols import RelativeSymbols, SymbolModule, build_symbols
 
 Heads = config.Mechanism | Sequence[config.Mechanism] | None
 
@@ -88,28 +89,68 @@ class OurHeads(nn.Module):
         return (draw >= rate).to(like.dtype) / (1.0 - rate)
 
     def tensors(
-        self, rows: list[Rows], x: Tensor, keys: Tensor, values: Tensor, real: Tensor | None = None
+        self,
+        rows: list[Rows],
+        x: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        real: Tensor | None = None,
+        memory: LayerCache | None = None,
     ) -> list[dict[str, Tensor]]:
         """The tensors for the op of each group: `rows` (q, k, v) and, for relational heads, symbols in place of v,
-        q_rel and k_rel.  `real` (b s) is True at keys that are not padding."""
-        sources: list[SymbolModule] = list(self.symbols)  # type: ignore[arg-type]
-        symbols = [source(values, mask=real) for source in sources]
+        q_rel and k_rel.
+
+        `real` (b s) is True at keys that are not padding.  `memory` is the cache of self-attention, where `keys` are x,
+        or of cross-attention, whose keys are computed in the first call.
+        """
+        own, past = keys is x, 0 if memory is None else memory.length
+        symbols = self._symbols(values, real, memory, own)
         parts: list[dict[str, Tensor]] = []
         for i, (group, made) in enumerate(zip(self.own_groups(), rows, strict=True)):
             source = self.source_of[i]
             if source is not None:
                 f = asked(group, "features")(x)
-                sent = f if x is keys else asked(group, "features")(keys)
-                made = made | asked(group, "receive")(f) | asked(group, "send")(sent)
-                read = asked(group, "values")(symbols[source])
-                table = read.ndim == 3
-                made["v"] = (
-                    by_offset(read, x.shape[1], keys.shape[1], 0) if table else read.expand(x.shape[0], -1, -1, -1)
-                )
+                made = made | asked(group, "receive")(f)
+                if own or past == 0:
+                    made |= asked(group, "send")(f if own else asked(group, "features")(keys))
+                given = symbols[source]
+                if given is not None:
+                    read = asked(group, "values")(given)
+                    t, s = x.shape[1], keys.shape[1] + (past if own else 0)
+                    table = read.ndim == 3
+                    made["v"] = by_offset(read, t, s, past) if table else read.expand(x.shape[0], -1, -1, -1)
+            if memory is not None:
+                made |= _held(memory, i, made, None if own else keys.shape[1])
             if self.shared[i]:
                 made |= {name: parts[-1][name] for name in "qk"}
             parts.append(made)
         return parts
+
+    def _symbols(
+        self, values: Tensor, real: Tensor | None, memory: LayerCache | None, own: bool
+    ) -> list[Tensor | None]:
+        """The symbols of the new keys by source, or tables by offset; None for keys that a cache holds."""
+        sources: list[SymbolModule] = list(self.symbols)  # type: ignore[arg-type]
+        if memory is None or own:
+            first = 0 if memory is None else memory.length
+            return [source(values, mask=real, first=first, cache=memory) for source in sources]
+        wanted = [memory.length == 0 or isinstance(source, RelativeSymbols) for source in sources]
+        return [source(values, mask=real) if new else None for source, new in zip(sources, wanted, strict=True)]
+
+
+def _held(memory: LayerCache, i: int, made: dict[str, Tensor], s: int | None) -> dict[str, Tensor]:
+    """What the keys of group `i` give, with those of a cache; a table by offset is not cached.
+
+    `s`: number of keys of cross-attention.  Raises ValueError if its cache has another number.
+    """
+    new: dict[str, Tensor] = {name: made[name] for name in ("k", "v", "k_rel") if name in made and made[name].ndim == 4}
+    if s is None:
+        return {name: memory.extend((i, name), x) for name, x in new.items()}
+    held = memory.once(i, lambda: new)
+    if any(x.shape[1] != s for x in held.values()):
+        had = next(x.shape[1] for x in held.values() if x.shape[1] != s)
+        raise ValueError(f"MultiheadAttention: {had} keys as in its cache were wanted but {s} came")
+    return held
 
 
 def bias_and_mask(given: Sequence[Tensor], t: int, s: int, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:

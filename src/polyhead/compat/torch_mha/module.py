@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from polyhead import config
 from polyhead.compat.heads import Heads, OurHeads, bias_and_mask
 from polyhead.layers import Device
+from polyhead.layers.cache import LayerCache
 from polyhead.layers.call import Limits
 from polyhead.layers.heads.functions import attended, coder
 from polyhead.layers.projection import Rows, widths_of
@@ -51,6 +52,7 @@ class MultiheadAttention(OurHeads):
     ignore such keys.
     """
 
+    memory: LayerCache | None = None  # set by `cached`
     in_proj_weight: Tensor | None
     in_proj_bias: Tensor | None
     q_proj_weight: Tensor | None
@@ -174,15 +176,25 @@ class MultiheadAttention(OurHeads):
         keys = x if key is query else self._batch_first(key)
         values = keys if value is key else self._batch_first(value)
         self._check(x, keys, values)
-        b, t, s = *x.shape[:2], keys.shape[1]
-        if causal and pairs is None:
+        b, t, own = *x.shape[:2], keys is x
+        memory = self.memory if self.memory is None or own else self.memory.cross
+        decodes, past = own and memory is not None, 0 if memory is None else memory.length
+        s = past + t if decodes else keys.shape[1]
+        if causal and pairs is None and not decodes:
             raise ValueError(f"{WHO}: is_causal says what attn_mask is, but attn_mask is None")
-        causal = causal and t == s  # the mask is not read; for t != s PyTorch aligns differently from our ops
+        causal = causal and (t == s or decodes)  # the mask is not read; for t != s PyTorch aligns differently
         keep = self.draw_keep(self.dropout, b, t, s, x)
         bias, mask = self._limits(padding, None if causal else pairs, x, s)
-        limits, ends = Limits(bias, mask, keep, causal), list(accumulate(size.heads for size in self.sizes))
-        made = zip(self._parts(x, keys, values, padding), (0, *ends), ends, strict=False)
-        return x, values, [limits.call(part, first, last) for part, first, last in made], keep
+        limits, ends = Limits(bias, mask, keep, causal or decodes), list(accumulate(size.heads for size in self.sizes))
+        real = None  # mask of real keys, for symbols that depend on neighbours
+        if padding is not None:
+            real = ~padding if padding.dtype == torch.bool else padding > torch.finfo(padding.dtype).min
+            real = real.reshape(-1, s)[:, s - values.shape[1] :]
+        rows = self._project(x, keys, values) if own or past == 0 else self._queries(x)
+        parts = self.tensors(rows, x, keys, values, real, memory)
+        if memory is not None:
+            memory.advance(t, None)
+        return x, values, [limits.call(*part) for part in zip(parts, (0, *ends), ends, strict=False)], keep
 
     def _batch_first(self, x: Tensor) -> Tensor:
         if x.is_nested:
@@ -247,22 +259,25 @@ class MultiheadAttention(OurHeads):
             three: Any = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
             weights = three if weight is None else weight.split(widths)
             joint = tuple(map(F.linear, (x, keys, values), weights, offsets))
+        return self._cut(joint)
+
+    def _queries(self, x: Tensor) -> list[Rows]:
+        """`_project` for keys that a cache holds."""
+        rows = widths_of(self.sizes)[0]
+        weight = self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight[:rows]
+        assert weight is not None
+        return self._cut([F.linear(x, weight, None if self.in_proj_bias is None else self.in_proj_bias[:rows])])
+
+    def _cut(self, joint: Sequence[Tensor]) -> list[Rows]:
+        """The rows of each group from those of all queries, keys and values, or of queries alone."""
         rows: list[Rows] = [{} for _ in self.sizes]
-        for part, (name, whole) in enumerate(zip("qkv", joint, strict=True)):
+        for part, (name, whole) in enumerate(zip("qkv", joint, strict=False)):
             pieces = whole.split([size.widths[part] for size in self.sizes], dim=-1)
             for own, size, piece in zip(rows, self.sizes, pieces, strict=True):
                 if name in size.takes:
                     count = size.heads if name == "q" else size.kv_heads
                     own[name] = piece.unflatten(-1, (count, size.value_dim if name == "v" else size.dim))
         return rows
-
-    def _parts(self, x: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None) -> list[dict[str, Tensor]]:
-        """The tensors for the op of each group: q, k, v and, for relational heads, q_rel and k_rel."""
-        real = None  # mask of real keys, for symbols that depend on neighbours
-        if padding is not None:
-            real = ~padding if padding.dtype == torch.bool else padding > torch.finfo(padding.dtype).min
-            real = real.reshape(-1, values.shape[1])
-        return self.tensors(self._project(x, keys, values), x, keys, values, real)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout}, batch_first={self.batch_first}"

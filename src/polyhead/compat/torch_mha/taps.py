@@ -67,9 +67,11 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
 
 
 def _check(name: str, module: nn.Module) -> None:
+    who = f"capture: {name or type(module).__name__}"
+    if isinstance(module, MultiheadAttention) and module.memory is not None:
+        raise ValueError(f"{who} must have no cache: capture the whole sequence, outside of cached")
     if not isinstance(module, nn.MultiheadAttention):
         return
-    who = f"capture: {name or type(module).__name__}"
     if module.bias_k is not None or module.add_zero_attn:
         option = "add_zero_attn" if module.bias_k is None else "add_bias_kv"
         raise ValueError(f"{who} must have keys that its inputs make but has {option}=True")
