@@ -118,6 +118,7 @@ def mistake(capsys: Any, arguments: list[str]) -> str:
         ("report nowhere", "run folder: nowhere does not exist"),
         ("report RUN/..", "holds no config.json, so it is not a run; of the 1 runs in it, name one, or "),
         ("demo --workers 0", "demo: workers must be at least 1 but is 0"),
+        ("demo --steps 0", "demo: steps must be at least 1 but is 0"),
         ("list", "polyhead list: WHAT is missing; see polyhead list --help"),
         (
             "list mechanism",

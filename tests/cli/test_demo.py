@@ -82,6 +82,16 @@ def test_each_part_shows_its_unseen_split() -> None:
         assert all(split in run.train.evaluate for run in runs)
 
 
+def test_it_takes_other_steps(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    trained = []
+    monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, *rest, **options: trained.extend(runs) or [])
+    monkeypatch.setattr(cli_demo, "step_seconds", lambda run: 0.01)
+    monkeypatch.setattr(cli_demo, "marks", lambda *given: {})
+    assert cli_demo.Demo(folder=tmp_path, steps=15_000)() == 0
+    assert {run.train.steps for run in trained if run.task == demo.fuzzy()[0].task} == {15_000}
+    assert {run.train.steps for run in trained if run.task != demo.fuzzy()[0].task} == {600}
+
+
 def test_a_step_is_timed_and_threads_are_put_back() -> None:
     import torch
 
