@@ -124,7 +124,7 @@ def full(mixture):
     reached = (
         f"HYLA is {side[hyla > mixture]} it, at {hyla:.3f}, softmax {side[softmax > mixture]} it, at {softmax:.3f}"
     )
-    return f"After {PAPER_STEPS:,}, at a higher rate, {reached} ({seeds})."
+    return f"After {PAPER_STEPS:,} {reached} ({seeds})."
 
 
 def limits(found):
