@@ -356,7 +356,7 @@ def test_demo_ends_with_the_table_and_the_report(capsys: Any, monkeypatch: pytes
     monkeypatch.setattr(report, "write", lambda folders, path, **more: seen.extend([*folders, *more["beside"]]) or path)
     monkeypatch.setattr(cli_demo, "UNSEEN", ("compositional", "compositional"))
     monkeypatch.setattr(recipes.demo, "race", lambda: (small("race-0", threads=1),))
-    monkeypatch.setattr(recipes.demo, "fuzzy", lambda: (small("softmax-0", threads=1),))
+    monkeypatch.setattr(recipes.demo, "fuzzy", lambda steps: (small("softmax-0", threads=1),))
     said = ask(capsys, "demo --folder out --seed 2 --device cpu --deterministic").splitlines()
     assert said[-1] == "report: out/report.html"
     table = "\n".join(said)
