@@ -168,8 +168,10 @@ TILES = [
     ("abstractor_attention", {"act": "softmax"}, ((1, 6), None, "keys", False, False, None, None)),
     ("softmax_attention", {}, ((7, 4), "offset", "rows", True, True, None, None)),
     ("linear_attention", {"normalise": "identity", "act": "relu"}, ((5, 5), "dense", "plane", True, False, None, None)),
+    ("pooled_attention", {"pool": "max", "act": "silu"}, ((7, 4), "offset", "rows", True, True, None, None)),
+    ("pooled_attention", {"pool": "mean", "network": "query"}, ((4, 9), "dense", "rows", True, False, 3, None)),
 ]
-MORE = [row for row in TILES if row[2][0] == (4, 9) and row[0] != "hyla"]
+MORE = [row for row in TILES if row[2][0] == (4, 9) and row[0] not in ("hyla", "pooled_attention")]
 """Another of an op, whose tiles are not its own: for the campaign."""
 
 
