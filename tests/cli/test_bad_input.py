@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 import polyhead as ph
 from polyhead import config as configs
 from polyhead.cli.mistakes import one_line
+from polyhead.cli.output import short_warnings
 from polyhead.cli.verbs import main
 from polyhead.config import save
 
@@ -385,3 +387,11 @@ def test_fields_of_another_type(kind: Any, field: str, values: tuple[Any, ...], 
 @pytest.mark.compile
 def test_whole_numbers_where_any_are_wanted():
     assert ph.Rotary(**{"theta": 1}) == ph.Rotary(1.0)  # noqa: PIE804
+
+
+def test_a_warning_of_ours_is_one_line():
+    plain = warnings.formatwarning
+    with short_warnings():
+        assert warnings.formatwarning("Transformer: x", configs.BlindToOrder, "f.py", 3) == "polyhead: Transformer: x\n"
+        assert warnings.formatwarning("y", UserWarning, "f.py", 3) == plain("y", UserWarning, "f.py", 3)
+    assert warnings.formatwarning is plain

@@ -1,6 +1,7 @@
 """The transformer: inputs and outputs, stacks, positions, norms, devices and dtypes, causality, errors."""
 
 import copy
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -269,3 +270,27 @@ def test_compiles_whole_for_any_length():
         x = inputs_of(settings, t=t)
         assert_close(model(x), other(x), atol=1e-9, rtol=1e-9)
     assert config.digest(settings) == config.digest(replace(settings))
+
+
+@pytest.mark.parametrize(
+    ("sees", "blind"),
+    [
+        ({"positions": Learned()}, False),
+        ({"causal": True}, False),
+        ({"window": 3}, False),
+        ({"heads": [Softmax(2), Relational(2)]}, False),  # symbols of positions
+        ({"heads": [Softmax(2), Relational(2, symbols=RelationalSymbols())]}, False),
+        ({"inputs": config.Vectors(9)}, False),
+        ({"heads": Relational(4, symbols=SymbolicAttention(5))}, True),
+        ({}, True),
+    ],
+)
+def test_a_model_that_is_blind_to_order_says_so(sees, blind):
+    settings = TransformerConfig(**{"inputs": Tokens(9), "outputs": Logits(9), "dim": 16} | sees)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model = Transformer(settings).eval()
+    assert [one.category for one in said] == [config.BlindToOrder] * blind
+    if isinstance(settings.inputs, Tokens):  # what the warning claims
+        x, order = torch.arange(1, 7)[None], torch.tensor([3, 0, 5, 1, 4, 2])
+        assert torch.allclose(model(x)[:, order], model(x[:, order]), atol=1e-5) == blind

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator
 
 from polyhead.train.progress import QUIET
@@ -27,6 +28,24 @@ def asked(flags: set[str]) -> Iterator[None]:
             os.environ.pop(QUIET)
         if before is not None:
             os.environ[QUIET] = before
+
+
+@contextlib.contextmanager
+def short_warnings() -> Iterator[None]:
+    """A context in which a warning of ours is one line, without its place in the code."""
+    plain = warnings.formatwarning
+
+    def short(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        ours = category.__module__.startswith("polyhead")
+        return f"polyhead: {message}\n" if ours else plain(message, category, filename, lineno, line)
+
+    warnings.formatwarning = short
+    try:
+        yield
+    finally:
+        warnings.formatwarning = plain
 
 
 def taken(arguments: list[str]) -> set[str]:

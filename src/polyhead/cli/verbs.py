@@ -18,7 +18,7 @@ from polyhead.cli.demo import Demo
 from polyhead.cli.explore import Explore
 from polyhead.cli.generate import Generate
 from polyhead.cli.listing import Compare, List, Table
-from polyhead.cli.output import asked, emit, taken
+from polyhead.cli.output import asked, emit, short_warnings, taken
 from polyhead.cli.parse import help_text, parse
 from polyhead.cli.plan import Plan
 from polyhead.cli.sweep import Sweep
@@ -299,7 +299,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from polyhead.config.extensions import bring
 
             bring(modules)
-        with asked(taken(arguments)):
+        with asked(taken(arguments)), short_warnings():
             return _dispatch(arguments)
     except Interrupted as stop:
         goes_on = arguments[0] in ("resume", "sweep") and "--again" not in arguments  # the same command resumes

@@ -36,6 +36,7 @@ from polyhead.config.rivals import (
     PrediNetConfig,
 )
 from polyhead.config.run import (
+    BlindToOrder,
     Decay,
     Heads,
     Model,
@@ -63,6 +64,7 @@ __all__ = [
     "AbstractorConfig",
     "Alibi",
     "Batch",
+    "BlindToOrder",
     "Classes",
     "CoRelNetConfig",
     "Decay",

@@ -10,6 +10,7 @@ import hashlib
 import json
 import pathlib
 import typing
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -25,6 +26,7 @@ from polyhead.config.components import (
     Output,
     Patches,
     Position,
+    Tokens,
 )
 from polyhead.config.mechanisms import (
     MECHANISMS,
@@ -33,6 +35,7 @@ from polyhead.config.mechanisms import (
     RelativeSymbols,
     Softmax,
     SymbolHeads,
+    SymbolicAttention,
     Symbols,
     SymbolSource,
     positive,
@@ -52,6 +55,10 @@ _PARTS: dict[str, tuple[type, ...]] = {
     "positions": (*POSITIONS, Position, type(None)),
 }
 _BASES = (FeedForward, Position, type(None))  # never listed as choices
+
+
+class BlindToOrder(UserWarning):
+    """The outputs of a transformer of tokens do not depend on the order of the tokens."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +181,20 @@ class TransformerConfig(Checked):
     def layer_heads(self, layer: int) -> Heads:
         """The head groups of layer `layer` (from 0)."""
         return typing.cast(Heads, self._lists[layer] if self.per_layer else self._lists)
+
+    def warn_if_blind(self, stacklevel: int = 3) -> None:
+        """Warn (BlindToOrder) if tokens are a set to this model: no positions, not causal, no window, no symbols of
+        positions.  A model with heads or feed-forward layers of a user is trusted: they may see the order."""
+        groups = [group for i in range(self.layers) for group in self.layer_heads(i)]
+        ours = all(isinstance(group, MECHANISMS) for group in groups) and isinstance(self.feedforward, FEEDFORWARDS)
+        symbols = {type(group.symbols) for group in groups if isinstance(group, SymbolHeads)}
+        given = self.positions is not None or self.causal or self.window is not None
+        if isinstance(self.inputs, Tokens) and ours and not given and symbols <= {SymbolicAttention}:
+            warnings.warn(
+                "Transformer: it is blind to the order of its tokens: give positions, such as Rotary(), or causal=True",
+                BlindToOrder,
+                stacklevel,
+            )
 
     def layer_cross_heads(self, layer: int) -> Heads:
         """The head groups that attend to the encoder in layer `layer`; none without an encoder."""

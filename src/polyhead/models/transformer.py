@@ -44,7 +44,8 @@ Made = tuple[dict[int, Tensor], dict[int, Tensor]]  # symbols of self- and of cr
 class Transformer(nn.Module):
     """Inputs, blocks, outputs: an encoder, a causal decoder or, with `encoder`, both; any list of heads in every layer.
 
-    >>> model = Transformer(TransformerConfig(Tokens(100), Logits(100), dim=64, heads=[Softmax(4), Hyla(4)]))
+    >>> heads = [Softmax(4), Hyla(4)]
+    >>> model = Transformer(TransformerConfig(Tokens(100), Logits(100), dim=64, heads=heads, causal=True))
     >>> model(torch.randint(100, (2, 16))).shape
     torch.Size([2, 16, 100])
     >>> reads = TransformerConfig(Tokens(50), Logits(50), dim=64, heads=[Softmax(4), Relational(4)])
@@ -72,6 +73,7 @@ class Transformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        settings.warn_if_blind()
         self.config = settings
         self.encoder = _encoder(settings.encoder, device, dtype)
         self.inputs = build_input(settings.inputs, settings.dim, device=device, dtype=dtype)

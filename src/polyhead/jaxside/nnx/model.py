@@ -129,6 +129,7 @@ class Transformer(nnx.Module):
         self, settings: config.TransformerConfig, *, rngs: nnx.Rngs | None = None, dtype: Any = jnp.float32
     ) -> None:
         check(settings)
+        settings.warn_if_blind()
         rngs = nnx.Rngs(0) if rngs is None else rngs
         draw, dim = Draw(rngs, settings.init, dtype), settings.dim
         self.config = settings
