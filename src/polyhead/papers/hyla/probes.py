@@ -25,8 +25,6 @@ from polyhead.train.network import initial
 
 FIT = {"smoke": 128}
 """Sequences to fit a probe, and equally many to score it; 2048 at other scales."""
-QUERIES = {"smoke": 1}
-"""Probes whose sequences share a query; 3 at other scales."""
 Draw = Callable[[Study, pathlib.Path], Outcome]
 
 TRAINED, UNTRAINED, PERMUTED = "", figures.UNTRAINED, ", permuted labels"
@@ -113,11 +111,11 @@ def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
 
 def probed(study: Study, wanted: Callable[[dict[str, Any]], bool]) -> Found:
     """The scores of every selected model, of the network that it was before training, and on permuted labels."""
-    size, queries = FIT.get(study.scale, 2048), QUERIES.get(study.scale, 3)
+    size = FIT.get(study.scale, 2048)
     found: dict[Any, dict[Any, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for model, point, network in models(study):
         for kind, one in ((TRAINED, network), (UNTRAINED, untrained(point.run))):
-            for row in filter(wanted, probe_model(one, point.run.task, sequences=size, queries=queries)):
+            for row in filter(wanted, probe_model(one, point.run.task, sequences=size, queries=1)):
                 by = found[(row["target"], row["pairs"], row["query"]), row["layer"] + 1]
                 by[model, kind][point.run.seed] = row["f1"]
                 if kind == TRAINED:
