@@ -103,3 +103,16 @@ def test_the_page_repeats_what_probes_read_without_training():
     assert sum(part["outcome"] == "holds" for part in found["untrained"]["parts"]) == 6
     assert {part["outcome"] for part in found["a constant code"]["parts"]} == {"no difference"}
     assert {part["runs"] for kind in ("untrained", "a constant code") for part in found[kind]["parts"]} == {20}
+
+
+def test_the_page_on_pooling_repeats_its_runs():
+    found = json.loads((RESULTS / "pooling.json").read_text())["r2"]
+    text = (RESULTS / "pooling.md").read_text().replace("−", "-")
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")][
+        1:
+    ]
+    assert len(table) == len(found) / 2 == 4
+    for (name, *cells), model in zip(table, ("sum", "mean", "max", "query"), strict=True):
+        columns = [f"{split}, {length}" for length in (16, 32) for split in ("iid", "compositional")]
+        wanted = [", ".join(f"{found[f'{model}-{seed}'][column]['r2']:.2f}" for seed in (1, 2)) for column in columns]
+        assert cells == wanted, name
