@@ -251,6 +251,10 @@ MISTAKES = [
         "x_transformers.x_transformers.Attention: its layers have options that ours lack: build the",
     ),
     (
+        lambda: replace(foreign("diffusers.models.attention_processor", "Attention")),
+        "diffusers.models.attention_processor.Attention: set an attention processor, as examples/diffusers_processor",
+    ),
+    (
         lambda: replace(foreign("transformers.models.llama.modeling_llama", "LlamaAttention")),
         "LlamaAttention: use polyhead.compat.huggingface.swap_heads",
     ),

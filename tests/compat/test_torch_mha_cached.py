@@ -73,7 +73,9 @@ def test_keys_of_a_context_are_computed_once():
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("heads", [None, [ph.Softmax(2), ph.Hyla(2)]], ids=["softmax", "mixture"])
+@pytest.mark.parametrize(
+    "heads", [None, MIXED["mixture"], PLAIN["neighbours"]], ids=["softmax", "mixture", "neighbours"]
+)
 def test_causal_encoder_layers_decode_with_padding_on_the_left(heads):
     """A decoder without cross-attention is often made of encoder layers; beams go on in another order."""
     layer = nn.TransformerEncoderLayer(DIM, HEADS, 16, batch_first=True, dtype=F64)

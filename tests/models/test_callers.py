@@ -1,6 +1,7 @@
 """Whoever calls the transformer: a compiler, an exporter, vmap, checkpointing, backward passes twice and of backward
 passes."""
 
+import copy
 import io
 from dataclasses import replace
 
@@ -32,6 +33,7 @@ from polyhead.config import (
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
+from polyhead.layers.cache import Cache
 from polyhead.models.transformer import Transformer
 
 F64 = torch.float64
@@ -112,6 +114,34 @@ def test_onnx_takes_any_batch_and_length(tmp_path):
     session, x = runtime.InferenceSession(tmp_path / "model.onnx"), inputs_of(WRITES, 12, 3)
     (found,) = session.run(None, {"inputs": x.numpy()})
     assert_close(torch.tensor(found), model(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.campaign
+@pytest.mark.filterwarnings("ignore")  # those of torchao's import
+def test_int8_weights_of_torchao_are_those_that_every_layer_uses():
+    """Forward pass, cross-attention, cache and taps; its own rounding is at most half a step."""
+    torchao = pytest.importorskip("torchao.quantization")
+    heads, ends = [Softmax(2), Hyla(2), Relational(2)], (Tokens(7), Logits(7))
+    encoder = TransformerConfig(*ends, dim=48, layers=1, heads=heads)
+    model = build(replace(encoder, causal=True, positions=Rotary(), encoder=encoder), torch.float32)
+    int8, wanted = copy.deepcopy(model), copy.deepcopy(model)
+    torchao.quantize_(int8, torchao.Int8WeightOnlyConfig(version=2))
+    for name, layer in wanted.named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            rounded, step = int8.get_submodule(name).weight.dequantize(), layer.weight.abs().amax(1, keepdim=True) / 127
+            assert ((rounded - layer.weight).abs() <= 0.51 * step).all()
+            layer.weight = torch.nn.Parameter(rounded)
+    x, source, taps, cache = torch.randint(7, (2, 9)), torch.randint(7, (2, 5)), [], Cache(1)
+    with torch.no_grad():
+        y = wanted(x, source=source)
+        assert (model(x, source=source) - y).abs().max() > 1e-3
+        assert_close(int8(x, source=source, taps=taps), y, atol=1e-4, rtol=1e-4)
+        encoded = int8.encode(source)
+        steps = [int8(x[:, i : i + 1], encoded=encoded, cache=cache) for i in range(9)]
+        assert_close(torch.cat(steps, 1), y, atol=1e-4, rtol=1e-4)
+        wanted(x, source=source, taps=(theirs := []))
+    for ours, other in some(zip(taps, theirs, strict=True)):
+        assert_close(ours.groups[0].w_out, other.groups[0].w_out)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")

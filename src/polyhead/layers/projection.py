@@ -41,7 +41,9 @@ def plain(layer: nn.Module) -> bool:
 def affine(layer: Any) -> tuple[Float[Tensor, "o i"], Float[Tensor, " o"] | None]:
     """The effective weight and bias of a linear map; for a wrapped map, computed from unit vectors and 0."""
     if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:  # plain, or parametrised
-        return layer.weight, layer.bias
+        weight: Tensor = layer.weight
+        quantised = type(weight).__module__.startswith("torchao.")  # such a tensor cannot be reshaped
+        return weight.dequantize() if quantised else weight, layer.bias
     like = next(layer.parameters())
     units = torch.eye(layer.in_features + 1, layer.in_features, device=like.device, dtype=like.dtype)
     y = layer(units[None])[0]

@@ -11,7 +11,7 @@ _OUT = type(nn.MultiheadAttention(1, 1).out_proj)
 OTHERWISE = {
     "timm": "of timm, replace takes Attention, AttentionRope and EvaAttention",
     "transformers": "use polyhead.compat.huggingface.swap_heads",
-    "diffusers": "its layers are not known to replace",
+    "diffusers": "set an attention processor, as examples/diffusers_processor.py does",
     "x_transformers": "its layers have options that ours lack: build the model as polyhead.Transformer",
 }
 """What to do with the attention of other libraries."""
