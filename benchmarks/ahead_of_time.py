@@ -7,11 +7,11 @@ For each kernel and configuration, on sm_80 (A100), sm_86 and sm_89 (99 KB of sh
 cards have; what the op refuses there is left out) and sm_90 (H100, H200): registers per thread, bytes of stack (what
 spills out of registers), shared memory, instructions that multiply matrices on tensor cores; of the longest loop, which
 goes over tiles, its instructions and barriers, and the pairs of a tile.  The file grows by a row at a time.  Called
-again, it takes from there what was compiled of the same source by the same triton.  The exit code is 1 if
-any breaks ahead_of_time_budget.json: `stack` says how many bytes may spill, by the longest key that fits; `shared` is
-what a block may have on the card; 16-bit kernels must use tensor cores; no product may have a single column, which
-triton compiles wrongly.  What polyhead refuses is compiled once a kernel, to see why: sm_75, sm_120, AMD's gfx942,
-float64 (`refused`; such rows break nothing).  Nothing is run.
+again, it takes from there what the same triton compiled of the same code, whatever its comments were.  The exit code is
+1 if any breaks ahead_of_time_budget.json: `stack` says how many bytes may spill, by the longest key that fits;
+`shared` is what a block may have on the card; 16-bit kernels must use tensor cores; no product may have a single
+column, which triton compiles wrongly.  What polyhead refuses is compiled once a kernel, to see why: sm_75, sm_120,
+AMD's gfx942, float64 (`refused`; such rows break nothing).  Nothing is run.
 """
 
 import argparse
@@ -34,6 +34,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
+from card.source import written
 from polyhead.ops.hyla.triton import too_large_for
 from polyhead.ops.hyla.triton.kernels import launches as hyla_launches, prepare
 from polyhead.ops.linear.triton import CHUNK
@@ -244,8 +245,13 @@ def allowed(stack: dict[str, int], kernel: str, case: str, card: str) -> int:
 
 
 def digest(launch: Launch, card: Card) -> str:
-    """Of all that makes a compiled kernel: source, what it calls, what is compiled in, the compiler, the card."""
-    what = launch.source().hash(), launch.warps, launch.stages, triton.__version__, card.name
+    """Of all that makes a compiled kernel: its code and what it calls, what is compiled in, the compiler, the card.
+
+    Not of docstrings, comments and line numbers, as triton's own hash is.
+    """
+    source = launch.source()
+    given = [*source.signature.items()], [(path, str(x)) for path, x in source.constants.items()], source.attrs
+    what = written(launch.kernel), given, launch.warps, launch.stages, triton.__version__, card.name
     return hashlib.sha256(str(what).encode()).hexdigest()[:12]
 
 

@@ -37,6 +37,7 @@ from ptx.launches import emulated
 from ptx.program import Fault
 
 from card.case import DTYPES, Setting, Shape, parity
+from card.source import bare
 from polyhead.ops.dispatch import resolve
 from polyhead.ops.hyla.triton import kernels as hyla_kernels
 from polyhead.ops.relational.triton import launches as relational_launches
@@ -142,9 +143,9 @@ def drawn(number: int) -> tuple[int, str, Shape]:
     """Case `number`: small, ragged, with what can go wrong."""
     dice = random.Random(number)
     op, kind = dice.choice(("hyla", "relational", "relational", "linear")), dice.choice((*DTYPES, "bf16"))
-    h = dice.choice((1, 2, 3, 4, 8))
+    h = dice.choice((1, 2, 3, 4, 8, 16) if op == "hyla" else (1, 2, 3, 4, 8))
     g = dice.choice([n for n in range(1, h + 1) if h % n == 0])
-    t, s, d = dice.choice((1, 5, 17, 20, 33)), dice.choice((1, 7, 17, 33, 40)), dice.choice((3, 8, 16, 20, 32))
+    t, s, d = dice.choice((1, 5, 17, 20, 33)), dice.choice((1, 7, 17, 33, 40)), dice.choice((3, 8, 20, 32, 64))
     shape = Shape(
         op, dice.choice((1, 2)), t, s, h, g, min(d, 16) if "32" in kind else d, dice.choice((1, 2, 3, 8, 17, 33))
     )
@@ -206,10 +207,11 @@ def cures() -> Iterator[tuple[str, int, str, Shape, str]]:
 
 
 def digest(op: str) -> str:
-    """Of the kernels of an op, as they are written."""
+    """Of the kernels of an op and of their launches, without prose, and of the compiler."""
     folder = pathlib.Path(relational_launches.__file__).parents[2]
     files = sorted([*(folder / op / "triton").glob("*.py"), folder / "triton_tiles.py"])
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    what = [triton.__version__, *(bare(file.read_text(encoding="utf-8")) for file in files)]
+    return hashlib.sha256("".join(what).encode()).hexdigest()[:12]
 
 
 def write(path: pathlib.Path | None, rows: list[dict[str, Any]]) -> None:

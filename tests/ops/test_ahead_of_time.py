@@ -22,8 +22,24 @@ pytestmark = [
 ]
 
 
-BINDS = """
-import json, sys, torch
+EDITS = {
+    "nothing": [],
+    "comments": [("# heads of the states", "# others"), ("import triton\n", "# Two\n# lines\nimport triton\n")],
+    "docstrings": [('"""Indices of BLOCK columns', '"""BLOCK columns'), ("Compile-time constants", "Constants")],
+    "a function that it calls": [("c = first + tl", "c = 1 + first + tl")],
+    "a constant that it names": [("constexpr(3)", "constexpr(4)")],
+    "what is compiled in": [("2: 64,", "2: 32,")],
+    "another kernel": [("total += dot(left, right, C.state_dots)", "total -= dot(left, right, C.state_dots)")],
+}
+"""What is edited in the file of a kernel -> texts, old and new."""
+
+BINDS = f"""
+import importlib.util, inspect, json, pathlib, sys, torch
+import triton.language as tl
+import polyhead.ops.linear.triton.kernels as linear
+EDITS = {EDITS!r}
+"""
+BINDS += """
 from dataclasses import replace
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
@@ -59,6 +75,26 @@ with patch("ahead_of_time.fresh", lambda launch, *rest: Row("new", "", "", 0, 0,
 code = "%3 = tt.dot %1, %2, %0 : tensor<16x8x16xbf16> * tensor<16x16xNxbf16> -> tensor<16x8xNxf32>"
 print("narrow", [*narrow(code.replace("N", "1"))])
 print("not narrow", [*narrow(code.replace("N", "2"))])
+
+def again(number, changes, known):
+    text = inspect.getsource(linear) + "\\nTHRICE = tl.constexpr(3)\\n"
+    for old, new in [("return c, c < END", "return c, c < END * THRICE"), *changes]:
+        assert old in text, old
+        text = text.replace(old, new)
+    file = pathlib.Path(sys.argv[-1]).with_name(f"edited_{number}.py")
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    sys.modules[file.stem] = edited = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(edited)
+    q = torch.empty(1, 256, 8, 64, dtype=torch.bfloat16, device="meta")
+    case = replace(QUICK[0], make=lambda shared: edited.launches(q, q, q, None, 64)[:1])
+    return [*measure([case], fine, QUICK_CARDS[:1], known, quick=True)]
+
+
+with patch("ahead_of_time.fresh", lambda launch, *rest: Row("new", "", "sm_80", 0, 0, 0, 9, "")):
+    first = {row.source: replace(row, kernel="old") for row in again(0, [], {})}
+    for number, (what, changes) in enumerate(EDITS.items(), 1):
+        print("edited", what + ":", *(row.kernel for row in again(number, changes, first)))
 sys.exit(main())
 """
 
@@ -105,3 +141,10 @@ def test_what_was_compiled_before_is_held_to_the_budget_of_today(compiled):
 def test_a_product_with_a_single_column_is_found(compiled):
     assert told(compiled[0], "narrow") == ["['a product with a single column']"]
     assert told(compiled[0], "not narrow") == ["[]"]
+
+
+def test_what_was_compiled_stays_valid_until_its_code_changes(compiled):
+    """A kernel is compiled anew if it, what it calls or a constant changes, and not if prose or another kernel does."""
+    found = dict(line.split(": ") for line in told(compiled[0], "edited"))
+    kept = "nothing", "comments", "docstrings", "another kernel"
+    assert found == {what: "old" if what in kept else "new" for what in EDITS}

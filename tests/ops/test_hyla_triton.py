@@ -46,6 +46,7 @@ CASES = {
     },
     "tiles of two other sizes": {"t": 19, "s": 33, "window": 9, "tile": (32, 16)},
     "wide values, cut": {"t": 7, "s": 17, "h": 4, "g": 2, "e": 35, "bias": True},
+    "halves of wide values": {"t": 18, "s": 17, "h": 3, "g": 1, "e": 35, "causal": True, "halves": True},
     "few sums of biases at once": {"t": 18, "s": 18, "causal": True, "bias": True, "constants": {"PARTIAL": 1}},
     "decoding": {"t": 3, "s": 49, "causal": True, "window": 40, "hidden": True, "constants": {"SPLIT": 16}},
     "softmax": {"t": 17, "s": 19, "g": 2, "causal": True, "window": 9, "bias": True, "hidden": True} | SOFTMAX,
@@ -113,6 +114,8 @@ def test_kernels_equal_the_reference(monkeypatch, problem, name):
         monkeypatch.setattr(kernels, constant, value)
     if "tile" in case:
         monkeypatch.setattr(kernels, "tile", lambda *_: kernels.Tile(*case["tile"], 8, 1))
+    if "halves" in case:
+        monkeypatch.setattr(kernels, "tile", lambda kernel, _: kernels.Tile(16, 16, 8, 1, halves=kernel == "keys"))
     torch.manual_seed(len(name))
     qkv, options = make(case, problem)
     cotangent = torch.randn(*qkv[0].shape[:3], qkv[2].shape[3], dtype=torch.float64, device=DEVICE)
@@ -206,6 +209,9 @@ def test_a_card_with_too_little_memory_is_refused_before_it_is_asked(monkeypatch
     assert unsupported_reason(AttentionCall(x, x, x, normalise="rms_heads", act="relu")) == (None if taken else told)
 
 
+KEYS = [(8, torch.bfloat16, 163, 16), (16, torch.bfloat16, 227, 8), (8, torch.float32, 163, 8)]
+"""Heads of width 64, dtype, KB of shared memory, keys of a tile of the kernel of keys."""
+
 TILES = [
     (8, torch.bfloat16, 227, 32),
     (8, torch.bfloat16, 99, 16),
@@ -238,14 +244,22 @@ def test_few_heads_leave_room_for_more_queries(h, dtype, kb, rows):
     assert tile("forward", h, dtype, kb).queries == rows
 
 
+@pytest.mark.parametrize(("h", "dtype", "kb", "rows"), KEYS)
+def test_wide_values_are_computed_in_halves_where_registers_are_few(h, dtype, kb, rows):
+    size = tile("keys", h, dtype, kb)
+    C = problem_of(h, dtype).config(size)
+    assert (size.keys, C.halves) == (rows, dtype == torch.bfloat16)
+    assert (C.v.tile.width_padded, C.more_v.tile.first) == ((32, 32) if C.halves else (64, 0))
+
+
 @pytest.mark.parametrize(("h", "held", "between"), [(1, 2, 8), (3, 4, 4), (8, 8, 2), (9, 16, 1), (20, 32, 1)])
 def test_heads_are_not_padded_but_where_a_product_sums_over_them(h, held, between):
     """A product sums over 16 terms at least; where there are fewer heads, rows of zeros lie between their values."""
     kernels = importlib.import_module("polyhead.ops.hyla.triton.kernels")
     C = problem_of(h, torch.bfloat16).config(kernels.Tile(16, 16, 8, 1))
-    assert {x.heads_padded for x in (C.q, C.k, C.v, C.out)} == {held}
-    assert {x.spread for x in (C.q, C.k, C.v, C.out)} == {1}
-    assert {(x.heads_padded, x.spread) for x in (C.deep_v, C.deep_out)} == {(held * between, between)}
+    assert {x.heads_padded for x in (C.q, C.k, C.v.tile, C.out.tile)} == {held}
+    assert {x.spread for x in (C.q, C.k, C.v.tile, C.out.tile)} == {1}
+    assert {(x.heads_padded, x.spread) for x in (C.v.deep, C.out.deep)} == {(held * between, between)}
 
 
 def test_never_chosen_without_a_gpu(problem):

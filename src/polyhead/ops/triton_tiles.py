@@ -65,7 +65,7 @@ class Block(CompiledIn):
     """Sizes of one tile of a tensor (b n h d): the true sizes, and their paddings to powers of two.
 
     `share` heads of a kernel read the same head of the tensor.  In a tile [row, head, width] each head has `spread`
-    rows; all but the first are zeros.
+    rows; all but the first are zeros.  `first` is the first column of such a tile.
     """
 
     rows: int
@@ -75,6 +75,7 @@ class Block(CompiledIn):
     width_padded: int
     share: int = 1
     spread: int = 1
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ def load_by_row(start, row, end, strides, B: tl.constexpr):
     """The same as [row, head, width]."""
     i = tl.arange(0, B.rows)[:, None, None]
     place = tl.arange(0, B.heads_padded)[None, :, None]
-    c = tl.arange(0, B.width_padded)[None, None, :]
+    c = B.first + tl.arange(0, B.width_padded)[None, None, :]
     h = place // B.spread
     at = start + tl.cast(row, tl.int64) * strides[1] + tl.cast(h // B.share, tl.int64) * strides[2] + i * strides[1] + c
     here = (h < B.heads) & (place % B.spread == 0)
@@ -241,7 +242,7 @@ def store_by_row(start, row, end, strides, x, B: tl.constexpr):
     """The inverse of `load_by_row`."""
     i = tl.arange(0, B.rows)[:, None, None]
     h = tl.arange(0, B.heads_padded)[None, :, None]
-    c = tl.arange(0, B.width_padded)[None, None, :]
+    c = B.first + tl.arange(0, B.width_padded)[None, None, :]
     at = start + tl.cast(row, tl.int64) * strides[1] + tl.cast(h, tl.int64) * strides[2] + i * strides[1] + c
     tl.store(at, x.to(start.dtype.element_ty), mask=(h < B.heads) & (row + i < end) & (c < B.width))
 

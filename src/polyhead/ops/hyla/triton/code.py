@@ -14,6 +14,7 @@ import triton.language as tl
 
 from polyhead.ops.triton_tiles import (
     Block,
+    CompiledIn,
     Dots,
     Sight,
     by_offset,
@@ -29,15 +30,24 @@ from polyhead.ops.triton_tiles import (
 
 
 @dataclass(frozen=True)
+class Rows(CompiledIn):
+    """Tiles [row, head, width] of values or outputs."""
+
+    tile: Block
+    deep: Block  # with rows of zeros between heads, if there are fewer heads than a product needs terms
+
+
+@dataclass(frozen=True)
 class Config:
     """Compile-time constants."""
 
     q: Block
     k: Block
-    v: Block
-    out: Block
-    deep_v: Block  # with rows of zeros between heads, if there are fewer heads than a product needs terms
-    deep_out: Block
+    v: Rows
+    out: Rows
+    more_v: Rows  # the second half of the width, if `halves`
+    more_out: Rows
+    halves: bool  # is one half of the width computed after the other?
     sight: Sight
     dots: Dots
     normalise: str
@@ -78,12 +88,12 @@ def code_tile(queries, keys, bias, at, call, C: tl.constexpr):
 
 
 @jit
-def load_rows(start, row, end, strides, B: tl.constexpr, DEEP: tl.constexpr):
+def load_rows(start, row, end, strides, R: tl.constexpr):
     """A tile [row, head, width], and the same with rows of zeros between heads if a product needs more terms."""
-    x = load_by_row(start, row, end, strides, B)
+    x = load_by_row(start, row, end, strides, R.tile)
     deep = x
-    if DEEP.spread > 1:
-        deep = load_by_row(start, row, end, strides, DEEP)
+    if R.deep.spread > 1:
+        deep = load_by_row(start, row, end, strides, R.deep)
     return x, deep
 
 
@@ -99,34 +109,30 @@ def terms(x, DEEP: tl.constexpr):
 @jit
 def hidden_layer(a, values, C: tl.constexpr):
     """[key, query, width]: sums over heads of codes [head, query, key] times values [key, head, width]."""
-    return dot(terms(tl.permute(a, (2, 1, 0)), C.deep_v), values, C.dots)
+    return dot(terms(tl.permute(a, (2, 1, 0)), C.v.deep), values, C.dots)
 
 
 @jit
-def pair_backward(loaded, bias, at, call, C: tl.constexpr):
-    """For a tile: the code, its factor as in `code_tile`, and the gradients of code and hidden layer [key, query,
-    width].
+def width_backward(a, values, grads, C: tl.constexpr):
+    """The gradients of a tile's codes and hidden layers [key, query, width], through a part of the width.
 
     Few heads become columns of a product: tensor cores need 8 columns, but 16 rows and terms.
     """
-    queries, keys, values, grads = loaded
-    code, root = code_tile(queries, keys, bias, at, call, C)
-    a = code.to(keys.dtype)
+    dy = dot(terms(tl.permute(a, (1, 2, 0)), C.out.deep), grads[1], C.dots)
+    dz = tl.permute(dy.to(a.dtype), (1, 0, 2))
     z = hidden_layer(a, values[1], C)
-    dy = dot(terms(tl.permute(a, (1, 2, 0)), C.deep_out), grads[1], C.dots)
-    dz = tl.permute(dy.to(keys.dtype), (1, 0, 2))
     y = z
     if C.relu:
         y = tl.maximum(z, 0.0)
         dz = tl.where(z > 0, dz, tl.zeros_like(dz))
-    y = y.to(keys.dtype)
-    if C.deep_v.spread > 1:
-        da = tl.permute(dot(tl.permute(y, (1, 0, 2)), tl.permute(grads[0], (0, 2, 1)), C.dots), (2, 0, 1))
-        da += tl.permute(dot(dz, tl.permute(values[0], (0, 2, 1)), C.dots), (2, 1, 0))
+    y = y.to(a.dtype)
+    if C.v.deep.spread > 1:
+        da = tl.permute(dot(dz, tl.permute(values[0], (0, 2, 1)), C.dots), (2, 1, 0))
+        da += tl.permute(dot(tl.permute(y, (1, 0, 2)), tl.permute(grads[0], (0, 2, 1)), C.dots), (2, 0, 1))
     else:
         da = tl.permute(dot(grads[0], tl.permute(y, (1, 2, 0)), C.dots), (1, 0, 2))
         da += tl.permute(dot(values[0], tl.permute(dz, (0, 2, 1)), C.dots), (1, 2, 0))
-    return code, root, da, dz
+    return da, dz
 
 
 @jit
@@ -194,12 +200,13 @@ def hyla_delta(tensors, strides, t, s, settings, C: tl.constexpr):
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
     call = (number(scale, C.dots.total), (t, s), limits, lse)
     queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
-    grads = load_rows(dout + b * to_out[0], q0, t, to_out, C.out, C.deep_out)
+    grads = load_rows(dout + b * to_out[0], q0, t, to_out, C.out)
     total = tl.full([C.q.heads_padded, C.q.rows], 0.0, C.dots.total)
     low, high = keys_of(q0, (t, s), limits, C.sight)
     for k0 in range(low, high, C.sight.keys):
         keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
-        values = load_rows(v + b * to_v[0], k0, s, to_v, C.v, C.deep_v)
-        code, _, da, _ = pair_backward((queries, keys, values, grads), bias, (b, q0, k0), call, C)
+        values = load_rows(v + b * to_v[0], k0, s, to_v, C.v)
+        code, _ = code_tile(queries, keys, bias, (b, q0, k0), call, C)
+        da, _ = width_backward(code.to(keys.dtype), values, grads, C)
         total += tl.sum(code * da, 2)
     store_sums(delta, b, q0, t, total, C)

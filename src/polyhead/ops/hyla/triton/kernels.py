@@ -28,14 +28,15 @@ from torch import Tensor
 from polyhead.ops.cards import shared_memory
 from polyhead.ops.hyla.triton.code import (
     Config,
+    Rows,
     code_tile,
     hidden_layer,
     hyla_delta,
     hyla_lse,
     load_rows,
     load_sums,
-    pair_backward,
     score_grads,
+    width_backward,
 )
 from polyhead.ops.latent_code import wide
 from polyhead.ops.triton_tiles import (
@@ -64,6 +65,9 @@ from polyhead.ops.triton_tiles import (
 )
 from polyhead.spec import RMS_HEADS_EPS
 
+NARROW = 64
+"""Tiles narrower than this are not cut into halves: it would cost barriers and spare no spilling."""
+
 PROGRAMS = 256
 """With fewer programs than half of this, several programs divide the keys of a tile of queries."""
 
@@ -86,14 +90,14 @@ def hyla_forward(tensors, strides, t, s, settings, C: tl.constexpr):
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
     call = (number(scale, C.dots.total), (t, s), limits, lse)
     queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
-    total = tl.full([C.out.rows, C.out.width_padded, C.out.heads_padded], 0.0, C.dots.total)
+    total = tl.full([C.out.tile.rows, C.out.tile.width_padded, C.out.tile.heads_padded], 0.0, C.dots.total)
     low, high = keys_of(q0, (t, s), limits, C.sight)
     if share is not None:
         low = tl.maximum(low, tl.program_id(1) * share)
         high = tl.minimum(high, (tl.program_id(1) + 1) * share)
     for k0 in range(low, high, C.sight.keys):
         keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
-        values = load_by_row(v + b * to_v[0], k0, s, to_v, C.deep_v)
+        values = load_by_row(v + b * to_v[0], k0, s, to_v, C.v.deep)
         a, _ = code_tile(queries, keys, bias, (b, q0, k0), call, C)
         a = a.to(values.dtype)
         z = hidden_layer(a, values, C)
@@ -103,7 +107,7 @@ def hyla_forward(tensors, strides, t, s, settings, C: tl.constexpr):
         total += dot(y, tl.permute(a, (1, 2, 0)), C.dots)
     samples = tl.num_programs(0) // tiles
     total = tl.permute(total, (0, 2, 1))
-    store_by_row(out + (b + tl.program_id(1) * samples) * to_out[0], q0, t, to_out, total, C.out)
+    store_by_row(out + (b + tl.program_id(1) * samples) * to_out[0], q0, t, to_out, total, C.out.tile)
 
 
 @jit
@@ -117,7 +121,7 @@ def hyla_queries(tensors, strides, t, s, settings, C: tl.constexpr):
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
     call = (number(scale, C.dots.total), (t, s), limits, lse)
     queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
-    grads = load_rows(dout + b * to_out[0], q0, t, to_out, C.out, C.deep_out)
+    grads = load_rows(dout + b * to_out[0], q0, t, to_out, C.out)
     total = tl.full([C.q.heads_padded, C.q.rows, C.q.width_padded], 0.0, C.dots.total)
     own = total
     if C.normalise == "softmax":
@@ -132,8 +136,9 @@ def hyla_queries(tensors, strides, t, s, settings, C: tl.constexpr):
         row = partial + tl.cast(tl.program_id(0), tl.int64) * C.q.heads * n + h * n
     for k0 in range(low, high, C.sight.keys):
         keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
-        values = load_rows(v + b * to_v[0], k0, s, to_v, C.v, C.deep_v)
-        code, root, da, _ = pair_backward((queries, keys, values, grads), bias, (b, q0, k0), call, C)
+        values = load_rows(v + b * to_v[0], k0, s, to_v, C.v)
+        code, root = code_tile(queries, keys, bias, (b, q0, k0), call, C)
+        da, _ = width_backward(code.to(keys.dtype), values, grads, C)
         ds = score_grads(code, root, da, own, C)
         total += dot(ds.to(keys.dtype), keys, C.dots)
         if bias is not None:
@@ -157,22 +162,34 @@ def hyla_keys(tensors, strides, t, s, settings, C: tl.constexpr):
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
     call = (number(scale, C.dots.total), (t, s), limits, lse)
     keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
-    values = load_rows(v + b * to_v[0], k0, s, to_v, C.v, C.deep_v)
+    values = load_rows(v + b * to_v[0], k0, s, to_v, C.v)
     total_k = tl.full([C.k.heads_padded, C.k.rows, C.k.width_padded], 0.0, C.dots.total)
-    total_v = tl.full([C.v.rows, C.v.width_padded, C.v.heads_padded], 0.0, C.dots.total)
+    total_v = tl.full([C.v.tile.rows, C.v.tile.width_padded, C.v.tile.heads_padded], 0.0, C.dots.total)
+    more_v = total_v
+    if C.halves:
+        more_values = load_rows(v + b * to_v[0], k0, s, to_v, C.more_v)
     low, high = queries_of(k0, (t, s), limits, C.sight)
     for q0 in range(low, high, C.sight.queries):
         queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
-        grads = load_rows(dout + b * to_out[0], q0, t, to_out, C.out, C.deep_out)
-        code, root, da, dz = pair_backward((queries, keys, values, grads), bias, (b, q0, k0), call, C)
-        total_v += dot(tl.permute(dz, (0, 2, 1)), tl.permute(code.to(keys.dtype), (2, 1, 0)), C.dots)
+        code, root = code_tile(queries, keys, bias, (b, q0, k0), call, C)
+        a = code.to(keys.dtype)
+        grads = load_rows(dout + b * to_out[0], q0, t, to_out, C.out)
+        da, dz = width_backward(a, values, grads, C)
+        if C.halves:
+            grads = load_rows(dout + b * to_out[0], q0, t, to_out, C.more_out)
+            more, more_dz = width_backward(a, more_values, grads, C)
+            more_v += dot(tl.permute(more_dz, (0, 2, 1)), tl.permute(a, (2, 1, 0)), C.dots)
+            da += more
+        total_v += dot(tl.permute(dz, (0, 2, 1)), tl.permute(a, (2, 1, 0)), C.dots)
         own = da
         if C.normalise == "softmax":
             own = load_sums(delta, b, q0, t, C)
         ds = score_grads(code, root, da, own, C)
         total_k += dot(tl.permute(ds.to(queries.dtype), (0, 2, 1)), queries, C.dots)
     store_by_head(dk + b * to_dk[0], k0, s, to_dk, total_k * call[0], C.k)
-    store_by_row(dv + b * to_dv[0], k0, s, to_dv, tl.permute(total_v, (0, 2, 1)), C.v)
+    store_by_row(dv + b * to_dv[0], k0, s, to_dv, tl.permute(total_v, (0, 2, 1)), C.v.tile)
+    if C.halves:
+        store_by_row(dv + b * to_dv[0], k0, s, to_dv, tl.permute(more_v, (0, 2, 1)), C.more_v.tile)
 
 
 # ------------------------------------------------------------------------------------------------------------- launches
@@ -187,6 +204,7 @@ class Tile:
     keys: int
     warps: int
     stages: int
+    halves: bool = False  # is one half of a wide tile computed after the other?  Only the kernel of keys does so
 
 
 def row(q: Tensor) -> tuple[int, bool]:
@@ -209,6 +227,15 @@ def deep(x: Block) -> Block:
     return replace(x, heads_padded=heads, spread=heads // x.heads_padded)
 
 
+def cut(x: Block, halves: bool) -> tuple[Rows, Rows]:
+    """Tiles of both halves of the width; both are of the whole width unless it is cut."""
+    if not halves:
+        return Rows(x, deep(x)), Rows(x, deep(x))
+    half = replace(x, width_padded=x.width_padded // 2)
+    rest = replace(half, first=half.width_padded)
+    return Rows(half, deep(half)), Rows(rest, deep(rest))
+
+
 @dataclass(frozen=True)
 class Problem:
     """A call of the op, prepared for the kernels."""
@@ -229,14 +256,16 @@ class Problem:
     def config(self, size: Tile) -> Config:
         h = self.q.shape[2]
         q, k, v = (few(block(x, size.queries if x is self.q else size.keys, h)) for x in (self.q, self.k, self.v))
-        out = replace(v, rows=size.queries, share=1)
+        halves = size.halves and v.width_padded >= NARROW
+        values, outputs = (cut(x, halves) for x in (v, replace(v, rows=size.queries, share=1)))
         return Config(
             q=q,
             k=k,
-            v=v,
-            out=out,
-            deep_v=deep(v),
-            deep_out=deep(out),
+            v=values[0],
+            out=outputs[0],
+            more_v=values[1],
+            more_out=outputs[1],
+            halves=halves,
             sight=Sight(size.queries, size.keys, self.causal),
             dots=dots(self.v.dtype),
             normalise=self.normalise,
@@ -276,6 +305,9 @@ def tile(kernel: str, problem: Problem) -> Tile:
     if kernel == "queries":
         wide = itemsize > 2 and problem.shared < 200 << 10 and heads > 8
         return Tile((2 if wide else 8) if large else 16, 16, 8, 1)
+    if itemsize == 2:
+        held = problem.config(Tile(16, 16, 8, 1)).k
+        return Tile(16, 16 if held.heads_padded * held.width_padded <= 512 else 8, 8, 1, halves=True)
     return Tile(16, 8 if large or heads > 32 or problem.shared < 200 << 10 else 16, 8, 1)
 
 
