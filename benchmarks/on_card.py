@@ -35,11 +35,16 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "src"))
 os.environ.setdefault("POLYHEAD_TRITON", "1")  # the first-use check would stop what is to be measured
 os.environ.update({"TRITON_INTERPRET": "1"} if "--dry-run" in sys.argv else {})
 
+import numpy as np
 import torch
 
 from card import report, slices
 from card.case import Item, Setting
+from polyhead.ops import cards
 from polyhead.timing.measure import machine
+
+OLD_INTERPRETER, NEW_ARRAYS = (3, 6), (2, 4)
+"""Triton's interpreter up to the first version does not run with NumPy from the second one on."""
 
 ORDER = (1, 3, 4, 5, 6, 7, 2)
 """By value: what is wrong need not be timed, and the sanitizers are slow."""
@@ -117,6 +122,11 @@ def main(words: list[str] | None = None) -> int:
     if device.type == "cuda" and not torch.cuda.is_available():
         print("on_card: there is no card here; --dry-run tries the script on a CPU")
         return RED
+    arrays = tuple(map(int, np.__version__.split(".")[:2]))
+    if options.dry_run and cards.VERSION <= OLD_INTERPRETER and arrays >= NEW_ARRAYS:
+        told = "interprets the kernels, for which triton 3.6 wants NumPy 2.3 or older"
+        print(f"on_card: --dry-run {told}, not {np.__version__}")
+        return ERROR
     setting = Setting(device, options.dry_run, options.repeats)
     if options.one:
         return RED if slices.RAGGED[options.one](setting).run().get("red") else FINISHED

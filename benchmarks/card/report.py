@@ -1,7 +1,9 @@
 """What is in the rows of benchmarks/on_card.py: a line each, tables, pictures."""
 
 import json
+import math
 import pathlib
+import pprint
 from typing import Any
 
 from polyhead.analysis import figures
@@ -81,6 +83,34 @@ def pictures(number: int, rows: list[dict[str, Any]], folder: pathlib.Path) -> l
     return ["", f"![time over tokens]({path.name})"]
 
 
+def faster(rows: list[dict[str, Any]]) -> dict[tuple[str, str, bool], dict[int, int | None]]:
+    """What `polyhead.ops.cards.FASTER` has of a card: the fewest tokens from which on the kernels are faster.
+
+    They are if they beat every other way to compute the op, forward and with gradients, with every number of samples,
+    at that length and at all larger ones.
+    """
+    found: dict[tuple[str, str, bool], dict[int, dict[int, bool]]] = {}
+    for row in rows:
+        taken = {name: side["ms"] for name, side in row.get("sides", {}).items() if "ms" in side and name != "stock"}
+        others = [ms for name, ms in taken.items() if name != "triton"]
+        if "d" in row and "triton" in row["sides"] and others:
+            one = row["t"] == 1
+            lengths = found.setdefault((row["op"], row["dtype"], one), {}).setdefault(row["d"], {})
+            size = row["s"] if one else row["t"]
+            lengths[size] = lengths.get(size, True) and taken.get("triton", math.inf) < min(others)
+    return {key: {d: fewest(lengths) for d, lengths in widths.items()} for key, widths in found.items()}
+
+
+def fewest(wins: dict[int, bool]) -> int | None:
+    """The smallest length such that it and all larger ones are True.
+
+    >>> fewest({512: True, 2048: True, 1024: False}), fewest({512: False})
+    (2048, None)
+    """
+    slow = max((size for size, won in wins.items() if not won), default=0)
+    return min((size for size in wins if size > slow), default=None)
+
+
 def write(folder: pathlib.Path) -> pathlib.Path:
     """DIR/report.md, with pictures beside it; its path."""
     machine = json.loads((folder / "machine.json").read_text(encoding="utf-8"))
@@ -88,6 +118,9 @@ def write(folder: pathlib.Path) -> pathlib.Path:
     out.append("In brackets: times as long as stock attention of the same shape.")
     for number, rows in read(folder).items():
         out += ["", f"## {number}. {TITLES[number]}", "", *table(rows), *pictures(number, rows, folder)]
+    name = machine["device"].removeprefix("cuda (").removesuffix(")")
+    entry = {name: faster([row for rows in read(folder).values() for row in rows])}
+    out += ["", "## For `FASTER` of polyhead/ops/cards.py", "", "```python", pprint.pformat(entry, width=100), "```"]
     path = folder / "report.md"
     path.write_text("\n".join(out) + "\n", encoding="utf-8")
     return path

@@ -219,3 +219,46 @@ def test_a_card_that_was_not_tried_is_refused_by_name(monkeypatch, told):
 @pytest.mark.parametrize("capability", cards.CARDS)
 def test_a_card_that_was_tried_is_taken(monkeypatch, capability):
     assert reason(monkeypatch, capability=capability) is None
+
+
+RECORD = {("hyla", "bf16", False): {32: 1024, 64: 512}, ("hyla", "bf16", True): {64: None}}
+
+
+@pytest.mark.parametrize(
+    ("record", "op", "sizes", "taken"),
+    [
+        ({}, "hyla", (300, 300, 64), True),
+        ({"another card": RECORD}, "hyla", (300, 300, 64), True),
+        ({"this card": RECORD}, "hyla", (511, 4096, 64), False),
+        ({"this card": RECORD}, "hyla", (512, 512, 64), True),
+        ({"this card": RECORD}, "hyla", (512, 512, 24), False),
+        ({"this card": RECORD}, "hyla", (1024, 9, 24), True),
+        ({"this card": RECORD}, "hyla", (512, 512, 128), True),
+        ({"this card": RECORD}, "hyla", (1, 9999, 64), False),
+        ({"this card": RECORD | {("hyla", "bf16", True): {64: 4096}}}, "hyla", (1, 4096, 64), True),
+        ({"this card": RECORD}, "linear", (512, 512, 64), False),
+        ({"this card": RECORD | {("linear", "bf16", False): {64: 1}}}, "linear", (512, 512, 64), True),
+        ({"this card": RECORD}, "relational", (512, 512, 64), False),
+    ],
+)
+def test_auto_takes_what_was_measured_to_be_faster(monkeypatch, record, op, sizes, taken):
+    """On a card with a record nothing else; on any other card the check alone decides."""
+    monkeypatch.undo()  # `preferred` as it is
+    monkeypatch.setattr(KERNELS[op], "faster", inspect.unwrap(cards.faster))
+    monkeypatch.setattr(cards, "FASTER", record)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="this card"))
+    t, s, d = sizes
+    q = SimpleNamespace(is_cuda=True, dtype=torch.float16, device=torch.device("cuda"), shape=(2, t, 8, d))
+    assert inspect.unwrap(KERNELS[op].preferred)(SimpleNamespace(q=q, k=SimpleNamespace(shape=(2, s, 8, d)))) == taken
+
+
+def test_a_record_knows_tf32_from_float32(monkeypatch):
+    record = {("hyla", "tf32", False): {64: 1}, ("hyla", "fp32", False): {64: None}}
+    monkeypatch.setattr(cards, "FASTER", {"this card": record})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="this card"))
+    q = SimpleNamespace(is_cuda=True, dtype=torch.float32, device=torch.device("cuda"), shape=(2, 9, 8, 64))
+    found = []
+    for fast in (True, False):
+        monkeypatch.setattr(cards, "tf32", lambda fast=fast: fast)
+        found.append(inspect.unwrap(cards.faster)("hyla", SimpleNamespace(q=q, k=q)))
+    assert found == [True, False]

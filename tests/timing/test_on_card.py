@@ -42,7 +42,40 @@ def test_every_slice_runs_and_is_reported(on_card, tmp_path, monkeypatch):
     text = (folder / "report.md").read_text()
     assert all(f"## {number}. " in text for number in on_card.ORDER)
     assert "| hyla d 64, t 16, fp32, forward |" in text
+    assert "('hyla', 'fp32', False): {" in text
     assert (folder / "slice-3.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("triton", "numpy", "runs"), [((3, 6), "2.4.0", False), ((3, 6), "2.3.5", True), ((3, 7), "2.5.5", True)]
+)
+def test_an_interpreter_too_old_for_numpy_is_named(on_card, faked, monkeypatch, capsys, tmp_path, triton, numpy, runs):
+    faked()
+    monkeypatch.setattr(on_card.cards, "VERSION", triton)
+    monkeypatch.setattr(on_card.np, "__version__", numpy)
+    assert go(on_card, tmp_path) == (on_card.FINISHED if runs else on_card.ERROR)
+    told = f"interprets the kernels, for which triton 3.6 wants NumPy 2.3 or older, not {numpy}\n"
+    assert capsys.readouterr().out.endswith(told) != runs
+
+
+def side_by_side(op, d, t, s, way, triton, **others):
+    taken = {"triton": triton, "stock": 0.1, **others}
+    sides = {name: {"ms": ms} if ms else {"skipped": "no room"} for name, ms in taken.items()}
+    return {"key": "", "op": op, "d": d, "t": t, "s": s, "dtype": "bf16", "pass": way, "sides": sides}
+
+
+def test_the_record_of_a_card_says_from_where_on_kernels_are_faster(on_card):
+    """Faster than all that computes the same, in both passes, at that length and at all larger ones."""
+    rows = [
+        *(side_by_side("hyla", 64, t, t, "forward", 1.0, blocked=2.0, reference=3.0) for t in (512, 2048, 1024)),
+        *(side_by_side("hyla", 64, t, t, "both", 1.0, blocked=2.0 if t > 512 else 0.9) for t in (2048, 512, 1024)),
+        side_by_side("hyla", 32, 512, 512, "forward", 0, blocked=1.0),
+        *(side_by_side("hyla", 64, 1, 4096, "forward", ms, blocked=2.0) for ms in (1.0, 3.0)),
+        side_by_side("hyla", 64, 1, 32768, "forward", 1.0, blocked=2.0),
+        {"key": "plain product", "tflops": 3.0},
+    ]
+    wanted = {("hyla", "bf16", False): {64: 1024, 32: None}, ("hyla", "bf16", True): {64: 32768}}
+    assert on_card.report.faster(rows) == wanted
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Where the Triton kernels may run: Triton's version, the GPU and the environment variable POLYHEAD_TRITON.
+"""Where the Triton kernels may run, and where they are faster: Triton's version, the GPU, POLYHEAD_TRITON.
 
 check   (default) on the GPUs and Triton versions below; each configuration is checked at its first use
 1       wherever they can run, without checks
@@ -29,6 +29,12 @@ for the others the check at first use decides."""
 CARDS = ((8, 0), (8, 6), (8, 9), (9, 0))
 """Compute capabilities for which all kernels compile and fit into shared memory (benchmarks/ahead_of_time.py)."""
 
+FASTER: dict[str, dict[tuple[str, str, bool], dict[int, int | None]]] = {}
+"""Name of a GPU -> (op, "bf16", "fp32" or "tf32", is there one query) -> width of heads -> the fewest tokens (keys, if
+there is one query) from which on the kernels were measured to be faster than all else; None: never.
+
+`benchmarks/on_card.py --report` writes the entry of a GPU."""
+
 
 def without_triton(x: AttentionCall) -> str | None:
     """Why Triton kernels cannot or must not run on these tensors, or None."""
@@ -58,6 +64,21 @@ def untried(device: torch.device) -> str | None:
     known = ", ".join(f"{major}.{minor}" for major, minor in CARDS)
     came = f"not {card.major}.{card.minor}"
     return f"knows compute capabilities {known}, {came}; POLYHEAD_TRITON=1 takes it nevertheless"
+
+
+def faster(op: str, x: AttentionCall) -> bool:
+    """Were the kernels measured to be faster on this GPU?  Where nothing was measured, True: only the check decides.
+
+    A width that was not measured counts as the next larger one, and float16 as bfloat16.
+    """
+    if not FASTER or (rows := FASTER.get(torch.cuda.get_device_properties(x.q.device).name)) is None:
+        return True
+    kind = "bf16" if x.q.dtype.itemsize == 2 else "tf32" if tf32() else "fp32"
+    t, s = x.q.shape[1], x.k.shape[1]
+    widths = rows.get((op, kind, t == 1), {})
+    width = min((w for w in widths if w >= x.q.shape[-1]), default=max(widths, default=0))
+    fewest = widths.get(width)
+    return fewest is not None and (s if t == 1 else t) >= fewest
 
 
 def tf32() -> bool:

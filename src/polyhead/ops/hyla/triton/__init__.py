@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.cards import shared_memory, tf32, without_triton
+from polyhead.ops.cards import faster, shared_memory, tf32, without_triton
 from polyhead.ops.custom_op_rules import REFERENCES, Gradients, Kernel, backward_only, custom_op
 from polyhead.ops.first_use import FirstUse
 from polyhead.ops.tiles import dense_limits, refuse
@@ -72,11 +72,11 @@ def too_large_for(q: Tensor, shared: int) -> str | None:
 
 
 def preferred(x: AttentionCall) -> bool:
-    """On a GPU.  The alternative is tiles in PyTorch, which launch thousands of kernels at t = 2048.
+    """On a GPU, unless they were measured to be slower there.  The alternative is tiles in PyTorch.
 
-    The kernels have not been timed yet; the choice rests on counts of products, bytes and launches.
+    Tiles launch thousands of kernels at t = 2048.  Without measurements the choice rests on such counts.
     """
-    return x.q.is_cuda
+    return x.q.is_cuda and faster("hyla", x)
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:

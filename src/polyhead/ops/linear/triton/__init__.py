@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.cards import without_triton
+from polyhead.ops.cards import faster, without_triton
 from polyhead.ops.custom_op_rules import REFERENCES, Gradients, Kernel, backward_only, custom_op
 from polyhead.ops.first_use import FirstUse
 from polyhead.ops.latent_code import act as activation, emptied, sequence_of
@@ -35,8 +35,8 @@ def unsupported_reason(x: AttentionCall) -> str | None:
 
 
 def preferred(x: AttentionCall) -> bool:
-    """On a GPU, for more than a few chunks.  Not timed yet."""
-    return x.q.is_cuda and x.q.shape[1] >= 4 * CHUNK
+    """On a GPU, for more than a few chunks, unless they were measured to be slower there."""
+    return x.q.is_cuda and x.q.shape[1] >= 4 * CHUNK and faster("linear", x)
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:

@@ -23,7 +23,7 @@ from einops import einsum
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.cards import shared_memory, without_triton
+from polyhead.ops.cards import faster, shared_memory, without_triton
 from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
 from polyhead.ops.first_use import FirstUse
 from polyhead.ops.latent_code import at_least_float32, retrieved_and_related, wide
@@ -50,11 +50,12 @@ def unsupported_reason(x: AttentionCall) -> str | None:
 
 
 def preferred(x: AttentionCall) -> bool:
-    """On a GPU.  The alternative is tiles in PyTorch: a dozen launches per tile, with the activation in memory.
+    """On a GPU, unless they were measured to be slower there.  The alternative is tiles in PyTorch.
 
-    Not timed yet.  For relations without an activation "auto" prefers PyTorch's own attention.
+    Tiles take a dozen launches each, with the activation in memory.  For relations without an activation "auto" prefers
+    PyTorch's own attention.
     """
-    return x.q.is_cuda
+    return x.q.is_cuda and faster("relational", x)
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:
