@@ -99,6 +99,7 @@ def handed_on(module, compiled):
     [
         ("hyla.triton.code", "hyla.triton.code", "Config"),
         ("hyla.triton.kernels", "hyla.triton.code", "Config"),
+        ("hyla.triton.gradients", "hyla.triton.code", "Config"),
         ("linear.triton.kernels", "linear.triton.kernels", "Compiled"),
         ("relational.triton.kernels", "relational.triton.launches", "Compiled"),
     ],
