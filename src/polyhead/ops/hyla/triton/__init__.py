@@ -74,7 +74,7 @@ def too_large_for(q: Tensor, shared: int) -> str | None:
 def preferred(x: AttentionCall) -> bool:
     """On a GPU, unless they were measured to be slower there.  The alternative is tiles in PyTorch.
 
-    Tiles launch thousands of kernels at t = 2048.  Without measurements the choice rests on such counts.
+    Not timed yet.  The choice rests on counts: tiles launch thousands of kernels at t = 2048.
     """
     return x.q.is_cuda and faster("hyla", x)
 

@@ -35,7 +35,7 @@ def unsupported_reason(x: AttentionCall) -> str | None:
 
 
 def preferred(x: AttentionCall) -> bool:
-    """On a GPU, for more than a few chunks, unless they were measured to be slower there."""
+    """On a GPU, for more than a few chunks, unless they were measured to be slower there.  Not timed yet."""
     return x.q.is_cuda and x.q.shape[1] >= 4 * CHUNK and faster("linear", x)
 
 

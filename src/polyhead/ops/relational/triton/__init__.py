@@ -52,8 +52,8 @@ def unsupported_reason(x: AttentionCall) -> str | None:
 def preferred(x: AttentionCall) -> bool:
     """On a GPU, unless they were measured to be slower there.  The alternative is tiles in PyTorch.
 
-    Tiles take a dozen launches each, with the activation in memory.  For relations without an activation "auto" prefers
-    PyTorch's own attention.
+    Not timed yet.  Tiles take a dozen launches each, with the activation in memory.  For relations without an
+    activation "auto" prefers PyTorch's own attention.
     """
     return x.q.is_cuda and faster("relational", x)
 
