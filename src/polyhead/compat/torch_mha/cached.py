@@ -19,6 +19,7 @@ from polyhead.layers.cache import Cache
 def cached(model: nn.Module, cache: Cache | None = None) -> Iterator[Cache]:
     """Within this block every call of `model` continues the sequences in the cache; it gets their new tokens only.
 
+    >>> from polyhead.compat.torch_mha import replace
     >>> layer = torch.nn.TransformerDecoderLayer(16, 4, batch_first=True)
     >>> decoder = torch.nn.TransformerDecoder(layer, 2).eval()
     >>> replace(decoder, [Softmax(2), Hyla(2)])
