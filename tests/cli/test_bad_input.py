@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import warnings
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ import torch
 import polyhead as ph
 from polyhead import config as configs
 from polyhead.cli.mistakes import one_line
-from polyhead.cli.output import short_warnings
 from polyhead.cli.verbs import main
 from polyhead.config import save
 
@@ -329,6 +327,10 @@ def test_arguments_of_another_kind():
             lambda: ph.TransformerConfig(5, ph.Values()),  # type: ignore[arg-type]
             "TransformerConfig: inputs must be one of Tokens(), Vectors(), Patches() but is 5",
         ),
+        (lambda: ph.Transformer(ph.Tokens(3)), "Transformer: a TransformerConfig was wanted but Tokens(count=3"),
+        (lambda: ph.train.run("fuzzy-hyla"), "train.run: a Run was wanted, as RECIPES['fuzzy-hyla']() makes, but 'fu"),
+        (lambda: ph.records(["runs"]), "records: folders were wanted, one argument each, but ['runs'] came"),
+        (lambda: ph.TransformerBlock(64, 8), "TransformerBlock: attention must be a MultiHeadAttention but is 64"),
         (lambda: ph.ops.hyla(None, q, q), "hyla: q must be a Tensor (b t h d) but is a NoneType"),
         (
             lambda: ph.ops.latent_code(q, q.double(), normalise="softmax"),
@@ -387,11 +389,3 @@ def test_fields_of_another_type(kind: Any, field: str, values: tuple[Any, ...], 
 @pytest.mark.compile
 def test_whole_numbers_where_any_are_wanted():
     assert ph.Rotary(**{"theta": 1}) == ph.Rotary(1.0)  # noqa: PIE804
-
-
-def test_a_warning_of_ours_is_one_line():
-    plain = warnings.formatwarning
-    with short_warnings():
-        assert warnings.formatwarning("Transformer: x", configs.BlindToOrder, "f.py", 3) == "polyhead: Transformer: x\n"
-        assert warnings.formatwarning("y", UserWarning, "f.py", 3) == plain("y", UserWarning, "f.py", 3)
-    assert warnings.formatwarning is plain

@@ -43,11 +43,13 @@ from polyhead.config.run import (
     Run,
     Train,
     TransformerConfig,
+    check_run,
     digest,
     from_dict,
     head_list,
     load,
     save,
+    warn_if_blind,
 )
 from polyhead.config.serial import (
     non_semantic,
@@ -94,6 +96,7 @@ __all__ = [
     "TransformerConfig",
     "Values",
     "Vectors",
+    "check_run",
     "digest",
     "from_dict",
     "head_list",
@@ -103,6 +106,7 @@ __all__ = [
     "save",
     "stream",
     "to_dict",
+    "warn_if_blind",
 ]
 
 

@@ -182,20 +182,6 @@ class TransformerConfig(Checked):
         """The head groups of layer `layer` (from 0)."""
         return typing.cast(Heads, self._lists[layer] if self.per_layer else self._lists)
 
-    def warn_if_blind(self, stacklevel: int = 3) -> None:
-        """Warn (BlindToOrder) if tokens are a set to this model: no positions, not causal, no window, no symbols of
-        positions.  A model with heads or feed-forward layers of a user is trusted: they may see the order."""
-        groups = [group for i in range(self.layers) for group in self.layer_heads(i)]
-        ours = all(isinstance(group, MECHANISMS) for group in groups) and isinstance(self.feedforward, FEEDFORWARDS)
-        symbols = {type(group.symbols) for group in groups if isinstance(group, SymbolHeads)}
-        given = self.positions is not None or self.causal or self.window is not None
-        if isinstance(self.inputs, Tokens) and ours and not given and symbols <= {SymbolicAttention}:
-            warnings.warn(
-                "Transformer: it is blind to the order of its tokens: give positions, such as Rotary(), or causal=True",
-                BlindToOrder,
-                stacklevel,
-            )
-
     def layer_cross_heads(self, layer: int) -> Heads:
         """The head groups that attend to the encoder in layer `layer`; none without an encoder."""
         if self.encoder is None:
@@ -203,6 +189,23 @@ class TransformerConfig(Checked):
         if self.cross_heads is None:
             return (Softmax(sum(group.heads for group in self.layer_heads(layer))),)
         return typing.cast(Heads, self.cross_heads)
+
+
+def warn_if_blind(settings: object, stacklevel: int = 3) -> None:
+    """Warn (BlindToOrder) if tokens are a set to a model of these settings: no positions, not causal, no window, no
+    symbols of positions.  A model with heads or feed-forward layers of a user is trusted: they may see the order.
+
+    Raises ValueError for anything but a TransformerConfig.
+    """
+    if not isinstance(settings, TransformerConfig):
+        raise ValueError(f"Transformer: a TransformerConfig was wanted but {settings!r:.60} came")
+    groups = [group for i in range(settings.layers) for group in settings.layer_heads(i)]
+    ours = all(isinstance(group, MECHANISMS) for group in groups) and isinstance(settings.feedforward, FEEDFORWARDS)
+    symbols = {type(group.symbols) for group in groups if isinstance(group, SymbolHeads)}
+    given = settings.positions is not None or settings.causal or settings.window is not None
+    if isinstance(settings.inputs, Tokens) and ours and not given and symbols <= {SymbolicAttention}:
+        said = "Transformer: it is blind to the order of its tokens: give positions, such as Rotary(), or causal=True"
+        warnings.warn(said, BlindToOrder, stacklevel)
 
 
 def head_list(who: str, heads: Any) -> Heads:
@@ -342,6 +345,12 @@ class Run(Checked):
         if not isinstance(self.model, TransformerConfig):
             raise ValueError(f"{self.name}: a transformer was wanted but the model is a {type(self.model).__name__}")
         return self.model
+
+
+def check_run(who: str, run: object) -> None:
+    """Raise ValueError unless this is a Run; the name of a recipe is none."""
+    if not isinstance(run, Run):
+        raise ValueError(f"{who}: a Run was wanted, as RECIPES['fuzzy-hyla']() makes, but {run!r:.60} came")
 
 
 def digest(config: Any) -> str:

@@ -65,6 +65,8 @@ class TransformerBlock(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if not hasattr(attention, "dim"):
+            raise ValueError(f"TransformerBlock: attention must be a MultiHeadAttention but is {attention!r:.60}")
         self.pre = one_of("TransformerBlock", "norm_order", norm_order, ("pre", "post")) == "pre"
         self.norm1 = build_norm(norm, attention.dim, norm_eps, device=device, dtype=dtype)
         self.attention = attention

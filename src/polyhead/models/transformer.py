@@ -73,7 +73,7 @@ class Transformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        settings.warn_if_blind()
+        config.warn_if_blind(settings)
         self.config = settings
         self.encoder = _encoder(settings.encoder, device, dtype)
         self.inputs = build_input(settings.inputs, settings.dim, device=device, dtype=dtype)

@@ -166,6 +166,9 @@ def records(*places: str | pathlib.Path, who: str = "records") -> Records:
 
     `records("runs")` shows a table in a notebook; `.text("latex")` writes it, `.frame()` is a DataFrame.
     """
+    for place in places:
+        if not isinstance(place, str | pathlib.Path):
+            raise ValueError(f"{who}: folders were wanted, one argument each, but {place!r:.60} came")
     found: dict[pathlib.Path, tuple[Run, pathlib.Path]] = {}
     for place in places or ("runs",):
         for run, folder in _in_order(_runs_in(pathlib.Path(place), who)):

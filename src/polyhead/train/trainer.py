@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 from collections.abc import Sequence
 
-from polyhead.config import Run, digest
+from polyhead.config import Run, check_run, digest
 from polyhead.config.extensions import check_found, foreign
 from polyhead.train.checks import check, read_all
 from polyhead.train.device import process
@@ -46,6 +46,7 @@ def run(
     Raises ValueError if the folder holds another run, or an unfinished one and neither `resume` nor `again` is given;
     OSError if the disk fails before the first step; Interrupted after Ctrl-C, SIGTERM or SIGUSR1, with the run saved.
     """
+    check_run("train.run", config)
     world, folder = World.here(config.device), folder_of(config)
     with world.joined(), contextlib.ExitStack() as held:
         check(config, world.size)

@@ -128,8 +128,8 @@ class Transformer(nnx.Module):
     def __init__(
         self, settings: config.TransformerConfig, *, rngs: nnx.Rngs | None = None, dtype: Any = jnp.float32
     ) -> None:
+        config.warn_if_blind(settings)
         check(settings)
-        settings.warn_if_blind()
         rngs = nnx.Rngs(0) if rngs is None else rngs
         draw, dim = Draw(rngs, settings.init, dtype), settings.dim
         self.config = settings
