@@ -3,8 +3,8 @@
     python benchmarks/speed_figure.py                     # measures with one and two threads, then draws: minutes
     python benchmarks/speed_figure.py --draw              # draws what is there
 
-HYLA and relational heads are measured one after the other, each beside stock softmax attention, so that ratios are
-within one run.  Causal, b 1, 8 heads of width 64, float32; relational heads have 8 relations.
+HYLA, relational and linear heads are measured one after the other, each beside stock softmax attention, so that ratios
+are within one run.  Causal, b 1, 8 heads of width 64, float32; relational heads have 8 relations.
 """
 
 import argparse
@@ -15,13 +15,14 @@ from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.timing import measure
-from polyhead.timing.sides import Options
+from polyhead.timing.sides import PASSES, Options
 
 PLACE = Path(__file__).parents[1] / "docs" / "results" / "kernels" / "speed"
 LENGTHS = (256, 512, 1024, 2048, 4096)
 SIDES = {
     "hyla": ("reference", "blocked", "native", "stock"),
     "relational": ("reference", "blocked", "native", "stock", "dual-attention"),
+    "linear": ("reference", "chunked", "native", "stock"),
 }
 SHOWN = {
     ("hyla", "reference"): "HYLA, the equation",
@@ -54,7 +55,10 @@ def main() -> None:
                 sides=sides,
                 memory=MEMORY,
             )
-            measure.run(asked, given.into / f"threads-{threads}", lambda text, done, total: print(text, flush=True))
+            folder = given.into / f"threads-{threads}"
+            measure.run(asked, folder, lambda text, done, total: print(text, flush=True))
+            for each in (*folder.glob("*.png"), *folder.glob("*.svg")):
+                each.unlink()  # one picture is enough
     draw(given.into)
 
 
@@ -64,6 +68,7 @@ def draw(folder: Path) -> None:
     panels: list[Any] = []
     for threads, each in found.items():
         rows = {op: json.loads((each / f"{op}.json").read_text(encoding="utf-8"))["rows"] for op in SIDES}
+        table(rows, threads)
         words = "1 thread" if threads == 1 else f"{threads} threads"
         panels.append((f"forward and backward, ms, {words}", series(rows, lambda row: row["seconds"]["min"] * 1e3), {}))
         if threads == min(found):
@@ -72,6 +77,21 @@ def draw(folder: Path) -> None:
         axes: Any = {"x_label": "tokens", "log_x": True, "log_y": True}
         figures.lines([*panels, memory], folder / f"speed.{kind}", **axes)
     print(folder / "speed.png")
+
+
+def table(rows: Mapping[str, list[dict[str, Any]]], threads: int) -> None:
+    """Print the table of docs/speed.md: ratios to the softmax attention of the same run."""
+    print(f"\n| threads {threads} | " + " | ".join(f"t {t}" for t in LENGTHS) + " |\n|---|" + "---|" * len(LENGTHS))
+    for op, sides in SIDES.items():
+        for side, which in ((s, w) for s in sides if s != "stock" for w in PASSES):
+            found = {row["t"]: row for row in rows[op] if (row["side"], row["pass"]) == (side, which)}
+            cells = (
+                f"{1 / row['stock_over']['time']:.2f}, {1 / row['stock_over']['memory']:.2f}"
+                if "stock_over" in row
+                else ""
+                for row in (found.get(t, {}) for t in LENGTHS)
+            )
+            print(f"| {op}, {side}, {which} | " + " | ".join(cells) + " |")
 
 
 def series(rows: Mapping[str, list[dict[str, Any]]], value: Any) -> dict[str, dict[float, list[float]]]:
