@@ -81,6 +81,24 @@ def test_nothing_comes_of_nothing(problem, arguments, op, impl):
 
 
 @pytest.mark.parametrize(("op", "impl"), ALL)
+@pytest.mark.parametrize("kind", ["offset", "dense"])
+def test_a_bias_of_nothing_has_a_gradient_of_zeros(problem, arguments, op, impl, kind):
+    """It alone learns."""
+    for b, t, s in some([(1, 3, 0), (1, 0, 3), (0, 3, 4)][: samples(impl, 1)]):
+        qkv, options = problem(t, s, bias=kind, b=b)
+        options |= NEEDED.get(impl, {})
+        tensors, bias = [x.detach() for x in arguments(op, qkv)], options["bias"].detach().requires_grad_()
+        try:
+            out = resolve(op, impl)(*tensors, **options | {"bias": bias})
+        except ValueError as error:
+            assert "takes no bias" in str(error) or "takes biases by offset" in str(error)  # noqa: PT017
+            continue
+        (came,) = torch.autograd.grad(out, [bias], torch.ones_like(out))
+        assert came.shape == bias.shape
+        assert (came == 0).all()
+
+
+@pytest.mark.parametrize(("op", "impl"), ALL)
 def test_a_bias_of_minus_infinity_hides_like_a_mask(problem, arguments, op, impl):
     """Single pairs, and for one query all: code and gradients are exactly 0 there."""
     torch.manual_seed(0)

@@ -121,7 +121,9 @@ def dense(bias: jax.Array, t: int, s: int) -> jax.Array:
     # Viewing rows of n numbers as rows of n - 1 shifts each query by one key.
     h, n = bias.shape
     rows = jnp.broadcast_to(bias[:, None], (h, t, n)).reshape(h, t * n)
-    return rows[:, t - 1 : t * n - 1].reshape(h, t, n - 1)[:, :, :s] if t > 1 else bias[:, None]
+    if t < 2:
+        return bias[:, None] if t == 1 else bias[:, :0].reshape(h, 0, s)
+    return rows[:, t - 1 : t * n - 1].reshape(h, t, n - 1)[:, :, :s]
 
 
 def sequence_of(cu_seqlens: jax.Array, rows: int) -> jax.Array:

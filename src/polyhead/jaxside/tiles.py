@@ -233,6 +233,8 @@ def blocked(reference: Run, rows: Rows = _nothing, preferred: Callable[[Attentio
     """
 
     def forward(x: AttentionCall) -> jax.Array:
+        if 0 in x.lengths:  # of nothing there is no tile
+            return reference(x)
         return _forward(reference, rows, (TILE, SMALL, NUMBERS), x)
 
     return Impl(forward, preferred=large if preferred is None else preferred)

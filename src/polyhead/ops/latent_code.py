@@ -80,7 +80,9 @@ def dense(bias: Tensor, t: int, s: int) -> Tensor:
     # torch.compile.
     h, n = bias.shape
     rows = bias.unsqueeze(1).expand(h, t, n).flatten(1)
-    return rows[:, t - 1 : t * n - 1].unflatten(1, (t, n - 1))[:, :, :s] if t > 1 else bias.unsqueeze(1)
+    if t < 2:
+        return bias.unsqueeze(1) if t == 1 else bias[:, :0].reshape(h, 0, s)
+    return rows[:, t - 1 : t * n - 1].unflatten(1, (t, n - 1))[:, :, :s]
 
 
 def diagonal(t: int, s: int, device: torch.device) -> Tensor:
