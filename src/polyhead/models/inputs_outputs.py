@@ -124,7 +124,8 @@ class PatchInput(nn.Module):
 class LazyLogits:
     """Logits factor (x weight' + bias) (b t c) of a stream x (b t m), which are never stored as a whole.
 
-    >>> lazy = Transformer(TransformerConfig(Tokens(9), Logits(9), dim=8))(torch.randint(9, (2, 5)), lazy=True)
+    >>> model = Transformer(TransformerConfig(Tokens(9), Logits(9), dim=8, causal=True))
+    >>> lazy = model(torch.randint(9, (2, 5)), lazy=True)
     >>> lazy.cross_entropy(torch.randint(9, (2, 5))).shape, lazy.argmax().shape
     (torch.Size([2, 5]), torch.Size([2, 5]))
 

@@ -58,7 +58,7 @@ class FindsItself:
 class PolyheadConfig(FindsItself, transformers.PretrainedConfig):
     """A `TransformerConfig` for transformers: `transformer` holds its JSON, `settings` is the dataclass.
 
-    >>> config = PolyheadConfig(TransformerConfig(Tokens(256), Logits(256), heads=Hyla(4)))
+    >>> config = PolyheadConfig(TransformerConfig(Tokens(256), Logits(256), heads=Hyla(4), causal=True))
     >>> config.vocab_size, config.transformer["heads"][0]["kind"], config.settings.heads[0].act
     (256, 'Hyla', 'relu')
 

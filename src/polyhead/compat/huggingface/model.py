@@ -50,7 +50,7 @@ from polyhead.train.store.folder import read_config
 class PolyheadModel(PolyheadPreTrainedModel):
     """The blocks without outputs: the stream after the last norm, for tokens or images.
 
-    >>> settings = TransformerConfig(Tokens(256), Logits(256), dim=32, layers=2, heads=[Softmax(2), Hyla(2)])
+    >>> settings = TransformerConfig(Tokens(256), Logits(256), dim=32, heads=[Softmax(2), Hyla(2)], causal=True)
     >>> model = PolyheadModel(PolyheadConfig(settings)).eval()
     >>> out = model(torch.tensor([[72, 105, 33]]), output_hidden_states=True, output_attentions=True)
     >>> out.last_hidden_state.shape, len(out.hidden_states), out.attentions[0].shape
