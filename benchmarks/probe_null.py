@@ -4,7 +4,8 @@
 
 The networks are the paper's for fuzzy logic, untrained, each with a seed and a split of its own.  With the weights of
 queries and keys at zero all scores are zero, so that the code is one constant.  The test is that of Fig. 2B: F1 of the
-probe over F1 of the same probe fitted on permuted labels, Student's t over the repeats, Holm over all parts.
+probe over F1 of the same probe fitted on permuted labels, Student's t over the repeats, Holm over all parts.  Trained
+networks that come along stand beside themselves before their first step.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import torch
 from polyhead.analysis import probe_model
 from polyhead.models.build import build
 from polyhead.papers.estimates import Estimate
-from polyhead.papers.hyla.probes import decodable
+from polyhead.papers.hyla.probes import decodable, learned, untrained
 from polyhead.papers.hyla.singles import fuzzy_hyla, fuzzy_softmax
 from polyhead.train import load_model
 from polyhead.train.store import shipped
@@ -27,6 +28,7 @@ from polyhead.train.store.folder import environment, write
 PLACE = Path(__file__).parents[1] / "docs" / "results" / "probe_null.json"
 RECIPES = {"HYLA": fuzzy_hyla, "Softmax": fuzzy_softmax}
 SEQUENCES = 1024
+BEFORE = "before its first step"
 
 
 def network(recipe, seed, constant):
@@ -59,7 +61,9 @@ def networks(repeats):
     """Kind, heads, seed, network and task: of those without training, and of the trained ones that come along."""
     for model in (name for name in shipped.models() if name.startswith("fuzzy-")):
         run, trained = load_model(model)
-        yield "trained", {"hyla": "HYLA", "softmax": "Softmax"}.get(model.split("-")[1]), run.seed, trained, run.task
+        name = {"hyla": "HYLA", "softmax": "Softmax"}.get(model.split("-")[1], "Linear")
+        yield "trained", name, run.seed, trained, run.task
+        yield BEFORE, name, run.seed, untrained(run), run.task
     for constant, (name, recipe), seed in itertools.product((True, False), RECIPES.items(), range(repeats)):
         yield "a constant code" if constant else "untrained", name, seed, *network(recipe, seed, constant)
 
@@ -77,6 +81,11 @@ def main() -> None:
         )
         (verdicts[kind],) = decodable("the term", f1, null)
         print(f"{kind}: {verdicts[kind]}")
+    after, before = (
+        {place: Estimate.of(dict(enumerate(v["f1"]))) for place, v in found[k].items()} for k in ("trained", BEFORE)
+    )
+    (verdicts["training"],) = learned("the term", after, before)
+    print(verdicts["training"])
     about = {
         "command": f"python benchmarks/probe_null.py --repeats {given.repeats}",
         "environment": environment(torch.device("cpu")),
