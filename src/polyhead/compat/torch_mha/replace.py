@@ -61,8 +61,8 @@ def _without(model: nn.Module) -> str:
     if ours:
         return f"holds none: {ours} are replaced already"
     for module in model.modules():
-        package = type(module).__module__.partition(".")[0]
-        if package in OTHERWISE and any(word in type(module).__name__ for word in ("Attention", "Attn")):
+        package, name = type(module).__module__.partition(".")[0], type(module).__name__
+        if package in OTHERWISE and ("Attention" in name or "Attn" in name) and "Block" not in name:
             return f"holds {timm.name_of(module)}: {OTHERWISE[package]}"
     return "holds none"
 
