@@ -252,11 +252,11 @@ ERRORS = {
     ),
     "heads that do not fill the width": (
         lambda a, x: make([Softmax(2), Relational(3)]),
-        "Softmax: 5 heads do not divide the model width 48: give dim= and value_dim= (per head)",
+        "Softmax: 5 heads in all (2 of them here) do not divide the model width 48: give dim= and value_dim=",
     ),
     "heads of which one width is given": (
         lambda a, x: make([Softmax(2, dim=8, value_dim=8), Relational(3, dim=8)]),
-        "Relational: 5 heads do not divide the model width 48: give value_dim= (per head)",
+        "Relational: 5 heads in all (3 of them here) do not divide the model width 48: give value_dim= (per head)",
     ),
 }
 
