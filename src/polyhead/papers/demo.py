@@ -65,6 +65,10 @@ def fuzzy(steps: int = FUZZY_STEPS) -> tuple[Run, ...]:
 
 
 def full() -> tuple[str, ...]:
-    """Local trained models that come with polyhead: the networks of `fuzzy` after all of the paper's steps."""
-    names = (name for name in shipped.models() if name.startswith(("fuzzy-hyla-", "fuzzy-softmax-")))
-    return tuple(name for name in names if shipped.at_hand(name))
+    """Local trained models that come with polyhead: the networks of `fuzzy` after all of the paper's steps.
+
+    Only seeds of which both networks are there: means over other seeds could not be compared.
+    """
+    there = {name for name in shipped.models() if shipped.at_hand(name)}
+    pairs = ((f"fuzzy-hyla-{seed}", f"fuzzy-softmax-{seed}") for seed in range(1, 6))
+    return tuple(name for pair in pairs if there.issuperset(pair) for name in pair)
