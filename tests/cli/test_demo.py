@@ -87,9 +87,26 @@ def test_it_takes_other_steps(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None
     monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, *rest, **options: trained.extend(runs) or [])
     monkeypatch.setattr(cli_demo, "step_seconds", lambda run: 0.01)
     monkeypatch.setattr(cli_demo, "marks", lambda *given: {})
-    assert cli_demo.Demo(folder=tmp_path, steps=15_000)() == 0
-    assert {run.train.steps for run in trained if run.task == demo.fuzzy()[0].task} == {15_000}
+    assert cli_demo.Demo(folder=tmp_path, steps=400)() == 0
+    assert {run.train.steps for run in trained if run.task == demo.fuzzy()[0].task} == {400}
     assert {run.train.steps for run in trained if run.task != demo.fuzzy()[0].task} == {600}
+
+
+@pytest.mark.parametrize(("capability", "steps"), [("AVX512", 15_000), ("AVX2", 6500), ("DEFAULT", 6500)])
+def test_a_slower_processor_has_fewer_steps(
+    capability: str, steps: int, monkeypatch: pytest.MonkeyPatch, tmp_path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    trained = []
+    monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, *rest, **options: trained.extend(runs) or [])
+    monkeypatch.setattr(cli_demo, "step_seconds", lambda run: 0.01)
+    monkeypatch.setattr(cli_demo, "marks", lambda *given: {})
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert cli_demo.Demo(folder=tmp_path, device="cpu")() == 0
+    assert {run.train.steps for run in trained if run.task == demo.fuzzy()[0].task} == {steps}
+    assert f"{steps:,} of\nits 50,000 steps" in capsys.readouterr().err
+    assert demo.steps_on(torch.device("cuda")) == 15_000
 
 
 def test_a_step_is_timed_and_threads_are_put_back() -> None:
