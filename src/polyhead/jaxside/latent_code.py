@@ -118,11 +118,11 @@ def dense(bias: jax.Array, t: int, s: int) -> jax.Array:
     """A bias by offset (h t+s-1), expanded to (h t s); a dense bias is returned unchanged."""
     if bias.ndim != 2:
         return bias
-    # Viewing rows of n numbers as rows of n - 1 shifts each query by one key.
     h, n = bias.shape
-    rows = jnp.broadcast_to(bias[:, None], (h, t, n)).reshape(h, t * n)
     if t < 2:
         return bias[:, None] if t == 1 else bias[:, :0].reshape(h, 0, s)
+    # Viewing rows of n numbers as rows of n - 1 shifts each query by one key.
+    rows = jnp.broadcast_to(bias[:, None], (h, t, n)).reshape(h, t * n)
     return rows[:, t - 1 : t * n - 1].reshape(h, t, n - 1)[:, :, :s]
 
 

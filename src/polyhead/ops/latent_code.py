@@ -76,12 +76,12 @@ def dense(bias: Tensor, t: int, s: int) -> Tensor:
     """A bias by offset (h t+s-1), expanded to (h t s); a dense bias is returned unchanged."""
     if bias.ndim != 2:
         return bias
-    # Viewing rows of n numbers as rows of n - 1 shifts each query by one key.  Lengths stay dynamic under
-    # torch.compile.
     h, n = bias.shape
-    rows = bias.unsqueeze(1).expand(h, t, n).flatten(1)
     if t < 2:
         return bias.unsqueeze(1) if t == 1 else bias[:, :0].reshape(h, 0, s)
+    # Viewing rows of n numbers as rows of n - 1 shifts each query by one key.  Lengths stay dynamic under
+    # torch.compile.
+    rows = bias.unsqueeze(1).expand(h, t, n).flatten(1)
     return rows[:, t - 1 : t * n - 1].unflatten(1, (t, n - 1))[:, :, :s]
 
 
