@@ -1,7 +1,8 @@
-"""The figure and the tests of the long trainings, from all of their runs that are finished.
+"""The figures and the tests of the long trainings, from all of their runs that are finished.
 
-    python benchmarks/long_figure.py [runs/long/main/*]       draws docs/results/fuzzy/long anew
+    python benchmarks/long_figure.py [runs/long/main/*]       draws docs/results/fuzzy/long and fuzzy/inside anew
 
+`long` has their scores, `inside` what swaps and probes of their codes show.
 Without folders it takes the runs in `models/`, where `ship_models.py` puts them.  It names the folders that it leaves
 out: unfinished runs, and runs that are not of the protocol.
 """
@@ -12,18 +13,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from long_trainings import MODELS, SEEDS, training
-from polyhead.config import digest
+from polyhead.config import Run, digest
 from polyhead.papers.figure import Figure
-from polyhead.papers.hyla.long import draw
+from polyhead.papers.hyla import inside, long
 from polyhead.papers.hyla.sizes import HYLA
 from polyhead.papers.page import write_page
 from polyhead.papers.reproduce import PAGE, RESULTS, described
 from polyhead.papers.study import Study
-from polyhead.train import read_config, read_result
+from polyhead.train import Result, read_config, read_result
 from polyhead.train.store import shipped
 from polyhead.train.store.folder import write
 
-PLACE = Path(__file__).parents[1] / "docs" / "results" / "fuzzy" / "long"
+PLACE = Path(__file__).parents[1] / "docs" / "results" / "fuzzy"
+PAGES = {
+    "long": Figure("Fuzzy logic after 50,000 steps", HYLA, long.draw),
+    "inside": Figure("Inside the networks of 50,000 steps: swapped and probed codes", HYLA, inside.draw),
+}
 RATES = {"softmax": 3e-3, "hyla": 3e-3, "linear": 1e-3}
 """Chosen before the runs: see docs/results/protocol.md."""
 
@@ -32,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--into", type=Path, default=PLACE)
+    parser.add_argument("--pages", nargs="+", choices=PAGES, default=list(PAGES))
     given = parser.parse_args()
     wanted = {digest(training(row, seed, RATES[row])) for row in MODELS for seed in SEEDS}
     runs, results = [], []
@@ -42,15 +48,22 @@ def main() -> None:
             continue
         runs.append(replace(run, folder=None))
         results.append(result)
-    known = Figure("Fuzzy logic after 50,000 steps", HYLA, draw)
-    study = Study.of("long", HYLA, "paper", given.into, runs, results)
-    given.into.mkdir(parents=True, exist_ok=True)
-    outcome = draw(study, given.into)
-    about = described("long", known, "paper", study, outcome) | {"command": "python benchmarks/long_figure.py"}
-    write(given.into / RESULTS, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
-    write_page(given.into / PAGE, known.title, about, outcome)
-    (given.into / "long.svg").unlink()  # the page holds it
-    print(*outcome.verdicts, f"{len(runs)} of {len(wanted)} runs, {given.into / PAGE}", sep="\n")
+    for name, known in PAGES.items():
+        if name in given.pages:
+            page(name, known, given.into / name, runs, results)
+    print(f"{len(runs)} of {len(wanted)} runs")
+
+
+def page(name: str, known: Figure, into: Path, runs: list[Run], results: list[Result]) -> None:
+    """Draw one page."""
+    study = Study.of(name, HYLA, "paper", into, runs, results)
+    into.mkdir(parents=True, exist_ok=True)
+    outcome = known.draw(study, into)
+    about = described(name, known, "paper", study, outcome) | {"command": "python benchmarks/long_figure.py"}
+    write(into / RESULTS, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
+    write_page(into / PAGE, known.title, about, outcome)
+    (into / f"{name}.svg").unlink()  # the page holds it
+    print(*outcome.verdicts, into / PAGE, sep="\n")
 
 
 if __name__ == "__main__":

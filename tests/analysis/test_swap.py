@@ -5,8 +5,8 @@ import torch
 from torch.testing import assert_close
 
 import polyhead as ph
-from polyhead.analysis import capture, swap_codes
-from polyhead.analysis.swap import CODES, _rows, replaced
+from polyhead.analysis import capture, mix_codes, swap_codes
+from polyhead.analysis.swap import CODES, codes_of, controls, replaced
 from polyhead.config import stream
 from polyhead.tasks import FuzzyLogic, Sraven
 from polyhead.tasks.fuzzy_logic.task import zadeh
@@ -33,6 +33,10 @@ def pairs_of(n=5):
     return [batch.map(lambda x: x.double() if x.is_floating_point() else x) for batch in (own, donor)]
 
 
+def rows_of(model, layer, own, donor):
+    return controls(*(codes_of(model, layer, batch) for batch in (own, donor)), torch.Generator().manual_seed(0))
+
+
 def test_contrasts_share_inputs_and_have_different_functions():
     own, donor = pairs_of(200)
     assert torch.equal(own.inputs[..., :-1], donor.inputs[..., :-1])
@@ -51,7 +55,7 @@ def test_contrasts_share_inputs_and_have_different_functions():
 def test_the_output_is_that_of_the_code_given(heads, layer):
     """Of the last token, in that layer: what the mechanism makes of the donor's code and of its own values."""
     model, (own, donor) = model_of(*heads), pairs_of()
-    rows = _rows(model, layer, own, donor, torch.Generator().manual_seed(0))
+    rows = rows_of(model, layer, own, donor)
     before = capture(model, own)[layer].groups
     with replaced(model, layer, rows["donor"]):
         after = capture(model, own)[layer].groups
@@ -77,7 +81,7 @@ def test_the_output_is_that_of_the_code_given(heads, layer):
 def test_its_own_code_changes_nothing_and_the_model_is_as_it_was(heads):
     model, (own, donor) = model_of(*heads), pairs_of()
     wanted = predict(model, TASK, own)
-    rows = _rows(model, 1, own, donor, torch.Generator().manual_seed(0))
+    rows = rows_of(model, 1, own, donor)
     for code in CODES:
         with replaced(model, 1, rows[code]):
             changed = predict(model, TASK, own)
@@ -87,7 +91,7 @@ def test_its_own_code_changes_nothing_and_the_model_is_as_it_was(heads):
 
 def test_whose_codes_the_controls_have():
     model, (own, donor) = model_of(ph.Hyla(4)), pairs_of()
-    rows = {code: row[0] for code, row in _rows(model, 1, own, donor, torch.Generator().manual_seed(0)).items()}
+    rows = {code: row[0] for code, row in rows_of(model, 1, own, donor).items()}
     assert_close(rows["other"][1], rows["donor"][0])
     assert_close(rows["permuted"].sum(1), rows["donor"].sum(1))
     assert not torch.allclose(rows["permuted"], rows["donor"])
@@ -102,7 +106,7 @@ def test_scores_are_those_of_either_rule():
     generator = torch.Generator().manual_seed(stream(2, "fuzzy_logic/compositional/swap", 0))
     own, donor = TASK.contrasts("compositional", 6, generator)
     for code, batch in (("own", own), ("donor", donor)):
-        with replaced(model, 1, _rows(model, 1, own, donor, generator)[code]):
+        with replaced(model, 1, controls(*(codes_of(model, 1, batch) for batch in (own, donor)), generator)[code]):
             outputs = predict(model, TASK, own)
         for rule, asked in (("own", own), ("donor", donor)):
             scores = TASK.metrics(outputs, asked)["r2"].double()
@@ -119,3 +123,21 @@ def test_what_cannot_be_swapped_is_refused():
     symbols = ph.Relational(3, relations=2, symbols=ph.SymbolicAttention(4))
     with pytest.raises(ValueError, match="kind of heads"):
         swap_codes(model_of(symbols), TASK)
+
+
+@torch.no_grad()
+def test_a_share_mixes_both_codes_on_the_same_pairs():
+    model = model_of(ph.Hyla(4)).float()
+    swapped = {row["code"]: row for row in swap_codes(model, TASK, pairs=700)}
+    mixed = {row["share"]: row for row in mix_codes(model, TASK, pairs=700, shares=(0.0, 1.0))}
+    for share, code in ((0.0, "own"), (1.0, "donor")):
+        assert all(mixed[share][name] == swapped[code][name] for name in ("own", "donor", "own_se", "donor_se", "n"))
+    (row,) = mix_codes(model, TASK, pairs=6, seed=2, shares=(0.25,))
+    own, donor = TASK.contrasts(
+        "compositional", 6, torch.Generator().manual_seed(stream(2, "fuzzy_logic/compositional/swap", 0))
+    )
+    mine, theirs = (codes_of(model, 1, batch)[0] for batch in (own, donor))
+    with replaced(model, 1, [0.75 * mine + 0.25 * theirs]):
+        outputs = predict(model, TASK, own)
+    for rule, batch in (("own", own), ("donor", donor)):
+        assert row[rule] == pytest.approx(TASK.metrics(outputs, batch)["r2"].double().mean().item(), abs=1e-5)

@@ -8,6 +8,7 @@ probe_layers(taps, labels, -1, -1)                 the same for any label, in ev
 embed(codes)                                       a two-dimensional map of codes
 zero_heads(model, task)                            the drop of the score without a head
 swap_codes(model, task)                            the output with the code of another sequence
+mix_codes(model, task)                             the output with mixtures of both codes
 look(model, batch, sample=0)                       attention, relations and symbols of every layer, for one input
 
 `query_codes`, `probe_model` and `clusters` use the pairs that a task recommends, `probe_run` does so for a run folder.
@@ -21,7 +22,7 @@ from polyhead.analysis.labels import class_name, targets, views
 from polyhead.analysis.layers import probe_layers
 from polyhead.analysis.probe import Probe, clusters, probe, probe_model, probe_run, query_codes
 from polyhead.analysis.relations import look
-from polyhead.analysis.swap import swap_codes
+from polyhead.analysis.swap import mix_codes, swap_codes
 from polyhead.analysis.values import ValueNetwork, value_network
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "embed",
     "look",
     "means",
+    "mix_codes",
     "probe",
     "probe_layers",
     "probe_model",

@@ -8,7 +8,7 @@ sequence.  There are three controls: the code of a third sequence, the same code
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -37,6 +37,12 @@ KINDS = ("softmax", "linear", "hyla")
 Mixing = SoftmaxHeads | LinearHeads | HylaHeads
 """Their groups."""
 
+Codes = list[Tensor]
+"""The code (b h s) of the last token, by group of heads."""
+
+Name = TypeVar("Name", str, float)
+"""What a code is called: one of `CODES`, or a share."""
+
 
 def swap_codes(
     model: Transformer,
@@ -56,26 +62,72 @@ def swap_codes(
 
     >>> {row["code"]: row["donor"] for row in swap_codes(model, task)}
     """
+    scores = _scores("swap_codes", controls, model, task, split, pairs, layer, seed, device)
+    return [{"code": code, **row} for code, row in scores.items()]
+
+
+def mix_codes(
+    model: Transformer,
+    task: Task,
+    split: str = "compositional",
+    *,
+    shares: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0),
+    pairs: int = 2000,
+    layer: int = -1,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> list[dict[str, float]]:
+    """As `swap_codes`, with mixtures of both codes: a row for each share of the donor's, {share, own, donor, ...}.
+
+    The pairs are those of `swap_codes`: a share of 0 is its "own", a share of 1 its "donor".
+
+    >>> {row["share"]: row["donor"] for row in mix_codes(model, task)}
+    """
+
+    def mixed(mine: Codes, theirs: Codes, generator: torch.Generator) -> dict[float, Codes]:
+        return {share: [torch.lerp(*both, share) for both in zip(mine, theirs, strict=True)] for share in shares}
+
+    scores = _scores("mix_codes", mixed, model, task, split, pairs, layer, seed, device)
+    return [{"share": share, **row} for share, row in scores.items()]
+
+
+def _scores(
+    who: str,
+    codes: Callable[[Codes, Codes, torch.Generator], dict[Name, Codes]],
+    model: Transformer,
+    task: Task,
+    split: str,
+    pairs: int,
+    layer: int,
+    seed: int,
+    device: torch.device | str,
+) -> dict[Name, dict[str, float]]:
+    """The scores with each of the codes that `codes` makes of those of both sequences."""
     check_split(task, split)
     if pairs < 2:
-        raise ValueError(f"swap_codes: pairs must be at least 2 but is {pairs}")
-    layer = _layer(model, layer)
-    found: dict[str, list[Tensor]] = {f"{code} {rule}": [] for code in CODES for rule in ("own", "donor")}
+        raise ValueError(f"{who}: pairs must be at least 2 but is {pairs}")
+    layer = _layer(who, model, layer)
+    found: dict[Name, tuple[list[Tensor], list[Tensor]]] = {}
     with looking(model):
         for step, start in enumerate(range(0, pairs, 500)):
             generator = torch.Generator(device).manual_seed(stream(seed, f"{task.name}/{split}/swap", step))
-            own, donor = task.contrasts(split, min(500, pairs - start), generator)
-            for code, row in _rows(model, layer, own, donor, generator).items():
-                with replaced(model, layer, row):
-                    outputs = predict(model, task, own).float()
-                for rule, batch in (("own", own), ("donor", donor)):
-                    found[f"{code} {rule}"].append(task.metrics(outputs, batch)[task.metric].cpu())
-    scores = {name: Score.of(torch.cat(parts).double()) for name, parts in found.items()}
-    return [_row(code, scores[f"{code} own"], scores[f"{code} donor"], pairs) for code in CODES]
+            batches = task.contrasts(split, min(500, pairs - start), generator)
+            mine, theirs = (codes_of(model, layer, batch) for batch in batches)
+            for name, code in codes(mine, theirs, generator).items():
+                with replaced(model, layer, code):
+                    outputs = predict(model, task, batches[0]).float()
+                for parts, batch in zip(found.setdefault(name, ([], [])), batches, strict=True):
+                    parts.append(task.metrics(outputs, batch)[task.metric].cpu())
+    return {name: _row(torch.cat(own), torch.cat(donor)) for name, (own, donor) in found.items()}
+
+
+def codes_of(model: Transformer, layer: int, batch: Batch) -> Codes:
+    """The codes of the last token of each sequence."""
+    return [group.code()[:, :, -1].clone() for group in capture(model, batch)[layer].groups]
 
 
 @contextlib.contextmanager
-def replaced(model: Transformer, layer: int, rows: Sequence[Tensor]) -> Iterator[None]:
+def replaced(model: Transformer, layer: int, rows: Codes) -> Iterator[None]:
     """A context in which the last token of `layer` has the codes `rows`, (b h s) for each group of heads."""
     groups = _groups(model, layer)
     before = [(group.attend, group.functions) for group in groups]
@@ -118,13 +170,8 @@ def _attend(group: Mixing, row: Tensor) -> Callable[..., Tensor]:
     return attend
 
 
-def _rows(
-    model: Transformer, layer: int, own: Batch, donor: Batch, generator: torch.Generator
-) -> dict[str, list[Tensor]]:
-    """For each of `CODES` the code (b h s) of the last token, by group of heads."""
-    mine, theirs = (
-        [group.code()[:, :, -1].clone() for group in capture(model, batch)[layer].groups] for batch in (own, donor)
-    )
+def controls(mine: Codes, theirs: Codes, generator: torch.Generator) -> dict[str, Codes]:
+    """For each of `CODES` the code of the last token."""
     others = [x.roll(1, 0) for x in theirs]  # the code of the previous pair, whose inputs differ
     permuted = [x[:, torch.randperm(x.shape[1], generator=generator, device=x.device)] for x in theirs]
     return {
@@ -136,12 +183,12 @@ def _rows(
     }
 
 
-def _layer(model: Transformer, layer: int) -> int:
+def _layer(who: str, model: Transformer, layer: int) -> int:
     depth = len(model.blocks)
     if not -depth <= layer < depth:
-        raise ValueError(f"swap_codes: layer must be in [{-depth}, {depth}) but is {layer}")
+        raise ValueError(f"{who}: layer must be in [{-depth}, {depth}) but is {layer}")
     for group in cast(TransformerBlock, model.blocks[layer]).attention.groups:
-        one_of("swap_codes", "kind of heads", getattr(group, "kind", type(group).__name__), KINDS)
+        one_of(who, "kind of heads", getattr(group, "kind", type(group).__name__), KINDS)
     return layer % depth
 
 
@@ -149,6 +196,7 @@ def _groups(model: Transformer, layer: int) -> list[Mixing]:
     return [cast(Mixing, group) for group in cast(TransformerBlock, model.blocks[layer]).attention.groups]
 
 
-def _row(code: str, own: Score, donor: Score, n: int) -> dict[str, float | str]:
-    errors = {"own_se": own.standard_error, "donor_se": donor.standard_error}
-    return {"code": code, "own": own.mean, "donor": donor.mean, **errors, "n": n}
+def _row(own: Tensor, donor: Tensor) -> dict[str, float]:
+    mine, theirs = Score.of(own.double()), Score.of(donor.double())
+    errors = {"own_se": mine.standard_error, "donor_se": theirs.standard_error}
+    return {"own": mine.mean, "donor": theirs.mean, **errors, "n": len(own)}

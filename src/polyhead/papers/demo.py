@@ -49,7 +49,7 @@ def steps_on(device: torch.device) -> int:
 
 
 def fuzzy(steps: int = FUZZY_STEPS) -> tuple[Run, ...]:
-    """The paper's network, batch and one of its rates, 15,000 of its 50,000 steps; 70 % of combinations are held out."""
+    """The paper's network, batch and one of its rates, 15,000 of its 50,000 steps; 70 % of combinations held out."""
     task = FuzzyLogic(variables=4, terms=2, length=32, held_out=0.7, split_seed=FUZZY_SEED)
     groups = {"hyla": Hyla(8, dim=2, value_dim=2), "softmax": Softmax(8, dim=2, value_dim=2)}  # the slower first
     train = Train(

@@ -87,7 +87,7 @@ def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
         )
         for path in both(study.figure, folder):
             figures.lines(_panels(found), path, x_label="layer", y_label="macro F1", limits=(0.0, None))
-        last = _last(found)
+        ends = last_layer(found)
         return Outcome(
             pictures=((study.figure, caption),),
             head=("probe", *names),
@@ -96,8 +96,8 @@ def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
                 for (place, layer), by in found.items()
             ),
             verdicts=(
-                *decodable(f"the {what}", last[TRAINED], last[PERMUTED]),
-                *learned(f"the {what}", last[TRAINED], last[UNTRAINED]),
+                *decodable(f"the {what}", ends[TRAINED], ends[PERMUTED]),
+                *learned(f"the {what}", ends[TRAINED], ends[UNTRAINED]),
             ),
             notes=(f"Fitted on {size} sequences of training tasks, scored on as many of unseen combinations.",),
             numbers={
@@ -163,7 +163,7 @@ def _panel(place: Place) -> str:
     return ", ".join(part for part in (target, kind, "" if pairs == "self" else pairs.replace("_", " ")) if part)
 
 
-def _last(found: Found) -> dict[str, dict[str, Estimate]]:
+def last_layer(found: Found) -> dict[str, dict[str, Estimate]]:
     """By kind, target and model: the scores in the last layer, on the paper's pairs and queries (fixed beforehand)."""
     scores: dict[str, dict[str, Estimate]] = {kind: {} for kind in KINDS}
     for place in dict.fromkeys(place for place, _ in found if _papers(place)):

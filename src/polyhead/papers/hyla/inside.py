@@ -1,0 +1,154 @@
+"""Inside the networks of 50,000 steps: codes swapped between sequences, and probes of codes.
+
+Both tests are in docs/results/protocol.md: "causal evidence", and among its additions whether training puts terms into
+the code.  `draw` uses all finished runs; a claim is a test from five seeds on.
+"""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from polyhead.analysis import figures, mix_codes, swap_codes
+from polyhead.models.transformer import Transformer
+from polyhead.papers.claims import Verdict, above
+from polyhead.papers.estimates import Estimate
+from polyhead.papers.hyla.probes import PERMUTED, TRAINED, UNTRAINED, decodable, last_layer, learned, models, probed
+from polyhead.papers.hyla.rows import ROWS
+from polyhead.papers.outcome import Outcome, both, numbers
+from polyhead.papers.study import Study
+
+PAIRS = 2000
+PROBED = ("hyla", "softmax")
+"""The models whose probes are a test."""
+GIVEN = {
+    "own": "its own",
+    "donor": "the donor's",
+    "other": "a third sequence's",
+    "permuted": "the donor's, heads in another order",
+    "zero": "none (zero)",
+}
+"""The code that the query gets."""
+RULES = {"own": "against its own function", "donor": "against the donor's function"}
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """R² of one model by seed: `codes[code, rule]` of whole swaps, `shares[share, rule]` of mixtures."""
+
+    codes: Mapping[tuple[str, str], Mapping[int, float]]
+    shares: Mapping[tuple[float, str], Mapping[int, float]]
+
+    def moved(self) -> Estimate:
+        """R² against the donor's function, with the donor's code less with a third sequence's."""
+        donor, other = self.codes["donor", "donor"], self.codes["other", "donor"]
+        return Estimate.of({seed: donor[seed] - other[seed] for seed in donor})
+
+
+def swapped(study: Study, pairs: int) -> dict[str, Swapped]:
+    """Swaps and mixtures in the last layer of every finished model, on pairs of unseen combinations."""
+    found: dict[str, Swapped] = {}
+    for name, point, network in models(study):
+        assert isinstance(network, Transformer)
+        one = found.setdefault(name, Swapped({}, {}))
+        task, seed = point.run.task, point.run.seed
+        for rows, key, into in (
+            (swap_codes(network, task, pairs=pairs, seed=seed), "code", one.codes),
+            (mix_codes(network, task, pairs=pairs, seed=seed), "share", one.shares),
+        ):
+            _collect(rows, key, into, seed)
+    return found
+
+
+def _collect(rows: Sequence[Mapping[str, Any]], key: str, into: Any, seed: int) -> None:
+    for row in rows:
+        for rule in RULES:
+            into.setdefault((row[key], rule), {})[seed] = row[rule]
+
+
+def verdicts(swaps: Mapping[str, Swapped]) -> list[Verdict]:
+    """The test of the swap, for HYLA alone, as it was written down."""
+    if "hyla" not in swaps:
+        return []
+    claim = "the code carries the function: the output is nearer to the donor's with its code than with a third one's"
+    return [above(claim, {ROWS["hyla"].label: swaps["hyla"].moved()}, family="swap")]
+
+
+def draw(study: Study, folder: pathlib.Path) -> Outcome:
+    """Draw what the output computes while one code turns into another; the swaps, the probes and their tests."""
+    swaps = swapped(study, PAIRS)
+    panels = [(ROWS[name].label, *_course(one)) for name, one in swaps.items()]
+    for path in both(study.figure, folder):
+        figures.lines(panels, path, x_label="share of the donor's code", y_label="R²")
+    probes = last_layer(probed(study, lambda row: str(row["target"]).startswith("term") and row["query"] == "alone"))
+    tested = {kind: {place: e for place, e in by.items() if _tested(place)} for kind, by in probes.items()}
+    read = [
+        *decodable("the terms of the function", tested[TRAINED], tested[PERMUTED]),
+        *learned("the terms of the function", tested[TRAINED], tested[UNTRAINED]),
+    ]
+    return Outcome(
+        pictures=((study.figure, _caption(swaps)),),
+        head=("", "", *(ROWS[name].label for name in swaps)),
+        rows=(*_swap_rows(swaps), *_probe_rows(swaps, probes)),
+        verdicts=(*verdicts(swaps), *(replace(verdict, family="probes") for verdict in read)),
+        numbers=_numbers(swaps, probes),
+        notes=(
+            f"Swaps: the last layer, {PAIRS:,} pairs of unseen combinations a run, two sequences with the same inputs "
+            "and different functions. Probes: macro F1 on unseen combinations, last layer, one context for all "
+            "sequences as in the paper's Fig. 2B.",
+            "The tests are those of docs/results/protocol.md: the swap for HYLA, the probes for HYLA and softmax.",
+        ),
+    )
+
+
+def _tested(place: str) -> bool:
+    return place.rpartition(", ")[2] in {ROWS[name].label for name in PROBED}
+
+
+def _course(one: Swapped) -> tuple[dict[str, dict[float, list[float]]], dict[str, float]]:
+    """A panel's lines, and the level of a third sequence's code."""
+    lines: dict[str, dict[float, list[float]]] = {}
+    for (share, rule), by_seed in one.shares.items():
+        lines.setdefault(RULES[rule], {})[share] = list(by_seed.values())
+    return lines, {"donor's function, a third sequence's code": Estimate.of(one.codes["other", "donor"]).mean}
+
+
+def _caption(swaps: Mapping[str, Swapped]) -> str:
+    seeds = "; ".join(f"{ROWS[name].label} n = {len(one.codes['own', 'own'])}" for name, one in swaps.items())
+    return (
+        "Two sequences with the same inputs and different functions. In the last layer the code of the query turns "
+        "from its own (left) into that of the other sequence, the donor (right); nothing else changes. If the code "
+        f"alone specified the function, the lines would cross and end where the other began. {seeds}."
+    )
+
+
+def _swap_rows(swaps: Mapping[str, Swapped]) -> list[tuple[str, ...]]:
+    return [
+        (f"code: {words}", f"R² {RULES[rule]}", *(_text(one.codes[code, rule]) for one in swaps.values()))
+        for code, words in GIVEN.items()
+        for rule in RULES
+    ]
+
+
+def _probe_rows(swaps: Mapping[str, Swapped], probes: Mapping[str, Mapping[str, Estimate]]) -> list[tuple[str, ...]]:
+    terms = list(dict.fromkeys(place.rpartition(", ")[0] for place in probes[TRAINED]))
+    words = {TRAINED: "trained", UNTRAINED: "before its first step", PERMUTED: "permuted labels"}
+    return [
+        (f"probe of {term}", words[kind], *(str(by[f"{term}, {ROWS[name].label}"]) for name in swaps))
+        for term in terms
+        for kind, by in probes.items()
+    ]
+
+
+def _text(by_seed: Mapping[int, float]) -> str:
+    return str(Estimate.of(by_seed)).replace("-", "−")
+
+
+def _numbers(swaps: Mapping[str, Swapped], probes: Mapping[str, Mapping[str, Estimate]]) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    for name, one in swaps.items():
+        codes = {f"{GIVEN[code]}, {RULES[rule]}": numbers(Estimate.of(x)) for (code, rule), x in one.codes.items()}
+        shares = {f"share {share:g}, {RULES[rule]}": numbers(Estimate.of(x)) for (share, rule), x in one.shares.items()}
+        shown[ROWS[name].label] = codes | shares
+    shown["probes"] = {f"{place}{kind}": numbers(e) for kind, by in probes.items() for place, e in by.items()}
+    return shown

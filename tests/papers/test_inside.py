@@ -1,0 +1,60 @@
+"""Inside the long trainings: which difference the test of the swap takes, and the page of two tiny networks."""
+
+from dataclasses import replace
+
+import pytest
+
+from polyhead.config import Train
+from polyhead.papers.claims import FAILS, HOLDS, NO_TEST
+from polyhead.papers.hyla import inside
+from polyhead.papers.hyla.singles import fuzzy_hyla, fuzzy_linear, fuzzy_softmax
+from polyhead.papers.hyla.sizes import HYLA
+from polyhead.papers.study import Study
+from polyhead.tasks import FuzzyLogic
+from polyhead.train import run
+
+SPREAD = (-0.01, 0.01, 0.0, -0.005, 0.005)
+
+
+def swapped(lead, seeds=5):
+    """R² against the donor's function is `lead` higher with its code than with a third sequence's."""
+    wide = {seed: 0.1 * seed for seed in range(1, seeds + 1)}
+    codes = {("other", "donor"): wide, ("donor", "own"): wide, ("own", "own"): wide}
+    codes["donor", "donor"] = {seed: value + lead + SPREAD[seed - 1] for seed, value in wide.items()}
+    return {"hyla": inside.Swapped(codes, {}), "softmax": inside.Swapped(codes, {})}
+
+
+@pytest.mark.parametrize(("lead", "seeds", "outcome"), [(0.1, 5, HOLDS), (-0.1, 5, FAILS), (0.1, 4, NO_TEST)])
+def test_the_swap_is_tested_for_hyla_against_a_third_sequences_code_seed_by_seed(lead, seeds, outcome):
+    (verdict,) = inside.verdicts(swapped(lead, seeds))
+    assert verdict.outcome == outcome
+    assert verdict.family == "swap"
+    (part,) = verdict.parts
+    assert part.estimate.values == pytest.approx({seed: lead + SPREAD[seed - 1] for seed in range(1, seeds + 1)})
+    assert inside.verdicts({"softmax": swapped(lead)["softmax"]}) == []
+
+
+def test_the_page_has_swaps_and_probes_of_every_finished_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(inside, "PAIRS", 60)
+    runs, results = [], []
+    for recipe in (fuzzy_hyla, fuzzy_softmax, fuzzy_linear):
+        name = f"{recipe.__name__.partition('_')[2]}-1"
+        task = FuzzyLogic(variables=3, terms=2, length=8, split_seed=1)
+        whole = recipe()
+        model = replace(whole.model, inputs=task.ends[0], outputs=task.ends[1], max_length=task.length, dim=16)
+        train = Train(steps=2, batch_size=8, evaluate=("validation", "compositional"), eval_batches=1)
+        one = replace(whole, name=name, task=task, model=model, train=train, seed=1, folder=str(tmp_path / name))
+        results.append(run(one, progress=False))
+        runs.append(replace(one, folder=None))
+    study = Study.of("inside", HYLA, "smoke", tmp_path / "page", runs, results)
+    outcome = inside.draw(study, tmp_path / "page")
+    assert {"HYLA", "Softmax", "Linear"} <= set(outcome.head)
+    kinds = [row[:2] for row in outcome.rows]
+    assert len(kinds) == len(set(kinds)) == 2 * len(inside.GIVEN) + 2 * 3
+    assert [verdict.family for verdict in outcome.verdicts] == ["swap", "probes", "probes"]
+    assert all("Linear" not in part.name for verdict in outcome.verdicts for part in verdict.parts)
+    numbers = outcome.numbers["HYLA"]
+    assert numbers["its own, against its own function"] == numbers["share 0, against its own function"]
+    donor = "against the donor's function"
+    assert numbers[f"the donor's, {donor}"] == numbers[f"share 1, {donor}"] != numbers[f"its own, {donor}"]
+    assert outcome.pictures[0][0] == "inside"
