@@ -62,7 +62,9 @@ def swap_codes(
 
     >>> {row["code"]: row["donor"] for row in swap_codes(model, task)}
     """
-    scores = _scores("swap_codes", controls, model, task, split, pairs, layer, seed, device)
+    scores = _scores(
+        "swap_codes", controls, model, task, split=split, pairs=pairs, layer=layer, seed=seed, device=device
+    )
     return [{"code": code, **row} for code, row in scores.items()]
 
 
@@ -87,7 +89,7 @@ def mix_codes(
     def mixed(mine: Codes, theirs: Codes, generator: torch.Generator) -> dict[float, Codes]:
         return {share: [torch.lerp(*both, share) for both in zip(mine, theirs, strict=True)] for share in shares}
 
-    scores = _scores("mix_codes", mixed, model, task, split, pairs, layer, seed, device)
+    scores = _scores("mix_codes", mixed, model, task, split=split, pairs=pairs, layer=layer, seed=seed, device=device)
     return [{"share": share, **row} for share, row in scores.items()]
 
 
@@ -96,6 +98,7 @@ def _scores(
     codes: Callable[[Codes, Codes, torch.Generator], dict[Name, Codes]],
     model: Transformer,
     task: Task,
+    *,
     split: str,
     pairs: int,
     layer: int,
