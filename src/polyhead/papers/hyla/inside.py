@@ -5,9 +5,8 @@ the code.  `draw` uses all finished runs; a claim is a test from five seeds on.
 """
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from polyhead.analysis import figures, mix_codes, swap_codes
 from polyhead.models.transformer import Transformer
@@ -36,8 +35,8 @@ RULES = {"own": "against its own function", "donor": "against the donor's functi
 class Swapped:
     """R² of one model by seed: `codes[code, rule]` of whole swaps, `shares[share, rule]` of mixtures."""
 
-    codes: Mapping[tuple[str, str], Mapping[int, float]]
-    shares: Mapping[tuple[float, str], Mapping[int, float]]
+    codes: dict[tuple[str, str], dict[int, float]]
+    shares: dict[tuple[float, str], dict[int, float]]
 
     def moved(self) -> Estimate:
         """R² against the donor's function, with the donor's code less with a third sequence's."""
@@ -52,18 +51,13 @@ def swapped(study: Study, pairs: int) -> dict[str, Swapped]:
         assert isinstance(network, Transformer)
         one = found.setdefault(name, Swapped({}, {}))
         task, seed = point.run.task, point.run.seed
-        for rows, key, into in (
-            (swap_codes(network, task, pairs=pairs, seed=seed), "code", one.codes),
-            (mix_codes(network, task, pairs=pairs, seed=seed), "share", one.shares),
-        ):
-            _collect(rows, key, into, seed)
+        for row in swap_codes(network, task, pairs=pairs, seed=seed):
+            for rule in RULES:
+                one.codes.setdefault((str(row["code"]), rule), {})[seed] = float(row[rule])
+        for mixed in mix_codes(network, task, pairs=pairs, seed=seed):
+            for rule in RULES:
+                one.shares.setdefault((mixed["share"], rule), {})[seed] = mixed[rule]
     return found
-
-
-def _collect(rows: Sequence[Mapping[str, Any]], key: str, into: Any, seed: int) -> None:
-    for row in rows:
-        for rule in RULES:
-            into.setdefault((row[key], rule), {})[seed] = row[rule]
 
 
 def verdicts(swaps: Mapping[str, Swapped]) -> list[Verdict]:
@@ -144,8 +138,10 @@ def _text(by_seed: Mapping[int, float]) -> str:
     return str(Estimate.of(by_seed)).replace("-", "−")
 
 
-def _numbers(swaps: Mapping[str, Swapped], probes: Mapping[str, Mapping[str, Estimate]]) -> dict[str, Any]:
-    shown: dict[str, Any] = {}
+def _numbers(
+    swaps: Mapping[str, Swapped], probes: Mapping[str, Mapping[str, Estimate]]
+) -> dict[str, dict[str, dict[str, object]]]:
+    shown = {}
     for name, one in swaps.items():
         codes = {f"{GIVEN[code]}, {RULES[rule]}": numbers(Estimate.of(x)) for (code, rule), x in one.codes.items()}
         shares = {f"share {share:g}, {RULES[rule]}": numbers(Estimate.of(x)) for (share, rule), x in one.shares.items()}
