@@ -91,6 +91,27 @@ def softmax(n: int, i: int) -> "tuple[list[Tensor], dict[str, object]]":
     return hyla(n, i)[0], limits(n, i, h, t, s)
 
 
+def gelu() -> int:
+    """Sizes around one vector and one job, aligned or not, on one thread and on two; the number of tensors."""
+    import torch
+    from torch.nn import functional as F
+
+    from polyhead.ops.native.gelu import computed
+
+    count = 0
+    for n in (1, 15, 16, 17, 1000, 2**14 - 1, 2**14, 3 * 2**14 + 5):
+        torch.set_num_threads(1 + n % 2)
+        for offset in (0, 1, 5):
+            x, dout = (torch.randn(offset + n)[offset:] * 4 for _ in range(2))
+            leaf = x.double().requires_grad_()
+            out = F.gelu(leaf, approximate="tanh")
+            truth = out, torch.autograd.grad(out, leaf, dout.double())[0]
+            for mine, exact in zip((computed(x), computed(x, dout)), truth, strict=True):
+                assert (mine - exact).norm() <= 1e-6 * exact.norm(), (n, offset)
+                count += 1
+    return count
+
+
 MAKERS = {"hyla": hyla, "relational": relational, "linear": linear, "softmax": softmax}
 
 
@@ -109,6 +130,7 @@ def cases(names: "list[str]") -> None:
     """Output and gradients of every case, on one thread and on two."""
     import torch
 
+    import polyhead.ops.native.gelu  # noqa: F401  # with its check
     from polyhead.ops.dispatch import resolve
     from polyhead.ops.native import library
 
@@ -116,9 +138,12 @@ def cases(names: "list[str]") -> None:
     torch.manual_seed(0)
     beyond: list[str] = []
     for name in names:
-        make = MAKERS[name]
         if (reason := library.missing(library.source(name))) is not None:
             raise SystemExit(f"native_builds: {name} {reason}")
+        if name == "gelu":
+            print(f"gelu: {gelu()} tensors", end="  ", flush=True)
+            continue
+        make = MAKERS[name]
         worst, count = 0.0, 0
         for n, i in itertools.product(range(len(SIZES)), range(5)):
             torch.set_num_threads(1 + (n + i) % 2)
@@ -146,7 +171,7 @@ def cases(names: "list[str]") -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=BUILDS, action="append")
-    parser.add_argument("--ops", nargs="+", choices=MAKERS, default=[*MAKERS])
+    parser.add_argument("--ops", nargs="+", choices=[*MAKERS, "gelu"], default=[*MAKERS, "gelu"])
     parser.add_argument("--cases", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.cases:

@@ -15,6 +15,7 @@ from polyhead import config
 from polyhead.layers import Device
 from polyhead.layers.own import OwnFeedForward
 from polyhead.ops.latent_code import act as activation, wide
+from polyhead.ops.native.gelu import gelu_tanh
 from polyhead.ops.textbook import silu
 from polyhead.spec.lazy import renamed
 from polyhead.spec.numbers import swiglu_width
@@ -44,7 +45,7 @@ class MlpLayer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.act, self._act = act, activation(act)
+        self.act, self._act = act, gelu_tanh if act == "gelu_tanh" else activation(act)
         hidden = 4 * dim if hidden is None else hidden
         self.up = nn.Linear(dim, hidden, bias=bias, device=device, dtype=dtype)
         self.down = nn.Linear(hidden, dim, bias=bias, device=device, dtype=dtype)

@@ -10,14 +10,37 @@ from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import REFERENCES, packed, unpacked
 
 Run = Callable[[AttentionCall], Tensor]
+Function = Callable[..., Tensor]
+"""A function of tensors."""
 
-CHECKS: dict[str, list[tuple[str, Run, Callable[[], list[AttentionCall]]]]] = {}
-"""Name of a source -> for each op of it: name, the function that calls it, one that makes small float64 calls."""
+Case = tuple[Function, Function, list[Tensor]]
+"""Native code and the reference as functions of the same float64 tensors; an empty one stands for None."""
+
+CHECKS: dict[str, list[tuple[str, Callable[[], list[Case]]]]] = {}
+"""Name of a source -> for each op of it: name, and a function that makes its cases."""
 
 
 def check(name: str, op: str, run: Run, calls: Callable[[], list[AttentionCall]]) -> None:
-    """Add an op to CHECKS."""
-    CHECKS.setdefault(name, []).append((op, run, calls))
+    """Add an op to CHECKS, with a function that makes small float64 calls."""
+
+    def case(x: AttentionCall) -> Case:
+        tensors, fixed = packed(x)
+
+        def of(impl: Run) -> Function:
+            return lambda *own: impl(
+                unpacked(
+                    [*own], fixed, causal=x.causal, window=x.window, scale=x.factor, normalise=x.normalise, act=x.act
+                )
+            )
+
+        return of(run), of(REFERENCES[op]), tensors
+
+    CHECKS.setdefault(name, []).append((op, lambda: [case(x) for x in calls()]))
+
+
+def check_function(name: str, run: Function, reference: Function, examples: Callable[[], list[Tensor]]) -> None:
+    """Add a function of one tensor to CHECKS."""
+    CHECKS.setdefault(name, []).append((name, lambda: [(run, reference, [x]) for x in examples()]))
 
 
 WRONG, RIGHT = 3e-5, "right"
@@ -25,16 +48,13 @@ WRONG, RIGHT = 3e-5, "right"
 
 
 def worst_error(name: str, dtype: torch.dtype) -> float:
-    """The largest relative error (in norm) of outputs and gradients over the calls of CHECKS."""
+    """The largest relative error (in norm) of outputs and gradients over the cases of CHECKS."""
     worst = 0.0
-    for op, native, x in [(op, native, x) for op, native, calls in CHECKS[name] for x in calls()]:
-        (tensors, fixed), came = packed(x), []
-        for impl, kind in ((native, dtype), (REFERENCES[op], torch.float64)):
+    for native, reference, tensors in [case for _, cases in CHECKS[name] for case in cases()]:
+        came = []
+        for impl, kind in ((native, dtype), (reference, torch.float64)):
             leaves = [a.to(dtype).to(kind).requires_grad_(a.shape != (0,)) for a in tensors]
-            own = unpacked(
-                leaves, fixed, causal=x.causal, window=x.window, scale=x.factor, normalise=x.normalise, act=x.act
-            )
-            out = impl(own)
+            out = impl(*leaves)
             cotangent = torch.linspace(-1, 1, out.numel(), dtype=kind).view_as(out)
             came.append([out, *torch.autograd.grad(out, [a for a in leaves if a.requires_grad], cotangent)])
         errors = [((a - b).norm() / b.norm()).item() for a, b in zip(*came, strict=True)]
