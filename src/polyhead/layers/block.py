@@ -113,8 +113,8 @@ class TransformerBlock(nn.Module):
             if positions is not None or cache is not None:
                 what = "positions" if cache is None else "a cache"
                 raise ValueError(f"TransformerBlock: tail counts positions from 0, so {what} cannot be given")
-            y = self._attend_tail(source, tail, mask, keep, symbols, taps=taps)
             x = x[:, -tail:]
+            y = self._attend_tail(x, source, tail, mask, keep, symbols=symbols, taps=taps)
         x = self._add(x, y, self.norm1)
         if self.cross is not None:
             asking = self.norm_cross(x) if self.pre else x
@@ -129,24 +129,26 @@ class TransformerBlock(nn.Module):
 
     def _attend_tail(
         self,
+        x: Tensor,
         source: Tensor,
         tail: int,
         mask: Tensor | None,
         keep: Tensor | None,
-        symbols: Symbols,
         *,
+        symbols: Symbols,
         taps: list[Taps] | None,
     ) -> Tensor:
-        """Self-attention of the last `tail` tokens to all of `source`, as cross-attention."""
+        """Self-attention of the last `tail` tokens, x before its norm, to all of `source`, as cross-attention."""
         first = source.shape[1] - tail
         positions = torch.arange(first, source.shape[1], device=source.device)[None]
         if mask is not None and mask.ndim >= 2 and mask.shape[-2] > 1:
             mask = mask[..., -tail:, :]
         keep = None if keep is None else keep[..., -tail:, :]
+        # Normed once more: a part of `source` would cost the backward pass a tensor of its whole size.
+        asking = self.norm1(x) if self.pre else x
         return self.attention(
-            source[:, -tail:], source, mask=mask, keep=keep, symbols=symbols, positions=positions, first=first,
-            taps=taps,
-        )  # fmt: skip
+            asking, source, mask=mask, keep=keep, symbols=symbols, positions=positions, first=first, taps=taps
+        )
 
     def _check(self, context: Tensor | None, cu_seqlens: Tensor | None, tail: int | None) -> None:
         if (context is None) != (self.cross is None):

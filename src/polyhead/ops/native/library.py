@@ -34,7 +34,8 @@ from polyhead.ops.tiles import reach
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "clang++")
-FLAGS = "-O3 -march=native"
+FLAGS = "-O3 -march=native" + (" -mprefer-vector-width=512" if platform.machine() in ("x86_64", "AMD64") else "")
+"""Compilers prefer vectors of 256 bits, AVX-512 or not; of what they write by halves, the whole is read late."""
 ALWAYS = ("-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-pipe")
 LANES = 16
 """Rows (queries or keys) that native code processes at once, one per SIMD lane."""
@@ -308,7 +309,7 @@ class Limits(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("first", "end", "low", "high")),
         *((name, Pairs) for name in ("bias", "keep", "mask")),
-        *((name, ctypes.c_int64) for name in ("owns", "others")),
+        *((name, ctypes.c_int64) for name in ("owns", "others", "hides")),
     ]
 
 
@@ -349,7 +350,9 @@ def limits(x: AttentionCall, dtype: torch.dtype) -> tuple[Limits, list[Tensor | 
     mask, keep = (a if a is None else a.reshape((1,) * (4 - a.ndim) + a.shape) for a in (x.mask, keep))
     look = sight(t, s, x.causal, x.window, x.cu_seqlens)
     ends = [None] * 4 if look is None else [a.data_ptr() for a in look]
-    return Limits(*ends, pairs(bias, t), pairs(keep, t), pairs(mask, t), t, s), [bias, keep, mask, *(look or ())]
+    # A large bias costs as much to look at as is saved, and one that is expanded far more.
+    hides = bias is not None and (bias.numel() > 1 << 20 or bool((bias == -math.inf).any()))
+    return Limits(*ends, pairs(bias, t), pairs(keep, t), pairs(mask, t), t, s, hides), [bias, keep, mask, *(look or ())]
 
 
 def shares(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:

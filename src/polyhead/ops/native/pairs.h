@@ -4,6 +4,7 @@
 // through the other side one row after the other.  What is written here holds for both.
 
 #pragma once
+#include <algorithm>
 #include <limits>
 
 #include "vec.h"
@@ -28,9 +29,9 @@ struct Limits {
   const int32_t *low, *high;   // of each other row, the own ones
   Pairs<const number> bias, keep;
   Pairs<const uint8_t> mask;
-  int64_t owns, others;
+  int64_t owns, others, hides;  // may the bias be -inf?
   Limits turned() const {
-    return {low, high, first, end, bias.turned(), keep.turned(), mask.turned(), others, owns};
+    return {low, high, first, end, bias.turned(), keep.turned(), mask.turned(), others, owns, hides};
   }
 };
 
@@ -51,16 +52,22 @@ inline Range others(const Limits& limits, const Tile& tile) {
   return {limits.first[tile.row], limits.end[tile.row + tile.count - 1]};
 }
 
-template <class T> inline Vec lanes_of(const Pairs<T>& x, const Tile& tile, int64_t h, int64_t other) {
-  const T* from = x.at + tile.b * x.b + h * x.h + tile.row * x.own + other * x.other;
-  number lane[LANES] = {};
-  if (x.own == 1 && tile.count == LANES)
+// The own rows of a tile, in one head and with one other row, whose first number is at `from`.
+template <class T> POLYHEAD_INLINE Vec lanes_from(const T* from, int64_t own, int64_t count) {
+  number lane[LANES];
+  if (own == 1 && count == LANES) {
     for (int l = 0; l < LANES; l++) lane[l] = number(from[l]);
-  else if (x.own == -1 && tile.count == LANES)  // a bias by offset, of queries
+  } else if (own == -1 && count == LANES) {  // a bias by offset, of queries
     for (int l = 0; l < LANES; l++) lane[l] = number((from - (LANES - 1))[LANES - 1 - l]);
-  else
-    for (int64_t l = 0; l < tile.count; l++) lane[l] = number(from[l * x.own]);
+  } else {
+    std::fill(lane, lane + LANES, number(0));
+    for (int64_t l = 0; l < count; l++) lane[l] = number(from[l * own]);
+  }
   return load(lane);
+}
+
+template <class T> inline Vec lanes_of(const Pairs<T>& x, const Tile& tile, int64_t h, int64_t other) {
+  return lanes_from(x.at + tile.b * x.b + h * x.h + tile.row * x.own + other * x.other, x.own, tile.count);
 }
 
 // Who of the tile may look at (or be seen by) the other row, in a head: range, mask, and -inf in the bias.
@@ -74,7 +81,7 @@ struct Sight {
   Sight(const Limits& limits, const Tile& tile, int64_t other) : limits(limits), tile(tile), other(other) {
     int64_t from = limits.low ? limits.low[other] - tile.row : 0, to = limits.high ? limits.high[other] - tile.row : LANES;
     to = to < tile.count ? to : tile.count;
-    whole = from <= 0 && to >= LANES && limits.mask.at == nullptr && limits.bias.at == nullptr;
+    whole = from <= 0 && to >= LANES && limits.mask.at == nullptr && !limits.hides;
     if (whole) return;
     all = between(from, to);
     if (limits.mask.at && limits.mask.h == 0) all = all & (lanes_of(limits.mask, tile, 0, other) > 0.0f);
@@ -83,7 +90,7 @@ struct Sight {
   Mask of(int64_t h, const Vec& bias) const {
     Mask seen = all;
     if (limits.mask.at && limits.mask.h != 0) seen = seen & (lanes_of(limits.mask, tile, h, other) > 0.0f);
-    return limits.bias.at ? seen & (bias > splat(NEVER)) : seen;
+    return limits.hides ? seen & (bias > splat(NEVER)) : seen;
   }
   Vec bias(int64_t h) const { return limits.bias.at ? lanes_of(limits.bias, tile, h, other) : splat(0); }
 };
@@ -108,10 +115,15 @@ struct Stats {
 
 // Add the bias to products [head][lane] of a pair; hidden scores become `hidden`.
 inline void add_bias(const Sight& sight, number* s, int heads, number hidden) {
-  if (sight.whole) return;
-  for (int h = 0; h < heads; h++) {
-    const Vec bias = sight.bias(h);
-    store(s + h * LANES, choose(sight.of(h, bias), load(s + h * LANES) + bias, splat(hidden)));
+  const Pairs<const number>& bias = sight.limits.bias;
+  if (sight.whole && bias.at != nullptr) {
+    const number* from = bias.at + sight.tile.b * bias.b + sight.tile.row * bias.own + sight.other * bias.other;
+    for (int h = 0; h < heads; h++, from += bias.h)
+      store(s + h * LANES, load(s + h * LANES) + lanes_from(from, bias.own, sight.tile.count));
+  }
+  for (int h = 0; !sight.whole && h < heads; h++) {
+    const Vec own = sight.bias(h);
+    store(s + h * LANES, choose(sight.of(h, own), load(s + h * LANES) + own, splat(hidden)));
   }
 }
 
