@@ -71,17 +71,18 @@ template <int R> POLYHEAD_INLINE void activate(int act, const Vec* z, Vec* y, Ve
   if (act == RELU) {
     POLYHEAD_UNROLL
     for (int r = 0; r < R; r++) {
-      Mask on = z[r] > 0.0f;
-      y[r] = choose(on, z[r], splat(0));
-      slope[r] = choose(on, splat(1), splat(0));
+      y[r] = positive(z[r]);
+      slope[r] = choose(z[r] > 0.0f, splat(1), splat(0));
     }
   } else if (act == IDENTITY) {
     POLYHEAD_UNROLL
     for (int r = 0; r < R; r++) y[r] = z[r], slope[r] = splat(1);
   } else {
     Vec from[R], to[R], steep[R];
+    POLYHEAD_UNROLL
     for (int r = 0; r < R; r++) from[r] = z[r];
     for (int r = 0; r < R; r++) to[r] = activate_one(act, from[r], steep[r]);
+    POLYHEAD_UNROLL
     for (int r = 0; r < R; r++) y[r] = to[r], slope[r] = steep[r];
   }
 }

@@ -118,7 +118,7 @@ struct Attention {
   }
 
   int64_t forward_size() const {
-    int64_t own = heads * (c.d + c.e + c.r + 2) + c.r * c.p, other = groups * (c.d + c.e) + c.r * c.p;
+    int64_t own = heads * (c.d + c.e + c.r + 2) + c.r * c.p, other = groups * (blocked(c.d) + c.e) + c.r * blocked(c.p);
     return (TOGETHER * own + ROWS * (2 * heads + c.r) + heads) * LANES + ROWS * other + 1024;
   }
 
@@ -144,22 +144,22 @@ struct Attention {
     }
     number *s = memory.take(ROWS * heads * LANES), *dropped = memory.take(ROWS * heads * LANES);
     number *rel = memory.take(ROWS * c.r * LANES), *worth = memory.take(heads * LANES);
-    number *k_at = memory.take(ROWS * groups * c.d), *k_rel_at = memory.take(ROWS * c.r * c.p);
+    number *k_at = memory.take(ROWS * groups * blocked(c.d)), *k_rel_at = memory.take(ROWS * c.r * blocked(c.p));
     number* symbols_at = memory.take(ROWS * groups * c.e);
     for (int64_t at = all.from; at < all.to; at += ROWS) {
       int n = int(std::min<int64_t>(ROWS, all.to - at));
-      Rows k = together(c.k, b, at, n, groups, c.d, 1.0f, k_at), k_rel = together(c.k_rel, b, at, n, relations, c.p, 1.0f, k_rel_at);
+      Rows k = copies(c.k, b, at, n, groups, c.d, 1.0f, k_at), k_rel = copies(c.k_rel, b, at, n, relations, c.p, 1.0f, k_rel_at);
       Rows symbols = c.turned ? Rows() : together(c.symbols, b, at, n, groups, c.e, 1.0f, symbols_at);
       for (int i = 0; i < tiles; i++) {
         const Queries& x = own[i];
         if (x.keys.from >= at + n || x.keys.to <= at) continue;
-        scores(x.q, 1, k, share, n, heads, c.d, s);
+        scores<COPIED>(x.q, 1, k, share, n, heads, c.d, s);
         soften(x, at, n, s, worth);
         const number* u = s;
         for (int r = 0; limits.keep.at && r < n; r++, u = dropped)
           drop(Sight(limits, x.tile, at + r), s + r * heads * LANES, dropped + r * heads * LANES, heads);
         retrieve(x, u, symbols, at, n, worth);
-        scores(x.q_rel, 1, k_rel, 1, n, relations, c.p, rel);
+        scores<COPIED>(x.q_rel, 1, k_rel, 1, n, relations, c.p, rel);
         relate(rel, nullptr, n);
         for (int h = 0; h < heads; h++)
           for (int r = 0; r < relations; r++) {
@@ -242,7 +242,7 @@ struct Attention {
 
   int64_t backward_size() const {
     int64_t own = 2 * groups * (c.d + c.e) + 2 * c.r * c.p, rows = groups * padded(c.d) + c.r * padded(c.p);
-    int64_t other = heads * (c.d + c.e) + c.r * c.p;
+    int64_t other = heads * (blocked(c.d) + blocked(c.e)) + c.r * blocked(c.p);
     return (PAIR * (own + rows + ROWS * (heads + c.r)) + ROWS * (2 * heads + c.r)) * LANES + ROWS * other + heads * c.r + 1024 +
            (c.turned ? groups * c.e * c.columns : 0);
   }
@@ -260,8 +260,8 @@ struct Attention {
     const int64_t of_da = ROWS * heads * LANES, of_rel = ROWS * c.r * LANES;
     number *code = memory.take(of_da), *dropped = memory.take(of_da), *da = memory.take(PAIR * of_da);
     number *rel = memory.take(PAIR * of_rel), *slopes = memory.take(of_rel), *turned = memory.take(c.r * heads);
-    number *q_at = memory.take(ROWS * heads * c.d), *dout_at = memory.take(ROWS * heads * c.e);
-    number* q_rel_at = memory.take(ROWS * c.r * c.p);
+    number *q_at = memory.take(ROWS * heads * blocked(c.d)), *dout_at = memory.take(ROWS * heads * blocked(c.e));
+    number* q_rel_at = memory.take(ROWS * c.r * blocked(c.p));
     number* by_column = memory.take(c.turned ? groups * c.e * c.columns : 0);
     for (int64_t row = strip.from; row < strip.to; row += PAIR * LANES) {
       int tiles = 0;
@@ -276,21 +276,21 @@ struct Attention {
         std::fill(by_column + i * c.columns + near.from, by_column + i * c.columns + near.to, 0.0f);
       for (int64_t at = all.from; at < all.to; at += ROWS) {
         int n = int(std::min<int64_t>(ROWS, all.to - at));
-        Rows q = together(c.q, b, at, n, heads, c.d, number(c.scale), q_at), q_rel = together(c.q_rel, b, at, n, relations, c.p, number(c.factor), q_rel_at);
-        Rows dout = together(c.dretrieved, b, at, n, heads, c.e, 1.0f, dout_at);
+        Rows q = copies(c.q, b, at, n, heads, c.d, number(c.scale), q_at), q_rel = copies(c.q_rel, b, at, n, relations, c.p, number(c.factor), q_rel_at);
+        Rows dout = (c.turned ? together : copies)(c.dretrieved, b, at, n, heads, c.e, 1.0f, dout_at);
         for (int i = 0; i < tiles; i++) {
           const Keys& x = own[i];
           number *ds = da + i * of_da, *du = rel + i * of_rel;
-          scores(x.k, share, q, 1, n, heads, c.d, code);
+          scores<COPIED>(x.k, share, q, 1, n, heads, c.d, code);
           const number* u = codes(x.tile, at, n, code, dropped);
           if (c.turned) {
             by_offset(x.tile, at, n, u, dout, ds, by_column);
           } else {
-            scores(x.v, share, dout, 1, n, heads, c.e, ds);
+            scores<COPIED>(x.v, share, dout, 1, n, heads, c.e, ds);
             own_grads(u, heads, share, n, dout, c.e, x.dv);
           }
           if (relations) {
-            scores(x.k_rel, 1, q_rel, 1, n, relations, c.p, du);
+            scores<COPIED>(x.k_rel, 1, q_rel, 1, n, relations, c.p, du);
             relate(du, slopes, n);
             relations_back(x.tile, at, n, u, du, slopes, turned, ds);
           }

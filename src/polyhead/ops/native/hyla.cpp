@@ -13,6 +13,7 @@
 // pass 16 keys, so that neither adds up over lanes but for dq; a softmax over keys needs a pass before each.
 
 #include "acts.h"
+#include "fused.h"
 #include "hyla_few.h"
 #include "parallel.h"
 #include "tiles.h"
@@ -35,7 +36,7 @@ extern "C" struct HylaCall {
 namespace {
 
 constexpr int64_t COLUMNS = 2 * WIDE;  // numbers of the hidden layer that are made at once, at most
-constexpr int TOGETHER = 4;      // tiles of queries that read the same keys
+constexpr int TOGETHER = ONE_EACH ? 8 : 4, PAIR = 4;  // tiles of queries that read the same keys; of keys, in the backward pass
 
 template <int H> struct Hyla {
   const HylaCall& c;
@@ -46,6 +47,12 @@ template <int H> struct Hyla {
   int heads() const { return H ? H : int(c.h); }
   int groups() const { return H ? H : int(c.g); }
   int shared() const { return H ? 1 : share; }
+  bool fused() const { return FUSED<H> && plain(c.act); }
+
+  // n rows of values or of dout, of samples x, in the order in which they are read.
+  Rows copied(const Rows& x, int64_t b, int64_t row, int n, int heads, number* to) const {
+    return fused() ? by_row(x, b, row, n, heads, c.e, to) : together(x, b, row, n, heads, c.e, 1.0f, to);
+  }
 
   // Of n rows of the other side: the code a, and u, that with dropout, and w, u added up over the heads of a group of keys.
   struct Code {
@@ -88,6 +95,8 @@ template <int H> struct Hyla {
   }
 
   void values(const Rows& rows, int n, const Code& code, number* y, number* out) const {
+    if constexpr (FUSED<H>)
+      if (fused()) return mix<H>(c.act, code.u, rows, n, c.e, out);
     for (int64_t e0 = 0; e0 < c.e; e0 += COLUMNS) {
       int64_t columns = std::min(COLUMNS, c.e - e0);
       for (int r = 0; r < n; r++) {
@@ -107,7 +116,7 @@ template <int H> struct Hyla {
     Range range = others(limits, tile);
     for (int64_t at = range.from; at < range.to; at += OTHERS) {
       int n = int(std::min<int64_t>(OTHERS, range.to - at));
-      scores(q, 1, rows_from(c.k, tile.b, at), shared(), n, heads(), c.d, s);
+      scores<AS_GIVEN>(q, 1, rows_from(c.k, tile.b, at), shared(), n, heads(), c.d, s);
       for (int r = 0; r < n; r++) {
         Sight sight(limits, tile, at + r);
         number* score = s + r * heads() * LANES;
@@ -124,7 +133,7 @@ template <int H> struct Hyla {
 
   int64_t forward_size() const {
     return code_size() + TOGETHER * heads() * LANES * (c.d + c.e + 2) + (OTHERS * COLUMNS + 64) * LANES +
-           OTHERS * groups() * (c.d + c.e);
+           OTHERS * groups() * (blocked(c.d) + blocked(c.e));
   }
 
   // Queries from `row` on, in as many tiles as read the same keys.
@@ -146,15 +155,15 @@ template <int H> struct Hyla {
       range[tiles] = others(limits, tile[tiles]);
       all = {std::min(all.from, range[tiles].from), std::max(all.to, range[tiles].to)};
     }
-    number *k_at = memory.take(OTHERS * groups() * c.d), *v_at = memory.take(OTHERS * groups() * c.e);
+    number *k_at = memory.take(OTHERS * groups() * blocked(c.d)), *v_at = memory.take(OTHERS * groups() * blocked(c.e));
     for (int64_t at = all.from; at < all.to; at += OTHERS) {
       int taken = int(std::min<int64_t>(OTHERS, all.to - at));
-      Rows k = together(c.k, b, at, taken, groups(), c.d, 1.0f, k_at), v = together(c.v, b, at, taken, groups(), c.e, 1.0f, v_at);
+      Rows k = copies(c.k, b, at, taken, groups(), c.d, 1.0f, k_at), v = copied(c.v, b, at, taken, groups(), v_at);
       for (int i = 0; i < tiles; i++) {
         int64_t from = std::max(at, range[i].from), to = std::min(at + OTHERS, range[i].to);
         if (from >= to) continue;
         int n = int(to - from);
-        scores(q[i], 1, rows_from(k, 0, from - at), shared(), n, heads(), c.d, code.a);
+        scores<COPIED>(q[i], 1, rows_from(k, 0, from - at), shared(), n, heads(), c.d, code.a);
         make_code(tile[i], from, n, stats[i], code);
         values(rows_from(v, 0, from - at), n, code, y, out[i]);
       }
@@ -211,6 +220,8 @@ template <int H> struct Hyla {
   // da[row][head][lane] of n rows of the other side and, where keys are in lanes, what they add to dv.
   template <bool KEYS>
   void pairs(const Rows& x, int n, const Code& code, const number* own, number* dz, const CodeGrads& grads, number* dv) const {
+    if constexpr (FUSED<H> && KEYS)
+      if (fused()) return unmix<H>(c.act, code.u, own, x, n, c.e, grads.of_dout, dv);
     std::fill(grads.of_dout, grads.of_dout + n * heads() * LANES, 0.0f);
     std::fill(grads.of_v, grads.of_v + n * groups() * LANES, 0.0f);
     for (int64_t e0 = 0; e0 < c.e; e0 += COLUMNS) {
@@ -258,7 +269,7 @@ template <int H> struct Hyla {
     Range range = others(limits, tile);
     for (int64_t at = range.from; at < range.to; at += OTHERS) {
       int n = int(std::min<int64_t>(OTHERS, range.to - at));
-      scores(q, 1, rows_from(c.k, b, at), shared(), n, heads(), c.d, code.a);
+      scores<AS_GIVEN>(q, 1, rows_from(c.k, b, at), shared(), n, heads(), c.d, code.a);
       make_code(tile, at, n, own, code);
       pairs<false>(rows_from(c.v, b, at), n, code, dout, nullptr, grads, nullptr);
       for (int r = 0; r < n; r++) {
@@ -283,46 +294,82 @@ template <int H> struct Hyla {
     }
   }
 
+  struct Keys {
+    Tile tile;
+    Range queries;
+    number *k, *v, *dk, *dv;
+  };
+
   int64_t backward_size() const {
-    return 2 * code_size() + heads() * LANES * (2 * c.d + 4 * c.e + padded(c.d) + 6) + (OTHERS * COLUMNS + 64) * LANES +
-           OTHERS * heads() * (c.d + c.e);
+    int64_t own = groups() * (2 * c.d + 2 * c.e + padded(c.d)) + OTHERS * heads();
+    return 2 * code_size() + (PAIR * own + OTHERS * COLUMNS + 64) * LANES + OTHERS * heads() * (blocked(c.d) + blocked(c.e));
   }
 
-  // Keys from `row` to `end`, a tile at a time; dq is that of their strip.
-  void backward(int64_t b, Range keys, Memory& memory, const Stats& stats, number* dq, const BiasGrad& dbias) const {
+  // A strip of keys, some tiles at a time; dq is that of the strip.
+  void backward(int64_t b, Range strip, Memory& memory, const Stats& stats, number* dq, const BiasGrad& dbias) const {
+    Keys own[PAIR];
+    for (Keys& x : own) {
+      x.k = memory.take(groups() * c.d * LANES), x.dk = memory.take(groups() * c.d * LANES);
+      x.v = memory.take(groups() * c.e * LANES), x.dv = memory.take(groups() * c.e * LANES);
+    }
+    const int64_t of_da = OTHERS * heads() * LANES, of_rows = groups() * LANES * padded(c.d);
     Code code = code_memory(memory);
-    CodeGrads grads = grad_memory(memory);
-    number *k = memory.take(groups() * c.d * LANES), *v = memory.take(groups() * c.e * LANES);
-    number *rows = memory.take(groups() * LANES * padded(c.d)), *dz = memory.take(OTHERS * COLUMNS * LANES);
-    number *dk = memory.take(groups() * c.d * LANES), *dv = memory.take(groups() * c.e * LANES);
-    number *q_at = memory.take(OTHERS * heads() * c.d), *dout_at = memory.take(OTHERS * heads() * c.e);
-    for (int64_t row = keys.from; row < keys.to; row += LANES) {
-      Tile tile = tile_at(b, row, c.s);
-      pack(c.k, tile, groups(), c.d, 1.0f, k);
-      pack(c.v, tile, groups(), c.e, 1.0f, v);
-      copy_rows(c.k, tile, groups(), c.d, number(c.scale), rows);
-      std::fill(dk, dk + groups() * c.d * LANES, 0.0f);
-      std::fill(dv, dv + groups() * c.e * LANES, 0.0f);
-      Range range = others(limits, tile);
-      for (int64_t at = range.from; at < range.to; at += OTHERS) {
-        int n = int(std::min<int64_t>(OTHERS, range.to - at));
-        Rows q = together(c.q, b, at, n, heads(), c.d, number(c.scale), q_at), dout = together(c.dout, b, at, n, heads(), c.e, 1.0f, dout_at);
-        scores(k, shared(), q, 1, n, heads(), c.d, code.a);
-        make_code(tile, at, n, stats, code);
-        pairs<true>(dout, n, code, v, dz, grads, dv);
-        for (int r = 0; r < n; r++) {
-          Sight sight(limits, tile, at + r);
-          number *a = code.a + r * heads() * LANES, *da = grads.of_dout + r * heads() * LANES;
-          if (limits.keep.at) drop(sight, da, da, heads());
-          through_heads(c.normalise, load(code.scale + r * LANES), a, da, heads());
-          through_keys(c.normalise, sight, stats, a, da, heads());
-          if (dbias.at) dbias.add(tile, at + r, da, heads());
-        }
-        other_grads({grads.of_dout, rows, 1, 0, 0}, heads(), shared(), n, c.d, dq + at * c.h * c.d);
-        own_grads(grads.of_dout, heads(), shared(), n, q, c.d, dk);
+    number *da = memory.take(PAIR * of_da), *of_v = memory.take(shared() > 1 ? OTHERS * groups() * LANES : 0);
+    number *rows = memory.take(PAIR * of_rows), *dz = memory.take(OTHERS * COLUMNS * LANES);
+    number *q_at = memory.take(OTHERS * heads() * blocked(c.d)), *dout_at = memory.take(OTHERS * heads() * blocked(c.e));
+    for (int64_t row = strip.from; row < strip.to; row += PAIR * LANES) {
+      int tiles = 0;
+      Range all = {c.t, 0};
+      for (; tiles < PAIR && row + tiles * LANES < strip.to; tiles++) {
+        Keys& x = own[tiles];
+        begin(x, tile_at(b, row + tiles * LANES, c.s), rows + tiles * of_rows);
+        all = {std::min(all.from, x.queries.from), std::max(all.to, x.queries.to)};
       }
-      unpack(dk, tile, groups(), c.d, 1.0f, c.dk + (b * c.s + row) * c.g * c.d, c.g * c.d);
-      unpack(dv, tile, groups(), c.e, 1.0f, c.dv + (b * c.s + row) * c.g * c.e, c.g * c.e);
+      for (int64_t at = all.from; at < all.to; at += OTHERS) {
+        int n = int(std::min<int64_t>(OTHERS, all.to - at)), first = tiles, end = 0;
+        Rows q = copies(c.q, b, at, n, heads(), c.d, number(c.scale), q_at), dout = copied(c.dout, b, at, n, heads(), dout_at);
+        for (int i = 0; i < tiles; i++) {
+          const Keys& x = own[i];
+          if (x.queries.from >= at + n || x.queries.to <= at) continue;
+          first = std::min(first, i), end = i + 1;  // queries of later keys come later: no tile between is left out
+          number* ds = da + i * of_da;
+          scores<COPIED>(x.k, shared(), q, 1, n, heads(), c.d, code.a);
+          make_code(x.tile, at, n, stats, code);
+          pairs<true>(dout, n, code, x.v, dz, {ds, shared() > 1 ? of_v : ds}, x.dv);
+          score_grads(x.tile, at, n, stats, code, ds, dbias);
+          own_grads(ds, heads(), shared(), n, q, c.d, x.dk);
+        }
+        if (first < end)
+          other_grads({da + first * of_da, rows + first * of_rows, end - first, of_da, of_rows}, heads(), shared(), n, c.d, dq + at * c.h * c.d);
+      }
+      for (int i = 0; i < tiles; i++) {
+        const Keys& x = own[i];
+        int64_t to = b * c.s + x.tile.row;
+        unpack(x.dk, x.tile, groups(), c.d, 1.0f, c.dk + to * c.g * c.d, c.g * c.d);
+        unpack(x.dv, x.tile, groups(), c.e, 1.0f, c.dv + to * c.g * c.e, c.g * c.e);
+      }
+    }
+  }
+
+  void begin(Keys& x, const Tile& tile, number* rows) const {
+    x.tile = tile;
+    x.queries = others(limits, tile);
+    pack(c.k, tile, groups(), c.d, 1.0f, x.k);
+    pack(c.v, tile, groups(), c.e, 1.0f, x.v);
+    copy_rows(c.k, tile, groups(), c.d, number(c.scale), rows);
+    std::fill(x.dk, x.dk + groups() * c.d * LANES, 0.0f);
+    std::fill(x.dv, x.dv + groups() * c.e * LANES, 0.0f);
+  }
+
+  // From gradients of a code, with dropout, to those of the scores.
+  void score_grads(const Tile& tile, int64_t query, int n, const Stats& stats, const Code& code, number* ds, const BiasGrad& dbias) const {
+    for (int r = 0; r < n; r++) {
+      Sight sight(limits, tile, query + r);
+      number *a = code.a + r * heads() * LANES, *da = ds + r * heads() * LANES;
+      if (limits.keep.at) drop(sight, da, da, heads());
+      through_heads(c.normalise, load(code.scale + r * LANES), a, da, heads());
+      through_keys(c.normalise, sight, stats, a, da, heads());
+      if (dbias.at) dbias.add(tile, query + r, da, heads());
     }
   }
 };

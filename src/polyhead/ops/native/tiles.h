@@ -5,6 +5,7 @@
 
 #pragma once
 #include <algorithm>
+#include <utility>
 
 #include "pairs.h"
 
@@ -12,32 +13,70 @@ namespace polyhead {
 
 constexpr int OTHERS = 16;  // rows of the other side that are taken at once, at most
 constexpr int WIDE = WIDTH == 16 ? 8 : WIDTH == 8 ? 6 : 4;  // sums of vectors that are held in registers
+constexpr bool ONE_EACH = PARTS == 1 && MANY_REGISTERS;     // a vector of lanes is one register, of which there are 32
 
 // f(count, i) for all i below n: WIDE of them at a time, then 4, 2 and 1.
 template <int R, class F> POLYHEAD_INLINE int64_t steps_of(int64_t i, int64_t n, const F& f) {
   for (; i + R <= n; i += R) f(std::integral_constant<int, R>(), i);
   return i;
 }
-template <class F> POLYHEAD_INLINE void steps(int64_t n, const F& f) {
-  int64_t i = steps_of<WIDE>(0, n, f);
+template <class F> POLYHEAD_INLINE void steps(int64_t n, const F& f, int64_t i = 0) {
+  i = steps_of<WIDE>(i, n, f);
   if (WIDE > 4) i = steps_of<4>(i, n, f);
   steps_of<1>(steps_of<2>(i, n, f), n, f);
 }
 
+// Where bit S of a lane's number is not set: the lane of x, or of y the lane S later; where it is set: of x S earlier, or y.
+template <int S, size_t... LANE> POLYHEAD_INLINE void swap_lanes(part& x, part& y, std::index_sequence<LANE...>) {
+  part first = __builtin_shufflevector(x, y, (LANE & S ? WIDTH + LANE - S : LANE)...);
+  y = __builtin_shufflevector(x, y, (LANE & S ? WIDTH + LANE : LANE + S)...);
+  x = first;
+}
+
+// Rows become columns.
+template <int S = WIDTH / 2> POLYHEAD_INLINE void turn(part* x) {
+  if constexpr (S > 0) {
+    POLYHEAD_UNROLL
+    for (int i = 0; i < WIDTH; i++)
+      if ((i & S) == 0) swap_lanes<S>(x[i], x[i + S], std::make_index_sequence<WIDTH>());
+    turn<S / 2>(x);
+  }
+}
+
 // Rows of a tile, packed [head][width][lane], times `factor`; rows that do not exist are 0.
 inline void pack(const Rows& x, const Tile& tile, int heads, int64_t width, number factor, number* to) {
-  for (int h = 0; h < heads; h++)
-    for (int64_t c = 0; c < width; c++) {
-      const number* from = x.at + tile.b * x.b + tile.row * x.n + h * x.h + c;
-      number* lane = to + (h * width + c) * LANES;
-      for (int64_t l = 0; l < LANES; l++) lane[l] = l < tile.count ? from[l * x.n] * factor : 0.0f;
-    }
+  for (int h = 0; h < heads; h++) {
+    const number* from = x.at + tile.b * x.b + tile.row * x.n + h * x.h;
+    int64_t c = 0;
+    for (; c + WIDTH <= width; c += WIDTH, to += WIDTH * LANES)
+      for (int p = 0; p < LANES; p += WIDTH) {
+        part square[WIDTH];
+        POLYHEAD_UNROLL
+        for (int i = 0; i < WIDTH; i++) square[i] = p + i < tile.count ? read<part>(from + (p + i) * x.n + c) * factor : part{};
+        turn(square);
+        POLYHEAD_UNROLL
+        for (int i = 0; i < WIDTH; i++) write(to + i * LANES + p, square[i]);
+      }
+    for (; c < width; c++, to += LANES)
+      for (int64_t l = 0; l < LANES; l++) to[l] = l < tile.count ? from[l * x.n + c] * factor : 0.0f;
+  }
 }
 
 // The reverse.
 inline void unpack(const number* from, const Tile& tile, int heads, int64_t width, number factor, number* to, int64_t step) {
-  for (int64_t l = 0; l < tile.count; l++)
-    for (int64_t c = 0; c < heads * width; c++) to[l * step + c] = from[c * LANES + l] * factor;
+  int64_t c = 0;
+  for (; c + WIDTH <= heads * width; c += WIDTH)
+    for (int p = 0; p < tile.count; p += WIDTH) {
+      part square[WIDTH];
+      POLYHEAD_UNROLL
+      for (int i = 0; i < WIDTH; i++) square[i] = read<part>(from + (c + i) * LANES + p) * factor;
+      turn(square);
+      POLYHEAD_UNROLL
+      for (int i = 0; i < WIDTH; i++)
+        if (p + i < tile.count) write(to + (p + i) * step + c, square[i]);
+    }
+  for (; c < heads * width; c++)
+    for (int64_t l = 0; l < tile.count; l++) to[l * step + c] = from[c * LANES + l] * factor;
 }
 
 // total[r] += sum_i x[i] row_i[r], vectors of lanes times R numbers of each row.
@@ -58,27 +97,42 @@ template <int R> POLYHEAD_INLINE void combine_lanes(Vec* total, const number* x,
   }
 }
 
+// Rows of the other side as they lie in memory, or a copy (`copies`).  Where there are registers for many sums, a copy has
+// BLOCK columns of a row together, so that the compiler knows how far it is to the next row: an address made of two
+// registers would cost an instruction of its own.
+constexpr int64_t BLOCK = LANES;
+inline int64_t blocked(int64_t width) { return (width + BLOCK - 1) / BLOCK * BLOCK; }
+enum Lie { AS_GIVEN, COPIED };
+template <Lie HOW> constexpr bool IN_BLOCKS = HOW == COPIED && ONE_EACH;
+
 // to[lane] = sum_c own[c][lane] row_r[c] for R rows of the other side.
-template <int R>
-POLYHEAD_INLINE void products(const number* own, const number* row, int64_t step, int64_t width, number* to, int64_t step_to) {
+template <int R, Lie HOW>
+POLYHEAD_INLINE void products(const number* own, const number* row, const Rows& x, int64_t width, number* to, int64_t step_to) {
+  const int64_t step = IN_BLOCKS<HOW> ? BLOCK : x.n;
   Vec total[R] = {};
-  for (int64_t c = 0; c < width; c++) {
-    Vec lane = load(own + c * LANES);
-    POLYHEAD_UNROLL
-    for (int r = 0; r < R; r++) total[r] += lane * row[r * step + c];
+  for (int64_t left = width; left > 0; left -= BLOCK, row += x.b) {
+    const int64_t columns = IN_BLOCKS<HOW> ? std::min(BLOCK, left) : width;
+    for (int64_t c = 0; c < columns; c++, own += LANES) {
+      Vec lane = load(own);
+      POLYHEAD_UNROLL
+      for (int r = 0; r < R; r++) total[r] += lane * row[r * step + c];
+    }
+    if (!IN_BLOCKS<HOW>) break;
   }
   POLYHEAD_UNROLL
   for (int r = 0; r < R; r++) store(to + r * step_to, total[r]);
 }
 
 // s[row][head][lane] of n rows of the other side; heads of either side may be shared by several (grouped keys).
-inline void scores(const number* own, int share_own, const Rows& x, int share, int n, int heads, int64_t width, number* s) {
+template <Lie HOW>
+void scores(const number* own, int share_own, const Rows& x, int share, int n, int heads, int64_t width, number* s) {
   for (int h = 0; h < heads; h++) {
     const number* mine = own + (h / share_own) * width * LANES;
     const number* from = x.at + (h / share) * x.h;
-    steps(n, [&](auto count, int64_t r) {
-      products<decltype(count)::value>(mine, from + r * x.n, x.n, width, s + (r * heads + h) * LANES, heads * LANES);
-    });
+    auto some = [&](auto count, int64_t r) {
+      products<decltype(count)::value, HOW>(mine, from + r * x.n, x, width, s + (r * heads + h) * LANES, heads * LANES);
+    };
+    steps(n, some, IN_BLOCKS<HOW> ? steps_of<2 * WIDE>(0, n, some) : 0);
   }
 }
 
@@ -143,36 +197,41 @@ struct Grads {
   int64_t next_ds, next_rows;
 };
 
-// to_r[c] += sum_tiles sum_l ds_r[l] rows[l][c] for R rows of the other side, V columns at once, of which `some` are written.
+// to_r[c] += sum_tiles sum_l ds_r[l] rows[l][c] for R rows of the other side, C times the columns of V, of which `some` are written.
 inline void get(const number* from, Vec& x) { x = load(from); }
 inline void get(const number* from, quad& x) { x = read<quad>(from); }
 inline void put(number* to, const Vec& x) { store(to, x); }
 inline void put(number* to, const quad& x) { write(to, x); }
-template <class V, int R>
+template <class V, int C, int R>
 POLYHEAD_INLINE void add_block(const Grads& x, int64_t step, int64_t wide, number* to, int64_t next, int64_t some) {
   constexpr int64_t all = sizeof(V) / sizeof(number);
-  V total[R] = {};
+  V total[R][C] = {};
   for (int tile = 0; tile < x.tiles; tile++) {
     const number *s = x.ds + tile * x.next_ds, *rows = x.rows + tile * x.next_rows;
     for (int l = 0; l < LANES; l++) {
-      V row;
-      get(rows + l * wide, row);
+      V row[C];
       POLYHEAD_UNROLL
-      for (int r = 0; r < R; r++) total[r] += row * s[r * step + l];
+      for (int c = 0; c < C; c++) get(rows + l * wide + c * all, row[c]);
+      POLYHEAD_UNROLL
+      for (int r = 0; r < R; r++)
+        POLYHEAD_UNROLL
+        for (int c = 0; c < C; c++) total[r][c] += row[c] * s[r * step + l];
     }
   }
   POLYHEAD_UNROLL
-  for (int r = 0; r < R; r++) {
-    V old;
-    if (some == all) {
-      get(to + r * next, old);
-      put(to + r * next, old + total[r]);
-    } else {
-      number column[all];
-      put(column, total[r]);
-      for (int64_t c = 0; c < some; c++) to[r * next + c] += column[c];
+  for (int r = 0; r < R; r++)
+    POLYHEAD_UNROLL
+    for (int c = 0; c < C; c++) {
+      V old;
+      if (some == C * all) {
+        get(to + r * next + c * all, old);
+        put(to + r * next + c * all, old + total[r][c]);
+      } else {
+        number column[all];
+        put(column, total[r][c]);
+        for (int64_t i = 0; i < some; i++) to[r * next + i] += column[i];
+      }
     }
-  }
 }
 
 // From gradients of products to those of n rows of the other side, `to` (n head width).
@@ -184,13 +243,18 @@ inline void other_grads(const Grads& x, int heads, int share, int n, int64_t wid
       Grads own = {x.ds + (r * heads + h) * LANES, x.rows + (h / share) * LANES * wide, x.tiles, x.next_ds, x.next_rows};
       number* grad = to + r * next + h * width;
       int64_t c = 0;
-      for (; c + LANES <= width; c += LANES, own.rows += LANES) add_block<Vec, R>(own, step, wide, grad + c, next, LANES);
-      for (; c < width; c += 4, own.rows += 4) add_block<quad, R>(own, step, wide, grad + c, next, std::min<int64_t>(4, width - c));
+      auto some = [&](auto what, auto count_of, int64_t columns, int64_t written) {
+        add_block<decltype(what), decltype(count_of)::value, R>(own, step, wide, grad + c, next, written);
+        c += columns, own.rows += columns;
+      };
+      while (ONE_EACH && c + 2 * LANES <= width) some(Vec(), std::integral_constant<int, 2>(), 2 * LANES, 2 * LANES);
+      while (c + LANES <= width) some(Vec(), std::integral_constant<int, 1>(), LANES, LANES);
+      while (c < width) some(quad(), std::integral_constant<int, 1>(), 4, std::min<int64_t>(4, width - c));
     });
 }
 
 // Rows of a sample, the first being `row`.
-inline Rows rows_from(const Rows& x, int64_t b, int64_t row) { return {x.at + b * x.b + row * x.n, 0, x.n, x.h}; }
+inline Rows rows_from(const Rows& x, int64_t b, int64_t row) { return {x.at + b * x.b + row * x.n, x.b, x.n, x.h}; }
 
 // n rows of the other side, [head][row][width]: those of a head lie together, at no distance that a cache dislikes.
 // Queries come times the scale, as in the forward pass: a score that is rounded in another way is off by so much of itself,
@@ -205,18 +269,40 @@ inline Rows together(const Rows& x, int64_t b, int64_t row, int n, int heads, in
   return {to, 0, width, n * width};
 }
 
-// own[group][column][lane] += sum_r a[row r][head][lane] row_r[head][column], for n rows of the other side.
+// The same in blocks of columns, at the distances of `place`: its "samples" are blocks.
+inline Rows in_blocks(const Rows& x, int64_t b, int64_t row, int n, int heads, int64_t width, number factor, number* to, const Rows& place) {
+  const Rows from_row = rows_from(x, b, row);
+  for (int r = 0; r < n; r++)
+    for (int h = 0; h < heads; h++) {
+      const number* from = from_row.at + r * x.n + h * x.h;
+      number* block = to + r * place.n + h * place.h;
+      int64_t c = 0;
+      for (; c + BLOCK <= width; c += BLOCK, block += place.b) store(block, load(from + c) * factor);
+      for (; c < width; c++) block[c % BLOCK] = from[c] * factor;
+    }
+  return {to, place.b, place.n, place.h};
+}
+
+// Copies for `scores` and `own_grads`, [head][block][row][BLOCK]; `to` has room for blocked(width) columns.
+inline Rows copies(const Rows& x, int64_t b, int64_t row, int n, int heads, int64_t width, number factor, number* to) {
+  if (!ONE_EACH) return together(x, b, row, n, heads, width, factor, to);
+  return in_blocks(x, b, row, n, heads, width, factor, to, {nullptr, n * BLOCK, BLOCK, n * blocked(width)});
+}
+
+// own[group][column][lane] += sum_r a[row r][head][lane] row_r[head][column], for n copied rows of the other side.
 inline void own_grads(const number* a, int heads, int share, int n, const Rows& x, int64_t width, number* own) {
+  const int64_t step = ONE_EACH ? BLOCK : x.n, block = ONE_EACH ? BLOCK : std::max<int64_t>(width, 1);
   for (int h = 0; h < heads; h++) {
     const number *mine = a + h * LANES, *from = x.at + h * x.h;
     number* to = own + (h / share) * width * LANES;
-    steps(width, [&](auto count, int64_t i) {
-      constexpr int R = decltype(count)::value;
-      Vec total[R] = {};
-      combine<R>(total, mine, heads * LANES, from + i, x.n, n);
-      POLYHEAD_UNROLL
-      for (int c = 0; c < R; c++) store(to + (i + c) * LANES, load(to + (i + c) * LANES) + total[c]);
-    });
+    for (int64_t first = 0; first < width; first += block, from += x.b, to += block * LANES)
+      steps(std::min(block, width - first), [&](auto count, int64_t i) {
+        constexpr int R = decltype(count)::value;
+        Vec total[R] = {};
+        combine<R>(total, mine, heads * LANES, from + i, step, n);
+        POLYHEAD_UNROLL
+        for (int c = 0; c < R; c++) store(to + (i + c) * LANES, load(to + (i + c) * LANES) + total[c]);
+      });
   }
 }
 
