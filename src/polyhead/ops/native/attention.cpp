@@ -41,7 +41,7 @@ extern "C" struct AttentionCall {
 namespace {
 
 constexpr int TOGETHER = 4, PAIR = 4;  // tiles of queries that read the same keys; of keys, in the backward pass
-constexpr int ROWS = 24;               // rows of the other side that are taken at once, at most
+constexpr int ROWS = ONE_EACH ? 32 : 24;  // rows of the other side that are taken at once, at most
 
 // What has all of a softmax's weight: its gradient is taken for 0, as roundings would be larger than what the other keys,
 // with 2 epsilon of the weight at most, add to it.
