@@ -45,6 +45,7 @@ template <int S = WIDTH / 2> POLYHEAD_INLINE void turn(part* x) {
 
 // Rows of a tile, packed [head][width][lane], times `factor`; rows that do not exist are 0.
 inline void pack(const Rows& x, const Tile& tile, int heads, int64_t width, number factor, number* to) {
+  if (x.h == width) width *= heads, heads = 1;  // they lie together: narrow heads fill vectors
   for (int h = 0; h < heads; h++) {
     const number* from = x.at + tile.b * x.b + tile.row * x.n + h * x.h;
     int64_t c = 0;
@@ -278,6 +279,7 @@ inline Rows in_blocks(const Rows& x, int64_t b, int64_t row, int n, int heads, i
       number* block = to + r * place.n + h * place.h;
       int64_t c = 0;
       for (; c + BLOCK <= width; c += BLOCK, block += place.b) store(block, load(from + c) * factor);
+      for (; c + 4 <= width; c += 4) write(block + c % BLOCK, read<quad>(from + c) * factor);
       for (; c < width; c++) block[c % BLOCK] = from[c] * factor;
     }
   return {to, place.b, place.n, place.h};
