@@ -99,15 +99,19 @@ def gelu() -> int:
     from polyhead.ops.native.gelu import computed
 
     count = 0
-    for n in (1, 15, 16, 17, 1000, 2**14 - 1, 2**14, 3 * 2**14 + 5):
+    for n, width in itertools.product((1, 15, 16, 17, 1000, 2**14 - 1, 2**14, 3 * 2**14 + 5), (0, 1, 19, 64, 20_001)):
         torch.set_num_threads(1 + n % 2)
+        rows = -(-n // width) if width else 1
         for offset in (0, 1, 5):
-            x, dout = (torch.randn(offset + n)[offset:] * 4 for _ in range(2))
-            leaf = x.double().requires_grad_()
-            out = F.gelu(leaf, approximate="tanh")
-            truth = out, torch.autograd.grad(out, leaf, dout.double())[0]
-            for mine, exact in zip((computed(x), computed(x, dout)), truth, strict=True):
-                assert (mine - exact).norm() <= 1e-6 * exact.norm(), (n, offset)
+            x, dout = (torch.randn(offset + rows * (width or n))[offset:].view(rows, -1) * 4 for _ in range(2))
+            bias = torch.randn(offset + width)[offset:] if width else None
+            leaves = [a.double().requires_grad_() for a in (x, bias) if a is not None]
+            out = F.gelu(sum(leaves, torch.zeros(())), approximate="tanh")
+            truth = out, *torch.autograd.grad(out, leaves, dout.double())
+            mine = computed(x, bias)[0], *computed(x, bias, dout, learns=width > 0)
+            for own, exact in zip(mine, truth, strict=False):
+                assert own is not None
+                assert (own - exact).norm() <= 1e-6 * exact.norm() + 1e-6 * dout.norm(), (n, width, offset)
                 count += 1
     return count
 

@@ -63,7 +63,55 @@ def test_in_float64_it_is_the_equation(monkeypatch):
     x, dout = values(ENOUGH + 5, torch.float64), torch.randn(ENOUGH + 5, dtype=torch.float64)
     for mine, truth in zip(both(gelu.gelu_tanh, x, dout), both(stock, x, dout), strict=True):
         assert_close(mine, truth, rtol=1e-12, atol=1e-13)
-    assert gelu._taken(x)
+    assert gelu.takes(x, x.numel())
+
+
+SHAPES = [(64, 256), (3, 8000), (1, 2 * ENOUGH + 3), (1000, 19), (70, 16, 17)]
+"""Of x, whose last dimension is that of the bias: rows of whole vectors and others, many and one, longer than a job."""
+
+
+def learned(f, x, bias, dout):
+    """Output and both gradients."""
+    leaves = [x.detach().requires_grad_(), bias.detach().requires_grad_()]
+    out = f(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_bias_is_added_and_learns(shape, threads, counted):
+    x, dout, bias = 2 * torch.randn(shape), torch.randn(shape), torch.randn(shape[-1])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        mine = learned(gelu.gelu_tanh, x, bias, dout)
+    finally:
+        torch.set_num_threads(before)
+    theirs = learned(lambda x, bias: stock(x + bias), x, bias, dout)
+    exact = learned(lambda x, bias: stock(x + bias), x.double(), bias.double(), dout.double())
+    for own, other, truth in zip(mine, theirs, exact, strict=True):
+        assert (own - truth).norm() <= 2 * (other - truth).norm()
+    assert counted == ["gelu", "gelu"]
+
+
+@needs_compiler
+def test_the_equation_with_a_bias_in_float64(monkeypatch):
+    monkeypatch.setitem(library.NUMBERS, torch.float64, torch.float64)
+    for shape in SHAPES:
+        x, dout, bias = (torch.randn(size, dtype=torch.float64) for size in (shape, shape, shape[-1:]))
+        mine, truth = (learned(f, x, bias, dout) for f in (gelu.gelu_tanh, lambda x, bias: stock(x + bias)))
+        assert_close(mine, truth, rtol=1e-11, atol=1e-12)
+
+
+@needs_compiler
+def test_a_bias_that_learns_nothing_or_has_strides(counted):
+    x, dout, wide = torch.randn(64, 256), torch.randn(64, 256), torch.randn(256, 3)
+    assert_close(both(lambda x: gelu.gelu_tanh(x, wide[:, 1]), x, dout), both(lambda x: stock(x + wide[:, 1]), x, dout))
+    column = wide.detach().requires_grad_()
+    (gelu.gelu_tanh(x, column[:, 1]) * dout).sum().backward()
+    assert_close(column.grad[:, 1], learned(lambda x, bias: stock(x + bias), x, wide[:, 1], dout)[2])
+    assert len(counted) == 4
 
 
 @needs_compiler
@@ -134,6 +182,11 @@ def squared(f):
     return lambda x: f(x).square().sum()
 
 
+def bent(f):
+    """With a bias that is made of the input, too: its derivatives count."""
+    return lambda x: f(x, 2 * x.flatten()[:16]) if f is gelu.gelu_tanh else f(x + 2 * x.flatten()[:16])
+
+
 def second(f, x):
     x = x.detach().requires_grad_()
     (grad,) = torch.autograd.grad(squared(f)(x), x, create_graph=True)
@@ -172,6 +225,8 @@ MODES = {
 def test_every_kind_of_derivative_is_right(mode):
     x = torch.randn(2, ENOUGH)
     assert_close(MODES[mode](gelu.gelu_tanh, x), MODES[mode](stock, x), rtol=1e-5, atol=1e-5)
+    x = torch.randn(2, ENOUGH // 16, 16)
+    assert_close(MODES[mode](bent(gelu.gelu_tanh), x), MODES[mode](bent(stock), x), rtol=1e-4, atol=1e-4)
 
 
 @needs_compiler
@@ -196,6 +251,57 @@ def test_the_feed_forward_layer_uses_it(counted):
     assert counted == ["gelu", "gelu"]
     MlpLayer(32, hidden=256, act="gelu")(x).sum().backward()
     assert len(counted) == 2
+
+
+def layers():
+    """Two with the same parameters; the second one's activation is PyTorch's."""
+    made = [MlpLayer(32, hidden=256, act="gelu_tanh") for _ in "ab"]
+    made[1].load_state_dict(made[0].state_dict())
+    made[1].act, made[1]._act = "other", stock
+    torch.nn.init.normal_(made[0].up.bias)
+    made[1].up.bias.data.copy_(made[0].up.bias)
+    return made
+
+
+def gradients(layer, x):
+    x = x.detach().requires_grad_()
+    out = layer(x)
+    return [out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])]
+
+
+@needs_compiler
+def test_the_layer_with_the_bias_apart_is_the_same_layer(counted):
+    mine, plain = layers()
+    x = torch.randn(4, 32, 32)
+    assert_close(gradients(mine, x), gradients(plain, x), rtol=1e-4, atol=1e-5)
+    assert counted == ["gelu", "gelu"]
+
+
+HOOKS = ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook")
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hooks_of_the_first_map_are_called(hook):
+    mine, _ = layers()
+    called = []
+    getattr(mine.up, hook)(lambda module, *_: called.append(module))
+    mine(torch.randn(64, 32, requires_grad=True)).sum().backward()
+    assert called == [mine.up]
+
+
+def test_a_map_of_another_kind_is_called():
+    mine, plain = layers()
+    x = torch.randn(64, 32)
+    mine.up = torch.nn.Sequential(mine.up, torch.nn.Identity())
+    mine.up.in_features = 32
+    assert_close(mine(x), plain(x))
+
+
+@needs_compiler
+def test_a_layer_without_bias():
+    mine = MlpLayer(32, hidden=256, act="gelu_tanh", bias=False)
+    x = torch.randn(64, 32)
+    assert_close(mine(x), mine.down(stock(mine.up(x))))
 
 
 @needs_compiler

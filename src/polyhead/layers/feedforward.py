@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from polyhead import config
 from polyhead.layers import Device
 from polyhead.layers.own import OwnFeedForward
+from polyhead.layers.projection import plain
 from polyhead.ops.latent_code import act as activation, wide
-from polyhead.ops.native.gelu import gelu_tanh
+from polyhead.ops.native.gelu import gelu_tanh, takes
 from polyhead.ops.textbook import silu
 from polyhead.spec.lazy import renamed
 from polyhead.spec.numbers import swiglu_width
@@ -52,7 +54,15 @@ class MlpLayer(nn.Module):
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
         _check_width("MlpLayer", self.up.in_features, x)
-        return self.down(self._act(self.up(x)))
+        return self.down(self._hidden(x))
+
+    def _hidden(self, x: Tensor) -> Tensor:
+        """`act(W_up x)`; where native code computes the activation, it adds the bias, too."""
+        up = self.up
+        own = self.act == "gelu_tanh" and plain(up) and up.bias is not None and not torch.is_autocast_enabled("cpu")
+        if own and takes(x, x.numel() // up.in_features * up.out_features, up.weight, up.bias):
+            return gelu_tanh(F.linear(x, up.weight), up.bias)
+        return self._act(up(x))
 
     def extra_repr(self) -> str:
         return f"act={self.act!r}"

@@ -33,7 +33,7 @@ def linear(inputs: int, outputs: int, *, bias: bool, device: Device, dtype: torc
 
 def plain(layer: nn.Module) -> bool:
     """Whether a layer computes just its weight and bias, so that rows of them may be used separately."""
-    hooked = layer._forward_hooks or layer._forward_pre_hooks
+    hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
     return type(layer) is nn.Linear and not hooked
 
 

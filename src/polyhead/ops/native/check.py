@@ -38,9 +38,9 @@ def check(name: str, op: str, run: Run, calls: Callable[[], list[AttentionCall]]
     CHECKS.setdefault(name, []).append((op, lambda: [case(x) for x in calls()]))
 
 
-def check_function(name: str, run: Function, reference: Function, examples: Callable[[], list[Tensor]]) -> None:
-    """Add a function of one tensor to CHECKS."""
-    CHECKS.setdefault(name, []).append((name, lambda: [(run, reference, [x]) for x in examples()]))
+def check_function(name: str, run: Function, reference: Function, examples: Callable[[], list[list[Tensor]]]) -> None:
+    """Add a function of tensors to CHECKS."""
+    CHECKS.setdefault(name, []).append((name, lambda: [(run, reference, x) for x in examples()]))
 
 
 WRONG, RIGHT = 3e-5, "right"

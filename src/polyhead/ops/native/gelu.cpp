@@ -1,7 +1,7 @@
 // GELU in its tanh form, with 1 + tanh(u / 2) = 2 e / (1 + e) for e = exp(u), which keeps small results exact:
 //
-//   out = x s,   s = e r,   r = 1 / (1 + e),   u = 2 sqrt(2 / pi) (x + 0.044715 x^3)
-//   dx = dout (s + x s r du/dx)
+//   z = x + bias,   out = z s,   s = e r,   r = 1 / (1 + e),   u = 2 sqrt(2 / pi) (z + 0.044715 z^3)
+//   dx = dout (s + z s r du/dz),   dbias = the sum of dx over rows
 //
 // Hendrycks and Gimpel 2016.
 
@@ -10,16 +10,15 @@
 using namespace polyhead;
 
 extern "C" struct GeluCall {
-  int64_t n;
-  const number *x, *dout;  // no dout: forward
-  number* out;
+  int64_t n, width, rows;  // of n numbers in rows of `width`, so many rows are a job
+  const number *x, *bias, *dout;  // no bias: 0; no dout: forward
+  number *out, *dbias;            // of each job, its part of dbias; null if that is not wanted
   Pool pool;
   int64_t threads;
 };
 
 namespace {
 
-constexpr int64_t CHUNK = 1 << 14;  // numbers of a job
 constexpr number ONCE = number(1.5957691216057308), CUBED = number(0.044715 * 1.5957691216057308);
 constexpr number FAR = 60;  // of u: from here on s is 1, and r is still a normal number
 
@@ -34,18 +33,32 @@ POLYHEAD_INLINE Vec backward(const Vec& x, const Vec& dout) {
   return dout * choose(u > FAR, splat(1), s + x * s * r * (square * (3 * CUBED) + ONCE));
 }
 
-// Numbers `at` to `end`; behind the last whole vector by copies with zeros.
-void compute(const GeluCall& c, int64_t at, int64_t end) {
-  for (; at + LANES <= end; at += LANES) {
-    Vec x = load(c.x + at);
-    store(c.out + at, c.dout == nullptr ? forward(x) : backward(x, load(c.dout + at)));
-  }
-  if (at == end) return;
-  number x[LANES] = {}, dout[LANES] = {}, out[LANES];
-  std::copy(c.x + at, c.x + end, x);
-  if (c.dout != nullptr) std::copy(c.dout + at, c.dout + end, dout);
-  store(out, c.dout == nullptr ? forward(load(x)) : backward(load(x), load(dout)));
-  std::copy(out, out + (end - at), c.out + at);
+// A vector, or what there is of it with 0 behind.
+POLYHEAD_INLINE Vec some(const number* from, int64_t count) {
+  if (from == nullptr) return splat(0);
+  if (count >= LANES) return load(from);
+  number lane[LANES] = {};
+  std::copy(from, from + count, lane);
+  return load(lane);
+}
+
+POLYHEAD_INLINE void put(number* to, const Vec& x, int64_t count) {
+  if (count >= LANES) return store(to, x);
+  number lane[LANES];
+  store(lane, x);
+  std::copy(lane, lane + count, to);
+}
+
+void job(const GeluCall& c, int64_t at, int64_t end, number* dbias) {
+  for (; at < end; at += c.width)
+    for (int64_t i = 0; i < c.width && at + i < end; i += LANES) {
+      int64_t count = std::min(c.width - i, end - at - i);
+      Vec x = some(c.x + at + i, count);
+      if (c.bias != nullptr) x += some(c.bias + i, count);
+      Vec y = c.dout == nullptr ? forward(x) : backward(x, some(c.dout + at + i, count));
+      put(c.out + at + i, y, count);
+      if (dbias != nullptr) put(dbias + i, some(dbias + i, count) + y, count);
+    }
 }
 
 }  // namespace
@@ -53,8 +66,9 @@ void compute(const GeluCall& c, int64_t at, int64_t end) {
 // 0, or 1 if there was no memory.
 extern "C" int polyhead_gelu(const GeluCall* call) {
   const GeluCall& c = *call;
-  bool done = each({c.pool, c.threads}, (c.n + CHUNK - 1) / CHUNK, 0, [&](int64_t job, Memory&) {
-    compute(c, job * CHUNK, std::min(c.n, (job + 1) * CHUNK));
+  const int64_t numbers = c.rows * c.width;
+  bool done = each({c.pool, c.threads}, (c.n + numbers - 1) / numbers, 0, [&](int64_t i, Memory&) {
+    job(c, i * numbers, std::min(c.n, (i + 1) * numbers), c.dbias == nullptr ? nullptr : c.dbias + i * c.width);
   });
   return done ? 0 : 1;
 }
