@@ -306,9 +306,10 @@ def test_a_layer_without_bias():
 
 @needs_compiler
 def test_under_autocast_it_computes_what_arrives(counted):
-    x, made = torch.randn(64, 32), MlpLayer(32, hidden=256, act="gelu_tanh")
+    (mine, plain), x = layers(), torch.randn(64, 32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert made(x).dtype == torch.bfloat16
+        assert_close(mine(x), plain(x), rtol=0, atol=0)
+        assert mine._hidden(x).dtype == torch.bfloat16
         assert not counted
         assert gelu.gelu_tanh(torch.randn(ENOUGH)).dtype == torch.float32
     assert counted
