@@ -40,7 +40,7 @@ extern "C" struct AttentionCall {
 
 namespace {
 
-constexpr int TOGETHER = 4, PAIR = 4;  // tiles of queries that read the same keys; of keys, in the backward pass
+constexpr int TOGETHER = ONE_EACH ? 8 : 4, PAIR = 4;  // tiles of queries that read the same keys; of keys, in the backward pass
 constexpr int ROWS = ONE_EACH ? 32 : 24;  // rows of the other side that are taken at once, at most
 
 // What has all of a softmax's weight: its gradient is taken for 0, as roundings would be larger than what the other keys,

@@ -1,8 +1,8 @@
 // HYLA's pairs in registers: few heads, and a hidden layer with no function to call.  Equations are in hyla.cpp.
 //
-// A code, the columns made of it and the sums over rows of the other side fit into 32 vectors together, so no hidden layer
-// is ever written.  Rows of the other side are copied in an order in which the compiler knows all distances: an address
-// of two registers would cost an instruction of its own.
+// A code, the columns made of it and their sums fit into 32 vectors together, so no hidden layer is ever written, only
+// its gradient.  Rows of the other side are copied in an order in which the compiler knows all distances: an address of
+// two registers would cost an instruction of its own.
 
 #pragma once
 #include "acts.h"
@@ -63,38 +63,40 @@ template <int H> void mix(int act, const number* w, const Rows& v, int n, int64_
   });
 }
 
-// The backward pass of a column, with keys in lanes: da_rh += dout_rh . y_r + dz_r . v_h,  dv_h += sum_r w_rh dz_r.
-template <int H, bool CUT>
-POLYHEAD_INLINE void unmix_column(const number* w, const number* v, const number* dout, int n, int64_t step, number* da, number* dv) {
-  Vec own[H], total[H] = {};
-  POLYHEAD_UNROLL
-  for (int h = 0; h < H; h++) own[h] = load(v + h * step);
-  for (int r = 0; r < n; r++, w += H * LANES, da += H * LANES, dout += H * BLOCK) {
-    Vec code[H], z = splat(0), dy = splat(0);
+// The backward pass of C columns, with keys in lanes: da_rh += dout_rh . y_r + dz_r . v_h,  dv_h += sum_r w_rh dz_r.
+template <int H, int C, bool CUT>
+POLYHEAD_INLINE void unmix_columns(const number* w, const number* v, const number* dout, int n, int64_t step, number* dz, number* da) {
+  for (int r = 0; r < n; r++, w += H * LANES, da += H * LANES, dout += H * BLOCK, dz += C * LANES) {
+    Vec code[H], total[H];
     POLYHEAD_UNROLL
-    for (int h = 0; h < H; h++) {
-      code[h] = load(w + h * LANES);
-      z += code[h] * own[h];
-      dy += code[h] * dout[h * BLOCK];
+    for (int h = 0; h < H; h++) code[h] = load(w + h * LANES), total[h] = load(da + h * LANES);
+    for (int c = 0; c < C; c++) {
+      Vec own[H], z = splat(0), dy = splat(0);
+      POLYHEAD_UNROLL
+      for (int h = 0; h < H; h++) {
+        own[h] = load(v + h * step + c * LANES);
+        z += code[h] * own[h];
+        dy += code[h] * dout[h * BLOCK + c];
+      }
+      Vec y = CUT ? positive(z) : z, grad = CUT ? choose(z > 0.0f, dy, splat(0)) : dy;
+      store(dz + c * LANES, grad);
+      POLYHEAD_UNROLL
+      for (int h = 0; h < H; h++) total[h] = total[h] + y * dout[h * BLOCK + c] + grad * own[h];
     }
-    Vec y = CUT ? positive(z) : z, dz = CUT ? choose(z > 0.0f, dy, splat(0)) : dy;
     POLYHEAD_UNROLL
-    for (int h = 0; h < H; h++) {
-      total[h] += code[h] * dz;
-      store(da + h * LANES, load(da + h * LANES) + y * dout[h * BLOCK] + dz * own[h]);
-    }
+    for (int h = 0; h < H; h++) store(da + h * LANES, total[h]);
   }
-  POLYHEAD_UNROLL
-  for (int h = 0; h < H; h++) store(dv + h * step, load(dv + h * step) + total[h]);
 }
 template <int H>
-void unmix(int act, const number* w, const number* v, const Rows& dout, int n, int64_t width, number* da, number* dv) {
+void unmix(int act, const number* w, const number* v, const Rows& dout, int n, int64_t width, number* dz, number* da, number* dv) {
   std::fill(da, da + n * H * LANES, 0.0f);
-  each_column<1>(dout, width, [&](auto, int64_t at, const number* column) {
+  each_column<8>(dout, width, [&](auto count, int64_t at, const number* column) {
+    constexpr int C = decltype(count)::value;
     if (act == RELU)
-      unmix_column<H, true>(w, v + at * LANES, column, n, width * LANES, da, dv + at * LANES);
+      unmix_columns<H, C, true>(w, v + at * LANES, column, n, width * LANES, dz, da);
     else
-      unmix_column<H, false>(w, v + at * LANES, column, n, width * LANES, da, dv + at * LANES);
+      unmix_columns<H, C, false>(w, v + at * LANES, column, n, width * LANES, dz, da);
+    outer(dv, width, at, w, H, dz, C * LANES, C, n);
   });
 }
 

@@ -124,7 +124,7 @@ template <class Call, int H> struct HylaPairs {
   template <bool KEYS>
   void pairs(const Rows& x, int n, const Code& code, const number* own, number* dz, const CodeGrads& grads, number* dv) const {
     if constexpr (FUSED<H> && KEYS)
-      if (fused()) return unmix<H>(c.act, code.u, own, x, n, c.e, grads.of_dout, dv);
+      if (fused()) return unmix<H>(c.act, code.u, own, x, n, c.e, dz, grads.of_dout, dv);
     std::fill(grads.of_dout, grads.of_dout + n * heads() * LANES, 0.0f);
     std::fill(grads.of_v, grads.of_v + n * groups() * LANES, 0.0f);
     for (int64_t e0 = 0; e0 < c.e; e0 += COLUMNS) {
