@@ -34,7 +34,7 @@ class Demo:
     It first estimates the time on this machine.  After an interruption, run it again to resume.
 
     >>> polyhead demo
-    >>> polyhead demo --steps 15000
+    >>> polyhead demo --steps 50000
     >>> polyhead demo --seed 1 --folder runs/second --workers 1
     """
 
@@ -49,7 +49,7 @@ class Demo:
     workers: int | None = None
     """Runs at a time (default: one per core)."""
     steps: int | None = None
-    """Training steps of fuzzy logic (default: 15,000, or 6,500 on a processor without AVX-512; the paper: 50,000)."""
+    """Training steps of fuzzy logic (default: 14,000, or 6,500 on a processor without AVX-512; the paper: 50,000)."""
 
     def __call__(self) -> int:
         for name in ("workers", "steps"):
