@@ -61,6 +61,22 @@ def test_what_is_hidden_counts_for_nothing(op, impl):
     assert (came[0][:, 0] == 0).all()
 
 
+@pytest.mark.parametrize("op", PUBLIC)
+@pytest.mark.parametrize("fill", ["nan", "inf"])
+def test_what_every_query_sees_is_never_lost(op, fill):
+    """tests/ops/test_not_finite.py: tiles are NaN wherever the reference is, as every query sees every key."""
+    torch.manual_seed(0)
+    for name in TENSORS[op]:
+        tensors = [x.detach().numpy().copy() for x in make_arguments(op, make_problem(4, 5, dtype=torch.float32)[0])]
+        tensors[TENSORS[op].index(name)].reshape(-1)[7] = float(fill)
+        cotangent = np.ones((2, 4, 4, 5), np.float32)
+        came, wanted = (both(op, impl, tensors, {"bias": None}, cotangent) for impl in ("blocked", "reference"))
+        found = [np.isnan(y) for y in wanted]
+        assert any(y.any() for y in found) or fill == "inf"
+        for x, y in zip(came, found, strict=True):
+            assert not np.isfinite(np.asarray(x)[y]).any(), name
+
+
 @pytest.mark.parametrize(("op", "impl"), [("hyla", "blocked"), ("softmax", "blocked"), ("softmax", "sdpa")])
 def test_nothing_comes_of_nothing(op, impl):
     for b, t, s in (0, 3, 4), (2, 0, 3), (2, 3, 0):

@@ -200,7 +200,7 @@ def _total(logits: Logits, grid: Grid, arrays: Arrays, fixed: Arrays) -> jax.Arr
     of_heads = arrays["q"] if arrays["q"].shape[2] == size[1] else arrays["q_rel"]
     nothing = jnp.broadcast_to(jnp.zeros_like(of_heads, like.dtype).sum((1, 3))[:, :, None], size)
     top, total = jax.lax.scan(step, (nothing + lowest, nothing), jnp.asarray(grid.places()))[0]
-    return jnp.where(total > 0, top + jnp.log(jnp.where(total > 0, total, 1)), 0)
+    return jnp.where(total == 0, 0, top + jnp.log(jnp.where(total == 0, 1, total)))
 
 
 def _total_forward(logits: Logits, grid: Grid, arrays: Arrays, fixed: Arrays) -> tuple[jax.Array, Any]:

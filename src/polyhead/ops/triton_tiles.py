@@ -257,6 +257,12 @@ def dot(x, y, D: tl.constexpr):
 
 
 @jit
+def positive(x):
+    """relu(x); NaN stays NaN, which `tl.maximum` would make 0 on a card."""
+    return tl.where(x <= 0, tl.zeros_like(x), x)
+
+
+@jit
 def number(pair, dtype: tl.constexpr):
     """The number that `pair` split."""
     return tl.cast(pair[0], dtype) + tl.cast(pair[1], dtype)

@@ -32,7 +32,7 @@ inline Vec tanh(const Vec& x) {
   return choose(size > 0.625f, choose(x > 0.0f, far, splat(0) - far), p * square * x + x);
 }
 
-// act(z), and its slope, of one vector.
+// act(z), and its slope, of one vector; of what is asked for less often.
 __attribute__((noinline)) inline Vec activate_one(int act, const Vec& z, Vec& slope) {
   switch (act) {
     case SIGMOID: {
@@ -60,9 +60,9 @@ __attribute__((noinline)) inline Vec activate_one(int act, const Vec& z, Vec& sl
       slope = share * ((z * (1.0f - share)) + 1.0f);
       return z * share;
     }
-    default:  // RELU, IDENTITY
-      slope = choose(z > (act == RELU ? 0.0f : NEVER), splat(1), splat(0));
-      return z * slope;
+    default:
+      slope = splat(1);
+      return z;
   }
 }
 
@@ -72,7 +72,7 @@ template <int R> POLYHEAD_INLINE void activate(int act, const Vec* z, Vec* y, Ve
     POLYHEAD_UNROLL
     for (int r = 0; r < R; r++) {
       y[r] = positive(z[r]);
-      slope[r] = choose(z[r] > 0.0f, splat(1), splat(0));
+      slope[r] = choose(z[r] <= 0.0f, splat(0), splat(1));
     }
   } else if (act == IDENTITY) {
     POLYHEAD_UNROLL

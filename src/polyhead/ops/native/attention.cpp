@@ -175,7 +175,7 @@ struct Attention {
   void finish(const Queries& x) const {
     for (int h = 0; h < heads; h++) {
       Vec total = load(x.total + h * LANES);
-      Vec portion = choose(total > 0.0f, splat(1) / total, splat(0));
+      Vec portion = choose(total <= 0.0f, splat(0), splat(1) / total);
       for (int64_t i = 0; i < c.e; i++) {
         number* to = x.retrieved + (h * c.e + i) * LANES;
         store(to, load(to) * portion);
@@ -186,7 +186,7 @@ struct Attention {
       }
       for (int64_t l = 0; l < x.tile.count; l++) {
         number sum = x.total[h * LANES + l];
-        c.logs[(x.tile.b * c.h + h) * c.t + x.tile.row + l] = sum > 0 ? x.top[h * LANES + l] + std::log(sum) : -NEVER;
+        c.logs[(x.tile.b * c.h + h) * c.t + x.tile.row + l] = sum == 0 ? -NEVER : x.top[h * LANES + l] + std::log(sum);
       }
     }
     int64_t at = x.tile.b * c.t + x.tile.row;

@@ -100,7 +100,7 @@ struct Few {
         store(lane, total);
         for (number one : lane) sum += one;
         const int64_t at = (sample * heads + h) * t + i;
-        top_of[at] = top, share_of[at] = sum > 0 ? 1 / sum : 0;
+        top_of[at] = top, share_of[at] = sum == 0 ? 0 : 1 / sum;
       }
     });
   }

@@ -78,7 +78,7 @@ POLYHEAD_INLINE void unmix_columns(const number* w, const number* v, const numbe
         z += code[h] * own[h];
         dy += code[h] * dout[h * BLOCK + c];
       }
-      Vec y = CUT ? positive(z) : z, grad = CUT ? choose(z > 0.0f, dy, splat(0)) : dy;
+      Vec y = CUT ? positive(z) : z, grad = CUT ? choose(z <= 0.0f, splat(0), dy) : dy;
       store(dz + c * LANES, grad);
       POLYHEAD_UNROLL
       for (int h = 0; h < H; h++) total[h] = total[h] + y * dout[h * BLOCK + c] + grad * own[h];

@@ -61,7 +61,7 @@ template <int H> struct Hyla : HylaPairs<HylaCall, H> {
         }
       }
     }
-    for (int i = 0; i < heads() * LANES; i++) total[i] = total[i] > 0 ? 1 / total[i] : 0.0f;
+    for (int i = 0; i < heads() * LANES; i++) total[i] = total[i] == 0 ? 0.0f : 1 / total[i];
   }
 
   int64_t forward_size() const {

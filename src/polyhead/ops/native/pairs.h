@@ -144,7 +144,7 @@ inline Vec normalise(int how, const Sight& sight, const Stats& stats, number* s,
       total += x;
       store(s + h * LANES, x);
     }
-    Vec share = choose(total > 0.0f, splat(1) / total, splat(0));
+    Vec share = choose(total <= 0.0f, splat(0), splat(1) / total);
     for (int h = 0; h < heads; h++) store(s + h * LANES, load(s + h * LANES) * share);
   }
   if (root_of_heads(how)) {

@@ -6,6 +6,9 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
 
 #ifndef POLYHEAD_NUMBER  // tests take double
 #define POLYHEAD_NUMBER float
@@ -112,16 +115,34 @@ POLYHEAD_INLINE Mask operator>(const Vec& x, const Vec& y) {
 POLYHEAD_INLINE Vec choose(const Mask& mask, const Vec& x, const Vec& y) {
   return each_part([&](int p) { return mask.of[p] ? x.of[p] : y.of[p]; });
 }
-POLYHEAD_INLINE Vec larger(const Vec& x, const Vec& y) { return choose(x > y, x, y); }
-
-// The same of x and 0, by the order of integers, in which every negative number is below 0: one instruction.
-POLYHEAD_INLINE Vec positive(const Vec& x) {
-  return each_part([&](int p) {
-    whole bits = read<whole>(reinterpret_cast<const number*>(&x.of[p]));
-    bits = bits > 0 ? bits : whole{};
-    return read<part>(reinterpret_cast<const number*>(&bits));
-  });
+POLYHEAD_INLINE Mask operator<=(const Vec& x, number y) {
+  return each_mask([&](int p) { return x.of[p] <= y; });
 }
+
+// The larger and the smaller of two, and y where one of them is NaN: one instruction, which compilers do not find.
+template <class T> POLYHEAD_INLINE T larger(const T& x, const T& y) { return x > y ? x : y; }
+template <class T> POLYHEAD_INLINE T smaller(const T& x, const T& y) { return x < y ? x : y; }
+#if defined(__AVX512F__)
+typedef float real16 __attribute__((vector_size(64)));
+POLYHEAD_INLINE real16 larger(const real16& x, const real16& y) { return real16(_mm512_max_ps(__m512(x), __m512(y))); }
+POLYHEAD_INLINE real16 smaller(const real16& x, const real16& y) { return real16(_mm512_min_ps(__m512(x), __m512(y))); }
+#endif
+#if defined(__AVX__)
+typedef float real8 __attribute__((vector_size(32)));
+POLYHEAD_INLINE real8 larger(const real8& x, const real8& y) { return real8(_mm256_max_ps(__m256(x), __m256(y))); }
+POLYHEAD_INLINE real8 smaller(const real8& x, const real8& y) { return real8(_mm256_min_ps(__m256(x), __m256(y))); }
+#endif
+#if defined(__SSE2__)
+typedef float real4 __attribute__((vector_size(16)));
+POLYHEAD_INLINE real4 larger(const real4& x, const real4& y) { return real4(_mm_max_ps(__m128(x), __m128(y))); }
+POLYHEAD_INLINE real4 smaller(const real4& x, const real4& y) { return real4(_mm_min_ps(__m128(x), __m128(y))); }
+#endif
+POLYHEAD_INLINE Vec larger(const Vec& x, const Vec& y) {
+  return each_part([&](int p) { return larger(x.of[p], y.of[p]); });
+}
+
+// relu(x); NaN stays NaN, as everywhere: a number that nobody can know must not become one that looks right.
+POLYHEAD_INLINE Vec positive(const Vec& x) { return larger(splat(0), x); }
 
 // Lanes from `first` to `end`, end excluded.
 inline Mask between(int64_t first, int64_t end) {
@@ -143,17 +164,17 @@ inline Vec root(const Vec& x) {
   return each_lane(x, [](number one) { return std::sqrt(one); });
 }
 
-// e^x: 2^n e^r with |r| <= log(2) / 2, where a polynomial is exact to a rounding; 0 below -87, as at -inf.
+// e^x: 2^n e^r with |r| <= log(2) / 2, where a polynomial is exact to a rounding; 0 below -87.7, as at -inf.
+// A sum with ROUND, whose last digit is worth 1, has n + 127, the exponent of 2^n, as its last bits; for n = -127 they are
+// those of 0.
 inline Vec fast_exp(const Vec& x) {
   typedef float real __attribute__((vector_size(4 * WIDTH)));
   typedef int32_t power __attribute__((vector_size(4 * WIDTH)));
+  constexpr float ROUND = 12582912.0f + 127;
   Vec to;
   for (int p = 0; p < PARTS; p++) {
-    real y = __builtin_convertvector(x.of[p], real), low = -87.0f - real{}, high = 88.5f - real{};
-    whole some = x.of[p] > number(-87);
-    y = y > low ? y : low;
-    y = y < high ? y : high;
-    real n = (y * 1.44269504f + 12582912.0f) - 12582912.0f;
+    const real y = smaller(88.5f - real{}, larger(-88.0f - real{}, __builtin_convertvector(x.of[p], real)));
+    real sum = y * 1.44269504f + ROUND, n = sum - ROUND;
     real r = y - n * 0.693359375f + n * 2.12194440e-4f;
     real q = 1.9875691500e-4f - real{};
     q = q * r + 1.3981999507e-3f;
@@ -162,10 +183,12 @@ inline Vec fast_exp(const Vec& x) {
     q = q * r + 1.6666665459e-1f;
     q = q * r + 5.0000001201e-1f;
     q = q * r * r + r + 1.0f;
-    power bits = (__builtin_convertvector(n, power) + 127) << 23;
+    power bits;
+    std::memcpy(&bits, &sum, sizeof bits);
+    bits <<= 23;
     real two;
     std::memcpy(&two, &bits, sizeof two);
-    to.of[p] = some ? __builtin_convertvector(q * two, part) : part{};
+    to.of[p] = __builtin_convertvector(q * two, part);
   }
   return to;
 }

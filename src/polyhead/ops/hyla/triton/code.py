@@ -24,6 +24,7 @@ from polyhead.ops.triton_tiles import (
     load_by_head,
     load_by_row,
     number,
+    positive,
     rms_root,
     visible,
 )
@@ -123,8 +124,8 @@ def width_backward(a, values, grads, C: tl.constexpr):
     z = hidden_layer(a, values[1], C)
     y = z
     if C.relu:
-        y = tl.maximum(z, 0.0)
-        dz = tl.where(z > 0, dz, tl.zeros_like(dz))
+        y = positive(z)
+        dz = tl.where(z <= 0, tl.zeros_like(dz), dz)
     y = y.to(a.dtype)
     if C.v.deep.spread > 1:
         da = tl.permute(dot(dz, tl.permute(values[0], (0, 2, 1)), C.dots), (2, 1, 0))
@@ -185,8 +186,8 @@ def hyla_lse(tensors, strides, t, s, settings, C: tl.constexpr):
         finite = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(top - finite) + tl.sum(tl.exp(scores - finite[:, :, None]), 2)
         top = higher
-    some = total > 0
-    store_sums(lse, b, q0, t, tl.where(some, top + tl.log(tl.where(some, total, 1.0)), 0.0), C)
+    nowhere = total == 0
+    store_sums(lse, b, q0, t, tl.where(nowhere, 0.0, top + tl.log(tl.where(nowhere, 1.0, total))), C)
 
 
 @jit

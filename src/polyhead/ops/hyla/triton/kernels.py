@@ -53,6 +53,7 @@ from polyhead.ops.triton_tiles import (
     number,
     padded,
     pair,
+    positive,
     rowwise,
     store_by_row,
     strides,
@@ -96,7 +97,7 @@ def hyla_forward(tensors, strides, t, s, settings, C: tl.constexpr):
         a = a.to(values.dtype)
         z = hidden_layer(a, values, C)
         if C.relu:
-            z = tl.maximum(z, 0.0)
+            z = positive(z)
         y = tl.permute(z.to(values.dtype), (1, 2, 0))
         total += dot(y, tl.permute(a, (1, 2, 0)), C.dots)
     samples = tl.num_programs(0) // tiles

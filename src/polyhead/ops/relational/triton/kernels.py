@@ -27,6 +27,7 @@ from polyhead.ops.triton_tiles import (
     load_by_head,
     load_by_row,
     number,
+    positive,
     queries_of,
     store_by_head,
     store_by_row,
@@ -40,7 +41,7 @@ def activate(u, C: tl.constexpr):
     """act(u); tanh(x) is 2 sigmoid(2 x) - 1."""
     y = u
     if C.act == "relu":
-        y = tl.maximum(u, 0.0)
+        y = positive(u)
     elif C.act == "sigmoid":
         y = 1 / (1 + tl.exp(-u))
     elif C.act == "tanh":
@@ -58,7 +59,7 @@ def activate(u, C: tl.constexpr):
 def slope(dy, u, C: tl.constexpr):
     """dy act'(u)."""
     if C.act == "relu":
-        dy = tl.where(u > 0, dy, 0.0)
+        dy = tl.where(u <= 0, 0.0, dy)
     elif C.act == "sigmoid":
         y = 1 / (1 + tl.exp(-u))
         dy = dy * y * (1 - y)
