@@ -172,6 +172,7 @@ def train(
     from polyhead.scale.sweep.jobs import sweep
     from polyhead.scale.sweep.naming import labels
     from polyhead.train import Result, run
+    from polyhead.train.device import keep_memory
 
     if len(runs) > 1 and devices != 1:
         raise ValueError(f"polyhead train: --devices is for one run but there are {len(runs)}")
@@ -183,6 +184,7 @@ def train(
     elif len(runs) > 1:
         outcomes = sweep(runs, runs[0].folder or "runs", workers=workers, again=again)
     else:
+        keep_memory()
         outcomes = [run(runs[0], resume=resume, again=again)]
     done = {n: outcome for n, outcome in zip(labels(runs), outcomes, strict=False) if isinstance(outcome, Result)}
 

@@ -25,11 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quiet", action="store_true", help="no progress")
     asked = parser.parse_args(argv)
     with leaving(again=True):  # importing these takes seconds
+        from polyhead.train.device import keep_memory
         from polyhead.train.store.claims import Held
         from polyhead.train.store.folder import read_config
         from polyhead.train.store.state import State
         from polyhead.train.trainer import run
         from polyhead.train.world import Lost, leave
+    keep_memory()
     folder = pathlib.Path(asked.config)
     folder = folder if folder.is_dir() else folder.parent
     state: State | None = State.STOPPED

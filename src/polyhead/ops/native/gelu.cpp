@@ -23,12 +23,12 @@ constexpr number ONCE = number(1.5957691216057308), CUBED = number(0.044715 * 1.
 constexpr number FAR = 60;  // of u: from here on s is 1, and r is still a normal number
 
 POLYHEAD_INLINE Vec forward(const Vec& x) {
-  Vec u = x * (x * x * CUBED + ONCE), e = exp(choose(u > FAR, splat(FAR), u));
+  Vec u = x * (x * x * CUBED + ONCE), e = exp(smaller(splat(FAR), u));
   return x * (e / (e + 1.0f));
 }
 
 POLYHEAD_INLINE Vec backward(const Vec& x, const Vec& dout) {
-  Vec square = x * x, u = x * (square * CUBED + ONCE), e = exp(choose(u > FAR, splat(FAR), u));
+  Vec square = x * x, u = x * (square * CUBED + ONCE), e = exp(smaller(splat(FAR), u));
   Vec r = splat(1) / (e + 1.0f), s = e * r;
   return dout * choose(u > FAR, splat(1), s + x * s * r * (square * (3 * CUBED) + ONCE));
 }

@@ -140,6 +140,9 @@ POLYHEAD_INLINE real4 smaller(const real4& x, const real4& y) { return real4(_mm
 POLYHEAD_INLINE Vec larger(const Vec& x, const Vec& y) {
   return each_part([&](int p) { return larger(x.of[p], y.of[p]); });
 }
+POLYHEAD_INLINE Vec smaller(const Vec& x, const Vec& y) {
+  return each_part([&](int p) { return smaller(x.of[p], y.of[p]); });
+}
 
 // relu(x); NaN stays NaN, as everywhere: a number that nobody can know must not become one that looks right.
 POLYHEAD_INLINE Vec positive(const Vec& x) { return larger(splat(0), x); }
