@@ -49,7 +49,7 @@ class Demo:
     workers: int | None = None
     """Runs at a time (default: one per core)."""
     steps: int | None = None
-    """Training steps of fuzzy logic (default: 14,000, or 6,500 on a processor without AVX-512; the paper: 50,000)."""
+    """Training steps of fuzzy logic (default: 12,500, or 6,500 on a processor without AVX-512; the paper: 50,000)."""
 
     def __call__(self) -> int:
         for name in ("workers", "steps"):
