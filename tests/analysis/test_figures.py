@@ -36,7 +36,7 @@ def test_formats_and_repeatability(tmp_path: pathlib.Path, kind: str, ending: st
 
 def test_results_say_mechanisms_seeds_and_floors(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
-    monkeypatch.setattr(figures, "_save", lambda figure, path: drawn.append(figure) or path)
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
     measured = {"Softmax": [0.5], "HYLA": [0.7, 0.8, 0.9], "Linear": [0.1, 0.2]}
     figures.results(measured, tmp_path / "r.svg", floors={"Gaussian process": 0.78}, errors={"Softmax": 0.05})
     axes = drawn[0].axes[0]
@@ -50,7 +50,7 @@ def test_results_say_mechanisms_seeds_and_floors(tmp_path: pathlib.Path, monkeyp
 
 def test_code_maps_draw_every_point_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
-    monkeypatch.setattr(figures, "_save", lambda figure, path: drawn.append(figure) or path)
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
     points = np.random.default_rng(0).normal(size=(50, 2))
     classes = np.arange(50) % 9
     figures.code_maps([("by target", points, points[:, 0]), ("by term 1", points, classes)], tmp_path / "m.png")
@@ -81,7 +81,7 @@ def test_no_global_state_of_matplotlib(tmp_path: pathlib.Path, monkeypatch: pyte
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
     kept: list = []
-    monkeypatch.setattr(figures, "_save", lambda figure, path: kept.append(figure) or pathlib.Path(path))
+    monkeypatch.setattr(figures, "save", lambda figure, path: kept.append(figure) or pathlib.Path(path))
     return kept
 
 
@@ -277,7 +277,7 @@ def test_lines_of_a_single_place_on_a_logarithmic_axis(tmp_path):
 def test_an_image_in_front_has_its_patches_numbered(tmp_path, monkeypatch):
     """The panels follow it, and equal names next to each other each have a place of their own."""
     drawn = []
-    monkeypatch.setattr(figures, "_save", lambda figure, path: drawn.append(figure) or path)
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
     image = np.random.default_rng(0).random((4, 6, 3))
     panel = ("head 1", np.eye(3), ["4", "4", "x"], ["4", "4", "x"])
     figures.heat([panel], tmp_path / "a.svg", numbers=False, grouped=False, picture=(image, 2, 3))
@@ -293,6 +293,6 @@ def test_an_image_in_front_has_its_patches_numbered(tmp_path, monkeypatch):
 
 def test_the_axis_of_results_can_name_another_split(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(figures, "_save", lambda figure, path: drawn.append(figure) or path)
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
     figures.results({"HYLA": [0.5]}, tmp_path / "a.svg", score="accuracy on unseen shapes")
     assert drawn[0].axes[0].get_xlabel() == "accuracy on unseen shapes"

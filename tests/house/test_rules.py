@@ -40,7 +40,7 @@ SEES = {
 
 ONLY_IN = {
     "plotly": ("pages",),
-    "matplotlib": ("analysis/figures.py",),
+    "matplotlib": ("analysis/canvas.py", "analysis/figures.py"),
     "tyro": ("cli",),
     "transformers": ("compat/huggingface",),
 }

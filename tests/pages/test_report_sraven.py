@@ -70,7 +70,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         path.touch()
         return path
 
-    monkeypatch.setattr(still, "_save", save)
+    monkeypatch.setattr(still, "save", save)
 
 
 def captioned(shown: list[dict], words: str) -> dict:

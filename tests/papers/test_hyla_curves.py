@@ -113,7 +113,7 @@ def without(study, lost):
 def test_runs_that_failed_take_their_claims_with_them(figure, study_of, tmp_path, monkeypatch):
     """A whole model, one place of the grid, or one model there: the rest is drawn (though not written, which takes its
     time), and no verdict is of other settings than it says."""
-    monkeypatch.setattr(figures, "_save", lambda drawn, path: path)
+    monkeypatch.setattr(figures, "save", lambda drawn, path: path)
     study = study_of(figure, lambda run: 0.5 + 0.01 * run.seed)
     first = place(study.points[0].run)
     for lost in (

@@ -11,19 +11,19 @@ They take measured values, and compute only means and standard errors.
 import pathlib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from polyhead.spec.optional import optional
+from polyhead.analysis.canvas import INK, grid_of, one, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Array = np.ndarray
-INK, FAINT = "#24292f", "#6e7781"
+FAINT = "#6e7781"
 COLOURS = {"Softmax": "#0072b2", "Linear": "#d98c00", "HYLA": "#009e73"}
 SPARE = ("#cc5f9f", "#d55e00", "#56a5d9", "#8a6fc4", "#7a4b2a", "#24292f", "#8f9a00", "#a8123e", "#12d6c5", "#5b3a8c")
 MARKERS = ("o", "s", "D", "^", "P", "v", "*")
@@ -32,7 +32,6 @@ LINES = {"Gaussian process": "--", "Exact ceiling": ":", "Mixture": "-"}
 DASHES = ("-.", (0, (1, 1)), (0, (6, 2, 1, 2, 1, 2)), (0, (8, 3)))
 UNTRAINED = ", untrained"  # the end of a label: the look of the label before it, dashed, with hollow marks
 Number = int | float
-Size = tuple[float, float]
 Series = Mapping[str, Mapping[Number, Sequence[Number]]]
 Level = Number | Mapping[Number, Number]
 Levels = Mapping[str, Level]
@@ -59,7 +58,7 @@ def results(
     if not measured or not all(len(values) for values in measured.values()):
         raise ValueError("results: every mechanism needs at least one measured score")
     order = sorted(measured, key=lambda label: float(np.mean(measured[label])))
-    figure, axes = _axes(6.4, 1.1 + 0.42 * len(order))
+    figure, axes = one(6.4, 1.1 + 0.42 * len(order))
     for name, value in (floors or {}).items():
         axes.axvline(value, color=FAINT, lw=1.2, ls=LINES.get(name, "-."), zorder=1)
     for row, label in enumerate(order):
@@ -72,7 +71,7 @@ def results(
     axes.set_ylim(-0.6, len(order) - 0.4)
     axes.set_xlabel((score or f"{metric} on unseen combinations") + (f"\n{title}" if title else ""))
     _name_floors(axes, floors or {})
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def lines(
@@ -102,9 +101,9 @@ def lines(
         raise ValueError("lines: every point needs at least one measured score")
     labels, names = (list(dict.fromkeys(name for panel in panels for name in panel[place])) for place in (1, 2))
     rows, columns = -(-len(panels) // columns), min(columns, len(panels))
-    figure, grid = _grid(rows, columns, (3.0 if columns > 1 else 4.4, 2.9), sharey=True)
+    figure, grid = grid_of(rows, columns, (3.0 if columns > 1 else 4.4, 2.9), sharey=True)
     for i, (axes, (title, series, floors)) in enumerate(zip(grid, panels, strict=False)):
-        _plain_axes(axes, "both")
+        plain(axes, "both")
         xs = sorted({x for points in series.values() for x in points})
         if log_x:
             _logarithmic(axes, xs)
@@ -124,7 +123,7 @@ def lines(
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     _legend(figure, grid[: len(panels)], [*labels, *names], columns)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def _logarithmic(axes: "Axes", xs: Sequence[Number]) -> None:
@@ -163,7 +162,7 @@ def heat(
     tall, wide = (max(len(_groups(names[i], grouped)) for names in named) for i in (0, 1))
     size = 1.8 + 0.27 * min(max(wide, 5), 20), 1.3 + 0.27 * min(max(tall, 2), 20)
     count = len(panels) + (picture is not None)
-    figure, grid = _grid(-(-count // columns), min(columns, count), size)
+    figure, grid = grid_of(-(-count // columns), min(columns, count), size)
     if picture is not None:
         _patches(grid.pop(0), *picture)
     colours = "RdBu_r" if low < 0 < high else "cividis"
@@ -184,7 +183,7 @@ def heat(
     bar.set_label(label, fontsize=9)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=7)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def _check_panels(panels: Sequence[tuple[str, Array, Sequence[str], Sequence[str]]]) -> None:
@@ -212,7 +211,7 @@ def code_maps(
     if not panels:
         raise ValueError("code_maps: at least one panel was wanted but none came")
     rows = -(-len(panels) // columns)
-    figure, grid = _grid(rows, min(columns, len(panels)))
+    figure, grid = grid_of(rows, min(columns, len(panels)))
     for axes, (title, points, values) in zip(grid, panels, strict=False):
         if np.issubdtype(values.dtype, np.integer):
             _classes(axes, points, values, (names or {}).get(title, {}))
@@ -224,7 +223,7 @@ def code_maps(
         axes.set_title(title, fontsize=9, color=INK)
     for axes in grid:
         axes.set_axis_off()
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def _classes(axes: "Axes", points: Array, values: Array, names: Mapping[int, str]) -> None:
@@ -357,44 +356,3 @@ def _style(label: str, labels: Sequence[str]) -> tuple[str, str]:
     if name in COLOURS and label == (name if name in kin else kin[0]):
         return COLOURS[name], MARKS[name]
     return SPARE[place % len(SPARE)], MARKERS[place % len(MARKERS)]
-
-
-def blank(width: float, height: float) -> "Figure":
-    """An empty figure, in inches.  Raises MissingPackage without matplotlib."""
-    with optional("figures", "polyhead[report]"):
-        from matplotlib.figure import Figure  # without pyplot: no global state, no display
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _axes(width: float, height: float) -> tuple["Figure", "Axes"]:
-    figure = blank(width, height)
-    _plain_axes(axes := figure.add_subplot(), "x")
-    return figure, axes
-
-
-def _plain_axes(axes: "Axes", lines_along: Literal["both", "x", "y"]) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=INK, labelsize=9)
-    axes.grid(axis=lines_along, color="#e4e7eb")
-    axes.set_axisbelow(True)
-
-
-def _grid(rows: int, columns: int, size: Size = (2.4, 2.3), *, sharey: bool = False) -> tuple["Figure", list["Axes"]]:
-    """`size`: width and height of a panel in inches."""
-    figure = blank(size[0] * columns, size[1] * rows)
-    return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
-
-
-def _save(figure: "Figure", path: str | pathlib.Path) -> pathlib.Path:
-    """Save in the format of the suffix of `path`.  Equal figures give equal files: no date, fixed SVG ids."""
-    from matplotlib import rc_context
-
-    (path := pathlib.Path(path)).parent.mkdir(parents=True, exist_ok=True)
-    kind = path.suffix.lstrip(".").lower() or "png"
-    metadata = {"Date": None} if kind == "svg" else {"CreationDate": None} if kind == "pdf" else {}
-    try:
-        with rc_context({"svg.hashsalt": "polyhead"}):
-            figure.savefig(path, format=kind, dpi=200, metadata=metadata, facecolor="white")
-    except ValueError as error:
-        raise ValueError(f"figures: {path} cannot be written ({' '.join(str(error).split())})") from None
-    return path

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from polyhead.analysis.figures import blank
+from polyhead.analysis.canvas import blank
 from polyhead.config import Task, digest, to_dict
 from polyhead.pages import document
 from polyhead.pages.document import escape

@@ -1,0 +1,67 @@
+"""What figures are drawn on, and how they are saved: equal figures give equal files, and small ones."""
+
+import io
+import pathlib
+from typing import TYPE_CHECKING, Literal
+
+from polyhead.spec.optional import optional
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Size = tuple[float, float]
+INK = "#24292f"
+
+
+def blank(width: float, height: float) -> "Figure":
+    """An empty figure, in inches.  Raises MissingPackage without matplotlib."""
+    with optional("figures", "polyhead[report]"):
+        from matplotlib.figure import Figure  # without pyplot: no global state, no display
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def one(width: float, height: float) -> tuple["Figure", "Axes"]:
+    """A figure with a single panel, in inches."""
+    figure = blank(width, height)
+    plain(axes := figure.add_subplot(), "x")
+    return figure, axes
+
+
+def plain(axes: "Axes", lines_along: Literal["both", "x", "y"]) -> None:
+    """Two spines, and faint lines behind what is drawn."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.grid(axis=lines_along, color="#e4e7eb")
+    axes.set_axisbelow(True)
+
+
+def grid_of(rows: int, columns: int, size: Size = (2.4, 2.3), *, sharey: bool = False) -> tuple["Figure", list["Axes"]]:
+    """`size`: width and height of a panel in inches."""
+    figure = blank(size[0] * columns, size[1] * rows)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
+
+
+def save(figure: "Figure", path: str | pathlib.Path) -> pathlib.Path:
+    """Save in the format of the suffix of `path`.  Equal figures give equal files: no date, fixed SVG ids."""
+    from matplotlib import rc_context
+
+    (path := pathlib.Path(path)).parent.mkdir(parents=True, exist_ok=True)
+    kind = path.suffix.lstrip(".").lower() or "png"
+    metadata = {"Date": None} if kind == "svg" else {"CreationDate": None} if kind == "pdf" else {}
+    try:
+        with rc_context({"svg.hashsalt": "polyhead"}):
+            figure.savefig(drawn := io.BytesIO(), format=kind, dpi=200, metadata=metadata, facecolor="white")
+    except ValueError as error:
+        raise ValueError(f"figures: {path} cannot be written ({' '.join(str(error).split())})") from None
+    path.write_bytes(_fewer_colours(drawn.getvalue()) if kind == "png" else drawn.getvalue())
+    return path
+
+
+def _fewer_colours(png: bytes) -> bytes:
+    """The same picture with a table of 256 colours, more than a figure has but for its smoothed edges."""
+    from PIL import Image  # matplotlib needs it, too
+
+    picture = Image.open(io.BytesIO(png)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    picture.save(out := io.BytesIO(), "PNG", optimize=True)
+    return out.getvalue()
