@@ -40,12 +40,14 @@ class Processor:
         context = x if encoder_hidden_states is None else encoder_hidden_states
         maps = ((attn.to_q, x), (attn.to_k, context), (attn.to_v, context))
         q, k, v = (linear(y).unflatten(-1, (attn.heads, -1)) for linear, y in maps)
-        bias = None
+        bias = mask = None
         if attention_mask is not None:  # added to the scores
             b, t, s = len(x), x.shape[1], context.shape[1]
             given = attn.prepare_attention_mask(attention_mask, s, b)
             bias = given.view(b, attn.heads, -1, s).expand(-1, -1, t, -1)
-        y = attn.to_out[1](attn.to_out[0](self.op(q, k, v, bias=bias).flatten(2)))
+            mask = bias > -9e3  # diffusers adds -1e4 to hide a key, which only a softmax takes for hidden
+            bias = bias.masked_fill(~mask, 0)
+        y = attn.to_out[1](attn.to_out[0](self.op(q, k, v, bias=bias, mask=mask).flatten(2)))
         if hidden_states.ndim == 4:
             y = y.transpose(1, 2).reshape(hidden_states.shape)
         return (y + hidden_states if attn.residual_connection else y) / attn.rescale_output_factor

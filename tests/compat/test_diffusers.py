@@ -39,6 +39,15 @@ def test_softmax_attention_is_what_the_layer_computes():
     assert_close(y, (attn.to_out[0](read).transpose(1, 2).unflatten(2, (2, 2)) + x) / 2, rtol=1e-10, atol=1e-10)
 
 
+def test_what_is_hidden_is_hidden_from_every_op():
+    """diffusers adds -1e4, which HYLA alone would take for a large score."""
+    attn, x, context = layer(group_norm=None), torch.randn(2, 5, 6, dtype=F64), torch.randn(2, 4, 6, dtype=F64)
+    mask = torch.tensor([0.0, 0.5, 0.0, -1e4]).to(torch.bfloat16).to(F64).expand(2, 1, 4)
+    process = runpy.run_path(str(EXAMPLE))["Processor"](ph.ops.hyla)
+    y, short = process(attn, x, context, mask), process(attn, x, context[:, :3], mask[..., :3])
+    assert_close(y, short)
+
+
 def test_what_it_does_not_compute_is_refused():
     processor = runpy.run_path(str(EXAMPLE))["Processor"](ph.ops.hyla)
     with pytest.raises(ValueError, match=r"^Processor: attention without norm_q was wanted but this has it$"):

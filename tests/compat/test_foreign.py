@@ -15,6 +15,12 @@ def test_what_hides_in_a_floating_mask_and_what_adds():
     assert bias[0, 0, 1].tolist() == [0.5, 0, 0, -1e4]
 
 
+def test_nan_hides_nothing_and_is_kept():
+    bias, mask = limits([torch.tensor([[[[0.0, torch.nan, -torch.inf]]]])], 1, 3, torch.float32)
+    assert bias.isnan().flatten().tolist() == [False, True, False]
+    assert mask.flatten().tolist() == [True, True, False]
+
+
 def test_what_says_nothing_is_none():
     assert limits([], 2, 3, torch.float32) == (None, None)
     assert limits([torch.zeros(1, 1, 2, 3), torch.ones(1, 1, 1, 3).bool()], 2, 3, torch.float32) == (None, None)

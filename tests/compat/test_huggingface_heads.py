@@ -215,6 +215,30 @@ def test_what_is_not_plain_is_one_clear_line(library, make, name):
         function(nn.Module(), q, q, q, torch.ones(1, 3))
 
 
+def test_a_learned_bias_that_begins_at_0_is_learned(library):
+    q, bias = torch.randn(1, 4, 3, 6), torch.zeros(1, 4, 3, 3, requires_grad=True)
+    function = library.AttentionInterface()["polyhead_hyla"]
+    y, _ = function(nn.Module(), q, q, q, None, is_causal=False, position_bias=bias)
+    assert torch.autograd.grad(y.square().sum(), bias)[0].abs().min() > 0
+
+
+def test_what_would_be_passed_over_is_one_clear_line(make):
+    model, ids, edges = make("polyhead_hyla"), tokens(1, 6), torch.tensor([0, 3, 6], dtype=torch.int32)
+    low = torch.zeros(1, 1, 6, 6, dtype=F64).masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), -1e9)
+    for options, line in (
+        ({"output_attentions": True}, "hands out no attentions but output_attentions=True came"),
+        ({"cu_seq_lens_q": edges}, "must get position_ids that restart in each sequence, not only cu_seq_lens_q"),
+        ({"attention_mask": low}, "-inf or a Boolean mask hides pairs from HylaHeads but a mask with -1e+09 came"),
+    ):
+        for one in (model, hf.swap_heads(make(), [1], ph.Hyla(4))):
+            with pytest.raises(ValueError, match=r"^polyhead: ") as caught:
+                one(ids, **options)
+            assert line in str(caught.value)
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    packed = model(ids, position_ids=positions, cu_seq_lens_q=edges, use_cache=False).logits
+    assert_close(packed, torch.cat((model(ids[:, :3]).logits, model(ids[:, 3:]).logits), 1))
+
+
 def test_names_are_found_late():
     assert hf.swap_heads.__module__ == "polyhead.compat.huggingface.heads"
     with pytest.raises(AttributeError, match=r"^module 'polyhead.compat.huggingface' has no attribute 'nothing'$"):

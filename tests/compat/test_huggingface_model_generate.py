@@ -190,3 +190,29 @@ def test_several_sequences_in_one_row():
             model(tokens(2, 7), position_ids=positions.expand(2, -1))
         given = model(a, position_ids=torch.tensor([[2, 3, 4, 5]])).logits
         assert not torch.allclose(given, model(a).logits)
+        edges = torch.tensor([0, 4, 7], dtype=torch.int32)
+        ids, counted = torch.cat((a, b), 1), torch.arange(7)[None]
+        assert_close(model(ids, position_ids=positions, cu_seq_lens_q=edges).logits, both)
+        for options, line in (
+            ({"position_ids": torch.tensor([[0, 1, 5, 6, 0, 1, 2]])}, "must count from 0 in each of the sequences"),
+            ({"position_ids": positions + 1}, "must count from 0 in each of the sequences"),
+            ({"position_ids": positions, "use_cache": True}, "one after the other must come without a cache"),
+            ({"cu_seq_lens_q": edges}, "position_ids that restart in each sequence were wanted, not only cu_seq_lens"),
+            ({"attention_mask": 1 + (counted > 3)}, "attention_mask must be 1 at tokens and 0 at padding but has 2"),
+        ):
+            with pytest.raises(ValueError, match=line):
+                model(ids, **options)
+
+
+def test_a_mask_that_contradicts_the_cache():
+    """Keys in the cache keep the mask that they came with."""
+    model, (_, ids, mask) = make("softmax"), ragged()
+    with torch.no_grad():
+        for before, now in ((torch.ones_like(mask), mask), (mask, torch.ones_like(mask))):
+            cache, where = ours.PolyheadCache(2), (before.cumsum(1) - 1).clamp(min=0)
+            given = {"past_key_values": cache, "use_cache": True}
+            model(ids[:, :5], attention_mask=before[:, :5], position_ids=where[:, :5], **given)
+            with pytest.raises(ValueError, match=r"^PolyheadForCausalLM: attention_mask must be as before at the 5 "):
+                model(ids[:, 5:], attention_mask=now, position_ids=where[:, 5:], **given)
+            y = model(ids[:, 5:], attention_mask=before, position_ids=where[:, 5:], **given).logits
+            assert_close(y, model(ids, attention_mask=before, position_ids=where).logits[:, 5:])

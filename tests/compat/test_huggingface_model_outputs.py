@@ -194,6 +194,15 @@ def test_a_model_with_classes_of_its_own_keeps_its_map():
         assert_close(model(ids, mask).logits[0], model.model(ids[:1, :3])[0, 0])
 
 
+def test_a_model_with_classes_of_its_own_and_more_tokens(tmp_path):
+    model, ids = make("PolyheadForSequenceClassification", outputs=Classes(4), causal=False), tokens(2, 5)
+    model.resize_token_embeddings(model.config.vocab_size + 3)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert (again.config.vocab_size, again.config.settings.outputs) == (model.config.vocab_size, Classes(4))
+    assert torch.equal(again(ids).logits, model(ids).logits)
+
+
 # ----------------------------------------------------------------------------------------------------------- mistakes
 def test_models_that_cannot_be_made():
     vectors = Vectors(3)

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from polyhead.compat import huggingface as hf
 from polyhead.config import Experts, Hyla, Logits, Rotary, Softmax, Tokens, TransformerConfig
 
 transformers = pytest.importorskip("transformers")
@@ -49,6 +50,54 @@ def test_the_balance_of_experts_is_part_of_the_loss_in_training_only():
     added = model.model.auxiliary_loss()
     assert added > 1
     assert_close(loss, model.eval()(ids, labels=ids).loss + added)
+
+
+def test_the_balance_of_experts_counts_once_in_accumulated_batches():
+    model, ids = make(feedforward=Experts(2, 1, 8, balance=3.0)), tokens(3, 6)
+    labels, added, loss = ids.clone(), 0, 0
+    labels[0, :3] = -100
+    for row, its in zip(ids.split(1), labels.split(1), strict=True):
+        loss += model(row, labels=its, num_items_in_batch=13).loss
+        added += model.model.auxiliary_loss() * (its[:, 1:] != -100).sum() / 13
+    model.eval()
+    assert_close(loss, added + model(ids, labels=labels, num_items_in_batch=13).loss)
+
+
+def trainer_of(model, data, folder, **options):
+    fields = {"max_steps": 1, "learning_rate": 0.0, "max_grad_norm": 1e9, "save_strategy": "no", "logging_steps": 1}
+    fields |= {"report_to": [], "disable_tqdm": True, "use_cpu": True, "seed": 0}
+    arguments = transformers.TrainingArguments(output_dir=folder, **fields, **options)
+    return transformers.Trainer(model, arguments, train_dataset=data)
+
+
+def test_the_trainer_accumulates_the_loss_of_classes(tmp_path):
+    pytest.importorskip("accelerate")
+    settings = make().config.settings
+    model = ours.PolyheadForSequenceClassification(ours.PolyheadConfig(settings, num_labels=3, pad_token_id=0))
+    data = [{"input_ids": row, "labels": torch.tensor(i % 3)} for i, row in enumerate(tokens(4, 6))]
+    found = []
+    for at_once, times in ((4, 1), (1, 4)):
+        sizes = {"per_device_train_batch_size": at_once, "gradient_accumulation_steps": times}
+        trainer = trainer_of(model, data, tmp_path, **sizes)
+        trainer.train()
+        row = next(row for row in trainer.state.log_history if "loss" in row)
+        found.append(torch.tensor([float(row["loss"]), float(row["grad_norm"])]))
+    assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_the_trainer_smooths_the_labels_of_next_tokens(tmp_path):
+    """Also of a model whose heads were swapped.  It keeps the columns that the model reads."""
+    pytest.importorskip("accelerate")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=20, **sizes))
+    ids = tokens(2, 6)
+    for model in (make(), hf.swap_heads(llama, [0], Hyla(2))):
+        trainer = trainer_of(model.eval(), None, tmp_path, label_smoothing_factor=0.1)
+        loss, logits = trainer.compute_loss(model, {"input_ids": ids, "labels": ids}), model(ids).logits
+        wanted = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), label_smoothing=0.1)
+        assert_close(loss, wanted)
+        trainer._set_signature_columns_if_needed()
+        assert {"position_ids", "attention_mask", "labels"} <= set(trainer._signature_columns)
 
 
 def gradients(model, ids):

@@ -209,14 +209,14 @@ def changed(**parts):
     return made
 
 
-def hooked():
+def hooked(how):
     made = module()
-    made.register_forward_hook(lambda *_: None)
+    getattr(made, f"register_{how}_hook")(lambda *_: None)
     return made
 
 
-def called(**options):
-    drop_in(module())(torch.zeros(B, T, 12), **options)
+def called(heads=None, **options):
+    drop_in(module(), heads)(torch.zeros(B, T, 12), **options)
 
 
 def foreign(place, name):
@@ -231,7 +231,9 @@ MISTAKES = [
     (lambda: drop_in(module(), [ph.Softmax(2), ph.Hyla(2, share=True)]), "keys of their own but 3, 3"),
     (lambda: drop_in(changed(temperature=2.0)), "Attention of a known timm was wanted but one with temperature came"),
     (lambda: drop_in(changed(mix=nn.Linear(2, 2))), "of a known timm was wanted but one with mix came"),
-    (lambda: drop_in(hooked()), "as timm makes it was wanted but one with hooks came"),
+    (lambda: drop_in(hooked("forward")), "as timm makes it was wanted but one with hooks came"),
+    (lambda: drop_in(hooked("full_backward")), "as timm makes it was wanted but one with hooks came"),
+    (lambda: called(ph.Hyla(4), attn_mask=torch.full((T, T), -1e4)), "from HylaHeads but a mask with -10000 came"),
     (lambda: drop_in(Odd(12, 4)), "AttentionRope or EvaAttention was wanted but"),
     (lambda: drop_in(module(attn_head_dim=2), ph.Relational(4)), "relational heads need values of the model's width 8"),
     (lambda: called(attn_mask=torch.ones(T, T), is_causal=True), "attn_mask or is_causal was wanted but both came"),

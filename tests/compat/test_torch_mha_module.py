@@ -161,6 +161,49 @@ def test_dropout_is_of_the_code_and_what_is_returned():
     assert_close(y, ours.out_proj(read.flatten(2)), rtol=1e-12, atol=1e-12)
 
 
+def test_dropout_of_everything_leaves_the_bias():
+    theirs, ours = pair(dropout=1.0)
+    x = torch.randn(B, S, DIM, dtype=F64)
+    assert_close(ours(x, x, x), theirs(x, x, x))
+
+
+@pytest.mark.parametrize("name", ["key_padding_mask", "attn_mask"])
+def test_nan_in_a_mask_is_not_lost(name):
+    theirs, ours = pair()
+    x, shape = torch.randn(B, S, DIM, dtype=F64), (B, S) if name == "key_padding_mask" else (S, S)
+    mask = torch.zeros(shape, dtype=F64)
+    mask[1, 2] = torch.nan
+    y, wanted = (module(x, x, x, **{name: mask})[0].isnan() for module in (ours, theirs))
+    assert wanted.any()
+    assert torch.equal(y, wanted)
+
+
+def test_a_mask_of_large_numbers_is_not_taken_for_one_by_heads_without_a_softmax():
+    """To which -1e9 is a score as any other: their code at the key that was to be hidden would be the largest."""
+    x, padding = torch.randn(B, S, DIM, dtype=F64), torch.zeros(B, S, dtype=F64)
+    padding[:, -1] = -1e9
+    line = r"^MultiheadAttention: -inf or a Boolean mask hides pairs from HylaHeads but a mask with -1e\+09 came$"
+    mixed = MultiheadAttention(DIM, HEADS, batch_first=True, heads=[ph.Softmax(2), ph.Hyla(2)], dtype=F64)
+    with pytest.raises(ValueError, match=line):
+        mixed(x, x, x, key_padding_mask=padding)
+    for heads in (ph.Softmax(HEADS), ph.Hyla(HEADS, normalise="softmax")):
+        soft = MultiheadAttention(DIM, HEADS, batch_first=True, heads=heads, dtype=F64)
+        wanted = soft(x, x, x, key_padding_mask=padding < 0)
+        assert_close(soft(x, x, x, key_padding_mask=padding), wanted)
+
+
+def test_a_causal_hint_beside_a_mask_that_says_more():
+    """PyTorch reads the mask if it returns weights."""
+    theirs, ours = pair()
+    x, slopes = torch.randn(B, S, DIM, dtype=F64), torch.randn(S, S, dtype=F64)
+    mask = slopes.masked_fill(torch.ones(S, S, dtype=torch.bool).triu(1), -torch.inf)
+    for weights in (True, False):
+        given = {"attn_mask": mask, "is_causal": True, "need_weights": weights}
+        assert_close(ours(x, x, x, **given), theirs(x, x, x, **given), rtol=1e-12, atol=1e-12)
+    taps = torch_mha.capture(ours, x, x, x, attn_mask=mask, is_causal=True)
+    assert_close(taps[0].groups[0].code(), ours(x, x, x, attn_mask=mask, average_attn_weights=False)[1])
+
+
 def test_a_learned_bias_that_begins_at_0_is_learned():
     _, ours = pair()
     bias = torch.zeros(S, S, dtype=F64, requires_grad=True)

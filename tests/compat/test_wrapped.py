@@ -282,6 +282,11 @@ def encoder():
 NOT_PLAIN = {
     "hook": lambda model: model.layers[0].self_attn.register_forward_hook(lambda *_: None),
     "hook before": lambda model: model.layers[0].self_attn.register_forward_pre_hook(lambda *_: None),
+    "hook of the backward pass": lambda model: model.layers[0].self_attn.register_full_backward_hook(lambda *_: None),
+    "hook of its state": lambda model: model.layers[0].self_attn.register_state_dict_pre_hook(lambda *_: None),
+    "forward of its own": lambda model: setattr(
+        model.layers[0].self_attn, "forward", functools.partial(model.layers[0].self_attn.forward)
+    ),
     "hook before the output": lambda model: model.layers[0].self_attn.out_proj.register_forward_pre_hook(
         lambda *_: None
     ),

@@ -26,6 +26,11 @@ def holds_model(folder: pathlib.Path) -> bool:
     return isinstance(config, dict) and isinstance(config.get("model_type"), str)
 
 
+def shown(mask: Tensor) -> Bool[Tensor, "..."]:
+    """Where a foreign mask does not mask a pair.  NaN masks nothing, so it is not lost."""
+    return mask if mask.dtype == torch.bool else ~(mask <= torch.finfo(mask.dtype).min)
+
+
 def limits(
     given: Sequence[Tensor], t: int, s: int, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "#b #h t s"] | None, Bool[Tensor, "..."] | None]:
@@ -35,7 +40,7 @@ def limits(
     """
     bias = mask = None
     for array in given:
-        look = array if array.dtype == torch.bool else array > torch.finfo(array.dtype).min
+        look = shown(array)
         mask = look if mask is None else mask & look
         if array.dtype != torch.bool:
             added = array.masked_fill(~look, 0).to(dtype).expand(*array.shape[:2], t, s)

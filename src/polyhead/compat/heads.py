@@ -7,17 +7,20 @@ import torch
 from torch import Tensor, nn
 
 from polyhead import config
-from polyhead.compat.foreign import limits
+from polyhead.compat.foreign import limits, shown
 from polyhead.config.mechanisms import check_shared
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.call import no_script
-from polyhead.layers.heads.functions import asked
+from polyhead.layers.heads.functions import asked, compiled, is_own
 from polyhead.layers.heads.groups import SymbolGroup, build
 from polyhead.layers.projection import Rows, by_offset
 from polyhead.layers.symbols import RelativeSymbols, SymbolModule, build_symbols
+from polyhead.spec.table import NORMALISE, SOFTMAX_AXIS
 
 Heads = config.Mechanism | Sequence[config.Mechanism] | None
+LOW = -9e3
+"""Libraries add -1e4, -1e9 and the like in place of -inf.  It hides a pair from a softmax over keys only."""
 
 
 class OurHeads(nn.Module):
@@ -86,7 +89,7 @@ class OurHeads(nn.Module):
         if not self.training or rate == 0.0:
             return None
         draw = torch.rand(b, sum(size.heads for size in self.sizes), t, s, device=like.device)
-        return (draw >= rate).to(like.dtype) / (1.0 - rate)
+        return (draw >= rate).to(like.dtype) / ((1.0 - rate) or 1.0)
 
     def tensors(
         self,
@@ -153,12 +156,28 @@ def _held(memory: LayerCache, i: int, made: dict[str, Tensor], s: int | None) ->
     return held
 
 
+def plain(module: nn.Module) -> bool:
+    """Whether a module has no hooks and no `forward` of its own (as accelerate sets it), which a replacement loses."""
+    return "forward" not in vars(module) and not any(x for name, x in vars(module).items() if name.endswith("_hooks"))
+
+
+def check_added(who: str, groups: Sequence[nn.Module], bias: Tensor | None) -> None:
+    """Raise ValueError if an added mask hides pairs by numbers that hide nothing from some of the heads."""
+    if bias is None or not bias.numel() or torch.compiler.is_compiling():
+        return
+    for group in groups:
+        normalise = getattr(compiled(group), "normalise", None)
+        if normalise in NORMALISE and SOFTMAX_AXIS.get(normalise) != "s" and not is_own(group) and bias.amin() <= LOW:
+            low, kind = bias.amin().item(), type(compiled(group)).__name__
+            raise ValueError(f"{who}: -inf or a Boolean mask hides pairs from {kind} but a mask with {low:g} came")
+
+
 def bias_and_mask(given: Sequence[Tensor], t: int, s: int, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
     """Our bias and mask from masks (b h t s), Boolean or added to the scores; PyTorch's layers pass all as added
     ones."""
     if not torch.compiler.is_compiling() and not any(mask.requires_grad for mask in given):
         return limits(given, t, s, dtype)  # omits a bias of zeros and a mask of True
-    looks = [mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min for mask in given]
+    looks = [shown(mask) for mask in given]
     added = [x.masked_fill(~y, 0).to(dtype) for x, y in zip(given, looks, strict=True) if x.dtype != torch.bool]
     bias = sum(added[1:], added[0]) if added else None
     look = looks[0] & looks[-1] if looks else None

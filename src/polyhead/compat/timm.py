@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead import config
-from polyhead.compat.heads import Heads, OurHeads, bias_and_mask
+from polyhead.compat.heads import Heads, OurHeads, bias_and_mask, check_added, plain
 from polyhead.layers.call import Limits
 from polyhead.layers.heads.functions import attended
 from polyhead.layers.projection import Rows
@@ -54,7 +54,7 @@ def drop_in(old: nn.Module, heads: Heads = None, *, max_length: int = 512) -> "A
     if not is_attention(old):
         wanted = "nn.MultiheadAttention, or timm's Attention, AttentionRope or EvaAttention"
         raise ValueError(f"replace: {wanted} was wanted but {name_of(old)} came")
-    if old._forward_hooks or old._forward_pre_hooks:
+    if not plain(old):
         raise ValueError(f"replace: {type(old).__name__} as timm makes it was wanted but one with hooks came")
     held = {*vars(old), *old._modules, *old._parameters, *old._buffers} - _PYTORCH
     if unknown := sorted(held - PARTS - NUMBERS):
@@ -198,7 +198,9 @@ class Attention(OurHeads):
         if whole.ndim != 4 or any(have not in (1, want) for have, want in sides):
             wanted = (b, self.num_heads, t, t)
             raise ValueError(f"Attention: attn_mask must broadcast to (b h t s) = {wanted} but is {tuple(mask.shape)}")
-        return bias_and_mask([whole], t, t, dtype)
+        bias, look = bias_and_mask([whole], t, t, dtype)
+        check_added("Attention", self.own_groups(), bias)
+        return bias, look
 
 
 class AttentionRope(Attention):

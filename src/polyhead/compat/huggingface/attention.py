@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyhead import config
-from polyhead.compat.foreign import limits
+from polyhead.compat.heads import bias_and_mask, check_added
 from polyhead.compat.huggingface.taps import REFUSED
 from polyhead.layers.call import Limits
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
@@ -150,6 +150,7 @@ class Heads(nn.Module):
         if k is None or v is None:
             return self._say(q, first, positions)
         parts, limits = [], seen or Limits()
+        check_added("polyhead", self._groups(), limits.bias)
         for i, (group, (heads, keys)) in enumerate(zip(self._groups(), self.slices, strict=True)):
             # If a group's heads cut through a set that shares keys, each head gets a copy.
             mine = [x[:, :, keys] if keys is not None else share(x, q.shape[2])[:, :, heads] for x in (k, v)]
@@ -252,7 +253,7 @@ def attend(
     `heads` is a module that is called like `Heads`, possibly wrapped.  Raises ValueError for options that the ops lack.
     """
     who = type(module).__name__
-    refuse(module, options)
+    refuse(module, options, attention_mask)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     if polyhead is not None and not polyhead.kept:
         v = polyhead.filled(v)
@@ -265,7 +266,7 @@ def attend(
     keep = None
     if dropout > 0:
         draw = torch.rand(q.shape[0], q.shape[2], t, k.shape[1], device=q.device)
-        keep = (draw >= dropout).to(q.dtype) / (1.0 - dropout)
+        keep = (draw >= dropout).to(q.dtype) / ((1.0 - dropout) or 1.0)
     if scaling is not None and scaling != d**-0.5:
         q = q * (scaling * d**0.5)
     made = None if polyhead is None else polyhead.made(t, k.shape[1])
@@ -276,16 +277,23 @@ def alone(group: HeadGroup) -> Callable[..., Tensor]:
     """Wrap a group that has all heads of a layer and reads only q, k and v, to be called like `Heads`."""
 
     def heads(q: Tensor, k: Tensor, v: Tensor, *, seen: Limits, made: None) -> Tensor:
+        check_added("polyhead", [group], seen.bias)
         return group(q, k, v, bias=seen.bias, mask=seen.mask, causal=seen.causal, keep=seen.keep)
 
     return heads
 
 
-def refuse(module: nn.Module, options: Mapping[str, Any]) -> None:
-    """Raise ValueError for options of some models' attention that the ops do not have."""
+def refuse(module: nn.Module, options: Mapping[str, Any], mask: Tensor | None) -> None:
+    """Raise ValueError for options of some models' attention that the ops do not have, and for packed sequences that
+    no mask separates."""
     for option in (*REFUSED, "cache"):  # a paged cache, which the attention function would have to manage
         if options.get(option) is not None:
             raise ValueError(f"polyhead: {type(module).__name__} must be plain attention but {option} changes it")
+    who, edges = type(module).__name__, options.get("cu_seq_lens_q")
+    if options.get("output_attentions"):
+        raise ValueError(f"polyhead: {who} hands out no attentions but output_attentions=True came")
+    if mask is None and edges is not None and len(edges) > 2:
+        raise ValueError(f"polyhead: {who} must get position_ids that restart in each sequence, not only cu_seq_lens_q")
 
 
 def _bias_and_mask(
@@ -296,7 +304,7 @@ def _bias_and_mask(
         raise ValueError(f"polyhead: {who} must have masks (b h t s) but one is {tuple(arrays[0].shape)}")
     if len(arrays) == 1 and arrays[0].dtype == torch.bool:
         return None, arrays[0]  # unread, because reading would synchronise the device
-    return limits(arrays, t, s, dtype)
+    return bias_and_mask(arrays, t, s, dtype)
 
 
 class _Stream:

@@ -12,7 +12,7 @@ from polyhead.compat.huggingface.cache import PolyheadCache
 from polyhead.compat.huggingface.config import PolyheadConfig
 from polyhead.config import Logits, Tokens, TransformerConfig
 from polyhead.config.components import narrower
-from polyhead.layers.positions import Constant
+from polyhead.layers.positions import Constant, places_in
 from polyhead.layers.taps import Taps
 from polyhead.models.initialise import initialise
 from polyhead.models.inputs_outputs import TiedOutput, TokenInput
@@ -157,6 +157,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         *,
         looks: "_Looks",
         others: Options,
+        position_ids: Tensor | None = None,
         use_cache: bool | None = None,
         tail: int | None = None,
         lazy: bool = False,
@@ -174,9 +175,11 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         if past_key_values is not None and not isinstance(past_key_values, PolyheadCache):
             came = type(past_key_values).__name__
             raise ValueError(f"{who}: past_key_values must be a PolyheadCache but is a {came}")
+        if others.get("cu_seq_lens_q") is not None and position_ids is None:
+            raise ValueError(f"{who}: position_ids that restart in each sequence were wanted, not only cu_seq_lens_q")
         inputs = inputs_embeds if input_ids is None else input_ids
         assert inputs is not None
-        where = self._places(inputs, attention_mask, others.pop("position_ids", None), past_key_values)
+        where = self._places(inputs, attention_mask, position_ids, past_key_values)
         few = tail is not None and looks.stream is None  # the requested stream must be complete
         stream = [] if lazy and looks.stream is None else looks.stream
         answer = self.model(
@@ -208,29 +211,54 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
                 f"{type(self).__name__}: attention_mask must be (b s) = {(tokens.shape[0], past + t)}, the tokens "
                 f"before included, but is {tuple(mask.shape)}"
             )
-        if mask is not None and not torch.compiler.is_compiling() and bool(mask.all()):
-            mask = None  # a mask of True only costs time
-        if positions is not None and mask is None and cache is None and (positions.diff() <= 0).any():
-            return {"cu_seqlens": self._boundaries(positions)}
+        if mask is not None and not torch.compiler.is_compiling():
+            mask = self._padding(mask, past, cache)
+        if positions is not None and mask is None:
+            kept = cache is not None and "positions" in cache.memory[0]
+            if not kept and (positions == torch.arange(past, past + t, device=positions.device)).all():
+                positions = None  # the model counts these itself
+            elif (positions.diff() <= 0).any():
+                if cache is not None:
+                    raise ValueError(f"{type(self).__name__}: sequences one after the other must come without a cache")
+                return {"cu_seqlens": self._boundaries(positions)}
         if positions is None and mask is not None:
             positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
         return {"mask": None if mask is None else mask[:, past:].bool(), "positions": positions}
+
+    def _padding(self, mask: Tensor, past: int, cache: PolyheadCache | None) -> Tensor | None:
+        """The mask, or None if all tokens are real.  Raises ValueError for other numbers than 0 and 1, and if it
+        says of tokens in the cache what it did not say before."""
+        who, real = type(self).__name__, mask.bool()
+        if mask.dtype != torch.bool and (strange := mask[mask != real]).numel():
+            raise ValueError(f"{who}: attention_mask must be 1 at tokens and 0 at padding but has {strange[0].item()}")
+        if cache is not None and past:
+            layer = cache.memory[0]
+            before, held = real[:, layer.gone : past], layer.real
+            if not (before.all() if held is None else torch.equal(before, held[:, : before.shape[1]])):
+                raise ValueError(f"{who}: attention_mask must be as before at the {past} tokens in the cache")
+        return None if bool(real.all()) else real  # a mask of True only costs time
 
     def _boundaries(self, positions: Tensor) -> Tensor:
         """The edges (`cu_seqlens`) of several sequences packed in one row."""
         if positions.shape[0] != 1:
             who, rows = type(self).__name__, positions.shape[0]
             raise ValueError(f"{who}: sequences one after the other come in one row (1 t), but {rows} came")
-        starts = (positions[0].diff() != 1).nonzero()[:, 0] + 1
+        starts = (positions[0].diff() <= 0).nonzero()[:, 0] + 1
         ends = starts.new_tensor([positions.shape[1]])
-        return torch.cat((torch.zeros_like(ends), starts, ends)).int()
+        edges = torch.cat((torch.zeros_like(ends), starts, ends)).int()
+        if (places_in(edges, positions.shape[1]) != positions).any():
+            raise ValueError(
+                f"{type(self).__name__}: position_ids must count from 0 in each of the sequences in a row but are "
+                f"{positions[0].tolist()}"
+            )
+        return edges
 
-    def _loss(self, labels: Tensor | None, **given: object) -> Tensor | None:
-        """The loss by `loss_function`, plus the load-balance loss of mixtures of experts in training."""
+    def _loss(self, labels: Tensor | None, share: Tensor | float = 1.0, **given: object) -> Tensor | None:
+        """The loss by `loss_function`, plus `share` of the load-balance loss of mixtures of experts in training."""
         if labels is None:
             return None
         loss = self.loss_function(labels=labels, **given)
-        return loss + self.model.auxiliary_loss() if self.training else loss
+        return loss + share * self.model.auxiliary_loss() if self.training else loss
 
 
 @dataclasses.dataclass

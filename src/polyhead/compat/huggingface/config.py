@@ -123,7 +123,8 @@ class PolyheadConfig(FindsItself, transformers.PretrainedConfig):
     @vocab_size.setter
     def vocab_size(self, count: int) -> None:
         settings = self.settings
-        ends = {n: dataclasses.replace(getattr(settings, n), count=count) for n in ("inputs", "outputs")}
+        names = ("inputs", "outputs") if isinstance(settings.outputs, Logits) else ("inputs",)  # not classes
+        ends = {n: dataclasses.replace(getattr(settings, n), count=count) for n in names}
         self.transformer = configs.to_dict(dataclasses.replace(settings, **ends))
 
     @property

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from polyhead import config as ours
 from polyhead.compat.huggingface.attention import Heads, Place, alone, attend, fitted, refuse, with_symbols
@@ -218,7 +218,7 @@ def _of_layers(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor
         note(module, _said(module, heads))
         return attend(heads, module, *tensors, **options)
     note(module, ELSEWHERE)
-    refuse(module, options)
+    refuse(module, options, tensors[3] if len(tensors) > 3 else options.get("attention_mask"))
     return sdpa_attention_forward(module, *tensors, **options)
 
 
@@ -255,6 +255,7 @@ def _classes(model_type: str) -> tuple[type, type]:
     network = type(f"Polyhead{parent.__name__}", (_HasHeads, parent), {"__module__": __name__, "config_class": holder})
     AutoConfig.register(f"polyhead_{model_type}", holder)
     AutoModelForCausalLM.register(holder, network)
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[f"polyhead_{model_type}"] = network.__name__  # the Trainer smooths shifted labels
     globals().update({made.__name__: made for made in (holder, network)})
     return holder, network
 

@@ -31,11 +31,12 @@ with optional("polyhead.compat.huggingface", "polyhead[hf]"):
         ImageClassifierOutput,
         SequenceClassifierOutputWithPast,
     )
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if int(transformers.__version__.split(".")[0]) < 5:  # older versions load and tie differently
         raise ImportError(f"version 5, not {transformers.__version__}", name="transformers")
 
-from polyhead.compat.huggingface.base import PolyheadPreTrainedModel, reads_tokens
+from polyhead.compat.huggingface.base import Options, PolyheadPreTrainedModel, reads_tokens
 from polyhead.compat.huggingface.cache import PolyheadCache
 from polyhead.compat.huggingface.card import card
 from polyhead.compat.huggingface.config import PolyheadConfig
@@ -80,6 +81,7 @@ class PolyheadModel(PolyheadPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         *,
         pixel_values: Tensor | None = None,
+        position_ids: Tensor | None = None,
         use_cache: bool | None = None,
         return_dict: bool | None = None,
         **others: Any,
@@ -91,7 +93,8 @@ class PolyheadModel(PolyheadPreTrainedModel):
         else:
             given = (input_ids, attention_mask, past_key_values, inputs_embeds)
             lazy = not isinstance(self.model.outputs, nn.Identity)  # see PolyheadForCausalLM.base_model
-            x, cache = self._read(*given, looks=looks, others=others, use_cache=use_cache, lazy=lazy)
+            how: Options = {"position_ids": position_ids, "others": others, "use_cache": use_cache}
+            x, cache = self._read(*given, looks=looks, lazy=lazy, **how)
         output = BaseModelOutputWithPast(last_hidden_state=x, past_key_values=cache, **looks.shown())
         return output.to_tuple() if return_dict is False else output
 
@@ -151,6 +154,7 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         labels: Tensor | None = None,
         *,
         inputs_embeds: Tensor | None = None,
+        position_ids: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
@@ -159,18 +163,24 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         """Logits (b t c), and with `labels` (b t; -100: not scored) the mean loss of each next token.
 
         `attention_mask` (b s), s counting the tokens in `past_key_values`, too, is 0 at padding, on either side.
-        `inputs_embeds` (b t m) replaces tokens by rows of `get_input_embeddings()` or by other vectors.  `others`:
-        `position_ids` (b|1 t), by default the number of real tokens before each; if those of one row (1 t) restart at 0
-        and there is no mask, they mean several packed sequences.  `output_hidden_states`, `output_attentions`: see
+        `inputs_embeds` (b t m) replaces tokens by rows of `get_input_embeddings()` or by other vectors.  `position_ids`
+        (b|1 t) are by default the number of real tokens before each; if those of one row (1 t) restart at 0 and there
+        is no mask, they mean several packed sequences.  `others`: `output_hidden_states`, `output_attentions`, see
         `PolyheadModel`.  All other options go to `loss_function`.
+
+        Raises ValueError for a mask that contradicts the cache, and for packed sequences with a cache.
         """
         looks = self._look(others)
         given = (input_ids, attention_mask, past_key_values, inputs_embeds)
         tail = logits_to_keep if isinstance(logits_to_keep, int) and logits_to_keep > 0 else None
-        logits, cache = self._read(*given, looks=looks, others=others, use_cache=use_cache, tail=tail)
+        how: Options = {"position_ids": position_ids, "others": others, "use_cache": use_cache}
+        logits, cache = self._read(*given, looks=looks, tail=tail, **how)
         if isinstance(logits_to_keep, Tensor):
             logits = logits[:, logits_to_keep]
-        loss = self._loss(labels, logits=logits, vocab_size=logits.shape[-1], **others)
+        share, items = 1.0, others.get("num_items_in_batch")
+        if labels is not None and items is not None:  # the losses of several batches are added up: so is the balance
+            share = (others.get("shift_labels", labels[..., 1:]) != -100).sum() / items
+        loss = self._loss(labels, share, logits=logits, vocab_size=logits.shape[-1], **others)
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, **looks.shown())
         return output.to_tuple() if return_dict is False else output
 
@@ -187,6 +197,8 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
     Tokens to Classes keeps its own map and its pooling: the mean, or the first token.  Raises ValueError for a model
     that reads no tokens, or that has an encoder.
     """
+
+    accepts_loss_kwargs = False  # its loss is the mean of a batch, which the Trainer divides by the batches of a step
 
     def __init__(self, config: PolyheadConfig) -> None:
         settings = config.settings
@@ -216,6 +228,7 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
         labels: Tensor | None = None,
         *,
         inputs_embeds: Tensor | None = None,
+        position_ids: Tensor | None = None,
         use_cache: bool | None = None,
         return_dict: bool | None = None,
         **others: Any,
@@ -226,7 +239,8 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
         """
         looks = self._look(others)
         given = (input_ids, attention_mask, past_key_values, inputs_embeds)
-        x, cache = self._read(*given, looks=looks, others=others, use_cache=use_cache)
+        how: Options = {"position_ids": position_ids, "others": others, "use_cache": use_cache}
+        x, cache = self._read(*given, looks=looks, **how)
         if self.score is None:
             logits = x[:, 0]
         else:
@@ -260,6 +274,7 @@ class PolyheadForImageClassification(PolyheadPreTrainedModel):
 
     main_input_name = "pixel_values"
     input_modalities = "image"
+    accepts_loss_kwargs = False  # as of sequences
 
     def __init__(self, config: PolyheadConfig) -> None:
         settings = config.settings
@@ -286,6 +301,9 @@ class PolyheadForImageClassification(PolyheadPreTrainedModel):
         output = ImageClassifierOutput(loss=loss, logits=logits, **looks.shown())
         return output.to_tuple() if return_dict is False else output
 
+
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[PolyheadConfig.model_type] = PolyheadForCausalLM.__name__
+"""By this table the Trainer knows whose labels to shift when it smooths them."""
 
 _AUTO = {
     AutoModel: PolyheadModel,

@@ -32,7 +32,8 @@ def cached(model: nn.Module, cache: Cache | None = None) -> Iterator[Cache]:
     6
 
     `cache`: one that an earlier block returned.  Self-attention is causal, whether a mask says so or not; other masks
-    have one column for each token so far.  Keys and values of cross-attention are computed in the first call.
+    have one column for each token so far.  Keys and values of cross-attention are computed in the first call;
+    attention whose query and key are one tensor is self-attention, any other is cross-attention.
     Positions are the caller's: those of new tokens begin at `cache.length`.
 
     Raises ValueError for a model without our attention modules or with one of PyTorch's, for one with an encoder beside

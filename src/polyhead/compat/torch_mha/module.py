@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead import config
-from polyhead.compat.heads import Heads, OurHeads, bias_and_mask
+from polyhead.compat.foreign import shown
+from polyhead.compat.heads import Heads, OurHeads, bias_and_mask, check_added
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.call import Limits
@@ -146,11 +147,11 @@ class MultiheadAttention(OurHeads):
 
         Shapes are PyTorch's: (t b m), (b t m) if `batch_first`, (t m) for one sequence.  True in a mask masks a pair;
         floating masks are added to the scores.  `is_causal` states that `attn_mask` is the causal mask, and requires
-        one.
+        one; as in PyTorch, the mask is read nevertheless if `need_weights`.
         """
         average, causal = (*late, *(average_attn_weights, is_causal)[len(late) :])
         one, first = query.ndim == 2, self.batch_first
-        _, _, calls, keep = self.read(query, key, value, key_padding_mask, attn_mask, causal)
+        _, _, calls, keep = self.read(query, key, value, key_padding_mask, attn_mask, causal, weights=need_weights)
         outputs = [attended(group, own).flatten(2) for group, own in zip(self.own_groups(), calls, strict=True)]
         y = self.out_proj(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1))
         y = y[0] if one else y if first else y.transpose(0, 1)
@@ -170,6 +171,8 @@ class MultiheadAttention(OurHeads):
         padding: Tensor | None,
         pairs: Tensor | None,
         causal: bool,
+        *,
+        weights: bool,
     ) -> tuple[Tensor, Tensor, list[AttentionCall], Tensor | None]:
         """For a call: query and value (b t m), the call of each group's op, and the dropout mask of all heads."""
         x = self._batch_first(query)  # equal inputs stay one tensor
@@ -182,13 +185,13 @@ class MultiheadAttention(OurHeads):
         s = past + t if decodes else keys.shape[1]
         if causal and pairs is None and not decodes:
             raise ValueError(f"{WHO}: is_causal says what attn_mask is, but attn_mask is None")
-        causal = causal and (t == s or decodes)  # the mask is not read; for t != s PyTorch aligns differently
+        causal = causal and (decodes or (t == s and not weights))  # not read; for t != s PyTorch aligns differently
         keep = self.draw_keep(self.dropout, b, t, s, x)
         bias, mask = self._limits(padding, None if causal else pairs, x, s)
         limits, ends = Limits(bias, mask, keep, causal or decodes), list(accumulate(size.heads for size in self.sizes))
         real = None  # mask of real keys, for symbols that depend on neighbours
         if padding is not None:
-            real = ~padding if padding.dtype == torch.bool else padding > torch.finfo(padding.dtype).min
+            real = ~padding if padding.dtype == torch.bool else shown(padding)
             real = real.reshape(-1, s)[:, s - values.shape[1] :]
         rows = self._project(x, keys, values) if own or past == 0 else self._queries(x)
         parts = self.tensors(rows, x, keys, values, real, memory)
@@ -234,7 +237,9 @@ class MultiheadAttention(OurHeads):
                 given.append(mask.reshape(-1, 1, 1, s).expand(b, 1, 1, s))
             else:
                 given.append(mask.view(-1, self.num_heads, t, s) if mask.ndim == 3 else mask[None, None])
-        return bias_and_mask(given, t, s, x.dtype)
+        bias, look = bias_and_mask(given, t, s, x.dtype)
+        check_added(WHO, self.own_groups(), bias)
+        return bias, look
 
     def values_of(self, i: int) -> tuple[Tensor | None, Tensor | None]:
         """The weight (g e m) and bias (g e) of the values of group `i`; None if they are symbols."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.compat import timm
-from polyhead.compat.heads import Heads, OurHeads
+from polyhead.compat.heads import Heads, OurHeads, plain
 from polyhead.compat.torch_mha.module import MultiheadAttention
 
 _OUT = type(nn.MultiheadAttention(1, 1).out_proj)
@@ -83,7 +83,7 @@ def _mha(old: nn.MultiheadAttention, heads: Heads, max_length: int) -> Multihead
     if type(old) is not nn.MultiheadAttention:
         raise ValueError(f"replace: nn.MultiheadAttention was wanted but its subclass {type(old).__name__} came")
     out = old.out_proj
-    if old._forward_hooks or old._forward_pre_hooks or type(out) is not _OUT or out._forward_pre_hooks:
+    if not plain(old) or type(out) is not _OUT or out._forward_pre_hooks:
         what = f"with a {type(out).__name__} and hooks" if type(out) is _OUT else f"with a {type(out).__name__}"
         raise ValueError(f"replace: nn.MultiheadAttention as PyTorch makes it was wanted but one {what} came")
     where, has_bias = out.weight, old.in_proj_bias is not None

@@ -116,7 +116,8 @@ def _taps(name: str, module: nn.MultiheadAttention, call: dict[str, Any], result
 
 def _taps_of_ours(name: str, module: MultiheadAttention, call: dict[str, Any], result: Tensor) -> Taps:
     masks = call.get("key_padding_mask"), call.get("attn_mask"), call.get("is_causal", False)
-    x, context, calls, _ = module.read(call["query"], call["key"], call["value"], *masks)
+    weights = call.get("need_weights", True)
+    x, context, calls, _ = module.read(call["query"], call["key"], call["value"], *masks, weights=weights)
     parts = [(module.values_of(i), module.out_proj) for i in range(len(calls))]
     groups = tuple(_group(module, i, own, *parts[i]) for i, own in enumerate(calls))
     bias = affine(module.out_proj)[1]
