@@ -213,6 +213,8 @@ def test_what_is_not_plain_is_one_clear_line(library, make, name):
             function(nn.Module(), q, q, q, None, **{option: q})
     with pytest.raises(ValueError, match=r"^polyhead: Module must have masks \(b h t s\) but one is \(1, 3\)$"):
         function(nn.Module(), q, q, q, torch.ones(1, 3))
+    with pytest.raises(ValueError, match=r"^polyhead: Module must have masks that are boolean or floating but one is "):
+        function(nn.Module(), q, q, q, torch.ones(1, 1, 3, 3).long())
 
 
 def test_a_learned_bias_that_begins_at_0_is_learned(library):

@@ -204,6 +204,23 @@ def test_several_sequences_in_one_row():
                 model(ids, **options)
 
 
+@pytest.mark.parametrize("where", ["blocks.0.attention.out", "blocks.1", "outputs"])
+def test_after_an_interrupted_call_the_cache_is_as_before(where):
+    model, ids, cache = make("sums"), tokens(2, 6), ours.PolyheadCache(2)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with torch.no_grad():
+        model(ids[:, :4], past_key_values=cache)
+        hook = model.model.get_submodule(where).register_forward_pre_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            model(ids[:, 4:], past_key_values=cache)
+        hook.remove()
+        assert [layer.length for layer in cache] == [4, 4]
+        assert_close(model(ids[:, 4:], past_key_values=cache).logits, model(ids).logits[:, 4:])
+
+
 def test_a_mask_that_contradicts_the_cache():
     """Keys in the cache keep the mask that they came with."""
     model, (_, ids, mask) = make("softmax"), ragged()

@@ -188,8 +188,7 @@ def test_a_mask_of_large_numbers_is_not_taken_for_one_by_heads_without_a_softmax
         mixed(x, x, x, key_padding_mask=padding)
     for heads in (ph.Softmax(HEADS), ph.Hyla(HEADS, normalise="softmax")):
         soft = MultiheadAttention(DIM, HEADS, batch_first=True, heads=heads, dtype=F64)
-        wanted = soft(x, x, x, key_padding_mask=padding < 0)
-        assert_close(soft(x, x, x, key_padding_mask=padding), wanted)
+        assert_close(soft(x, x, x, key_padding_mask=padding), soft(x, x, x, key_padding_mask=padding < 0))
 
 
 def test_a_causal_hint_beside_a_mask_that_says_more():
@@ -327,6 +326,18 @@ def test_replace_keeps_the_parameters_themselves():
     assert not model.layers[0].self_attn.training
     assert {name: id(p) for name, p in model.named_parameters()} == {name: id(p) for name, p in before.items()}
     assert isinstance(model.layers[0].self_attn, MultiheadAttention)
+
+
+@pytest.mark.parametrize("heads", [ph.Hyla(4), [ph.Softmax(2), ph.Relational(2)]], ids=["hyla", "relational"])
+def test_replace_under_a_default_device_of_meta(heads):
+    with torch.device("meta"):
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 1)
+        replace(model, heads)
+    wanted = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 1)
+    replace(wanted, heads)
+    shapes = [{name: x.shape for name, x in made.state_dict().items()} for made in (model, wanted)]
+    assert shapes[0] == shapes[1]
+    assert all(x.is_meta for x in model.state_dict().values())
 
 
 def test_relational_heads_take_the_rows_of_values_for_their_symbols():

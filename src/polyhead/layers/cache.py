@@ -6,6 +6,8 @@ sum over all tokens instead, whose size does not grow.  A layer with a window dr
 to, so its cache does not grow either.  If positions are given, they must increase from token to token.
 """
 
+import contextlib
+import copy
 from collections.abc import Callable, Hashable, Iterator
 
 import torch
@@ -86,6 +88,13 @@ class LayerCache:
         self.real = None if self.real is None else chosen(self.real)
         if self._cross is not None:
             self._cross.reorder(rows, batch)
+
+    def copied(self) -> "LayerCache":
+        """A copy that holds the same tensors."""
+        new = copy.copy(self)
+        new._kept, new._made = dict(self._kept), dict(self._made)
+        new._cross = None if self._cross is None else self._cross.copied()
+        return new
 
     def last(self, name: Hashable, new: Tensor, count: int | None) -> Tensor:
         """Stored tensors followed by `new` (b t ...); only the last `count` (None: all) stay stored."""
@@ -181,6 +190,17 @@ class Cache:
             )
         for layer in self.layers:
             layer.reorder(rows, batch)
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Context manager: a call of a model inside adds its tokens to all layers or, if it is interrupted, to none."""
+        before = [layer.copied() for layer in self.layers]
+        try:
+            yield
+        except BaseException:
+            for layer, kept in zip(self.layers, before, strict=True):
+                vars(layer).update(vars(kept))
+            raise
 
     def __len__(self) -> int:
         return len(self.layers)

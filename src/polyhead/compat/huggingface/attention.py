@@ -302,6 +302,8 @@ def _bias_and_mask(
     arrays = [array[..., :s] for array in given if array is not None]
     if any(array.ndim != 4 for array in arrays):
         raise ValueError(f"polyhead: {who} must have masks (b h t s) but one is {tuple(arrays[0].shape)}")
+    if strange := [array.dtype for array in arrays if array.dtype != torch.bool and not array.is_floating_point()]:
+        raise ValueError(f"polyhead: {who} must have masks that are boolean or floating but one is {strange[0]}")
     if len(arrays) == 1 and arrays[0].dtype == torch.bool:
         return None, arrays[0]  # unread, because reading would synchronise the device
     return bias_and_mask(arrays, t, s, dtype)

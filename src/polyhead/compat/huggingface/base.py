@@ -1,5 +1,6 @@
 """The base of our models in transformers: initialisation, tied parameters, saving, and outputs of a forward pass."""
 
+import contextlib
 import dataclasses
 import os
 from typing import Any
@@ -182,15 +183,17 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         where = self._places(inputs, attention_mask, position_ids, past_key_values)
         few = tail is not None and looks.stream is None  # the requested stream must be complete
         stream = [] if lazy and looks.stream is None else looks.stream
-        answer = self.model(
-            inputs,
-            **where,
-            tail=min(int(tail or 0), inputs.shape[1]) if few else None,
-            cache=None if past_key_values is None else past_key_values.memory,
-            taps=looks.taps,
-            stream=stream,
-            lazy=lazy,
-        )
+        cache = None if past_key_values is None else past_key_values.memory
+        with contextlib.nullcontext() if cache is None or torch.compiler.is_compiling() else cache.whole():
+            answer = self.model(
+                inputs,
+                **where,
+                tail=min(int(tail or 0), inputs.shape[1]) if few else None,
+                cache=cache,
+                taps=looks.taps,
+                stream=stream,
+                lazy=lazy,
+            )
         if lazy and stream is not None:
             return stream[-1], past_key_values
         return answer if few or tail is None else answer[:, -tail:], past_key_values

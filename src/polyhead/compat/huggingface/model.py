@@ -179,7 +179,8 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
             logits = logits[:, logits_to_keep]
         share, items = 1.0, others.get("num_items_in_batch")
         if labels is not None and items is not None:  # the losses of several batches are added up: so is the balance
-            share = (others.get("shift_labels", labels[..., 1:]) != -100).sum() / items
+            told = others.get("shift_labels")
+            share = ((labels[..., 1:] if told is None else told) != -100).sum() / items
         loss = self._loss(labels, share, logits=logits, vocab_size=logits.shape[-1], **others)
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, **looks.shown())
         return output.to_tuple() if return_dict is False else output

@@ -105,12 +105,12 @@ def _mha(old: nn.MultiheadAttention, heads: Heads, max_length: int) -> Multihead
 def _take_weights(new: MultiheadAttention, old: nn.MultiheadAttention) -> None:
     new.out_proj.weight, new.out_proj.bias = old.out_proj.weight, old.out_proj.bias
     e, d = old.embed_dim, old.head_dim
-    own = torch.cat([torch.full((size.heads * d,), "v" in size.takes) for size in new.sizes])
+    own = torch.cat([torch.full((size.heads * d,), "v" in size.takes, device="cpu") for size in new.sizes])
     for name in ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
         parameter: Tensor | None = getattr(old, name)
         if parameter is not None and not own.all():  # the weights are joint
-            rows = torch.cat((torch.ones(2 * e, dtype=torch.bool), own)).to(parameter.device)
-            parameter = nn.Parameter(parameter[rows], requires_grad=parameter.requires_grad)
+            rows = torch.cat((torch.ones(2 * e, dtype=torch.bool, device="cpu"), own)).nonzero()[:, 0]
+            parameter = nn.Parameter(parameter[rows.to(parameter.device)], requires_grad=parameter.requires_grad)
         setattr(new, name, parameter)
     rows, offsets = old.in_proj_weight, old.in_proj_bias
     new.map_symbols(None if rows is None else rows[2 * e :], None if offsets is None else offsets[2 * e :])
