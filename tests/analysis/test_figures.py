@@ -129,6 +129,15 @@ def test_floors_are_level_or_steps_half_way_to_the_next_place(drawn: list) -> No
     ]
 
 
+@pytest.mark.parametrize(("worst", "best"), [(-0.4, 0.9), (0.2, 1.1), (float("nan"), 0.9), (0.2, 0.9)])
+def test_no_limit_hides_a_score(worst: float, best: float, drawn: list) -> None:
+    series = {"HYLA": {16: [0.5, worst], 32: [best, 0.6]}}
+    figures.lines([("", series, {})], "x.png", x_label="tokens", limits=(0.0, 1.02))
+    low, high = drawn[0].axes[0].get_ylim()
+    assert low < worst if worst < 0 else low == 0.0
+    assert high > best if best > 1.02 else high == 1.02
+
+
 def test_panels_share_the_vertical_axis_and_the_looks(drawn: list) -> None:
     panels = [
         ("a", {"HYLA": {1: [0.1]}, "MoE": {1: [0.2]}}, {}),

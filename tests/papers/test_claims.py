@@ -39,6 +39,12 @@ def test_differences_are_welchs_where_seeds_differ():
     assert found.freedom == pytest.approx(expected.df)
 
 
+def test_equal_scores_on_a_finite_test_set_leave_its_sampling_error():
+    found = estimates.constant(0.9) - Estimate.of(dict.fromkeys(range(5), 0.95), 0.01, finite=True)
+    assert (found.error, found.freedom) == (0.01, math.inf)
+    assert found.above(-0.1) == pytest.approx(scipy.stats.norm.sf(5.0))
+
+
 def test_printed_numbers_are_tested_by_welch():
     a, b = Estimate.printed(0.9, 0.05), Estimate.printed(0.7, 0.02)
     assert (a - b).error == pytest.approx(math.hypot(0.05, 0.02))

@@ -10,10 +10,12 @@ import polyhead.papers.reproduce as module
 from polyhead import train as training
 from polyhead.config import digest
 from polyhead.papers.claims import FAILS, HOLDS, NO_TEST
-from polyhead.papers.language import kinds, tokens
+from polyhead.papers.estimates import Estimate
+from polyhead.papers.language import components, kinds, tokens
 from polyhead.papers.language.models import feedforward_of, row_of
 from polyhead.papers.recipes import STUDIES
-from polyhead.papers.reproduce import FIGURES, reproduce
+from polyhead.papers.redraw import redraw
+from polyhead.papers.reproduce import FIGURES, described, reproduce
 from polyhead.papers.study import Study
 from polyhead.tasks import Text
 from polyhead.tasks.task import Score
@@ -31,6 +33,7 @@ def quick(monkeypatch, request):
     if "whole" not in request.node.name:
         monkeypatch.setattr(kinds.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
         monkeypatch.setattr(Text, "count", lambda task, split: 100)
+        monkeypatch.setattr(Text, "fingerprint", lambda task: "a")
         monkeypatch.setattr(Text, "floors", lambda task, split, **_: {"zlib": Score(ZLIB, 0.01, 10)})
 
 
@@ -203,6 +206,49 @@ def test_orders_of_norms(drawn):
     assert outcomes(drawn("norms", ends(2.1, 3.0))) == [HOLDS, HOLDS]
     assert outcomes(drawn("norms", ends(1.9, 3.0))) == [FAILS, HOLDS]
     assert outcomes(drawn("norms", ends(1.9, 1.95))) == [FAILS, FAILS]
+
+
+def test_the_best_rate_is_chosen_on_validation():
+    """Post-norm is best at the higher rate by its reported scores, at the lower by validation."""
+
+    def scores(pre, post):
+        both = {"pre": pre, "post": post}
+        return {order: Estimate.of({0: end, 1: end + 1e-4}) for order, end in both.items()}
+
+    reported = {1e-3: scores(2.0, 2.2), 1e-2: scores(2.1, 1.9)}
+    first, _ = components.orders(reported, {1e-3: scores(2.0, 2.0), 1e-2: scores(2.1, 2.1)})
+    assert first.parts[0].estimate.mean == pytest.approx(0.2)
+
+
+def test_results_keep_their_text(drawn, tmp_path, monkeypatch):
+    """Drawn from results.json: the same claims, and floors only of the text that the runs read."""
+    ends = by_row(hyla=1.9, dual=1.8, linear=2.1)
+    drawn("lm-bytes", ends)
+    runs = STUDIES["lm-bytes"]("smoke")
+    known, done = FIGURES["lm-bytes"], [planted(run, tmp_path, ends(run)) for run in runs]
+    study = Study.of("lm-bytes", known.paper, "smoke", tmp_path, runs, done)
+    about = described("lm-bytes", known, "smoke", study, known.draw(study, tmp_path))
+    assert {row["fingerprint"] for row in about["runs"]} == {"a"}
+    place = tmp_path / "kept"
+    place.mkdir()
+
+    def again():
+        (place / "results.json").write_text(json.dumps(about))
+        return redraw(place, tmp_path / "new")[1]
+
+    found = again()
+    assert [verdict.claim for verdict in found.verdicts] == [verdict["claim"] for verdict in about["verdicts"]]
+    assert list(found.notes) == about["notes"]
+    monkeypatch.setattr(Text, "fingerprint", lambda task: "b")
+    found = again()
+    assert len(found.verdicts) == 3
+    assert not any("zlib" in note for note in found.notes)
+    assert "The text on this machine is not that of the runs: there are no floors." in found.notes
+    for row in about["runs"]:
+        del row["fingerprint"]  # as in results of older versions
+    found = again()
+    assert found.verdicts == ()
+    assert "its fingerprint was not kept" in found.notes[0]
 
 
 def test_a_whole_study_of_a_small_text(monkeypatch, tmp_path):

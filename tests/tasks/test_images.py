@@ -257,6 +257,31 @@ def test_a_folder_of_classes(tmp_path):
     assert (images_data.tree(str(tmp_path), "train", 8).read(torch.tensor([0])) == 51).all()
 
 
+@pytest.mark.parametrize(("suffix", "dtype"), [(".png", np.uint16), (".ppm", np.int32)])
+def test_grey_values_of_16_bits_are_scaled_and_not_cut_off(suffix, dtype, tmp_path):
+    grey = np.linspace(0, 65535, 64).reshape(8, 8).astype(dtype)
+    write_tree(tmp_path)
+    (tmp_path / "train" / "cat" / "00.png").unlink()
+    Image.fromarray(grey).save(tmp_path / "train" / "cat" / f"00{suffix}")
+    (found,) = images_data.tree(str(tmp_path), "train", 8).read(torch.tensor([0]))
+    assert found.shape == (3, 8, 8)
+    np.testing.assert_allclose(found.numpy(), np.broadcast_to(grey / 256, (3, 8, 8)), atol=1.01)
+
+
+def test_a_relative_folder_is_that_of_the_working_directory(tmp_path, monkeypatch):
+    task = Images("cifar10", shift=0, flip=False)
+    for level in (0, 255):
+        place = tmp_path / str(level) / task.folder
+        place.mkdir(parents=True)
+        record = np.full((20, 3073), level, np.uint8)
+        record[:, 0] = np.arange(20) % 10
+        for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
+            record.tofile(place / name)
+        monkeypatch.chdir(place.parent)
+        for split in task.splits:
+            assert (task.batch(split, 2, seed=0, step=0).inputs == 2 * (level > 0) - 1).all()
+
+
 def test_folders_that_do_not_fit_are_one_line(tmp_path):
     def asked(folder, split="iid"):
         task = Images("folder", folder=str(folder), size=8, patch=4)

@@ -69,7 +69,7 @@ def test_every_generated_answer_is_right(module, difficulty):
     for kind in (level, level.longer(), level.larger()):
         dice, found = Dice(3), 0
         while found < 25:
-            pair = question(module, (kind,), dice)
+            pair = question(module, kind, dice)
             if pair is not None:
                 found += 1
                 assert fault(module, *pair) is None
@@ -79,7 +79,7 @@ def test_no_equation_is_solved_by_anything():
     """Coefficients that cancel are rare, and small ones cancel most often."""
     dice, level, found = Dice(0), Level((4, 4), 9), 0
     while found < 200:
-        pair = question("algebra__linear_1d", (level,), dice)
+        pair = question("algebra__linear_1d", level, dice)
         if pair is not None:
             found += 1
             assert fault("algebra__linear_1d", *pair) is None

@@ -99,6 +99,18 @@ def test_lines_that_are_no_questions(tmp_path, text, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_relative_folder_is_that_of_the_working_directory(tmp_path, monkeypatch):
+    task = Maths(MODULE, "easy", data="original")
+    for place, shift in (("one", 0), ("two", 1000)):
+        (tmp_path / place / task.folder).mkdir(parents=True)
+        folder = write(tmp_path / place / task.folder)
+        for path in (tmp_path / place).rglob("*.txt"):
+            path.write_text("".join(f"add {n + shift}?\n{n + shift}\n" for n in range(400, 430)))
+        monkeypatch.chdir(tmp_path / place)
+        assert numbers(task, "iid") == numbers(Maths(MODULE, "easy", data="original", folder=folder), "iid")
+        assert numbers(task, "iid") == {n + shift for n in range(400, 430)}
+
+
 def test_files_that_are_not_there(tmp_path):
     task = Maths(MODULE, data="original", folder=str(tmp_path))
     with pytest.raises(ValueError, match=r"^Maths: .*train-easy/polynomials__expand.txt cannot be read \(No such file"):

@@ -155,3 +155,13 @@ def test_only_pairs_of_sets_count():
 def test_bad_input(task):
     with pytest.raises(ValueError, match=rf"^{type(task).__name__}: unknown split 'test'"):
         task.floors("test")
+
+
+def test_floors_ignore_the_default_dtype():
+    first = SetCards().floors("compositional")
+    torch.set_default_dtype(torch.float64)
+    try:
+        second = SetCards().floors("compositional")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert first["known_pairs"].mean == second["known_pairs"].mean

@@ -79,6 +79,21 @@ def test_novel_vectors_are_off_by_noise():
     torch.testing.assert_close(clean.source, task.vectors()[clean.latents["objects"]], rtol=0, atol=0)
 
 
+def test_draws_ignore_the_default_dtype():
+    def drawn():
+        generator = torch.Generator().manual_seed(0)
+        return [ObjectSorting().sample("novel", 8, generator).source for _ in range(2)]
+
+    first = drawn()
+    torch.set_default_dtype(torch.float64)
+    try:
+        second = drawn()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
 def test_loss_and_metrics_by_hand():
     task = ObjectSorting(length=2, examples=1)
     batch = task.batch("iid", 2, seed=0, step=0)

@@ -28,6 +28,14 @@ def test_pairs_are_dealt_once(split):
     assert doctest.testmod(pairwise_order).failed == 0
 
 
+def test_pairs_are_the_callers_own():
+    task = PairwiseOrder(10)
+    task.pairs_of("compositional").zero_()
+    task.pairs_of("train").zero_()
+    assert (task.pairs_of("compositional").diff(dim=1) != 0).all()
+    assert (PairwiseOrder(10).batch("train", 20, seed=0, step=0).latents["objects"].diff(dim=1) != 0).all()
+
+
 def test_shares_are_those_of_the_paper():
     sizes = PairwiseOrder().sizes
     assert [round(size / 4032, 2) for size in sizes.values()] == [0.5, 0.15, 0.35]

@@ -91,6 +91,25 @@ def test_half_of_the_images_of_every_split_are_of_class_1(game):
     assert abs(labels.mean() - 0.5) < 0.04
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+@pytest.mark.parametrize("split", ["iid", "novel"])
+def test_small_batches_have_no_class_half_or_set_of_their_own(split, size):
+    """From the beginning of the cycle on a batch of one image was of class 0, of two had no twice-occurring object."""
+    task = RelationalGames("xoccurs", examples=8)
+    batches = [task.batch(split, size, seed=0, step=step) for step in range(400 // size)]
+    pairs, seen = Counter(), {name: {tuple(m.flatten().tolist()) for m in masks(name, CPU)[:-1]} for name in SHAPES}
+    shown = set()
+    for image, label in zip(
+        *(torch.cat(parts) for parts in zip(*((b.inputs, b.targets) for b in batches), strict=True)), strict=True
+    ):
+        cells = cells_of(image)
+        pairs[label.item(), len(set(cells[6:]))] += 1
+        mask = tuple(torch.tensor(cells[6]).unflatten(0, (3, 12, 12)).any(dim=0).flatten().tolist())
+        shown |= {name for name, those in seen.items() if mask in those}
+    assert min(pairs[kind] for kind in itertools.product((0, 1), (2, 3))) > 70
+    assert shown == ({"hexominoes", "stripes"} if split == "novel" else {"pentominoes"})
+
+
 def test_what_the_rule_does_not_compare_says_nothing():
     alike = {}
     for game, label in itertools.product(("occurs", "xoccurs"), (0, 1)):

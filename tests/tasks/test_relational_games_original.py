@@ -55,6 +55,17 @@ def test_a_batch_of_the_file_is_a_function_of_seed_and_step(folder):
     assert first == again != other
 
 
+def test_a_relative_folder_is_that_of_the_working_directory(tmp_path, monkeypatch):
+    task = RelationalGames(examples=10, data="original")
+    for level in (0, 255):
+        place = tmp_path / str(level) / task.folder
+        place.mkdir(parents=True)
+        np.savez(place / "same_pentos.npz", images=np.full((40, 36, 36, 3), level, np.uint8), labels=np.arange(40) % 2)
+        monkeypatch.chdir(place.parent)
+        for split in ("train", "iid"):
+            assert (task.batch(split, 4, seed=0, step=0).inputs == level / 255).all()
+
+
 def test_files_that_cannot_be_used(folder, tmp_path):
     def said(game="same", examples=10):
         with pytest.raises(ValueError, match=r"^RelationalGames: ") as error:

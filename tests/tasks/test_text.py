@@ -76,6 +76,14 @@ def test_a_sequence_is_a_window_and_its_targets_are_one_further_on(folder):
     assert task.ends == (config.Tokens(256), config.Logits(256))
 
 
+def test_inputs_and_targets_share_no_memory(folder):
+    for split in ("train", "iid"):
+        batch = task_of(folder).batch(split, 3, seed=0, step=0)
+        wanted = batch.targets.clone()
+        batch.inputs.zero_()
+        assert torch.equal(batch.targets, wanted)
+
+
 def test_a_batch_is_a_function_of_seed_split_and_step(folder):
     task = task_of(folder)
     for split in some(task.splits):
@@ -211,6 +219,16 @@ def test_bits_of_tokens_are_spread_over_the_bytes_of_their_split(folder):
     assert wanted < math.log2(300)
 
 
+def test_logits_in_half_precision_are_scored_in_float32(folder):
+    """The sum over a sequence would keep three digits."""
+    batch = task_of(folder).batch("iid", 4, seed=0, step=0)
+    logits = torch.randn(4, 16, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    task = task_of(folder)
+    torch.testing.assert_close(task.loss(logits, batch), task.loss(logits.float(), batch), rtol=0, atol=0)
+    for name, value in some(task.metrics(logits, batch).items()):
+        torch.testing.assert_close(value, task.metrics(logits.float(), batch)[name], rtol=0, atol=0)
+
+
 def test_floors_are_those_of_zlib_and_of_frequencies(folder):
     task = task_of(folder)
     found = task.floors("iid")
@@ -227,6 +245,41 @@ def test_floors_are_those_of_zlib_and_of_frequencies(folder):
     assert 2.4 < first < 2.6
     assert len(others) == 5
     assert max(others) < 0.1
+
+
+def of_file(folder, name, **normalised):
+    """The task of `folder` with a tokenizer of 200 tokens or fewer that is in a file."""
+    library = pytest.importorskip("tokenizers")
+    made = library.Tokenizer(library.models.BPE())
+    made.normalizer = normalised.get("normaliser")
+    made.train([str(folder / "one.txt")], library.trainers.BpeTrainer(vocab_size=200, show_progress=False))
+    made.decoder = library.decoders.Fuse()
+    made.save(str(folder / name))
+    return task_of(folder, tokenizer=str(folder / name))
+
+
+def test_compressors_read_text_whatever_the_tokenizer(folder, capsys):
+    """Numbers of tokens are no bytes, however few there are."""
+    small, plain = of_file(folder, "small.json"), task_of(folder)
+    assert small.codec().count <= 200
+    assert small._corpus().rate("iid") > 1.5
+    found, wanted = (task.floors("iid", sequences=10**6) for task in (small, plain))
+    for name in ("zlib", "lzma"):
+        assert found[name].mean == pytest.approx(wanted[name].mean, rel=0.05)  # separators are bytes, too
+    assert "give" not in capsys.readouterr().err  # this one gives every text back
+
+
+def test_a_tokenizer_that_loses_text_is_told(folder, capsys):
+    """What it drops would cost no bits, but count as bytes."""
+    library = pytest.importorskip("tokenizers")
+    task = of_file(folder, "ascii.json", normaliser=library.normalizers.Replace("é", ""))
+    assert task.codec().decode(task.codec().encode("is é 1")) == "is  1"
+    task.count("iid")
+    said = capsys.readouterr().err
+    assert said.count("ascii.json does not give") == 1
+    assert "bits per byte may be too low" in said
+    task_of(folder, length=8).count("iid")
+    assert "does not give" not in capsys.readouterr().err
 
 
 def test_few_sequences_give_the_floors_of_few(folder):

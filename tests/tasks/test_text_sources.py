@@ -39,6 +39,18 @@ def test_what_is_held_out_does_not_depend_on_where_files_lie(folder, tmp_path):
     assert there.fingerprint() != task_of(moved, tmp_path, "third", held_out=0.1).fingerprint()
 
 
+def test_copies_of_training_files_are_told(folder, tmp_path, capsys):
+    task_of(folder, tmp_path, held_out=0.1).count("iid")
+    (tmp_path / "one.log").write_text(lines(3000, 0))
+    task_of(tmp_path / "one.log", tmp_path).count("iid")  # blocks of one file are no copies
+    assert "copies" not in capsys.readouterr().err
+    for path in [*folder.rglob("[0-9]*.txt")]:
+        for number in range(8):
+            path.with_name(f"{path.stem}-{number}.txt").write_bytes(path.read_bytes())
+    task_of(folder, tmp_path, "again", held_out=0.1).count("iid")
+    assert "text: 100% of what is held out of" in capsys.readouterr().err
+
+
 def test_blocks_of_one_large_file_are_held_out_at_the_ends_of_lines(tmp_path):
     path = tmp_path / "one.log"
     path.write_text(lines(3000, 0))

@@ -89,7 +89,7 @@ def lines(
 
     A series is {x: scores of the seeds}: a line through the means, and for several seeds the standard error and a dot
     per seed.  A floor (or ceiling) is a number, a horizontal line, or {x: number}, a step around each x.  `limits` of
-    the y axis: None is chosen from the values.  `x_label`: one for all panels, or each.
+    the y axis: None, and one that would hide a score, is chosen from the values.  `x_label`: for all panels, or each.
 
     >>> held_out = {"HYLA": {16: [0.61, 0.66], 32: [0.79, 0.76]}, "Softmax": {16: [0.5, 0.4], 32: [0.6, 0.7]}}
     >>> floors = {"Gaussian process": {16: 0.50, 32: 0.79}, "Exact ceiling": 1.0}
@@ -117,13 +117,24 @@ def lines(
         axes.set_title(title, fontsize=9, color=INK)
         axes.set_xlabel(x_label if isinstance(x_label, str) else x_label[i], fontsize=9)
     grid[0].set_yscale("log" if log_y else "linear")
-    grid[0].set_ylim(*limits)
+    grid[0].set_ylim(*_hiding_nothing(limits, panels))
     for axes in grid[::columns]:
         axes.set_ylabel(y_label, fontsize=9)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     _legend(figure, grid[: len(panels)], [*labels, *names], columns)
     return save(figure, path)
+
+
+def _hiding_nothing(
+    limits: tuple[Number | None, Number | None], panels: Sequence[tuple[str, Series, Levels]]
+) -> tuple[Number | None, Number | None]:
+    """The limits, with None in place of one that would hide a score."""
+    points = [points for _, series, _ in panels for points in series.values()]
+    scores = np.concatenate([np.asarray(values, float) for each in points for values in each.values()])
+    low, high = limits
+    low = None if low is None or (scores < low).any() else low
+    return low, None if high is None or (scores > high).any() else high
 
 
 def _logarithmic(axes: "Axes", xs: Sequence[Number]) -> None:

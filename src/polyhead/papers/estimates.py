@@ -62,7 +62,8 @@ class Estimate:
         if not total > 0:  # also nan, from a single seed on either side
             error = math.nan if math.isnan(total) else 0.0
             return Estimate(self.mean + other.mean, error, self.freedom, runs=runs, sampling=sampling)
-        freedom = total**2 / math.fsum(part**2 / max(n, 1e-9) for part, n in parts)
+        own = math.fsum(part**2 / max(n, 1e-9) for part, n in parts)
+        freedom = total**2 / own if own else math.inf  # 0 where only sampling errors are left
         return Estimate(self.mean + other.mean, math.sqrt(total), freedom, runs=runs, sampling=sampling)
 
     def __sub__(self, other: "Estimate") -> "Estimate":

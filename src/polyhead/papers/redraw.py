@@ -71,7 +71,11 @@ def _study(about: About, path: pathlib.Path) -> Study:
     if len(found) != len(rows):
         lost = f"{len(rows) - len(found)} of its {len(rows)} runs are not of this version's recipe"
         raise ValueError(f"reproduce: {path}: {lost}; train them again")
-    points = tuple(Point(run, _result(row, about, path), _courses(row)) for run in found for row in [rows[digest(run)]])
+    points = tuple(
+        Point(run, _result(row, about, path), _courses(row), row.get("fingerprint"))
+        for run in found
+        for row in [rows[digest(run)]]
+    )
     return Study(about["figure"], known.paper, about["scale"], path.parent, points)
 
 

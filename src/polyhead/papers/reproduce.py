@@ -173,4 +173,5 @@ def _row(paper: Paper, point: Point) -> dict[str, Any]:
         "date": result.environment.get("date", ""),
         "scores": result.scores,
         "courses": point.read_courses(),
+        **({} if (text := point.fingerprint()) is None else {"fingerprint": text}),
     }

@@ -4,6 +4,7 @@ A cell of a figure is one model at one point of the axes.  The reported setting 
 has the best mean validation score over seeds.  The reported splits never influence this choice.
 """
 
+import json
 import math
 import pathlib
 from collections import defaultdict
@@ -15,6 +16,7 @@ from polyhead.config import Run, TransformerConfig
 from polyhead.papers.estimates import Estimate
 from polyhead.papers.sizes import Setting
 from polyhead.scale.sweep import Failure
+from polyhead.tasks.text.tokens import RECORD
 from polyhead.train import Result
 from polyhead.train.store.folder import METRICS, RESULT, read_metrics
 
@@ -64,12 +66,13 @@ class Point:
     """One finished run.
 
     `courses`: the scores of its headline metric during training, by split and optimiser step, where the run's folder is
-    gone; None: they are in the folder.
+    gone; None: they are in the folder.  `text`: the fingerprint of its text, likewise.
     """
 
     run: Run
     result: Result
     courses: Mapping[str, Mapping[int, float]] | None = None
+    text: str | None = None
 
     @property
     def setting(self) -> Setting:
@@ -107,6 +110,13 @@ class Point:
             if row["kind"] == "eval" and metric in row:
                 found.setdefault(row["split"], {})[str(row["step"])] = round(float(row[metric]), 6)
         return found
+
+    def fingerprint(self) -> str | None:
+        """The fingerprint of its text; None without text, or where it was not kept."""
+        try:
+            return self.text or str(json.loads((self.result.folder / RECORD).read_bytes())["fingerprint"])
+        except (OSError, ValueError, RecursionError, KeyError, TypeError):
+            return None
 
     def training_loss(self) -> float:
         """The mean of the last logged training losses."""

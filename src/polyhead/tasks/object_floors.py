@@ -104,11 +104,11 @@ def card_pairs(met: Int[Tensor, "n 3"], sets: Float[Tensor, "n"], asked: Int[Ten
     """
     taken, own = _number(_pairs(met[sets == 1]).flatten(0, 1)), sets.long()
     counts = (_number(_pairs(met))[..., None] == taken).sum(dim=-1) - own[:, None]
-    votes = torch.zeros(4).index_add(0, (counts > 0).sum(dim=1), 2 * sets.float() - 1).sign()
+    votes = torch.zeros(4, dtype=torch.double).index_add(0, (counts > 0).sum(dim=1), 2 * sets.double() - 1).sign()
     k = torch.isin(_number(_pairs(asked)), taken).sum(dim=1)
     memory = (asked.sort(dim=1).values[:, None] == met.sort(dim=1).values).all(dim=-1)
     known = memory.double() @ (2 * sets.double() - 1)
-    return 0.5 + 0.5 * torch.where(memory.any(dim=1), known.sign(), votes[k].double())
+    return 0.5 + 0.5 * torch.where(memory.any(dim=1), known.sign(), votes[k])
 
 
 def _pairs(triples: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ class ObjectSorting(Task):
             objects = unseen(lambda rows: distinct(len(rows), self.length, COUNTS[self.objects], own), kinds, pool)
         source = _vectors(self.objects, self.split_seed, device)[objects]
         if split == "novel":
-            source = source + self.noise * torch.randn(source.shape, generator=own, device=device)
+            source = source + self.noise * torch.randn(source.shape, generator=own, device=device, dtype=torch.float32)
         targets = ranks(objects)
         start = torch.full((batch_size, 1), self.length, device=device)
         scored = torch.ones(targets.shape, dtype=torch.bool, device=device)

@@ -89,7 +89,7 @@ class PairwiseOrder(Classification):
     def pairs_of(self, split: str) -> Tensor:
         """The pairs (n 2) of a split."""
         pairs = _pairs(self.objects, self.split, self.split_seed)[split]
-        return pairs[: self.examples] if split == "train" else pairs
+        return pairs[: self.examples if split == "train" else None].clone()
 
     def vectors(self) -> Float[Tensor, "n c"]:
         """The objects (n c) in their order."""

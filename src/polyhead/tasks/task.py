@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import math
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ class LazyLogits(Protocol):
 
 
 def token_losses(outputs: Tensor | LazyLogits, targets: Tensor) -> Tensor:
-    """Cross-entropy (b t) in nats of logits (b t c) at `targets` (b t)."""
+    """Cross-entropy (b t) in nats of logits (b t c) at `targets` (b t), in at least float32."""
     if isinstance(outputs, Tensor):
+        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
     return outputs.cross_entropy(targets)
 
@@ -127,7 +129,17 @@ def fork(generator: torch.Generator, name: str) -> torch.Generator:
 
 def advance(generator: torch.Generator) -> None:
     """Advance `generator`, so that the next forks differ."""
-    torch.rand(1, generator=generator, device=generator.device)
+    # Under another default dtype it would take another number of random bits.
+    torch.rand(1, generator=generator, device=generator.device, dtype=torch.float32)
+
+
+def located(folder: str) -> str:
+    """The absolute path of `folder`, for caches: a relative path means another folder in another working directory."""
+    folder = os.path.expanduser(folder)
+    try:
+        return os.path.abspath(folder)
+    except OSError:  # the working directory was deleted
+        return folder
 
 
 def portion(fraction: float, count: int) -> int:

@@ -77,7 +77,7 @@ def draw_a9(scale: str, folder: pathlib.Path) -> Outcome:
         "tasks": {m: vars(c) for m, c in tasks.items()},
         "instances": {f"{m}, {k}": vars(c) for (m, k), c in made.items()},
     }
-    note = "The paper's C(R + M - 1, M) ((M!)^(G-1) - M) is negative or zero for M = 1, which is left out."
+    note = "The paper's C(R + M - 1, M) ((M!)^(G-1) - M) is 0 for M = 1, which is left out."
     caption = (
         "Counts by number of features, on a logarithmic scale; M 1 is left out, for which the paper's formula gives 0."
     )

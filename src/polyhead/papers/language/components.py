@@ -93,12 +93,16 @@ def gated(scores: Scores) -> list[Verdict]:
     )
 
 
-def orders(scores: Mapping[float, Scores]) -> list[Verdict]:
-    """The claims that pre-norm is better at the best rate of each and at the highest rate.  `scores[rate]["pre"]`."""
+def orders(scores: Mapping[float, Scores], validation: Mapping[float, Scores]) -> list[Verdict]:
+    """The claims that pre-norm is better at the best rate of each and at the highest rate.
+
+    `scores[rate]["pre"]`: the reported scores; those of `validation` choose the best rates.
+    """
     both = {rate: by for rate, by in scores.items() if {"pre", "post"} <= set(by)}
     if not both:
         return []
-    best = {order: min((by[order] for by in both.values()), key=lambda e: e.mean) for order in ("pre", "post")}
+    rates = {order: min(both, key=lambda rate: validation[rate][order].mean) for order in ("pre", "post")}
+    best = {order: both[rate][order] for order, rate in rates.items()}
     most = max(both)
     return [
         above("pre-norm is better than post-norm, each at its best rate", {"post − pre": best["post"] - best["pre"]}),
@@ -131,9 +135,11 @@ def draw_norms(study: Study, folder: pathlib.Path) -> Outcome:
     cells = {(order, rate): cell for (order, rate), cell in study.cells("norm order", "lr").items()}
     same, text = one_text(study)
     ends: dict[float, dict[str, Estimate]] = {}
+    held: dict[float, dict[str, Estimate]] = {}
     series: dict[str, dict[float, list[float]]] = {}
     for (order, rate), cell in cells.items():
         ends.setdefault(rate, {})[order] = cell.score("iid")
+        held.setdefault(rate, {})[order] = cell.validation
         series.setdefault(f"{order}-norm", {})[rate] = list(cell.score("iid").values.values())
     for path in both(study.figure, folder):
         figures.lines([("", series, {})], path, x_label="learning rate", y_label="bits per byte", log_x=True)
@@ -141,7 +147,7 @@ def draw_norms(study: Study, folder: pathlib.Path) -> Outcome:
     return Outcome(
         pictures=((study.figure, f"Bits per byte of held-out text at the end of training; {SEEN}."),),
         **table(named, "norms", (text,)),
-        verdicts=tuple(orders(ends)) if same else (),
+        verdicts=tuple(orders(ends, held)) if same else (),
     )
 
 

@@ -7,7 +7,6 @@ cannot be tested.
 """
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,9 +16,8 @@ from polyhead.papers.estimates import Estimate, Scores
 from polyhead.papers.language.models import ROWS, Shape, model
 from polyhead.papers.outcome import numbers, settings_note
 from polyhead.papers.sizes import Setting, training
-from polyhead.papers.study import Cell, Point, Study
+from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
-from polyhead.tasks.text.tokens import RECORD
 
 SPLITS = ("validation", "iid")
 GB = 10**9
@@ -49,19 +47,13 @@ def lower(scores: Scores, one: str, others: tuple[str, ...]) -> dict[str, Estima
     return {f"{ROWS[o].label} − {ROWS[one].label}": scores[o] - scores[one] for o in others if o in scores}
 
 
-def fingerprint(point: Point) -> str:
-    """The fingerprint of a run's text, from its folder."""
-    try:
-        return str(json.loads((point.result.folder / RECORD).read_bytes())["fingerprint"])
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        return "unknown"
-
-
 def one_text(study: Study) -> tuple[bool, str]:
     """Whether all runs of a study read the same text, and a note about it."""
-    found = sorted({fingerprint(point) for point in study.points})
+    found = sorted({point.fingerprint() or "unknown" for point in study.points})
     data = ", ".join(sorted({point.run.task.data for point in study.points if isinstance(point.run.task, Text)}))
-    if len(found) == 1 and found[0] != "unknown":
+    if found == ["unknown"]:
+        return False, f"Text: {data}; its fingerprint was not kept, so no claim is put to these runs."
+    if len(found) == 1:
         return True, f"Text: {data}, fingerprint {found[0]}. Scores can be compared where it is the same."
     return False, f"Texts of several fingerprints ({', '.join(found)}) of {data}: no claim is put to these runs."
 

@@ -155,7 +155,10 @@ def _decode(path: pathlib.Path, size: int) -> Tensor:
         from PIL import Image, ImageOps
     try:
         with Image.open(path, formats=FORMATS) as image:
-            square = ImageOps.fit(image.convert("RGB"), (size, size), method=Image.Resampling.BILINEAR)
+            # Pillow cuts grey values of 16 bits off at 255.
+            deep = image.mode.startswith("I")
+            plain = Image.fromarray((np.asarray(image) / 256).astype(np.uint8)) if deep else image
+            square = ImageOps.fit(plain.convert("RGB"), (size, size), method=Image.Resampling.BILINEAR)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"Images: {path} cannot be read as an image ({' '.join(str(error).split())})") from None
     return torch.from_numpy(np.array(square)).permute(2, 0, 1)

@@ -23,7 +23,7 @@ from polyhead.spec.shapes import one_of
 from polyhead.tasks.classification import ACCURACY, CHANCE, Classification, batch_of
 from polyhead.tasks.images import data as images_data
 from polyhead.tasks.images.data import SOURCES
-from polyhead.tasks.task import advance, check_draw, check_integers, fork, portion, shuffled
+from polyhead.tasks.task import advance, check_draw, check_integers, fork, located, portion, shuffled
 
 HELD_OUT = {"validation": 0.1, "iid": 0.2}  # for data without a test set; with one, a tenth is for validation
 
@@ -106,7 +106,7 @@ class Images(Classification):
     @property
     def classes(self) -> int:
         """The number of classes; for a folder, its subfolders are counted."""
-        return SOURCES[self.data].classes or len(images_data.classes(self.folder))
+        return SOURCES[self.data].classes or len(images_data.classes(located(self.folder)))
 
     @property
     def ends(self) -> tuple[Patches, Classes]:
@@ -117,12 +117,12 @@ class Images(Classification):
         return self.patches.count
 
     def count(self, split: str) -> int | None:
-        return None if split == "train" else len(_rows(self, split, torch.device("cpu")))
+        return None if split == "train" else len(_rows(self, split, torch.device("cpu"), located(self.folder)))
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
         """A batch on the generator's device: inputs (b c height width), targets (b 1); drawn with replacement."""
         check_draw(self, split, batch_size)
-        rows = _rows(self, split, generator.device)
+        rows = _rows(self, split, generator.device, located(self.folder))
         picker, mover = (fork(generator, f"{self.name}/{split}/{what}") for what in ("images", "moves"))
         advance(generator)
         chosen = torch.randint(len(rows), (batch_size,), generator=picker, device=generator.device)
@@ -132,7 +132,7 @@ class Images(Classification):
         """Batch number `step` of the walk through `split`: a pure function of (seed, split, step, batch size)."""
         check_draw(self, split, batch_size)
         generator = self.generator(split, seed=seed, step=step, device=device)
-        rows = _rows(self, split, generator.device)
+        rows = _rows(self, split, generator.device, located(self.folder))
         first = step * batch_size
         if split != "train":  # a pass has a whole number of batches; the last may be short
             number, place = divmod(step, -(-len(rows) // batch_size))
@@ -142,7 +142,7 @@ class Images(Classification):
         return self._batch(split, rows[chosen.to(rows.device)], fork(generator, "moves"))
 
     def _batch(self, split: str, rows: Tensor, mover: torch.Generator) -> Batch:
-        source, images = SOURCES[self.data], _images(self, split, rows.device)
+        source, images = SOURCES[self.data], _images(self, split, rows.device, located(self.folder))
         pixels, labels = images.read(rows), images.labels[rows]
         if split == "train":
             pixels = self._moved(pixels, mover)
@@ -185,20 +185,20 @@ def _order(count: int, seed: int, name: str, number: int) -> Tensor:
 
 
 @functools.lru_cache(maxsize=16)
-def _images(task: Images, split: str, device: torch.device) -> images_data.Images:
-    """The file or folder part that contains the images of `split`."""
+def _images(task: Images, split: str, device: torch.device, folder: str) -> images_data.Images:
+    """The file or part of `folder` that contains the images of `split`."""
     part = "test" if split == "iid" else "train"
     if task.data == "digits":
         return images_data.digits().to(device)
     if task.data == "folder":
-        return images_data.tree(task.folder, "val" if part == "test" else part, task.image[1]).to(device)
-    return images_data.cifar(task.data, task.folder, part).to(device)
+        return images_data.tree(folder, "val" if part == "test" else part, task.image[1]).to(device)
+    return images_data.cifar(task.data, folder, part).to(device)
 
 
 @functools.lru_cache(maxsize=16)
-def _rows(task: Images, split: str, device: torch.device) -> Tensor:
-    """The indices of the images of `split` in its file or folder part."""
-    count = len(_images(task, split, device).labels)
+def _rows(task: Images, split: str, device: torch.device, folder: str) -> Tensor:
+    """The indices of the images of `split` in its file or part of `folder`."""
+    count = len(_images(task, split, device, folder).labels)
     if task.data != "digits" and split == "iid":
         return torch.arange(count, device=device)
     order = shuffled(range(count), stream(task.split_seed, f"{task.name}/{task.data}/split"))

@@ -111,9 +111,8 @@ class Dice:
         return [left.pop(int(self.roll() * len(left))) for _ in range(count)]
 
 
-def question(module: str, levels: Sequence[Level], dice: Dice) -> tuple[str, str] | None:
-    """A question and its answer at one of `levels`; None if the draw failed and must be repeated."""
-    level = dice.pick(levels) if len(levels) > 1 else levels[0]
+def question(module: str, level: Level, dice: Dice) -> tuple[str, str] | None:
+    """A question of `level` and its answer; None if the draw failed and must be repeated."""
     found = MAKERS[module](level, dice)
     if found is None or not level.least < max(map(int, _NUMBER.findall(found[0])), default=0) <= level.size:
         return None

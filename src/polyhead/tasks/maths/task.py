@@ -23,7 +23,7 @@ from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks.maths import text as maths_text
 from polyhead.tasks.maths.modules import LEVELS, MODULES, TRIES, Dice, Level, question
 from polyhead.tasks.maths.text import END, PAD, START, VOCABULARY, Pair
-from polyhead.tasks.task import advance, check_draw, check_integers, check_split, fork
+from polyhead.tasks.task import advance, check_draw, check_integers, check_split, fork, located
 
 DATA = ("generated", "original", "package")
 DIFFICULTIES = (*maths_text.DIFFICULTIES, "mixed")
@@ -129,7 +129,7 @@ class Maths(Task):
         check_draw(self, split, batch_size)
         picker, device = fork(generator, f"{self.name}/{split}/questions"), generator.device
         if self.data != "generated" or self.pool:
-            questions, answers = _pool(self, split, device)
+            questions, answers = _pool(self, split, device, located(self.folder))
             rows = torch.randint(len(questions), (batch_size,), generator=picker, device=device)
             questions, answers = questions[rows], answers[rows]
         else:
@@ -192,9 +192,12 @@ def _draw(task: Maths, split: str, count: int, seed: int) -> list[Pair]:
     """`count` questions of `split`, drawn with `seed`."""
     dice, levels, tries = Dice(seed), task.levels(split), 0
     found: list[Pair] = []
+    level: Level | None = None
     wanted = {"validation": (0,), "iid": (1,), "train": range(2, maths_text.BUCKETS)}.get(split)
     while len(found) < count:
-        pair = question(task.module, levels, dice)
+        # A question that is drawn again keeps its level: hard ones are more often too long.
+        level = level or (dice.pick(levels) if len(levels) > 1 else levels[0])
+        pair = question(task.module, level, dice)
         tries += 1
         if tries > TRIES * (len(found) + 1):
             raise ValueError(
@@ -205,18 +208,19 @@ def _draw(task: Maths, split: str, count: int, seed: int) -> list[Pair]:
             continue
         if wanted is None or maths_text.bucket(pair[0]) in wanted:
             found.append(pair)
+            level = None
     return found
 
 
 @functools.lru_cache(maxsize=8)
-def _pool(task: Maths, split: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The pool of a split: its questions and their answers as tokens (uint8)."""
+def _pool(task: Maths, split: str, device: torch.device, folder: str) -> tuple[Tensor, Tensor]:
+    """The pool of a split: its questions and their answers as tokens (uint8).  `folder`: that of published files."""
     check_split(task, split)
     if task.data == "generated":
         count = task.pool if split == "train" else max(1, task.pool // maths_text.BUCKETS)
         pairs = _draw(task, split, count, stream(0, f"{task.name}/{split}/pool"))
     elif task.data == "original":
-        pairs = maths_text.from_files(task.folder, task.module, task.difficulty, task.sizes)[split]
+        pairs = maths_text.from_files(folder, task.module, task.difficulty, task.sizes)[split]
     else:
         pairs = maths_text.from_package(task.module, task.difficulty, task.sizes, task.pool)[split]
     if not pairs:

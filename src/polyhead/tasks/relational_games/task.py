@@ -37,7 +37,7 @@ from polyhead.tasks.object_floors import KNOWN_PAIRS
 from polyhead.tasks.relational_games import original as relational_games_original
 from polyhead.tasks.relational_games.floors import known_pairs
 from polyhead.tasks.relational_games.shapes import COLOURS, count, draw
-from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork
+from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork, located
 
 QUESTIONS = {
     "same": "Are the two the same?",
@@ -127,19 +127,22 @@ class RelationalGames(Classification):
         """
         check_draw(self, split, batch_size)
         own = fork(generator, f"{self.name}/{self.game}/{split}")
+        start = self._start(split, batch_size, generator)
         advance(generator)
+        sets = SHAPES_OF[split]
+        if batch_size < len(sets) and start % 2:  # a single image is of either set
+            sets = sets[::-1]
         if self.data == "original":
-            return self._original(split, batch_size, own)
+            return self._original(split, sets, batch_size, own)
         if split == "train":
             grids, labels = _pool(self, own.device)
             rows = picks(len(labels), batch_size, own)
-            return _batch(("pentominoes",), grids[rows], labels[rows])
-        kinds = torch.arange(batch_size, device=own.device)
-        if len(SHAPES_OF[split]) > 1:
-            parts = [self._fresh(shapes, kinds[i::2] // 2, own) for i, shapes in enumerate(SHAPES_OF[split])]
-            return _batch(SHAPES_OF[split], *(_in_turn(pair) for pair in zip(*parts, strict=True)))
-        (shapes,) = SHAPES_OF[split]
-        return _batch((shapes,), *self._fresh(shapes, kinds, own))
+            return _batch(sets, grids[rows], labels[rows])
+        kinds = torch.arange(start, start + batch_size, device=own.device)
+        if len(sets) > 1:
+            parts = [self._fresh(shapes, kinds[i::2] // 2, own) for i, shapes in enumerate(sets)]
+            return _batch(sets, *(_in_turn(pair) for pair in zip(*parts, strict=True)))
+        return _batch(sets, *self._fresh(sets[0], kinds, own))
 
     def asked(self, batch: Batch, sample: int) -> str:
         return QUESTIONS[self.game]
@@ -161,23 +164,34 @@ class RelationalGames(Classification):
         guesses = known_pairs(grids, labels, asked)
         return table | {"known_pairs": Score.of(1 - (guesses - batch.targets[:, 0]).abs())}
 
+    def _start(self, split: str, batch_size: int, generator: torch.Generator) -> int:
+        """Where a batch begins in the cycle of shape sets, classes and halves.
+
+        A batch of whole cycles begins at 0.  Any other begins anywhere: from 0 on it would have too much of class 0,
+        and a batch of one image nothing else.
+        """
+        cycle = 4 * len(SHAPES_OF[split])
+        if split == "train" or batch_size % cycle == 0:
+            return 0
+        return int(picks(cycle, 1, fork(generator, f"{self.name}/{self.game}/{split}/start")))
+
     def _fresh(self, shapes: str, kinds: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Grids (n 9) that are not in the training set, and their labels (n)."""
         draw = _drawer(self.game, shapes, generator)
         novel = shapes != "pentominoes"
         return draw(kinds) if novel else unseen(draw, kinds, _pool(self, kinds.device)[0]), kinds % 2
 
-    def _original(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
+    def _original(self, split: str, sets: tuple[str, ...], batch_size: int, generator: torch.Generator) -> Batch:
         """A batch of the published images, on the generator's device."""
-        device, sets = generator.device, SHAPES_OF[split]
+        device, folder = generator.device, located(self.folder)
         images = torch.empty(batch_size, 3, 36, 36, dtype=torch.uint8, device=device)
         labels = torch.empty(batch_size, dtype=torch.long, device=device)
         for i, shapes in enumerate(sets):
-            pixels, classes = relational_games_original.load(self.folder, self.game, shapes)
+            pixels, classes = relational_games_original.load(folder, self.game, shapes)
             chosen = torch.arange(len(classes))
             if shapes == "pentominoes":
                 settings = (self.game, split, self.examples, self.split_seed)
-                chosen = relational_games_original.rows(self.folder, *settings)
+                chosen = relational_games_original.rows(folder, *settings)
             mine = labels[i :: len(sets)]
             rows = chosen[picks(len(chosen), len(mine), generator).cpu()]
             images[i :: len(sets)], labels[i :: len(sets)] = pixels[rows].to(device), classes[rows].to(device)

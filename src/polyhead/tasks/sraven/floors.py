@@ -15,7 +15,8 @@
                          permuted columns; without permutation the assumption is true
     known_combinations   Bayes-optimal over the training multisets of rules; copies the panel to the left if none of
                          them fits.  On compositional instances it shows how far memorised combinations go; on the
-                         other splits it equals the ceiling
+                         other splits it is a little above the ceiling (0.94 and 0.93 with four features), because it
+                         knows which multisets occur there
     ceiling              Bayes-optimal over all multisets of the family, without knowing the split: the score of a
                          solver that combines rules freely (`ambiguity.bayes`)
 

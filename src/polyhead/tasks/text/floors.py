@@ -15,6 +15,7 @@ import torch
 
 from polyhead.tasks.task import Score, check_split
 from polyhead.tasks.text.task import Text
+from polyhead.tasks.text.tokens import Bytes
 
 STRETCH = 1 << 16
 COUNTED_TOKENS = 1 << 26  # most training tokens to count
@@ -30,7 +31,8 @@ def floors(task: Text, split: str, *, sequences: int) -> dict[str, Score]:
         raise ValueError(f"floors: sequences must be at least 1 but is {sequences}")
     corpus = task._corpus()
     tokens = np.array(corpus.tokens[split][: sequences * task.length + 1])
-    whole = corpus.codec.decode(tokens[1:].tolist()).encode() if corpus.codec.count > 256 else tokens[1:].tobytes()
+    plain = isinstance(corpus.codec, Bytes)  # a vocabulary of 256 tokens and fewer may be of other tokens than bytes
+    whole = tokens[1:].tobytes() if plain else corpus.codec.decode(tokens[1:].tolist()).encode()
     bits = _surprise(corpus.tokens["train"][:COUNTED_TOKENS], corpus.codec.count)[tokens[1:]] / corpus.rate(split)
     return {
         "zlib": Score.of(torch.tensor(_zlib(whole))),

@@ -102,6 +102,17 @@ class Files:
         told = [(name, content, size) for name, _, _, content, size in self.listing]
         return hashlib.blake2b(repr((told, self.held_out)).encode(), digest_size=8).hexdigest()
 
+    def copied(self) -> float:
+        """The share of the bytes held out that are in copies of training files."""
+        content = {entry[0]: entry[3] for entry in self.listing}
+        trained: dict[str, set[str]] = {}
+        for part in self.parts:
+            if part.split == "train":
+                trained.setdefault(content[part.file.name], set()).add(part.file.name)
+        held = [part for part in self.parts if part.split != "train"]
+        twice = [part for part in held if trained.get(content[part.file.name], set()) - {part.file.name}]
+        return sum(part.stop - part.start for part in twice) / max(1, sum(part.stop - part.start for part in held))
+
     def pieces(self, first: int = 0, read: int = 0) -> Iterator[Piece]:
         """All pieces from number `first` on; the earlier ones have `read` bytes."""
         for part in self.parts[first:]:

@@ -55,6 +55,8 @@ class Text(Task):
         validation    whole documents, `held_out` of all bytes, to select hyper-parameters
         iid           equally many others, for reported scores
 
+    Copies of a file may be in several splits: a line on standard error says how much of what is held out they are.
+
     The windows of a held-out split score each token once (except the first, which has no context), in a fixed shuffled
     order that is the same for every seed; `sequences` of an evaluation says how many windows were scored.
 
@@ -196,7 +198,8 @@ class Text(Task):
         if device.type == "cuda":  # copies asynchronously
             tokens, scored, size = (part.pin_memory().to(device, non_blocking=True) for part in (tokens, scored, size))
         tokens, scored, size = tokens.to(device), scored.to(device), size.to(device)
-        return Batch(tokens[:, :-1], tokens[:, 1:], None, scored, {"bytes": size})
+        # Copied, so that whoever changes the inputs in place, as noise does, leaves the targets as they are.
+        return Batch(tokens[:, :-1].clone(), tokens[:, 1:], None, scored, {"bytes": size})
 
     # ----------------------------------------------------------------------------------------------------------- scores
     def loss(self, outputs: Tensor | LazyLogits, batch: Batch) -> Tensor:
