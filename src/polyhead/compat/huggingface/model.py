@@ -36,7 +36,7 @@ with optional("polyhead.compat.huggingface", "polyhead[hf]"):
     if int(transformers.__version__.split(".")[0]) < 5:  # older versions load and tie differently
         raise ImportError(f"version 5, not {transformers.__version__}", name="transformers")
 
-from polyhead.compat.huggingface.base import Options, PolyheadPreTrainedModel, reads_tokens
+from polyhead.compat.huggingface.base import PolyheadPreTrainedModel, reads_tokens
 from polyhead.compat.huggingface.cache import PolyheadCache
 from polyhead.compat.huggingface.card import card
 from polyhead.compat.huggingface.config import PolyheadConfig
@@ -93,8 +93,9 @@ class PolyheadModel(PolyheadPreTrainedModel):
         else:
             given = (input_ids, attention_mask, past_key_values, inputs_embeds)
             lazy = not isinstance(self.model.outputs, nn.Identity)  # see PolyheadForCausalLM.base_model
-            how: Options = {"position_ids": position_ids, "others": others, "use_cache": use_cache}
-            x, cache = self._read(*given, looks=looks, lazy=lazy, **how)
+            x, cache = self._read(
+                *given, looks=looks, others=others, position_ids=position_ids, use_cache=use_cache, lazy=lazy
+            )
         output = BaseModelOutputWithPast(last_hidden_state=x, past_key_values=cache, **looks.shown())
         return output.to_tuple() if return_dict is False else output
 
@@ -173,8 +174,9 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         looks = self._look(others)
         given = (input_ids, attention_mask, past_key_values, inputs_embeds)
         tail = logits_to_keep if isinstance(logits_to_keep, int) and logits_to_keep > 0 else None
-        how: Options = {"position_ids": position_ids, "others": others, "use_cache": use_cache}
-        logits, cache = self._read(*given, looks=looks, tail=tail, **how)
+        logits, cache = self._read(
+            *given, looks=looks, others=others, position_ids=position_ids, use_cache=use_cache, tail=tail
+        )
         if isinstance(logits_to_keep, Tensor):
             logits = logits[:, logits_to_keep]
         share, items = 1.0, others.get("num_items_in_batch")
@@ -240,8 +242,7 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
         """
         looks = self._look(others)
         given = (input_ids, attention_mask, past_key_values, inputs_embeds)
-        how: Options = {"position_ids": position_ids, "others": others, "use_cache": use_cache}
-        x, cache = self._read(*given, looks=looks, **how)
+        x, cache = self._read(*given, looks=looks, others=others, position_ids=position_ids, use_cache=use_cache)
         if self.score is None:
             logits = x[:, 0]
         else:
