@@ -15,6 +15,10 @@ flax = pytest.importorskip("flax", reason="flax is not installed (extra `flax`)"
 jnp = jax.numpy
 
 from polyhead.jaxside import convert, nnx  # noqa: E402
+from polyhead.jaxside.nnx import components  # noqa: E402
+from polyhead.jaxside.nnx.model import TokenInput  # noqa: E402
+from polyhead.jaxside.nnx.positions import LearnedPositions, SinusoidalPositions  # noqa: E402
+from polyhead.jaxside.nnx.symbols import PositionSymbols  # noqa: E402
 
 DIM, B, T, S = 16, 2, 6, 9
 
@@ -290,6 +294,12 @@ def test_bad_calls_are_one_line():
         r"MultiHeadAttention: bias must be": lambda: layer(x, bias=x),
         r"MultiHeadAttention: keep must be": lambda: layer(x, keep=drawn(1, 1, 1, T)),
         r"MultiHeadAttention: 9 positions but max_length is 8": lambda: layer(drawn(B, 9, DIM)),
+        r"MultiHeadAttention: positions must be integers \(b\|1 t\) = \(2, 6\) but are int": lambda: layer(
+            x, positions=np.zeros((1, 1), int)
+        ),
+        r"MultiHeadAttention: a table of relative symbols has 2 distance \+ 1 rows": lambda: symbols(
+            x, symbols=[None, x[0]]
+        ),
         r"MultiHeadAttention: group 1 takes symbols, of width 16, but there are none": lambda: symbols(x),
         r"MultiHeadAttention: dropout must be in": lambda: nnx.MultiHeadAttention(DIM, ph.Softmax(4), dropout=1.0),
         r"MultiHeadAttention: positions must be Rotary": lambda: nnx.MultiHeadAttention(
@@ -335,3 +345,18 @@ def test_other_libraries_names_are_answered_with_ours():
     found = list(signatures.answered(nnx, "__call__"))
     assert len(found) > 80
     assert not [one for one in found if "is called" not in one[2]]
+
+
+def test_what_is_not_in_a_table_is_nan():
+    """PyTorch raises.  JAX cannot, where numbers are traced; it would take the last row, or count from the end."""
+    draw, x = components.Draw(None), drawn(1, 3, 4)
+    symbols = PositionSymbols(4, 5, draw)
+    for look_up in (
+        TokenInput(ph.Tokens(5), 4, draw),
+        LearnedPositions(5, 4, draw),
+        SinusoidalPositions(5, 4),
+        lambda positions: symbols(x, positions),
+    ):
+        found = np.isnan(look_up(jnp.array([[-1, 0, 4, 5, -100]]))).all(-1)
+        assert found.tolist() == [[True, False, False, True, True]]
+        assert not np.isnan(look_up(jnp.array([[0, 4]]))).any()

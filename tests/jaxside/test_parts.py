@@ -52,6 +52,7 @@ PARTS = {
     "swiglu": (swiglu, (2, 4), (3, 4), (4, 3), (3, 4)),
     "rope": (lambda side, here, x: side.rope(x, here(PLACES[..., None])), (2, 5, 3, 8)),
     "rope, half": (lambda side, here, x: side.rope(x, here(PLACES[0]), layout="half", theta=50.0), (2, 5, 4)),
+    "rope, many turns": (lambda side, here, x: side.rope(x, here(PLACES[0]), theta=1e-4), (2, 5, 8)),
     "softmax": (lambda side, here, x: side.softmax(x, 1), (2, 3, 4)),
     "silu": (lambda side, here, x: side.silu(x), (5,)),
     "attention": (

@@ -93,3 +93,33 @@ def test_tiles_refuse_forward_mode_and_references_know_it():
     with pytest.raises(TypeError, match="can't apply forward-mode"):
         jax.jvp(lambda q: jaxside.hyla(q, k, v, impl="blocked"), (q,), (q,))
     jax.jvp(lambda q: jaxside.hyla(q, k, v, impl="reference"), (q,), (q,))
+
+
+@pytest.mark.parametrize("what", ["code", "relations", "textbook"])
+def test_codes_and_the_textbook_know_nothing_of_hidden_keys(what):
+    mask = np.array([True, True, False, True])
+    q, k = np.random.default_rng(0).standard_normal((2, 1, 4, 2, 3)).astype(np.float32)
+
+    def run(q, k):
+        if what == "code":
+            return jaxside.latent_code(q, k, normalise="rms_heads", mask=mask)
+        if what == "relations":
+            return jaxside.relations(q, k, relation_act="softmax", mask=mask)
+        return jaxside.scaled_dot_product_attention(q[:, :, 0], k[:, :, 0], k[:, :, 0], mask[None])
+
+    found = []
+    for fill in (np.nan, 0):
+        spoilt = np.where(mask[:, None, None], k, np.float32(fill))
+        out, pull = jax.vjp(run, q, spoilt)
+        found.append([out, *pull(np.ones_like(out))])
+    for x, y in zip(*found, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_a_scale_is_one_number_for_all_impls():
+    q = np.ones((1, 3, 2, 4), np.float32)
+    for impl in ("auto", "reference", "blocked"):
+        with pytest.raises(
+            ValueError, match=r"^hyla: scale must be a number but has shape \(2, 1\); multiply q by it$"
+        ):
+            jaxside.hyla(q, q, q, scale=np.ones((2, 1), np.float32), impl=impl)

@@ -171,3 +171,29 @@ def test_compiles_whole(bias):
     results = [torch.autograd.grad(function(*given), tensors) for function in (compiled, loss)]
     for grad, want in some(zip(*results, strict=True)):
         torch.testing.assert_close(grad, want)
+
+
+def test_entries_that_a_bias_forbids_cost_nothing():
+    """All of the first two chunks."""
+    (x, weight, bias), _ = problem(5, 4, 12)
+    bias = bias.detach().index_fill(0, torch.arange(8), -torch.inf).requires_grad_()
+    (losses, grads), (wanted, wanted_grads) = both([x, weight, bias], torch.tensor([8, 9, 10, 11, 8]))
+    torch.testing.assert_close(losses, wanted)
+    for grad, want in zip(grads, wanted_grads, strict=True):
+        torch.testing.assert_close(grad, want)
+    assert chunked_guesses(x, weight, bias, torch.full((5,), 8), chunk=4)[1].min() >= 8
+
+
+def test_autocast_leaves_float64_alone():
+    tensors, targets = problem(5, 4, 12)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (losses, _), (wanted, _) = both(tensors, targets)
+    assert losses.dtype == wanted.dtype == torch.float64
+    torch.testing.assert_close(losses, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+def test_targets_of_any_integer_dtype(dtype):
+    tensors, targets = problem(5, 4, 12)
+    losses, wanted = (chunked_cross_entropy(*tensors, x, chunk=4) for x in (targets.to(dtype), targets))
+    assert torch.equal(losses, wanted)

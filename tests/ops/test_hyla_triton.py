@@ -29,6 +29,7 @@ CASES = {
     "more queries than keys": {"t": 19, "s": 7, "h": 5, "g": 5, "d": 4, "causal": True, "bias": True},
     "padded heads": {"t": 7, "s": 30, "h": 3, "g": 3, "bias": True, "scale": -0.7},
     "all keys of a sample hidden": {"t": 9, "s": 33, "h": 2, "g": 1, "e": 2, "hidden": True, "act": "identity"},
+    "hidden samples": {"t": 3, "s": 18, "b": 5, "hidden": "samples"},
     "packed": {"edges": (0, 0, 1, 12, 33), "h": 8, "g": 2, "causal": True, "bias": True},
     "packed, rows after the last": {"edges": (0, 17, 17, 31), "rows": 33, "window": 12, "normalise": "identity"},
     "window": {"t": 26, "s": 26, "window": 10, "bias": True, "normalise": "identity", "act": "identity"},
@@ -85,6 +86,7 @@ def make(case, problem, dtype=torch.float64):
     if case.get("hidden"):
         options["mask"] = (torch.rand(shape["b"], 1, 1, s + 3, device=DEVICE) > 0.4)[..., 1 : s + 1]
         options["mask"][0] = False
+        options["mask"] = options["mask"][..., :1] if case["hidden"] == "samples" else options["mask"]
     qkv, options["bias"] = [x.detach().to(DEVICE).requires_grad_() for x in qkv], moved(options["bias"])
     return qkv, options
 

@@ -121,6 +121,26 @@ def test_a_damaged_library_is_built_anew(place, library):
     assert calls(place) == 1
 
 
+def test_a_note_that_is_no_text_is_written_anew(place, library):
+    copying(place, library)
+    path = native.cached("hyla")
+    path.parent.mkdir()
+    path.write_bytes(library.read_bytes())
+    path.with_suffix(".sum").write_bytes(b"\xff\xfe")
+    assert native.missing("hyla") is None
+    assert calls(place) == 1
+
+
+def test_without_a_home_there_is_none(place, monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(native.Path, "home", homeless)
+    monkeypatch.delenv("POLYHEAD_NATIVE_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert native.missing("hyla") == "cannot be built: Could not determine home directory."
+
+
 FAILURES = {
     "no compiler": ([], "needs a compiler, g++ or clang++, and neither is there"),
     "broken": (["echo x.cpp:1: error: no such luck >&2", "exit 1"], "cannot be compiled: x.cpp:1: error: no such luck"),

@@ -28,6 +28,7 @@ CASES = {
     "odd sizes": {"t": 7, "s": 19, "h": 3, "g": 1, "d": 17, "r": 5, "p": 3, "act": "relu", "bias": True, "scale": -0.7},
     "more queries than keys": {"t": 19, "s": 7, "h": 5, "g": 5, "r": 9, "causal": True, "act": "tanh", "bias": True},
     "hidden keys": {"t": 19, "s": 33, "r": 2, "act": "gelu", "hidden": True, "causal": True},
+    "hidden samples": {"t": 3, "s": 18, "b": 5, "act": "relu", "hidden": "samples"},
     "window": {"t": 33, "s": 33, "h": 2, "g": 2, "window": 5, "act": "silu", "bias": True},
     "packed": {"edges": (0, 0, 1, 12, 33), "h": 8, "g": 2, "causal": True, "act": "gelu_tanh", "bias": True},
     "packed, rows after the last": {
@@ -69,6 +70,7 @@ def make(case, problem, arguments, dtype=torch.float64):
     if case.get("hidden"):
         options["mask"] = (torch.rand(shape["b"], 1, 1, s + 3, device=DEVICE) > 0.4)[..., 1 : s + 1]
         options["mask"][0] = False
+        options["mask"] = options["mask"][..., :1] if case["hidden"] == "samples" else options["mask"]
     if options["bias"] is not None:
         options["bias"] = options["bias"].detach().to(DEVICE).requires_grad_()
     return tensors, options

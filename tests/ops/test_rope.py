@@ -153,3 +153,10 @@ def test_compiles_whole():
     for t in (3, 6):
         x, positions = draw(2, t, 3, 8, dtype=torch.float32), torch.arange(t)[:, None]
         torch.testing.assert_close(compiled(x, positions), both(x, positions))
+
+
+def test_samples_of_vmap_may_lie_anywhere_and_have_their_own_positions():
+    """The stride of samples is odd: no view as complex numbers; and vmap reads no data."""
+    torch.manual_seed(0)
+    x, places = torch.randn(3 * 41).as_strided((3, 5, 8), (41, 8, 1)), torch.arange(15).view(3, 5)
+    torch.testing.assert_close(torch.func.vmap(rope)(x, places), rope(x.clone(), places))

@@ -68,3 +68,23 @@ def test_a_scale_that_is_not_positive_keeps_the_future_hidden(problem, oracle, s
         out = ops.softmax_attention(*qkv, mask=options["mask"], scale=scale, causal=True, impl=impl)
         wanted = oracle(*qkv, mask=options["mask"], scale=scale, causal=True).values()
         assert_close(out.detach(), torch.tensor(wanted), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("by_offset", [False, True])
+def test_what_all_keys_share_in_a_bias_is_not_rounded_with_it(dtype, by_offset):
+    """A bias in float32, as under autocast: of -300.2 bfloat16 knows multiples of 2, and of -70,000 float16 nothing."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 9, 4, 8).to(dtype)
+    bias = torch.randn(4, 17) if by_offset else torch.randn(2, 4, 9, 9)
+    mask = torch.rand(2, 1, 9, 9) < 0.7
+    bias = bias - (70_000 if dtype == torch.float16 else 300.2)
+    found = []
+    for impl, kind in (("sdpa", dtype), ("reference", dtype), ("reference", torch.float64)):
+        leaves = [x.detach().to(kind).requires_grad_() for x in (q, k, v)]
+        learned = bias.clone().requires_grad_()
+        out = ops.softmax_attention(*leaves, bias=learned, mask=mask, impl=impl)
+        grads = torch.autograd.grad(out.square().sum(), [*leaves, learned])
+        found.append([x.detach().double() for x in (out, *grads)])
+    for came, plain, exact in zip(*found, strict=True):
+        assert (came - exact).norm() <= 2 * (plain - exact).norm() + 1e-3 * exact.norm()

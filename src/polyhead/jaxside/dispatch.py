@@ -50,4 +50,6 @@ def _check(who: str, x: AttentionCall) -> None:
     if any(kind != kinds[0] for kind in kinds):
         came = ", ".join(map(str, kinds))
         raise ValueError(f"{who}: {', '.join(names[:-1])} and {names[-1]} must have one dtype but have {came}")
+    if x.scale is not None and x.scale.ndim:
+        raise ValueError(f"{who}: scale must be a number but has shape {x.scale.shape}; multiply q by it")
     check_limits(who, x.q.shape[0], *x.lengths, x.window, x.cu_seqlens)

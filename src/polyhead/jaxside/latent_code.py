@@ -12,7 +12,7 @@ relational and sensory information in transformer architectures" (relations).
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -283,7 +283,8 @@ def latent_code(
     given = AttentionCall(
         q, k, None, bias, mask, None, cu_seqlens, scale, causal=causal, window=window, normalise=normalise,
     )  # fmt: skip
-    return code(jax.tree.map(jnp.asarray, given))
+    x = jax.tree.map(jnp.asarray, given)
+    return code(replace(x, k=blank(x.mask, x.k)))
 
 
 @shaped
@@ -309,7 +310,8 @@ def relations(
     check_limits("relations", q_rel.shape[0], q_rel.shape[1], k_rel.shape[1], window, cu_seqlens)
     given = AttentionCall(q_rel, k_rel, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens)
     x = jax.tree.map(jnp.asarray, given)
-    return relate(products(x.q, x.k), relation_act, seen_by_any(visible(x)))
+    keys = blank(x.mask, x.k) if relation_act == "softmax" else x.k
+    return relate(products(x.q, keys), relation_act, seen_by_any(visible(x)))
 
 
 def products(q_rel: jax.Array, k_rel: jax.Array) -> jax.Array:

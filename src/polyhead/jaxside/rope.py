@@ -55,7 +55,7 @@ def rope_angles(positions: jax.Array, dim: int, theta: float = 1e4) -> jax.Array
     frequencies = theta ** (np.arange(0, dim, 2) / -dim)
     if jax.dtypes.canonicalize_dtype(np.float64) == np.float64:
         return positions.astype(np.float64)[..., None] * frequencies
-    parts = frequencies / (2 * np.pi) * 2.0**32
+    parts = frequencies / (2 * np.pi) % 1.0 * 2.0**32  # whole turns per position are none
     place = positions.astype(jnp.int32)[..., None]
     whole = place.astype(jnp.uint32) * np.floor(parts).astype(np.uint32)
     rest = jnp.round(place.astype(jnp.float32) * (parts % 1).astype(np.float32)).astype(jnp.int32)

@@ -65,6 +65,9 @@ def scaled_dot_product_attention(
     """
     _check_batch(q, k, v, mask)
     q, k, v = (jnp.asarray(x) for x in (q, k, v))
+    if mask is not None:  # NaN in a key that no query reads would be multiplied by 0
+        read = jnp.broadcast_to(mask, (*mask.shape[:-2], q.shape[-2], k.shape[-2])).any(-2)[..., None]
+        k, v = (jnp.where(read, x, 0) for x in (k, v))
     exact = jnp.promote_types(q.dtype, jnp.float32)
     scores = jnp.einsum("... t d, ... s d -> ... t s", q * q.shape[-1] ** -0.5, k, preferred_element_type=exact)
     code = softmax_visible(scores, None if mask is None else jnp.asarray(mask), -1).astype(q.dtype)

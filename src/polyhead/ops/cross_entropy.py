@@ -75,9 +75,9 @@ def _entropy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if chunk < 1:
         raise ValueError(f"chunked_cross_entropy: chunk must be at least 1 but is {chunk}")
-    dtype = autocast_dtype(x) or x.dtype
+    dtype = x.dtype if x.dtype == torch.float64 else autocast_dtype(x) or x.dtype  # autocast leaves float64 alone
     x, weight = x.to(dtype), weight.to(dtype)
-    bias = None if bias is None else bias.to(dtype)
+    bias, targets = None if bias is None else bias.to(dtype), targets.long()
     if differentiated():
         return _whole(_logits(x, weight, bias, factor), targets, guess=guess)
     return _forward(x, weight, bias, targets, factor=factor, chunk=chunk, guess=guess)
@@ -87,7 +87,7 @@ def _whole(logits: Tensor, targets: Tensor, *, guess: bool) -> tuple[Tensor, Ten
     """The same from all logits (t c) at once, for derivatives that tiles do not support."""
     z = logits.logsumexp(-1)
     best = logits.max(-1).indices if guess else targets.new_zeros(0, dtype=torch.long)
-    return z - logits.gather(-1, targets[:, None].long())[:, 0], z, best
+    return z - logits.gather(-1, targets[:, None])[:, 0], z, best
 
 
 def _tiles(x: Tensor, weight: Tensor, chunk: int) -> Iterator[tuple[slice, list[slice]]]:
@@ -117,7 +117,8 @@ def _forward(
     z, best = torch.empty_like(chosen), targets.new_zeros(len(x) if guess else 0, dtype=torch.long)
     with torch.autocast(x.device.type, enabled=False):
         for rows, chunks in _tiles(x, weight, chunk):
-            top, total = torch.full_like(z[rows], -torch.inf), torch.zeros_like(z[rows])
+            # Not -inf: a bias may forbid a whole chunk, and -inf - -inf is NaN.
+            top, total = torch.full_like(z[rows], torch.finfo(z.dtype).min), torch.zeros_like(z[rows])
             for columns in chunks:
                 logits = _logits(x[rows], weight[columns], None if bias is None else bias[columns], factor)
                 _choose(chosen[rows], logits, targets[rows] - columns.start)

@@ -117,7 +117,7 @@ def code_of(op: str) -> Impl:
 
 def _coded(op: str, x: AttentionCall) -> Tensor:
     with casting(x.q, x.k) as (q, k):
-        return _MODULES[op].code(replace(x, q=q, k=k))
+        return _MODULES[op].code(replace(x, q=q, k=blank(x.mask, k)[0]))
 
 
 def compute(op: str, impl: str, x: AttentionCall) -> Tensor:

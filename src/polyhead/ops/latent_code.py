@@ -139,9 +139,12 @@ def blank(mask: Tensor | None, *senders: Tensor) -> tuple[Tensor, ...]:
     """
     if mask is None:
         return senders
-    return tuple(
-        x if x.ndim != 4 or (may_look(x) and x.detach().sum().isfinite()) else emptied(mask, x) for x in senders
-    )
+    return tuple(x if x.ndim != 4 or seen_finite(x) else emptied(mask, x) for x in senders)
+
+
+def seen_finite(x: Tensor) -> bool:
+    """Are all numbers seen to be finite?  False where data may not be read."""
+    return may_look(x) and bool(x.detach().sum().isfinite())
 
 
 def emptied(mask: Tensor | None, x: Tensor) -> Tensor:
@@ -294,6 +297,7 @@ def latent_code(
         raise ValueError(f"latent_code: q and k must have one dtype but have {q.dtype}, {k.dtype}")
     (b, t), s = q.shape[:2], k.shape[1]
     check_limits("latent_code", b, t, s, window, cu_seqlens)
+    (k,) = blank(mask, k)
     return code(AttentionCall(q, k, k, bias, mask, None, causal, window, cu_seqlens, normalise, scale=scale))
 
 
@@ -320,6 +324,7 @@ def relations(
         raise ValueError(f"relations: q_rel and k_rel must have one dtype but have {q_rel.dtype}, {k_rel.dtype}")
     (b, t), s = q_rel.shape[:2], k_rel.shape[1]
     check_limits("relations", b, t, s, window, cu_seqlens)
+    (k_rel,) = blank(mask if relation_act == "softmax" else None, k_rel)
     look = visible(mask, causal, t, s, q_rel.device, window=window, cu_seqlens=cu_seqlens)
     if look is not None and look.ndim > 2 and look.shape[-3] != 1:
         look = look.any(-3, keepdim=True)

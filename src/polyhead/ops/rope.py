@@ -69,6 +69,8 @@ def _viewable_as_complex(x: Tensor) -> bool:
     """Eager mode: one complex product is ten times faster than four real ones.  Compilers prefer the real ones."""
     if torch.compiler.is_compiling() or x.device.type not in ("cpu", "cuda"):
         return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False  # under vmap strides do not tell those of samples
     return x.stride(-1) == 1 and all(n % 2 == 0 for n in (x.storage_offset(), *x.stride()[:-1]))
 
 
@@ -117,9 +119,11 @@ def check_shape(who: str, positions: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def check_range(who: str, positions: Tensor, limit: int | None = None) -> None:
-    """Raise ValueError unless positions lie in [0, limit).  Compiled code and the meta device cannot read data: no
-    check."""
+    """Raise ValueError unless positions lie in [0, limit).  In compiled code, on the meta device and under vmap over
+    positions data cannot be read: no check."""
     if torch.compiler.is_compiling() or positions.is_meta or not positions.numel():
+        return
+    if torch._C._functorch.is_batchedtensor(positions):
         return
     low, high = (int(end) for end in positions.aminmax())
     if low < 0:

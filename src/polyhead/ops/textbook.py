@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from polyhead.ops.custom_op_rules import differentiated_further
-from polyhead.ops.latent_code import wide
+from polyhead.ops.latent_code import seen_finite, wide
 from polyhead.ops.precision import autocasting
 from polyhead.spec.shapes import shaped
 
@@ -68,6 +68,8 @@ def scaled_dot_product_attention(
     if mask is None:
         return _fused(q, k, v, None, batch)
     mask = mask.expand(*mask.shape[:-2], t, s)
+    read = mask.any(-2)[..., None]  # by some query: NaN in any other key would be multiplied by 0
+    k, v = (x if seen_finite(x) else torch.where(read, x, 0) for x in (k, v))
     somewhere = mask.any(-1, keepdim=True)
     # A row without a key is unmasked before the softmax and zeroed after it, so no kernel computes 0 / 0.
     return _fused(q, k, v, mask | ~somewhere, batch).masked_fill(~somewhere, 0.0)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.latent_code import act, allowed, dense, hides, sequence_of, share
+from polyhead.ops.latent_code import act, allowed, dense, hides, sequence_of, share, wide
 
 
 def refuse(who: str, impl: str, reason: str | None) -> None:
@@ -22,6 +22,13 @@ def refuse(who: str, impl: str, reason: str | None) -> None:
 def is_key_mask(mask: Tensor) -> bool:
     """Is the mask the same for every head and query: (b|1, 1, 1, s) or fewer dimensions?"""
     return all(size == 1 for size in mask.shape[-3:-1])
+
+
+def mask_of_keys(x: AttentionCall) -> Tensor | None:
+    """A mask for which `is_key_mask` holds, as (b|1 s)."""
+    if x.mask is None:
+        return None
+    return x.mask.reshape((1,) * (4 - x.mask.ndim) + x.mask.shape)[:, 0, 0].expand(-1, x.k.shape[1])
 
 
 def dense_limits(x: AttentionCall) -> str | None:
@@ -323,6 +330,15 @@ def _pad(x: Tensor, width: int) -> Tensor:
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
+def _narrowed(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """A bias with at least one finite number in each row, in the dtype of the kernels."""
+    if torch.promote_types(bias.dtype, dtype) != dtype and bias.numel():
+        # A softmax ignores what all keys of a query share; rounded with it, their differences would be lost.
+        bias = wide(bias)
+        bias = bias - bias.detach().amax(-1, keepdim=True)
+    return bias.to(dtype)
+
+
 def _masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, look: Tensor | None, scale: float) -> Tensor:
     t, s = q.shape[2], k.shape[2]
     nowhere = None
@@ -334,13 +350,13 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, look: Tensor |
         look = (look | nowhere).expand(*look.shape[:2], t, s)
     attn_mask = look
     if bias is not None:
-        bias = bias.to(q.dtype)  # in half precision large negative numbers become -inf
         hidden, bias = hides(bias), dense(bias, t, s)
         bias = bias if bias.ndim == 4 else bias[None]
         attn_mask = bias if look is None else bias.masked_fill(~look, -math.inf)
         if hidden is not None:  # the bias, too, may leave a row without keys
             alone = (attn_mask == -math.inf).all(-1, keepdim=True)
             nowhere, attn_mask = alone if nowhere is None else alone | nowhere, attn_mask.masked_fill(alone, 0)
+        attn_mask = _narrowed(attn_mask, q.dtype)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, scale=scale)
     if bias is not None and 0 in (*out.shape, s):
         out = out + 0 * bias.sum()  # from nothing the kernels make an output without a gradient for the bias

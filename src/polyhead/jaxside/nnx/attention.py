@@ -115,6 +115,7 @@ class MultiHeadAttention(nnx.Module):
         """
         source = x if context is None else context
         self._check(x, source, mask, bias, keep)
+        _check_positions(positions, *x.shape[:2])
         t, s = x.shape[1], source.shape[1]
         rows = self._project(x, source)
         if keep is None and rngs is not None and self.dropout > 0.0:
@@ -182,6 +183,9 @@ class MultiHeadAttention(nnx.Module):
             if width is not None and (array is None or array.shape[-1] != width):
                 came = "there are none for it" if array is None else f"they are {tuple(array.shape)}"
                 raise ValueError(f"{WHO}: group {i} takes symbols, of width {width}, but {came}")
+            if width is not None and array is not None and array.ndim == 2 and len(array) % 2 == 0:
+                rows = f"2 distance + 1 rows, an odd number, not {len(array)}"
+                raise ValueError(f"{WHO}: a table of relative symbols has {rows}")
         return given
 
     def _inputs(
@@ -272,6 +276,13 @@ def _relative(
     if isinstance(positions, config.Alibi):
         return AlibiBias(heads)
     raise ValueError(f"{WHO}: positions must be Rotary(), RelativeBias() or Alibi() but is {positions}")
+
+
+def _check_positions(positions: Array | None, b: int, t: int) -> None:
+    if positions is None or (jnp.issubdtype(positions.dtype, jnp.integer) and positions.shape in ((1, t), (b, t))):
+        return
+    came = f"{positions.dtype} {tuple(positions.shape)}"
+    raise ValueError(f"{WHO}: positions must be integers (b|1 t) = ({b}, {t}) but are {came}")
 
 
 def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:

@@ -107,6 +107,11 @@ class Norm(nnx.Module):
         return norms.layer_norm(x, self.weight[...], None if self.bias is None else self.bias[...], self.eps)
 
 
+def rows_of(table: Array, index: Array) -> Array:
+    """The rows of a table; NaN where it has none, because JAX would silently take another row."""
+    return jnp.asarray(table).at[index].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+
+
 class Embedding(nnx.Module):
     """A table of `count` vectors."""
 

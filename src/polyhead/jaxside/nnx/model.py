@@ -14,7 +14,17 @@ from flax import nnx
 from polyhead import config
 from polyhead.jaxside.latent_code import Array
 from polyhead.jaxside.nnx.attention import MultiHeadAttention, Symbols
-from polyhead.jaxside.nnx.components import Draw, Embedding, Identity, Linear, MlpLayer, Norm, SwigluLayer, dropped
+from polyhead.jaxside.nnx.components import (
+    Draw,
+    Embedding,
+    Identity,
+    Linear,
+    MlpLayer,
+    Norm,
+    SwigluLayer,
+    dropped,
+    rows_of,
+)
 from polyhead.jaxside.nnx.positions import LearnedPositions, SinusoidalPositions
 from polyhead.jaxside.nnx.symbols import build_symbols
 from polyhead.spec.shapes import named, one_of
@@ -69,7 +79,7 @@ class TransformerBlock(nnx.Module):
 
 
 class TokenInput(nnx.Module):
-    """Tokens (b t) through a table whose rows are multiplied by `factor`."""
+    """Tokens (b t) through a table whose rows are multiplied by `factor`; NaN for tokens outside of it."""
 
     def __init__(self, end: config.Tokens, dim: int, draw: Draw) -> None:
         self.count, self.factor = end.count, dim**0.5 if end.scaled else 1.0
@@ -78,7 +88,7 @@ class TokenInput(nnx.Module):
     def __call__(self, tokens: Array) -> Array:
         if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise ValueError(f"{WHO}: integer tokens (b t) were wanted but {tokens.dtype} {tuple(tokens.shape)} came")
-        x = self.table.weight[...][tokens]
+        x = rows_of(self.table.weight[...], tokens)
         return x if self.factor == 1.0 else x * self.factor
 
 

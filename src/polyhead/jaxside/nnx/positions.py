@@ -9,7 +9,7 @@ from flax import nnx
 
 from polyhead import config
 from polyhead.jaxside.latent_code import Array
-from polyhead.jaxside.nnx.components import Draw
+from polyhead.jaxside.nnx.components import Draw, rows_of
 from polyhead.spec.numbers import alibi_slopes, bucket_table
 
 
@@ -52,7 +52,7 @@ class LearnedPositions(nnx.Module):
         self.table = draw.normal(max_length, dim, std=0.02)
 
     def __call__(self, positions: Array) -> Array:
-        return self.table[...][positions]
+        return rows_of(self.table[...], positions)
 
 
 class SinusoidalPositions(nnx.Module):
@@ -66,7 +66,7 @@ class SinusoidalPositions(nnx.Module):
     def __call__(self, positions: Array) -> Array:
         angles = np.arange(self.max_length)[:, None] * 1e4 ** (np.arange(0, self.dim, 2) / -self.dim)
         table = np.stack((np.sin(angles), np.cos(angles)), -1).reshape(self.max_length, self.dim)
-        return jnp.asarray(table)[positions]  # in float64 if JAX has it
+        return rows_of(table, positions)  # in float64 if JAX has it
 
 
 def bias_of(relative: RelativePositionBias | AlibiBias, t: int, s: int, offset: int) -> Array:

@@ -16,7 +16,7 @@ from flax import nnx
 
 from polyhead import config
 from polyhead.jaxside.latent_code import Array
-from polyhead.jaxside.nnx.components import Draw, Fixed, Linear
+from polyhead.jaxside.nnx.components import Draw, Fixed, Linear, rows_of
 
 HEADS = 4
 """Default number of heads of symbolic attention, if it divides the widths."""
@@ -56,7 +56,7 @@ class PositionSymbols(nnx.Module):
     def __call__(self, x: Array, positions: Array | None = None) -> Array:
         """The symbols (1 s dim) of positions 0, 1, ..., shared by the batch, or those of `positions`."""
         if positions is not None:
-            return self.table[...][positions]
+            return rows_of(self.table[...], positions)
         if x.shape[1] > self.max_length:
             raise ValueError(f"PositionSymbols: {x.shape[1]} positions but max_length is {self.max_length}")
         return self.table[...][None, : x.shape[1]]

@@ -83,7 +83,7 @@ def missing(name: str, dtype: torch.dtype = torch.float32) -> str | None:
     if key not in functions:
         try:
             _LIBRARIES[key] = _trusted(name, dtype, _library(name, dtype))
-        except (OSError, ImportError, subprocess.SubprocessError) as error:
+        except (OSError, ImportError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home
             _LIBRARIES[key] = _short(error)
         if isinstance(_LIBRARIES[key], str) and enabled():
             _log.warning("polyhead: no native code for %s: it %s; slower code takes its place", name, _LIBRARIES[key])
@@ -164,13 +164,13 @@ def _library(name: str, dtype: torch.dtype) -> Function | str:
     if not enabled():
         return "is turned off by POLYHEAD_NATIVE=0"
     path = cached(name, dtype)
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError, UnicodeError):
         return _load(path, name)
     if (compiler := _compiler()) is None:
         return "needs a compiler, g++ or clang++, and neither is there"
     path.parent.mkdir(parents=True, exist_ok=True)
     with _alone(path.with_suffix(".lock")):
-        with contextlib.suppress(OSError, AttributeError):
+        with contextlib.suppress(OSError, AttributeError, UnicodeError):
             return _load(path, name)  # another process may have built it meanwhile
         if (reason := _build([compiler, *flags(dtype)], name, path)) is not None:
             return reason

@@ -16,7 +16,7 @@ from polyhead.ops.call import AttentionCall
 from polyhead.ops.cards import faster, shared_memory, tf32, without_triton
 from polyhead.ops.custom_op_rules import REFERENCES, Gradients, Kernel, backward_only, custom_op
 from polyhead.ops.first_use import FirstUse
-from polyhead.ops.tiles import dense_limits, refuse
+from polyhead.ops.tiles import dense_limits, mask_of_keys, refuse
 from polyhead.spec import ACTS, NORMALISE
 from polyhead.spec.shapes import one_of
 
@@ -90,9 +90,8 @@ def forward(x: AttentionCall, twice: bool = False) -> Tensor:
 def _problem(x: AttentionCall) -> Any:
     from polyhead.ops.hyla.triton import kernels
 
-    look = None if x.mask is None else x.mask.reshape(-1, x.mask.shape[-1])
     return kernels.prepare(
-        x.q, x.k, x.v, x.bias, look, x.cu_seqlens,
+        x.q, x.k, x.v, x.bias, mask_of_keys(x), x.cu_seqlens,
         causal=x.causal, window=x.window or 0, scale=x.factor, normalise=x.normalise, act=x.act,
     )  # fmt: skip
 

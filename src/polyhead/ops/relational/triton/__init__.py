@@ -27,7 +27,7 @@ from polyhead.ops.cards import faster, shared_memory, without_triton
 from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
 from polyhead.ops.first_use import FirstUse
 from polyhead.ops.latent_code import at_least_float32, retrieved_and_related, wide
-from polyhead.ops.tiles import dense_limits, refuse
+from polyhead.ops.tiles import dense_limits, mask_of_keys, refuse
 from polyhead.spec import RELATION_ACTS
 from polyhead.spec.shapes import one_of
 
@@ -77,9 +77,8 @@ def _call(x: AttentionCall) -> Any:
     q, k, q_rel, k_rel, symbols = map(rowwise, (x.q, x.k, *x.related, x.symbols))
     by_offset = symbols.ndim == 3
     symbols = symbols.expand(q.shape[0], *symbols.shape) if by_offset else symbols
-    mask = None if x.mask is None else x.mask.reshape(-1, x.mask.shape[-1]).contiguous()
     bias = None if x.bias is None else x.bias.contiguous()
-    masks, shared = limits(mask, x.cu_seqlens, x.window, q.shape[1]), shared_memory(q.device)
+    masks, shared = limits(mask_of_keys(x), x.cu_seqlens, x.window, q.shape[1]), shared_memory(q.device)
     return Call(q, k, q_rel, k_rel, symbols, bias, masks, x.causal, x.factor, x.act, by_offset, shared)
 
 
