@@ -271,3 +271,37 @@ def test_no_tokens_cost_nothing():
         dx, dweight = torch.autograd.grad(losses.sum(), (x, weight))
         assert dx.shape == (0, 3)
         assert (dweight == 0).all()
+
+
+@pytest.mark.parametrize(("op", "impl"), ALL)
+def test_a_mask_may_have_a_size_of_one_anywhere(problem, arguments, op, impl):
+    torch.manual_seed(0)
+    t, s, taken = 4, 5, 0
+    for n, shape in some(enumerate([(2, 1, 1, 1), (2, 1, t, 1), (4, 1, s), (4, 1, 1), (t, 1), (1,)])):
+        options = {"mask": (torch.arange(shape[0]) % 2 == 0).view(-1, *(1,) * (len(shape) - 1)).expand(shape)}
+        options |= {"causal": n % 2 == 0} | NEEDED.get(impl, {})
+        tensors, cotangent = arguments(op, problem(t, s)[0]), torch.randn(2, t, 4, 5, dtype=torch.float64)
+        try:
+            came = grads(op, impl, tensors, options, cotangent)
+        except ValueError as error:
+            assert "takes masks of keys" in str(error)  # noqa: PT017
+            continue
+        whole = options | {"mask": options["mask"].expand(2, 4, t, s)}
+        assert_close(came, grads(op, "reference", tensors, whole, cotangent), rtol=1e-9, atol=1e-9)
+        taken += 1
+    assert taken >= 2
+
+
+@pytest.mark.parametrize(("op", "impl"), ALL)
+def test_an_output_may_be_written_to(problem, arguments, op, impl):
+    """It is no view.  Where the backward pass reads it, autograd refuses, as after PyTorch's own kernels."""
+    tensors, options = arguments(op, problem(4, 5)[0]), NEEDED.get(impl, {})
+    plain = resolve(op, impl)(*tensors, **options)
+    out = resolve(op, impl)(*tensors, **options).mul_(3)
+    try:
+        came = torch.autograd.grad(out.sum(), tensors)
+    except RuntimeError as error:
+        assert impl in ("native", "sdpa") or op == "pooled"  # the reference reads its maximum
+        assert "modified by an inplace operation" in str(error)  # noqa: PT017
+        return
+    assert_close(came, torch.autograd.grad(3 * plain.sum(), tensors))

@@ -376,8 +376,8 @@ def forward_shares(x: AttentionCall) -> tuple[int, int, int]:
 
 
 def added(parts: Tensor) -> Tensor:
-    """The sum over the parts of the keys."""
-    return parts.sum(0) if len(parts) > 1 else parts[0]
+    """The sum over the parts of the keys; no view, because autograd lets nobody write to one of ours."""
+    return parts.sum(0) if len(parts) > 1 else parts.squeeze_(0)
 
 
 def bias_grad(bias: Tensor | None, slots: int, strips: int, t: int) -> tuple[Tensor | None, BiasGrad]:

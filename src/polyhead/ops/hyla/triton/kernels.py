@@ -280,7 +280,7 @@ def forward(problem: Problem, run: Run) -> Tensor:
     for piece in problem.pieces():
         part, out = replace(problem, v=v[..., piece]), parts.flatten(0, 1)[..., piece]
         run(part.launch(hyla_forward, (programs, shares), size, (out,), (share if shares > 1 else None,)))
-    return parts[0] if shares == 1 else parts.sum(0).to(q.dtype)
+    return parts.squeeze_(0) if shares == 1 else parts.sum(0).to(q.dtype)  # no view: autograd forbids to write to one
 
 
 def backward(problem: Problem, dout: Tensor, run: Run) -> tuple[Tensor, ...]:
