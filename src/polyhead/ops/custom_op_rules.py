@@ -87,12 +87,13 @@ def by_reference(
     run: Callable[[list[Tensor]], Sequence[Tensor]], tensors: list[Tensor], douts: Sequence[Tensor]
 ) -> list[Tensor]:
     """Gradients of `tensors`, recomputed by PyTorch's own operations, which can be differentiated again."""
-    # Aliases give the gradient of this use alone; the tensors may have been used elsewhere.
-    own = [x.view_as(x) for x in tensors]
+    again = torch.is_grad_enabled()
     with torch.enable_grad(), torch.autocast(tensors[0].device.type, enabled=False):
+        # Aliases give the gradient of this use alone; the tensors may have been used elsewhere.
+        own = [x.view_as(x) for x in tensors]
         outs = list(run(own))
         learned = [x for x in own if x.requires_grad]
-        grads = iter(torch.autograd.grad(outs, learned, douts, create_graph=True, materialize_grads=True))
+        grads = iter(torch.autograd.grad(outs, learned, douts, create_graph=again, materialize_grads=True))
     return [next(grads) if x.requires_grad else torch.zeros_like(x) for x in own]
 
 
@@ -274,13 +275,20 @@ def _gradient(kernel: Kernel, backward: Callable[..., Outputs]) -> Callable[...,
         check_backward(kernel.who, kernel.impl)
         saved, n = list(ctx.saved_tensors), len(LEARNED)  # read once: activation checkpointing unpacks them only once
         tensors, fixed, outs = saved[:n], saved[n : n + 3], saved[n + 3 :]
-        if ctx.twice and torch.is_grad_enabled():
+        if (many := _many(douts)) and not ctx.twice:
+            raise RuntimeError(f"{kernel.who}: impl {kernel.impl!r} takes no is_grads_batched; use impl='reference'")
+        if ctx.twice and (torch.is_grad_enabled() or many):
             grads = by_reference(lambda own: kernel.anew(unpacked(own, fixed, **ctx.options)), tensors, douts)
         else:
             grads = backward([*douts, *outs], tensors, fixed, **ctx.options, twice=ctx.twice)
         return grads, [None] * len(fixed)
 
     return gradient
+
+
+def _many(douts: Outputs) -> bool:
+    """Do many gradients come as one (is_grads_batched)?  That is an older kind of vmap, without rules for custom ops."""
+    return not torch.compiler.is_compiling() and any(map(torch._C._functorch.is_legacy_batchedtensor, douts))
 
 
 def vmapped(op: Callable[..., Any]) -> Callable[..., Any]:
