@@ -287,7 +287,7 @@ def _gradient(kernel: Kernel, backward: Callable[..., Outputs]) -> Callable[...,
 
 
 def _many(douts: Outputs) -> bool:
-    """Do many gradients come as one (is_grads_batched)?  That is an older kind of vmap, without rules for custom ops."""
+    """Do many gradients come as one (is_grads_batched)?  That is an older vmap, without rules for custom ops."""
     return not torch.compiler.is_compiling() and any(map(torch._C._functorch.is_legacy_batchedtensor, douts))
 
 
