@@ -8,6 +8,7 @@ from polyhead import config
 from polyhead.config import Alibi, Hyla, Linear, RelativeBias, Rotary, Softmax
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
+from polyhead.layers.call import drawn_keep
 from polyhead.layers.feedforward import MlpLayer
 from polyhead.ops.latent_code import dense
 
@@ -274,6 +275,16 @@ def test_dropout_drops_its_rate_and_scales_the_rest():
     keep = attention._keep(x, 10)  # 16,000 draws
     assert set(keep.unique().tolist()) == {0.0, 1 / (1 - 0.2)}
     assert keep.eq(0).double().mean().item() == pytest.approx(0.2, abs=0.016)  # five standard deviations
+
+
+def test_a_small_rate_is_kept_by_every_default_dtype():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        keep = drawn_keep((400, 100), 0.001)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert keep.dtype == torch.bfloat16
+    assert 20 < keep.eq(0).sum() < 60
 
 
 def test_q_and_k_normalised_are_blind_to_their_scale():

@@ -11,7 +11,7 @@ from polyhead.compat.foreign import limits, shown
 from polyhead.config.mechanisms import check_shared
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.call import no_script
+from polyhead.layers.call import drawn_keep, no_script
 from polyhead.layers.heads.functions import asked, compiled, is_own
 from polyhead.layers.heads.groups import SymbolGroup, build
 from polyhead.layers.projection import Rows, by_offset
@@ -88,8 +88,8 @@ class OurHeads(nn.Module):
         """A dropout mask of the code; None if nothing is dropped."""
         if not self.training or rate == 0.0:
             return None
-        draw = torch.rand(b, sum(size.heads for size in self.sizes), t, s, device=like.device)
-        return (draw >= rate).to(like.dtype) / ((1.0 - rate) or 1.0)
+        shape = b, sum(size.heads for size in self.sizes), t, s
+        return drawn_keep(shape, rate, device=like.device, dtype=like.dtype)
 
     def tensors(
         self,

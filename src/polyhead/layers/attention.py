@@ -20,7 +20,7 @@ from polyhead import config
 from polyhead.config.mechanisms import check_shared
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.call import Call, Limits, call_of, check, no_script, symbols_of
+from polyhead.layers.call import Call, Limits, call_of, check, drawn_keep, no_script, symbols_of
 from polyhead.layers.heads.functions import asked, attended, coder, compiled
 from polyhead.layers.heads.groups import LinearHeads, SymbolGroup, build
 from polyhead.layers.norms import LayerNorm
@@ -371,8 +371,7 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "_ _ {t} {s}"]:
         """Draw a dropout mask of this layer, the `keep` of `forward`: entries are 0 or 1 / (1 - rate)."""
         shape = (1, 1, t, s) if self.dropout_shared else (b, self.total_heads, t, s)
-        draw = torch.rand(shape, generator=generator, device=device)
-        return (draw >= self.dropout).to(dtype or draw.dtype) / (1.0 - self.dropout)
+        return drawn_keep(shape, self.dropout, device=device, dtype=dtype, generator=generator)
 
     def _code(self, parts: list[Part]) -> Tensor:
         """The code of all pairs (b h t s), recomputed from the call of each group."""

@@ -7,6 +7,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
+from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.positions import places_in
 from polyhead.ops.call import AttentionCall
@@ -176,6 +177,20 @@ class Limits:
             made["q"], made["k"], made["v"], bias, mask, keep, self.causal, self.window, self.cu_seqlens,
             q_rel=made.get("q_rel"), k_rel=made.get("k_rel"),
         )  # fmt: skip
+
+
+def drawn_keep(
+    shape: Sequence[int],
+    rate: float,
+    *,
+    device: Device = None,
+    dtype: torch.dtype | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """A dropout mask: entries are 0 or 1 / (1 - rate), and with a rate of 1 all are 0."""
+    # In float32 by any default: bfloat16 has 256 steps between 0 and 1, which makes three of a rate of 0.001.
+    draw = torch.rand(shape, generator=generator, device=device, dtype=torch.float32)
+    return (draw >= rate).to(dtype or torch.get_default_dtype()) / ((1.0 - rate) or 1.0)
 
 
 def heads_of(array: Tensor | None, first: int, last: int) -> Tensor | None:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.compat.heads import bias_and_mask, check_added
 from polyhead.compat.huggingface.taps import REFUSED
-from polyhead.layers.call import Limits
+from polyhead.layers.call import Limits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
 from polyhead.layers.heads.groups import HylaHeads, build
 from polyhead.layers.heads.symbolic import SymbolGroup
@@ -265,8 +265,8 @@ def attend(
     bias, mask = _bias_and_mask(who, (attention_mask, position_bias), t, k.shape[1], q.dtype)
     keep = None
     if dropout > 0:
-        draw = torch.rand(q.shape[0], q.shape[2], t, k.shape[1], device=q.device)
-        keep = (draw >= dropout).to(q.dtype) / ((1.0 - dropout) or 1.0)
+        shape = q.shape[0], q.shape[2], t, k.shape[1]
+        keep = drawn_keep(shape, dropout, device=q.device, dtype=q.dtype)
     if scaling is not None and scaling != d**-0.5:
         q = q * (scaling * d**0.5)
     made = None if polyhead is None else polyhead.made(t, k.shape[1])
