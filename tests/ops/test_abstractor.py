@@ -69,3 +69,14 @@ def test_mistakes_are_one_clear_line(problem):
         ops.abstractor_attention(q, k, symbols, act="softmx")
     with pytest.raises(ValueError, match=r"^abstractor_attention: impl 'sdpa' takes act='softmax' only, not 'relu'"):
         ops.abstractor_attention(q, k, symbols, act="relu", impl="sdpa")
+
+
+@pytest.mark.parametrize("impl", ["reference", "sdpa"])
+def test_a_bias_is_not_rounded_with_the_scores(impl):
+    """In half precision, as that of softmax attention, which it equals."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 9, 4, 8).bfloat16()
+    bias = torch.randn(4, 17) - 300.2
+    out = ops.abstractor_attention(q, k, v, bias=bias, impl=impl)
+    wanted = ops.softmax_attention(q.double(), k.double(), v.double(), bias=bias, impl="reference")
+    assert (out - wanted).norm() <= 0.01 * wanted.norm()

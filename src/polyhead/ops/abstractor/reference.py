@@ -21,7 +21,7 @@ def code(x: AttentionCall) -> Tensor:
     """act(s) of all pairs (b h t s); 0 for masked pairs."""
     scores = products(x)
     biased, look = with_bias(scores, x.bias, allowed(x))
-    a = relate(biased.to(scores.dtype), x.act, look)
+    a = relate(biased, x.act, look).to(scores.dtype)
     return a if look is None else a.masked_fill(~look, 0)
 
 
