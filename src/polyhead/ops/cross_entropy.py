@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyhead.ops.custom_op_rules import differentiated
+from polyhead.ops.custom_op_rules import batched, by_reference, differentiated
 from polyhead.ops.latent_code import wide
 from polyhead.ops.precision import autocast_dtype
 from polyhead.spec.shapes import shaped
@@ -207,8 +207,21 @@ def _grad(ctx, dloss, *nothing):  # type: ignore[no-untyped-def]
     if differentiated():
         _refuse(ctx)
     wanted = [bool(needs) for needs in ctx.needs_input_grad[:3]]
+    if batched([dloss]):
+        return *_all_at_once(dloss, *ctx.saved_tensors[:4], ctx.options["factor"]), None
     grads = torch.ops.polyhead.chunked_cross_entropy_backward(dloss, *ctx.saved_tensors, **ctx.options, wanted=wanted)
     return *(grad if want else None for grad, want in zip(grads, wanted, strict=True)), None
+
+
+def _all_at_once(dloss, x, weight, bias, targets, factor):  # type: ignore[no-untyped-def]
+    """Gradients of many losses (is_grads_batched), from all logits."""
+    given = [x, weight] if bias is None else [x, weight, bias]
+    absent = [None] * (3 - len(given))
+
+    def losses(own: list[Tensor]) -> list[Tensor]:
+        return [_whole(_logits(*own, *absent, factor), targets, guess=False)[0]]
+
+    return [*by_reference(losses, given, [dloss]), *absent]
 
 
 def _refuse(ctx, *grads):  # type: ignore[no-untyped-def]

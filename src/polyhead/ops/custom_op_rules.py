@@ -275,7 +275,7 @@ def _gradient(kernel: Kernel, backward: Callable[..., Outputs]) -> Callable[...,
         check_backward(kernel.who, kernel.impl)
         saved, n = list(ctx.saved_tensors), len(LEARNED)  # read once: activation checkpointing unpacks them only once
         tensors, fixed, outs = saved[:n], saved[n : n + 3], saved[n + 3 :]
-        if (many := _many(douts)) and not ctx.twice:
+        if (many := batched(douts)) and not ctx.twice:
             raise RuntimeError(f"{kernel.who}: impl {kernel.impl!r} takes no is_grads_batched; use impl='reference'")
         if ctx.twice and (torch.is_grad_enabled() or many):
             grads = by_reference(lambda own: kernel.anew(unpacked(own, fixed, **ctx.options)), tensors, douts)
@@ -286,7 +286,7 @@ def _gradient(kernel: Kernel, backward: Callable[..., Outputs]) -> Callable[...,
     return gradient
 
 
-def _many(douts: Outputs) -> bool:
+def batched(douts: Outputs) -> bool:
     """Do many gradients come as one (is_grads_batched)?  That is an older vmap, without rules for custom ops."""
     return not torch.compiler.is_compiling() and any(map(torch._C._functorch.is_legacy_batchedtensor, douts))
 
