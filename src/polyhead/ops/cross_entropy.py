@@ -208,20 +208,24 @@ def _grad(ctx, dloss, *nothing):  # type: ignore[no-untyped-def]
         _refuse(ctx)
     wanted = [bool(needs) for needs in ctx.needs_input_grad[:3]]
     if batched([dloss]):
-        return *_all_at_once(dloss, *ctx.saved_tensors[:4], ctx.options["factor"]), None
+        x, weight, bias, targets, _ = ctx.saved_tensors
+        return *_all_at_once(dloss, (x, weight, bias), targets, ctx.options["factor"]), None
     grads = torch.ops.polyhead.chunked_cross_entropy_backward(dloss, *ctx.saved_tensors, **ctx.options, wanted=wanted)
     return *(grad if want else None for grad, want in zip(grads, wanted, strict=True)), None
 
 
-def _all_at_once(dloss, x, weight, bias, targets, factor):  # type: ignore[no-untyped-def]
+def _all_at_once(
+    dloss: Tensor, given: tuple[Tensor, Tensor, Tensor | None], targets: Tensor, factor: float
+) -> list[Tensor | None]:
     """Gradients of many losses (is_grads_batched), from all logits."""
-    given = [x, weight] if bias is None else [x, weight, bias]
-    absent = [None] * (3 - len(given))
+    x, weight, bias = given
 
     def losses(own: list[Tensor]) -> list[Tensor]:
-        return [_whole(_logits(*own, *absent, factor), targets, guess=False)[0]]
+        logits = _logits(own[0], own[1], None if bias is None else own[2], factor)
+        return [_whole(logits, targets, guess=False)[0]]
 
-    return [*by_reference(losses, given, [dloss]), *absent]
+    grads = by_reference(losses, [x, weight] if bias is None else [x, weight, bias], [dloss])
+    return [*grads, None][:3]
 
 
 def _refuse(ctx, *grads):  # type: ignore[no-untyped-def]
