@@ -6,8 +6,8 @@ With an encoder, every block also attends to encoder(source), the stream after t
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeGuard
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,14 +15,15 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.config import TransformerConfig
-from polyhead.config.components import POSITIONS, narrower
+from polyhead.config.components import narrower
 from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention, Positions, rotary_tables
 from polyhead.layers.block import TransformerBlock, build_norm
 from polyhead.layers.cache import Cache
 from polyhead.layers.feedforward import MixtureOfExperts, build_feedforward
-from polyhead.layers.own import OwnVectors, way_of
-from polyhead.layers.positions import LearnedPositions, SinusoidalPositions, places_in
+from polyhead.layers.own import way_of
+from polyhead.layers.positions import places_in
+from polyhead.layers.projection import computes, hooked
 from polyhead.layers.taps import Taps
 from polyhead.models.initialise import initialise
 from polyhead.models.inputs_outputs import (
@@ -32,8 +33,10 @@ from polyhead.models.inputs_outputs import (
     TiedOutput,
     build_input,
     build_output,
+    input_positions,
+    is_own,
 )
-from polyhead.models.rivals.abstractor import Abstractor
+from polyhead.models.rivals.abstractor import PRESET, Abstractor
 from polyhead.models.symbol_routing import Sources, recomputed
 from polyhead.ops.call import Packed
 from polyhead.spec.shapes import shaped
@@ -77,7 +80,7 @@ class Transformer(nn.Module):
         self.config = settings
         self.encoder = _encoder(settings.encoder, device, dtype)
         self.inputs = build_input(settings.inputs, settings.dim, device=device, dtype=dtype)
-        self.positions = _input_positions(settings, device, dtype)
+        self.positions = input_positions(settings, device, dtype)
         layers = [settings.layer_heads(i) for i in range(settings.layers)]
         crossing = [settings.layer_cross_heads(i) for i in range(settings.layers)]
         lender = self.encoder._own if settings.encoder_symbols and isinstance(self.encoder, Transformer) else None
@@ -98,6 +101,7 @@ class Transformer(nn.Module):
         if outputs:
             self.outputs = build_output(end, self.inputs, settings.dim, device=device, dtype=dtype)
         self.reset_parameters()
+        self.register_load_state_dict_post_hook(_tie)
 
     def reset_parameters(self) -> None:
         """Initialise all parameters by the preset `config.init` (an encoder by its own), from torch's default
@@ -110,6 +114,13 @@ class Transformer(nn.Module):
                 self.outputs.weight.mul_(factor)
         if isinstance(self.encoder, Transformer):
             self.encoder.reset_parameters()
+        elif isinstance(self.encoder, Abstractor) and settings.init != PRESET:
+            initialise(self.encoder, PRESET)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
+        super()._apply(fn, recurse)
+        _tie(self)
+        return self
 
     def length(self, inputs: Tensor) -> int:
         """The number of tokens of `inputs`."""
@@ -186,13 +197,12 @@ class Transformer(nn.Module):
         return self.outputs(x, mask) if self._pools else self.outputs(x)
 
     def _lazy(self, x: Tensor) -> Tensor | LazyLogits:
-        if isinstance(self.outputs, LinearOutput | TiedOutput) and isinstance(self.config.outputs, config.Logits):
-            return self.outputs.lazy(x)
         if not isinstance(self.config.outputs, config.Logits) or isinstance(self.outputs, nn.Identity):
             raise ValueError(
                 f"Transformer: lazy outputs are Logits() but those of this model are {self.config.outputs}"
             )
-        return self.outputs(x)
+        ours = computes(self.outputs, LinearOutput.forward, TiedOutput.forward) and not hooked(self.outputs)
+        return self.outputs.lazy(x) if ours and isinstance(self.outputs, LinearOutput | TiedOutput) else self.outputs(x)
 
     @property
     def _pools(self) -> bool:
@@ -211,6 +221,8 @@ class Transformer(nn.Module):
             )
         if tail is not None and self._pools:
             raise ValueError(f"Transformer: a class is read off all positions, so tail must be None but is {tail}")
+        if cache is not None and cache.length and self._pools:
+            raise ValueError(f"Transformer: a class is read off all positions, but {cache.length} are in the cache")
         if cache is not None and (len(cache) != len(self.blocks) or not self.config.causal):
             raise ValueError(
                 f"Transformer: a cache of {len(self.blocks)} layers and causal=True go together but "
@@ -319,6 +331,12 @@ class _Given(NamedTuple):
     stream: list[Tensor] | None
 
 
+def _tie(model: Transformer, _: object = None) -> None:
+    """Tie libraries of symbols: off the meta device, and by `assign=True`, each layer got its own."""
+    for sources in (model._own, model._across):
+        sources.tie()
+
+
 def _encoder(
     settings: TransformerConfig | config.AbstractorConfig | None, device: Device, dtype: torch.dtype | None
 ) -> nn.Module | None:
@@ -329,19 +347,6 @@ def _encoder(
     return Abstractor(settings, device=device, dtype=dtype)
 
 
-def _input_positions(
-    settings: TransformerConfig, device: Device, dtype: torch.dtype | None
-) -> LearnedPositions | SinusoidalPositions | OwnVectors | None:
-    if _is_own(settings.positions) and way_of(settings.positions) == "vectors":
-        heads = sum(group.heads for group in settings.layer_heads(0))
-        return OwnVectors(settings.positions, heads, settings.dim, settings.max_length, device=device, dtype=dtype)
-    if isinstance(settings.positions, config.Learned):
-        return LearnedPositions(settings.max_length, settings.dim, device=device, dtype=dtype)
-    if isinstance(settings.positions, config.Sinusoidal):
-        return SinusoidalPositions(settings.max_length, settings.dim, device=device, dtype=dtype)
-    return None
-
-
 def _layer_positions(settings: TransformerConfig, device: Device) -> Positions:
     """The argument `positions` of every layer: layers share rotary tables, but each has its own relative bias."""
     positions = settings.positions
@@ -349,14 +354,9 @@ def _layer_positions(settings: TransformerConfig, device: Device) -> Positions:
         layers = [settings.layer_heads(i) for i in range(settings.layers)]
         theta, layout, length = positions.theta, positions.layout, settings.max_length
         return rotary_tables(layers, settings.dim, theta=theta, layout=layout, max_length=length, device=device)
-    if _is_own(positions):
+    if is_own(positions):
         return None if way_of(positions) == "vectors" else positions
     return positions if isinstance(positions, (config.RelativeBias, config.Alibi)) else None
-
-
-def _is_own(positions: config.Position | None) -> TypeGuard[config.Position]:
-    """Whether the positions are a user's."""
-    return positions is not None and not isinstance(positions, POSITIONS)
 
 
 def _block(
