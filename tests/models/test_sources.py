@@ -147,3 +147,14 @@ def test_sources_of_ones_own_may_share_a_cache():
         module(tokens[:, :3], cache=cache)
     for module, tokens in ((one, x), (two, y)):
         assert_close(module(tokens[:, 3:], first=3, cache=cache), module(tokens)[:, 3:])
+
+
+@pytest.mark.parametrize("order", [(0, 2), (2, 0), (0, 2, 2)])
+def test_blocks_that_are_dropped_or_used_twice_read_their_own_sources(order):
+    own = Relational(2, symbols=SymbolicAttention(count=5, shared=False))
+    model, x = make([own], [own], [own])
+    model.blocks = torch.nn.ModuleList(model.blocks[i] for i in order)
+    wanted = layer_by_layer(model, x, lambda i, stream, _: model.blocks[i].symbols[0](stream))
+    taps, stream = [], []
+    assert_close(model(x, taps=taps, stream=stream), wanted, atol=1e-12, rtol=1e-12)
+    assert_close(taps[1].groups[0].assignments, model.blocks[1].symbols[0].assignments(stream[1]))

@@ -80,6 +80,11 @@ class Sources:
         home, place = self.places[number]
         return home[place]
 
+    def layer_of(self, block: nn.Module, place: int) -> int:
+        """The layer for which the block at this place was built: others may have been dropped, or it may be foreign."""
+        layer = getattr(block, "layer", None)
+        return layer if isinstance(layer, int) and layer < len(self.reads) else place
+
     def tie(self) -> None:
         """Share the library of the first of equal sources with the others, if their settings say so."""
         libraries: dict[object, Tensor] = {}

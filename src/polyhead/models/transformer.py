@@ -96,10 +96,9 @@ class Transformer(nn.Module):
         last = settings.norm_order == "pre" if settings.final_norm is None else settings.final_norm
         norm, eps = settings.norm, settings.norm_eps
         self.norm = build_norm(norm, settings.dim, eps, device=device, dtype=dtype) if last else nn.Identity()
-        end = settings.outputs
         self.outputs: nn.Module = nn.Identity()
         if outputs:
-            self.outputs = build_output(end, self.inputs, settings.dim, device=device, dtype=dtype)
+            self.outputs = build_output(settings.outputs, self.inputs, settings.dim, device=device, dtype=dtype)
         self.reset_parameters()
         self.register_load_state_dict_post_hook(_tie)
 
@@ -166,7 +165,7 @@ class Transformer(nn.Module):
 
         `mask` (b t) is True at real tokens.  `positions` are 0, 1, ... by default, and padding counts, too.  To give
         sequences of different lengths the same results as alone, pad them on the left and pass a mask, and positions
-        that count real tokens (any number at padding).
+        that count real tokens (any in range at padding).
         `tail`: return only the last `tail` positions (b tail c); the last layer then computes no others.  `keep`: for
         each layer (or None) a factor of its code, (b|1 h|1 t s), in place of its own dropout.  `source` is the
         encoder's input and `source_mask` is True at its real tokens; or `encoded` is the result of `encode`.
@@ -261,9 +260,9 @@ class Transformer(nn.Module):
         for i, block in enumerate(self.blocks):
             if given.stream is not None:
                 given.stream.append(x)
-            entering = x
+            entering, layer = x, self._own.layer_of(block, i)
             seen: list[Taps] = []
-            symbols, context_symbols = self._symbols(i, x, embedded, made, given, again)
+            symbols, context_symbols = self._symbols(layer, x, embedded, made, given, again)
             x = recomputed(block, again)(
                 x,
                 given.context,
@@ -279,7 +278,7 @@ class Transformer(nn.Module):
                 taps=None if taps is None else seen,
             )
             if taps is not None:
-                taps += self._shown(i, seen, (entering, embedded), given)
+                taps += self._shown(layer, seen, (entering, embedded), given)
         return x
 
     def _symbols(
@@ -395,6 +394,7 @@ def _block(
         norm_eps=settings.norm_eps,
         norm_order=settings.norm_order,
         dropout=settings.residual_dropout,
+        layer=layer,
         device=device,
         dtype=dtype,
     )
