@@ -296,7 +296,7 @@ def input_positions(
     settings: config.TransformerConfig, device: Device, dtype: torch.dtype | None
 ) -> LearnedPositions | SinusoidalPositions | OwnVectors | None:
     """The module of positions that are added to the inputs, or None."""
-    if is_own(settings.positions) and way_of(settings.positions) == "vectors":
+    if are_own(settings.positions) and way_of(settings.positions) == "vectors":
         heads = sum(group.heads for group in settings.layer_heads(0))
         return OwnVectors(settings.positions, heads, settings.dim, settings.max_length, device=device, dtype=dtype)
     if isinstance(settings.positions, config.Learned):
@@ -306,7 +306,7 @@ def input_positions(
     return None
 
 
-def is_own(positions: config.Position | None) -> TypeGuard[config.Position]:
+def are_own(positions: config.Position | None) -> TypeGuard[config.Position]:
     """Whether the positions are a user's."""
     return positions is not None and not isinstance(positions, POSITIONS)
 

@@ -31,10 +31,10 @@ from polyhead.models.inputs_outputs import (
     LazyLogits,
     LinearOutput,
     TiedOutput,
+    are_own,
     build_input,
     build_output,
     input_positions,
-    is_own,
 )
 from polyhead.models.rivals.abstractor import PRESET, Abstractor
 from polyhead.models.symbol_routing import Sources, recomputed
@@ -353,7 +353,7 @@ def _layer_positions(settings: TransformerConfig, device: Device) -> Positions:
         layers = [settings.layer_heads(i) for i in range(settings.layers)]
         theta, layout, length = positions.theta, positions.layout, settings.max_length
         return rotary_tables(layers, settings.dim, theta=theta, layout=layout, max_length=length, device=device)
-    if is_own(positions):
+    if are_own(positions):
         return None if way_of(positions) == "vectors" else positions
     return positions if isinstance(positions, (config.RelativeBias, config.Alibi)) else None
 
