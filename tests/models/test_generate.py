@@ -164,3 +164,20 @@ def test_tokens_that_the_model_does_not_know_stop_nothing():
     wanted = [row[: row.index(stop)] if stop in row else row for row in said]
     assert generate(model, start, steps=6, temperature=0.0, stop=(99, stop)) == wanted
     assert torch.equal(greedy(model, start, steps=3, stop=-1), greedy(model, start, steps=3))
+
+
+@pytest.mark.parametrize("place", ["blocks.1", "blocks.0.attention.out", "outputs"])
+def test_a_call_that_was_interrupted_leaves_its_cache(place):
+    """Memory that is full, or Ctrl-C: the call is made once more."""
+    model, start, _ = make("dual")
+    cache = Cache(2)
+    model(start, cache=cache)
+
+    def fails(*given):
+        raise KeyboardInterrupt
+
+    handle = model.get_submodule(place).register_forward_hook(fails)
+    with pytest.raises(KeyboardInterrupt):
+        model(start, cache=cache)
+    handle.remove()
+    assert_close(model(start, cache=cache), model(torch.cat((start, start), 1))[:, 2:])

@@ -8,10 +8,14 @@ to, so its cache does not grow either.  If positions are given, they must increa
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Hashable, Iterator
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
+
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 class LayerCache:
@@ -214,3 +218,17 @@ class Cache:
 
     def __iter__(self) -> Iterator[LayerCache]:
         return iter(self.layers)
+
+
+def whole(forward: Function) -> Function:
+    """Decorator of a model's forward: if a call is interrupted, its `cache` is what it was before."""
+
+    @functools.wraps(forward)
+    def called(*args: object, **given: object) -> object:
+        cache = given.get("cache")
+        if not isinstance(cache, Cache) or torch.compiler.is_compiling():
+            return forward(*args, **given)
+        with cache.whole():
+            return forward(*args, **given)
+
+    return cast(Function, called)

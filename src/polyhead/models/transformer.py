@@ -19,7 +19,7 @@ from polyhead.config.components import narrower
 from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention, Positions, rotary_tables
 from polyhead.layers.block import TransformerBlock, build_norm
-from polyhead.layers.cache import Cache
+from polyhead.layers.cache import Cache, whole
 from polyhead.layers.feedforward import MixtureOfExperts, build_feedforward
 from polyhead.layers.own import way_of
 from polyhead.layers.positions import places_in
@@ -144,6 +144,7 @@ class Transformer(nn.Module):
         return encoded
 
     @shaped
+    @whole
     def forward(
         self,
         inputs: Float[Tensor, "b t c"] | Int[Tensor, "b t"] | Float[Tensor, "b c height width"],
@@ -229,9 +230,8 @@ class Transformer(nn.Module):
             )
         if given.cu_seqlens is None:
             return
-        alone = {"tail": tail, "cache": cache, "encoder": self.encoder}
+        alone = {"tail": tail, "cache": cache, "encoder": self.encoder, "Classes()": self._pools or None}
         strange = [name for name, value in alone.items() if value is not None]
-        strange += ["Classes()"] if self._pools else []
         if strange:
             raise ValueError(f"Transformer: with cu_seqlens inputs are several sequences, without {strange[0]}")
 
