@@ -8,14 +8,10 @@ to, so its cache does not grow either.  If positions are given, they must increa
 
 import contextlib
 import copy
-import functools
 from collections.abc import Callable, Hashable, Iterator
-from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
-
-Function = TypeVar("Function", bound=Callable[..., object])
 
 
 class LayerCache:
@@ -220,15 +216,6 @@ class Cache:
         return iter(self.layers)
 
 
-def whole(forward: Function) -> Function:
-    """Decorator of a model's forward: if a call is interrupted, its `cache` is what it was before."""
-
-    @functools.wraps(forward)
-    def called(*args: object, **given: object) -> object:
-        cache = given.get("cache")
-        if not isinstance(cache, Cache) or torch.compiler.is_compiling():
-            return forward(*args, **given)
-        with cache.whole():
-            return forward(*args, **given)
-
-    return cast(Function, called)
+def whole(cache: Cache | None) -> contextlib.AbstractContextManager[None]:
+    """`cache.whole()`; without a cache, and in compiled code, it does nothing."""
+    return contextlib.nullcontext() if cache is None or torch.compiler.is_compiling() else cache.whole()

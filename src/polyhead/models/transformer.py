@@ -144,7 +144,6 @@ class Transformer(nn.Module):
         return encoded
 
     @shaped
-    @whole
     def forward(
         self,
         inputs: Float[Tensor, "b t c"] | Int[Tensor, "b t"] | Float[Tensor, "b c height width"],
@@ -183,18 +182,18 @@ class Transformer(nn.Module):
         self._check(given, source, tail)
         if source is not None:
             given = given._replace(context=self.encode(source, source_mask, taps=taps))
-        x = self._embed(inputs, given)
-        if tail is not None and not 1 <= tail <= x.shape[1]:
-            raise ValueError(f"Transformer: tail must be 1 to {x.shape[1]} (the positions) but is {tail}")
-        # Given positions belong to the keys, too.  Then the last layer computes all, and the tail is cut out below.
-        wanted = tail if positions is None and cache is None else None
-        x = self._through(x, given, wanted, taps)
-        x = self.norm(x if tail is None else x[:, -tail:])
-        if stream is not None:
-            stream.append(x)
-        if lazy:
-            return self._lazy(x)
-        return self.outputs(x, mask) if self._pools else self.outputs(x)
+        with whole(cache):
+            x = self._embed(inputs, given)
+            if tail is not None and not 1 <= tail <= x.shape[1]:
+                raise ValueError(f"Transformer: tail must be 1 to {x.shape[1]} (the positions) but is {tail}")
+            # Given positions belong to the keys, too.  Then the last layer computes all, and the tail is cut out below.
+            x = self._through(x, given, tail if positions is None and cache is None else None, taps)
+            x = self.norm(x if tail is None else x[:, -tail:])
+            if stream is not None:
+                stream.append(x)
+            if lazy:
+                return self._lazy(x)
+            return self.outputs(x, mask) if self._pools else self.outputs(x)
 
     def _lazy(self, x: Tensor) -> Tensor | LazyLogits:
         if not isinstance(self.config.outputs, config.Logits) or isinstance(self.outputs, nn.Identity):
