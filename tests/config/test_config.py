@@ -84,6 +84,7 @@ MISTAKES = [
     (GOOD | {"head": 3}, "unknown field 'head'; did you mean 'heads'"),
     (GOOD | {"heads": "x"}, "heads: int was wanted but 'x' came"),
     (GOOD | {"heads": 0}, "heads must be at least 1 but is 0"),
+    ({"kind": "RelativeBias", "max_distance": 0}, "max_distance must be at least 1 but is 0"),
     (GOOD | {"kv_heads": 3}, "kv_heads must divide 4 heads but is 3"),
     (GOOD | {"act": "rulu"}, "unknown act 'rulu'; did you mean 'relu'"),
     (GOOD | {"value_depth": 3}, "value_depth must be 1 or 2 but is 3"),

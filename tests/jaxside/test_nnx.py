@@ -125,9 +125,10 @@ def test_mixtures_of_heads_equal_those_of_pytorch(name):
 
 
 @pytest.mark.usefixtures("quick_draws")
-def test_attention_to_another_sequence():
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_to_another_sequence(causal):
     heads, mask = [ph.Hyla(2), ph.Relational(2, relation_init="package")], np.arange(S) < np.array([[[[5]]], [[[9]]]])
-    how = {"positions": ph.Rotary(), "max_length": S, "own_symbols": False}
+    how = {"positions": ph.Rotary(), "max_length": S, "own_symbols": False, "causal": causal}
     theirs = ph.MultiHeadAttention(DIM, heads, **how)
     ours = convert.to_flax(random_state(theirs), nnx.MultiHeadAttention(DIM, heads, **how))
     x, context, symbols = drawn(B, T, DIM), drawn(B, S, DIM, seed=2), drawn(1, S, DIM, seed=3)

@@ -364,3 +364,16 @@ def test_mistakes_when_building():
         MultiHeadAttention(8, [Hyla(2)], positions=config.Learned())
     with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\)"):
         MultiHeadAttention(8, [Hyla(2)], dropout=1.0)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("t", [3, 7, 9])
+def test_the_last_query_of_causal_attention_stands_at_the_last_key_of_its_context(positions, t):
+    layer, x = make("all", causal=True, positions=POSITIONS[positions]), torch.randn(2, 9, 64, dtype=F64)
+    context = x[:, -7:]
+    if t <= 7:
+        assert_close(layer(x[:, -t:], context), layer(context)[:, -t:])
+    else:
+        moved = layer(x, context)  # the first two queries see no key
+        assert not moved[:, :2].any()
+        assert_close(moved[:, 2:], layer(context))

@@ -284,3 +284,10 @@ def test_what_is_kept_of_a_context_is_reordered_too():
     layer(x[:1], x[:1], cache=cache[0])
     with pytest.raises(ValueError, match=r"^Cache: the cache of one sequence cannot become that of 3: repeat"):
         cache.reorder(rows)
+
+
+def test_a_context_of_another_length_is_refused():
+    layer, cache, x = make([Softmax(2), Hyla(2)]), LayerCache(), torch.randn(2, 3, M, dtype=F64)
+    layer(x, x[:, :2], cache=cache)
+    with pytest.raises(ValueError, match=r"the cache is that of a context of 2 tokens but one of 3 came$"):
+        layer(x, x, cache=cache)

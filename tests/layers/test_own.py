@@ -162,3 +162,27 @@ def test_files_and_layers_refuse_what_they_cannot_use():
     model = ph.TransformerConfig(*task.ends, dim=8, heads=ph.Softmax(2), positions=Local())
     with pytest.raises(ValueError, match=r"train: .*Local of .* cannot be found again by its name"):
         ph.train.run(ph.Run(name="x", task=task, model=model, folder="never"), progress=False)
+
+
+CONSTANT = torch.zeros(2)
+
+
+@dataclass(frozen=True)
+class Begun(ph.Position):
+    """Begins with a constant of its module."""
+
+    def parameters(self, heads, dim, max_length):
+        return {"slope": CONSTANT}
+
+    def bias(self, own, distance):
+        return own.slope.view(-1, *[1] * distance.ndim) * distance
+
+
+def test_a_constant_is_where_each_layer_begins():
+    model = ph.Transformer(ph.TransformerConfig(**ENDS, dim=8, heads=ph.Softmax(2), causal=True, positions=Begun()))
+    one, two = (block.attention.relative.slope for block in model.blocks)
+    torch.nn.init.ones_(one)
+    assert not two.any()
+    assert not CONSTANT.any()
+    model.reset_parameters()
+    assert not one.any()

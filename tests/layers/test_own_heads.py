@@ -129,3 +129,11 @@ def test_heads_that_nobody_could_read_back_do_not_begin(tmp_path):
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="has no method `code`"):
         ph.MultiHeadAttention(8, dataclasses.make_dataclass("Bare", [], bases=(ph.Mechanism,), frozen=True)(2))
+
+
+def test_a_check_draws_no_random_number_of_the_callers():
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    ph.testing.check(ph.Softmax(2), "dropout", "masks")
+    assert torch.equal(torch.rand(3), wanted)

@@ -15,6 +15,7 @@ from polyhead.config import (
     Patches,
     PositionSymbols,
     PrediNetConfig,
+    RelationalSymbols,
     RelativeSymbols,
     SymbolicAttention,
     Tokens,
@@ -300,3 +301,10 @@ def test_inputs_that_cannot_be_compared():
     long = build(AbstractorConfig(Vectors(5), dim=8, max_length=3))
     with pytest.raises(ValueError, match="4 positions but max_length is 3"):
         long(torch.zeros(2, 4, 5))
+
+
+def test_an_abstractor_takes_no_padding_for_a_neighbour():
+    model = stirred(AbstractorConfig(Vectors(3), dim=8, symbols=RelationalSymbols(count=4)))
+    x, padding = randn(2, 5, 3), randn(2, 2, 3, seed=1)
+    mask = torch.arange(7).expand(2, -1) < 5
+    torch.testing.assert_close(model(torch.cat((x, padding), 1), mask)[:, :5], model(x))

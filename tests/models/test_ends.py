@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from polyhead.config import Classes, Learned, Logits, Patches, Softmax, Tokens, TransformerConfig, Vectors
+from polyhead.layers.cache import Cache
 from polyhead.models.inputs_outputs import ClassOutput, PatchInput, TokenInput
 from polyhead.models.transformer import Transformer
 
@@ -76,6 +77,16 @@ def test_a_classifier_of_sequences_reads_no_padding():
     assert not torch.allclose(model(x), model(x[:, :4]))
 
 
+@pytest.mark.parametrize("pool", ["mean", "class"])
+def test_a_classifier_reads_no_padding_before_a_sequence(pool):
+    torch.manual_seed(0)
+    settings = TransformerConfig(Tokens(9), Classes(4, pool), dim=16, heads=Softmax(2), positions=Learned())
+    model, x = Transformer(settings, dtype=F64).eval(), torch.randint(9, (2, 6))
+    mask = torch.arange(6) >= torch.tensor([[2], [0]])
+    y = model(x, mask=mask, positions=(mask.cumsum(1) - 1).clamp(min=0))
+    assert_close(y, torch.cat((model(x[:1, 2:]), model(x[1:]))))
+
+
 def test_scaled_tokens():
     torch.manual_seed(0)
     end = TokenInput(7, 16, scaled=True, dtype=F64)
@@ -116,3 +127,12 @@ def test_mistakes_are_one_line():
         with pytest.raises(ValueError, match=text) as error:
             call()
         assert "\n" not in str(error.value)
+
+
+def test_a_class_is_not_read_off_the_end_of_a_sequence():
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(Tokens(9), Classes(4), dim=16, heads=Softmax(2), causal=True)).eval()
+    x, cache = torch.randint(9, (2, 6)), Cache(2)
+    assert_close(model(x[:, :4], cache=cache), model(x[:, :4]))
+    with pytest.raises(ValueError, match=r"^Transformer: a class is read off all positions, but 4 are in the cache$"):
+        model(x[:, 4:], cache=cache)

@@ -22,7 +22,7 @@ from polyhead.config import (
     Vectors,
 )
 from polyhead.layers.cache import Cache
-from polyhead.models.generate.tokens import greedy
+from polyhead.models.generate.tokens import generate, greedy
 from polyhead.models.transformer import Transformer
 
 BASE = TransformerConfig(
@@ -146,3 +146,38 @@ def test_mistakes_are_one_line():
         with pytest.raises(ValueError, match=text) as error:
             call()
         assert "\n" not in str(error.value)
+
+
+def test_logits_that_are_not_finite_are_refused():
+    model, start, _ = make("dual")
+    with torch.no_grad():
+        model.norm.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="logits are not finite numbers"):
+        greedy(model, start, steps=2)
+
+
+def test_tokens_that_the_model_does_not_know_stop_nothing():
+    model, start, _ = make("dual")
+    said = generate(model, start, steps=6, temperature=0.0)
+    assert generate(model, start, steps=6, temperature=0.0, stop=(99, -1)) == said
+    stop = said[0][2]
+    wanted = [row[: row.index(stop)] if stop in row else row for row in said]
+    assert generate(model, start, steps=6, temperature=0.0, stop=(99, stop)) == wanted
+    assert torch.equal(greedy(model, start, steps=3, stop=-1), greedy(model, start, steps=3))
+
+
+@pytest.mark.parametrize("place", ["blocks.1", "blocks.0.attention.out", "outputs"])
+def test_a_call_that_was_interrupted_leaves_its_cache(place):
+    """Memory that is full, or Ctrl-C: the call is made once more."""
+    model, start, _ = make("dual")
+    cache = Cache(2)
+    model(start, cache=cache)
+
+    def fails(*given):
+        raise KeyboardInterrupt
+
+    handle = model.get_submodule(place).register_forward_hook(fails)
+    with pytest.raises(KeyboardInterrupt):
+        model(start, cache=cache)
+    handle.remove()
+    assert_close(model(start, cache=cache), model(torch.cat((start, start), 1))[:, 2:])

@@ -145,6 +145,7 @@ def test_mistakes_are_one_line():
         ),
         (lambda: stream_text(model, codec, ["a"], steps=1, stop=["a", ""]), "a stop string must not be empty"),
         (lambda: stream_text(model, codec, [], steps=1), "no prompt came"),
+        (lambda: stream_text(model, codec, "ab", steps=1), "prompts must be a list of texts but one text came"),
         (lambda: stream_text(model, codec, ["a" * 600], steps=1), "600 tokens and 1 steps more go beyond"),
     ):
         with pytest.raises(ValueError, match=f"generate: {text}"):

@@ -132,3 +132,20 @@ def test_mistakes_are_one_line():
         with_source(PositionSymbols(), encoder_symbols=True)
     with pytest.raises(ValueError, match=r"^TransformerConfig: RelationalSymbols that an encoder lends need causal="):
         pair(RelationalSymbols())
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+@pytest.mark.parametrize("source", [LIBRARY, RelationalSymbols(count=5, shared=False)])
+def test_a_tied_library_stays_one(source, trainable):
+    """Off the meta device, after a cast, and when a state is loaded by assigning."""
+    settings = with_source(replace(source, tied=True, trainable=trainable))
+    model, empty = build(settings), Transformer(settings, device="meta").to_empty(device="cpu")
+    empty.reset_parameters()
+    assigned = Transformer(settings, device="meta")
+    assigned.load_state_dict(model.state_dict(), assign=True)
+    for made in (model, empty, assigned, torch.nn.Sequential(empty).half()[0]):
+        state = made.state_dict(keep_vars=True)
+        assert len({id(value) for name, value in state.items() if name.endswith("library")}) == 1
+        assert len(list(made.parameters())) == len(list(model.parameters()))
+    tokens = torch.randint(7, (2, 6))
+    assert_close(assigned(tokens), model(tokens))

@@ -1,8 +1,11 @@
 """Symbols of a transformer: read off the raw stream of each layer or once off the embedded input, by whom they are
 shared, and what a source of neighbours sees in place of padding."""
 
+import copy
+import pickle
 from dataclasses import replace
 
+import pytest
 import torch
 from torch.testing import assert_close
 
@@ -17,6 +20,8 @@ from polyhead.config import (
     Tokens,
     TransformerConfig,
 )
+from polyhead.layers.cache import Cache, LayerCache
+from polyhead.layers.symbols import build_symbols
 from polyhead.models.symbol_routing import Sources
 from polyhead.models.transformer import Transformer
 
@@ -32,9 +37,9 @@ def layer_by_layer(model, x, symbols):
     return model.outputs(model.norm(stream))
 
 
-def make(*layers):
+def make(*layers, **options):
     torch.manual_seed(0)
-    model = Transformer(replace(BASE, heads=layers), dtype=F64).eval()
+    model = Transformer(replace(BASE, heads=layers, **options), dtype=F64).eval()
     return model, torch.randint(9, (2, 6))
 
 
@@ -103,6 +108,53 @@ def test_neighbours_beyond_the_real_tokens_are_the_outermost_real_one():
     x, mask = torch.randn(2, 6, 8, dtype=F64), torch.zeros(2, 6, dtype=torch.bool)
     mask[0, :4], mask[1, 3:] = True, True
     (symbols,) = sources.read(0, x, x, {}, mask=mask)
-    alone = [sources.modules[0](x[:1, :4]), sources.modules[0](x[1:, 3:])]
+    alone = [sources.module(0)(x[:1, :4]), sources.module(0)(x[1:, 3:])]
     assert_close(symbols[:1, :4], alone[0])
     assert_close(symbols[1:, 3:], alone[1])
+
+
+@torch.no_grad()  # only leaves can be copied
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda kept: pickle.loads(pickle.dumps(kept))])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_copied_cache_holds_the_neighbours(copied, padded):
+    """Two sources in each layer; a prompt is decoded once and continued from a copy of its cache."""
+    sources = [RelationalSymbols(count=5), RelationalSymbols(count=4, neighbours=3, shared=False)]
+    model, x = make(*[[Relational(2, symbols=source) for source in sources]] * 3, causal=True)
+    mask = torch.tensor([[False, False, True, True], [True] * 4]) if padded else None
+    caches = [Cache(3) for _ in range(2)]
+    for cache in caches:
+        model(x[:, :4], mask=mask, cache=cache)
+    again = copied(caches[0])
+    assert_close(model(x[:, 4:], cache=again), model(x[:, 4:], cache=caches[1]), atol=1e-12, rtol=1e-12)
+    assert not any(isinstance(name, torch.nn.Module) for name in again[0]._kept)
+
+
+def test_a_cache_without_the_neighbours_is_refused():
+    model, x = make(*[[Relational(2, symbols=RelationalSymbols())] * 2] * 3, causal=True)
+    cache = Cache(3)
+    model(x[:, :4], cache=cache)
+    del cache[0]._kept[model.symbols[0].place]
+    with pytest.raises(
+        ValueError, match=r"^RelationalSymbols: the cache has 4 tokens but not the neighbours among them"
+    ):
+        model(x[:, 4:], cache=cache)
+
+
+def test_sources_of_ones_own_may_share_a_cache():
+    one, two = (build_symbols(RelationalSymbols(count=4), 8, causal=True) for _ in range(2))
+    x, y, cache = torch.randn(1, 4, 8), torch.randn(1, 4, 8), LayerCache()
+    for module, tokens in ((one, x), (two, y)):
+        module(tokens[:, :3], cache=cache)
+    for module, tokens in ((one, x), (two, y)):
+        assert_close(module(tokens[:, 3:], first=3, cache=cache), module(tokens)[:, 3:])
+
+
+@pytest.mark.parametrize("order", [(0, 2), (2, 0), (0, 2, 2)])
+def test_blocks_that_are_dropped_or_used_twice_read_their_own_sources(order):
+    own = Relational(2, symbols=SymbolicAttention(count=5, shared=False))
+    model, x = make([own], [own], [own])
+    model.blocks = torch.nn.ModuleList(model.blocks[i] for i in order)
+    wanted = layer_by_layer(model, x, lambda i, stream, _: model.blocks[i].symbols[0](stream))
+    taps, stream = [], []
+    assert_close(model(x, taps=taps, stream=stream), wanted, atol=1e-12, rtol=1e-12)
+    assert_close(taps[1].groups[0].assignments, model.blocks[1].symbols[0].assignments(stream[1]))

@@ -73,3 +73,13 @@ def both(monkeypatch, config):
         monkeypatch.setattr(transformer, "narrower", lambda *given: 1.0)
     monkeypatch.undo()
     return {name: (value, made[1][name]) for name, value in made[0].items()}
+
+
+@pytest.mark.parametrize("preset", ["hyla", "cs336"])
+def test_an_abstractor_begins_alike_whatever_its_decoder(preset):
+    """By the preset cs336: N(0, 2 / (in + out))."""
+    encoder = ph.AbstractorConfig(Vectors(4), dim=64, hidden=192)
+    torch.manual_seed(0)
+    model = ph.Transformer(settings("untied", preset=preset, encoder=encoder))
+    for layer in model.encoder.layers:
+        assert layer.feedforward.up.weight.std().item() == pytest.approx((2 / 256) ** 0.5, rel=0.03)

@@ -161,3 +161,48 @@ def test_the_balance_of_experts_in_a_wrapped_encoder_counts():
     with torch.compiler.set_stance("force_eager"):
         made(IDS, source=IDS)
     assert_close(made.auxiliary_loss(), want)
+
+
+@pytest.mark.parametrize("name", ["free", "tied"])
+@pytest.mark.parametrize("how", ["hook", "assigned", "subclass"])
+def test_lazy_logits_are_those_of_outputs_that_were_changed(name, how):
+    made = model(name)
+    before, ends = made(IDS), made.outputs
+    if how == "hook":
+        ends.register_forward_hook(lambda ends, given, y: 3 * y)
+    elif how == "assigned":
+        ends.forward = lambda x, plain=ends.forward: 3 * plain(x)
+    else:
+        ends.__class__ = type("Own", (type(ends),), {"forward": lambda self, x: 3 * super(type(self), self).forward(x)})
+    assert_close(made(IDS), 3 * before)
+    loss(made, name)
+
+
+def test_a_source_of_symbols_that_is_trained_anew_is_the_source():
+    plain = model("free")
+    for change in (lambda made: made, by_peft_source):
+        made = change(copy.deepcopy(plain))
+        before = made(IDS)
+        for key, parameter in made.named_parameters():
+            if "symbols.0" in key and parameter.requires_grad:
+                nn.init.zeros_(parameter)
+        assert not torch.allclose(made(IDS), before), change
+
+
+def by_peft_source(made):
+    return by_peft(made, target_modules=["qkv"], modules_to_save=["symbols.0"])
+
+
+class Ones(nn.Module):
+    def forward(self, x, **given):
+        return torch.ones_like(x[..., :5])
+
+
+def test_a_source_of_symbols_may_be_replaced():
+    for shared in (True, False):
+        heads = ph.Relational(2, symbols=ph.SymbolicAttention(5, shared=shared))
+        made = ph.Transformer(ph.TransformerConfig(WORDS, ph.Logits(20), dim=24, layers=2, heads=heads, causal=True))
+        home = made.symbols if shared else made.blocks[0].symbols
+        before, home[0] = made(IDS), Ones()
+        assert not torch.allclose(made(IDS), before)
+        assert_close(copy.deepcopy(made)(IDS), made(IDS))

@@ -38,8 +38,11 @@ class Rotary(Position):
 
 @dataclass(frozen=True)
 class RelativeBias(Position):
-    """T5 relative bias, one table per layer.  Defaults: one bucket per position; keys after the query share bucket
-    0."""
+    """T5 relative bias, one table per layer.  Keys after the query share bucket 0.
+
+    By default there are as many buckets as positions, as in the HYLA paper's code.  The nearer half of the distances
+    has one each; of the others, which are logarithmic, some hold two distances and some none.
+    """
 
     buckets: int | None = None
     max_distance: int | None = None
@@ -47,7 +50,7 @@ class RelativeBias(Position):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self, "buckets")
+        positive(self, "buckets", "max_distance")
 
 
 @dataclass(frozen=True)
@@ -216,7 +219,7 @@ class Values(Checked):
 
 @dataclass(frozen=True)
 class Classes(Checked):
-    """`count` logits per sequence, (b 1 count), from the mean over its tokens or from its first (`pool="class"`)."""
+    """`count` logits per sequence, (b 1 count), from the mean over its tokens or from the first (`pool="class"`)."""
 
     count: int
     pool: str = "mean"

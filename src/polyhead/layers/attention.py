@@ -22,7 +22,7 @@ from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.call import Call, Limits, call_of, check, drawn_keep, no_script, symbols_of
 from polyhead.layers.heads.functions import asked, attended, coder, compiled
-from polyhead.layers.heads.groups import LinearHeads, SymbolGroup, build
+from polyhead.layers.heads.groups import LinearHeads, SymbolGroup, build, sums
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.own import OwnPositions
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, build_bias, rotary_tables
@@ -113,7 +113,7 @@ class MultiHeadAttention(nn.Module):
         distinct = list(dict.fromkeys(named))
         self.source_of = [distinct.index(g.symbols) if isinstance(g, config.SymbolHeads) else None for g in heads]
         options = {"causal": self.causal, "max_length": self.max_length, **how}
-        self.symbols = nn.ModuleList(build_symbols(source, self.dim, **options) for source in distinct)
+        self.symbols = nn.ModuleList(build_symbols(s, self.dim, place=i, **options) for i, s in enumerate(distinct))
 
     def _add_positions(
         self,
@@ -157,9 +157,10 @@ class MultiHeadAttention(nn.Module):
         """y (b t m); with `return_code` also the code of all pairs (b h t s), before dropout.
 
         `mask` is boolean, True where a query may attend to a key, and broadcasts to (b h t s).  `bias` is added to the
-        scores: (b|1 h|1 t s), or by offset (h, t+s-1).  `positions` are those of x (default 0, 1, ...); positions of a
-        context are 0, 1, ...  `keep` (b|1 h|1 t s) multiplies the code in place of the layer's own dropout, also in
-        eval mode; 0 throughout a head removes that head.  `symbols` is one tensor for all groups or one (or None) per
+        scores: (b|1 h|1 t s), or by offset (h, t+s-1).  `positions` are those of x, a context's are 0, 1, ...  By
+        default x's are 0, 1, ... too or, if causal with a context, such that the last query is the last key.  `keep`
+        (b|1 h|1 t s) multiplies the code in place of the layer's own dropout, also in eval mode; 0 throughout a head
+        removes that head.  `symbols` is one tensor for all groups or one (or None) per
         group: (b|1 s symbol width), or a table of 2 distance + 1 rows by clipped offset.  For a table, `first` is the
         index of query 0 among the keys (default: the last query is the last key if causal, else query 0 is key 0).
         `cu_seqlens` (int32, n + 1): x (1 t m) is n packed sequences, masked from one another; sequence i has the rows
@@ -335,7 +336,7 @@ class MultiHeadAttention(nn.Module):
             return False
         shares = self.shared[i] or any(self.shared[i + 1 : i + 2])
         if call.past == 0:
-            return plain and group.sums and not shares and self.window is None
+            return plain and sums(self._groups()[i]) and not shares and self.window is None
         if (i, "state") in memory and not plain:
             raise ValueError(
                 "MultiHeadAttention: linear heads keep the sum of earlier tokens, not each of them, so bias, mask, "

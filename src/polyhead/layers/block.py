@@ -41,6 +41,8 @@ def build_norm(
 class TransformerBlock(nn.Module):
     """Attention and a feed-forward layer, each with a residual; with `cross`, attention to a context between them.
 
+    `layer`: which layer of a model it was built for; the model computes its symbols accordingly.
+
     >>> block = TransformerBlock(MultiHeadAttention(64, [Hyla(8)]), SwigluLayer(64), norm="rms")
     >>> decoder = TransformerBlock(
     ...     MultiHeadAttention(64, Softmax(8), causal=True), MlpLayer(64), cross=MultiHeadAttention(64, Softmax(8))
@@ -61,10 +63,12 @@ class TransformerBlock(nn.Module):
         norm_eps: float = 1e-5,
         norm_order: str = "pre",
         dropout: float = 0.0,
+        layer: int | None = None,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.layer = layer
         if not hasattr(attention, "dim"):
             raise ValueError(f"TransformerBlock: attention must be a MultiHeadAttention but is {attention!r:.60}")
         self.pre = one_of("TransformerBlock", "norm_order", norm_order, ("pre", "post")) == "pre"

@@ -130,6 +130,10 @@ class LayerCache:
             self.gone = self.length - count
             self.real = None if self.real is None else _end(self.real, count)
 
+    def senders(self, default: int) -> int:
+        """The number of keys of a cached context; `default` if there is none yet."""
+        return next((made["k"].shape[1] for made in self._made.values() if "k" in made), default)
+
     def once(self, name: Hashable, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """The result of the first call of `make` under this name."""
         if name not in self._made:
@@ -210,3 +214,8 @@ class Cache:
 
     def __iter__(self) -> Iterator[LayerCache]:
         return iter(self.layers)
+
+
+def whole(cache: Cache | None) -> contextlib.AbstractContextManager[None]:
+    """`cache.whole()`; without a cache, and in compiled code, it does nothing."""
+    return contextlib.nullcontext() if cache is None or torch.compiler.is_compiling() else cache.whole()

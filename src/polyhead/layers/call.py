@@ -25,14 +25,15 @@ class Call:
     """One call of a layer: `t` queries from `x`, and `s` keys from `x` and earlier tokens, or from a context.
 
     `memory` is the cache.  `past`: number of earlier tokens.  `gone`: how many of those the cache has dropped.  `span`:
-    how many tokens it stores after this call (None: all).  `first`: index of query 0 among the keys, for relative
-    symbols.
+    how many tokens it stores after this call (None: all).  `lead`: by how many places query 0 is behind key 0 of all,
+    if no positions are given.  `first`: index of query 0 among the keys, for relative symbols.
     """
 
     x: Tensor
     context: Tensor | None
     memory: LayerCache | None
     past: int
+    lead: int
     gone: int
     span: int | None
     s: int
@@ -67,9 +68,9 @@ class Call:
         """Default positions of queries (1 t) or keys (1 s), counted from 0 in each packed sequence."""
         if self.cu_seqlens is not None:
             return places_in(self.cu_seqlens, self.t)
-        start = self.past if queries or self.context is None else 0
-        rows = self.t if queries or self.context is None else self.s
-        return torch.arange(start, start + rows, device=self.x.device)[None]
+        own = queries or self.context is None
+        start, rows = (self.lead, self.t) if own else (-self.lead, self.s)
+        return torch.arange(max(0, start), max(0, start) + rows, device=self.x.device)[None]
 
     def where_keys_are(self) -> Tensor:
         """Positions of the keys (b|1 s), those of cached tokens included."""
@@ -97,18 +98,22 @@ def call_of(
     _check_exclusions(x, context, causal, cu_seqlens, cache)
     t = x.shape[1]
     call = Call(
-        x, context, None, past=0, gone=0, span=None, s=t, first=0,
+        x, context, None, past=0, lead=0, gone=0, span=None, s=t, first=0,
         positions=positions, key_positions=positions, cu_seqlens=cu_seqlens,
     )  # fmt: skip
     if context is not None:
         call = replace(call, s=context.shape[1], key_positions=None)
         if cache is not None:
             call = replace(call, memory=cache.cross, past=cache.cross.length)
+            if call.s != cache.cross.senders(call.s):
+                seen = cache.cross.senders(call.s)
+                raise ValueError(f"{WHO}: the cache is that of a context of {seen} tokens but one of {call.s} came")
     elif cache is not None:
         call = _after(cache, call, window)
+    lead = call.s - t if causal and context is not None else call.past
     if first is None:
         first = call.s - t if causal else call.past
-    return replace(call, first=first)
+    return replace(call, first=first, lead=lead)
 
 
 def _check_exclusions(

@@ -99,7 +99,7 @@ class MixtureOfExperts(nn.Module):
 
     After a forward pass `balance_loss` is `experts * sum_i f_i P_i`: f_i is the fraction of choices of expert i, and
     P_i its mean probability under the softmax over all experts.  It is 1 for an even load, and `experts` if one expert
-    takes all at k = 1 (Fedus et al. 2022, eq. 4, with all k choices counted equally).
+    takes all at k = 1 (Fedus et al. 2022, eq. 4, with all k choices counted equally).  Padding counts as tokens do.
 
     All experts are computed for all tokens in one batched product; experts that were not chosen have weight 0.  So
     there is no sorting and no data-dependent shape, and results are deterministic.

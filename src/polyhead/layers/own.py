@@ -36,7 +36,8 @@ class OwnParameters(nn.Module):
         for name, value in self._initial().items():
             if hasattr(self, name) or not isinstance(value, Tensor):
                 raise ValueError(f"{who}: parameter {name!r} must be a tensor under a name that is free")
-            setattr(self, name, nn.Parameter(value.to(device=device, dtype=dtype or value.dtype)))
+            own = value.detach().to(device=device, dtype=dtype or value.dtype, copy=True)  # it may be a constant
+            setattr(self, name, nn.Parameter(own))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -6,7 +6,7 @@ computes one of them otherwise (from symbols, hidden features or the previous gr
 A map may be wrapped (LoRA, torch.compile, FSDP).  Rows of its weight may be used only if it is `plain`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,16 +31,25 @@ def linear(inputs: int, outputs: int, *, bias: bool, device: Device, dtype: torc
     return layer
 
 
+def hooked(layer: nn.Module) -> bool:
+    """Whether a call of the layer also calls hooks."""
+    return any((layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks))
+
+
+def computes(layer: nn.Module, *forwards: Callable[..., object]) -> bool:
+    """Whether the layer's `forward` is one of these, not that of a subclass or one that was assigned to the layer."""
+    return type(layer).forward in forwards and "forward" not in vars(layer)
+
+
 def plain(layer: nn.Module) -> bool:
     """Whether a layer computes just its weight and bias, so that rows of them may be used separately."""
-    hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-    return type(layer) is nn.Linear and not hooked
+    return type(layer) is nn.Linear and computes(layer, nn.Linear.forward) and not hooked(layer)
 
 
 @torch.no_grad()
 def affine(layer: Any) -> tuple[Float[Tensor, "o i"], Float[Tensor, " o"] | None]:
     """The effective weight and bias of a linear map; for a wrapped map, computed from unit vectors and 0."""
-    if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:  # plain, or parametrised
+    if isinstance(layer, nn.Linear) and computes(layer, nn.Linear.forward):  # plain, or parametrised
         weight: Tensor = layer.weight
         quantised = type(weight).__module__.startswith("torchao.")  # such a tensor cannot be reshaped
         return weight.dequantize() if quantised else weight, layer.bias

@@ -12,7 +12,9 @@ is several packed sequences; positions and neighbours are separate for each.  `p
 `first`, ...; `mask` (b s) is True at real tokens.  All sources take all of these arguments.
 """
 
+import itertools
 import math
+from collections.abc import Hashable
 
 import torch
 from jaxtyping import Float
@@ -28,6 +30,7 @@ from polyhead.spec.shapes import shaped
 
 HEADS = 4
 """Default number of heads of symbolic attention, if it divides the widths."""
+_ALONE = (f"alone {n}" for n in itertools.count())
 
 
 def _heads(who: str, heads: int | None, *widths: int) -> int:
@@ -119,6 +122,9 @@ class RelationalSymbols(nn.Module):
     token is used.  Padding is replaced by the real token before it, or after it if there is none.  Each comparison
     gives `relations` inner products.  With `normalise` a softmax runs over all of them, at scale (dim / relations) **
     -0.5.  A linear map leads from them to `symbolic`.
+
+    Neighbours are those of the sequence: a window or a mask of pairs, such as a layer on its own is given, hides none.
+    `place`: the name under which a cache keeps its tokens; sources that share a cache need different ones.
     """
 
     def __init__(
@@ -134,10 +140,12 @@ class RelationalSymbols(nn.Module):
         include_self: bool = False,
         normalise: bool = True,
         causal: bool = True,
+        place: Hashable = None,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.place = ("neighbours", next(_ALONE) if place is None else place)
         if dim % relations:
             raise ValueError(f"RelationalSymbols: relations must divide {dim} but is {relations}")
         self.dim, self.neighbours, self.relations = dim, neighbours, relations
@@ -154,24 +162,29 @@ class RelationalSymbols(nn.Module):
         """Width of a symbol."""
         return self.symbolic.symbol_dim
 
-    def _seen(self, x: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, mask: Tensor | None) -> Tensor:
+    def _seen(
+        self, x: Tensor, first: int, cache: LayerCache | None, cu_seqlens: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
         """The cached neighbours followed by `x`, with real tokens in place of padding."""
         if cache is None:
             return x if mask is None else in_place_of_padding(x, mask, cu_seqlens)[0]
         if not self.causal:
             raise ValueError("RelationalSymbols: neighbours after a token are not known yet: a cache needs causal=True")
-        old = cache.state(self)
-        seen = cache.last(self, x, self.neighbours)
-        if mask is None and (self, "known") not in cache:
+        name = (*self.place, "known")
+        old = cache.state(self.place)
+        if first and old is None:
+            raise ValueError(f"RelationalSymbols: the cache has {first} tokens but not the neighbours among them")
+        seen = cache.last(self.place, x, self.neighbours)
+        if mask is None and name not in cache:
             return seen
         new = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
-        if old is not None and (self, "known") not in cache:
-            cache.put((self, "known"), torch.ones(old.shape[:2], dtype=torch.bool, device=x.device))
-        known = cache.last((self, "known"), new, self.neighbours)
+        if old is not None and name not in cache:
+            cache.put(name, torch.ones(old.shape[:2], dtype=torch.bool, device=x.device))
+        known = cache.last(name, new, self.neighbours)
         seen, known = in_place_of_padding(seen, known, None)
-        first = max(0, seen.shape[1] - self.neighbours)
-        cache.put(self, seen[:, first:].clone())
-        cache.put((self, "known"), known[:, first:].clone())
+        start = max(0, seen.shape[1] - self.neighbours)
+        cache.put(self.place, seen[:, start:].clone())
+        cache.put(name, known[:, start:].clone())
         return seen
 
     def _asked(
@@ -180,7 +193,7 @@ class RelationalSymbols(nn.Module):
         """The query vector of each token (b s m): its relations to its neighbours, mapped to the model width."""
         if cache is None and first:
             raise ValueError(f"RelationalSymbols: first = {first} needs the tokens before it: give cache=")
-        seen = self._seen(x, cache, cu_seqlens, mask)
+        seen = self._seen(x, first, cache, cu_seqlens, mask)
         x = seen[:, -x.shape[1] :]
         own = torch.arange(seen.shape[1] - x.shape[1], seen.shape[1], device=x.device)
         steps = torch.tensor(self.steps, device=x.device)
@@ -326,7 +339,10 @@ class RelativeSymbols(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Float[Tensor, "_ _"]:
-        """The table by offset; `x` only gives the length.  Raises ValueError for lengths beyond it, if not clipped."""
+        """The table by offset of indices, also where `positions` are given; `x` only gives the length.
+
+        Raises ValueError for lengths beyond it, if not clipped.
+        """
         last = first + x.shape[1]
         if self.longest is not None and last > self.longest:
             if cu_seqlens is not None:
@@ -350,10 +366,14 @@ def build_symbols(
     *,
     causal: bool = False,
     max_length: int = 512,
+    place: Hashable = None,
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> SymbolModule:
-    """The module of a source of symbols for a model of width `dim`.  Raises ValueError for an unknown source."""
+    """The module of a source of symbols for a model of width `dim`; `place` is that of `RelationalSymbols`.
+
+    Raises ValueError for an unknown source.
+    """
     check_source("build_symbols", source)
     width = source.dim or dim
     if isinstance(source, config.PositionSymbols):
@@ -362,25 +382,11 @@ def build_symbols(
         return RelativeSymbols(width, max_length, source.distance, device=device, dtype=dtype)
     if isinstance(source, config.RelationalSymbols):
         return RelationalSymbols(
-            dim,
-            width,
-            count=source.count,
-            heads=source.heads,
-            trainable=source.trainable,
-            neighbours=source.neighbours,
-            relations=source.relations,
-            include_self=source.include_self,
-            normalise=source.normalise,
-            causal=causal if source.causal is None else source.causal,
-            device=device,
-            dtype=dtype,
-        )
+            dim, width, count=source.count, heads=source.heads, trainable=source.trainable,
+            neighbours=source.neighbours, relations=source.relations, include_self=source.include_self,
+            normalise=source.normalise, causal=causal if source.causal is None else source.causal, place=place,
+            device=device, dtype=dtype,
+        )  # fmt: skip
     return SymbolicAttention(
-        dim,
-        width,
-        count=source.count,
-        heads=source.heads,
-        trainable=source.trainable,
-        device=device,
-        dtype=dtype,
+        dim, width, count=source.count, heads=source.heads, trainable=source.trainable, device=device, dtype=dtype
     )

@@ -28,8 +28,9 @@ def check(mechanism: Mechanism, *promises: str) -> None:
     """Raise AssertionError unless heads of `mechanism` keep the named promises, or all of `PROMISES` if none is
     named."""
     for name in promises or PROMISES:
-        torch.manual_seed(0)
-        PROMISES[name](mechanism)
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers are left alone
+            torch.default_generator.manual_seed(0)
+            PROMISES[name](mechanism)
 
 
 def _layer(mechanism: Mechanism, *, causal: bool = False, window: int | None = None) -> MultiHeadAttention:

@@ -8,7 +8,7 @@ In both, norms are 1, biases 0 and relative-bias tables N(0, 1/buckets).  The jo
 separate projections.  Libraries, templates and position tables of symbols are N(0, 1); relative symbols are uniform
 with variance 2/(rows + width).  Relation weights are filled last by their own rule, which depends on the maps around
 them.  The output map of a language model gets a smaller standard deviation if its initial loss would otherwise be far
-from ln(tokens), see `config.components.narrower`.  In cs336 an untied map to 256 tokens is unchanged up to width 134,
+from ln(tokens), see `config.components.narrower`.  In cs336 an untied map to 256 tokens is unchanged up to width 135,
 as in the course; this includes the trained language models of the package (width 128).  There the initial loss is more
 than 5 % above ln(256) from width 100 on: 5.8 %, measured at 128.
 """

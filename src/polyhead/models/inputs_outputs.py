@@ -1,14 +1,19 @@
 """The inputs and outputs of a model: modules from tokens, vectors or images to the model width, and from it to logits,
 values or classes."""
 
+from typing import TypeGuard
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead import config
+from polyhead.config.components import POSITIONS
 from polyhead.layers import Device
 from polyhead.layers.norms import LayerNorm
+from polyhead.layers.own import OwnVectors, way_of
+from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
 from polyhead.layers.projection import plain
 from polyhead.ops.cross_entropy import chunked_cross_entropy, chunked_guesses
 from polyhead.ops.precision import autocast_dtype
@@ -228,8 +233,8 @@ class TiedOutput(nn.Module):
 
 
 class ClassOutput(nn.Module):
-    """`count` logits per sequence, (b 1 count), from the mean over its real tokens or, with `pool="class"`, its
-    first."""
+    """`count` logits per sequence, (b 1 count), from the mean over its real tokens or, with `pool="class"`, the first
+    of them."""
 
     def __init__(
         self,
@@ -246,7 +251,7 @@ class ClassOutput(nn.Module):
         self.linear = nn.Linear(dim, count, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b 1 c"]:
-        return self.linear(x[:, :1] if self.pool == "class" else mean_of_tokens(x, mask))
+        return self.linear(first_of_tokens(x, mask) if self.pool == "class" else mean_of_tokens(x, mask))
 
     def extra_repr(self) -> str:
         return f"pool={self.pool!r}"
@@ -258,6 +263,13 @@ def mean_of_tokens(x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None) 
         return x.mean(1, keepdim=True)
     total = x.masked_fill(~mask[..., None], 0.0).sum(1, keepdim=True)
     return total / mask.sum(1).clamp(min=1)[:, None, None].to(x.dtype)
+
+
+def first_of_tokens(x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None) -> Float[Tensor, "b 1 m"]:
+    """The first real token of a sequence (`mask` is True); token 0 if there are none."""
+    if mask is None:
+        return x[:, :1]
+    return x.gather(1, mask.int().argmax(1)[:, None, None].expand(-1, 1, x.shape[-1]))
 
 
 InputEnd = TokenInput | VectorInput | PatchInput
@@ -278,6 +290,25 @@ def build_input(
         norm, first = end.norm, end.class_token
         return PatchInput(end.image, end.patch, dim, norm=norm, class_token=first, device=device, dtype=dtype)
     return VectorInput(end.size, dim, bias=end.bias, device=device, dtype=dtype)
+
+
+def input_positions(
+    settings: config.TransformerConfig, device: Device, dtype: torch.dtype | None
+) -> LearnedPositions | SinusoidalPositions | OwnVectors | None:
+    """The module of positions that are added to the inputs, or None."""
+    if are_own(settings.positions) and way_of(settings.positions) == "vectors":
+        heads = sum(group.heads for group in settings.layer_heads(0))
+        return OwnVectors(settings.positions, heads, settings.dim, settings.max_length, device=device, dtype=dtype)
+    if isinstance(settings.positions, config.Learned):
+        return LearnedPositions(settings.max_length, settings.dim, device=device, dtype=dtype)
+    if isinstance(settings.positions, config.Sinusoidal):
+        return SinusoidalPositions(settings.max_length, settings.dim, device=device, dtype=dtype)
+    return None
+
+
+def are_own(positions: config.Position | None) -> TypeGuard[config.Position]:
+    """Whether the positions are a user's."""
+    return positions is not None and not isinstance(positions, POSITIONS)
 
 
 def build_output(

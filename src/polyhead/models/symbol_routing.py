@@ -18,7 +18,7 @@ from polyhead import config
 from polyhead.config import TransformerConfig
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.symbols import RelationalSymbols, SymbolicAttention, SymbolModule, build_symbols
+from polyhead.layers.symbols import RelationalSymbols, SymbolicAttention, build_symbols
 from polyhead.layers.taps import Taps
 
 
@@ -42,13 +42,13 @@ class Sources:
     ) -> None:
         self.cross = cross
         self.shared, self.own = nn.ModuleList(), [nn.ModuleList() for _ in layers]
-        self.modules: list[SymbolModule] = []
+        self.places: list[tuple[nn.ModuleList, int]] = []
+        self.tied: list[tuple[int, config.SymbolSource]] = []
         self.once: list[bool] = []
         self.reads: list[list[int | None]] = []
         length = settings.encoder.max_length if cross and settings.encoder is not None else settings.max_length
         causal = settings.causal and not cross
         self.known: dict[object, int] = {}
-        libraries: dict[object, torch.Tensor] = {}
         for layer, heads in enumerate(layers):
             self.reads.append([])
             for group in heads:
@@ -58,18 +58,41 @@ class Sources:
                 source = group.symbols
                 key = source if source.shared else (source, layer)
                 if key not in self.known:
-                    self.known[key] = len(self.modules)
+                    number = self.known[key] = len(self.places)
                     if lender is not None and source in lender.known:
-                        module = lender.modules[lender.known[source]]
+                        module = lender.module(lender.known[source])
                     else:
                         module = build_symbols(
-                            source, settings.dim, causal=causal, max_length=length, device=device, dtype=dtype
-                        )
-                    _tie(module, source, libraries)
-                    self.modules.append(module)
+                            source, settings.dim, causal=causal, max_length=length, place=number, device=device,
+                            dtype=dtype,
+                        )  # fmt: skip
+                    home = self.shared if source.shared else self.own[layer]
+                    self.places.append((home, len(home)))
+                    home.append(module)
+                    if isinstance(source, config.SymbolicAttention) and source.tied:
+                        self.tied.append((number, source))
                     self.once.append(cross or getattr(source, "once", False))
-                    (self.shared if source.shared else self.own[layer]).append(module)
                 self.reads[layer].append(self.known[key])
+        self.tie()
+
+    def module(self, number: int) -> nn.Module:
+        """The module of a source as it is registered now: somebody may have wrapped or replaced it."""
+        home, place = self.places[number]
+        return home[place]
+
+    def layer_of(self, block: nn.Module, place: int) -> int:
+        """The layer for which the block at this place was built: others may have been dropped, or it may be foreign."""
+        layer = getattr(block, "layer", None)
+        return layer if isinstance(layer, int) and layer < len(self.reads) else place
+
+    def tie(self) -> None:
+        """Share the library of the first of equal sources with the others, if their settings say so."""
+        libraries: dict[object, Tensor] = {}
+        for number, source in self.tied:
+            module = self.module(number)
+            owner = module.symbolic if isinstance(module, RelationalSymbols) else module
+            if isinstance(owner, SymbolicAttention):
+                owner.library = libraries.setdefault(source, owner.library)
 
     def read(
         self,
@@ -106,7 +129,7 @@ class Sources:
     def _ask(
         self, number: int, seen: Tensor, where: dict[str, Tensor | None], cache: LayerCache | None, again: bool
     ) -> Tensor:
-        module = self.modules[number]
+        module = self.module(number)
         if cache is None:
             return recomputed(module, again)(seen, **where)
         if self.cross:  # the context is the same in every step
@@ -128,7 +151,7 @@ class Sources:
         """
         groups = list(taps.groups)
         for i, number in enumerate(self.reads[layer]):
-            module = None if number is None else self.modules[number]
+            module = None if number is None else self.module(number)
             if number is not None and isinstance(module, (SymbolicAttention, RelationalSymbols)):
                 seen = embedded if self.once[number] else x
                 assigned = module.assignments(seen, mask=mask, cu_seqlens=cu_seqlens)
@@ -139,11 +162,3 @@ class Sources:
 def recomputed(module: nn.Module, again: bool) -> Callable[..., Tensor]:
     """`module`; if `again`, with activation checkpointing: it saves its inputs and recomputes the rest."""
     return functools.partial(checkpoint, module, use_reentrant=False) if again else module
-
-
-def _tie(module: SymbolModule, source: config.SymbolSource, libraries: dict[object, Tensor]) -> None:
-    """Share the library of the first equal source with this source, if its settings say so."""
-    if isinstance(source, config.SymbolicAttention) and source.tied:
-        owner = module.symbolic if isinstance(module, RelationalSymbols) else module
-        assert isinstance(owner, SymbolicAttention)
-        owner.library = libraries.setdefault(source, owner.library)

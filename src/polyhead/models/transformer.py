@@ -6,8 +6,8 @@ With an encoder, every block also attends to encoder(source), the stream after t
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeGuard
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,14 +15,15 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.config import TransformerConfig
-from polyhead.config.components import POSITIONS, narrower
+from polyhead.config.components import narrower
 from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention, Positions, rotary_tables
 from polyhead.layers.block import TransformerBlock, build_norm
-from polyhead.layers.cache import Cache
+from polyhead.layers.cache import Cache, whole
 from polyhead.layers.feedforward import MixtureOfExperts, build_feedforward
-from polyhead.layers.own import OwnVectors, way_of
-from polyhead.layers.positions import LearnedPositions, SinusoidalPositions, places_in
+from polyhead.layers.own import way_of
+from polyhead.layers.positions import places_in
+from polyhead.layers.projection import computes, hooked
 from polyhead.layers.taps import Taps
 from polyhead.models.initialise import initialise
 from polyhead.models.inputs_outputs import (
@@ -30,10 +31,12 @@ from polyhead.models.inputs_outputs import (
     LazyLogits,
     LinearOutput,
     TiedOutput,
+    are_own,
     build_input,
     build_output,
+    input_positions,
 )
-from polyhead.models.rivals.abstractor import Abstractor
+from polyhead.models.rivals.abstractor import PRESET, Abstractor
 from polyhead.models.symbol_routing import Sources, recomputed
 from polyhead.ops.call import Packed
 from polyhead.spec.shapes import shaped
@@ -77,7 +80,7 @@ class Transformer(nn.Module):
         self.config = settings
         self.encoder = _encoder(settings.encoder, device, dtype)
         self.inputs = build_input(settings.inputs, settings.dim, device=device, dtype=dtype)
-        self.positions = _input_positions(settings, device, dtype)
+        self.positions = input_positions(settings, device, dtype)
         layers = [settings.layer_heads(i) for i in range(settings.layers)]
         crossing = [settings.layer_cross_heads(i) for i in range(settings.layers)]
         lender = self.encoder._own if settings.encoder_symbols and isinstance(self.encoder, Transformer) else None
@@ -93,11 +96,11 @@ class Transformer(nn.Module):
         last = settings.norm_order == "pre" if settings.final_norm is None else settings.final_norm
         norm, eps = settings.norm, settings.norm_eps
         self.norm = build_norm(norm, settings.dim, eps, device=device, dtype=dtype) if last else nn.Identity()
-        end = settings.outputs
         self.outputs: nn.Module = nn.Identity()
         if outputs:
-            self.outputs = build_output(end, self.inputs, settings.dim, device=device, dtype=dtype)
+            self.outputs = build_output(settings.outputs, self.inputs, settings.dim, device=device, dtype=dtype)
         self.reset_parameters()
+        self.register_load_state_dict_post_hook(_tie)
 
     def reset_parameters(self) -> None:
         """Initialise all parameters by the preset `config.init` (an encoder by its own), from torch's default
@@ -110,6 +113,13 @@ class Transformer(nn.Module):
                 self.outputs.weight.mul_(factor)
         if isinstance(self.encoder, Transformer):
             self.encoder.reset_parameters()
+        elif isinstance(self.encoder, Abstractor) and settings.init != PRESET:
+            initialise(self.encoder, PRESET)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
+        super()._apply(fn, recurse)
+        _tie(self)
+        return self
 
     def length(self, inputs: Tensor) -> int:
         """The number of tokens of `inputs`."""
@@ -155,7 +165,7 @@ class Transformer(nn.Module):
 
         `mask` (b t) is True at real tokens.  `positions` are 0, 1, ... by default, and padding counts, too.  To give
         sequences of different lengths the same results as alone, pad them on the left and pass a mask, and positions
-        that count real tokens (any number at padding).
+        that count real tokens (any in range at padding).
         `tail`: return only the last `tail` positions (b tail c); the last layer then computes no others.  `keep`: for
         each layer (or None) a factor of its code, (b|1 h|1 t s), in place of its own dropout.  `source` is the
         encoder's input and `source_mask` is True at its real tokens; or `encoded` is the result of `encode`.
@@ -172,27 +182,26 @@ class Transformer(nn.Module):
         self._check(given, source, tail)
         if source is not None:
             given = given._replace(context=self.encode(source, source_mask, taps=taps))
-        x = self._embed(inputs, given)
-        if tail is not None and not 1 <= tail <= x.shape[1]:
-            raise ValueError(f"Transformer: tail must be 1 to {x.shape[1]} (the positions) but is {tail}")
-        # Given positions belong to the keys, too.  Then the last layer computes all, and the tail is cut out below.
-        wanted = tail if positions is None and cache is None else None
-        x = self._through(x, given, wanted, taps)
-        x = self.norm(x if tail is None else x[:, -tail:])
-        if stream is not None:
-            stream.append(x)
-        if lazy:
-            return self._lazy(x)
-        return self.outputs(x, mask) if self._pools else self.outputs(x)
+        with whole(cache):
+            x = self._embed(inputs, given)
+            if tail is not None and not 1 <= tail <= x.shape[1]:
+                raise ValueError(f"Transformer: tail must be 1 to {x.shape[1]} (the positions) but is {tail}")
+            # Given positions belong to the keys, too.  Then the last layer computes all, and the tail is cut out below.
+            x = self._through(x, given, tail if positions is None and cache is None else None, taps)
+            x = self.norm(x if tail is None else x[:, -tail:])
+            if stream is not None:
+                stream.append(x)
+            if lazy:
+                return self._lazy(x)
+            return self.outputs(x, mask) if self._pools else self.outputs(x)
 
     def _lazy(self, x: Tensor) -> Tensor | LazyLogits:
-        if isinstance(self.outputs, LinearOutput | TiedOutput) and isinstance(self.config.outputs, config.Logits):
-            return self.outputs.lazy(x)
         if not isinstance(self.config.outputs, config.Logits) or isinstance(self.outputs, nn.Identity):
             raise ValueError(
                 f"Transformer: lazy outputs are Logits() but those of this model are {self.config.outputs}"
             )
-        return self.outputs(x)
+        ours = computes(self.outputs, LinearOutput.forward, TiedOutput.forward) and not hooked(self.outputs)
+        return self.outputs.lazy(x) if ours and isinstance(self.outputs, LinearOutput | TiedOutput) else self.outputs(x)
 
     @property
     def _pools(self) -> bool:
@@ -211,6 +220,8 @@ class Transformer(nn.Module):
             )
         if tail is not None and self._pools:
             raise ValueError(f"Transformer: a class is read off all positions, so tail must be None but is {tail}")
+        if cache is not None and cache.length and self._pools:
+            raise ValueError(f"Transformer: a class is read off all positions, but {cache.length} are in the cache")
         if cache is not None and (len(cache) != len(self.blocks) or not self.config.causal):
             raise ValueError(
                 f"Transformer: a cache of {len(self.blocks)} layers and causal=True go together but "
@@ -218,9 +229,8 @@ class Transformer(nn.Module):
             )
         if given.cu_seqlens is None:
             return
-        alone = {"tail": tail, "cache": cache, "encoder": self.encoder}
+        alone = {"tail": tail, "cache": cache, "encoder": self.encoder, "Classes()": self._pools or None}
         strange = [name for name, value in alone.items() if value is not None]
-        strange += ["Classes()"] if self._pools else []
         if strange:
             raise ValueError(f"Transformer: with cu_seqlens inputs are several sequences, without {strange[0]}")
 
@@ -249,9 +259,9 @@ class Transformer(nn.Module):
         for i, block in enumerate(self.blocks):
             if given.stream is not None:
                 given.stream.append(x)
-            entering = x
+            entering, layer = x, self._own.layer_of(block, i)
             seen: list[Taps] = []
-            symbols, context_symbols = self._symbols(i, x, embedded, made, given, again)
+            symbols, context_symbols = self._symbols(layer, x, embedded, made, given, again)
             x = recomputed(block, again)(
                 x,
                 given.context,
@@ -267,7 +277,7 @@ class Transformer(nn.Module):
                 taps=None if taps is None else seen,
             )
             if taps is not None:
-                taps += self._shown(i, seen, (entering, embedded), given)
+                taps += self._shown(layer, seen, (entering, embedded), given)
         return x
 
     def _symbols(
@@ -319,6 +329,12 @@ class _Given(NamedTuple):
     stream: list[Tensor] | None
 
 
+def _tie(model: Transformer, _: object = None) -> None:
+    """Tie libraries of symbols: off the meta device, and by `assign=True`, each layer got its own."""
+    for sources in (model._own, model._across):
+        sources.tie()
+
+
 def _encoder(
     settings: TransformerConfig | config.AbstractorConfig | None, device: Device, dtype: torch.dtype | None
 ) -> nn.Module | None:
@@ -329,19 +345,6 @@ def _encoder(
     return Abstractor(settings, device=device, dtype=dtype)
 
 
-def _input_positions(
-    settings: TransformerConfig, device: Device, dtype: torch.dtype | None
-) -> LearnedPositions | SinusoidalPositions | OwnVectors | None:
-    if _is_own(settings.positions) and way_of(settings.positions) == "vectors":
-        heads = sum(group.heads for group in settings.layer_heads(0))
-        return OwnVectors(settings.positions, heads, settings.dim, settings.max_length, device=device, dtype=dtype)
-    if isinstance(settings.positions, config.Learned):
-        return LearnedPositions(settings.max_length, settings.dim, device=device, dtype=dtype)
-    if isinstance(settings.positions, config.Sinusoidal):
-        return SinusoidalPositions(settings.max_length, settings.dim, device=device, dtype=dtype)
-    return None
-
-
 def _layer_positions(settings: TransformerConfig, device: Device) -> Positions:
     """The argument `positions` of every layer: layers share rotary tables, but each has its own relative bias."""
     positions = settings.positions
@@ -349,14 +352,9 @@ def _layer_positions(settings: TransformerConfig, device: Device) -> Positions:
         layers = [settings.layer_heads(i) for i in range(settings.layers)]
         theta, layout, length = positions.theta, positions.layout, settings.max_length
         return rotary_tables(layers, settings.dim, theta=theta, layout=layout, max_length=length, device=device)
-    if _is_own(positions):
+    if are_own(positions):
         return None if way_of(positions) == "vectors" else positions
     return positions if isinstance(positions, (config.RelativeBias, config.Alibi)) else None
-
-
-def _is_own(positions: config.Position | None) -> TypeGuard[config.Position]:
-    """Whether the positions are a user's."""
-    return positions is not None and not isinstance(positions, POSITIONS)
 
 
 def _block(
@@ -395,6 +393,7 @@ def _block(
         norm_eps=settings.norm_eps,
         norm_order=settings.norm_order,
         dropout=settings.residual_dropout,
+        layer=layer,
         device=device,
         dtype=dtype,
     )

@@ -110,7 +110,8 @@ class MultiHeadAttention(nnx.Module):
         `return_code` also the code of all pairs (b h t s), before dropout.
 
         `mask` is boolean, True where a query may attend to a key, and broadcasts to (b h t s).  `bias` is added to the
-        scores: (b|1 h|1 t s), or by offset (h, t+s-1).  `positions` (b|1 t) are those of x, by default 0, 1, ...
+        scores: (b|1 h|1 t s), or by offset (h, t+s-1).  `positions` (b|1 t) are those of x, by default 0, 1, ... or,
+        with a causal context, such that the last is that of its last key.
         `keep` (b|1 h|1 t s) multiplies the code; with `rngs` it is drawn at the layer's dropout rate.
         """
         source = x if context is None else context
@@ -126,11 +127,14 @@ class MultiHeadAttention(nnx.Module):
         bias = self._bias(bias, t, s, positions, keys, x.dtype)
         limits = self._limits(mask, t, s, positions, keys, self_attention=context is None)
         given = self._symbols(symbols, source, keys)
+        where = (positions, keys)
+        if positions is None and context is not None and self.causal:  # the last query is the last key
+            where = (max(0, s - t) + jnp.arange(t)[None], max(0, t - s) + jnp.arange(s)[None])
         outputs, codes = [], []
         made: Made = {}
         last = list(accumulate(size.heads for size in self.sizes))
         for i, (group, a, b) in enumerate(zip(self.groups, (0, *last), last, strict=False)):
-            made = self._inputs(i, group, rows[i], x, source, symbols=given[i], before=made, where=(positions, keys))
+            made = self._inputs(i, group, rows[i], x, source, symbols=given[i], before=made, where=where)
             own = {**limits, "mask": _of(limits["mask"], a, b), "bias": _of(bias, a, b)}
             outputs.append(group(made, {**own, "keep": _of(keep, a, b)}).reshape(*x.shape[:2], -1))
             if return_code:

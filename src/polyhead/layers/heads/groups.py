@@ -17,9 +17,10 @@ from polyhead import config, spec
 from polyhead.config.mechanisms import MECHANISMS
 from polyhead.config.sizes import Sizes, sizes
 from polyhead.layers import Device
-from polyhead.layers.heads.functions import HeadGroup, is_own
+from polyhead.layers.heads.functions import HeadGroup, compiled, is_own
 from polyhead.layers.heads.own import Coded, OwnHeads
 from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads, SymbolGroup
+from polyhead.layers.projection import hooked
 from polyhead.ops.linear.reference import linear_step
 from polyhead.spec.shapes import named, one_of
 
@@ -97,8 +98,9 @@ class LinearHeads(TokenHeads):
 
     @property
     def sums(self) -> bool:
-        """Whether a sum over earlier tokens replaces their keys and values.  Not for a user's function."""
-        return self.normalise == "identity" and not is_own(self)
+        """Whether a sum over earlier tokens replaces their keys and values.  Not for a user's function, nor with
+        hooks, which `step` would not call."""
+        return self.normalise == "identity" and not is_own(self) and not hooked(self)
 
     def step(
         self,
@@ -111,12 +113,19 @@ class LinearHeads(TokenHeads):
     ) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b g d e"]]:
         """Causal attention of tokens that follow those in `state`: their output and the next state.
 
-        Raises ValueError if the code is normalised or the group computes a user's function: neither is a sum.
+        Raises ValueError if the code is normalised, the group computes a user's function or it has hooks.
         """
         if not self.sums:
-            came = "attend is not the op's" if self.normalise == "identity" else f"normalise is {self.normalise!r}"
+            came = "attend is not the op's" if is_own(self) else "it has hooks"
+            came = came if self.normalise == "identity" else f"normalise is {self.normalise!r}"
             raise ValueError(f"LinearHeads: step needs heads that keep one sum of earlier tokens, but {came}")
         return linear_step(q, k, v, state, mask=mask, act=self.act)
+
+
+def sums(group: nn.Module) -> bool:
+    """Whether a group, perhaps wrapped by torch.compile, may keep a sum of earlier tokens."""
+    inner = compiled(group)
+    return isinstance(inner, LinearHeads) and inner.sums and not hooked(group)
 
 
 @named

@@ -79,6 +79,8 @@ def stream_text(
     Incomplete characters, and text that may begin a stop string, are held back.
     """
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if isinstance(prompts, str):  # a sequence of texts, too: its characters
+        raise ValueError("generate: prompts must be a list of texts but one text came")
     if not all(stops):
         raise ValueError("generate: a stop string must not be empty")
     assert isinstance(model.config.inputs, config.Tokens)

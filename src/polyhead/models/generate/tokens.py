@@ -117,18 +117,18 @@ def greedy(
     >>> greedy(model, torch.tensor([[1], [2]]), steps=5).shape
     torch.Size([2, 6])
 
-    Raises ValueError unless the model is causal, reads tokens and returns logits over the same tokens.
+    Raises ValueError unless the model is causal, reads tokens and returns finite logits over the same tokens.
     """
     check_model("greedy", model, steps)
     check_length("greedy", model.config, start.shape[1], steps)
     with _at_rest(model):
         encoded = None if source is None else model.encode(source, source_mask)
-    stops = () if stop is None else (stop,)
+    stops, likeliest = () if stop is None else (stop,), Choice(temperature=0.0)
     loop = _steps(
         model,
         Padded(start),
         steps,
-        lambda logits, _: logits.argmax(-1),
+        lambda logits, _: likeliest(logits, logits[:, 0]),  # no draw decides
         stops,
         encoded=encoded,
         source_mask=source_mask,
@@ -194,6 +194,8 @@ def _steps(
     A row that has reached one of `stops` is filled with the first of them; when all have, decoding ends.
     """
     cache = Cache(model.config.layers) if use_cache else None
+    assert isinstance(model.config.inputs, config.Tokens)
+    stops = tuple(stop for stop in stops if 0 <= stop < model.config.inputs.count)  # the others never come
     ended = torch.zeros(len(seen.tokens), dtype=torch.bool, device=seen.tokens.device)
     last = torch.tensor(stops, device=ended.device)
     for step in range(steps):

@@ -28,6 +28,9 @@ from polyhead.models.initialise import initialise
 from polyhead.models.inputs_outputs import build_input, build_output
 from polyhead.spec.shapes import shaped
 
+PRESET = "cs336"
+"""The preset of its initial parameters, also as the encoder of a model with another one."""
+
 
 class Abstractor(nn.Module):
     """Symbols that read the relations of objects; a classifier, or an encoder for a decoder.
@@ -50,7 +53,7 @@ class Abstractor(nn.Module):
         self.outputs: nn.Module | None = None
         if settings.outputs is not None:
             self.outputs = build_output(settings.outputs, self.inputs, settings.dim, device=device, dtype=dtype)
-        initialise(self, "cs336")
+        initialise(self, PRESET)
 
     @shaped
     def forward(
@@ -68,7 +71,7 @@ class Abstractor(nn.Module):
         keys = None if mask is None else mask[:, None, None, :]
         for block in self.blocks:
             x = block(x, mask=keys)
-        s = self.dropout(self.symbols(x).expand(x.shape[0], -1, -1))
+        s = self.dropout(self.symbols(x, mask=mask).expand(x.shape[0], -1, -1))
         for layer in self.layers:
             s = layer(s, x, mask=keys, taps=taps)
         return s if self.outputs is None else self.outputs(s, mask)
