@@ -76,15 +76,18 @@ def heads(text: str, who: str) -> "tuple[Mechanism, ...]":
     >>> heads("softmax:4,hyla:4", "x")[1].heads
     4
     """
-    from polyhead.config.extensions import added
+    from polyhead.config.extensions import added, kind_of
     from polyhead.config.mechanisms import MECHANISMS
 
-    known = {kind.__name__.lower(): kind for kind in MECHANISMS}
-    known |= {name.lower(): cast("type[Mechanism]", kind) for name, kind in added("mechanisms").items()}
+    ours = {kind.__name__.lower(): kind for kind in MECHANISMS}
+    theirs = {name.lower(): cast("type[Mechanism]", kind) for name, kind in added("mechanisms").items()}
+    known = theirs | ours
     found = []
     for word in text.replace("+", ",").split(","):
         name, _, count = word.strip().partition(":")
         kind = known[one_of(who, "mechanism", name.lower(), known)]
+        if kind in MECHANISMS and name.lower() in theirs:
+            raise ValueError(f"{who}: {name!r} is polyhead's; give {kind_of(theirs[name.lower()])} another name")
         if count and not count.isdigit():
             raise ValueError(f"{who}: {word.strip()}: a number of heads was wanted but {count!r} came")
         found.append(kind(int(count)) if count else kind())

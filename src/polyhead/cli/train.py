@@ -123,7 +123,8 @@ def training() -> Any:
 
 def _resolve(verb: str, recipe: str, scale: str | None) -> tuple[list["Run"], str]:
     """The runs of a recipe or a file, and the help text."""
-    from polyhead.papers.recipes import SINGLE, STUDIES, default_scale, every
+    from polyhead.config.extensions import added, kind_of
+    from polyhead.papers.recipes import RECIPES, SINGLE, STUDIES, default_scale, every
 
     if scale is not None and recipe not in STUDIES | SINGLE:
         raise ValueError(
@@ -133,6 +134,8 @@ def _resolve(verb: str, recipe: str, scale: str | None) -> tuple[list["Run"], st
         return [files.read(recipe, lambda name: _resolve(verb, name, None)[0])], f"Train the run in {recipe}."
     recipes = every()
     name = one_of(f"polyhead {verb}", "recipe", recipe, recipes)
+    if name in RECIPES and (other := added("recipes").get(name)) is not None:
+        raise ValueError(f"polyhead {verb}: {name!r} is a recipe of polyhead; give {kind_of(other)} another name")
     if scale is None and name in STUDIES:
         scale = default_scale(name)
     runs = recipes[name]() if scale is None else recipes[name](scale)

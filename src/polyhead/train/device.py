@@ -62,6 +62,9 @@ def keep_memory() -> None:
             mallopt(*option)
 
 
+DTYPE = torch.float32
+"""The dtype of a run's parameters, whatever the caller's default is: otherwise one digest would have two results."""
+
 _busy = threading.RLock()
 
 
@@ -69,19 +72,16 @@ _busy = threading.RLock()
 def process(config: Run, device: torch.device | None = None) -> Iterator[torch.device]:
     """Set threads, determinism, default dtype and random state for a run, and restore them afterwards.
 
-    Parameters are float32 whatever the caller's default: otherwise one digest would have two results.
     `device`: the device of the run, if already known.  Raises ValueError while another thread is in such a context: the
     threads of a process share its random numbers, so both runs would differ from what their digests say.
     """
     device = pick_device(config.device) if device is None else device
     if not _busy.acquire(blocking=False):
-        raise ValueError(
-            "train: another thread of this process trains a run; start a process for each (polyhead sweep)"
-        )
+        raise ValueError("train: another thread of this process trains a run; give each a process (polyhead sweep)")
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     dtype = torch.get_default_dtype()
     try:
-        torch.set_default_dtype(torch.float32)
+        torch.set_default_dtype(DTYPE)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         if config.deterministic:

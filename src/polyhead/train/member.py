@@ -53,7 +53,7 @@ class Member:
             self.seconds, self.fast = metadata.get("seconds", 0.0), metadata.get("fast_products", False)
         self.rows = 0 if metadata is None else metadata.get("rows", 0)
         # A process may be killed after it saved the best checkpoint so far and before that had its second name.
-        self.rating.step, self.rating.score = self.step, metadata and metadata.get("score")
+        self.rating.step, self.rating.score = self.step, None if metadata is None else metadata.get("score")
         score, best = self.rating.at(self.step)
         if self.world.on_rank_zero(lambda: int(best)):
             self._save_whole(checkpoint.save_best, model, optimiser, self._about(self.step, score, scaler))

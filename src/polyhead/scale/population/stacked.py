@@ -217,7 +217,8 @@ class Stack:
                     raise
                 self.at_once = (rows.stop - start + 1) // 2
                 continue
-            self.seen[-1].append(losses.clone())  # a replayed graph overwrites its outputs
+            losses = losses.clone()  # a replayed graph overwrites its outputs
+            self.seen[-1].append(losses)
             norms = torch.linalg.vector_norm(self.gradient[rows], dim=1, keepdim=True)
             if wanted:
                 seen.append({"loss": losses, "grad_norm": norms[:, 0], **self._metrics(rows, outputs, batch)})
