@@ -147,8 +147,8 @@ def _loader() -> "type[yaml.SafeLoader]":
     import yaml
 
     class Once(yaml.SafeLoader):
-        def compose_mapping_node(self, anchor: "yaml.Event | None") -> yaml.MappingNode:
-            node = super().compose_mapping_node(anchor)
+        def compose_mapping_node(self, anchor: object) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)  # type: ignore[arg-type]  (the stub's type is wrong)
             _check_once([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
             return node
 
