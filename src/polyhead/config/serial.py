@@ -148,7 +148,7 @@ def _loader() -> "type[yaml.SafeLoader]":
 
     class Once(yaml.SafeLoader):
         def compose_mapping_node(self, anchor: object) -> yaml.MappingNode:
-            node = super().compose_mapping_node(anchor)  # type: ignore[arg-type]  (the stub's type is wrong)
+            node = super().compose_mapping_node(anchor)  # type: ignore[arg-type]
             _check_once([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
             return node
 
