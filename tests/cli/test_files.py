@@ -62,3 +62,15 @@ def test_heads_are_for_transformers():
     assert files.heads("Linear:2", "x") == (ph.Linear(2),)
     with pytest.raises(ValueError, match=r"polyhead sweep: --model\.heads: unknown mechanism 'softmx'"):
         configured("sweep", "fuzzy-hyla", [["--model.heads", "softmx:4"]])
+
+
+@pytest.mark.parametrize(("recipe", "field", "value"), [("fuzzy-hyla", "length", 16), ("sraven-hyla", "grid", 2)])
+def test_a_file_and_the_command_line_mean_the_same(tmp_path, monkeypatch, recipe, field, value):
+    """The model's length follows the task's, unless it is given."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("mine.yaml").write_text(f"recipe: {recipe}\ntask: {{{field}: {value}}}\n")
+    (run,), _ = configured("train", "mine.yaml", [[]])
+    (wanted,), _ = configured("train", recipe, [[f"--task.{field}", str(value)]])
+    assert run == wanted
+    pathlib.Path("mine.yaml").write_text(f"recipe: {recipe}\ntask: {{{field}: {value}}}\nmodel: {{max_length: 99}}\n")
+    assert configured("train", "mine.yaml", [[]])[0][0].model.max_length == 99

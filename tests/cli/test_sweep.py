@@ -141,6 +141,7 @@ def test_it_trains_both_ways(monkeypatch, tmp_path, capsys):
         ("small --ray nowhere", "--ray wants HOST:PORT, auto or local but 'nowhere' came"),
         ("small --population --slurm", "--population trains in one process, so --slurm has nothing to do"),
         ("small --population --ray local", "--population trains in one process, so --ray has nothing to do"),
+        ("small --population --workers 2", "--population trains in one process, so --workers has nothing to do"),
         ("small --retries -1", "retries must be at least 0 but is -1"),
         ("small --devices 2", "--devices is for one run: polyhead train"),
         ("small --seed 0,0", "the run 'small' occurs twice"),
@@ -148,6 +149,8 @@ def test_it_trains_both_ways(monkeypatch, tmp_path, capsys):
         ("empty.yaml", "empty.yaml: a grid needs `recipe`"),
         ("odd.yaml", "odd.yaml: seed must be {values: [...]} or {value: ...} but is 3"),
         ("bayes.yaml", "bayes.yaml: a grid is `method: grid`"),
+        ("mixture.yaml", "mixture.yaml: model.heads: a comma separates values but 'softmax:4,hyla:4' has one (join"),
+        ("scale.yaml", "scale.yaml: unknown field 'scale'"),
     ],
 )
 def test_mistakes_are_one_line(words, line, capsys, tmp_path, monkeypatch):
@@ -156,6 +159,9 @@ def test_mistakes_are_one_line(words, line, capsys, tmp_path, monkeypatch):
     (tmp_path / "empty.yaml").write_text("parameters: {}\n")
     (tmp_path / "odd.yaml").write_text("recipe: small\nparameters: {seed: 3}\n")
     (tmp_path / "bayes.yaml").write_text("recipe: small\nmethod: bayes\nparameters: {seed: {value: 3}}\n")
+    heads = "{values: ['softmax:4,hyla:4', 'softmax:8']}"
+    (tmp_path / "mixture.yaml").write_text(f"recipe: small\nparameters: {{model.heads: {heads}}}\n")
+    (tmp_path / "scale.yaml").write_text("recipe: small\nscale: paper\nparameters: {seed: {value: 3}}\n")
     assert sweep(words) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1, said

@@ -144,9 +144,33 @@ def test_files_that_cannot_be_read(tmp_path):
         config.load(tmp_path / "code.yaml")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.yaml", "train: {lr: 0.5}\nseed: 1\ntrain: {steps: 7}\n"),
+        ("run.json", '{"train": {"lr": 0.5}, "seed": 1, "train": {"steps": 7}}'),
+    ],
+)
+def test_a_field_that_is_given_twice_is_refused(tmp_path, name, text):
+    """The first would have no effect."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=rf"{name}: not valid (YAML|JSON) \('train' is given twice\)$"):
+        config.load(tmp_path / name)
+    (tmp_path / "merged.yaml").write_text("a: &a {lr: 1}\nb: {<<: *a, lr: 2}\n")  # an alias may be overridden
+    assert config.serial.read(tmp_path / "merged.yaml")["b"] == {"lr": 2}
+
+
 def test_yaml_reads_numbers_as_people_write_them(tmp_path):
     (tmp_path / "t.yaml").write_text("kind: Train\nlr: 3e-4\nclip: 1\nbetas: [0.9, 0.95]\n")
     assert config.load(tmp_path / "t.yaml") == Train(lr=3e-4, clip=1.0, betas=(0.9, 0.95))
+
+
+def test_none_is_none_as_on_the_command_line(tmp_path):
+    """It is no folder of that name."""
+    (tmp_path / "t.yaml").write_text("kind: Train\nclip: None\n")
+    assert config.load(tmp_path / "t.yaml") == Train(clip=None)
+    run = replace(RECIPES["fuzzy-hyla"](), folder="None")
+    assert config.from_dict(config.to_dict(run), KINDS).folder is None
 
 
 def test_whole_numbers_and_fractions_are_one_run(tmp_path):

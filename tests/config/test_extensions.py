@@ -130,6 +130,18 @@ def test_what_is_registered_is_known_by_name(theirs, monkeypatch, capsys):
         ph.recipes.RECIPES["fuzzy_hyla"]
 
 
+def test_a_name_that_is_ours_and_theirs_is_refused(theirs, capsys):
+    """On the command line one of the two would be taken without a word."""
+    ph.register(theirs.recipes.parity_hyla, name="fuzzy-hyla")
+    assert main(["train", "fuzzy-hyla", "--print"]) == 2
+    said = "polyhead train: 'fuzzy-hyla' is a recipe of polyhead; give parity_heads.recipes:parity_hyla another name\n"
+    assert capsys.readouterr().err == said
+    ph.register(theirs.heads.Cosine, name="Softmax")
+    assert main(["train", "fuzzy-softmax", "--model.heads", "softmax:4,hyla:4", "--print"]) == 2
+    assert "'softmax' is polyhead's; give parity_heads.heads:Cosine another name" in capsys.readouterr().err
+    assert main(["train", "fuzzy-softmax", "--model.heads", "hyla:4", "--print"]) == 0
+
+
 def test_the_command_line_imports_what_it_is_asked_to(tmp_path, monkeypatch, capsys):
     (tmp_path / "told.py").write_text(
         "import polyhead as ph\n@ph.register\ndef told_recipe():\n    'Said.'\n"

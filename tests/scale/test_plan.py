@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import types
 from dataclasses import replace
 
 import pytest
@@ -296,6 +297,22 @@ def test_this_machine_is_measured(monkeypatch):
     assert "measured here" in said["cpu"]
 
 
+@pytest.mark.parametrize(
+    ("full", "name"),
+    [
+        *((one.full, one.name) for one in CARDS.values()),
+        *((full, "this") for full in ("NVIDIA L40S", "NVIDIA H200 MIG 1g.18gb", "NVIDIA GeForce RTX 4090 Laptop GPU")),
+    ],
+)
+def test_a_card_is_taken_for_no_other(monkeypatch, full, name):
+    """One that is not known is measured."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: full)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: types.SimpleNamespace(total_memory=48e9))
+    monkeypatch.setattr(cards, "_measured", lambda full, memory: replace(HERE, name="this", full=full, memory=memory))
+    assert (cards.this().name, cards.this().full) == (name, full)
+
+
 def test_the_verb_prints_tables_or_json(straight, capsys):
     words = ["plan", "fuzzy-softmax", "--card", "a100", "--devices", "4", "--train.batch-size", "32", "--share", "0.4"]
     assert cli.main([*words, "--hours", "0.001"]) == 0
@@ -314,6 +331,8 @@ def test_the_verb_prints_tables_or_json(straight, capsys):
 def test_several_runs_are_planned_once_for_each_kind(straight, capsys):
     runs = [replace(run, seed=seed, name=f"{run.name}-{seed}") for run in demo.fuzzy() for seed in (0, 1)]
     assert [len(group) for group in cli_plan.alike(runs)] == [2, 2]
+    deep = [replace(run, model=replace(run.model, checkpoint=True)) for run in runs]  # the same digests
+    assert [len(group) for group in cli_plan.alike(runs + deep)] == [2, 2, 2, 2]
     assert cli.main(["plan", "demo", "--card", "l4"]) == 0
     said = capsys.readouterr().out
     assert "all 8 runs" in said

@@ -17,7 +17,7 @@ import polyhead as ph
 from polyhead.scale.population import stacked, training as population
 from polyhead.scale.population.stacked import Stack, adamw_
 from polyhead.scale.population.training import groups
-from polyhead.train import Interrupted, evaluate, load_model, run
+from polyhead.train import Interrupted, device, evaluate, load_model, run
 from polyhead.train.store.checkpoint import read_checkpoint
 from polyhead.train.store.folder import read_metrics
 
@@ -34,6 +34,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Any:
             return plain(self, *args).map(lambda array: array.double() if array.is_floating_point() else array)
 
         monkeypatch.setattr(task, "_batch", batch)
+    monkeypatch.setattr(device, "DTYPE", torch.float64)
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -261,6 +262,22 @@ def test_a_pass_too_large_is_made_smaller(members: Any, monkeypatch: pytest.Monk
     small.losses = lambda *_: limited(torch.zeros(3))
     with pytest.raises(torch.OutOfMemoryError):
         small.step(2)
+
+
+def test_a_row_has_the_losses_of_every_pass(members: Any):
+    """A replayed graph overwrites the outputs of the pass before."""
+    runs, cpu, last = members(dropout=0.0), torch.device("cpu"), []
+    plain, replayed = Stack(runs, cpu, 2), Stack(runs, cpu, 2)
+    losses = replayed.losses
+
+    def overwritten(*args: Any) -> Any:
+        for output in last:
+            output.detach().fill_(torch.nan)
+        last[:] = losses(*args)
+        return last
+
+    replayed.losses = overwritten
+    assert_close(*(stack.step(0, wanted=True)["loss"] for stack in (plain, replayed)))
 
 
 @pytest.mark.compile

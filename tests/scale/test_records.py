@@ -95,6 +95,24 @@ def test_runs_of_two_tasks_are_compared_each_by_its_own_metric(grid):
     assert "state" not in rows
 
 
+def test_nan_is_neither_best_nor_json(tiny, tmp_path):
+    for seed, score in enumerate((float("nan"), 0.5, 0.75)):
+        finished(tiny(None, seed=seed), tmp_path, score)
+    found = records(tmp_path)
+    assert found.best()["iid"].label == "seed=2"
+    assert [row["iid r2"][-1] for row in found.cells()] == ["0", "0", "*"]
+    assert json.loads(found.text("json"), parse_constant=pytest.fail)[0]["iid r2"] is None
+
+
+def test_scores_of_different_questions_have_no_best(tiny, tmp_path):
+    for held_out in (0.25, 0.75):
+        finished(tiny(None, task=ph.tasks.FuzzyLogic(length=8, held_out=held_out)), tmp_path, held_out)
+    assert records(tmp_path).best() == {}
+    for seed in (0, 1):
+        finished(tiny(None, task=ph.tasks.FuzzyLogic(length=8, split_seed=seed)), tmp_path / "splits", float(seed))
+    assert records(tmp_path / "splits").best()["iid"].run.task.split_seed == 1
+
+
 def test_lower_may_be_better(grid, monkeypatch):
     runs, folder = grid
     monkeypatch.setattr(type(runs[0].task), "better", "lower", raising=False)

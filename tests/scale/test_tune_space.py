@@ -9,8 +9,9 @@ from searches import Engine, install, search, tiny
 
 import polyhead as ph
 from polyhead.cli import verbs as cli
+from polyhead.cli.train import configured
 from polyhead.scale.tune import search as tune
-from polyhead.scale.tune.space import Choice, Range, changed, is_space, kinds_of, read_space
+from polyhead.scale.tune.space import Choice, Range, changed, is_space, kinds_of, read_space, words as as_words
 
 pytest.importorskip("optuna")
 
@@ -66,6 +67,17 @@ def test_spaces():
     assert changed(run, {"train.clip": None, "model.heads.0.heads": 4}).transformer.heads == (ph.Softmax(4),)
     assert is_space("0:1", kinds_of(run, "train.lr"))
     assert not is_space("cuda:1", kinds_of(run, "device"))
+
+
+def test_the_words_of_values_are_read_again(tmp_path: pathlib.Path):
+    """A flag takes no value."""
+    run = tiny()
+    values = {"model.causal": True, "train.early_floor": False, "model.final_norm": True, "train.clip": None}
+    said = as_words(run, values | {"train.lr": 0.25})
+    assert said[:2] == ["--model.causal", "--train.no-early_floor"]
+    ph.config.save(changed(run, {"train.early_floor": True}), tmp_path / "run.json")
+    (found,), _ = configured("train", str(tmp_path / "run.json"), [said])
+    assert found == changed(run, values | {"train.lr": 0.25})
 
 
 def test_bad_options(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):

@@ -65,3 +65,15 @@ def test_a_full_disk_hides_no_divergence(tiny: Tiny, tmp_path: pathlib.Path, mon
         ValueError, match=r"lower train.lr or set train.clip; the batch of step 2, .* could not be saved \(.+\)$"
     ):
         run(tiny(tmp_path, lr=1e38, warmup=0), progress=False)
+
+
+def test_the_first_bad_step_is_only_claimed_of_the_steps_that_are_known(
+    tiny: Tiny, tmp_path: pathlib.Path, at_step: Any, monkeypatch: Any
+):
+    """Losses are read when a row is written, and that may be long after."""
+    monkeypatch.setattr("polyhead.train.member.RECENT", 4)
+    monkeypatch.setattr("polyhead.train.network.RECENT", 4)
+    plain = nn.Linear.forward
+    at_step(2, lambda: monkeypatch.setattr(nn.Linear, "forward", lambda self, x: plain(self, x) * float("nan")))
+    with pytest.raises(ValueError, match=r"the batch of step 7, the first bad one of the last 4, is in "):
+        run(tiny(tmp_path, log_every=10, steps=30, save_every=100, eval_every=100, dropout=0.0), progress=False)

@@ -1,9 +1,12 @@
 """Processes of our own keep the memory that they free."""
 
 import ctypes
+import threading
 import types
 
 import pytest
+import torch
+from run_folders import same
 
 import polyhead.cli.train
 import polyhead.train
@@ -54,3 +57,50 @@ def test_processes_of_our_own_do_so_and_no_others(asked, monkeypatch, tmp_path):
     assert len(asked) == 6
     with device.process(RECIPES["fuzzy-softmax"]()):
         assert len(asked) == 6
+
+
+def test_the_default_dtype_of_the_caller_is_not_that_of_a_run():
+    """A digest has one result."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        with device.process(RECIPES["fuzzy-softmax"]()):
+            assert torch.zeros(1).dtype == torch.float32
+        assert torch.zeros(1).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_two_threads_do_not_train_at_once(tiny, tmp_path, at_step):
+    """They would share random numbers: each run would have the dropout of the other."""
+    said = []
+
+    def meanwhile():
+        try:
+            trainer.run(tiny(tmp_path / "second", seed=8), progress=False)
+        except ValueError as error:
+            said.append(str(error))
+
+    def start():
+        thread = threading.Thread(target=meanwhile)
+        thread.start()
+        thread.join()
+
+    at_step(3, start)
+    trainer.run(tiny(tmp_path / "first"), progress=False)
+    assert said == ["train: another thread of this process trains a run; give each a process (polyhead sweep)"]
+    start()
+    assert len(said) == 1
+    assert (tmp_path / "second" / "result.json").exists()
+
+
+def test_a_run_may_train_another_in_a_callback(tiny, tmp_path, whole):
+    """In the same thread; both are as if alone."""
+
+    def also(row):
+        if row["kind"] == "eval" and row["step"] == 6:
+            trainer.run(tiny(tmp_path / "inner", seed=8), progress=False)
+
+    trainer.run(tiny(tmp_path / "outer"), progress=False, callbacks=[also])
+    trainer.run(tiny(tmp_path / "alone", seed=8), progress=False)
+    same(tmp_path / "outer", whole)
+    same(tmp_path / "inner", tmp_path / "alone")

@@ -1,10 +1,13 @@
 """Scores on finite and infinite splits."""
 
+import math
+
 import pytest
 import torch
 
-from polyhead.tasks import Images
-from polyhead.train.evaluation import evaluate, summary
+import polyhead as ph
+from polyhead.tasks import Images, Maths
+from polyhead.train.evaluation import evaluate, predict, summary
 
 
 class Guess(torch.nn.Module):
@@ -30,6 +33,48 @@ def test_training_does_not_end():
     assert evaluate(Guess(), Images(), "train", batches=20, batch_size=100)["sequences"] == 2000
 
 
-def test_a_short_batch_counts_by_its_sequences():
-    scores = summary([torch.tensor(1.0), torch.tensor(4.0)], {"right": [torch.ones(3), torch.zeros(1)]}, [3, 1])
+def test_a_short_batch_counts_by_its_scored_positions():
+    losses, right = [torch.tensor(1.0), torch.tensor(4.0)], {"right": [torch.ones(3), torch.zeros(1)]}
+    scores = summary(losses, right, [torch.tensor(3), torch.tensor(1)], 4)
     assert scores == {"loss": 1.75, "right": 0.75, "right_se": 0.25, "sequences": 4}
+    assert summary(losses, right, [torch.tensor(9), torch.tensor(1)], 4)["loss"] == pytest.approx(1.3)
+
+
+def test_one_sequence_says_nothing_of_the_error_of_its_mean():
+    assert math.isnan(summary([torch.tensor(1.0)], {"right": [torch.ones(1)]}, [torch.tensor(1)], 1)["right_se"])
+
+
+@pytest.fixture
+def reader():
+    """A task whose sequences have unequal numbers of scored positions, and a model of it."""
+    task = Maths()
+    sizes = {"dim": 16, "layers": 1, "heads": ph.Softmax(2), "positions": ph.Rotary()}
+    encoder = ph.TransformerConfig(task.source, ph.Logits(2), max_length=task.source_length, **sizes)
+    torch.manual_seed(0)
+    ends = {"max_length": task.length, "causal": True, "encoder": encoder}
+    return task, ph.Transformer(ph.TransformerConfig(*task.ends, **sizes, **ends))
+
+
+@pytest.mark.parametrize("accumulate", [1, 3, 8])
+def test_the_loss_is_that_of_all_scored_positions(reader, accumulate):
+    """However a batch is cut."""
+    task, model = reader
+    batch = task.batch("iid", 8, seed=0, step=0)
+    assert len(set(batch.scored.sum(dim=1).tolist())) > 1
+    loss = evaluate(model, task, "iid", batches=1, batch_size=8, accumulate=accumulate)["loss"]
+    assert loss == pytest.approx(task.loss(predict(model, task, batch), batch).item(), abs=1e-6)
+
+
+def test_every_module_keeps_its_mode(reader):
+    task, model = reader
+    model.train()
+    model.encoder.eval()
+    evaluate(model, task, "iid", batches=1, batch_size=2)
+    assert (model.training, model.encoder.training) == (True, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scores_of_a_narrow_model_are_computed_in_float32(reader, dtype):
+    task, model = reader
+    outputs = predict(model.to(dtype), task, task.batch("iid", 2, seed=0, step=0))
+    assert outputs.dtype == torch.float32

@@ -16,6 +16,7 @@ from run_folders import copied, damage, names, rows, same, steps
 
 import polyhead as ph
 from polyhead.train import Interrupted, load_model, run
+from polyhead.train.store import checkpoint
 from polyhead.train.store.checkpoint import candidates, read_checkpoint, read_metadata, step_of
 from polyhead.train.store.folder import read_result
 
@@ -114,6 +115,28 @@ def test_the_best_is_the_best_of_the_headline(
     run(config, progress=False, resume=True)
     assert step_of(tmp_path / "best.safetensors") == wanted
     assert steps(tmp_path) == [6, wanted]
+
+
+def test_the_best_has_its_name_after_a_kill_before_it_got_it(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: Any):
+    """Between the rename of a checkpoint and its link."""
+    changes = {"steps": 8, "save_every": 2, "eval_every": 2, "lr": 3e-2}
+    run(tiny(tmp_path / "whole", **changes), progress=False)
+    best, plain = step_of(tmp_path / "whole" / "best.safetensors"), checkpoint.link
+    assert best < 8
+
+    def killed(source: pathlib.Path, target: pathlib.Path) -> None:
+        if target.name == "best.safetensors" and step_of(source) == best:
+            raise KeyboardInterrupt
+        plain(source, target)
+
+    monkeypatch.setattr(checkpoint, "link", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny(tmp_path / "killed", **changes), progress=False)
+    monkeypatch.setattr(checkpoint, "link", plain)
+    run(tiny(tmp_path / "killed", **changes), progress=False, resume=True)
+    one, two = (load_model(tmp_path / name, which="best")[1].state_dict() for name in ("whole", "killed"))
+    assert step_of(tmp_path / "killed" / "best.safetensors") == best
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
 
 
 def test_at_every_moment_there_is_a_whole_one(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):

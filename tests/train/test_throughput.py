@@ -64,6 +64,8 @@ def test_relations_are_work():
     ("card", "most"),
     [
         ("NVIDIA H200", 989e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA H200 MIG 1g.18gb", None),
         ("NVIDIA H100 80GB HBM3", 989e12),
         ("NVIDIA H100 PCIe", 756e12),
         ("NVIDIA A100-SXM4-80GB", 312e12),

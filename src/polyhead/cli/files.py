@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 from polyhead.spec.shapes import one_of
 
@@ -35,7 +36,32 @@ def read(path: str, recipe: Callable[[str], Sequence["Run"]]) -> "Run":
         model["heads"] = [serial.to_dict(group) for group in heads(model["heads"], path)]
     found = from_dict(_changed(serial.to_dict(runs[0]), given), KINDS, where=path)
     assert type(found) is type(runs[0])
-    return found
+    return fitted(found, runs[0])
+
+
+def fitted(run: "Run", default: "Run") -> "Run":
+    """Fit inputs and outputs of the model to a changed task, unless the recipe or the user chose them."""
+    from polyhead.config import AbstractorConfig, TransformerConfig
+
+    model: Any = run.model
+    before: Any = default.model
+    if (before.inputs, before.outputs) == default.task.ends and (model.inputs, model.outputs) == default.task.ends:
+        model = replace(model, inputs=run.task.ends[0], outputs=run.task.ends[1])
+    if isinstance(model, TransformerConfig) and isinstance(before, TransformerConfig):
+        if before.max_length == default.task.length and model.max_length == before.max_length:
+            model = replace(model, max_length=run.task.length)
+        if run.task.source is not None and isinstance(before.encoder, TransformerConfig | AbstractorConfig):
+            model = replace(model, encoder=_fitted_encoder(model.encoder, before.encoder, run.task, default.task))
+    return replace(run, model=model)
+
+
+def _fitted_encoder(model: Any, before: Any, task: Any, default: Any) -> Any:
+    """The same for an encoder, which reads the task's source."""
+    if before.inputs == default.source == model.inputs:
+        model = replace(model, inputs=task.source)
+    if before.max_length == default.source_length == model.max_length:
+        model = replace(model, max_length=task.source_length)
+    return model
 
 
 def _changed(base: object, given: object) -> object:
@@ -50,15 +76,18 @@ def heads(text: str, who: str) -> "tuple[Mechanism, ...]":
     >>> heads("softmax:4,hyla:4", "x")[1].heads
     4
     """
-    from polyhead.config.extensions import added
+    from polyhead.config.extensions import added, kind_of
     from polyhead.config.mechanisms import MECHANISMS
 
-    known = {kind.__name__.lower(): kind for kind in MECHANISMS}
-    known |= {name.lower(): cast("type[Mechanism]", kind) for name, kind in added("mechanisms").items()}
+    ours = {kind.__name__.lower(): kind for kind in MECHANISMS}
+    theirs = {name.lower(): cast("type[Mechanism]", kind) for name, kind in added("mechanisms").items()}
+    known = theirs | ours
     found = []
     for word in text.replace("+", ",").split(","):
         name, _, count = word.strip().partition(":")
         kind = known[one_of(who, "mechanism", name.lower(), known)]
+        if kind in MECHANISMS and name.lower() in theirs:
+            raise ValueError(f"{who}: {name!r} is polyhead's; give {kind_of(theirs[name.lower()])} another name")
         if count and not count.isdigit():
             raise ValueError(f"{who}: {word.strip()}: a number of heads was wanted but {count!r} came")
         found.append(kind(int(count)) if count else kind())

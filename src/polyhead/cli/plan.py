@@ -1,5 +1,6 @@
 """`polyhead plan RECIPE`: the verb, its tables and its JSON."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -80,12 +81,14 @@ def _planning() -> Any:
 
 def alike(runs: Sequence["Run"]) -> list[list["Run"]]:
     """Groups of runs with equal cost: runs that differ only in seed, name and rates."""
-    from polyhead.config import Decay, digest
+    from polyhead.config import Decay, to_dict
 
     groups: dict[str, list[Run]] = {}
     for run in runs:
         same: Any = {"lr": 0.0, "weight_decay": 0.0, "decay": Decay(), "warmup": 0, "final": 0.0, "betas": (0.0, 0.0)}
-        groups.setdefault(digest(replace(run, seed=0, train=replace(run.train, **same))), []).append(run)
+        # Not by digest: checkpointing, and how often a run is evaluated, cost something and change no result.
+        alone = replace(run, name="", folder=None, seed=0, train=replace(run.train, **same))
+        groups.setdefault(json.dumps(to_dict(alone), sort_keys=True), []).append(run)
     return list(groups.values())
 
 

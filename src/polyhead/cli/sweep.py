@@ -10,11 +10,16 @@ import tyro
 from polyhead.cli.files import SUFFIXES
 from polyhead.cli.output import emit
 from polyhead.cli.train import configured, failed, first_word, option, training
+from polyhead.spec.shapes import one_of
 
 if TYPE_CHECKING:
     from polyhead.config import Run
     from polyhead.scale.sweep import Failure
     from polyhead.train import Result
+
+
+FIELDS = ("recipe", "parameters", "method", "name", "description", "project", "entity", "program", "command", "metric")
+"""The fields of a grid file: ours, and those of a W&B grid that say nothing about what is trained."""
 
 
 class Sweep:
@@ -120,6 +125,8 @@ def side_by_side(runs: Sequence["Run"], folder: str, options: Any, population: b
         if engine is not None:
             place = "--ray" if options.cluster.ray else "--slurm"
             raise ValueError(f"polyhead sweep: --population trains in one process, so {place} has nothing to do")
+        if options.workers is not None:
+            raise ValueError("polyhead sweep: --population trains in one process, so --workers has nothing to do")
         return together.train(runs, folder, again=options.again)
     from polyhead.scale.sweep.jobs import sweep
 
@@ -154,6 +161,8 @@ def grid_file(path: str) -> tuple[str, list[str]]:
     found = serial.read(path)
     if not isinstance(found, dict) or "parameters" not in found:
         return path, []
+    for name in found:
+        one_of(path, "field", name, FIELDS)
     recipe, parameters = found.get("recipe"), found["parameters"]
     if not isinstance(recipe, str):
         raise ValueError(f"{path}: a grid needs `recipe`, the name of a recipe or a file, but it is {recipe!r}")
@@ -166,7 +175,10 @@ def grid_file(path: str) -> tuple[str, list[str]]:
         )
         if not isinstance(values, list) or not values:
             raise ValueError(f"{path}: {name} must be {{values: [...]}} or {{value: ...}} but is {entry!r}")
-        words += [f"--{name}", ",".join(str(value) for value in values)]
+        texts = [str(value) for value in values]
+        if parted := [text for text in texts if "," in text]:
+            raise ValueError(f"{path}: {name}: a comma separates values but {parted[0]!r} has one (join heads by +)")
+        words += [f"--{name}", ",".join(texts)]
     return recipe, words
 
 

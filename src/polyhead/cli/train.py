@@ -86,7 +86,7 @@ def configured(
             runs += bases
             continue
         asked = [parse(kind, words, f"polyhead {verb} {recipe}", text, kind(run)) for run in bases]
-        mine = [_fitted(one.run, base) for one, base in zip(asked, bases, strict=True)]
+        mine = [files.fitted(one.run, base) for one, base in zip(asked, bases, strict=True)]
         if len({base.seed for base in bases}) > 1 and any(
             run.seed != base.seed for run, base in zip(mine, bases, strict=True)
         ):  # the same seed would train the same run twice
@@ -123,7 +123,8 @@ def training() -> Any:
 
 def _resolve(verb: str, recipe: str, scale: str | None) -> tuple[list["Run"], str]:
     """The runs of a recipe or a file, and the help text."""
-    from polyhead.papers.recipes import SINGLE, STUDIES, default_scale, every
+    from polyhead.config.extensions import added, kind_of
+    from polyhead.papers.recipes import RECIPES, SINGLE, STUDIES, default_scale, every
 
     if scale is not None and recipe not in STUDIES | SINGLE:
         raise ValueError(
@@ -133,35 +134,12 @@ def _resolve(verb: str, recipe: str, scale: str | None) -> tuple[list["Run"], st
         return [files.read(recipe, lambda name: _resolve(verb, name, None)[0])], f"Train the run in {recipe}."
     recipes = every()
     name = one_of(f"polyhead {verb}", "recipe", recipe, recipes)
+    if name in RECIPES and (other := added("recipes").get(name)) is not None:
+        raise ValueError(f"polyhead {verb}: {name!r} is a recipe of polyhead; give {kind_of(other)} another name")
     if scale is None and name in STUDIES:
         scale = default_scale(name)
     runs = recipes[name]() if scale is None else recipes[name](scale)
     return list(runs) if isinstance(runs, tuple) else [runs], recipes[name].__doc__ or ""
-
-
-def _fitted(run: "Run", default: "Run") -> "Run":
-    """Fit inputs and outputs of the model to a changed task, unless the recipe or the user chose them."""
-    from polyhead.config import AbstractorConfig, TransformerConfig
-
-    model: Any = run.model
-    before: Any = default.model
-    if (before.inputs, before.outputs) == default.task.ends and (model.inputs, model.outputs) == default.task.ends:
-        model = replace(model, inputs=run.task.ends[0], outputs=run.task.ends[1])
-    if isinstance(model, TransformerConfig) and isinstance(before, TransformerConfig):
-        if before.max_length == default.task.length and model.max_length == before.max_length:
-            model = replace(model, max_length=run.task.length)
-        if run.task.source is not None and isinstance(before.encoder, TransformerConfig | AbstractorConfig):
-            model = replace(model, encoder=_fitted_encoder(model.encoder, before.encoder, run.task, default.task))
-    return replace(run, model=model)
-
-
-def _fitted_encoder(model: Any, before: Any, task: Any, default: Any) -> Any:
-    """The same for an encoder, which reads the task's source."""
-    if before.inputs == default.source == model.inputs:
-        model = replace(model, inputs=task.source)
-    if before.max_length == default.source_length == model.max_length:
-        model = replace(model, max_length=task.source_length)
-    return model
 
 
 def train(
@@ -186,11 +164,14 @@ def train(
     else:
         keep_memory()
         outcomes = [run(runs[0], resume=resume, again=again)]
-    done = {n: outcome for n, outcome in zip(labels(runs), outcomes, strict=False) if isinstance(outcome, Result)}
+    names = labels(runs)
+    done = {n: outcome for n, outcome in zip(names, outcomes, strict=False) if isinstance(outcome, Result)}
 
     def show() -> None:
-        if done:
-            scores(runs[0], {name: result.scores for name, result in done.items()}, floors=False)
+        asked = {name: config for name, config in zip(names, runs, strict=True) if name in done}
+        for task in dict.fromkeys(config.task.name for config in asked.values()):  # each has its own metric
+            mine = {name: config for name, config in asked.items() if config.task.name == task}
+            scores(next(iter(mine.values())), {name: done[name].scores for name in mine}, floors=False)
         for name, result in done.items():
             size = f"{result.parameters:,} parameters"
             print(f"{name}: {result.steps} steps, {result.seconds:.0f} s, {size}, {result.folder}")

@@ -44,6 +44,7 @@ class Tune:
 def answer(run: "Run", space: dict[str, str], options: Any, train: Sequence[str]) -> int:
     """Search, or only read the study; show it and return the exit code."""
     from polyhead.scale.tune import search as tune
+    from polyhead.scale.tune.space import words
 
     folder = run.folder or f"runs/tune/{run.name}"
     if options.status:
@@ -51,7 +52,7 @@ def answer(run: "Run", space: dict[str, str], options: Any, train: Sequence[str]
         return 0
     given: dict[str, Any] = {name: getattr(options, name) for name in OPTIONS if name != "status"}
     outcome = tune.tune(run, space, folder=folder, **given)
-    told(outcome, train)
+    told(outcome, [*train, *words(run, outcome.best.values)] if outcome.best is not None else ())
     return 0 if outcome.best is not None else say("no trial has a score", 1)
 
 
@@ -135,9 +136,8 @@ def told(outcome: "Outcome", train: Sequence[str] = ()) -> None:
 
 
 def show(outcome: "Outcome", train: Sequence[str] = ()) -> None:
-    """Print all trials, the best one, and commands for it.  `train`: the command that trains this run, if known."""
+    """Print all trials, the best one, and commands for it.  `train`: the command that trains the best, if known."""
     from polyhead.scale.tune.screen import said, short
-    from polyhead.scale.tune.space import words
 
     score = f"{outcome.split} {outcome.metric}"
     rows = []
@@ -152,5 +152,5 @@ def show(outcome: "Outcome", train: Sequence[str] = ()) -> None:
     if (best := outcome.best) is not None:
         print(f"best: trial {best.number}, {score} {best.score:.4f}")
         itself = ["polyhead", "train", f"{best.folder}/config.json", "--folder", f"{best.folder}-anew"]
-        print(f"train it again: {shlex.join([*train, *words(best.values)] if train else itself)}")
+        print(f"train it again: {shlex.join(train or itself)}")
         print(f"look at it: polyhead report {best.folder}")

@@ -264,7 +264,8 @@ class Train(Checked):
     evaluate: tuple[str, ...] = ("iid", "compositional")
     accumulate: int = added_later(1)
     """Gradient accumulation: a batch is processed in this many parts.  It takes less memory and gives the same
-    gradient, except that each part draws its own dropout.  It must divide `batch_size`."""
+    gradient, except that each part draws its own dropout, and balances its own load of experts.  It must divide
+    `batch_size`."""
     eval_batches: int = 16
     eval_every: int = non_semantic(500)
     log_every: int = non_semantic(50)

@@ -17,6 +17,9 @@ from typing import Any
 from polyhead.config.extensions import UnknownKind, find, kind_of
 from polyhead.spec.shapes import checked, one_of
 
+if typing.TYPE_CHECKING:
+    import yaml
+
 
 def non_semantic(default: Any) -> Any:
     """A field that cannot change the result of a run; it is omitted from the digest."""
@@ -122,7 +125,7 @@ def read(path: str | pathlib.Path) -> Any:
     path = pathlib.Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        values = json.loads(text, object_pairs_hook=_object) if path.suffix == ".json" else yaml.load(text, _loader())
         measure(values)
         return values
     except RecursionError:
@@ -132,6 +135,31 @@ def read(path: str | pathlib.Path) -> Any:
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: not valid {path.suffix[1:].upper() or 'YAML'} ({reason})") from None
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    _check_once([name for name, _ in pairs])
+    return dict(pairs)
+
+
+@functools.cache
+def _loader() -> "type[yaml.SafeLoader]":
+    import yaml
+
+    class Once(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: object) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)  # type: ignore[arg-type]
+            _check_once([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            return node
+
+    return Once
+
+
+def _check_once(names: Sequence[str]) -> None:
+    """Raise a ValueError for a field that is given twice: parsers keep the last value without a word."""
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is given twice")
 
 
 def measure(values: Any) -> None:
@@ -206,7 +234,7 @@ def _required(f: "dataclasses.Field[Any]") -> bool:
 
 def _value(data: Any, hint: Any, known: Mapping[str, type], where: str) -> Any:
     options = _options(hint)
-    if data is None and type(None) in options:
+    if data in (None, "None") and type(None) in options:  # YAML's word is null, but the command line's is None
         return None
     if isinstance(data, dict):
         classes = [o for o in options if dataclasses.is_dataclass(o)]

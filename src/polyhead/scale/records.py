@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from polyhead.config import Run, digest
+from polyhead.config import Run, digest, to_dict
 from polyhead.scale.sweep.naming import differing, labels, setting
 from polyhead.scale.sweep.status import place_of, state_of
 from polyhead.spec.notebook import as_table
@@ -100,14 +100,16 @@ class Records:
         return pandas.DataFrame(self.rows())
 
     def best(self) -> dict[str, Record]:
-        """For each split, the finished run with the best headline metric; empty if the runs have different tasks."""
+        """For each split, the finished run with the best headline metric, nan aside; empty if the runs have different
+        tasks (other than in `split_seed`)."""
         done = [record for record in self if record.scores]
-        if len({record.run.task.name for record in done}) != 1 or len(done) < 2:
+        if len({_question(record.run) for record in done}) != 1 or len(done) < 2:
             return {}
         sign = -1 if done[0].run.task.better == "lower" else 1
         found = {}
         for split in dict.fromkeys(split for record in done for split in record.scores):
-            scored = [(sign * score, record) for record in done if (score := record.score(split)) is not None]
+            scores = [(record.score(split), record) for record in done]
+            scored = [(sign * score, record) for score, record in scores if score is not None and not math.isnan(score)]
             if len(scored) > 1:
                 found[split] = max(scored, key=lambda pair: pair[0])[1]
         return found
@@ -208,6 +210,11 @@ def _is_run(path: pathlib.Path) -> bool:
     return '"Run"' in path.read_text(encoding="utf-8", errors="replace")
 
 
+def _question(run: Run) -> str:
+    """The task of a run as text, without the seed of its splits."""
+    return json.dumps({**to_dict(run.task, semantic=True), "split_seed": 0}, sort_keys=True)
+
+
 def _number(value: float | int | None) -> str:
     if value is None:
         return ""
@@ -237,7 +244,11 @@ def _csv(found: Records) -> str:
 
 
 def _json(found: Records) -> str:
-    return json.dumps(found.rows(), indent=1) + "\n"
+    rows = [
+        {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
+        for row in found.rows()
+    ]
+    return json.dumps(rows, indent=1) + "\n"  # JSON has no nan
 
 
 def _latex(found: Records) -> str:

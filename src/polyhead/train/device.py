@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import threading
 from collections.abc import Iterator
 
 import torch
@@ -61,21 +62,34 @@ def keep_memory() -> None:
             mallopt(*option)
 
 
+DTYPE = torch.float32
+"""The dtype of a run's parameters, whatever the caller's default is: otherwise one digest would have two results."""
+
+_busy = threading.RLock()
+
+
 @contextlib.contextmanager
 def process(config: Run, device: torch.device | None = None) -> Iterator[torch.device]:
-    """Set threads, determinism and random state for a run, and restore them afterwards.
+    """Set threads, determinism, default dtype and random state for a run, and restore them afterwards.
 
-    `device`: the device of the run, if already known.
+    `device`: the device of the run, if already known.  Raises ValueError while another thread is in such a context: the
+    threads of a process share its random numbers, so both runs would differ from what their digests say.
     """
     device = pick_device(config.device) if device is None else device
+    if not _busy.acquire(blocking=False):
+        raise ValueError("train: another thread of this process trains a run; give each a process (polyhead sweep)")
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    if config.deterministic:
-        be_deterministic()
+    dtype = torch.get_default_dtype()
     try:
+        torch.set_default_dtype(DTYPE)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        if config.deterministic:
+            be_deterministic()
         with torch.random.fork_rng(devices=[device] if device.type != "cpu" else [], device_type=device.type):
             yield device
     finally:
         torch.use_deterministic_algorithms(strict)
         torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        _busy.release()

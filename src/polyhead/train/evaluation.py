@@ -1,6 +1,7 @@
 """Scores of a model on a split of its task."""
 
 import contextlib
+import math
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead.config import Batch, Logits, Task
+from polyhead.layers.taps import looking
 from polyhead.models.inputs_outputs import LazyLogits
 from polyhead.models.transformer import Transformer
 from polyhead.train.world import World
@@ -67,7 +69,8 @@ def _outputs(model: Callable[..., Any], task: Task, batch: Batch, precision: str
     given |= {} if task.tail is None else {"tail": task.tail}
     with autocast(batch.inputs.device, precision):
         outputs = model(batch.inputs, mask=batch.mask, **given)
-    return outputs.float() if precision != "fp32" and isinstance(outputs, Tensor) else outputs
+    narrow = isinstance(outputs, Tensor) and outputs.dtype in _DTYPES.values()  # of autocast, or of the model itself
+    return outputs.float() if narrow else outputs
 
 
 def sources(batch: Batch) -> dict[str, Tensor | None]:
@@ -97,32 +100,31 @@ def evaluate(
     accumulate: int = 1,
     world: World | None = None,
 ) -> dict[str, float]:
-    """The loss, and for each metric its mean over sequences and the standard error `<metric>_se` of that mean.
+    """The loss over all scored positions, and for each metric its mean over sequences and the standard error
+    `<metric>_se` of that mean (nan for a single sequence).
 
     Batches 0 to `batches` - 1 of the split's own stream are scored: the same for every model with this seed.  If a
     split has fewer batches, each of its sequences is scored once.  `sequences` is the number of scored sequences.
+    Afterwards every module is in its earlier mode.
     `accumulate`: number of parts per batch, as in training.  `world`: the processes that share the work; each gets all
     scores.
     """
     device, world = torch.device(device), world or World.alone()
     losses: list[Tensor] = []
-    sizes: list[int] = []
+    scored: list[Tensor] = []
     values: dict[str, list[Tensor]] = defaultdict(list)
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            for i in range(enough(task, split, batches, batch_size)):
-                batch = task.batch(split, batch_size, seed=seed, step=i, device=device)
-                for part in parts(batch, accumulate):
-                    loss, found = _score(model, task, part, precision, world)
-                    losses.append(loss)
-                    sizes.append(len(part.inputs))
-                    for name, value in found.items():
-                        values[name].append(value)
-    finally:
-        model.train(training)
-    scores = summary(*_gathered(losses, values, world), sizes)
+    sequences = 0
+    with looking(model):
+        for i in range(enough(task, split, batches, batch_size)):
+            batch = task.batch(split, batch_size, seed=seed, step=i, device=device)
+            for part in parts(batch, accumulate):
+                loss, found = _score(model, task, part, precision, world)
+                losses.append(loss)
+                scored.append(part.scored.sum())
+                sequences += len(part.inputs)
+                for name, value in found.items():
+                    values[name].append(value)
+    scores = summary(*_gathered(losses, values, world), scored, sequences)
     return scores | task.derived(scores)
 
 
@@ -166,13 +168,16 @@ def enough(task: Task, split: str, batches: int, batch_size: int) -> int:
     return batches if count is None else min(batches, -(-count // batch_size))
 
 
-def summary(losses: list[Tensor], values: Mapping[str, list[Tensor]], sizes: Sequence[int]) -> dict[str, float]:
-    """The mean loss over batches of these sizes, the mean and standard error of each metric over all sequences, and the
-    number of sequences."""
-    weights = torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
+def summary(
+    losses: list[Tensor], values: Mapping[str, list[Tensor]], scored: list[Tensor], sequences: int
+) -> dict[str, float]:
+    """The mean loss over all positions of batches with so many `scored` ones, the mean and standard error of each
+    metric over all sequences, and the number of sequences."""
+    counts = torch.stack(scored).cpu().double()
+    weights = counts / counts.sum()
     scores = {"loss": (torch.stack(losses).cpu().double() * weights).sum().item()}
     for name, parts in values.items():
         value = torch.cat(parts).cpu().double()
         scores[name] = value.mean().item()
-        scores[f"{name}_se"] = value.std().item() / len(value) ** 0.5 if len(value) > 1 else 0.0
-    return {**scores, "sequences": sum(sizes)}
+        scores[f"{name}_se"] = value.std().item() / len(value) ** 0.5 if len(value) > 1 else math.nan
+    return {**scores, "sequences": sequences}

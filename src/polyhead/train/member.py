@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from polyhead import config as configs
 from polyhead.config import Run
+from polyhead.train.network import RECENT
 from polyhead.train.parallel import is_sharded, whole
 from polyhead.train.store import checkpoint
 from polyhead.train.store.bad_batch import first_bad
@@ -51,6 +52,12 @@ class Member:
             self.step = self.saved = metadata["step"]
             self.seconds, self.fast = metadata.get("seconds", 0.0), metadata.get("fast_products", False)
         self.rows = 0 if metadata is None else metadata.get("rows", 0)
+        # A process may be killed after it saved the best checkpoint so far and before that had its second name.
+        self.rating.step, self.rating.score = self.step, None if metadata is None else metadata.get("score")
+        score, best = self.rating.at(self.step)
+        if self.world.on_rank_zero(lambda: int(best)):
+            self._save_whole(checkpoint.save_best, model, optimiser, self._about(self.step, score, scaler))
+        self.rating.kept(self.step)
         return self.step
 
     def _read(self, path: pathlib.Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any] | None:
@@ -118,7 +125,8 @@ class Member:
         """The error of a diverged run: advice, and the path of its first bad batch.  `losses`: of its last steps."""
         bad = first_bad(list(losses))
         first = step if bad is None else step - len(losses) + bad + 1
-        return ValueError(diverged(what, self.config, self.folder, step, first, self.saved))
+        known = f" of the last {RECENT:,}" if bad == 0 and len(losses) == RECENT else ""
+        return ValueError(diverged(what, self.config, self.folder, step, first, self.saved, known))
 
     def finish(
         self,

@@ -22,6 +22,7 @@ from polyhead.spec import MECHANISMS, amount
 from polyhead.train.optimiser import parameter_kinds
 
 PEAK = {
+    r"\bH200 NVL\b": 835e12,
     r"\bH200\b": 989e12,
     r"\bH100 PCIe\b": 756e12,
     r"\bH100 NVL\b": 835e12,
@@ -35,12 +36,12 @@ PEAK = {
 
 
 def peak(card: str) -> float | None:
-    """The peak of a card by its name; None for an unknown card.
+    """The peak of a card by its name; None for an unknown card, and for a slice of one (MIG).
 
     >>> peak("NVIDIA A100-SXM4-80GB"), peak("NVIDIA L40S")
     (312000000000000.0, None)
     """
-    return next((value for name, value in PEAK.items() if re.search(name, card)), None)
+    return next((value for name, value in PEAK.items() if re.search(name, card) and " MIG " not in card), None)
 
 
 def operations(model: Transformer, length: int) -> int:

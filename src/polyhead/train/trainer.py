@@ -43,7 +43,8 @@ def run(
     remains.
     Damaged files are renamed, and the run resumes from the last undamaged checkpoint.  After a disk error, writing is
     retried until it works.
-    Raises ValueError if the folder holds another run, or an unfinished one and neither `resume` nor `again` is given;
+    Raises ValueError if the folder holds another run, or an unfinished one and neither `resume` nor `again` is given,
+    and while another thread of this process trains;
     OSError if the disk fails before the first step; Interrupted after Ctrl-C, SIGTERM or SIGUSR1, with the run saved.
     """
     check_run("train.run", config)

@@ -87,7 +87,7 @@ def this() -> Card:
     if not torch.cuda.is_available():
         return _measured("cpu", _main_memory())
     full, memory = torch.cuda.get_device_name(), float(torch.cuda.get_device_properties().total_memory)
-    known = [one for one in CARDS.values() if one.full in full or full in one.full]
+    known = [one for one in CARDS.values() if one.full == full]  # an L40S is no L4, and a MIG slice no whole card
     return known[0] if known else _measured(full, memory)
 
 

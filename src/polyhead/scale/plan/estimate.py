@@ -335,7 +335,7 @@ def _share(place: _Place, have: Count, given: float | None) -> tuple[float, tupl
     """The share of the peak that kernels reach, and its source."""
     if given is not None:
         return given, (("share of the peak", f"{given:.2f} (given)"),)
-    local = place.card.is_cpu or (torch.cuda.is_available() and place.card.full in torch.cuda.get_device_name())
+    local = place.card.is_cpu or (torch.cuda.is_available() and place.card.full == torch.cuda.get_device_name())
     if not local:
         said = "assumed: whole steps reach 0.44 to 0.52, Narayanan et al. 2021; large products alone 0.8, Bekman 2025"
         return SHARE, (("share of the peak", f"{SHARE} of peak and bandwidth, kernel by kernel ({said})"),)

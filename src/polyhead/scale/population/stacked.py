@@ -217,7 +217,8 @@ class Stack:
                     raise
                 self.at_once = (rows.stop - start + 1) // 2
                 continue
-            self.seen[-1].append(losses.clone())  # a replayed graph overwrites its outputs
+            losses = losses.clone()  # a replayed graph overwrites its outputs
+            self.seen[-1].append(losses)
             norms = torch.linalg.vector_norm(self.gradient[rows], dim=1, keepdim=True)
             if wanted:
                 seen.append({"loss": losses, "grad_norm": norms[:, 0], **self._metrics(rows, outputs, batch)})
@@ -310,19 +311,21 @@ class Stack:
             ]
         losses: list[list[Tensor]] = [[] for _ in self.runs]
         values: list[dict[str, list[Tensor]]] = [{} for _ in self.runs]
-        sizes: list[int] = []
+        scored: list[list[Tensor]] = [[] for _ in self.runs]
+        sequences = 0
         with torch.no_grad():
             for number in range(enough(self.task, split, count, train.batch_size)):
                 batch = self._draw(split, number)
-                sizes.append(len(_at(batch, self.which[0]).inputs))
+                sequences += len(_at(batch, self.which[0]).inputs)
                 for rows in self._chunks():
                     outputs = vmap(self._outputs)(self.rows[rows], _tensors(self._own(batch, rows)))
                     for j, i in enumerate(range(rows.start, rows.stop)):
                         own = _at(batch, self.which[i])
                         losses[i].append(self.task.loss(outputs[j], own))
+                        scored[i].append(own.scored.sum())
                         for name, value in self.task.metrics(outputs[j], own).items():
                             values[i].setdefault(name, []).append(value)
-        found = [summary(a, b, sizes) for a, b in zip(losses, values, strict=True)]
+        found = [summary(*each, sequences) for each in zip(losses, values, scored, strict=True)]
         return [scores | self.task.derived(scores) for scores in found]
 
     def _chunks(self) -> Iterator[slice]:

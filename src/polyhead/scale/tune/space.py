@@ -86,12 +86,20 @@ def changed(run: Run, values: Mapping[str, Value]) -> Run:
     return found
 
 
-def words(values: Mapping[str, Value]) -> list[str]:
+def words(run: Run, values: Mapping[str, Value]) -> list[str]:
+    """These fields of `run` as arguments of the command line.
+
+    >>> words(run, {"train.lr": 0.01, "model.causal": True, "model.bias": False})
+    ['--train.lr', '0.01', '--model.causal', '--model.no-bias']
     """
-    >>> words({"train.lr": 0.01, "model.dim": 64})
-    ['--train.lr', '0.01', '--model.dim', '64']
-    """
-    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
+    found: list[str] = []
+    for name, value in values.items():
+        path, dot, last = name.rpartition(".")
+        if kinds_of(run, name) == [bool]:  # a flag, which takes no value
+            found.append(f"--{path}{dot}{'' if value else 'no-'}{last}")
+        else:
+            found += [f"--{name}", str(value)]
+    return found
 
 
 def _names(value: Any, prefix: str = "") -> list[str]:

@@ -89,10 +89,11 @@ class Rating:
         self.best = score if best else self.best
 
 
-def diverged(what: str, config: Run, folder: pathlib.Path, step: int, first: int, saved: int) -> str:
+def diverged(what: str, config: Run, folder: pathlib.Path, step: int, first: int, saved: int, known: str = "") -> str:
     """The advice for a run with a loss or parameters (`what`) that are not finite at `step`, and at `first` before.
 
-    The batch of step `first` is written into the folder.
+    `known`: of which steps `first` is the first bad one, if not of all.  The batch of step `first` is written into the
+    folder.
     """
     kept = f"the checkpoint of step {saved} is kept" if saved else "there is no checkpoint yet"
     said = f"train: {what} at step {step}; {kept}; lower train.lr or set train.clip"
@@ -102,5 +103,5 @@ def diverged(what: str, config: Run, folder: pathlib.Path, step: int, first: int
         batch = config.task.batch("train", config.train.batch_size, seed=config.seed, step=first - 1)
         write_batch(path, batch, {**about, "what": what})
     except OSError as error:  # not fatal: the batch can be drawn again
-        return f"{said}; the batch of step {first}, the first bad one, could not be saved ({error.strerror})"
-    return f"{said}; the batch of step {first}, the first bad one, is in {path}"
+        return f"{said}; the batch of step {first}, the first bad one{known}, could not be saved ({error.strerror})"
+    return f"{said}; the batch of step {first}, the first bad one{known}, is in {path}"
